@@ -140,6 +140,22 @@ nccl_calls() {
     LD_LIBRARY_PATH="$work/nccl:$LD_LIBRARY_PATH" "$work/nccl_calls" "$@"
 }
 
+# What profiler plugins of all versions hear, and the lines of NCCL_DEBUG=INFO; at a service as the rest says (nccl_profiler.c).
+profiler() {
+    local version lines
+    for version in 1 2 3 4 5 6 7; do
+        echo "== a profiler plugin of version $version $* (at $SECONDS s)"
+        cc -std=gnu11 -Wall -Wextra -Werror -shared -fPIC -DVERSION=$version tests/tests/nccl_profiler_plugin.c -o "$work/plugin.so"
+        rm -f "$work/events"
+        LD_LIBRARY_PATH="$work/nccl:$LD_LIBRARY_PATH" NCCL_PROFILER_PLUGIN="$work/plugin.so" NCCL_DEBUG=INFO NCCL_DEBUG_FILE="$work/lines" \
+            "$work/nccl_profiler" $version "$work/events" "$@"
+    done
+    for lines in 'NCCL INFO NCCL version ' 'ncclCommInitAll comm 0x.* rank 1 nranks 2 cudaDev 1 .* - Init START' ' - Init COMPLETE' \
+        ' - Destroy COMPLETE' 'plugin of version 7: rank 0 of 2, by its logger' 'NCCL INFO PROFILER/Plugin: Loaded for tests (v7)'; do
+        grep -q -- "$lines" "$work/lines" || { echo "tests/gpu-emulated.sh: NCCL_DEBUG=INFO printed no line with $lines" >&2; exit 1; }
+    done
+}
+
 # Every collective, with so many ranks, as the rest says.
 check() {
     local nranks=$1
@@ -194,11 +210,16 @@ mkdir "$work/nccl"
 ln -s "$(realpath "$target")/release/libnccl.so" "$work/nccl/libnccl.so.2"
 cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -rdynamic -I shim/examples/c tests/tests/nccl_calls.c "$work/nccl/libnccl.so.2" -ldl -pthread -o "$work/nccl_calls"
 for nranks in 1 2 3; do nccl_calls $nranks; done
+cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -I shim/examples/c tests/tests/nccl_handles.c "$work/nccl/libnccl.so.2" -ldl -pthread -o "$work/nccl_handles"
+LD_LIBRARY_PATH="$work/nccl:$LD_LIBRARY_PATH" "$work/nccl_handles" living
+cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -Wno-unused-function -I shim/examples/c tests/tests/nccl_profiler.c "$work/nccl/libnccl.so.2" -ldl -pthread -o "$work/nccl_profiler"
+profiler
 check 3 --begin 1B --end 48KiB --factor 37
 check 2 --begin 100004B --end 4MiB --factor 6 --dtypes float,bfloat16 --redops sum,premulsum
 serve $'large_from = "4KiB"\nslot = "1MiB"'
 check 3 --begin 1B --end 3MiB --factor 19 --dtypes float,bfloat16,uint8 --redops sum,avg
 nccl_calls 3
+profiler engines
 serve $'handles = "never"\nlarge_from = "4KiB"\nslot = "1MiB"'
 check 3 --begin 1KiB --end 1MiB --factor 30 --dtypes float --redops sum
 serve $'execution = "service"\nlarge_from = "16B"\nslot = "1MiB"'

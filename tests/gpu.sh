@@ -275,6 +275,12 @@ compile() {
         cc -I shim/include -I shim/examples/c "$program" -L "$MCCS_BIN" -lmccs -ldl -pthread -o "$work/$(basename "$program" .c)"
     done
     cc -rdynamic -I shim/examples/c tests/tests/nccl_calls.c "$MCCS_BIN/libnccl.so.2" -ldl -pthread -o "$work/nccl_calls"
+    cc -I shim/examples/c tests/tests/nccl_handles.c "$MCCS_BIN/libnccl.so.2" -ldl -pthread -o "$work/nccl_handles"
+    cc -I shim/examples/c tests/tests/nccl_profiler.c "$MCCS_BIN/libnccl.so.2" -ldl -pthread -o "$work/nccl_profiler"
+    local version
+    for version in 1 2 3 4 5 6 7; do
+        cc -std=gnu11 -shared -fPIC -DVERSION=$version tests/tests/nccl_profiler_plugin.c -o "$work/plugin.$version.so"
+    done
 }
 
 # What happens when.
@@ -334,6 +340,12 @@ programs() {
         done
         for nranks in 2 $([ "$gpus" -le 2 ] || echo "$gpus"); do
             lane "in C: NCCL's calls, $nranks ranks" env LD_LIBRARY_PATH="$MCCS_BIN" "$work/nccl_calls" "$nranks"
+        done
+        lane "in C: handles that are misused" env LD_LIBRARY_PATH="$MCCS_BIN" "$work/nccl_handles" living
+        local version
+        for version in $([ "$gpus" = 1 ] || echo 1 2 3 4 5 6 7); do
+            lane "in C: a profiler plugin of version $version" env LD_LIBRARY_PATH="$MCCS_BIN" NCCL_PROFILER_PLUGIN="$work/plugin.$version.so" \
+                "$work/nccl_profiler" "$version" "$work/events.$version"
         done
     else
         absent "the example in C, every function, and NCCL's" "there is no C compiler here"

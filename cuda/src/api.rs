@@ -163,6 +163,11 @@ pub(crate) fn table() -> Result<&'static Table, &'static Unavailable> {
     TABLE.get_or_init(open).as_ref()
 }
 
+/// Whether the driver was looked for, and found, before.
+pub(crate) fn is_in_use() -> bool {
+    TABLE.get().is_some_and(Result::is_ok)
+}
+
 fn open() -> Result<Table, Unavailable> {
     // SAFETY: opens the driver's library, whose initialisers have no preconditions.
     if !unsafe { sys::is_culib_present() } {

@@ -44,6 +44,26 @@ pub struct Gpu {
     pub has_stream_words: bool,
 }
 
+/// The number of the calling thread's current GPU in this process; none where none is current, or the driver is not in use.
+#[must_use]
+pub fn current_ordinal() -> Option<i32> {
+    let mut device = 0;
+    // SAFETY: `device` is an integer to write to.
+    let found = api::is_in_use() && unsafe { api::cuCtxGetDevice(&mut device) }.is_ok();
+    found.then_some(device)
+}
+
+/// Major and minor version of CUDA that the driver supports.
+///
+/// # Errors
+/// [`DriverError`], also where there is no driver.
+pub fn cuda_version() -> Result<(i32, i32), DriverError> {
+    let mut version = 0;
+    // SAFETY: `version` is an integer to write to.
+    unsafe { api::cuDriverGetVersion(&mut version)? };
+    Ok((version / 1000, version % 1000 / 10))
+}
+
 /// `CU_DEVICE_ATTRIBUTE_*`.
 mod attribute {
     pub(super) const MULTIPROCESSORS: u32 = 16;

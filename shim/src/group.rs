@@ -91,7 +91,8 @@ pub fn group_end() -> Result<(), Error> {
             (of_session.map(|(_, commands)| pairs(commands)).sum::<u64>(), stream.client.0.operations_in_flight_max);
         if count > max {
             return Err(Error::argument(format!(
-                "a group has {count} sends and receives, and the operator allows {max} in flight; the group is dropped"
+                "a group has {count} sends and receives, and {max} may be in flight; the group is dropped. Make it shorter, or \
+                 raise [[tenant]] max_operations_in_flight in service.toml"
             )));
         }
     }

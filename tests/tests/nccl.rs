@@ -56,10 +56,12 @@ fn compiled(source: &str) -> (PathBuf, TempDir) {
     let (library, program) = (library(), directory.path().join("program"));
     std::os::unix::fs::symlink(&library, directory.path().join("libnccl.so.2")).expect("a link");
     let compiled = Command::new("cc")
-        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-O1"])
+        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-variable", "-O1"])
+        .arg("-I")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../shim/examples/c"))
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source))
         .arg(&library)
-        .args(["-pthread", "-o"])
+        .args(["-ldl", "-pthread", "-o"])
         .arg(&program)
         .status();
     assert!(compiled.expect("a C compiler").success(), "it does not compile");
@@ -74,9 +76,33 @@ fn answers_without_a_service() {
     let ended = run.output().expect("it runs");
     let printed = |output: &[u8]| String::from_utf8_lossy(output).into_owned();
     assert!(ended.status.success() && ended.stderr.is_empty(), "{}", printed(&ended.stderr));
+    assert!(ended.stdout.is_empty(), "{}", printed(&ended.stdout));
     // Errors are printed for who asks for it.
     let ended = run.env("NCCL_DEBUG", "warn").output().expect("it runs");
-    assert!(ended.status.success() && printed(&ended.stderr).contains("ncclGroupEnd without ncclGroupStart"));
+    let warnings = printed(&ended.stdout);
+    assert!(ended.status.success() && ended.stderr.is_empty());
+    assert!(
+        warnings.lines().any(|line| line.ends_with("NCCL WARN invalid usage: ncclGroupEnd without ncclGroupStart"))
+    );
+    // The same lines into a file.
+    let file = directory.path().join("debug.%h.%p");
+    let ended = run.env("NCCL_DEBUG_FILE", &file).output().expect("it runs");
+    assert!(ended.status.success() && ended.stdout.is_empty() && ended.stderr.is_empty());
+    let files: Vec<_> = std::fs::read_dir(directory.path()).expect("a folder").flatten().collect();
+    let file = files.iter().find(|file| file.file_name().to_string_lossy().starts_with("debug.")).expect("the file");
+    assert!(!file.file_name().to_string_lossy().contains('%'));
+    let in_file = std::fs::read_to_string(file.path()).expect("text");
+    assert_eq!(in_file.lines().count(), warnings.lines().count());
+    // Subsystems that are not there print nothing.
+    let ended = run.env_remove("NCCL_DEBUG_FILE").env("NCCL_DEBUG_SUBSYS", "NOTHING").output().expect("it runs");
+    assert!(ended.status.success() && ended.stdout.is_empty());
+}
+
+#[test]
+fn handles_that_are_made_up_are_refused() {
+    let (program, directory) = compiled("nccl_handles.c");
+    let ended = Command::new(&program).env("LD_LIBRARY_PATH", directory.path()).output().expect("it runs");
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
 }
 
 #[test]

@@ -433,6 +433,30 @@ static void call_in_vain(const struct member *m) {
     OK(ncclAllReduce((void *)in, (void *)out, 99, float32, sum, m->comm, stream));
 }
 
+/* A rank has ended the communicator. The others' calls succeed until the asynchronous error has told them, as in NCCL, and streams go on; but
+ * who never asks hears of it from a call in the end. The rank that has revoked it knows at once. */
+static void check_surfacing(const struct member *m, int never_asks) {
+    int next = (m->rank + 1) % m->n, result;
+    if (m->rank == 1) {
+        EXPECT(remoteError, ncclAllReduce((void *)in, (void *)out, 99, float32, sum, m->comm, stream));
+        return;
+    }
+    for (int i = 0; i < 3; i++) {
+        OK(ncclAllReduce((void *)in, (void *)out, 99, float32, sum, m->comm, stream));
+        OK(ncclGroupStart());
+        OK(ncclBroadcast((void *)in, (void *)out, 99, float32, 0, m->comm, stream));
+        OK(ncclSend((void *)in, 99, float32, next, m->comm, stream));
+        OK(ncclGroupEnd());
+        CUDA(cuStreamSynchronize(stream));
+    }
+    if (!never_asks) return;
+    do {
+        result = ncclAllReduce((void *)in, (void *)out, 99, float32, sum, m->comm, stream);
+        CUDA(cuStreamSynchronize(stream));
+    } while (result == success);
+    EXPECT(remoteError, result);
+}
+
 /* Leaves out a rank, the others go on without it; then once more, while they wait for it. */
 static void check_shrinking(const struct member *m, int without) {
     struct member small = {NULL, m->rank - (m->rank > without), m->n - 1};
@@ -529,6 +553,18 @@ static void check_configurations(void) {
     OK(ncclCommDestroy(comm));
 }
 
+/* A communicator that is being made says who is in it. */
+static void check_known(const struct member *m) {
+    int number = -1, gpus;
+    OK(ncclCommCount(m->comm, &number));
+    EXPECT(m->n, number);
+    OK(ncclCommUserRank(m->comm, &number));
+    EXPECT(m->rank, number);
+    OK(ncclCommCuDevice(m->comm, &number));
+    CUDA(cuDeviceGetCount(&gpus));
+    EXPECT(world_rank % gpus, number);
+}
+
 /* Rank 0 waits for nobody. */
 static void check_unwaited(void) {
     struct member all = {NULL, world_rank, world_size}, made = {NULL, 0, 1};
@@ -542,7 +578,7 @@ static void check_unwaited(void) {
         if (last > 0) {
             OK(ncclCommGetAsyncError(all.comm, &number));
             EXPECT(inProgress, number);
-            EXPECT(invalidArgument, ncclCommCount(all.comm, &number));
+            check_known(&all);
             EXPECT(invalidArgument, ncclAllReduce((void *)in, (void *)out, 5, float32, sum, all.comm, stream));
             EXPECT(invalidArgument, ncclCommSplit(all.comm, 0, 0, &made.comm, NULL));
             EXPECT(invalidArgument, ncclCommFinalize(all.comm));
@@ -580,6 +616,8 @@ static void check_unwaited(void) {
     int wanted = world_rank == 0 ? inProgress : success;
     EXPECT(wanted, ncclCommSplit(all.comm, 1, -world_rank, &first.comm, NULL));
     EXPECT(wanted, ncclCommSplit(all.comm, 2, world_rank, &second.comm, NULL));
+    check_known(&first);
+    check_known(&second);
     EXPECT(success, became(second.comm));
     EXPECT(success, became(first.comm));
     check_quickly(&first);
@@ -591,12 +629,19 @@ static void check_unwaited(void) {
     check_quickly(&first);
     OK(ncclCommDestroy(first.comm));
     OK(ncclCommDestroy(second.comm));
-    /* One of either kind in a group. */
+    /* As PyTorch shrinks a group. */
+    EXPECT(wanted, ncclCommShrink(all.comm, NULL, 0, &first.comm, NULL, 0));
+    check_known(&first);
+    EXPECT(success, became(first.comm));
+    OK(ncclCommDestroy(first.comm));
+    /* One of either kind in a group: nobody knows a split's ranks before the group's end. */
     OK(ncclGroupStart());
     OK(ncclCommSplit(all.comm, 1, -world_rank, &first.comm, NULL));
     OK(ncclCommSplit(all.comm, 2, world_rank, &second.comm, &config));
+    EXPECT(invalidArgument, ncclCommCount(first.comm, &number));
     OK(ncclGroupEnd());
     first.rank = last - world_rank;
+    check_known(&first);
     EXPECT(success, became(first.comm));
     check_quickly(&first);
     check_quickly(&second);
@@ -709,10 +754,13 @@ static void be_rank(void) {
         if (all.rank == 1 && !revokes) OK(ncclCommAbort(all.comm));
         CUDA(cuStreamSynchronize(stream));
         if (all.rank == 1 && !revokes) continue;
+        check_surfacing(&all, revokes);
         /* Rank 0 has nothing to wait for: it hears of it by and by. */
         do OK(ncclCommGetAsyncError(all.comm, &error));
         while (error == success);
         EXPECT(remoteError, error);
+        EXPECT(remoteError, ncclAllReduce((void *)in, (void *)out, 99, float32, sum, all.comm, stream));
+        EXPECT(remoteError, ncclSend((void *)in, 99, float32, (all.rank + 1) % all.n, all.comm, stream));
         OK(ncclCommDestroy(all.comm));
     }
     check_unwaited();
@@ -742,6 +790,7 @@ int main(int argc, char **argv) {
         ranks[world_rank] = fork();
         if (ranks[world_rank] == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
+            alarm(1800);
             if (argc > 2) setenv("MCCS_SOCKET", argv[2 + world_rank * (argc - 2) / world_size], 1);
             be_rank();
             return 0;

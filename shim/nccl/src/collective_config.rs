@@ -36,6 +36,8 @@ struct NcclCollectiveConfig {
 #[derive(Clone, Copy)]
 pub(crate) struct CollectiveConfig {
     launch_event: *mut c_void,
+    /// What profilers are told with the call; 0 stands for none.
+    pub(crate) user_tag: u64,
 }
 
 impl CollectiveConfig {
@@ -48,7 +50,7 @@ impl CollectiveConfig {
     /// [`Error::InvalidArgument`] for what NCCL does not accept either; a refusal where the caller insists on algorithms.
     pub(crate) unsafe fn read(config: *const c_void) -> Result<Self, Error> {
         if config.is_null() {
-            return Ok(CollectiveConfig { launch_event: std::ptr::null_mut() });
+            return Ok(CollectiveConfig { launch_event: std::ptr::null_mut(), user_tag: 0 });
         }
         let wrong = |what: String| Err(Error::InvalidArgument(format!("the collective's configuration: {what}")));
         // SAFETY: the caller's contract: the size is there.
@@ -79,7 +81,7 @@ impl CollectiveConfig {
         }
         // SAFETY: the caller's contract: null, or a text that ends.
         unsafe { check_algorithms(config.algorithms, config.insists_on_algorithms != 0)? };
-        Ok(CollectiveConfig { launch_event: config.launch_completion_event })
+        Ok(CollectiveConfig { launch_event: config.launch_completion_event, user_tag: config.user_profiler_tag })
     }
 
     /// Records the caller's event, if there is one: before the launch, as NCCL does on drivers before CUDA 12.3.

@@ -2,11 +2,13 @@
 
 use std::ffi::{c_int, c_void};
 
-use mccs::Error;
+use mccs::{CollectiveKind, Error};
 
 use super::collective_config::CollectiveConfig;
 use super::communicators::{Comm, cuda_error};
+use super::debug::{COLL, info};
 use super::operators::{data_type, operator};
+use super::profiler::{self, Collective};
 use super::{SUCCESS, Status, guard_in_group};
 
 pub(crate) fn rank(value: c_int) -> Result<u32, Error> {
@@ -16,7 +18,7 @@ pub(crate) fn rank(value: c_int) -> Result<u32, Error> {
 /// Defines a collective's two functions, without and with a configuration of its own: the arguments that only it has, and the call.
 macro_rules! collective {
     (
-        $name:ident, $with_config:ident($($arg:ident: $type:ty),*),
+        $name:ident, $with_config:ident($($arg:ident: $type:ty),*) as $function:ident $kind:ident, root $root:expr,
         |$c:ident, $send:ident, $recv:ident, $count:ident, $dtype:ident, $stream:ident| $body:expr
     ) => {
         /// See `nccl.h`.
@@ -34,11 +36,28 @@ macro_rules! collective {
             $stream: *mut c_void,
         ) -> Status {
             guard_in_group(|| {
-                // SAFETY: the caller's contract.
-                let $c = unsafe { Comm::of(comm)? };
+                let $c = Comm::of(comm)?;
+                info!(
+                    COLL,
+                    "{}: sendbuff {send:?} recvbuff {recv:?} count {count} datatype {dtype}{} comm {comm:?} [nranks={}] stream {:?}",
+                    stringify!($name).trim_start_matches("nccl"),
+                    format_args!(concat!($(" ", stringify!($arg), " {}"),*), $($arg),*),
+                    $c.nranks,
+                    $stream
+                );
                 let ($send, $recv, $count, $dtype) = (send as u64, recv as u64, count as u64, data_type(dtype)?);
+                let call = Collective {
+                    function: &profiler::$function,
+                    kind: CollectiveKind::$kind,
+                    send: $send as _,
+                    recv: $recv as _,
+                    count,
+                    root: $root,
+                    dtype: $dtype,
+                    stream: $stream,
+                };
                 // SAFETY: buffers and stream are the caller's contract.
-                unsafe { $body }.map(|()| SUCCESS)
+                unsafe { profiler::collective(&$c, &call, || $body) }.map(|()| SUCCESS)
             })
         }
 
@@ -76,39 +95,39 @@ unsafe fn configured(
     call: impl FnOnce() -> Status,
 ) -> Status {
     guard_in_group(|| {
+        let comm = Comm::of(comm)?;
         // SAFETY: the caller's contract.
-        unsafe {
-            let comm = Comm::of(comm)?;
-            let config = CollectiveConfig::read(config)?;
-            let _entered = comm.context.enter().map_err(cuda_error)?;
-            config.record_launch(stream)?;
-        }
-        Ok(call())
+        let config = unsafe { CollectiveConfig::read(config)? };
+        let entered = comm.context.enter().map_err(cuda_error)?;
+        // SAFETY: the caller's contract.
+        unsafe { config.record_launch(stream)? };
+        drop(entered);
+        Ok(profiler::with_user_tag(config.user_tag, call))
     })
 }
 
-collective!(ncclAllReduce, ncclAllReduceConfig(op: c_int), |c, send, recv, count, dtype, stream| {
+collective!(ncclAllReduce, ncclAllReduceConfig(op: c_int) as ALL_REDUCE AllReduce, root 0, |c, send, recv, count, dtype, stream| {
     c.comm()?.all_reduce(send, recv, count, dtype, operator(&c, op)?, stream)
 });
-collective!(ncclReduceScatter, ncclReduceScatterConfig(op: c_int), |c, send, recv, count, dtype, stream| {
+collective!(ncclReduceScatter, ncclReduceScatterConfig(op: c_int) as REDUCE_SCATTER ReduceScatter, root 0, |c, send, recv, count, dtype, stream| {
     c.comm()?.reduce_scatter(send, recv, count, dtype, operator(&c, op)?, stream)
 });
-collective!(ncclReduce, ncclReduceConfig(op: c_int, root: c_int), |c, send, recv, count, dtype, stream| {
+collective!(ncclReduce, ncclReduceConfig(op: c_int, root: c_int) as REDUCE Reduce, root root, |c, send, recv, count, dtype, stream| {
     c.comm()?.reduce(send, recv, count, dtype, operator(&c, op)?, rank(root)?, stream)
 });
-collective!(ncclAllGather, ncclAllGatherConfig(), |c, send, recv, count, dtype, stream| {
+collective!(ncclAllGather, ncclAllGatherConfig() as ALL_GATHER AllGather, root 0, |c, send, recv, count, dtype, stream| {
     c.comm()?.all_gather(send, recv, count, dtype, stream)
 });
-collective!(ncclAlltoAll, ncclAlltoAllConfig(), |c, send, recv, count, dtype, stream| {
+collective!(ncclAlltoAll, ncclAlltoAllConfig() as ALL_TO_ALL AllToAll, root 0, |c, send, recv, count, dtype, stream| {
     c.comm()?.all_to_all(send, recv, count, dtype, stream)
 });
-collective!(ncclBroadcast, ncclBroadcastConfig(root: c_int), |c, send, recv, count, dtype, stream| {
+collective!(ncclBroadcast, ncclBroadcastConfig(root: c_int) as BROADCAST Broadcast, root root, |c, send, recv, count, dtype, stream| {
     c.comm()?.broadcast(send, recv, count, dtype, rank(root)?, stream)
 });
-collective!(ncclGather, ncclGatherConfig(root: c_int), |c, send, recv, count, dtype, stream| {
+collective!(ncclGather, ncclGatherConfig(root: c_int) as GATHER Gather, root root, |c, send, recv, count, dtype, stream| {
     c.comm()?.gather(send, recv, count, dtype, rank(root)?, stream)
 });
-collective!(ncclScatter, ncclScatterConfig(root: c_int), |c, send, recv, count, dtype, stream| {
+collective!(ncclScatter, ncclScatterConfig(root: c_int) as SCATTER Scatter, root root, |c, send, recv, count, dtype, stream| {
     c.comm()?.scatter(send, recv, count, dtype, rank(root)?, stream)
 });
 

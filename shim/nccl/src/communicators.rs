@@ -1,5 +1,6 @@
 //! Communicators.
 
+use std::collections::HashSet;
 use std::ffi::{c_int, c_void};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +15,12 @@ use super::config::is_blocking;
 use super::derived::{Exchange, Share};
 use super::group::{begin, joining};
 use super::grow::Growth;
+use super::handles::{Held, Table};
+use super::lifecycle::{self, Label};
+use super::profiler::Profile;
+use super::queries::Expected;
 use super::windows::forget_windows;
-use super::{IN_PROGRESS, Status, guard, guard_in_group, put, status_of};
+use super::{Status, guard, guard_in_group, put};
 
 /// `ncclUniqueId`: the communicator's name and its root's address, behind a mark.
 #[derive(Clone, Copy)]
@@ -87,11 +92,21 @@ pub(crate) fn own_root() -> Result<Root, Error> {
     Ok(root)
 }
 
-/// Behind `ncclComm_t`, which is a count of it: calls under way have counts of their own, so that a thread may abort a communicator in which
-/// others wait.
+/// All communicators of the process. An `ncclComm_t` is a handle of this table, never an address; calls under way hold uses, so a
+/// thread may abort a communicator in which others wait.
+static COMMUNICATORS: Table<Comm> = Table::new();
+
+/// A communicator, for the time of a call or until it is made.
+pub(crate) type CommUse = Held<Comm>;
+
+/// Behind `ncclComm_t`.
 pub struct Comm {
+    /// The function that makes it.
+    made_by: &'static str,
     /// Whether calls wait for what is made of it, unless their configuration says something else.
     pub(crate) is_blocking: bool,
+    /// What is known of it before all ranks have joined.
+    pub(crate) expected: Expected,
     /// The rank's place in it, or why there is none; nothing while ranks join that nobody waits for.
     made: OnceLock<Result<Member, Error>>,
     /// Whether its owner wants it no more: then it ends as soon as it is there.
@@ -101,6 +116,8 @@ pub struct Comm {
 /// A rank's place in a communicator that is there.
 pub(crate) struct Member {
     comm: CudaCommunicator,
+    /// What a profiler plugin is told by, where there is one.
+    profile: Option<Arc<Profile>>,
     /// Whether it was finalized, or is being so.
     is_finalized: AtomicBool,
     pub(crate) name: Name,
@@ -124,7 +141,7 @@ pub(crate) struct Member {
 
 /// A communicator that is there, for the time of a call.
 #[derive(Clone)]
-pub(crate) struct Made(Arc<Comm>);
+pub(crate) struct Made(CommUse);
 
 impl Deref for Made {
     type Target = Member;
@@ -163,18 +180,26 @@ pub(crate) fn caller_context() -> Result<Context, Error> {
 
 impl Member {
     /// Joins with buffers of `context`, or else of the caller's.
-    pub(crate) fn join(name: Name, rank: c_int, nranks: c_int, context: Option<Context>) -> Result<Self, Error> {
+    pub(crate) fn join(
+        label: Label,
+        name: Name,
+        (rank, nranks): (c_int, c_int),
+        context: Option<Context>,
+    ) -> Result<Self, Error> {
         let number = |value: c_int, what: &str| {
             u32::try_from(value).map_err(|_| Error::InvalidArgument(format!("{what} {value} is negative")))
         };
         let (rank, nranks, client) = (number(rank, "rank")?, number(nranks, "nranks")?, client()?);
         let context = context.map_or_else(caller_context, Ok)?;
+        lifecycle::begins(label, &name, (rank, nranks), &context);
         let comm = {
             let _entered = context.enter().map_err(cuda_error)?;
             client.init_cuda_communicator_rank_at(name.id, rank, nranks, name.root_address()?)?
         };
+        comm.surface_failures_by_async_error();
         let mut member = Member {
             comm,
+            profile: None,
             is_finalized: AtomicBool::new(false),
             name,
             rank,
@@ -192,6 +217,8 @@ impl Member {
             let all = member.gather(&Share::of_root(own_root()?))?;
             member.roots = all.into_iter().map(|share| share.root).collect();
         }
+        let hosts = member.roots.iter().collect::<HashSet<_>>().len().max(1);
+        member.profile = Profile::of(&member.comm, lifecycle::id_number(&member.name), hosts);
         Ok(member)
     }
 
@@ -200,6 +227,16 @@ impl Member {
         let has_left = self.is_finalized.load(Ordering::Acquire);
         let finalized = || Error::InvalidArgument("the communicator has been finalized".into());
         (!has_left).then_some(&self.comm).ok_or_else(finalized)
+    }
+
+    /// The communicator, also once it has been finalized.
+    pub(crate) fn communicator(&self) -> &CudaCommunicator {
+        &self.comm
+    }
+
+    /// What a profiler plugin is told by, where there is one.
+    pub(crate) fn profile(&self) -> Option<&Arc<Profile>> {
+        self.profile.as_ref()
     }
 
     /// Pre-multiplied sums.
@@ -212,6 +249,7 @@ impl Member {
         if self.is_finalized.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
+        self.profile.iter().for_each(|profile| profile.close());
         self.comm.finalize()
     }
 
@@ -227,15 +265,19 @@ impl Member {
 }
 
 impl Comm {
-    /// One that is being made.
-    pub(crate) fn unmade(is_blocking: bool) -> Arc<Self> {
-        Arc::new(Comm { is_blocking, made: OnceLock::new(), is_abandoned: Mutex::default() })
+    /// One that is being made: its handle is open, and nobody has it yet.
+    pub(crate) fn unmade(made_by: &'static str, is_blocking: bool) -> Result<CommUse, Error> {
+        let (expected, made, is_abandoned) = (Expected::default(), OnceLock::new(), Mutex::default());
+        let comm = Comm { made_by, is_blocking, expected, made, is_abandoned };
+        let full = || Error::InvalidArgument("the process has 65536 communicators: destroy some".into());
+        COMMUNICATORS.insert(comm).ok_or_else(full)
     }
 
     /// What became of it.
     pub(crate) fn fill(&self, made: Result<Member, Error>) {
         let is_abandoned = locked(&self.is_abandoned);
         let made = self.made.get_or_init(|| made);
+        self.expected.end();
         if let (true, Ok(member)) = (*is_abandoned, made) {
             drop(is_abandoned);
             // Nobody is left to be told.
@@ -243,28 +285,24 @@ impl Comm {
         }
     }
 
+    /// What became of it, once something has.
+    pub(crate) fn made(&self) -> Option<&Result<Member, Error>> {
+        self.made.get()
+    }
+
     /// The object behind a handle, for the time of a call.
-    ///
-    /// # Safety
-    /// The handle must be null, or [`Comm::into_handle`]'s and not have been destroyed.
-    unsafe fn behind(handle: *const Comm) -> Result<Arc<Self>, Error> {
-        if handle.is_null() {
-            return Err(Error::InvalidArgument("comm is null".into()));
-        }
-        // SAFETY: the handle is a count of its own: the caller's contract.
-        unsafe {
-            Arc::increment_strong_count(handle);
-            Ok(Arc::from_raw(handle))
-        }
+    pub(crate) fn behind(handle: *const Comm) -> Result<CommUse, Error> {
+        COMMUNICATORS.find(handle as u64).ok_or_else(|| no_communicator(handle))
+    }
+
+    /// The object behind a handle, which is closed: it finds nothing any more.
+    pub(crate) fn close(handle: *const Comm) -> Result<CommUse, Error> {
+        COMMUNICATORS.close(handle as u64).ok_or_else(|| no_communicator(handle))
     }
 
     /// The communicator behind a handle, which has to be there, for the time of a call.
-    ///
-    /// # Safety
-    /// As for [`Comm::behind`].
-    pub(crate) unsafe fn of(handle: *const Comm) -> Result<Made, Error> {
-        // SAFETY: the caller's contract.
-        let comm = unsafe { Self::behind(handle)? };
+    pub(crate) fn of(handle: *const Comm) -> Result<Made, Error> {
+        let comm = Self::behind(handle)?;
         match comm.made.get() {
             Some(Ok(_)) => Ok(Made(comm)),
             Some(Err(error)) => Err(error.clone()),
@@ -272,16 +310,29 @@ impl Comm {
         }
     }
 
-    /// What programs know it by.
-    pub(crate) fn into_handle(self: Arc<Self>) -> *mut Comm {
-        Arc::into_raw(self).cast_mut()
-    }
-
     /// Ends what is outstanding, and leaves; at once, also if ranks still join.
     fn abandon(&self) -> Result<(), Error> {
         *locked(&self.is_abandoned) = true;
         self.made.get().and_then(|made| made.as_ref().ok()).map_or(Ok(()), Member::abort)
     }
+}
+
+/// What programs know a communicator by.
+pub(crate) fn handle_of(comm: &CommUse) -> *mut Comm {
+    comm.handle() as *mut Comm
+}
+
+/// What lines of `NCCL_DEBUG` call it.
+pub(crate) fn label_of(comm: &CommUse) -> Label {
+    Label { handle: comm.handle(), made_by: comm.made_by }
+}
+
+fn no_communicator(handle: *const Comm) -> Error {
+    Error::InvalidArgument(if handle.is_null() {
+        "comm is null".into()
+    } else {
+        format!("comm {handle:p} is no communicator of this process, or was destroyed")
+    })
 }
 
 impl Made {
@@ -292,7 +343,7 @@ impl Made {
 
     /// Whether both are of one handle.
     pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        self.0.is(&other.0)
     }
 
     /// Waits until all is made of it that was begun.
@@ -346,8 +397,11 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     // SAFETY: the caller's contract.
     guard_in_group(|| unsafe {
         let is_blocking = is_blocking(config)?.unwrap_or(true);
-        let begun = Comm::unmade(is_blocking);
-        begin(comm, is_blocking, Some(begun), None, joining(id.name()?, rank, nranks))
+        let name = id.name()?;
+        let begun = Comm::unmade("ncclCommInitRank", is_blocking)?;
+        begun.expected.know(rank, nranks);
+        let join = joining(&begun, name, rank, nranks);
+        begin(comm, is_blocking, Some(begun), None, join)
     })
 }
 
@@ -374,114 +428,58 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
 }
 
 /// See `nccl.h`.
-///
-/// # Safety
-/// Pointers as `nccl.h` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommFinalize(comm: *mut Comm) -> Status {
+pub extern "C" fn ncclCommFinalize(comm: *mut Comm) -> Status {
     guard(|| {
         if comm.is_null() {
             return Ok(());
         }
-        // SAFETY: the caller's contract.
-        unsafe { Comm::of(comm)?.finalize() }
+        let member = Comm::of(comm)?;
+        member.finalize().inspect(|()| lifecycle::has_ended(comm as u64, &member, "Finalize"))
     })
 }
 
-/// See `nccl.h`.
-///
-/// # Safety
-/// Pointers as `nccl.h` says; the handle is of no use afterwards.
+/// See `nccl.h`. The handle is an invalid argument from now on.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommDestroy(comm: *mut Comm) -> Status {
+pub extern "C" fn ncclCommDestroy(comm: *mut Comm) -> Status {
     guard(|| {
         if comm.is_null() {
             return Ok(());
         }
+        let known = Comm::close(comm)?;
         forget_windows(comm);
-        // SAFETY: of `Comm::into_handle`, and taken once: the caller's contract.
-        let comm = unsafe { Arc::from_raw(comm) };
-        match comm.made.get() {
-            Some(Ok(member)) => member.finalize(),
-            _ => comm.abandon(),
+        match known.made.get() {
+            Some(Ok(member)) => member.finalize().inspect(|()| lifecycle::has_ended(comm as u64, member, "Destroy")),
+            _ => known.abandon(),
         }
     })
 }
 
-/// See `nccl.h`. Threads that wait in a call on the communicator return from it.
-///
-/// # Safety
-/// Pointers as `nccl.h` says; the handle is of no use afterwards.
+/// See `nccl.h`. Threads that wait in a call on the communicator return from it. The handle is an invalid argument from now on.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommAbort(comm: *mut Comm) -> Status {
+pub extern "C" fn ncclCommAbort(comm: *mut Comm) -> Status {
     guard(|| {
         if comm.is_null() {
             return Ok(());
         }
+        let known = Comm::close(comm)?;
         forget_windows(comm);
-        // SAFETY: of `Comm::into_handle`, and taken once: the caller's contract.
-        unsafe { Arc::from_raw(comm) }.abandon()
+        let abandoned = known.abandon();
+        if let Some(Ok(member)) = known.made.get() {
+            lifecycle::has_ended(comm as u64, member, "Abort");
+        }
+        abandoned
     })
 }
 
 /// See `nccl.h`: ends what is outstanding, on all ranks. The communicator is to be destroyed, or shrunk.
-///
-/// # Safety
-/// Pointers as `nccl.h` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommRevoke(comm: *mut Comm, flags: c_int) -> Status {
+pub extern "C" fn ncclCommRevoke(comm: *mut Comm, flags: c_int) -> Status {
     guard(|| {
-        // SAFETY: the caller's contract.
-        let comm = unsafe { Comm::of(comm)? };
+        let member = Comm::of(comm)?;
         if flags != 0 {
             return Err(Error::InvalidArgument(format!("ncclCommRevoke with flags {flags}")));
         }
-        comm.comm()?.abort()
+        member.comm()?.abort().inspect(|()| lifecycle::has_ended(comm as u64, &member, "Revoke"))
     })
 }
-
-/// See `nccl.h`.
-///
-/// # Safety
-/// Pointers as `nccl.h` says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommGetAsyncError(comm: *mut Comm, error: *mut Status) -> Status {
-    guard(|| {
-        // SAFETY: the caller's contract.
-        let comm = unsafe { Comm::behind(comm)? };
-        let failure = match comm.made.get() {
-            // SAFETY: the caller's contract.
-            None => return unsafe { put(error, IN_PROGRESS, "asyncError") },
-            Some(Ok(member)) => member.comm().ok().and_then(CudaCommunicator::async_error),
-            Some(Err(error)) => Some(error.clone()),
-        };
-        if let Some(failure) = &failure {
-            super::remember(&failure.to_string());
-        }
-        // SAFETY: the caller's contract.
-        unsafe { put(error, failure.as_ref().map_or(super::SUCCESS, status_of), "asyncError") }
-    })
-}
-
-/// Defines a question about a communicator.
-macro_rules! question {
-    ($name:ident, |$comm:ident| $answer:expr) => {
-        /// See `nccl.h`.
-        ///
-        /// # Safety
-        /// Pointers as `nccl.h` says.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(comm: *const Comm, answer: *mut c_int) -> Status {
-            guard(|| {
-                // SAFETY: the caller's contract.
-                let $comm = unsafe { Comm::of(comm)? };
-                // SAFETY: the caller's contract.
-                unsafe { put(answer, $answer, "the answer") }
-            })
-        }
-    };
-}
-
-question!(ncclCommCount, |comm| comm.nranks as c_int);
-question!(ncclCommUserRank, |comm| comm.rank as c_int);
-question!(ncclCommCuDevice, |comm| comm.context.gpu().ordinal());

@@ -6,7 +6,7 @@ use mccs::cuda::CudaCommunicator;
 use mccs::{Error, UniqueId};
 use mccs_cuda::{DeviceMemory, DriverError, OwnedStream};
 
-use super::communicators::{Comm, Member, Name, ROOT_BYTES, Root, cuda_error, locked, own_root};
+use super::communicators::{Comm, Member, Name, ROOT_BYTES, Root, cuda_error, label_of, locked, own_root};
 use super::config::is_blocking;
 use super::group::{begin, joining};
 use super::{Status, guard_in_group};
@@ -104,22 +104,23 @@ pub unsafe extern "C" fn ncclCommSplit(
     const NO_COLOR: c_int = -1;
     guard_in_group(|| {
         // SAFETY: the caller's contract.
-        let (parent, is_blocking) = unsafe { (Comm::of(comm)?, is_blocking(config)?) };
+        let (parent, is_blocking) = (Comm::of(comm)?, unsafe { is_blocking(config)? });
         // Who is in none has nothing that could tell how far it is.
         let is_blocking = is_blocking.unwrap_or(parent.is_blocking()) || color == NO_COLOR;
         let (number, made) = (parent.next_derived(), parent.clone());
-        let begun = (color != NO_COLOR).then(|| Comm::unmade(is_blocking));
+        let begun = (color != NO_COLOR).then(|| Comm::unmade("ncclCommSplit", is_blocking)).transpose()?;
+        let known = begun.clone();
         let split = move |context| {
             let all = parent.gather(&Share { color, key, root: own_root()? })?;
-            if color == NO_COLOR {
-                return Ok(None);
-            }
+            let Some(known) = known else { return Ok(None) };
             let mut members: Vec<_> = all.iter().enumerate().filter(|(_, share)| share.color == color).collect();
             members.sort_by_key(|(rank, share)| (share.key, *rank));
             let own = members.iter().position(|(rank, _)| *rank == parent.rank as usize).unwrap_or(0);
+            let place = (own as c_int, members.len() as c_int);
+            known.expected.know(place.0, place.1);
             let root = members.first().map_or(parent.name.root, |(_, share)| share.root);
             let name = Name { id: derived_id(parent.name.id, number, color.to_le_bytes()), root };
-            Member::join(name, own as c_int, members.len() as c_int, context).map(Some)
+            Member::join(label_of(&known), name, place, context).map(Some)
         };
         // SAFETY: the caller's contract.
         unsafe { begin(new, is_blocking, begun, Some(made), Box::new(split)) }
@@ -142,7 +143,7 @@ pub unsafe extern "C" fn ncclCommShrink(
     const ABORT: c_int = 1;
     guard_in_group(|| {
         // SAFETY: the caller's contract.
-        let (parent, is_blocking) = unsafe { (Comm::of(comm)?, is_blocking(config)?) };
+        let (parent, is_blocking) = (Comm::of(comm)?, unsafe { is_blocking(config)? });
         let is_blocking = is_blocking.unwrap_or(parent.is_blocking());
         let number = parent.next_derived();
         let count = if without.is_null() { 0 } else { usize::try_from(count).unwrap_or(0) };
@@ -157,9 +158,11 @@ pub unsafe extern "C" fn ncclCommShrink(
         let root = left.first().and_then(|rank| parent.roots.get(*rank as usize).copied());
         let root = root.map_or_else(own_root, Ok)?;
         let id = derived_id(parent.name.id, number, left.iter().flat_map(|rank| rank.to_le_bytes()));
-        let join = joining(Name { id, root }, own as c_int, left.len() as c_int);
+        let begun = Comm::unmade("ncclCommShrink", is_blocking)?;
+        let join = joining(&begun, Name { id, root }, own as c_int, left.len() as c_int);
+        begun.expected.know(own as c_int, left.len() as c_int);
         // SAFETY: the caller's contract.
-        unsafe { begin(new, is_blocking, Some(Comm::unmade(is_blocking)), Some(parent), join) }
+        unsafe { begin(new, is_blocking, Some(begun), Some(parent), join) }
     })
 }
 

@@ -4,14 +4,17 @@ use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use mccs::{Error, ErrorClass};
 use mccs_cuda::{Context, gpus};
 
-use super::communicators::{Comm, Made, Member, Name, caller_context, cuda_error, locked};
-use super::{IN_PROGRESS, SUCCESS, Status, guard, guard_status, put};
+use super::communicators::{
+    Comm, CommUse, Made, Member, Name, caller_context, cuda_error, handle_of, label_of, locked,
+};
+use super::lifecycle;
+use super::profiler;
+use super::{IN_PROGRESS, SUCCESS, Status, guard, guard_status};
 
 /// A communicator to be made at the end of a group.
 struct Pending {
@@ -33,15 +36,16 @@ struct Task {
     context: Context,
     make: Make,
     /// What its owner has already; nothing for a rank that is in none.
-    begun: Option<Arc<Comm>>,
+    begun: Option<CommUse>,
 }
 
 /// Waits for the other ranks, and joins a communicator in a context, or else in the caller's; none for a rank that is in none.
 pub(crate) type Make = Box<dyn FnOnce(Option<Context>) -> Result<Option<Member>, Error> + Send>;
 
 /// Joins one that is new.
-pub(crate) fn joining(name: Name, rank: c_int, nranks: c_int) -> Make {
-    Box::new(move |context| Member::join(name, rank, nranks, context).map(Some))
+pub(crate) fn joining(begun: &CommUse, name: Name, rank: c_int, nranks: c_int) -> Make {
+    let label = label_of(begun);
+    Box::new(move |context| Member::join(label, name, (rank, nranks), context).map(Some))
 }
 
 #[derive(Default)]
@@ -54,6 +58,12 @@ struct Group {
 
 thread_local! {
     static GROUP: RefCell<Group> = RefCell::default();
+}
+
+/// How many groups of the calling thread's are open.
+pub(crate) fn depth() -> u32 {
+    // A thread that ends has none.
+    with_group(|group| group.depth).unwrap_or(0)
 }
 
 /// The calling thread's group. A thread that ends has none any more.
@@ -77,14 +87,16 @@ pub extern "C" fn ncclGroupStart() -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupEnd() -> Status {
     guard_status(|| {
-        let Group { pending, error, .. } = close()?;
+        let Group { depth, pending, error } = close()?;
         if let Some(error) = error {
             mccs::group_drop()?;
+            profiler::drop_group();
             give_up(pending, &error);
             return Err(error);
         }
         let made = make(pending);
-        mccs::group_end().and(made)
+        let ended = if depth > 0 { mccs::group_end() } else { profiler::end_group(mccs::group_end) };
+        ended.and(made)
     })
 }
 
@@ -100,6 +112,7 @@ pub unsafe extern "C" fn ncclGroupSimulateEnd(info: *mut c_void) -> Status {
         if depth > 0 {
             return Ok(());
         }
+        profiler::drop_group();
         give_up(pending, &Error::InvalidArgument("the group was only simulated".into()));
         // SAFETY: the caller's contract.
         error.map_or_else(|| unsafe { unknown_time(info) }, Err)
@@ -176,6 +189,7 @@ fn make(pending: Vec<Pending>) -> Result<Status, Error> {
         }
     }
     let (mut threads, mut result) = (Vec::new(), Ok(SUCCESS));
+    lanes.iter().flat_map(|lane| &lane.tasks).for_each(Task::begins);
     for Lane { parent, tasks, awaited } in lanes {
         if !awaited.contains(&true) {
             start(parent.as_ref(), tasks);
@@ -210,30 +224,29 @@ fn start(parent: Option<&Made>, tasks: Vec<Task>) {
 }
 
 impl Task {
+    /// A thread is about to make it.
+    fn begins(&self) {
+        self.begun.iter().for_each(|comm| comm.expected.begin());
+    }
+
     /// Makes it.
     fn run(self) -> Result<(), Error> {
         let Task { context, make, begun } = self;
         let made = catch_unwind(AssertUnwindSafe(|| make(Some(context))));
         let made = made.unwrap_or_else(|_| Err(Error::System("a bug in mccs: a thread panicked".into())));
-        finish(begun.as_deref(), made)
+        finish(begun.as_ref(), made)
     }
 }
 
 /// Fills what was begun with what has become of it.
-fn finish(begun: Option<&Comm>, made: Result<Option<Member>, Error>) -> Result<(), Error> {
+fn finish(begun: Option<&CommUse>, made: Result<Option<Member>, Error>) -> Result<(), Error> {
     let result = made.as_ref().map(|_| ()).map_err(Error::clone);
     if let Some(begun) = begun {
-        begun.fill(made.and_then(|member| member.ok_or_else(|| Error::System("a bug in mccs: no place".into()))));
+        let made = made.and_then(|member| member.ok_or_else(|| Error::System("a bug in mccs: no place".into())));
+        lifecycle::is_made(label_of(begun), &made);
+        begun.fill(made);
     }
     result
-}
-
-/// # Safety
-/// The pointer must be null or valid for a write.
-unsafe fn place(target: *mut *mut Comm, comm: Option<Arc<Comm>>) -> Result<(), Error> {
-    let comm = comm.map_or(std::ptr::null_mut(), Comm::into_handle);
-    // SAFETY: the caller's contract.
-    unsafe { put(target, comm, "comm") }
 }
 
 /// Makes a communicator, of another or new, in its context or else the caller's. Begins to, where nobody waits or there is a group: its owner
@@ -244,28 +257,35 @@ unsafe fn place(target: *mut *mut Comm, comm: Option<Arc<Comm>>) -> Result<(), E
 pub(crate) unsafe fn begin(
     target: *mut *mut Comm,
     is_blocking: bool,
-    begun: Option<Arc<Comm>>,
+    begun: Option<CommUse>,
     parent: Option<Made>,
     make: Make,
 ) -> Result<Status, Error> {
+    let handle = begun.as_ref().map_or(std::ptr::null_mut(), handle_of);
     if target.is_null() {
+        drop(Comm::close(handle));
         return Err(Error::InvalidArgument("comm is null".into()));
     }
+    let begun = begin_made(is_blocking, begun, parent, make).inspect_err(|_| drop(Comm::close(handle)));
+    // SAFETY: the caller's contract.
+    begun.inspect(|_| unsafe { target.write(handle) })
+}
+
+/// As [`begin`], before its owner has the handle.
+fn begin_made(is_blocking: bool, begun: Option<CommUse>, parent: Option<Made>, make: Make) -> Result<Status, Error> {
     let (is_grouped, context) = (with_group(|group| group.depth > 0)?, parent.as_ref().map(|of| of.context.clone()));
     if is_blocking && !is_grouped {
         parent.iter().for_each(Made::wait_for_makers);
-        finish(begun.as_deref(), make(context))?;
-        // SAFETY: the caller's contract.
-        return unsafe { place(target, begun) }.map(|()| SUCCESS);
+        return finish(begun.as_ref(), make(context)).map(|()| SUCCESS);
     }
     let context = context.map_or_else(caller_context, Ok)?;
-    // SAFETY: the caller's contract.
-    unsafe { place(target, begun.clone())? };
+    begun.iter().for_each(|comm| comm.expected.know_device(context.gpu().ordinal()));
     let task = Task { context, make, begun };
     if is_grouped {
         let pending = Pending { task, parent, is_awaited: is_blocking };
         return with_group(|group| group.pending.push(pending)).map(|()| SUCCESS);
     }
+    task.begins();
     start(parent.as_ref(), vec![task]);
     Ok(IN_PROGRESS)
 }
@@ -285,7 +305,7 @@ pub unsafe extern "C" fn ncclCommInitAll(comms: *mut *mut Comm, devices: c_int, 
         }
         mccs_cuda::driver()?;
         let (all, name, mut taken) = (gpus().map_err(cuda_error)?, Name::new()?, Vec::new());
-        let begun: Vec<_> = (0..count).map(|_| Comm::unmade(true)).collect();
+        let begun = Unclaimed((0..count).map(|_| Comm::unmade("ncclCommInitAll", true)).collect::<Result<_, _>>()?);
         let mut begin = |rank: usize| {
             // SAFETY: the caller's contract: a list that is there has as many numbers.
             let device = if list.is_null() { rank as c_int } else { unsafe { list.add(rank).read() } };
@@ -297,15 +317,30 @@ pub unsafe extern "C" fn ncclCommInitAll(comms: *mut *mut Comm, devices: c_int, 
             }
             taken.push(device);
             let context = Context::primary(gpu).map_err(cuda_error)?;
-            let make = joining(name, rank as c_int, devices);
-            let task = Task { context, make, begun: Some(Arc::clone(&begun[rank])) };
+            let make = joining(&begun.0[rank], name, rank as c_int, devices);
+            let task = Task { context, make, begun: Some(begun.0[rank].clone()) };
             Ok(Pending { task, parent: None, is_awaited: true })
         };
         make((0..count).map(&mut begin).collect::<Result<_, Error>>()?)?;
-        for (rank, comm) in begun.into_iter().enumerate() {
+        for (rank, comm) in begun.claimed().iter().enumerate() {
             // SAFETY: the caller's contract: `comms` has as many places.
-            unsafe { comms.add(rank).write(comm.into_handle()) };
+            unsafe { comms.add(rank).write(handle_of(comm)) };
         }
         Ok(())
     })
+}
+
+/// Communicators whose handles nobody has yet: they are closed unless somebody claims them.
+struct Unclaimed(Vec<CommUse>);
+
+impl Unclaimed {
+    fn claimed(mut self) -> Vec<CommUse> {
+        std::mem::take(&mut self.0)
+    }
+}
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|comm| drop(Comm::close(handle_of(comm))));
+    }
 }

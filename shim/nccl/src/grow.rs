@@ -11,7 +11,7 @@ use mccs::Error;
 use super::communicators::{Comm, Made, Name, NcclUniqueId, own_root};
 use super::config::is_blocking;
 use super::derived::derived_id;
-use super::group::{Make, begin, joining};
+use super::group::{begin, joining};
 use super::{Status, guard, guard_in_group, put, refused};
 
 /// How often a communicator has grown, on this rank.
@@ -45,8 +45,7 @@ fn wrong<T>(what: String) -> Result<T, Error> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommGetUniqueId(comm: *mut Comm, id: *mut NcclUniqueId) -> Status {
     guard(|| {
-        // SAFETY: the caller's contract.
-        let comm = unsafe { Comm::of(comm)? };
+        let comm = Comm::of(comm)?;
         comm.comm()?;
         comm.with_growth(|growth| {
             if growth.has_id {
@@ -80,20 +79,22 @@ pub unsafe extern "C" fn ncclCommGrow(
         if new.is_null() {
             return wrong("newcomm is null".into());
         }
-        // SAFETY: the caller's contract.
-        let parent = if comm.is_null() { None } else { Some(unsafe { Comm::of(comm)? }) };
+        let parent = if comm.is_null() { None } else { Some(Comm::of(comm)?) };
         let is_blocking = asked.or(parent.as_ref().map(Made::is_blocking)).unwrap_or(true);
-        let make = match &parent {
+        let (name, own) = match &parent {
             Some(parent) => old_rank(parent, nranks, id, rank)?,
             None => new_rank(nranks, id, rank)?,
         };
+        let begun = Comm::unmade("ncclCommGrow", is_blocking)?;
+        begun.expected.know(own, nranks);
+        let make = joining(&begun, name, own, nranks);
         // SAFETY: the caller's contract.
-        unsafe { begin(new, is_blocking, Some(Comm::unmade(is_blocking)), parent, make) }
+        unsafe { begin(new, is_blocking, Some(begun), parent, make) }
     })
 }
 
-/// What a rank of the old communicator does.
-fn old_rank(parent: &Made, nranks: c_int, id: Option<&NcclUniqueId>, rank: c_int) -> Result<Make, Error> {
+/// What a rank of the old communicator joins, and as which rank.
+fn old_rank(parent: &Made, nranks: c_int, id: Option<&NcclUniqueId>, rank: c_int) -> Result<(Name, c_int), Error> {
     parent.comm()?;
     if rank != -1 {
         return wrong(format!("a rank of the old communicator keeps its number and passes -1, not {rank}"));
@@ -108,15 +109,15 @@ fn old_rank(parent: &Made, nranks: c_int, id: Option<&NcclUniqueId>, rank: c_int
         }
         growth.grown += 1;
         growth.has_id = false;
-        Ok(joining(name, parent.rank as c_int, nranks))
+        Ok((name, parent.rank as c_int))
     })
 }
 
-/// What a new rank does.
-fn new_rank(nranks: c_int, id: Option<&NcclUniqueId>, rank: c_int) -> Result<Make, Error> {
+/// What a new rank joins, and as which rank.
+fn new_rank(nranks: c_int, id: Option<&NcclUniqueId>, rank: c_int) -> Result<(Name, c_int), Error> {
     let Some(id) = id else { return wrong("a new rank passes the id of ncclCommGetUniqueId, not null".into()) };
     if rank < 0 || rank >= nranks {
         return wrong(format!("new rank {rank} of {nranks}"));
     }
-    Ok(joining(id.name()?, rank, nranks))
+    Ok((id.name()?, rank))
 }

@@ -12,17 +12,23 @@ mod collective_config;
 mod collectives;
 mod communicators;
 mod config;
+mod debug;
 mod derived;
 mod device_comm;
 mod encryption;
 mod group;
 mod grow;
+mod handles;
+mod lifecycle;
+mod logger;
 mod memory;
 mod one_sided;
 mod operators;
 mod parameters;
 mod points;
+mod profiler;
 mod properties;
+mod queries;
 mod suspend;
 mod teams;
 mod twins;
@@ -30,9 +36,8 @@ mod windows;
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
-use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use mccs::{Error, ErrorClass};
 
@@ -58,13 +63,6 @@ struct LastError {
 /// The process' last error.
 static LAST_OF_ALL: Mutex<Option<CString>> = Mutex::new(None);
 
-/// Whether errors are printed, as `NCCL_DEBUG` asks for: programs may show no more of them than a word.
-fn prints_errors() -> bool {
-    static PRINTS: OnceLock<bool> = OnceLock::new();
-    let asked = || std::env::var("NCCL_DEBUG").unwrap_or_default().to_ascii_uppercase();
-    *PRINTS.get_or_init(|| matches!(asked().as_str(), "WARN" | "INFO" | "ABORT" | "TRACE"))
-}
-
 fn status_of(error: &Error) -> Status {
     match error {
         Error::Cuda { .. } => 1,
@@ -84,9 +82,8 @@ fn remember(text: &str) {
     let told = LAST_ERROR.try_with(|last| last.replace(LastError { text: text.clone(), is_own: true }));
     // Watchdogs ask again and again.
     let is_new = !told.is_ok_and(|before| before.is_own && before.text == text);
-    if is_new && prints_errors() {
-        // Nobody may read it any more.
-        let _ = writeln!(std::io::stderr(), "mccs: process {}: {}", std::process::id(), text.to_string_lossy());
+    if is_new && debug::is_on(debug::Level::Warn, debug::ALL) {
+        debug::line(debug::Level::Warn, format_args!("{}", text.to_string_lossy()));
     }
 }
 
@@ -174,9 +171,11 @@ pub extern "C" fn ncclGetLastError(_comm: *mut communicators::Comm) -> *const c_
     told.unwrap_or(c"".as_ptr())
 }
 
-/// See `nccl.h`: there is nothing to read again.
+/// See `nccl.h`: `NCCL_DEBUG` and its like are read again.
 #[unsafe(no_mangle)]
-pub extern "C" fn ncclResetDebugInit() {}
+pub extern "C" fn ncclResetDebugInit() {
+    debug::reset();
+}
 
 /// As [`ncclResetDebugInit`], by the name that NCCL's own tools call.
 #[unsafe(no_mangle)]

@@ -58,16 +58,14 @@ pub unsafe extern "C" fn ncclCommRegister(
     handle: *mut *mut c_void,
 ) -> Status {
     guard(|| {
+        Comm::of(comm)?;
         // SAFETY: the caller's contract.
-        unsafe {
-            Comm::of(comm)?;
-            put(handle, (&raw const REGISTERED).cast_mut().cast(), "handle")
-        }
+        unsafe { put(handle, (&raw const REGISTERED).cast_mut().cast(), "handle") }
     })
 }
 
 /// See [`ncclCommRegister`].
 #[unsafe(no_mangle)]
-pub extern "C" fn ncclCommDeregister(_comm: *const Comm, _handle: *mut c_void) -> Status {
-    super::SUCCESS
+pub extern "C" fn ncclCommDeregister(comm: *const Comm, _handle: *mut c_void) -> Status {
+    guard(|| Comm::behind(comm).map(drop))
 }

@@ -11,8 +11,7 @@ use super::{Status, guard_in_group, refused};
 /// As for [`Comm::of`].
 unsafe fn refuse(function: &str, comm: *const Comm) -> Status {
     guard_in_group(|| {
-        // SAFETY: the caller's contract.
-        unsafe { Comm::of(comm)? };
+        Comm::of(comm)?;
         Err(refused(function, "one-sided operations are not supported; use ncclSend and ncclRecv in a group"))
     })
 }

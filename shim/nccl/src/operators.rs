@@ -41,8 +41,7 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
     const DEVICE: c_int = 0;
     const HOST_IMMEDIATE: c_int = 1;
     guard(|| {
-        // SAFETY: the caller's contract.
-        let comm = unsafe { Comm::of(comm)? };
+        let comm = Comm::of(comm)?;
         let dtype = data_type(dtype)?;
         if scalar.is_null() || op.is_null() {
             return Err(Error::InvalidArgument("scalar or op is null".into()));
@@ -65,16 +64,13 @@ pub unsafe extern "C" fn ncclRedOpCreatePreMulSum(
 }
 
 /// See `nccl.h`.
-///
-/// # Safety
-/// Pointers as `nccl.h` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclRedOpDestroy(op: c_int, comm: *mut Comm) -> Status {
+pub extern "C" fn ncclRedOpDestroy(op: c_int, comm: *mut Comm) -> Status {
     guard(|| {
-        // SAFETY: the caller's contract.
-        let comm = unsafe { Comm::of(comm)? };
+        let comm = Comm::of(comm)?;
         let mut operators = comm.operators();
-        let slot = usize::try_from(op - OWN_FIRST).ok().and_then(|index| operators.get_mut(index));
+        let index = op.checked_sub(OWN_FIRST).and_then(|index| usize::try_from(index).ok());
+        let slot = index.and_then(|index| operators.get_mut(index));
         let taken = slot.and_then(Option::take);
         taken.map(drop).ok_or_else(|| Error::InvalidArgument(format!("reduction {op} was not made here")))
     })

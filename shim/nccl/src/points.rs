@@ -5,11 +5,12 @@ use std::ffi::{c_int, c_void};
 use super::collectives::rank;
 use super::communicators::Comm;
 use super::operators::data_type;
+use super::profiler::{self, PointToPoint};
 use super::{SUCCESS, Status, guard_in_group};
 
 /// Defines a function on one buffer and a peer.
 macro_rules! point {
-    ($name:ident, $buffer:ty, $call:ident) => {
+    ($name:ident, $buffer:ty, $call:ident, $function:ident) => {
         /// See `nccl.h`.
         ///
         /// # Safety
@@ -23,16 +24,21 @@ macro_rules! point {
             comm: *mut Comm,
             stream: *mut c_void,
         ) -> Status {
-            // SAFETY: handles, buffers and stream are the caller's contract.
-            guard_in_group(|| unsafe {
-                let comm = Comm::of(comm)?;
-                comm.comm()?
-                    .$call(buffer as u64, count as u64, data_type(dtype)?, rank(peer)?, stream)
-                    .map(|()| SUCCESS)
+            guard_in_group(|| {
+                let (comm, dtype) = (Comm::of(comm)?, data_type(dtype)?);
+                let buffer = buffer as *mut c_void;
+                let point = PointToPoint { function: &profiler::$function, buffer, count, peer, dtype, stream };
+                // SAFETY: buffers and stream are the caller's contract.
+                unsafe {
+                    profiler::point(&comm, &point, || {
+                        comm.comm()?.$call(buffer as u64, count as u64, dtype, rank(peer)?, stream)
+                    })
+                }
+                .map(|()| SUCCESS)
             })
         }
     };
 }
 
-point!(ncclSend, *const c_void, send);
-point!(ncclRecv, *mut c_void, recv);
+point!(ncclSend, *const c_void, send, SEND);
+point!(ncclRecv, *mut c_void, recv, RECV);

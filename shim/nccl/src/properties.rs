@@ -75,8 +75,7 @@ impl Properties {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommQueryProperties(comm: *mut Comm, properties: *mut c_void) -> Status {
     guard(|| {
-        // SAFETY: the caller's contract.
-        let comm = unsafe { Comm::of(comm)? };
+        let comm = Comm::of(comm)?;
         if properties.is_null() {
             return Err(Error::InvalidArgument("props is null".into()));
         }

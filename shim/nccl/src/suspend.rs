@@ -12,8 +12,7 @@ use super::{Status, guard_in_group, refused};
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommSuspend(comm: *mut Comm, _flags: c_int) -> Status {
     guard_in_group(|| {
-        // SAFETY: the caller's contract.
-        unsafe { Comm::of(comm)? };
+        Comm::of(comm)?;
         Err(refused("ncclCommSuspend", "destroy the communicator, and make it again when it is needed"))
     })
 }
@@ -25,8 +24,7 @@ pub unsafe extern "C" fn ncclCommSuspend(comm: *mut Comm, _flags: c_int) -> Stat
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommResume(comm: *mut Comm) -> Status {
     guard_in_group(|| {
-        // SAFETY: the caller's contract.
-        unsafe { Comm::of(comm)? };
+        Comm::of(comm)?;
         Err(refused("ncclCommResume", "the communicator is not suspended"))
     })
 }
@@ -38,8 +36,7 @@ pub unsafe extern "C" fn ncclCommResume(comm: *mut Comm) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclCommMemStats(comm: *mut Comm, _stat: c_int, _value: *mut u64) -> Status {
     guard_in_group(|| {
-        // SAFETY: the caller's contract.
-        unsafe { Comm::of(comm)? };
+        Comm::of(comm)?;
         Err(refused("ncclCommMemStats", "ask the operator: `mccsctl tenants` shows GPU memory"))
     })
 }

@@ -18,23 +18,14 @@ pub struct Team {
 const ALONE: Team = Team { nranks: 1, rank: 0, stride: 1 };
 
 /// A communicator's number of ranks, and this rank; none of a handle that is of no use.
-///
-/// # Safety
-/// As for [`Comm::of`].
-unsafe fn place(comm: *const Comm) -> (c_int, c_int) {
-    // SAFETY: the caller's contract.
-    let comm = unsafe { Comm::of(comm) };
-    comm.map_or((0, 0), |comm: Made| (comm.nranks as c_int, comm.rank as c_int))
+fn place(comm: *const Comm) -> (c_int, c_int) {
+    Comm::of(comm).map_or((0, 0), |comm: Made| (comm.nranks as c_int, comm.rank as c_int))
 }
 
 /// See `nccl_device/core.h`: all ranks.
-///
-/// # Safety
-/// The handle must be null, or of a communicator.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclTeamWorld(comm: *const Comm) -> Team {
-    // SAFETY: the caller's contract.
-    let (nranks, rank) = unsafe { place(comm) };
+pub extern "C" fn ncclTeamWorld(comm: *const Comm) -> Team {
+    let (nranks, rank) = place(comm);
     Team { nranks, rank, stride: 1 }
 }
 
@@ -45,23 +36,15 @@ pub extern "C" fn ncclTeamLsa(_comm: *const Comm) -> Team {
 }
 
 /// See `nccl_device/core.h`: one rank of each team that reach each other.
-///
-/// # Safety
-/// As for [`ncclTeamWorld`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclTeamRail(comm: *const Comm) -> Team {
-    // SAFETY: the caller's contract.
-    unsafe { ncclTeamWorld(comm) }
+pub extern "C" fn ncclTeamRail(comm: *const Comm) -> Team {
+    ncclTeamWorld(comm)
 }
 
 /// See `nccl_device/core.h`: a rank of a team that this rank is in, among all.
-///
-/// # Safety
-/// As for [`ncclTeamWorld`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclTeamRankToWorld(comm: *const Comm, team: Team, rank: c_int) -> c_int {
-    // SAFETY: the caller's contract.
-    let (_, own) = unsafe { place(comm) };
+pub extern "C" fn ncclTeamRankToWorld(comm: *const Comm, team: Team, rank: c_int) -> c_int {
+    let (_, own) = place(comm);
     own.wrapping_add(rank.wrapping_sub(team.rank).wrapping_mul(team.stride))
 }
 

@@ -33,12 +33,12 @@ twins! {
     pncclBroadcast = collectives::ncclBroadcast;
     pncclBroadcastConfig = collectives::ncclBroadcastConfig;
     pncclCommAbort = communicators::ncclCommAbort;
-    pncclCommCount = communicators::ncclCommCount;
-    pncclCommCuDevice = communicators::ncclCommCuDevice;
+    pncclCommCount = queries::ncclCommCount;
+    pncclCommCuDevice = queries::ncclCommCuDevice;
     pncclCommDeregister = memory::ncclCommDeregister;
     pncclCommDestroy = communicators::ncclCommDestroy;
     pncclCommFinalize = communicators::ncclCommFinalize;
-    pncclCommGetAsyncError = communicators::ncclCommGetAsyncError;
+    pncclCommGetAsyncError = queries::ncclCommGetAsyncError;
     pncclCommGetUniqueId = grow::ncclCommGetUniqueId;
     pncclCommGrow = grow::ncclCommGrow;
     pncclCommInitAll = group::ncclCommInitAll;
@@ -53,7 +53,7 @@ twins! {
     pncclCommShrink = derived::ncclCommShrink;
     pncclCommSplit = derived::ncclCommSplit;
     pncclCommSuspend = suspend::ncclCommSuspend;
-    pncclCommUserRank = communicators::ncclCommUserRank;
+    pncclCommUserRank = queries::ncclCommUserRank;
     pncclCommWindowDeregister = windows::ncclCommWindowDeregister;
     pncclCommWindowRegister = windows::ncclCommWindowRegister;
     pncclDevCommCreate = device_comm::ncclDevCommCreate;

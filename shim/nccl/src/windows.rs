@@ -82,8 +82,7 @@ pub unsafe extern "C" fn ncclCommWindowRegister(
     flags: c_int,
 ) -> Status {
     guard_in_group(|| {
-        // SAFETY: the caller's contract.
-        let _comm: Made = unsafe { Comm::of(comm)? };
+        Comm::of(comm)?;
         if buffer.is_null() || bytes == 0 || window.is_null() {
             return Err(Error::InvalidArgument(format!("a window of {bytes} bytes at {buffer:p} into {window:p}")));
         }

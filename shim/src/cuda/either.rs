@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use mccs_cuda::{Context, DeviceAddress};
+use mccs_cuda::{Context, DeviceAddress, RawStream};
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
 
@@ -12,6 +12,7 @@ use super::cuda_error;
 use super::direct::DirectCommunicator;
 use super::points::AnyPoints;
 use super::served::{Identity, Joined, ServedCommunicator};
+use super::surfacing::Surfacing;
 use crate::client::unexpected;
 use crate::{Client, Error, ReduceOperator, group};
 
@@ -20,11 +21,14 @@ pub type CudaStream = *mut c_void;
 
 /// A rank's membership in a communicator of GPUs. Operations may be called from any thread; all ranks must call the same
 /// collectives in the same order.
-pub struct CudaCommunicator(Way);
+pub struct CudaCommunicator {
+    way: Way,
+    surfacing: Arc<Surfacing>,
+}
 
 /// How collectives are carried out. Groups have counts of their own, to their end.
 #[derive(Clone)]
-enum Way {
+pub(super) enum Way {
     /// By kernels in the ranks' streams.
     Direct(Arc<DirectCommunicator>),
     /// By the service.
@@ -34,6 +38,7 @@ enum Way {
 /// A collective that waits for the end of its group.
 pub(crate) struct CollectedCall {
     way: Way,
+    surfacing: Arc<Surfacing>,
     call: Call,
     stream: CudaStream,
 }
@@ -71,13 +76,13 @@ impl Client {
         match self.0.requests.call(request, &[])? {
             (Response::Comm { comm, direct: Some(share), .. }, fds) => {
                 let made = DirectCommunicator::join(self, comm, place, context, &share, &fds)?;
-                Ok(CudaCommunicator(Way::Direct(Arc::new(made))))
+                Ok(CudaCommunicator::new(Way::Direct(Arc::new(made))))
             }
             (Response::Comm { comm, access, engines_from, .. }, _) => {
                 let identity = Identity { id, rank, nranks, gpu, root_address };
                 let joined = Joined { identity, comm, access, engines_from };
                 let made = ServedCommunicator::new(self, &joined, context)?;
-                Ok(CudaCommunicator(Way::Served(Arc::new(made))))
+                Ok(CudaCommunicator::new(Way::Served(Arc::new(made))))
             }
             (other, _) => Err(unexpected(&other)),
         }
@@ -95,35 +100,46 @@ macro_rules! either {
 }
 
 impl CudaCommunicator {
+    fn new(way: Way) -> Self {
+        CudaCommunicator { way, surfacing: Arc::default() }
+    }
+
+    /// From now on failures of other ranks surface as in NCCL: calls succeed, and nothing comes of them, until
+    /// [`CudaCommunicator::async_error`] has told of the failure, or two seconds after the first such call. A stream that is captured
+    /// gets the error at once. Without this, calls fail from the failure on.
+    pub fn surface_failures_by_async_error(&self) {
+        self.surfacing.by_asynchronous_error();
+    }
+
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> u32 {
-        either!(self.0, comm => comm.rank())
+        either!(self.way, comm => comm.rank())
     }
 
     /// Number of ranks.
     #[must_use]
     pub fn nranks(&self) -> u32 {
-        either!(self.0, comm => comm.nranks())
+        either!(self.way, comm => comm.nranks())
     }
 
     /// The session it belongs to.
     #[must_use]
     pub fn client(&self) -> &Client {
-        either!(self.0, comm => comm.client())
+        either!(self.way, comm => comm.client())
     }
 
     /// Whether the service carries collectives out: ranks are on several hosts, or the operator wants it so.
     #[must_use]
     pub fn is_served(&self) -> bool {
-        matches!(self.0, Way::Served(_))
+        matches!(self.way, Way::Served(_))
     }
 
     /// The error that ended the communicator, if one did: on any rank. To be asked for after a stream was synchronized:
     /// operations of a communicator that has failed end at once, whatever is in their buffers.
     #[must_use]
     pub fn async_error(&self) -> Option<Error> {
-        either!(self.0, comm => comm.async_error())
+        either!(self.way, comm => comm.async_error()).inspect(|_| self.surfacing.told())
     }
 
     /// Ends the communicator on all ranks: operations outstanding end without a result.
@@ -131,7 +147,8 @@ impl CudaCommunicator {
     /// # Errors
     /// [`Error::ServiceGone`].
     pub fn abort(&self) -> Result<(), Error> {
-        either!(self.0, comm => comm.abort())
+        self.surfacing.told();
+        either!(self.way, comm => comm.abort())
     }
 
     /// Leaves the communicator when this rank's operations have ended, and waits for that; [`CudaCommunicator::abort`] from another thread
@@ -140,7 +157,7 @@ impl CudaCommunicator {
     /// # Errors
     /// [`Error::Cuda`] where the GPU has failed, [`Error::ServiceGone`].
     pub fn finalize(&self) -> Result<(), Error> {
-        either!(self.0, comm => comm.leave())
+        either!(self.way, comm => comm.leave())
     }
 
     /// As [`CudaCommunicator::finalize`].
@@ -151,9 +168,19 @@ impl CudaCommunicator {
         self.finalize()
     }
 
+    /// How collectives are carried out.
+    pub(super) fn way(&self) -> &Way {
+        &self.way
+    }
+
+    /// How failures of others surface.
+    pub(super) fn surfacing(&self) -> &Arc<Surfacing> {
+        &self.surfacing
+    }
+
     /// What sends and receives need.
     pub(super) fn points(&self) -> AnyPoints {
-        match &self.0 {
+        match &self.way {
             Way::Direct(comm) => AnyPoints::Direct(Arc::clone(comm.points())),
             Way::Served(comm) => AnyPoints::Staged(Arc::clone(comm.points())),
         }
@@ -166,11 +193,15 @@ impl CudaCommunicator {
     unsafe fn collective(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
         if group::is_open() {
             checked(call, self.rank(), self.nranks())?;
-            group::collect_call(CollectedCall { way: self.0.clone(), call: *call, stream });
+            let (way, surfacing) = (self.way.clone(), Arc::clone(&self.surfacing));
+            group::collect_call(CollectedCall { way, surfacing, call: *call, stream });
             return Ok(());
         }
         // SAFETY: the caller's contract is passed on.
-        either!(self.0, comm => unsafe { comm.collective(call, stream) })
+        unsafe {
+            let result = either!(self.way, comm => comm.collective(call, stream));
+            self.surfacing.of_call(result, &[RawStream::from_ptr(stream)])
+        }
     }
 }
 
@@ -184,7 +215,10 @@ impl CollectedCall {
     /// Enqueues it.
     pub(crate) fn enqueue(&self) -> Result<(), Error> {
         // SAFETY: buffers and stream are as the caller of [`CudaCommunicator::all_reduce`] has promised.
-        either!(self.way, comm => unsafe { comm.collective(&self.call, self.stream) })
+        unsafe {
+            let result = either!(self.way, comm => comm.collective(&self.call, self.stream));
+            self.surfacing.of_call(result, &[RawStream::from_ptr(self.stream)])
+        }
     }
 }
 

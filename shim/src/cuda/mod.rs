@@ -18,15 +18,18 @@ mod call;
 mod direct;
 mod either;
 pub(crate) mod points;
+mod profile;
 mod resources;
 mod served;
 mod staged;
+mod surfacing;
 mod watch;
 
 pub(crate) use direct::GpuRegions;
 pub use direct::REGISTERED_MAX;
 pub(crate) use either::CollectedCall;
 pub use either::{CudaCommunicator, CudaStream};
+pub use profile::{Carrier, RanAt, StampReader};
 pub(crate) use watch::Watch;
 
 use mccs_cuda::DriverError;

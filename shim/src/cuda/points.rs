@@ -10,6 +10,7 @@ use mccs_kernels::cuda::{MESSAGES_MAX, Point, PointsError, PointsLaunch};
 
 use super::direct::Points;
 use super::staged::StagedPoints;
+use super::surfacing::Surfacing;
 use super::{CudaCommunicator, CudaStream, cuda_error};
 use crate::Error;
 
@@ -25,6 +26,7 @@ pub(super) enum AnyPoints {
 /// A send or receive that waits for the end of its group.
 pub(crate) struct Collected {
     points: AnyPoints,
+    surfacing: Arc<Surfacing>,
     point: Point,
     stream: RawStream,
 }
@@ -32,6 +34,7 @@ pub(crate) struct Collected {
 /// A communicator's part of a group.
 struct Part {
     points: AnyPoints,
+    surfacing: Arc<Surfacing>,
     list: Vec<Point>,
     /// Without repetition; the first one has to wait for the others.
     streams: Vec<RawStream>,
@@ -44,9 +47,9 @@ struct Part {
 /// then nothing is launched. [`Error::Cuda`].
 pub(crate) fn launch_together(collected: Vec<Collected>) -> Result<(), Error> {
     let mut parts: Vec<Part> = Vec::new();
-    for Collected { points, point, stream } in collected {
+    for Collected { points, surfacing, point, stream } in collected {
         let index = parts.iter().position(|part| part.points.is(&points)).unwrap_or_else(|| {
-            parts.push(Part { points, list: Vec::new(), streams: Vec::new() });
+            parts.push(Part { points, surfacing, list: Vec::new(), streams: Vec::new() });
             parts.len() - 1
         });
         parts[index].list.push(point);
@@ -56,7 +59,9 @@ pub(crate) fn launch_together(collected: Vec<Collected>) -> Result<(), Error> {
     }
     let parts: Vec<_> = parts.into_iter().flat_map(Part::rounds).collect();
     let plans = parts.iter().map(Part::plan).collect::<Result<Vec<_>, _>>()?;
-    parts.iter().zip(plans).try_for_each(|(part, kernel)| part.launch(kernel))
+    // Nothing comes of what was passed over.
+    let mut planned = parts.iter().zip(plans).filter_map(|(part, plan)| Some((part, plan?)));
+    planned.try_for_each(|(part, kernel)| part.launch(kernel))
 }
 
 impl AnyPoints {
@@ -83,7 +88,7 @@ impl Part {
         if self.list.len() <= MESSAGES_MAX {
             return vec![self];
         }
-        let Part { points, list, streams } = self;
+        let Part { points, surfacing, list, streams } = self;
         let in_round = (MESSAGES_MAX / (2 * points.nranks() as usize)).max(1);
         let mut counts: BTreeMap<(u32, bool), usize> = BTreeMap::new();
         let mut rounds: Vec<Part> = Vec::new();
@@ -92,19 +97,26 @@ impl Part {
             let round = *count / in_round;
             *count += 1;
             if round == rounds.len() {
-                rounds.push(Part { points: points.clone(), list: Vec::new(), streams: streams.clone() });
+                let (points, surfacing) = (points.clone(), Arc::clone(&surfacing));
+                rounds.push(Part { points, surfacing, list: Vec::new(), streams: streams.clone() });
             }
             rounds[round].list.push(point);
         }
         rounds
     }
 
-    /// Checks it as a whole. Returns its kernel's launch, if that is how it goes.
-    fn plan(&self) -> Result<Option<PointsLaunch>, Error> {
-        match &self.points {
+    /// Checks it as a whole. Returns its kernel's launch, if that is how it goes; nothing where it is passed over.
+    fn plan(&self) -> Result<Option<Option<PointsLaunch>>, Error> {
+        let plan = match &self.points {
             AnyPoints::Direct(points) => points.plan(&self.list, &self.streams).map(Some),
             AnyPoints::Staged(points) => points.plan(&self.list, &self.streams).map(|()| None),
-        }
+        };
+        let error = match plan {
+            Ok(kernel) => return Ok(Some(kernel)),
+            Err(error) => Err(error),
+        };
+        // SAFETY: callers of sends and receives vouch for their streams.
+        unsafe { self.surfacing.of_call(error, &self.streams) }.map(|()| None)
     }
 
     fn launch(&self, kernel: Option<PointsLaunch>) -> Result<(), Error> {
@@ -173,7 +185,8 @@ macro_rules! points {
                 ) -> Result<(), Error> {
                     let points = self.points();
                     let point = checked($is_send, buffer, count, dtype, (peer, points.nranks()))?;
-                    let collected = Collected { points, point, stream: RawStream::from_ptr(stream) };
+                    let (surfacing, stream) = (Arc::clone(self.surfacing()), RawStream::from_ptr(stream));
+                    let collected = Collected { points, surfacing, point, stream };
                     crate::group::collect_point(collected).unwrap_or_else(|alone| launch_together(vec![alone]))
                 }
             )+

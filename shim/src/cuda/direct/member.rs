@@ -24,12 +24,12 @@ use crate::cuda::resources::{import, kernels};
 use crate::cuda::watch::{Awaited, Gone};
 use crate::{Client, Error};
 
-pub(super) struct Member {
+pub(in crate::cuda) struct Member {
     pub(super) client: Client,
     pub(super) handle: Handle,
     pub(super) rank: u32,
     pub(super) nranks: u32,
-    pub(super) context: Context,
+    pub(in crate::cuda) context: Context,
     kernels: Arc<Kernels>,
     pub(super) layout: AreaLayout,
     /// First bytes of the ranks' areas, as this context sees them.
@@ -40,7 +40,7 @@ pub(super) struct Member {
     /// Before the page, whose memory it names.
     registration: HostRegistration,
     /// Graphs keep it, too.
-    pub(super) page: Arc<DirectPage>,
+    pub(in crate::cuda) page: Arc<DirectPage>,
     /// Whether the service knows of the contradiction on the page.
     is_told: AtomicBool,
     /// Whether the rank has left: from then on the page may be another communicator's. Locked while something is written that others go by, and never
@@ -174,7 +174,7 @@ impl Member {
     }
 
     /// Whether the rank has left, or is about to.
-    pub(super) fn has_left(&self) -> bool {
+    pub(in crate::cuda) fn has_left(&self) -> bool {
         *locked(&self.has_left)
     }
 
@@ -195,7 +195,7 @@ impl Member {
     }
 
     /// The first byte of this rank's area.
-    pub(super) fn area(&self) -> DeviceAddress {
+    pub(in crate::cuda) fn area(&self) -> DeviceAddress {
         self.areas[self.rank as usize]
     }
 

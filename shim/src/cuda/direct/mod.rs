@@ -27,7 +27,7 @@ use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectArgs, DirectCall, DirectSt
 
 use self::large::LargeOrder;
 use self::launcher::Launcher;
-use self::member::Member;
+pub(super) use self::member::Member;
 use self::order::LaunchOrder;
 pub(super) use self::points::Points;
 pub(crate) use self::regions::GpuRegions;
@@ -128,6 +128,32 @@ impl DirectCommunicator {
 
     pub(super) fn points(&self) -> &Arc<Points> {
         &self.points
+    }
+
+    pub(super) fn member(&self) -> &Arc<Member> {
+        &self.member
+    }
+
+    /// Whether kernels leave stamps.
+    pub(super) fn is_timed(&self) -> bool {
+        self.is_timed
+    }
+
+    /// Collectives' kernels launched so far, without those that went into graphs.
+    pub(super) fn kernels_launched(&self) -> u64 {
+        locked(&self.order).launched
+    }
+
+    /// The kernels' algorithm for a payload under the strategy of now; none where it goes by copy engines.
+    pub(super) fn algorithm(&self, kind: CollectiveKind, payload_bytes: u64) -> Option<Algorithm> {
+        let number = locked(&self.order).next_number();
+        let strategy = strategy_of(&self.member.page.terms(number)?);
+        let chosen = strategy.choose(kind, payload_bytes).filter(|_| self.execution == Execution::Ranks);
+        match (chosen, self.large) {
+            (Some((algorithm, _)), _) => Some(algorithm),
+            (None, Some(_)) => None,
+            (None, None) => Some(Algorithm::BulkTwoShot),
+        }
     }
 
     pub(super) fn client(&self) -> &Client {

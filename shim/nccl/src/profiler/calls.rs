@@ -1,0 +1,316 @@
+//! Events of a program's calls, and of the groups that they are in. A group belongs to the thread that opens it.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::Arc;
+
+use mccs::cuda::Carrier;
+use mccs::{CollectiveKind, DataType, Error};
+use mccs_cuda::RawStream;
+
+use super::Profile;
+use super::layouts::{Coll, Event, Function, Point, Way, kind, state};
+use super::plugin::{Handle, Plugin};
+use crate::communicators::Made;
+
+/// A collective, as a program calls it.
+pub(crate) struct Collective {
+    pub(crate) function: &'static Function,
+    pub(crate) kind: CollectiveKind,
+    pub(crate) send: *const c_void,
+    pub(crate) recv: *mut c_void,
+    pub(crate) count: usize,
+    pub(crate) root: c_int,
+    pub(crate) dtype: DataType,
+    pub(crate) stream: *mut c_void,
+}
+
+/// A send or receive, as a program calls it.
+pub(crate) struct PointToPoint {
+    pub(crate) function: &'static Function,
+    pub(crate) buffer: *mut c_void,
+    pub(crate) count: usize,
+    pub(crate) peer: c_int,
+    pub(crate) dtype: DataType,
+    pub(crate) stream: *mut c_void,
+}
+
+/// What is known of a call until its group ends.
+struct Call {
+    comm: Made,
+    /// Its event as a call.
+    api: Handle,
+    what: What,
+}
+
+enum What {
+    Collective { coll: Coll, kind: CollectiveKind, dtype: DataType },
+    Point(Point),
+}
+
+/// Calls of a group so far.
+#[derive(Default)]
+struct Group {
+    /// The event of the group, and whose context it is in.
+    api: Option<(Handle, Arc<Profile>)>,
+    calls: Vec<Call>,
+}
+
+thread_local! {
+    static GROUP: RefCell<Group> = RefCell::default();
+}
+
+thread_local! {
+    /// What the program tags its call with.
+    static USER_TAG: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Makes a call that its program has tagged.
+pub(crate) fn with_user_tag<R>(tag: u64, call: impl FnOnce() -> R) -> R {
+    let set = |tag| drop(USER_TAG.try_with(|user| user.set(tag)));
+    set(tag);
+    let result = call();
+    set(0);
+    result
+}
+
+fn user_tag() -> u64 {
+    USER_TAG.try_with(Cell::get).unwrap_or(0)
+}
+
+/// Types that belong to calls.
+const OF_CALLS: u64 = kind::GROUP
+    | kind::COLL
+    | kind::P2P
+    | kind::KERNEL_CH
+    | kind::GROUP_API
+    | kind::COLL_API
+    | kind::P2P_API
+    | kind::KERNEL_LAUNCH
+    | kind::CE_COLL;
+
+/// Whether a stream is captured.
+///
+/// # Safety
+/// The stream must live.
+unsafe fn is_captured(stream: *mut c_void) -> bool {
+    // SAFETY: the caller's contract.
+    unsafe { RawStream::from_ptr(stream).is_capturing() }.unwrap_or(false)
+}
+
+/// Makes a collective's call, and tells the plugin of it.
+///
+/// # Safety
+/// The stream must live.
+pub(crate) unsafe fn collective(
+    comm: &Made,
+    call: &Collective,
+    enqueue: impl FnOnce() -> Result<(), Error>,
+) -> Result<(), Error> {
+    let Some(profile) = comm.profile().filter(|_| Plugin::wants(OF_CALLS)) else { return enqueue() };
+    let &Collective { function, kind, send, recv, count, root, dtype, stream } = call;
+    let sequence = profile.next_sequence(function);
+    // SAFETY: the caller's contract.
+    let is_captured = unsafe { is_captured(stream) };
+    let datatype = dtype as c_int;
+    let user_tag = user_tag();
+    let coll = Coll { function, sequence, send, recv, count, root, datatype, stream, is_captured, user_tag };
+    call_in_group(comm, profile, What::Collective { coll, kind, dtype }, enqueue)
+}
+
+/// Makes a send's or receive's call, and tells the plugin of it.
+///
+/// # Safety
+/// The stream must live.
+pub(crate) unsafe fn point(
+    comm: &Made,
+    call: &PointToPoint,
+    enqueue: impl FnOnce() -> Result<(), Error>,
+) -> Result<(), Error> {
+    let Some(profile) = comm.profile().filter(|_| Plugin::wants(OF_CALLS)) else { return enqueue() };
+    let &PointToPoint { function, buffer, count, peer, dtype, stream } = call;
+    // SAFETY: the caller's contract.
+    let is_captured = unsafe { is_captured(stream) };
+    let point = Point { function, buffer, count, peer, datatype: dtype as c_int, stream, is_captured };
+    call_in_group(comm, profile, What::Point(point), enqueue)
+}
+
+/// A call that is a group of its own, or one of a program's group.
+fn call_in_group(
+    comm: &Made,
+    profile: &Arc<Profile>,
+    what: What,
+    enqueue: impl FnOnce() -> Result<(), Error>,
+) -> Result<(), Error> {
+    let (event, is_captured) = match &what {
+        What::Collective { coll, .. } => (Event::CollApi(coll), coll.is_captured),
+        What::Point(point) => (Event::P2pApi(point), point.is_captured),
+    };
+    let depth = crate::group::depth();
+    let group = begin_group(profile, depth, is_captured);
+    let api = profile.start(&event, group);
+    if depth > 0 {
+        let result = enqueue();
+        profile.plugin.stop(api);
+        if result.is_ok() {
+            let call = Call { comm: comm.clone(), api, what };
+            // A thread that ends has no group.
+            let _ = GROUP.try_with(|group| group.borrow_mut().calls.push(call));
+        }
+        return result;
+    }
+    profile.plugin.stop(api);
+    let call = Call { comm: comm.clone(), api, what };
+    let result = launch(&[call], group, enqueue);
+    end_api();
+    result
+}
+
+/// The event of the group that a call is in, which its first call begins.
+fn begin_group(profile: &Arc<Profile>, depth: u32, is_captured: bool) -> Handle {
+    let begun = GROUP.try_with(|group| {
+        let mut group = group.borrow_mut();
+        let (handle, _) = group.api.get_or_insert_with(|| {
+            // A call alone is in a group of this library's, which counts as one.
+            let handle = profile.start(&Event::GroupApi { is_captured, depth: depth as c_int + 1 }, Handle::NONE);
+            if depth > 0 {
+                profile.plugin.record(handle, state::GROUP_START_API_STOP, None);
+            }
+            (handle, Arc::clone(profile))
+        });
+        *handle
+    });
+    begun.unwrap_or(Handle::NONE)
+}
+
+/// Ends the group's event.
+fn end_api() {
+    let api = GROUP.try_with(|group| group.borrow_mut().api.take()).ok().flatten();
+    if let Some((handle, profile)) = api {
+        profile.plugin.stop(handle);
+    }
+}
+
+/// Ends a program's outermost group, of which nothing is done.
+pub(crate) fn drop_group() {
+    let _ = GROUP.try_with(|group| group.borrow_mut().calls.clear());
+    end_api();
+}
+
+/// Ends a program's outermost group: `launch_all` enqueues what it has collected.
+pub(crate) fn end_group<R>(launch_all: impl FnOnce() -> Result<R, Error>) -> Result<R, Error> {
+    if !Plugin::wants(OF_CALLS) {
+        return launch_all();
+    }
+    let taken = GROUP.try_with(|group| std::mem::take(&mut group.borrow_mut().calls)).unwrap_or_default();
+    let api = GROUP.try_with(|group| {
+        let group = group.borrow();
+        let (handle, profile) = group.api.as_ref()?;
+        profile.plugin.record(*handle, state::GROUP_END_API_START, None);
+        Some(*handle)
+    });
+    let api = api.ok().flatten().unwrap_or(Handle::NONE);
+    let result = if taken.is_empty() { launch_all() } else { launch(&taken, api, launch_all) };
+    end_api();
+    result
+}
+
+/// Events of one communicator's operations in a group.
+struct Launched<'a> {
+    comm: &'a Made,
+    profile: &'a Arc<Profile>,
+    group: Handle,
+    launch: Handle,
+    operations: Vec<Handle>,
+    /// Operations whose kernels leave stamps.
+    stamped: Vec<Handle>,
+    /// Kernels before.
+    kernels: u64,
+}
+
+/// Enqueues calls, within events of their operations.
+fn launch<R>(calls: &[Call], api: Handle, enqueue: impl FnOnce() -> Result<R, Error>) -> Result<R, Error> {
+    let mut all: Vec<Launched<'_>> = Vec::new();
+    for call in calls {
+        let at = all.iter().position(|launched| launched.comm.is(&call.comm));
+        let at = at.or_else(|| {
+            all.push(Launched::begin(call, api)?);
+            Some(all.len() - 1)
+        });
+        if let Some(at) = at {
+            all[at].add(call);
+        }
+    }
+    let result = enqueue();
+    all.into_iter().for_each(Launched::end);
+    result
+}
+
+impl<'a> Launched<'a> {
+    fn begin(call: &'a Call, api: Handle) -> Option<Self> {
+        let comm = &call.comm;
+        let profile = comm.profile()?;
+        let group = profile.start(&Event::Group, Handle::NONE);
+        let stream = match &call.what {
+            What::Collective { coll, .. } => coll.stream,
+            What::Point(point) => point.stream,
+        };
+        let launch = profile.start(&Event::KernelLaunch { stream }, api);
+        let kernels = comm.communicator().kernels_launched();
+        Some(Launched { comm, profile, group, launch, operations: Vec::new(), stamped: Vec::new(), kernels })
+    }
+
+    fn add(&mut self, call: &Call) {
+        let group = self.group.0;
+        match &call.what {
+            What::Point(point) => {
+                self.operations.push(self.profile.start(&Event::P2p { point, group }, call.api));
+            }
+            What::Collective { coll, kind, dtype } => {
+                let carrier = self.comm.communicator().carrier(*kind, coll.count as u64, *dtype);
+                let by_engines = Event::CeColl { coll };
+                if carrier == Carrier::CopyEngines && self.profile.plugin.hears_of(&by_engines) {
+                    self.operations.push(self.profile.start(&by_engines, call.api));
+                    return;
+                }
+                let way = way(carrier, coll.is_captured);
+                let operation = self.profile.start(&Event::Coll { coll, way, group }, call.api);
+                self.operations.push(operation);
+                if way.channels > 0 {
+                    self.stamped.push(operation);
+                }
+            }
+        }
+    }
+
+    fn end(self) {
+        let Launched { comm, profile, group, launch, operations, stamped, kernels } = self;
+        profile.plugin.stop(launch);
+        // Before the operations are stopped: a plugin may forget those that nothing belongs to.
+        if Plugin::wants(kind::KERNEL_CH) {
+            let last = comm.communicator().kernels_launched();
+            let (launched, lost): (Vec<_>, Vec<_>) =
+                (kernels + 1..).zip(stamped).partition(|(number, _)| *number <= last);
+            lost.into_iter().for_each(|(_, operation)| profile.tell_kernel(operation, None));
+            profile.expect_kernels(launched);
+        }
+        operations.into_iter().for_each(|operation| profile.plugin.stop(operation));
+        profile.plugin.stop(group);
+    }
+}
+
+/// How a collective goes, in the words that plugins know.
+fn way(carrier: Carrier, is_captured: bool) -> Way {
+    const BULK: &CStr = c"SIMPLE";
+    let of = |algorithm, protocol, channels| Way { algorithm, protocol, channels, warps: 0 };
+    match carrier {
+        Carrier::Kernel { is_two_shot, protocol, is_stamped } => {
+            let protocol = [c"LL", c"LL128"].into_iter().find(|name| name.to_bytes() == protocol.as_bytes());
+            let algorithm = if is_two_shot { c"TWO_SHOT" } else { c"ONE_SHOT" };
+            of(algorithm, protocol.unwrap_or(BULK), u8::from(is_stamped && !is_captured))
+        }
+        Carrier::CopyEngines => of(c"CE", BULK, 0),
+        Carrier::Service => of(c"SERVICE", BULK, 0),
+        Carrier::Alone => of(c"NONE", BULK, 0),
+    }
+}

@@ -1,0 +1,565 @@
+//! What plugins of each version of NCCL's profiler interface are given, in their memory layout.
+//!
+//! An [`Event`] is told in the newest form; older versions get the fields that they know, in their own places. Version 7 adds a user's
+//! tag, 6 and 5 have the events of calls, 4 moved the communicator's name and id to `init`, 1 has numbers in the place of names.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::MaybeUninit;
+
+/// Bits of an activation mask, which are types of events too.
+pub(super) mod kind {
+    pub(crate) const GROUP: u64 = 1 << 0;
+    pub(crate) const COLL: u64 = 1 << 1;
+    pub(crate) const P2P: u64 = 1 << 2;
+    pub(crate) const KERNEL_CH: u64 = 1 << 6;
+    pub(crate) const GROUP_API: u64 = 1 << 8;
+    pub(crate) const COLL_API: u64 = 1 << 9;
+    pub(crate) const P2P_API: u64 = 1 << 10;
+    pub(crate) const KERNEL_LAUNCH: u64 = 1 << 11;
+    pub(crate) const CE_COLL: u64 = 1 << 12;
+}
+
+/// `ncclProfilerEventState_t`, those of events here.
+pub(super) mod state {
+    use std::ffi::c_int;
+
+    pub(crate) const KERNEL_CH_STOP: c_int = 22;
+    pub(crate) const GROUP_START_API_STOP: c_int = 23;
+    pub(crate) const GROUP_END_API_START: c_int = 24;
+}
+
+/// What an event says, besides its type, parent and rank.
+pub(super) enum Event<'a> {
+    GroupApi { is_captured: bool, depth: c_int },
+    CollApi(&'a Coll),
+    P2pApi(&'a Point),
+    KernelLaunch { stream: *mut c_void },
+    Group,
+    Coll { coll: &'a Coll, way: Way, group: *mut c_void },
+    CeColl { coll: &'a Coll },
+    P2p { point: &'a Point, group: *mut c_void },
+    KernelCh { began_ns: u64 },
+}
+
+/// A collective.
+#[derive(Clone, Copy)]
+pub(crate) struct Coll {
+    pub(super) function: &'static Function,
+    pub(super) sequence: u64,
+    pub(super) send: *const c_void,
+    pub(super) recv: *mut c_void,
+    pub(super) count: usize,
+    pub(super) root: c_int,
+    pub(super) datatype: c_int,
+    pub(super) stream: *mut c_void,
+    pub(super) is_captured: bool,
+    /// What its program tags it with; 0 stands for none.
+    pub(super) user_tag: u64,
+}
+
+/// A send or receive.
+#[derive(Clone, Copy)]
+pub(crate) struct Point {
+    pub(super) function: &'static Function,
+    pub(super) buffer: *mut c_void,
+    pub(super) count: usize,
+    pub(super) peer: c_int,
+    pub(super) datatype: c_int,
+    pub(super) stream: *mut c_void,
+    pub(super) is_captured: bool,
+}
+
+/// How a collective is carried out.
+#[derive(Clone, Copy)]
+pub(super) struct Way {
+    pub(super) algorithm: &'static CStr,
+    pub(super) protocol: &'static CStr,
+    /// Channels of which kernel events come.
+    pub(super) channels: u8,
+    pub(super) warps: u8,
+}
+
+/// A function of NCCL's, by name and, for the first version, by number.
+pub(crate) struct Function {
+    pub(super) name: &'static CStr,
+    number: u8,
+}
+
+impl Function {
+    /// One more than the highest number.
+    pub(super) const COUNT: usize = 11;
+
+    pub(super) fn index(&self) -> usize {
+        usize::from(self.number)
+    }
+}
+
+/// Defines functions with NCCL's names and numbers.
+macro_rules! functions {
+    ($($constant:ident = $name:literal, $number:literal;)+) => {
+        $(pub(crate) static $constant: Function = Function { name: $name, number: $number };)+
+    };
+}
+
+functions! {
+    BROADCAST = c"Broadcast", 0;
+    REDUCE = c"Reduce", 1;
+    ALL_GATHER = c"AllGather", 2;
+    REDUCE_SCATTER = c"ReduceScatter", 3;
+    ALL_REDUCE = c"AllReduce", 4;
+    SEND = c"Send", 6;
+    RECV = c"Recv", 7;
+    ALL_TO_ALL = c"AlltoAll", 8;
+    SCATTER = c"Scatter", 9;
+    GATHER = c"Gather", 10;
+}
+
+/// Names of data types, by NCCL's number.
+const DATATYPES: [&CStr; 12] = [
+    c"ncclInt8",
+    c"ncclUint8",
+    c"ncclInt32",
+    c"ncclUint32",
+    c"ncclInt64",
+    c"ncclUint64",
+    c"ncclFloat16",
+    c"ncclFloat32",
+    c"ncclFloat64",
+    c"ncclBfloat16",
+    c"ncclFloat8e4m3",
+    c"ncclFloat8e5m2",
+];
+
+fn datatype_name(number: c_int) -> *const c_char {
+    let known = usize::try_from(number).ok().and_then(|number| DATATYPES.get(number));
+    known.map_or(c"unknown", |name| *name).as_ptr()
+}
+
+/// A communicator as versions before 4 are told of it with each event.
+pub(super) struct Named<'a> {
+    pub(super) name: &'a CStr,
+    pub(super) hash: u64,
+}
+
+impl Event<'_> {
+    pub(super) fn kind(&self) -> u64 {
+        match self {
+            Event::GroupApi { .. } => kind::GROUP_API,
+            Event::CollApi(_) => kind::COLL_API,
+            Event::P2pApi(_) => kind::P2P_API,
+            Event::KernelLaunch { .. } => kind::KERNEL_LAUNCH,
+            Event::Group => kind::GROUP,
+            Event::Coll { .. } => kind::COLL,
+            Event::CeColl { .. } => kind::CE_COLL,
+            Event::P2p { .. } => kind::P2P,
+            Event::KernelCh { .. } => kind::KERNEL_CH,
+        }
+    }
+
+    /// Whether a version of the interface has such events.
+    pub(super) fn is_known_to(&self, version: u32) -> bool {
+        match self {
+            Event::Group | Event::Coll { .. } | Event::P2p { .. } => true,
+            Event::KernelCh { .. } => version >= 3,
+            Event::GroupApi { .. } | Event::CollApi(_) | Event::P2pApi(_) | Event::KernelLaunch { .. } => version >= 5,
+            Event::CeColl { .. } => version >= 6,
+        }
+    }
+}
+
+/// Bytes of a descriptor's part that depends on the event: as many as any version has.
+const ROOM: usize = 128;
+
+/// That part, as the C union that it is.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Body(MaybeUninit<[u8; ROOM]>);
+
+impl Body {
+    const NONE: Body = Body(MaybeUninit::zeroed());
+
+    fn of<T: Copy>(value: T) -> Self {
+        const { assert!(size_of::<T>() <= ROOM && align_of::<T>() <= align_of::<Body>()) };
+        let mut body = Body::NONE;
+        // SAFETY: the room is as long, and aligned.
+        unsafe { body.0.as_mut_ptr().cast::<T>().write(value) };
+        body
+    }
+}
+
+/// A descriptor of versions 5 to 7.
+#[repr(C)]
+pub(super) struct Descriptor5 {
+    kind: u64,
+    parent: *mut c_void,
+    rank: c_int,
+    body: Body,
+}
+
+/// A descriptor of versions 1 to 4.
+#[repr(C)]
+pub(super) struct Descriptor1 {
+    kind: u8,
+    parent: *mut c_void,
+    rank: c_int,
+    body: Body,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct GroupApi {
+    is_captured: bool,
+    depth: c_int,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct CollApi {
+    function: *const c_char,
+    count: usize,
+    datatype: *const c_char,
+    root: c_int,
+    stream: *mut c_void,
+    is_captured: bool,
+    user_tag: u64,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct P2pApi {
+    function: *const c_char,
+    count: usize,
+    datatype: *const c_char,
+    stream: *mut c_void,
+    is_captured: bool,
+    user_tag: u64,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Coll4 {
+    sequence: u64,
+    function: *const c_char,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    root: c_int,
+    datatype: *const c_char,
+    channels: u8,
+    warps: u8,
+    algorithm: *const c_char,
+    protocol: *const c_char,
+    /// From 5 on.
+    group: *mut c_void,
+    /// From 7 on, as the two below.
+    kernel_variant: *const c_char,
+    is_symmetric: bool,
+    user_tag: u64,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct P2p4 {
+    function: *const c_char,
+    buffer: *mut c_void,
+    datatype: *const c_char,
+    count: usize,
+    peer: c_int,
+    channels: u8,
+    /// From 5 on.
+    group: *mut c_void,
+    /// From 7 on.
+    user_tag: u64,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct CeColl6 {
+    sequence: u64,
+    function: *const c_char,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    root: c_int,
+    datatype: *const c_char,
+    synchronization: *const c_char,
+    synchronizes_in_batch: bool,
+    batch: u32,
+    batches: u32,
+    ce_sequence: u32,
+    stream: *mut c_void,
+    /// From 7 on.
+    user_tag: u64,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct KernelCh {
+    channel: u8,
+    /// From 4 on.
+    began_ns: u64,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Coll2 {
+    name: *const c_char,
+    hash: u64,
+    sequence: u64,
+    function: *const c_char,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    root: c_int,
+    datatype: *const c_char,
+    traffic_bytes: usize,
+    channels: u8,
+    warps: u8,
+    algorithm: *const c_char,
+    protocol: *const c_char,
+}
+
+/// As [`Coll2`], without the traffic.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Coll3 {
+    name: *const c_char,
+    hash: u64,
+    sequence: u64,
+    function: *const c_char,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    root: c_int,
+    datatype: *const c_char,
+    channels: u8,
+    warps: u8,
+    algorithm: *const c_char,
+    protocol: *const c_char,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct P2p2 {
+    name: *const c_char,
+    hash: u64,
+    function: *const c_char,
+    buffer: *mut c_void,
+    datatype: *const c_char,
+    count: usize,
+    peer: c_int,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Coll1 {
+    name: *const c_char,
+    hash: u64,
+    sequence: u64,
+    function: u8,
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    root: c_int,
+    datatype: u8,
+    operator: u32,
+    traffic_bytes: usize,
+    channels: u8,
+    warps: u8,
+    algorithm: u8,
+    protocol: u8,
+    is_collnet: c_int,
+    is_nvls: c_int,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct P2p1 {
+    name: *const c_char,
+    hash: u64,
+    function: u8,
+    buffer: *mut c_void,
+    datatype: u8,
+    count: usize,
+    peer: c_int,
+}
+
+impl Descriptor5 {
+    pub(super) fn new(event: &Event<'_>, parent: *mut c_void, rank: c_int) -> Self {
+        Descriptor5 { kind: event.kind(), parent, rank, body: new_body(event) }
+    }
+}
+
+/// The part of an event from version 4 on.
+fn new_body(event: &Event<'_>) -> Body {
+    match *event {
+        Event::GroupApi { is_captured, depth } => Body::of(GroupApi { is_captured, depth }),
+        Event::CollApi(coll) => Body::of(CollApi {
+            function: coll.function.name.as_ptr(),
+            count: coll.count,
+            datatype: datatype_name(coll.datatype),
+            root: coll.root,
+            stream: coll.stream,
+            is_captured: coll.is_captured,
+            user_tag: coll.user_tag,
+        }),
+        Event::P2pApi(point) => Body::of(P2pApi {
+            function: point.function.name.as_ptr(),
+            count: point.count,
+            datatype: datatype_name(point.datatype),
+            stream: point.stream,
+            is_captured: point.is_captured,
+            user_tag: 0,
+        }),
+        Event::KernelLaunch { stream } => Body::of(stream),
+        Event::Group => Body::NONE,
+        Event::Coll { coll, way, group } => Body::of(Coll4 {
+            sequence: coll.sequence,
+            function: coll.function.name.as_ptr(),
+            send: coll.send,
+            recv: coll.recv,
+            count: coll.count,
+            root: coll.root,
+            datatype: datatype_name(coll.datatype),
+            channels: way.channels,
+            warps: way.warps,
+            algorithm: way.algorithm.as_ptr(),
+            protocol: way.protocol.as_ptr(),
+            group,
+            kernel_variant: c"".as_ptr(),
+            is_symmetric: false,
+            user_tag: coll.user_tag,
+        }),
+        Event::CeColl { coll } => Body::of(CeColl6 {
+            sequence: coll.sequence,
+            function: coll.function.name.as_ptr(),
+            send: coll.send,
+            recv: coll.recv,
+            count: coll.count,
+            root: coll.root,
+            datatype: datatype_name(coll.datatype),
+            synchronization: c"UC".as_ptr(),
+            synchronizes_in_batch: false,
+            batch: 0,
+            batches: 0,
+            ce_sequence: coll.sequence as u32,
+            stream: coll.stream,
+            user_tag: coll.user_tag,
+        }),
+        Event::P2p { point, group } => Body::of(P2p4 {
+            function: point.function.name.as_ptr(),
+            buffer: point.buffer,
+            datatype: datatype_name(point.datatype),
+            count: point.count,
+            peer: point.peer,
+            channels: 0,
+            group,
+            user_tag: 0,
+        }),
+        Event::KernelCh { began_ns } => Body::of(KernelCh { channel: 0, began_ns }),
+    }
+}
+
+impl Descriptor1 {
+    /// For versions 1 to 4. Collectives and points lie in their group there.
+    pub(super) fn new(version: u32, event: &Event<'_>, parent: *mut c_void, rank: c_int, named: &Named<'_>) -> Self {
+        let parent = match *event {
+            Event::Coll { group, .. } | Event::P2p { group, .. } => group,
+            _ => parent,
+        };
+        let body = match (version, event) {
+            (1, Event::Coll { coll, way, .. }) => coll_1(coll, way, named),
+            (1, Event::P2p { point, .. }) => point_1(point, named),
+            (2, Event::Coll { coll, way, .. }) => coll_2(coll, way, named),
+            (3, Event::Coll { coll, way, .. }) => coll_3(coll, way, named),
+            (2 | 3, Event::P2p { point, .. }) => point_2(point, named),
+            _ => new_body(event),
+        };
+        Descriptor1 { kind: event.kind() as u8, parent, rank, body }
+    }
+}
+
+fn coll_1(coll: &Coll, way: &Way, named: &Named<'_>) -> Body {
+    const RING: u8 = 1;
+    let protocol = [c"LL", c"LL128"].iter().position(|name| *name == way.protocol).unwrap_or(2);
+    Body::of(Coll1 {
+        name: named.name.as_ptr(),
+        hash: named.hash,
+        sequence: coll.sequence,
+        function: coll.function.number,
+        send: coll.send,
+        recv: coll.recv,
+        count: coll.count,
+        root: coll.root,
+        datatype: coll.datatype as u8,
+        operator: 0,
+        traffic_bytes: 0,
+        channels: way.channels,
+        warps: way.warps,
+        algorithm: RING,
+        protocol: protocol as u8,
+        is_collnet: 0,
+        is_nvls: 0,
+    })
+}
+
+fn coll_2(coll: &Coll, way: &Way, named: &Named<'_>) -> Body {
+    Body::of(Coll2 {
+        name: named.name.as_ptr(),
+        hash: named.hash,
+        sequence: coll.sequence,
+        function: coll.function.name.as_ptr(),
+        send: coll.send,
+        recv: coll.recv,
+        count: coll.count,
+        root: coll.root,
+        datatype: datatype_name(coll.datatype),
+        traffic_bytes: 0,
+        channels: way.channels,
+        warps: way.warps,
+        algorithm: way.algorithm.as_ptr(),
+        protocol: way.protocol.as_ptr(),
+    })
+}
+
+fn coll_3(coll: &Coll, way: &Way, named: &Named<'_>) -> Body {
+    Body::of(Coll3 {
+        name: named.name.as_ptr(),
+        hash: named.hash,
+        sequence: coll.sequence,
+        function: coll.function.name.as_ptr(),
+        send: coll.send,
+        recv: coll.recv,
+        count: coll.count,
+        root: coll.root,
+        datatype: datatype_name(coll.datatype),
+        channels: way.channels,
+        warps: way.warps,
+        algorithm: way.algorithm.as_ptr(),
+        protocol: way.protocol.as_ptr(),
+    })
+}
+
+fn point_1(point: &Point, named: &Named<'_>) -> Body {
+    Body::of(P2p1 {
+        name: named.name.as_ptr(),
+        hash: named.hash,
+        function: point.function.number,
+        buffer: point.buffer,
+        datatype: point.datatype as u8,
+        count: point.count,
+        peer: point.peer,
+    })
+}
+
+fn point_2(point: &Point, named: &Named<'_>) -> Body {
+    Body::of(P2p2 {
+        name: named.name.as_ptr(),
+        hash: named.hash,
+        function: point.function.name.as_ptr(),
+        buffer: point.buffer,
+        datatype: datatype_name(point.datatype),
+        count: point.count,
+        peer: point.peer,
+    })
+}
