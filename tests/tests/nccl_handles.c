@@ -53,6 +53,23 @@ static void is_refused(ncclComm_t c) {
     REFUSED(ncclCommRevoke(c, 0));
     REFUSED(ncclCommRegister(c, at, 64, &handle));
     REFUSED(ncclCommDeregister(c, handle));
+    REFUSED(ncclAllReduceConfig(at, at, 1, float32, sum, c, stream, NULL));
+    REFUSED(ncclBroadcastConfig(at, at, 1, float32, 0, c, stream, NULL));
+    REFUSED(ncclPutSignal(at, 1, float32, 0, NULL, 0, 0, 0, 0, c, stream));
+    REFUSED(ncclSignal(0, 0, 0, 0, c, stream));
+    REFUSED(ncclWaitSignal(0, NULL, c, stream));
+    REFUSED(ncclCommWindowRegister(c, handle, 64, &handle, 0));
+    REFUSED(ncclCommWindowDeregister(c, handle));
+    REFUSED(ncclWinGetUserPtr(c, handle, &handle));
+    ncclUniqueId id;
+    ncclCommProperties_t properties = {0};
+    unsigned long long bytes = 77;
+    REFUSED(ncclCommGetUniqueId(c, &id));
+    REFUSED(ncclCommQueryProperties(c, &properties));
+    REFUSED(ncclCommSuspend(c, 0));
+    REFUSED(ncclCommResume(c));
+    REFUSED(ncclCommMemStats(c, 0, &bytes));
+    if (c != NULL) REFUSED(ncclCommGrow(c, 2, &id, -1, &made, NULL));
     EXPECT(0, ncclTeamWorld(c).nRanks);
     /* To give up nothing is no mistake, as in NCCL. */
     int ended = c == NULL ? success : invalidArgument;

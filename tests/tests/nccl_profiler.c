@@ -112,6 +112,15 @@ int main(int argc, char **argv) {
             all_reduce(i, 100);
         }
     synchronize();
+    /* One with a tag of the program's, and one without elements. */
+    ncclCollConfig_t config = COLL_CONFIG;
+    config.userProfilerTag = 4242;
+    for (int i = 0; i < GPUS; i++) {
+        on(i);
+        OK(ncclAllGatherConfig((void *)buffers[i], (void *)(buffers[i] + 4096), 9, int32, comms[i], streams[i], &config));
+        OK(ncclAllGather((void *)buffers[i], (void *)(buffers[i] + 4096), 0, int32, comms[i], streams[i]));
+    }
+    synchronize();
     OK(ncclGroupStart());
     for (int i = 0; i < GPUS; i++) {
         on(i);
@@ -136,18 +145,18 @@ int main(int argc, char **argv) {
     for (int i = 0; i < GPUS; i++) OK(ncclCommDestroy(comms[i]));
 
     read_log(argv[2]);
-    int alone = CALLS * GPUS, in_graphs = GPUS, long_ones = by_engines ? GPUS : 0, operations = alone + GPUS + in_graphs;
+    int alone = (CALLS + 1) * GPUS, empty = GPUS, in_graphs = GPUS, long_ones = by_engines ? GPUS : 0, operations = alone + empty + GPUS + in_graphs;
     int ce = version >= 6 ? long_ones : 0;
     expect("WRONG", 0);
     expect("init", GPUS);
     expect("finalize", GPUS);
-    expect(" Group\n", alone + GPUS + in_graphs + long_ones);
+    expect(" Group\n", operations + long_ones);
     expect(" Coll in ", operations + long_ones - ce);
     expect(" CeColl in ", ce);
     expect(" P2p in ", GPUS);
     expect(" KernelCh in ", version >= 3 ? alone + GPUS : 0);
     expect(" ran ", version >= 4 ? alone + GPUS : 0);
-    expect(" GroupApi depth 1 captured 0", version >= 5 ? alone + long_ones : 0);
+    expect(" GroupApi depth 1 captured 0", version >= 5 ? alone + empty + long_ones : 0);
     expect(" GroupApi depth 2 captured 0", version >= 5 ? 2 : 0);
     expect(" GroupApi depth 1 captured 1", version >= 5 ? in_graphs : 0);
     expect(" CollApi in ", version >= 5 ? operations + long_ones + 1 : 0);
@@ -158,6 +167,7 @@ int main(int argc, char **argv) {
         + count(" GroupApi ") + count(" CollApi in ") + count(" P2pApi in ") + count(" KernelLaunch in ");
     expect(" stop\n", begun);
     expect(" ran 0 ns", 0);
+    expect(" tag 4242\n", version >= 7 ? GPUS : 0);
     expect(version == 1 ? ": 4 seq 9 count 100 type 7 root 0 channels 1" : ": AllReduce seq 9 count 100 ncclFloat32 root 0 ", GPUS);
     expect(version == 1 ? ": 0 seq 0 count 50 type 2 root 1 channels 1" : ": Broadcast seq 0 count 50 ncclInt32 root 1 ", GPUS);
     expect(version == 1 ? ": 6 count 7 type 8 peer 1" : ": Send count 7 ncclFloat64 peer 1", 1);

@@ -155,6 +155,9 @@ static int start(void *context, void **handle, descriptor *d) {
 #if VERSION >= 2
         line("%d Coll in %d: %s seq %lu count %zu %s root %d %s %s channels %d\n", event->number, event->parent, d->coll.function,
              d->coll.sequence, d->coll.count, d->coll.type, d->coll.root, d->coll.algorithm, d->coll.protocol, d->coll.channels);
+#if VERSION >= 7
+        line("%d tag %lu\n", event->number, d->coll.tag);
+#endif
 #else
         line("%d Coll in %d: %d seq %lu count %zu type %d root %d channels %d\n", event->number, event->parent, d->coll.function,
              d->coll.sequence, d->coll.count, d->coll.type, d->coll.root, d->coll.channels);

@@ -6,10 +6,7 @@ use super::communicators::Comm;
 use super::{Status, guard_in_group, refused};
 
 /// Refuses a one-sided operation on a communicator.
-///
-/// # Safety
-/// As for [`Comm::of`].
-unsafe fn refuse(function: &str, comm: *const Comm) -> Status {
+fn refuse(function: &str, comm: *const Comm) -> Status {
     guard_in_group(|| {
         Comm::of(comm)?;
         Err(refused(function, "one-sided operations are not supported; use ncclSend and ncclRecv in a group"))
@@ -17,11 +14,8 @@ unsafe fn refuse(function: &str, comm: *const Comm) -> Status {
 }
 
 /// Refused; see `nccl.h`.
-///
-/// # Safety
-/// Pointers as `nccl.h` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclPutSignal(
+pub extern "C" fn ncclPutSignal(
     _local: *const c_void,
     _count: usize,
     _dtype: c_int,
@@ -34,16 +28,12 @@ pub unsafe extern "C" fn ncclPutSignal(
     comm: *mut Comm,
     _stream: *mut c_void,
 ) -> Status {
-    // SAFETY: the caller's contract.
-    unsafe { refuse("ncclPutSignal", comm) }
+    refuse("ncclPutSignal", comm)
 }
 
 /// Refused; see `nccl.h`.
-///
-/// # Safety
-/// Pointers as `nccl.h` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclSignal(
+pub extern "C" fn ncclSignal(
     _peer: c_int,
     _signal: c_int,
     _context: c_int,
@@ -51,21 +41,16 @@ pub unsafe extern "C" fn ncclSignal(
     comm: *mut Comm,
     _stream: *mut c_void,
 ) -> Status {
-    // SAFETY: the caller's contract.
-    unsafe { refuse("ncclSignal", comm) }
+    refuse("ncclSignal", comm)
 }
 
 /// Refused; see `nccl.h`.
-///
-/// # Safety
-/// Pointers as `nccl.h` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclWaitSignal(
+pub extern "C" fn ncclWaitSignal(
     _descriptors: c_int,
     _signals: *mut c_void,
     comm: *mut Comm,
     _stream: *mut c_void,
 ) -> Status {
-    // SAFETY: the caller's contract.
-    unsafe { refuse("ncclWaitSignal", comm) }
+    refuse("ncclWaitSignal", comm)
 }

@@ -6,11 +6,8 @@ use super::communicators::Comm;
 use super::{Status, guard_in_group, refused};
 
 /// Refused; see `nccl.h`.
-///
-/// # Safety
-/// Pointers as `nccl.h` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommSuspend(comm: *mut Comm, _flags: c_int) -> Status {
+pub extern "C" fn ncclCommSuspend(comm: *mut Comm, _flags: c_int) -> Status {
     guard_in_group(|| {
         Comm::of(comm)?;
         Err(refused("ncclCommSuspend", "destroy the communicator, and make it again when it is needed"))
@@ -18,11 +15,8 @@ pub unsafe extern "C" fn ncclCommSuspend(comm: *mut Comm, _flags: c_int) -> Stat
 }
 
 /// Refused; see `nccl.h`.
-///
-/// # Safety
-/// Pointers as `nccl.h` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommResume(comm: *mut Comm) -> Status {
+pub extern "C" fn ncclCommResume(comm: *mut Comm) -> Status {
     guard_in_group(|| {
         Comm::of(comm)?;
         Err(refused("ncclCommResume", "the communicator is not suspended"))
@@ -30,11 +24,8 @@ pub unsafe extern "C" fn ncclCommResume(comm: *mut Comm) -> Status {
 }
 
 /// Refused; see `nccl.h`.
-///
-/// # Safety
-/// Pointers as `nccl.h` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ncclCommMemStats(comm: *mut Comm, _stat: c_int, _value: *mut u64) -> Status {
+pub extern "C" fn ncclCommMemStats(comm: *mut Comm, _stat: c_int, _value: *mut u64) -> Status {
     guard_in_group(|| {
         Comm::of(comm)?;
         Err(refused("ncclCommMemStats", "ask the operator: `mccsctl tenants` shows GPU memory"))

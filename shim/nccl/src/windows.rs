@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use mccs::Error;
 
-use super::communicators::{Comm, Made};
+use super::communicators::Comm;
 use super::teams::Team;
 use super::{SUCCESS, Status, guard, guard_in_group, put, refused};
 

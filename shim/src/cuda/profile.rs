@@ -30,8 +30,8 @@ pub enum Carrier {
     CopyEngines,
     /// The service, in memory of the host.
     Service,
-    /// Nobody: a rank is alone.
-    Alone,
+    /// Nobody: a rank is alone, or there are no elements.
+    Nobody,
 }
 
 /// When a collective's kernel ran, in nanoseconds of its GPU's clock.
@@ -54,8 +54,8 @@ impl CudaCommunicator {
     /// How a collective of `count` elements would be carried out now: the operator may change it until it is called.
     #[must_use]
     pub fn carrier(&self, kind: CollectiveKind, count: u64, dtype: DataType) -> Carrier {
-        if self.nranks() == 1 {
-            return Carrier::Alone;
+        if self.nranks() == 1 || count == 0 {
+            return Carrier::Nobody;
         }
         let Way::Direct(comm) = self.way() else { return Carrier::Service };
         let bytes = kind.payload_count(count, self.nranks()).saturating_mul(dtype.size_bytes() as u64);

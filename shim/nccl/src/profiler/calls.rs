@@ -9,7 +9,7 @@ use mccs::{CollectiveKind, DataType, Error};
 use mccs_cuda::RawStream;
 
 use super::Profile;
-use super::layouts::{Coll, Event, Function, Point, Way, kind, state};
+use super::events::{Coll, Event, Function, Point, Way, kind, state};
 use super::plugin::{Handle, Plugin};
 use crate::communicators::Made;
 
@@ -67,7 +67,8 @@ thread_local! {
 
 /// Makes a call that its program has tagged.
 pub(crate) fn with_user_tag<R>(tag: u64, call: impl FnOnce() -> R) -> R {
-    let set = |tag| drop(USER_TAG.try_with(|user| user.set(tag)));
+    // A thread that ends has no calls to tag.
+    let set = |tag| USER_TAG.try_with(|user| user.set(tag)).unwrap_or(());
     set(tag);
     let result = call();
     set(0);
@@ -311,6 +312,6 @@ fn way(carrier: Carrier, is_captured: bool) -> Way {
         }
         Carrier::CopyEngines => of(c"CE", BULK, 0),
         Carrier::Service => of(c"SERVICE", BULK, 0),
-        Carrier::Alone => of(c"NONE", BULK, 0),
+        Carrier::Nobody => of(c"NONE", BULK, 0),
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use mccs::cuda::{RanAt, StampReader};
 
 use super::Profile;
-use super::layouts::{Event, state};
+use super::events::{Event, state};
 use super::plugin::Handle;
 use crate::communicators::locked;
 

@@ -11,6 +11,7 @@
 //! them). Without a plugin a call costs one branch.
 
 mod calls;
+mod events;
 mod kernels;
 mod layouts;
 mod plugin;
@@ -21,12 +22,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use mccs::cuda::CudaCommunicator;
 
+use self::events::{Event, Named};
 use self::kernels::Kernels;
-use self::layouts::{Event, Named};
 use self::plugin::{About, Handle, Plugin};
 
 pub(crate) use self::calls::{Collective, PointToPoint, collective, drop_group, end_group, point, with_user_tag};
-pub(crate) use self::layouts::{
+pub(crate) use self::events::{
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, Function, GATHER, RECV, REDUCE, REDUCE_SCATTER, SCATTER, SEND,
 };
 

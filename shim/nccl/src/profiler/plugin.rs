@@ -6,7 +6,8 @@ use std::ffi::{CStr, CString, c_char, c_int, c_ulong, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use super::layouts::{Descriptor1, Descriptor5, Event, Named};
+use super::events::{Event, Named};
+use super::layouts::{Descriptor1, Descriptor5};
 use crate::debug::{ENV, INIT, info};
 use crate::logger;
 
