@@ -103,6 +103,7 @@ entry_points! {
     fn cuMemHostUnregister(ptr: *mut c_void);
     fn cuMemHostGetDevicePointer_v2(address: *mut u64, ptr: *mut c_void, flags: c_uint);
     fn cuStreamCreate(stream: *mut sys::CUstream, flags: c_uint);
+    fn cuStreamCreateWithPriority(stream: *mut sys::CUstream, flags: c_uint, priority: c_int);
     fn cuStreamDestroy_v2(stream: sys::CUstream);
     fn cuStreamSynchronize(stream: sys::CUstream);
     fn cuStreamQuery(stream: sys::CUstream);

@@ -12,6 +12,9 @@ use crate::memory::{DeviceAddress, IpcHandle};
 const DISABLE_TIMING: u32 = 2;
 const INTERPROCESS: u32 = 4;
 
+/// Flag of streams that do not wait for the default one.
+const NON_BLOCKING: u32 = 1;
+
 /// A stream that somebody else owns, as `CUstream` or `cudaStream_t`; null is the context's default one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RawStream(pub(crate) sys::CUstream);
@@ -267,11 +270,23 @@ impl OwnedStream {
     /// # Errors
     /// [`DriverError`].
     pub fn new(context: &Context) -> Result<Self, DriverError> {
-        const NON_BLOCKING: u32 = 1;
         let _entered = context.enter()?;
         let mut stream = std::ptr::null_mut();
         // SAFETY: `stream` is a pointer to write to.
         unsafe { api::cuStreamCreate(&mut stream, NON_BLOCKING)? };
+        Ok(OwnedStream { context: context.clone(), raw: RawStream(stream) })
+    }
+
+    /// As [`OwnedStream::new`], with a priority: blocks of streams with smaller numbers start first. The driver takes the nearest
+    /// priority that the GPU has.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn with_priority(context: &Context, priority: i32) -> Result<Self, DriverError> {
+        let _entered = context.enter()?;
+        let mut stream = std::ptr::null_mut();
+        // SAFETY: `stream` is a pointer to write to.
+        unsafe { api::cuStreamCreateWithPriority(&mut stream, NON_BLOCKING, priority)? };
         Ok(OwnedStream { context: context.clone(), raw: RawStream(stream) })
     }
 

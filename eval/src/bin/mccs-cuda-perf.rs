@@ -1,7 +1,7 @@
 //! Checks and measures collectives on GPUs, beside NCCL: starts one process a rank.
 
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -11,6 +11,7 @@ use mccs_config::Bytes;
 use mccs_eval::arguments::{list, unix_time_ns};
 use mccs_eval::cuda::beside::{Bench, Beside};
 use mccs_eval::cuda::points::Pattern;
+use mccs_eval::cuda::processes::run_ranks;
 use mccs_eval::cuda::rank::{Rank, Side};
 use mccs_eval::stats::median;
 use mccs_eval::workload::{Call, Place};
@@ -136,33 +137,20 @@ fn start_ranks(arguments: &Arguments) -> anyhow::Result<()> {
     ensure!(arguments.factor >= 2, "--factor must be at least 2");
     let ids = [mccs::unique_id()?.to_string(), mccs::unique_id()?.to_string()];
     let seed = arguments.seed.unwrap_or_else(|| u64::from(std::process::id()) << 20 ^ unix_time_ns());
-    let own = std::env::current_exe()?;
     let root = match &arguments.socket[..] {
         [] => anyhow::bail!("--socket names no service"),
         [_] => String::new(),
         [first, ..] => mccs::Client::connect(first)?.root_address().to_owned(),
     };
-    let start = |rank: u32| {
-        let mut command = Command::new(&own);
-        command
-            .args(std::env::args_os().skip(1))
-            .args(["--rank", &rank.to_string(), "--root", &root, "--ids"])
-            .args(&ids);
+    run_ranks(arguments.nranks, |rank| {
+        let mut more =
+            vec!["--rank".into(), rank.to_string().into(), "--root".into(), root.clone().into(), "--ids".into()];
+        more.extend(ids.iter().map(Into::into));
         if arguments.seed.is_none() {
-            command.args(["--seed", &seed.to_string()]);
+            more.extend(["--seed".into(), seed.to_string().into()]);
         }
-        command.spawn()
-    };
-    let mut ranks = (0..arguments.nranks).map(start).collect::<Result<Vec<_>, _>>()?;
-    let mut failed = Vec::new();
-    for (rank, process) in ranks.iter_mut().enumerate() {
-        let status = process.wait()?;
-        if !status.success() {
-            failed.push(format!("rank {rank}: {status}"));
-        }
-    }
-    ensure!(failed.is_empty(), "{}", failed.join("; "));
-    Ok(())
+        more
+    })
 }
 
 fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {

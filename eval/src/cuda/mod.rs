@@ -3,6 +3,9 @@
 pub mod beside;
 pub mod joins;
 pub mod load;
+pub mod meeting;
 pub mod nccl;
 pub mod points;
+pub mod processes;
 pub mod rank;
+pub mod training;

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use mccs::cuda::CudaCommunicator;
-use mccs::{Client, CollectiveKind, Communicator, DataType, RedOp, ReduceOperator, Scalar, Stream, UniqueId};
+use mccs::{CollectiveKind, DataType, RedOp, ReduceOperator, Scalar, UniqueId};
 use mccs_cuda::{Context, DeviceMemory, Event, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host, gpus};
 
+use super::meeting::Meeting;
 use super::nccl::Nccl;
 use crate::workload::{Call, POISON, Place};
 
@@ -24,9 +25,7 @@ pub enum Side {
 /// A rank, ready to work.
 pub struct Rank {
     /// On the host: to meet, and to exchange numbers.
-    meeting: Communicator,
-    meeting_stream: Stream,
-    client: Client,
+    meeting: Meeting,
     pub(super) comm: CudaCommunicator,
     pub(super) nccl: Option<Nccl>,
     pub(super) stream: OwnedStream,
@@ -37,6 +36,35 @@ pub struct Rank {
     /// What joining took, and joining NCCL's communicator.
     joined_in: (Duration, Option<Duration>),
     is_timed_in_place: bool,
+}
+
+/// Enqueues a collective of ours on buffers at these addresses.
+///
+/// # Safety
+/// As the calls of [`CudaCommunicator`].
+pub(super) unsafe fn enqueue(
+    comm: &CudaCommunicator,
+    call: &Call,
+    op: ReduceOperator,
+    (send, recv): (u64, u64),
+    stream: *mut std::ffi::c_void,
+) -> anyhow::Result<()> {
+    let Call { kind, count, dtype, root, .. } = *call;
+    // SAFETY: the caller's contract is passed on.
+    unsafe {
+        match kind {
+            CollectiveKind::AllReduce => comm.all_reduce(send, recv, count, dtype, op, stream)?,
+            CollectiveKind::ReduceScatter => comm.reduce_scatter(send, recv, count, dtype, op, stream)?,
+            CollectiveKind::Reduce => comm.reduce(send, recv, count, dtype, op, root, stream)?,
+            CollectiveKind::AllGather => comm.all_gather(send, recv, count, dtype, stream)?,
+            CollectiveKind::Broadcast => comm.broadcast(send, recv, count, dtype, root, stream)?,
+            CollectiveKind::AllToAll => comm.all_to_all(send, recv, count, dtype, stream)?,
+            CollectiveKind::Gather => comm.gather(send, recv, count, dtype, root, stream)?,
+            CollectiveKind::Scatter => comm.scatter(send, recv, count, dtype, root, stream)?,
+            CollectiveKind::Barrier => comm.barrier(0, 0, 0, DataType::U8, stream)?,
+        }
+    }
+    Ok(())
 }
 
 /// Room beside buffers, for places that are not aligned.
@@ -61,11 +89,9 @@ impl Rank {
         let gpu = all.get(gpu).with_context(|| format!("GPU {gpu} of {}", all.len()))?;
         let context = Context::primary(gpu)?;
         let _entered = context.enter()?;
-        let client = Client::connect(socket)?;
-        let meeting = client.init_communicator_rank(ids.0, rank, nranks, 0, root)?;
-        let meeting_stream = client.register_stream()?;
+        let meeting = Meeting::join((socket, root), ids.0, (rank, nranks))?;
         let begin = Instant::now();
-        let comm = client.init_cuda_communicator_rank_at(ids.1, rank, nranks, root)?;
+        let comm = meeting.client().init_cuda_communicator_rank_at(ids.1, rank, nranks, root)?;
         let joined_in = (begin.elapsed(), None);
         let stream = OwnedStream::new(&context)?;
         let events = (Event::new(&context, true)?, Event::new(&context, true)?);
@@ -74,8 +100,6 @@ impl Rank {
         drop(_entered);
         let mut own = Rank {
             meeting,
-            meeting_stream,
-            client,
             comm,
             nccl: None,
             stream,
@@ -157,50 +181,27 @@ impl Rank {
 
     /// Joins another communicator of the same ranks.
     pub(super) fn join_another(&self, id: UniqueId, root: &str) -> anyhow::Result<CudaCommunicator> {
-        Ok(self.client.init_cuda_communicator_rank_at(id, self.rank(), self.nranks(), root)?)
+        Ok(self.meeting.client().init_cuda_communicator_rank_at(id, self.rank(), self.nranks(), root)?)
     }
 
     pub(super) fn broadcast(&self, bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
-        let memory = self.client.allocate(bytes.len() as u64)?;
-        // SAFETY: nothing in flight uses this new region.
-        unsafe { memory.as_mut_slice()[..bytes.len()].copy_from_slice(bytes) };
-        self.meeting.broadcast(
-            memory.at(0),
-            memory.at(0),
-            bytes.len() as u64,
-            DataType::U8,
-            0,
-            &self.meeting_stream,
-        )?;
-        self.meeting_stream.synchronize()?;
-        // SAFETY: the operation has ended.
-        Ok(unsafe { memory.as_slice() }[..bytes.len()].to_vec())
+        self.meeting.broadcast(bytes)
     }
 
-    /// The largest of all ranks' numbers, on all ranks; also a barrier.
+    /// As [`Meeting::largest`].
     ///
     /// # Errors
     /// The service's.
     pub fn largest(&self, number: f64) -> anyhow::Result<f64> {
-        self.combine(number, RedOp::Max)
+        self.meeting.largest(number)
     }
 
-    /// The sum of all ranks' numbers.
+    /// As [`Meeting::sum`].
     ///
     /// # Errors
     /// The service's.
     pub fn sum(&self, number: f64) -> anyhow::Result<f64> {
-        self.combine(number, RedOp::Sum)
-    }
-
-    fn combine(&self, number: f64, op: RedOp) -> anyhow::Result<f64> {
-        let memory = self.client.allocate(8)?;
-        // SAFETY: nothing in flight uses this new region.
-        unsafe { memory.as_mut_slice()[..8].copy_from_slice(&number.to_le_bytes()) };
-        self.meeting.all_reduce(memory.at(0), memory.at(0), 1, DataType::F64, op, &self.meeting_stream)?;
-        self.meeting_stream.synchronize()?;
-        // SAFETY: the operation has ended.
-        Ok(f64::from_le_bytes(unsafe { memory.as_slice() }[..8].try_into()?))
+        self.meeting.sum(number)
     }
 
     fn operator(&self, call: &Call) -> ReduceOperator {
@@ -213,26 +214,11 @@ impl Rank {
     /// Enqueues a collective on buffers at these addresses.
     fn enqueue(&self, side: Side, call: &Call, send: u64, recv: u64) -> anyhow::Result<()> {
         let stream = self.stream.raw().as_ptr();
-        let Call { kind, count, dtype, root, .. } = *call;
         if side == Side::Nccl {
             return self.nccl.as_ref().context("there is no NCCL here")?.enqueue(call, send, recv, stream);
         }
-        let (comm, op) = (&self.comm, self.operator(call));
         // SAFETY: the buffers are this rank's own, long enough for the call (checked by the caller), and used by it alone.
-        unsafe {
-            match kind {
-                CollectiveKind::AllReduce => comm.all_reduce(send, recv, count, dtype, op, stream)?,
-                CollectiveKind::ReduceScatter => comm.reduce_scatter(send, recv, count, dtype, op, stream)?,
-                CollectiveKind::Reduce => comm.reduce(send, recv, count, dtype, op, root, stream)?,
-                CollectiveKind::AllGather => comm.all_gather(send, recv, count, dtype, stream)?,
-                CollectiveKind::Broadcast => comm.broadcast(send, recv, count, dtype, root, stream)?,
-                CollectiveKind::AllToAll => comm.all_to_all(send, recv, count, dtype, stream)?,
-                CollectiveKind::Gather => comm.gather(send, recv, count, dtype, root, stream)?,
-                CollectiveKind::Scatter => comm.scatter(send, recv, count, dtype, root, stream)?,
-                CollectiveKind::Barrier => comm.barrier(0, 0, 0, DataType::U8, stream)?,
-            }
-        }
-        Ok(())
+        unsafe { enqueue(&self.comm, call, self.operator(call), (send, recv), stream) }
     }
 
     /// Runs a collective on poisoned outputs, and counts wrong elements, also those written outside of the buffer.

@@ -336,7 +336,16 @@ entries! {
         if flags > NON_BLOCKING {
             return Err(INVALID_VALUE);
         }
-        stream.set(stream::create()?)
+        stream.set(stream::create(0)?)
+    }
+    fn cuStreamCreateWithPriority(stream: Out<usize>, flags: c_uint, priority: c_int) {
+        const NON_BLOCKING: c_uint = 1;
+        const GREATEST: c_int = -5;
+        if flags > NON_BLOCKING {
+            return Err(INVALID_VALUE);
+        }
+        // As the driver, which takes the nearest that there is.
+        stream.set(stream::create(priority.clamp(GREATEST, 0))?)
     }
     fn cuStreamDestroy_v2(stream: usize) { stream::destroy(stream) }
     fn cuStreamSynchronize(stream: usize) { stream::find(stream)?.synchronize() }
@@ -366,8 +375,7 @@ entries! {
         stream::find(stream)?.call(function, data)
     }
     fn cuStreamGetPriority(stream: usize, priority: Out<c_int>) {
-        stream::find(stream)?;
-        priority.set(0)
+        priority.set(stream::find(stream)?.priority)
     }
     fn cuStreamGetId(stream: usize, id: Out<u64>) { id.set(stream::find(stream)?.id) }
 

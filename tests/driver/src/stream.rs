@@ -25,6 +25,8 @@ pub(crate) struct Stream {
     pub(crate) device: &'static Device,
     /// No other has or had it.
     pub(crate) id: u64,
+    /// It changes nothing here: every stream has a thread of its own.
+    pub(crate) priority: i32,
     state: Mutex<State>,
     has_changed: Condvar,
 }
@@ -68,8 +70,8 @@ pub(crate) fn is_in_function() -> bool {
 }
 
 /// A new stream of the current context. Returns its pointer.
-pub(crate) fn create() -> Done<usize> {
-    Ok(STREAMS.add(Stream::new(device::current()?)))
+pub(crate) fn create(priority: i32) -> Done<usize> {
+    Ok(STREAMS.add(Stream::with_priority(device::current()?, priority)))
 }
 
 /// The stream with a pointer.
@@ -119,9 +121,13 @@ pub(crate) fn synchronize_context(device: &'static Device) -> Done {
 
 impl Stream {
     pub(crate) fn new(device: &'static Device) -> Arc<Self> {
+        Self::with_priority(device, 0)
+    }
+
+    fn with_priority(device: &'static Device, priority: i32) -> Arc<Self> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
-        let stream = Arc::new(Stream { device, id, state: Mutex::default(), has_changed: Condvar::new() });
+        let stream = Arc::new(Stream { device, id, priority, state: Mutex::default(), has_changed: Condvar::new() });
         locked(&ALL).push(Arc::downgrade(&stream));
         stream
     }

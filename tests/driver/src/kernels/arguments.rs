@@ -20,6 +20,19 @@ pub(super) struct Fill {
     pub(super) rank: u32,
 }
 
+/// Of the training benchmark's kernel.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(super) struct Product {
+    pub(super) left: u64,
+    pub(super) right: u64,
+    pub(super) result: u64,
+    pub(super) rows: u32,
+    pub(super) columns: u32,
+    pub(super) depth: u32,
+    pub(super) tiles_down: u32,
+}
+
 /// Of collectives between ranks.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[allow(dead_code, reason = "some say how warps share the work")]

@@ -6,6 +6,7 @@
 mod arguments;
 mod direct;
 mod points;
+mod product;
 mod reduce;
 mod stage;
 #[cfg(test)]
@@ -37,6 +38,8 @@ pub(crate) enum Kernel {
     Stray,
     /// Fills memory: of the examples.
     Fill,
+    /// Multiplies matrices: of the training benchmark.
+    Product,
 }
 
 /// Where a collective's messages go through.
@@ -69,6 +72,7 @@ impl Kernel {
         match name {
             "stray" => return is_ptx.then_some(Kernel::Stray),
             "fill" => return is_ptx.then_some(Kernel::Fill),
+            "training_product" => return is_ptx.then_some(Kernel::Product),
             STAGE_FUNCTION => return Some(Kernel::Stage),
             "mccs_points_few" => return Some(Kernel::Points(32)),
             "mccs_points_many" => return Some(Kernel::Points(1024)),
@@ -216,6 +220,10 @@ pub(crate) unsafe fn work(
             Kernel::Fill => {
                 let args: arguments::Fill = read(argument);
                 Box::new(move |device| fill(device, &args))
+            }
+            Kernel::Product => {
+                let args: arguments::Product = read(argument);
+                Box::new(move |device| product::run(device, &args))
             }
         }
     };

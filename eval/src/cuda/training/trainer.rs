@@ -1,0 +1,239 @@
+//! A rank that carries plans out.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use mccs::cuda::CudaCommunicator;
+use mccs::{DataType, RedOp};
+use mccs_cuda::{Context, DeviceMemory, Event, OwnedStream, RawStream, copy_from_host, copy_to_host};
+
+use super::memory::Memory;
+use super::plan::{Action, ELEMENT_BYTES, Lane, Layout, Plan, Shape, Space};
+use super::product::{Multiplier, Product, TILE};
+use crate::cuda::nccl::Nccl;
+use crate::cuda::rank::enqueue;
+use crate::workload::Call;
+
+/// A rank's communicator, on either side.
+pub enum Communicator {
+    /// Ours.
+    Mccs(CudaCommunicator),
+    /// NCCL's.
+    Nccl(Nccl),
+}
+
+impl Communicator {
+    /// # Safety
+    /// As the calls of [`CudaCommunicator`].
+    unsafe fn enqueue(&self, call: &Call, at: (u64, u64), stream: RawStream) -> anyhow::Result<()> {
+        match self {
+            // SAFETY: the caller's contract is passed on.
+            Communicator::Mccs(comm) => unsafe { enqueue(comm, call, call.redop.into(), at, stream.as_ptr()) },
+            Communicator::Nccl(nccl) => nccl.enqueue(call, at.0, at.1, stream.as_ptr()),
+        }
+    }
+
+    /// What has failed without a call, if anything.
+    ///
+    /// # Errors
+    /// That.
+    pub fn check(&self) -> anyhow::Result<()> {
+        match self {
+            Communicator::Mccs(comm) => comm.async_error().map_or(Ok(()), |error| Err(error.into())),
+            Communicator::Nccl(_) => Ok(()),
+        }
+    }
+}
+
+/// A rank's memory, streams and kernel.
+pub struct Trainer {
+    place: (u32, u32),
+    shape: Shape,
+    memory: Memory,
+    /// Tokens as layers take them, and as they give them: four widths each.
+    activations: [DeviceMemory; 2],
+    multiplier: Multiplier,
+    /// By [`Lane`].
+    lanes: [OwnedStream; 3],
+    /// Of joins, in turn: an event is recorded again only when it was waited for.
+    joins: Vec<Event>,
+    next_join: usize,
+    seed: u64,
+    context: Context,
+}
+
+/// More joins than are under way at once.
+const JOINS: usize = 1024;
+
+impl Trainer {
+    /// Of rank `place.0` of `place.1`, for plans that need no more than `layout`. `priority` is that of the streams of collectives.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(
+        context: &Context,
+        place: (u32, u32),
+        shape: Shape,
+        layout: &Layout,
+        (seed, priority): (u64, i32),
+    ) -> anyhow::Result<Self> {
+        let memory = Memory::new(context, layout, place, seed)?;
+        let room = || DeviceMemory::zeroed(context, 4 * shape.activation_bytes() as usize);
+        let lane = |priority| OwnedStream::with_priority(context, priority);
+        let joins = (0..JOINS).map(|_| Event::new(context, false)).collect::<Result<_, _>>()?;
+        let (activations, multiplier) = ([room()?, room()?], Multiplier::new(context)?);
+        let lanes = [lane(0)?, lane(priority)?, lane(priority)?];
+        let context = context.clone();
+        Ok(Trainer { place, shape, memory, activations, multiplier, lanes, joins, next_join: 0, seed, context })
+    }
+
+    fn lane(&self, lane: Lane) -> RawStream {
+        let index = match lane {
+            Lane::Compute => 0,
+            Lane::Collectives => 1,
+            Lane::Scatters => 2,
+        };
+        self.lanes[index].raw()
+    }
+
+    /// Enqueues a step. The context is current.
+    fn enqueue(&mut self, plan: &Plan, on: &Communicator) -> anyhow::Result<()> {
+        for action in &plan.actions {
+            match *action {
+                Action::Multiply { layer, columns, depth } => self.multiply(layer, columns, depth)?,
+                Action::Stage { lane, at, bytes } => {
+                    let (from, to) = (self.memory.at(Space::Source, at), self.memory.at(Space::Staging, at));
+                    // SAFETY: both ranges are in buffers that live with the streams, as plans are.
+                    unsafe { self.lane(lane).copy(to, from, bytes as usize)? };
+                }
+                Action::Join { earlier, later } => self.join(earlier, later)?,
+                Action::Collective { kind, lane, from, to, count } => {
+                    let (nranks, seed) = (self.place.1, 0);
+                    let call = Call { kind, dtype: DataType::Bf16, redop: RedOp::Sum, root: 0, count, nranks, seed };
+                    let send = self.memory.at(from.0, from.1);
+                    let is_in_place = kind == mccs::CollectiveKind::AllReduce;
+                    let recv = if is_in_place { send } else { self.memory.at(Space::Result, to) };
+                    // SAFETY: both are in buffers that live with the streams, as plans are.
+                    unsafe { on.enqueue(&call, (send, recv), self.lane(lane))? };
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Parameters are the layer's of the source, which have the same size wherever they lie.
+    fn multiply(&self, layer: u32, columns: u32, depth: u32) -> anyhow::Result<()> {
+        let (rows, width) = (self.shape.tokens, self.shape.width);
+        let product = Product {
+            left: self.activations[0].address(),
+            right: self.memory.at(Space::Source, u64::from(layer) * self.shape.layer_bytes()),
+            result: self.activations[1].address(),
+            rows,
+            columns: columns * width,
+            depth: depth * width,
+            tiles_down: rows / TILE,
+        };
+        // SAFETY: the activations have room for four widths, a layer's parameters for as many squares of them; the stream lives.
+        Ok(unsafe { self.multiplier.multiply(self.lane(Lane::Compute), &product)? })
+    }
+
+    fn join(&mut self, earlier: Lane, later: Lane) -> anyhow::Result<()> {
+        let event = &self.joins[self.next_join];
+        // SAFETY: streams and event live, and are of one context.
+        unsafe {
+            event.record(self.lane(earlier))?;
+            self.lane(later).wait(event)?;
+        }
+        self.next_join = (self.next_join + 1) % self.joins.len();
+        Ok(())
+    }
+
+    /// Times of so many steps, one behind the other, as the compute stream sees them. `warmup` steps before them are not timed.
+    ///
+    /// # Errors
+    /// What failed.
+    pub fn time_steps(
+        &mut self,
+        plan: &Plan,
+        on: &Communicator,
+        warmup: u32,
+        steps: u32,
+    ) -> anyhow::Result<Vec<Duration>> {
+        let context = self.context.clone();
+        let _entered = context.enter()?;
+        let marks = (0..=steps).map(|_| Event::new(&context, true)).collect::<Result<Vec<_>, _>>()?;
+        for step in 0..warmup + steps {
+            if let Some(mark) = step.checked_sub(warmup) {
+                // SAFETY: stream and event live, and are of one context.
+                unsafe { marks[mark as usize].record(self.lane(Lane::Compute))? };
+            }
+            self.enqueue(plan, on)?;
+        }
+        let last = marks.last().context("there is one")?;
+        // SAFETY: as above.
+        unsafe { last.record(self.lane(Lane::Compute))? };
+        self.synchronize()?;
+        on.check()?;
+        let times = marks.windows(2).map(|pair| pair[1].elapsed_since(&pair[0]));
+        Ok(times.collect::<Result<_, _>>()?)
+    }
+
+    fn synchronize(&self) -> anyhow::Result<()> {
+        for lane in &self.lanes {
+            // SAFETY: the stream lives, and its context is current.
+            unsafe { lane.raw().synchronize()? };
+        }
+        Ok(())
+    }
+
+    /// A step on spoiled memory, whose results are looked at: elements that are wrong.
+    ///
+    /// # Errors
+    /// What failed.
+    pub fn check(&mut self, plan: &Plan, on: &Communicator) -> anyhow::Result<u64> {
+        let context = self.context.clone();
+        let _entered = context.enter()?;
+        self.memory.poison()?;
+        self.enqueue(plan, on)?;
+        self.synchronize()?;
+        on.check()?;
+        self.memory.wrong_elements(plan, self.place.0, self.seed)
+    }
+
+    /// Checks the kernel: a product of small integers against the processor's.
+    ///
+    /// # Errors
+    /// What failed, or is wrong.
+    pub fn check_product(&mut self) -> anyhow::Result<()> {
+        let context = self.context.clone();
+        let _entered = context.enter()?;
+        let (width, bytes) = (self.shape.width as usize, self.shape.activation_bytes() as usize);
+        let value = |index: usize| (index % 7) as f32 - 2.0;
+        let to_bf16 = |value: f32| ((value.to_bits() >> 16) as u16).to_le_bytes();
+        let left: Vec<u8> = (0..bytes / ELEMENT_BYTES as usize).flat_map(|index| to_bf16(value(index))).collect();
+        let mut right = vec![0; width * width * ELEMENT_BYTES as usize];
+        let (mut result, stream) = (vec![0; bytes], self.lane(Lane::Compute));
+        // SAFETY: inside the buffers; nothing else is in flight.
+        unsafe {
+            copy_from_host(self.activations[0].address(), &left)?;
+            copy_to_host(&mut right, self.memory.at(Space::Source, 0))?;
+            self.multiply(0, 1, 1)?;
+            stream.synchronize()?;
+            copy_to_host(&mut result, self.activations[1].address())?;
+        }
+        let of = |bytes: &[u8], index: usize| {
+            f32::from_bits(u32::from(u16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]])) << 16)
+        };
+        // One row of each tile, and all of its columns in turn.
+        for row in 0..self.shape.tokens as usize {
+            for column in (row % 61..width).step_by(61) {
+                let terms = (0..width).map(|at| of(&left, row * width + at) * of(&right, column * width + at));
+                let (sum, is) = (terms.sum::<f32>(), of(&result, row * width + column));
+                // Exact in float; rounded to eight bits in the result.
+                let is_right = (is - sum).abs() <= sum.abs() / 256.0;
+                ensure!(is_right, "the product is wrong at row {row}, column {column}: {is}, not {sum}");
+            }
+        }
+        Ok(())
+    }
+}
