@@ -88,9 +88,9 @@ def beside(found):
         operation = line["operation"] + (", in place" if line["is_in_place"] else "")
         return [operation, line["side"], line["busy_sms"], line["calls"], cell(of("alone_us")), cell(of("beside_us")),
                 more("beside_us", "alone_us"), cell(of("load_alone_us")), cell(of("load_beside_us")),
-                more("load_beside_us", "load_alone_us"), cell(of("both_us"))]
+                more("load_beside_us", "load_alone_us"), cell(of("both_us")), cell(of("multiprocessor_us"))]
     head = ["operation", "side", "busy SMs", "calls", "collective alone", "beside the kernel", "ratio", "kernels alone",
-            "beside collectives", "ratio", "both"]
+            "beside collectives", "ratio", "both", "SM us of a collective"]
     return bench.table(head, [row(line) for line in found["lines"]])
 
 
@@ -114,7 +114,7 @@ WHAT = {
     "beside": ([["--operation", "all_gather,all_reduce", *LONG, "--busy-sms", "100"]], beside,
                "256 MiB, float sum, out of place, while a kernel of the same process computes on 100 of the GPU's multiprocessors (kernels of "
                '2 ms, one behind the other; no MPS). "Both": from the beginning to the end of the same kernels and the same number of calls on '
-               "either side, which are those that take us as long as the kernels"),
+               'either side, which are those that take us as long as the kernels. "SM us": what the computation lost, multiprocessors times time'),
     # More than any GPU has: all.
     "beside-all": ([["--operation", "all_gather", *LONG, "--busy-sms", "1000", *place] for place in (["--in-place"], [])], beside,
                    "256 MiB, while a kernel of the same process computes on all of the GPU's multiprocessors (kernels of 2 ms, one behind the "

@@ -164,6 +164,13 @@ check() {
     "$target/release/mccs-cuda-perf" --check --nranks "$nranks" --operation all "$@"
 }
 
+# Steps of training of a tiny model, whose results are checked.
+training() {
+    echo "== steps of training, 2 ranks (at $SECONDS s)"
+    "$target/release/mccs-cuda-training" --nranks 2 --side "mccs=$MCCS_SOCKET" --layers 2 --width 128 --tokens 128 --bucket 100KiB \
+        --first-bucket 8KiB --steps 2 --warmup 1 --rounds 2 --priority=-1
+}
+
 tests_on 2
 tests_on 1
 tests_on 3
@@ -216,8 +223,12 @@ cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -Wno-unused-function -I s
 profiler
 check 3 --begin 1B --end 48KiB --factor 37
 check 2 --begin 100004B --end 4MiB --factor 6 --dtypes float,bfloat16 --redops sum,premulsum
+training
+serve 'max_ctas = 1'
+check 3 --begin 1B --end 1MiB --factor 30 --dtypes float --redops sum
 serve $'large_from = "4KiB"\nslot = "1MiB"'
 check 3 --begin 1B --end 3MiB --factor 19 --dtypes float,bfloat16,uint8 --redops sum,avg
+training
 nccl_calls 3
 profiler engines
 serve $'handles = "never"\nlarge_from = "4KiB"\nslot = "1MiB"'

@@ -253,6 +253,16 @@ slot = "1MiB"'
         lane "without lines, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 9001B --end 9MiB --factor 3 --dtypes float,bfloat16 --redops sum
     done
+    serve 'max_ctas = 2'
+    for nranks in $(seq 2 "$gpus"); do
+        lane "in two blocks at most, $nranks ranks" \
+            "$perf" --check --nranks "$nranks" --operation all --begin 1B --end 9MiB --factor 31 --dtypes float --redops sum
+    done
+    for from in measured 1MiB; do
+        serve "large_from = \"$from\""
+        lane "steps of training, large_from $from, $gpus ranks" "$MCCS_BIN/mccs-cuda-training" --nranks "$gpus" --side "mccs=$MCCS_SOCKET" \
+            --layers 4 --width 768 --tokens 768 --steps 3 --rounds 1
+    done
     serve 'handles = "never"
 large_from = "1MiB"'
     for nranks in $(seq 2 "$gpus"); do

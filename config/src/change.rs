@@ -6,7 +6,7 @@ use crate::limits;
 use crate::service::{Algorithm, FlowPath, LargeFrom, TransportKind};
 use crate::validate::{Problems, Validate};
 
-/// A change. What is absent stays as it is. Communicators whose collectives GPUs carry out have `large_from` and `lines`, all others the rest.
+/// A change. What is absent stays as it is. Communicators whose collectives GPUs carry out have `large_from`, `lines` and `max_ctas`, all others the rest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StrategyChange {
@@ -34,6 +34,9 @@ pub struct StrategyChange {
     /// Whether GPUs' kernels store lines with their flag inside.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lines: Option<bool>,
+    /// Most thread blocks of GPUs' kernels; 0: as measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_ctas: Option<u32>,
 }
 
 /// `[[flow]]`: the way of one flow.
@@ -62,13 +65,13 @@ impl StrategyChange {
     /// Whether it has what only communicators have whose collectives GPUs carry out.
     #[must_use]
     pub fn is_of_gpus(&self) -> bool {
-        self.large_from.is_some() || self.lines.is_some()
+        self.large_from.is_some() || self.lines.is_some() || self.max_ctas.is_some()
     }
 
     /// Whether it has what only other communicators have.
     #[must_use]
     pub fn is_of_hosts(&self) -> bool {
-        StrategyChange { large_from: None, lines: None, ..self.clone() } != StrategyChange::default()
+        StrategyChange { large_from: None, lines: None, max_ctas: None, ..self.clone() } != StrategyChange::default()
     }
 }
 
@@ -76,7 +79,10 @@ impl Validate for StrategyChange {
     /// What can be said without knowing the communicator.
     fn validate(&self, problems: &mut Problems) {
         if self.is_of_gpus() && self.is_of_hosts() {
-            problems.add("large_from", "no communicator has this or `lines` and anything else to change");
+            problems.add("large_from", "no communicator has this, `lines` or `max_ctas`, and anything else to change");
+        }
+        if let Some(most) = self.max_ctas.as_ref().filter(|most| **most != 0) {
+            problems.within("max_ctas", most, &limits::CUDA_MAX_CTAS);
         }
         if let Some(channels) = &self.channels {
             problems.within("channels", channels, &limits::CHANNELS);

@@ -41,6 +41,10 @@ pub const OPERATION_TIMEOUT: Limit<DurationText> = Limit {
     reason: "a rank may work for long between two calls, and a waiter must be released some day",
 };
 
+/// Thread blocks of a kernel that carries a collective out.
+pub const CUDA_MAX_CTAS: Limit<u32> =
+    Limit { min: 1, max: 128, reason: "a kernel has at least one block, and areas have room for 128" };
+
 /// Memory for parts to be combined.
 pub const CUDA_SLOT: Limit<Bytes> = Limit {
     min: Bytes::kib(256),

@@ -290,6 +290,7 @@ impl Settings {
                 large_from: config.cuda.large_from,
                 slot_bytes: config.cuda.slot.0,
                 lines: config.cuda.lines,
+                max_ctas: config.cuda.max_ctas,
                 is_timed: config.cuda.timing,
                 by_events: config.cuda.ordering == file::CudaOrdering::Events,
                 handles: config.cuda.handles == file::CudaHandles::Auto,

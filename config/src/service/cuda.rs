@@ -18,6 +18,9 @@ pub struct Cuda {
     pub usage: CudaUse,
     /// Payload from which collectives go by the service's copy engines, all or each (decisions 012, 023).
     pub large_from: LargeFrom,
+    /// Most thread blocks of a kernel that carries a collective out, as NCCL's `maxCTAs`. None: as measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_ctas: Option<u32>,
     /// Memory, of which each rank's GPU has two, that parts to be combined come into.
     pub slot: Bytes,
     /// Whether ranks' kernels store lines of 128 bytes with their flag inside, where GPUs are joined by NVLink (decision 024).
@@ -42,6 +45,7 @@ impl Default for Cuda {
         Cuda {
             usage: CudaUse::default(),
             large_from: LargeFrom::default(),
+            max_ctas: None,
             slot: Bytes::mib(192),
             lines: true,
             gpus: Vec::new(),
@@ -57,6 +61,9 @@ impl Default for Cuda {
 impl Cuda {
     pub(super) fn validate(&self, problems: &mut Problems) {
         problems.within("cuda.slot", &self.slot, &limits::CUDA_SLOT);
+        if let Some(most) = &self.max_ctas {
+            problems.within("cuda.max_ctas", most, &limits::CUDA_MAX_CTAS);
+        }
         if self.ordering == CudaOrdering::Events && self.execution != CudaExecution::Service {
             let reason = "\"events\" is for what the service carries out by its engines: set execution = \"service\", or another ordering";
             problems.add("cuda.ordering", reason);

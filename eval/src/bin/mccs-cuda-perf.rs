@@ -295,10 +295,12 @@ fn measure_beside(arguments: &Arguments, own: &Rank, sms: u32) -> anyhow::Result
                 if own.rank() == 0 {
                     println!(
                         "{kind:>15} {size:>10} {side:?}: alone {alone:.1} us, beside {sms} busy SMs {beside:.1} us ({:.3}); \
-                         computation {load_alone:.0} us, beside collectives {load_beside:.0} us ({:.3}); both {:.0} us",
+                         computation {load_alone:.0} us, beside collectives {load_beside:.0} us ({:.3}); both {:.0} us; \
+                         a collective took {:.0} SM us",
                         beside / alone,
                         load_beside / load_alone,
                         of(|of| of.both_us),
+                        of(|of| of.multiprocessor_us),
                     );
                 }
                 lines.push(BesideLine {

@@ -25,6 +25,8 @@ pub struct Beside {
     pub load_beside_us: f64,
     /// From the beginning of both to the end of both.
     pub both_us: f64,
+    /// Multiprocessors that a collective takes from the computation, times how long: what the computation lost.
+    pub multiprocessor_us: f64,
 }
 
 /// A rank and its computation.
@@ -122,12 +124,14 @@ impl<'a> Bench<'a> {
         }
         let own_us = us(end.elapsed_since(begin)?);
         let both = us(load_end.elapsed_since(load_begin)?).max(us(end.elapsed_since(load_begin)?));
+        let load_beside_us = own.largest(us(load_end.elapsed_since(load_begin)?))?;
         Ok(Beside {
             alone_us,
             beside_us: own.largest(own_us / f64::from(iterations))?,
             load_alone_us,
-            load_beside_us: own.largest(us(load_end.elapsed_since(load_begin)?))?,
+            load_beside_us,
             both_us: own.largest(both)?,
+            multiprocessor_us: (load_beside_us - load_alone_us) * f64::from(self.sms) / f64::from(iterations),
         })
     }
 }

@@ -13,6 +13,7 @@ use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
 use super::abi::{HEADS, KEEP, OWN, Part, RELEASED, SCALAR_AT, SCALED};
 use super::area::{LINES_UNIT_BYTES, LINES_UNIT_WIRE_BYTES};
+use super::strategy::COMBINE_BLOCKS;
 use super::{AreaLayout, DirectArgs, RANKS_MAX, ReduceArgs};
 
 /// How a direct operation moves its bytes.
@@ -124,9 +125,6 @@ const UNITS_A_LAP: u64 = 4;
 /// Bytes of a shard from which a pipeline is faster than two shots one after the other (docs/decisions/043).
 const PIPELINE_FROM: u64 = 1 << 20;
 const REDUCE_THREADS: u32 = 512;
-/// Blocks of the kernels that combine what copy engines bring: as many as fit on the multiprocessors that a caller's kernel on 100 of
-/// 132 leaves free. With half of them the links wait: an all-reduce of 256 MiB beside such a kernel took 1.06 of its time alone, not 1.02.
-const COMBINE_BLOCKS: u32 = 128;
 const WARP: u32 = 32;
 /// Warps that move bytes in a bulk kernel's block.
 const WORKER_WARPS: u32 = 18;

@@ -9,7 +9,11 @@ use super::{Algorithm, AreaLayout};
 const RULES: usize = 6;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-const LONGEST: u64 = 64 * MIB;
+/// However long.
+const LONGEST: u64 = u64::MAX;
+/// Blocks of the kernels that combine what copy engines bring: as many as fit on the multiprocessors that a caller's kernel on 100 of
+/// 132 leaves free. With half of them the links wait: an all-reduce of 256 MiB beside such a kernel took 1.06 of its time alone, not 1.02.
+pub(super) const COMBINE_BLOCKS: u32 = 128;
 
 /// Operations of up to so many bytes go this way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -37,18 +41,29 @@ impl Rule {
 pub struct DirectStrategy {
     /// By kind, in wire order.
     pub rules: [[Rule; RULES]; CollectiveKind::ALL.len()],
+    /// Bytes of payload from which a kind goes by copy engines, where those can; kernels have rules for such operations too, since graphs have
+    /// no copy engines. `u64::MAX`: never.
+    pub large_from: [u64; CollectiveKind::ALL.len()],
+    /// Blocks of the kernels that combine what copy engines bring.
+    pub combine_blocks: u32,
+    reserved: u32,
 }
 
 impl DirectStrategy {
-    /// What measured best without lines: measured on 2 and 4 H200; other counts are between and beyond. Larger operations are
-    /// for copy engines.
+    /// Without rules: kernels have no way, and nothing goes by copy engines.
+    fn empty() -> DirectStrategy {
+        let large_from = [u64::MAX; CollectiveKind::ALL.len()];
+        DirectStrategy { large_from, combine_blocks: COMBINE_BLOCKS, ..DirectStrategy::zeroed() }
+    }
+
+    /// What measured best without lines: measured on 2 and 4 H200; other counts are between and beyond.
     #[must_use]
     pub fn initial(nranks: u32) -> DirectStrategy {
         use Algorithm::{BulkOneShot, BulkTwoShot, PacketsOneShot, PacketsTwoShot};
         use CollectiveKind as Kind;
         let ranks = u64::from(nranks.max(2));
         let peers = ranks - 1;
-        let mut strategy = DirectStrategy::zeroed();
+        let mut strategy = DirectStrategy::empty();
         for kind in CollectiveKind::ALL {
             let rules: &[Rule] = match kind {
                 Kind::AllReduce if peers == 1 => &[
@@ -117,7 +132,7 @@ impl DirectStrategy {
         let few = ranks <= 4;
         let (lines, broadcast, reduce, message) =
             if few { (8 * MIB, 4 * MIB, 32 * MIB, 2 * MIB) } else { (room.min(3 * MIB), 2 * MIB, 2 * MIB, 640 * KIB) };
-        let mut strategy = DirectStrategy::zeroed();
+        let mut strategy = DirectStrategy::empty();
         for kind in CollectiveKind::ALL {
             let rules: &[Rule] = match kind {
                 Kind::AllReduce if peers == 1 => &[
@@ -176,10 +191,26 @@ impl DirectStrategy {
         strategy
     }
 
-    /// The algorithm and the most blocks for an operation; `None` where it is to go another way. A table from elsewhere
+    /// Every kernel takes at most so many blocks.
+    #[must_use]
+    pub fn with_max_blocks(mut self, blocks: u32) -> DirectStrategy {
+        let blocks = blocks.max(1);
+        self.rules.iter_mut().flatten().for_each(|rule| rule.blocks = rule.blocks.min(blocks));
+        self.combine_blocks = self.combine_blocks.min(blocks);
+        self
+    }
+
+    /// The algorithm and the most blocks for an operation; `None` where it is to go by copy engines, if those can. A table from elsewhere
     /// can hold anything: an unknown algorithm is none.
     #[must_use]
     pub fn choose(&self, kind: CollectiveKind, payload_bytes: u64) -> Option<(Algorithm, u32)> {
+        self.large_from.get(kind as usize).filter(|from| payload_bytes < **from)?;
+        self.kernel(kind, payload_bytes)
+    }
+
+    /// The same where copy engines are not to be had: `None` for an unknown algorithm alone.
+    #[must_use]
+    pub fn kernel(&self, kind: CollectiveKind, payload_bytes: u64) -> Option<(Algorithm, u32)> {
         let rules = self.rules.get(kind as usize)?;
         let rule =
             rules.iter().take_while(|rule| rule.up_to_bytes != 0).find(|rule| payload_bytes <= rule.up_to_bytes)?;

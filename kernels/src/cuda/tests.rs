@@ -288,6 +288,33 @@ fn strategies_choose_by_size_and_never_trust_a_number() {
 }
 
 #[test]
+fn a_limit_of_blocks_holds_for_every_kernel_and_none_is_without_blocks() {
+    for most in [0, 1, 16, 1000] {
+        let limited = DirectStrategy::with_lines(4).with_max_blocks(most);
+        let (mut greatest, limit) = (0, most.max(1));
+        for &kind in CollectiveKind::ALL {
+            for bytes in (0..40).map(|power| 1u64 << power) {
+                let of = |strategy: &DirectStrategy| strategy.kernel(kind, bytes).expect("a kernel");
+                let ((algorithm, blocks), (as_measured, more)) = (of(&limited), of(&DirectStrategy::with_lines(4)));
+                assert_eq!((algorithm, blocks), (as_measured, more.min(limit)), "{kind} {bytes}");
+                greatest = greatest.max(blocks);
+            }
+        }
+        assert_eq!((greatest, limited.combine_blocks), (limit.min(128), limit.min(128)));
+    }
+}
+
+#[test]
+fn kernels_have_a_way_also_where_copy_engines_begin() {
+    let mut strategy = DirectStrategy::with_lines(4);
+    strategy.large_from[CollectiveKind::AllReduce as usize] = 8 << 20;
+    let choose = |bytes| strategy.choose(CollectiveKind::AllReduce, bytes);
+    assert!(choose((8 << 20) - 1).is_some() && choose(8 << 20).is_none() && choose(1 << 40).is_none());
+    assert!(strategy.kernel(CollectiveKind::AllReduce, 1 << 40).is_some());
+    assert!(strategy.choose(CollectiveKind::AllGather, 1 << 40).is_some());
+}
+
+#[test]
 fn the_image_has_what_launches_name() {
     let Some(image) = IMAGE else { return };
     assert!(image.len() > 100_000 && image.as_ptr().addr().is_multiple_of(64));

@@ -361,6 +361,9 @@ pub struct CommView {
     pub bus_bytes: u64,
     /// Time that these took.
     pub busy_ns: u64,
+    /// Time that GPUs' kernels held multiprocessors for them, of all ranks and multiprocessors together.
+    #[serde(default)]
+    pub multiprocessor_ns: u64,
     /// The last of them, by kind.
     pub kinds: Vec<KindView>,
     /// Its last sends and receives.
@@ -388,6 +391,13 @@ pub struct CommView {
 }
 
 impl CommView {
+    /// Multiprocessors that its collectives hold on each GPU while one runs, on average. Kernels that wait for other ranks count.
+    #[must_use]
+    pub fn multiprocessors(&self) -> f64 {
+        let rank_ns = self.busy_ns as f64 * f64::from(self.nranks);
+        if rank_ns == 0.0 { 0.0 } else { self.multiprocessor_ns as f64 / rank_ns }
+    }
+
     /// A communicator now; how far its GPUs are, when they were last asked, as they are here.
     #[must_use]
     pub fn of(comm: &CommInfo) -> Self {
@@ -412,6 +422,7 @@ impl CommView {
             bytes,
             bus_bytes: comm.bus_bytes.load(Ordering::Relaxed),
             busy_ns: comm.busy_ns.load(Ordering::Relaxed),
+            multiprocessor_ns: comm.multiprocessor_ns.load(Ordering::Relaxed),
             kinds: comm.recent.view(),
             pair_sides: comm.recent.pair_view(),
             busbw_gbps: comm.busbw_gbps(),

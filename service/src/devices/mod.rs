@@ -75,6 +75,15 @@ pub struct Counted {
 /// graphs that are replayed go on between two looks. At a third of a microsecond each these are 40 seconds.
 pub const NUMBERS_MAX: u64 = (1 << 32) - (1 << 27);
 
+/// What carried a collective out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CarriedOutBy {
+    /// Ranks' kernels.
+    Kernels,
+    /// The service's copy engines, and kernels that combine what they bring.
+    CopyEngines,
+}
+
 /// How many operations of a group had ended when that was last read, which somebody has to ask for.
 #[derive(Debug, Default)]
 pub struct Ended {
@@ -210,10 +219,10 @@ impl DirectGroup {
     }
 
     /// Hands over what nobody has looked at yet of how long collectives took, of ranks' kernels and of copy engines. One caller at a time.
-    pub fn take_times(&self, mut count: impl FnMut(&Reading)) {
+    pub fn take_times(&self, mut count: impl FnMut(&Reading, CarriedOutBy)) {
         let mut taken = self.ended.taken();
-        count(&std::mem::take(&mut taken.new));
-        self.large.iter().for_each(|large| count(&large.take_times()));
+        count(&std::mem::take(&mut taken.new), CarriedOutBy::Kernels);
+        self.large.iter().for_each(|large| count(&large.take_times(), CarriedOutBy::CopyEngines));
     }
 
     /// The same of groups of sends and receives.
@@ -388,7 +397,7 @@ mod tests {
             lines: false,
             opens_buffers: true,
         };
-        let first = GpuStrategy { large_from: Crossover::Never.into(), lines: false };
+        let first = GpuStrategy { large_from: Crossover::Never.into(), lines: false, max_ctas: None };
         let strategies = Strategies::begin(Arc::new(page), abilities, first);
         let group = DirectGroup::new(strategies, None, Box::new(asked));
         assert!(group.is_answered());

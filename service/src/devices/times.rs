@@ -27,6 +27,13 @@ pub struct TimedCollective {
 const RANKS_MAX: usize = BOARD_RANKS_MAX as usize;
 
 impl TimedCollective {
+    /// How long all ranks' kernels ran, together: who came early has waited.
+    #[must_use]
+    pub fn ran_on_all(&self, nranks: u32) -> Duration {
+        let waited = self.late.iter().max().copied().unwrap_or_default();
+        self.late.iter().take(nranks as usize).map(|late| self.took + waited - *late).sum()
+    }
+
     /// Of all ranks' stamps, by rank; `None` if they are not of one collective.
     fn of(stamps: &[Stamp]) -> Option<Self> {
         let Stamp { kind, payload_bytes, .. } = *stamps.first()?;
@@ -156,6 +163,13 @@ mod tests {
         assert_eq!((ended, timed[0].took, timed[0].payload_bytes), (1, us(3), 64));
         assert_eq!(timed[0].late[..3], [us(0), us(5), us(0)]);
         assert_eq!(times.read(&ranks, LONG), Reading::default(), "once");
+    }
+
+    #[test]
+    fn ranks_that_wait_hold_their_multiprocessors() {
+        let ranks = [rank(1, &[(1, 64, 1_000, 9_000)]), rank(1, &[(1, 64, 500_000, 503_000)])];
+        let Reading { timed, .. } = Times::default().read(&ranks, LONG);
+        assert_eq!(timed[0].ran_on_all(2), Duration::from_micros(8 + 3));
     }
 
     #[test]

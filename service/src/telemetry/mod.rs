@@ -30,7 +30,8 @@ use self::placed::Placed;
 use self::plausible::Plausible;
 pub use self::registry::{CommonTime, GpuInfo, HostInfo, Refused, Registry, TenantTotals};
 use self::traffic::{PairSide, RecentTraffic, TenantTraffic};
-use crate::devices::{DirectGroup, Reading, TimedCollective, Times};
+use crate::devices::cuda::KernelBlocks;
+use crate::devices::{CarriedOutBy, DirectGroup, Reading, TimedCollective, Times};
 use crate::session::SessionId;
 use crate::tenants::Charge;
 
@@ -83,6 +84,9 @@ pub struct CommInfo {
     pub bus_bytes: AtomicU64,
     /// Time in which a collective was running. Of what ranks do among themselves a sample is timed, here and in what follows, and stands for the rest.
     pub busy_ns: AtomicU64,
+    /// Time that ranks' kernels held multiprocessors, of all ranks and multiprocessors together. What copy engines carry out holds none, but
+    /// for combining, which is not counted.
+    pub multiprocessor_ns: AtomicU64,
     /// Collectives that end on no rank before all have come, and the part of `busy_ns` that is theirs.
     pub joint: [AtomicU64; 2],
     /// Of `operations`, the point-to-point pairs; without those of ranks on GPUs, which [`CommInfo::pairs`] has.
@@ -190,7 +194,13 @@ impl CommInfo {
     /// Counts what has come to be known of how long collectives took that ranks did among themselves, and copy engines.
     fn count_times(&self) {
         if let Some(direct) = &self.direct {
-            direct.take_times(|reading| self.count_reading(reading));
+            let blocks = direct.strategies().blocks();
+            direct.take_times(|reading, by| {
+                self.count_reading(reading);
+                if by == CarriedOutBy::Kernels {
+                    self.count_multiprocessors(reading, &blocks);
+                }
+            });
         }
         if let Some(board) = &self.board {
             let (mut read, now) = (lock(&board.read), Instant::now());
@@ -210,6 +220,15 @@ impl CommInfo {
                 let late = late.get(rank.rank as usize).map_or(0, |late| late.as_nanos() as u64);
                 rank.late_ns.fetch_add(late.saturating_mul(times), Ordering::Relaxed);
             }
+        }
+    }
+
+    /// Counts what ranks' kernels held: a block has a multiprocessor for itself, also while it waits for other ranks.
+    fn count_multiprocessors(&self, reading: &Reading, blocks: &KernelBlocks) {
+        for (timed, times) in reading.weighted() {
+            let ran_ns = timed.ran_on_all(self.nranks).as_nanos() as u64;
+            let held_ns = ran_ns.saturating_mul(u64::from(blocks.of(timed.kind, timed.payload_bytes)));
+            self.multiprocessor_ns.fetch_add(held_ns.saturating_mul(times), Ordering::Relaxed);
         }
     }
 

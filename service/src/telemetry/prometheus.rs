@@ -387,6 +387,14 @@ fn communicators(text: &mut Text, overview: &Overview) {
     for comm in comms {
         family.sample(&of_comm(comm), seconds(comm.busy_ns));
     }
+    let mut family = text.family(
+        "mccs_communicator_multiprocessor_seconds_total",
+        Kind::Counter,
+        "Time that GPUs' kernels held multiprocessors for collectives, of all ranks and multiprocessors together.",
+    );
+    for comm in comms {
+        family.sample(&of_comm(comm), seconds(comm.multiprocessor_ns));
+    }
 }
 
 fn ranks(text: &mut Text, overview: &Overview) {

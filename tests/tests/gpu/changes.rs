@@ -282,10 +282,16 @@ fn strategies_change_while_ranks_run() {
     for epoch in 1..=CHANGES {
         let wanted = choices.next();
         assert_eq!(change(&service, &wanted), Ok(epoch), "{wanted:?}");
-        let is = GpuStrategy { large_from: wanted.large_from.expect("chosen"), lines: wanted.lines == Some(true) };
+        let is = GpuStrategy {
+            large_from: wanted.large_from.expect("chosen"),
+            lines: wanted.lines == Some(true),
+            max_ctas: wanted.max_ctas,
+        };
         assert_eq!(in_force(&service), (epoch, is));
-        for (refused, why) in [("channels = 2", "large_from and lines"), ("algorithm = 'ring'", "large_from and lines")]
-        {
+        for (refused, why) in [
+            ("channels = 2", "large_from, lines and max_ctas"),
+            ("algorithm = 'ring'", "large_from, lines and max_ctas"),
+        ] {
             let refused = StrategyChange::parse(refused, "a change").expect("well-formed");
             assert!(change(&service, &refused).is_err_and(|reason| reason.contains(why)));
         }

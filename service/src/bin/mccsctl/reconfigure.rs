@@ -36,11 +36,14 @@ pub struct Reconfigure {
     /// Of GPUs: whether kernels store lines with their flag inside.
     #[arg(long, value_name = "on|off", hide_possible_values = true, value_parser = clap::builder::BoolishValueParser::new())]
     lines: Option<bool>,
+    /// Of GPUs: most thread blocks of a kernel; 0: as measured.
+    #[arg(long, value_name = "N")]
+    max_ctas: Option<u32>,
     /// Collectives that may start while hosts agree; chosen by their length, if not given.
     #[arg(long)]
     window: Option<u32>,
     /// Change nothing, but let the controller decide for it again.
-    #[arg(long, conflicts_with_all = ["file", "algorithm", "channels", "ring", "transport", "path", "large_from", "lines", "window"])]
+    #[arg(long, conflicts_with_all = ["file", "algorithm", "channels", "ring", "transport", "path", "large_from", "lines", "max_ctas", "window"])]
     unpin: bool,
 }
 
@@ -65,6 +68,7 @@ impl Reconfigure {
         }
         change.transport = self.transport.or(change.transport);
         (change.large_from, change.lines) = (self.large_from.or(change.large_from), self.lines.or(change.lines));
+        change.max_ctas = self.max_ctas.or(change.max_ctas);
         if !self.path.is_empty() {
             change.paths = Some(self.path.clone());
         }
@@ -155,6 +159,7 @@ mod tests {
             ("r 7 --large-from 4MiB --lines off", "large_from = '4MiB'\nlines = false"),
             ("r 7 --lines on", "lines = true"),
             ("r 7 --large-from 0", "large_from = '0'"),
+            ("r 7 --max-ctas 32", "max_ctas = 32"),
             ("r 7 --large-from 4MiB,all_reduce=0", "large_from = '4MiB, all_reduce=0'"),
             ("r 7 --large-from measured", "large_from = 'measured'"),
         ] {

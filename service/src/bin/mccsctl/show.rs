@@ -77,7 +77,7 @@ pub fn sessions(sessions: &[SessionView]) {
 /// Communicators and their counters.
 pub fn comms(comms: &[CommView]) {
     say!(
-        "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12} {:>9} {:>7} {:>6}  last enqueued/started/completed by rank",
+        "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12} {:>9} {:>5} {:>7} {:>6}  last enqueued/started/completed by rank",
         "comm",
         "tenant",
         "device",
@@ -85,18 +85,20 @@ pub fn comms(comms: &[CommView]) {
         "operations",
         "MiB",
         "busbw",
+        "SMs",
         "failed",
         "epoch"
     );
     for c in comms {
         let mut progress: Vec<_> =
             c.ranks.iter().map(|rank| format!("{}/{}/{}", rank.enqueued, rank.started, rank.completed)).collect();
-        progress.extend(c.on_gpus.map(|GpuStrategy { large_from, lines }| {
-            format!("(large_from {large_from}, lines {})", if lines { "on" } else { "off" })
+        progress.extend(c.on_gpus.map(|GpuStrategy { large_from, lines, max_ctas }| {
+            let most = max_ctas.map(|most| format!(", max_ctas {most}")).unwrap_or_default();
+            format!("(large_from {large_from}, lines {}{most})", if lines { "on" } else { "off" })
         }));
         progress.extend(c.graphs_keep.map(|epoch| format!("(graphs keep {epoch})")));
         say!(
-            "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12.1} {:>9.2} {:>7} {:>6}  {}",
+            "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12.1} {:>9.2} {:>5.0} {:>7} {:>6}  {}",
             c.communicator,
             c.tenant,
             c.device,
@@ -104,6 +106,7 @@ pub fn comms(comms: &[CommView]) {
             c.operations,
             c.bytes as f64 / (1 << 20) as f64,
             c.busbw_gbps,
+            c.multiprocessors(),
             c.failed,
             c.epoch,
             progress.join(" ")

@@ -450,6 +450,7 @@ mod tests {
                 bytes: 5_000_000 * seconds,
                 bus_bytes: 1_000_000_000 * seconds,
                 busy_ns: 500_000_000 * seconds,
+                multiprocessor_ns: 0,
                 kinds: Vec::new(),
                 pair_sides: Vec::new(),
                 busbw_gbps: 2.0,

@@ -1,9 +1,11 @@
 //! From which size on collectives go by copy engines: part of the strategy of a communicator of GPUs.
 
-use mccs_config::service::{Crossover, LargeFrom};
+use mccs_config::service::Crossover;
 use mccs_ipc::large::has_large;
 use mccs_ipc::types::{CollectiveKind, RedOp};
 use mccs_kernels::cuda::DirectStrategy;
+
+use super::strategies::GpuStrategy;
 
 /// Payload, as nccl-tests counts it, from which copy engines were faster than the ranks' kernels on 2 and 4 H200 (`eval/results/cuda-crossovers-2.md`
 /// and `-4`): MPS, of tenants or of the service too, makes no difference but for all-reduces and gathers of four, by a size. 3 and more than 4 GPUs were not
@@ -22,23 +24,17 @@ fn measured(kind: CollectiveKind, nranks: u32) -> u64 {
     }
 }
 
-/// What ranks do by themselves, up to where copy engines begin, if they do.
-pub(super) fn strategy(nranks: u32, large_from: LargeFrom, in_lines: bool) -> DirectStrategy {
-    let mut strategy = if in_lines { DirectStrategy::with_lines(nranks) } else { DirectStrategy::initial(nranks) };
-    for kind in CollectiveKind::ALL {
-        let from = match large_from.of(kind.name()) {
-            Crossover::Measured => Some(measured(*kind, nranks)),
-            Crossover::Pinned(bytes) => Some(bytes.0),
-            Crossover::Never => None,
+/// What ranks do by themselves, and from which size on copy engines do it, if they can.
+pub(super) fn strategy(nranks: u32, chosen: &GpuStrategy) -> DirectStrategy {
+    let measured_best = if chosen.lines { DirectStrategy::with_lines(nranks) } else { DirectStrategy::initial(nranks) };
+    let mut strategy = measured_best.with_max_blocks(chosen.max_ctas.unwrap_or(u32::MAX));
+    for kind in CollectiveKind::ALL.iter().filter(|kind| has_large(**kind, RedOp::Sum)) {
+        strategy.large_from[*kind as usize] = match chosen.large_from.of(kind.name()) {
+            Crossover::Measured => measured(*kind, nranks),
+            // Kernels have what is of a byte or less.
+            Crossover::Pinned(bytes) => bytes.0.max(2),
+            Crossover::Never => u64::MAX,
         };
-        let to = from.filter(|_| has_large(*kind, RedOp::Sum)).map_or(u64::MAX, |from| from.saturating_sub(1).max(1));
-        let rules = &mut strategy.rules[*kind as usize];
-        let used = rules.iter().take_while(|rule| rule.up_to_bytes != 0).count();
-        let kept = rules[..used].iter().position(|rule| rule.up_to_bytes >= to).map_or(used, |at| at + 1);
-        if let Some(last) = rules[..kept].last_mut() {
-            last.up_to_bytes = to;
-        }
-        rules[kept..].iter_mut().for_each(|rule| rule.up_to_bytes = 0);
     }
     strategy
 }
@@ -46,13 +42,17 @@ pub(super) fn strategy(nranks: u32, large_from: LargeFrom, in_lines: bool) -> Di
 #[cfg(test)]
 mod tests {
     use mccs_config::Bytes;
+    use mccs_config::service::LargeFrom;
 
     use super::*;
 
     const MIB: u64 = 1 << 20;
 
     fn goes_direct(large_from: LargeFrom, kind: CollectiveKind, bytes: u64) -> bool {
-        let [plain, in_lines] = [false, true].map(|lines| strategy(4, large_from, lines).choose(kind, bytes).is_some());
+        let [plain, in_lines] = [false, true].map(|lines| {
+            let chosen = GpuStrategy { large_from, lines, max_ctas: None };
+            strategy(4, &chosen).choose(kind, bytes).is_some()
+        });
         assert_eq!(plain, in_lines, "{kind} {bytes}");
         plain
     }

@@ -48,7 +48,7 @@ pub use self::queues::{QUEUES_MAX, QUEUES_VARIABLE};
 use self::queues::{Queues, queues_of_process};
 pub use self::segments::{Segment, SegmentRefused};
 use self::setup::{Order, Orders, Setup};
-pub use self::strategies::{Abilities, GpuStrategy, Strategies, StrategyRefused};
+pub use self::strategies::{Abilities, GpuStrategy, KernelBlocks, Strategies, StrategyRefused};
 use super::{Device, FarPair, Launched, Network, Prepare, Prepared, Tag};
 use crate::bootstrap::Refusal;
 use crate::collective::Schedule;
@@ -113,6 +113,8 @@ pub struct CudaOptions {
     pub slot_bytes: u64,
     /// Whether ranks' kernels may store lines with their flag inside.
     pub lines: bool,
+    /// Most blocks of a kernel that carries a collective out; none: as measured.
+    pub max_ctas: Option<u32>,
     /// Who carries collectives out.
     pub execution: Execution,
     /// Whether it is taken how long collectives take.

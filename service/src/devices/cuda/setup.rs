@@ -434,7 +434,11 @@ impl Setup {
         }
         let (copy_engines, lines) = (large.is_some(), self.store_lines(gpus));
         let abilities = Abilities { nranks, execution, copy_engines, lines, opens_buffers: !by_descriptors };
-        let wanted = GpuStrategy { large_from: self.options.large_from, lines: self.options.lines };
+        let wanted = GpuStrategy {
+            large_from: self.options.large_from,
+            lines: self.options.lines,
+            max_ctas: self.options.max_ctas,
+        };
         let strategies = Strategies::begin(Arc::clone(&page), abilities, wanted);
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
         let in_use = AreasInUse { memory: Arc::new(memory), orders: Arc::clone(&orders) };

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use mccs_config::change::StrategyChange;
 use mccs_config::service::{Crossover, LargeFrom};
 use mccs_ipc::direct::{Cut, CutError, DirectPage, Execution, Publisher, STRATEGY_WORDS};
-use mccs_kernels::cuda::DirectStrategy;
+use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
+use mccs_kernels::cuda::{AreaLayout, DirectCall, DirectStrategy, Launch};
 use serde::{Deserialize, Serialize};
 
 use super::crossover::strategy;
@@ -21,6 +22,8 @@ pub struct GpuStrategy {
     pub large_from: LargeFrom,
     /// Whether kernels store lines with their flag inside.
     pub lines: bool,
+    /// Most blocks of a kernel that carries a collective out; none: as measured.
+    pub max_ctas: Option<u32>,
 }
 
 /// What a communicator can do.
@@ -49,7 +52,7 @@ impl Abilities {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StrategyRefused {
     /// Rings and such.
-    #[error("GPUs carry its collectives out: of its strategy only large_from and lines can be changed")]
+    #[error("GPUs carry its collectives out: of its strategy only large_from, lines and max_ctas can be changed")]
     OfHosts,
     /// Ranks have nothing to choose.
     #[error(
@@ -91,7 +94,7 @@ impl Strategies {
     pub fn begin(page: Arc<DirectPage>, abilities: Abilities, wanted: GpuStrategy) -> Self {
         let large_from =
             if abilities.copy_engines { abilities.crossovers(wanted.large_from) } else { Crossover::Never.into() };
-        let first = GpuStrategy { large_from, lines: wanted.lines && abilities.lines };
+        let first = GpuStrategy { large_from, lines: wanted.lines && abilities.lines, ..wanted };
         let mut publisher = Publisher::new(abilities.nranks);
         publisher.publish(&page, &words_of(first, abilities.nranks)).expect("invariant: no rank has the page yet");
         Strategies { page, abilities, state: Mutex::new(State { publisher, last: first }) }
@@ -128,6 +131,7 @@ impl Strategies {
         let next = GpuStrategy {
             large_from: change.large_from.map_or(state.last.large_from, |from| self.abilities.crossovers(from)),
             lines: change.lines.unwrap_or(state.last.lines),
+            max_ctas: change.max_ctas.map_or(state.last.max_ctas, |most| Some(most).filter(|most| *most != 0)),
         };
         let cut = state.publisher.publish(&self.page, &words_of(next, nranks))?;
         state.last = next;
@@ -146,15 +150,43 @@ impl Strategies {
         has_any.then(|| self.state().last)
     }
 
+    /// What its ranks' kernels take.
+    #[must_use]
+    pub fn blocks(&self) -> KernelBlocks {
+        let nranks = self.abilities.nranks;
+        let strategy = strategy(nranks, &self.state().last);
+        KernelBlocks { strategy, layout: AreaLayout::initial(nranks.max(2)) }
+    }
+
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How many multiprocessors kernels hold, by the strategy that was published last.
+pub struct KernelBlocks {
+    strategy: DirectStrategy,
+    layout: AreaLayout,
+}
+
+impl KernelBlocks {
+    /// Blocks of a collective's kernel on each rank, where one carries it out. Each has a multiprocessor for itself.
+    #[must_use]
+    pub fn of(&self, kind: CollectiveKind, payload_bytes: u64) -> u32 {
+        let (nranks, dtype) = (self.layout.nranks, DataType::U8);
+        let count = payload_bytes / kind.payload_count(1, nranks).max(1);
+        let (op, root, rank) = (RedOp::Sum, 0, 0);
+        let call = DirectCall { kind, dtype, op, count, root, scalar_bits: 0, is_scalar_address: false, rank, nranks };
+        let kernel = self.strategy.kernel(kind, payload_bytes);
+        let launch = kernel.and_then(|(algorithm, blocks)| Launch::direct(&call, &self.layout, algorithm, blocks));
+        launch.map_or(0, |launch| launch.grid)
     }
 }
 
 /// A strategy as pages have it.
 fn words_of(chosen: GpuStrategy, nranks: u32) -> [u64; STRATEGY_WORDS] {
     let mut words = [0; STRATEGY_WORDS];
-    let strategy = strategy(nranks, chosen.large_from, chosen.lines);
+    let strategy = strategy(nranks, &chosen);
     let bytes = bytemuck::bytes_of(&strategy);
     bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
     words
@@ -165,13 +197,12 @@ const _: () = assert!(size_of::<DirectStrategy>() <= STRATEGY_WORDS * 8);
 #[cfg(test)]
 mod tests {
     use mccs_config::Bytes;
-    use mccs_ipc::types::CollectiveKind;
     use mccs_kernels::cuda::Algorithm;
 
     use super::*;
 
     fn measured() -> GpuStrategy {
-        GpuStrategy { large_from: Crossover::Measured.into(), lines: true }
+        GpuStrategy { large_from: Crossover::Measured.into(), lines: true, max_ctas: None }
     }
     const ABLE: Abilities =
         Abilities { nranks: 4, execution: Execution::Ranks, copy_engines: true, lines: true, opens_buffers: true };
@@ -210,11 +241,41 @@ mod tests {
         );
         assert_eq!([9, 10].map(|n| way(&strategies, n, MIB)), [None; 2]);
         let one = LargeFrom::from(Crossover::Pinned(Bytes::mib(1)));
-        assert_eq!(strategies.last(), Some(GpuStrategy { large_from: one, lines: false }));
+        assert_eq!(strategies.last(), Some(GpuStrategy { large_from: one, lines: false, max_ctas: None }));
         assert_eq!(strategies.change(&change("large_from = '0'\nlines = true")), Ok(Cut { epoch: 3, from: 10 }));
         assert_eq!(way(&strategies, 10, 4096 * MIB), Some(Algorithm::BulkTwoShot));
         assert_eq!(strategies.change(&change("large_from = 'measured'")).map(|cut| cut.epoch), Ok(4));
         assert_eq!(strategies.last(), Some(measured()));
+    }
+
+    #[test]
+    fn kernels_hold_as_many_multiprocessors_as_they_have_blocks() {
+        const MIB: u64 = 1 << 20;
+        let of = |toml: &str, bytes| {
+            let strategies = strategies(ABLE);
+            strategies.change(&change(toml)).expect("changed");
+            strategies.blocks().of(CollectiveKind::AllReduce, bytes)
+        };
+        assert_eq!([8, 25 * MIB].map(|bytes| of("large_from = '0'", bytes)), [1, 96]);
+        assert_eq!([8, 25 * MIB].map(|bytes| of("max_ctas = 24", bytes)), [1, 24]);
+    }
+
+    #[test]
+    fn a_limit_of_blocks_is_published_kept_and_taken_back() {
+        let strategies = strategies(ABLE);
+        let most = || {
+            let terms = strategies.page().terms(1).expect("a strategy");
+            let words = &bytemuck::cast_slice::<u64, u8>(&terms.words)[..size_of::<DirectStrategy>()];
+            let strategy: DirectStrategy = bytemuck::pod_read_unaligned(words);
+            strategy.rules.iter().flatten().map(|rule| rule.blocks).max()
+        };
+        for (toml, blocks, is) in
+            [("max_ctas = 24", 24, Some(24)), ("large_from = '8MiB'", 24, Some(24)), ("max_ctas = 0", 128, None)]
+        {
+            strategies.change(&change(toml)).expect("changed");
+            assert_eq!((most(), strategies.last().expect("ranks choose").max_ctas), (Some(blocks), is), "{toml}");
+        }
+        assert!(StrategyChange::parse("max_ctas = 4096", "change.toml").is_err());
     }
 
     #[test]
@@ -256,7 +317,7 @@ mod tests {
     #[test]
     fn who_has_less_begins_with_less_and_can_still_be_told_so() {
         let strategies = strategies(Abilities { copy_engines: false, lines: false, ..ABLE });
-        let first = GpuStrategy { large_from: Crossover::Never.into(), lines: false };
+        let first = GpuStrategy { large_from: Crossover::Never.into(), lines: false, max_ctas: None };
         assert_eq!(strategies.last(), Some(first));
         assert_eq!(strategies.change(&change("lines = false\nlarge_from = '0'")), Ok(Cut { epoch: 1, from: 1 }));
         assert_eq!(way(&strategies, 1, 1 << 32), Some(Algorithm::BulkTwoShot));

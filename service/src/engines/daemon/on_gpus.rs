@@ -159,7 +159,7 @@ mod tests {
                 lines: false,
                 opens_buffers: true,
             };
-            let first = GpuStrategy { large_from: Crossover::Never.into(), lines: false };
+            let first = GpuStrategy { large_from: Crossover::Never.into(), lines: false, max_ctas: None };
             let strategies = Strategies::begin(Arc::new(page), abilities, first);
             let session = Session::for_tests(1, &tenant);
             let group = DirectGroup::new(strategies, None, Box::new(NoAreas));

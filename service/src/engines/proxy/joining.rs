@@ -91,6 +91,7 @@ impl ProxyEngine {
             bytes: 0.into(),
             bus_bytes: 0.into(),
             busy_ns: 0.into(),
+            multiprocessor_ns: 0.into(),
             joint: [0.into(), 0.into()],
             pairs: 0.into(),
             recent: RecentTraffic::default(),

@@ -68,6 +68,15 @@ impl StreamEvents {
     }
 }
 
+/// How a rank combines what copy engines bring.
+#[derive(Clone, Copy)]
+pub(super) struct Combine {
+    /// Where it comes to.
+    pub(super) layout: LargeLayout,
+    /// Blocks of each kernel.
+    pub(super) blocks: u32,
+}
+
 impl DirectCommunicator {
     /// How a call goes that is too large for the ranks alone; `None` where the service has no way for it.
     pub(super) fn large_way(&self, call: &DirectCall) -> Option<LargeLayout> {
@@ -137,7 +146,7 @@ impl DirectCommunicator {
     pub(super) unsafe fn enqueue_large(
         &self,
         order: &mut Order,
-        layout: LargeLayout,
+        combine: Combine,
         checked: &DirectCall,
         call: &Call,
         stream: RawStream,
@@ -177,7 +186,7 @@ impl DirectCommunicator {
         order.large.enqueued = number;
         // SAFETY: the caller's contract is passed on.
         let enqueued =
-            unsafe { self.enqueue_by_words(layout, checked, (call, &at), (send_bytes, recv_bytes), number, stream) };
+            unsafe { self.enqueue_by_words(combine, checked, (call, &at), (send_bytes, recv_bytes), number, stream) };
         // The service was told of what this rank's stream never comes to.
         enqueued.inspect_err(|error| member.give_up(error))
     }
@@ -217,7 +226,7 @@ impl DirectCommunicator {
     /// As for [`super::super::CudaCommunicator::all_reduce`].
     unsafe fn enqueue_by_words(
         &self,
-        layout: LargeLayout,
+        combine: Combine,
         checked: &DirectCall,
         (call, at): (&Call, &Call),
         (send_bytes, recv_bytes): (u64, u64),
@@ -233,7 +242,7 @@ impl DirectCommunicator {
             }
             stream.write_word(self.word(rank, LargeWord::Ready), number).map_err(cuda_error)?;
             if self.execution == Execution::Ranks {
-                self.keep(layout, checked, at, number, stream)?;
+                self.keep(combine, checked, at, number, stream)?;
             }
             let arrived = |peer| WordOperation::Wait(self.word(peer, LargeWord::Arrived), number);
             let kept = WordOperation::Wait(self.word(rank, LargeWord::Kept), number);
@@ -305,7 +314,7 @@ impl DirectCommunicator {
     /// As for [`super::super::CudaCommunicator::all_reduce`].
     unsafe fn keep(
         &self,
-        layout: LargeLayout,
+        combine: Combine,
         checked: &DirectCall,
         call: &Call,
         number: u64,
@@ -324,10 +333,11 @@ impl DirectCommunicator {
         if !kind.reduces() {
             return Ok(());
         }
-        let shards = Shards::new(layout, kind, nranks, count * size);
+        let shards = Shards::new(combine.layout, kind, nranks, count * size);
         let buffers = LargeBuffers { send: call.send, recv: call.recv, area: self.member.area() };
         for piece in 0..shards.pieces() {
             let mut launch = Launch::combine(dtype, op, &shards, (rank, piece), &buffers);
+            launch.grid = combine.blocks;
             launch.args.done_word = self.word(rank, LargeWord::Reduced);
             launch.args.done_value = stage(number, piece);
             let function = self.member.function(launch.function)?;

@@ -25,7 +25,7 @@ use mccs_ipc::protocol::Request;
 use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
 use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectArgs, DirectCall, DirectStrategy, Launch, Stamp};
 
-use self::large::LargeOrder;
+use self::large::{Combine, LargeOrder};
 use self::launcher::Launcher;
 pub(super) use self::member::Member;
 use self::order::LaunchOrder;
@@ -37,8 +37,6 @@ use super::{CudaStream, cuda_error};
 use crate::client::locked;
 use crate::{Client, Error};
 
-/// Blocks of what is longer than the strategy's table, where it does not go by copy engines.
-const LONGEST_BLOCKS: u32 = 96;
 /// How long a call that the operator holds back, or a wait for this rank's kernels, sleeps between looks.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(20);
 
@@ -203,14 +201,16 @@ impl DirectCommunicator {
             // SAFETY: the caller's contract is passed on.
             unsafe {
                 self.follow(&mut order, stream)?;
-                self.enqueue_large(&mut order, layout, &checked, call, stream)?;
+                let combine = Combine { layout, blocks: strategy.combine_blocks.max(1) };
+                self.enqueue_large(&mut order, combine, &checked, call, stream)?;
             }
             return Ok(());
         }
         if self.execution == Execution::Service {
             return Err(Error::argument(format!("the service's engines have no way for {}", checked.kind)));
         }
-        let mut launch = self.kernel(&checked, chosen).ok_or_else(|| {
+        let chosen = strategy.kernel(checked.kind, payload_bytes);
+        let mut launch = chosen.and_then(|chosen| self.kernel(&checked, chosen)).ok_or_else(|| {
             Error::argument(format!("the operator has no way for {} of {payload_bytes} bytes", checked.kind))
         })?;
         if self.is_timed {
@@ -272,9 +272,8 @@ impl DirectCommunicator {
         Ok(())
     }
 
-    /// The kernel of a collective, but for addresses; none where the operator has no way for it.
-    fn kernel(&self, checked: &DirectCall, chosen: Option<(Algorithm, u32)>) -> Option<Launch<DirectArgs>> {
-        let (algorithm, blocks) = chosen.or_else(|| self.large.map(|_| (Algorithm::BulkTwoShot, LONGEST_BLOCKS)))?;
+    /// The kernel of a collective, but for addresses; none where there is no way for it.
+    fn kernel(&self, checked: &DirectCall, (algorithm, blocks): (Algorithm, u32)) -> Option<Launch<DirectArgs>> {
         // What does not fit the areas goes in chunks that do; all ranks come to the same.
         let ways = [algorithm, Algorithm::BulkTwoShot, Algorithm::BulkOneShot];
         ways.into_iter().find_map(|algorithm| Launch::direct(checked, &self.member.layout, algorithm, blocks))

@@ -73,7 +73,7 @@ impl Device for Pages {
         let nranks = gpus.len() as u32;
         let abilities =
             Abilities { nranks, execution: self.execution, copy_engines: true, lines: false, opens_buffers: true };
-        let wanted = GpuStrategy { large_from: Crossover::Measured.into(), lines: true };
+        let wanted = GpuStrategy { large_from: Crossover::Measured.into(), lines: true, max_ctas: None };
         let areas = ToldAreas(Arc::clone(&self.told), Arc::clone(&self.stamped), Arc::clone(&self.at_last));
         let strategies = Strategies::begin(Arc::new(page), abilities, wanted);
         let group = DirectGroup::new(strategies, None, Box::new(areas));
@@ -289,6 +289,6 @@ impl Bed {
     /// What operators see: the strategy's number, and what it says.
     pub(super) fn seen(&self) -> (u64, Option<(String, bool)>) {
         let view = crate::control::CommView::of(&self.comm());
-        (view.epoch, view.on_gpus.map(|GpuStrategy { large_from, lines }| (large_from.to_string(), lines)))
+        (view.epoch, view.on_gpus.map(|GpuStrategy { large_from, lines, .. }| (large_from.to_string(), lines)))
     }
 }
