@@ -9,6 +9,7 @@ Rank 0 writes the times of steps and the last loss of each workload to `out`."""
 
 import dataclasses
 import faulthandler
+import gc
 import json
 import os
 import sys
@@ -31,8 +32,9 @@ class Options:
     heads: int = 14
     vocabulary: int = 8192
     sequence: int = 1024
-    warmup: int = 4
-    steps: int = 10
+    # Memory is allocated in the first steps.
+    warmup: int = 6
+    steps: int = 12
     # A rank that takes longer says where it stands, and ends.
     watchdog_s: int = 150
 
@@ -165,7 +167,8 @@ def slowest(numbers, device):
 def measure(options, workload, rank, nranks, device):
     name, batch = workload.split(":")
     torch.manual_seed(1)
-    model = Gpt(options, mixes_experts=name == "moe").to(device=device, dtype=torch.bfloat16)
+    with device:
+        model = Gpt(options, mixes_experts=name == "moe").to(dtype=torch.bfloat16)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     model = WORKLOADS[name](model, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
@@ -173,6 +176,8 @@ def measure(options, workload, rank, nranks, device):
     shape = (options.warmup + options.steps, int(batch), options.sequence + 1)
     data = torch.randint(options.vocabulary, shape, generator=generator).to(device)
     clock = Clock(device)
+    gc.collect()
+    gc.disable()
     for number, tokens in enumerate(data):
         loss = model(tokens[:, :-1], tokens[:, 1:])
         loss.backward()
@@ -180,6 +185,7 @@ def measure(options, workload, rank, nranks, device):
         optimizer.zero_grad(set_to_none=True)
         if number + 1 >= options.warmup:
             clock.mark()
+    gc.enable()
     loss = loss.detach().float().clone()
     dist.all_reduce(loss)
     return {"workload": workload, "parameters": parameters, "step_ms": slowest(clock.steps_ms(), device),
