@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 pub use self::cut::{Cut, CutError, DirectTerms, Publisher, STRATEGY_WORDS};
 use self::cut::{Head, Terms};
 pub use self::points::{PointsFault, PointsLaunched};
-use crate::large::{LARGE_WORDS_BYTES, LargeLayout, RankEvents};
+use crate::large::{LARGE_WORDS_BYTES, LargeLayout, RankEvents, SlotKind};
 use crate::shm::{Mapping, ShmError};
 
 /// Most ranks that reach each other's areas: GPUs of one host.
@@ -51,6 +51,13 @@ pub struct AreaName {
     pub handle: AreaHandle,
     /// Where it lies.
     pub gpu: GpuUuid,
+}
+
+/// Memory of a communicator that the service makes at first use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CommPart {
+    /// Slots of its copy engines: a block on each rank's GPU, of which a rank opens its own.
+    Slots(SlotKind),
 }
 
 /// Words of an area's layout.

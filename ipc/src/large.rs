@@ -13,12 +13,15 @@
 //! was recorded last when the wait is enqueued, so a call waits on the processor until the service has *promised*: recorded it behind
 //! what ends the operation, which it does when all ranks have called.
 //!
-//! Where elements are combined each rank owns a *shard* of them; of a short all-reduce, all of them. Its peers' parts come, piece by piece, into a *slot* of the
-//! rank's area; a kernel in the rank's own stream combines each when words tell that it is there.
+//! Where elements are combined each rank owns a *shard* of them; of a short all-reduce, all of them. Its peers' parts come, piece by piece, into a *slot* on
+//! the rank's GPU; a kernel in the rank's own stream combines each when words tell that it is there.
 //!
 //! ```text
-//! area: what kernels use by themselves | header: counter | slot 0 | slot 1
+//! block of slots: header: counter | slot 0 | slot 1
 //! ```
+//!
+//! A communicator has a small block of its own, and longer operations share a large one with the tenant's other communicators on that GPU ([`SlotKind`]).
+//! The service makes both at first use.
 
 use std::sync::atomic::Ordering;
 
@@ -204,43 +207,56 @@ pub fn own_part(kind: CollectiveKind, rank: u32, root: u32, count: u64) -> Optio
     }
 }
 
-/// Where slots lie in an area.
+/// Whose slots an operation's parts come into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SlotKind {
+    /// The communicator's own.
+    Own,
+    /// Those that a tenant's communicators on a GPU share, one operation at a time.
+    Shared,
+}
+
+/// How blocks of slots are divided: the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LargeLayout {
-    /// Of the header, in every area.
-    pub offset: u64,
-    /// Bytes of a slot: the pieces of all peers.
+    /// Bytes of a shared slot: the pieces of all peers.
     pub slot_bytes: u64,
+    /// The same of a communicator's own.
+    pub own_slot_bytes: u64,
 }
 
 impl LargeLayout {
     /// Smallest slot: a piece for every peer that there can be.
     pub const SLOT_BYTES_MIN: u64 = PIECE_ALIGN * DIRECT_RANKS_MAX as u64;
+    /// Own slots are an eighth of shared ones: of 192 MiB, they have room for all-reduces of 64 MiB on four GPUs in as few pieces.
+    const OWN_PART: u64 = 8;
 
-    /// A layout behind what kernels use by themselves.
+    /// A layout with shared slots of at least so many bytes.
     #[must_use]
-    pub fn behind(bytes: u64, slot_bytes: u64) -> Self {
-        let slot_bytes = slot_bytes.max(Self::SLOT_BYTES_MIN).next_multiple_of(PIECE_ALIGN);
-        LargeLayout { offset: bytes.next_multiple_of(PIECE_ALIGN), slot_bytes }
+    pub fn new(slot_bytes: u64) -> Self {
+        let whole = |bytes: u64| bytes.max(Self::SLOT_BYTES_MIN).next_multiple_of(PIECE_ALIGN);
+        LargeLayout { slot_bytes: whole(slot_bytes), own_slot_bytes: whole(slot_bytes / Self::OWN_PART) }
     }
 
-    /// Bytes of the whole area.
-    #[must_use]
-    pub fn area_bytes(&self) -> u64 {
-        self.offset + HEADER_BYTES + SLOTS * self.slot_bytes
+    fn slot_bytes_of(&self, kind: SlotKind) -> u64 {
+        match kind {
+            SlotKind::Own => self.own_slot_bytes,
+            SlotKind::Shared => self.slot_bytes,
+        }
     }
 
-    /// Where the rank's kernels count blocks.
+    /// Bytes of a block on each GPU.
     #[must_use]
-    pub fn counter_offset(&self) -> u64 {
-        self.offset
+    pub fn block_bytes(&self, kind: SlotKind) -> u64 {
+        HEADER_BYTES + SLOTS * self.slot_bytes_of(kind)
     }
 }
 
 /// How a collective that combines is cut: the same on all ranks, and in the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shards {
-    layout: LargeLayout,
+    slots: SlotKind,
+    slot_bytes: u64,
     kind: CollectiveKind,
     nranks: u32,
     /// Of all shards together.
@@ -252,12 +268,19 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// The shards of a collective whose ranks pass a `count` of so many bytes.
+    /// The shards of a collective whose ranks pass a `count` of so many bytes: in the communicator's own slots where these take no more pieces.
     #[must_use]
     pub fn new(layout: LargeLayout, kind: CollectiveKind, nranks: u32, bytes: u64) -> Self {
+        let [own, shared] =
+            [SlotKind::Own, SlotKind::Shared].map(|slots| Self::in_slots(layout, slots, kind, nranks, bytes));
+        if own.pieces() > shared.pieces() { shared } else { own }
+    }
+
+    fn in_slots(layout: LargeLayout, slots: SlotKind, kind: CollectiveKind, nranks: u32, bytes: u64) -> Self {
+        let slot_bytes = layout.slot_bytes_of(slots);
         let ranks = u64::from(nranks.max(1));
         let peers = ranks.saturating_sub(1).max(1);
-        let most = (layout.slot_bytes / peers / PIECE_ALIGN * PIECE_ALIGN).max(PIECE_ALIGN);
+        let most = (slot_bytes / peers / PIECE_ALIGN * PIECE_ALIGN).max(PIECE_ALIGN);
         let is_whole = kind == CollectiveKind::AllReduce && bytes <= most.min(WHOLE_BYTES_MAX);
         let (total_bytes, shard_bytes) = match kind {
             CollectiveKind::ReduceScatter => (bytes * ranks, bytes),
@@ -272,13 +295,19 @@ impl Shards {
         };
         let pieces = shard_bytes.div_ceil(most).max(fewest);
         let piece_bytes = shard_bytes.div_ceil(pieces).next_multiple_of(PIECE_ALIGN).clamp(PIECE_ALIGN, most);
-        Shards { layout, kind, nranks, total_bytes, shard_bytes, piece_bytes, is_whole }
+        Shards { slots, slot_bytes, kind, nranks, total_bytes, shard_bytes, piece_bytes, is_whole }
     }
 
     /// Pieces of every shard. Some may be empty.
     #[must_use]
     pub fn pieces(&self) -> u64 {
         self.shard_bytes.div_ceil(self.piece_bytes).max(1)
+    }
+
+    /// Whose slots its parts come into.
+    #[must_use]
+    pub fn slots(&self) -> SlotKind {
+        self.slots
     }
 
     /// Whether every rank owns all elements, so that nobody has results for others.
@@ -310,17 +339,17 @@ impl Shards {
         if self.kind == CollectiveKind::ReduceScatter { offset - self.piece(owner, 0).0 } else { offset }
     }
 
-    /// Where the rank's kernels count blocks.
+    /// Where the rank's kernels count blocks, in its block.
     #[must_use]
     pub fn counter_offset(&self) -> u64 {
-        self.layout.counter_offset()
+        0
     }
 
-    /// Where a piece of `source` comes to lie in the area of `owner`.
+    /// Where a piece of `source` comes to lie in the block of `owner`.
     #[must_use]
     pub fn slot_offset(&self, owner: u32, source: u32, piece: u64) -> u64 {
         let place = source - u32::from(source > owner);
-        let slot = self.layout.offset + HEADER_BYTES + piece % SLOTS * self.layout.slot_bytes;
+        let slot = HEADER_BYTES + piece % SLOTS * self.slot_bytes;
         slot + u64::from(place) * self.piece_bytes
     }
 
@@ -345,7 +374,7 @@ mod tests {
     fn pieces_cover_the_whole_once_and_slots_do_not_overlap() {
         for nranks in 2..=8_u32 {
             for bytes in [8, 1000, 4096, 100_008, (9 << 20) + 8, (64 << 20) + 16] {
-                let layout = LargeLayout::behind(12345, 1 << 20);
+                let layout = LargeLayout::new(1 << 20);
                 for kind in [CollectiveKind::AllReduce, CollectiveKind::ReduceScatter] {
                     let shards = Shards::new(layout, kind, nranks, bytes);
                     let mut at = 0;
@@ -369,11 +398,29 @@ mod tests {
                         }
                         ends.sort_unstable();
                         assert!(ends.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ends:?}");
-                        assert!(ends[ends.len() - 1].1 <= layout.area_bytes());
+                        assert!(ends[ends.len() - 1].1 <= layout.block_bytes(shards.slots()));
                     }
                 }
             }
         }
+    }
+
+    #[test]
+    fn own_slots_take_what_they_hold_in_as_few_pieces() {
+        const MIB: u64 = 1 << 20;
+        let layout = LargeLayout::new(192 * MIB);
+        assert_eq!((layout.own_slot_bytes, layout.block_bytes(SlotKind::Own)), (24 * MIB, 48 * MIB + 4096));
+        let slots = |kind, nranks, mib| Shards::new(layout, kind, nranks, mib * MIB).slots();
+        use CollectiveKind::{AllReduce, ReduceScatter};
+        assert_eq!([1, 8, 64, 65, 512].map(|mib| slots(AllReduce, 4, mib)), {
+            use SlotKind::{Own, Shared};
+            [Own, Own, Own, Shared, Shared]
+        });
+        assert_eq!([24, 25].map(|mib| slots(ReduceScatter, 4, mib)), [SlotKind::Own, SlotKind::Shared]);
+        assert_eq!([96, 97].map(|mib| slots(AllReduce, 2, mib)), [SlotKind::Own, SlotKind::Shared]);
+        let least = LargeLayout::new(0);
+        assert_eq!(least.slot_bytes, least.own_slot_bytes);
+        assert_eq!(Shards::new(least, AllReduce, 4, 512 * MIB).slots(), SlotKind::Own, "there is no larger one");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
 use crate::board::BoardLayout;
-use crate::direct::{DIRECT_RANKS_MAX, DirectShare, GpuUuid};
+use crate::direct::{AreaHandle, CommPart, DIRECT_RANKS_MAX, DirectShare, GpuUuid};
 use crate::gate::GateAccess;
 use crate::large::EnginesFrom;
 use crate::types::{ErrorClass, Handle, UniqueId};
@@ -19,7 +19,7 @@ use crate::types::{ErrorClass, Handle, UniqueId};
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most file descriptors in one message: a page's, and those of all areas of a communicator.
@@ -101,6 +101,9 @@ pub enum Request {
     NameGpuSegments { begins: bool, bytes: Vec<u64> },
     /// Registers the segments that were named, behind each other as one region: at most [`GPU_SEGMENTS_MAX`]. Reply: `Region`. Given back by [`Request::FreeGpuMemory`].
     RegisterGpuSegments { gpu: GpuUuid },
+    /// Opens memory of a communicator that is made when the first rank asks for it; no rank waits for another. Where there is no room the communicator
+    /// ends, on all ranks. Reply: [`Response::Part`].
+    OpenPart { comm: Handle, part: CommPart },
 }
 
 /// Answered by the service.
@@ -137,6 +140,8 @@ pub enum Response {
         access: GateAccess,
         engines_from: Option<EnginesFrom>,
     },
+    /// How a part of a communicator is opened, with a descriptor for each handle that is one.
+    Part { handles: Vec<AreaHandle> },
     /// Done, nothing to return.
     Done,
     /// Refused or failed.

@@ -107,8 +107,8 @@ pub struct LargeBuffers {
     pub send: u64,
     /// Where it receives.
     pub recv: u64,
-    /// Its area.
-    pub area: u64,
+    /// Its block of slots.
+    pub slots: u64,
 }
 
 const PACKETS_WARPS_MAX: u64 = 16;
@@ -469,7 +469,7 @@ impl Launch<ReduceArgs> {
         Launch { function: per_dtype!(dtype, "reduce"), grid: blocks, block: REDUCE_THREADS, args }
     }
 
-    /// What combines a piece of `rank`'s shard in a large operation ([`mccs_ipc::large`]): its own part, and what came into its area.
+    /// What combines a piece of `rank`'s shard in a large operation ([`mccs_ipc::large`]): its own part, and what came into its slots.
     /// The caller adds whom to tell.
     #[must_use]
     pub fn combine(dtype: DataType, op: RedOp, shards: &Shards, (rank, piece): (u32, u64), at: &LargeBuffers) -> Self {
@@ -480,11 +480,11 @@ impl Launch<ReduceArgs> {
         let args = &mut launch.args;
         (args.source_count, args.destination_count, args.pieces) = (nranks, 1, 1);
         for peer in 0..nranks {
-            let slot = at.area + shards.slot_offset(rank, peer, piece);
+            let slot = at.slots + shards.slot_offset(rank, peer, piece);
             args.sources[peer as usize] = if peer == rank { at.send + offset } else { slot };
         }
         args.destinations[0] = at.recv + shards.result_offset(rank, piece);
-        args.counters = at.area + shards.counter_offset();
+        args.counters = at.slots + shards.counter_offset();
         (args.bytes, args.piece_bytes) = (bytes, bytes.next_multiple_of(16).max(16));
         launch
     }

@@ -9,12 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage, DirectShare};
-use mccs_ipc::types::Handle;
+use mccs_ipc::direct::{AreaHandle, CommPart, DIRECT_RANKS_MAX, DirectPage, DirectShare};
+use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::AreaCounts;
 
 use self::cuda::{CopyEngines, Strategies};
 pub use self::times::{Reading, TimedCollective, Times};
+use crate::bootstrap::Refusal;
 use crate::collective::Schedule;
 use crate::engines::proxy::{Operand, Operation};
 use crate::engines::transport::links::LinksId;
@@ -54,6 +55,51 @@ pub trait Areas: Send + Sync {
 
     /// All ranks have left in order: nothing of theirs runs, and what is here may be used again when this is dropped.
     fn left(&self) {}
+
+    /// Makes memory that a rank uses first, and answers on whatever thread. Returns at once.
+    fn open(&self, part: OpenPart) {
+        let message = "the communicator has no memory that is made at first use".into();
+        (part.reply)(Err(Refusal { class: ErrorClass::InvalidArgument, message }));
+    }
+
+    /// GPU memory that a rank's part of the communicator takes now.
+    fn held_bytes(&self, _rank: usize) -> HeldBytes {
+        HeldBytes::default()
+    }
+}
+
+/// A rank's wish to open memory that is made at first use.
+pub struct OpenPart {
+    /// The communicator, which ends where there is no room.
+    pub comm: Handle,
+    /// Who asks.
+    pub rank: usize,
+    /// For what.
+    pub part: CommPart,
+    /// Told once.
+    pub reply: Box<dyn FnOnce(Result<OpenedPart, Refusal>) + Send>,
+}
+
+/// How a rank opens a part of its communicator's memory.
+#[derive(Debug)]
+pub struct OpenedPart {
+    /// One for each area.
+    pub handles: Vec<AreaHandle>,
+    /// Of those that are opened by descriptors.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// GPU memory of one rank's part of a communicator, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HeldBytes {
+    /// Its area.
+    pub areas: u64,
+    /// Its own slots of copy engines.
+    pub own_slots: u64,
+    /// Slots that it shares with the tenant's other communicators on that GPU.
+    pub shared_slots: u64,
+    /// Between so many communicators.
+    pub sharing: u32,
 }
 
 /// What one rank's GPU has counted: operations, and groups of sends and receives.
@@ -254,6 +300,17 @@ impl DirectGroup {
     #[must_use]
     pub fn large(&self) -> Option<&Arc<CopyEngines>> {
         self.large.as_ref()
+    }
+
+    /// Makes memory that a rank uses first, and answers on whatever thread.
+    pub fn open(&self, part: OpenPart) {
+        self.areas.open(part);
+    }
+
+    /// GPU memory that a rank's part of the communicator takes now.
+    #[must_use]
+    pub fn held_bytes(&self, rank: u32) -> HeldBytes {
+        self.areas.held_bytes(rank as usize)
     }
 
     /// All ranks have left in order, and nothing has failed.

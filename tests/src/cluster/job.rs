@@ -282,7 +282,9 @@ impl SimRank {
                 State::Closing(RankEnd::Failed(Some(class), message))
             }
             Some(ProxyReply::Left { .. }) => return Err(format!("rank {} left before it had joined", self.rank)),
-            Some(ProxyReply::Aborted { .. }) => return Err(format!("rank {} did not ask to be told", self.rank)),
+            Some(ProxyReply::Aborted { .. } | ProxyReply::Opened { .. }) => {
+                return Err(format!("rank {} did not ask to be told", self.rank));
+            }
         };
         Ok(None)
     }

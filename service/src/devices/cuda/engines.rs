@@ -18,17 +18,18 @@ use std::time::Duration;
 
 use mccs_cuda::{DeviceAddress, DriverError, HostRegistration, OwnedStream};
 use mccs_ipc::direct::{DIRECT_PAGE_BYTES, DirectPage};
-use mccs_ipc::large::{LargeLayout, LargeWord, RankEvents};
+use mccs_ipc::large::{LargeLayout, LargeWord, RankEvents, SlotKind};
 use mccs_ipc::types::{DataType, Handle, RedOp};
 
 use super::Gpus;
 use super::imports::{GpuOperand, ImportError, Imports};
 use super::issue;
-use super::large::{LargeCall, Part};
+use super::large::{LargeCall, Part, shards_of};
 use super::news::News;
 use super::promises::Promises;
 use super::queues::{Holder, Queues};
 use super::setup::{AreasInUse, Order, Orders};
+use super::slots::{NoSlots, SlotSet, Turns};
 use crate::collective::{Problem, Schedule};
 use crate::devices::{Launched, Reading, TimedCollective};
 use crate::engines::proxy::{Operation, ProxyMessage};
@@ -110,6 +111,8 @@ struct Progress {
     times: Reading,
     /// The job that holds the proxy engine back.
     held_back: Option<Handle>,
+    /// Numbers of operations that come into shared slots, and have not ended.
+    in_shared_slots: Vec<u64>,
 }
 
 /// An operation on its way.
@@ -121,6 +124,8 @@ pub(super) struct Flight {
     pub(super) comm: Handle,
     /// Elements, and how they are combined.
     pub(super) elements: (DataType, RedOp),
+    /// Whose slots it comes into, if it combines.
+    pub(super) slots: Option<SlotKind>,
     /// What ranks send and receive.
     pub(super) buffers: Vec<[Option<GpuOperand>; 2]>,
     /// By rank, parts that are not wholly issued.
@@ -185,9 +190,19 @@ impl CopyEngines {
         self.parts().registration.address() + DirectPage::large_offset(rank, word)
     }
 
-    /// A place in a rank's area.
-    pub(super) fn area(&self, rank: u32, offset: u64) -> DeviceAddress {
-        self.areas.address(rank as usize) + offset
+    /// A place in a rank's block of slots, if that is made.
+    pub(super) fn slot(&self, kind: SlotKind, rank: u32, offset: u64) -> Option<DeviceAddress> {
+        Some(self.areas.slot_address(kind, rank as usize)? + offset)
+    }
+
+    /// Its slots of a kind, if they are made.
+    pub(super) fn slots(&self, kind: SlotKind) -> Option<&SlotSet> {
+        self.areas.slots(kind)
+    }
+
+    /// The memory that it works in.
+    pub(super) fn areas(&self) -> &AreasInUse {
+        &self.areas
     }
 
     /// What promises to a rank are made with, where it waits for events.
@@ -307,9 +322,15 @@ impl CopyEngines {
         let buffers = operations.iter().map(|operation| {
             operation.on_gpus.as_ref().map_or([None, None], |own| [own.send.clone(), own.recv.clone()])
         });
+        let call = LargeCall { number, element_bytes: first.dtype.size_bytes() as u64, layout: self.layout };
+        let slots = shards_of(&call, &schedule.problem).map(|shards| shards.slots());
+        if slots == Some(SlotKind::Shared) {
+            self.progress().in_shared_slots.push(number);
+        }
         let flight = Flight {
             engines: Arc::clone(self),
-            call: LargeCall { number, element_bytes: first.dtype.size_bytes() as u64, layout: self.layout },
+            call,
+            slots,
             schedule: Arc::clone(schedule),
             comm: first.comm,
             elements: (first.dtype, first.action.redop()),
@@ -349,12 +370,19 @@ impl Flight {
     }
 
     fn is_open(&self) -> bool {
-        self.needs().all(|(gpu, operand)| operand.region.is_open(gpu))
+        let has_slots = self.slots.is_none_or(|kind| self.engines.slots(kind).is_some());
+        has_slots && self.needs().all(|(gpu, operand)| operand.region.is_open(gpu))
     }
 
-    /// Opens what is missing, and hands the operation out; or ends its communicator. Called on the set-up thread.
-    pub(super) fn import(self, gpus: &Gpus, imports: &mut Imports) -> Result<(), ImportError> {
-        let opened = self.needs().try_for_each(|(gpu, operand)| imports.open(gpus, gpu, &operand.region));
+    /// Opens what is missing, and hands the operation out; or ends its communicator. Called on the set-up thread, which has made slots if it could.
+    pub(super) fn import(
+        self,
+        slots: Result<(), NoSlots>,
+        gpus: &Gpus,
+        imports: &mut Imports,
+    ) -> Result<(), ImportError> {
+        let mut open = || self.needs().try_for_each(|(gpu, operand)| imports.open(gpus, gpu, &operand.region));
+        let opened = slots.map_err(ImportError::from).and_then(|()| open());
         let engines = Arc::clone(&self.engines);
         match &opened {
             Ok(()) => Arc::new(self).hand_out(),
@@ -422,6 +450,11 @@ impl Holder for CopyEngines {
         self.own_parts().len() as u32 + u32::from(!self.parts().promises.is_empty())
     }
 
+    fn turns(&self, number: u64) -> Option<Turns> {
+        let is_in_slots = self.progress().in_shared_slots.contains(&number);
+        if is_in_slots { self.slots(SlotKind::Shared).and_then(SlotSet::turns) } else { None }
+    }
+
     fn have_come(&self, number: u64) -> bool {
         (0..self.nranks()).all(|rank| self.page().has_come(rank, LargeWord::Ready, number))
     }
@@ -433,6 +466,7 @@ impl Drop for Flight {
         drop(self.engines.queues.ended(Arc::as_ptr(&self.engines), self.call.number, Flight::issue));
         let mut progress = self.engines.progress();
         progress.ended += 1;
+        progress.in_shared_slots.retain(|number| *number != self.call.number);
         progress.times.add(times);
         let goes_on = if progress.begun - progress.ended <= FLIGHTS_MAX { progress.held_back.take() } else { None };
         drop(progress);

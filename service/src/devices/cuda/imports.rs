@@ -17,6 +17,7 @@ use super::Gpus;
 use super::frees::Frees;
 use super::handles::{Handles, Registrant, Registration};
 use super::segments::{Segment, Segments};
+use super::slots::NoSlots;
 use crate::tenants::{Charge, OverQuota, Resource, Tenant};
 
 /// Makes regions of what tenants register.
@@ -179,6 +180,8 @@ pub(super) enum ImportError {
     OfNoGpu,
     #[error("registered memory could not be imported before")]
     RefusedBefore,
+    #[error(transparent)]
+    Slots(#[from] NoSlots),
 }
 
 /// What the set-up thread has opened. A context opens a handle once, whoever registered it how often.

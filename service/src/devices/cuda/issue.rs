@@ -55,6 +55,8 @@ impl Part {
 /// ends.
 const LOOK_AFTER: Duration = Duration::from_micros(100);
 const LOOK_AFTER_MAX: Duration = Duration::from_millis(5);
+/// The longest wait while operations wait for queues or slots: a tenth of what the shortest of those takes that share slots.
+const LOOK_AFTER_CROWDED_MAX: Duration = Duration::from_micros(200);
 
 /// To a thread.
 pub(super) enum Order {
@@ -253,7 +255,9 @@ impl Issuer {
             if gpu.queues.is_crowded() {
                 moved |= !gpu.queues.look(Flight::issue).is_empty();
             }
-            look_after = if moved { LOOK_AFTER } else { (look_after * 2).min(LOOK_AFTER_MAX) };
+            // Who waits for slots goes on when its ranks' streams have come, which nothing but a look tells.
+            let longest = if gpu.queues.is_crowded() { LOOK_AFTER_CROWDED_MAX } else { LOOK_AFTER_MAX };
+            look_after = if moved { LOOK_AFTER } else { (look_after * 2).min(longest) };
         }
     }
 
@@ -482,7 +486,8 @@ impl Lane {
         let ((dtype, op), call) = (flight.elements, &flight.call);
         let shards = Shards::new(call.layout, kind, nranks, count * call.element_bytes);
         let at = |place| address(flight, gpu.number, self.rank, place);
-        let buffers = LargeBuffers { send: at(Place::Send(0))?, recv: at(Place::Recv(0))?, area: at(Place::Area(0))? };
+        let slots = at(Place::Slots(shards.slots(), 0))?;
+        let buffers = LargeBuffers { send: at(Place::Send(0))?, recv: at(Place::Recv(0))?, slots };
         let mut launch = Launch::combine(dtype, op, &shards, (self.rank, piece), &buffers);
         launch.args.done_word = self.engines.word(self.rank, LargeWord::Reduced);
         launch.args.done_value = stage(call.number, piece);
@@ -502,6 +507,6 @@ fn address(flight: &Flight, gpu: usize, rank: u32, place: Place) -> Result<u64, 
     match place {
         Place::Send(offset) => of(0, offset),
         Place::Recv(offset) => of(1, offset),
-        Place::Area(offset) => Ok(flight.engines.area(rank, offset)),
+        Place::Slots(kind, offset) => flight.engines.slot(kind, rank, offset).ok_or(IssueError::NotOpen(rank)),
     }
 }

@@ -7,7 +7,7 @@
 //! Each GPU begins with the rank after its own, so that at any time no two push to the same one: those that do are less than
 //! half as fast. What a root has for all goes from rank to rank.
 
-use mccs_ipc::large::{LargeLayout, LargeWord, Shards, own_part, stage};
+use mccs_ipc::large::{LargeLayout, LargeWord, Shards, SlotKind, own_part, stage};
 use mccs_ipc::types::CollectiveKind;
 
 use crate::collective::{Buffer, Problem, Schedule, Shape};
@@ -25,8 +25,8 @@ pub(super) enum Place {
     Send(u64),
     /// Offset in what it receives.
     Recv(u64),
-    /// Offset in its area.
-    Area(u64),
+    /// Offset in its block of slots.
+    Slots(SlotKind, u64),
 }
 
 /// What a rank's copy engine does next.
@@ -71,7 +71,17 @@ pub(super) fn steps_of(call: &LargeCall, schedule: &Schedule, rank: u32) -> Vec<
         _ => copy(call, schedule, rank, &mut steps),
     }
     steps.push(Step::Tell { word: LargeWord::Arrived, value: call.number });
+    // Another communicator's operation comes into the slots next: not before the rank has read them.
+    if let Some(shards) = shards_of(call, &schedule.problem).filter(|shards| shards.slots() == SlotKind::Shared) {
+        steps.push(Step::Wait { word: LargeWord::Reduced, rank, value: stage(call.number, shards.pieces() - 1) });
+    }
     steps
+}
+
+/// How an operation that combines is cut.
+pub(super) fn shards_of(call: &LargeCall, problem: &Problem) -> Option<Shards> {
+    let &Problem { kind, nranks, count, .. } = problem;
+    kind.reduces().then(|| Shards::new(call.layout, kind, nranks, count * call.element_bytes))
 }
 
 /// What stays with a rank, where the service does that, too.
@@ -179,7 +189,7 @@ fn combine(call: &LargeCall, problem: &Problem, rank: u32, steps: &mut Vec<Step>
             meet(call, rank, nranks, piece, steps);
             steps.extend(peers(rank, nranks).map(|to| {
                 let (offset, bytes) = shards.piece(to, piece);
-                let at = Place::Area(shards.slot_offset(to, rank, piece));
+                let at = Place::Slots(shards.slots(), shards.slot_offset(to, rank, piece));
                 Step::Push { from: Place::Send(offset), to, at, bytes }
             }));
             steps.push(Step::Tell { word: LargeWord::Pushed, value: stage(call.number, piece) });

@@ -36,7 +36,7 @@ enum Entry {
 struct Memory {
     send: Vec<u8>,
     recv: Vec<u8>,
-    area: Vec<u8>,
+    slots: Vec<u8>,
 }
 
 struct Call {
@@ -62,8 +62,12 @@ const EXECUTIONS: [Execution; 2] = [Execution::Ranks, Execution::Service];
 
 impl Model {
     fn new(nranks: u32, execution: Execution, seed: u64) -> Self {
-        let layout = LargeLayout::behind(100, 0);
-        let memory = vec![Memory { area: vec![0; layout.area_bytes() as usize], ..Memory::default() }; nranks as usize];
+        let layout =
+            LargeLayout { slot_bytes: 2 * LargeLayout::SLOT_BYTES_MIN, own_slot_bytes: LargeLayout::SLOT_BYTES_MIN };
+        let memory = vec![
+            Memory { slots: vec![0; layout.block_bytes(SlotKind::Shared) as usize], ..Memory::default() };
+            nranks as usize
+        ];
         let rng = StdRng::seed_from_u64(seed);
         Model { nranks, execution, is_in_place: false, layout, memory, words: HashMap::new(), rng }
     }
@@ -83,7 +87,7 @@ impl Model {
             Place::Send(at) if self.is_in_place => (&mut memory.recv, at),
             Place::Send(at) => (&mut memory.send, at),
             Place::Recv(at) => (&mut memory.recv, at),
-            Place::Area(at) => (&mut memory.area, at),
+            Place::Slots(_, at) => (&mut memory.slots, at),
         };
         &mut of[at as usize..][..len]
     }
@@ -139,7 +143,8 @@ impl Model {
         let (offset, len) = shards.piece(rank, piece);
         let mut sum = self.bytes(rank, Place::Send(offset), len as usize).to_vec();
         for peer in (0..self.nranks).filter(|peer| *peer != rank) {
-            let part = self.bytes(rank, Place::Area(shards.slot_offset(rank, peer, piece)), len as usize);
+            let part =
+                self.bytes(rank, Place::Slots(shards.slots(), shards.slot_offset(rank, peer, piece)), len as usize);
             sum.iter_mut().zip(part).for_each(|(sum, part)| *sum = sum.wrapping_add(*part));
         }
         let base = if call.kind == CollectiveKind::ReduceScatter { shards.piece(rank, 0).0 } else { 0 };
@@ -290,7 +295,7 @@ fn traffic(kind: CollectiveKind, nranks: u32, count: u64) -> (u64, u64) {
     let strategy = Strategy::initial(Choice::Pinned(Algorithm::Direct), nranks, 1, &[]);
     let problem = Problem { kind, nranks, root: 0, count, premultiply: false };
     let schedule = build(&problem, Algorithm::Direct, &strategy).expect("a schedule");
-    let call = LargeCall { number: 1, element_bytes: 1, layout: LargeLayout::behind(0, 64 << 20) };
+    let call = LargeCall { number: 1, element_bytes: 1, layout: LargeLayout::new(64 << 20) };
     let (mut into, mut out) = (vec![0; nranks as usize], vec![0; nranks as usize]);
     for rank in 0..nranks {
         for step in steps_of(&call, &schedule, rank) {

@@ -10,6 +10,7 @@
 //!
 //! What the driver takes long for (memory, handles) is done by one thread (`setup.rs`), never by an engine; what it frees, by another (`frees.rs`).
 
+mod area;
 mod clocks;
 mod crossover;
 mod engines;
@@ -24,6 +25,7 @@ mod promises;
 mod queues;
 mod segments;
 mod setup;
+mod slots;
 mod spares;
 mod strategies;
 mod traced;

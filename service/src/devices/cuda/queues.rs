@@ -9,11 +9,16 @@
 //! Whether ranks have come their tenant says, who may lie, or have copies wait on purpose: hence the limit for a tenant, which holds even while it is alone,
 //! since who is active is only sent away when its time is up.
 //!
+//! Operations of a tenant's communicators that share slots (`slots.rs`) take turns there: one that has come, and is next for a block, is waited for by
+//! all others of that block.
+//!
 //! Measured on an H200 (decision 028): with a quarter of the queues waiting no other stream is held up, with half of them hardly one, with all of them every one.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::slots::{BlockId, Turns};
 
 /// What part of a GPU's queues, in eighths, is used.
 const SHARE: u32 = 4;
@@ -42,6 +47,10 @@ pub(super) trait Holder {
     fn tenant(&self) -> &str;
     /// Streams on each.
     fn streams(&self) -> u32;
+    /// Blocks of slots that an operation uses alone, if it uses any.
+    fn turns(&self, _number: u64) -> Option<Turns> {
+        None
+    }
     /// Whether the streams of all ranks have come to an operation.
     fn have_come(&self, number: u64) -> bool;
 }
@@ -192,6 +201,8 @@ impl<H: Holder, F> Queues<H, F> {
         let (mut let_go, mut kept) = (Vec::new(), VecDeque::new());
         // GPUs on which somebody is next, or is of its tenant's.
         let mut taken: Vec<(usize, Option<Arc<H>>)> = Vec::new();
+        // Blocks of slots for which somebody is next.
+        let mut awaited: Vec<BlockId> = Vec::new();
         for Waiting { holder, number, operation } in waiting.drain(..) {
             let is_behind_own = kept.iter().any(|before: &Waiting<H, F>| Arc::ptr_eq(&before.holder, &holder));
             let is_before = |(gpu, of): &(usize, Option<Arc<H>>)| {
@@ -203,7 +214,10 @@ impl<H: Holder, F> Queues<H, F> {
                 Hold::Unready => !holder.have_come(number),
                 Hold::All => true,
             };
-            if !is_behind && !is_held && self.has_room(active, &*holder, number) {
+            let turns = holder.turns(number);
+            let has_slots =
+                turns.as_ref().is_none_or(|turns| !turns.meets(&awaited) && has_turn(active, &holder, number, turns));
+            if !is_behind && !is_held && has_slots && self.has_room(active, &*holder, number) {
                 match active.iter_mut().find(|active| active.is(&*holder)) {
                     Some(active) => active.numbers.push(number),
                     None => active.push(Active { holder: Arc::downgrade(&holder), numbers: vec![number] }),
@@ -211,7 +225,9 @@ impl<H: Holder, F> Queues<H, F> {
                 issue(&operation);
                 let_go.push(operation);
             } else {
-                if !is_behind_own && holder.have_come(number) {
+                if !is_behind_own && holder.have_come(number) && !has_slots {
+                    awaited.extend(turns.iter().flat_map(|turns| &turns.blocks));
+                } else if !is_behind_own && holder.have_come(number) {
                     let of = (!self.has_tenants_room(active, &*holder)).then(|| Arc::clone(&holder));
                     taken.extend(holder.gpus().iter().map(|gpu| (*gpu, of.clone())));
                 }
@@ -221,6 +237,20 @@ impl<H: Holder, F> Queues<H, F> {
         *waiting = kept;
         self.is_crowded.store(!waiting.is_empty(), Ordering::Release);
         let_go
+    }
+
+    /// Does something while nobody begins an operation, unless one is under way in a block of slots that not all ranks' streams have come to.
+    pub(super) fn unless_unready_in<T>(&self, block: BlockId, then: impl FnOnce() -> T) -> Option<T> {
+        let state = self.state();
+        let is_unready = |active: &Active<H>| {
+            active.holder.upgrade().is_some_and(|holder| {
+                let is_in_it = |number: u64| holder.turns(number).is_some_and(|turns| turns.meets(&[block]));
+                active.numbers.iter().any(|number| is_in_it(*number) && !holder.have_come(*number))
+            })
+        };
+        let done = (!state.active.iter().any(is_unready)).then(then);
+        drop(state);
+        done
     }
 
     /// Whether an operation of a communicator may go: whether that can be active on all of its GPUs, and, if its ranks' streams have not come, wait there
@@ -253,6 +283,17 @@ impl<H: Holder, F> Queues<H, F> {
     }
 }
 
+/// Whether an operation may use its blocks of slots now: nobody else does, and it waits for nobody who might wait for others that need them.
+fn has_turn<H: Holder>(active: &[Active<H>], holder: &Arc<H>, number: u64, turns: &Turns) -> bool {
+    let uses = |active: &Active<H>| {
+        active.holder.upgrade().is_some_and(|other| {
+            active.numbers.iter().any(|number| other.turns(*number).is_some_and(|of| of.meets(&turns.blocks)))
+        })
+    };
+    let is_free = !active.iter().filter(|active| !active.is(&**holder)).any(uses);
+    is_free && (turns.is_alone || holder.have_come(number))
+}
+
 impl<H> Active<H> {
     fn is(&self, holder: *const H) -> bool {
         std::ptr::eq(self.holder.as_ptr(), holder)
@@ -274,6 +315,8 @@ pub(super) mod tests {
         tenant: &'static str,
         gpus: Vec<usize>,
         come: AtomicU64,
+        /// Of all its operations.
+        turns: Option<Turns>,
     }
 
     impl Comm {
@@ -292,6 +335,9 @@ pub(super) mod tests {
         fn streams(&self) -> u32 {
             1
         }
+        fn turns(&self, _number: u64) -> Option<Turns> {
+            self.turns.clone()
+        }
         fn have_come(&self, number: u64) -> bool {
             self.come.load(Ordering::Relaxed) >= number
         }
@@ -302,7 +348,43 @@ pub(super) mod tests {
     }
 
     fn comm_of(tenant: &'static str, gpus: &[usize], come: u64) -> Arc<Comm> {
-        Arc::new(Comm { tenant, gpus: gpus.to_vec(), come: AtomicU64::new(come) })
+        Arc::new(Comm { tenant, gpus: gpus.to_vec(), come: AtomicU64::new(come), turns: None })
+    }
+
+    fn in_slots(gpus: &[usize], blocks: &[BlockId], is_alone: bool, come: u64) -> Arc<Comm> {
+        let turns = Some(Turns { blocks: blocks.to_vec(), is_alone });
+        Arc::new(Comm { tenant: "a", gpus: gpus.to_vec(), come: AtomicU64::new(come), turns })
+    }
+
+    #[test]
+    fn who_shares_slots_takes_turns_once_its_ranks_have_come() {
+        let queues: Queues<Comm, u32> = Queues::new(32);
+        let [one, two, three] = [&[7][..], &[7, 8], &[8]].map(|blocks| in_slots(&[0], blocks, false, 0));
+        let elsewhere = comm(&[0], 9);
+        assert!(queues.offer(&one, 1, 10, |_| ()).is_empty(), "it might wait for the others, and they for the slots");
+        two.come_to(2);
+        assert_eq!(queues.offer(&two, 1, 20, |_| ()), [20]);
+        assert_eq!(queues.offer(&two, 2, 21, |_| ()), [21], "they are its own");
+        three.come_to(1);
+        one.come_to(1);
+        assert!(queues.offer(&three, 1, 30, |_| ()).is_empty(), "another uses one of its blocks");
+        assert_eq!(queues.offer(&elsewhere, 1, 40, |_| ()), [40], "who needs no slots waits for none");
+        two.come_to(9);
+        assert!(queues.offer(&two, 3, 22, |_| ()).is_empty(), "it is another's turn");
+        assert!(queues.ended(Arc::as_ptr(&two), 1, |_| ()).is_empty());
+        assert_eq!(queues.ended(Arc::as_ptr(&two), 2, |_| ()), [10, 30], "side by side, in blocks of their own");
+        assert!(queues.ended(Arc::as_ptr(&one), 1, |_| ()).is_empty());
+        assert_eq!(queues.ended(Arc::as_ptr(&three), 1, |_| ()), [22]);
+    }
+
+    #[test]
+    fn who_is_alone_in_a_block_waits_for_nobody_and_lets_others_in_once_it_has_come() {
+        let queues: Queues<Comm, u32> = Queues::new(32);
+        let alone = in_slots(&[0], &[7], true, 0);
+        assert_eq!(queues.offer(&alone, 1, 1, |_| ()), [1]);
+        assert_eq!((queues.unless_unready_in(7, || 5), queues.unless_unready_in(8, || 5)), (None, Some(5)));
+        alone.come_to(1);
+        assert_eq!(queues.unless_unready_in(7, || 5), Some(5));
     }
 
     #[test]

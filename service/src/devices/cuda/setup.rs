@@ -4,27 +4,29 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
-use mccs_cuda::{Allocation, Context, DeviceAddress, DeviceMemory, DriverError, MappedMemory, OwnedStream, Shared};
-use mccs_ipc::direct::{AreaHandle, AreaName, DirectPage, DirectShare, Execution};
-use mccs_ipc::large::LargeLayout;
+use mccs_cuda::{DeviceAddress, DeviceMemory, DriverError, OwnedStream};
+use mccs_ipc::direct::{AreaName, CommPart, DirectPage, DirectShare, Execution};
+use mccs_ipc::large::{LargeLayout, SlotKind};
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::{AreaCounts, AreaLayout, MESSAGES_MAX};
 
+use super::area::Area;
 use super::engines::{CopyEngines, Flight, Parts};
 use super::frees::Frees;
 use super::imports::{ImportError, Imports};
 use super::losses::Losses;
 use super::news::News;
 use super::queues::Holder;
+use super::slots::{NoSlots, SlotPool, SlotSet, SlotUser};
 use super::spares::{Shape, Spares};
 use super::strategies::{Abilities, GpuStrategy, Strategies};
 use super::traced::{self, TracedGpus};
 use super::{CudaOptions, Gpus, NoCuda, Prepared, issue};
 use crate::bootstrap::Refusal;
-use crate::devices::{Areas, Counted, DirectGroup, Ended, NUMBERS_MAX};
+use crate::devices::{Areas, Counted, DirectGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart};
 use crate::engines::proxy::ProxyMessage;
 use crate::session::Opens;
 use crate::telemetry::recorder::Recorder;
@@ -39,56 +41,8 @@ pub(super) enum Order {
     Read { areas: AreasInUse, ended: Arc<Ended>, then: Option<Box<dyn FnOnce() + Send>> },
     /// Open what an operation uses, and hand it out.
     Import(Flight),
-}
-
-/// A rank's area, by how other processes open it.
-enum Area {
-    ByHandle(DeviceMemory),
-    ByDescriptor(MappedMemory, Allocation),
-}
-
-impl Area {
-    /// One that ranks open by a descriptor, in a GPU's context; all of `contexts` reach it. What is in it is not defined. What is there when something
-    /// fails goes to the thread that frees.
-    fn by_descriptor(context: &Context, bytes: u64, contexts: &[&Context], frees: &Frees) -> Result<Self, DriverError> {
-        let (allocation, bytes) = Allocation::new(context, bytes as usize, Shared::ByDescriptor)?;
-        let mut memory = match MappedMemory::reserve(context, bytes) {
-            Ok(memory) => memory,
-            Err(error) => {
-                frees.free(allocation);
-                return Err(error);
-            }
-        };
-        if let Err(error) = memory.map(&allocation, bytes).and_then(|()| memory.open_to(contexts)) {
-            frees.free((memory, allocation));
-            return Err(error);
-        }
-        Ok(Area::ByDescriptor(memory, allocation))
-    }
-
-    fn address(&self) -> DeviceAddress {
-        match self {
-            Area::ByHandle(memory) => memory.address(),
-            Area::ByDescriptor(memory, _) => memory.address(),
-        }
-    }
-
-    fn zero(&self, stream: &OwnedStream) -> Result<(), DriverError> {
-        match self {
-            Area::ByHandle(memory) => memory.zero(stream),
-            Area::ByDescriptor(memory, _) => memory.zero(stream),
-        }
-    }
-
-    /// How others open it; with the descriptor that goes with that, where there is one.
-    fn name(&self) -> Result<(AreaHandle, Option<OwnedFd>), DriverError> {
-        Ok(match self {
-            Area::ByHandle(memory) => (AreaHandle::Ipc(memory.export()?.0.to_vec()), None),
-            Area::ByDescriptor(memory, allocation) => {
-                (AreaHandle::Descriptor(memory.len_bytes() as u64), Some(allocation.export()?))
-            }
-        })
-    }
+    /// Make memory of a communicator that a rank uses first, unless it is there, and tell the rank how to open it.
+    Open { areas: AreasInUse, part: OpenPart },
 }
 
 /// What a communicator is made of, by the driver. Dropped in this order.
@@ -115,6 +69,10 @@ struct Memory {
     /// Of the page, where there are copy engines.
     page: Option<OwnedFd>,
     parts: Mutex<Option<Parts>>,
+    /// Slots of its copy engines, made at first use: its own, and those that it shares.
+    slots: [OnceLock<SlotSet>; 2],
+    /// How these are divided, where there are copy engines.
+    large: Option<LargeLayout>,
     /// Whether all ranks have left in order.
     is_left: AtomicBool,
     spares: Arc<Spares<Kit>>,
@@ -122,6 +80,13 @@ struct Memory {
 }
 
 impl Memory {
+    fn slots(&self, kind: SlotKind) -> &OnceLock<SlotSet> {
+        match kind {
+            SlotKind::Own => &self.slots[0],
+            SlotKind::Shared => &self.slots[1],
+        }
+    }
+
     fn parts(&self) -> MutexGuard<'_, Option<Parts>> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -150,13 +115,16 @@ pub(super) struct AreasInUse {
 }
 
 impl AreasInUse {
-    /// First byte of a rank's, as this process sees it.
-    pub(super) fn address(&self, rank: usize) -> DeviceAddress {
-        self.memory.areas[rank].1.address()
+    /// Its slots of a kind, if they are made.
+    pub(super) fn slots(&self, kind: SlotKind) -> Option<&SlotSet> {
+        self.memory.slots(kind).get()
     }
-}
 
-impl AreasInUse {
+    /// First byte of a rank's slots, as this process sees it.
+    pub(super) fn slot_address(&self, kind: SlotKind, rank: usize) -> Option<DeviceAddress> {
+        self.slots(kind)?.address(rank)
+    }
+
     /// Whose they are, by name.
     pub(super) fn tenant(&self) -> &str {
         &self.memory.shape.tenant
@@ -193,6 +161,21 @@ impl Areas for AreasInUse {
     fn left(&self) {
         self.memory.is_left.store(true, Ordering::Release);
     }
+
+    fn open(&self, part: OpenPart) {
+        if let Err(mpsc::SendError(Order::Open { part, .. })) =
+            self.orders.send(Order::Open { areas: self.clone(), part })
+        {
+            (part.reply)(Err(PrepareError::Stopping.refusal()));
+        }
+    }
+
+    fn held_bytes(&self, rank: usize) -> HeldBytes {
+        let memory = &self.memory;
+        let of = |kind| memory.slots(kind).get().map_or((0, 1), |slots| slots.bytes(rank));
+        let (shared_slots, sharing) = of(SlotKind::Shared);
+        HeldBytes { areas: memory.shape.area_bytes, own_slots: of(SlotKind::Own).0, shared_slots, sharing }
+    }
 }
 
 /// To the thread, which ends when nobody has this any more.
@@ -214,6 +197,7 @@ pub(super) struct Setup {
     issuers: Vec<mpsc::Sender<issue::Order>>,
     imports: Imports,
     spares: Arc<Spares<Kit>>,
+    slots: SlotPool,
     traced: TracedGpus,
     recorder: Recorder,
 }
@@ -235,6 +219,7 @@ impl Setup {
             .map(|gpu| issue::start(gpu, &gpus, &losses, options.is_timed))
             .collect::<Result<_, _>>()?;
         let (imports, spares) = (Imports::new(frees.clone()), Spares::new(frees.clone()));
+        let slots = SlotPool::new(frees.clone());
         let traced = TracedGpus::default();
         let setup = Setup {
             gpus,
@@ -248,6 +233,7 @@ impl Setup {
             issuers,
             imports,
             spares,
+            slots,
             traced,
             recorder,
         };
@@ -280,10 +266,13 @@ impl Setup {
                 }
                 Ok(Order::Import(flight)) => {
                     let engines = Arc::clone(&flight.engines);
-                    if let Err(ImportError::Driver(error)) = flight.import(&self.gpus, &mut self.imports) {
+                    let wanted = flight.slots.filter(|kind| engines.slots(*kind).is_none());
+                    let slots = wanted.map_or(Ok(()), |kind| self.make_slots(engines.areas(), kind));
+                    if let Err(ImportError::Driver(error)) = flight.import(slots, &self.gpus, &mut self.imports) {
                         self.find_lost(&error, engines.gpus().iter().copied());
                     }
                 }
+                Ok(Order::Open { areas, part }) => self.open(&areas, part),
                 Ok(Order::Prepare { gpus, charges, opens, key }) => {
                     let prepared = self.prepare(&gpus, charges, opens);
                     let error = prepared.as_ref().err().and_then(PrepareError::driver);
@@ -293,6 +282,45 @@ impl Setup {
                 }
             }
         }
+    }
+
+    /// Makes slots of a communicator, unless they are there.
+    fn make_slots(&mut self, areas: &AreasInUse, kind: SlotKind) -> Result<(), NoSlots> {
+        let memory = &areas.memory;
+        let (Some(layout), Some(tenant)) = (memory.large, memory.charges.first().map(|charge| charge.tenant())) else {
+            return Ok(());
+        };
+        if memory.slots(kind).get().is_some() {
+            return Ok(());
+        }
+        let (gpus, by_descriptors) = (&memory.shape.gpus[..], memory.shape.by_descriptors);
+        let made = self.slots.take(kind, &SlotUser { tenant, gpus, by_descriptors, layout }, &self.gpus, &self.streams);
+        if let Err(NoSlots::Driver { error, .. }) = &made {
+            self.find_lost(error, gpus.iter().copied());
+        }
+        // Nobody else makes any.
+        let _ = memory.slots(kind).set(made?);
+        Ok(())
+    }
+
+    /// Makes a part of a communicator that a rank uses first, and answers; or ends the communicator, which can not go on alike on all ranks.
+    fn open(&mut self, areas: &AreasInUse, part: OpenPart) {
+        let OpenPart { comm, rank, part, reply } = part;
+        let CommPart::Slots(kind) = part;
+        let opened = self.make_slots(areas, kind).map_err(PrepareError::Slots).and_then(|()| {
+            let gpu = || {
+                areas.memory.shape.gpus.get(rank).map_or_else(String::new, |gpu| self.gpus.gpus[*gpu].0.id.to_string())
+            };
+            let slots = areas.slots(kind).and_then(|slots| slots.area(rank)).ok_or(PrepareError::NoEngines)?;
+            let _entered = areas.memory.shape.gpus.get(rank).map(|gpu| self.gpus.gpus[*gpu].1.enter());
+            let (handle, fd) = slots.name().map_err(|error| PrepareError::Driver { rank, gpu: gpu(), error })?;
+            Ok(OpenedPart { handles: vec![handle], fds: fd.into_iter().collect() })
+        });
+        let opened = opened.map_err(|error| error.refusal());
+        if let Err(refusal) = &opened {
+            self.news.tell(ProxyMessage::DeviceFailed { comm, message: refusal.message.clone() });
+        }
+        reply(opened);
     }
 
     /// A call for some GPUs has failed: if that stays, it stays for what is enqueued on theirs from here on.
@@ -379,8 +407,8 @@ impl Setup {
         // A single rank has nobody to meet, and an area that nobody uses.
         let multiprocessors = gpus.iter().map(|gpu| self.gpus.gpus[*gpu].0.multiprocessors).min().unwrap_or(0);
         let layout = AreaLayout::initial(nranks.max(2)).for_multiprocessors(multiprocessors);
-        let large = self.may_be_large(gpus).then(|| LargeLayout::behind(layout.bytes(), self.options.slot_bytes));
-        let area_bytes = large.map_or(layout.bytes(), |large| large.area_bytes());
+        let large = self.may_be_large(gpus).then(|| LargeLayout::new(self.options.slot_bytes));
+        let area_bytes = layout.bytes();
         let owner = charges.first().map(|charge| Arc::clone(charge.tenant()));
         let tenant = owner.as_ref().map_or_else(String::new, |owner| owner.name.clone());
         let has_events = self.options.handles && opens.events;
@@ -395,6 +423,8 @@ impl Setup {
             shape,
             page: None,
             parts: Mutex::default(),
+            slots: Default::default(),
+            large,
             is_left: AtomicBool::new(false),
             spares: Arc::clone(&self.spares),
             frees: self.frees.clone(),
@@ -458,7 +488,8 @@ impl PrepareError {
     /// As the ranks are told.
     fn refusal(&self) -> Refusal {
         let class = match self {
-            PrepareError::OverQuota(_) => ErrorClass::InvalidUsage,
+            PrepareError::OverQuota(_) | PrepareError::Slots(NoSlots::OverQuota(_)) => ErrorClass::InvalidUsage,
+            PrepareError::NoEngines => ErrorClass::InvalidArgument,
             _ => ErrorClass::System,
         };
         Refusal { class, message: self.to_string() }
@@ -467,7 +498,9 @@ impl PrepareError {
     fn driver(&self) -> Option<&DriverError> {
         match self {
             PrepareError::Driver { error, .. } | PrepareError::Streams(error) => Some(error),
-            PrepareError::OverQuota(_)
+            PrepareError::Slots(_)
+            | PrepareError::NoEngines
+            | PrepareError::OverQuota(_)
             | PrepareError::Stopping
             | PrepareError::Page(_)
             | PrepareError::Descriptors(_) => None,
@@ -482,6 +515,10 @@ enum PrepareError {
     OverQuota(#[from] OverQuota),
     #[error("no area for rank {rank} on {gpu}: {error}")]
     Driver { rank: usize, gpu: String, error: DriverError },
+    #[error(transparent)]
+    Slots(#[from] NoSlots),
+    #[error("the communicator has no copy engines")]
+    NoEngines,
     #[error("no streams for copies: {0}")]
     Streams(DriverError),
     #[error("no descriptor for a page: {0}")]

@@ -129,6 +129,7 @@ impl SessionFactory {
             popped: 0,
             parked: VecDeque::new(),
             aborting: HashMap::new(),
+            opening: 0,
             _charge: charge,
         };
         self.runtimes.start_engine((self.placement)(id), |own| {

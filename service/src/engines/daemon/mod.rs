@@ -100,6 +100,8 @@ pub struct SessionEngine {
     parked: VecDeque<(u64, RequestEnvelope)>,
     /// Requests to abort a communicator that are not answered, by the tenant's handle.
     aborting: HashMap<Handle, Vec<u64>>,
+    /// Requests for memory of communicators that are not answered yet.
+    opening: usize,
     _charge: Charge,
 }
 

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use mccs_ipc::direct::{Execution, GpuUuid};
+use mccs_ipc::direct::{CommPart, Execution, GpuUuid};
 use mccs_ipc::handshake::SocketError;
 use mccs_ipc::protocol::{GPU_SEGMENTS_MAX, Request, RequestEnvelope, Response};
 use mccs_ipc::shm::Mapping;
@@ -17,6 +17,7 @@ use super::proxies::{GpuProxy, Place};
 use super::tables::{CommSlot, StreamSlot};
 use super::{SLOW_TO_CLOSE, SessionEngine, State};
 use crate::devices::cuda::{GpuRegion, Importer, RegionRefused, Segment, SegmentRefused};
+use crate::devices::{OpenPart, OpenedPart};
 use crate::engines::proxy::{JoinRequest, ProxyMessage, ProxyReply, StreamGate};
 use crate::exchange::protocol::Name;
 use crate::memory::Region;
@@ -25,6 +26,8 @@ use crate::tenants::{Resource, SessionResource};
 /// Most requests that wait for commands before them; the rest waits in the socket. Covers a tenant that lets go of all it
 /// has at once.
 const PARKED_MAX: usize = 4096;
+/// Requests of a session for memory of communicators that wait for their answers: a process has no more threads that make first calls at a time.
+pub(super) const OPENING_MAX: usize = 512;
 /// Requests to abort one communicator that wait for the same answer.
 const ABORTS_WAITING_MAX: usize = 64;
 
@@ -192,7 +195,26 @@ impl SessionEngine {
                 }
                 _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
             },
+            Request::OpenPart { comm, part } => self.open_part(id, comm, part),
         }
+    }
+
+    /// Has memory of a communicator made that a rank uses first.
+    fn open_part(&mut self, id: u64, comm: Handle, part: CommPart) {
+        let Some(CommSlot::Ready { comm, rank, info, .. }) = self.tables.comms.get(comm) else {
+            return self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}"));
+        };
+        let Some(group) = &info.direct else {
+            return self.refuse(id, ErrorClass::InvalidArgument, "the communicator is none of GPUs");
+        };
+        let (comm, rank, group, replies) = (*comm, *rank as usize, Arc::clone(group), self.replies.sender());
+        if self.opening >= OPENING_MAX {
+            return self.refuse(id, ErrorClass::InvalidUsage, "the session opens too much memory at a time");
+        }
+        self.opening += 1;
+        // The mailbox has room for so many.
+        let reply = Box::new(move |opened| drop(replies.send(ProxyReply::Opened { request: id, opened })));
+        group.open(OpenPart { comm, rank, part, reply });
     }
 
     /// A new stream, unless there are too many, which is answered.
@@ -383,6 +405,16 @@ impl SessionEngine {
             ProxyReply::Left { request, tenant_comm } => {
                 self.tables.comms.remove(tenant_comm);
                 self.answer(request, Response::Done, &[]);
+            }
+            ProxyReply::Opened { request, opened } => {
+                self.opening -= 1;
+                match opened {
+                    Ok(OpenedPart { handles, fds }) => {
+                        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+                        self.answer(request, Response::Part { handles }, &fds);
+                    }
+                    Err(refusal) => self.refuse(request, refusal.class, refusal.message),
+                }
             }
             ProxyReply::Aborted { tenant_comm } => {
                 for request in self.aborting.remove(&tenant_comm).unwrap_or_default() {

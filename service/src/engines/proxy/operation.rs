@@ -14,7 +14,7 @@ use super::inquiry::Looks;
 use super::wishes::Wish;
 use crate::bootstrap::Refusal;
 use crate::devices::cuda::GpuOperand;
-use crate::devices::{DirectGroup, Prepared};
+use crate::devices::{DirectGroup, OpenedPart, Prepared};
 use crate::engines::transport::links::LinksId;
 use crate::engines::transport::pace::Pace;
 use crate::engines::transport::{ChannelFault, FlowWait, TransportHandle};
@@ -252,4 +252,6 @@ pub enum ProxyReply {
     Left { request: u64, tenant_comm: Handle },
     /// The communicator has ended.
     Aborted { tenant_comm: Handle },
+    /// A part of a communicator's memory is there, or is not going to be.
+    Opened { request: u64, opened: Result<OpenedPart, Refusal> },
 }

@@ -6,15 +6,16 @@ use std::time::{Duration, Instant};
 use bytemuck::Zeroable;
 use mccs_cuda::{Context, DeviceAddress, Event, IpcHandle, RawStream, WordOperation};
 use mccs_ipc::command::{Command, FLAG_COPIED, Opcode};
-use mccs_ipc::direct::{DirectPage, DirectShare, Execution};
+use mccs_ipc::direct::{CommPart, DirectPage, DirectShare, Execution};
 use mccs_ipc::large::{
-    CALLED_EVENTS, LargeLayout, LargeWord, RELEASED, RankEvents, Shards, called_event, has_large, own_part, stage,
+    CALLED_EVENTS, LargeLayout, LargeWord, RELEASED, RankEvents, Shards, SlotKind, called_event, has_large, own_part,
+    stage,
 };
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::{DirectCall, LargeBuffers, Launch};
 
-use super::member::Member;
+use super::member::{Member, Opened};
 use super::regions::Found;
 use super::staging::Staging;
 use super::{DirectCommunicator, LOOK_AGAIN_AFTER, Order};
@@ -36,6 +37,8 @@ pub(super) struct LargeOrder {
     stream: Option<Handle>,
     /// For what is sent, and what is received.
     staging: [Staging; 2],
+    /// Slots on this rank's GPU, opened when a call first combines there: the communicator's own, and those that it shares.
+    slots: [Option<Opened>; 2],
 }
 
 /// Events of a rank. All but the last are the service's.
@@ -49,7 +52,7 @@ struct StreamEvents {
 impl LargeOrder {
     pub(super) fn new(context: &Context, share: &DirectShare) -> Result<Self, Error> {
         let events = share.events.first().map(|events| StreamEvents::open(context, events)).transpose()?;
-        Ok(LargeOrder { enqueued: 0, events, stream: None, staging: Default::default() })
+        Ok(LargeOrder { enqueued: 0, events, stream: None, staging: Default::default(), slots: [None, None] })
     }
 }
 
@@ -162,6 +165,8 @@ impl DirectCommunicator {
         let (at_recv, recv) = self.reach(for_recv, call.recv, recv_bytes)?;
         let at = Call { send: at_send, recv: at_recv, ..*call };
         let is_copied = (at.send, at.recv) != (call.send, call.recv);
+        // Before the service is told: a call that fails here has told it of nothing.
+        let slots = self.slots(order, combine.layout, checked)?;
         let number = order.large.enqueued + 1;
         let command = Command {
             opcode: Opcode::Collective as u32,
@@ -185,10 +190,28 @@ impl DirectCommunicator {
         member.client.0.submit_on_gpus(&command)?;
         order.large.enqueued = number;
         // SAFETY: the caller's contract is passed on.
-        let enqueued =
-            unsafe { self.enqueue_by_words(combine, checked, (call, &at), (send_bytes, recv_bytes), number, stream) };
+        let enqueued = unsafe {
+            let combine = (combine, slots);
+            self.enqueue_by_words(combine, checked, (call, &at), (send_bytes, recv_bytes), number, stream)
+        };
         // The service was told of what this rank's stream never comes to.
         enqueued.inspect_err(|error| member.give_up(error))
+    }
+
+    /// Where the others' parts come to, if this rank's stream combines them; opened with the first call that does.
+    fn slots(&self, order: &mut Order, layout: LargeLayout, call: &DirectCall) -> Result<DeviceAddress, Error> {
+        if self.execution != Execution::Ranks || !call.kind.reduces() {
+            return Ok(0);
+        }
+        let shards = Shards::new(layout, call.kind, call.nranks, call.count * call.dtype.size_bytes() as u64);
+        let opened = match shards.slots() {
+            SlotKind::Own => &mut order.large.slots[0],
+            SlotKind::Shared => &mut order.large.slots[1],
+        };
+        if opened.is_none() {
+            *opened = self.member.open(CommPart::Slots(shards.slots()))?.pop();
+        }
+        opened.as_ref().map(Opened::address).ok_or_else(|| Error::ServiceGone("it sent no slots".into()))
     }
 
     /// Where the service reaches a buffer: there, if it can, or in a copy; and what it calls that. The context must be current.
@@ -226,7 +249,7 @@ impl DirectCommunicator {
     /// As for [`super::super::CudaCommunicator::all_reduce`].
     unsafe fn enqueue_by_words(
         &self,
-        combine: Combine,
+        combine: (Combine, DeviceAddress),
         checked: &DirectCall,
         (call, at): (&Call, &Call),
         (send_bytes, recv_bytes): (u64, u64),
@@ -314,7 +337,7 @@ impl DirectCommunicator {
     /// As for [`super::super::CudaCommunicator::all_reduce`].
     unsafe fn keep(
         &self,
-        combine: Combine,
+        (combine, slots): (Combine, DeviceAddress),
         checked: &DirectCall,
         call: &Call,
         number: u64,
@@ -334,7 +357,7 @@ impl DirectCommunicator {
             return Ok(());
         }
         let shards = Shards::new(combine.layout, kind, nranks, count * size);
-        let buffers = LargeBuffers { send: call.send, recv: call.recv, area: self.member.area() };
+        let buffers = LargeBuffers { send: call.send, recv: call.recv, slots };
         for piece in 0..shards.pieces() {
             let mut launch = Launch::combine(dtype, op, &shards, (rank, piece), &buffers);
             launch.grid = combine.blocks;

@@ -9,16 +9,16 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use mccs_cuda::{
     Allocation, Context, DeviceAddress, DriverError, Function, HostRegistration, ImportedMemory, IpcHandle, Kernels,
-    MappedMemory, OwnedStream, is_sticky,
+    MappedMemory, OwnedStream, is_sticky, while_capturing,
 };
-use mccs_ipc::direct::{AreaHandle, DIRECT_PAGE_BYTES, DIRECT_RANKS_MAX, DirectPage, DirectShare};
-use mccs_ipc::protocol::Request;
+use mccs_ipc::direct::{AreaHandle, CommPart, DIRECT_PAGE_BYTES, DIRECT_RANKS_MAX, DirectPage, DirectShare};
+use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::{AreaLayout, Launch, contradiction};
 
 use super::LOOK_AGAIN_AFTER;
 use super::launcher::Launcher;
-use crate::client::locked;
+use crate::client::{locked, unexpected};
 use crate::cuda::cuda_error;
 use crate::cuda::resources::{import, kernels};
 use crate::cuda::watch::{Awaited, Gone};
@@ -50,13 +50,32 @@ pub(in crate::cuda) struct Member {
     left_with: OnceLock<Error>,
 }
 
-/// A rank's area, in this context.
-enum Opened {
+/// GPU memory of the service, in this context.
+pub(super) enum Opened {
     ByHandle(Arc<ImportedMemory>),
     ByDescriptor(MappedMemory),
 }
 
 impl Opened {
+    /// Opens what the service names; the next descriptor is its, if it has one.
+    fn open<'a>(
+        context: &Context,
+        handle: &AreaHandle,
+        fds: &mut impl Iterator<Item = &'a OwnedFd>,
+    ) -> Result<Self, Error> {
+        let malformed = |what: &str| Error::ServiceGone(format!("it sent memory of a communicator without {what}"));
+        match handle {
+            AreaHandle::Ipc(handle) => {
+                let bytes = handle.as_slice().try_into().map_err(|_| malformed("whole handles"))?;
+                Ok(Opened::ByHandle(import(context, IpcHandle(bytes))?))
+            }
+            AreaHandle::Descriptor(bytes) => {
+                let fd = fds.next().ok_or_else(|| malformed("descriptors"))?;
+                Opened::by_descriptor(context, fd, *bytes).map_err(cuda_error)
+            }
+        }
+    }
+
     fn by_descriptor(context: &Context, fd: &OwnedFd, bytes: u64) -> Result<Self, DriverError> {
         let (allocation, bytes) = (Allocation::import(fd.as_fd())?, bytes as usize);
         let mut memory = MappedMemory::reserve(context, bytes)?;
@@ -65,7 +84,7 @@ impl Opened {
         Ok(Opened::ByDescriptor(memory))
     }
 
-    fn address(&self) -> DeviceAddress {
+    pub(super) fn address(&self) -> DeviceAddress {
         match self {
             Opened::ByHandle(memory) => memory.address(),
             Opened::ByDescriptor(memory) => memory.address(),
@@ -110,16 +129,7 @@ impl Member {
         let registration = registration.map_err(cuda_error)?;
         let (mut areas, mut _opened) = ([0; DIRECT_RANKS_MAX as usize], Vec::new());
         for (address, area) in areas.iter_mut().zip(&share.areas) {
-            let opened = match &area.handle {
-                AreaHandle::Ipc(handle) => {
-                    let bytes = handle.as_slice().try_into().map_err(|_| malformed("whole handles"))?;
-                    Opened::ByHandle(import(&context, IpcHandle(bytes))?)
-                }
-                AreaHandle::Descriptor(bytes) => {
-                    let fd = fds.next().ok_or_else(|| malformed("descriptors of its areas"))?;
-                    Opened::by_descriptor(&context, fd, *bytes).map_err(cuda_error)?
-                }
-            };
+            let opened = Opened::open(&context, &area.handle, &mut fds)?;
             *address = opened.address();
             _opened.push(opened);
         }
@@ -142,6 +152,23 @@ impl Member {
             has_left: Mutex::new(false),
             left_with: OnceLock::new(),
         })
+    }
+
+    /// Opens memory of the communicator that is made at first use, for all ranks. Waits for the service, and for no rank. Where there is no room the service ends the
+    /// communicator: all ranks hear why.
+    pub(super) fn open(&self, part: CommPart) -> Result<Vec<Opened>, Error> {
+        let request = Request::OpenPart { comm: self.handle, part };
+        let (handles, fds) = match self.client.0.requests.call(request, &[])? {
+            (Response::Part { handles }, fds) => (handles, fds),
+            (other, _) => return Err(unexpected(&other)),
+        };
+        let mut fds = fds.iter();
+        // Also while a thread of the program's captures: nothing of this belongs into a graph.
+        let opened = while_capturing(|| {
+            handles.iter().map(|handle| Opened::open(&self.context, handle, &mut fds)).collect::<Result<Vec<_>, _>>()
+        });
+        // The other ranks have it, and would wait for this one.
+        opened.map_err(cuda_error).flatten().inspect_err(|error| self.give_up(error))
     }
 
     /// Ends the communicator on all ranks, and waits until they can know why: for what the driver returned, if it is that.
