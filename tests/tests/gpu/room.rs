@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use mccs::CollectiveKind;
 use mccs::cuda::REGISTERED_MAX;
 use mccs_cuda::{Context, DeviceMemory, gpus};
@@ -21,6 +21,7 @@ use super::staged::by_engines;
 use super::{LARGE, TENANTS, told, wait_until};
 
 pub const ROLES: &[(&str, Role)] = &[
+    ("has_no_room", has_no_room),
     ("never_comes", never_comes),
     ("writes_back", writes_back),
     ("writes_back_to_a_gather", writes_back_to_a_gather),
@@ -32,23 +33,45 @@ fn tenant(service: &TestService) -> Arc<Tenant> {
     Arc::clone(&service.service().registry.sessions().first().expect("a session").tenant)
 }
 
+/// Joins, and has a large operation when there is no room for its slots: all ranks hear why.
+fn has_no_room(place: &Place) -> anyhow::Result<()> {
+    let until = std::env::var_os(UNTIL).map(std::path::PathBuf::from).context("a file")?;
+    place.each_rank(|rank| {
+        let call = Call { kind: CollectiveKind::AllReduce, ..call(0, place.nranks, 1 << 16) };
+        let at = Buffers::of(&rank.context, &call)?;
+        rank.together.wait();
+        println!("has joined");
+        wait_until(|| until.exists());
+        let error = match enqueue(&rank.comm, &call, &at, rank.stream.raw()) {
+            Ok(()) => told(&rank).to_string(),
+            Err(error) => error.to_string(),
+        };
+        ensure!(error.contains("CUDA_ERROR_OUT_OF_MEMORY (2)"), "{error}");
+        Ok(())
+    })
+}
+
 #[test]
 #[ignore = "needs two GPUs"]
-fn a_gpu_without_room_refuses_a_communicator_and_nothing_else() {
-    /// Less than a communicator takes, and enough for a process.
-    const LEFT: u64 = 3 << 29;
+fn a_gpu_without_room_ends_the_communicator_that_wants_it_and_nothing_else() {
+    /// Less than its slots take.
+    const LEFT: u64 = 64 << 20;
     assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
-    for config in [TENANTS, &by_engines("auto")] {
-        let config = config.replacen("[cuda]\n", "[cuda]\nslot = \"1GiB\"\n", 1);
+    for config in [LARGE, &by_engines("auto")] {
+        let config = config.replace("slot = \"256KiB\"\n", "").replacen("[cuda]\n", "[cuda]\nslot = \"512MiB\"\n", 1);
         let service = TestService::start(&config);
         let directory = tempfile::tempdir().expect("a directory");
         let enough = directory.path().join("enough");
         let mut others = Player::start_with("keeps_calling", &everybody(&service, 1), &[(UNTIL, enough.clone())]);
         others.hears("keeps calling");
         let context = Context::primary(gpus().expect("GPUs").last().expect("a GPU")).expect("a context");
+        let full = directory.path().join("full");
+        let mut wanting = Player::start_with("has_no_room", &everybody(&service, 0), &[(UNTIL, full.clone())]);
+        wanting.hears("has joined");
         let rest = context.free_bytes().expect("a number") - LEFT;
         let taken = DeviceMemory::new(&context, rest as usize).expect("all but a little");
-        refuse(&everybody(&service, 0), "CUDA_ERROR_OUT_OF_MEMORY (2)");
+        std::fs::write(&full, "").expect("written");
+        wanting.ends_well();
         std::fs::write(&enough, "").expect("written");
         others.ends_well();
         drop(taken);
