@@ -93,9 +93,7 @@ impl Validate for StrategyChange {
         if let Some(rings) = &self.rings {
             problems.within("rings", &(rings.len() as u32), &limits::CHANNELS);
         }
-        for (index, path) in self.paths.iter().flatten().enumerate() {
-            path.validate(&format!("path[{index}]"), problems);
-        }
+        FlowPath::validate_all(self.paths.as_deref().unwrap_or_default(), "path", problems);
         if let (Some(flows), Some(paths)) = (&self.flows, &self.paths) {
             for (index, flow) in flows.iter().enumerate().filter(|(_, flow)| flow.path as usize >= paths.len()) {
                 problems
@@ -140,6 +138,16 @@ mod tests {
         assert!(refusal("ring = [[0, 1]]").contains("ring"));
         assert!(refusal("transport = 'pigeon'").contains("transport"));
         assert!(refusal("[[path]]\ndscp = 64").contains("path[0].dscp"));
+        let ports = |ports: &str| format!("[[path]]\nsource_ports = '{ports}'\n");
+        let text = ports("10-19") + &ports("30-39") + &ports("15-24");
+        assert!(refusal(&text).contains("path[2].source_ports: path 0 has some of these ports"), "{}", refusal(&text));
+        for text in [ports("10-19") + &ports("20-29") + &ports("10-19"), ports("10-19") + &ports("15-24") + "dscp = 3"]
+        {
+            StrategyChange::parse(&text, "change.toml").expect("each is a path of its own, or the same one");
+        }
+        assert!(refusal(&ports("20000")).contains("of one port write \"20000-20000\""));
+        assert!(refusal(&ports("9-3")).contains("the smaller one first: \"3-9\""));
+        assert!(refusal(&ports("0-3")).contains("from 1 to 65535"));
         for device in
             ["", "eth 0", "net/eth0", "mlx5_0:0", "mlx5_0:x", "mlx5_0:256", "eth\u{e9}", "x".repeat(64).as_str()]
         {

@@ -392,9 +392,7 @@ impl Validate for ServiceConfig {
         self.host_device.validate(problems);
         problems.within("strategy.channels", &self.strategy.channels, &limits::CHANNELS);
         self.validate_exchange(problems);
-        for (index, path) in self.strategy.paths.iter().enumerate() {
-            path.validate(&format!("strategy.path[{index}]"), problems);
-        }
+        FlowPath::validate_all(&self.strategy.paths, "strategy.path", problems);
         self.tcp.validate(problems);
         self.rdma.validate(&self.strategy.paths, &self.tcp, problems);
         self.validate_tenants(problems);

@@ -45,6 +45,14 @@ pub enum UnitError {
         /// A value of this kind.
         example: &'static str,
     },
+    /// A number alone.
+    #[error("{text:?} has no unit; write {suggestion:?}")]
+    NoUnit {
+        /// What was written.
+        text: String,
+        /// The same number with a unit of this kind.
+        suggestion: String,
+    },
     /// The unit is none of ours.
     #[error("unknown unit {unit:?} in {text:?}; units are {known}; write for example {example:?}")]
     UnknownUnit {
@@ -75,6 +83,10 @@ fn parse(text: &str, units: &[(&str, u64)], bare: Option<u64>, example: &'static
     }
     if unit.starts_with(['.', ',']) {
         return Err(UnitError::Fraction { text: text.to_owned(), example });
+    }
+    if unit.is_empty() && bare.is_none() {
+        let usual = example.trim_start_matches(|c: char| c.is_ascii_digit());
+        return Err(UnitError::NoUnit { text: text.to_owned(), suggestion: format!("{number}{usual}") });
     }
     let scale = if unit.is_empty() { bare } else { units.iter().find(|u| u.0 == unit).map(|u| u.1) };
     let scale = scale.ok_or_else(|| UnitError::UnknownUnit {
@@ -300,7 +312,8 @@ mod tests {
         }
         assert_eq!((Rate::gbit(1), Rate::mbit(500)), ("1Gbit/s".parse().unwrap(), "500Mbit/s".parse().unwrap()));
         assert!(matches!("1GB/s".parse::<Rate>(), Err(UnitError::UnknownUnit { .. })));
-        assert!(matches!("1000".parse::<Rate>(), Err(UnitError::UnknownUnit { .. })));
+        let error = "25".parse::<Rate>().unwrap_err().to_string();
+        assert_eq!(error, "\"25\" has no unit; write \"25Gbit/s\"");
         assert!(matches!("2.5Gbit/s".parse::<Rate>(), Err(UnitError::Fraction { .. })));
     }
 
@@ -324,7 +337,8 @@ mod tests {
         assert!(matches!("-1".parse::<Bytes>(), Err(UnitError::NoNumber { .. })));
         assert!(matches!("1.5GiB".parse::<Bytes>(), Err(UnitError::Fraction { .. })));
         assert!(matches!("99999999TiB".parse::<Bytes>(), Err(UnitError::TooLarge { .. })));
-        assert!(matches!("50".parse::<DurationText>(), Err(UnitError::UnknownUnit { .. })));
+        let error = "50".parse::<DurationText>().unwrap_err().to_string();
+        assert_eq!(error, "\"50\" has no unit; write \"50ms\"");
         assert!(matches!("".parse::<DurationText>(), Err(UnitError::NoNumber { .. })));
     }
 }

@@ -38,6 +38,9 @@ pub enum HandshakeError {
     /// Nobody listens.
     #[error("no mccs-service listens on {path}: is it running, and is this its socket? ({errno})")]
     NobodyThere { path: PathBuf, errno: Errno },
+    /// Somebody may listen, whom this user may not reach.
+    #[error("user {uid} may not use {path}: only those may whom the operator lets ({errno})")]
+    NotAllowed { path: PathBuf, uid: u32, errno: Errno },
     /// Somebody listens, and does nothing else.
     #[error("the mccs-service on {0} has not answered for {secs} s: it is stopped or overloaded", secs = HELLO_WITHIN.as_secs())]
     Silent(PathBuf),
@@ -170,6 +173,10 @@ pub fn connect(path: &Path) -> Result<Socket, HandshakeError> {
     let silent = || HandshakeError::Silent(path.to_owned());
     let fd = raw_connect(path, SockFlag::empty()).map_err(|errno| match errno {
         Errno::EAGAIN => silent(),
+        Errno::EACCES | Errno::EPERM => {
+            let uid = nix::unistd::geteuid().as_raw();
+            HandshakeError::NotAllowed { path: path.to_owned(), uid, errno }
+        }
         errno => HandshakeError::NobodyThere { path: path.to_owned(), errno },
     })?;
     let socket = Socket::from_fd(fd);

@@ -314,13 +314,14 @@ fn events_to(proxy: &Sender<ProxyMessage>, controller: Option<Sender<ControllerI
     let proxy = proxy.clone();
     #[expect(clippy::result_large_err, reason = "the sink gives events back as they are")]
     let sink = move |event| match (event, &controller) {
-        (Event::Met { .. } | Event::Lost { .. } | Event::Told { .. }, None) => Ok(()),
-        (event @ (Event::Met { .. } | Event::Lost { .. } | Event::Told { .. }), Some(controller)) => {
-            match controller.send(ControllerInput::Exchange(event)) {
-                Err(ControllerInput::Exchange(event)) => Err(event),
-                Ok(()) | Err(_) => Ok(()),
-            }
-        }
+        (Event::Met { .. } | Event::Lost { .. } | Event::TurnedAway { .. } | Event::Told { .. }, None) => Ok(()),
+        (
+            event @ (Event::Met { .. } | Event::Lost { .. } | Event::TurnedAway { .. } | Event::Told { .. }),
+            Some(controller),
+        ) => match controller.send(ControllerInput::Exchange(event)) {
+            Err(ControllerInput::Exchange(event)) => Err(event),
+            Ok(()) | Err(_) => Ok(()),
+        },
         (event, _) => match proxy.send(ProxyMessage::Exchange(event)) {
             Err(ProxyMessage::Exchange(event)) => Err(event),
             Ok(()) | Err(_) => Ok(()),

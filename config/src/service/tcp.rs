@@ -76,12 +76,16 @@ impl FromStr for Ports {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let range = text.split_once('-').and_then(|(first, last)| Some((first.parse().ok()?, last.parse().ok()?)));
-        match range {
-            Some((first, last)) if 0 < first && first <= last => Ok(Ports { first, last }),
-            _ => {
-                Err(format!("{text:?} is no range of ports; write for example \"20000-20999\", the smaller one first"))
-            }
-        }
+        let right = match range {
+            Some((first, last)) if 0 < first && first <= last => return Ok(Ports { first, last }),
+            Some((0, _)) => "ports are from 1 to 65535".to_owned(),
+            Some((first, last)) => format!("the smaller one first: \"{last}-{first}\""),
+            None => match text.parse::<u16>() {
+                Ok(port) => format!("of one port write \"{port}-{port}\""),
+                Err(_) => "write for example \"20000-20999\", with ports from 1 to 65535".to_owned(),
+            },
+        };
+        Err(format!("{text:?} is no range of ports: {right}"))
     }
 }
 
@@ -123,8 +127,36 @@ pub struct FlowPath {
 }
 
 impl FlowPath {
+    /// Of the paths of a list: `key[0]` is the first. Two whose ports overlap, and that nothing else tells apart, are one path in part.
+    pub(crate) fn validate_all(paths: &[FlowPath], key: &str, problems: &mut Problems) {
+        for (index, path) in paths.iter().enumerate() {
+            path.validate(&format!("{key}[{index}]"), problems);
+        }
+        let with_ports = paths.iter().enumerate().filter_map(|(index, path)| Some((path.source_ports?, index, path)));
+        let mut sorted: Vec<_> = with_ports.collect();
+        let apart = |path: &FlowPath| (path.device.as_ref().map(Device::to_string), path.dscp);
+        sorted.sort_by_cached_key(|(ports, index, path)| (apart(path), ports.first, ports.last, *index));
+        // Whoever reaches furthest of those before.
+        let mut widest: Option<(Ports, usize, &FlowPath)> = None;
+        for (ports, index, path) in sorted {
+            if let Some((wide, other, before)) = widest.filter(|(.., before)| apart(before) == apart(path)) {
+                // The same path may stand for several channels.
+                if wide != ports && ports.first <= wide.last {
+                    let (later, earlier) = (index.max(other), index.min(other));
+                    let key = format!("{key}[{later}].source_ports");
+                    problems.add(key, format!("path {earlier} has some of these ports ({wide} and {ports}): flows of both may take one path"));
+                }
+                if ports.last <= wide.last {
+                    widest = Some((wide, other, before));
+                    continue;
+                }
+            }
+            widest = Some((ports, index, path));
+        }
+    }
+
     /// Of the path at `key`.
-    pub(crate) fn validate(&self, key: &str, problems: &mut Problems) {
+    fn validate(&self, key: &str, problems: &mut Problems) {
         if let Some(dscp) = self.dscp {
             problems.within(format!("{key}.dscp"), &dscp, &limits::DSCP);
         }

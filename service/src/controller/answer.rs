@@ -76,8 +76,9 @@ pub struct PolicyDiff {
 pub struct PolicyView {
     /// The controller's life.
     pub life: u64,
-    /// A life that has replaced it: it orders nothing more.
-    pub superseded_by: Option<u64>,
+    /// Hosts that do not let this service in, since they have another one of its name: in their words.
+    #[serde(default)]
+    pub turned_away: Vec<(String, String)>,
     /// Name of the policy; none before there is one.
     pub policy: Option<String>,
     /// Where it was read.

@@ -54,9 +54,6 @@ impl Controller {
         if self.application.is_none() && std::mem::take(&mut self.is_to_try_again) {
             self.try_files_again(now);
         }
-        if self.superseded_by().is_some() {
-            return self.give_up_application("another life of the controller has replaced this one");
-        }
         if self.waits_until(now).is_some() {
             return;
         }
@@ -86,7 +83,6 @@ impl Controller {
 
     fn decide(&mut self) {
         let Some(basis) = self.basis.clone() else { return };
-        self.has_decided = true;
         // It may be another topology.
         let _ = self.links.set_found(self.dead_paths.links(&basis));
         self.number_arrivals();
@@ -115,11 +111,10 @@ impl Controller {
         let retries = self.comms.values().filter_map(retry);
         let reports = self.comms.values().filter_map(|held| held.refusal.as_ref()?.reports_until);
         let has_work = self.cause.is_some() || self.is_to_order || self.application.is_some();
-        let waits = self.waits_until(now).filter(|_| has_work && self.superseded_by().is_none());
+        let waits = self.waits_until(now).filter(|_| has_work);
         let orders = self.orders.values().map(|pending| pending.until);
         let decides = [self.allot_at, self.decides_at()].into_iter().flatten();
         let decides = decides.map(|at| self.waits_until(now).map_or(at, |until| until.max(at)));
-        let decides = decides.filter(|_| self.superseded_by().is_none());
         orders.chain(retries.filter(|at| *at > now)).chain(reports).chain(waits).chain(decides).min()
     }
 }

@@ -53,7 +53,6 @@ impl Controller {
                 self.outputs.extend(parts.map(|message| Output::Tell { to: from.clone(), message }));
                 self.count_patience(from, now);
                 self.hosts.insert(from.clone(), HostState::Synced);
-                self.superseded.remove(from);
                 (self.is_to_order, self.is_to_pace) = (true, true);
             }
             AgentMessage::AskTime { question } => {
@@ -83,13 +82,7 @@ impl Controller {
                 }
                 self.is_to_order = true;
             }
-            AgentMessage::Superseded { by } if !self.has_decided => self.outlive(by, now),
-            AgentMessage::Superseded { by } => {
-                if self.superseded.insert(from.clone(), by) != Some(by) {
-                    let what = format!("replaced by the controller's life {by}, as host {from} says");
-                    self.history.note(what, "", Went::Done, now);
-                }
-            }
+            AgentMessage::Superseded { by } => self.outlive(by, now),
         }
     }
 

@@ -33,12 +33,6 @@ pub(super) enum HostState {
 }
 
 impl Controller {
-    /// A life of the controller that hosts obey in the place of this one.
-    #[must_use]
-    pub fn superseded_by(&self) -> Option<u64> {
-        self.superseded.values().copied().max()
-    }
-
     /// Hosts of the cluster, and whether they report.
     pub fn hosts(&self) -> impl Iterator<Item = (&Name, bool)> {
         self.hosts.iter().map(|(host, state)| (host, *state == HostState::Synced))
@@ -58,7 +52,7 @@ impl Controller {
         if self.dead_paths.forget(host) {
             self.find_dead_links(&format!("host {host}, which said that it is dead, reports anew"), now);
         }
-        self.superseded.remove(host);
+        self.turned_away.remove(host);
         self.elsewhere.remove(host);
         self.comms.values_mut().for_each(|held| drop(held.paced.remove(host)));
         self.unsure.remove(host);
@@ -99,7 +93,6 @@ impl Controller {
     pub fn lost(&mut self, host: &Name, now: Instant) {
         self.count_patience(host, now);
         let Some(state) = self.hosts.get_mut(host) else { return };
-        // Who has been replaced stays so, also when its successor takes its links from it.
         self.elsewhere.remove(host);
         self.rates.forget(host);
         if std::mem::replace(state, HostState::Away) != HostState::Away {
@@ -136,7 +129,15 @@ impl Controller {
         before != self.comms.len()
     }
 
-    /// Whoever starts comes after all lives that hosts remember, also if the clock was set back.
+    /// A host has another service of this one's name, and does not let this one in. It is tried again until it does.
+    pub fn turned_away(&mut self, host: &Name, reason: &str, now: Instant) {
+        if self.turned_away.insert(host.clone(), reason.to_owned()).is_none() {
+            tracing::error!(%host, reason, "turned away: this service orders nothing there");
+            self.history.note(format!("turned away by host {host}"), reason, Went::Done, now);
+        }
+    }
+
+    /// Whoever is let in comes after all lives that hosts remember, also if the clock was set back.
     pub(super) fn outlive(&mut self, life: u64, now: Instant) {
         if life < self.life {
             return;

@@ -44,6 +44,14 @@ pub struct Links {
 }
 
 impl Links {
+    /// The link between two switches, or a host and a switch, whichever is named first: its lower end, then its upper one.
+    #[must_use]
+    pub fn ends<'a>(topology: &Topology, (one, other): (&'a str, &'a str)) -> (&'a str, &'a str) {
+        let is_reversed =
+            topology.links_between(one, other).is_empty() && !topology.links_between(other, one).is_empty();
+        if is_reversed { (other, one) } else { (one, other) }
+    }
+
     /// Notes how a link is, as an operator says in a life of the controller. Returns what hosts are to keep, where it is news.
     ///
     /// # Errors
@@ -59,7 +67,7 @@ impl Links {
         let rates = links.iter().map(|link| topology.rates()[link.index()]);
         let Some(most) = rates.max_by(f64::total_cmp) else {
             return Err(format!(
-                "there is no link between {lower:?} and {upper:?}; name a leaf and a spine, or a host and a leaf"
+                "there is no link between {lower:?} and {upper:?}; name a leaf and a spine, or a host and a leaf, in either order"
             ));
         };
         if let LinkState::Rate(rate) = state

@@ -10,7 +10,7 @@ use super::answer::{
 use super::basis::{Basis, Text, not_there};
 use super::history::{Cause, Entry, EntryKind, Went};
 use super::hosts::HostState;
-use super::links::LinkState;
+use super::links::{LinkState, Links};
 use super::message::Act;
 use super::message::Report;
 use super::pace::HostPace;
@@ -64,8 +64,8 @@ impl Controller {
     }
 
     fn refuse_if_not_obeyed(&self) -> Result<(), String> {
-        if let Some(life) = self.superseded_by() {
-            return Err(format!("life {life} of the controller has replaced this one"));
+        if let Some((host, reason)) = self.turned_away.first_key_value() {
+            return Err(format!("host {host} turns this service away: {reason}"));
         }
         if self.is_obeyed_by_none() {
             let others = self.elsewhere.iter().map(|(host, controller)| format!("{host} obeys {controller}"));
@@ -107,6 +107,7 @@ impl Controller {
     ) -> Result<Begun, String> {
         self.refuse_if_not_obeyed()?;
         let basis = self.basis.clone().ok_or("there is no topology in force")?;
+        let (lower, upper) = Links::ends(&basis.network.topology, (lower, upper));
         let news = self.links.set(&basis.network.topology, (lower, upper), state, self.life)?;
         let is_news = news.is_some();
         news.into_iter().for_each(|link| self.have_kept(link));
@@ -154,7 +155,7 @@ impl Controller {
         let named = basis.into_iter().flat_map(|basis| &basis.rules.tenants).map(|terms| &terms.name);
         PolicyView {
             life: self.life,
-            superseded_by: self.superseded_by(),
+            turned_away: self.turned_away.iter().map(|(host, why)| (host.to_string(), why.clone())).collect(),
             policy: basis.map(|basis| basis.policy.name().to_owned()),
             policy_file: basis.map(|basis| basis.policy_text.name.clone()),
             topology_file: basis.map(|basis| basis.network.text.name.clone()),

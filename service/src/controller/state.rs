@@ -10,7 +10,8 @@
 //! What an operator has chosen by hand is *pinned*: all else is planned around it, and it is not ordered otherwise.
 //!
 //! Nothing is decided before the hosts that are there have reported, so that a controller that has just started decides as the one
-//! before it. Until then it may take a later life than it was born with; one that has decided and meets a later life orders nothing more. Orders that belong to a policy, file or link that was put in force are its application: when one of
+//! before it. Where hosts remember a later life than its own it takes one after that: hosts let a single service of a name in, so
+//! whoever is let in has the role. Orders that belong to a policy, file or link that was put in force are its application: when one of
 //! them is refused for what it asks for, what was in force before is again.
 //!
 //! Without I/O and clock. Whoever calls an input then calls [`Controller::settle`], takes the outputs, and comes back at
@@ -178,9 +179,8 @@ pub struct Controller {
     /// Hosts may not have been told how flows are to leave them.
     pub(super) is_to_pace: bool,
     pub(super) application: Option<Application>,
-    pub(super) has_decided: bool,
-    /// Hosts that obey another life, and which.
-    pub(super) superseded: BTreeMap<Name, u64>,
+    /// Hosts that do not let this service in, since they have another one of its name: in their words.
+    pub(super) turned_away: BTreeMap<Name, String>,
     /// Hosts that obey another host, and which.
     pub(super) elsewhere: BTreeMap<Name, String>,
     pub(super) history: History,
@@ -228,8 +228,7 @@ impl Controller {
             is_to_order: false,
             is_to_pace: false,
             application: None,
-            has_decided: false,
-            superseded: BTreeMap::new(),
+            turned_away: BTreeMap::new(),
             elsewhere: BTreeMap::new(),
             history: History::default(),
             outputs: VecDeque::new(),

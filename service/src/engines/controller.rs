@@ -419,6 +419,9 @@ impl ControllerEngine {
                 self.tell_paths(verdicts);
                 self.role.iter_mut().for_each(|role| role.controller.lost(&host, now));
             }
+            ControllerInput::Exchange(Event::TurnedAway { host, reason }) => {
+                self.role.iter_mut().for_each(|role| role.controller.turned_away(&host, &reason, now));
+            }
             ControllerInput::Exchange(Event::Told { from, body }) => self.hear(&from, &body, now),
             // The proxy engine's.
             ControllerInput::Exchange(_) => {}

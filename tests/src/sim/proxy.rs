@@ -79,7 +79,11 @@ impl World {
             | Event::Wished { comm, .. }
             | Event::Granted { comm, .. }
             | Event::ProposalRefused { comm, .. } => self.ledger.job_of(comm),
-            Event::Met { .. } | Event::Lost { .. } | Event::Told { .. } | Event::Linked { .. } => None,
+            Event::Met { .. }
+            | Event::Lost { .. }
+            | Event::TurnedAway { .. }
+            | Event::Told { .. }
+            | Event::Linked { .. } => None,
         };
         let Some(job) = job else {
             return self.ledger.complain(format!("host {host} was told {event:?}, which nothing explains"));

@@ -61,9 +61,9 @@ pub enum PolicyCommand {
 
 #[derive(clap::Args)]
 pub struct Link {
-    /// Its lower end: a leaf; or a host.
+    /// One end: a leaf and a spine, or a host and a leaf, in either order.
     lower: String,
-    /// Its upper end: a spine; or a leaf.
+    /// The other end.
     upper: String,
     /// "up", as the topology says; "down"; or what each direction carries, such as 25Gbit/s.
     state: State,
@@ -207,8 +207,8 @@ fn show(view: &PolicyView) {
         (Some(policy), Some(file), Some(topology)) => say!("policy {policy} of {file}, topology of {topology}"),
         _ => say!("no policy is in force: `mccsctl policy history` says why"),
     }
-    if let Some(life) = view.superseded_by {
-        say!("life {life} of the controller has replaced this one, {}: it orders nothing", view.life);
+    for (host, reason) in &view.turned_away {
+        say!("  host {host} turns this service away: {reason}");
     }
     view.files.iter().for_each(file);
     view.not_enforced.iter().for_each(|what| say!("  decided, not enforced: {what}"));

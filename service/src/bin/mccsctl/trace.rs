@@ -72,7 +72,7 @@ pub struct MergeTraces {
     /// The hosts' traces.
     #[arg(required = true, value_name = "FILE")]
     traces: Vec<PathBuf>,
-    /// Where to write it.
+    /// Where to write it; what is there is replaced.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 }
@@ -86,9 +86,18 @@ impl MergeTraces {
         };
         let traces = self.traces.iter().map(open).collect::<anyhow::Result<_>>()?;
         let cannot = || format!("cannot write {}", self.out.display());
-        let mut out = BufWriter::new(File::create_new(&self.out).with_context(cannot)?);
+        if std::fs::metadata(&self.out).is_ok_and(|metadata| !metadata.is_file()) {
+            // A pipe, or a terminal.
+            let mut out = BufWriter::new(File::options().write(true).open(&self.out).with_context(cannot)?);
+            merge(traces, &mut out)?;
+            return out.flush().with_context(cannot);
+        }
+        // A trace that is there stays until there is another: it may be one of those that are merged.
+        let mut part = self.out.clone().into_os_string();
+        part.push(".part");
+        let mut out = BufWriter::new(File::create(&part).with_context(cannot)?);
         let merged = merge(traces, &mut out).map_err(anyhow::Error::from).and_then(|()| Ok(out.flush()?));
-        // What is there of it is of no use.
-        merged.inspect_err(|_| _ = std::fs::remove_file(&self.out))
+        let merged = merged.and_then(|()| std::fs::rename(&part, &self.out).with_context(cannot));
+        merged.inspect_err(|_| _ = std::fs::remove_file(&part))
     }
 }

@@ -14,8 +14,8 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction
 
 use crate::view::{Size, view};
 
-/// Shown where the output is no terminal that says how large it is.
-const SIZE: Size = Size { columns: 120, lines: usize::MAX };
+/// Shown where the output is no terminal that says how large it is: whoever reads it later wants all of it.
+const SIZE: Size = Size { columns: usize::MAX, lines: usize::MAX };
 /// Clears the screen and what has scrolled off it, and begins at the top; the cursor would only flicker.
 const BEGIN: &str = "\x1b[?25l\x1b[2J\x1b[H";
 /// Gives the cursor back.

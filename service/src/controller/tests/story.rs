@@ -171,54 +171,41 @@ fn an_order_of_another_host_or_another_life_is_not_obeyed() {
     assert!(bed.hosts[&comm.root].asked.is_empty());
 }
 
+/// Hosts let a single service of a name in, so whoever is let in is the one that they obey.
 #[test]
-fn an_old_controller_that_comes_back_orders_nothing() {
+fn a_controller_whose_place_another_life_had_takes_over_again() {
     let mut bed = Bed::new("ffa");
     let comm = bed.begin_wide("t");
     bed.run();
-    // All hosts obey a newer life; the old one, which knows nothing of it, wants something else.
+    // Another service of its name was let in for a while, by all hosts, and has gone.
     for host in bed.hosts.values_mut() {
-        host.agent
-            .hear(&name("host-a"), ControllerMessage::Sync { life: 8, with_profiles: false }, Instant::now())
-            .unwrap();
+        let sync = ControllerMessage::Sync { life: 8, with_profiles: false };
+        host.agent.hear(&name("host-a"), sync, Instant::now()).unwrap();
     }
-    let ticket = bed.ask(apply("ecmp"));
+    bed.answer(apply("ecmp")).expect("it is obeyed");
     bed.run();
-    let answer = bed.answers.remove(&ticket).expect("an answer");
-    assert!(answer.unwrap_err().contains("replaced"));
-    assert_eq!((bed.chosen(&comm).epoch, bed.show().superseded_by), (1, Some(8)));
-    assert!(bed.answer(apply("ffa")).unwrap_err().contains("life 8"));
-    // The newer one is gone; that makes the old one no younger.
-    for host in bed.hosts.values_mut() {
-        host.agent.lost(&name("host-a"));
-    }
-    for host in ["host-b", "host-c", "host-d"] {
-        bed.controller.met(&name(host), bed.now);
-    }
-    bed.run();
-    assert!(bed.answer(apply("ecmp")).unwrap_err().contains("life 8"));
-    assert_eq!(bed.chosen(&comm).epoch, 1);
-    // It comes back in a life of its own.
-    bed.restart_controller(9, policy("ecmp"));
-    bed.run();
-    assert_eq!((bed.chosen(&comm).epoch, bed.show().superseded_by), (2, None));
+    let view = bed.show();
+    assert_eq!((view.life, view.policy.as_deref()), (9, Some("ecmp")));
+    assert_eq!((bed.chosen(&comm).epoch, view.communicators[0].state.clone()), (2, Standing::AsDecided));
+    assert!(bed.history().iter().any(|entry| entry.what.contains("after life 8")));
 }
 
 #[test]
-fn an_old_controller_that_its_hosts_leave_stays_replaced() {
+fn a_controller_that_is_turned_away_says_so_and_changes_nothing() {
     let mut bed = Bed::new("ffa");
     bed.run();
-    let others = ["host-b", "host-c", "host-d"].map(name);
-    let newer = ControllerMessage::Sync { life: 8, with_profiles: false };
-    for host in &others {
-        bed.host(host).agent.hear(&name("host-a"), newer.clone(), Instant::now()).unwrap();
-        bed.controller.met(host, bed.now);
-    }
+    let reason = "another service called host-a is connected to host-b: stop one of the two";
+    bed.controller.turned_away(&name("host-b"), reason, bed.now);
+    bed.controller.turned_away(&name("host-b"), reason, bed.now);
+    let refused = bed.answer(apply("ecmp")).unwrap_err();
+    assert!(refused.contains("host host-b turns this service away: another service called host-a"), "{refused}");
+    assert_eq!(bed.show().turned_away, [("host-b".to_owned(), reason.to_owned())]);
+    let told = bed.history().into_iter().filter(|entry| entry.what == "turned away by host host-b");
+    assert_eq!(told.count(), 1, "however often it is tried");
+    // The other one has gone.
+    bed.controller.met(&name("host-b"), bed.now);
     bed.run();
-    assert!(bed.answer(apply("ecmp")).unwrap_err().contains("life 8"));
-    others.iter().for_each(|host| bed.controller.lost(host, bed.now));
-    bed.run();
-    assert!(bed.answer(apply("ecmp")).unwrap_err().contains("life 8"));
+    assert!(bed.show().turned_away.is_empty() && bed.answer(apply("ecmp")).is_ok());
 }
 
 #[test]
@@ -242,7 +229,7 @@ fn a_controller_that_starts_with_its_clock_set_back_comes_after_the_lives_that_h
     bed.restart_controller(3, policy("ffa"));
     bed.run();
     let view = bed.show();
-    assert_eq!((view.life, view.superseded_by, view.communicators[0].state.clone()), (10, None, Standing::AsDecided));
+    assert_eq!((view.life, view.communicators[0].state.clone()), (10, Standing::AsDecided));
     assert_eq!(bed.chosen(&comm).epoch, 3);
     assert!(bed.history().iter().any(|entry| entry.what.contains("after life 9")));
 }
@@ -611,6 +598,22 @@ fn an_operator_takes_back_the_last_policy_and_history_names_who_did_what() {
         panic!("something else");
     };
     assert!(only.len() == acts.len() && only.iter().all(|entry| entry.kind == EntryKind::Act));
+}
+
+#[test]
+fn a_link_is_named_from_either_end() {
+    let mut bed = Bed::new("ffa");
+    bed.begin_wide("t");
+    bed.run();
+    let mut say = |lower: &str, upper: &str, state| {
+        let request = ControllerRequest::Link { lower: lower.into(), upper: upper.into(), state };
+        bed.answer(request).map(|_| bed.show().links)
+    };
+    let down = [("leaf0".to_owned(), "spine1".to_owned(), LinkState::Down)];
+    assert_eq!(say("spine1", "leaf0", LinkState::Down).expect("noted"), down);
+    assert_eq!(say("leaf0", "spine1", LinkState::Up).expect("noted"), []);
+    assert!(say("leaf0", "host-a", LinkState::Down).is_ok());
+    assert!(say("spine0", "spine1", LinkState::Down).unwrap_err().contains("in either order"));
 }
 
 /// A host that no controller has met keeps what its operators did, and tells it then.

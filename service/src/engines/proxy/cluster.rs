@@ -165,7 +165,7 @@ impl ProxyEngine {
             Event::Left { comm, ranks } => self.left_elsewhere(&comm, ranks),
             Event::Linked { host, is_up } => self.setups.iter_mut().for_each(|setups| setups.linked(&host, is_up)),
             // The controller's business.
-            Event::Met { .. } | Event::Lost { .. } | Event::Told { .. } => {}
+            Event::Met { .. } | Event::Lost { .. } | Event::TurnedAway { .. } | Event::Told { .. } => {}
             Event::Prepare { comm, change, window, body } => self.prepare_change(&comm, change, window, &body),
             Event::Decided { comm, change, decision } => self.change_decided(&comm, change, decision),
             Event::Inquiry { comm, from, question } => self.inquired(&comm, &from, question, now),

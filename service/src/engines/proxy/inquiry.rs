@@ -30,8 +30,10 @@ use crate::telemetry::stuck::{
     StuckReport, diagnose,
 };
 
-/// Time that hosts have to answer a look. Two looks take less than the three seconds in which an operator is answered.
+/// Time that hosts have to answer the first look.
 const ACCOUNT_TIME: Duration = Duration::from_secs(1);
+/// The same, of further looks: whoever has answered neither is named well within the three seconds that an operator waits.
+const FURTHER_ACCOUNT_TIME: Duration = Duration::from_millis(500);
 /// From asking GPUs how far they are to looking at the answer. What has not moved between two looks is stuck, or slow enough to be told of.
 const GPU_LOOKS_APART: Duration = Duration::from_millis(100);
 /// Characters of a failure that an account tells.
@@ -250,14 +252,15 @@ impl ProxyEngine {
         let question = self.inquiries.next_number();
         // Nobody else knows more of one that has failed.
         let id = live.span.as_ref().filter(|_| live.failure.is_none()).map(|span| span.comm.clone());
+        let time = if inquiring.first.is_none() { ACCOUNT_TIME } else { FURTHER_ACCOUNT_TIME };
         let handle = inquiring.comm;
-        let look = |accounts, time| {
+        let look = |accounts| {
             inquiring.step = InquiryStep::Looking { began: now, accounts, until: now + time };
             self.inquiries.inquiring.insert(question, inquiring);
         };
         match (id, &mut self.setups) {
             (Some(comm), Some(setups)) => {
-                look(live.info.hosts.iter().map(|host| (host.clone(), live.departed(host))).collect(), ACCOUNT_TIME);
+                look(live.info.hosts.iter().map(|host| (host.clone(), live.departed(host))).collect());
                 setups.ask(Request::Inquire { comm, question });
             }
             _ => {
@@ -268,7 +271,7 @@ impl ProxyEngine {
                 if are_asked {
                     live.info.ask();
                 }
-                look(vec![(String::from(THIS_HOST), None)], ACCOUNT_TIME);
+                look(vec![(String::from(THIS_HOST), None)]);
                 let gathering = Gathering { comm, wanted, engines_left: 0, flows: Vec::new(), gpus, until };
                 if are_asked {
                     let number = self.inquiries.next_number();

@@ -121,12 +121,19 @@ impl Coordinator {
         awaited.then(|| Decision::Abort { refusal: Refusal { whose: refusal.whose, reason: reason() } })
     }
 
-    /// Decides when the time is over.
+    /// Decides when the time is over. Where a host is silent the others wait for it, and it alone is named.
     #[must_use]
-    pub fn expire(&self, now: Instant) -> Option<Decision> {
-        let waiting = || self.waiting.iter().map(Name::as_str).collect::<Vec<_>>().join(", ");
-        (self.deadline <= now)
-            .then(|| Decision::Abort { refusal: Refusal::own(format!("not prepared in time: host {}", waiting())) })
+    pub fn expire(&self, is_silent: impl Fn(&Name) -> bool, now: Instant) -> Option<Decision> {
+        if self.deadline > now {
+            return None;
+        }
+        let named = |hosts: Vec<&Name>| hosts.into_iter().map(Name::as_str).collect::<Vec<_>>().join(", ");
+        let silent: Vec<&Name> = self.waiting.iter().filter(|host| is_silent(host)).collect();
+        let reason = match silent.is_empty() {
+            true => format!("not prepared in time: host {}", named(self.waiting.iter().collect())),
+            false => format!("not prepared in time: nothing is heard of host {}", named(silent)),
+        };
+        Some(Decision::Abort { refusal: Refusal::own(reason) })
     }
 
     /// When [`Coordinator::expire`] decides.

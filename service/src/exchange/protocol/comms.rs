@@ -339,7 +339,9 @@ impl Comms {
     pub(super) fn expire(&mut self, wire: &mut Wire, now: Instant) {
         while let Some((_, comm)) = self.deadlines.first().filter(|(at, _)| *at <= now).cloned() {
             let live = self.live.get(&comm);
-            let decision = live.and_then(|live| live.coordinator.as_ref()).and_then(|c| c.expire(now));
+            let decision = live
+                .and_then(|live| live.coordinator.as_ref())
+                .and_then(|coordinator| coordinator.expire(|host| wire.is_silent(host, now), now));
             self.decide(&comm, decision, wire, now);
         }
     }

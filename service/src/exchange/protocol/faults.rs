@@ -43,6 +43,9 @@ pub enum Fault {
     /// A connection from before the last one.
     #[error("it greeted with a life that it has given up")]
     Stale,
+    /// It does not greet.
+    #[error("it turns this service away: {0}")]
+    TurnsAway(String),
     /// A message's number.
     #[error("it sent message {got} where {due} was due")]
     Sequence {

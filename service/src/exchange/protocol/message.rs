@@ -7,6 +7,7 @@
 //! | `H` hello | `"mccs"`, version (u16), then in postcard: name, life, what it knows of the other's life |
 //! | `D` data | sequence number (u64), acknowledgement (u64), then a [`Message`] in postcard |
 //! | `A` acknowledgement | acknowledgement (u64); also says that the link lives |
+//! | `R` refusal | in the place of a hello: why there is none, in UTF-8 |
 //!
 //! Integers of the head are little-endian. The head of a hello never changes, so that any version can refuse any other by
 //! name. Every length and number is checked here or, where it depends on what was said before, by whoever handles it.
@@ -20,12 +21,13 @@ use crate::exchange::limits::{CHANGE_WINDOW_MAX, FRAME_BYTES_MAX, HELLO_BYTES_MA
 
 /// Version of the protocol, and of what controllers and agents tell each other in it (`controller/message.rs`). Services of
 /// different versions refuse each other.
-pub const VERSION: u16 = 13;
+pub const VERSION: u16 = 14;
 
 const MAGIC: &[u8; 4] = b"mccs";
 const KIND_HELLO: u8 = b'H';
 const KIND_DATA: u8 = b'D';
 const KIND_ACK: u8 = b'A';
+const KIND_REFUSAL: u8 = b'R';
 /// Bytes of a data frame before its message.
 pub const DATA_HEAD_BYTES: usize = 17;
 
@@ -87,6 +89,11 @@ pub enum Frame<'a> {
         /// Last number received.
         ack: u64,
     },
+    /// The other side does not greet, and says why.
+    Refusal {
+        /// In words.
+        reason: &'a str,
+    },
 }
 
 fn take_u64(bytes: &[u8]) -> Result<(u64, &[u8]), DecodeError> {
@@ -122,9 +129,20 @@ impl<'a> Frame<'a> {
                 (ack, []) => Ok(Frame::Ack { ack }),
                 _ => Err(DecodeError::Malformed("frame")),
             },
+            Some((&KIND_REFUSAL, rest)) if bytes.len() <= HELLO_BYTES_MAX => {
+                let reason = std::str::from_utf8(rest).map_err(|_| DecodeError::Malformed("refusal"))?;
+                Ok(Frame::Refusal { reason })
+            }
             _ => Err(DecodeError::NotOurs),
         }
     }
+}
+
+/// A frame that says why there is no hello.
+#[must_use]
+pub fn encode_refusal(reason: &str) -> Vec<u8> {
+    let end = (0..HELLO_BYTES_MAX).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or(0);
+    [&[KIND_REFUSAL], &reason.as_bytes()[..end.min(reason.len())]].concat()
 }
 
 fn decode_hello(bytes: &[u8]) -> Result<Hello, DecodeError> {
@@ -406,6 +424,9 @@ mod tests {
         assert!(hello.encode().len() < HELLO_BYTES_MAX);
         assert_eq!(Frame::decode(&encode_data(1, 2, b"x")), Ok(Frame::Data { seq: 1, ack: 2, body: b"x" }));
         assert_eq!(Frame::decode(&encode_ack(3)), Ok(Frame::Ack { ack: 3 }));
+        assert_eq!(Frame::decode(&encode_refusal("why")), Ok(Frame::Refusal { reason: "why" }));
+        let long = encode_refusal(&"ä".repeat(1000));
+        assert!(long.len() <= HELLO_BYTES_MAX && matches!(Frame::decode(&long), Ok(Frame::Refusal { .. })));
     }
 
     #[test]

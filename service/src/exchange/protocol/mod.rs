@@ -333,6 +333,13 @@ pub enum Event {
         /// Which host.
         host: Name,
     },
+    /// A host has another service of this one's name, and does not let this one in.
+    TurnedAway {
+        /// Which host.
+        host: Name,
+        /// In its words.
+        reason: String,
+    },
     /// A host tells something.
     Told {
         /// Which host.

@@ -103,6 +103,17 @@ impl Roots {
                 let message = format!("host {} sets up as many communicators as it can; try again later", wire.own);
                 Failure::new(ErrorClass::System, message).by_host(&wire.own)
             };
+            if let Some((other, failure)) = self.under_another_tenant(&key, (from, nranks), &ranks) {
+                let until = now + self.timeout.min(SETUP_TIMEOUT);
+                let joined = self.setups.get(&other).into_iter().flat_map(|setup| setup.joined.keys());
+                let heard: BTreeSet<u32> = joined.chain(&ranks).copied().collect();
+                for key in [&other, &key] {
+                    self.verdicts.keep(key, failure.clone(), heard.clone(), until);
+                }
+                self.refuse(&other, &failure, None, wire, now);
+                wire.send(from, Message::Refused { key, attempt, failure }, now);
+                return;
+            }
             let verdict = self.verdicts.on(&key, &ranks, now);
             if let Some(failure) = verdict.or_else(|| self.is_full(&key).then(full)) {
                 wire.send(from, Message::Refused { key, attempt, failure }, now);
@@ -132,6 +143,30 @@ impl Roots {
         if setup.joined.len() == setup.nranks as usize {
             self.close_ring(&key, wire, now);
         }
+    }
+
+    /// A set-up that lacks just these ranks, under a tenant of another name, and what is wrong then. An id is a job's secret: whoever has it on
+    /// another host is of the same job, which hosts call differently, and each part would wait for the other in vain.
+    fn under_another_tenant(
+        &self,
+        key: &CommKey,
+        (from, nranks): (&Name, u32),
+        ranks: &[u32],
+    ) -> Option<(CommKey, Failure)> {
+        let is_rest = |setup: &Setup| {
+            setup.nranks == nranks
+                && !setup.hosts.contains_key(from)
+                && ranks.iter().all(|rank| !setup.joined.contains_key(rank))
+        };
+        let same_id = self.setups.iter().find(|(other, setup)| other.id == key.id && is_rest(setup));
+        let (other, setup) = same_id?;
+        let host = setup.hosts.keys().next()?;
+        let message = format!(
+            "communicator {} was joined by tenant {} on host {host} and by tenant {} on host {from}: a job's tenant has the same name in \
+             service.toml on all hosts",
+            key.id, other.tenant, key.tenant
+        );
+        Some((other.clone(), Failure::new(ErrorClass::InvalidArgument, message).by_host(from)))
     }
 
     fn is_full(&self, key: &CommKey) -> bool {
@@ -369,7 +404,12 @@ mod tests {
         }
 
         fn report(&mut self, from: &str, attempt: u64, earlier: u32, ranks: &[u32]) {
-            let report = Report { key: key(), attempt, nranks: 3, earlier, ranks: ranks.to_vec() };
+            self.report_as("t", from, (attempt, earlier), ranks);
+        }
+
+        fn report_as(&mut self, tenant: &str, from: &str, (attempt, earlier): (u64, u32), ranks: &[u32]) {
+            let key = CommKey { tenant: name(tenant), ..key() };
+            let report = Report { key, attempt, nranks: 3, earlier, ranks: ranks.to_vec() };
             self.roots.report(&name(from), report, &mut self.wire, self.now);
         }
 
@@ -414,6 +454,24 @@ mod tests {
         // They have all heard it, and try again.
         root.report("a", 2, 0, &[0, 1]);
         root.report("b", 8, 0, &[2]);
+        assert!(matches!(&root.told()[..], [Message::Ring { attempt: 2, .. }]));
+    }
+
+    #[test]
+    fn a_job_whose_tenant_hosts_call_differently_is_refused_at_once_on_both() {
+        let mut root = Root::new();
+        root.report_as("training", "a", (1, 0), &[0]);
+        assert!(root.told().is_empty());
+        root.report_as("train", "b", (7, 0), &[1, 2]);
+        let told = root.told();
+        let [Message::Refused { key, attempt: 1, failure }] = &told[..] else { panic!("{told:?}") };
+        let message = failure.message.as_str();
+        assert!(key.tenant == name("training") && message.contains("tenant training on host a"), "{message}");
+        assert!(message.contains("tenant train on host b") && message.contains("service.toml"), "{message}");
+        assert_eq!((root.roots.len(), root.roots.next_deadline()), (0, None));
+        // Called the same, it begins. Other ids are other jobs.
+        root.report_as("train", "a", (2, 0), &[0]);
+        root.report_as("train", "b", (8, 0), &[1, 2]);
         assert!(matches!(&root.told()[..], [Message::Ring { attempt: 2, .. }]));
     }
 

@@ -254,6 +254,7 @@ impl Session {
                 self.acknowledge(ack)?;
                 Received::Nothing
             }
+            (Frame::Refusal { reason }, Link::Greeting(_)) => return Err(Fault::TurnsAway(reason.to_owned())),
             _ => return Err(Fault::Greeting),
         };
         (self.link_heard_at, self.heard_at) = (now, now);
@@ -327,6 +328,12 @@ impl Session {
         self.owed_messages >= ACK_AFTER_MESSAGES
             || self.owed_bytes >= ACK_AFTER_BYTES
             || self.ack_at.is_some_and(|at| at <= now)
+    }
+
+    /// Whether nothing was heard for so long that the peer should have said twice that it lives.
+    #[must_use]
+    pub fn is_silent(&self, now: Instant) -> bool {
+        !self.is_up() || self.heard_at + 2 * self.times.keep_alive <= now
     }
 
     /// Whether the link has been silent for too long and is to be closed.

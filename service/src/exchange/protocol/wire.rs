@@ -1,10 +1,14 @@
 //! The peers of a service: their sessions, and what waits to be sent, told or handled.
+//!
+//! A host has one service. Where a second one of the same name connects while the first is heard, the first stays: the second is turned away
+//! with the reason, and harms nobody. So the side that connects greets first, and a link that comes while another is up takes its place only
+//! with the greeting of the same service. A service that has died leaves a link that breaks, or falls silent and is closed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
 use super::faults::{Fault, Lost};
-use super::message::{Message, RingHost};
+use super::message::{Frame, Message, RingHost, encode_refusal};
 use super::session::{LinkTimes, Received, Session};
 use super::types::{CommKey, LinkId, Name};
 use super::{Event, Output};
@@ -14,6 +18,8 @@ pub(super) type Bulk = (CommKey, u64);
 
 struct Peer {
     session: Session,
+    /// A link that has come besides the session's, and has not greeted yet.
+    newcomer: Option<LinkId>,
     /// Set-ups that have payloads for this peer, each at most once: they take turns.
     bulk: VecDeque<Bulk>,
     /// Lost, and not met since: the log knows.
@@ -78,7 +84,9 @@ impl Wire {
     pub(super) fn new(own: Name, hosts: &[Name], incarnation: u64, times: LinkTimes, now: Instant) -> Self {
         let others = hosts.iter().filter(|host| **host != own);
         let session = |host: &Name| Session::new(host.clone(), incarnation, times, now);
-        let peer = |host: &Name| (host.clone(), Peer { session: session(host), bulk: VecDeque::new(), is_lost: false });
+        let peer = |host: &Name| {
+            (host.clone(), Peer { session: session(host), newcomer: None, bulk: VecDeque::new(), is_lost: false })
+        };
         Wire {
             peers: others.map(peer).collect(),
             own,
@@ -100,6 +108,11 @@ impl Wire {
 
     pub(super) fn is_up(&self, host: &Name) -> bool {
         self.peers.get(host).is_some_and(|peer| peer.session.is_up())
+    }
+
+    /// Whether less is heard of a host than one that lives says, whatever it has to say.
+    pub(super) fn is_silent(&self, host: &Name, now: Instant) -> bool {
+        self.peers.get(host).is_some_and(|peer| peer.session.is_silent(now))
     }
 
     /// The life in which a host was met last. Whoever says something was met in the life that says it.
@@ -215,20 +228,56 @@ impl Wire {
             self.outputs.push_back(Output::Close { link, reason: format!("host {host} is not in the list") });
             return;
         };
+        self.links.insert(link, host.clone());
+        let connects = *host < self.own;
+        if !connects || !peer.session.is_up() {
+            return self.adopt(host, link, now);
+        }
+        if let Some(before) = peer.newcomer.replace(link) {
+            self.close_link(before, format!("host {host} has connected anew"));
+        }
+    }
+
+    /// A link takes the place of the one that there was, and is greeted.
+    fn adopt(&mut self, host: &Name, link: LinkId, now: Instant) {
+        let Some(peer) = self.peers.get_mut(host) else { return };
         let before = peer.session.link();
         let frame = peer.session.link_up(link, &self.own, now);
         if let Some(before) = before {
-            self.links.remove(&before);
-            let reason = format!("host {host} has connected anew");
-            self.outputs.push_back(Output::Close { link: before, reason });
+            self.close_link(before, format!("host {host} has connected anew"));
         }
-        self.links.insert(link, host.clone());
         self.outputs.push_back(Output::Send { link, frame });
+    }
+
+    fn close_link(&mut self, link: LinkId, reason: String) {
+        self.links.remove(&link);
+        self.outputs.push_back(Output::Close { link, reason });
+    }
+
+    /// The first frame on a link that has come while another is up. Returns whether the link takes its place.
+    fn welcome(&mut self, host: &Name, link: LinkId, frame: &[u8], now: Instant) -> bool {
+        let Some(peer) = self.peers.get_mut(host) else { return false };
+        peer.newcomer = None;
+        let incarnation = match Frame::decode(frame) {
+            Ok(Frame::Hello(hello)) => Some(hello.life.incarnation),
+            _ => None,
+        };
+        if !peer.session.is_up() || (incarnation.is_some() && incarnation == peer.session.peer_incarnation()) {
+            self.adopt(host, link, now);
+            return true;
+        }
+        // If that one is dead and its host is not, this is found out now.
+        peer.session.say_alive();
+        let reason = format!("another service called {host} is connected to {}: stop one of the two", self.own);
+        self.outputs.push_back(Output::Send { link, frame: encode_refusal(&reason) });
+        self.close_link(link, reason);
+        false
     }
 
     pub(super) fn link_down(&mut self, link: LinkId) {
         if let Some(host) = self.links.remove(&link)
             && let Some(peer) = self.peers.get_mut(&host)
+            && peer.newcomer.take_if(|newcomer| *newcomer == link).is_none()
         {
             peer.session.link_down();
             self.tell(Event::Linked { host, is_up: false });
@@ -240,6 +289,10 @@ impl Wire {
         let host = self.links.get(&link)?.clone();
         let peer = self.peers.get_mut(&host)?;
         self.dirty.insert(host.clone());
+        if peer.newcomer == Some(link) && !self.welcome(&host, link, frame, now) {
+            return None;
+        }
+        let peer = self.peers.get_mut(&host)?;
         let before = peer.session.peer_incarnation();
         match peer.session.receive(frame, now) {
             Ok(Received::Nothing) => None,
@@ -265,6 +318,9 @@ impl Wire {
             Err(fault) if !peer.session.is_up() && !matches!(fault, Fault::Acknowledgement(_)) => {
                 peer.session.refuse(fault.clone());
                 self.close(&host, fault.to_string());
+                if let Fault::TurnsAway(reason) = fault {
+                    self.tell(Event::TurnedAway { host, reason });
+                }
                 None
             }
             Err(fault) => {

@@ -215,7 +215,7 @@ impl World {
     }
 
     fn expire(&mut self) {
-        let decision = self.coordinator.as_ref().and_then(|coordinator| coordinator.expire(self.deadline));
+        let decision = self.coordinator.as_ref().and_then(|coordinator| coordinator.expire(|_| false, self.deadline));
         self.decide(decision);
     }
 
@@ -345,4 +345,16 @@ fn numbers_that_cannot_be_abort() {
     let mut coordinator = Coordinator::new(1, 4, names(1).into_iter().collect(), Instant::now());
     let decision = coordinator.prepared(&names(1)[0], 1, u64::MAX);
     assert!(matches!(decision, Some(Decision::Abort { .. })));
+}
+
+#[test]
+fn of_hosts_that_are_not_prepared_in_time_the_one_that_is_silent_is_named() {
+    let (now, hosts) = (Instant::now(), ["a", "b", "c"].map(|name| Name::new(name).expect("a name")));
+    let coordinator = Coordinator::new(1, 8, hosts.iter().cloned().collect(), now);
+    let reason = |silent: &[&str]| match coordinator.expire(|host| silent.contains(&host.as_str()), now) {
+        Some(Decision::Abort { refusal }) => refusal.reason.as_str().to_owned(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(reason(&["b"]), "not prepared in time: nothing is heard of host b");
+    assert_eq!(reason(&[]), "not prepared in time: host a, b, c");
 }
