@@ -185,8 +185,15 @@ fn a_host_is_emptied_without_harm_to_who_is_at_work() {
     let bed = Bed::start();
     let connect = || Client::connect(bed.at("mccs.sock"));
     let held = connect().expect("a session");
-    assert_eq!(bed.says(&["drain"]), "no new processes; 1 sessions with 0 communicators\n");
-    assert!(bed.says(&["watch", "--once"]).contains("it is being emptied"));
+    let reason = "a fan is replaced until noon, and whoever reads this in a pipe gets all of it, since no line is cut at 120 columns";
+    let drained = bed.says(&["drain", "--reason", reason]);
+    assert_eq!(drained, "no new processes; 1 sessions with 0 communicators\n");
+    assert!(bed.says(&["watch", "--once"]).contains(&format!("it is being emptied (drain), as {reason}: no")));
+    let history = bed.says(&["policy", "history", "--acts"]);
+    assert!(
+        history.contains("drained, lets no session in: a fan is replaced") && history.contains("by uid "),
+        "{history}"
+    );
     let another = connect().expect("this process has a session");
     let why = bed.complains(&["drain", "--wait", "0"]);
     assert!(why.contains("2 sessions with 0 communicators are left"), "{why}");
@@ -195,7 +202,7 @@ fn a_host_is_emptied_without_harm_to_who_is_at_work() {
     drop((held, another));
     assert!(bed.says(&["drain", "--wait", "100"]).contains(" 0 sessions"));
     let why = connect().err().expect("no session").to_string();
-    assert!(why.contains("mccsctl drain"), "{why}");
+    assert!(why.contains("mccsctl drain") && why.contains("a fan is replaced"), "{why}");
     assert_eq!(bed.says_in_json(&["drain", "--undo"])["draining"], false);
     connect().expect("a session");
 }
@@ -275,8 +282,8 @@ fn what_a_policy_would_change_is_told_also_where_no_flow_moves() {
     let rules = format!("[policy]\nname = \"ecmp\"\n{tenant}cap = \"10Gbit/s\"\nweight = 3\n{window}");
     let paced = bed.write("paced.toml", &rules);
     let text = bed.says(&["policy", "diff", &paced]);
-    let now = "from h1 now: as they like";
-    let then = "from h1 then: 10000.0 Mbit/s a flow";
+    let now = "- from h1: as they like";
+    let then = "+ from h1: 10000.0 Mbit/s a flow";
     for part in ["tenant default: its rings and flows stay", now, then, "5.00 ms of each 10.00", "weight 3"] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -294,8 +301,15 @@ fn what_a_policy_would_change_is_told_also_where_no_flow_moves() {
     let marked = bed.write("marked.toml", &format!("[policy]\nname = \"priority\"\n{tenant}priority = 2\n"));
     let text = bed.says(&["policy", "diff", &marked]);
     let mark = ", priority 2, class of code point 16";
-    let (now, then) = text.split_once("  then:").expect("both");
-    assert!(!now.contains(mark) && then.contains(mark) && text.contains("from h0 then: as they like"), "{text}");
+    let added: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("+ ")).collect();
+    assert!(added.iter().any(|line| line.contains(mark)), "{text}");
+    assert!(text.lines().filter(|line| line.contains(mark)).all(|line| added.contains(&line)), "{text}");
+    assert!(
+        text.contains("~ communicator") && added.iter().any(|line| line.ends_with("from h0: as they like")),
+        "{text}"
+    );
+    // What stays is there, without a mark.
+    assert!(text.lines().any(|line| line.trim_start().starts_with("channel 0: ring")), "{text}");
 }
 
 /// A communicator of two hosts as the controller shows it.

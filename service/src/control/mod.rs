@@ -91,6 +91,9 @@ pub enum ControlRequest {
     Drain {
         /// Which; `None` only asks.
         drains: Option<bool>,
+        /// Why: told to processes that are refused, and shown.
+        #[serde(default)]
+        reason: Option<String>,
     },
     /// Have engines record what they do. Ends by itself.
     Trace {
@@ -243,10 +246,13 @@ impl HostView {
 }
 
 /// Whether a host is being emptied, and how far that is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrainView {
     /// Whether processes that have no session are refused.
     pub draining: bool,
+    /// Why, where the operator has said.
+    #[serde(default)]
+    pub reason: Option<String>,
     /// Those that there are.
     pub sessions: usize,
     /// Their communicators.

@@ -113,6 +113,12 @@ pub struct Overview {
     /// Whether processes that have no session are refused: `mccsctl drain`.
     #[serde(default)]
     pub draining: bool,
+    /// Why, where the operator has said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draining_reason: Option<String>,
+    /// Until when other hosts take this one for who it is, in seconds of the Unix epoch: the end of its certificate, or of one above it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate_end: Option<u64>,
     /// By how much this host's estimate of the cluster's common clock may be wrong, where its communicators send at certain times.
     #[serde(default)]
     pub clock_error_ns: Option<u64>,
@@ -193,6 +199,8 @@ impl Overseer {
             paths: registry.flows.paths(),
             hosts: registry.hosts().iter().map(|host| HostView::of(host, now)).collect(),
             draining: registry.is_draining(),
+            draining_reason: registry.draining_reason(),
+            certificate_end: registry.certificate_end(),
             clock_error_ns: registry.clock_error_ns(),
             clock: registry.clock().map(|(at, CommonTime { common_ns, error_ns })| ClockView {
                 at_ns: registry.recorders.ns_at(at),

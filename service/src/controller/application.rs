@@ -372,13 +372,4 @@ impl Controller {
         let what = format!("caps, shares, windows and times to yield of communicator {first}{more} told to hosts");
         self.history.note(what, self.last_cause.clone(), Went::Done, now);
     }
-
-    /// Nothing more comes of an application.
-    pub(super) fn give_up_application(&mut self, reason: &str) {
-        let Some(application) = self.application.take() else { return };
-        self.history.went(application.entry, Went::Failed(reason.to_owned()));
-        if let Some(ticket) = application.ticket {
-            self.outputs.push_back(Output::Answer { ticket, answer: Err(reason.to_owned()) });
-        }
-    }
 }

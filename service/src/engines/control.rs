@@ -27,6 +27,8 @@ use crate::telemetry::recorder::Recorders;
 const CONNECTIONS_MAX: usize = 16;
 /// Pause when the process is out of descriptors or memory.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// Characters of the reason for which a host is emptied.
+const DRAIN_REASON_CHARS_MAX: usize = 200;
 /// What the listener is called among the descriptors.
 const LISTENER_TOKEN: u64 = u64::MAX;
 /// Answers of other engines that may wait: each connection asks once, and some go before they are answered.
@@ -200,8 +202,11 @@ impl ControlEngine {
             comm.map_or_else(|| format!("communicator {number}"), |placed| format!("communicator {}", placed.comm))
         };
         Some(match request {
-            ControlRequest::Drain { drains: Some(true) } => "drained: lets no session in".to_owned(),
-            ControlRequest::Drain { drains: Some(false) } => "lets sessions in again".to_owned(),
+            ControlRequest::Drain { drains: Some(true), reason } => match reason {
+                Some(reason) => format!("drained, lets no session in: {}", reason_of_drain(reason)),
+                None => "drained, lets no session in".to_owned(),
+            },
+            ControlRequest::Drain { drains: Some(false), .. } => "lets sessions in again".to_owned(),
             ControlRequest::ScaleTransports { count } => format!("has {count} transport engines"),
             ControlRequest::MoveEngine { engine, runtime } => format!("engine {engine} moved to runtime {runtime}"),
             ControlRequest::Reconfigure { communicator, .. } => format!("{} changed by hand", comm(*communicator)),
@@ -252,12 +257,13 @@ impl ControlEngine {
             ControlRequest::Joining => ControlAnswer::Joining(LateView::all(registry, Instant::now())),
             ControlRequest::Gpus => ControlAnswer::Gpus(registry.gpus().iter().map(GpuView::of).collect()),
             ControlRequest::Overview => ControlAnswer::Overview(Box::new(overseer.look())),
-            ControlRequest::Drain { drains } => {
+            ControlRequest::Drain { drains, reason } => {
                 if let Some(drains) = drains {
-                    registry.set_draining(drains);
+                    registry.set_draining(drains, reason.as_deref().map(reason_of_drain));
                 }
                 ControlAnswer::Drain(DrainView {
                     draining: registry.is_draining(),
+                    reason: registry.draining_reason(),
                     sessions: registry.sessions().len(),
                     communicators: registry.comms().len(),
                 })
@@ -377,6 +383,11 @@ impl ControlEngine {
         }
         Err(SocketError::Closed)
     }
+}
+
+/// As much of a reason as is kept and told, in one line.
+fn reason_of_drain(reason: &str) -> String {
+    reason.chars().map(|c| if c.is_control() { ' ' } else { c }).take(DRAIN_REASON_CHARS_MAX).collect()
 }
 
 fn trace_begun(recorders: &Recorders) -> TraceBegun {

@@ -19,6 +19,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use rustls::pki_types::UnixTime;
+
 use crate::exchange::limits::MAILBOX_MAX;
 use crate::exchange::link::{LinkEvent, LinkOptions, Links, Refusals};
 use crate::exchange::protocol::{Event, Exchange, LinkTimes, Name, Options, Output, Request};
@@ -129,6 +131,20 @@ pub fn start_exchange(
     Ok(sender)
 }
 
+/// Days before the end of a certificate in which the log warns of it at the start.
+const CERTIFICATE_WARN_DAYS: u64 = 30;
+
+/// Says when other hosts will refuse this one, where that is soon.
+fn tell_of_certificate(tls: &Tls) {
+    let days = tls.ends().as_secs().saturating_sub(UnixTime::now().as_secs()) / (24 * 3600);
+    if days < CERTIFICATE_WARN_DAYS {
+        tracing::warn!(
+            days,
+            "this host's certificate, or its authority's, ends soon: other hosts refuse this one then"
+        );
+    }
+}
+
 impl ExchangeEngine {
     /// Reads the certificates and listens. Whoever runs it sets the mailbox's waker.
     ///
@@ -143,6 +159,8 @@ impl ExchangeEngine {
         let now = Instant::now();
         let tls = settings.load_tls()?;
         let incarnation = random_number()?;
+        registry.set_certificate_end(tls.ends().as_secs());
+        tell_of_certificate(&tls);
         let options = LinkOptions {
             own: settings.own.clone(),
             hosts: settings.hosts.clone(),

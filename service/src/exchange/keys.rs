@@ -165,6 +165,8 @@ fn write(path: &Path, text: &KeyFile) -> io::Result<()> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use rustls::pki_types::UnixTime;
+
     use super::*;
     use crate::exchange::tls::Tls;
 
@@ -179,7 +181,9 @@ mod tests {
         make(&["host-a", "host-b"], &at, false).unwrap();
         for host in ["host-a", "host-b"] {
             let own = Name::new(host).unwrap();
-            Tls::load(&files(&at, host), &own, &names(&["host-a", "host-b"])).unwrap();
+            let tls = Tls::load(&files(&at, host), &own, &names(&["host-a", "host-b"])).unwrap();
+            let days = tls.ends().as_secs().saturating_sub(UnixTime::now().as_secs()).div_ceil(24 * 3600);
+            assert!((VALID_DAYS as u64 - 1..=VALID_DAYS as u64 + 1).contains(&days), "{days}");
             assert_eq!(files(&at, host).key.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         }
         assert_eq!(std::fs::read_dir(&at).unwrap().count(), 5);

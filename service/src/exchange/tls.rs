@@ -10,6 +10,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::client::danger::ServerCertVerifier;
 use rustls::client::{Resumption, WebPkiServerVerifier, verify_server_name};
@@ -82,9 +83,16 @@ pub struct Tls {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
     hosts: Arc<[(Name, ServerName<'static>)]>,
+    ends: UnixTime,
 }
 
 impl Tls {
+    /// When other hosts take this one no longer for who it is: its certificate, or one above it, ends.
+    #[must_use]
+    pub fn ends(&self) -> UnixTime {
+        self.ends
+    }
+
     /// Reads the files of host `own`, one of `hosts`, and checks that the others would take it for that.
     ///
     /// # Errors
@@ -94,7 +102,7 @@ impl Tls {
         let roots = Arc::new(authority(&files.authority)?);
         let chain = certificates("certificate", &files.certificate)?;
         let hosts = names(hosts).map_err(|problem| of_file("certificate", &files.certificate, problem))?;
-        check_own(&chain, &roots, &provider, own, files)?;
+        let ends = check_own(&chain, &roots, &provider, own, files)?;
         let identity = named(&chain, &hosts).map_err(|error| {
             of_file("certificate", &files.certificate, error.to_string().replace("its certificate", "the certificate"))
         })?;
@@ -123,7 +131,7 @@ impl Tls {
             .with_single_cert(chain, key)
             .map_err(pair)?;
         server.send_tls13_tickets = 0;
-        Ok(Tls { client: Arc::new(client), server: Arc::new(server), hosts })
+        Ok(Tls { client: Arc::new(client), server: Arc::new(server), hosts, ends })
     }
 
     /// The side of who connects to a host of the list. `None` for any other.
@@ -186,24 +194,38 @@ fn named(chain: &[CertificateDer<'_>], hosts: &[(Name, ServerName<'static>)]) ->
     }
 }
 
-/// Checks what every other host is going to check, so that whoever can mend it is told.
+/// A chain that is good for longer is good for ever.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
+/// Checks what every other host is going to check, so that whoever can mend it is told. Returns until when they are content.
 fn check_own(
     chain: &[CertificateDer<'static>],
     roots: &Arc<RootCertStore>,
     provider: &Arc<CryptoProvider>,
     own: &Name,
     files: &TlsFiles,
-) -> Result<(), TlsError> {
+) -> Result<UnixTime, TlsError> {
     let unfit = |problem: String| of_file("certificate", &files.certificate, problem);
     let builder = WebPkiServerVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(provider));
     let verifier = builder.build().map_err(|error: VerifierBuilderError| unfit(error.to_string()))?;
     let name = ServerName::try_from(own.as_str().to_owned()).map_err(|error| unfit(error.to_string()))?;
     let Some((first, others)) = chain.split_first() else { return Err(unfit("it holds no certificate".into())) };
-    let verified = verifier.verify_server_cert(first, others, &name, &[], UnixTime::now());
-    verified.map(drop).map_err(|error| {
+    let verify = |at: UnixTime| verifier.verify_server_cert(first, others, &name, &[], at);
+    let now = UnixTime::now();
+    verify(now).map_err(|error| {
         let authority = files.authority.display();
         unfit(format!("other hosts would not take this for host {own} by the authority of {authority}: {error}"))
-    })
+    })?;
+    // What is good now is good until it ends: the last second at which it is.
+    let (mut good, mut bad) = (now.as_secs(), now.as_secs() + LONGEST.as_secs());
+    while bad - good > 1 {
+        let middle = good.midpoint(bad);
+        match verify(UnixTime::since_unix_epoch(Duration::from_secs(middle))) {
+            Ok(_) => good = middle,
+            Err(_) => bad = middle,
+        }
+    }
+    Ok(UnixTime::since_unix_epoch(Duration::from_secs(good)))
 }
 
 fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, TlsError> {

@@ -219,6 +219,14 @@ fn service(text: &mut Text, overview: &Overview) {
     )
     .sample(&[], u8::from(overview.draining));
     let mut family = text.family(
+        "mccs_certificate_end_timestamp_seconds",
+        Kind::Gauge,
+        "When this host's certificate, or one above it, ends, in seconds of the Unix epoch.",
+    );
+    if let Some(unix_s) = overview.certificate_end {
+        family.sample(&[], unix_s);
+    }
+    let mut family = text.family(
         "mccs_clock_error_seconds",
         Kind::Gauge,
         "By how much the estimate of the cluster's common clock may be wrong, where communicators send at certain times.",

@@ -127,7 +127,11 @@ pub struct Registry {
     clock_error: AtomicU64,
     /// What the cluster's common clock has shown last, and when.
     clock: Mutex<Option<(Instant, CommonTime)>>,
+    /// Why the operator empties the host; empty where nothing was said.
+    draining: Mutex<Option<String>>,
     is_draining: AtomicBool,
+    /// In seconds of the Unix epoch; 0 where there is none.
+    certificate_end: AtomicU64,
     watcher: OnceLock<WakerSlot>,
     gpus: OnceLock<Arc<[GpuInfo]>>,
     /// Flows to and from other hosts.
@@ -265,8 +269,26 @@ impl Registry {
     }
 
     /// The operator wants the host empty, or in use again: whether processes without a session are refused.
-    pub fn set_draining(&self, drains: bool) {
+    pub fn set_draining(&self, drains: bool, reason: Option<String>) {
+        *lock(&self.draining) = reason.filter(|_| drains);
         self.is_draining.store(drains, Ordering::Relaxed);
+    }
+
+    /// Why the host is being emptied, where the operator has said.
+    #[must_use]
+    pub fn draining_reason(&self) -> Option<String> {
+        lock(&self.draining).clone()
+    }
+
+    /// Until when other hosts take this one for who it is, in seconds of the Unix epoch.
+    pub fn set_certificate_end(&self, unix_s: u64) {
+        self.certificate_end.store(unix_s, Ordering::Relaxed);
+    }
+
+    /// What was said last.
+    #[must_use]
+    pub fn certificate_end(&self) -> Option<u64> {
+        Some(self.certificate_end.load(Ordering::Relaxed)).filter(|unix_s| *unix_s > 0)
     }
 
     /// What was said last.

@@ -16,6 +16,9 @@ pub struct Drain {
     /// Take new processes again.
     #[arg(long)]
     undo: bool,
+    /// Why: told to processes that are refused, shown by `watch`, and kept in the history.
+    #[arg(long, value_name = "TEXT", conflicts_with = "undo")]
+    reason: Option<String>,
     /// Return when there are no sessions left, or fail after so many seconds, which changes nothing: the host goes on being emptied.
     #[arg(long, value_name = "SECONDS", conflicts_with = "undo")]
     wait: Option<f64>,
@@ -25,31 +28,31 @@ impl Drain {
     pub fn run(&self, socket: &Path, json: bool) -> anyhow::Result<()> {
         let wait = self.wait.map(Duration::try_from_secs_f64).transpose();
         let wait = wait.map_err(|_| anyhow::anyhow!("--wait is a number of seconds, and none below 0"))?;
-        let mut view = ask(socket, Some(!self.undo))?;
+        let mut view = ask(socket, Some(!self.undo), self.reason.clone())?;
         let asked_at = Instant::now();
         while wait.is_some_and(|wait| asked_at.elapsed() < wait) && view.sessions > 0 {
             std::thread::sleep(LOOK_EVERY);
-            view = ask(socket, None)?;
+            view = ask(socket, None, None)?;
             anyhow::ensure!(view.draining, "somebody else has taken it back: the host takes new processes");
         }
         if json {
             say!("{}", serde_json::to_string_pretty(&view)?);
         }
-        let DrainView { sessions, communicators, .. } = view;
+        let DrainView { sessions, communicators, draining, .. } = view;
         anyhow::ensure!(
             wait.is_none() || sessions == 0,
             "{sessions} sessions with {communicators} communicators are left"
         );
         if !json {
-            let state = if view.draining { "no new processes" } else { "new processes are taken" };
+            let state = if draining { "no new processes" } else { "new processes are taken" };
             say!("{state}; {sessions} sessions with {communicators} communicators");
         }
         Ok(())
     }
 }
 
-fn ask(socket: &Path, drains: Option<bool>) -> anyhow::Result<DrainView> {
-    match call(socket, &ControlRequest::Drain { drains })? {
+fn ask(socket: &Path, drains: Option<bool>, reason: Option<String>) -> anyhow::Result<DrainView> {
+    match call(socket, &ControlRequest::Drain { drains, reason })? {
         ControlAnswer::Drain(view) => Ok(view),
         ControlAnswer::Refused(reason) => anyhow::bail!("refused: {reason}"),
         _ => anyhow::bail!("the service answers something else"),

@@ -2,6 +2,7 @@
 
 #[macro_use]
 mod out;
+mod diff;
 mod drain;
 mod policy;
 mod reconfigure;

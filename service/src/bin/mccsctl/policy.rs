@@ -1,6 +1,5 @@
 //! `mccsctl policy` and `mccsctl link`.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -13,13 +12,14 @@ use mccs_service::collective::Choice;
 use mccs_service::control::ControlRequest;
 use mccs_service::controller::answer::{
     Applied, ControllerAnswer, ControllerRequest, FileStanding, FileView, HistoryView, LinkRateView, PathRateView,
-    PolicyDiff, PolicyView, RatesView, Standing, StrategyView,
+    PolicyView, RatesView, Standing, StrategyView,
 };
 use mccs_service::controller::basis::{not_enforced, not_there};
 use mccs_service::controller::history::Went;
 use mccs_service::controller::links::LinkState;
-use mccs_service::controller::pace::HostPace;
 use mccs_service::policy::{self, Profile};
+
+use crate::diff;
 
 /// Hosts may take seconds to agree, and again to go back.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(90);
@@ -158,7 +158,7 @@ pub fn print(answer: &ControllerAnswer) {
     match answer {
         ControllerAnswer::Show(view) => show(view),
         ControllerAnswer::History(entries) => entries.iter().for_each(history),
-        ControllerAnswer::Diff(view) => diff(view),
+        ControllerAnswer::Diff(view) => diff::print(view),
         ControllerAnswer::Applied(applied) => print_applied(applied),
         ControllerAnswer::Noted => say!("noted; it goes with what is being put in force now"),
     }
@@ -184,22 +184,23 @@ fn print_applied(applied: &Applied) {
     }
 }
 
-fn strategy(strategy: &StrategyView, indent: &str) {
+/// A strategy, line by line.
+pub(crate) fn strategy(strategy: &StrategyView) -> Vec<String> {
+    let mut lines = Vec::new();
     if strategy.algorithm != Algorithm::Auto {
-        say!("{indent}algorithm {}", Choice::from(strategy.algorithm).name());
+        lines.push(format!("algorithm {}", Choice::from(strategy.algorithm).name()));
     }
-    if let Some(transport) = strategy.transport {
-        say!("{indent}flows over {transport}");
-    }
+    lines.extend(strategy.transport.map(|transport| format!("flows over {transport}")));
     for (channel, ring) in (0..).zip(&strategy.rings) {
         let ranks: Vec<String> = ring.iter().map(u32::to_string).collect();
-        say!("{indent}channel {channel}: ring {}", ranks.join(" "));
+        lines.push(format!("channel {channel}: ring {}", ranks.join(" ")));
         for flow in strategy.flows.iter().filter(|flow| flow.channel == channel) {
             let priority = flow.priority.map(|priority| format!(", priority {priority}")).unwrap_or_default();
             let class = flow.class_dscp.map(|dscp| format!(", class of code point {dscp}")).unwrap_or_default();
-            say!("{indent}  {} -> {}: {}{priority}{class}", flow.from, flow.to, flow.way);
+            lines.push(format!("  {} -> {}: {}{priority}{class}", flow.from, flow.to, flow.way));
         }
     }
+    lines
 }
 
 fn show(view: &PolicyView) {
@@ -252,7 +253,7 @@ fn show(view: &PolicyView) {
             comm.tenant,
             comm.epoch
         );
-        strategy(&comm.strategy, "  ");
+        strategy(&comm.strategy).iter().for_each(|line| say!("  {line}"));
         if let Some(Profile { period_ns, busy_ns, .. }) = comm.profile {
             say!("  sends for {:.2} ms of each {:.2}", busy_ns as f64 / 1e6, period_ns as f64 / 1e6);
         }
@@ -302,49 +303,6 @@ fn rates(view: &RatesView) {
     }
     if view.more_links > 0 {
         say!("  {} links more carry less", view.more_links);
-    }
-}
-
-fn diff(PolicyDiff { communicators: all, not_enforced }: &PolicyDiff) {
-    not_enforced.iter().for_each(|what| say!("decided, not enforced: {what}"));
-    if !all.iter().any(|view| view.changes) {
-        say!("nothing would change");
-    }
-    for view in all {
-        let (name, tenant) = (&view.name, &view.tenant);
-        match &view.after {
-            Err(reason) => say!("communicator {name}, tenant {tenant}: left as it is: {reason}"),
-            Ok(after) if view.changes_strategy => {
-                say!("communicator {name}, tenant {tenant}");
-                say!("  now:");
-                strategy(&view.before, "    ");
-                say!("  then:");
-                strategy(after, "    ");
-            }
-            Ok(_) => {
-                let why = if view.is_pinned { ", as it is pinned" } else { "" };
-                let what = if view.changes { "its rings and flows stay" } else { "stays" };
-                say!("communicator {name}, tenant {tenant}: {what}{why}");
-            }
-        }
-        diff_paces(&view.paces_before, &view.paces_after);
-        view.not_enforced.iter().for_each(|what| say!("  decided, not enforced: {what}"));
-    }
-}
-
-/// Hosts whose flows would leave otherwise than now.
-fn diff_paces(before: &[(String, HostPace)], after: &[(String, HostPace)]) {
-    let hosts: BTreeSet<&String> = before.iter().chain(after).map(|(host, _)| host).collect();
-    let of = |paces: &[(String, HostPace)], host: &String| {
-        let pace = paces.iter().find(|(other, _)| other == host).map(|(_, pace)| pace.to_string());
-        pace.unwrap_or_else(|| "as they like".to_owned())
-    };
-    for host in hosts {
-        let (now, then) = (of(before, host), of(after, host));
-        if now != then {
-            say!("  from {host} now: {now}");
-            say!("  from {host} then: {then}");
-        }
     }
 }
 

@@ -128,7 +128,8 @@ fn head(text: &mut String, now: &Overview) {
         let _ = writeln!(text, "  {} is down since {} s: {reason}", host.host, host.since_seconds);
     }
     if now.draining {
-        let _ = writeln!(text, "  it is being emptied (drain): no new processes");
+        let reason = now.draining_reason.as_ref().map_or_else(String::new, |reason| format!(", as {reason}"));
+        let _ = writeln!(text, "  it is being emptied (drain){reason}: no new processes");
     }
     if let Some(error_ns) = now.clock_error_ns {
         let _ = writeln!(text, "  the cluster's clock is known to {} us", error_ns.div_ceil(1_000));
@@ -490,6 +491,8 @@ mod tests {
             }],
             hosts: Vec::new(),
             draining: true,
+            draining_reason: None,
+            certificate_end: None,
             clock_error_ns: Some(250_000),
             clock: None,
             runtimes: Vec::new(),

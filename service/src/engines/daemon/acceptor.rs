@@ -185,7 +185,9 @@ impl Acceptor {
         }
         if self.factory.registry.is_draining() && !self.factory.has_session(peer) {
             self.factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
-            refuse(&socket, ErrorClass::System, DRAINING);
+            let reason =
+                self.factory.registry.draining_reason().map_or_else(String::new, |reason| format!(": {reason}"));
+            refuse(&socket, ErrorClass::System, &format!("{DRAINING}{reason}"));
             tenant.closer.close_later(socket);
             return;
         }

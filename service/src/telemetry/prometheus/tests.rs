@@ -90,6 +90,8 @@ fn overview() -> Overview {
         }],
         hosts: vec![peer],
         draining: true,
+        draining_reason: None,
+        certificate_end: Some(2_000_000_000),
         clock_error_ns: Some(250_000),
         clock: None,
         runtimes: vec![runtime],
@@ -210,6 +212,7 @@ fn numbers_are_where_they_belong() {
         ("mccs_path_ways_left_total{peer=\"h1\",path=\"-\",direction=\"send\"}", 4.0),
         ("mccs_host_up{peer=\"h1\"}", 1.0),
         ("mccs_draining", 1.0),
+        ("mccs_certificate_end_timestamp_seconds", 2e9),
         ("mccs_clock_error_seconds", 0.000_25),
         ("mccs_runtime_parks_total{runtime=\"mccs-main\"}", 2.0),
         ("mccs_uptime_seconds", 2.0),
@@ -312,6 +315,43 @@ fn the_dashboard_shows_what_there_is() {
             assert!(names.contains(family), "{expression}: there is no {metric}");
         }
     }
+}
+
+/// Rules as Prometheus reads them: indented lists of maps, of which each rule has an alert, an expression, and words for a person.
+#[test]
+fn the_alerts_are_of_what_there_is() {
+    let rules = include_str!("../../../../eval/grafana/alerts.yml");
+    let names = names(&render(&overview()));
+    let (mut alerts, mut expressions, mut told) = (0, 0, 0);
+    for (number, line) in (1..).zip(rules.lines()) {
+        let indent = line.len() - line.trim_start().len();
+        assert!(indent % 2 == 0 && !line.contains('\t'), "line {number} is not indented by twos: {line}");
+        let entry = line.trim_start().trim_start_matches("- ");
+        if entry.is_empty() || entry.starts_with('#') {
+            continue;
+        }
+        let (key, value) = entry.split_once(':').unwrap_or_else(|| panic!("line {number} has no key: {line}"));
+        let value = value.trim();
+        match key {
+            "alert" => alerts += 1,
+            "expr" => {
+                expressions += 1;
+                let metrics = mentioned(value);
+                assert!(!metrics.is_empty(), "line {number} looks at nothing: {line}");
+                for metric in metrics {
+                    let family = metric.strip_suffix("_bucket").unwrap_or(&metric);
+                    assert!(names.contains(family), "line {number}: there is no {metric}");
+                }
+                let count = |of: char| value.matches(of).count();
+                assert!(count('(') == count(')') && count('{') == count('}'), "line {number}: {value}");
+            }
+            "summary" => told += 1,
+            "groups" | "rules" | "labels" | "annotations" => assert!(value.is_empty(), "line {number}: {line}"),
+            "name" | "for" | "severity" | "description" => assert!(!value.is_empty(), "line {number}: {line}"),
+            other => panic!("line {number}: Prometheus knows no key {other}"),
+        }
+    }
+    assert!(alerts >= 8 && alerts == expressions && alerts == told, "{alerts} {expressions} {told}");
 }
 
 #[test]
