@@ -311,16 +311,22 @@ fn the_same_id_can_be_tried_again_after_a_failure() {
     assert_eq!(world.finish(), Vec::<String>::new());
 }
 
+/// Each part would wait for the other until the time for joining is over.
 #[test]
-fn tenants_have_separate_name_spaces() {
+fn parts_of_a_job_whose_tenant_hosts_call_differently_are_refused_at_once_on_both() {
     let (mut world, job) = calm_world(2, 1);
     let mut other = job.clone();
     other.key.tenant = mccs_service::exchange::protocol::Name::new("somebody-else").unwrap();
     world.start_missing(job, 1, ms(1));
     world.start_missing(other, 0, ms(1));
-    world.run_until(world.now + INIT_TIMEOUT + ms(100));
-    assert!(failure(&world, 0, 0).contains("missing rank 1 of 2"));
-    assert!(failure(&world, 1, 1).contains("missing rank 0 of 2"));
+    world.run_until(world.now + ms(200));
+    for (of, rank) in [(0, 0), (1, 1)] {
+        let why = failure(&world, of, rank);
+        assert!(
+            why.contains("by tenant somebody-else on host") && why.contains("the same name in service.toml"),
+            "{why}"
+        );
+    }
 }
 
 /// Whose links are tested while a host has none has nothing more to do about that host.

@@ -270,7 +270,9 @@ impl Registry {
 
     /// The operator wants the host empty, or in use again: whether processes without a session are refused.
     pub fn set_draining(&self, drains: bool, reason: Option<String>) {
-        *lock(&self.draining) = reason.filter(|_| drains);
+        let mut why = lock(&self.draining);
+        // Who asks again without a reason leaves the one that was given.
+        *why = if drains { reason.or(why.take()) } else { None };
         self.is_draining.store(drains, Ordering::Relaxed);
     }
 
