@@ -19,6 +19,7 @@ mod lossy;
 pub mod memory;
 pub mod plans;
 pub mod policy;
+mod process_state;
 pub mod runtime;
 pub mod service;
 pub mod session;

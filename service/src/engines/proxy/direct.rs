@@ -125,11 +125,13 @@ impl ProxyEngine {
                 self.kill(comm, Failure::new(ErrorClass::System, format!("a GPU does not say how far it is: {fault}")));
             } else if let Some(failure) = live.out_of_numbers().filter(|_| live.failure.is_none()) {
                 self.kill(comm, failure);
-            } else if let (Some(since), Some(timeout)) = (live.direct_waits_since(now), timeout)
-                && since + timeout <= now
-            {
-                let message = format!("nothing has happened for {timeout:?}: {}", live.describe_direct_wait());
-                self.kill(comm, Failure::new(ErrorClass::Timeout, message));
+            } else if let Some(since) = live.direct_waits_since(now) {
+                if let Some(failure) = live.ending_rank() {
+                    self.kill(comm, failure);
+                } else if let Some(timeout) = timeout.filter(|timeout| since + *timeout <= now) {
+                    let message = format!("nothing has happened for {timeout:?}: {}", live.describe_direct_wait());
+                    self.kill(comm, Failure::new(ErrorClass::Timeout, message));
+                }
             }
         }
     }
@@ -170,6 +172,15 @@ impl Comm {
         let others = if is_answered { self.others_wait_since(now) } else { None };
         let since = large.into_iter().chain(others).min();
         since.filter(|_| self.failure.is_none())
+    }
+
+    /// Why it ends, if a rank's process has begun to end: the others would wait until that has dumped its core.
+    fn ending_rank(&self) -> Option<Failure> {
+        let is_ending = |pid| crate::process_state::is_ending(pid);
+        let ending = self.members.iter().find(|member| !member.left && is_ending(member.session.peer.pid))?;
+        let (rank, pid) = (ending.rank, ending.session.peer.pid);
+        let message = format!("the process of rank {rank} ({pid}) is ending: it exits, or dumps its core");
+        Some(Failure::new(ErrorClass::Remote, message))
     }
 
     /// The same of what is not large.

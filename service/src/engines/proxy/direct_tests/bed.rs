@@ -126,6 +126,8 @@ pub(super) struct Bed {
     pub(super) refuses: Arc<Mutex<Option<String>>>,
     /// A rank whose process cannot be looked at.
     pub(super) stranger: Option<u32>,
+    /// A rank that has a process of its own.
+    pub(super) with_process: Option<(u32, i32)>,
 }
 
 impl Bed {
@@ -149,8 +151,8 @@ impl Bed {
         });
         let engine =
             ProxyEngine::new(device, mailbox, Arc::clone(&registry), Box::new(make_schedules), 0, timeouts, None);
-        let (answers, stranger) = (Mailbox::new(4), None);
-        let mut bed = Bed { engine, proxy, registry, answers, told, stamped, at_last, refuses, stranger };
+        let (answers, stranger, with_process) = (Mailbox::new(4), None, None);
+        let mut bed = Bed { engine, proxy, registry, answers, told, stamped, at_last, refuses, stranger, with_process };
         for joined in bed.join(nranks, 7) {
             assert!(matches!(joined, ProxyReply::Joined { .. }));
         }
@@ -178,7 +180,8 @@ impl Bed {
         };
         let (tenant, replies) = (Tenant::new("tenant".into(), quota), Mailbox::new(16));
         for (rank, gpu) in (0..).zip(gpus) {
-            let pid = if self.stranger == Some(rank) { 0 } else { OTHERS_PID };
+            let own = self.with_process.filter(|(with_process, _)| *with_process == rank).map(|(_, pid)| pid);
+            let pid = if self.stranger == Some(rank) { 0 } else { own.unwrap_or(OTHERS_PID) };
             let peer = PeerCredentials { pid, uid: geteuid().as_raw(), gid: 1 };
             let request = JoinRequest {
                 session: Session::for_tests_of(u64::from(rank), &tenant, peer),

@@ -402,6 +402,30 @@ fn ranks_of_several_processes_share_a_gpu_unless_the_operator_refuses() {
     assert!(bed.join_on(&[1, 0], 10).iter().all(|told| matches!(told, ProxyReply::Joined { .. })));
 }
 
+/// As while it dumps its core, when its socket is still open.
+#[test]
+fn a_process_that_has_begun_to_end_is_not_waited_for() {
+    let mut child = std::process::Command::new("cat");
+    let mut child = child.stdin(std::process::Stdio::piped()).spawn().expect("a process");
+    let (mut bed, pid) = (Bed::new(Execution::Ranks, 2), child.id() as i32);
+    bed.leave(2);
+    bed.with_process = Some((1, pid));
+    assert!(bed.join(2, 9).iter().all(|told| matches!(told, ProxyReply::Joined { .. })));
+    let comm = bed.comm();
+    comm.direct.as_ref().expect("on GPUs").page().launch(0, 1);
+    bed.tell(&[(0, 0); 2]);
+    bed.look_at_gpus();
+    assert_eq!(bed.failure(), None, "it lives, and may take its time");
+    drop(child.stdin.take());
+    while !crate::process_state::is_ending(pid) {
+        std::thread::yield_now();
+    }
+    bed.look_at_gpus();
+    let told = format!("the process of rank 1 ({pid}) is ending: it exits, or dumps its core");
+    assert_eq!(bed.failure(), Some(told));
+    child.wait().expect("its end");
+}
+
 #[test]
 fn memory_that_is_full_costs_the_communicator_that_needs_more() {
     let mut bed = Bed::new(Execution::Ranks, 2);
