@@ -9,6 +9,7 @@ mod launcher;
 mod member;
 mod order;
 mod points;
+mod rate_limit;
 mod regions;
 mod staging;
 
@@ -30,6 +31,7 @@ use self::launcher::Launcher;
 pub(super) use self::member::Member;
 use self::order::LaunchOrder;
 pub(super) use self::points::Points;
+use self::rate_limit::RateLimit;
 pub(crate) use self::regions::GpuRegions;
 pub use self::regions::REGISTERED_MAX;
 use super::call::{Call, checked};
@@ -37,6 +39,8 @@ use super::{CudaStream, cuda_error};
 use crate::client::locked;
 use crate::{Client, Error};
 
+/// Programs ask for errors in loops; each look for freed memory calls the driver, which other threads' launches wait for.
+const LOOK_FOR_FREED_EVERY: Duration = Duration::from_millis(1);
 /// How long a call that the operator holds back, or a wait for this rank's kernels, sleeps between looks.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(20);
 
@@ -49,6 +53,7 @@ pub(super) struct DirectCommunicator {
     /// Whether kernels tell when they run.
     is_timed: bool,
     order: Mutex<Order>,
+    looks_for_freed: RateLimit,
     /// Behind the order, whose graphs are of the member's kernels.
     points: Arc<Points>,
 }
@@ -113,7 +118,8 @@ impl DirectCommunicator {
         };
         let points = Arc::new(Points::new(Arc::clone(&member))?);
         let &DirectShare { large, execution, is_timed, .. } = share;
-        Ok(DirectCommunicator { member, large, execution, is_timed, order: Mutex::new(order), points })
+        let (order, looks_for_freed) = (Mutex::new(order), RateLimit::new(LOOK_FOR_FREED_EVERY));
+        Ok(DirectCommunicator { member, large, execution, is_timed, order, looks_for_freed, points })
     }
 
     pub(super) fn rank(&self) -> u32 {
@@ -382,7 +388,9 @@ impl DirectCommunicator {
     /// See [`super::CudaCommunicator::async_error`]: kernels of a communicator that has failed end at once.
     pub(super) fn async_error(&self) -> Option<Error> {
         // Programs that free memory ask this all the time.
-        self.look_for_freed();
+        if self.looks_for_freed.admits() {
+            self.look_for_freed();
+        }
         self.member.failure()
     }
 
