@@ -264,6 +264,13 @@ pub const SPINES: Limit<u32> = Limit { min: 0, max: 256, reason: "a policy weigh
 pub const TOPOLOGY_HOSTS: Limit<u32> =
     Limit { min: 1, max: 65_536, reason: "a policy must answer in a second, however large the cluster" };
 
+/// Of a tenant's part of the service's threads.
+pub const TENANT_WEIGHT: Limit<u32> = Limit {
+    min: 1,
+    max: 100,
+    reason: "a turn of a tenant of weight 100 is most of a millisecond, for which all others wait",
+};
+
 /// Weights of tenants.
 pub const WEIGHT: Limit<u32> = Limit { min: 1, max: 1_000, reason: "less than a thousandth of a link is no share" };
 

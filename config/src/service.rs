@@ -119,6 +119,9 @@ pub struct TenantConfig {
     /// Memory regions of one session.
     #[serde(default = "default_max_regions")]
     pub max_regions: u32,
+    /// Part of the service's threads beside other tenants that have work there: twice the weight, twice the time.
+    #[serde(default = "default_weight")]
+    pub weight: u32,
 }
 
 fn default_socket() -> PathBuf {
@@ -139,6 +142,10 @@ fn default_max_regions() -> u32 {
     8192
 }
 
+fn default_weight() -> u32 {
+    1
+}
+
 impl TenantConfig {
     /// A tenant with the default quotas, for every user.
     #[must_use]
@@ -154,6 +161,7 @@ impl TenantConfig {
             max_operations_in_flight: default_max_operations_in_flight(),
             max_streams: default_max_streams(),
             max_regions: default_max_regions(),
+            weight: default_weight(),
         }
     }
 }
@@ -487,6 +495,7 @@ impl TenantConfig {
             ("max_operations_in_flight", Some(self.max_operations_in_flight), limits::OPERATIONS_IN_FLIGHT),
             ("max_streams", Some(self.max_streams), limits::STREAMS),
             ("max_regions", Some(self.max_regions), limits::REGIONS),
+            ("weight", Some(self.weight), limits::TENANT_WEIGHT),
         ] {
             value.iter().for_each(|value| problems.within(format!("{key}.{name}"), value, &limit));
         }

@@ -8,6 +8,7 @@ use mccs_ipc::protocol::{GPU_SEGMENTS_MAX, MESSAGE_FDS_MAX};
 use mccs_ipc::shm::Mapping;
 use nix::sys::resource::{Resource, getrlimit};
 
+use crate::runtime::Share;
 use crate::tenants::Charge;
 
 /// Regions that are mapped, by address: length and number.
@@ -61,7 +62,7 @@ pub struct Region {
     mapping: Option<(Mapping, Charge)>,
     bytes: u64,
     reaper: Reaper,
-    _memory: Charge,
+    memory: Charge,
 }
 
 impl Region {
@@ -71,13 +72,19 @@ impl Region {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let start = mapping.as_ptr() as usize;
         MAPPED.write().unwrap_or_else(PoisonError::into_inner).insert(start, (bytes, number));
-        Region { mapping: Some((mapping, mappings)), bytes, reaper, _memory: memory }
+        Region { mapping: Some((mapping, mappings)), bytes, reaper, memory }
     }
 
     /// Usable bytes.
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Its tenant's part of engines that tenants share.
+    #[must_use]
+    pub fn share(&self) -> Share {
+        self.memory.tenant().share
     }
 
     /// Address of `len_bytes` bytes at `offset_bytes`, or `None` where they do not all lie inside.

@@ -28,7 +28,7 @@ use crate::engines::transport::{TRANSPORTS_MAX, TransportPool};
 use crate::exchange::protocol::{Event, Request};
 use crate::memory::Reaper;
 use crate::plans::ScheduleCache;
-use crate::runtime::{Mailbox, RuntimeOptions, Runtimes, Sender};
+use crate::runtime::{Lanes, Mailbox, RuntimeOptions, Runtimes, Sender};
 pub use crate::settings::{CudaUse, NetworkSettings, Placement, RdmaSettings, Settings, TenantSettings, VerbsFrom};
 use crate::telemetry::Registry;
 use crate::tenants::Tenant;
@@ -69,12 +69,14 @@ impl Service {
         let runtimes = Runtimes::new(RuntimeOptions { spin, spin_for_others, budget: POLL_BUDGET });
         let registry = Arc::new(Registry::default());
         let main = runtimes.start_runtime("mccs-main")?;
+        let control_runtime = runtimes.start_patient_runtime("mccs-control")?;
         let proxy_runtime = match settings.placement {
             Placement::Shared => main,
             Placement::Dedicated => runtimes.start_runtime("mccs-proxy")?,
         };
         let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
-        let proxy = mailbox.sender();
+        let lanes = Lanes::new(settings.tenants.len(), mailbox.waker().clone());
+        let (proxy, host_lanes) = (mailbox.sender(), lanes.opener());
         let device = Box::new(HostDevice::new(settings.host_device, proxy.clone()));
         let (choice, channels) = (settings.choice, settings.channels);
         let make_schedules = move |nranks, hosts: &[Vec<u32>]| {
@@ -84,11 +86,12 @@ impl Service {
         let follows = matches!(choice, Choice::Auto | Choice::Pinned(Algorithm::Direct));
         let board_slot_bytes = if follows { settings.board_slot_bytes } else { 0 };
         let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
-        let (gpus, freeing) = start_gpus(&runtimes, settings, proxy_runtime, &registry)?
-            .map_or_else(|none| (Err(none), None), |(gpus, freeing)| (Ok(gpus), Some(freeing)));
-        let control_gpus = gpus.as_ref().ok().map(|gpus| gpus.sender.clone());
+        let (gpus, control_gpus, freeing) = start_gpus(&runtimes, settings, proxy_runtime, &registry)?.map_or_else(
+            |none| (Err(none), None, None),
+            |(gpus, sender, freeing)| (Ok(gpus), Some(sender), Some(freeing)),
+        );
         let execution = settings.cuda_options.execution;
-        let direct_gpus = gpus.as_ref().ok().filter(|_| execution == Execution::Ranks).map(|gpus| gpus.sender.clone());
+        let direct_gpus = control_gpus.clone().filter(|_| execution == Execution::Ranks);
         let proxy_registry = Arc::clone(&registry);
         let (mut controller, words) = (None, Arc::default());
         let carriers = settings.network.clone().map(|network| Carriers::open(network, &settings.paths)).transpose()?;
@@ -130,34 +133,35 @@ impl Service {
             let make_schedules = Box::new(make_schedules);
             let boards = board_slot_bytes;
             let engine = ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, boards, timeouts, cluster);
-            Box::new(engine.refusing_duplicate_gpus(refuses_duplicate_gpus))
+            Box::new(engine.with_lanes(lanes).refusing_duplicate_gpus(refuses_duplicate_gpus))
         })?;
         let transports =
             Arc::new(start_transports(&runtimes, settings, main, proxy.clone(), carriers, (&registry, &words))?);
 
-        let control_proxy = proxy.clone();
         let root_address = settings.exchange.as_ref().map_or_else(String::new, |exchange| exchange.own.to_string());
+        let proxies = Arc::new(Proxies {
+            host: host_lanes,
+            gpus,
+            execution,
+            engines_from: settings.cuda_options.engines_from(),
+            access: settings.gate_access,
+            root_address: root_address.into(),
+        });
         let factory = Arc::new(SessionFactory {
             runtimes: Arc::clone(&runtimes),
-            placement: Box::new(move |_| main),
+            greeting_runtime: control_runtime,
+            serving_runtime: main,
             limits: settings.limits,
-            proxies: Proxies {
-                host: proxy,
-                gpus,
-                execution,
-                engines_from: settings.cuda_options.engines_from(),
-                access: settings.gate_access,
-                root_address: root_address.into(),
-            },
+            proxies: Arc::clone(&proxies),
             registry: Arc::clone(&registry),
             reaper: Reaper::start()?,
         });
-        for (socket, admissions) in admissions(&settings.tenants) {
-            admissions.iter().for_each(|(tenant, _)| registry.add_tenant(Arc::clone(tenant)));
+        for (socket, admissions) in admissions(&settings.tenants, &proxies) {
+            admissions.iter().for_each(|admission| registry.add_tenant(Arc::clone(&admission.tenant)));
             let listener = listen(socket, 0o666)?;
             let name = socket.display().to_string();
             let factory = Arc::clone(&factory);
-            runtimes.start_engine(main, |_| Box::new(Acceptor::new(listener, name, admissions, factory)))?;
+            runtimes.start_engine(control_runtime, |_| Box::new(Acceptor::new(listener, name, admissions, factory)))?;
         }
         let listener = listen(&settings.control_socket, 0o600)?;
         let overseer = Overseer {
@@ -166,11 +170,12 @@ impl Service {
             registry: Arc::clone(&registry),
             runtimes: Arc::clone(&runtimes),
         };
-        let metrics = settings.metrics.map(|at| start_metrics(&runtimes, main, at, overseer.clone())).transpose()?;
-        let (pool, proxy) = (Arc::clone(&transports), control_proxy);
+        let metrics =
+            settings.metrics.map(|at| start_metrics(&runtimes, control_runtime, at, overseer.clone())).transpose()?;
+        let pool = Arc::clone(&transports);
         let controlled = Controlled { overseer, transports: pool, proxy, gpus: control_gpus, controller };
         let control = ControlEngine::new(listener, controlled)?;
-        runtimes.start_engine(main, |waker| {
+        runtimes.start_engine(control_runtime, |waker| {
             control.waker().set(waker);
             Box::new(control)
         })?;
@@ -200,7 +205,7 @@ fn start_gpus(
     settings: &Settings,
     runtime: u32,
     registry: &Arc<Registry>,
-) -> anyhow::Result<Result<(GpuProxy, Freeing), Arc<str>>> {
+) -> anyhow::Result<Result<(GpuProxy, Sender<ProxyMessage>, Freeing), Arc<str>>> {
     let found = match settings.cuda {
         CudaUse::Off => return Ok(Err("the operator has switched them off".into())),
         CudaUse::Auto | CudaUse::Required => Gpus::find(&settings.cuda_gpus),
@@ -227,7 +232,8 @@ fn start_gpus(
     registry.set_gpus(gpus.infos());
     let ids = gpus.ids().into();
     let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
-    let sender = mailbox.sender();
+    let lanes = Lanes::new(settings.tenants.len(), mailbox.waker().clone());
+    let (sender, opener) = (mailbox.sender(), lanes.opener());
     let recorder = registry.recorders.recorder("gpus".into());
     let (device, freeing) = CudaDevice::new(gpus, settings.cuda_options, sender.clone(), recorder)?;
     let device = Box::new(device);
@@ -242,9 +248,9 @@ fn start_gpus(
     runtimes.start_engine(runtime, |waker| {
         mailbox.waker().set(waker);
         let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), 0, timeouts, None);
-        Box::new(engine.refusing_duplicate_gpus(refuses_duplicate_gpus))
+        Box::new(engine.with_lanes(lanes).refusing_duplicate_gpus(refuses_duplicate_gpus))
     })?;
-    Ok(Ok((GpuProxy { sender, ids, importer }, freeing)))
+    Ok(Ok((GpuProxy { lanes: opener, ids, importer }, sender, freeing)))
 }
 
 fn start_transports(
@@ -331,13 +337,15 @@ fn events_to(proxy: &Sender<ProxyMessage>, controller: Option<Sender<ControllerI
 }
 
 /// Tenants by socket, in the order of the file.
-fn admissions(tenants: &[TenantSettings]) -> Vec<(&Path, Vec<Admission>)> {
+fn admissions<'a>(tenants: &'a [TenantSettings], proxies: &Proxies) -> Vec<(&'a Path, Vec<Admission>)> {
     let mut sockets: Vec<(&Path, Vec<Admission>)> = Vec::new();
-    for tenant in tenants {
-        let admission = (Tenant::new(tenant.name.clone(), tenant.quota), tenant.uids.clone());
-        match sockets.iter_mut().find(|(socket, _)| *socket == tenant.socket) {
+    for settings in tenants {
+        let tenant = Tenant::weighted(settings.name.clone(), settings.quota, settings.weight);
+        let lanes = proxies.open_lanes(tenant.share);
+        let admission = Admission { tenant, uids: settings.uids.clone(), lanes };
+        match sockets.iter_mut().find(|(socket, _)| *socket == settings.socket) {
             Some((_, admissions)) => admissions.push(admission),
-            None => sockets.push((&tenant.socket, vec![admission])),
+            None => sockets.push((&settings.socket, vec![admission])),
         }
     }
     sockets

@@ -29,7 +29,8 @@ use crate::transports::{FlowOptions, FlowPath, PortRange};
 /// Which engines share threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
-    /// Daemon, proxy and the first transport engine share a thread; each further transport engine has its own.
+    /// Daemon, proxy and the first transport engine share a thread; each further transport engine has its own. What accepts, answers
+    /// operators and tells metrics has one in either case.
     Shared,
     /// Daemon engines, the proxy engine and every transport engine have threads of their own.
     Dedicated,
@@ -46,6 +47,8 @@ pub struct TenantSettings {
     pub uids: Option<Vec<u32>>,
     /// Limits.
     pub quota: Quota,
+    /// Its part of engines that tenants share, beside others'.
+    pub weight: u32,
 }
 
 /// How bytes go to other hosts.
@@ -256,6 +259,7 @@ impl Settings {
                 socket: config.tenant_socket(tenant),
                 uids: tenant.uids.clone(),
                 quota,
+                weight: tenant.weight,
             }
         };
         Settings {

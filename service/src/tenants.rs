@@ -4,7 +4,7 @@
 //! forget to return what it held.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use mccs_ipc::types::UniqueId;
@@ -13,6 +13,7 @@ use crate::closer::Closer;
 use crate::default_quotas::QuotaOrigins;
 use crate::engines::transport::pace::SharedBucket;
 use crate::memory::descriptors_of_tenant;
+use crate::runtime::Share;
 use crate::telemetry::traffic::TenantTraffic;
 
 /// What a tenant may use, on this host, over all its sessions unless said otherwise.
@@ -64,6 +65,8 @@ pub struct Tenant {
     pub name: String,
     /// Its limits.
     pub quota: Quota,
+    /// Its part of engines that tenants share.
+    pub share: Share,
     /// Its collectives.
     pub traffic: Arc<TenantTraffic>,
     /// Closes what it has sent.
@@ -203,12 +206,21 @@ pub struct Charge {
 }
 
 impl Tenant {
-    /// A tenant that uses nothing yet.
+    /// A tenant that uses nothing yet, of weight 1.
     #[must_use]
     pub fn new(name: String, quota: Quota) -> Arc<Self> {
+        Self::weighted(name, quota, 1)
+    }
+
+    /// The same, with a part of shared engines in proportion to `weight`.
+    #[must_use]
+    pub fn weighted(name: String, quota: Quota, weight: u32) -> Arc<Self> {
+        /// Number of the next tenant; 0 is the service itself.
+        static NEXT: AtomicU32 = AtomicU32::new(1);
         Arc::new(Tenant {
             name,
             quota,
+            share: Share { tenant: NEXT.fetch_add(1, Ordering::Relaxed), weight },
             traffic: Arc::default(),
             closer: Closer::default(),
             capped: Mutex::default(),

@@ -3,6 +3,8 @@
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
+use super::Share;
+
 /// What a poll found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
@@ -49,6 +51,12 @@ impl Context {
 pub trait Engine: Send {
     /// Name for the operator, such as `proxy host`.
     fn name(&self) -> String;
+
+    /// The tenant that the engine works for alone, if it does: a tenant's engines together have a bounded part of each round of
+    /// their runtime. The same for the engine's whole life.
+    fn share(&self) -> Option<Share> {
+        None
+    }
 
     /// Does some work.
     fn poll(&mut self, cx: &Context) -> Progress;

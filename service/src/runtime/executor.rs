@@ -11,8 +11,9 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::time::TimeSpec;
 
+use super::awake::Awake;
 use super::mailbox::{EngineState, NO_RUNTIME, RuntimeState, RuntimeTable, route};
-use super::{Context, Engine, EngineId, Progress, RuntimeOptions};
+use super::{Context, Engine, EngineId, Progress, RuntimeOptions, Share};
 
 /// What a runtime is told by the control path.
 pub(super) enum Order {
@@ -57,6 +58,8 @@ const EVENTS_MAX: usize = 64;
 struct Slot {
     engine: Box<dyn Engine>,
     state: Arc<EngineState>,
+    /// Whom it works for.
+    share: Share,
     /// When the engine last found work; `None` while it sleeps.
     awake_since: Option<Instant>,
     wake_at: Option<Instant>,
@@ -75,7 +78,7 @@ pub(super) struct Executor {
     options: RuntimeOptions,
     epoll: Epoll,
     slots: BTreeMap<EngineId, Slot>,
-    awake: Vec<EngineId>,
+    awake: Awake,
     /// No sleeping engine's timer is due before this.
     earliest_timer: Option<Instant>,
 }
@@ -115,7 +118,7 @@ impl Executor {
             options,
             epoll,
             slots: BTreeMap::new(),
-            awake: Vec::new(),
+            awake: Awake::new(options.budget),
             earliest_timer: None,
         })
     }
@@ -174,10 +177,11 @@ impl Executor {
         self.watch(engine.as_ref(), engine.doorbells(), EpollEvent::new(WHEN_RUNG, state.id.0 | RUNG));
         // Cleared before the first poll: a wake-up from here on finds the engine on this runtime.
         state.notified.store(false, Ordering::Release);
-        let id = state.id;
-        let slot = Slot { engine, state, awake_since: Some(now), wake_at: None, is_readable: true, is_watched: true };
+        let (id, share) = (state.id, engine.share().unwrap_or(Share::SERVICE));
+        let (awake_since, wake_at) = (Some(now), None);
+        let slot = Slot { engine, state, share, awake_since, wake_at, is_readable: true, is_watched: true };
         self.slots.insert(id, slot);
-        self.awake.push(id);
+        self.awake.push(share, id);
     }
 
     fn watch(&self, engine: &dyn Engine, descriptors: Vec<BorrowedFd<'_>>, event: EpollEvent) {
@@ -190,7 +194,7 @@ impl Executor {
 
     fn give_away(&mut self, id: EngineId, to: u32) {
         let Some(slot) = self.slots.remove(&id) else { return };
-        self.awake.retain(|awake| *awake != id);
+        self.awake.remove(id);
         self.forget_all(slot.engine.as_ref());
         slot.state.runtime.store(to, Ordering::Release);
         let order = Order::Adopt(Adopted { engine: slot.engine, state: Arc::clone(&slot.state) });
@@ -238,37 +242,36 @@ impl Executor {
         if let Some(slot) = self.slots.get_mut(&id) {
             slot.is_watched = true;
             if slot.awake_since.is_none() {
-                self.awake.push(id);
+                self.awake.push(slot.share, id);
             }
             slot.awake_since = Some(now);
             slot.wake_at = None;
         }
     }
 
-    /// Polls every awake engine once, and then those that they have woken: what one hands on is done in the same round. Returns
-    /// whether one was busy.
+    /// Polls awake engines, and then those that they have woken: what one hands on is done in the same round. Returns whether one
+    /// was busy.
     fn poll_engines(&mut self, state: &RuntimeState, now: Instant) -> bool {
-        let (mut any_busy, mut polled) = (false, 0);
-        for _ in 0..=CHAIN_MAX {
-            any_busy |= self.poll_from(&mut polled, now);
+        self.awake.begin_round();
+        let mut any_busy = self.poll_due(now);
+        for _ in 0..CHAIN_MAX {
             if state.ready.is_empty() {
                 break;
             }
             self.take_ready(state, now);
+            self.awake.look_again();
+            any_busy |= self.poll_due(now);
         }
         any_busy
     }
 
-    /// Polls awake engines from number `at` on, which then is behind the last one; returns whether one was busy.
-    fn poll_from(&mut self, at: &mut usize, now: Instant) -> bool {
+    /// Polls engines that are due in this round; returns whether one was busy.
+    fn poll_due(&mut self, now: Instant) -> bool {
         let mut any_busy = false;
-        while let Some(id) = self.awake.get(*at).copied() {
-            let Some(slot) = self.slots.get_mut(&id) else {
-                self.awake.swap_remove(*at);
-                continue;
-            };
+        while let Some((share, id, budget)) = self.awake.next() {
+            let Some(slot) = self.slots.get_mut(&id) else { continue };
             let is_readable = std::mem::take(&mut slot.is_readable);
-            let cx = Context { now, budget: self.options.budget, is_readable };
+            let cx = Context { now, budget, is_readable };
             let keep_awake = match slot.engine.poll(&cx) {
                 Progress::Busy => {
                     any_busy = true;
@@ -291,7 +294,7 @@ impl Executor {
                 }
             };
             if keep_awake {
-                *at += 1;
+                self.awake.keep(share, id);
             } else {
                 if let Some(slot) = self.slots.get_mut(&id) {
                     slot.awake_since = None;
@@ -301,7 +304,6 @@ impl Executor {
                 if let Some(slot) = self.slots.get(&id).filter(|slot| !slot.is_watched) {
                     self.forget(slot.engine.descriptors());
                 }
-                self.awake.swap_remove(*at);
             }
         }
         any_busy

@@ -64,6 +64,22 @@ impl Waker {
     }
 }
 
+impl Waker {
+    /// Moves the engine to another runtime, between two of its polls. It stays where it is if that one does not exist, or has
+    /// too many orders.
+    pub fn move_to(&self, runtime: u32) {
+        let engine = self.engine.id;
+        let from = self.engine.runtime.load(Ordering::Acquire);
+        let is_there = self.table.get(runtime as usize).is_some_and(|slot| slot.get().is_some());
+        if let Some(state) =
+            self.table.get(from as usize).and_then(OnceLock::get).filter(|_| is_there && from != runtime)
+            && state.orders.push(Order::Move { engine, to: runtime }).is_ok()
+        {
+            state.unpark();
+        }
+    }
+}
+
 /// Puts a notified engine into the ready queue of the runtime it is on.
 pub(super) fn route(table: &RuntimeTable, engine: Arc<EngineState>) {
     let index = engine.runtime.load(Ordering::Acquire);
@@ -82,6 +98,13 @@ impl WakerSlot {
     /// Sets the engine to wake; later calls change nothing.
     pub fn set(&self, waker: Waker) {
         let _ = self.0.set(waker);
+    }
+
+    /// Moves the engine; see [`Waker::move_to`].
+    pub fn move_to(&self, runtime: u32) {
+        if let Some(waker) = self.0.get() {
+            waker.move_to(runtime);
+        }
     }
 
     /// Wakes the engine. Before [`WakerSlot::set`] nothing: an engine is polled when it starts anyway.

@@ -8,16 +8,21 @@
 //! ```
 //!
 //! Engines can be placed on any runtime, moved between runtimes while they work ([`Runtimes::move_engine`]), and ended
-//! by returning [`Progress::Done`]. A runtime whose engines are all asleep waits in `epoll_wait`: an idle service uses
+//! by returning [`Progress::Done`]. Those of one tenant share a bounded part of each round, whatever their number. A runtime whose engines are all asleep waits in `epoll_wait`: an idle service uses
 //! no CPU.
 //!
 //! Deliberately absent: work stealing (the operator places engines), async/await (an engine's state is visible).
 
+mod awake;
 mod engine;
 mod executor;
+mod lanes;
 mod mailbox;
 mod runtimes;
+mod turns;
 
 pub use engine::{Context, Engine, Progress};
+pub use lanes::{LaneOpener, LaneReceiver, LaneSender, Lanes};
 pub use mailbox::{Mailbox, Sender, Waker, WakerSlot};
 pub use runtimes::{EngineId, EngineInfo, RuntimeError, RuntimeInfo, RuntimeOptions, Runtimes};
+pub use turns::{Share, Turns, work_ns};

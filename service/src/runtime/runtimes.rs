@@ -128,13 +128,25 @@ impl Runtimes {
     /// # Errors
     /// [`RuntimeError::TooMany`], or the kernel's refusal of a thread or descriptor.
     pub fn start_runtime(&self, name: &str) -> Result<u32, RuntimeError> {
+        self.start(name, self.options)
+    }
+
+    /// Starts a runtime whose engines sleep as soon as they find nothing to do: for what nobody measures, such as set-up.
+    ///
+    /// # Errors
+    /// As [`Runtimes::start_runtime`].
+    pub fn start_patient_runtime(&self, name: &str) -> Result<u32, RuntimeError> {
+        self.start(name, RuntimeOptions { spin: Duration::ZERO, spin_for_others: Duration::ZERO, ..self.options })
+    }
+
+    fn start(&self, name: &str, options: RuntimeOptions) -> Result<u32, RuntimeError> {
         let mut tables = self.tables();
         let index = tables.runtimes.len();
         if index == RUNTIMES_MAX {
             return Err(RuntimeError::TooMany(format!("{RUNTIMES_MAX} runtimes")));
         }
         let doorbell = Doorbell::new()?;
-        let executor = Executor::new(index as u32, &self.table, &doorbell, self.options, &self.stop)?;
+        let executor = Executor::new(index as u32, &self.table, &doorbell, options, &self.stop)?;
         let stats = Arc::clone(&executor.stats);
         let state = RuntimeState {
             ready: ArrayQueue::new(ENGINES_MAX),

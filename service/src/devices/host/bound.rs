@@ -5,6 +5,7 @@ use mccs_kernels::{Source, Store};
 
 use crate::collective::{Buffer, RankSpan, Schedule};
 use crate::engines::proxy::{Action, Operand, Operation};
+use crate::runtime::Share;
 
 /// A buffer of a rank of this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +33,7 @@ pub(super) struct Bound {
     /// `None` for collectives that only move data.
     redop: Option<RedOp>,
     touched_bytes: u64,
+    share: Share,
     store: Store,
     /// Owns what `scratch` pointers point into.
     _scratch: Vec<u64>,
@@ -74,7 +76,8 @@ impl Bound {
         }
         let store = if touched_bytes > streaming_bytes { Store::Streaming } else { Store::Cached };
         let nranks = schedule.problem.nranks;
-        Bound { ranks, nranks, dtype, redop, touched_bytes, store, _scratch: scratch }
+        let share = operations.first().map_or(Share::SERVICE, |operation| operation.session.tenant.share);
+        Bound { ranks, nranks, dtype, redop, touched_bytes, share, store, _scratch: scratch }
     }
 
     /// Binds point-to-point operands, in bytes: those of ranks that are here, ascending.
@@ -89,10 +92,25 @@ impl Bound {
         let touched_bytes = operands.iter().fold(0u64, |sum, (_, operand)| sum.saturating_add(operand.bytes));
         let store = if touched_bytes > streaming_bytes { Store::Streaming } else { Store::Cached };
         let ranks = operands.iter().map(memory).collect();
-        Bound { ranks, nranks: 2, dtype: DataType::U8, redop: None, touched_bytes, store, _scratch: Vec::new() }
+        let share = operands.iter().find_map(|(_, operand)| operand.region.as_ref().map(|region| region.share()));
+        Bound {
+            ranks,
+            nranks: 2,
+            dtype: DataType::U8,
+            redop: None,
+            touched_bytes,
+            share: share.unwrap_or(Share::SERVICE),
+            store,
+            _scratch: Vec::new(),
+        }
     }
 
     /// Bytes of all operands of this host.
+    /// Whose buffers they are.
+    pub(super) fn share(&self) -> Share {
+        self.share
+    }
+
     pub(super) fn touched_bytes(&self) -> u64 {
         self.touched_bytes
     }

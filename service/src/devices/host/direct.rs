@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::bound::Bound;
 use crate::collective::{Move, Schedule, Shape};
 use crate::engines::transport::{Piece, TransportJob};
+use crate::runtime::{Share, work_ns};
 
 enum Moves {
     Scheduled(Arc<Schedule>),
@@ -76,5 +77,13 @@ impl TransportJob for DirectJob {
         }
         // Releases this piece's writes to whoever runs the last one, and acquires theirs.
         if self.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 { Piece::RanLast } else { Piece::Ran }
+    }
+
+    fn share(&self) -> Share {
+        self.bound.share()
+    }
+
+    fn piece_ns(&self) -> u64 {
+        work_ns(self.bound.touched_bytes() / self.pieces.max(1))
     }
 }

@@ -14,7 +14,7 @@ use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::{Doorbell, StreamWord};
 use mccs_ipc::types::ErrorClass;
 
-use super::{HELLO_WITHIN, Proxies, SLOW_TO_CLOSE, SessionEngine, State, Tables, TenantSocket};
+use super::{HELLO_WITHIN, Proxies, SLOW_TO_CLOSE, SessionEngine, State, Tables, TenantLanes, TenantSocket};
 use crate::closer::Closer;
 use crate::memory::Reaper;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Runtimes, WakerSlot};
@@ -44,12 +44,14 @@ pub struct SessionLimits {
 pub struct SessionFactory {
     /// Where their engines run.
     pub runtimes: Arc<Runtimes>,
-    /// The runtime for the n-th session's engine.
-    pub placement: Box<dyn Fn(u64) -> u32 + Send + Sync>,
+    /// The runtime where they wait for the hello: who never says it does not disturb those who work.
+    pub greeting_runtime: u32,
+    /// The runtime of those that have been greeted.
+    pub serving_runtime: u32,
     /// Sizes.
     pub limits: SessionLimits,
     /// The proxy engines.
-    pub proxies: Proxies,
+    pub proxies: Arc<Proxies>,
     /// Where sessions are listed.
     pub registry: Arc<Registry>,
     /// Unmaps what they leave.
@@ -77,7 +79,8 @@ impl SessionFactory {
         self.registry.sessions().iter().any(|session| (session.peer.pid, session.peer.uid) == (peer.pid, peer.uid))
     }
 
-    fn start(&self, socket: Socket, peer: PeerCredentials, tenant: Arc<Tenant>) -> anyhow::Result<()> {
+    fn start(&self, socket: Socket, peer: PeerCredentials, admission: &Admission) -> anyhow::Result<()> {
+        let tenant = Arc::clone(&admission.tenant);
         let socket = TenantSocket::new(socket, Arc::clone(&tenant));
         let charge = match tenant.charge(Resource::Sessions, 1) {
             Ok(charge) => charge,
@@ -118,7 +121,10 @@ impl SessionFactory {
             spin: self.limits.spin,
             commands,
             tables: Tables::new(&quota, layout.words),
-            proxies: self.proxies.clone(),
+            proxies: Arc::clone(&self.proxies),
+            lanes: admission.lanes.clone(),
+            serving_runtime: self.serving_runtime,
+            has_sent: [false; 2],
             replies,
             outbox: VecDeque::new(),
             registry: Arc::clone(&self.registry),
@@ -132,7 +138,7 @@ impl SessionFactory {
             opening: 0,
             _charge: charge,
         };
-        self.runtimes.start_engine((self.placement)(id), |own| {
+        self.runtimes.start_engine(self.greeting_runtime, |own| {
             waker.set(own);
             Box::new(engine)
         })?;
@@ -146,8 +152,15 @@ fn refuse(socket: &Socket, class: ErrorClass, message: &str) {
     let _ = socket.send_hello(class.to_wire()).and_then(|()| socket.send(&ResponseEnvelope { id: 0, response }, &[]));
 }
 
-/// A tenant with the users that may connect as it.
-pub type Admission = (Arc<Tenant>, Option<Vec<u32>>);
+/// A tenant that may connect.
+pub struct Admission {
+    /// Who.
+    pub tenant: Arc<Tenant>,
+    /// The users that are it; all, if `None`.
+    pub uids: Option<Vec<u32>>,
+    /// Where its commands go.
+    pub lanes: TenantLanes,
+}
 
 /// See the module's documentation.
 pub struct Acceptor {
@@ -170,14 +183,15 @@ impl Acceptor {
     }
 
     fn admit(&self, socket: Socket, peer: PeerCredentials, now: Instant) {
-        let admits = |(_, uids): &&Admission| uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid));
-        let Some((tenant, _)) = self.admissions.iter().find(admits) else {
+        let admits = |of: &&Admission| of.uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid));
+        let Some(admission) = self.admissions.iter().find(admits) else {
             self.factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
             let reason = "is no tenant of this socket; the operator's service.toml lists who is";
             refuse(&socket, ErrorClass::InvalidUsage, &format!("user {} {reason}", peer.uid));
             self.closer.close_later(socket);
             return;
         };
+        let tenant = &admission.tenant;
         if tenant.closer.is_stuck(now) {
             refuse(&socket, ErrorClass::InvalidUsage, SLOW_TO_CLOSE);
             tenant.closer.close_later(socket);
@@ -191,7 +205,7 @@ impl Acceptor {
             tenant.closer.close_later(socket);
             return;
         }
-        if let Err(error) = self.factory.start(socket, peer, Arc::clone(tenant)) {
+        if let Err(error) = self.factory.start(socket, peer, admission) {
             tracing::debug!(%error, pid = peer.pid, "cannot start a session");
         }
     }
@@ -208,7 +222,7 @@ impl Engine for Acceptor {
 
     fn poll(&mut self, cx: &Context) -> Progress {
         // Who is refused has a socket to be closed as well: when no more of them can be taken, who comes waits outside.
-        self.is_paused = self.closer.is_full() || self.admissions.iter().any(|(tenant, _)| tenant.closer.is_full());
+        self.is_paused = self.closer.is_full() || self.admissions.iter().any(|one| one.tenant.closer.is_full());
         if self.is_paused {
             return Progress::Idle { wake_at: Some(cx.now + ACCEPT_AGAIN_AFTER) };
         }

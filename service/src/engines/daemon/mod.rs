@@ -34,12 +34,12 @@ use mccs_ipc::types::{ErrorClass, Handle};
 
 pub use self::acceptor::{Acceptor, Admission, SessionFactory, SessionLimits};
 use self::proxies::Place;
-pub use self::proxies::{GpuProxy, Proxies};
+pub use self::proxies::{GpuProxy, Proxies, TenantLanes};
 use self::tables::Tables;
 use self::validate::{Fence, posted, validate};
 use crate::engines::proxy::{ProxyMessage, ProxyReply, RoundState};
 use crate::memory::Reaper;
-use crate::runtime::{Context, Engine, Mailbox, Progress};
+use crate::runtime::{Context, Engine, Mailbox, Progress, Share};
 use crate::session::Session;
 use crate::telemetry::Registry;
 use crate::tenants::{Charge, Tenant};
@@ -80,9 +80,14 @@ pub struct SessionEngine {
     spin: Duration,
     commands: Consumer<Command>,
     tables: Tables,
-    proxies: Proxies,
+    proxies: Arc<Proxies>,
+    lanes: TenantLanes,
+    /// Whether a proxy engine has heard of this session, by place: if not, it need not hear of its end.
+    has_sent: [bool; 2],
+    /// Where the engine goes once it has greeted.
+    serving_runtime: u32,
     replies: Mailbox<ProxyReply>,
-    /// Messages that the proxy engine had no room for yet. While there are any, nothing new is taken in.
+    /// Messages that the tenant's lane had no room for yet. While there are any, nothing new is taken in.
     outbox: VecDeque<(Place, ProxyMessage)>,
     registry: Arc<Registry>,
     reaper: Reaper,
@@ -141,8 +146,9 @@ impl Drop for TenantSocket {
 
 impl SessionEngine {
     fn send(&mut self, place: Place, message: ProxyMessage) {
+        self.has_sent[place as usize] = true;
         if self.outbox.is_empty() {
-            if let Err(message) = self.proxies.send(place, message) {
+            if let Err(message) = self.lanes.send(place, message) {
                 self.outbox.push_back((place, message));
             }
         } else {
@@ -153,7 +159,7 @@ impl SessionEngine {
     /// Returns whether the outbox is empty.
     fn flush(&mut self) -> bool {
         while let Some((place, message)) = self.outbox.pop_front() {
-            if let Err(message) = self.proxies.send(place, message) {
+            if let Err(message) = self.lanes.send(place, message) {
                 self.outbox.push_front((place, message));
                 return false;
             }
@@ -174,8 +180,9 @@ impl SessionEngine {
         if !matches!(self.state, State::Closing) {
             self.state = State::Closing;
             let session = self.session.id;
-            let closed = [Place::Host, Place::Gpus].map(|place| (place, ProxyMessage::SessionClosed { session }));
-            self.outbox.extend(closed);
+            let has_sent = self.has_sent;
+            let told = [Place::Host, Place::Gpus].into_iter().filter(|place| has_sent[*place as usize]);
+            self.outbox.extend(told.map(|place| (place, ProxyMessage::SessionClosed { session })));
         }
     }
 
@@ -211,7 +218,10 @@ impl SessionEngine {
         });
         self.segment_fd = None;
         match sent {
-            Ok(()) => self.state = State::Serving,
+            Ok(()) => {
+                self.state = State::Serving;
+                self.session.waker.move_to(self.serving_runtime);
+            }
             Err(_) => self.close(),
         }
     }
@@ -283,6 +293,10 @@ impl SessionEngine {
 impl Engine for SessionEngine {
     fn name(&self) -> String {
         format!("daemon session {}", self.session.id)
+    }
+
+    fn share(&self) -> Option<Share> {
+        Some(self.session.tenant.share)
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {

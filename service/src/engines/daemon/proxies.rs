@@ -7,14 +7,14 @@ use mccs_ipc::gate::GateAccess;
 use mccs_ipc::large::EnginesFrom;
 
 use crate::devices::cuda::Importer;
-use crate::engines::proxy::ProxyMessage;
-use crate::runtime::Sender;
+use crate::engines::proxy::{PROXY_LANE_MAX, ProxyMessage};
+use crate::runtime::{LaneOpener, LaneSender, Share};
 
 /// The proxy engines of a service.
 #[derive(Clone)]
 pub struct Proxies {
     /// Of the host device.
-    pub host: Sender<ProxyMessage>,
+    pub host: LaneOpener<ProxyMessage>,
     /// Of the GPUs; or why there are none.
     pub gpus: Result<GpuProxy, Arc<str>>,
     /// Who carries out what ranks on GPUs of this host alone call.
@@ -31,7 +31,7 @@ pub struct Proxies {
 #[derive(Clone)]
 pub struct GpuProxy {
     /// Where to send to.
-    pub sender: Sender<ProxyMessage>,
+    pub lanes: LaneOpener<ProxyMessage>,
     /// UUIDs of the GPUs, as the device counts them.
     pub ids: Arc<[GpuUuid]>,
     /// Makes regions of tenants' memory there.
@@ -45,13 +45,29 @@ pub(super) enum Place {
     Gpus,
 }
 
+/// A tenant's lanes to the proxy engines.
+#[derive(Clone)]
+pub struct TenantLanes {
+    host: LaneSender<ProxyMessage>,
+    gpus: Option<LaneSender<ProxyMessage>>,
+}
+
 impl Proxies {
+    /// Opens a tenant's lanes. Once for each tenant.
+    #[must_use]
+    pub fn open_lanes(&self, share: Share) -> TenantLanes {
+        let host = self.host.open(share, PROXY_LANE_MAX);
+        TenantLanes { host, gpus: self.gpus.as_ref().ok().map(|gpus| gpus.lanes.open(share, PROXY_LANE_MAX)) }
+    }
+}
+
+impl TenantLanes {
     #[expect(clippy::result_large_err, reason = "a message that finds no room is given back as it is")]
     pub(super) fn send(&self, place: Place, message: ProxyMessage) -> Result<(), ProxyMessage> {
         match (place, &self.gpus) {
             (Place::Host, _) => self.host.send(message),
-            (Place::Gpus, Ok(gpus)) => gpus.sender.send(message),
-            (Place::Gpus, Err(_)) => Ok(()),
+            (Place::Gpus, Some(gpus)) => gpus.send(message),
+            (Place::Gpus, None) => Ok(()),
         }
     }
 }

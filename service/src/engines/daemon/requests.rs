@@ -31,10 +31,13 @@ pub(super) const OPENING_MAX: usize = 512;
 /// Requests to abort one communicator that wait for the same answer.
 const ABORTS_WAITING_MAX: usize = 64;
 
+/// A request takes about as long as so many commands: it is received, answered, and often maps memory.
+const REQUEST_ITEMS: usize = 16;
+
 impl SessionEngine {
     /// Takes requests off the socket. Returns whether there was one.
     pub(super) fn serve_socket(&mut self, now: Instant, budget: usize) -> bool {
-        for served in 0..budget {
+        for served in 0..(budget / REQUEST_ITEMS).max(1) {
             if !matches!(self.state, State::Serving) || !self.outbox.is_empty() {
                 return true;
             }

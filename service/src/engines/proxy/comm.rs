@@ -22,7 +22,7 @@ use crate::devices::Network;
 use crate::engines::transport::links::Ways;
 use crate::exchange::protocol::CommId;
 use crate::plans::ScheduleCache;
-use crate::runtime::Sender;
+use crate::runtime::{Sender, Share};
 use crate::session::Session;
 use crate::telemetry::CommInfo;
 use crate::telemetry::profile::ProfileMeter;
@@ -194,6 +194,11 @@ impl Comm {
 
     pub(super) fn nranks(&self) -> u32 {
         self.nranks
+    }
+
+    /// Whose it is: all its ranks are one tenant's.
+    pub(super) fn share(&self) -> Share {
+        self.members.first().map_or(Share::SERVICE, |member| member.session.tenant.share)
     }
 
     /// Place of a rank among `members`.

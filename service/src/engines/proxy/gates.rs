@@ -149,7 +149,8 @@ impl ProxyEngine {
                 }
                 Some(stream) => {
                     stream.note_watched(false);
-                    self.events.push_back(Event::Advance { session, stream: index });
+                    let share = stream.session.tenant.share;
+                    self.turns.enter(share).push(Event::Advance { session, stream: index });
                 }
                 // It has ended.
                 None => {}

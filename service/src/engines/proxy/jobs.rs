@@ -8,10 +8,10 @@ use mccs_ipc::types::{ErrorClass, Handle};
 use super::comm::Failure;
 use super::describe::describe;
 use super::operation::{Action, Operation};
-use super::stream::Stream;
 use super::{Event, JOBS_MAX, ProxyEngine};
 use crate::devices::Launched;
 use crate::engines::transport::ChannelFault;
+use crate::runtime::work_ns;
 use crate::session::SessionId;
 use crate::telemetry::recorder::{Record, job_number};
 use crate::telemetry::traffic::PairSide;
@@ -68,7 +68,7 @@ impl ProxyEngine {
                 if let Some((send, recv)) = pair {
                     self.start_pair(comm, send, recv, now);
                 } else {
-                    self.events.push_back(Event::Ready { comm });
+                    self.look_again(comm);
                 }
             }
         }
@@ -111,6 +111,7 @@ impl ProxyEngine {
             self.recorder.record(pair);
         }
         if self.device.copy(&from, &to, job) == Launched::Finished {
+            self.unpaid_ns += work_ns(from.bytes + to.bytes);
             self.finish_job(job, now);
         }
     }
@@ -154,6 +155,7 @@ impl ProxyEngine {
         let played = live.play_rounds(&mut ended);
         let any = !ended.is_empty();
         for operation in ended.drain(..) {
+            self.unpaid_ns += work_ns(operation.send.bytes + operation.recv.bytes);
             self.finish_one(operation.session.id, operation.stream.index);
         }
         self.ended_rounds = ended;
@@ -192,6 +194,8 @@ impl ProxyEngine {
                 live.record_start(job, &self.recorder);
                 let network = live.span.as_ref().map(|span| (&span.network, live.tag()));
                 if self.device.launch(&schedule, &live.running, network, job) == Launched::Finished {
+                    let touched = live.running.iter().map(|operation| operation.send.bytes + operation.recv.bytes);
+                    self.unpaid_ns += work_ns(touched.sum());
                     self.finish_job(job, now);
                 }
             }
@@ -271,8 +275,10 @@ impl ProxyEngine {
 
     /// One operation of a stream has ended.
     pub(super) fn finish_one(&mut self, session: SessionId, index: u32) {
-        if self.stream(session, index).is_some_and(Stream::finish_one) {
-            self.events.push_back(Event::Advance { session, stream: index });
+        let Some(stream) = self.stream(session, index) else { return };
+        if stream.finish_one() {
+            let share = stream.session.tenant.share;
+            self.turns.enter(share).push(Event::Advance { session, stream: index });
         }
     }
 

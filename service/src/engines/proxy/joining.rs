@@ -25,8 +25,8 @@ impl ProxyEngine {
             return self.join_across(request, now);
         }
         let key = GatheringKey { tenant: request.session.tenant.name.clone(), id: request.id };
-        let (rank, nranks, id) = (request.rank, request.nranks, request.id);
-        match self.rendezvous.join(key, rank, nranks, request, now) {
+        let (rank, nranks, id, owner) = (request.rank, request.nranks, request.id, request.session.id);
+        match self.rendezvous.join(key, (rank, nranks), owner, request, now) {
             Joined::Waiting => {}
             Joined::Refused(refusal, members) => refuse_all(&refusal, members),
             Joined::Complete(requests) => match shared_gpu(&requests, self.refuses_duplicate_gpus) {

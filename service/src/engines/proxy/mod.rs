@@ -4,7 +4,7 @@
 //! Operation --> stream queue --head--> communicator --all ranks there--> device --done--> words, next heads
 //! ```
 //!
-//! What runs is in `jobs.rs`; communicators are made in `joining.rs`, those with ranks on other hosts in `cluster.rs` and `setups.rs`,
+//! Whose turn it is says `turns.rs`. What runs is in `jobs.rs`; communicators are made in `joining.rs`, those with ranks on other hosts in `cluster.rs` and `setups.rs`,
 //! and `far.rs` is work with those hosts.
 //!
 //! Everything a tenant can cause here is bounded by its own quotas, and touches only its own sessions and communicators.
@@ -28,9 +28,10 @@ mod reconfigure;
 mod rounds;
 mod setups;
 mod stream;
+mod turns;
 mod wishes;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -55,6 +56,7 @@ pub use self::reconfigure::Reconfigured;
 pub use self::setups::Cluster;
 use self::setups::Setups;
 use self::stream::{Entry, Stream, Task};
+use self::turns::{ITEM_NS, TenantWork};
 pub use self::wishes::Wish;
 use self::wishes::Wishes;
 use crate::bootstrap::Rendezvous;
@@ -62,14 +64,16 @@ use crate::devices::Device;
 use crate::exchange::protocol::Request;
 use crate::handles::HandleTable;
 use crate::plans::ScheduleCache;
-use crate::runtime::{Context, Engine, Mailbox, Progress};
+use crate::runtime::{Context, Engine, Lanes, Mailbox, Progress, Turns};
 use crate::session::SessionId;
 use crate::telemetry::late::LateTold;
 use crate::telemetry::recorder::Recorder;
 use crate::telemetry::{LogBudget, Registry};
 
-/// Messages that may wait at a proxy engine: a few bursts of every session's commands.
+/// Messages that may wait at a proxy engine from devices, transports, other hosts and operators.
 pub const PROXY_MAILBOX_MAX: usize = 4096;
+/// Messages that may wait at a proxy engine from each tenant: a few bursts of its sessions' commands.
+pub const PROXY_LANE_MAX: usize = 512;
 /// Communicators of a device; quotas keep tenants far below.
 const COMMS_MAX: u32 = 1 << 20;
 /// Jobs of a device that run at a time.
@@ -78,7 +82,8 @@ const JOBS_MAX: u32 = 1 << 20;
 /// Gives the schedules of a communicator of so many ranks, by host; none where all are here.
 pub type MakeSchedules = Box<dyn Fn(u32, &[Vec<u32>]) -> ScheduleCache + Send>;
 
-/// Things to do that other things led to: a queue, so that a chain of completions is not a chain of calls.
+/// Things to do that other things led to: a queue of each tenant, so that a chain of completions is not a chain of calls, and the
+/// others of its tenant alone wait for it.
 enum Event {
     /// A stream may start its next operations.
     Advance { session: SessionId, stream: u32 },
@@ -98,7 +103,14 @@ pub struct Timeouts {
 /// See the module's documentation.
 pub struct ProxyEngine {
     device: Box<dyn Device>,
+    /// From devices, transports, other hosts and operators.
     mailbox: Mailbox<ProxyMessage>,
+    /// From tenants.
+    lanes: Lanes<ProxyMessage>,
+    /// What tenants have left here, and whose turn it is.
+    turns: Turns<TenantWork>,
+    /// Work done at once, on this thread, that its tenant has not paid for yet.
+    unpaid_ns: u64,
     registry: Arc<Registry>,
     make_schedules: MakeSchedules,
     /// Longest contribution to a round; 0 where there are to be no boards.
@@ -112,7 +124,6 @@ pub struct ProxyEngine {
     late: LateTold,
     /// Communicators whose ranks are all there, while the device prepares what they share.
     preparing: HandleTable<Preparing>,
-    events: VecDeque<Event>,
     timeouts: Timeouts,
     /// When some operation may have waited for too long.
     look_for_late_at: Option<Instant>,
@@ -151,6 +162,9 @@ impl ProxyEngine {
         let name = name(device.as_ref());
         let recorder = registry.recorders.recorder(name.clone());
         ProxyEngine {
+            lanes: Lanes::new(0, mailbox.waker().clone()),
+            turns: Turns::default(),
+            unpaid_ns: 0,
             device,
             mailbox,
             registry,
@@ -163,7 +177,6 @@ impl ProxyEngine {
             rendezvous: Rendezvous::new(timeouts.init),
             late: LateTold::new(name),
             preparing: HandleTable::new(PREPARING_MAX),
-            events: VecDeque::new(),
             timeouts,
             look_for_late_at: None,
             look_at_gpus: None,
@@ -183,6 +196,12 @@ impl ProxyEngine {
     pub fn refusing_duplicate_gpus(mut self, refuses_duplicate_gpus: bool) -> Self {
         self.refuses_duplicate_gpus = refuses_duplicate_gpus;
         self
+    }
+
+    /// Reads these lanes, too. They are to wake whom the mailbox wakes.
+    #[must_use]
+    pub fn with_lanes(self, lanes: Lanes<ProxyMessage>) -> Self {
+        ProxyEngine { lanes, ..self }
     }
 
     /// What the engine holds: 0 when all sessions are closed and all communicators over.
@@ -215,7 +234,7 @@ impl ProxyEngine {
                 }
             }
             ProxyMessage::GpuLost { gpu, reason } => self.end_on_gpu(gpu, &reason),
-            ProxyMessage::Posted { comm } => self.events.push_back(Event::Ready { comm }),
+            ProxyMessage::Posted { comm } => self.look_again(comm),
             ProxyMessage::SessionClosed { session } => self.close_session(session),
             ProxyMessage::StreamGated { session, stream, gate } => {
                 let index = stream.index as usize;
@@ -280,12 +299,13 @@ impl ProxyEngine {
         let stream = streams[index].get_or_insert_with(|| Stream::new(Arc::clone(&session), handle));
         stream.handle = handle;
         stream.push(Entry { ticket, group_continues, task });
-        self.events.push_back(Event::Advance { session: session.id, stream: handle.index });
+        self.turns.enter(session.tenant.share).push(Event::Advance { session: session.id, stream: handle.index });
     }
 
     /// Starts what a stream may start.
     fn advance(&mut self, session: SessionId, index: u32, now: Instant) {
         while let Some((ticket, task)) = self.stream(session, index).and_then(Stream::start_next) {
+            self.unpaid_ns += ITEM_NS;
             match task {
                 Task::Collective { comm, rank, seq } => self.arrive(session, index, ticket, (comm, rank, seq), now),
                 Task::Own(operation) => self.start_own(operation, now),
@@ -299,7 +319,7 @@ impl ProxyEngine {
         let (comm, rank, seq) = whose;
         self.expect_progress(now);
         if self.comms.get_mut(comm).is_some_and(|live| live.arrive(rank, seq, now, &self.recorder)) {
-            self.events.push_back(Event::Ready { comm });
+            self.look_again(comm);
             return;
         }
         self.count_failed(session, index, ticket, (comm, rank));
@@ -375,12 +395,12 @@ impl ProxyEngine {
             {
                 setups.ask(Request::Leave { comm: span.comm.clone(), ranks: departed });
             }
-            self.events.push_back(Event::Ready { comm });
+            self.look_again(comm);
         }
     }
 
     fn close_session(&mut self, session: SessionId) {
-        for (refusal, members) in self.rendezvous.leave(|request| request.session.id == session) {
+        for (refusal, members) in self.rendezvous.leave(session) {
             refuse_all(&refusal, members);
         }
         self.withdraw(session);
@@ -421,21 +441,8 @@ impl Engine for ProxyEngine {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
-        let mut handled = 0;
         self.look_at_gates(cx.now);
-        while handled < cx.budget {
-            if let Some(event) = self.events.pop_front() {
-                match event {
-                    Event::Advance { session, stream } => self.advance(session, stream, cx.now),
-                    Event::Ready { comm } => self.start_collective(comm, cx.now),
-                }
-            } else if let Some(message) = self.mailbox.pop() {
-                self.handle(message, cx.now);
-            } else {
-                break;
-            }
-            handled += 1;
-        }
+        let handled = self.take_turns(cx);
         let backlog = self.device.push_backlog() | self.setups.as_mut().is_some_and(Setups::push_backlog);
         self.end_suspected(cx.now);
         for (refusal, members) in self.rendezvous.expire(cx.now) {
@@ -446,7 +453,7 @@ impl Engine for ProxyEngine {
         self.end_late_direct(cx.now);
         self.end_late_inquiries(cx.now);
         self.end_late_wishes(cx.now);
-        if handled > 0 || backlog || !self.events.is_empty() {
+        if handled > 0 || backlog || !self.turns.is_empty() {
             Progress::Busy
         } else {
             let suspected_until = self.setups.as_ref().and_then(Setups::suspected_until);
@@ -459,7 +466,7 @@ impl Engine for ProxyEngine {
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
-        self.mailbox.is_empty()
+        self.mailbox.is_empty() && self.lanes.is_empty()
     }
 
     /// GPUs are to come to operations, or transports and other hosts to end them.

@@ -28,9 +28,9 @@ use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_ipc::direct::Cut;
 use mccs_ipc::types::{ErrorClass, Handle};
 
+use super::ProxyEngine;
 use super::asked::{Asked, OperatorAnswer, Refused};
 use super::comm::{Comm, Failure};
-use super::{Event, ProxyEngine};
 use crate::devices::{DirectGroup, Network};
 use crate::engines::transport::TransportMessage;
 use crate::engines::transport::links::{EPOCH_MAX, LinkKey, LinksId, NextEpoch, PaceHere, Ways};
@@ -398,7 +398,7 @@ impl ProxyEngine {
             asked.answer(answer);
         }
         self.end_epochs(&network, &over);
-        self.events.push_back(Event::Ready { comm });
+        self.look_again(comm);
     }
 
     /// The next collective is about to start: under which strategy.

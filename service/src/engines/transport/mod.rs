@@ -3,7 +3,7 @@
 //! There are two kinds of work. A [`TransportJob`] is cut into pieces and given to the whole pool: engines take pieces by
 //! raising one counter, so that work spreads by itself. A [`ChannelJob`] is a channel of a message schedule, with an order
 //! of its own, and belongs to one engine: the one that owns its links to other hosts, where it has any. Engines go round
-//! their work piece by piece, so that none waits for another's end.
+//! their work piece by piece, so that none waits for another's end; tenants take turns with their pieces ([`Turns`]).
 //!
 //! The pool can grow and shrink while work runs: an engine that is to leave gets [`TransportMessage::Retire`], is given no
 //! new communicators, and ends when it has no work and no links left.
@@ -25,7 +25,7 @@ pub use self::channel::{Activity, ChannelFault, ChannelJob, ChannelWork, FlowWai
 use self::links::{Links, LinksId, NextEpoch, PaceHere, Peers, Ways};
 pub use self::pool::{MakeLinks, PoolError, TransportPool};
 use crate::engines::proxy::ProxyMessage;
-use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
+use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, Share, Turns, WakerSlot};
 use crate::telemetry::recorder::{Record, Recorder, job_number};
 use crate::transports::TransportError;
 
@@ -38,6 +38,12 @@ pub const TRANSPORTS_MAX: usize = 64;
 pub trait TransportJob: Send + Sync {
     /// Takes one piece and runs it.
     fn run_piece(&self) -> Piece;
+
+    /// Whose it is.
+    fn share(&self) -> Share;
+
+    /// Nanoseconds that a piece takes about.
+    fn piece_ns(&self) -> u64;
 }
 
 /// What [`TransportJob::run_piece`] did.
@@ -147,9 +153,8 @@ pub struct TransportEngine {
     mailbox: Mailbox<TransportMessage>,
     /// To other hosts, where there are any.
     links: Option<Links>,
-    jobs: Vec<AssignedJob>,
-    /// Next job to take a piece of.
-    turn: usize,
+    /// Of each tenant: the first is next to take a piece of.
+    jobs: Turns<VecDeque<AssignedJob>>,
     channels: Vec<Running>,
     /// Whom to tell of strategies that are prepared; one proxy engine has them all.
     prepares_for: Option<Sender<ProxyMessage>>,
@@ -174,8 +179,7 @@ impl TransportEngine {
             number,
             mailbox,
             links,
-            jobs: Vec::new(),
-            turn: 0,
+            jobs: Turns::default(),
             channels: Vec::new(),
             prepares_for: None,
             untold: VecDeque::new(),
@@ -200,7 +204,8 @@ impl TransportEngine {
     #[must_use]
     pub fn held(&self) -> usize {
         let links = self.links.as_ref().map_or(0, |links| usize::from(!links.is_empty()) + links.leaked());
-        links + self.jobs.len() + self.channels.len() + self.untold.len()
+        let jobs: usize = self.jobs.queues().map(VecDeque::len).sum();
+        links + jobs + self.channels.len() + self.untold.len()
     }
 
     fn tell(&mut self, to: Sender<ProxyMessage>, message: ProxyMessage) {
@@ -228,7 +233,7 @@ impl TransportEngine {
 
     fn handle(&mut self, message: TransportMessage, now: Instant) {
         match message {
-            TransportMessage::Run(job) => self.jobs.push(job),
+            TransportMessage::Run(job) => self.jobs.enter(job.job.share()).push_back(job),
             TransportMessage::RunChannel(work) => {
                 let since_ns = self.recorder.now_ns();
                 self.channels.push(Running { work, since_ns });
@@ -297,24 +302,32 @@ impl TransportEngine {
 
     /// Takes one piece of the next shared job. Returns whether there was one.
     fn run_piece(&mut self) -> bool {
-        if self.turn >= self.jobs.len() {
-            self.turn = 0;
-        }
-        let Some(job) = self.jobs.get(self.turn) else { return false };
+        let Some((_, queue)) = self.jobs.turn() else { return false };
+        let Some(job) = queue.pop_front() else {
+            self.jobs.leave();
+            return true;
+        };
         let since_ns = self.recorder.now_ns();
         let piece = job.job.run_piece();
         if piece != Piece::NoneLeft {
             let number = job_number(job.handle);
             self.recorder.record(|at_ns| Record::Piece { since_ns, at_ns, job: number });
         }
-        match piece {
-            Piece::Ran => self.turn += 1,
-            Piece::RanLast => {
-                let job = self.jobs.swap_remove(self.turn);
-                self.tell(job.done, ProxyMessage::JobDone { job: job.handle, fault: None });
+        let ns = if piece == Piece::NoneLeft { 0 } else { job.job.piece_ns() };
+        let ended = match piece {
+            Piece::Ran => {
+                queue.push_back(job);
+                None
             }
-            Piece::NoneLeft => drop(self.jobs.swap_remove(self.turn)),
+            Piece::RanLast => Some((job.done, ProxyMessage::JobDone { job: job.handle, fault: None })),
+            Piece::NoneLeft => None,
+        };
+        let is_empty = queue.is_empty();
+        self.jobs.spend(ns);
+        if is_empty {
+            self.jobs.leave();
         }
+        ended.into_iter().for_each(|(to, message)| self.tell(to, message));
         true
     }
 

@@ -1,0 +1,202 @@
+//! The engines of a runtime that are awake, and which of them is polled next.
+//!
+//! A round polls each engine of the service once. Of a tenant's engines it polls a bounded number, in turn: who connects a
+//! hundred times gets no more of the thread than who connects once.
+
+use std::collections::VecDeque;
+
+use super::{EngineId, Share};
+
+/// Engines of a tenant of weight 1 that a round polls at most.
+const POLLS_A_ROUND: usize = 8;
+/// Weights above this poll no more often: a round is to be short.
+const WEIGHT_MAX: u32 = 8;
+/// Items for each poll at least, however many of a tenant's engines share its part.
+const BUDGET_MIN: usize = 4;
+
+struct Group {
+    share: Share,
+    /// Not polled in this round.
+    due: VecDeque<EngineId>,
+    /// Polled in this round.
+    polled: VecDeque<EngineId>,
+    /// Polls of this round that are left.
+    left: usize,
+}
+
+impl Group {
+    fn new(share: Share) -> Self {
+        Group { share, due: VecDeque::new(), polled: VecDeque::new(), left: 0 }
+    }
+
+    fn len(&self) -> usize {
+        self.due.len() + self.polled.len()
+    }
+
+    /// Polls that a round has for it.
+    fn polls_max(&self) -> usize {
+        if self.share == Share::SERVICE {
+            return usize::MAX;
+        }
+        POLLS_A_ROUND * self.share.weight.clamp(1, WEIGHT_MAX) as usize
+    }
+}
+
+/// See the module's documentation.
+pub(super) struct Awake {
+    /// Tenants, and the service last: what they hand on is done in the same round. Groups stay, for their memory.
+    groups: VecDeque<Group>,
+    /// Items of a poll.
+    budget: usize,
+    /// Whether engines of more than one tenant are awake in this round.
+    is_contended: bool,
+    /// The group to look at next.
+    at: usize,
+    len: usize,
+}
+
+impl Awake {
+    /// None yet; a poll may take `budget` items.
+    pub(super) fn new(budget: usize) -> Self {
+        Awake { groups: VecDeque::from([Group::new(Share::SERVICE)]), budget, is_contended: false, at: 0, len: 0 }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// An engine is awake from now on, and has not been polled in this round.
+    pub(super) fn push(&mut self, share: Share, engine: EngineId) {
+        self.len += 1;
+        let at = self.groups.iter().position(|group| group.share.tenant == share.tenant);
+        match at.and_then(|at| self.groups.get_mut(at)) {
+            Some(group) => group.due.push_back(engine),
+            None => {
+                let mut group = Group::new(share);
+                group.left = group.polls_max();
+                group.due.push_back(engine);
+                self.groups.push_front(group);
+            }
+        }
+    }
+
+    /// An engine is not awake any more. Between rounds.
+    pub(super) fn remove(&mut self, engine: EngineId) {
+        for group in &mut self.groups {
+            let before = group.len();
+            group.due.retain(|one| *one != engine);
+            group.polled.retain(|one| *one != engine);
+            self.len -= before - group.len();
+        }
+    }
+
+    /// A round begins.
+    pub(super) fn begin_round(&mut self) {
+        let mut tenants = 0;
+        for group in &mut self.groups {
+            // Who was left out in the last round comes first.
+            group.due.append(&mut group.polled);
+            group.left = group.polls_max();
+            tenants += usize::from(group.share != Share::SERVICE && !group.due.is_empty());
+        }
+        self.is_contended = tenants > 1;
+        self.at = 0;
+    }
+
+    /// Looks again at all groups for engines that have come meanwhile.
+    pub(super) fn look_again(&mut self) {
+        self.at = 0;
+    }
+
+    /// The next engine to poll in this round, and the items that it may take. [`Awake::keep`] follows if it stays awake.
+    pub(super) fn next(&mut self) -> Option<(Share, EngineId, usize)> {
+        loop {
+            let group = self.groups.get_mut(self.at)?;
+            let sharing = group.len().min(group.polls_max());
+            let Some(engine) = group.due.pop_front_if(|_| group.left > 0) else {
+                self.at += 1;
+                continue;
+            };
+            group.left -= 1;
+            self.len -= 1;
+            let is_shared = self.is_contended && group.share != Share::SERVICE;
+            let budget = if is_shared { self.budget / sharing.max(1) } else { self.budget };
+            return Some((group.share, engine, budget.max(BUDGET_MIN.min(self.budget))));
+        }
+    }
+
+    /// An engine that [`Awake::next`] gave stays awake.
+    pub(super) fn keep(&mut self, share: Share, engine: EngineId) {
+        if let Some(group) = self.groups.iter_mut().find(|group| group.share.tenant == share.tenant) {
+            group.polled.push_back(engine);
+            self.len += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUDGET: usize = 64;
+
+    fn round(awake: &mut Awake) -> Vec<(u32, u64, usize)> {
+        awake.begin_round();
+        let mut polled = Vec::new();
+        while let Some((share, engine, budget)) = awake.next() {
+            polled.push((share.tenant, engine.0, budget));
+            awake.keep(share, engine);
+        }
+        polled
+    }
+
+    fn tenant(tenant: u32) -> Share {
+        Share { tenant, weight: 1 }
+    }
+
+    #[test]
+    fn a_crowd_has_as_many_items_of_a_round_as_one_engine() {
+        let mut awake = Awake::new(BUDGET);
+        (0..100).for_each(|engine| awake.push(tenant(1), EngineId(engine)));
+        awake.push(tenant(2), EngineId(1000));
+        awake.push(Share::SERVICE, EngineId(2000));
+        let mut polls = std::collections::BTreeMap::<u64, u32>::new();
+        for _ in 0..100 {
+            let polled = round(&mut awake);
+            let items = |of: u32| polled.iter().filter(|(tenant, ..)| *tenant == of).map(|(.., n)| n).sum::<usize>();
+            assert_eq!((items(1), items(2), items(0)), (BUDGET, BUDGET, BUDGET));
+            assert_eq!(polled.last().map(|(tenant, ..)| *tenant), Some(0), "the service comes last");
+            polled.iter().for_each(|(_, engine, _)| *polls.entry(*engine).or_default() += 1);
+        }
+        assert!((0..100).all(|engine| polls[&engine] == 8), "none of them is left out: {polls:?}");
+        assert_eq!((polls[&1000], polls[&2000]), (100, 100));
+    }
+
+    #[test]
+    fn a_tenant_alone_has_whole_polls() {
+        let mut awake = Awake::new(BUDGET);
+        (0..3).for_each(|engine| awake.push(tenant(1), EngineId(engine)));
+        assert_eq!(round(&mut awake), [(1, 0, BUDGET), (1, 1, BUDGET), (1, 2, BUDGET)]);
+        assert!(!awake.is_empty());
+        awake.begin_round();
+        while awake.next().is_some() {}
+        assert!(awake.is_empty(), "who is not kept sleeps");
+    }
+
+    #[test]
+    fn who_wakes_in_a_round_is_polled_in_it_and_who_is_removed_is_not() {
+        let mut awake = Awake::new(BUDGET);
+        awake.begin_round();
+        awake.push(tenant(1), EngineId(1));
+        awake.push(Share::SERVICE, EngineId(2));
+        assert_eq!(awake.next(), Some((tenant(1), EngineId(1), BUDGET)));
+        awake.keep(tenant(1), EngineId(1));
+        awake.remove(EngineId(2));
+        assert_eq!(awake.next(), None);
+        awake.push(tenant(1), EngineId(3));
+        awake.look_again();
+        assert_eq!(awake.next().map(|(_, engine, _)| engine), Some(EngineId(3)));
+        awake.remove(EngineId(1));
+        assert!(awake.is_empty());
+    }
+}
