@@ -202,6 +202,11 @@ impl Board {
         Ok((fd, board))
     }
 
+    /// Gives its pages back, whoever else has them mapped: there it is a board that allows nothing from now on.
+    pub fn give_back(&self) {
+        self.mapping.give_back();
+    }
+
     /// Maps a board that somebody else made.
     ///
     /// # Errors

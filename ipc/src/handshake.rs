@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -41,6 +41,11 @@ pub enum HandshakeError {
     /// Somebody may listen, whom this user may not reach.
     #[error("user {uid} may not use {path}: only those may whom the operator lets ({errno})")]
     NotAllowed { path: PathBuf, uid: u32, errno: Errno },
+    /// Somebody else's file stands in the way.
+    #[error(
+        "{path} belongs to user {uid}, who could keep a service from starting: remove it, or choose another runtime_dir"
+    )]
+    ForeignLock { path: PathBuf, uid: u32 },
     /// Somebody listens, and does nothing else.
     #[error("the mccs-service on {0} has not answered for {secs} s: it is stopped or overloaded", secs = HELLO_WITHIN.as_secs())]
     Silent(PathBuf),
@@ -89,24 +94,13 @@ impl Listener {
     pub fn bind(path: &Path) -> Result<Self, HandshakeError> {
         let os = |what| move |errno| HandshakeError::Os { what, path: path.to_owned(), errno };
         let io = |what| move |error: std::io::Error| os(what)(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw));
-        let lock_path = path.with_added_extension("lock");
-        let lock_file = fs::File::options().create(true).truncate(false).write(true).open(lock_path);
-        let lock_file = lock_file.map_err(io("make the lock of"))?;
-        let lock = Flock::lock(lock_file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
-            Errno::EWOULDBLOCK => HandshakeError::InUse(path.to_owned()),
-            errno => os("lock")(errno),
-        })?;
+        let lock = lock(path)?;
         if let Ok(metadata) = fs::symlink_metadata(path) {
             if !metadata.file_type().is_socket() {
                 return Err(HandshakeError::NotSocket(path.to_owned()));
             }
-            match raw_connect(path, SockFlag::SOCK_NONBLOCK) {
-                Err(Errno::ECONNREFUSED | Errno::ENOENT) => {}
-                // Somebody listens: with as many connections waiting as may, or on a socket of another type.
-                Ok(_) | Err(Errno::EAGAIN | Errno::EPROTOTYPE) => {
-                    return Err(HandshakeError::InUse(path.to_owned()));
-                }
-                Err(errno) => return Err(os("find out who listens on")(errno)),
+            if is_listened_on(path)? {
+                return Err(HandshakeError::InUse(path.to_owned()));
             }
             fs::remove_file(path).map_err(io("remove the stale socket"))?;
         }
@@ -117,6 +111,18 @@ impl Listener {
         listen(&fd, backlog).map_err(os("listen on"))?;
         let inode = fs::symlink_metadata(path).map_err(io("look at"))?.ino();
         Ok(Listener { fd, path: path.to_owned(), inode, _lock: lock })
+    }
+
+    /// Whether the path still leads here: nobody can connect otherwise.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode)
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The next connection, if one waits. Non-blocking, like the socket it returns.
@@ -146,8 +152,52 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         // Somebody may have put another file there; it is not ours then.
-        if fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.ino() == self.inode) {
+        if self.is_in_place() {
             let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Whether somebody listens on a socket that exists.
+fn is_listened_on(path: &Path) -> Result<bool, HandshakeError> {
+    match raw_connect(path, SockFlag::SOCK_NONBLOCK) {
+        Err(Errno::ECONNREFUSED | Errno::ENOENT) => Ok(false),
+        // With as many connections waiting as may, or on a socket of another type.
+        Ok(_) | Err(Errno::EAGAIN | Errno::EPROTOTYPE) => Ok(true),
+        Err(errno) => Err(HandshakeError::Os { what: "find out who listens on", path: path.to_owned(), errno }),
+    }
+}
+
+/// Locks the file beside a socket, which nobody else may open: whoever has it open may hold its lock for ever.
+fn lock(path: &Path) -> Result<Flock<fs::File>, HandshakeError> {
+    let os = |what| move |errno| HandshakeError::Os { what, path: path.to_owned(), errno };
+    let io = |what| move |error: std::io::Error| os(what)(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw));
+    let lock_path = path.with_added_extension("lock");
+    loop {
+        let mut options = fs::File::options();
+        options.create(true).truncate(false).write(true).mode(0o600).custom_flags(nix::libc::O_NOFOLLOW);
+        let file = options.open(&lock_path).map_err(io("make the lock of"))?;
+        let metadata = file.metadata().map_err(io("look at the lock of"))?;
+        if metadata.uid() != nix::unistd::geteuid().as_raw() {
+            return Err(HandshakeError::ForeignLock { path: lock_path, uid: metadata.uid() });
+        }
+        let was_open_to_others = metadata.mode() & 0o077 != 0;
+        let locked = Flock::lock(file, FlockArg::LockExclusiveNonblock);
+        let is_taken = match &locked {
+            Ok(_) => false,
+            Err((_, Errno::EWOULDBLOCK)) => true,
+            Err((_, errno)) => return Err(os("lock")(*errno)),
+        };
+        // Of a file that others can open the holder may be anybody; a service listens.
+        if is_taken && (!was_open_to_others || is_listened_on(path)?) {
+            return Err(HandshakeError::InUse(path.to_owned()));
+        }
+        let is_in_place = fs::symlink_metadata(&lock_path).is_ok_and(|now| now.ino() == metadata.ino());
+        match locked {
+            Ok(locked) if is_in_place && !was_open_to_others => return Ok(locked),
+            // Another service that started has replaced it, or this one does.
+            _ if is_in_place => fs::remove_file(&lock_path).map_err(io("replace the lock of"))?,
+            _ => {}
         }
     }
 }
@@ -275,6 +325,35 @@ mod tests {
         fs::write(&path, "precious").expect("write");
         assert!(matches!(Listener::bind(&path), Err(HandshakeError::NotSocket(_))));
         assert_eq!(fs::read_to_string(&path).expect("still there"), "precious");
+    }
+
+    #[test]
+    fn a_lock_that_others_could_open_is_replaced_also_while_they_hold_it() {
+        use std::os::unix::fs::PermissionsExt;
+        let (path, _dir) = socket_path("lock");
+        let lock_path = path.with_added_extension("lock");
+        fs::write(&lock_path, "").expect("a lock file");
+        fs::set_permissions(&lock_path, fs::Permissions::from_mode(0o644)).expect("set");
+        let others = fs::File::open(&lock_path).expect("open to all");
+        let held = Flock::lock(others, FlockArg::LockExclusiveNonblock).expect("held by another");
+        let listener = Listener::bind(&path).expect("nobody listens");
+        assert_eq!(fs::metadata(&lock_path).expect("there").mode() & 0o777, 0o600);
+        assert!(listener.is_in_place());
+        assert!(matches!(Listener::bind(&path), Err(HandshakeError::InUse(_))), "the new one is locked");
+        drop((listener, held));
+        drop(Listener::bind(&path).expect("free again"));
+        // A link leads to somebody else's file.
+        fs::remove_file(&lock_path).expect("remove");
+        std::os::unix::fs::symlink("/dev/null", &lock_path).expect("a link");
+        assert!(Listener::bind(&path).is_err());
+    }
+
+    #[test]
+    fn a_socket_that_has_been_removed_is_noticed() {
+        let (path, _dir) = socket_path("gone");
+        let listener = Listener::bind(&path).expect("bind");
+        fs::remove_file(&path).expect("remove");
+        assert!(!listener.is_in_place());
     }
 
     #[test]

@@ -28,6 +28,9 @@ pub enum ShmError {
     /// It cannot be written.
     #[error("the memfd is sealed against writing")]
     ReadOnly,
+    /// Pages are missing, which the service would make, and be charged for.
+    #[error("the memfd has pages that nobody has made: call fallocate() on all of it before registering it")]
+    Sparse,
     /// It is shorter than said.
     #[error("the memfd has {actual} bytes, {wanted} were named")]
     TooShort { actual: u64, wanted: u64 },
@@ -136,6 +139,14 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// Gives all pages back, also while others have the memory mapped or hold its descriptor: to them it is zero from now on.
+    /// What they write afterwards is charged to them, not to this process.
+    pub fn give_back(&self) {
+        // SAFETY: the range is this mapping, of shared memory, which is only accessed through raw pointers. A failure leaves the
+        // pages to whoever else has them.
+        unsafe { libc::madvise(self.start.cast(), self.len_bytes, libc::MADV_REMOVE) };
+    }
+
     /// How many of the kernel's mappings one of `bytes` takes at most: a process has some 65,000 (`vm.max_map_count`).
     #[must_use]
     pub fn count(bytes: u64) -> u64 {
@@ -172,6 +183,25 @@ impl Drop for Mapping {
     }
 }
 
+/// Whether every page of the first `bytes` of a memfd is there: then who maps it makes none, and is charged for none.
+///
+/// # Errors
+/// The kernel's refusal.
+pub fn is_whole(fd: BorrowedFd<'_>, bytes: u64) -> Result<bool, ShmError> {
+    const BLOCK_BYTES: u64 = 512;
+    let held = fstat(fd).map_err(os("look at the memfd"))?.st_blocks as u64;
+    Ok(held.saturating_mul(BLOCK_BYTES) >= bytes)
+}
+
+/// Makes every page of the first `bytes` of a memfd, for this process.
+///
+/// # Errors
+/// The kernel's refusal: there is no memory left.
+pub fn make_whole(fd: &OwnedFd, bytes: u64) -> Result<(), ShmError> {
+    let length = libc::off_t::try_from(bytes).map_err(|_| ShmError::BadLength(bytes))?;
+    nix::fcntl::fallocate(fd, nix::fcntl::FallocateFlags::empty(), 0, length).map_err(os("fill a memfd"))
+}
+
 /// Seals a memfd against any change of size and of seals.
 ///
 /// # Errors
@@ -202,6 +232,35 @@ mod tests {
             assert!(first.at::<u64>(bytes, 1).is_none());
             assert!(first.at::<u8>(u64::MAX, 2).is_none());
         }
+    }
+
+    #[test]
+    fn pages_that_are_given_back_are_gone_for_those_who_keep_the_descriptor() {
+        const BYTES: u64 = 5 << 20;
+        let (fd, own) = Mapping::create("test", BYTES).expect("create");
+        let others = Mapping::map(fd.as_fd(), BYTES).expect("map");
+        // SAFETY: inside the mapping, which nobody else uses.
+        unsafe { std::slice::from_raw_parts_mut(own.as_ptr(), BYTES as usize) }.fill(7);
+        let held_bytes = || fstat(&fd).expect("looks").st_blocks as u64 * 512;
+        assert!(held_bytes() >= BYTES);
+        own.give_back();
+        assert_eq!(held_bytes(), 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { others.as_ptr().add(4096).read() }, 0);
+    }
+
+    #[test]
+    fn a_memfd_is_whole_when_all_its_pages_are_made() {
+        const BYTES: u64 = 64 * 4096;
+        let (fd, own) = Mapping::create("test", BYTES).expect("create");
+        assert!(!is_whole(fd.as_fd(), 1).expect("looks"));
+        // SAFETY: inside the mapping, which nobody else uses.
+        unsafe { own.as_ptr().write(1) };
+        assert!(!is_whole(fd.as_fd(), BYTES).expect("looks"));
+        make_whole(&fd, BYTES).expect("room");
+        assert!(is_whole(fd.as_fd(), BYTES).expect("looks"));
+        // SAFETY: as above.
+        assert_eq!(unsafe { own.as_ptr().read() }, 1, "what was there stays");
     }
 
     #[test]

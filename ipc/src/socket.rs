@@ -31,6 +31,9 @@ pub enum SocketError {
     /// Too long, too many descriptors, or not in our encoding.
     #[error("a message is malformed: {0}")]
     Malformed(String),
+    /// As many descriptors are on their way, from processes of this user, as the kernel allows.
+    #[error("too many descriptors have been sent and not taken by those that they were sent to")]
+    TooManyDescriptors,
     /// The kernel refused.
     #[error("the socket failed: {0}")]
     Os(Errno),
@@ -100,6 +103,7 @@ impl Socket {
                 Ok(_) => return Ok(()),
                 Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => return Err(SocketError::WouldBlock),
+                Err(Errno::ETOOMANYREFS) => return Err(SocketError::TooManyDescriptors),
                 Err(Errno::EPIPE | Errno::ECONNRESET | Errno::ENOTCONN) => {
                     return Err(SocketError::Closed);
                 }
@@ -196,6 +200,22 @@ impl Socket {
         let gone = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
         poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
             && fds[0].revents().is_some_and(|events| events.intersects(gone))
+    }
+}
+
+impl Socket {
+    /// Whether the other side has taken all that was sent to it, or has gone.
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        let mut unread: libc::c_int = 0;
+        // SAFETY: the kernel writes an int, for which there is room.
+        let asked = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) };
+        asked != 0 || unread == 0 || self.is_closed()
+    }
+
+    /// Says nothing more, and hears nothing more. What has been sent can still be read.
+    pub fn shut_down(&self) {
+        let _ = nix::sys::socket::shutdown(self.fd.as_raw_fd(), nix::sys::socket::Shutdown::Both);
     }
 }
 

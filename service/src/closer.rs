@@ -4,10 +4,18 @@
 //! itself, gigabytes of memory of which nobody else has a reference. The tenant decides how long that takes, so no engine does
 //! it. Each tenant has a thread of its own, which starts with the first descriptor: who sends what cannot be closed keeps up
 //! nobody but itself.
+//!
+//! A socket with answers that bring descriptors stays open until the tenant has taken them, or has gone: as long as they are on
+//! their way they count for the service's user, and are charged to the tenant.
 
 use std::os::fd::OwnedFd;
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
+
+use mccs_ipc::handshake::Socket;
+
+use crate::tenants::Charge;
 
 /// Descriptors of which more wait only behind what takes long to close.
 const WAITING_MANY: usize = 64;
@@ -16,10 +24,20 @@ const SLOW_AFTER: Duration = Duration::from_secs(5);
 /// Descriptors that may wait at all: what the service risks for each tenant.
 const WAITING_MAX: usize = 1024;
 
+/// How often sockets are looked at whose answers have not been taken.
+const TAKEN_LOOK: Duration = Duration::from_millis(100);
+
+/// What is to be closed.
+enum Closing {
+    Now(OwnedFd),
+    /// Once the tenant has taken what was sent.
+    WhenTaken(Socket, Vec<Charge>),
+}
+
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Closer {
-    queue: OnceLock<Option<mpsc::Sender<OwnedFd>>>,
+    queue: OnceLock<Option<mpsc::Sender<Closing>>>,
     backlog: Arc<Mutex<Backlog>>,
 }
 
@@ -42,10 +60,22 @@ impl Closer {
         }
         drop(backlog);
         // Where the kernel refuses a thread there is nobody but the caller.
-        match queue.as_ref().map(|queue| queue.send(fd.into())) {
+        match queue.as_ref().map(|queue| queue.send(Closing::Now(fd.into()))) {
             Some(Ok(())) => {}
             Some(Err(_)) | None => lock(&self.backlog).closed(),
         }
+    }
+
+    /// Ends a connection, and closes its socket when the tenant has taken the descriptors that it was sent. `sent` is charged
+    /// until then.
+    pub fn close_when_taken(&self, socket: Socket, sent: Vec<Charge>) {
+        if sent.is_empty() || socket.is_taken() {
+            return self.close_later(socket);
+        }
+        socket.shut_down();
+        let queue = self.queue.get_or_init(|| start(Arc::clone(&self.backlog)).ok());
+        // Without a thread it is closed here, and the charges return too early.
+        let _ = queue.as_ref().map(|queue| queue.send(Closing::WhenTaken(socket, sent)));
     }
 
     /// Whether many have waited for so long that no more may be taken from this tenant.
@@ -75,12 +105,26 @@ fn lock(backlog: &Mutex<Backlog>) -> MutexGuard<'_, Backlog> {
     backlog.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn start(backlog: Arc<Mutex<Backlog>>) -> std::io::Result<mpsc::Sender<OwnedFd>> {
-    let (sender, receiver) = mpsc::channel::<OwnedFd>();
+fn start(backlog: Arc<Mutex<Backlog>>) -> std::io::Result<mpsc::Sender<Closing>> {
+    let (sender, receiver) = mpsc::channel::<Closing>();
     std::thread::Builder::new().name("mccs-closer".into()).spawn(move || {
-        for fd in receiver {
-            drop(fd);
-            lock(&backlog).closed();
+        let mut untaken: Vec<(Socket, Vec<Charge>)> = Vec::new();
+        loop {
+            let next = if untaken.is_empty() {
+                receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else {
+                receiver.recv_timeout(TAKEN_LOOK)
+            };
+            match next {
+                Ok(Closing::Now(fd)) => {
+                    drop(fd);
+                    lock(&backlog).closed();
+                }
+                Ok(Closing::WhenTaken(socket, sent)) => untaken.push((socket, sent)),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            untaken.retain(|(socket, _)| !socket.is_taken());
         }
     })?;
     Ok(sender)

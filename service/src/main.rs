@@ -1,6 +1,7 @@
 //! The daemon.
 
 use std::ffi::OsString;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -14,6 +15,7 @@ use mccs_service::controller::basis::{Basis, Text};
 use mccs_service::default_quotas::HostResources;
 use mccs_service::devices::cuda::{MPS_VARIABLE, QUEUES_MAX, QUEUES_VARIABLE};
 use mccs_service::engines::controller::ControllerSettings;
+use mccs_service::memory::mappings_of_tenants;
 use mccs_service::service::{CudaUse, Service, Settings};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
@@ -42,7 +44,8 @@ fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("mccs-service: {}", in_words(error.as_ref()));
+            // Where nobody reads it, nothing is left to do about it.
+            let _ = writeln!(std::io::stderr(), "mccs-service: {}", in_words(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -83,11 +86,72 @@ fn stay_out_of_mps(runtime_dir: &Path) -> Option<OsString> {
     named
 }
 
-/// Each session and flow has descriptors, and the limit that processes begin with is often 1,024.
-fn raise_descriptor_limit() {
-    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // Where it is refused, sessions are when they are too many.
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+/// Each session and flow has descriptors, and RDMA devices lock memory; the limits that processes begin with are often low.
+fn raise_limits() {
+    for resource in [Resource::RLIMIT_NOFILE, Resource::RLIMIT_MEMLOCK] {
+        if let Ok((_, most)) = getrlimit(resource) {
+            // Where it is refused, sessions are when they are too many.
+            let _ = setrlimit(resource, most, most);
+        }
+    }
+}
+
+/// Descriptors below which the log warns: some hundred sessions, flows, and GPUs' memory.
+const DESCRIPTORS_FEW: u64 = 4096;
+
+/// Tells what the kernel allows this process.
+fn tell_limits() {
+    let of = |resource| getrlimit(resource).map_or(0, |(soft, _)| soft);
+    let in_words =
+        |limit: u64| if limit == nix::libc::RLIM_INFINITY { "unlimited".to_owned() } else { limit.to_string() };
+    let (descriptors, locked_bytes) = (of(Resource::RLIMIT_NOFILE), in_words(of(Resource::RLIMIT_MEMLOCK)));
+    let (mappings, oom_score_adj) = (mappings_of_tenants(), oom_score_adj());
+    tracing::info!(
+        descriptors = in_words(descriptors),
+        locked_bytes,
+        mappings,
+        oom_score_adj,
+        "limits of this process"
+    );
+    if descriptors < DESCRIPTORS_FEW {
+        tracing::warn!(
+            descriptors,
+            "few descriptors: sessions will be refused early; set LimitNOFILE= in the unit, or raise `ulimit -Hn`"
+        );
+    }
+}
+
+const OOM_SCORE_ADJ: &str = "/proc/self/oom_score_adj";
+/// Below all jobs, and not beyond the kernel's reach: if the service itself took all memory it has to go.
+const OOM_SCORE_WANTED: i32 = -900;
+
+fn oom_score_adj() -> i32 {
+    std::fs::read_to_string(OOM_SCORE_ADJ).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+/// All jobs' shared pages count as the service's, so that the kernel would end it first when memory runs out, and all jobs with it.
+fn survive_others() {
+    if oom_score_adj() <= OOM_SCORE_WANTED {
+        return;
+    }
+    if let Err(error) = std::fs::write(OOM_SCORE_ADJ, OOM_SCORE_WANTED.to_string()) {
+        tracing::warn!(
+            %error,
+            "cannot lower {OOM_SCORE_ADJ}: if the host runs out of memory the kernel may end the service before a job; set OOMScoreAdjust={OOM_SCORE_WANTED} in its unit"
+        );
+    }
+}
+
+/// Waits for a signal that ends the service.
+fn wait_for_the_end(signals: &SigSet) -> anyhow::Result<Signal> {
+    loop {
+        match signals.wait().context("cannot wait for signals")? {
+            Signal::SIGHUP => tracing::info!(
+                "SIGHUP changes nothing: service.toml is read at the start alone, policy and topology are followed without a signal, and the log \
+                 is standard error"
+            ),
+            signal => return Ok(signal),
+        }
     }
 }
 
@@ -124,7 +188,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     let mps = stay_out_of_mps(&config.runtime_dir());
-    raise_descriptor_limit();
+    raise_limits();
     if arguments.print_config {
         print!("{}{}", config.to_toml(), default_quotas(&config));
         return Ok(());
@@ -132,9 +196,11 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     end_with_any_thread();
     let level = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    tracing_subscriber::fmt().with_env_filter(level).with_ansi(colours).with_writer(std::io::stderr).init();
+    // A log that cannot be written (a full disk, a reader that has gone) is no reason to end jobs.
+    let log = tracing_subscriber::fmt().with_env_filter(level).with_ansi(colours).log_internal_errors(false);
+    log.with_writer(std::io::stderr).init();
     // Blocked before any thread starts, so that all threads inherit it and only the wait below sees them.
-    let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM]);
+    let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
     signals.thread_block().context("cannot block signals")?;
     let settings = Settings::from_config(&config);
     if let Some(mps) = mps.filter(|_| settings.cuda != CudaUse::Off) {
@@ -144,15 +210,19 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
              what the service does on every GPU until it starts anew; without the variable it is no client (docs/CUDA.md)"
         );
     }
+    survive_others();
+    tell_limits();
     let service = Service::start(&settings)?;
     for tenant in &settings.tenants {
         tracing::info!(tenant = tenant.name, socket = %tenant.socket.display(), "listening");
     }
     tracing::info!(control = %settings.control_socket.display(), tenants = settings.tenants.len(), "listening");
     // The launcher, and anybody else who starts a service, waits for this line.
-    println!("mccs-service ready");
+    if let Err(error) = writeln!(std::io::stdout(), "mccs-service ready") {
+        tracing::warn!(%error, "standard output cannot be written: whoever waits there does not hear that the service is ready");
+    }
     tell_manager(NotifyState::Ready);
-    let signal = signals.wait().context("cannot wait for signals")?;
+    let signal = wait_for_the_end(&signals)?;
     tracing::info!(%signal, "stopping");
     tell_manager(NotifyState::Stopping);
     drop(service);

@@ -56,23 +56,63 @@ pub fn descriptors_of_tenant() -> u64 {
     })
 }
 
+/// Descriptors that may be on their way to a tenant's processes: a sixteenth of what the kernel allows those of a user, and no
+/// fewer than some connections at once bring.
+#[must_use]
+pub fn sent_descriptors_of_tenant() -> u64 {
+    static LIMIT: OnceLock<u64> = OnceLock::new();
+    *LIMIT.get_or_init(|| {
+        let all = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
+        (all / 16).clamp(32, 4096)
+    })
+}
+
+/// Whose pages a region's are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pages {
+    /// The service's, which made the memory: they go with the region, whoever holds the descriptor.
+    Service,
+    /// The tenant's, which registered it, and keeps it.
+    Tenant,
+}
+
+/// Memory on its way out, with what its tenant is charged for it until it is gone.
+struct Leaving {
+    mapping: Mapping,
+    pages: Pages,
+    charges: [Charge; 2],
+}
+
+impl Leaving {
+    fn end(self) {
+        let Leaving { mapping, pages, charges } = self;
+        if pages == Pages::Service {
+            mapping.give_back();
+        }
+        drop(mapping);
+        charges[0].tenant().note_leaving(-1);
+        drop(charges);
+    }
+}
+
 /// Memory that a tenant registered or the service allocated. Operations in flight keep it mapped.
 pub struct Region {
-    /// With what its tenant is charged until it is unmapped. `None` only while dropping.
-    mapping: Option<(Mapping, Charge)>,
+    /// `None` only while dropping.
+    memory: Option<Leaving>,
+    share: Share,
     bytes: u64,
     reaper: Reaper,
-    memory: Charge,
 }
 
 impl Region {
     /// Takes charge of a mapping, for whose bytes and number of mappings the tenant is charged.
     #[must_use]
-    pub fn new(mapping: Mapping, bytes: u64, [memory, mappings]: [Charge; 2], reaper: Reaper) -> Self {
+    pub fn new(mapping: Mapping, pages: Pages, bytes: u64, charges: [Charge; 2], reaper: Reaper) -> Self {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let start = mapping.as_ptr() as usize;
         MAPPED.write().unwrap_or_else(PoisonError::into_inner).insert(start, (bytes, number));
-        Region { mapping: Some((mapping, mappings)), bytes, reaper, memory }
+        let share = charges[0].tenant().share;
+        Region { memory: Some(Leaving { mapping, pages, charges }), share, bytes, reaper }
     }
 
     /// Usable bytes.
@@ -84,33 +124,35 @@ impl Region {
     /// Its tenant's part of engines that tenants share.
     #[must_use]
     pub fn share(&self) -> Share {
-        self.memory.tenant().share
+        self.share
     }
 
     /// Address of `len_bytes` bytes at `offset_bytes`, or `None` where they do not all lie inside.
     #[must_use]
     pub fn range(&self, offset_bytes: u64, len_bytes: u64) -> Option<*mut u8> {
         let end = offset_bytes.checked_add(len_bytes)?;
-        let (mapping, _) = self.mapping.as_ref()?;
-        (end <= self.bytes).then(|| mapping.as_ptr().wrapping_add(offset_bytes as usize))
+        let memory = self.memory.as_ref()?;
+        (end <= self.bytes).then(|| memory.mapping.as_ptr().wrapping_add(offset_bytes as usize))
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if let Some((mapping, charge)) = self.mapping.take() {
+        if let Some(memory) = self.memory.take() {
             // Before it is unmapped: afterwards another region may be mapped there.
-            MAPPED.write().unwrap_or_else(PoisonError::into_inner).remove(&(mapping.as_ptr() as usize));
+            let start = memory.mapping.as_ptr() as usize;
+            MAPPED.write().unwrap_or_else(PoisonError::into_inner).remove(&start);
             GONE.fetch_add(1, Ordering::Release);
-            self.reaper.unmap_later(mapping, charge);
+            memory.charges[0].tenant().note_leaving(1);
+            self.reaper.end_later(memory);
         }
     }
 }
 
 /// Unmaps memory on a thread of its own: giving gigabytes back takes the kernel a good part of a second, and engines
-/// must not wait for it. What waits for that still counts against its tenant's mappings.
+/// must not wait for it. What waits for that still counts against its tenant's quotas.
 #[derive(Clone)]
-pub struct Reaper(mpsc::Sender<(Mapping, Charge)>);
+pub struct Reaper(mpsc::Sender<Leaving>);
 
 impl Reaper {
     /// Starts the thread; it ends when the last clone and the last region are gone.
@@ -118,14 +160,15 @@ impl Reaper {
     /// # Errors
     /// The kernel's refusal of a thread.
     pub fn start() -> std::io::Result<Self> {
-        // The mapping comes first in what is dropped, and goes first.
-        let (sender, receiver) = mpsc::channel::<(Mapping, Charge)>();
-        std::thread::Builder::new().name("mccs-reaper".into()).spawn(move || receiver.iter().for_each(drop))?;
+        let (sender, receiver) = mpsc::channel::<Leaving>();
+        std::thread::Builder::new().name("mccs-reaper".into()).spawn(move || receiver.iter().for_each(Leaving::end))?;
         Ok(Reaper(sender))
     }
 
-    fn unmap_later(&self, mapping: Mapping, charge: Charge) {
-        // The thread lives as long as any sender does, so this cannot fail; if it did, the mapping would drop here.
-        let _ = self.0.send((mapping, charge));
+    fn end_later(&self, memory: Leaving) {
+        // The thread lives as long as any sender does, so this cannot fail; if it did, it would end here.
+        if let Err(mpsc::SendError(memory)) = self.0.send(memory) {
+            memory.end();
+        }
     }
 }

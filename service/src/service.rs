@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ use crate::engines::daemon::{Acceptor, Admission, GpuProxy, Proxies, SessionFact
 use crate::engines::exchange::{EventSink, start_exchange};
 use crate::engines::metrics::start_metrics;
 use crate::engines::proxy::{Cluster, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, Timeouts};
+use crate::engines::sockets::SocketWatch;
 use crate::engines::transport::links::Ways;
 use crate::engines::transport::path_words::PathWords;
 use crate::engines::transport::{TRANSPORTS_MAX, TransportPool};
@@ -155,15 +156,20 @@ impl Service {
             proxies: Arc::clone(&proxies),
             registry: Arc::clone(&registry),
             reaper: Reaper::start()?,
+            log_budget: Mutex::default(),
         });
+        let mut watch = SocketWatch::default();
         for (socket, admissions) in admissions(&settings.tenants, &proxies) {
             admissions.iter().for_each(|admission| registry.add_tenant(Arc::clone(&admission.tenant)));
             let listener = listen(socket, 0o666)?;
+            watch.add(socket);
             let name = socket.display().to_string();
             let factory = Arc::clone(&factory);
             runtimes.start_engine(control_runtime, |_| Box::new(Acceptor::new(listener, name, admissions, factory)))?;
         }
         let listener = listen(&settings.control_socket, 0o600)?;
+        watch.add(&settings.control_socket);
+        runtimes.start_engine(control_runtime, |_| Box::new(watch))?;
         let overseer = Overseer {
             host: settings.name.clone(),
             since: Instant::now(),
@@ -351,11 +357,30 @@ fn admissions<'a>(tenants: &'a [TenantSettings], proxies: &Proxies) -> Vec<(&'a 
     sockets
 }
 
+/// Refuses a folder in which somebody else could put another socket in the place of ours.
+fn check_owner(directory: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    const STICKY: u32 = 0o1000;
+    const WRITABLE_BY_ALL: u32 = 0o002;
+    let metadata = std::fs::metadata(directory).with_context(|| format!("cannot look at {}", directory.display()))?;
+    let (own, owner, directory) = (nix::unistd::geteuid().as_raw(), metadata.uid(), directory.display());
+    anyhow::ensure!(
+        owner == own || owner == 0,
+        "{directory} belongs to user {owner}, who could put another socket there: remove it, or set service.runtime_dir to a folder of user {own}"
+    );
+    anyhow::ensure!(
+        metadata.mode() & WRITABLE_BY_ALL == 0 || metadata.mode() & STICKY != 0,
+        "every user may replace files in {directory}: take the permission away (chmod o-w), or set service.runtime_dir to another folder"
+    );
+    Ok(())
+}
+
 /// Listens on a path, whose directory is made if it is missing.
 fn listen(path: &Path, mode: u32) -> anyhow::Result<Listener> {
     use std::os::unix::fs::PermissionsExt;
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        check_owner(directory)?;
     }
     let listener = Listener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))

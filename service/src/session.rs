@@ -41,6 +41,16 @@ pub struct Session {
     pub counters: SessionCounters,
     /// Asked once: a look at /proc.
     opens: OnceLock<Opens>,
+    /// Whether the segment's pages go with the session, whoever keeps its descriptor.
+    gives_back: AtomicBool,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if *self.gives_back.get_mut() {
+            self.segment.give_back();
+        }
+    }
 }
 
 /// What the GPUs' driver opens in one process that another has named to it by a handle, as decision 039 has seen it.
@@ -111,6 +121,7 @@ impl Session {
             waker,
             counters: SessionCounters::default(),
             opens: OnceLock::new(),
+            gives_back: AtomicBool::new(false),
         }
     }
 
@@ -143,6 +154,12 @@ impl Session {
                     && has_our_shared_memory(self.peer.pid),
             })
         })
+    }
+
+    /// The tenant has gone, or is not to be trusted: the segment's pages go when the last operation has ended. When it is the service
+    /// that goes they stay, so that a tenant reads how far it came.
+    pub fn give_back_segment(&self) {
+        self.gives_back.store(true, Ordering::Relaxed);
     }
 
     /// Operations taken from the ring that have not ended.

@@ -12,7 +12,7 @@ use mccs_ipc::types::UniqueId;
 use crate::closer::Closer;
 use crate::default_quotas::QuotaOrigins;
 use crate::engines::transport::pace::SharedBucket;
-use crate::memory::descriptors_of_tenant;
+use crate::memory::{descriptors_of_tenant, sent_descriptors_of_tenant};
 use crate::runtime::Share;
 use crate::telemetry::traffic::TenantTraffic;
 
@@ -84,6 +84,9 @@ pub struct Tenant {
     imports: AtomicU64,
     mapped_bytes: AtomicU64,
     descriptors: AtomicU64,
+    sent_descriptors: AtomicU64,
+    /// Regions that are freed and not gone yet: what they are charged for comes back in a moment.
+    leaving: AtomicU64,
 }
 
 /// What a [`Charge`] counts.
@@ -107,6 +110,8 @@ pub enum Resource {
     MappedBytes,
     /// Descriptors of segments of GPU memory that are not imported yet.
     Descriptors,
+    /// Descriptors that its processes have been sent and have not taken.
+    SentDescriptors,
 }
 
 /// Most [`Resource::Imports`] of a tenant: more than programs have, and few enough for the driver.
@@ -124,6 +129,7 @@ impl Resource {
             Resource::Imports => "open registrations of GPU memory",
             Resource::MappedBytes => "mapped bytes of GPU memory",
             Resource::Descriptors => "descriptors of GPU memory",
+            Resource::SentDescriptors => "descriptors sent to its processes, which have not taken them,",
         }
     }
 
@@ -136,6 +142,7 @@ impl Resource {
             Resource::Communicators | Resource::Ranks => raise("max_communicators"),
             Resource::Mappings => "raise vm.max_map_count, which the service divides among tenants".into(),
             Resource::Descriptors => "raise the service's limit of open files (LimitNOFILE)".into(),
+            Resource::SentDescriptors => "its processes read their answers late".into(),
             Resource::Imports => "free some of the registered memory".into(),
             Resource::MappedBytes => "it is what the GPUs have: free some of the registered memory".into(),
         }
@@ -234,6 +241,8 @@ impl Tenant {
             imports: AtomicU64::new(0),
             mapped_bytes: AtomicU64::new(0),
             descriptors: AtomicU64::new(0),
+            sent_descriptors: AtomicU64::new(0),
+            leaving: AtomicU64::new(0),
         })
     }
 
@@ -263,6 +272,7 @@ impl Tenant {
             Resource::Imports => (&self.imports, IMPORTS_MAX),
             Resource::MappedBytes => (&self.mapped_bytes, u64::MAX),
             Resource::Descriptors => (&self.descriptors, descriptors_of_tenant()),
+            Resource::SentDescriptors => (&self.sent_descriptors, sent_descriptors_of_tenant()),
         }
     }
 
@@ -277,6 +287,17 @@ impl Tenant {
         };
         let (tenant, what, remedy) = (&self.name, resource.name(), resource.remedy());
         format!("a session of tenant {tenant} has at most {limit} {what}; {remedy}")
+    }
+
+    /// Counts regions that are on their way out.
+    pub(crate) fn note_leaving(&self, by: i64) {
+        self.leaving.fetch_add(by as u64, Ordering::AcqRel);
+    }
+
+    /// Whether some memory is freed and not gone yet: a quota that is used up now may not be in a moment.
+    #[must_use]
+    pub fn is_memory_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire) > 0
     }
 
     /// How much is in use now.

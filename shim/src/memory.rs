@@ -217,6 +217,8 @@ pub(crate) unsafe fn register(client: &Client, ptr: *mut u8, bytes: usize) -> Re
     let fd = fd.map_err(system("make a memfd"))?;
     nix::unistd::ftruncate(&fd, bytes as i64).map_err(system("size a memfd"))?;
     mccs_ipc::shm::seal(&fd).map_err(|error| Error::System(error.to_string()))?;
+    // The service takes no memory whose pages it would have to make.
+    mccs_ipc::shm::make_whole(&fd, bytes as u64).map_err(|error| Error::System(error.to_string()))?;
     let inode = nix::sys::stat::fstat(&fd).map_err(system("look at a memfd"))?.st_ino;
     // The service first: if it refuses, nothing has happened to the caller's memory.
     let handle = register_with_service(client, fd.as_fd(), bytes as u64)?;

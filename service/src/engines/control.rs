@@ -31,6 +31,10 @@ const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 const DRAIN_REASON_CHARS_MAX: usize = 200;
 /// What the listener is called among the descriptors.
 const LISTENER_TOKEN: u64 = u64::MAX;
+/// How long an operator may take to ask, or to read a part of the answer.
+const STEP_WITHIN: Duration = Duration::from_secs(10);
+/// The same where others wait to be accepted.
+const STEP_WITHIN_CROWDED: Duration = Duration::from_secs(1);
 /// Answers of other engines that may wait: each connection asks once, and some go before they are answered.
 const REPLIES_MAX: usize = 1024;
 
@@ -44,6 +48,8 @@ struct Connection {
     /// Goes with the first part of the answer.
     memory: Option<OwnedFd>,
     stage: Stage,
+    /// When it last did something.
+    since: Instant,
 }
 
 /// How far a request is.
@@ -58,7 +64,19 @@ enum Stage {
 }
 
 impl Connection {
+    /// How far it is, to see whether it moves.
+    fn progress(&self) -> (bool, usize, usize, Stage) {
+        (self.greeted, self.request.len(), self.answer.len(), self.stage)
+    }
+
+    /// When it has taken too long; never while another engine works on its answer.
+    fn deadline(&self, is_crowded: bool) -> Option<Instant> {
+        let within = if is_crowded { STEP_WITHIN_CROWDED } else { STEP_WITHIN };
+        (self.stage != Stage::Waiting).then(|| self.since + within)
+    }
+
     fn set_answer(&mut self, answer: &ControlAnswer) {
+        self.since = Instant::now();
         self.answer = chunks(&serde_json::to_vec(answer).unwrap_or_default()).into();
         self.stage = Stage::Answered;
     }
@@ -156,7 +174,8 @@ impl ControlEngine {
         }
         if self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, self.next)).is_ok() {
             let (request, answer, stage) = (Vec::new(), VecDeque::new(), Stage::Asking);
-            let connection = Connection { socket, uid: peer.uid, greeted: false, request, answer, memory: None, stage };
+            let connection =
+                Connection { socket, uid: peer.uid, greeted: false, request, answer, memory: None, stage, since: now };
             self.connections.insert(self.next, connection);
             self.next += 1;
         }
@@ -429,12 +448,17 @@ impl Engine for ControlEngine {
                 connection.set_answer(&answer);
             }
         }
+        let is_crowded = self.connections.len() >= CONNECTIONS_MAX;
         for (number, mut connection) in std::mem::take(&mut self.connections) {
-            let before = (connection.greeted, connection.request.len(), connection.answer.len());
-            if self.serve(number, &mut connection).is_ok() {
+            let before = connection.progress();
+            let is_kept = self.serve(number, &mut connection).is_ok();
+            if before != connection.progress() {
+                connection.since = cx.now;
+            }
+            // Who says nothing keeps nobody else out.
+            if is_kept && connection.deadline(is_crowded).is_none_or(|deadline| cx.now < deadline) {
                 // A reader that is slower than its answer keeps the engine awake: at most the few that may connect.
-                busy |= before != (connection.greeted, connection.request.len(), connection.answer.len())
-                    || !connection.answer.is_empty();
+                busy |= before != connection.progress() || !connection.answer.is_empty();
                 self.connections.insert(number, connection);
             } else {
                 let _ = self.epoll.delete(&connection.socket);
@@ -442,7 +466,9 @@ impl Engine for ControlEngine {
             }
         }
         self.listen();
-        let wake_at = [self.tracing_until, self.deaf_until].into_iter().flatten().min();
+        let is_crowded = self.connections.len() >= CONNECTIONS_MAX;
+        let deadlines = self.connections.values().map(|connection| connection.deadline(is_crowded));
+        let wake_at = deadlines.chain([self.tracing_until, self.deaf_until]).flatten().min();
         if busy { Progress::Busy } else { Progress::Idle { wake_at } }
     }
 
@@ -555,6 +581,27 @@ mod tests {
             bed.settle(|_| true);
         }
         late.join().expect("let in");
+    }
+
+    #[test]
+    fn who_says_nothing_keeps_nobody_out() {
+        let mut bed = Bed::new();
+        let silent: Vec<_> = (0..CONNECTIONS_MAX).map(|_| connected(&mut bed, |_| ())).collect();
+        let now = Instant::now();
+        bed.engine.poll(&Context::new(now, 64));
+        assert_eq!(bed.engine.connections.len(), CONNECTIONS_MAX, "they have only just come");
+        let later = now + 2 * STEP_WITHIN_CROWDED;
+        bed.engine.poll(&Context::new(later, 64));
+        assert!(bed.engine.connections.is_empty());
+        drop(silent);
+        // One alone has longer.
+        let one = connected(&mut bed, |_| ());
+        let now = Instant::now();
+        bed.engine.poll(&Context::new(now + 2 * STEP_WITHIN_CROWDED, 64));
+        assert_eq!(bed.engine.connections.len(), 1);
+        bed.engine.poll(&Context::new(now + 2 * STEP_WITHIN, 64));
+        assert!(bed.engine.connections.is_empty());
+        drop(one);
     }
 
     #[test]

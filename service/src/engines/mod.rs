@@ -6,4 +6,5 @@ pub mod daemon;
 pub mod exchange;
 pub mod metrics;
 pub mod proxy;
+pub mod sockets;
 pub mod transport;

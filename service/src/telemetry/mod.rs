@@ -138,6 +138,13 @@ impl TenantBoard {
     }
 }
 
+impl Drop for TenantBoard {
+    fn drop(&mut self) {
+        // Ranks may keep the descriptor; the charge goes.
+        self.board.give_back();
+    }
+}
+
 impl std::ops::Deref for TenantBoard {
     type Target = Board;
 

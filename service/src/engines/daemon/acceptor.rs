@@ -1,25 +1,26 @@
 //! The engine that accepts connections on a socket, and makes a session of each.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use mccs_ipc::command::{Command, Completion};
-use mccs_ipc::handshake::{Listener, PeerCredentials, Socket};
+use mccs_ipc::handshake::{Listener, PeerCredentials, Socket, SocketError};
 use mccs_ipc::protocol::{Response, ResponseEnvelope, SegmentLayout};
 use mccs_ipc::queue::{Consumer, Producer, ring_bytes};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::{Doorbell, StreamWord};
 use mccs_ipc::types::ErrorClass;
+use nix::sys::resource::{Resource as Limit, getrlimit};
 
 use super::{HELLO_WITHIN, Proxies, SLOW_TO_CLOSE, SessionEngine, State, Tables, TenantLanes, TenantSocket};
 use crate::closer::Closer;
 use crate::memory::Reaper;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Runtimes, WakerSlot};
 use crate::session::Session;
-use crate::telemetry::Registry;
+use crate::telemetry::{LogBudget, Registry};
 use crate::tenants::{Resource, Tenant};
 
 /// Answers that may wait at a session's engine besides two for each communicator of its tenant's quota: for the leaves, joins and aborts that it
@@ -56,6 +57,8 @@ pub struct SessionFactory {
     pub registry: Arc<Registry>,
     /// Unmaps what they leave.
     pub reaper: Reaper,
+    /// Tenants cause these lines.
+    pub log_budget: Mutex<LogBudget>,
 }
 
 fn layout(limits: &SessionLimits, words: u32) -> SegmentLayout {
@@ -79,7 +82,8 @@ impl SessionFactory {
         self.registry.sessions().iter().any(|session| (session.peer.pid, session.peer.uid) == (peer.pid, peer.uid))
     }
 
-    fn start(&self, socket: Socket, peer: PeerCredentials, admission: &Admission) -> anyhow::Result<()> {
+    /// Makes a session of a connection; or tells it why there is none.
+    fn start(&self, socket: Socket, peer: PeerCredentials, admission: &Admission) {
         let tenant = Arc::clone(&admission.tenant);
         let socket = TenantSocket::new(socket, Arc::clone(&tenant));
         let charge = match tenant.charge(Resource::Sessions, 1) {
@@ -87,15 +91,19 @@ impl SessionFactory {
             Err(error) => {
                 self.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
                 refuse(&socket, ErrorClass::InvalidUsage, &error.to_string());
-                return Ok(());
+                return;
             }
         };
         let layout = layout(&self.limits, tenant.quota.streams);
-        let (segment_fd, segment) = Mapping::create("mccs-session", layout.segment_bytes)?;
-        let segment = Arc::new(segment);
-        let commands = Consumer::new(Arc::clone(&segment), layout.commands_offset, layout.commands_capacity)?;
-        let completions = Producer::new(Arc::clone(&segment), layout.completions_offset, layout.completions_capacity)?;
-        let doorbell = Doorbell::new()?;
+        let parts = match Parts::make(&layout) {
+            Ok(parts) => parts,
+            Err(error) => {
+                let message = format!("the service cannot make a session: {error}; {}", descriptor_limit());
+                self.cannot(&message, peer);
+                return refuse(&socket, ErrorClass::System, &message);
+            }
+        };
+        let Parts { segment_fd, segment, commands, completions, doorbell } = parts;
         // A communicator may be aborted while a rank leaves it.
         let replies = Mailbox::new(2 * tenant.quota.ranks_of_session() as usize + REPLIES_BESIDES);
         let waker: WakerSlot = replies.waker().clone();
@@ -129,6 +137,7 @@ impl SessionFactory {
             outbox: VecDeque::new(),
             registry: Arc::clone(&self.registry),
             reaper: self.reaper.clone(),
+            deferred: None,
             unsent: VecDeque::new(),
             unsent_since: None,
             is_deaf: false,
@@ -138,12 +147,47 @@ impl SessionFactory {
             opening: 0,
             _charge: charge,
         };
-        self.runtimes.start_engine(self.greeting_runtime, |own| {
+        let started = self.runtimes.start_engine(self.greeting_runtime, |own| {
             waker.set(own);
             Box::new(engine)
-        })?;
-        Ok(())
+        });
+        // The engine was dropped, and its socket has told that the service is stopping.
+        started.err().into_iter().for_each(|error| self.cannot(&format!("no engine for a session: {error}"), peer));
     }
+
+    /// Tells the operator that somebody was refused for want of something.
+    fn cannot(&self, message: &str, peer: PeerCredentials) {
+        self.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
+        let mut budget = self.log_budget.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(suppressed) = budget.take(Instant::now()) {
+            tracing::warn!(pid = peer.pid, uid = peer.uid, suppressed, "{message}");
+        }
+    }
+}
+
+/// What a session is made of, and the kernel may refuse.
+struct Parts {
+    segment_fd: OwnedFd,
+    segment: Arc<Mapping>,
+    commands: Consumer<Command>,
+    completions: Producer<Completion>,
+    doorbell: Doorbell,
+}
+
+impl Parts {
+    fn make(layout: &SegmentLayout) -> anyhow::Result<Self> {
+        let (segment_fd, segment) = Mapping::create("mccs-session", layout.segment_bytes)?;
+        let segment = Arc::new(segment);
+        let commands = Consumer::new(Arc::clone(&segment), layout.commands_offset, layout.commands_capacity)?;
+        let completions = Producer::new(Arc::clone(&segment), layout.completions_offset, layout.completions_capacity)?;
+        Ok(Parts { segment_fd, segment, commands, completions, doorbell: Doorbell::new()? })
+    }
+}
+
+/// How many descriptors the service may have, and where that is said.
+fn descriptor_limit() -> String {
+    let (soft, hard) = getrlimit(Limit::RLIMIT_NOFILE).unwrap_or((0, 0));
+    format!("it may have {soft} descriptors (RLIMIT_NOFILE; at most {hard} without LimitNOFILE= in its unit)")
 }
 
 /// Tells a connection that there is no session for it.
@@ -173,13 +217,19 @@ pub struct Acceptor {
     closer: Closer,
     /// Whether nobody is let in for now: who comes waits outside.
     is_paused: bool,
+    /// Given up for a moment when the process is out of descriptors, to tell who comes so.
+    spare: Option<OwnedFd>,
+}
+
+fn spare() -> Option<OwnedFd> {
+    std::fs::File::open("/dev/null").ok().map(OwnedFd::from)
 }
 
 impl Acceptor {
     /// Accepts for these tenants.
     #[must_use]
     pub fn new(listener: Listener, name: String, admissions: Vec<Admission>, factory: Arc<SessionFactory>) -> Self {
-        Acceptor { listener, name, admissions, factory, closer: Closer::default(), is_paused: false }
+        Acceptor { listener, name, admissions, factory, closer: Closer::default(), is_paused: false, spare: spare() }
     }
 
     fn admit(&self, socket: Socket, peer: PeerCredentials, now: Instant) {
@@ -205,9 +255,20 @@ impl Acceptor {
             tenant.closer.close_later(socket);
             return;
         }
-        if let Err(error) = self.factory.start(socket, peer, admission) {
-            tracing::debug!(%error, pid = peer.pid, "cannot start a session");
+        self.factory.start(socket, peer, admission);
+    }
+}
+
+impl Acceptor {
+    /// Tells whoever waits that the process has no descriptor for it, with one that was kept for this.
+    fn turn_away(&mut self, error: &SocketError) {
+        drop(self.spare.take());
+        if let Ok(Some((socket, peer))) = self.listener.accept() {
+            let message = format!("the service cannot accept a connection: {error}; {}", descriptor_limit());
+            self.factory.cannot(&message, peer);
+            refuse(&socket, ErrorClass::System, &message);
         }
+        self.spare = spare();
     }
 }
 
@@ -232,7 +293,8 @@ impl Engine for Acceptor {
                 Progress::Busy
             }
             Ok(None) => Progress::IDLE,
-            Err(_) => {
+            Err(error) => {
+                self.turn_away(&error);
                 self.is_paused = true;
                 Progress::Idle { wake_at: Some(cx.now + ACCEPT_AGAIN_AFTER) }
             }

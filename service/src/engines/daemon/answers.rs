@@ -34,34 +34,44 @@ impl SessionEngine {
         if self.is_deaf {
             return;
         }
-        let sent = if self.unsent.is_empty() { self.socket.send(&envelope, fds) } else { Err(SocketError::WouldBlock) };
+        let sent = if self.unsent.is_empty() { self.try_send(&envelope, fds) } else { Err(SocketError::WouldBlock) };
         match sent {
             Ok(()) => {}
-            Err(SocketError::WouldBlock) => match kept() {
+            Err(SocketError::WouldBlock | SocketError::TooManyDescriptors) => match kept() {
                 Ok(fds) => self.unsent.push_back((envelope, fds)),
-                Err(error) => self.hang_up(&error),
+                Err(error) => self.hang_up(&format!("an answer could not be kept: {error}")),
             },
             Err(SocketError::Closed) => self.is_deaf = true,
-            Err(error) => self.hang_up(&error),
+            Err(error) => self.hang_up(&format!("an answer could not be sent: {error}")),
         }
     }
 
-    /// A tenant that cannot be answered is as good as gone.
-    fn hang_up(&mut self, error: &dyn std::fmt::Display) {
-        tracing::debug!(session = self.session.id, %error, "cannot answer");
-        self.close();
+    /// Sends an answer, if its descriptors are within the tenant's share of those on their way.
+    fn try_send(&mut self, envelope: &ResponseEnvelope, fds: &[BorrowedFd<'_>]) -> Result<(), SocketError> {
+        if fds.is_empty() {
+            return self.socket.send(envelope, fds);
+        }
+        let charge = self.socket.charge_sent(fds.len())?;
+        self.socket.send(envelope, fds)?;
+        self.socket.note_sent(charge);
+        Ok(())
+    }
+
+    /// A tenant that cannot be answered is as good as gone. It is told why, if there is room.
+    fn hang_up(&mut self, reason: &str) {
+        self.fence(reason);
     }
 
     /// Sends answers that found no room before. Returns whether all are on their way.
     pub(super) fn send_unsent(&mut self, now: Instant) -> bool {
-        while let Some((envelope, fds)) = self.unsent.front() {
-            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-            match self.socket.send(envelope, &fds) {
-                Ok(()) => {
-                    self.unsent.pop_front();
-                    self.unsent_since = None;
-                }
-                Err(SocketError::WouldBlock) if now < *self.unsent_since.get_or_insert(now) + ANSWERED_WITHIN => {
+        while let Some((envelope, fds)) = self.unsent.pop_front() {
+            let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            match self.try_send(&envelope, &borrowed) {
+                Ok(()) => self.unsent_since = None,
+                Err(SocketError::WouldBlock | SocketError::TooManyDescriptors)
+                    if now < *self.unsent_since.get_or_insert(now) + ANSWERED_WITHIN =>
+                {
+                    self.unsent.push_front((envelope, fds));
                     return false;
                 }
                 Err(SocketError::Closed) => {
@@ -69,7 +79,10 @@ impl SessionEngine {
                     self.unsent.clear();
                 }
                 Err(error) => {
-                    self.hang_up(&error);
+                    let within = ANSWERED_WITHIN.as_secs();
+                    self.hang_up(&format!(
+                        "answers have not been taken for {within} s, or descriptors with them: {error}"
+                    ));
                     return true;
                 }
             }

@@ -26,7 +26,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::command::{Command, Opcode};
-use mccs_ipc::handshake::{Socket, has_ended, process};
+use mccs_ipc::handshake::{Socket, SocketError, has_ended, process};
 use mccs_ipc::protocol::{MAGIC, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout, VERSION};
 use mccs_ipc::queue::Consumer;
 use mccs_ipc::sync::Doorbell;
@@ -42,12 +42,21 @@ use crate::memory::Reaper;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Share};
 use crate::session::Session;
 use crate::telemetry::Registry;
-use crate::tenants::{Charge, Tenant};
+use crate::tenants::{Charge, Resource, Tenant};
 
 /// How long a new connection has to say hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
 /// What a tenant is told of whom the service can take no more descriptors.
 const SLOW_TO_CLOSE: &str = "descriptors that this tenant has sent take too long to close";
+/// Descriptors of a welcome: the segment's, the doorbell's, and the service's process.
+const WELCOME_FDS: usize = 3;
+const NO_HELLO: &str = "no hello has come within 5 s";
+const NO_ROOM_TO_WELCOME: &str =
+    "processes of this tenant have been sent as many descriptors as it may have on their way, and do not take them";
+/// What a tenant is told when the service ends.
+const STOPPING: &str = "the service is stopping";
+/// How soon it is looked whether descriptors that were sent have been taken.
+const TAKEN_AFTER: Duration = Duration::from_millis(10);
 /// How often a full socket is tried again.
 const ANSWER_AGAIN_AFTER: Duration = Duration::from_millis(1);
 /// How often the socket of a tenant of whom no request is read is looked at, for the end of its process.
@@ -91,6 +100,8 @@ pub struct SessionEngine {
     outbox: VecDeque<(Place, ProxyMessage)>,
     registry: Arc<Registry>,
     reaper: Reaper,
+    /// A request for memory that waits for what the tenant has freed to be gone, with its descriptor.
+    deferred: Option<(RequestEnvelope, Vec<OwnedFd>)>,
     /// Answers for which the socket had no room. While there are any, no request is read: so they are no more than the
     /// tenant's joins and aborts in progress, and what was parked.
     unsent: VecDeque<(ResponseEnvelope, Arc<[OwnedFd]>)>,
@@ -117,11 +128,43 @@ struct TenantSocket {
     /// The process that has connected, where the kernel can tell of its end: a child of it may have the socket, too.
     process: Option<OwnedFd>,
     tenant: Arc<Tenant>,
+    /// Descriptors that were sent, and may not have been taken.
+    sent: Vec<Charge>,
+    /// When to look whether they have been.
+    look_at: Option<Instant>,
 }
 
 impl TenantSocket {
     fn new(socket: Socket, tenant: Arc<Tenant>) -> Self {
-        TenantSocket { process: socket.peer_process(), socket: Some(socket), tenant }
+        TenantSocket { process: socket.peer_process(), socket: Some(socket), tenant, sent: Vec::new(), look_at: None }
+    }
+
+    /// Takes descriptors that are to be sent out of the tenant's share of those on their way.
+    fn charge_sent(&mut self, count: usize) -> Result<Charge, SocketError> {
+        if !self.sent.is_empty() && self.is_taken() {
+            self.sent.clear();
+        }
+        let charge = self.tenant.charge(Resource::SentDescriptors, count as u64);
+        charge.map_err(|_| SocketError::TooManyDescriptors)
+    }
+
+    fn note_sent(&mut self, charge: Charge) {
+        self.sent.push(charge);
+    }
+
+    /// Gives the tenant's share back once what was sent has been taken. Returns when to look again.
+    fn look_whether_taken(&mut self, now: Instant) -> Option<Instant> {
+        if self.sent.is_empty() {
+            return None;
+        }
+        if *self.look_at.get_or_insert(now + TAKEN_AFTER) <= now {
+            self.look_at = None;
+            if self.is_taken() {
+                self.sent.clear();
+                return None;
+            }
+        }
+        Some(self.look_at.unwrap_or(now + TAKEN_AFTER))
     }
 
     /// Whether the tenant's process has ended.
@@ -140,7 +183,10 @@ impl Deref for TenantSocket {
 
 impl Drop for TenantSocket {
     fn drop(&mut self) {
-        self.socket.take().into_iter().for_each(|socket| self.tenant.closer.close_later(socket));
+        let sent = std::mem::take(&mut self.sent);
+        if let Some(socket) = self.socket.take() {
+            self.tenant.closer.close_when_taken(socket, sent);
+        }
     }
 }
 
@@ -171,6 +217,9 @@ impl SessionEngine {
     fn fence(&mut self, reason: &str) {
         tracing::debug!(session = self.session.id, tenant = %self.session.tenant.name, pid = self.session.peer.pid, reason, "session fenced");
         let message = format!("the service ended this session: {reason}");
+        if matches!(self.state, State::Greeting { .. }) {
+            let _ = self.socket.send_hello(ErrorClass::InvalidUsage.to_wire());
+        }
         let response = Response::Error { class: ErrorClass::InvalidUsage, message };
         let _ = self.socket.send(&ResponseEnvelope { id: 0, response }, &[]);
         self.close();
@@ -179,6 +228,7 @@ impl SessionEngine {
     fn close(&mut self) {
         if !matches!(self.state, State::Closing) {
             self.state = State::Closing;
+            self.session.give_back_segment();
             let session = self.session.id;
             let has_sent = self.has_sent;
             let told = [Place::Host, Place::Gpus].into_iter().filter(|place| has_sent[*place as usize]);
@@ -186,21 +236,28 @@ impl SessionEngine {
         }
     }
 
-    fn greet(&mut self) {
+    /// Hears the hello, and welcomes the tenant. Returns whether it has to wait for room for the welcome's descriptors.
+    fn greet(&mut self) -> bool {
+        let Ok(charge) = self.socket.charge_sent(WELCOME_FDS) else { return true };
         let mut fds = Vec::new();
         let hello = self.socket.recv_hello_keeping(&mut fds);
         fds.into_iter().for_each(|fd| self.session.tenant.closer.close_later(fd));
         match hello {
             Ok(None) => {}
-            Ok(Some(hello)) if hello.magic == MAGIC && hello.version == VERSION => self.welcome(),
+            Ok(Some(hello)) if hello.magic == MAGIC && hello.version == VERSION => {
+                self.socket.note_sent(charge);
+                self.welcome();
+            }
             Ok(Some(hello)) => {
                 // The other side compares versions itself, and says what to do.
                 tracing::debug!(session = self.session.id, version = hello.version, "another version");
                 let _ = self.socket.send_hello(ErrorClass::InvalidUsage.to_wire());
                 self.close();
             }
-            Err(_) => self.close(),
+            Err(SocketError::Closed) => self.close(),
+            Err(error) => self.fence(&error.to_string()),
         }
+        false
     }
 
     fn welcome(&mut self) {
@@ -222,7 +279,11 @@ impl SessionEngine {
                 self.state = State::Serving;
                 self.session.waker.move_to(self.serving_runtime);
             }
-            Err(_) => self.close(),
+            Err(error) => {
+                // It has had its hello.
+                self.state = State::Serving;
+                self.fence(&format!("it could not be welcomed: {error}"));
+            }
         }
     }
 
@@ -313,12 +374,16 @@ impl Engine for SessionEngine {
         match self.state {
             State::Closing => return if flushed { Progress::Done } else { Progress::Busy },
             State::Greeting { deadline } => {
-                self.greet();
+                let waits_for_room = self.greet();
                 if matches!(self.state, State::Greeting { .. }) {
-                    if cx.now < deadline && !self.socket.is_orphaned() {
-                        return Progress::Idle { wake_at: Some(deadline) };
+                    if self.socket.is_orphaned() {
+                        self.close();
+                    } else if cx.now >= deadline {
+                        self.fence(if waits_for_room { NO_ROOM_TO_WELCOME } else { NO_HELLO });
+                    } else {
+                        let again = if waits_for_room { cx.now + ANSWER_AGAIN_AFTER } else { deadline };
+                        return Progress::Idle { wake_at: Some(again.min(deadline)) };
                     }
-                    self.close();
                 }
                 return Progress::Busy;
             }
@@ -335,10 +400,12 @@ impl Engine for SessionEngine {
             busy = true;
         }
         let answered = self.send_unsent(cx.now);
+        let look_at = self.socket.look_whether_taken(cx.now);
         if flushed {
             busy |= self.serve_ring(cx.budget);
             busy |= answered && self.serve_parked();
-            if answered && cx.is_readable && matches!(self.state, State::Serving) {
+            busy |= answered && self.serve_deferred();
+            if answered && self.deferred.is_none() && cx.is_readable && matches!(self.state, State::Serving) {
                 // What it sent before its end comes first.
                 let is_orphaned = self.socket.is_orphaned();
                 let any = self.serve_socket(cx.now, cx.budget);
@@ -353,17 +420,17 @@ impl Engine for SessionEngine {
         }
         if busy || !matches!(self.state, State::Serving) {
             Progress::Busy
-        } else if !answered {
+        } else if !answered || self.deferred.is_some() {
             Progress::Idle { wake_at: Some(cx.now + ANSWER_AGAIN_AFTER) }
         } else if self.is_crowded() {
             Progress::Idle { wake_at: Some(cx.now + GONE_WITHIN) }
         } else {
-            Progress::IDLE
+            Progress::Idle { wake_at: look_at }
         }
     }
 
     fn ignores_descriptors(&self) -> bool {
-        self.is_crowded() || !self.unsent.is_empty()
+        self.is_crowded() || !self.unsent.is_empty() || self.deferred.is_some()
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
@@ -386,6 +453,10 @@ impl Engine for SessionEngine {
 
 impl Drop for SessionEngine {
     fn drop(&mut self) {
+        if matches!(self.state, State::Serving) {
+            let response = Response::Error { class: ErrorClass::System, message: STOPPING.to_owned() };
+            let _ = self.socket.send(&ResponseEnvelope { id: 0, response }, &[]);
+        }
         self.registry.remove_session(self.session.id);
     }
 }

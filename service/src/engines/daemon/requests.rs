@@ -10,7 +10,7 @@ use std::time::Instant;
 use mccs_ipc::direct::{CommPart, Execution, GpuUuid};
 use mccs_ipc::handshake::SocketError;
 use mccs_ipc::protocol::{GPU_SEGMENTS_MAX, Request, RequestEnvelope, Response};
-use mccs_ipc::shm::Mapping;
+use mccs_ipc::shm::{Mapping, ShmError, is_whole};
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 
 use super::proxies::{GpuProxy, Place};
@@ -20,7 +20,7 @@ use crate::devices::cuda::{GpuRegion, Importer, RegionRefused, Segment, SegmentR
 use crate::devices::{OpenPart, OpenedPart};
 use crate::engines::proxy::{JoinRequest, ProxyMessage, ProxyReply, StreamGate};
 use crate::exchange::protocol::Name;
-use crate::memory::Region;
+use crate::memory::{Pages, Region};
 use crate::tenants::{Resource, SessionResource};
 
 /// Most requests that wait for commands before them; the rest waits in the socket. Covers a tenant that lets go of all it
@@ -41,7 +41,7 @@ impl SessionEngine {
             if !matches!(self.state, State::Serving) || !self.outbox.is_empty() {
                 return true;
             }
-            if self.is_crowded() {
+            if self.is_crowded() || self.deferred.is_some() {
                 return served > 0;
             }
             let closer = &self.session.tenant.closer;
@@ -267,17 +267,22 @@ impl SessionEngine {
             .and_then(|memory| Ok([memory, charge(Resource::Mappings, Mapping::count(bytes))?]));
         let charges = match charges {
             Ok(charges) => charges,
+            Err(_) if self.session.tenant.is_memory_leaving() => return self.defer(id, bytes, foreign),
             Err(error) => return self.refuse(id, ErrorClass::InvalidUsage, error.to_string()),
         };
+        let pages = if foreign.is_some() { Pages::Tenant } else { Pages::Service };
         let mapped = match foreign {
-            Some(fd) => Mapping::map(fd, bytes).map(|mapping| (None, mapping)),
+            Some(fd) => Mapping::map(fd, bytes).and_then(|mapping| match is_whole(fd, bytes)? {
+                true => Ok((None, mapping)),
+                false => Err(ShmError::Sparse),
+            }),
             None => Mapping::create("mccs-region", bytes).map(|(fd, mapping)| (Some(fd), mapping)),
         };
         let (fd, mapping) = match mapped {
             Ok(mapped) => mapped,
             Err(error) => return self.refuse(id, ErrorClass::InvalidArgument, error.to_string()),
         };
-        let region = Arc::new(Region::new(mapping, bytes, charges, self.reaper.clone()));
+        let region = Arc::new(Region::new(mapping, pages, bytes, charges, self.reaper.clone()));
         match self.tables.regions.insert(region) {
             Ok(region) => {
                 let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
@@ -288,6 +293,26 @@ impl SessionEngine {
                 self.refuse(id, ErrorClass::InvalidUsage, message);
             }
         }
+    }
+
+    /// Asks again in a moment: memory that the tenant has freed is still counted.
+    fn defer(&mut self, id: u64, bytes: u64, foreign: Option<BorrowedFd<'_>>) {
+        let request = match foreign {
+            Some(_) => Request::RegisterMemory { bytes },
+            None => Request::AllocMemory { bytes },
+        };
+        match foreign.map(|fd| fd.try_clone_to_owned()).transpose() {
+            Ok(fd) => self.deferred = Some((RequestEnvelope { id, request }, fd.into_iter().collect())),
+            Err(error) => self.refuse(id, ErrorClass::System, format!("the service cannot keep a descriptor: {error}")),
+        }
+    }
+
+    /// Asks again what was deferred. Returns whether it was answered.
+    pub(super) fn serve_deferred(&mut self) -> bool {
+        let Some((envelope, mut fds)) = self.deferred.take() else { return false };
+        self.serve(envelope, &mut fds);
+        fds.into_iter().for_each(|fd| self.session.tenant.closer.close_later(fd));
+        self.deferred.is_none()
     }
 
     /// Keeps segments for the region that they are going to be, or drops all there are.

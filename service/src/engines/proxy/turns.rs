@@ -90,3 +90,200 @@ impl ProxyEngine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
+
+    use super::super::{
+        Action, JoinRequest, Operand, Operation, PROXY_LANE_MAX, ProxyReply, RoundState, Scalar, Timeouts,
+    };
+    use super::*;
+    use crate::collective::{Choice, CostModel, Schedule, Strategy};
+    use crate::devices::{Device, FarPair, Launched, Network, Tag};
+    use crate::engines::transport::{TransportHandle, TransportMessage};
+    use crate::plans::ScheduleCache;
+    use crate::runtime::{Engine as _, LaneSender, Lanes, Mailbox, Sender};
+    use crate::session::Session;
+    use crate::telemetry::Registry;
+    use crate::tenants::tests::quota;
+    use crate::tenants::{Resource, Tenant};
+
+    /// A device that does everything in the call.
+    struct AtOnce;
+
+    impl Device for AtOnce {
+        fn name(&self) -> String {
+            "at once".into()
+        }
+
+        fn launch(&mut self, _: &Arc<Schedule>, _: &[Operation], _: Option<(&Network, Tag)>, _: Handle) -> Launched {
+            Launched::Finished
+        }
+
+        fn copy(&mut self, _: &Operand, _: &Operand, _: Handle) -> Launched {
+            Launched::Finished
+        }
+
+        fn exchange(&mut self, _: &FarPair<'_>, _: &Network, _: Tag, _: Handle) -> Launched {
+            Launched::Finished
+        }
+
+        fn set_transports(&mut self, _: Vec<TransportHandle>) {}
+
+        fn transports(&self) -> &[TransportHandle] {
+            &[]
+        }
+
+        fn tell(&mut self, _: &TransportHandle, _: TransportMessage) {}
+
+        fn push_backlog(&mut self) -> bool {
+            false
+        }
+    }
+
+    struct Bed {
+        engine: ProxyEngine,
+        proxy: Sender<ProxyMessage>,
+        lanes: crate::runtime::LaneOpener<ProxyMessage>,
+    }
+
+    /// The only rank of a communicator.
+    struct Rank {
+        session: Arc<Session>,
+        comm: Handle,
+        lane: LaneSender<ProxyMessage>,
+        sent: u64,
+    }
+
+    impl Bed {
+        fn new() -> Self {
+            let mailbox = Mailbox::new(64);
+            let lanes = Lanes::new(4, mailbox.waker().clone());
+            let (proxy, opener) = (mailbox.sender(), lanes.opener());
+            let make_schedules = |nranks, hosts: &[Vec<u32>]| {
+                let strategy = Strategy::initial(Choice::Auto, nranks, 1, hosts);
+                ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
+            };
+            let timeouts = Timeouts { init: Duration::from_secs(60), operation: None };
+            let (device, registry) = (Box::new(AtOnce), Arc::new(Registry::default()));
+            let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), 0, timeouts, None);
+            Bed { engine: engine.with_lanes(lanes), proxy, lanes: opener }
+        }
+
+        fn poll(&mut self) {
+            self.engine.poll(&Context::new(Instant::now(), 64));
+        }
+
+        fn join(&mut self, number: u8, weight: u32) -> Rank {
+            let tenant = Tenant::weighted(format!("tenant {number}"), quota(), weight);
+            let session = Session::for_tests(u64::from(number), &tenant);
+            let replies = Mailbox::new(4);
+            let charge = Arc::new(tenant.charge(Resource::Sessions, 1).expect("within the quota"));
+            let join = JoinRequest {
+                session: Arc::clone(&session),
+                request: 1,
+                tenant_comm: Handle::NONE,
+                id: UniqueId([number; 16]),
+                rank: 0,
+                nranks: 1,
+                gpu: None,
+                root: None,
+                charge,
+                reply: replies.sender(),
+            };
+            assert!(self.proxy.send(ProxyMessage::Join(Box::new(join))).is_ok());
+            self.poll();
+            let Some(ProxyReply::Joined { comm, .. }) = replies.pop() else { panic!("no communicator") };
+            Rank { session, comm, lane: self.lanes.open(tenant.share, PROXY_LANE_MAX), sent: 0 }
+        }
+    }
+
+    impl Rank {
+        /// Calls an all-reduce of so many bytes. Returns whether there was room.
+        fn call(&mut self, bytes: u64) -> bool {
+            let operand = || Operand { bytes, ..Operand::NONE };
+            let action = Action::Collective {
+                kind: CollectiveKind::AllReduce,
+                redop: RedOp::Sum,
+                scalar: Scalar::Bits(0),
+                root: 0,
+            };
+            let operation = Operation {
+                session: Arc::clone(&self.session),
+                stream: Handle { index: 0, generation: 1 },
+                ticket: self.sent + 1,
+                comm: self.comm,
+                tenant_comm: Handle::NONE,
+                rank: 0,
+                action,
+                dtype: DataType::F32,
+                count: bytes / 4,
+                send: operand(),
+                recv: operand(),
+                group_continues: false,
+                rounds: 0,
+                round: RoundState::None,
+                on_gpus: None,
+            };
+            let is_sent = self.lane.send(ProxyMessage::Operation(operation)).is_ok();
+            self.sent += u64::from(is_sent);
+            is_sent
+        }
+
+        fn ended(&self) -> u64 {
+            self.session.last_ended(0)
+        }
+    }
+
+    #[test]
+    fn one_call_waits_for_a_few_of_a_flood_and_not_for_all() {
+        let mut bed = Bed::new();
+        let (mut flood, mut victim) = (bed.join(1, 1), bed.join(2, 1));
+        while flood.call(120_000) {}
+        assert_eq!(flood.sent, PROXY_LANE_MAX as u64, "its lane is full");
+        bed.poll();
+        for n in 1..=20 {
+            while flood.call(120_000) {}
+            assert!(victim.call(1024), "another's lane has room");
+            let before = flood.ended();
+            while victim.ended() < n {
+                bed.poll();
+            }
+            let others = flood.ended() - before;
+            assert!(others <= 8, "call {n} waited for {others} of the flood");
+        }
+    }
+
+    #[test]
+    fn a_row_of_calls_behind_one_that_waited_lets_others_by() {
+        let mut bed = Bed::new();
+        let (mut flood, mut victim) = (bed.join(1, 1), bed.join(2, 1));
+        while flood.call(120_000) {}
+        // One poll does no more than its part of the row.
+        bed.poll();
+        let first = flood.ended();
+        assert!(first < flood.sent / 4, "{first} at once");
+        assert!(victim.call(8));
+        while victim.ended() < 1 {
+            bed.poll();
+        }
+        assert!(flood.ended() < first + 8);
+    }
+
+    #[test]
+    fn weights_divide_the_thread() {
+        let mut bed = Bed::new();
+        let (mut one, mut three) = (bed.join(1, 1), bed.join(2, 3));
+        for _ in 0..400 {
+            while one.call(20_000) {}
+            while three.call(20_000) {}
+            bed.poll();
+        }
+        let ratio = three.ended() as f64 / one.ended() as f64;
+        assert!((2.7..3.3).contains(&ratio), "{ratio}");
+    }
+}

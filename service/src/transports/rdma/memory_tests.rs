@@ -33,7 +33,7 @@ fn region(bytes: u64) -> Region {
     let charge = |resource, amount| tenant.charge(resource, amount).expect("room");
     let charges = [charge(Resource::MemoryBytes, bytes), charge(Resource::Mappings, 1)];
     let (_, mapping) = mccs_ipc::shm::Mapping::create("region", bytes).expect("memory");
-    Region::new(mapping, bytes, charges, Reaper::start().expect("thread"))
+    Region::new(mapping, crate::memory::Pages::Service, bytes, charges, Reaper::start().expect("thread"))
 }
 
 /// Polls until something holds that depends on a thread, for which no round counts.

@@ -1,0 +1,97 @@
+//! Joins, leaves and aborts that do not fit together.
+
+use std::sync::Arc;
+
+use mccs_ipc::command::{BufferRef, Command, Opcode};
+use mccs_ipc::handshake::SocketError;
+use mccs_ipc::protocol::{Request, RequestEnvelope, Response};
+use mccs_ipc::types::UniqueId;
+use mccs_service::tenants::Resource;
+use mccs_tests::TestService;
+
+use crate::raw::{Raw, receive};
+use crate::victim::{SETTINGS, attack};
+
+/// Refusals of all that one session waits for, at one moment: none is lost.
+#[test]
+fn a_peer_that_goes_leaves_nobody_waiting_for_one_of_many_joins() {
+    const COMMS: usize = 1500;
+    let service = TestService::start("[[tenant]]\nname = \"t\"\nmax_communicators = 4000\n");
+    let ids: Vec<_> = (0..COMMS).map(|_| mccs::unique_id().expect("an id")).collect();
+    let raw = Raw::connect(&service);
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            let spec =
+                |id: &UniqueId| mccs::RankSpec { id: *id, rank: 0, nranks: 3, device: 0, root_address: String::new() };
+            service.connect(0).init_communicator_ranks(&ids.iter().map(spec).collect::<Vec<_>>()).map(drop)
+        });
+        for (number, id) in ids.iter().enumerate() {
+            let root_address = String::new();
+            let request = Request::InitRank { id: *id, rank: 1, nranks: 3, gpu: None, root_address, by_engines: false };
+            let envelope = RequestEnvelope { id: 100 + number as u64, request };
+            while let Err(error) = raw.socket.send(&envelope, &[]) {
+                assert!(matches!(error, SocketError::WouldBlock), "{error}");
+                std::thread::yield_now();
+            }
+        }
+        let tenant = Arc::clone(&service.service().registry.sessions()[0].tenant);
+        // Its own communicator, and all of both.
+        while tenant.used(Resource::Ranks) < 1 + 2 * COMMS as u64 {
+            std::thread::yield_now();
+        }
+        drop(raw);
+        let error = waits.join().expect("the other rank").expect_err("its peer has gone").to_string();
+        assert!(error.contains("rank 1"), "{error}");
+    });
+}
+
+/// Who has asked to leave, and waits for a message to be taken that nobody takes, can still end that; and once it has left, nothing.
+#[test]
+fn a_rank_that_waits_to_leave_can_end_what_it_waits_for() {
+    let service = TestService::start(SETTINGS);
+    let id = mccs::unique_id().expect("an id");
+    let [mut raw, _other] = std::thread::scope(|scope| {
+        let service = &service;
+        let ranks = [0, 1].map(|rank| scope.spawn(move || Raw::join(service, id, rank, 2)));
+        ranks.map(|rank| rank.join().expect("a rank"))
+    });
+    let message = Command { opcode: Opcode::Send as u32, root: 1, recv: BufferRef::NONE, ..raw.command() };
+    assert!(raw.push(&message));
+    let comm = raw.comm;
+    let request = Request::DestroyComm { comm };
+    raw.socket.send(&RequestEnvelope { id: 1000, request: request.clone() }, &[]).expect("sent");
+    // Those that end something are served in their order: the first has been.
+    assert!(matches!(raw.ask(request, &[]), Response::Error { .. }));
+    let abort = || Request::AbortComm { comm, cuda_error: None };
+    raw.socket.send(&RequestEnvelope { id: 1001, request: abort() }, &[]).expect("sent");
+    let mut answers = [0; 2].map(|_| {
+        let (answer, _) = receive(&raw.socket).expect("an answer");
+        assert!(matches!(answer.response, Response::Done), "{answer:?}");
+        answer.id
+    });
+    answers.sort_unstable();
+    assert_eq!(answers, [1000, 1001]);
+    assert!(matches!(raw.ask(abort(), &[]), Response::Error { .. }));
+    assert!(raw.failed().contains("rank 0 aborted"));
+}
+
+/// Every request gets one answer.
+#[test]
+fn aborts_of_one_communicator_are_all_answered() {
+    const ABORTS: u64 = 3000;
+    attack(|service| {
+        let raw = Raw::connect(service);
+        let request = Request::AbortComm { comm: raw.comm, cuda_error: None };
+        let mut answered = Vec::new();
+        for id in 10_000..10_000 + ABORTS {
+            while raw.socket.send(&RequestEnvelope { id, request: request.clone() }, &[]).is_err() {
+                answered.push(receive(&raw.socket).expect("an answer").0.id);
+            }
+        }
+        while answered.len() < ABORTS as usize {
+            answered.push(receive(&raw.socket).expect("an answer").0.id);
+        }
+        answered.sort_unstable();
+        assert!(answered.into_iter().eq(10_000..10_000 + ABORTS));
+    });
+}

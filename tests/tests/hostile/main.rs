@@ -1,0 +1,11 @@
+//! A tenant that does not use the shim, but writes what it likes. Each case ends that call or that session with a clear
+//! reason; another tenant's collectives go on, checked.
+
+mod commands;
+mod descriptors;
+mod floods;
+mod joins;
+mod memory;
+mod raw;
+mod rounds;
+mod victim;
