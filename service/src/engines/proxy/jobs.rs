@@ -68,7 +68,7 @@ impl ProxyEngine {
                 if let Some((send, recv)) = pair {
                     self.start_pair(comm, send, recv, now);
                 } else {
-                    self.look_again(comm);
+                    self.may_start(comm);
                 }
             }
         }

@@ -234,7 +234,7 @@ impl ProxyEngine {
                 }
             }
             ProxyMessage::GpuLost { gpu, reason } => self.end_on_gpu(gpu, &reason),
-            ProxyMessage::Posted { comm } => self.look_again(comm),
+            ProxyMessage::Posted { comm } => self.may_start(comm),
             ProxyMessage::SessionClosed { session } => self.close_session(session),
             ProxyMessage::StreamGated { session, stream, gate } => {
                 let index = stream.index as usize;
@@ -319,7 +319,7 @@ impl ProxyEngine {
         let (comm, rank, seq) = whose;
         self.expect_progress(now);
         if self.comms.get_mut(comm).is_some_and(|live| live.arrive(rank, seq, now, &self.recorder)) {
-            self.look_again(comm);
+            self.may_start(comm);
             return;
         }
         self.count_failed(session, index, ticket, (comm, rank));
@@ -395,7 +395,7 @@ impl ProxyEngine {
             {
                 setups.ask(Request::Leave { comm: span.comm.clone(), ranks: departed });
             }
-            self.look_again(comm);
+            self.may_start(comm);
         }
     }
 

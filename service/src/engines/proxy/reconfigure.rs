@@ -398,7 +398,7 @@ impl ProxyEngine {
             asked.answer(answer);
         }
         self.end_epochs(&network, &over);
-        self.look_again(comm);
+        self.may_start(comm);
     }
 
     /// The next collective is about to start: under which strategy.

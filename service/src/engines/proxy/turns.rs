@@ -84,7 +84,7 @@ impl ProxyEngine {
     }
 
     /// A communicator may have a collective to start.
-    pub(super) fn look_again(&mut self, comm: Handle) {
+    pub(super) fn may_start(&mut self, comm: Handle) {
         if let Some(live) = self.comms.get(comm) {
             self.turns.enter(live.share()).push(Event::Ready { comm });
         }
