@@ -68,7 +68,8 @@ tests_on() {
 # Ranks order what they call on several streams by words, and by events on drivers that have none.
 tests_without_words() {
     echo "== tests of several streams, of exchanges and graphs, on 2 emulated GPUs without stream memory operations (at $SECONDS s)"
-    local names=(calls_keep_their_order captured_calls_are_replayed captured_groups_are_replayed groups_of_sends messages_are_passed_on two_tenants)
+    local names=(calls_keep_their_order captured_calls_are_replayed captured_groups_are_replayed groups_of_sends messages_are_passed_on two_tenants
+        graphs_run graphs_fork)
     MCCS_EMULATED_GPUS=2 MCCS_EMULATED_WORDS=0 "$gpu_tests" --ignored --test-threads 1 "${names[@]}"
 }
 

@@ -119,6 +119,9 @@ entry_points! {
         stream: sys::CUstream, status: *mut c_uint, id: *mut u64, graph: *mut sys::CUgraph,
         dependencies: *mut *const sys::CUgraphNode, count: *mut usize
     );
+    fn cuStreamUpdateCaptureDependencies(
+        stream: sys::CUstream, dependencies: *mut sys::CUgraphNode, count: usize, flags: c_uint
+    );
     fn cuStreamGetPriority(stream: sys::CUstream, priority: *mut c_int);
     fn cuStreamGetId(stream: sys::CUstream, id: *mut u64);
     fn cuStreamIsCapturing(stream: sys::CUstream, status: *mut c_uint);
@@ -128,6 +131,16 @@ entry_points! {
     fn cuGraphAddKernelNode_v2(
         node: *mut sys::CUgraphNode, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode, count: usize,
         params: *const sys::CUDA_KERNEL_NODE_PARAMS_v2
+    );
+    fn cuGraphAddEventRecordNode(
+        node: *mut sys::CUgraphNode, graph: sys::CUgraph, dependencies: *const sys::CUgraphNode, count: usize,
+        event: sys::CUevent
+    );
+    fn cuGraphAddDependencies(
+        graph: sys::CUgraph, from: *const sys::CUgraphNode, to: *const sys::CUgraphNode, count: usize
+    );
+    fn cuGraphRemoveDependencies(
+        graph: sys::CUgraph, from: *const sys::CUgraphNode, to: *const sys::CUgraphNode, count: usize
     );
     fn cuGraphExecKernelNodeSetParams_v2(
         executable: sys::CUgraphExec, node: sys::CUgraphNode, params: *const sys::CUDA_KERNEL_NODE_PARAMS_v2

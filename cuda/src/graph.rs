@@ -8,7 +8,7 @@ use crate::api;
 use crate::context::Context;
 use crate::error::DriverError;
 use crate::module::Function;
-use crate::stream::{OwnedStream, RawStream};
+use crate::stream::{Event, OwnedStream, RawStream};
 
 /// Who must do nothing, while a stream is captured, that captures forbid: allocate memory, say. `CU_STREAM_CAPTURE_MODE_*`.
 #[derive(Debug, Clone, Copy)]
@@ -50,27 +50,7 @@ impl Graph {
         stream: &OwnedStream,
         enqueue: impl FnOnce(RawStream) -> Result<(), E>,
     ) -> Result<Self, E> {
-        let context = stream.context().clone();
-        let _entered = context.enter()?;
-        let (mut graph, mut raw) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: the stream lives; `graph` and `raw` are pointers to write to.
-        let made = unsafe {
-            api::cuStreamBeginCapture_v2(stream.raw().0, mode as u32)?;
-            let enqueued = enqueue(stream.raw());
-            // Also after a failure: the stream is of no use before.
-            let ended = api::cuStreamEndCapture(stream.raw().0, &mut graph);
-            enqueued.and_then(|()| {
-                ended?;
-                Ok(api::cuGraphInstantiateWithFlags(&mut raw, graph, 0)?)
-            })
-        };
-        if !graph.is_null() {
-            // SAFETY: made above, destroyed once.
-            let _ = unsafe { api::cuGraphDestroy(graph) };
-        }
-        made?;
-        drop(_entered);
-        Ok(Graph { context, raw })
+        Ok(CapturedGraph::capture(mode, stream, enqueue)?.instantiate()?)
     }
 
     /// Launches it.
@@ -86,6 +66,67 @@ impl Graph {
         unsafe { api::cuGraphLaunch(self.raw, stream.0) }
     }
 }
+
+/// Captured work, of which any number of graphs can be made.
+#[derive(Debug)]
+pub struct CapturedGraph {
+    context: Context,
+    raw: sys::CUgraph,
+}
+
+// SAFETY: as for `Graph`.
+unsafe impl Send for CapturedGraph {}
+
+impl CapturedGraph {
+    /// Captures what `enqueue` enqueues on a stream; nothing of it runs yet.
+    ///
+    /// # Errors
+    /// [`DriverError`], or the error of `enqueue`.
+    pub fn capture<E: From<DriverError>>(
+        mode: CaptureMode,
+        stream: &OwnedStream,
+        enqueue: impl FnOnce(RawStream) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let context = stream.context().clone();
+        let _entered = context.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the stream lives; `raw` is a pointer to write to.
+        let (enqueued, ended) = unsafe {
+            api::cuStreamBeginCapture_v2(stream.raw().0, mode as u32)?;
+            let enqueued = enqueue(stream.raw());
+            // Also after a failure: the stream is of no use before.
+            (enqueued, api::cuStreamEndCapture(stream.raw().0, &mut raw))
+        };
+        let captured = (!raw.is_null()).then(|| CapturedGraph { context: context.clone(), raw });
+        enqueued?;
+        ended?;
+        Ok(captured.ok_or_else(|| DriverError::new("cuStreamEndCapture", INVALIDATED))?)
+    }
+
+    /// Makes a graph that can be launched. The driver may wait for the GPU meanwhile.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn instantiate(&self) -> Result<Graph, DriverError> {
+        let _entered = self.context.enter()?;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: `raw` is a pointer to write to; the graph lives.
+        unsafe { api::cuGraphInstantiateWithFlags(&mut raw, self.raw, 0)? };
+        Ok(Graph { context: self.context.clone(), raw })
+    }
+}
+
+impl Drop for CapturedGraph {
+    fn drop(&mut self) {
+        if let Ok(_entered) = self.context.enter() {
+            // SAFETY: made here, destroyed once. Graphs that were made of it stay.
+            let _ = unsafe { api::cuGraphDestroy(self.raw) };
+        }
+    }
+}
+
+/// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
+const INVALIDATED: u32 = 901;
 
 /// A graph of one kernel, which may be another with each launch: the caller pays half of what launching a kernel takes if it is the
 /// same function with as many blocks and threads, and as much if not.
@@ -187,6 +228,15 @@ fn kernel_node(
     }
 }
 
+/// A node of a graph that is captured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GraphNode(pub(crate) sys::CUgraphNode);
+
+// SAFETY: the driver's nodes may be named from any thread.
+unsafe impl Send for GraphNode {}
+// SAFETY: as above.
+unsafe impl Sync for GraphNode {}
+
 /// What a stream's work goes into while it is captured.
 #[derive(Debug, Clone, Copy)]
 pub struct Capture {
@@ -201,6 +251,46 @@ impl Capture {
     #[must_use]
     pub fn is_valid(&self) -> bool {
         !self.graph.is_null()
+    }
+
+    /// Adds a node that records an event in each launch of the graph, behind `tail`. No stream depends on it.
+    ///
+    /// # Safety
+    /// The capture must be valid, and still go on; `tail` must be nodes of its. The event must live as long as the graph, and all that is made
+    /// of it.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn record(self, event: &Event, tail: &[GraphNode]) -> Result<GraphNode, DriverError> {
+        let (mut node, tail) = (std::ptr::null_mut(), raw(tail));
+        // SAFETY: `node` is a pointer to write to, and so many nodes are there; the rest is the caller's contract.
+        unsafe { api::cuGraphAddEventRecordNode(&mut node, self.graph, tail.as_ptr(), tail.len(), event.raw)? };
+        Ok(GraphNode(node))
+    }
+
+    /// Has a node depend on the nodes `to` in the place of `from`. The driver permits this during a capture, though not to remove nodes.
+    ///
+    /// # Safety
+    /// The capture must be valid, and still go on; all nodes must be of its, and `node` depend on each of `from`, and on none other of `to`.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn move_behind(self, node: GraphNode, from: &[GraphNode], to: &[GraphNode]) -> Result<(), DriverError> {
+        let without = |nodes: &[GraphNode], others: &[GraphNode]| -> Vec<_> {
+            nodes.iter().filter(|node| !others.contains(node)).map(|node| node.0).collect()
+        };
+        let (added, removed) = (without(to, from), without(from, to));
+        let node = vec![node.0; added.len().max(removed.len())];
+        // SAFETY: so many nodes are there; the rest is the caller's contract.
+        unsafe {
+            if !added.is_empty() {
+                api::cuGraphAddDependencies(self.graph, added.as_ptr(), node.as_ptr(), added.len())?;
+            }
+            if !removed.is_empty() {
+                api::cuGraphRemoveDependencies(self.graph, removed.as_ptr(), node.as_ptr(), removed.len())?;
+            }
+        }
+        Ok(())
     }
 
     /// Has a function called, once, when the graph that is captured has gone, with all graphs that were made of it, and no launch of them
@@ -226,6 +316,10 @@ impl Capture {
             })
         }
     }
+}
+
+fn raw(nodes: &[GraphNode]) -> Vec<sys::CUgraphNode> {
+    nodes.iter().map(|node| node.0).collect()
 }
 
 /// # Safety

@@ -24,7 +24,7 @@ pub use allocation::{Allocation, MappedMemory, PooledMemory, Shared};
 pub use context::{Context, Entered};
 pub use error::{DriverError, Unavailable, is_sticky, name_of};
 pub use gpu::{Gpu, GpuId, Mute, cuda_version, current_ordinal, gpus, gpus_or_mutes};
-pub use graph::{Capture, CaptureMode, Graph, KernelGraph, while_capturing};
+pub use graph::{Capture, CaptureMode, CapturedGraph, Graph, GraphNode, KernelGraph, while_capturing};
 pub use memory::{
     DeviceAddress, DeviceMemory, HostRegistration, ImportedMemory, IpcHandle, LARGE_PAGE_BYTES, PointerKind,
     allocation_of, buffer_id, copy_from_host, copy_to_host, export, pointer_kind,

@@ -5,7 +5,7 @@ use cudarc::driver::sys;
 use crate::api;
 use crate::context::Context;
 use crate::error::DriverError;
-use crate::graph::Capture;
+use crate::graph::{Capture, GraphNode};
 use crate::memory::{DeviceAddress, IpcHandle};
 
 /// Flags of events.
@@ -118,6 +118,55 @@ impl RawStream {
     pub unsafe fn record(self, event: *mut std::ffi::c_void) -> Result<(), DriverError> {
         // SAFETY: the caller's contract is passed on.
         unsafe { api::cuEventRecord(event.cast(), self.0) }
+    }
+
+    /// Has a captured stream wait, in each launch of its graph, for the last record of an event before that launch; also for one of another
+    /// graph.
+    ///
+    /// # Safety
+    /// The stream must live and be captured. The event must live as long as the graph, and all that is made of it.
+    ///
+    /// # Errors
+    /// [`DriverError`], also where the stream is not captured.
+    pub unsafe fn wait_in_graph(self, event: &Event) -> Result<(), DriverError> {
+        const EXTERNAL: u32 = 1;
+        // SAFETY: the caller's contract is passed on.
+        unsafe { api::cuStreamWaitEvent(self.0, event.raw, EXTERNAL) }
+    }
+
+    /// The nodes that the next node of a captured stream depends on.
+    ///
+    /// # Safety
+    /// The stream must live, and be captured. No other thread may enqueue on it meanwhile.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn captured_tail(self) -> Result<Vec<GraphNode>, DriverError> {
+        let (mut status, mut nodes, mut count, none) = (0, std::ptr::null(), 0, std::ptr::null_mut());
+        // SAFETY: `status`, `nodes` and `count` may be written to, the rest may be left out; the rest is the caller's contract.
+        unsafe {
+            api::cuStreamGetCaptureInfo_v2(self.0, &mut status, std::ptr::null_mut(), none, &mut nodes, &mut count)?
+        };
+        if count == 0 || nodes.is_null() {
+            return Ok(Vec::new());
+        }
+        // SAFETY: the driver keeps so many until something else is captured: by nobody meanwhile, as the caller says.
+        let nodes = unsafe { std::slice::from_raw_parts(nodes, count) };
+        Ok(nodes.iter().copied().map(GraphNode).collect())
+    }
+
+    /// Has the next node of a captured stream depend on other nodes of the same capture, too.
+    ///
+    /// # Safety
+    /// The stream must live, and be captured; the nodes must be of that capture.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn wait_for_nodes(self, nodes: &[GraphNode]) -> Result<(), DriverError> {
+        const ADD: u32 = 0;
+        let mut raw: Vec<_> = nodes.iter().map(|node| node.0).collect();
+        // SAFETY: so many nodes are there; the rest is the caller's contract.
+        unsafe { api::cuStreamUpdateCaptureDependencies(self.0, raw.as_mut_ptr(), raw.len(), ADD) }
     }
 
     /// Calls a function, on a thread of the driver's, when all before it has ended; what comes behind waits until it returns. It
@@ -347,7 +396,7 @@ impl Drop for OwnedStream {
 #[derive(Debug)]
 pub struct Event {
     context: Context,
-    raw: sys::CUevent,
+    pub(crate) raw: sys::CUevent,
 }
 
 // SAFETY: the driver's events may be used from any thread.

@@ -11,12 +11,13 @@
 //! The service carries everything out for ranks on several hosts, *staged* in host memory (`staged`), and for those of an operator
 //! who wants it so (`served`).
 //!
-//! Direct collectives work in CUDA graphs: what a captured call does depends on how often it has run, which the GPU counts. A graph must not
-//! run at the same time as other operations of the same communicator; nor as another graph with some.
+//! Operations work in CUDA graphs (`graphs.rs`): a captured call's number is what the GPU counts when it runs. Graphs and calls of a communicator
+//! may be launched into any streams; they run in the order of their launches.
 
 mod call;
 mod direct;
 mod either;
+mod graphs;
 pub(crate) mod points;
 mod profile;
 mod resources;

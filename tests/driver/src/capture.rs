@@ -1,4 +1,4 @@
-//! Captures: what streams are told goes into a graph, a list for each stream that takes part. A stream comes in when it waits for an event
+//! Captures: what streams are told goes into a graph, each behind what the stream was told before. A stream comes in when it waits for an event
 //! that was recorded there, and must be waited for itself before the end.
 
 use std::cell::{Cell, RefCell};
@@ -9,8 +9,8 @@ use crate::code::{
     CAPTURE_INVALIDATED, CAPTURE_ISOLATION, CAPTURE_UNJOINED, CAPTURE_UNMATCHED, CAPTURE_UNSUPPORTED, Done,
     INVALID_VALUE,
 };
-use crate::graph::{GRAPHS, Graph, Node};
-use crate::stream::{Stream, Work};
+use crate::graph::{GRAPHS, Graph, Kind};
+use crate::stream::Stream;
 
 /// `CU_STREAM_CAPTURE_MODE_*`.
 const GLOBAL: u32 = 0;
@@ -28,7 +28,7 @@ struct State {
     is_valid: bool,
     /// Until the end: events may keep the capture for longer.
     graph: Option<Arc<Graph>>,
-    /// By list.
+    /// The first is the one that it began with.
     streams: Vec<Weak<Stream>>,
 }
 
@@ -36,7 +36,9 @@ struct State {
 #[derive(Clone)]
 pub(crate) struct Taking {
     pub(crate) capture: Arc<Capture>,
-    list: usize,
+    is_first: bool,
+    /// What comes next comes behind these nodes.
+    tail: Arc<Mutex<Vec<usize>>>,
 }
 
 thread_local! {
@@ -63,7 +65,7 @@ pub(crate) fn forbid() -> Done {
     };
     let mut forbidding = OWN.with_borrow_mut(going);
     if mode == GLOBAL {
-        forbidding.extend(going(&mut GLOBALS.lock().unwrap_or_else(PoisonError::into_inner)));
+        forbidding.extend(going(&mut locked(&GLOBALS)));
     }
     forbidding.iter().for_each(|capture| capture.invalidate());
     if forbidding.is_empty() { Ok(()) } else { Err(CAPTURE_UNSUPPORTED) }
@@ -80,7 +82,7 @@ pub(crate) fn begin(stream: &Arc<Stream>, mode: u32) -> Done {
     let state = Mutex::new(State { is_valid: true, graph: Some(graph), streams: Vec::new() });
     let capture = Arc::new(Capture { id: IDS.fetch_add(1, Ordering::Relaxed), pointer, state });
     match mode {
-        GLOBAL => GLOBALS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&capture)),
+        GLOBAL => locked(&GLOBALS).push(Arc::downgrade(&capture)),
         RELAXED => {}
         _ => OWN.with_borrow_mut(|own| own.push(Arc::downgrade(&capture))),
     }
@@ -89,15 +91,21 @@ pub(crate) fn begin(stream: &Arc<Stream>, mode: u32) -> Done {
 
 /// Ends the capture that began with a stream. Returns the graph.
 pub(crate) fn end(stream: &Arc<Stream>) -> Done<usize> {
-    let Taking { capture, list } = stream.taking().ok_or(INVALID_VALUE)?;
-    if list != 0 {
+    let Taking { capture, is_first, tail } = stream.taking().ok_or(INVALID_VALUE)?;
+    if !is_first {
         capture.invalidate();
         return Err(CAPTURE_UNMATCHED);
     }
     let mut state = capture.state();
     let graph = state.graph.take();
-    state.streams.iter().filter_map(Weak::upgrade).for_each(|stream| stream.set_taking(None));
-    let error = match (state.is_valid, graph.is_some_and(|graph| graph.is_joined())) {
+    let streams: Vec<_> = state.streams.iter().filter_map(Weak::upgrade).collect();
+    let is_joined = |stream: &Arc<Stream>| {
+        let own = stream.taking().map(|taking| taking.tail()).unwrap_or_default();
+        graph.as_ref().is_some_and(|graph| graph.are_before(&own, &locked(&tail)))
+    };
+    let are_joined = streams.iter().all(is_joined);
+    streams.iter().for_each(|stream| stream.set_taking(None));
+    let error = match (state.is_valid, are_joined) {
         (true, true) => return Ok(capture.pointer),
         (true, false) => CAPTURE_UNJOINED,
         (false, _) => CAPTURE_INVALIDATED,
@@ -107,9 +115,13 @@ pub(crate) fn end(stream: &Arc<Stream>) -> Done<usize> {
     Err(error)
 }
 
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Capture {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     fn is_over(&self) -> bool {
@@ -123,9 +135,12 @@ impl Capture {
     /// A stream takes part from here on.
     fn take_in(self: &Arc<Self>, stream: &Arc<Stream>) -> Done<Taking> {
         let mut state = self.state();
-        state.graph.as_ref().ok_or(INVALID_VALUE)?.add_list();
+        if state.graph.is_none() {
+            return Err(INVALID_VALUE);
+        }
+        let (is_first, tail) = (state.streams.is_empty(), Arc::default());
         state.streams.push(Arc::downgrade(stream));
-        let taking = Taking { capture: Arc::clone(self), list: state.streams.len() - 1 };
+        let taking = Taking { capture: Arc::clone(self), is_first, tail };
         drop(state);
         stream.set_taking(Some(taking.clone()));
         Ok(taking)
@@ -146,8 +161,8 @@ impl Capture {
         self.pointer
     }
 
-    /// A stream waits for an event that was recorded here.
-    pub(crate) fn wait(self: &Arc<Self>, stream: &Arc<Stream>, point: usize) -> Done {
+    /// A stream waits for an event that was recorded here, behind these nodes.
+    pub(crate) fn wait(self: &Arc<Self>, stream: &Arc<Stream>, nodes: &[usize]) -> Done {
         if self.is_over() {
             return Err(INVALID_VALUE);
         }
@@ -157,29 +172,48 @@ impl Capture {
             self.invalidate();
             return Err(CAPTURE_ISOLATION);
         }
-        taking.push(Node::Wait(point))
+        taking.come_behind(nodes)
     }
 }
 
 impl Taking {
-    fn push(&self, node: Node) -> Done {
+    fn graph(&self) -> Done<Arc<Graph>> {
         if !self.capture.is_valid() {
             return Err(CAPTURE_INVALIDATED);
         }
-        self.capture.graph()?.push(self.list, node);
+        self.capture.graph()
+    }
+
+    /// Adds a node.
+    pub(crate) fn add(&self, kind: Kind) -> Done {
+        let graph = self.graph()?;
+        let mut tail = locked(&self.tail);
+        *tail = vec![graph.add(kind, &tail)?];
         Ok(())
     }
 
-    /// Adds work.
-    pub(crate) fn add(&self, work: Work) -> Done {
-        self.push(Node::Run(work))
+    /// What comes next comes behind these nodes, too.
+    pub(crate) fn come_behind(&self, nodes: &[usize]) -> Done {
+        // All are of its graph.
+        self.graph()?.are_before(nodes, nodes).then_some(()).ok_or(INVALID_VALUE)?;
+        let mut tail = locked(&self.tail);
+        for node in nodes {
+            if !tail.contains(node) {
+                tail.push(*node);
+            }
+        }
+        Ok(())
     }
 
-    /// Adds a point that others can wait for.
-    pub(crate) fn record(&self) -> Done<usize> {
-        let point = self.capture.graph()?.new_point();
-        self.push(Node::Record(point))?;
-        Ok(point)
+    /// The nodes that what comes next comes behind.
+    pub(crate) fn tail(&self) -> Vec<usize> {
+        locked(&self.tail).clone()
+    }
+
+    /// The same, for others to wait for.
+    pub(crate) fn record(&self) -> Done<Vec<usize>> {
+        self.graph()?;
+        Ok(self.tail())
     }
 
     /// It was to wait for something outside.

@@ -14,7 +14,7 @@ use crate::device::{self, Device};
 use crate::handle::Handle;
 use crate::memory::{self, Kind, table};
 use crate::segments::{self, Access, Properties};
-use crate::{accounts, capture, event, graph, module, stream, wait};
+use crate::{accounts, capture, event, graph, module, object, stream, wait};
 
 /// CUDA 13.0.
 const VERSION: c_int = 13_000;
@@ -351,10 +351,13 @@ entries! {
     fn cuStreamSynchronize(stream: usize) { stream::find(stream)?.synchronize() }
     fn cuStreamQuery(stream: usize) { stream::find(stream)?.query() }
     fn cuStreamWaitEvent(stream: usize, event: usize, flags: c_uint) {
-        if flags != 0 {
-            return Err(INVALID_VALUE);
+        const EXTERNAL: c_uint = 1;
+        let (event, stream) = (event::find(event)?, stream::find(stream)?);
+        match flags {
+            0 => event.wait(&stream),
+            EXTERNAL => event.wait_in_graph(&stream),
+            _ => Err(INVALID_VALUE),
         }
-        event::find(event)?.wait(&stream::find(stream)?)
     }
     fn cuStreamWriteValue64_v2(stream: usize, address: u64, value: u64, flags: c_uint) {
         words(stream, &[Word::new(WRITE, address, value, flags)?])
@@ -387,6 +390,10 @@ entries! {
     fn cuStreamGetCaptureInfo_v2(
         stream: usize, status: Out<c_uint>, id: Out<u64>, graph: Out<usize>, dependencies: Out<usize>, count: Out<usize>
     ) {
+        thread_local! {
+            /// Programs read it before they call again.
+            static TAIL: std::cell::RefCell<Vec<usize>> = const { std::cell::RefCell::new(Vec::new()) };
+        }
         let taking = stream::find(stream)?.taking();
         status.set(capture_status(taking.as_ref()))?;
         dependencies.set_if_wanted(0);
@@ -394,8 +401,20 @@ entries! {
         if let Some(taking) = taking {
             id.set_if_wanted(taking.capture.id);
             graph.set_if_wanted(if taking.capture.is_valid() { taking.capture.pointer() } else { 0 });
+            TAIL.with_borrow_mut(|tail| {
+                *tail = taking.tail();
+                dependencies.set_if_wanted(tail.as_ptr().expose_provenance());
+                count.set_if_wanted(tail.len());
+            });
         }
         Ok(())
+    }
+    fn cuStreamUpdateCaptureDependencies(stream: usize, nodes: In<usize>, count: usize, flags: c_uint) {
+        const ADD: c_uint = 0;
+        if flags != ADD {
+            return Err(NOT_SUPPORTED);
+        }
+        stream::find(stream)?.taking().ok_or(INVALID_VALUE)?.come_behind(&nodes.all(count)?)
     }
     fn cuStreamBeginCapture_v2(stream: usize, mode: c_uint) {
         const PER_THREAD: usize = 2;
@@ -426,6 +445,16 @@ entries! {
         }
         node.set(graph::add_only(graph, params.get()?.run()?.into_work())?)
     }
+    fn cuGraphAddEventRecordNode(node: Out<usize>, graph: usize, behind: In<usize>, count: usize, event: usize) {
+        let behind = if count == 0 { Vec::new() } else { behind.all(count)? };
+        node.set(event::find(event)?.record_in_graph(&*graph::find(graph)?, &behind)?)
+    }
+    fn cuGraphAddDependencies(graph: usize, from: In<usize>, to: In<usize>, count: usize) {
+        graph::find(graph)?.connect(&from.all(count)?, &to.all(count)?)
+    }
+    fn cuGraphRemoveDependencies(graph: usize, from: In<usize>, to: In<usize>, count: usize) {
+        graph::find(graph)?.disconnect(&from.all(count)?, &to.all(count)?)
+    }
     fn cuGraphExecKernelNodeSetParams_v2(executable: usize, node: usize, params: In<KernelNode>) {
         graph::set_only(executable, node, params.get()?.run()?.into_work())
     }
@@ -439,11 +468,11 @@ entries! {
         if flags != NO_DESTRUCTOR_SYNC {
             return Err(INVALID_VALUE);
         }
-        object.set(graph::create_object(data, destroy, count)?)
+        object.set(object::create_object(data, destroy, count)?)
     }
-    fn cuUserObjectRelease(object: usize, count: c_uint) { graph::release_object(object, count) }
+    fn cuUserObjectRelease(object: usize, count: c_uint) { object::release_object(object, count) }
     fn cuGraphRetainUserObject(graph: usize, object: usize, count: c_uint, flags: c_uint) {
-        graph::retain_object(graph, object, count, flags)
+        object::retain_object(graph, object, count, flags)
     }
 
     fn cuEventCreate(event: Out<usize>, flags: c_uint) { event.set(event::create(flags)?) }

@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use crate::capture::{self, Capture};
-use crate::code::{CAPTURED_EVENT, Done, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
+use crate::code::{CAPTURED_EVENT, Done, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED};
 use crate::device::{self, Device};
+use crate::graph::{Graph, Kind};
 use crate::handle::{self, Handle};
 use crate::physical::{PAGE_BYTES, Physical, What};
 use crate::registry::Registry;
@@ -30,13 +31,26 @@ pub(crate) struct Event {
 enum Last {
     Nothing,
     At(Arc<Point>),
-    Captured(Arc<Capture>, usize),
+    /// Behind these nodes of a graph.
+    Captured(Arc<Capture>, Vec<usize>),
 }
 
+/// A record of an event.
 #[derive(Default)]
-struct Point {
+pub(crate) struct Point {
     has_happened: AtomicBool,
     at: OnceLock<Instant>,
+}
+
+impl Point {
+    pub(crate) fn happen(&self) {
+        let _ = self.at.set(Instant::now());
+        self.has_happened.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn has_happened(&self) -> bool {
+        self.has_happened.load(Ordering::Acquire)
+    }
 }
 
 /// An event of several processes.
@@ -123,8 +137,8 @@ impl Event {
             if self.shared.is_some() {
                 return taking.refuse_from_outside();
             }
-            let point = taking.record()?;
-            *self.last() = Last::Captured(taking.capture, point);
+            let tail = taking.record()?;
+            *self.last() = Last::Captured(taking.capture, tail);
             return Ok(());
         }
         self.device.check()?;
@@ -137,14 +151,41 @@ impl Event {
                 Ok(())
             });
         }
-        let point = Arc::new(Point::default());
-        *self.last() = Last::At(Arc::clone(&point));
+        let point = self.begin_record();
         // Whoever waits elsewhere goes on when the context has failed.
         stream.enqueue_in_any_case(move |_| {
-            let _ = point.at.set(Instant::now());
-            point.has_happened.store(true, Ordering::Release);
+            point.happen();
             Ok(())
         })
+    }
+
+    /// What was recorded last, by a stream or a graph.
+    pub(crate) fn recorded_last(&self) -> Option<Arc<Point>> {
+        if let Last::At(point) = &*self.last() { Some(Arc::clone(point)) } else { None }
+    }
+
+    /// It is recorded from here on.
+    pub(crate) fn begin_record(&self) -> Arc<Point> {
+        let point = Arc::new(Point::default());
+        *self.last() = Last::At(Arc::clone(&point));
+        point
+    }
+
+    /// Whether nodes of graphs may record it, or wait for it.
+    fn check_for_graphs(&self) -> Done {
+        if self.shared.is_none() { Ok(()) } else { Err(NOT_SUPPORTED) }
+    }
+
+    /// Has a captured stream wait for what was recorded last when its graph is launched.
+    pub(crate) fn wait_in_graph(self: &Arc<Self>, stream: &Arc<Stream>) -> Done {
+        self.check_for_graphs()?;
+        stream.taking().ok_or(INVALID_VALUE)?.add(Kind::Wait(Arc::clone(self)))
+    }
+
+    /// Adds a node to a graph that records it. Returns what the node is known by.
+    pub(crate) fn record_in_graph(self: &Arc<Self>, graph: &Graph, behind: &[usize]) -> Done<usize> {
+        self.check_for_graphs()?;
+        graph.add(Kind::Record(Arc::clone(self)), behind)
     }
 
     /// Has a stream wait for what was recorded last.
@@ -164,9 +205,9 @@ impl Event {
             (Last::At(_), Some(taking)) => taking.refuse_from_outside(),
             (Last::At(point), None) => {
                 let point = Arc::clone(point);
-                stream.enqueue(move |device| until(device, || point.has_happened.load(Ordering::Acquire)))
+                stream.enqueue(move |device| until(device, || point.has_happened()))
             }
-            (Last::Captured(capture, point), _) => capture.wait(stream, *point),
+            (Last::Captured(capture, tail), _) => capture.wait(stream, tail),
         }
     }
 
@@ -180,7 +221,7 @@ impl Event {
         }
         match &*self.last() {
             Last::Nothing => Ok(()),
-            Last::At(point) if point.has_happened.load(Ordering::Acquire) => Ok(()),
+            Last::At(point) if point.has_happened() => Ok(()),
             Last::At(_) => Err(NOT_READY),
             Last::Captured(..) => Err(CAPTURED_EVENT),
         }

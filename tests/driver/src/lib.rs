@@ -29,6 +29,7 @@ mod handle;
 mod kernels;
 mod memory;
 mod module;
+mod object;
 mod physical;
 mod registry;
 mod segments;

@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use crate::capture::{self, Taking};
 use crate::code::{CAPTURE_UNSUPPORTED, Code, Done, INVALID_HANDLE, NOT_READY};
 use crate::device::{self, Device};
+use crate::graph::Kind;
 use crate::registry::Registry;
 
 /// What is enqueued. Graphs do it again and again. An error ends the context.
@@ -161,7 +162,7 @@ impl Stream {
 
     fn add(self: &Arc<Self>, work: Work) -> Done {
         if let Some(taking) = self.taking() {
-            return taking.add(work);
+            return taking.add(Kind::Run(work));
         }
         let mut state = locked(&self.state);
         while state.entries.len() >= ENTRIES_MAX {

@@ -170,6 +170,97 @@ fn graphs_are_launched_again_and_what_they_keep_goes_with_them() {
     assert_eq!(calls.load(Ordering::Relaxed), 3);
 }
 
+/// What a graph captured from a stream has in it: waits for `last`; waits until a word is 1, adds; and records `last` at its end.
+fn chained(stream: usize, last: usize, word: u64, calls: &AtomicU64) -> usize {
+    let at = std::ptr::from_ref(calls).cast_mut().cast::<c_void>();
+    let (mut status, mut graph, mut tail, mut length) = (0, 0, 0, 0);
+    let none = || out(std::ptr::null_mut());
+    // SAFETY: streams, events, memory and counters live; what the driver says lies where it says until it is called again.
+    unsafe {
+        assert_eq!(cuStreamWaitEvent(stream, last, 1), INVALID_VALUE, "it is not captured");
+        assert_eq!(cuStreamBeginCapture_v2(stream, 1), 0);
+        assert_eq!(cuStreamWaitEvent(stream, last, 1), 0);
+        let mut tail_of = |stream| {
+            let (graph, tail, length) = (out(&mut graph), out(&mut tail), out(&mut length));
+            assert_eq!(cuStreamGetCaptureInfo_v2(stream, out(&mut status), none(), graph, tail, length), 0);
+        };
+        tail_of(stream);
+        let [first] = *std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<usize>(tail), length) else {
+            panic!("one node")
+        };
+        let record = made(|to| cuGraphAddEventRecordNode(out(to), graph, In::to(&first), 1, last)).expect("a node");
+        assert_eq!([cuStreamWaitValue64_v2(stream, word, 1, 1), cuLaunchHostFunc(stream, count, at)], [0; 2]);
+        let mut tail_of = |stream| {
+            let (graph, tail, length) = (out(&mut graph), out(&mut tail), out(&mut length));
+            assert_eq!(cuStreamGetCaptureInfo_v2(stream, out(&mut status), none(), graph, tail, length), 0);
+        };
+        tail_of(stream);
+        let [end] = *std::slice::from_raw_parts(std::ptr::with_exposed_provenance::<usize>(tail), length) else {
+            panic!("one node")
+        };
+        assert_eq!(cuGraphAddDependencies(graph, In::to(&end), In::to(&record), 1), 0);
+        assert_eq!(cuGraphAddDependencies(graph, In::to(&end), In::to(&record), 1), INVALID_VALUE, "it has it");
+        assert_eq!(cuGraphRemoveDependencies(graph, In::to(&first), In::to(&record), 1), 0);
+        assert_eq!(cuGraphRemoveDependencies(graph, In::to(&first), In::to(&record), 1), INVALID_VALUE, "it has gone");
+        let graph = made(|to| cuStreamEndCapture(stream, out(to))).expect("a graph");
+        let executable = made(|to| cuGraphInstantiateWithFlags(out(to), graph, 0)).expect("to launch");
+        assert_eq!(cuGraphDestroy(graph), 0);
+        executable
+    }
+}
+
+#[test]
+fn nodes_of_events_are_told_at_the_launch_for_which_records_they_wait() {
+    enter(0);
+    let (one, two, three, [last, behind]) = (stream(), stream(), stream(), [event(), event()]);
+    let (words, calls) = (memory(16), AtomicU64::new(0));
+    let [first, second] = [chained(one, last, words, &calls), chained(one, last, words + 8, &calls)];
+    let ended = || calls.load(Ordering::Relaxed);
+    // SAFETY: as above.
+    unsafe {
+        // Nothing was recorded when the first was launched, so it waits for nothing; the second waits for the first.
+        assert_eq!([cuGraphLaunch(first, one), cuGraphLaunch(second, two)], [0; 2]);
+        assert_eq!(cuStreamWaitEvent(three, last, 0), 0);
+        assert_eq!(cuEventRecord(behind, three), 0);
+        assert_eq!(cuStreamWriteValue64_v2(stream(), words + 8, 1, 0), 0);
+        assert_eq!([cuEventQuery(last), cuEventQuery(behind)], [NOT_READY; 2]);
+        assert_eq!(ended(), 0, "the second waits for the first");
+        assert_eq!(cuStreamWriteValue64_v2(stream(), words, 1, 0), 0);
+        assert_eq!([cuStreamSynchronize(three), cuEventQuery(last), ended() as Code], [0, 0, 2]);
+        assert_eq!([cuGraphExecDestroy(first), cuGraphExecDestroy(second)], [0; 2]);
+    }
+}
+
+#[test]
+fn a_captured_stream_comes_behind_nodes_of_another() {
+    enter(0);
+    let (one, two, [fork, join]) = (stream(), stream(), [event(), event()]);
+    let (word, copy) = (memory(8), memory(8));
+    let (mut status, mut tail, mut length) = (0, 0, 0);
+    let none = || out(std::ptr::null_mut());
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(
+            [cuStreamBeginCapture_v2(one, 1), cuEventRecord(fork, one), cuStreamWaitEvent(two, fork, 0)],
+            [0; 3]
+        );
+        assert_eq!(cuStreamWriteValue64_v2(one, word, 9, 0), 0);
+        let tail_of = (out(&mut tail), out(&mut length));
+        let info =
+            cuStreamGetCaptureInfo_v2(one, out(&mut status), none(), out(std::ptr::null_mut()), tail_of.0, tail_of.1);
+        assert_eq!((info, length), (0, 1));
+        let node = *std::ptr::with_exposed_provenance::<usize>(tail);
+        assert_eq!(cuStreamUpdateCaptureDependencies(two, In::to(&node), 1, 0), 0);
+        assert_eq!(cuMemcpyAsync(copy, word, 8, two), 0);
+        assert_eq!([cuEventRecord(join, two), cuStreamWaitEvent(one, join, 0)], [0; 2]);
+        let graph = made(|to| cuStreamEndCapture(one, out(to))).expect("a graph");
+        let executable = made(|to| cuGraphInstantiateWithFlags(out(to), graph, 0)).expect("to launch");
+        assert_eq!([cuGraphLaunch(executable, one), cuStreamSynchronize(one)], [0; 2]);
+        assert_eq!(read(copy), 9);
+        assert_eq!([cuGraphExecDestroy(executable), cuGraphDestroy(graph)], [0; 2]);
+    }
+}
+
 /// A kernel's node: `fill` writes numbers to `data`.
 fn fill(function: usize, argument: &(u64, u32, u32), params: &mut *mut c_void) -> KernelNode {
     *params = std::ptr::from_ref(argument).cast_mut().cast();

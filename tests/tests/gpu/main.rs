@@ -6,6 +6,7 @@ mod deaths;
 mod divided;
 mod empty;
 mod failures;
+mod graphs;
 mod losses;
 mod memory;
 mod mps;
@@ -60,7 +61,16 @@ fn plays_its_role() {
         room::ROLES,
         staged::ROLES,
     ];
-    let of_all = [ROLES, changes::ROLES, failures::ROLES, stalls::ROLES, streams::ROLES, times::ROLES, values::ROLES];
+    let of_all = [
+        ROLES,
+        changes::ROLES,
+        failures::ROLES,
+        graphs::ROLES,
+        stalls::ROLES,
+        streams::ROLES,
+        times::ROLES,
+        values::ROLES,
+    ];
     ranks::play(&[&of_all, &more[..]].concat().concat());
 }
 

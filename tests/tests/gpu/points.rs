@@ -9,11 +9,13 @@ use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_tests::TestService;
 
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody, everybody_plays};
+use super::staged::strict;
 use super::{TENANTS, aborts_later, hears_of_the_abort, told};
 
 pub const ROLES: &[(&str, Role)] = &[
     ("exchanges", exchanges),
     ("exchanges_in_graphs", exchanges_in_graphs),
+    ("exchanges_in_parallel_graphs", exchanges_in_parallel_graphs),
     ("pipelines", pipelines),
     ("contradicts", contradicts),
     ("receives_nothing", receives_nothing),
@@ -252,6 +254,44 @@ fn exchanges_in_graphs(place: &Place) -> anyhow::Result<()> {
 #[ignore = "needs a GPU"]
 fn captured_groups_are_replayed() {
     everybody_plays("exchanges_in_graphs", &[TENANTS]);
+}
+
+/// Graphs of groups, in streams that change, with a group of calls between.
+fn exchanges_in_parallel_graphs(place: &Place) -> anyhow::Result<()> {
+    const ROUNDS: u64 = 8;
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let (rank, nranks) = (comm.rank(), place.nranks);
+        let streams = [stream, OwnedStream::new(&context)?, OwnedStream::new(&context)?];
+        let exchange = |turn| Exchange::new(&context, rank, messages(turn, nranks));
+        let all = [exchange(1)?, exchange(2)?, exchange(3)?];
+        let [first, second, single] = &all;
+        together.wait();
+        let capture = |of: &Exchange, stream| Graph::capture(stream, |stream| of.enqueue(&comm, &[stream]));
+        let mut graphs = [capture(first, &streams[0])?, capture(second, &streams[1])?];
+        for round in 0..ROUNDS {
+            all.iter().try_for_each(|exchange| exchange.fill(round))?;
+            together.wait();
+            let stream = |n: u64| streams[((round + n) % 3) as usize].raw();
+            // SAFETY: communicator, buffers and streams live.
+            unsafe {
+                graphs[0].launch(stream(0))?;
+                graphs[1].launch(stream(1))?;
+                single.enqueue(&comm, &[stream(2)])?;
+                graphs[1].launch(stream(2))?;
+                graphs[0].launch(stream(1))?;
+                streams.iter().try_for_each(|stream| stream.raw().synchronize())?;
+            }
+            all.iter().try_for_each(|exchange| exchange.check(round))?;
+        }
+        ensure!(comm.async_error().is_none());
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn graphs_with_messages_run_in_parallel() {
+    everybody_plays("exchanges_in_parallel_graphs", &[TENANTS, &strict("auto")]);
 }
 
 /// What goes from rank to rank, without groups: each receives, and sends on what it got.

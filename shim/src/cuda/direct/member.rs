@@ -20,6 +20,7 @@ use super::LOOK_AGAIN_AFTER;
 use super::launcher::Launcher;
 use crate::client::{locked, unexpected};
 use crate::cuda::cuda_error;
+use crate::cuda::graphs::LivingGraphs;
 use crate::cuda::resources::{import, kernels};
 use crate::cuda::watch::{Awaited, Gone};
 use crate::{Client, Error};
@@ -41,6 +42,8 @@ pub(in crate::cuda) struct Member {
     registration: HostRegistration,
     /// Graphs keep it, too.
     pub(in crate::cuda) page: Arc<DirectPage>,
+    /// This rank's, with collectives or with sends and receives.
+    pub(super) graphs: Arc<LivingGraphs>,
     /// Whether the service knows of the contradiction on the page.
     is_told: AtomicBool,
     /// Whether the rank has left: from then on the page may be another communicator's. Locked while something is written that others go by, and never
@@ -134,7 +137,8 @@ impl Member {
             _opened.push(opened);
         }
         let kernels = kernels(&context)?;
-        let is_told = AtomicBool::new(false);
+        let (page, is_told) = (Arc::new(page), AtomicBool::new(false));
+        let graphs = LivingGraphs::new(Some((Arc::clone(&page), rank)));
         Ok(Member {
             client,
             handle,
@@ -147,7 +151,8 @@ impl Member {
             _opened,
             shares_handles: share.is_by_handles(),
             registration,
-            page: Arc::new(page),
+            page,
+            graphs,
             is_told,
             has_left: Mutex::new(false),
             left_with: OnceLock::new(),
@@ -271,30 +276,29 @@ impl Member {
         Err(self.failure().unwrap_or_else(aborted))
     }
 
-    /// Waits for this rank's kernels that count in a word of its area, and for what else there is.
+    /// Waits for this rank's kernels that count in a word of its area, for launches of its graphs, and for what else there is.
     pub(super) fn wait_for_kernels(
         &self,
         counter: DeviceAddress,
         launched: u64,
-        has_captured: bool,
+        have_graphs_ended: &dyn Fn() -> Result<bool, Error>,
         has_rest_ended: &dyn Fn() -> bool,
     ) -> Result<(), Error> {
-        if launched == 0 && !has_captured && has_rest_ended() {
+        if launched == 0 && have_graphs_ended()? && has_rest_ended() {
             return Ok(());
         }
         // Without a stream, for which there may be no memory, this rank's are waited for with all others.
         if let Ok(stream) = OwnedStream::new(&self.context) {
-            let has_ended = || {
+            let have_ended = || {
                 // SAFETY: the area is mapped in this context as long as `self` lives.
                 let word = unsafe { stream.read_word(counter) }.map_err(cuda_error)?;
-                Ok::<_, Error>(AreaLayout::ended(word) >= launched)
+                Ok::<_, Error>(AreaLayout::ended(word) >= launched && have_graphs_ended()?)
             };
             // Kernels that were stopped count, too; others' are not to be waited for, which may be stopped only afterwards.
-            while !(has_ended()? && (has_rest_ended() || self.page.is_aborted())) {
+            while !(have_ended()? && (has_rest_ended() || self.page.is_aborted())) {
                 std::thread::sleep(LOOK_AGAIN_AFTER);
             }
-            // Of those in graphs it is not known how often they run.
-            if !has_captured && has_rest_ended() {
+            if has_rest_ended() {
                 return Ok(());
             }
         }

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use bytemuck::Zeroable;
-use mccs_cuda::{Context, DeviceAddress, RawStream};
+use mccs_cuda::{Capture, Context, DeviceAddress, RawStream};
 use mccs_ipc::direct::{DirectPage, DirectShare, DirectTerms, Execution};
 use mccs_ipc::large::LargeLayout;
 use mccs_ipc::protocol::Request;
@@ -64,8 +64,6 @@ struct Order {
     launcher: Launcher,
     /// Kernels launched, without those that went into graphs.
     launched: u64,
-    /// The capture whose graph the page counts.
-    capture: Option<u64>,
     strategy: KnownStrategy,
     large: LargeOrder,
 }
@@ -109,10 +107,9 @@ impl DirectCommunicator {
         let awaited: Weak<Member> = Arc::downgrade(&member);
         member.client.0.watch.add(member.client.0.requests.socket(), awaited)?;
         let order = Order {
-            launches: LaunchOrder::new(&member.context)?,
+            launches: LaunchOrder::new(&member.context, Arc::clone(&member.graphs))?,
             launcher: member.launcher(&Launch::<DirectArgs>::placeholder())?,
             launched: 0,
-            capture: None,
             strategy: KnownStrategy { published: 0, operations: 0..0, strategy: DirectStrategy::zeroed() },
             large: LargeOrder::new(&member.context, share)?,
         };
@@ -192,16 +189,17 @@ impl DirectCommunicator {
         }
         let _entered = member.context.enter().map_err(cuda_error)?;
         // SAFETY: the caller vouches for the stream.
-        let (is_captured, strategy) = unsafe {
+        let (capture, strategy) = unsafe {
             let is_captured = stream.is_capturing().map_err(cuda_error)?;
-            (is_captured, self.begin(&mut order, stream, is_captured)?)
+            let capture = if is_captured { stream.capture().map_err(cuda_error)? } else { None };
+            (capture, self.begin(&mut order, stream, capture)?)
         };
         let payload_bytes =
             checked.kind.payload_count(checked.count, member.nranks) * checked.dtype.size_bytes() as u64;
         let chosen = strategy.choose(checked.kind, payload_bytes).filter(|_| self.execution == Execution::Ranks);
         // Commands cannot be part of a graph: there everything goes the direct way, on all ranks alike.
         if chosen.is_none()
-            && !is_captured
+            && capture.is_none()
             && let Some(layout) = self.large_way(&checked)
         {
             // SAFETY: the caller's contract is passed on.
@@ -209,8 +207,8 @@ impl DirectCommunicator {
                 self.follow(&mut order, stream)?;
                 let combine = Combine { layout, blocks: strategy.combine_blocks.max(1) };
                 self.enqueue_large(&mut order, combine, &checked, call, stream)?;
+                return order.launches.launched(stream);
             }
-            return Ok(());
         }
         if self.execution == Execution::Service {
             return Err(Error::argument(format!("the service's engines have no way for {}", checked.kind)));
@@ -223,49 +221,37 @@ impl DirectCommunicator {
             launch.args.call = Stamp::call(checked.kind, payload_bytes);
         }
         // SAFETY: the caller's contract is passed on.
-        unsafe { self.launch(&mut order, launch, call, (stream, is_captured)) }
+        unsafe { self.launch(&mut order, launch, call, (stream, capture)) }
     }
 
     /// The strategy of the next collective, as soon as the operator lets it begin. One that comes to nothing afterwards leaves its number
-    /// to the next.
+    /// to the next. A stream that is captured comes behind the operations before.
     ///
     /// # Safety
     /// The stream must live.
-    unsafe fn begin(&self, order: &mut Order, stream: RawStream, is_captured: bool) -> Result<DirectStrategy, Error> {
-        let number = order.next_number();
-        let may_begin = if is_captured {
-            // SAFETY: the caller's contract is passed on.
-            unsafe { self.begin_in_graph(order, stream)? }
-        } else {
-            self.member.page.announce(self.member.rank, number)
+    unsafe fn begin(
+        &self,
+        order: &mut Order,
+        stream: RawStream,
+        capture: Option<Capture>,
+    ) -> Result<DirectStrategy, Error> {
+        let page = &self.member.page;
+        let Some(capture) = capture else {
+            let number = order.next_number();
+            if !page.announce(self.member.rank, number) {
+                self.wait_while_held()?;
+            }
+            return self.strategy(order, number);
         };
-        if !may_begin {
-            self.wait_while_held()?;
+        let Order { launches, launched, large, .. } = order;
+        // SAFETY: the area is mapped as long as `self`; the rest is the caller's contract.
+        unsafe {
+            let wait_for_rest = |stream| self.wait_for_large(large, stream);
+            launches.capture((stream, capture), (self.counter(), *launched), wait_for_rest)?;
         }
-        // Nobody counts what graphs run: they get a strategy of their own, and have it stay.
-        if is_captured {
-            return Ok(strategy_of(&published_terms(self.member.page.captured_terms())?));
-        }
-        self.strategy(order, number)
-    }
-
-    /// Has the page count the graph that a stream is captured into, until it has gone. Returns whether the collective may begin.
-    ///
-    /// # Safety
-    /// The stream must live, and be captured.
-    unsafe fn begin_in_graph(&self, order: &mut Order, stream: RawStream) -> Result<bool, Error> {
-        let (page, rank) = (Arc::clone(&self.member.page), self.member.rank);
-        // SAFETY: the caller's contract is passed on.
-        let capture = unsafe { stream.capture().map_err(cuda_error)? };
-        // What goes into an invalid capture the driver refuses.
-        let Some(capture) = capture.filter(|capture| capture.is_valid() && order.capture != Some(capture.id)) else {
-            return Ok(!page.is_held());
-        };
-        let may_begin = page.begin_graph(rank);
-        // SAFETY: it goes on: the caller is about to enqueue into it.
-        unsafe { capture.when_gone(move || page.end_graph(rank)).map_err(cuda_error)? };
-        order.capture = Some(capture.id);
-        Ok(may_begin)
+        self.wait_while_held()?;
+        // Nobody counts what graphs run: they get a strategy of their own, and have it stay while they live.
+        Ok(strategy_of(&published_terms(page.captured_terms())?))
     }
 
     /// Waits while the operator holds operations back, which is but a moment; fails if it is for good.
@@ -294,7 +280,7 @@ impl DirectCommunicator {
         order: &mut Order,
         mut launch: Launch<DirectArgs>,
         call: &Call,
-        (stream, is_captured): (RawStream, bool),
+        (stream, capture): (RawStream, Option<Capture>),
     ) -> Result<(), Error> {
         let member = &*self.member;
         (launch.args.send, launch.args.recv) = (call.send, call.recv);
@@ -304,9 +290,6 @@ impl DirectCommunicator {
         launch.args.sequence = u32::try_from(number)
             .map_err(|_| Error::argument("a communicator of GPUs does 2^32 operations: make another".to_owned()))?;
         let function = member.function(launch.function)?;
-        if is_captured {
-            order.launches.capture();
-        }
         if order.launches.has_captured() {
             // A constant is faster, and wrong in what is replayed.
             launch.args.sequence = 0;
@@ -314,15 +297,15 @@ impl DirectCommunicator {
         // SAFETY: the caller vouches for stream and buffers; areas and page live as long as `self`, which is not dropped
         // before its kernels have ended.
         unsafe {
-            if !is_captured {
+            if capture.is_none() {
                 self.follow(order, stream)?;
             }
             if order.launches.has_several_streams() {
                 launch.release();
             }
-            order.launcher.launch((stream, is_captured), function, &launch).map_err(cuda_error)?;
-            if is_captured {
-                return Ok(());
+            order.launcher.launch((stream, capture.is_some()), function, &launch).map_err(cuda_error)?;
+            if let Some(capture) = capture {
+                return order.launches.captured(stream, capture);
             }
             order.launched = number;
             member.page.launch(member.rank, number);
@@ -337,7 +320,7 @@ impl DirectCommunicator {
     unsafe fn follow(&self, order: &mut Order, stream: RawStream) -> Result<(), Error> {
         let Order { launches, launched, large, .. } = order;
         // SAFETY: the area is mapped as long as `self`; the rest is the caller's contract.
-        unsafe { launches.follow(stream, (self.counter(), *launched), || self.wait_for_large(large, stream)) }
+        unsafe { launches.follow(stream, (self.counter(), *launched), |stream| self.wait_for_large(large, stream)) }
     }
 
     /// The word in which this rank's kernels count.
@@ -408,11 +391,9 @@ impl DirectCommunicator {
             return Ok(());
         }
         let member = &*self.member;
-        let (groups, has_captured) = self.points.leave();
-        let ended = member.wait_for_kernels(self.points.counter(), groups, has_captured, &|| true);
-        let (launched, has_captured) = (order.launched, order.launches.has_captured());
-        let large = || self.has_finished_large(&order);
-        let ended = ended.and(member.wait_for_kernels(self.counter(), launched, has_captured, &large));
+        let ended = self.points.leave();
+        let (large, graphs) = (|| self.has_finished_large(&order), || order.launches.have_graphs_ended());
+        let ended = ended.and(member.wait_for_kernels(self.counter(), order.launched, &graphs, &large));
         // What may still run must not meet what comes to lie there next: nobody uses again what has failed.
         let ended = ended.inspect_err(|error| {
             let _ = member.end(error.cuda_code());
@@ -420,6 +401,7 @@ impl DirectCommunicator {
         member.leave();
         member.client.0.requests.call(Request::DestroyComm { comm: member.handle }, &[])?;
         self.end_large(&mut order);
+        member.graphs.keep((Arc::clone(&self.member), order.launches.event(), self.points.event()));
         ended
     }
 }

@@ -1,20 +1,25 @@
 //! The order of a rank's kernels in the caller's streams.
 //!
 //! Kernels of a communicator use the same areas, so one that is launched into another stream than the one before has to wait for
-//! it: for its count in GPU memory, or for an event, once launches went into graphs and only the GPU knows how many have run, and
-//! where streams cannot wait for words.
+//! it: for its count in GPU memory; or for an event, where streams cannot wait for words, and from the first capture on. From then on every
+//! launch waits for the event, and records it: graphs may have been launched anywhere since the one before (`graphs.rs`).
 
-use mccs_cuda::{Context, DeviceAddress, Event, RawStream};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use mccs_cuda::{Capture, Context, DeviceAddress, Event, OwnedStream, RawStream, while_capturing};
 use mccs_kernels::cuda::AreaLayout;
 
 use crate::Error;
 use crate::cuda::cuda_error;
+use crate::cuda::graphs::{GraphOrder, LivingGraphs};
 
 /// Collectives have one, and sends and receives another: between the two there is no order.
 pub(super) struct LaunchOrder {
     so_far: SoFar,
-    /// Recorded behind every launch since the first that went into a graph, or from the first on where streams have no words.
-    last_launch: Event,
+    /// Told of every launch since the first capture, or from the first on where streams have no words.
+    graphs: GraphOrder,
+    context: Context,
     has_left: bool,
 }
 
@@ -29,8 +34,6 @@ struct SoFar {
     has_several_streams: bool,
     /// Whether launches went into graphs.
     has_captured: bool,
-    /// Whether the last launch was recorded.
-    is_recorded: bool,
 }
 
 /// What a launch has to wait for.
@@ -40,13 +43,13 @@ enum Before {
     Nothing,
     /// For the count of the launches so far.
     Count,
-    /// For the last launch.
+    /// For the last launch, of a call or a graph.
     Event,
 }
 
 impl SoFar {
     fn new(has_words: bool) -> Self {
-        SoFar { has_words, last_stream: None, has_several_streams: false, has_captured: false, is_recorded: false }
+        SoFar { has_words, last_stream: None, has_several_streams: false, has_captured: false }
     }
 
     /// Whether a launch is recorded, for those after it.
@@ -60,20 +63,20 @@ impl SoFar {
 
     fn before(&self, stream: u64) -> Before {
         match self.last_stream {
+            _ if self.has_captured => Before::Event,
             None => Before::Nothing,
             Some(last) if last == stream => Before::Nothing,
-            Some(_) if self.is_recorded => Before::Event,
             Some(_) if self.has_words => Before::Count,
-            // All are recorded: so none was launched.
-            Some(_) => Before::Nothing,
+            Some(_) => Before::Event,
         }
     }
 }
 
 impl LaunchOrder {
-    pub(super) fn new(context: &Context) -> Result<Self, Error> {
-        let last_launch = Event::new(context, false).map_err(cuda_error)?;
-        Ok(LaunchOrder { so_far: SoFar::new(context.gpu().has_stream_words), last_launch, has_left: false })
+    /// Before the first launch; `living` counts graphs.
+    pub(super) fn new(context: &Context, living: Arc<LivingGraphs>) -> Result<Self, Error> {
+        let (graphs, context) = (GraphOrder::new(context, living)?, context.clone());
+        Ok(LaunchOrder { so_far: SoFar::new(context.gpu().has_stream_words), graphs, context, has_left: false })
     }
 
     /// Whether launches went to more than one stream.
@@ -86,13 +89,48 @@ impl LaunchOrder {
         self.so_far.has_captured
     }
 
-    /// The next launch goes into a graph.
-    pub(super) fn capture(&mut self) {
-        self.so_far.has_captured = true;
+    /// What graphs refer to, and must not outlive.
+    pub(super) fn event(&self) -> Arc<Event> {
+        self.graphs.event()
+    }
+
+    /// Has a captured stream come behind the launches before, of which the area counts `launched` outside of graphs at `counter`, and behind
+    /// what `wait_for_rest` has a stream wait for. The context must be current. Returns what says whether the graph has gone.
+    ///
+    /// # Safety
+    /// The stream must live, and be of this capture, which goes on; `counter` must be mapped until all streams have come to this.
+    pub(super) unsafe fn capture(
+        &mut self,
+        (stream, capture): (RawStream, Capture),
+        (counter, launched): (DeviceAddress, u64),
+        wait_for_rest: impl FnOnce(RawStream) -> Result<(), Error>,
+    ) -> Result<Arc<AtomicBool>, Error> {
+        // SAFETY: the caller's contract is passed on.
+        unsafe {
+            if !self.so_far.has_captured && !self.so_far.records() && self.so_far.last_stream.is_some() {
+                // Nothing of what was launched so far is recorded. The stream that it went to may have gone, or be this one.
+                let helper = while_capturing(|| OwnedStream::new(&self.context)).and_then(|made| made);
+                let helper = helper.map_err(cuda_error)?;
+                helper.raw().wait_word(counter, AreaLayout::word_of(launched)).map_err(cuda_error)?;
+                wait_for_rest(helper.raw())?;
+                self.graphs.record(helper.raw())?;
+            }
+            self.so_far.has_captured = true;
+            self.graphs.begin(stream, capture)
+        }
+    }
+
+    /// A kernel went into a graph, behind what [`LaunchOrder::capture`] had its stream come behind.
+    ///
+    /// # Safety
+    /// As [`LaunchOrder::capture`].
+    pub(super) unsafe fn captured(&mut self, stream: RawStream, capture: Capture) -> Result<(), Error> {
+        // SAFETY: the caller's contract is passed on.
+        unsafe { self.graphs.end(stream, capture) }
     }
 
     /// Has a stream come behind the launches before, of which the area counts `launched` at `counter`, and behind what `wait_for_rest`
-    /// waits for, if it does not as it is.
+    /// has it wait for, if it does not as it is.
     ///
     /// # Safety
     /// The stream must live, its context be current, and `counter` be mapped until it has come to this.
@@ -100,36 +138,39 @@ impl LaunchOrder {
         &mut self,
         stream: RawStream,
         (counter, launched): (DeviceAddress, u64),
-        wait_for_rest: impl FnOnce() -> Result<(), Error>,
+        wait_for_rest: impl FnOnce(RawStream) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        // SAFETY: the caller's contract; the event lives as long as `self`, and the driver keeps what streams wait for.
+        // SAFETY: the caller's contract is passed on.
         unsafe {
             let id = stream.id().map_err(cuda_error)?;
-            let waits = match self.so_far.before(id) {
-                Before::Nothing => None,
-                Before::Count => Some(stream.wait_word(counter, AreaLayout::word_of(launched))),
-                Before::Event => Some(stream.wait(&self.last_launch)),
-            };
-            if let Some(waits) = waits {
-                waits.map_err(cuda_error)?;
-                wait_for_rest()?;
+            match self.so_far.before(id) {
+                Before::Nothing => {}
+                Before::Count => {
+                    stream.wait_word(counter, AreaLayout::word_of(launched)).map_err(cuda_error)?;
+                    wait_for_rest(stream)?;
+                }
+                Before::Event => self.graphs.wait(stream)?,
             }
             self.so_far.comes_to(id);
         }
         Ok(())
     }
 
-    /// A kernel was launched into `stream`, which had come behind those before; not into a graph.
+    /// An operation was launched into `stream`, which had come behind those before; not into a graph.
     ///
     /// # Safety
     /// The stream must live.
     pub(super) unsafe fn launched(&mut self, stream: RawStream) -> Result<(), Error> {
         if self.so_far.records() {
             // SAFETY: the caller's contract.
-            unsafe { self.last_launch.record(stream) }.map_err(cuda_error)?;
-            self.so_far.is_recorded = true;
+            unsafe { self.graphs.record(stream)? };
         }
         Ok(())
+    }
+
+    /// Whether launches of graphs have ended, and those outside that were recorded. Returns the driver's error if some of them have failed.
+    pub(super) fn have_graphs_ended(&self) -> Result<bool, Error> {
+        if self.so_far.has_captured { self.graphs.have_ended() } else { Ok(true) }
     }
 
     /// Whether the rank has left.
@@ -154,12 +195,16 @@ mod tests {
         assert_eq!(so_far.before(1), Before::Nothing);
         so_far.last_stream = Some(1);
         assert_eq!([1, 2].map(|stream| so_far.before(stream)), [Before::Nothing, Before::Count]);
-        // A count does not tell any more, but nothing else was recorded yet.
+    }
+
+    #[test]
+    fn from_the_first_capture_on_a_launch_waits_whatever_its_stream() {
+        let mut so_far = SoFar::new(true);
         so_far.has_captured = true;
         assert!(so_far.records());
-        assert_eq!(so_far.before(2), Before::Count);
-        so_far.is_recorded = true;
-        assert_eq!([1, 2].map(|stream| so_far.before(stream)), [Before::Nothing, Before::Event]);
+        assert_eq!(so_far.before(1), Before::Event, "a graph may have been launched");
+        so_far.last_stream = Some(1);
+        assert_eq!([1, 2].map(|stream| so_far.before(stream)), [Before::Event, Before::Event]);
     }
 
     #[test]
@@ -177,8 +222,6 @@ mod tests {
         let mut so_far = SoFar::new(false);
         assert!(so_far.records());
         so_far.last_stream = Some(1);
-        assert_eq!(so_far.before(2), Before::Nothing, "its launch was refused");
-        so_far.is_recorded = true;
         assert_eq!([1, 2].map(|stream| so_far.before(stream)), [Before::Nothing, Before::Event]);
     }
 }

@@ -40,7 +40,7 @@ struct Order {
 
 impl Points {
     pub(super) fn new(member: Arc<Member>) -> Result<Self, Error> {
-        let launches = LaunchOrder::new(&member.context)?;
+        let launches = LaunchOrder::new(&member.context, Arc::clone(&member.graphs))?;
         let joint = Event::new(&member.context, false).map_err(cuda_error)?;
         let launcher = member.launcher(&PointsLaunch::placeholder())?;
         let order = Order { launches, launcher, launched: PointsLaunched::default(), joint };
@@ -52,15 +52,21 @@ impl Points {
     }
 
     /// The word in which this rank's kernels count groups.
-    pub(super) fn counter(&self) -> DeviceAddress {
+    fn counter(&self) -> DeviceAddress {
         self.member.area() + AreaLayout::POINTS_COUNTER_OFFSET
     }
 
-    /// How many groups were launched, and whether some went into graphs. None is from here on.
-    pub(super) fn leave(&self) -> (u64, bool) {
+    /// What graphs refer to, and must not outlive.
+    pub(super) fn event(&self) -> Arc<Event> {
+        locked(&self.order).launches.event()
+    }
+
+    /// Waits for what was launched. Nothing is from here on.
+    pub(super) fn leave(&self) -> Result<(), Error> {
         let mut order = locked(&self.order);
         order.launches.leave();
-        (order.launched.groups, order.launches.has_captured())
+        let graphs = || order.launches.have_graphs_ended();
+        self.member.wait_for_kernels(self.counter(), order.launched.groups, &graphs, &|| true)
     }
 
     /// Checks a group as a whole.
@@ -107,25 +113,27 @@ impl Points {
         // before its kernels have ended.
         unsafe {
             let is_captured = main.is_capturing().map_err(cuda_error)?;
-            if is_captured {
-                order.launches.capture();
-            }
+            let capture = if is_captured { main.capture().map_err(cuda_error)? } else { None };
             for other in others {
                 order.joint.record(*other).and_then(|()| main.wait(&order.joint)).map_err(cuda_error)?;
             }
-            if !is_captured {
-                order.launches.follow(main, (self.counter(), order.launched.groups), || Ok(()))?;
+            let so_far = (self.counter(), order.launched.groups);
+            match capture {
+                Some(capture) => drop(order.launches.capture((main, capture), so_far, |_| Ok(()))?),
+                None => order.launches.follow(main, so_far, |_| Ok(()))?,
             }
             match &launch {
                 PointsLaunch::Few(few) => {
-                    order.launcher.launch((main, is_captured), member.function(few.function)?, few)
+                    order.launcher.launch((main, capture.is_some()), member.function(few.function)?, few)
                 }
                 PointsLaunch::Many(many) => {
                     member.function(many.function)?.launch(main, many.grid, many.block, &many.args)
                 }
             }
             .map_err(cuda_error)?;
-            if !is_captured {
+            if let Some(capture) = capture {
+                order.launches.captured(main, capture)?;
+            } else {
                 self.count(&mut order.launched, list);
                 order.launches.launched(main)?;
             }

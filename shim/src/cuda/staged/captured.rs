@@ -19,17 +19,18 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
-use mccs_cuda::{Capture, Context, Event, RawStream};
+use mccs_cuda::{Capture, Context, RawStream};
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::UniqueId;
 
-use super::SLOTS;
 use super::gated::{Access, Gated, Ticket};
 use super::pieces::SLOT_BYTES;
 use super::points::Message;
+use super::{LOOK_AGAIN_AFTER, SLOTS};
 use crate::client::{locked, unexpected};
 use crate::communicator::Call as HostCall;
 use crate::cuda::cuda_error;
+use crate::cuda::graphs::{GraphOrder, LivingGraphs};
 use crate::cuda::served::Identity;
 use crate::{Client, Communicator, Error, Stream};
 
@@ -43,12 +44,14 @@ pub(super) struct Captures {
     context: Context,
     access: Access,
     identity: Identity,
+    living: Arc<LivingGraphs>,
     made: Mutex<Option<Captured>>,
 }
 
 impl Captures {
     pub(super) fn new(client: Client, context: Context, access: Access, identity: Identity) -> Self {
-        Captures { client, context, access, identity, made: Mutex::default() }
+        let living = LivingGraphs::new(None);
+        Captures { client, context, access, identity, living, made: Mutex::default() }
     }
 
     /// Captures with what there is, and makes it before if this is the first time.
@@ -56,7 +59,10 @@ impl Captures {
         let mut made = locked(&self.made);
         let own = match made.take() {
             Some(own) => own,
-            None => Captured::new(&self.client, &self.context, self.access.clone(), self.identity.clone())?,
+            None => {
+                let order = GraphOrder::new(&self.context, Arc::clone(&self.living))?;
+                Captured::new(&self.client, &self.context, self.access.clone(), self.identity.clone(), order)?
+            }
         };
         capture(made.insert(own))
     }
@@ -79,7 +85,23 @@ impl Captures {
 
     /// Leaves when this rank's replays have ended; [`Captures::abort`] ends the wait.
     pub(super) fn leave(&self) -> Result<(), Error> {
-        self.replayer().map_or(Ok(()), |replayer| replayer.leave())
+        let have_ended = || locked(&self.made).as_ref().map_or(Ok(true), |own| own.order.have_ended());
+        let ended = loop {
+            match have_ended() {
+                Ok(false) => std::thread::sleep(LOOK_AGAIN_AFTER),
+                ended => break ended.map(drop),
+            }
+        };
+        self.replayer().map_or(Ok(()), |replayer| replayer.leave()).and(ended)
+    }
+}
+
+impl Drop for Captures {
+    fn drop(&mut self) {
+        // Graphs that live have addresses of what is in there.
+        if let Some(own) = self.made.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            self.living.keep(own);
+        }
     }
 }
 
@@ -90,10 +112,10 @@ pub(super) struct Captured {
     replayer: Arc<Replayer>,
     /// Pieces so far: the next one's slot goes on from there.
     pub(super) pieces: u64,
-    /// The capture, and the stream in it, of the last call.
-    last: Option<(u64, RawStream)>,
-    /// Behind the last call.
-    last_call: Event,
+    /// The capture of the last call.
+    last: Option<u64>,
+    /// Of replays alone: calls outside of graphs go through another communicator, and other slots.
+    order: GraphOrder,
     batches: Mutex<Batches>,
 }
 
@@ -107,7 +129,7 @@ struct Batches {
     opened: u64,
     /// Whether the last one takes more collectives.
     is_open: bool,
-    /// Whether the graph of the last capture has gone.
+    /// Whether the graph of the capture that goes on has gone.
     has_gone: Arc<AtomicBool>,
 }
 
@@ -148,7 +170,13 @@ struct Part {
 
 impl Captured {
     /// For the first capture of a rank; `client` is its session for everything else.
-    fn new(client: &Client, context: &Context, access: Access, identity: Identity) -> Result<Self, Error> {
+    fn new(
+        client: &Client,
+        context: &Context,
+        access: Access,
+        identity: Identity,
+        order: GraphOrder,
+    ) -> Result<Self, Error> {
         if access.kernel.is_none() {
             let message = "what goes through the service can be captured into graphs only where kernels may tell and wait, \
                            and the operator's `cuda.ordering` is \"words\"";
@@ -169,8 +197,7 @@ impl Captured {
             .name("mccs-join".into())
             .spawn(join)
             .map_err(|error| Error::System(format!("cannot start a thread: {error}")))?;
-        let last_call = Event::new(context, false).map_err(cuda_error)?;
-        Ok(Captured { client, gated, replayer, pieces: 0, last: None, last_call, batches: Mutex::default() })
+        Ok(Captured { client, gated, replayer, pieces: 0, last: None, order, batches: Mutex::default() })
     }
 
     /// The session of replays.
@@ -183,7 +210,7 @@ impl Captured {
         self.client.0.operations_in_flight_max.min(self.client.0.layout.commands_capacity.into()).max(1)
     }
 
-    /// Begins a call: pieces of a graph go one behind the other, in whatever streams they are captured.
+    /// Begins a call: it goes behind those before, of its graph or of others.
     ///
     /// # Safety
     /// The stream must live, and be of this capture, which goes on.
@@ -191,28 +218,11 @@ impl Captured {
         if let Some(Err(error)) = &*locked(&self.replayer.joined) {
             return Err(error.clone());
         }
-        match self.last {
-            Some((last, other)) if last == capture.id => {
-                if other != stream {
-                    // SAFETY: the caller's contract is passed on, as in the whole of this file.
-                    unsafe { stream.wait(&self.last_call) }.map_err(cuda_error)?;
-                }
-            }
-            _ => {
-                let mut batches = locked(&self.batches);
-                batches.begin();
-                let has_gone = Arc::clone(&batches.has_gone);
-                let go = move || has_gone.store(true, Ordering::Release);
-                if capture.is_valid() {
-                    // SAFETY: the caller's contract.
-                    unsafe { capture.when_gone(go) }.map_err(cuda_error)?;
-                } else {
-                    // The driver takes nothing any more.
-                    go();
-                }
-            }
+        // SAFETY: the caller's contract is passed on, as in the whole of this file.
+        let has_gone = unsafe { self.order.begin(stream, capture)? };
+        if self.last.replace(capture.id) != Some(capture.id) {
+            locked(&self.batches).begin(has_gone);
         }
-        self.last = Some((capture.id, stream));
         Ok(())
     }
 
@@ -220,9 +230,9 @@ impl Captured {
     ///
     /// # Safety
     /// As [`Captured::begin`].
-    pub(super) unsafe fn end(&mut self, stream: RawStream) -> Result<(), Error> {
+    pub(super) unsafe fn end(&mut self, stream: RawStream, capture: Capture) -> Result<(), Error> {
         // SAFETY: as above.
-        unsafe { self.last_call.record(stream) }.map_err(cuda_error)
+        unsafe { self.order.end(stream, capture) }
     }
 
     /// Has a collective's command sent each time before a stream that is captured comes here.
@@ -259,10 +269,10 @@ impl Captured {
 }
 
 impl Batches {
-    /// Begins another capture. What graphs that have gone had is dropped here.
-    fn begin(&mut self) {
+    /// Goes on with another capture, whose graph has gone when that is said. What graphs that have gone had is dropped here.
+    fn begin(&mut self, has_gone: Arc<AtomicBool>) {
         self.is_open = false;
-        self.has_gone = Arc::default();
+        self.has_gone = has_gone;
         self.all.retain(|batch| !batch.has_gone.load(Ordering::Acquire));
     }
 
@@ -418,7 +428,7 @@ mod tests {
     fn what_graphs_have_goes_with_them_at_the_next_capture() {
         let (replayer, mut batches) = (replayer(), Batches::default());
         let capture = |batches: &mut Batches, count: usize| {
-            batches.begin();
+            batches.begin(Arc::default());
             for _ in 0..count {
                 batches.add(&replayer);
             }
@@ -430,7 +440,7 @@ mod tests {
         assert_eq!(words(&batches), [0, 1, 2, 3, 4]);
         first.store(true, Ordering::Release);
         assert_eq!(batches.all.len(), 5, "only a capture drops them");
-        batches.begin();
+        batches.begin(Arc::default());
         assert_eq!(words(&batches), [3, 4]);
         second.store(true, Ordering::Release);
         // Captured again and again, they do not become more; words go on.

@@ -180,7 +180,7 @@ impl StagedCommunicator {
             let enqueued = StagedCall { by: By::Replaying(own), call, shape, stream }.enqueue(&mut pieces);
             own.pieces = pieces;
             // Behind what was enqueued in spite of an error, too.
-            enqueued.and(own.end(stream))
+            enqueued.and(own.end(stream, capture))
         }
     }
 

@@ -177,7 +177,7 @@ impl StagedPoints {
                     own.begin(main, capture)?;
                     let launched = self.launch_joined((captured, joint), By::Replaying(own), list, streams);
                     // Behind what was enqueued in spite of an error, too.
-                    launched.and(own.end(main))
+                    launched.and(own.end(main, capture))
                 });
             }
         }
