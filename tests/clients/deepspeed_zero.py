@@ -19,6 +19,8 @@ def train(stage, rank, nranks, device):
         "train_micro_batch_size_per_gpu": training.SAMPLES_OF_RANK,
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
+        # Clipped by default, which one GPU's training is not.
+        "gradient_clipping": 0.0,
     }
     engine, *_ = deepspeed.initialize(model=network, optimizer=training.optimizer_of(network), config=settings)
     for step in range(training.STEPS):
