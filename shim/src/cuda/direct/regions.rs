@@ -15,7 +15,6 @@ use std::ops::Bound::{Excluded, Included};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use mccs_cuda::{
     Allocation, Context, DeviceAddress, PointerKind, allocation_of, buffer_id, export, pointer_kind, while_capturing,
@@ -34,9 +33,6 @@ use crate::requests::Requests;
 pub const REGISTERED_MAX: usize = 128;
 /// Regions that are looked at at a time, which takes the driver less than a microsecond each.
 const LOOK_AT: usize = 4;
-/// The same when a program asks for errors, which some do in a loop: at most once in [`ASKED_EVERY`].
-const ASKED_LOOK_AT: usize = 16;
-const ASKED_EVERY: Duration = Duration::from_millis(1);
 
 /// Regions by context and first address.
 #[derive(Default)]
@@ -44,8 +40,6 @@ pub(crate) struct GpuRegions {
     known: BTreeMap<(usize, DeviceAddress), Known>,
     /// Where the last look ended.
     looked_at: DeviceAddress,
-    /// When a program's question last made it look.
-    asked: Option<Instant>,
     uses: u64,
     /// Have given way to longer ones while calls had found them.
     outgrown: Vec<Known>,
@@ -148,25 +142,15 @@ impl GpuRegions {
         .map_err(cuda_error)?
     }
 
-    /// Gives back some of what was freed meanwhile, when the program asks for errors: now and then.
+    /// Gives back some of what was freed meanwhile.
     pub(super) fn look(&mut self, member: &Member) {
         let context = &member.context;
-        if self.is_due(Instant::now())
-            && self.known.range(of(context.key())).next().is_some()
+        if self.known.range(of(context.key())).next().is_some()
             && let Ok(_entered) = context.enter()
         {
             // There is nobody to tell.
-            let _ = while_capturing(|| self.look_at(context, &member.client.0.requests, ASKED_LOOK_AT));
+            let _ = while_capturing(|| self.look_at(context, &member.client.0.requests, LOOK_AT));
         }
-    }
-
-    /// Whether a question at this time makes it look.
-    fn is_due(&mut self, now: Instant) -> bool {
-        let is_due = self.asked.is_none_or(|last| now.saturating_duration_since(last) >= ASKED_EVERY);
-        if is_due {
-            self.asked = Some(now);
-        }
-        is_due
     }
 
     /// Gives back what a communicator that leaves was the last to use.
@@ -325,21 +309,5 @@ fn register(member: &Member, request: Request) -> Result<Handle, NotRegistered> 
         Ok((other, _)) => Err(unexpected(&other).into()),
         Err(error @ Error::Refused { class: ErrorClass::InvalidUsage, .. }) => Err(NotRegistered::NoRoom(error)),
         Err(error) => Err(error.into()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_asks_in_a_loop_has_it_look_once_in_a_while() {
-        let (mut regions, start) = (GpuRegions::default(), Instant::now());
-        let looks = |regions: &mut GpuRegions, after| regions.is_due(start + after);
-        assert!(looks(&mut regions, Duration::ZERO));
-        assert!((0..1000).all(|n| !looks(&mut regions, Duration::from_nanos(n))));
-        assert!(looks(&mut regions, ASKED_EVERY));
-        assert!(!looks(&mut regions, 2 * ASKED_EVERY - Duration::from_nanos(1)));
-        assert!(looks(&mut regions, 3 * ASKED_EVERY));
     }
 }
