@@ -119,7 +119,7 @@ impl Service {
                         tenants: Some(tenants).filter(|tenants| tenants.len() <= TENANTS_MAX),
                     };
                     let settings = ControllerSettings { equipment, ..settings.clone() };
-                    start_controller(&runtimes, main, &settings, inputs, outputs, (&registry, &words))?;
+                    start_controller(&runtimes, main, &settings, inputs, outputs, (&registry, &words, &control_gpus))?;
                 }
                 let transport = carriers.as_ref().map(|carriers| carriers.first);
                 let ways = Arc::new(Ways { transport, paths: settings.paths.clone(), ..Ways::default() });
@@ -310,10 +310,11 @@ fn start_controller(
     settings: &ControllerSettings,
     inputs: Mailbox<ControllerInput>,
     (exchange, proxy): (Sender<Request>, Sender<ProxyMessage>),
-    (registry, words): (&Arc<Registry>, &Arc<PathWords>),
+    (registry, words, gpus): (&Arc<Registry>, &Arc<PathWords>, &Option<Sender<ProxyMessage>>),
 ) -> anyhow::Result<()> {
     let runtime = if settings.is_here() { runtimes.start_runtime("mccs-controller")? } else { main };
     let engine = ControllerEngine::new(settings, inputs, (exchange, proxy), Arc::clone(registry), Arc::clone(words));
+    let engine = engine.with_gpus(gpus.clone());
     runtimes.start_engine(runtime, |waker| {
         engine.wakers().into_iter().for_each(|slot| slot.set(waker.clone()));
         Box::new(engine)

@@ -312,6 +312,64 @@ fn what_a_policy_would_change_is_told_also_where_no_flow_moves() {
     assert!(text.lines().any(|line| line.trim_start().starts_with("channel 0: ring")), "{text}");
 }
 
+/// From any host: what all have, what is stuck, and what became of a communicator after it failed.
+#[test]
+fn the_cluster_is_seen_from_any_host_also_what_has_failed() {
+    let bed = Bed::of(&["h0", "h1"]);
+    let (first, second) = bed.join_across();
+    let on_second = |arguments: &[&str]| {
+        let socket = bed.at("h1").join("mccs-control.sock");
+        mccsctl().arg("--socket").arg(socket).args(arguments).output().expect("runs")
+    };
+    let said = |output: Output| String::from_utf8(output.stdout).expect("text");
+    // Hosts have met.
+    let view = loop {
+        let text = said(on_second(&["--json", "cluster"]));
+        let view: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let hosts = view["cluster"]["hosts"].as_array().expect("a list").clone();
+        if hosts.iter().all(|host| host["summary"].is_object()) {
+            break view;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    assert_eq!(view["cluster"]["asked"], "h1");
+    let comms = |host: usize| view["cluster"]["hosts"][host]["summary"]["communicators"].as_array().map(Vec::len);
+    assert_eq!((comms(0), comms(1)), (Some(1), Some(0)), "told by the host of its first rank alone: {view}");
+    let text = said(on_second(&["cluster"]));
+    assert!(text.contains("days") && text.contains("h0, number "), "{text}");
+    let well = on_second(&["stuck"]);
+    assert!(well.status.success(), "{well:?}");
+    assert!(said(well).contains("0 of 1 communicators are stuck"));
+    // A rank leaves, and another one waits for it in vain.
+    let number = bed.says_in_json(&["communicators"])["communicators"][0]["communicator"].as_u64().expect("a number");
+    drop(second);
+    let (client, comm, stream) = &first;
+    let memory = client.allocate(64).expect("memory");
+    let called = comm.all_reduce(memory.at(0), memory.at(0), 8, DataType::I32, RedOp::Sum, stream);
+    assert!(called.and_then(|()| stream.synchronize()).is_err(), "rank 1 has left");
+    let failed = bed.says_in_json(&["failed"])["failed"][0].clone();
+    assert_eq!(failed["communicator"], number, "{failed}");
+    let reason = failed["reason"].as_str().expect("text").to_owned();
+    assert!(bed.says(&["failed"]).contains(&reason), "{reason}");
+    drop(first);
+    // When nothing of it is left, it is still known why.
+    while !bed.says_in_json(&["communicators"])["communicators"].as_array().expect("a list").is_empty() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let why = bed.complains(&["why-stuck", &number.to_string()]);
+    assert!(why.contains("any more: it failed") && why.contains(&reason), "{why}");
+    assert!(said(on_second(&["cluster"])).contains(&reason));
+}
+
+#[test]
+fn shells_complete_commands() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = mccsctl().args(["completions", shell]).output().expect("runs");
+        let text = String::from_utf8(output.stdout).expect("text");
+        assert!(output.status.success() && text.contains("why-stuck") && text.contains("rollback"), "{shell}: {text}");
+    }
+}
+
 /// A communicator of two hosts as the controller shows it.
 struct Shown {
     rings: serde_json::Value,

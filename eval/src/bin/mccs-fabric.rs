@@ -11,6 +11,7 @@ use std::time::Instant;
 use clap::{Parser, Subcommand};
 use mccs_config::DurationText;
 use mccs_eval::fabric::state::{self, Claim, Listed};
+use mccs_eval::fabric::topology_file::topology_file;
 use mccs_eval::fabric::{FabricError, FabricSpec, Topology, check, guard, lifecycle, plan, run};
 
 /// A check found something wrong.
@@ -70,6 +71,11 @@ enum Command {
         /// The fabric's file.
         file: PathBuf,
     },
+    /// Print the topology.toml of a fabric, for the controller of a cluster on it.
+    Topology {
+        /// The fabric's file.
+        file: PathBuf,
+    },
     /// Build a fabric, run a command beside it, and remove the fabric, however the command or this program ends.
     Run {
         /// The fabric's file.
@@ -98,6 +104,10 @@ fn main() -> ExitCode {
         Command::List { json } => list(json),
         Command::Exec { name, node, command } => lifecycle::exec(&name, &node, &command).map(|never| match never {}),
         Command::Plan { file } => FabricSpec::load(&file).map_err(FabricError::from).map(|spec| show(&spec)),
+        Command::Topology { file } => FabricSpec::load(&file).map_err(FabricError::from).map(|spec| {
+            print!("{}", topology_file(&spec).to_toml());
+            0
+        }),
         Command::Run { file, command } => {
             FabricSpec::load(&file).map_err(FabricError::from).and_then(|spec| run::run(&spec, &command))
         }

@@ -30,6 +30,7 @@ pub mod run;
 pub mod spec;
 pub mod state;
 pub mod topology;
+pub mod topology_file;
 
 pub use error::FabricError;
 pub use spec::FabricSpec;

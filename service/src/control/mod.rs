@@ -22,8 +22,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::controller::answer::{ControllerAnswer, ControllerRequest};
 use crate::devices::cuda::GpuStrategy;
+use crate::engines::controller::cluster::ClusterView;
 use crate::runtime::{EngineId, EngineInfo, RuntimeInfo};
 use crate::session::Session;
+use crate::telemetry::failed::FailedView;
 use crate::telemetry::late::LateView;
 use crate::telemetry::recorder::RingView;
 use crate::telemetry::stuck::StuckReport;
@@ -79,6 +81,8 @@ pub enum ControlRequest {
     Communicators,
     /// Communicators that have waited for ranks, or hosts, for ten seconds, or a tenth of the time that they may; where rank 0 is, if that is on another host.
     Joining,
+    /// Communicators that failed within the last hour.
+    Failed,
     /// Engines and runtimes.
     Engines,
     /// Hosts of the cluster.
@@ -144,6 +148,11 @@ pub enum ControlRequest {
         /// Its number.
         communicator: u64,
     },
+    /// What all hosts of the cluster have, on any of them.
+    Cluster {
+        /// Whether what is stuck is to be found out.
+        stuck: bool,
+    },
     /// Ask the controller, on its host.
     Controller {
         /// What.
@@ -161,6 +170,8 @@ pub enum ControlAnswer {
     Communicators(Vec<CommView>),
     /// To [`ControlRequest::Joining`].
     Joining(Vec<LateView>),
+    /// To [`ControlRequest::Failed`], the last first.
+    Failed(Vec<FailedView>),
     /// To [`ControlRequest::Engines`].
     Engines {
         /// The threads.
@@ -191,6 +202,8 @@ pub enum ControlAnswer {
         /// Number of the first collective under it, from 0.
         cut: u64,
     },
+    /// To [`ControlRequest::Cluster`], when all hosts have answered, or some seconds are over.
+    Cluster(Box<ClusterView>),
     /// To [`ControlRequest::Controller`].
     Controller(Box<ControllerAnswer>),
     /// Done.

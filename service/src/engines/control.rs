@@ -266,6 +266,7 @@ impl ControlEngine {
             ControlRequest::Communicators => {
                 ControlAnswer::Communicators(registry.comms().iter().map(|comm| CommView::of(comm)).collect())
             }
+            ControlRequest::Failed => ControlAnswer::Failed(registry.failed.view(Instant::now())),
             ControlRequest::Engines => {
                 ControlAnswer::Engines { runtimes: runtimes.runtimes(), engines: runtimes.engines() }
             }
@@ -315,6 +316,15 @@ impl ControlEngine {
             }
             ControlRequest::Accounts { communicator } => {
                 return self.ask_why_stuck(communicator, number, Looks::One);
+            }
+            ControlRequest::Cluster { stuck } => {
+                let none = "service.toml names no [controller], whose agents ask other hosts: ask on each host";
+                let Some(controller) = controller else { return Some(ControlAnswer::Refused(none.into())) };
+                let asked = Asked::new(number, self.replies.sender());
+                match controller.send(ControllerInput::Cluster { stuck, asked }) {
+                    Ok(()) => return None,
+                    Err(_) => ControlAnswer::Refused("the controller's agent is too busy; try again".into()),
+                }
             }
             ControlRequest::Controller { request } => {
                 let none = "service.toml names no [controller]: nobody decides for the cluster";
@@ -436,6 +446,7 @@ impl Engine for ControlEngine {
                     ControlAnswer::Reconfigured { epoch: made.epoch, cut: made.cut }
                 }
                 Ok(OperatorAnswer::Stuck(report)) => ControlAnswer::Stuck(report),
+                Ok(OperatorAnswer::Cluster(view)) => ControlAnswer::Cluster(view),
                 Ok(OperatorAnswer::Controller(answer)) => ControlAnswer::Controller(answer),
                 Ok(OperatorAnswer::Done) => ControlAnswer::Done,
                 Err(refused) => ControlAnswer::Refused(refused.reason),

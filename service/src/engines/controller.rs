@@ -13,6 +13,7 @@
 //!
 //! Deliberately absent: decisions (`controller/deciding.rs`), and polling: an engine with nothing to do sleeps.
 
+pub mod cluster;
 mod files;
 mod interfaces;
 mod memory;
@@ -28,6 +29,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use self::cluster::{ClusterAsker, PeerMessage, Tell};
 use self::files::{Changed, Files};
 use self::interfaces::Watch;
 use self::memory::Memory;
@@ -74,6 +76,13 @@ pub enum ControllerInput {
     },
     /// An operator did something on this host.
     Acted(Act),
+    /// An operator wants to know of all hosts.
+    Cluster {
+        /// Whether what is stuck is to be found out.
+        stuck: bool,
+        /// To be answered.
+        asked: Asked,
+    },
 }
 
 /// What the engine is told.
@@ -189,6 +198,7 @@ pub struct ControllerEngine {
     registry: Arc<Registry>,
     words: Arc<PathWords>,
     probes: Probes,
+    cluster: ClusterAsker,
     interfaces: Watch,
     seen_changes: Option<u64>,
     seen_bursts: u64,
@@ -221,6 +231,8 @@ impl ControllerEngine {
         let (addresses, from) = settings.addresses.clone();
         // Those that come from here on are heard of.
         let mut interfaces = Watch::new();
+        let cluster =
+            ClusterAsker::new(settings.own.clone(), settings.hosts.clone(), Arc::clone(&registry), proxy.clone());
         let equipment = Equipment { interfaces: interfaces.all(Instant::now()), ..settings.equipment.clone() };
         ControllerEngine {
             own: settings.own.clone(),
@@ -233,6 +245,7 @@ impl ControllerEngine {
             registry,
             words,
             probes: Probes::new(addresses, from),
+            cluster,
             interfaces,
             seen_changes: None,
             seen_bursts: 0,
@@ -243,6 +256,13 @@ impl ControllerEngine {
             refused: 0,
             budget: LogBudget::default(),
         }
+    }
+
+    /// The same, on a host whose GPUs have a proxy engine of their own.
+    #[must_use]
+    pub fn with_gpus(mut self, gpus: Option<Sender<ProxyMessage>>) -> Self {
+        self.cluster.set_gpus(gpus);
+        self
     }
 
     /// To be set before the engine is polled.
@@ -425,6 +445,9 @@ impl ControllerEngine {
             ControllerInput::Exchange(Event::Told { from, body }) => self.hear(&from, &body, now),
             // The proxy engine's.
             ControllerInput::Exchange(_) => {}
+            ControllerInput::Cluster { stuck, asked } => {
+                self.cluster.ask(stuck, asked, &self.replies.sender(), now);
+            }
             ControllerInput::Acted(act) => {
                 let told = self.agent.acted(act);
                 self.carry_out(told);
@@ -446,6 +469,9 @@ impl ControllerEngine {
     }
 
     fn hear(&mut self, from: &Name, body: &ControlBody, now: Instant) {
+        if let Some(message) = PeerMessage::decode(body) {
+            return self.cluster.hear(from, message, &self.replies.sender(), now);
+        }
         let refusal = match (ControllerMessage::decode(body), &mut self.role) {
             (Ok(message), _) => {
                 self.look();
@@ -557,7 +583,9 @@ impl Engine for ControllerEngine {
                 break;
             }
             busy = true;
-            if let Some((question, answer)) = reply {
+            if let Some((question, answer)) = reply
+                && !self.cluster.answered(question, &answer)
+            {
                 self.look();
                 let made = match answer {
                     Ok(OperatorAnswer::Reconfigured(made)) => Ok((made.epoch, made.cut)),
@@ -570,6 +598,10 @@ impl Engine for ControllerEngine {
             if let Some(input) = input {
                 self.take(input, cx.now);
             }
+        }
+        self.cluster.expire(cx.now);
+        while let Some(Tell { to, message }) = self.cluster.next_tell() {
+            self.tell(to, message.encode());
         }
         busy |= self.settle(cx.now);
         self.agent.want_time(self.registry.recorders.is_on());
@@ -590,7 +622,8 @@ impl Engine for ControllerEngine {
             [role.settle_at, files]
         });
         let look = self.agent.next_look(!self.here.is_empty(), cx.now);
-        let looks = [look, self.interfaces.next_deadline(), self.probes.next_deadline(cx.now)];
+        let looks =
+            [look, self.cluster.next_deadline(), self.interfaces.next_deadline(), self.probes.next_deadline(cx.now)];
         let own = looks.into_iter().chain([again, self.agent.next_deadline()]);
         Progress::Idle { wake_at: deadlines.chain(own).flatten().min() }
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::lock;
 use super::stuck::looks::FlowBytes;
-use crate::transports::{FlowPath, PortRange};
+use crate::transports::{FlowPath, PortRange, WireStats};
 
 /// Pairs of peer and path, by direction, that are counted apart after their flows have ended. Peers are the configuration's; an
 /// operator who invents ever new paths gets them counted as [`OTHER_PATHS`].
@@ -82,6 +82,11 @@ pub struct FlowName {
 struct Counters {
     bytes: AtomicU64,
     messages: AtomicU64,
+    segments: AtomicU64,
+    retransmits: AtomicU64,
+    round_trip_us: AtomicU64,
+    /// What the kernel said last: of connections that are made anew it counts from the start.
+    said: [AtomicU64; 2],
     /// See [`FlowMeter::allot`]; [`FREE`] for none.
     allotted_bps: AtomicU64,
 }
@@ -90,8 +95,20 @@ struct Counters {
 const FREE: u64 = 0;
 
 impl Counters {
-    fn totals(&self) -> (u64, u64) {
-        (self.bytes.load(Ordering::Relaxed), self.messages.load(Ordering::Relaxed))
+    fn totals(&self) -> Totals {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Totals {
+            bytes: load(&self.bytes),
+            messages: load(&self.messages),
+            segments: load(&self.segments),
+            retransmits: load(&self.retransmits),
+            ways_left: 0,
+        }
+    }
+
+    fn wire(&self, totals: Totals) -> WireView {
+        let round_trip_us = Some(self.round_trip_us.load(Ordering::Relaxed)).filter(|us| *us > 0);
+        WireView { segments: totals.segments, retransmits: totals.retransmits, round_trip_us }
     }
 }
 
@@ -119,6 +136,17 @@ impl FlowMeter {
         self.counters.allotted_bps.store(bps.map_or(FREE, |bps| bps.max(1)), Ordering::Relaxed);
     }
 
+    /// What became of its packets so far. Nobody else counts, so nothing is lost.
+    pub fn note_wire(&self, stats: WireStats) {
+        let Counters { segments, retransmits, round_trip_us, said, .. } = &*self.counters;
+        for (all, said, now) in [(segments, &said[0], stats.segments), (retransmits, &said[1], stats.retransmits)] {
+            let before = said.swap(now, Ordering::Relaxed);
+            let since = if now >= before { now - before } else { now };
+            all.store(all.load(Ordering::Relaxed) + since, Ordering::Relaxed);
+        }
+        round_trip_us.store(stats.round_trip.as_micros() as u64, Ordering::Relaxed);
+    }
+
     /// A message has been posted, or has come. Nobody else counts, so nothing is lost.
     pub fn count(&self, bytes: u64) {
         let Counters { bytes: all_bytes, messages, .. } = &*self.counters;
@@ -133,6 +161,28 @@ impl Drop for FlowMeter {
     }
 }
 
+/// What became of packets. Nothing of flows that come in, and of those whose packets nobody here counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireView {
+    /// Packets with payload that were sent, repetitions included.
+    #[serde(default)]
+    pub segments: u64,
+    /// Packets that were sent again.
+    #[serde(default)]
+    pub retransmits: u64,
+    /// From a packet to its answer now, in microseconds; of a path that of its slowest flow.
+    #[serde(default)]
+    pub round_trip_us: Option<u64>,
+}
+
+impl WireView {
+    /// Part of the packets that had to be sent again, in percent.
+    #[must_use]
+    pub fn loss_percent(&self) -> Option<f64> {
+        (self.segments > 0).then(|| self.retransmits as f64 / self.segments as f64 * 100.0)
+    }
+}
+
 /// A flow as the operator sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowView {
@@ -143,6 +193,9 @@ pub struct FlowView {
     pub bytes: u64,
     /// Messages, over this path.
     pub messages: u64,
+    /// What became of its packets, over this path.
+    #[serde(flatten)]
+    pub wire: WireView,
     /// What it may send, where a policy holds it to a cap or its tenant's share: payload in bits per second.
     pub allotted_bps: Option<u64>,
     /// Port of this host that it goes by, over RDMA: `mlx5_0:1`. None while it has left one and looks for another.
@@ -187,10 +240,42 @@ pub struct PathView {
     /// Times that flows over RDMA have left their ways for others.
     #[serde(default)]
     pub ways_left: u64,
+    /// What became of packets.
+    #[serde(flatten)]
+    pub wire: WireView,
 }
 
-/// Bytes, messages, and ways that were left.
-type Totals = (u64, u64, u64);
+/// What a flow has carried, or all of a path.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Totals {
+    bytes: u64,
+    messages: u64,
+    segments: u64,
+    retransmits: u64,
+    ways_left: u64,
+}
+
+impl Totals {
+    fn plus(self, other: Totals) -> Self {
+        Totals {
+            bytes: self.bytes + other.bytes,
+            messages: self.messages + other.messages,
+            segments: self.segments + other.segments,
+            retransmits: self.retransmits + other.retransmits,
+            ways_left: self.ways_left + other.ways_left,
+        }
+    }
+
+    fn since(self, before: Totals) -> Self {
+        Totals {
+            bytes: self.bytes.saturating_sub(before.bytes),
+            messages: self.messages.saturating_sub(before.messages),
+            segments: self.segments.saturating_sub(before.segments),
+            retransmits: self.retransmits.saturating_sub(before.retransmits),
+            ways_left: self.ways_left,
+        }
+    }
+}
 
 /// Peer, path, and whether this host sends.
 type PathKey = (String, String, bool);
@@ -201,25 +286,25 @@ struct Live {
     /// As what it is counted: decided when it begins on a path, so that what was counted there stays there.
     key: PathKey,
     counters: Arc<Counters>,
-    /// Bytes and messages that other paths have carried.
-    before: (u64, u64),
+    /// What other paths have carried.
+    before: Totals,
     /// See [`FlowView::port`].
     port: Option<String>,
     ways_left: u64,
 }
 
 impl Live {
-    /// Bytes and messages that its path has carried.
-    fn totals(&self) -> (u64, u64) {
-        let (bytes, messages) = self.counters.totals();
-        (bytes.saturating_sub(self.before.0), messages.saturating_sub(self.before.1))
+    /// What its path has carried.
+    fn totals(&self) -> Totals {
+        Totals { ways_left: self.ways_left, ..self.counters.totals().since(self.before) }
     }
 
     fn view(&self) -> FlowView {
-        let (bytes, messages) = self.totals();
+        let totals = self.totals();
+        let (bytes, messages, wire) = (totals.bytes, totals.messages, self.counters.wire(totals));
         let allotted_bps = Some(self.counters.allotted_bps.load(Ordering::Relaxed)).filter(|bps| *bps != FREE);
         let (port, ways_left) = (self.port.clone(), self.ways_left);
-        FlowView { name: self.name.clone(), bytes, messages, allotted_bps, port, ways_left }
+        FlowView { name: self.name.clone(), bytes, messages, wire, allotted_bps, port, ways_left }
     }
 }
 
@@ -243,9 +328,9 @@ impl Flows {
     }
 
     /// A flow has left a path on which it has carried so much.
-    fn left(&mut self, key: PathKey, (bytes, messages, ways_left): Totals) {
+    fn left(&mut self, key: PathKey, totals: Totals) {
         let ended = self.ended.entry(key).or_default();
-        *ended = (ended.0 + bytes, ended.1 + messages, ended.2 + ways_left);
+        *ended = ended.plus(totals);
     }
 }
 
@@ -264,7 +349,8 @@ impl FlowTable {
         let number = flows.next;
         flows.next += 1;
         let key = flows.key_of(&name);
-        let live = Live { name, key, counters: Arc::clone(&counters), before: (0, 0), port: None, ways_left: 0 };
+        let live =
+            Live { name, key, counters: Arc::clone(&counters), before: Totals::default(), port: None, ways_left: 0 };
         flows.live.insert(number, live);
         FlowMeter { counters, number, table: Arc::clone(self) }
     }
@@ -272,8 +358,8 @@ impl FlowTable {
     fn end(&self, number: u64) {
         let mut flows = lock(&self.flows);
         if let Some(live) = flows.live.remove(&number) {
-            let (bytes, messages) = live.totals();
-            flows.left(live.key, (bytes, messages, live.ways_left));
+            let totals = live.totals();
+            flows.left(live.key, totals);
         }
     }
 
@@ -291,11 +377,11 @@ impl FlowTable {
         let name = FlowName { path: path.to_owned(), ..live.name.clone() };
         let to = flows.key_of(&name);
         let Some(live) = flows.live.get_mut(&number) else { return };
-        let (bytes, messages) = live.totals();
-        let ways_left = std::mem::take(&mut live.ways_left);
+        let totals = live.totals();
+        live.ways_left = 0;
         (live.name, live.before) = (name, live.counters.totals());
         let from = std::mem::replace(&mut live.key, to);
-        flows.left(from, (bytes, messages, ways_left));
+        flows.left(from, totals);
     }
 
     /// The first `most` flows, and how many more there are.
@@ -319,7 +405,7 @@ impl FlowTable {
         let mut carried: BTreeMap<(u16, u32, u32), u64> = BTreeMap::new();
         for live in lock(&self.flows).live.values().filter(|live| live.name.links == links) {
             let FlowName { channel, from, to, .. } = live.name;
-            *carried.entry((channel, from, to)).or_default() += live.counters.totals().0;
+            *carried.entry((channel, from, to)).or_default() += live.counters.totals().bytes;
         }
         let view = |((channel, from, to), bytes)| FlowBytes { channel, from, to, bytes };
         carried.into_iter().take(most).map(view).collect()
@@ -329,24 +415,20 @@ impl FlowTable {
     #[must_use]
     pub fn paths(&self) -> Vec<PathView> {
         let flows = lock(&self.flows);
-        let mut paths: BTreeMap<PathKey, (u64, Totals)> = BTreeMap::new();
+        let mut paths: BTreeMap<PathKey, (u64, Totals, Option<u64>)> = BTreeMap::new();
         for (key, ended) in &flows.ended {
-            paths.insert(key.clone(), (0, *ended));
+            paths.insert(key.clone(), (0, *ended, None));
         }
         for live in flows.live.values() {
-            let (bytes, messages) = live.totals();
-            let (count, all) = paths.entry(live.key.clone()).or_default();
+            let (count, all, round_trip_us) = paths.entry(live.key.clone()).or_default();
             *count += 1;
-            *all = (all.0 + bytes, all.1 + messages, all.2 + live.ways_left);
+            *all = all.plus(live.totals());
+            *round_trip_us = (*round_trip_us).max(live.counters.wire(*all).round_trip_us);
         }
-        let view = |((peer, path, sends), (flows, (bytes, messages, ways_left)))| PathView {
-            peer,
-            path,
-            sends,
-            flows,
-            bytes,
-            messages,
-            ways_left,
+        let view = |((peer, path, sends), (flows, totals, round_trip_us))| {
+            let Totals { bytes, messages, segments, retransmits, ways_left } = totals;
+            let wire = WireView { segments, retransmits, round_trip_us };
+            PathView { peer, path, sends, flows, bytes, messages, ways_left, wire }
         };
         paths.into_iter().map(view).collect()
     }
@@ -354,6 +436,8 @@ impl FlowTable {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn name(peer: &str, path: &str, to: u32) -> FlowName {
@@ -399,6 +483,27 @@ mod tests {
         meter.count(1);
         drop(meter);
         assert_eq!(carried(), [("x".into(), 0, 8, 3), ("y".into(), 0, 30, 1)]);
+    }
+
+    #[test]
+    fn packets_are_counted_on_the_path_that_lost_them_also_when_connections_are_made_anew() {
+        let table = Arc::new(FlowTable::default());
+        let meter = table.begin(name("b", "x", 1));
+        let stats = |segments, retransmits| WireStats { segments, retransmits, round_trip: Duration::from_micros(70) };
+        meter.note_wire(stats(100, 5));
+        meter.note_wire(stats(150, 5));
+        let view = table.flows(1).0[0].wire;
+        assert_eq!(view, WireView { segments: 150, retransmits: 5, round_trip_us: Some(70) });
+        assert!(view.loss_percent().is_some_and(|percent| (percent - 10.0 / 3.0).abs() < 1e-9));
+        meter.moved("y");
+        // Another connection.
+        meter.note_wire(stats(20, 1));
+        let wires = || table.paths().into_iter().map(|path| (path.path, path.wire)).collect::<Vec<_>>();
+        let wire = |segments, retransmits, round_trip_us| WireView { segments, retransmits, round_trip_us };
+        assert_eq!(wires(), [("x".into(), wire(150, 5, None)), ("y".into(), wire(20, 1, Some(70)))]);
+        drop(meter);
+        assert_eq!(wires()[1].1, wire(20, 1, None));
+        assert_eq!(wire(0, 0, None).loss_percent(), None);
     }
 
     #[test]

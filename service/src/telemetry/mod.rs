@@ -2,6 +2,7 @@
 //!
 //! The data path only touches atomics of the communicator at hand.
 
+pub mod failed;
 pub mod flows;
 pub mod histogram;
 pub mod late;

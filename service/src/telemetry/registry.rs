@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
+use super::failed::FailedComms;
 use super::flows::FlowTable;
 use super::recorder::Recorders;
 use super::{CommInfo, lock};
@@ -136,6 +137,8 @@ pub struct Registry {
     gpus: OnceLock<Arc<[GpuInfo]>>,
     /// Flows to and from other hosts.
     pub flows: Arc<FlowTable>,
+    /// Communicators that have failed.
+    pub failed: FailedComms,
     /// Connections refused.
     pub refused: Refused,
     /// What engines did last.

@@ -43,7 +43,7 @@ pub mod tcp;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
 
@@ -205,6 +205,17 @@ pub struct PortNews {
     pub port: Option<String>,
 }
 
+/// What became of a flow's packets since its connections began, as whoever sends them knows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WireStats {
+    /// Packets with payload that were sent, repetitions included.
+    pub segments: u64,
+    /// Packets that were sent again.
+    pub retransmits: u64,
+    /// Time from a packet to its answer, smoothed: of the slowest of the flow's connections.
+    pub round_trip: Duration,
+}
+
 /// What users of a transport hold, and have to give back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
@@ -331,6 +342,11 @@ pub trait Transport: DataPath {
 
     /// What has become of a flow's port since it was asked last; for transports that know their ports.
     fn take_port_news(&mut self) -> Option<PortNews> {
+        None
+    }
+
+    /// What became of a flow's packets; for transports whose packets the kernel counts. Costs a call of the kernel for each connection.
+    fn wire_stats(&self, _flow: SendFlow) -> Option<WireStats> {
         None
     }
 

@@ -2,8 +2,10 @@
 
 #[macro_use]
 mod out;
+mod cluster;
 mod diff;
 mod drain;
+mod paths;
 mod policy;
 mod reconfigure;
 mod show;
@@ -15,7 +17,8 @@ mod watch;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 use mccs_config::error::in_words;
 use mccs_config::service::ServiceConfig;
 use mccs_service::control::{ControlAnswer, ControlRequest, call, call_within};
@@ -48,14 +51,24 @@ enum Command {
     Show,
     /// Hosts of the cluster, and whether their services can be reached.
     Hosts,
+    /// All hosts of the cluster, from any of them: sessions, communicators, certificates, and what failed.
+    Cluster,
+    /// Communicators in the whole cluster that are stuck, and who is to blame. Fails if there is one.
+    Stuck,
     /// GPUs of this host that the service has, and whether it can still use them.
     Gpus,
     /// Connected processes.
     Sessions,
     /// Communicators and their counters.
     Communicators,
+    /// Communicators that failed within the last hour, and why.
+    Failed,
     /// Communicators that have waited for ranks to join for ten seconds, and for which: on the host of rank 0.
     Joining,
+    /// Flows to and from other hosts: what they carry, round trips, and packets that were sent again.
+    Flows,
+    /// Paths to and from other hosts: the same, of all flows that each has carried.
+    Links,
     /// Engines and the runtimes they are on.
     Engines,
     /// Change the number of transport engines, while work runs.
@@ -87,6 +100,11 @@ enum Command {
     Watch(Watch),
     Trace(Trace),
     MergeTraces(MergeTraces),
+    /// Print completions for a shell. Asks no service.
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
     /// Make keys to try a cluster with: an authority, and a certificate and a key for each host. Asks no service.
     Keys {
         /// The hosts' names.
@@ -110,6 +128,7 @@ impl Command {
                 ControlRequest::Sessions,
                 ControlRequest::Communicators,
                 ControlRequest::Joining,
+                ControlRequest::Failed,
                 ControlRequest::Engines,
             ],
             Command::Hosts => vec![ControlRequest::Hosts],
@@ -117,6 +136,7 @@ impl Command {
             Command::Sessions => vec![ControlRequest::Sessions],
             Command::Communicators => vec![ControlRequest::Communicators],
             Command::Joining => vec![ControlRequest::Joining],
+            Command::Failed => vec![ControlRequest::Failed],
             Command::Engines => vec![ControlRequest::Engines],
             Command::ScaleTransports { count } => vec![ControlRequest::ScaleTransports { count }],
             Command::MoveEngine { engine, runtime } => {
@@ -127,9 +147,14 @@ impl Command {
             Command::Policy(ref policy) => policy.request(json)?.into_iter().collect(),
             Command::Link(ref link) => vec![link.request()],
             Command::Drain(_)
+            | Command::Cluster
+            | Command::Stuck
+            | Command::Flows
+            | Command::Links
             | Command::Watch(_)
             | Command::Trace(_)
             | Command::MergeTraces(_)
+            | Command::Completions { .. }
             | Command::Keys { .. } => Vec::new(),
         })
     }
@@ -149,9 +174,19 @@ fn main() -> ExitCode {
             }
         };
     }
+    if let Command::Completions { shell } = &arguments.command {
+        let mut text = Vec::new();
+        clap_complete::generate(*shell, &mut Arguments::command(), "mccsctl", &mut text);
+        say!("{}", String::from_utf8_lossy(&text).trim_end());
+        return ExitCode::SUCCESS;
+    }
     let (socket, json) = (&arguments.socket, arguments.json);
     let asked = match &arguments.command {
         Command::Drain(drain) => drain.run(socket, json),
+        Command::Cluster => cluster::cluster(socket, json),
+        Command::Stuck => cluster::stuck(socket, json),
+        Command::Flows => paths::flows(socket, json),
+        Command::Links => paths::links(socket, json),
         Command::Watch(watch) => watch.run(socket, json),
         Command::Trace(trace) => trace.run(socket),
         Command::MergeTraces(merge) => merge.run(),
@@ -208,6 +243,7 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
         ControlAnswer::Sessions(sessions) => show::sessions(&sessions),
         ControlAnswer::Communicators(comms) => show::comms(&comms),
         ControlAnswer::Joining(joining) => show::joining(&joining),
+        ControlAnswer::Failed(failed) => show::failed(&failed),
         ControlAnswer::Engines { runtimes, engines } => show::engines(&runtimes, &engines),
         ControlAnswer::Hosts(hosts) => show::hosts(&hosts),
         ControlAnswer::Gpus(gpus) => show::gpus(&gpus),
@@ -216,8 +252,11 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
         ControlAnswer::Controller(answer) => policy::print(&answer),
         ControlAnswer::Done => say!("done"),
         // Asked for by commands that show them themselves.
-        ControlAnswer::Drain(_) | ControlAnswer::Overview(_) | ControlAnswer::Tracing(_) | ControlAnswer::TraceRing => {
-        }
+        ControlAnswer::Cluster(_)
+        | ControlAnswer::Drain(_)
+        | ControlAnswer::Overview(_)
+        | ControlAnswer::Tracing(_)
+        | ControlAnswer::TraceRing => {}
         ControlAnswer::Refused(_) => {}
     }
     Ok(())

@@ -3,6 +3,7 @@
 use mccs_service::control::{CommView, GpuView, HostView, SessionView};
 use mccs_service::devices::cuda::GpuStrategy;
 use mccs_service::runtime::{EngineInfo, RuntimeInfo};
+use mccs_service::telemetry::failed::FailedView;
 use mccs_service::telemetry::late::LateView;
 
 /// Who can be reached.
@@ -125,6 +126,20 @@ pub fn joining(joining: &[LateView]) {
     for LateView { unique_id, tenant, joined, nranks, waits_for, since_seconds } in joining {
         let (ranks, since) = (format!("{joined}/{nranks}"), format!("{since_seconds} s"));
         say!("{unique_id:<32} {tenant:<12} {ranks:>6} {since:>10}  {waits_for}");
+    }
+    say!();
+}
+
+/// Communicators that are no more.
+pub fn failed(failed: &[FailedView]) {
+    if failed.is_empty() {
+        say!("no communicator has failed within the last hour\n");
+        return;
+    }
+    say!("{:>6} {:<12} {:>6} {:>11} {:>10}  failed since", "comm", "tenant", "ranks", "operations", "ago");
+    for FailedView { communicator, tenant, nranks, operations, reason, age_seconds, .. } in failed {
+        let ago = format!("{age_seconds} s");
+        say!("{communicator:>6} {tenant:<12} {nranks:>6} {operations:>11} {ago:>10}  {reason}");
     }
     say!();
 }

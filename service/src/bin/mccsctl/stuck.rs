@@ -1,7 +1,7 @@
 //! `mccsctl why-stuck`.
 
 use mccs_service::telemetry::stuck::looks::Progress;
-use mccs_service::telemetry::stuck::{StuckClass, StuckReport};
+use mccs_service::telemetry::stuck::{Culprit, StuckClass, StuckReport};
 
 /// What moved between two looks: `12 collectives in the last 100 ms`.
 fn moved(Progress { ms, collectives, messages, bytes }: Progress) -> String {
@@ -20,24 +20,31 @@ fn moved(Progress { ms, collectives, messages, bytes }: Progress) -> String {
     format!("{parts} in the last {ms} ms")
 }
 
-/// What is wrong, who is to blame, and how far each host is.
-pub fn print(report: &StuckReport) {
-    let verdict = match report.class {
+/// What a communicator waits for, or that it waits for nothing.
+pub fn verdict(class: StuckClass, progress: Option<Progress>) -> String {
+    match class {
         StuckClass::NotStuck => "nobody waits".to_owned(),
-        StuckClass::Running => format!("it runs: {}", report.progress.map(moved).unwrap_or_default()),
+        StuckClass::Running => format!("it runs: {}", progress.map(moved).unwrap_or_default()),
         StuckClass::Rank => "waits for ranks that have not called".to_owned(),
         StuckClass::Gpu => "waits for GPUs".to_owned(),
         StuckClass::Flow => "waits for data that does not come".to_owned(),
         StuckClass::Host => "hosts do not answer".to_owned(),
         StuckClass::Busy => "not known, hosts are too busy to say; ask again".to_owned(),
         StuckClass::Failed => "has failed".to_owned(),
-    };
-    say!("communicator {}: {verdict}", report.communicator);
-    for culprit in &report.culprits {
-        let rank = culprit.rank.map_or_else(String::new, |rank| format!(" rank {rank}"));
-        let pid = culprit.pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
-        say!("  {}{rank}{pid}: {}", culprit.host, culprit.what);
     }
+}
+
+/// Who is to blame, in a line.
+pub fn culprit(culprit: &Culprit) -> String {
+    let rank = culprit.rank.map_or_else(String::new, |rank| format!(" rank {rank}"));
+    let pid = culprit.pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
+    format!("{}{rank}{pid}: {}", culprit.host, culprit.what)
+}
+
+/// What is wrong, who is to blame, and how far each host is.
+pub fn print(report: &StuckReport) {
+    say!("communicator {}: {}", report.communicator, verdict(report.class, report.progress));
+    report.culprits.iter().for_each(|one| say!("  {}", culprit(one)));
     for (host, account) in &report.hosts {
         let Some(account) = account else { continue };
         if account.is_busy {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use mccs_service::control::overview::{Overview, TenantView};
 use mccs_service::control::{CommView, RankView};
-use mccs_service::telemetry::flows::{FlowView, PathView};
+use mccs_service::telemetry::flows::{FlowView, PathView, WireView};
 use mccs_service::telemetry::histogram::HistogramView;
 use mccs_service::telemetry::late::LateView;
 use mccs_service::telemetry::straggler::straggler;
@@ -323,10 +323,34 @@ fn paths(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
             bytes(rate(path.bytes, then.map(|then| then.bytes), seconds)),
             format!("{:.0}", rate(path.messages, then.map(|then| then.messages), seconds)),
             bytes(path.bytes as f64),
+            round_trip(&path.wire),
+            lost_since(&path.wire, then.map(|then| &then.wire)),
         ]
     };
     let rows: Vec<_> = now.paths.iter().map(row).collect();
-    table(3, &["", "peer", "path", "flows", "B/s", "messages/s", "bytes"], &rows, (0, ""))
+    let heads = ["", "peer", "path", "flows", "B/s", "messages/s", "bytes", "round trip", "sent again"];
+    table(3, &heads, &rows, (0, ""))
+}
+
+/// The round trip of packets now.
+pub fn round_trip(wire: &WireView) -> String {
+    wire.round_trip_us.map_or_else(|| "-".into(), |us| time(Some(us as f64 / 1e6)))
+}
+
+/// Part of the packets since then that were sent again.
+fn lost_since(wire: &WireView, then: Option<&WireView>) -> String {
+    let before = then.copied().unwrap_or_default();
+    let since = WireView {
+        segments: wire.segments.saturating_sub(before.segments),
+        retransmits: wire.retransmits.saturating_sub(before.retransmits),
+        round_trip_us: None,
+    };
+    lost(&since)
+}
+
+/// Part of all packets that were sent again.
+pub fn lost(wire: &WireView) -> String {
+    wire.loss_percent().map_or_else(|| "-".into(), |percent| format!("{percent:.2}%"))
 }
 
 /// What carries a flow; over RDMA also the port that it goes by, if it has one now.
@@ -479,6 +503,7 @@ mod tests {
                 allotted_bps: Some(32_000_000),
                 port: None,
                 ways_left: 0,
+                wire: WireView { segments: 1000, retransmits: 50, round_trip_us: Some(80) },
             }],
             paths: vec![PathView {
                 peer: name.peer,
@@ -488,6 +513,7 @@ mod tests {
                 bytes: 3_000_000 * seconds,
                 messages: 12 * seconds,
                 ways_left: 0,
+                wire: WireView { segments: 1000 * seconds, retransmits: 50 * seconds, round_trip_us: Some(80) },
             }],
             hosts: Vec::new(),
             draining: true,

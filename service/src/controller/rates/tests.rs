@@ -6,7 +6,16 @@ const GBPS: u64 = 1_000_000_000;
 
 fn sent(peer: &str, path: &str, bytes: u64) -> PathView {
     let (peer, path) = (peer.to_owned(), path.to_owned());
-    PathView { peer, path, sends: true, flows: 1, bytes, messages: 1, ways_left: 0 }
+    PathView {
+        peer,
+        path,
+        sends: true,
+        flows: 1,
+        bytes,
+        messages: 1,
+        ways_left: 0,
+        wire: crate::telemetry::flows::WireView::default(),
+    }
 }
 
 /// Paths of what was told, by their steering's name.

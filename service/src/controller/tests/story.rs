@@ -23,7 +23,7 @@ use crate::controller::state::{GRACE, SYNC_TIME};
 use crate::engines::proxy::Refused;
 use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::CommId;
-use crate::telemetry::flows::PathView;
+use crate::telemetry::flows::{PathView, WireView};
 use crate::telemetry::placed::PaceUse;
 use crate::telemetry::profile::{Burst, Measured};
 
@@ -1342,8 +1342,16 @@ fn what_goes_over_paths_and_links_is_shown_and_decides_nothing() {
     let host = name("host-b");
     let carry = |bed: &mut Bed, bytes: u64| {
         let (peer, path) = ("host-c".to_owned(), "ports 20000-20099".to_owned());
-        bed.host(&host).carried =
-            vec![PathView { peer, path, sends: true, flows: 1, bytes, messages: 1, ways_left: 0 }];
+        bed.host(&host).carried = vec![PathView {
+            peer,
+            path,
+            sends: true,
+            flows: 1,
+            bytes,
+            messages: 1,
+            ways_left: 0,
+            wire: WireView::default(),
+        }];
     };
     let gigabytes = 1_000_000_000;
     for bytes in 0..4 {

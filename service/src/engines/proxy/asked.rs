@@ -3,6 +3,7 @@
 use super::operation::ProxyMessage;
 use super::reconfigure::Reconfigured;
 use crate::controller::answer::ControllerAnswer;
+use crate::engines::controller::cluster::ClusterView;
 use crate::exchange::protocol::{CommId, Name, Refusal, Whose};
 use crate::runtime::Sender;
 use crate::telemetry::stuck::StuckReport;
@@ -16,6 +17,8 @@ pub enum OperatorAnswer {
     Stuck(Box<StuckReport>),
     /// The controller's.
     Controller(Box<ControllerAnswer>),
+    /// What all hosts have.
+    Cluster(Box<ClusterView>),
     /// Done.
     Done,
 }

@@ -229,7 +229,10 @@ impl ProxyEngine {
     /// An operator asks why the communicator with a number is stuck.
     pub(super) fn why_stuck(&mut self, communicator: u64, looks: Looks, asked: Asked, now: Instant) {
         let Some(comm) = self.comm_numbered(communicator) else {
-            return asked.answer(Err(format!("there is no communicator {communicator} here").into()));
+            let failed = self.registry.failed.reason_of(communicator, now);
+            let why = failed.map(|(reason, age)| format!(" any more: it failed {} s ago: {reason}", age.as_secs()));
+            let why = why.unwrap_or_default();
+            return asked.answer(Err(format!("there is no communicator {communicator} here{why}").into()));
         };
         let Some(question) = self.inquiries.number(false) else {
             let reason = format!(

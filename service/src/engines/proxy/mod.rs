@@ -338,6 +338,7 @@ impl ProxyEngine {
             return;
         }
         let failure = live.contradiction().unwrap_or(failure);
+        self.registry.failed.note(&live.info, &failure.message, Instant::now());
         if let Some(suppressed) = self.log_budget.take(Instant::now()) {
             let (comm, tenant) = (live.info.number, &live.info.tenant);
             tracing::warn!(comm, %tenant, reason = %failure.message, suppressed, "communicator failed");

@@ -5,7 +5,7 @@ use super::*;
 use crate::control::HostView;
 use crate::control::overview::{Omitted, QuotaView, RefusedView};
 use crate::runtime::RuntimeInfo;
-use crate::telemetry::flows::PathView;
+use crate::telemetry::flows::{PathView, WireView};
 use crate::telemetry::histogram::Histogram;
 use crate::telemetry::late::LateView;
 use crate::telemetry::traffic::{KindView, PairSide, PairView, TenantKindView};
@@ -87,6 +87,7 @@ fn overview() -> Overview {
             bytes: 8,
             messages: 3,
             ways_left: 4,
+            wire: WireView { segments: 900, retransmits: 9, round_trip_us: Some(70) },
         }],
         hosts: vec![peer],
         draining: true,

@@ -25,7 +25,7 @@ use super::region::Buffer;
 use super::{
     DataPath, FLOWS_MAX, FlowId, FlowOptions, FlowPath, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
     ListenerHandle, MemoryKey, MemorySpan, PathNews, PortNews, REGIONS_MAX, RecvFlow, Request, SendFlow, Status,
-    Transport, TransportError, Usage,
+    Transport, TransportError, Usage, WireStats,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
@@ -381,6 +381,11 @@ impl Transport for Several {
             let news = member.transport.take_path_news()?;
             Some(PathNews { flow: SendFlow(outside(place, news.flow.into())), ..news })
         })
+    }
+
+    fn wire_stats(&self, flow: SendFlow) -> Option<WireStats> {
+        let (member, flow) = self.of_flow(flow.into()).ok()?;
+        member.transport.wire_stats(SendFlow(flow))
     }
 
     fn take_port_news(&mut self) -> Option<PortNews> {

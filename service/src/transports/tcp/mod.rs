@@ -58,8 +58,9 @@ use super::region::Regions;
 use super::{
     DataPath, FLOWS_MAX, Fault, FlowId, FlowOptions, FlowPath, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions,
     Listener, ListenerHandle, MemoryKey, MemorySpan, PathNews, RecvFlow, Request, RequestKind, SendFlow, Status,
-    Transport, TransportError, Usage,
+    Transport, TransportError, Usage, WireStats,
 };
+use crate::answers::wire_stats;
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
 
@@ -587,6 +588,15 @@ impl Transport for TcpTransport {
 
     fn take_path_news(&mut self) -> Option<PathNews> {
         self.path_news.pop_front()
+    }
+
+    fn wire_stats(&self, flow: SendFlow) -> Option<WireStats> {
+        let Half::Send(sender) = &self.flows.get(FlowId::from(flow).0)?.half else { return None };
+        sender.sockets().filter_map(wire_stats).reduce(|all, one| WireStats {
+            segments: all.segments + one.segments,
+            retransmits: all.retransmits + one.retransmits,
+            round_trip: all.round_trip.max(one.round_trip),
+        })
     }
 
     fn usage(&self) -> Usage {

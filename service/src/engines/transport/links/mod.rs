@@ -19,7 +19,7 @@ mod ways;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mccs_config::service::TransportKind;
 
@@ -68,6 +68,10 @@ impl Staging {
     }
 }
 
+/// How often it is read what became of flows' packets, while the engine is awake, and of how many flows: a call of the kernel each.
+const WIRE_LOOK_EVERY: Duration = Duration::from_millis(250);
+const WIRE_LOOKS_MAX: usize = 64;
+
 /// A flow that leaves this host.
 struct Sending {
     flow: SendFlow,
@@ -114,6 +118,9 @@ pub struct Links {
     wake_at: Option<Instant>,
     /// Where what flows carry is counted.
     meters: Arc<FlowTable>,
+    /// When it is next looked what became of packets, and of which flow first.
+    wire_look_at: Option<Instant>,
+    wire_next: usize,
     /// Where what flows find out about paths is told.
     words: Arc<PathWords>,
     /// The engine's.
@@ -142,6 +149,8 @@ impl Links {
             staging,
             wake_at,
             meters,
+            wire_look_at: None,
+            wire_next: 0,
             words,
             recorder,
             budget: LogBudget::default(),
@@ -167,9 +176,26 @@ impl Links {
         Links { words, ..self }
     }
 
+    /// Reads what became of packets, of some flows at a time.
+    fn look_at_wire(&mut self, now: Instant) {
+        self.wire_look_at = Some(now + WIRE_LOOK_EVERY);
+        let sends = self.sets.values().flat_map(|set| set.sends.values());
+        let mut looked = 0;
+        for sending in sends.skip(self.wire_next).take(WIRE_LOOKS_MAX) {
+            looked += 1;
+            if let Some(stats) = self.transport.wire_stats(sending.flow) {
+                sending.meter.note_wire(stats);
+            }
+        }
+        self.wire_next = if looked < WIRE_LOOKS_MAX { 0 } else { self.wire_next + looked };
+    }
+
     /// Moves bytes, and tells what flows have found out.
     pub(super) fn poll(&mut self, cx: &Context) -> Progress {
         let progress = self.transport.poll(cx);
+        if self.wire_look_at.is_none_or(|at| at <= cx.now) {
+            self.look_at_wire(cx.now);
+        }
         while let Some(news) = self.transport.take_path_news() {
             let PathNews { flow, path, answers } = news;
             let Some((link, peer, meter)) = self.peer_of(flow) else { continue };

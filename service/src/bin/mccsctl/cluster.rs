@@ -1,0 +1,172 @@
+//! `mccsctl cluster` and `mccsctl stuck`: all hosts, from any of them.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use mccs_service::control::{ControlAnswer, ControlRequest, call, call_within};
+use mccs_service::engines::controller::cluster::{ClusterHost, ClusterView, HostSummary, StuckSummary};
+use mccs_service::telemetry::stuck::StuckClass;
+
+use crate::stuck::{culprit, verdict};
+
+/// Hosts look for what is stuck for some seconds.
+const ANSWER_WITHIN: Duration = Duration::from_secs(15);
+
+fn ask(socket: &Path, stuck: bool) -> anyhow::Result<ClusterView> {
+    match call_within(socket, &ControlRequest::Cluster { stuck }, ANSWER_WITHIN)? {
+        ControlAnswer::Cluster(view) => Ok(*view),
+        ControlAnswer::Refused(reason) => anyhow::bail!("refused: {reason}"),
+        _ => anyhow::bail!("the service answered something else"),
+    }
+}
+
+/// Hosts, their communicators, and what failed within the last hour.
+pub fn cluster(socket: &Path, json: bool) -> anyhow::Result<()> {
+    let view = ask(socket, false)?;
+    if json {
+        say!("{}", serde_json::to_string_pretty(&serde_json::json!({ "cluster": view }))?);
+        return Ok(());
+    }
+    say!(
+        "{:<24} {:<10} {:>8} {:>6} {:>6} {:>12}  remarks",
+        "host",
+        "version",
+        "sessions",
+        "comms",
+        "GPUs",
+        "certificate"
+    );
+    view.hosts.iter().for_each(host);
+    say!();
+    let summaries = || view.hosts.iter().filter_map(|host| Some((&host.host, host.summary.as_ref()?)));
+    if summaries().any(|(_, summary)| !summary.communicators.is_empty()) {
+        say!("{:<32} {:<16} {:>6} {:>6} {:>14}  first rank", "communicator", "tenant", "ranks", "hosts", "operations");
+    }
+    for (name, summary) in summaries() {
+        for comm in &summary.communicators {
+            say!(
+                "{:<32} {:<16} {:>6} {:>6} {:>14}  {name}, number {} there",
+                comm.unique_id,
+                comm.tenant,
+                comm.nranks,
+                comm.hosts,
+                comm.operations,
+                comm.communicator
+            );
+        }
+        if summary.more_communicators > 0 {
+            say!("{} communicators more on {name}", summary.more_communicators);
+        }
+    }
+    for (name, summary) in summaries() {
+        for late in &summary.joining {
+            let (id, since) = (&late.unique_id, late.since_seconds);
+            say!("{id} of {} waits for {} since {since} s ({name})", late.tenant, late.waits_for);
+        }
+    }
+    // Each of its hosts tells of it.
+    let mut told = BTreeSet::new();
+    for (name, summary) in summaries() {
+        for failed in summary.failed.iter().filter(|failed| told.insert(failed.unique_id.clone())) {
+            let (id, ago) = (&failed.unique_id, failed.age_seconds);
+            say!("{id} of {} failed {ago} s ago ({name}): {}", failed.tenant, failed.reason);
+        }
+    }
+    Ok(())
+}
+
+fn host(ClusterHost { host, summary, trouble }: &ClusterHost) {
+    let Some(summary) = summary else {
+        return say!("{host:<24} not known: {}", trouble.as_deref().unwrap_or("it did not answer"));
+    };
+    let comms = summary.communicators.len() as u64 + summary.more_communicators;
+    let HostSummary { version, sessions, gpus, .. } = summary;
+    let certificate = certificate_days(summary.certificate_end);
+    say!(
+        "{host:<24} {version:<10} {sessions:>8} {comms:>6} {gpus:>6} {certificate:>12}  {}",
+        remarks(summary).join("; ")
+    );
+}
+
+/// Time until a certificate ends.
+fn certificate_days(end: Option<u64>) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    end.map_or_else(|| "-".to_owned(), |end| format!("{} days", end.saturating_sub(now) / (24 * 3600)))
+}
+
+fn remarks(summary: &HostSummary) -> Vec<String> {
+    let mut remarks = Vec::new();
+    if summary.draining {
+        let reason = summary.draining_reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+        remarks.push(format!("drained{reason}"));
+    }
+    if !summary.unreachable.is_empty() {
+        remarks.push(format!("cannot reach {}", summary.unreachable.join(", ")));
+    }
+    remarks.extend(summary.gpus_lost.iter().map(|gpu| format!("lost {gpu}")));
+    remarks
+}
+
+/// What is stuck in the whole cluster; fails if something is. On a host that belongs to none, what is stuck on it.
+pub fn stuck(socket: &Path, json: bool) -> anyhow::Result<()> {
+    let view = match call(socket, &ControlRequest::Hosts)? {
+        ControlAnswer::Hosts(hosts) if hosts.is_empty() => on_this_host(socket)?,
+        _ => ask(socket, true)?,
+    };
+    if json {
+        say!("{}", serde_json::to_string_pretty(&serde_json::json!({ "stuck": view }))?);
+    }
+    let (mut looked_at, mut stuck, mut unknown) = (0, 0, 0);
+    for ClusterHost { host, summary, trouble } in &view.hosts {
+        let Some(summary) = summary else {
+            unknown += 1;
+            if !json {
+                say!("{host}: not known: {}", trouble.as_deref().unwrap_or("it did not answer"));
+            }
+            continue;
+        };
+        looked_at += summary.looked_at;
+        unknown += summary.not_looked_at;
+        stuck += summary.stuck.len();
+        if !json {
+            summary.stuck.iter().for_each(|stuck| print_stuck(host, stuck));
+        }
+    }
+    if !json {
+        let unknown =
+            if unknown > 0 { format!("; {unknown} hosts or communicators could not be asked") } else { String::new() };
+        say!("{stuck} of {looked_at} communicators are stuck{unknown}");
+    }
+    anyhow::ensure!(stuck == 0, "{stuck} communicators are stuck");
+    Ok(())
+}
+
+fn print_stuck(host: &str, StuckSummary { communicator, tenant, class, culprits }: &StuckSummary) {
+    say!("communicator {communicator} of {host}, tenant {tenant}: {}", verdict(*class, None));
+    culprits.iter().for_each(|one| say!("  {}", culprit(one)));
+}
+
+/// The same view, of a host without a cluster.
+fn on_this_host(socket: &Path) -> anyhow::Result<ClusterView> {
+    let ControlAnswer::Communicators(comms) = call(socket, &ControlRequest::Communicators)? else {
+        anyhow::bail!("the service answered something else");
+    };
+    let mut summary = HostSummary::default();
+    for comm in comms {
+        let communicator = comm.communicator;
+        match call(socket, &ControlRequest::WhyStuck { communicator })? {
+            ControlAnswer::Stuck(report) => {
+                summary.looked_at += 1;
+                if !matches!(report.class, StuckClass::NotStuck | StuckClass::Running) {
+                    let (class, culprits) = (report.class, report.culprits);
+                    summary.stuck.push(StuckSummary { communicator, tenant: comm.tenant, class, culprits });
+                }
+            }
+            // It has ended meanwhile.
+            _ => summary.not_looked_at += 1,
+        }
+    }
+    let host = ClusterHost { host: "this host".to_owned(), summary: Some(summary), trouble: None };
+    Ok(ClusterView { asked: "this host".to_owned(), hosts: vec![host] })
+}
