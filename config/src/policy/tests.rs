@@ -12,7 +12,7 @@ const FFA: &str = "[policy]\nname = \"ffa\"\n";
 
 /// Reads a whole file, or rules of one that names its policy.
 fn parse(text: &str) -> Result<PolicyFile, ConfigError> {
-    let behind = if text.starts_with("[policy]") { "" } else { FFA };
+    let behind = if text.contains("[policy]") { "" } else { FFA };
     PolicyFile::parse_for(&format!("{text}{behind}"), "policy.toml", &topology(), &POLICIES)
 }
 
