@@ -26,7 +26,7 @@ from cuda import machine_of
 from cuda_service import BINARIES, services
 
 WORKLOADS = "ddp:4,ddp:8,fsdp2:4,fsdp2:8,moe:4"
-TINY = {"layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence": 16, "warmup": 1, "steps": 3}
+TINY = {"layers": 2, "width": 32, "heads": 2, "vocabulary": 64, "sequence": 16, "warmup": 1, "first_warmup": 1, "steps": 3}
 MODEL = bench.ROOT / "eval" / "training_model.py"
 BUNDLED, DEFAULT = "NCCL of PyTorch", "mccs"
 # Relative: losses are of random tokens, and sums of gradients differ by rounding.

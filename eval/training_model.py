@@ -34,6 +34,8 @@ class Options:
     sequence: int = 1024
     # Memory is allocated in the first steps.
     warmup: int = 6
+    # More before the first workload: the service learns how collectives come.
+    first_warmup: int = 30
     steps: int = 12
     # A rank that takes longer says where it stands, and ends.
     watchdog_s: int = 150
@@ -166,6 +168,7 @@ def slowest(numbers, device):
 
 def measure(options, workload, rank, nranks, device):
     name, batch = workload.split(":")
+    warmup = options.first_warmup if workload == options.workloads[0] else options.warmup
     torch.manual_seed(1)
     with device:
         model = Gpt(options, mixes_experts=name == "moe").to(dtype=torch.bfloat16)
@@ -173,7 +176,7 @@ def measure(options, workload, rank, nranks, device):
     model = WORKLOADS[name](model, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
     generator = torch.Generator().manual_seed(1000 + rank)
-    shape = (options.warmup + options.steps, int(batch), options.sequence + 1)
+    shape = (warmup + options.steps, int(batch), options.sequence + 1)
     data = torch.randint(options.vocabulary, shape, generator=generator).to(device)
     clock = Clock(device)
     gc.collect()
@@ -183,7 +186,7 @@ def measure(options, workload, rank, nranks, device):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if number + 1 >= options.warmup:
+        if number + 1 >= warmup:
             clock.mark()
     gc.enable()
     loss = loss.detach().float().clone()

@@ -396,6 +396,9 @@ pub struct CommView {
     pub epoch: u64,
     /// What it says, where GPUs carry collectives out.
     pub on_gpus: Option<GpuStrategy>,
+    /// Whether copy engines carry long collectives out, since these come with other work of the tenant's between them.
+    #[serde(default)]
+    pub is_for_training: bool,
     /// Number of the strategy that captured graphs keep, where it is another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graphs_keep: Option<u64>,
@@ -448,6 +451,7 @@ impl CommView {
             failed: comm.failed.load(Ordering::Relaxed),
             epoch,
             on_gpus: comm.direct.as_ref().and_then(|direct| direct.strategies().last()),
+            is_for_training: comm.direct.as_ref().is_some_and(|direct| direct.strategies().is_for_training()),
             graphs_keep: captured.map(|terms| terms.epoch).filter(|captured| *captured != epoch),
             nranks: comm.nranks,
             hosts: comm.hosts.clone(),

@@ -13,7 +13,7 @@ use mccs_ipc::direct::{AreaHandle, CommPart, DIRECT_RANKS_MAX, DirectPage, Direc
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::AreaCounts;
 
-use self::cuda::{CopyEngines, Strategies};
+use self::cuda::{CopyEngines, PauseMeter, Strategies};
 pub use self::times::{Reading, TimedCollective, Times};
 use crate::bootstrap::Refusal;
 use crate::collective::Schedule;
@@ -152,11 +152,17 @@ struct Taken {
     read_at: Instant,
     /// What nobody has looked at yet.
     new: Reading,
+    pauses: PauseMeter,
 }
 
 impl Default for Taken {
     fn default() -> Self {
-        Taken { times: Times::default(), read_at: Instant::now(), new: Reading::default() }
+        Taken {
+            times: Times::default(),
+            read_at: Instant::now(),
+            new: Reading::default(),
+            pauses: PauseMeter::default(),
+        }
     }
 }
 
@@ -176,6 +182,7 @@ impl Ended {
         let within = now.saturating_duration_since(taken.read_at);
         let reading = taken.times.read(ranks, within);
         taken.read_at = now;
+        taken.pauses.read(ranks);
         taken.new.add(reading);
     }
 
@@ -262,6 +269,13 @@ impl DirectGroup {
     /// Its communicator has this number.
     pub fn set_communicator(&self, number: u64) {
         self.ended.communicator.store(number, Ordering::Relaxed);
+    }
+
+    /// Chooses what carries long collectives out, where the operator leaves it open, by what was last known of how they come. Returns the number of a
+    /// new strategy, if one was published.
+    pub fn adapt(&self, now: Instant) -> Option<u64> {
+        let most_came_apart = self.ended.taken().pauses.verdict();
+        self.strategies.adapt(most_came_apart, now).map(|cut| cut.epoch)
     }
 
     /// Hands over what nobody has looked at yet of how long collectives took, of ranks' kernels and of copy engines. One caller at a time.

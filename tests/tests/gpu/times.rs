@@ -1,11 +1,11 @@
 //! How long collectives take that ranks, or copy engines, carry out on GPUs: for the operator's tables, and in a trace.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mccs_cuda::OwnedStream;
 use mccs_eval::workload::Call;
-use mccs_ipc::types::CollectiveKind;
+use mccs_ipc::types::{CollectiveKind, DataType};
 use mccs_service::control::window::trace;
 use mccs_service::control::{CommView, ControlAnswer, ControlRequest, call as ask};
 use mccs_service::telemetry::recorder::Record;
@@ -15,7 +15,7 @@ use super::changes::{Rounds, sign};
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
 use super::{LARGE, TENANTS};
 
-pub const ROLES: &[(&str, Role)] = &[("comes_late", comes_late)];
+pub const ROLES: &[(&str, Role)] = &[("comes_late", comes_late), ("computes_between", computes_between)];
 
 /// By how much the last rank comes later to every call than the others.
 const LATE: Duration = Duration::from_millis(5);
@@ -46,6 +46,25 @@ fn comes_late(place: &Place) -> anyhow::Result<()> {
             }
         }
         Ok(())
+    })
+}
+
+/// Calls one long collective after the other, with longer pauses between them, until the test gives a sign; then checks that the result is right.
+fn computes_between(place: &Place) -> anyhow::Result<()> {
+    let rounds = Rounds::until(place, "ends");
+    place.each_rank(|rank: Rank| {
+        let call = Call { kind: CollectiveKind::AllGather, dtype: DataType::U8, ..call(0, place.nranks, 0) };
+        let call = Call { count: (16 << 20) / u64::from(place.nranks) + 64, ..call };
+        let (at, stream) = (Buffers::of(&rank.context, &call)?, OwnedStream::new(&rank.context)?);
+        at.fill(&call, rank.comm.rank())?;
+        while rounds.go_on(&rank) {
+            let begin = Instant::now();
+            enqueue(&rank.comm, &call, &at, stream.raw())?;
+            // SAFETY: it lives.
+            unsafe { stream.raw().synchronize()? };
+            std::thread::sleep(2 * begin.elapsed());
+        }
+        at.check(&call, rank.comm.rank())
     })
 }
 
@@ -114,6 +133,30 @@ fn what_ranks_do_is_timed_and_traced() {
 #[ignore = "needs two GPUs"]
 fn what_copy_engines_do_is_timed() {
     let (_service, place, player, _) = running_timed(LARGE);
+    std::fs::write(sign(&place, "ends"), "").expect("a sign");
+    player.ends_well();
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn large_calls_go_by_copy_engines_by_and_by_where_they_come_apart() {
+    let service = TestService::start(TENANTS);
+    let place = everybody(&service, 0);
+    let player = Player::start("computes_between", &place);
+    let by_engines = || {
+        let comms = service.service().registry.comms();
+        comms
+            .iter()
+            .filter_map(|comm| comm.direct.as_ref()?.large())
+            .map(|large| large.begun_and_ended().1)
+            .sum::<u64>()
+    };
+    while by_engines() == 0 {
+        std::thread::yield_now();
+    }
+    let answer = ask(&service.control_socket(), &ControlRequest::Communicators).expect("an answer");
+    let ControlAnswer::Communicators(view) = answer else { panic!("{answer:?}") };
+    assert!(view.iter().any(|comm| comm.is_for_training && comm.epoch > 0), "{view:?}");
     std::fs::write(sign(&place, "ends"), "").expect("a sign");
     player.ends_well();
 }

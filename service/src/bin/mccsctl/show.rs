@@ -95,7 +95,8 @@ pub fn comms(comms: &[CommView]) {
             c.ranks.iter().map(|rank| format!("{}/{}/{}", rank.enqueued, rank.started, rank.completed)).collect();
         progress.extend(c.on_gpus.map(|GpuStrategy { large_from, lines, max_ctas }| {
             let most = max_ctas.map(|most| format!(", max_ctas {most}")).unwrap_or_default();
-            format!("(large_from {large_from}, lines {}{most})", if lines { "on" } else { "off" })
+            let training = if c.is_for_training { " for training" } else { "" };
+            format!("(large_from {large_from}{training}, lines {}{most})", if lines { "on" } else { "off" })
         }));
         progress.extend(c.graphs_keep.map(|epoch| format!("(graphs keep {epoch})")));
         say!(

@@ -482,6 +482,7 @@ mod tests {
                 failed: 0,
                 epoch: 3,
                 on_gpus: None,
+                is_for_training: false,
                 graphs_keep: None,
                 nranks: 4,
                 hosts: vec!["h0".into(), "h1".into()],

@@ -5,6 +5,7 @@
 //! cannot store whole; copy engines have their slots, or there are none.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use mccs_config::change::StrategyChange;
 use mccs_config::service::{Crossover, LargeFrom};
@@ -14,6 +15,11 @@ use mccs_kernels::cuda::{AreaLayout, DirectCall, DirectStrategy, Launch};
 use serde::{Deserialize, Serialize};
 
 use super::crossover::strategy;
+use super::overlap::Choice;
+
+/// Collectives whose crossover is another in training.
+const LONG_KINDS: [CollectiveKind; 3] =
+    [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::ReduceScatter];
 
 /// What the operator chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,6 +92,8 @@ pub struct Strategies {
 struct State {
     publisher: Publisher,
     last: GpuStrategy,
+    /// What carries long collectives out where the last strategy leaves it open.
+    choice: Choice,
 }
 
 impl Strategies {
@@ -96,8 +104,10 @@ impl Strategies {
             if abilities.copy_engines { abilities.crossovers(wanted.large_from) } else { Crossover::Never.into() };
         let first = GpuStrategy { large_from, lines: wanted.lines && abilities.lines, ..wanted };
         let mut publisher = Publisher::new(abilities.nranks);
-        publisher.publish(&page, &words_of(first, abilities.nranks)).expect("invariant: no rank has the page yet");
-        Strategies { page, abilities, state: Mutex::new(State { publisher, last: first }) }
+        publisher
+            .publish(&page, &words_of(first, abilities.nranks, false))
+            .expect("invariant: no rank has the page yet");
+        Strategies { page, abilities, state: Mutex::new(State { publisher, last: first, choice: Choice::default() }) }
     }
 
     /// What service and ranks tell each other.
@@ -133,9 +143,49 @@ impl Strategies {
             lines: change.lines.unwrap_or(state.last.lines),
             max_ctas: change.max_ctas.map_or(state.last.max_ctas, |most| Some(most).filter(|most| *most != 0)),
         };
-        let cut = state.publisher.publish(&self.page, &words_of(next, nranks))?;
+        let words = words_of(next, nranks, state.choice.is_for_training());
+        let cut = state.publisher.publish(&self.page, &words)?;
         state.last = next;
         Ok(cut)
+    }
+
+    /// Whether it depends on how collectives come what carries long ones out: the operator leaves it open, and there are copy engines.
+    #[must_use]
+    pub fn is_adaptive(&self) -> bool {
+        let Abilities { execution, nranks, copy_engines, .. } = self.abilities;
+        let can_choose = execution == Execution::Ranks && nranks > 1 && copy_engines;
+        can_choose && LONG_KINDS.iter().any(|kind| self.state().last.large_from.of(kind.name()) == Crossover::Measured)
+    }
+
+    /// Whether kernels carry long collectives out, whose stamps tell how these come.
+    #[must_use]
+    pub fn learns(&self) -> bool {
+        self.is_adaptive() && !self.state().choice.is_for_training()
+    }
+
+    /// Chooses what carries long collectives out, by whether most came apart, if that has come to be known. Returns where a new strategy begins, if
+    /// one was published.
+    pub fn adapt(&self, most_came_apart: Option<bool>, now: Instant) -> Option<Cut> {
+        if !self.is_adaptive() {
+            return None;
+        }
+        let mut state = self.state();
+        let next = state.choice.next(most_came_apart, now);
+        if next.is_for_training() == state.choice.is_for_training() {
+            state.choice = next;
+            return None;
+        }
+        let words = words_of(state.last, self.abilities.nranks, next.is_for_training());
+        // If the page has no room, since a rank stands still, it stays as it is until the next time.
+        let cut = state.publisher.publish(&self.page, &words).ok()?;
+        state.choice = next;
+        Some(cut)
+    }
+
+    /// Whether copy engines carry long collectives out, since these come with other work between them.
+    #[must_use]
+    pub fn is_for_training(&self) -> bool {
+        self.is_adaptive() && self.state().choice.is_for_training()
     }
 
     /// Has what ranks capture from now on run under the last strategy, if no rank has graphs: those keep the one that they were captured under.
@@ -154,7 +204,8 @@ impl Strategies {
     #[must_use]
     pub fn blocks(&self) -> KernelBlocks {
         let nranks = self.abilities.nranks;
-        let strategy = strategy(nranks, &self.state().last);
+        let state = self.state();
+        let strategy = strategy(nranks, &state.last, state.choice.is_for_training());
         KernelBlocks { strategy, layout: AreaLayout::initial(nranks.max(2)) }
     }
 
@@ -184,9 +235,9 @@ impl KernelBlocks {
 }
 
 /// A strategy as pages have it.
-fn words_of(chosen: GpuStrategy, nranks: u32) -> [u64; STRATEGY_WORDS] {
+fn words_of(chosen: GpuStrategy, nranks: u32, is_for_training: bool) -> [u64; STRATEGY_WORDS] {
     let mut words = [0; STRATEGY_WORDS];
-    let strategy = strategy(nranks, &chosen);
+    let strategy = strategy(nranks, &chosen, is_for_training);
     let bytes = bytemuck::bytes_of(&strategy);
     bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
     words
@@ -258,6 +309,40 @@ mod tests {
         };
         assert_eq!([8, 25 * MIB].map(|bytes| of("large_from = '0'", bytes)), [1, 96]);
         assert_eq!([8, 25 * MIB].map(|bytes| of("max_ctas = 24", bytes)), [1, 24]);
+    }
+
+    #[test]
+    fn long_collectives_go_by_copy_engines_once_they_come_apart_unless_they_are_pinned() {
+        const MIB: u64 = 1 << 20;
+        let now = Instant::now();
+        let strategies = strategies(ABLE);
+        assert!(strategies.learns() && strategies.adapt(Some(false), now).is_none());
+        assert!(way(&strategies, 1, 25 * MIB).is_some());
+        assert!(strategies.page().announce(0, 6));
+        assert_eq!(strategies.adapt(Some(true), now), Some(Cut { epoch: 1, from: 7 }));
+        assert_eq!([6, 7].map(|n| way(&strategies, n, 25 * MIB).is_some()), [true, false]);
+        assert!(way(&strategies, 7, 15 * MIB).is_some());
+        assert!(strategies.is_for_training() && !strategies.learns());
+        assert_eq!(strategies.adapt(Some(true), now), None, "it is so already");
+        // What else the operator changes leaves it so; what is pinned holds.
+        strategies.change(&change("max_ctas = 24")).expect("changed");
+        assert!(way(&strategies, 7, 25 * MIB).is_none());
+        strategies.change(&change("large_from = '0'")).expect("changed");
+        assert!(way(&strategies, 7, 25 * MIB).is_some() && !strategies.is_adaptive());
+        assert_eq!(strategies.adapt(Some(true), now), None);
+    }
+
+    #[test]
+    fn who_has_no_choice_does_not_adapt() {
+        for abilities in [
+            Abilities { copy_engines: false, ..ABLE },
+            Abilities { execution: Execution::Service, ..ABLE },
+            Abilities { nranks: 1, ..ABLE },
+            Abilities { opens_buffers: false, ..ABLE },
+        ] {
+            let strategies = strategies(abilities);
+            assert!(!strategies.is_adaptive() && strategies.adapt(Some(true), Instant::now()).is_none());
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Operations that ranks on GPUs run among themselves: seen from their page, since nothing of them passes through here.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage};
@@ -18,8 +19,12 @@ const LOOKS: u32 = 4;
 /// And after what time at the latest: a GPU that is lost while operations are under way is told of within it. A look is two copies of 8 bytes a rank, some tens of
 /// microseconds of the thread that sets up, and none where nothing is known to be under way, but for every [`ASK_ALL_EVERY`]th.
 const LOOK_AFTER_MAX: Duration = Duration::from_secs(5);
+/// And while kernels' stamps tell how long collectives come (`devices/cuda/overlap.rs`). The pause doubles after every [`IDLE_LOOKS`] in which nothing
+/// was launched.
+const LEARN_AFTER: Duration = Duration::from_millis(250);
+const IDLE_LOOKS: u32 = 8;
 /// So often all are asked: of graphs that hold sends and receives alone, or have come and gone since the last look, nobody else knows how often they ran.
-const ASK_ALL_EVERY: u64 = 8;
+const ASK_ALL_EVERY: u32 = 8;
 /// From asking GPUs how far they are to looking at the answer: a few times what it takes.
 const ANSWER_WITHIN: Duration = Duration::from_millis(5);
 
@@ -57,6 +62,22 @@ impl LargeWatch {
 
 pub(super) type Seen = [(u64, u64); DIRECT_RANKS_MAX as usize];
 
+/// How soon communicators are looked at again whose stamps tell how long collectives come.
+#[derive(Debug, Default)]
+pub(super) struct Learning {
+    launched: u64,
+    idle_looks: u32,
+}
+
+impl Learning {
+    /// The pause before the next look; `launched` is how many operations ranks have launched so far.
+    fn pause(&mut self, launched: u64) -> Duration {
+        self.idle_looks = if launched == self.launched { self.idle_looks.saturating_add(1) } else { 0 };
+        self.launched = launched;
+        LEARN_AFTER * (1 << (self.idle_looks / IDLE_LOOKS).min(8))
+    }
+}
+
 /// The next time to look at communicators of GPUs.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Look {
@@ -78,14 +99,25 @@ impl Look {
 impl ProxyEngine {
     /// Looks at communicators of GPUs from now on.
     pub(super) fn watch_gpus(&mut self, now: Instant) {
-        if self.look_at_gpus.is_none() {
-            self.look_at_gpus = Some(self.next_ask(now));
+        let next = self.next_ask(now);
+        if self.look_at_gpus.is_none_or(|look| look.at() > next.at()) {
+            self.look_at_gpus = Some(next);
         }
     }
 
-    fn next_ask(&self, now: Instant) -> Look {
+    fn next_ask(&mut self, now: Instant) -> Look {
+        let launched = |(_, live): (Handle, &Comm)| {
+            let direct = live.info.direct.as_ref().filter(|direct| direct.strategies().learns())?;
+            live.failure.is_none().then(|| (0..live.nranks()).map(|rank| direct.page().launched(rank)).sum::<u64>())
+        };
+        let launched = self.comms.iter().filter_map(launched).reduce(u64::wrapping_add);
+        let pause = self.pause_of_looks();
+        Look::Ask(now + launched.map_or(pause, |launched| self.learning.pause(launched).min(pause)))
+    }
+
+    fn pause_of_looks(&self) -> Duration {
         let part = self.timeouts.operation.map(|timeout| timeout / LOOKS);
-        Look::Ask(now + part.map_or(LOOK_AFTER_MAX, |part| part.min(LOOK_AFTER_MAX)))
+        part.map_or(LOOK_AFTER_MAX, |part| part.min(LOOK_AFTER_MAX))
     }
 
     /// A GPU is lost: so is every communicator that has a rank there.
@@ -103,8 +135,13 @@ impl ProxyEngine {
         let comms: Vec<_> = self.comms.iter().filter_map(of_gpus).collect();
         if let Look::Ask(_) = look {
             self.look_at_gpus = (!comms.is_empty()).then(|| Look::Judge(now + ANSWER_WITHIN));
-            self.asks_of_gpus += 1;
-            let asks_all = self.asks_of_gpus.is_multiple_of(ASK_ALL_EVERY);
+            let pause = self.pause_of_looks();
+            // The first look is one of them.
+            let due = *self.ask_all_at.get_or_insert(now + pause * (ASK_ALL_EVERY - 1));
+            let asks_all = due <= now;
+            if asks_all {
+                self.ask_all_at = Some(now + pause * ASK_ALL_EVERY);
+            }
             let live = comms.iter().filter_map(|comm| self.comms.get(*comm)).filter(|live| live.failure.is_none());
             for live in live {
                 live.info.direct.iter().for_each(|direct| direct.strategies().renew_captured());
@@ -118,6 +155,9 @@ impl ProxyEngine {
         self.look_at_gpus = Some(self.next_ask(now));
         for comm in comms {
             let Some(live) = self.comms.get_mut(comm) else { continue };
+            if let Some(epoch) = live.info.direct.as_ref().and_then(|direct| direct.adapt(now)) {
+                live.info.epoch.store(epoch, Ordering::Relaxed);
+            }
             let fault = live.info.direct.as_ref().and_then(|direct| direct.fault().map(str::to_owned));
             if let Some(failure) = live.contradiction().filter(|_| live.failure.is_none()) {
                 self.kill(comm, failure);
@@ -314,6 +354,17 @@ mod tests {
     use mccs_ipc::direct::PointsLaunched;
 
     use super::*;
+
+    #[test]
+    fn communicators_that_learn_are_looked_at_often_while_they_run() {
+        let mut learning = Learning::default();
+        let mut pauses = |launched: u64, times: usize| (0..times).map(|_| learning.pause(launched)).last();
+        assert_eq!(pauses(5, 1), Some(LEARN_AFTER));
+        assert_eq!(pauses(5, 7), Some(LEARN_AFTER));
+        assert_eq!(pauses(5, 1), Some(LEARN_AFTER * 2));
+        assert!(pauses(5, 1000) > Some(LOOK_AFTER_MAX), "as seldom as others");
+        assert_eq!(pauses(6, 1), Some(LEARN_AFTER));
+    }
 
     #[test]
     fn large_operations_are_late_by_what_has_ended_and_not_while_they_wait_for_queues() {

@@ -41,7 +41,7 @@ use mccs_ipc::types::{ErrorClass, Handle};
 pub use self::asked::{Asked, OperatorAnswer, OperatorReply, Refused, WishOf};
 use self::comm::{Comm, Failure, Member};
 pub use self::describe::board_call;
-use self::direct::Look;
+use self::direct::{Learning, Look};
 use self::gates::Gates;
 pub use self::gates::StreamGate;
 use self::inquiry::Inquiries;
@@ -129,8 +129,10 @@ pub struct ProxyEngine {
     look_for_late_at: Option<Instant>,
     /// When to look at communicators of GPUs next, while there are any.
     look_at_gpus: Option<Look>,
-    /// How often GPUs were asked.
-    asks_of_gpus: u64,
+    /// When all GPUs are asked next, also those that nothing is known to run on.
+    ask_all_at: Option<Instant>,
+    /// Looks at communicators that [learn](crate::devices::cuda::Strategies::learns).
+    learning: Learning,
     /// Tenants cause these lines.
     log_budget: LogBudget,
     /// Streams that wait for GPUs.
@@ -180,7 +182,8 @@ impl ProxyEngine {
             timeouts,
             look_for_late_at: None,
             look_at_gpus: None,
-            asks_of_gpus: 0,
+            ask_all_at: None,
+            learning: Learning::default(),
             log_budget: LogBudget::default(),
             gates: Gates::default(),
             setups: cluster.map(|cluster| Setups::new(cluster, terms)),

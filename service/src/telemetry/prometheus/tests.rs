@@ -64,6 +64,7 @@ fn overview() -> Overview {
             failed: 2,
             epoch: 3,
             on_gpus: None,
+            is_for_training: false,
             graphs_keep: None,
             nranks: 4,
             hosts: vec!["h0".into(), "h1".into()],

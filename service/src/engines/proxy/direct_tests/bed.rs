@@ -251,6 +251,17 @@ impl Bed {
         }
     }
 
+    /// Looks until GPUs have been asked that nothing is known to run on.
+    pub(super) fn look_until_all_are_asked(&mut self) {
+        loop {
+            let before = self.engine.ask_all_at;
+            self.look_at_gpus();
+            if before.is_some() && self.engine.ask_all_at != before {
+                return;
+            }
+        }
+    }
+
     /// Why its communicator is stuck. `between` happens before each look at GPUs but the first.
     pub(super) fn why_stuck(&mut self, mut between: impl FnMut(&Self)) -> StuckReport {
         let asked = Asked::new(4, self.answers.sender());

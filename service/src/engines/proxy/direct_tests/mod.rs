@@ -42,8 +42,8 @@ fn the_operator_changes_what_ranks_on_gpus_run_by() {
     assert_eq!([4, 5].map(|n| page.terms(n).map(|terms| terms.epoch)), [Some(0), Some(1)]);
     for (refused, why) in [
         ("lines = true", "do not store whole lines"),
-        ("channels = 2", "only large_from and lines"),
-        ("transport = 'rdma'", "only large_from and lines"),
+        ("channels = 2", "only large_from, lines and max_ctas"),
+        ("transport = 'rdma'", "only large_from, lines and max_ctas"),
     ] {
         let reason = bed.reconfigure(refused).expect_err(refused);
         assert!(reason.contains(why), "{reason}");
@@ -338,10 +338,10 @@ fn a_communicator_ends_before_its_numbers_do() {
         };
         // Nothing was called, and no graph is known of: they are asked all the same, now and then.
         says(&bed, NUMBERS_MAX);
-        (0..8).for_each(|_| bed.look_at_gpus());
+        bed.look_until_all_are_asked();
         assert_eq!(bed.failure(), None);
         says(&bed, NUMBERS_MAX + 1);
-        (0..8).for_each(|_| bed.look_at_gpus());
+        bed.look_until_all_are_asked();
         let failure = bed.failure().expect("it has ended");
         assert!(failure.starts_with(&format!("rank 1 has done {} {what}", NUMBERS_MAX + 1)), "{failure}");
         assert!(bed.comm().direct.as_ref().expect("on GPUs").page().is_aborted());
