@@ -99,7 +99,7 @@ impl DirectStrategy {
                     Rule::new(MIB, BulkOneShot, 64),
                     Rule::new(LONGEST, BulkTwoShot, 96),
                 ],
-                Kind::Barrier => &[Rule::new(1, PacketsOneShot, 1)],
+                Kind::Barrier => &[Rule::new(LONGEST, PacketsOneShot, 1)],
                 _ if peers == 1 => &[
                     Rule::new(64 * KIB, PacketsOneShot, 16),
                     Rule::new(2 * MIB, PacketsOneShot, 64),
@@ -171,7 +171,7 @@ impl DirectStrategy {
                     Rule::new(4 * MIB, BulkTwoShot, 64),
                     Rule::new(LONGEST, BulkTwoShot, 96),
                 ],
-                Kind::Barrier => &[Rule::new(1, PacketsOneShot, 1)],
+                Kind::Barrier => &[Rule::new(LONGEST, PacketsOneShot, 1)],
                 // These payloads count all ranks' parts.
                 _ if peers == 1 => &[
                     Rule::new(16 * KIB, PacketsOneShot, 16),
