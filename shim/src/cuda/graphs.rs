@@ -95,9 +95,11 @@ impl GraphOrder {
         // SAFETY: the caller's contract; the event is kept as long as graphs live.
         unsafe {
             let (tail, id) = (stream.captured_tail().map_err(cuda_error)?, stream.id().map_err(cuda_error)?);
-            match known.record {
-                Some(record) => capture.move_behind(record, &known.tail, &tail).map_err(cuda_error)?,
-                None => known.record = Some(capture.record(&self.last, &tail).map_err(cuda_error)?),
+            let is_moved = known.record.is_some_and(|record| capture.move_behind(record, &known.tail, &tail).is_ok());
+            if !is_moved {
+                // A driver that refuses to change edges gets one node more, behind the one before.
+                let behind: Vec<_> = tail.iter().copied().chain(known.record).collect();
+                known.record = Some(capture.record(&self.last, &behind).map_err(cuda_error)?);
             }
             (known.tail, known.stream) = (tail, id);
         }

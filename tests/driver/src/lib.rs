@@ -8,7 +8,7 @@
 //! | handles for other processes | process, descriptor and a random number, by which the other one opens the memfd (`handle.rs`) |
 //! | a stream | a thread (`stream.rs`) |
 //! | a kernel | a function of the same argument (`kernels`), which runs on its stream's thread |
-//! | a graph | what was enqueued, a list for each stream that took part (`capture.rs`, `graph.rs`) |
+//! | a graph | nodes of what was enqueued, and behind which others each comes (`capture.rs`, `graph.rs`) |
 //!
 //! It refuses what the driver was seen to refuse: words in memory of another GPU, a handle in the process that made it, kernels that
 //! touch what their context does not reach, calls that captures forbid. It waits where the driver waits: who frees memory, for all
