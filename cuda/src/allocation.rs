@@ -158,8 +158,8 @@ pub struct MappedMemory {
     address: DeviceAddress,
     /// As reserved.
     bytes: usize,
-    /// Of each allocation that is mapped.
-    parts: Vec<usize>,
+    /// Of each allocation that is mapped: where it begins, and its bytes.
+    parts: Vec<(usize, usize)>,
 }
 
 impl MappedMemory {
@@ -180,15 +180,66 @@ impl MappedMemory {
     /// # Errors
     /// [`DriverError`], where the allocation has fewer, these are no whole pages, or the addresses do not suffice.
     pub fn map(&mut self, allocation: &Allocation, bytes: usize) -> Result<(), DriverError> {
+        let end = self.parts.iter().map(|(begin, bytes)| begin + bytes).max().unwrap_or(0);
+        self.map_at(end, allocation, bytes)
+    }
+
+    /// Maps the first `bytes` of an allocation at an offset, where nothing is mapped.
+    ///
+    /// # Errors
+    /// As [`MappedMemory::map`].
+    pub fn map_at(&mut self, offset: usize, allocation: &Allocation, bytes: usize) -> Result<(), DriverError> {
         let _entered = self.context.enter()?;
-        let mapped: usize = self.parts.iter().sum();
-        if self.bytes - mapped < bytes {
+        let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        let is_free = self.parts.iter().all(|(begin, mapped)| offset >= begin + mapped || offset + bytes <= *begin);
+        if !is_inside || !is_free {
             return Err(DriverError::own("cuMemMap", "the addresses that were reserved do not suffice"));
         }
         // SAFETY: the range was reserved here, and nothing is mapped in it.
-        unsafe { api::cuMemMap(self.address + mapped as u64, bytes, 0, allocation.0, 0)? };
-        self.parts.push(bytes);
+        unsafe { api::cuMemMap(self.address + offset as u64, bytes, 0, allocation.0, 0)? };
+        self.parts.push((offset, bytes));
         Ok(())
+    }
+
+    /// Lets the GPUs of contexts read and write `bytes` at an offset, which are mapped.
+    ///
+    /// # Errors
+    /// As [`MappedMemory::open`].
+    pub fn open_at(&self, offset: usize, bytes: usize, contexts: &[&Context]) -> Result<(), DriverError> {
+        if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
+            return Err(DriverError::own("cuMemSetAccess", "these addresses were not reserved"));
+        }
+        let _entered = self.context.enter()?;
+        let access = |context: &&Context| sys::CUmemAccessDesc {
+            location: location(context),
+            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        let access: Vec<_> = contexts.iter().map(access).collect();
+        // SAFETY: the range was reserved here, and `access` lives, which is that long.
+        unsafe { api::cuMemSetAccess(self.address + offset as u64, bytes, access.as_ptr(), access.len()) }
+    }
+
+    /// Fills what is mapped with zeros, in a stream of the context's, when all before that there has ended; and waits for it.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn zero_mapped(&self, stream: &OwnedStream) -> Result<(), DriverError> {
+        self.parts.iter().try_for_each(|&(begin, bytes)| {
+            // SAFETY: it is mapped as long as `self` lives, with that size.
+            unsafe { zero(&self.context, self.address + begin as u64, bytes, stream) }
+        })
+    }
+
+    /// Fills `bytes` at an offset with zeros, as [`MappedMemory::zero_mapped`] does.
+    ///
+    /// # Errors
+    /// [`DriverError`], also where that is not what was mapped there by one call.
+    pub fn zero_at(&self, offset: usize, bytes: usize, stream: &OwnedStream) -> Result<(), DriverError> {
+        if !self.parts.contains(&(offset, bytes)) {
+            return Err(DriverError::own("cuMemsetD8Async", "this is not mapped"));
+        }
+        // SAFETY: as above.
+        unsafe { zero(&self.context, self.address + offset as u64, bytes, stream) }
     }
 
     /// Lets the context's GPU read and write all of it, once everything is mapped.
@@ -204,14 +255,7 @@ impl MappedMemory {
     /// # Errors
     /// As [`MappedMemory::open`].
     pub fn open_to(&self, contexts: &[&Context]) -> Result<(), DriverError> {
-        let _entered = self.context.enter()?;
-        let access = |context: &&Context| sys::CUmemAccessDesc {
-            location: location(context),
-            flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        let access: Vec<_> = contexts.iter().map(access).collect();
-        // SAFETY: the range was reserved here, and `access` lives, which is that long.
-        unsafe { api::cuMemSetAccess(self.address, self.bytes, access.as_ptr(), access.len()) }
+        self.open_at(0, self.bytes, contexts)
     }
 
     /// Fills it with zeros, as [`crate::DeviceMemory::zero`] does.
@@ -252,11 +296,9 @@ impl MappedMemory {
 impl Drop for MappedMemory {
     fn drop(&mut self) {
         let Ok(_entered) = self.context.enter() else { return };
-        let mut at = self.address;
-        for bytes in &self.parts {
+        for (begin, bytes) in &self.parts {
             // SAFETY: mapped here, unmapped once, whole; whoever uses it keeps it.
-            let _ = unsafe { api::cuMemUnmap(at, *bytes) };
-            at += *bytes as u64;
+            let _ = unsafe { api::cuMemUnmap(self.address + *begin as u64, *bytes) };
         }
         // SAFETY: reserved here, given back once.
         let _ = unsafe { api::cuMemAddressFree(self.address, self.bytes) };

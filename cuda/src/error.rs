@@ -60,7 +60,8 @@ impl DriverError {
     }
 
     /// An error that no driver call returned.
-    pub(crate) fn own(call: &'static str, message: impl Into<String>) -> Self {
+    #[must_use]
+    pub fn own(call: &'static str, message: impl Into<String>) -> Self {
         DriverError { call, code: OWN, name: message.into() }
     }
 

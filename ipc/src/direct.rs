@@ -56,8 +56,28 @@ pub struct AreaName {
 /// Memory of a communicator that the service makes at first use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CommPart {
+    /// A part of all ranks' areas, of which a rank opens each.
+    Area(AreaPart),
     /// Slots of its copy engines: a block on each rank's GPU, of which a rank opens its own.
     Slots(SlotKind),
+}
+
+/// Parts of an area, in the order in which they lie there. All but the first are made at first use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AreaPart {
+    /// Counters, flags, and the LL protocol's packets.
+    Head,
+    /// Of the LL128 protocol.
+    Ll128,
+    /// Of the Simple protocol.
+    Simple,
+    /// Of sends and receives.
+    P2p,
+}
+
+impl AreaPart {
+    /// Every part.
+    pub const ALL: [AreaPart; 4] = [AreaPart::Head, AreaPart::Ll128, AreaPart::Simple, AreaPart::P2p];
 }
 
 /// Words of an area's layout.
@@ -77,8 +97,10 @@ pub enum Execution {
 pub struct DirectShare {
     /// How areas are divided: what the words mean is the kernels' matter.
     pub layout: [u32; LAYOUT_WORDS],
-    /// Areas of all ranks, by rank.
+    /// Areas of all ranks, by rank: of each [`AreaPart::Head`].
     pub areas: Vec<AreaName>,
+    /// Whether ranks and the service open what the other side names by the driver's handles. Otherwise memory goes by descriptors alone.
+    pub opens_handles: bool,
     /// Where there are copy engines for large operations.
     pub large: Option<LargeLayout>,
     /// Who does what.
@@ -90,12 +112,6 @@ pub struct DirectShare {
 }
 
 impl DirectShare {
-    /// Whether ranks and the service open what the other side names by the driver's handles. Otherwise memory goes by descriptors alone.
-    #[must_use]
-    pub fn is_by_handles(&self) -> bool {
-        self.areas.iter().all(|area| matches!(area.handle, AreaHandle::Ipc(_)))
-    }
-
     /// What a rank is sent.
     #[must_use]
     pub fn of_rank(&self, rank: u32) -> Self {
@@ -103,6 +119,7 @@ impl DirectShare {
         DirectShare {
             layout: self.layout,
             areas: self.areas.clone(),
+            opens_handles: self.opens_handles,
             large: self.large,
             execution: self.execution,
             is_timed: self.is_timed,

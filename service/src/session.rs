@@ -61,6 +61,8 @@ pub struct Opens {
     pub memory: bool,
     /// Events: between processes of one user, in one PID namespace, with one `/dev/shm`.
     pub events: bool,
+    /// Whether no two ranks share a process. Of a communicator; a session alone is apart.
+    pub apart: bool,
 }
 
 fn has_our_shared_memory(pid: i32) -> bool {
@@ -152,6 +154,7 @@ impl Session {
                 events: numbers.len() == 1
                     && self.peer.uid == geteuid().as_raw()
                     && has_our_shared_memory(self.peer.pid),
+                apart: true,
             })
         })
     }
@@ -259,7 +262,7 @@ mod tests {
         let mut child = child.stdin(std::process::Stdio::piped()).spawn().expect("a process");
         let (other, user) = (child.id() as i32, geteuid().as_raw());
         let opens = |pid, uid| {
-            let Opens { memory, events } =
+            let Opens { memory, events, .. } =
                 Session::for_tests_of(1, &tenant, PeerCredentials { pid, uid, gid: 1 }).opens();
             (memory, events)
         };

@@ -5,8 +5,13 @@
 //! operations and groups ended, their payload | heads [parity][rank] | stamps [number % 512] | flags, acknowledgements [phase][block][rank] | deals [parity][block][step]
 //! packets [parity][peer] | lines [parity][peer] | bulk slots [parity][phase][block][peer][slot] | lanes of sends and receives (points.rs)
 //! ```
+//!
+//! Lines, bulk slots and lanes each begin at a large page: memory comes there at first use ([`AreaLayout::part`]).
+
+use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
+use mccs_ipc::direct::AreaPart;
 use mccs_ipc::types::CollectiveKind;
 
 use super::RANKS_MAX;
@@ -28,6 +33,10 @@ const DEAL_BYTES: u64 = 8;
 pub(super) const LINES_UNIT_BYTES: u64 = 480;
 pub(super) const LINES_UNIT_WIRE_BYTES: u64 = 512;
 const PAGE_BYTES: u64 = 4096;
+/// Parts of an area are whole large pages: what the driver maps.
+const PART_BYTES: u64 = 2 << 20;
+/// Packets of ranks whose kernels store lines: no strategy with lines sends more than 16 KiB at a time in packets.
+const PACKET_BYTES_WITH_LINES: u32 = 64 << 10;
 
 /// The layout of a communicator's areas: the same on all ranks, for as long as the areas live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -50,8 +59,8 @@ pub struct AreaLayout {
 }
 
 impl AreaLayout {
-    /// The layout that measured best for that many ranks of one NVLink domain, on H100s and H200s: 85 MiB for 2 ranks, 151 for 4, 155 for 8. Smaller
-    /// ones work as well; long operations are slower then.
+    /// The layout that measured best for that many ranks of one NVLink domain, on H100s and H200s. Smaller ones work as well; long operations are slower
+    /// then.
     #[must_use]
     pub fn initial(nranks: u32) -> AreaLayout {
         // What is on its way at a time is shared out among peers.
@@ -70,6 +79,24 @@ impl AreaLayout {
     pub fn for_multiprocessors(self, multiprocessors: u32) -> AreaLayout {
         let lanes = multiprocessors.saturating_sub(2) / (self.nranks.max(2) - 1);
         AreaLayout { lanes: lanes.clamp(8, LANES_MAX), ..self }
+    }
+
+    /// The same for ranks whose kernels store lines: with less room for packets. Without lines, operations that do not fit there go in chunks.
+    #[must_use]
+    pub fn with_lines(self) -> AreaLayout {
+        AreaLayout { packet_bytes: self.packet_bytes.min(PACKET_BYTES_WITH_LINES), ..self }
+    }
+
+    /// Where a part lies: whole large pages, without gaps between parts.
+    #[must_use]
+    pub fn part(&self, part: AreaPart) -> Range<u64> {
+        let (lines, bulk, points) = (self.lines_offset(), self.bulk_offset(), self.points().lanes_offset);
+        match part {
+            AreaPart::Head => 0..lines,
+            AreaPart::Ll128 => lines..bulk,
+            AreaPart::Simple => bulk..points,
+            AreaPart::P2p => points..self.bytes(),
+        }
     }
 
     /// Whether kernels can work with it: what comes from elsewhere is checked once.
@@ -144,7 +171,7 @@ impl AreaLayout {
     }
 
     pub(crate) fn lines_offset(&self) -> u64 {
-        (self.packets_offset() + PARITIES * self.peers() * self.packet_slot_bytes()).next_multiple_of(PAGE_BYTES)
+        (self.packets_offset() + PARITIES * self.peers() * self.packet_slot_bytes()).next_multiple_of(PART_BYTES)
     }
 
     /// Bytes of one rank's lines in one half: whole units for each of two shots.
@@ -153,20 +180,20 @@ impl AreaLayout {
     }
 
     pub(crate) fn bulk_offset(&self) -> u64 {
-        (self.lines_offset() + PARITIES * self.peers() * self.line_slot_bytes()).next_multiple_of(PAGE_BYTES)
+        (self.lines_offset() + PARITIES * self.peers() * self.line_slot_bytes()).next_multiple_of(PART_BYTES)
     }
 
     /// Bytes of an area.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.points().end
+        self.points().end.next_multiple_of(PART_BYTES)
     }
 
     /// Where sends and receives have their lanes.
     pub(crate) fn points(&self) -> PointsLayout {
         let rings = PARITIES * PHASES * u64::from(self.blocks) * self.peers();
         let begin = self.bulk_offset() + rings * u64::from(self.slots) * u64::from(self.slot_bytes);
-        PointsLayout::new(begin, self.nranks, self.lanes)
+        PointsLayout::new(begin.next_multiple_of(PART_BYTES), self.nranks, self.lanes)
     }
 }
 
@@ -315,6 +342,25 @@ mod tests {
             write(&mut counts, 1, [Stamp::call(*kind, 7), 1, 1, 1]);
             assert_eq!(counts.stamp(1).map(|stamp| (stamp.kind, stamp.payload_bytes)), Some((*kind, 7)));
         }
+    }
+
+    #[test]
+    fn parts_are_whole_large_pages_and_cover_the_area() {
+        for nranks in 2..=8 {
+            for layout in [AreaLayout::initial(nranks), AreaLayout::initial(nranks).with_lines()] {
+                let parts = AreaPart::ALL.map(|part| layout.part(part));
+                assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start), "{parts:?}");
+                assert_eq!((parts[0].start, parts[3].end), (0, layout.bytes()));
+                let are_whole = parts.iter().all(|part| part.start < part.end && part.end.is_multiple_of(PART_BYTES));
+                assert!(are_whole, "{parts:?}");
+            }
+        }
+        let mib = |nranks| {
+            let layout = AreaLayout::initial(nranks).with_lines();
+            AreaPart::ALL.map(|part| (layout.part(part).end - layout.part(part).start) >> 20)
+        };
+        // As decision 050 has them.
+        assert_eq!([2, 4, 8].map(mib), [[2, 18, 48, 16], [2, 26, 82, 34], [4, 16, 96, 32]]);
     }
 
     #[test]

@@ -8,6 +8,7 @@
 use std::ops::RangeInclusive;
 
 use bytemuck::Zeroable;
+use mccs_ipc::direct::AreaPart;
 use mccs_ipc::large::Shards;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
@@ -49,6 +50,16 @@ impl Algorithm {
     #[must_use]
     pub fn from_wire(value: u32) -> Option<Algorithm> {
         Algorithm::ALL.into_iter().find(|algorithm| *algorithm as u32 == value)
+    }
+
+    /// The part of areas that it goes through, beside their head.
+    #[must_use]
+    pub fn part(self) -> AreaPart {
+        match self {
+            Algorithm::PacketsOneShot | Algorithm::PacketsTwoShot => AreaPart::Head,
+            Algorithm::LinesOneShot | Algorithm::LinesTwoShot => AreaPart::Ll128,
+            Algorithm::BulkOneShot | Algorithm::BulkTwoShot => AreaPart::Simple,
+        }
     }
 
     pub(super) fn is_bulk(self) -> bool {

@@ -11,6 +11,7 @@ mod losses;
 mod memory;
 mod mps;
 mod points;
+mod process_groups;
 mod ranks;
 mod room;
 mod staged;
@@ -58,6 +59,7 @@ fn plays_its_role() {
         memory::ROLES,
         mps::ROLES,
         points::ROLES,
+        process_groups::ROLES,
         room::ROLES,
         staged::ROLES,
     ];

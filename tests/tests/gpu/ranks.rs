@@ -22,7 +22,7 @@ use mccs_tests::TestService;
 /// Names the role to the process.
 const ROLE: &str = "MCCS_GPU_ROLE";
 /// Names the folder by which processes of one player wait for each other.
-const TOGETHER: &str = "MCCS_GPU_TOGETHER";
+pub const TOGETHER: &str = "MCCS_GPU_TOGETHER";
 
 /// What a process does, as one of those that run at the same time.
 pub type Role = fn(&Place) -> anyhow::Result<()>;
@@ -245,7 +245,8 @@ impl Place {
         Ok(())
     }
 
-    fn together(&self) -> Together {
+    /// Where its ranks wait for each other.
+    pub fn together(&self) -> Together {
         match std::env::var_os(TOGETHER) {
             Some(folder) => {
                 let (own, count, round) = (self.ranks.start, self.nranks as usize, AtomicU32::new(0));

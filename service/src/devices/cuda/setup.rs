@@ -2,18 +2,18 @@
 //! set-up does, and the watch on what does not come.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
-use mccs_cuda::{DeviceAddress, DeviceMemory, DriverError, OwnedStream};
-use mccs_ipc::direct::{AreaName, CommPart, DirectPage, DirectShare, Execution};
+use mccs_cuda::{Context, DeviceAddress, DriverError, OwnedStream};
+use mccs_ipc::direct::{AreaName, AreaPart, CommPart, DirectPage, DirectShare, Execution};
 use mccs_ipc::large::{LargeLayout, SlotKind};
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::{AreaCounts, AreaLayout, MESSAGES_MAX};
 
-use super::area::Area;
+use super::area::RankArea;
 use super::engines::{CopyEngines, Flight, Parts};
 use super::frees::Frees;
 use super::imports::{ImportError, Imports};
@@ -30,7 +30,7 @@ use crate::devices::{Areas, Counted, DirectGroup, Ended, HeldBytes, NUMBERS_MAX,
 use crate::engines::proxy::ProxyMessage;
 use crate::session::Opens;
 use crate::telemetry::recorder::Recorder;
-use crate::tenants::{Charge, OverQuota, Resource};
+use crate::tenants::{Charge, OverQuota, Resource, Tenant};
 
 /// To the thread.
 pub(super) enum Order {
@@ -50,7 +50,7 @@ struct Kit {
     /// Where it has copy engines: their parts, and the descriptor of the page that is registered among them.
     engines: Option<(OwnedFd, Parts)>,
     /// The ranks' areas, and their GPUs as the device counts them.
-    areas: Vec<(usize, Area)>,
+    areas: Vec<(usize, RankArea)>,
 }
 
 impl Kit {
@@ -63,8 +63,10 @@ impl Kit {
 
 /// The ranks' areas. When dropped they go to the thread that frees, with what the copy engines have left; or can be used again until that comes to it.
 struct Memory {
-    areas: Vec<(usize, Area)>,
-    charges: Vec<Arc<Charge>>,
+    held: Mutex<Held>,
+    /// Of each area, made so far.
+    area_bytes: AtomicU64,
+    layout: AreaLayout,
     shape: Shape,
     /// Of the page, where there are copy engines.
     page: Option<OwnedFd>,
@@ -79,7 +81,24 @@ struct Memory {
     frees: Frees,
 }
 
+/// What a communicator holds that grows with its use.
+#[derive(Default)]
+struct Held {
+    /// By rank: its GPU, as the device counts them, and its area.
+    areas: Vec<(usize, RankArea)>,
+    charges: Vec<Arc<Charge>>,
+}
+
 impl Memory {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whose it is.
+    fn tenant(&self) -> Option<Arc<Tenant>> {
+        self.held().charges.first().map(|charge| Arc::clone(charge.tenant()))
+    }
+
     fn slots(&self, kind: SlotKind) -> &OnceLock<SlotSet> {
         match kind {
             SlotKind::Own => &self.slots[0],
@@ -95,7 +114,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let parts = self.parts.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let (areas, charges) = (std::mem::take(&mut self.areas), std::mem::take(&mut self.charges));
+        let Held { areas, charges } = std::mem::take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner));
         let is_whole = self.page.is_some() == parts.is_some() && areas.len() == self.shape.gpus.len();
         let can_be_used_again = parts.as_ref().is_none_or(Parts::can_be_used_again);
         if *self.is_left.get_mut() && is_whole && can_be_used_again {
@@ -174,7 +193,8 @@ impl Areas for AreasInUse {
         let memory = &self.memory;
         let of = |kind| memory.slots(kind).get().map_or((0, 1), |slots| slots.bytes(rank));
         let (shared_slots, sharing) = of(SlotKind::Shared);
-        HeldBytes { areas: memory.shape.area_bytes, own_slots: of(SlotKind::Own).0, shared_slots, sharing }
+        let areas = memory.area_bytes.load(Ordering::Relaxed);
+        HeldBytes { areas, own_slots: of(SlotKind::Own).0, shared_slots, sharing }
     }
 }
 
@@ -259,7 +279,7 @@ impl Setup {
                 }
                 Ok(Order::Read { areas, ended, then }) => {
                     let read = self.read(&areas, &ended);
-                    let gpus = areas.memory.areas.iter().map(|(gpu, _)| *gpu);
+                    let gpus = areas.memory.shape.gpus.iter().copied();
                     read.as_ref().err().into_iter().for_each(|error| self.find_lost(error, gpus.clone()));
                     ended.tell(read.map_err(|error| error.to_string()));
                     then.into_iter().for_each(|then| then());
@@ -287,9 +307,7 @@ impl Setup {
     /// Makes slots of a communicator, unless they are there.
     fn make_slots(&mut self, areas: &AreasInUse, kind: SlotKind) -> Result<(), NoSlots> {
         let memory = &areas.memory;
-        let (Some(layout), Some(tenant)) = (memory.large, memory.charges.first().map(|charge| charge.tenant())) else {
-            return Ok(());
-        };
+        let (Some(layout), Some(tenant)) = (memory.large, &memory.tenant()) else { return Ok(()) };
         if memory.slots(kind).get().is_some() {
             return Ok(());
         }
@@ -306,21 +324,59 @@ impl Setup {
     /// Makes a part of a communicator that a rank uses first, and answers; or ends the communicator, which can not go on alike on all ranks.
     fn open(&mut self, areas: &AreasInUse, part: OpenPart) {
         let OpenPart { comm, rank, part, reply } = part;
-        let CommPart::Slots(kind) = part;
-        let opened = self.make_slots(areas, kind).map_err(PrepareError::Slots).and_then(|()| {
-            let gpu = || {
-                areas.memory.shape.gpus.get(rank).map_or_else(String::new, |gpu| self.gpus.gpus[*gpu].0.id.to_string())
-            };
-            let slots = areas.slots(kind).and_then(|slots| slots.area(rank)).ok_or(PrepareError::NoEngines)?;
-            let _entered = areas.memory.shape.gpus.get(rank).map(|gpu| self.gpus.gpus[*gpu].1.enter());
-            let (handle, fd) = slots.name().map_err(|error| PrepareError::Driver { rank, gpu: gpu(), error })?;
-            Ok(OpenedPart { handles: vec![handle], fds: fd.into_iter().collect() })
-        });
+        let opened = match part {
+            CommPart::Area(part) => self.open_areas(&areas.memory, part),
+            CommPart::Slots(kind) => self.open_slots(areas, rank, kind),
+        };
+        let error = opened.as_ref().err().and_then(PrepareError::driver);
+        error.into_iter().for_each(|error| self.find_lost(error, areas.memory.shape.gpus.iter().copied()));
         let opened = opened.map_err(|error| error.refusal());
         if let Err(refusal) = &opened {
             self.news.tell(ProxyMessage::DeviceFailed { comm, message: refusal.message.clone() });
         }
         reply(opened);
+    }
+
+    /// Makes a part of all areas, unless it is there, and names it.
+    fn open_areas(&self, memory: &Memory, part: AreaPart) -> Result<OpenedPart, PrepareError> {
+        let mut held = memory.held();
+        let Held { areas, charges } = &mut *held;
+        if areas.iter().any(|(_, area)| !area.has(part)) {
+            let (range, tenant) = (memory.layout.part(part), charges.first().map(|charge| Arc::clone(charge.tenant())));
+            let bytes = (range.end - range.start) * areas.len() as u64;
+            let charge = tenant.map(|tenant| tenant.charge(Resource::GpuMemoryBytes, bytes)).transpose()?;
+            charges.extend(charge.map(Arc::new));
+        }
+        let contexts = self.contexts(&memory.shape.gpus);
+        let mut opened = OpenedPart { handles: Vec::new(), fds: Vec::new() };
+        for (rank, (gpu, area)) in areas.iter_mut().enumerate() {
+            let made = if area.has(part) { Ok(()) } else { area.make(part, &contexts, &self.streams[*gpu]) };
+            let named = made.and_then(|()| area.name(part));
+            let failed = |error| PrepareError::Driver { rank, gpu: self.gpus.gpus[*gpu].0.id.to_string(), error };
+            let (handle, fd) = named.map_err(failed)?;
+            opened.handles.push(handle);
+            opened.fds.push(fd);
+        }
+        memory.area_bytes.store(areas.iter().map(|(_, area)| area.held_bytes()).max().unwrap_or(0), Ordering::Relaxed);
+        Ok(opened)
+    }
+
+    /// Makes slots of copy engines, unless they are there, and names a rank's.
+    fn open_slots(&mut self, areas: &AreasInUse, rank: usize, kind: SlotKind) -> Result<OpenedPart, PrepareError> {
+        self.make_slots(areas, kind)?;
+        let block = areas.slots(kind).and_then(|slots| slots.area(rank)).ok_or(PrepareError::NoEngines)?;
+        let gpu = areas.memory.shape.gpus.get(rank).copied().ok_or(PrepareError::NoEngines)?;
+        let (own, context) = &self.gpus.gpus[gpu];
+        let named = context.enter().and_then(|_entered| block.name());
+        let failed = |error| PrepareError::Driver { rank, gpu: own.id.to_string(), error };
+        let (handle, fd) = named.map_err(failed)?;
+        Ok(OpenedPart { handles: vec![handle], fds: fd.into_iter().collect() })
+    }
+
+    /// Of GPUs, each one's once: ranks may share one.
+    fn contexts(&self, gpus: &[usize]) -> Vec<&Context> {
+        let first_of_gpu = |(rank, number): &(usize, &usize)| !gpus[..*rank].contains(*number);
+        gpus.iter().enumerate().filter(first_of_gpu).map(|(_, number)| &self.gpus.gpus[*number].1).collect()
     }
 
     /// A call for some GPUs has failed: if that stays, it stays for what is enqueued on theirs from here on.
@@ -334,11 +390,11 @@ impl Setup {
 
     /// Reads how far ranks are, and when their last operations ran.
     fn read(&mut self, areas: &AreasInUse, ended: &Arc<Ended>) -> Result<Vec<Counted>, DriverError> {
-        let nranks = areas.memory.areas.len() as u32;
-        let layout = AreaLayout::initial(nranks.max(2));
+        let held = areas.memory.held();
+        let (nranks, layout) = (held.areas.len() as u32, areas.memory.layout);
         let began_ns = self.recorder.now_ns();
         let mut ranks = Vec::new();
-        for (gpu, area) in &areas.memory.areas {
+        for (gpu, area) in &held.areas {
             let mut counts = AreaCounts::default();
             // SAFETY: the area is mapped while it is held, in its GPU's context, which is the stream's.
             unsafe { self.streams[*gpu].read(counts.as_bytes_mut(), area.address())? };
@@ -349,19 +405,17 @@ impl Setup {
             let tell = |record| self.recorder.record(|_| record);
             self.traced.read((areas, ended), &ranks, (began_ns, until_ns), tell);
         }
-        let counted =
-            (0..nranks).zip(ranks.iter().zip(&areas.memory.areas)).map(|(rank, ((gpu, counts), (_, area)))| {
-                // SAFETY: as above.
-                let read = |offset| unsafe { self.streams[*gpu].read_word(area.address() + offset) };
-                let groups = counts.groups();
-                let may_be_many = groups > NUMBERS_MAX / MESSAGES_MAX as u64;
-                let sent_to = (0..nranks)
-                    .filter(|peer| *peer != rank && may_be_many)
-                    .map(|peer| layout.messages_sent_offset(peer));
-                let messages = sent_to.map(read).collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or(0);
-                let (operations, payload_bytes) = (counts.operations(), counts.payload_bytes());
-                Ok(Counted { operations, groups, payload_bytes, sent: counts.sent(), messages })
-            });
+        let counted = (0..nranks).zip(ranks.iter().zip(&held.areas)).map(|(rank, ((gpu, counts), (_, area)))| {
+            // SAFETY: as above.
+            let read = |offset| unsafe { self.streams[*gpu].read_word(area.address() + offset) };
+            let groups = counts.groups();
+            let may_be_many = groups > NUMBERS_MAX / MESSAGES_MAX as u64 && area.has(AreaPart::P2p);
+            let sent_to =
+                (0..nranks).filter(|peer| *peer != rank && may_be_many).map(|peer| layout.messages_sent_offset(peer));
+            let messages = sent_to.map(read).collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or(0);
+            let (operations, payload_bytes) = (counts.operations(), counts.payload_bytes());
+            Ok(Counted { operations, groups, payload_bytes, sent: counts.sent(), messages })
+        });
         let counted = counted.collect();
         let ranks: Vec<_> = ranks.into_iter().map(|(_, counts)| counts).collect();
         ended.note_times(&ranks, Instant::now());
@@ -407,6 +461,8 @@ impl Setup {
         // A single rank has nobody to meet, and an area that nobody uses.
         let multiprocessors = gpus.iter().map(|gpu| self.gpus.gpus[*gpu].0.multiprocessors).min().unwrap_or(0);
         let layout = AreaLayout::initial(nranks.max(2)).for_multiprocessors(multiprocessors);
+        let lines = self.store_lines(gpus);
+        let layout = if lines && self.options.lines { layout.with_lines() } else { layout };
         let large = self.may_be_large(gpus).then(|| LargeLayout::new(self.options.slot_bytes));
         let area_bytes = layout.bytes();
         let owner = charges.first().map(|charge| Arc::clone(charge.tenant()));
@@ -414,12 +470,16 @@ impl Setup {
         let has_events = self.options.handles && opens.events;
         let execution = self.options.execution;
         let by_events = self.options.by_events && execution == Execution::Service && has_events;
-        let shape = Shape { tenant, gpus: gpus.into(), area_bytes, by_descriptors, by_events };
+        // Ranks open slots while others' kernels run. In a process of several ranks a kernel may wait for the rank that opens, so nothing there may wait for kernels:
+        // imports of descriptors do not.
+        let slots_by_descriptors = by_descriptors || !opens.apart;
+        let shape = Shape { tenant, gpus: gpus.into(), area_bytes, by_descriptors: slots_by_descriptors, by_events };
         let Kit { engines, areas: used } = self.spare(&shape).unwrap_or(Kit { engines: None, areas: Vec::new() });
         // First, so that what there is goes to the thread that frees, whatever fails below: this one must not wait.
         let mut memory = Memory {
-            areas: used,
-            charges,
+            held: Mutex::new(Held { areas: used, charges }),
+            area_bytes: AtomicU64::new(0),
+            layout,
             shape,
             page: None,
             parts: Mutex::default(),
@@ -429,8 +489,11 @@ impl Setup {
             spares: Arc::clone(&self.spares),
             frees: self.frees.clone(),
         };
-        let bytes = owner.map(|owner| owner.charge(Resource::GpuMemoryBytes, area_bytes * u64::from(nranks)));
-        memory.charges.extend(bytes.transpose()?.map(Arc::new));
+        let held = memory.held.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let head = layout.part(AreaPart::Head).end * u64::from(nranks);
+        let used = held.areas.iter().map(|(_, area)| area.held_bytes()).sum::<u64>();
+        let bytes = owner.map(|owner| owner.charge(Resource::GpuMemoryBytes, head.max(used)));
+        held.charges.extend(bytes.transpose()?.map(Arc::new));
         let (fd, page) = match engines {
             Some((fd, parts)) => {
                 let page = Arc::clone(parts.page());
@@ -440,29 +503,22 @@ impl Setup {
             None => DirectPage::create().map(|(fd, page)| (fd, Arc::new(page)))?,
         };
         memory.page = large.map(|_| fd.try_clone()).transpose().map_err(PrepareError::Descriptors)?;
-        // Each GPU's once: ranks may share one.
-        let first_of_gpu = |(rank, number): &(usize, &usize)| !gpus[..*rank].contains(*number);
-        let numbers = gpus.iter().enumerate().filter(first_of_gpu).map(|(_, number)| number);
-        let contexts: Vec<_> = numbers.map(|number| &self.gpus.gpus[*number].1).collect();
+        let contexts = self.contexts(gpus);
+        let held = memory.held.get_mut().unwrap_or_else(PoisonError::into_inner);
         let (mut areas, mut fds) = (Vec::new(), vec![fd]);
         for (rank, number) in gpus.iter().enumerate() {
             let (gpu, context) = &self.gpus.gpus[*number];
             let failed = |error| PrepareError::Driver { rank, gpu: gpu.id.to_string(), error };
-            if memory.areas.len() <= rank {
-                let area = if by_descriptors {
-                    Area::by_descriptor(context, area_bytes, &contexts, &self.frees)
-                } else {
-                    DeviceMemory::new(context, area_bytes as usize).map(Area::ByHandle)
-                };
-                memory.areas.push((*number, area.map_err(failed)?));
-                memory.areas[rank].1.zero(&self.streams[*number]).map_err(failed)?;
+            if held.areas.len() <= rank {
+                held.areas.push((*number, RankArea::reserve(context, layout).map_err(failed)?));
+                held.areas[rank].1.make(AreaPart::Head, &contexts, &self.streams[*number]).map_err(failed)?;
             }
-            let _entered = context.enter().map_err(failed)?;
-            let (handle, fd) = memory.areas[rank].1.name().map_err(failed)?;
-            fds.extend(fd);
+            let (handle, fd) = held.areas[rank].1.name(AreaPart::Head).map_err(failed)?;
+            fds.push(fd);
             areas.push(AreaName { handle, gpu: gpu.id.0 });
         }
-        let (copy_engines, lines) = (large.is_some(), self.store_lines(gpus));
+        *memory.area_bytes.get_mut() = held.areas.iter().map(|(_, area)| area.held_bytes()).max().unwrap_or(0);
+        let copy_engines = large.is_some();
         let abilities = Abilities { nranks, execution, copy_engines, lines, opens_buffers: !by_descriptors };
         let wanted = GpuStrategy {
             large_from: self.options.large_from,
@@ -479,7 +535,15 @@ impl Setup {
         let copies = large.map(copies).transpose().map_err(PrepareError::Streams)?;
         let events = copies.as_ref().map_or(Ok(Vec::new()), |copies| copies.events()).map_err(PrepareError::Streams)?;
         let is_timed = self.options.is_timed;
-        let share = DirectShare { layout: bytemuck::cast(layout), areas, large, execution, is_timed, events };
+        let share = DirectShare {
+            layout: bytemuck::cast(layout),
+            areas,
+            opens_handles: !by_descriptors,
+            large,
+            execution,
+            is_timed,
+            events,
+        };
         Ok(Prepared { share, memory: fds, group: DirectGroup::new(strategies, copies, Box::new(in_use)) })
     }
 }

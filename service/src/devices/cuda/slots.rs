@@ -13,7 +13,7 @@ use mccs_cuda::{DeviceAddress, DeviceMemory, DriverError, OwnedStream};
 use mccs_ipc::large::{LargeLayout, SlotKind};
 
 use super::Gpus;
-use super::area::Area;
+use super::area::Block;
 use super::frees::Frees;
 use crate::tenants::{Charge, OverQuota, Resource, Tenant};
 
@@ -27,7 +27,7 @@ struct SlotBlock {
     users: AtomicU32,
     bytes: u64,
     /// `None` only while dropping.
-    held: Option<(Area, Charge)>,
+    held: Option<(Block, Charge)>,
     frees: Frees,
 }
 
@@ -53,7 +53,7 @@ impl SlotSet {
     }
 
     /// A rank's, for that rank to open.
-    pub(super) fn area(&self, rank: usize) -> Option<&Area> {
+    pub(super) fn area(&self, rank: usize) -> Option<&Block> {
         self.blocks.get(rank)?.held.as_ref().map(|(area, _)| area)
     }
 
@@ -185,9 +185,9 @@ impl SlotPool {
             // Any GPU's copy engine may push there for a communicator that comes later.
             let reaches = |other: &&(mccs_cuda::Gpu, _)| other.0.reaches(own).unwrap_or(false);
             let contexts: Vec<_> = gpus.gpus.iter().filter(reaches).map(|(_, context)| context).collect();
-            Area::by_descriptor(context, bytes, &contexts, &self.frees)
+            Block::by_descriptor(context, bytes, &contexts, &self.frees)
         } else {
-            DeviceMemory::new(context, bytes as usize).map(Area::ByHandle)
+            DeviceMemory::new(context, bytes as usize).map(Block::ByHandle)
         };
         let area = area.map_err(failed)?;
         self.made += 1;

@@ -27,7 +27,7 @@ pub(super) struct Shape {
     pub(super) gpus: Box<[usize]>,
     /// On each.
     pub(super) area_bytes: u64,
-    /// How ranks open them.
+    /// How ranks open slots: memory that is named by descriptors is made otherwise.
     pub(super) by_descriptors: bool,
     /// Whether ranks have events of the driver's.
     pub(super) by_events: bool,

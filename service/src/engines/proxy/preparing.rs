@@ -28,7 +28,10 @@ impl ProxyEngine {
         let charges: Vec<_> = requests.iter().map(|request| Arc::clone(&request.charge)).collect();
         let nranks = requests.len() as u32;
         let of_each = requests.iter().map(|request| request.session.opens());
+        let pids: Vec<_> = requests.iter().map(|request| request.session.peer.pid).collect();
         let opens = Opens {
+            apart: of_each.clone().all(|opens| opens.apart)
+                && pids.iter().enumerate().all(|(rank, pid)| !pids[..rank].contains(pid)),
             memory: of_each.clone().all(|opens| opens.memory),
             events: of_each.clone().all(|opens| opens.events),
         };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bytemuck::Zeroable;
 use mccs_cuda::{Context, DeviceAddress, Event, IpcHandle, RawStream, WordOperation};
 use mccs_ipc::command::{Command, FLAG_COPIED, Opcode};
-use mccs_ipc::direct::{CommPart, DirectPage, DirectShare, Execution};
+use mccs_ipc::direct::{DirectPage, DirectShare, Execution};
 use mccs_ipc::large::{
     CALLED_EVENTS, LargeLayout, LargeWord, RELEASED, RankEvents, Shards, SlotKind, called_event, has_large, own_part,
     stage,
@@ -209,7 +209,7 @@ impl DirectCommunicator {
             SlotKind::Shared => &mut order.large.slots[1],
         };
         if opened.is_none() {
-            *opened = self.member.open(CommPart::Slots(shards.slots()))?.pop();
+            *opened = Some(self.member.open_slots(shards.slots())?);
         }
         opened.as_ref().map(Opened::address).ok_or_else(|| Error::ServiceGone("it sent no slots".into()))
     }

@@ -3,15 +3,17 @@
 //! Collectives and sends share it; what has an order lies with them. It lives until the last group that names it is gone, which
 //! may be after the communicator has left.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use mccs_cuda::{
     Allocation, Context, DeviceAddress, DriverError, Function, HostRegistration, ImportedMemory, IpcHandle, Kernels,
     MappedMemory, OwnedStream, is_sticky, while_capturing,
 };
-use mccs_ipc::direct::{AreaHandle, CommPart, DIRECT_PAGE_BYTES, DIRECT_RANKS_MAX, DirectPage, DirectShare};
+use mccs_ipc::direct::{AreaHandle, AreaPart, CommPart, DIRECT_PAGE_BYTES, DIRECT_RANKS_MAX, DirectPage, DirectShare};
+use mccs_ipc::large::SlotKind;
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::{AreaLayout, Launch, contradiction};
@@ -35,7 +37,10 @@ pub(in crate::cuda) struct Member {
     pub(super) layout: AreaLayout,
     /// First bytes of the ranks' areas, as this context sees them.
     pub(super) areas: [DeviceAddress; DIRECT_RANKS_MAX as usize],
-    _opened: Vec<Opened>,
+    /// Theirs, by rank, as far as parts are mapped.
+    mapped: Mutex<Vec<MappedMemory>>,
+    /// Which parts are mapped of all areas, a bit each.
+    parts: AtomicU32,
     /// Whether the service opens what this process names by the driver's handles.
     pub(super) shares_handles: bool,
     /// Before the page, whose memory it names.
@@ -95,6 +100,30 @@ impl Opened {
     }
 }
 
+/// A part's among those that are mapped.
+fn bit(part: AreaPart) -> u32 {
+    1 << part as u32
+}
+
+/// Maps a part of an area that the service has named.
+fn map_part(
+    context: &Context,
+    memory: &mut MappedMemory,
+    range: Range<u64>,
+    (handle, fd): (&AreaHandle, Option<&OwnedFd>),
+) -> Result<(), Error> {
+    let (offset, bytes) = (range.start as usize, (range.end - range.start) as usize);
+    let (AreaHandle::Descriptor(named), Some(fd)) = (handle, fd) else {
+        return Err(Error::ServiceGone("it sent areas without descriptors".into()));
+    };
+    if *named != bytes as u64 {
+        return Err(Error::ServiceGone("it sent areas of another layout".into()));
+    }
+    let allocation = Allocation::import(fd.as_fd()).map_err(cuda_error)?;
+    memory.map_at(offset, &allocation, bytes).map_err(cuda_error)?;
+    memory.open_at(offset, bytes, &[context]).map_err(cuda_error)
+}
+
 impl Awaited for Member {
     fn let_through(&self, gone: Gone) {
         self.unless_left(|page| {
@@ -130,11 +159,13 @@ impl Member {
         // SAFETY: the page is mapped longer than it is registered: fields are dropped in order.
         let registration = unsafe { HostRegistration::register(&context, page.as_ptr(), DIRECT_PAGE_BYTES as usize) };
         let registration = registration.map_err(cuda_error)?;
-        let (mut areas, mut _opened) = ([0; DIRECT_RANKS_MAX as usize], Vec::new());
-        for (address, area) in areas.iter_mut().zip(&share.areas) {
-            let opened = Opened::open(&context, &area.handle, &mut fds)?;
-            *address = opened.address();
-            _opened.push(opened);
+        let (mut areas, mut mapped) = ([0; DIRECT_RANKS_MAX as usize], Vec::new());
+        let handles = share.areas.iter().map(|area| &area.handle);
+        for (address, handle) in areas.iter_mut().zip(handles) {
+            let mut memory = MappedMemory::reserve(&context, layout.bytes() as usize).map_err(cuda_error)?;
+            map_part(&context, &mut memory, layout.part(AreaPart::Head), (handle, fds.next()))?;
+            *address = memory.address();
+            mapped.push(memory);
         }
         let kernels = kernels(&context)?;
         let (page, is_told) = (Arc::new(page), AtomicBool::new(false));
@@ -148,8 +179,9 @@ impl Member {
             kernels,
             layout,
             areas,
-            _opened,
-            shares_handles: share.is_by_handles(),
+            mapped: Mutex::new(mapped),
+            parts: AtomicU32::new(bit(AreaPart::Head)),
+            shares_handles: share.opens_handles,
             registration,
             page,
             graphs,
@@ -159,21 +191,53 @@ impl Member {
         })
     }
 
-    /// Opens memory of the communicator that is made at first use, for all ranks. Waits for the service, and for no rank. Where there is no room the service ends the
-    /// communicator: all ranks hear why.
-    pub(super) fn open(&self, part: CommPart) -> Result<Vec<Opened>, Error> {
+    /// Has a part of all areas there, which a kernel is about to use: made at first use, for all ranks. Waits for the service then, and for no rank.
+    pub(super) fn need(&self, part: AreaPart) -> Result<(), Error> {
+        if self.parts.load(Ordering::Acquire) & bit(part) != 0 {
+            return Ok(());
+        }
+        // Whoever else needs it waits for this.
+        let mut mapped = locked(&self.mapped);
+        if self.parts.load(Ordering::Acquire) & bit(part) != 0 {
+            return Ok(());
+        }
+        let range = self.layout.part(part);
+        self.open(CommPart::Area(part), |handles, fds| {
+            if handles.len() != mapped.len() {
+                return Err(Error::ServiceGone("it sent a part of some areas".into()));
+            }
+            let mut each = mapped.iter_mut().zip(handles.iter().zip(fds));
+            each.try_for_each(|(memory, (handle, fd))| {
+                map_part(&self.context, memory, range.clone(), (handle, Some(fd)))
+            })
+        })?;
+        self.parts.fetch_or(bit(part), Ordering::Release);
+        Ok(())
+    }
+
+    /// This rank's slots of copy engines, made at first use, as [`Member::need`] does.
+    pub(super) fn open_slots(&self, kind: SlotKind) -> Result<Opened, Error> {
+        self.open(CommPart::Slots(kind), |handles, fds| {
+            let handle = handles.first().ok_or_else(|| Error::ServiceGone("it sent no slots".into()))?;
+            Opened::open(&self.context, handle, &mut fds.iter())
+        })
+    }
+
+    /// Asks for memory that is made at first use, and opens it. Where there is no room the service ends the communicator: all ranks hear why.
+    fn open<T>(
+        &self,
+        part: CommPart,
+        open: impl FnOnce(&[AreaHandle], &[OwnedFd]) -> Result<T, Error>,
+    ) -> Result<T, Error> {
         let request = Request::OpenPart { comm: self.handle, part };
         let (handles, fds) = match self.client.0.requests.call(request, &[])? {
             (Response::Part { handles }, fds) => (handles, fds),
             (other, _) => return Err(unexpected(&other)),
         };
-        let mut fds = fds.iter();
         // Also while a thread of the program's captures: nothing of this belongs into a graph.
-        let opened = while_capturing(|| {
-            handles.iter().map(|handle| Opened::open(&self.context, handle, &mut fds)).collect::<Result<Vec<_>, _>>()
-        });
+        let opened = while_capturing(|| open(&handles, &fds)).map_err(cuda_error).flatten();
         // The other ranks have it, and would wait for this one.
-        opened.map_err(cuda_error).flatten().inspect_err(|error| self.give_up(error))
+        opened.inspect_err(|error| self.give_up(error))
     }
 
     /// Ends the communicator on all ranks, and waits until they can know why: for what the driver returned, if it is that.

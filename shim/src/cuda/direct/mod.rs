@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use bytemuck::Zeroable;
 use mccs_cuda::{Capture, Context, DeviceAddress, RawStream};
-use mccs_ipc::direct::{DirectPage, DirectShare, DirectTerms, Execution};
+use mccs_ipc::direct::{AreaPart, DirectPage, DirectShare, DirectTerms, Execution};
 use mccs_ipc::large::LargeLayout;
 use mccs_ipc::protocol::Request;
 use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
@@ -214,9 +214,10 @@ impl DirectCommunicator {
             return Err(Error::argument(format!("the service's engines have no way for {}", checked.kind)));
         }
         let chosen = strategy.kernel(checked.kind, payload_bytes);
-        let mut launch = chosen.and_then(|chosen| self.kernel(&checked, chosen)).ok_or_else(|| {
+        let (mut launch, part) = chosen.and_then(|chosen| self.kernel(&checked, chosen)).ok_or_else(|| {
             Error::argument(format!("the operator has no way for {} of {payload_bytes} bytes", checked.kind))
         })?;
+        member.need(part)?;
         if self.is_timed {
             launch.args.call = Stamp::call(checked.kind, payload_bytes);
         }
@@ -264,11 +265,17 @@ impl DirectCommunicator {
         Ok(())
     }
 
-    /// The kernel of a collective, but for addresses; none where there is no way for it.
-    fn kernel(&self, checked: &DirectCall, (algorithm, blocks): (Algorithm, u32)) -> Option<Launch<DirectArgs>> {
+    /// The kernel of a collective, but for addresses, and the part of areas that it goes through; none where there is no way for it.
+    fn kernel(
+        &self,
+        checked: &DirectCall,
+        (algorithm, blocks): (Algorithm, u32),
+    ) -> Option<(Launch<DirectArgs>, AreaPart)> {
         // What does not fit the areas goes in chunks that do; all ranks come to the same.
         let ways = [algorithm, Algorithm::BulkTwoShot, Algorithm::BulkOneShot];
-        ways.into_iter().find_map(|algorithm| Launch::direct(checked, &self.member.layout, algorithm, blocks))
+        ways.into_iter().find_map(|algorithm| {
+            Some((Launch::direct(checked, &self.member.layout, algorithm, blocks)?, algorithm.part()))
+        })
     }
 
     /// Launches a kernel.

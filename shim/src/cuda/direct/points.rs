@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex};
 
 use mccs_cuda::{DeviceAddress, Event, RawStream};
-use mccs_ipc::direct::{DirectPage, PointsLaunched};
+use mccs_ipc::direct::{AreaPart, DirectPage, PointsLaunched};
 use mccs_kernels::cuda::{AreaLayout, MESSAGES_MAX, Point, PointsLaunch};
 
 use super::launcher::Launcher;
@@ -102,6 +102,7 @@ impl Points {
     fn enqueue(&self, list: &[Point], mut launch: PointsLaunch, streams: &[RawStream]) -> Result<(), Error> {
         let Some((&main, others)) = streams.split_first() else { return Ok(()) };
         let member = &*self.member;
+        member.need(AreaPart::P2p)?;
         let head = launch.head_mut();
         head.areas = member.areas;
         head.abort_word = member.on_page(DirectPage::ABORT_OFFSET);

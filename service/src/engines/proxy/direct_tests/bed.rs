@@ -80,7 +80,16 @@ impl Device for Pages {
         let handle = if opens.memory { AreaHandle::Ipc(vec![0; 64]) } else { AreaHandle::Descriptor(1) };
         let areas = gpus.iter().map(|_| AreaName { handle: handle.clone(), gpu: [0; 16] }).collect();
         let (execution, events) = (self.execution, Vec::new());
-        let share = DirectShare { layout: [0; LAYOUT_WORDS], areas, large: None, execution, is_timed: true, events };
+        let opens_handles = opens.memory;
+        let share = DirectShare {
+            layout: [0; LAYOUT_WORDS],
+            areas,
+            opens_handles,
+            large: None,
+            execution,
+            is_timed: true,
+            events,
+        };
         let prepared = Ok(Box::new(Prepared { share, memory: vec![fd], group }));
         assert!(self.done.send(ProxyMessage::Prepared { key, prepared }).is_ok());
         Prepare::Begun

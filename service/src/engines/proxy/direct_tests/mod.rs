@@ -25,7 +25,7 @@ fn one_rank_that_opens_no_handles_has_memory_go_by_descriptors_for_all() {
         bed.stranger = stranger;
         for joined in bed.join(2, id) {
             let ProxyReply::Joined { share: Some(share), .. } = joined else { panic!("not joined") };
-            assert_eq!(share.is_by_handles(), stranger.is_none());
+            assert_eq!(share.opens_handles, stranger.is_none());
         }
     }
 }
