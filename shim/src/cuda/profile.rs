@@ -1,7 +1,8 @@
 //! What profilers are told of collectives: how they are carried out, and when they ran on the GPU.
 //!
 //! Kernels leave stamps in their rank's area (`docs/decisions/035-stamps.md`). A reader copies them now and then, so a call costs
-//! nothing for it. Stamps are of kernels outside of graphs; what the service carries out has none.
+//! nothing for it. A stamp is found by its kernel's number, which is known until the communicator's first capture: replays count on
+//! the GPU alone. What the service carries out has no stamps.
 
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ pub enum Carrier {
         is_two_shot: bool,
         /// NCCL's name for how data and flags go: `LL`, `LL128` or `SIMPLE`.
         protocol: &'static str,
-        /// Whether the kernel leaves a stamp.
+        /// Whether the kernel leaves a stamp that can be told from others.
         is_stamped: bool,
     },
     /// The service's copy engines.
@@ -67,7 +68,7 @@ impl CudaCommunicator {
         };
         let is_two_shot =
             matches!(algorithm, Algorithm::PacketsTwoShot | Algorithm::LinesTwoShot | Algorithm::BulkTwoShot);
-        Carrier::Kernel { is_two_shot, protocol, is_stamped: comm.is_timed() }
+        Carrier::Kernel { is_two_shot, protocol, is_stamped: comm.has_known_stamps() }
     }
 
     /// Kernels of collectives that were launched outside of graphs: the last one's number on the area.

@@ -140,6 +140,11 @@ impl DirectCommunicator {
         self.is_timed
     }
 
+    /// Whether kernels leave stamps with numbers that are known here: graphs that are replayed count too, on the GPU alone.
+    pub(super) fn has_known_stamps(&self) -> bool {
+        self.is_timed && !locked(&self.order).launches.has_captured()
+    }
+
     /// Collectives' kernels launched so far, without those that went into graphs.
     pub(super) fn kernels_launched(&self) -> u64 {
         locked(&self.order).launched
