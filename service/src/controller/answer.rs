@@ -49,6 +49,7 @@ pub enum ControllerRequest {
 /// What the controller answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "it lives from the controller to the operator")]
 pub enum ControllerAnswer {
     /// To [`ControllerRequest::Show`].
     Show(PolicyView),

@@ -1,5 +1,7 @@
 //! Why a communicator is stuck: who is named, while it is stuck and when it is not.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use mccs::{DataType, RedOp};
 use mccs_ipc::types::CollectiveKind;
 use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
@@ -69,6 +71,44 @@ fn a_rank_that_has_not_called_is_named_from_every_host() {
     // The ranks have left: nothing is there to ask about.
     let unknown = ask(&hosts.service(0).control_socket(), &ControlRequest::WhyStuck { communicator: 999 });
     assert!(matches!(unknown, Ok(ControlAnswer::Refused(text)) if text.contains("no communicator 999")));
+}
+
+/// In nearly every collective somebody waits for somebody, whenever it is looked.
+#[test]
+fn nobody_of_a_healthy_job_is_accused() {
+    const LOOKS: usize = 60;
+    let hosts = TestHosts::start(3, "");
+    let ranks = hosts.join(&[0, 1, 1, 2]);
+    let stop = AtomicBool::new(false);
+    let looks = std::thread::scope(|scope| {
+        for rank in &ranks {
+            let stop = &stop;
+            scope.spawn(move || {
+                // All stop after the same call: its only element says how many have been told to.
+                let memory = rank.client.allocate(4).expect("memory");
+                let mut told = 0;
+                while told == 0 {
+                    let stops = i32::from(stop.load(Ordering::Relaxed));
+                    // SAFETY: nothing is in flight.
+                    unsafe { memory.as_mut_slice() }.copy_from_slice(&stops.to_le_bytes());
+                    let place = memory.at(0);
+                    rank.comm.all_reduce(place, place, 1, DataType::I32, RedOp::Sum, &rank.stream).expect("enqueued");
+                    rank.stream.synchronize().expect("completed");
+                    // SAFETY: as above.
+                    let sum: [u8; 4] = unsafe { memory.as_mut_slice() }.try_into().expect("four bytes");
+                    told = i32::from_le_bytes(sum);
+                }
+            });
+        }
+        let looks: Vec<StuckReport> = (0..LOOKS).map(|look| ask_why_stuck(hosts.service(look % 3))).collect();
+        stop.store(true, Ordering::Relaxed);
+        looks
+    });
+    let accused: Vec<_> = looks.iter().filter(|report| !report.culprits.is_empty()).collect();
+    assert!(accused.is_empty(), "{accused:?}");
+    let runs = looks.iter().filter(|report| report.class == StuckClass::Running);
+    let moved = |report: &&StuckReport| report.progress.is_some_and(|progress| progress.collectives > 0);
+    assert!(runs.filter(moved).count() > LOOKS / 2, "{looks:?}");
 }
 
 #[test]

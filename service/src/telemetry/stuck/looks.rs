@@ -154,7 +154,8 @@ fn still_waiting(account: &HostAccount, moved: &Moved, furthest: u64) -> HostAcc
     let is_stalled = |flow: &&FlowWait| {
         let key = (flow.channel, flow.from, flow.to);
         let is_of_collective = flow.channel != LinkKey::PAIRS;
-        !moved.flows.contains(&key) && !(is_of_collective && has_moved(flow.to))
+        let has_moved = moved.flows.contains(&key) || (is_of_collective && has_moved(flow.to));
+        !has_moved
     };
     let some_moved = account.ranks.iter().any(|rank| has_moved(rank.rank));
     HostAccount {
