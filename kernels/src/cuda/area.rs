@@ -360,7 +360,7 @@ mod tests {
             AreaPart::ALL.map(|part| (layout.part(part).end - layout.part(part).start) >> 20)
         };
         // As decision 050 has them.
-        assert_eq!([2, 4, 8].map(mib), [[2, 18, 48, 16], [2, 26, 82, 34], [4, 16, 96, 32]]);
+        assert_eq!([2, 4, 8].map(mib), [[2, 18, 48, 18], [2, 26, 82, 34], [2, 16, 96, 32]]);
     }
 
     #[test]

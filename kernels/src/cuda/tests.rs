@@ -253,12 +253,15 @@ fn areas_hold_all_that_lies_in_them() {
     let layout =
         AreaLayout { nranks: 3, blocks: 5, slots: 2, slot_bytes: 256, packet_bytes: 384, line_bytes: 1024, lanes: 8 };
     assert!(layout.is_valid());
-    // Heads and four sets of words, then two halves of two peers' packets, then slots.
+    // Heads and four sets of words, then two halves of two peers' packets, then slots, each part in whole large pages.
     assert!(layout.packets_offset() >= 1024 + 4 * 5 * 8 * 8);
-    assert_eq!(layout.lines_offset(), (layout.packets_offset() + 2 * 2 * 768).next_multiple_of(4096));
+    assert_eq!(layout.lines_offset(), (layout.packets_offset() + 2 * 2 * 768).next_multiple_of(2 << 20));
     // Of a shot, 512 bytes are two units.
-    assert_eq!(layout.bulk_offset(), (layout.lines_offset() + 2 * 2 * 2 * 1024).next_multiple_of(4096));
-    assert_eq!(layout.points().lanes_offset, (layout.bulk_offset() + 2 * 2 * 5 * 2 * 2 * 256).next_multiple_of(4096));
+    assert_eq!(layout.bulk_offset(), (layout.lines_offset() + 2 * 2 * 2 * 1024).next_multiple_of(2 << 20));
+    assert_eq!(
+        layout.points().lanes_offset,
+        (layout.bulk_offset() + 2 * 2 * 5 * 2 * 2 * 256).next_multiple_of(2 << 20)
+    );
     assert!(!AreaLayout { nranks: 9, ..layout }.is_valid());
     assert!(!AreaLayout { slots: 1, ..layout }.is_valid());
     assert!(!AreaLayout { slot_bytes: 200, ..layout }.is_valid());

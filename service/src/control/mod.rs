@@ -383,6 +383,9 @@ pub struct CommView {
     /// Time that GPUs' kernels held multiprocessors for them, of all ranks and multiprocessors together.
     #[serde(default)]
     pub multiprocessor_ns: u64,
+    /// GPU memory of a rank's part: its area, its own slots of copy engines, and its share of shared ones.
+    #[serde(default)]
+    pub gpu_memory_bytes: u64,
     /// The last of them, by kind.
     pub kinds: Vec<KindView>,
     /// Its last sends and receives.
@@ -445,6 +448,7 @@ impl CommView {
             bus_bytes: comm.bus_bytes.load(Ordering::Relaxed),
             busy_ns: comm.busy_ns.load(Ordering::Relaxed),
             multiprocessor_ns: comm.multiprocessor_ns.load(Ordering::Relaxed),
+            gpu_memory_bytes: comm.direct.as_ref().map_or(0, |direct| direct.held_bytes(0).total()),
             kinds: comm.recent.view(),
             pair_sides: comm.recent.pair_view(),
             busbw_gbps: comm.busbw_gbps(),

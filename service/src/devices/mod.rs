@@ -102,6 +102,14 @@ pub struct HeldBytes {
     pub sharing: u32,
 }
 
+impl HeldBytes {
+    /// All of it, with this communicator's share of shared slots.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.areas + self.own_slots + self.shared_slots / u64::from(self.sharing.max(1))
+    }
+}
+
 /// What one rank's GPU has counted: operations, and groups of sends and receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counted {

@@ -403,6 +403,14 @@ fn communicators(text: &mut Text, overview: &Overview) {
     for comm in comms {
         family.sample(&of_comm(comm), seconds(comm.multiprocessor_ns));
     }
+    let mut family = text.family(
+        "mccs_communicator_gpu_memory_bytes",
+        Kind::Gauge,
+        "GPU memory of a rank's part of a communicator, its share of shared slots included.",
+    );
+    for comm in comms.iter().filter(|comm| comm.gpu_memory_bytes > 0) {
+        family.sample(&of_comm(comm), comm.gpu_memory_bytes);
+    }
 }
 
 fn ranks(text: &mut Text, overview: &Overview) {

@@ -476,6 +476,7 @@ mod tests {
                 bus_bytes: 1_000_000_000 * seconds,
                 busy_ns: 500_000_000 * seconds,
                 multiprocessor_ns: 0,
+                gpu_memory_bytes: 0,
                 kinds: Vec::new(),
                 pair_sides: Vec::new(),
                 busbw_gbps: 2.0,
