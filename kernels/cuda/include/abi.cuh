@@ -14,6 +14,7 @@ constexpr uint32_t KEEP = 4;    // the receiver's result goes to the receive buf
 constexpr uint32_t SCALED = 8;  // contributions are multiplied by their rank's scalar first
 constexpr uint32_t SCALAR_AT = 16;  // scalar_bits is where the scalar lies, as an element of scalar_dtype
 constexpr uint32_t RELEASED = 32;  // what is stored is there for whoever sees that the operation has ended
+constexpr uint32_t ROOT_LAST = 64;  // a pipeline that reduces: the root sends no data, and adds its own to what the others have combined
 
 // A small operation's message: it begins so many bytes behind the buffer's begin. None: 0 bytes.
 struct Part {

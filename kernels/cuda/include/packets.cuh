@@ -14,6 +14,7 @@ namespace mccs {
 
 constexpr uint32_t PACKETS_THREADS_MAX = 512;
 constexpr uint32_t UNITS_A_LAP = 4;  // of a warp, where it uses its places in slots again
+constexpr uint32_t CREDIT_LANE = 7;  // the first whose part of a line is the flag
 
 __device__ inline bool in(uint32_t mask, uint32_t rank) { return mask >> rank & 1; }
 
@@ -262,6 +263,18 @@ __device__ inline void packets_send_unit(const Exchange<FORM>& e, const Unit<FOR
     }
 }
 
+// What a root that adds its own data sends in a pipeline: that its own place for a unit is free, without data, by one lane.
+template <class FORM>
+__device__ inline void packets_send_credit(const Exchange<FORM>& e, const Unit<FORM>& unit) {
+    const DirectArgs& a = e.a;
+    uint4 credit = make_uint4(0, 0, e.number, unit.lap);
+#pragma unroll 1
+    for (uint32_t left = a.send_mask; left != 0; left &= left - 1) {
+        uint32_t peer = __ffs(left) - 1;
+        store_volatile_if(threadIdx.x % 32 == CREDIT_LANE && unit.at < a.sends[peer].bytes, e.slot(peer, a.rank, false, unit), credit);
+    }
+}
+
 // Sends all messages. All of a rank's sends come before its first wait.
 template <uint32_t RANKS, class FORM>
 __device__ void packets_send(const Exchange<FORM>& e) {
@@ -297,10 +310,10 @@ __device__ inline void packets_relay(const Exchange<FORM>& e, const Unit<FORM>& 
     }
 }
 
-// Waits for a lane's part of all messages: their loads are in flight together. False: aborted.
+// Waits for a lane's part of all messages: their loads are in flight together. What comes from rank `credit` is one lane's. False: aborted.
 template <uint32_t RANKS, class FORM>
 __device__ bool packets_await(const Exchange<FORM>& e, const Part (&messages)[RANKS_MAX], bool relayed, const Unit<FORM>& unit,
-                              uint4 (&row)[RANKS]) {
+                              uint4 (&row)[RANKS], uint32_t credit = RANKS_MAX) {
     Patience patience(e.a.abort_word);
     uint4 parts[RANKS][FORM::LOADS];
 #pragma unroll
@@ -310,7 +323,10 @@ __device__ bool packets_await(const Exchange<FORM>& e, const Part (&messages)[RA
     }
     auto load = [&] {
 #pragma unroll
-        for (uint32_t s = 0; s < RANKS; s++) load_unit(e.slot(e.a.rank, s, relayed, unit), unit, messages[s].bytes, parts[s]);
+        for (uint32_t s = 0; s < RANKS; s++) {
+            bool is_there = s != credit || threadIdx.x % 32 == CREDIT_LANE;
+            load_unit(e.slot(e.a.rank, s, relayed, unit), unit, is_there ? messages[s].bytes : 0, parts[s]);
+        }
     };
     for (;;) {
         load();
@@ -367,7 +383,44 @@ __device__ inline bool packets_take_unit(const Exchange<FORM>& e, const Part (&m
 
 template <uint32_t RANKS, class FORM>
 __device__ inline bool packets_out_unit(const Exchange<FORM>& e, const Unit<FORM>& unit) {
-    return packets_take_unit<RANKS>(e, e.a.outs, true, unit, [](const Unit<FORM>&, const uint4 (&)[RANKS]) {});
+    return packets_take_unit<RANKS>(e, e.a.outs, true, unit, [](const Unit<FORM>&, uint4 (&)[RANKS]) {});
+}
+
+// What a root has of the shards of others.
+template <Width WIDTH, uint32_t RANKS, class FORM>
+__device__ inline void load_outs(const DirectArgs& a, const Unit<FORM>& unit, uint4 (&row)[RANKS]) {
+#pragma unroll
+    for (uint32_t s = 0; s < RANKS; s++) {
+        row[s] = make_uint4(0, 0, 0, 0);
+        load_part_of<WIDTH>(a.send + a.outs[s].at + unit.first, unit, a.outs[s].bytes, row[s]);
+    }
+}
+
+// The same of a root that adds its own data.
+template <class T, uint32_t RANKS, class FORM>
+__device__ inline bool packets_out_last_unit(const Exchange<FORM>& e, const Unit<FORM>& unit, const uint64_t* scalars) {
+    const DirectArgs& a = e.a;
+    const uint64_t* scalar = scalars != nullptr ? scalars + a.rank : nullptr;
+    Width loads = width(a.send, unit, e.end());
+    uint4 own[RANKS];
+    if (loads == Width::EIGHT) {
+        load_outs<Width::EIGHT>(a, unit, own);
+    } else if (loads == Width::FOUR) {
+        load_outs<Width::FOUR>(a, unit, own);
+    } else {
+        load_outs<Width::ONE>(a, unit, own);
+    }
+    return packets_take_unit<RANKS>(e, a.outs, true, unit, [&](const Unit<FORM>&, uint4 (&row)[RANKS]) {
+#pragma unroll 1
+        for (uint32_t s = 0; s < a.nranks; s++) {
+            VectorFold<T> fold;
+            fold.first(pick(row, s), nullptr);
+            fold.next(Op(a.op), pick(own, s), scalar);
+            uint4 result = fold.result(a.divisor);
+#pragma unroll
+            for (uint32_t t = 0; t < RANKS; t++) row[t] = t == s ? result : row[t];
+        }
+    });
 }
 
 template <uint32_t RANKS, class FORM>
@@ -391,7 +444,7 @@ __device__ void packets_copy(const Exchange<FORM>& e) {
     packets_send<RANKS>(e);
     stamp_begin(a);
     packets_own(e);
-    auto pass_on = [&](const Unit<FORM>& unit, const uint4 (&row)[RANKS]) {
+    auto pass_on = [&](const Unit<FORM>& unit, uint4 (&row)[RANKS]) {
         if (a.relay_mask == 0) return;
         uint4 shard = {};  // the only one that is there: from the root
 #pragma unroll
@@ -407,20 +460,24 @@ __device__ void packets_copy(const Exchange<FORM>& e) {
     finish(a, !ok);
 }
 
-// Combines a unit of the messages of all ranks, in order, and passes the result on. False: aborted.
-template <class T, uint32_t RANKS, class FORM>
+// Combines a unit of the messages of all ranks, in order, and passes the result on. LAST: all but those of a root that adds its own data. False: aborted.
+template <class T, uint32_t RANKS, bool LAST, class FORM>
 __device__ inline bool packets_combine_unit(const Exchange<FORM>& e, const Unit<FORM>& unit, const uint64_t* scalars) {
     const DirectArgs& a = e.a;
+    uint32_t credit = LAST && (a.flags & ROOT_LAST) != 0 ? a.unsharded : RANKS_MAX, first = LAST && credit == 0 ? 1 : 0;
     Width loads = width(a.send | a.own.at, unit, e.end()), stores = width(a.recv | a.result.at, unit, e.end());
     uint4 own = load_part_of(loads, a.send + a.own.at + unit.first, unit, a.own.bytes);
     uint4 row[RANKS];
-    if (!packets_await(e, a.recvs, false, unit, row)) return false;
+    if (!packets_await(e, a.recvs, false, unit, row, credit)) return false;
     auto contribution = [&](uint32_t rank) { return rank == a.rank ? own : pick(row, rank); };
     VectorFold<T> fold;
-    fold.first(contribution(0), scalars);
+    fold.first(contribution(first), scalars != nullptr ? scalars + first : nullptr);
 #pragma unroll 1
-    for (uint32_t s = 1; s < a.nranks; s++) fold.next(Op(a.op), contribution(s), scalars != nullptr ? scalars + s : nullptr);
-    uint4 combined = fold.result(a.divisor);
+    for (uint32_t s = first + 1; s < a.nranks; s++) {
+        if (LAST && s == credit) continue;
+        fold.next(Op(a.op), contribution(s), scalars != nullptr ? scalars + s : nullptr);
+    }
+    uint4 combined = fold.result(LAST && credit != RANKS_MAX ? 0 : a.divisor);
     if (a.flags & KEEP) store_part_of(stores, a.recv + a.result.at + unit.first, unit, a.own.bytes, combined);
     packets_relay(e, unit, combined);
     return true;
@@ -449,7 +506,7 @@ __device__ void packets_reduce(const Exchange<FORM>& e) {
     bool ok = gather_scalars(a, scalars);
     if (ok && a.recv_mask != 0) {
         const uint64_t* factors = (a.flags & SCALED) != 0 ? scalars : nullptr;
-        ok = e.each_unit(e.longest, [&](const Unit<FORM>& unit) { return packets_combine_unit<T, RANKS>(e, unit, factors); });
+        ok = e.each_unit(e.longest, [&](const Unit<FORM>& unit) { return packets_combine_unit<T, RANKS, false>(e, unit, factors); });
     }
     ok = ok && packets_out<RANKS>(e) && packets_end(a);
     finish(a, !ok);
@@ -459,17 +516,20 @@ __device__ void packets_reduce(const Exchange<FORM>& e) {
 // takes out the one before that. A place in slots is written again UNITS_A_LAP units later, and nobody has to say that it is free: who sends unit u
 // has combined u - 2 and taken out u - 3, for which all others had sent as much (u - 2 is not the last, and only in the last are messages of different
 // lengths), before which they had combined u - 4 and taken out u - 5; and who passes u on has got it from the rank that takes it out, which had taken out
-// u - 3 by then. What was loaded is used before the next is stored, so that a late load does not see it. False: aborted.
+// u - 3 by then. A root that adds its own data sends a credit in the place of each unit. What was loaded is used before the next is stored, so that a late
+// load does not see it. False: aborted.
 template <class T, uint32_t RANKS, class FORM>
 __device__ bool packets_pass(const Exchange<FORM>& e, const uint64_t* scalars) {
     const DirectArgs& a = e.a;
     auto nth = [&](uint32_t n) { return Unit<FORM>(e.warp + n * e.warps, e.warp + n % UNITS_A_LAP * e.warps, n / UNITS_A_LAP); };
     uint32_t units = (e.longest + FORM::UNIT_BYTES - 1) / FORM::UNIT_BYTES;
     uint32_t count = e.warp < units ? (units - e.warp + e.warps - 1) / e.warps : 0;
+    bool adds_own = (a.flags & ROOT_LAST) != 0 && a.recv_mask == 0;
     for (uint32_t n = 0; n < count + 2; n++) {
-        if (n < count) packets_send_unit<RANKS>(e, nth(n), false, false);
-        if (a.recv_mask != 0 && n - 1 < count && !packets_combine_unit<T, RANKS>(e, nth(n - 1), scalars)) return false;
-        if (a.out_mask != 0 && n >= 2 && !packets_out_unit<RANKS>(e, nth(n - 2))) return false;
+        if (n < count) adds_own ? packets_send_credit(e, nth(n)) : packets_send_unit<RANKS>(e, nth(n), false, false);
+        if (a.recv_mask != 0 && n - 1 < count && !packets_combine_unit<T, RANKS, true>(e, nth(n - 1), scalars)) return false;
+        if (a.out_mask == 0 || n < 2) continue;
+        if (!(adds_own ? packets_out_last_unit<T, RANKS>(e, nth(n - 2), scalars) : packets_out_unit<RANKS>(e, nth(n - 2)))) return false;
     }
     return true;
 }

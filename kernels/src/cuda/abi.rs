@@ -11,6 +11,7 @@ pub(crate) const KEEP: u32 = 4;
 pub(crate) const SCALED: u32 = 8;
 pub(crate) const SCALAR_AT: u32 = 16;
 pub(crate) const RELEASED: u32 = 32;
+pub(crate) const ROOT_LAST: u32 = 64;
 
 /// A small operation's message: where it begins in the buffer, and how long it is. None: 0 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]

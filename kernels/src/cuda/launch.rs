@@ -12,7 +12,7 @@ use mccs_ipc::direct::AreaPart;
 use mccs_ipc::large::Shards;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
-use super::abi::{HEADS, KEEP, OWN, Part, RELEASED, SCALAR_AT, SCALED};
+use super::abi::{HEADS, KEEP, OWN, Part, RELEASED, ROOT_LAST, SCALAR_AT, SCALED};
 use super::area::{LINES_UNIT_BYTES, LINES_UNIT_WIRE_BYTES};
 use super::strategy::COMBINE_BLOCKS;
 use super::{AreaLayout, DirectArgs, RANKS_MAX, ReduceArgs};
@@ -428,7 +428,10 @@ fn two_shots(call: &DirectCall, algorithm: Algorithm, args: &mut DirectArgs) -> 
 }
 
 /// Two shots of lines at once, through places in slots that are used again.
-fn pipeline(call: &DirectCall, layout: &AreaLayout, blocks: u32, args: DirectArgs) -> Option<Launch<DirectArgs>> {
+fn pipeline(call: &DirectCall, layout: &AreaLayout, blocks: u32, mut args: DirectArgs) -> Option<Launch<DirectArgs>> {
+    if call.kind == CollectiveKind::Reduce {
+        args.flags |= ROOT_LAST;
+    }
     let places = layout.line_slot_bytes() / 2 / LINES_UNIT_WIRE_BYTES;
     let warps = args.shard_bytes.div_ceil(LINES_UNIT_BYTES).min(places / UNITS_A_LAP);
     let each = warps.div_ceil(u64::from(blocks)).clamp(1, PACKETS_WARPS_MAX);

@@ -131,7 +131,7 @@ impl DirectStrategy {
         let room = ranks * u64::from(AreaLayout::initial(nranks).line_bytes) / 2;
         let few = ranks <= 4;
         let (lines, broadcast, reduce, message) =
-            if few { (8 * MIB, 4 * MIB, 32 * MIB, 2 * MIB) } else { (room.min(3 * MIB), 2 * MIB, 2 * MIB, 640 * KIB) };
+            if few { (8 * MIB, 4 * MIB, 64 * MIB, 2 * MIB) } else { (room.min(3 * MIB), 2 * MIB, 2 * MIB, 640 * KIB) };
         let mut strategy = DirectStrategy::empty();
         for kind in CollectiveKind::ALL {
             let rules: &[Rule] = match kind {

@@ -3,7 +3,7 @@
 use mccs_ipc::board::BoardCall;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
-use super::abi::{HEADS, KEEP, OWN, Part};
+use super::abi::{HEADS, KEEP, OWN, Part, ROOT_LAST};
 use super::*;
 use crate::reference::{Value, read, write};
 use crate::{Source, Store, finish_round, reduce};
@@ -47,7 +47,9 @@ fn play(launches: &[DirectArgs], reduces: bool, sends: &[Vec<u8>], recvs: &mut [
             continue;
         }
         if reduces {
-            let parts: Vec<Vec<u8>> = (0..launches.len()).map(|from| message(from, rank)).collect();
+            let is_last = |from: &usize| args.flags & ROOT_LAST != 0 && *from == args.unsharded as usize;
+            let ranks = (0..launches.len()).filter(|from| !is_last(from));
+            let parts: Vec<Vec<u8>> = ranks.map(|from| message(from, rank)).collect();
             let sources: Vec<Source> =
                 parts.iter().map(|part| Source { ptr: part.as_ptr(), scalar_bits: None }).collect();
             results[rank] = vec![0; parts[0].len()];
@@ -69,7 +71,15 @@ fn play(launches: &[DirectArgs], reduces: bool, sends: &[Vec<u8>], recvs: &mut [
     for (rank, args) in launches.iter().enumerate() {
         for from in (0..launches.len()).filter(|from| has(args.out_mask, *from)) {
             let (at, bytes) = part(args, 0, from);
-            recvs[rank][at..at + bytes].copy_from_slice(&results[from]);
+            let to = &mut recvs[rank][at..at + bytes];
+            if args.flags & ROOT_LAST == 0 {
+                to.copy_from_slice(&results[from]);
+                continue;
+            }
+            let own = message(rank, from);
+            let sources = [&results[from], &own].map(|part| Source { ptr: part.as_ptr(), scalar_bits: None });
+            // SAFETY: all have one length.
+            unsafe { reduce(DataType::I32, RedOp::Sum, &sources, &[to.as_mut_ptr()], bytes / 4, None, Store::Cached) };
         }
     }
 }

@@ -269,18 +269,18 @@ inline bool store_together_if(bool there, uint64_t to, uint4 v) {
     simulated::step();
     return true;
 }
+// All lanes meet; those for which the condition does not hold load nothing.
 inline void load_together_if(bool there, uint64_t from, uint4& v) {
-    if (!there) return;
-    Line own{from, {}};
+    Line own{there ? from : 0, {}};
     simulated::together(&own, [](void* const(&of)[32], uint32_t lanes) {
         uint32_t first = simulated::random_below(lanes), late = simulated::random_below(lanes);
         for (uint32_t i = 0; i < lanes; i++) {
             Line& line = *static_cast<Line*>(of[(first + i) % lanes]);
             if (i == late) simulated::pass_turn();
-            line.v = simulated::load<uint4>(line.at);
+            if (line.at != 0) line.v = simulated::load<uint4>(line.at);
         }
     });
-    v = own.v;
+    if (there) v = own.v;
 }
 
 inline bool meet(uint32_t barrier, uint32_t threads, bool stop) { return simulated::meet(barrier, threads, stop).any; }

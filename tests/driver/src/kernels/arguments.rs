@@ -10,6 +10,7 @@ pub(super) const OWN: u32 = 2;
 pub(super) const KEEP: u32 = 4;
 pub(super) const SCALED: u32 = 8;
 pub(super) const SCALAR_AT: u32 = 16;
+pub(super) const ROOT_LAST: u32 = 64;
 
 /// Of the examples' kernel.
 #[derive(Debug, Clone, Copy)]

@@ -18,7 +18,7 @@ use mccs_ipc::types::DataType;
 use mccs_kernels::cuda::RANKS_MAX;
 use mccs_kernels::{Source, Store, reduce, scalar_bits_at};
 
-use super::arguments::{DirectArgs, HEADS, KEEP, OWN, SCALAR_AT, SCALED};
+use super::arguments::{DirectArgs, HEADS, KEEP, OWN, ROOT_LAST, SCALAR_AT, SCALED};
 use super::{Form, Running, Stop, operator};
 use crate::code::ILLEGAL_ADDRESS;
 use crate::device::Device;
@@ -323,6 +323,37 @@ impl Operation<'_> {
         Ok(true)
     }
 
+    /// Whether the root of a reduce adds its own data to what the others have combined.
+    fn adds_own_last(&self) -> bool {
+        self.args.flags & ROOT_LAST != 0
+    }
+
+    /// Takes a step of what a peer has combined, if it has come, with this rank's own data added. Returns whether it did.
+    fn take_last(&self, dtype: DataType, channel: &mut Channel, scalars: &[u64]) -> Result<bool, Stop> {
+        if channel.done == channel.steps || self.arrived(channel)? <= channel.done {
+            return Ok(false);
+        }
+        let (offset, bytes) = self.step(channel, channel.done);
+        let own = self.send_part(channel.from) + offset;
+        let at = |at| Ok::<_, Stop>(self.running.at(at, bytes)? as *mut u8);
+        let combined = Source { ptr: at(self.slot(channel, channel.done))?, scalar_bits: None };
+        let own = Source { ptr: at(own)?, scalar_bits: scalars.get(self.rank as usize).copied() };
+        let (to, count) = (at(channel.buffer + offset)?, bytes as usize / dtype.size_bytes());
+        // SAFETY: all are there for so many bytes, as was looked up. Slots are apart from buffers; the receive buffer is this rank's send
+        // buffer, or apart from it.
+        unsafe {
+            reduce(dtype, operator(self.args.op)?, &[combined, own], &[to], count, self.divisor(), Store::Cached)
+        };
+        channel.done += 1;
+        self.acknowledge(channel, channel.done)?;
+        Ok(true)
+    }
+
+    /// Of sums.
+    fn divisor(&self) -> Option<u32> {
+        (self.args.divisor != 0).then_some(self.args.divisor)
+    }
+
     /// All roles in turn, until all are done.
     fn exchange(&self, scalars: &[u64]) -> Result<(), Stop> {
         let (own, args) = (self.rank, self.args);
@@ -360,7 +391,10 @@ impl Operation<'_> {
                 }
             }
             for channel in &mut outs {
-                any |= self.take(channel, |_, _| Ok(()))?;
+                any |= match self.dtype.filter(|_| self.adds_own_last()) {
+                    Some(dtype) => self.take_last(dtype, channel, scalars)?,
+                    None => self.take(channel, |_, _| Ok(()))?,
+                };
             }
             let is_done = |channels: &[Channel]| channels.iter().all(|channel| channel.done == channel.steps);
             if is_done(&pushes) && is_done(&takes) && is_done(&outs) {
@@ -420,12 +454,14 @@ impl Operation<'_> {
             let ptr = self.running.at(at, bytes)? as *const u8;
             Ok(Source { ptr, scalar_bits: scalars.get(rank as usize).copied() })
         };
-        let sources = (0..self.nranks).map(source).collect::<Result<Vec<_>, Stop>>()?;
+        let last = Some(u64::from(self.args.unsharded)).filter(|_| self.adds_own_last());
+        let ranks = (0..self.nranks).filter(|rank| Some(*rank) != last);
+        let sources = ranks.map(source).collect::<Result<Vec<_>, Stop>>()?;
         let kept = (self.args.flags & KEEP != 0).then(|| self.recv_part(self.rank) + offset);
         let relayed: Vec<_> = relays.borrow().iter().map(|channel| self.slot(channel, step)).collect();
         let destinations = kept.into_iter().chain(relayed).map(|to| Ok(self.running.at(to, bytes)? as *mut u8));
         let destinations = destinations.collect::<Result<Vec<_>, Stop>>()?;
-        let (op, divisor) = (operator(self.args.op)?, (self.args.divisor != 0).then_some(self.args.divisor));
+        let (op, divisor) = (operator(self.args.op)?, self.divisor().filter(|_| last.is_none()));
         let count = bytes as usize / dtype.size_bytes();
         // SAFETY: all are there for so many bytes, as was looked up. Slots are apart from buffers and each other; the receive buffer is this
         // rank's send buffer, or apart from it.
