@@ -134,7 +134,8 @@ impl Trainer {
             tiles_down: rows / TILE,
         };
         // SAFETY: the activations have room for four widths, a layer's parameters for as many squares of them; the stream lives.
-        Ok(unsafe { self.multiplier.multiply(self.lane(Lane::Compute), &product)? })
+        unsafe { self.multiplier.multiply(self.lane(Lane::Compute), &product)? };
+        Ok(())
     }
 
     fn join(&mut self, earlier: Lane, later: Lane) -> anyhow::Result<()> {

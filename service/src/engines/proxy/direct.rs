@@ -152,7 +152,6 @@ impl ProxyEngine {
             return;
         }
         let timeout = self.timeouts.operation;
-        self.look_at_gpus = Some(self.next_ask(now));
         for comm in comms {
             let Some(live) = self.comms.get_mut(comm) else { continue };
             if let Some(epoch) = live.info.direct.as_ref().and_then(|direct| direct.adapt(now)) {
@@ -174,6 +173,8 @@ impl ProxyEngine {
                 }
             }
         }
+        // After what was chosen: a communicator that learns from now on is looked at soon.
+        self.look_at_gpus = Some(self.next_ask(now));
     }
 }
 
