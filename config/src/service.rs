@@ -122,6 +122,10 @@ pub struct TenantConfig {
     /// Part of the service's threads beside other tenants that have work there: twice the weight, twice the time.
     #[serde(default = "default_weight")]
     pub weight: u32,
+    /// Traffic classes that communicators may ask for (`trafficClass` of NCCL's configuration), as bytes of the IP header: the code point in the
+    /// upper six bits. Others run without a class.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub traffic_classes: Vec<u8>,
 }
 
 fn default_socket() -> PathBuf {
@@ -162,6 +166,7 @@ impl TenantConfig {
             max_streams: default_max_streams(),
             max_regions: default_max_regions(),
             weight: default_weight(),
+            traffic_classes: Vec::new(),
         }
     }
 }

@@ -96,8 +96,8 @@ pub struct Command {
     pub scalar_bits: u64,
     /// Rounds of the communicator's board that the rank has begun, this operation's included if it is one.
     pub rounds: u64,
-    /// Zero.
-    pub reserved: u64,
+    /// The tenant's tag for the operation, which recorders show; 0 is none.
+    pub user_tag: u64,
 }
 
 /// Longest text of a [`Completion`], in bytes of UTF-8.

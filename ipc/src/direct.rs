@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! head: abort, held, strategies published, captured | strategies | rank 0: launched, announced, graphs | rank 1 ...
-//!     | rank 0: sends and receives | rank 1 ... | words of large operations (`large.rs`)
+//!     | rank 0: sends and receives | rank 1 ... | words of large operations (`large.rs`) | rank 0: tags | rank 1 ...
 //! ```
 //!
 //! *Abort* is read by kernels that wait. A strategy holds from a number on, under an epoch; how ranks come to agree on that number is told in
@@ -18,6 +18,7 @@
 
 mod cut;
 mod points;
+mod tags;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -130,7 +131,7 @@ impl DirectShare {
 
 const TERMS_BYTES: u64 = size_of::<Terms>() as u64;
 /// Size of a page: whole pages of the system's, since GPUs map it.
-pub const DIRECT_PAGE_BYTES: u64 = (DirectPage::LARGE_OFFSET + LARGE_WORDS_BYTES).next_multiple_of(4096);
+pub const DIRECT_PAGE_BYTES: u64 = (DirectPage::TAGS_OFFSET + tags::TAGS_BYTES).next_multiple_of(4096);
 
 /// A mapped page.
 #[derive(Debug)]
@@ -170,6 +171,9 @@ impl DirectPage {
 
     /// Where words of large operations begin.
     pub(crate) const LARGE_OFFSET: u64 = TERMS_BYTES + DIRECT_RANKS_MAX as u64 * points::POINTS_BYTES;
+
+    /// Where tags begin.
+    const TAGS_OFFSET: u64 = (Self::LARGE_OFFSET + LARGE_WORDS_BYTES).next_multiple_of(128);
 
     /// Where kernels find the word that stops them.
     pub const ABORT_OFFSET: u64 = (std::mem::offset_of!(Terms, head) + std::mem::offset_of!(Head, abort)) as u64;

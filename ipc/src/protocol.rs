@@ -19,13 +19,42 @@ use crate::types::{ErrorClass, Handle, UniqueId};
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most file descriptors in one message: a page's, and those of all areas of a communicator.
 pub const MESSAGE_FDS_MAX: usize = 1 + DIRECT_RANKS_MAX as usize;
 /// Most segments of a region of a GPU's memory: PyTorch makes them 20 MiB long, so this is a buffer of 80 GiB.
 pub const GPU_SEGMENTS_MAX: usize = 4096;
+
+/// Longest name of a communicator, in bytes.
+pub const COMM_NAME_BYTES_MAX: usize = 64;
+
+/// What a tenant asks of a communicator when it joins.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JoinOptions {
+    /// The tenant's name for it: at most [`COMM_NAME_BYTES_MAX`] bytes without control characters. Empty: none.
+    pub name: String,
+    /// Traffic class of its packets to other hosts, as in the IP header: the code point in the upper six bits. The operator says which are
+    /// allowed.
+    pub traffic_class: Option<u8>,
+}
+
+impl JoinOptions {
+    /// Makes a name of a text: control characters become spaces, and what is too long is cut.
+    #[must_use]
+    pub fn name_of(text: &str) -> String {
+        let mut name: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        name.truncate(name.floor_char_boundary(COMM_NAME_BYTES_MAX));
+        name
+    }
+
+    /// Whether the name is as it must be.
+    #[must_use]
+    pub fn has_valid_name(&self) -> bool {
+        self.name.len() <= COMM_NAME_BYTES_MAX && !self.name.chars().any(char::is_control)
+    }
+}
 
 /// Opens a connection, both ways. Its layout never changes between versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -86,7 +115,11 @@ pub enum Request {
         /// Beside a communicator of the same id that the service carries out in host memory: the one of its copy engines, for
         /// what is longer ([`Response::Comm`]).
         by_engines: bool,
+        /// What the tenant asks of it.
+        options: JoinOptions,
     },
+    /// Asks how much GPU memory this rank's GPU holds for a communicator. Reply: [`Response::CommMemory`].
+    CommMemory { comm: Handle },
     /// Leaves a communicator; the reply comes when this rank's operations have ended. Until then it can be aborted, and nothing else.
     DestroyComm { comm: Handle },
     /// Ends a communicator now: outstanding operations of all its ranks fail. With the `CUresult` that this rank cannot go on for, if it
@@ -142,6 +175,9 @@ pub enum Response {
     },
     /// How a part of a communicator is opened, with a descriptor for each handle that is one.
     Part { handles: Vec<AreaHandle> },
+    /// GPU memory that the service holds on the asking rank's GPU: for the communicator alone, and its part of what the tenant's communicators
+    /// share.
+    CommMemory { own_bytes: u64, shared_bytes: u64 },
     /// Done, nothing to return.
     Done,
     /// Refused or failed.

@@ -347,7 +347,8 @@ fn events_to(proxy: &Sender<ProxyMessage>, controller: Option<Sender<ControllerI
 fn admissions<'a>(tenants: &'a [TenantSettings], proxies: &Proxies) -> Vec<(&'a Path, Vec<Admission>)> {
     let mut sockets: Vec<(&Path, Vec<Admission>)> = Vec::new();
     for settings in tenants {
-        let tenant = Tenant::weighted(settings.name.clone(), settings.quota, settings.weight);
+        let classes = settings.traffic_classes.clone();
+        let tenant = Tenant::configured(settings.name.clone(), settings.quota, settings.weight, classes);
         let lanes = proxies.open_lanes(tenant.share);
         let admission = Admission { tenant, uids: settings.uids.clone(), lanes };
         match sockets.iter_mut().find(|(socket, _)| *socket == settings.socket) {

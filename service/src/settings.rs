@@ -49,6 +49,8 @@ pub struct TenantSettings {
     pub quota: Quota,
     /// Its part of engines that tenants share, beside others'.
     pub weight: u32,
+    /// Traffic classes that its communicators may ask for.
+    pub traffic_classes: Vec<u8>,
 }
 
 /// How bytes go to other hosts.
@@ -260,6 +262,7 @@ impl Settings {
                 uids: tenant.uids.clone(),
                 quota,
                 weight: tenant.weight,
+                traffic_classes: tenant.traffic_classes.clone(),
             }
         };
         Settings {

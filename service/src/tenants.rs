@@ -67,6 +67,8 @@ pub struct Tenant {
     pub quota: Quota,
     /// Its part of engines that tenants share.
     pub share: Share,
+    /// Traffic classes that its communicators may ask for.
+    traffic_classes: Vec<u8>,
     /// Its collectives.
     pub traffic: Arc<TenantTraffic>,
     /// Closes what it has sent.
@@ -222,11 +224,24 @@ impl Tenant {
     /// The same, with a part of shared engines in proportion to `weight`.
     #[must_use]
     pub fn weighted(name: String, quota: Quota, weight: u32) -> Arc<Self> {
+        Self::configured(name, quota, weight, Vec::new())
+    }
+
+    /// Whether its communicators may ask for a traffic class.
+    #[must_use]
+    pub fn allows_class(&self, class: u8) -> bool {
+        self.traffic_classes.contains(&class)
+    }
+
+    /// The same, with traffic classes that its communicators may ask for.
+    #[must_use]
+    pub fn configured(name: String, quota: Quota, weight: u32, traffic_classes: Vec<u8>) -> Arc<Self> {
         /// Number of the next tenant; 0 is the service itself.
         static NEXT: AtomicU32 = AtomicU32::new(1);
         Arc::new(Tenant {
             name,
             quota,
+            traffic_classes,
             share: Share { tenant: NEXT.fetch_add(1, Ordering::Relaxed), weight },
             traffic: Arc::default(),
             closer: Closer::default(),

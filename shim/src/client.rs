@@ -10,7 +10,7 @@ use std::time::Duration;
 use mccs_ipc::board::Board;
 use mccs_ipc::command::Completion;
 use mccs_ipc::handshake::{SocketError, connect};
-use mccs_ipc::protocol::{Request, Response, ResponseEnvelope, SegmentLayout};
+use mccs_ipc::protocol::{JoinOptions, Request, Response, ResponseEnvelope, SegmentLayout};
 use mccs_ipc::queue::{Consumer, Producer};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::{Doorbell, StreamWord};
@@ -222,7 +222,18 @@ impl Client {
             return Err(Error::argument(format!("device {device}: 0 is the host; for GPUs see mccs::cuda")));
         }
         let root_address = root_address.clone();
-        self.0.requests.send(Request::InitRank { id, rank, nranks, gpu: None, root_address, by_engines: false }, &[])
+        self.0.requests.send(
+            Request::InitRank {
+                id,
+                rank,
+                nranks,
+                gpu: None,
+                root_address,
+                by_engines: false,
+                options: JoinOptions::default(),
+            },
+            &[],
+        )
     }
 
     pub(crate) fn finish_join(&self, request: u64, spec: &RankSpec) -> Result<Communicator, Error> {

@@ -149,6 +149,8 @@ pub(crate) struct Call {
     /// operation begins.
     pub(crate) scalar_at: Option<u64>,
     pub(crate) root: u32,
+    /// The caller's name for the operation; 0 is none.
+    pub(crate) user_tag: u64,
 }
 
 impl Communicator {
@@ -273,6 +275,7 @@ impl Communicator {
         command.kind = kind.to_wire();
         command.redop = redop.to_wire();
         command.scalar_bits = scalar_bits;
+        command.user_tag = call.user_tag;
         if call.scalar_at.is_some() {
             command.flags |= FLAG_SCALAR_AT;
         }
@@ -295,8 +298,17 @@ impl Communicator {
         op: impl Into<ReduceOperator>,
         stream: &Stream,
     ) -> Result<(), Error> {
-        let call =
-            Call { kind: CollectiveKind::AllReduce, send, recv, count, dtype, op: op.into(), scalar_at: None, root: 0 };
+        let call = Call {
+            kind: CollectiveKind::AllReduce,
+            send,
+            recv,
+            count,
+            dtype,
+            op: op.into(),
+            scalar_at: None,
+            root: 0,
+            user_tag: 0,
+        };
         self.collective(&call, stream)
     }
 
@@ -323,6 +335,7 @@ impl Communicator {
             op: op.into(),
             scalar_at: None,
             root: 0,
+            user_tag: 0,
         };
         self.collective(&call, stream)
     }
@@ -342,8 +355,17 @@ impl Communicator {
         root: u32,
         stream: &Stream,
     ) -> Result<(), Error> {
-        let call =
-            Call { kind: CollectiveKind::Reduce, send, recv, count, dtype, op: op.into(), scalar_at: None, root };
+        let call = Call {
+            kind: CollectiveKind::Reduce,
+            send,
+            recv,
+            count,
+            dtype,
+            op: op.into(),
+            scalar_at: None,
+            root,
+            user_tag: 0,
+        };
         self.collective(&call, stream)
     }
 
@@ -442,7 +464,10 @@ impl Communicator {
         root: u32,
         stream: &Stream,
     ) -> Result<(), Error> {
-        self.collective(&Call { kind, send, recv, count, dtype, op: RedOp::Sum.into(), scalar_at: None, root }, stream)
+        self.collective(
+            &Call { kind, send, recv, count, dtype, op: RedOp::Sum.into(), scalar_at: None, root, user_tag: 0 },
+            stream,
+        )
     }
 
     /// Sends to `peer`; ends when the peer has received. Sends and receives that depend on each other belong in a group.

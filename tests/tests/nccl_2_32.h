@@ -190,3 +190,83 @@ static void check_growth(void) {
     OK(ncclCommDestroy(all.comm));
     meet();
 }
+
+static unsigned long long memory_of(ncclComm_t comm, int what) {
+    enum { SUSPENDABLE, IS_SUSPENDED, PERSISTENT, TOTAL };
+    unsigned long long value = 77, part[2];
+    OK(ncclCommMemStats(comm, what, &value));
+    if (what == TOTAL) {
+        OK(ncclCommMemStats(comm, SUSPENDABLE, &part[0]));
+        OK(ncclCommMemStats(comm, PERSISTENT, &part[1]));
+        TRUE(value == part[0] + part[1]);
+    }
+    return value;
+}
+
+/* Memory is given back, and taken again, by all ranks; the communicator is the same. */
+static void check_suspension(const struct member *m) {
+    enum { MEMORY = 1, IS_SUSPENDED = 1, TOTAL = 3 };
+    struct member part = {NULL, 0, 1};
+    ncclComm_t c = m->comm;
+    float factor = 2;
+    unsigned long long before = memory_of(c, TOTAL), value;
+    int op, number;
+    EXPECT(invalidArgument, ncclCommMemStats(c, 4, &value));
+    EXPECT(invalidArgument, ncclCommMemStats(c, TOTAL, NULL));
+    EXPECT(invalidArgument, ncclCommSuspend(c, 2));
+    OK(ncclCommResume(c));
+    OK(ncclRedOpCreatePreMulSum(&op, &factor, float32, HOST, c));
+    for (int round = 0; round < 2; round++) {
+        EXPECT(0, (int)memory_of(c, IS_SUSPENDED));
+        meet();
+        OK(ncclCommSuspend(c, MEMORY));
+        OK(ncclCommSuspend(c, MEMORY));
+        EXPECT(1, (int)memory_of(c, IS_SUSPENDED));
+        TRUE(memory_of(c, TOTAL) == 0);
+        EXPECT(invalidUsage, ncclAllReduce((void *)in, (void *)out, 5, float32, sum, c, stream));
+        TRUE(strstr(ncclGetLastError(c), "ncclCommResume") != NULL);
+        EXPECT(invalidUsage, ncclSend((void *)in, 5, float32, m->rank, c, stream));
+        EXPECT(invalidUsage, ncclCommSplit(c, 0, 0, &part.comm, NULL));
+        OK(ncclCommCount(c, &number));
+        EXPECT(m->n, number);
+        OK(ncclCommGetAsyncError(c, &number));
+        EXPECT(success, number);
+        if (round == 0) {
+            OK(ncclCommResume(c));
+        } else {
+            OK(ncclGroupStart());
+            OK(ncclCommResume(c));
+            OK(ncclGroupEnd());
+        }
+        for (enum kind kind = 0; kind < KINDS; kind++) run((struct call){kind, 513, float32, sum, 0, kind == BCAST, NULL}, m);
+        run((struct call){ALL_REDUCE, 100000, float32, op, 0, 0, (int[]){2, 2, 2, 2, 2, 2, 2, 2}}, m);
+        check_points(m);
+        OK(ncclCommSplit(c, m->rank, 0, &part.comm, NULL));
+        check_quickly(&part);
+        OK(ncclCommDestroy(part.comm));
+    }
+    TRUE(memory_of(c, TOTAL) >= before);
+    OK(ncclRedOpDestroy(op, c));
+}
+
+/* Errors say what the program calls its communicator, and so do those of what is made of it. */
+static void check_names(void) {
+    ncclConfig_t config = CONFIG;
+    ncclComm_t comm = NULL, part = NULL;
+    int error;
+    config.commName = "experts\nof\ta name that is far too long for a table of communicators, so that it is cut";
+    config.trafficClass = 104;
+    meet();
+    if (world_rank == 0) OK(ncclGetUniqueId(&shared->ids[0]));
+    meet();
+    OK(ncclCommInitRankConfig(&comm, world_size, shared->ids[0], world_rank, &config));
+    OK(ncclCommSplit(comm, 0, 0, &part, NULL));
+    meet();
+    if (world_rank == 1) OK(ncclCommRevoke(part, 0));
+    do OK(ncclCommGetAsyncError(part, &error));
+    while (error == success);
+    if (world_rank != 1) TRUE(strstr(ncclGetLastError(NULL), "(communicator experts of a name that is far") != NULL);
+    meet();
+    OK(ncclCommDestroy(part));
+    OK(ncclCommDestroy(comm));
+}

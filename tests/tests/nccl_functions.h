@@ -16,12 +16,15 @@ typedef struct {
     int splitShare, trafficClass;
     const char *commName;
     int collnetEnable, CTAPolicy, shrinkShare, nvlsCTAs, nChannelsPerNetPeer, nvlinkCentricSched;
+    int graphUsageMode, numRmaCtx, maxP2pPeers, graphStreamOrdering, launchOrderImplicit, numRmaSig, rmaEagerInit;
+    int hostCftMode, nvlsHostMode;
 } ncclConfig_t;
 #define UNDEFINED INT_MIN
 #define CONFIG                                                                                                         \
     {                                                                                                                  \
-        sizeof(ncclConfig_t), 0xcafebeef, 22809, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED, NULL, UNDEFINED,          \
-            UNDEFINED, NULL, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED                          \
+        sizeof(ncclConfig_t), 0xcafebeef, 23203, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED, NULL, UNDEFINED,          \
+            UNDEFINED, NULL, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED,   \
+            UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED, UNDEFINED                                \
     }
 typedef struct {
     size_t size;

@@ -124,7 +124,7 @@ fn command(ticket: u64) -> Command {
         recv: BufferRef::NONE,
         scalar_bits: 0,
         rounds: 0,
-        reserved: 0,
+        user_tag: 0,
     }
 }
 

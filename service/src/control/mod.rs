@@ -357,6 +357,9 @@ pub struct RankView {
     pub completed: u64,
     /// Time by which it has come later to started collectives than the first rank of this host.
     pub late_ns: u64,
+    /// The last tag that it has given an operation; absent where it has given none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_tag: Option<u64>,
 }
 
 /// A communicator.
@@ -366,6 +369,12 @@ pub struct CommView {
     pub communicator: u64,
     /// Its unique id.
     pub unique_id: String,
+    /// What its tenant calls it; empty where it has no name.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Traffic class of its packets to other hosts, where it has one of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traffic_class: Option<u8>,
     /// Whose it is.
     pub tenant: String,
     /// Device.
@@ -430,7 +439,9 @@ impl CommView {
         let rank = |info: &RankInfo| {
             let RankProgress { enqueued, started, completed } = comm.progress(info);
             let late_ns = info.late_ns.load(Ordering::Relaxed);
-            RankView { rank: info.rank, session: info.session, pid: info.pid, enqueued, started, completed, late_ns }
+            let user_tag = Some(comm.user_tag(info)).filter(|tag| *tag != 0);
+            let (rank, session, pid) = (info.rank, info.session, info.pid);
+            RankView { rank, session, pid, enqueued, started, completed, late_ns, user_tag }
         };
         // First, since there may be more of them meanwhile, but not more than of all.
         let pairs = comm.pairs();
@@ -440,6 +451,8 @@ impl CommView {
         CommView {
             communicator: comm.number,
             unique_id: comm.id.to_string(),
+            name: comm.name.clone(),
+            traffic_class: comm.traffic_class,
             tenant: comm.tenant.clone(),
             device: comm.device.clone(),
             operations,

@@ -53,6 +53,8 @@ pub struct RankInfo {
     pub started: AtomicU64,
     /// Completed.
     pub completed: AtomicU64,
+    /// The last tag that it has given an operation of the service's; 0 is none.
+    pub user_tag: AtomicU64,
     /// Time by which it has come later to started collectives than the first rank of this host. What copy engines carry out does not count.
     pub late_ns: AtomicU64,
 }
@@ -67,6 +69,10 @@ pub struct CommInfo {
     pub number: u64,
     /// The tenant's name for it.
     pub id: UniqueId,
+    /// What its tenant calls it; empty where it has no name.
+    pub name: String,
+    /// Traffic class of its packets to other hosts, where its tenant has asked for one that the operator allows.
+    pub traffic_class: Option<u8>,
     /// Whose it is.
     pub tenant: String,
     /// Device it runs on.
@@ -115,6 +121,25 @@ pub struct CommInfo {
 }
 
 impl CommInfo {
+    /// The last tag that a rank has given an operation, whoever carries it out; 0 is none.
+    #[must_use]
+    pub fn user_tag(&self, rank: &RankInfo) -> u64 {
+        match &self.direct {
+            Some(direct) if direct.page().last_tag(rank.rank) != 0 => direct.page().last_tag(rank.rank),
+            _ => rank.user_tag.load(Ordering::Relaxed),
+        }
+    }
+
+    /// A message about it, with its name where it has one.
+    #[must_use]
+    pub fn named(&self, message: &Arc<str>) -> Arc<str> {
+        let name = format!(" (communicator {})", self.name);
+        if self.name.is_empty() || message.contains(&name) {
+            return Arc::clone(message);
+        }
+        format!("{message}{name}").into()
+    }
+
     /// Whether its buffers are on GPUs, and it runs in memory of the host.
     #[must_use]
     pub fn is_staged(&self) -> bool {

@@ -356,8 +356,8 @@ fn allotments(text: &mut Text, tenants: &[TenantView]) {
     }
 }
 
-fn of_comm(comm: &CommView) -> [(&str, &dyn Display); 3] {
-    [("tenant", &comm.tenant), ("communicator", &comm.communicator), ("device", &comm.device)]
+fn of_comm(comm: &CommView) -> [(&str, &dyn Display); 4] {
+    [("tenant", &comm.tenant), ("communicator", &comm.communicator), ("device", &comm.device), ("name", &comm.name)]
 }
 
 fn of_rank<'a>(comm: &'a CommView, rank: &'a RankView) -> [(&'a str, &'a dyn Display); 3] {
@@ -434,6 +434,14 @@ fn ranks(text: &mut Text, overview: &Overview) {
     );
     for (comm, rank) in ranks() {
         family.sample(&of_rank(comm, rank), seconds(rank.late_ns));
+    }
+    let mut family = text.family(
+        "mccs_rank_user_tag",
+        Kind::Gauge,
+        "The last tag that a rank has given a collective (userProfilerTag of NCCL's per-collective configuration).",
+    );
+    for (comm, rank) in ranks() {
+        rank.user_tag.into_iter().for_each(|tag| family.sample(&of_rank(comm, rank), tag));
     }
 }
 

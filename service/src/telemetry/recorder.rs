@@ -57,6 +57,8 @@ pub enum Record {
     /// A rank's kernel has carried out its part in a collective, from beginning to end, by a clock of the GPU's that is known to `error_ns`, of which
     /// a tenth of a microsecond is kept.
     OnGpu { since_ns: u64, at_ns: u64, comm: u64, rank: u32, seq: u64, kind: CollectiveKind, bytes: u64, error_ns: u64 },
+    /// A collective has a tag of its tenant's.
+    Tagged { at_ns: u64, comm: u64, seq: u64, tag: u64 },
 }
 
 /// In what an error of clocks is kept.
@@ -89,6 +91,7 @@ impl Record {
                 let error = u32::try_from(error_ns.div_ceil(ERROR_UNIT_NS)).unwrap_or(u32::MAX);
                 [9 | u64::from(kind.to_wire()) << 32, ranks(rank, error), since_ns, at_ns, comm, seq, bytes]
             }
+            Record::Tagged { at_ns, comm, seq, tag } => [10, 0, 0, at_ns, comm, seq, tag],
         }
     }
 
@@ -120,6 +123,7 @@ impl Record {
                 bytes,
                 error_ns: u64::from(to) * ERROR_UNIT_NS,
             },
+            10 => Record::Tagged { at_ns, comm, seq: fifth, tag: bytes },
             _ => return None,
         })
     }
@@ -332,6 +336,7 @@ mod tests {
         };
         let others = [
             Record::Enqueued { at_ns: 1, comm: 2, rank: u32::MAX, seq: 3 },
+            Record::Tagged { at_ns: 1, comm: 2, seq: 3, tag: u64::MAX },
             Record::Arrived { at_ns: 1, comm: 2, rank: 3, seq: 4 },
             Record::PairStarted { at_ns: 1, comm: 2, job: 3, from: 4, to: 5, bytes: 6 },
             Record::Ended { at_ns: 1, job: 2, is_failed: true },

@@ -19,6 +19,8 @@ use crate::engines::transport::links::LinkKey;
 pub struct CommName {
     /// Whose it is.
     pub tenant: String,
+    /// What its tenant calls it; empty where it has no name.
+    pub name: String,
     /// Ranks of this host.
     pub ranks: BTreeSet<u32>,
 }
@@ -112,6 +114,8 @@ struct Told {
     jobs: BTreeMap<u64, Job>,
     came: BTreeMap<(u64, u64), BTreeMap<u32, Came>>,
     ranks: BTreeMap<u64, BTreeSet<u32>>,
+    /// By communicator and place.
+    tags: BTreeMap<(u64, u64), u64>,
 }
 
 impl Window {
@@ -148,6 +152,7 @@ impl Window {
                     let started = Job { comm, name, seq, epoch, ranks, bytes, started_ns: at_ns, ended: None };
                     told.jobs.insert(job, started);
                 }
+                Record::Tagged { comm, seq, tag, .. } => _ = told.tags.insert((comm, seq), tag),
                 _ => {}
             }
         }
@@ -163,6 +168,13 @@ impl Window {
 }
 
 impl Told {
+    /// Adds the tag of a collective to what is said of it, if it has one.
+    fn tag(&self, args: &mut Value, comm: u64, seq: u64) {
+        if let Some(tag) = self.tags.get(&(comm, seq)) {
+            args["user_tag"] = (*tag).into();
+        }
+    }
+
     fn came(&mut self, comm: u64, seq: u64, rank: u32) -> &mut Came {
         self.ranks.entry(comm).or_default().insert(rank);
         self.came.entry((comm, seq)).or_default().entry(rank).or_default()
@@ -241,15 +253,19 @@ fn track_name(window: &Window, track: &Track) -> String {
         LinkKey::PAIRS => "send/recv".into(),
         channel => format!("channel {channel}"),
     };
+    let titled = |comm: &u64| match window.comms.get(comm) {
+        Some(known) if !known.name.is_empty() => format!("comm {comm} ({})", known.name),
+        _ => format!("comm {comm}"),
+    };
     match track {
-        Track::Rank { comm, rank } => format!("comm {comm} rank {rank}"),
-        Track::Gpu { comm, rank } => format!("comm {comm} rank {rank}, its GPU"),
-        Track::Channel { comm, channel } => format!("comm {comm} {}", channel_name(channel)),
+        Track::Rank { comm, rank } => format!("{} rank {rank}", titled(comm)),
+        Track::Gpu { comm, rank } => format!("{} rank {rank}, its GPU", titled(comm)),
+        Track::Channel { comm, channel } => format!("{} {}", titled(comm), channel_name(channel)),
         Track::Flow { comm, channel, from, to, sends } => {
             let what = if *sends { "sends" } else { "receives" };
-            format!("comm {comm} {} {what} {from} -> {to}", channel_name(channel))
+            format!("{} {} {what} {from} -> {to}", titled(comm), channel_name(channel))
         }
-        Track::Pair { comm, from, to } => format!("comm {comm} send/recv {from} -> {to}"),
+        Track::Pair { comm, from, to } => format!("{} send/recv {from} -> {to}", titled(comm)),
         Track::Engine { engine } => window.engines.get(*engine).map_or_else(String::new, |(name, _)| name.clone()),
     }
 }
@@ -294,12 +310,15 @@ fn events(window: &Window) -> Vec<Event> {
                 }
                 Record::OnGpu { since_ns, at_ns, comm, rank, seq, kind, bytes, error_ns } if window.is_wanted(comm) => {
                     let error_us = error_ns as f64 / 1e3;
+                    let mut args =
+                        json!({ "communicator": comm, "seq": seq, "bytes": bytes, "clock_error_us": error_us });
+                    told.tag(&mut args, comm, seq);
                     events.push(Event {
                         place: (window.process(comm), Track::Gpu { comm, rank }),
                         name: kind.to_string(),
                         from_ns: since_ns,
                         until_ns: Some(at_ns),
-                        args: json!({ "communicator": comm, "seq": seq, "bytes": bytes, "clock_error_us": error_us }),
+                        args,
                     });
                 }
                 _ => {}
@@ -344,6 +363,7 @@ fn collectives(window: &Window, told: &Told, events: &mut Vec<Event>) {
         started.insert((job.comm, seq));
         args["seq"] = seq.into();
         args["epoch"] = job.epoch.into();
+        told.tag(&mut args, job.comm, seq);
         for rank in told.ranks.get(&job.comm).into_iter().flatten() {
             let came = told.came.get(&(job.comm, seq)).and_then(|came| came.get(rank)).copied().unwrap_or_default();
             let mut args = args.clone();

@@ -8,7 +8,7 @@ use super::collective_config::CollectiveConfig;
 use super::communicators::{Comm, cuda_error};
 use super::debug::{COLL, info};
 use super::operators::{data_type, operator};
-use super::profiler::{self, Collective};
+use super::profiler::{self, Collective, user_tag};
 use super::{SUCCESS, Status, guard_in_group};
 
 pub(crate) fn rank(value: c_int) -> Result<u32, Error> {
@@ -107,28 +107,28 @@ unsafe fn configured(
 }
 
 collective!(ncclAllReduce, ncclAllReduceConfig(op: c_int) as ALL_REDUCE AllReduce, root 0, |c, send, recv, count, dtype, stream| {
-    c.comm()?.all_reduce(send, recv, count, dtype, operator(&c, op)?, stream)
+    c.comm()?.tagged(user_tag()).all_reduce(send, recv, count, dtype, operator(&c, op)?, stream)
 });
 collective!(ncclReduceScatter, ncclReduceScatterConfig(op: c_int) as REDUCE_SCATTER ReduceScatter, root 0, |c, send, recv, count, dtype, stream| {
-    c.comm()?.reduce_scatter(send, recv, count, dtype, operator(&c, op)?, stream)
+    c.comm()?.tagged(user_tag()).reduce_scatter(send, recv, count, dtype, operator(&c, op)?, stream)
 });
 collective!(ncclReduce, ncclReduceConfig(op: c_int, root: c_int) as REDUCE Reduce, root root, |c, send, recv, count, dtype, stream| {
-    c.comm()?.reduce(send, recv, count, dtype, operator(&c, op)?, rank(root)?, stream)
+    c.comm()?.tagged(user_tag()).reduce(send, recv, count, dtype, operator(&c, op)?, rank(root)?, stream)
 });
 collective!(ncclAllGather, ncclAllGatherConfig() as ALL_GATHER AllGather, root 0, |c, send, recv, count, dtype, stream| {
-    c.comm()?.all_gather(send, recv, count, dtype, stream)
+    c.comm()?.tagged(user_tag()).all_gather(send, recv, count, dtype, stream)
 });
 collective!(ncclAlltoAll, ncclAlltoAllConfig() as ALL_TO_ALL AllToAll, root 0, |c, send, recv, count, dtype, stream| {
-    c.comm()?.all_to_all(send, recv, count, dtype, stream)
+    c.comm()?.tagged(user_tag()).all_to_all(send, recv, count, dtype, stream)
 });
 collective!(ncclBroadcast, ncclBroadcastConfig(root: c_int) as BROADCAST Broadcast, root root, |c, send, recv, count, dtype, stream| {
-    c.comm()?.broadcast(send, recv, count, dtype, rank(root)?, stream)
+    c.comm()?.tagged(user_tag()).broadcast(send, recv, count, dtype, rank(root)?, stream)
 });
 collective!(ncclGather, ncclGatherConfig(root: c_int) as GATHER Gather, root root, |c, send, recv, count, dtype, stream| {
-    c.comm()?.gather(send, recv, count, dtype, rank(root)?, stream)
+    c.comm()?.tagged(user_tag()).gather(send, recv, count, dtype, rank(root)?, stream)
 });
 collective!(ncclScatter, ncclScatterConfig(root: c_int) as SCATTER Scatter, root root, |c, send, recv, count, dtype, stream| {
-    c.comm()?.scatter(send, recv, count, dtype, rank(root)?, stream)
+    c.comm()?.tagged(user_tag()).scatter(send, recv, count, dtype, rank(root)?, stream)
 });
 
 /// See `nccl.h`: a broadcast in place.

@@ -8,17 +8,18 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use mccs::cuda::CudaCommunicator;
-use mccs::{Client, Error, ReduceOperator, UniqueId};
+use mccs::{Client, Error, JoinOptions, ReduceOperator, UniqueId};
 use mccs_cuda::{Context, gpus};
 
-use super::config::is_blocking;
-use super::derived::{Exchange, Share};
+use super::config::CommConfig;
+use super::derived::{Exchange, Share, derived_id};
 use super::group::{begin, joining};
 use super::grow::Growth;
 use super::handles::{Held, Table};
 use super::lifecycle::{self, Label};
 use super::profiler::Profile;
 use super::queries::Expected;
+use super::seat::Seat;
 use super::windows::forget_windows;
 use super::{Status, guard, guard_in_group, put};
 
@@ -105,6 +106,8 @@ pub struct Comm {
     made_by: &'static str,
     /// Whether calls wait for what is made of it, unless their configuration says something else.
     pub(crate) is_blocking: bool,
+    /// What the service is asked for.
+    options: JoinOptions,
     /// What is known of it before all ranks have joined.
     pub(crate) expected: Expected,
     /// The rank's place in it, or why there is none; nothing while ranks join that nobody waits for.
@@ -115,7 +118,12 @@ pub struct Comm {
 
 /// A rank's place in a communicator that is there.
 pub(crate) struct Member {
-    comm: CudaCommunicator,
+    /// Its place at the service.
+    pub(crate) seat: Seat,
+    /// How often it has taken that again.
+    pub(crate) resumed: Mutex<u64>,
+    /// What the service was asked for.
+    pub(crate) options: JoinOptions,
     /// What a profiler plugin is told by, where there is one.
     profile: Option<Arc<Profile>>,
     /// Whether it was finalized, or is being so.
@@ -181,7 +189,7 @@ pub(crate) fn caller_context() -> Result<Context, Error> {
 impl Member {
     /// Joins with buffers of `context`, or else of the caller's.
     pub(crate) fn join(
-        label: Label,
+        asked: Asked,
         name: Name,
         (rank, nranks): (c_int, c_int),
         context: Option<Context>,
@@ -191,14 +199,18 @@ impl Member {
         };
         let (rank, nranks, client) = (number(rank, "rank")?, number(nranks, "nranks")?, client()?);
         let context = context.map_or_else(caller_context, Ok)?;
+        let Asked { label, options } = asked;
         lifecycle::begins(label, &name, (rank, nranks), &context);
         let comm = {
             let _entered = context.enter().map_err(cuda_error)?;
-            client.init_cuda_communicator_rank_at(name.id, rank, nranks, name.root_address()?)?
+            client.init_cuda_communicator_rank_with(name.id, (rank, nranks), name.root_address()?, &options)?
         };
         comm.surface_failures_by_async_error();
+        let is_served = comm.is_served();
         let mut member = Member {
-            comm,
+            seat: Seat::taken(comm),
+            resumed: Mutex::default(),
+            options,
             profile: None,
             is_finalized: AtomicBool::new(false),
             name,
@@ -213,25 +225,40 @@ impl Member {
             exchange: Mutex::default(),
         };
         // Asked now, as later rank 0 may have died.
-        if member.comm.is_served() && name.root != NO_ROOT {
+        if is_served && name.root != NO_ROOT {
             let all = member.gather(&Share::of_root(own_root()?))?;
             member.roots = all.into_iter().map(|share| share.root).collect();
         }
         let hosts = member.roots.iter().collect::<HashSet<_>>().len().max(1);
-        member.profile = Profile::of(&member.comm, lifecycle::id_number(&member.name), hosts);
+        let comm = member.seat.comm()?;
+        member.profile = Profile::of(&comm, &member.options.name, lifecycle::id_number(&member.name), hosts);
         Ok(member)
     }
 
     /// The communicator.
-    pub(crate) fn comm(&self) -> Result<&CudaCommunicator, Error> {
-        let has_left = self.is_finalized.load(Ordering::Acquire);
-        let finalized = || Error::InvalidArgument("the communicator has been finalized".into());
-        (!has_left).then_some(&self.comm).ok_or_else(finalized)
+    pub(crate) fn comm(&self) -> Result<Arc<CudaCommunicator>, Error> {
+        self.check_not_finalized()?;
+        self.seat.comm()
     }
 
-    /// The communicator, also once it has been finalized.
-    pub(crate) fn communicator(&self) -> &CudaCommunicator {
-        &self.comm
+    pub(crate) fn check_not_finalized(&self) -> Result<(), Error> {
+        let has_left = self.is_finalized.load(Ordering::Acquire);
+        let finalized = || Error::InvalidArgument("the communicator has been finalized".into());
+        (!has_left).then_some(()).ok_or_else(finalized)
+    }
+
+    /// Joins under another id, as the rank that it is.
+    pub(crate) fn take_place(&self, id: UniqueId) -> Result<CudaCommunicator, Error> {
+        let _entered = self.context.enter().map_err(cuda_error)?;
+        let (place, root) = ((self.rank, self.nranks), self.name.root_address()?);
+        let comm = client()?.init_cuda_communicator_rank_with(id, place, root, &self.options)?;
+        comm.surface_failures_by_async_error();
+        Ok(comm)
+    }
+
+    /// The communicator, also once it has been finalized; none while it is suspended.
+    pub(crate) fn communicator(&self) -> Option<Arc<CudaCommunicator>> {
+        self.seat.any()
     }
 
     /// What a profiler plugin is told by, where there is one.
@@ -250,12 +277,12 @@ impl Member {
             return Ok(());
         }
         self.profile.iter().for_each(|profile| profile.close());
-        self.comm.finalize()
+        self.seat.any().map_or(Ok(()), |comm| comm.finalize())
     }
 
     /// Ends what is outstanding, and leaves.
     fn abort(&self) -> Result<(), Error> {
-        let aborted = self.comm.abort();
+        let aborted = self.seat.any().map_or(Ok(()), |comm| comm.abort());
         if self.is_finalized.load(Ordering::Acquire) {
             // It has left already, or does so now that nothing is outstanding.
             return Ok(());
@@ -266,9 +293,9 @@ impl Member {
 
 impl Comm {
     /// One that is being made: its handle is open, and nobody has it yet.
-    pub(crate) fn unmade(made_by: &'static str, is_blocking: bool) -> Result<CommUse, Error> {
+    pub(crate) fn unmade(made_by: &'static str, is_blocking: bool, options: JoinOptions) -> Result<CommUse, Error> {
         let (expected, made, is_abandoned) = (Expected::default(), OnceLock::new(), Mutex::default());
-        let comm = Comm { made_by, is_blocking, expected, made, is_abandoned };
+        let comm = Comm { made_by, is_blocking, options, expected, made, is_abandoned };
         let full = || Error::InvalidArgument("the process has 65536 communicators: destroy some".into());
         COMMUNICATORS.insert(comm).ok_or_else(full)
     }
@@ -320,6 +347,16 @@ impl Comm {
 /// What programs know a communicator by.
 pub(crate) fn handle_of(comm: &CommUse) -> *mut Comm {
     comm.handle() as *mut Comm
+}
+
+/// As what a communicator is made.
+pub(crate) struct Asked {
+    label: Label,
+    options: JoinOptions,
+}
+
+pub(crate) fn asked_of(comm: &CommUse) -> Asked {
+    Asked { label: label_of(comm), options: comm.options.clone() }
 }
 
 /// What lines of `NCCL_DEBUG` call it.
@@ -395,17 +432,31 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     config: *mut c_void,
 ) -> Status {
     // SAFETY: the caller's contract.
-    guard_in_group(|| unsafe {
-        let is_blocking = is_blocking(config)?.unwrap_or(true);
-        let name = id.name()?;
-        let begun = Comm::unmade("ncclCommInitRank", is_blocking)?;
-        begun.expected.know(rank, nranks);
-        let join = joining(&begun, name, rank, nranks);
-        begin(comm, is_blocking, Some(begun), None, join)
-    })
+    guard_in_group(|| unsafe { begin_rank(comm, nranks, id.name()?, rank, config) })
 }
 
-/// See `nccl.h`: the first of the ids does.
+/// Begins a rank of a communicator that is new.
+///
+/// # Safety
+/// Pointers as `nccl.h` says of [`ncclCommInitRankConfig`].
+unsafe fn begin_rank(
+    comm: *mut *mut Comm,
+    nranks: c_int,
+    name: Name,
+    rank: c_int,
+    config: *mut c_void,
+) -> Result<Status, Error> {
+    // SAFETY: the caller's contract.
+    let config = unsafe { CommConfig::read(config)? };
+    let is_blocking = config.is_blocking.unwrap_or(true);
+    let begun = Comm::unmade("ncclCommInitRank", is_blocking, config.options.unwrap_or_default())?;
+    begun.expected.know(rank, nranks);
+    let join = joining(&begun, name, rank, nranks);
+    // SAFETY: the caller's contract.
+    unsafe { begin(comm, is_blocking, Some(begun), None, join) }
+}
+
+/// See `nccl.h`: all ids together name the communicator, and the first says where rank 0 is.
 ///
 /// # Safety
 /// Pointers as `nccl.h` says.
@@ -414,17 +465,24 @@ pub unsafe extern "C" fn ncclCommInitRankScalable(
     comm: *mut *mut Comm,
     nranks: c_int,
     rank: c_int,
-    ids: c_int,
-    id: *mut NcclUniqueId,
+    count: c_int,
+    ids: *mut NcclUniqueId,
     config: *mut c_void,
 ) -> Status {
-    // SAFETY: the caller's contract.
-    let id = unsafe { id.as_ref() }.filter(|_| ids > 0 && ids <= nranks);
-    let Some(id) = id else {
-        return guard_in_group(|| Err(Error::InvalidArgument(format!("{ids} unique ids for {nranks} ranks"))));
-    };
-    // SAFETY: the caller's contract.
-    unsafe { ncclCommInitRankConfig(comm, nranks, *id, rank, config) }
+    guard_in_group(|| {
+        let known = usize::try_from(count).ok().filter(|known| *known > 0 && count <= nranks && !ids.is_null());
+        let known = known.ok_or_else(|| Error::InvalidArgument(format!("{count} unique ids for {nranks} ranks")))?;
+        // SAFETY: the caller's contract: there are as many.
+        let ids = unsafe { std::slice::from_raw_parts(ids, known) };
+        let names = ids.iter().map(NcclUniqueId::name).collect::<Result<Vec<_>, _>>()?;
+        let (first, others) = names.split_first().ok_or_else(|| Error::InvalidArgument("no unique id".into()))?;
+        let mut name = *first;
+        if !others.is_empty() {
+            name.id = derived_id(first.id, known as u64, others.iter().flat_map(|other| other.id.0));
+        }
+        // SAFETY: the caller's contract.
+        unsafe { begin_rank(comm, nranks, name, rank, config) }
+    })
 }
 
 /// See `nccl.h`.

@@ -2,12 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 
-use mccs::cuda::CudaCommunicator;
 use mccs::{Error, UniqueId};
 use mccs_cuda::{DeviceMemory, DriverError, OwnedStream};
 
-use super::communicators::{Comm, Member, Name, ROOT_BYTES, Root, cuda_error, label_of, locked, own_root};
-use super::config::is_blocking;
+use super::communicators::{Comm, Member, Name, ROOT_BYTES, Root, asked_of, cuda_error, locked, own_root};
+use super::config::CommConfig;
 use super::group::{begin, joining};
 use super::{Status, guard_in_group};
 
@@ -50,6 +49,11 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
+    /// GPU memory that it takes.
+    pub(crate) fn gpu_bytes(&self) -> u64 {
+        self.memory.len_bytes() as u64
+    }
+
     fn new(of: &Member) -> Result<Self, DriverError> {
         let memory = DeviceMemory::new(&of.context, SHARE_BYTES * (of.nranks as usize + 1))?;
         Ok(Exchange { stream: OwnedStream::new(&of.context)?, memory })
@@ -104,11 +108,13 @@ pub unsafe extern "C" fn ncclCommSplit(
     const NO_COLOR: c_int = -1;
     guard_in_group(|| {
         // SAFETY: the caller's contract.
-        let (parent, is_blocking) = (Comm::of(comm)?, unsafe { is_blocking(config)? });
+        let (parent, config) = (Comm::of(comm)?, unsafe { CommConfig::read(config)? });
+        parent.comm()?;
         // Who is in none has nothing that could tell how far it is.
-        let is_blocking = is_blocking.unwrap_or(parent.is_blocking()) || color == NO_COLOR;
+        let is_blocking = config.is_blocking.unwrap_or(parent.is_blocking()) || color == NO_COLOR;
+        let options = config.options.unwrap_or_else(|| parent.options.clone());
         let (number, made) = (parent.next_derived(), parent.clone());
-        let begun = (color != NO_COLOR).then(|| Comm::unmade("ncclCommSplit", is_blocking)).transpose()?;
+        let begun = (color != NO_COLOR).then(|| Comm::unmade("ncclCommSplit", is_blocking, options)).transpose()?;
         let known = begun.clone();
         let split = move |context| {
             let all = parent.gather(&Share { color, key, root: own_root()? })?;
@@ -120,7 +126,7 @@ pub unsafe extern "C" fn ncclCommSplit(
             known.expected.know(place.0, place.1);
             let root = members.first().map_or(parent.name.root, |(_, share)| share.root);
             let name = Name { id: derived_id(parent.name.id, number, color.to_le_bytes()), root };
-            Member::join(label_of(&known), name, place, context).map(Some)
+            Member::join(asked_of(&known), name, place, context).map(Some)
         };
         // SAFETY: the caller's contract.
         unsafe { begin(new, is_blocking, begun, Some(made), Box::new(split)) }
@@ -143,14 +149,15 @@ pub unsafe extern "C" fn ncclCommShrink(
     const ABORT: c_int = 1;
     guard_in_group(|| {
         // SAFETY: the caller's contract.
-        let (parent, is_blocking) = (Comm::of(comm)?, unsafe { is_blocking(config)? });
-        let is_blocking = is_blocking.unwrap_or(parent.is_blocking());
+        let (parent, config) = (Comm::of(comm)?, unsafe { CommConfig::read(config)? });
+        let is_blocking = config.is_blocking.unwrap_or(parent.is_blocking());
+        let options = config.options.unwrap_or_else(|| parent.options.clone());
         let number = parent.next_derived();
         let count = if without.is_null() { 0 } else { usize::try_from(count).unwrap_or(0) };
         // SAFETY: the caller's contract: the list has that many numbers.
         let without: Vec<c_int> = (0..count).map(|index| unsafe { without.add(index).read() }).collect();
         if flags & ABORT != 0 {
-            parent.comm().and_then(CudaCommunicator::abort)?;
+            parent.comm()?.abort()?;
         }
         let left: Vec<_> = (0..parent.nranks as c_int).filter(|rank| !without.contains(rank)).collect();
         let own = left.iter().position(|rank| *rank == parent.rank as c_int);
@@ -158,7 +165,7 @@ pub unsafe extern "C" fn ncclCommShrink(
         let root = left.first().and_then(|rank| parent.roots.get(*rank as usize).copied());
         let root = root.map_or_else(own_root, Ok)?;
         let id = derived_id(parent.name.id, number, left.iter().flat_map(|rank| rank.to_le_bytes()));
-        let begun = Comm::unmade("ncclCommShrink", is_blocking)?;
+        let begun = Comm::unmade("ncclCommShrink", is_blocking, options)?;
         let join = joining(&begun, Name { id, root }, own as c_int, left.len() as c_int);
         begun.expected.know(own as c_int, left.len() as c_int);
         // SAFETY: the caller's contract.

@@ -6,11 +6,11 @@ use std::mem::offset_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::JoinHandle;
 
-use mccs::{Error, ErrorClass};
+use mccs::{Error, ErrorClass, JoinOptions};
 use mccs_cuda::{Context, gpus};
 
 use super::communicators::{
-    Comm, CommUse, Made, Member, Name, caller_context, cuda_error, handle_of, label_of, locked,
+    Comm, CommUse, Made, Member, Name, asked_of, caller_context, cuda_error, handle_of, label_of, locked,
 };
 use super::lifecycle;
 use super::profiler;
@@ -44,8 +44,8 @@ pub(crate) type Make = Box<dyn FnOnce(Option<Context>) -> Result<Option<Member>,
 
 /// Joins one that is new.
 pub(crate) fn joining(begun: &CommUse, name: Name, rank: c_int, nranks: c_int) -> Make {
-    let label = label_of(begun);
-    Box::new(move |context| Member::join(label, name, (rank, nranks), context).map(Some))
+    let asked = asked_of(begun);
+    Box::new(move |context| Member::join(asked, name, (rank, nranks), context).map(Some))
 }
 
 #[derive(Default)]
@@ -100,7 +100,7 @@ pub extern "C" fn ncclGroupEnd() -> Status {
     })
 }
 
-/// See `nccl.h`: closes a group, of which nothing is done. How long it would take nobody knows here: the estimate says so by being negative.
+/// See `nccl.h`: closes a group, of which nothing is done. Tells how long it would take, in microseconds, or -1 where the service would carry it out.
 ///
 /// # Safety
 /// The pointer must be null, or lead to as many bytes as its first word says.
@@ -108,6 +108,7 @@ pub extern "C" fn ncclGroupEnd() -> Status {
 pub unsafe extern "C" fn ncclGroupSimulateEnd(info: *mut c_void) -> Status {
     guard(|| {
         let Group { depth, pending, error, .. } = close()?;
+        let estimate = mccs::group_estimate_us();
         mccs::group_drop()?;
         if depth > 0 {
             return Ok(());
@@ -115,7 +116,7 @@ pub unsafe extern "C" fn ncclGroupSimulateEnd(info: *mut c_void) -> Status {
         profiler::drop_group();
         give_up(pending, &Error::InvalidArgument("the group was only simulated".into()));
         // SAFETY: the caller's contract.
-        error.map_or_else(|| unsafe { unknown_time(info) }, Err)
+        error.map_or_else(|| unsafe { tell_time(info, estimate) }, Err)
     })
 }
 
@@ -130,7 +131,9 @@ struct SimInfo {
 
 /// # Safety
 /// As for [`ncclGroupSimulateEnd`].
-unsafe fn unknown_time(info: *mut c_void) -> Result<(), Error> {
+unsafe fn tell_time(info: *mut c_void, estimate: Option<f64>) -> Result<(), Error> {
+    /// `NCCL_UNDEF_FLOAT`.
+    const UNKNOWN: f32 = -1.0;
     const MAGIC: u32 = 0x7468_5283;
     let info = info.cast::<SimInfo>();
     // SAFETY: the caller's contract.
@@ -143,7 +146,7 @@ unsafe fn unknown_time(info: *mut c_void) -> Result<(), Error> {
         return Err(Error::InvalidArgument("simInfo was not made by NCCL_SIM_INFO_INITIALIZER".into()));
     }
     // SAFETY: it is as long as that, says its first word.
-    unsafe { (&raw mut (*info).estimated_time).write_unaligned(-1.0) };
+    unsafe { (&raw mut (*info).estimated_time).write_unaligned(estimate.map_or(UNKNOWN, |us| us as f32)) };
     Ok(())
 }
 
@@ -271,8 +274,13 @@ pub(crate) unsafe fn begin(
     begun.inspect(|_| unsafe { target.write(handle) })
 }
 
-/// As [`begin`], before its owner has the handle.
-fn begin_made(is_blocking: bool, begun: Option<CommUse>, parent: Option<Made>, make: Make) -> Result<Status, Error> {
+/// As [`begin`], before its owner has the handle; or does something else that waits for all ranks of `parent`, where nothing was begun.
+pub(crate) fn begin_made(
+    is_blocking: bool,
+    begun: Option<CommUse>,
+    parent: Option<Made>,
+    make: Make,
+) -> Result<Status, Error> {
     let (is_grouped, context) = (with_group(|group| group.depth > 0)?, parent.as_ref().map(|of| of.context.clone()));
     if is_blocking && !is_grouped {
         parent.iter().for_each(Made::wait_for_makers);
@@ -305,7 +313,11 @@ pub unsafe extern "C" fn ncclCommInitAll(comms: *mut *mut Comm, devices: c_int, 
         }
         mccs_cuda::driver()?;
         let (all, name, mut taken) = (gpus().map_err(cuda_error)?, Name::new()?, Vec::new());
-        let begun = Unclaimed((0..count).map(|_| Comm::unmade("ncclCommInitAll", true)).collect::<Result<_, _>>()?);
+        let begun = Unclaimed(
+            (0..count)
+                .map(|_| Comm::unmade("ncclCommInitAll", true, JoinOptions::default()))
+                .collect::<Result<_, _>>()?,
+        );
         let mut begin = |rank: usize| {
             // SAFETY: the caller's contract: a list that is there has as many numbers.
             let device = if list.is_null() { rank as c_int } else { unsafe { list.add(rank).read() } };

@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 use mccs::Error;
 
 use super::communicators::{Comm, Made, Name, NcclUniqueId, own_root};
-use super::config::is_blocking;
+use super::config::CommConfig;
 use super::derived::derived_id;
 use super::group::{begin, joining};
 use super::{Status, guard, guard_in_group, put, refused};
@@ -75,17 +75,19 @@ pub unsafe extern "C" fn ncclCommGrow(
 ) -> Status {
     guard_in_group(|| {
         // SAFETY: the caller's contract.
-        let (id, asked) = unsafe { (id.as_ref(), is_blocking(config)?) };
+        let (id, config) = unsafe { (id.as_ref(), CommConfig::read(config)?) };
         if new.is_null() {
             return wrong("newcomm is null".into());
         }
         let parent = if comm.is_null() { None } else { Some(Comm::of(comm)?) };
-        let is_blocking = asked.or(parent.as_ref().map(Made::is_blocking)).unwrap_or(true);
+        let is_blocking = config.is_blocking.or(parent.as_ref().map(Made::is_blocking)).unwrap_or(true);
         let (name, own) = match &parent {
             Some(parent) => old_rank(parent, nranks, id, rank)?,
             None => new_rank(nranks, id, rank)?,
         };
-        let begun = Comm::unmade("ncclCommGrow", is_blocking)?;
+        let inherited = || parent.as_ref().map(|parent| parent.options.clone());
+        let options = config.options.or_else(inherited).unwrap_or_default();
+        let begun = Comm::unmade("ncclCommGrow", is_blocking, options)?;
         begun.expected.know(own, nranks);
         let make = joining(&begun, name, own, nranks);
         // SAFETY: the caller's contract.

@@ -29,6 +29,7 @@ mod points;
 mod profiler;
 mod properties;
 mod queries;
+mod seat;
 mod suspend;
 mod teams;
 mod twins;

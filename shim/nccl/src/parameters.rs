@@ -23,14 +23,17 @@ pub struct Parameter {
 /// Lists all parameters, those too that are not published.
 const LISTS_ALL: &CStr = c"NCCL_PARAM_DUMP_ALL";
 
-static PARAMETERS: [Parameter; 3] = [
+static PARAMETERS: [Parameter; 6] = [
     Parameter { key: c"MCCS_SOCKET", default: "", meaning: "path of the service's socket", is_published: true },
     Parameter {
         key: c"NCCL_DEBUG",
         default: "",
-        meaning: "WARN or more prints errors to standard error",
+        meaning: "VERSION, WARN, INFO or TRACE: which lines are printed",
         is_published: true,
     },
+    Parameter { key: c"NCCL_DEBUG_FILE", default: "", meaning: "where they are printed to", is_published: true },
+    Parameter { key: c"NCCL_DEBUG_SUBSYS", default: "", meaning: "of what INFO tells", is_published: true },
+    Parameter { key: c"NCCL_PROFILER_PLUGIN", default: "", meaning: "the profiler plugin", is_published: true },
     Parameter { key: LISTS_ALL, default: "0", meaning: "1 lists parameters of these calls too", is_published: false },
 ];
 

@@ -4,7 +4,6 @@ use std::ffi::c_int;
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
 use mccs::Error;
-use mccs::cuda::CudaCommunicator;
 
 use super::communicators::{Comm, locked};
 use super::{IN_PROGRESS, SUCCESS, Status, guard, put, remember, status_of};
@@ -114,7 +113,7 @@ pub unsafe extern "C" fn ncclCommGetAsyncError(comm: *mut Comm, error: *mut Stat
         let failure = match comm.made() {
             // SAFETY: the caller's contract.
             None => return unsafe { put(error, IN_PROGRESS, "asyncError") },
-            Some(Ok(member)) => member.comm().ok().and_then(CudaCommunicator::async_error),
+            Some(Ok(member)) => member.comm().ok().and_then(|comm| comm.async_error()),
             Some(Err(error)) => Some(error.clone()),
         };
         if let Some(failure) = &failure {

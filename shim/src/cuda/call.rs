@@ -16,6 +16,8 @@ pub(super) struct Call {
     pub(super) dtype: DataType,
     pub(super) op: ReduceOperator,
     pub(super) root: u32,
+    /// The caller's name for it; 0 is none.
+    pub(super) user_tag: u64,
 }
 
 impl Call {
@@ -28,7 +30,7 @@ impl Call {
 
 /// Checks a call's arguments.
 pub(super) fn checked(call: &Call, rank: u32, nranks: u32) -> Result<DirectCall, Error> {
-    let Call { kind, send, recv, count, dtype, op, root } = *call;
+    let Call { kind, send, recv, count, dtype, op, root, .. } = *call;
     if root >= nranks {
         return Err(Error::argument(format!("rank {root} of a communicator of {nranks}")));
     }

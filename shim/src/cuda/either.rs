@@ -4,12 +4,13 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use mccs_cuda::{Context, DeviceAddress, RawStream};
-use mccs_ipc::protocol::{Request, Response};
+use mccs_ipc::protocol::{JoinOptions, Request, Response};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
 
 use super::call::{Call, checked};
 use super::cuda_error;
 use super::direct::DirectCommunicator;
+use super::estimate;
 use super::points::AnyPoints;
 use super::served::{Identity, Joined, ServedCommunicator};
 use super::surfacing::Surfacing;
@@ -24,6 +25,15 @@ pub type CudaStream = *mut c_void;
 pub struct CudaCommunicator {
     way: Way,
     surfacing: Arc<Surfacing>,
+}
+
+/// GPU memory of one rank, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GpuMemory {
+    /// For the communicator alone: it goes when the communicator ends.
+    pub own_bytes: u64,
+    /// Its part of what communicators of the tenant share.
+    pub shared_bytes: u64,
 }
 
 /// How collectives are carried out. Groups have counts of their own, to their end.
@@ -66,12 +76,34 @@ impl Client {
         nranks: u32,
         root_address: &str,
     ) -> Result<CudaCommunicator, Error> {
+        self.init_cuda_communicator_rank_with(id, (rank, nranks), root_address, &JoinOptions::default())
+    }
+
+    /// As [`Client::init_cuda_communicator_rank_at`], as `rank` of `nranks`, with what the tenant asks of the communicator.
+    ///
+    /// # Errors
+    /// As above; [`Error::Refused`] for a name that is too long.
+    pub fn init_cuda_communicator_rank_with(
+        &self,
+        id: UniqueId,
+        (rank, nranks): (u32, u32),
+        root_address: &str,
+        options: &JoinOptions,
+    ) -> Result<CudaCommunicator, Error> {
         mccs_cuda::driver()?;
         let context = Context::current().map_err(cuda_error)?;
         let gpu = context.gpu().id.0;
         let root_address = root_address.to_owned();
-        let named = root_address.clone();
-        let request = Request::InitRank { id, rank, nranks, gpu: Some(gpu), root_address: named, by_engines: false };
+        let (named, asked, gpu_asked) = (root_address.clone(), options.clone(), Some(gpu));
+        let request = Request::InitRank {
+            id,
+            rank,
+            nranks,
+            gpu: gpu_asked,
+            root_address: named,
+            by_engines: false,
+            options: asked,
+        };
         let place = (rank, nranks);
         match self.0.requests.call(request, &[])? {
             (Response::Comm { comm, direct: Some(share), .. }, fds) => {
@@ -79,7 +111,7 @@ impl Client {
                 Ok(CudaCommunicator::new(Way::Direct(Arc::new(made))))
             }
             (Response::Comm { comm, access, engines_from, .. }, _) => {
-                let identity = Identity { id, rank, nranks, gpu, root_address };
+                let identity = Identity { id, rank, nranks, gpu, root_address, options: options.clone() };
                 let joined = Joined { identity, comm, access, engines_from };
                 let made = ServedCommunicator::new(self, &joined, context)?;
                 Ok(CudaCommunicator::new(Way::Served(Arc::new(made))))
@@ -133,6 +165,26 @@ impl CudaCommunicator {
     #[must_use]
     pub fn is_served(&self) -> bool {
         matches!(self.way, Way::Served(_))
+    }
+
+    /// Calls collectives that the operator's recorders show under a tag of the caller's; 0 is none.
+    #[must_use]
+    pub fn tagged(&self, user_tag: u64) -> TaggedCommunicator<'_> {
+        TaggedCommunicator { comm: self, user_tag }
+    }
+
+    /// GPU memory that the service holds for the communicator on this rank's GPU.
+    ///
+    /// # Errors
+    /// [`Error::ServiceGone`]; [`Error::Refused`] once the rank has left.
+    pub fn gpu_memory(&self) -> Result<GpuMemory, Error> {
+        either!(self.way, comm => comm.gpu_memory())
+    }
+
+    /// Whether this rank has CUDA graphs that were captured with the communicator's collectives and read its GPU memory.
+    #[must_use]
+    pub fn has_graphs(&self) -> bool {
+        either!(self.way, comm => comm.has_graphs())
     }
 
     /// The error that ended the communicator, if one did: on any rank. To be asked for after a stream was synchronized:
@@ -212,6 +264,15 @@ impl Drop for CudaCommunicator {
 }
 
 impl CollectedCall {
+    /// Its communicator, by any number that no other has meanwhile, and how long it would take there, in microseconds. Nothing where
+    /// the service carries it out.
+    pub(crate) fn estimate_us(&self) -> Option<(usize, f64)> {
+        let Way::Direct(comm) = &self.way else { return None };
+        let Call { kind, count, dtype, .. } = self.call;
+        let bytes = kind.payload_count(count, comm.nranks()).saturating_mul(dtype.size_bytes() as u64);
+        Some((Arc::as_ptr(comm) as usize, estimate::collective_us(kind, bytes, comm.nranks())))
+    }
+
     /// Enqueues it.
     pub(crate) fn enqueue(&self) -> Result<(), Error> {
         // SAFETY: buffers and stream are as the caller of [`CudaCommunicator::all_reduce`] has promised.
@@ -220,6 +281,13 @@ impl CollectedCall {
             self.surfacing.of_call(result, &[RawStream::from_ptr(self.stream)])
         }
     }
+}
+
+/// A communicator whose collectives are called under a tag; see [`CudaCommunicator::tagged`].
+#[derive(Clone, Copy)]
+pub struct TaggedCommunicator<'a> {
+    comm: &'a CudaCommunicator,
+    user_tag: u64,
 }
 
 /// Defines the collectives.
@@ -249,10 +317,35 @@ macro_rules! collectives {
                     $($arg: $type,)*
                     stream: CudaStream,
                 ) -> Result<(), Error> {
-                    let (op, root) = ($op, $root);
-                    let call = Call { kind: CollectiveKind::$kind, send, recv, count, dtype, op, root };
                     // SAFETY: the caller's contract is passed on.
-                    unsafe { self.collective(&call, stream) }
+                    unsafe { self.tagged(0).$name(send, recv, count, dtype, $($arg,)* stream) }
+                }
+            )+
+        }
+
+        impl TaggedCommunicator<'_> {
+            $(
+                /// As the function of [`CudaCommunicator`].
+                ///
+                /// # Safety
+                /// As there.
+                ///
+                /// # Errors
+                /// As there.
+                #[allow(clippy::too_many_arguments, reason = "the field's signature, as in NCCL")]
+                pub unsafe fn $name(
+                    &self,
+                    send: DeviceAddress,
+                    recv: DeviceAddress,
+                    count: u64,
+                    dtype: DataType,
+                    $($arg: $type,)*
+                    stream: CudaStream,
+                ) -> Result<(), Error> {
+                    let (op, root, user_tag) = ($op, $root, self.user_tag);
+                    let call = Call { kind: CollectiveKind::$kind, send, recv, count, dtype, op, root, user_tag };
+                    // SAFETY: the caller's contract is passed on.
+                    unsafe { self.comm.collective(&call, stream) }
                 }
             )+
         }

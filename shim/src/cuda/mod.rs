@@ -17,6 +17,7 @@
 mod call;
 mod direct;
 mod either;
+mod estimate;
 mod graphs;
 pub(crate) mod points;
 mod profile;
@@ -29,7 +30,7 @@ mod watch;
 pub(crate) use direct::GpuRegions;
 pub use direct::REGISTERED_MAX;
 pub(crate) use either::CollectedCall;
-pub use either::{CudaCommunicator, CudaStream};
+pub use either::{CudaCommunicator, CudaStream, GpuMemory, TaggedCommunicator};
 pub use profile::{Carrier, RanAt, StampReader};
 pub(crate) use watch::Watch;
 

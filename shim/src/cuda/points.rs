@@ -31,6 +31,19 @@ pub(crate) struct Collected {
     stream: RawStream,
 }
 
+impl Collected {
+    /// As for collectives, along with all that goes with it in one kernel: the bytes that it sends. Nothing where the service carries it out.
+    pub(crate) fn sends(&self) -> Option<(usize, u64)> {
+        let AnyPoints::Direct(points) = &self.points else { return None };
+        Some((Arc::as_ptr(points) as usize, if self.point.is_send { self.point.bytes } else { 0 }))
+    }
+}
+
+/// How long sends of so many bytes take a rank, in microseconds.
+pub(crate) fn estimate_us(bytes: u64) -> f64 {
+    super::estimate::over_link_us(bytes as f64)
+}
+
 /// A communicator's part of a group.
 struct Part {
     points: AnyPoints,

@@ -10,13 +10,13 @@ use mccs_cuda::{Context, RawStream};
 use mccs_ipc::direct::GpuUuid;
 use mccs_ipc::gate::GateAccess;
 use mccs_ipc::large::{EnginesFrom, has_large};
-use mccs_ipc::protocol::{Request, Response};
+use mccs_ipc::protocol::{JoinOptions, Request, Response};
 use mccs_ipc::types::{Handle, RedOp, UniqueId};
 
 use super::call::Call;
 use super::direct::DirectCommunicator;
 use super::staged::{StagedCommunicator, StagedPoints};
-use super::{CudaStream, cuda_error};
+use super::{CudaStream, GpuMemory, cuda_error};
 use crate::client::unexpected;
 use crate::{Client, Error};
 
@@ -40,6 +40,7 @@ pub(super) struct Identity {
     pub(super) nranks: u32,
     pub(super) gpu: GpuUuid,
     pub(super) root_address: String,
+    pub(super) options: JoinOptions,
 }
 
 /// A rank that has joined, as the service named it.
@@ -107,6 +108,16 @@ impl ServedCommunicator {
         self.staged.async_error().or(of_engines)
     }
 
+    /// See [`super::CudaCommunicator::gpu_memory`].
+    pub(super) fn gpu_memory(&self) -> Result<GpuMemory, Error> {
+        self.engines.as_ref().map_or(Ok(GpuMemory::default()), |engines| engines.comm.gpu_memory())
+    }
+
+    /// Whether this rank has graphs with the communicator's collectives, as far as the engines' communicator knows.
+    pub(super) fn has_graphs(&self) -> bool {
+        self.engines.as_ref().is_some_and(|engines| engines.comm.has_graphs())
+    }
+
     /// See [`super::CudaCommunicator::abort`].
     pub(super) fn abort(&self) -> Result<(), Error> {
         let engines = self.engines.as_ref().map_or(Ok(()), |engines| engines.comm.abort());
@@ -124,8 +135,9 @@ impl Engines {
     /// Joins the communicator of the engines; none where there are no engines between the ranks' GPUs, which all ranks learn alike.
     fn join(client: &Client, identity: &Identity, context: Context, from: EnginesFrom) -> Result<Option<Self>, Error> {
         let Identity { id, rank, nranks, gpu, .. } = *identity;
+        let options = identity.options.clone();
         let (gpu, root_address) = (Some(gpu), String::new());
-        let request = Request::InitRank { id, rank, nranks, gpu, root_address, by_engines: true };
+        let request = Request::InitRank { id, rank, nranks, gpu, root_address, by_engines: true, options };
         match client.0.requests.call(request, &[])? {
             (Response::Comm { comm, direct: Some(share), .. }, fds) => {
                 let made = DirectCommunicator::join(client, comm, (rank, nranks), context, &share, &fds)?;

@@ -164,6 +164,7 @@ impl Flight {
                 group_continues: false,
                 rounds: 0,
                 round: RoundState::None,
+                user_tag: 0,
                 on_gpus: None,
             }
         };

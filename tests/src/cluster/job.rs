@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::command::Completion;
 use mccs_ipc::handshake::PeerCredentials;
+use mccs_ipc::protocol::JoinOptions;
 use mccs_ipc::queue::{Consumer, Producer, ring_bytes};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::StreamWord;
@@ -264,6 +265,7 @@ impl SimRank {
             nranks: self.nranks,
             gpu: None,
             root: Name::new(&format!("h{}", self.root)),
+            options: JoinOptions::default(),
             charge: Arc::new(charge),
             reply: connected.replies.sender(),
         };

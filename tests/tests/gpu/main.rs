@@ -28,7 +28,7 @@ use mccs::Error;
 use mccs_cuda::gpus;
 use mccs_eval::workload::Call;
 use mccs_ipc::handshake::{Socket, connect};
-use mccs_ipc::protocol::{Request, RequestEnvelope, ResponseEnvelope};
+use mccs_ipc::protocol::{JoinOptions, Request, RequestEnvelope, ResponseEnvelope};
 use mccs_tests::{TestService, watchdog};
 
 use self::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody, everybody_plays};
@@ -249,7 +249,15 @@ fn join_with_gpu(service: &TestService, gpu: [u8; 16]) -> String {
     receive(&socket);
     let id = mccs::unique_id().expect("an id");
     let root_address = String::new();
-    let request = Request::InitRank { id, rank: 0, nranks: 1, gpu: Some(gpu), root_address, by_engines: false };
+    let request = Request::InitRank {
+        id,
+        rank: 0,
+        nranks: 1,
+        gpu: Some(gpu),
+        root_address,
+        by_engines: false,
+        options: JoinOptions::default(),
+    };
     socket.send(&RequestEnvelope { id: 1, request }, &[]).expect("sent");
     format!("{:?}", receive(&socket).response)
 }

@@ -17,7 +17,7 @@ use mccs_ipc::command::{BufferRef, Command, Completion, Opcode};
 use mccs_ipc::direct::DirectPage;
 use mccs_ipc::handshake::{Socket, connect};
 use mccs_ipc::large::LargeWord;
-use mccs_ipc::protocol::{Request, RequestEnvelope, Response, ResponseEnvelope};
+use mccs_ipc::protocol::{JoinOptions, Request, RequestEnvelope, Response, ResponseEnvelope};
 use mccs_ipc::queue::{Consumer, Producer, Push};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::Doorbell;
@@ -371,7 +371,15 @@ impl Raw {
         let Response::Stream { stream, .. } = raw.ask(Request::CreateStream, &[]) else { panic!("no stream") };
         raw.stream = stream;
         let root_address = String::new();
-        let join = Request::InitRank { id, rank, nranks: 2, gpu: Some(gpu), root_address, by_engines: false };
+        let join = Request::InitRank {
+            id,
+            rank,
+            nranks: 2,
+            gpu: Some(gpu),
+            root_address,
+            by_engines: false,
+            options: JoinOptions::default(),
+        };
         raw.send(join, &[]);
         raw
     }

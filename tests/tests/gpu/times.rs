@@ -22,6 +22,9 @@ const LATE: Duration = Duration::from_millis(5);
 /// Calls over which how late ranks are shows, whatever else takes processors from them.
 const CALLS: u64 = 40;
 
+/// Their tag.
+const TAG: u64 = 0x7fff_0123_4567_89ab;
+
 /// What they call.
 fn gathers(nranks: u32) -> Call {
     Call { kind: CollectiveKind::AllGather, ..call(0, nranks, 1000) }
@@ -38,9 +41,12 @@ fn comes_late(place: &Place) -> anyhow::Result<()> {
             if own + 1 == place.nranks {
                 std::thread::sleep(LATE);
             }
-            enqueue(&rank.comm, &call, &at, stream.raw())?;
-            // SAFETY: it lives.
-            unsafe { stream.raw().synchronize()? };
+            let (send, recv, raw) = (at.send.address(), at.recv.address(), stream.raw().as_ptr());
+            // SAFETY: buffers have room for the call; they and the stream live until it was synchronized.
+            unsafe {
+                rank.comm.tagged(TAG).all_gather(send, recv, call.count, call.dtype, raw)?;
+                stream.raw().synchronize()?;
+            }
             if own == 0 && std::mem::take(&mut is_first) {
                 println!("runs");
             }
@@ -96,6 +102,7 @@ fn running(config: &str) -> (TestService, Place, Player) {
 fn running_timed(config: &str) -> (TestService, Place, Player, CommView) {
     let (service, place, player) = running(config);
     let comm = timed(&service);
+    assert!(comm.ranks.iter().all(|rank| rank.user_tag == Some(TAG)), "{comm:?}");
     let [kind] = &comm.kinds[..] else { panic!("one kind: {comm:?}") };
     assert!(kind.collective == "all_gather" && kind.exec_us > 0.0 && kind.busbw_gbps > 0.0, "{kind:?}");
     (service, place, player, comm)
@@ -119,6 +126,14 @@ fn what_ranks_do_is_timed_and_traced() {
             by_rank.entry(rank).or_default().push((seq, at_ns - since_ns));
         }
     }
+    let tags = window.engines.iter().flat_map(|(_, records)| records).filter_map(|record| match record {
+        Record::Tagged { comm, seq, tag, .. } => Some((*comm, *seq, *tag)),
+        _ => None,
+    });
+    let tags: Vec<_> = tags.collect();
+    // Of the last ones, whatever else the ring of tags has lost.
+    let (last, _) = by_rank[&0].last().expect("collectives");
+    assert!(tags.contains(&(comm.communicator, *last, TAG)), "{tags:?}");
     assert_eq!(by_rank.keys().copied().collect::<Vec<_>>(), (0..place.nranks).collect::<Vec<_>>());
     let ran = |rank: u32| by_rank[&rank].iter().map(|(_, ran_ns)| ran_ns).sum::<u64>() / by_rank[&rank].len() as u64;
     assert!((0..place.nranks - 1).all(|rank| ran(rank) > ran(place.nranks - 1)), "{by_rank:?}");

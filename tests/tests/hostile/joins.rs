@@ -4,13 +4,28 @@ use std::sync::Arc;
 
 use mccs_ipc::command::{BufferRef, Command, Opcode};
 use mccs_ipc::handshake::SocketError;
-use mccs_ipc::protocol::{Request, RequestEnvelope, Response};
-use mccs_ipc::types::UniqueId;
+use mccs_ipc::protocol::{JoinOptions, Request, RequestEnvelope, Response};
+use mccs_ipc::types::{ErrorClass, UniqueId};
 use mccs_service::tenants::Resource;
 use mccs_tests::TestService;
 
 use crate::raw::{Raw, receive};
 use crate::victim::{SETTINGS, attack};
+
+#[test]
+fn a_name_that_is_too_long_or_has_lines_is_refused() {
+    let service = TestService::start("");
+    let raw = Raw::connect(&service);
+    for (number, name) in (7..).zip(["x".repeat(65), "two\nlines".into()]) {
+        let id = mccs::unique_id().expect("an id");
+        let (root_address, options) = (String::new(), JoinOptions { name, traffic_class: None });
+        let request = Request::InitRank { id, rank: 0, nranks: 1, gpu: None, root_address, by_engines: false, options };
+        raw.socket.send(&RequestEnvelope { id: number, request }, &[]).expect("sent");
+        let (answer, _) = receive(&raw.socket).expect("an answer");
+        let Response::Error { class, message } = answer.response else { panic!("{answer:?}") };
+        assert!(class == ErrorClass::InvalidArgument && message.contains("64 bytes"), "{message}");
+    }
+}
 
 /// Refusals of all that one session waits for, at one moment: none is lost.
 #[test]
@@ -27,7 +42,15 @@ fn a_peer_that_goes_leaves_nobody_waiting_for_one_of_many_joins() {
         });
         for (number, id) in ids.iter().enumerate() {
             let root_address = String::new();
-            let request = Request::InitRank { id: *id, rank: 1, nranks: 3, gpu: None, root_address, by_engines: false };
+            let request = Request::InitRank {
+                id: *id,
+                rank: 1,
+                nranks: 3,
+                gpu: None,
+                root_address,
+                by_engines: false,
+                options: JoinOptions::default(),
+            };
             let envelope = RequestEnvelope { id: 100 + number as u64, request };
             while let Err(error) = raw.socket.send(&envelope, &[]) {
                 assert!(matches!(error, SocketError::WouldBlock), "{error}");

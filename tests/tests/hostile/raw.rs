@@ -7,7 +7,7 @@ use std::time::Duration;
 use mccs_ipc::board::Board;
 use mccs_ipc::command::{BufferRef, Command, Opcode};
 use mccs_ipc::handshake::{Socket, connect};
-use mccs_ipc::protocol::{Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout};
+use mccs_ipc::protocol::{JoinOptions, Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout};
 use mccs_ipc::queue::{Producer, Push};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::{Doorbell, StreamWord};
@@ -55,7 +55,15 @@ impl Raw {
         };
         let Response::Stream { stream, .. } = raw.ask(Request::CreateStream, &[]) else { panic!("no stream") };
         let root_address = String::new();
-        let join = Request::InitRank { id, rank, nranks, gpu: None, root_address, by_engines: false };
+        let join = Request::InitRank {
+            id,
+            rank,
+            nranks,
+            gpu: None,
+            root_address,
+            by_engines: false,
+            options: JoinOptions::default(),
+        };
         let (Response::Comm { comm, board, .. }, fds) = raw.ask_with_fds(join, &[]) else { panic!("no communicator") };
         raw.board = board.map(|layout| Board::map(fds[0].as_fd(), layout).expect("a board"));
         let Response::Region { region, .. } = raw.ask(Request::AllocMemory { bytes: 4096 }, &[]) else {

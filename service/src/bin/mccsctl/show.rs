@@ -99,6 +99,10 @@ pub fn comms(comms: &[CommView]) {
             format!("(large_from {large_from}{training}, lines {}{most})", if lines { "on" } else { "off" })
         }));
         progress.extend(c.graphs_keep.map(|epoch| format!("(graphs keep {epoch})")));
+        progress.extend(c.traffic_class.map(|class| format!("(traffic class {class})")));
+        let tag = c.ranks.iter().find_map(|rank| rank.user_tag);
+        progress.extend(tag.map(|tag| format!("(last tag {tag})")));
+        progress.extend((!c.name.is_empty()).then(|| format!("({})", c.name)));
         say!(
             "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12.1} {:>9.2} {:>5.0} {:>7} {:>6}  {}",
             c.communicator,

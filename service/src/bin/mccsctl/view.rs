@@ -280,7 +280,11 @@ fn communicators(looked_before: &Look, looked: &Look, seconds: f64) -> Option<Se
         let bus_bytes = comm.bus_bytes.saturating_sub(then.map_or(0, |then| then.bus_bytes));
         let busbw = if busy_ns == 0 { "-".into() } else { bytes(bus_bytes as f64 / busy_ns as f64 * 1e9) };
         vec![
-            comm.communicator.to_string(),
+            if comm.name.is_empty() {
+                comm.communicator.to_string()
+            } else {
+                format!("{} {}", comm.communicator, comm.name)
+            },
             comm.tenant.clone(),
             if comm.hosts.is_empty() { comm.device.clone() } else { format!("{} hosts", comm.hosts.len()) },
             format!("{}/{}", comm.ranks.len(), comm.nranks),
@@ -429,6 +433,7 @@ mod tests {
             started: 10 * seconds,
             completed: 10 * seconds,
             late_ns: late_us * 1000 * 10 * seconds,
+            user_tag: None,
         };
         let mut buckets = vec![0; 27];
         (buckets[4], buckets[10]) = (9 * seconds, seconds);
@@ -468,6 +473,8 @@ mod tests {
             communicators: vec![CommView {
                 communicator: 42,
                 unique_id: "u".into(),
+                name: String::new(),
+                traffic_class: None,
                 tenant: "blue".into(),
                 device: "host".into(),
                 operations: 10 * seconds,

@@ -130,6 +130,7 @@ impl Drop for Memory {
 #[derive(Clone)]
 pub(super) struct AreasInUse {
     memory: Arc<Memory>,
+    page: Arc<DirectPage>,
     orders: Arc<Orders>,
 }
 
@@ -142,6 +143,11 @@ impl AreasInUse {
     /// First byte of a rank's slots, as this process sees it.
     pub(super) fn slot_address(&self, kind: SlotKind, rank: usize) -> Option<DeviceAddress> {
         self.slots(kind)?.address(rank)
+    }
+
+    /// The tag that a rank has given its collective of a number.
+    pub(super) fn tag_of(&self, rank: u32, number: u64) -> Option<u64> {
+        self.page.tag_of(rank, number)
     }
 
     /// Whose they are, by name.
@@ -527,7 +533,7 @@ impl Setup {
         };
         let strategies = Strategies::begin(Arc::clone(&page), abilities, wanted);
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
-        let in_use = AreasInUse { memory: Arc::new(memory), orders: Arc::clone(&orders) };
+        let in_use = AreasInUse { memory: Arc::new(memory), page: Arc::clone(&page), orders: Arc::clone(&orders) };
         let copies = |layout| {
             let (shared, ways) = ((&page, &in_use), (&orders, &self.news));
             CopyEngines::new(&self.gpus, gpus, shared, layout, &self.issuers, ways, by_events).map(Arc::new)

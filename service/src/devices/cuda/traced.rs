@@ -71,7 +71,8 @@ impl TracedGpus {
             self.comms.push(Traced { ended: Arc::downgrade(ended), areas: areas.clone(), account });
             return;
         };
-        self.comms[at].account.read(&mut self.clocks, ranks, read_ns, (ended.communicator(), tell));
+        let tag = |rank, number| areas.tag_of(rank, number);
+        self.comms[at].account.read(&mut self.clocks, ranks, read_ns, (ended.communicator(), tag, tell));
     }
 }
 
@@ -86,7 +87,7 @@ impl Account {
         clocks: &mut BTreeMap<usize, GpuClock>,
         ranks: &[(usize, AreaCounts)],
         (began_ns, until_ns): (u64, u64),
-        (comm, mut tell): (u64, impl FnMut(Record)),
+        (comm, tag, mut tell): (u64, impl Fn(u32, u64) -> Option<u64>, impl FnMut(Record)),
     ) {
         for (rank, ((gpu, counts), (seen, told))) in (0..).zip(ranks.iter().zip(&mut self.ranks)) {
             let stamp = |number: u64| u32::try_from(number).ok().and_then(|number| counts.stamp(number));
@@ -103,6 +104,9 @@ impl Account {
                 let (since_ns, at_ns) = (clock.own_ns(began_ns), clock.own_ns(ended_ns));
                 let (seq, bytes) = (u64::from(number) - 1, payload_bytes);
                 tell(Record::OnGpu { since_ns, at_ns, comm, rank, seq, kind, bytes, error_ns });
+                if let Some(tag) = tag(rank, u64::from(number)) {
+                    tell(Record::Tagged { at_ns, comm, seq, tag });
+                }
             }
             *told = operations;
         }
@@ -136,7 +140,7 @@ mod tests {
         };
         let mut account = Account::begin(&counts(&[1000]), 1100);
         let mut read = |account: &mut Account, ended: &[u64], at| {
-            account.read(&mut clocks, &counts(ended), at, (7, |record| told.push(record)));
+            account.read(&mut clocks, &counts(ended), at, (7, |_, _| None, |record| told.push(record)));
             std::mem::take(&mut told)
         };
         assert_eq!(read(&mut account, &[1000], (2000, 2010)), [], "nothing new");
@@ -164,14 +168,18 @@ mod tests {
     fn nothing_is_told_of_a_clock_that_is_not_known() {
         let (mut clocks, mut told) = (BTreeMap::new(), Vec::new());
         let mut account = Account::begin(&[(0, rank(&[]))], 0);
-        account.read(&mut clocks, &[(0, rank(&[500]))], (90_000_000, 90_000_010), (1, |record| told.push(record)));
+        let tag = |_, number| (number == 2).then_some(77);
+        let at = (90_000_000, 90_000_010);
+        account.read(&mut clocks, &[(0, rank(&[500]))], at, (1, tag, |record| told.push(record)));
         assert_eq!(told, []);
         account.read(
             &mut clocks,
             &[(0, rank(&[500, 90_000_100]))],
             (90_000_200, 90_000_210),
-            (1, |record| told.push(record)),
+            (1, tag, |record| told.push(record)),
         );
-        assert_eq!(told.len(), 2, "as soon as it is known, also what was before: {told:?}");
+        let tagged = |record: &&Record| matches!(record, Record::Tagged { seq: 1, tag: 77, .. });
+        assert_eq!(told.iter().filter(tagged).count(), 1, "{told:?}");
+        assert_eq!(told.len(), 3, "as soon as it is known, also what was before: {told:?}");
     }
 }

@@ -182,6 +182,7 @@ mod tests {
                 group_continues: false,
                 rounds: 0,
                 round: RoundState::None,
+                user_tag: 0,
                 on_gpus: None,
             }
         }

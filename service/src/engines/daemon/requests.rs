@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use mccs_ipc::direct::{CommPart, Execution, GpuUuid};
 use mccs_ipc::handshake::SocketError;
-use mccs_ipc::protocol::{GPU_SEGMENTS_MAX, Request, RequestEnvelope, Response};
+use mccs_ipc::protocol::{COMM_NAME_BYTES_MAX, GPU_SEGMENTS_MAX, JoinOptions, Request, RequestEnvelope, Response};
 use mccs_ipc::shm::{Mapping, ShmError, is_whole};
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 
@@ -151,7 +151,22 @@ impl SessionEngine {
             }
             Request::CreateGatedStream { region, offset_bytes } => self.create_gated_stream(id, region, offset_bytes),
             Request::DestroyStream { stream } => self.destroy_stream(id, stream),
-            Request::InitRank { id: unique_id, rank, nranks, gpu, root_address, by_engines } => {
+            Request::CommMemory { comm } => match self.tables.comms.get(comm) {
+                Some(CommSlot::Ready { info, rank, .. }) => {
+                    let held = info.direct.as_ref().map(|direct| direct.held_bytes(*rank)).unwrap_or_default();
+                    let own_bytes = held.areas + held.own_slots;
+                    let shared_bytes = held.shared_slots / u64::from(held.sharing.max(1));
+                    self.answer(id, Response::CommMemory { own_bytes, shared_bytes }, &[]);
+                }
+                _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
+            },
+            Request::InitRank { id: unique_id, rank, nranks, gpu, root_address, by_engines, options } => {
+                if !options.has_valid_name() {
+                    let message = format!(
+                        "a communicator's name has at most {COMM_NAME_BYTES_MAX} bytes, and no control characters"
+                    );
+                    return self.refuse(id, ErrorClass::InvalidArgument, message);
+                }
                 let gpu = match gpu.map(|gpu| self.find_gpu(&gpu)).transpose() {
                     Ok(gpu) => gpu,
                     Err(message) => return self.refuse(id, ErrorClass::InvalidArgument, message),
@@ -166,7 +181,7 @@ impl SessionEngine {
                         }
                     },
                 };
-                self.join(id, (unique_id, root), (rank, nranks), gpu, by_engines);
+                self.join(id, (unique_id, root), (rank, nranks), gpu, (by_engines, options));
             }
             Request::DestroyComm { comm } => match self.tables.comms.get(comm) {
                 Some(CommSlot::Ready { comm: proxy_comm, place, rank, .. }) => {
@@ -389,7 +404,7 @@ impl SessionEngine {
         (id, root): (UniqueId, Option<Name>),
         (rank, nranks): (u32, u32),
         gpu: Option<usize>,
-        by_engines: bool,
+        (by_engines, options): (bool, JoinOptions),
     ) {
         let charge = match self.session.tenant.charge_rank(id) {
             Ok(charge) => Arc::new(charge),
@@ -404,8 +419,23 @@ impl SessionEngine {
             return self.refuse(request, ErrorClass::InvalidUsage, message);
         };
         let (session, reply) = (Arc::clone(&self.session), self.replies.sender());
-        let join = JoinRequest { session, request, tenant_comm, id, rank, nranks, gpu, root, charge, reply };
+        let options = self.allowed(options);
+        let join = JoinRequest { session, request, tenant_comm, id, rank, nranks, gpu, root, options, charge, reply };
         self.send(place, ProxyMessage::Join(Box::new(join)));
+    }
+
+    /// What a tenant asks of a communicator, without a traffic class that the operator does not allow.
+    fn allowed(&self, options: JoinOptions) -> JoinOptions {
+        let tenant = &self.session.tenant;
+        let traffic_class = options.traffic_class.filter(|class| tenant.allows_class(*class));
+        if let Some(class) = options.traffic_class.filter(|_| traffic_class.is_none()) {
+            tracing::debug!(
+                tenant = %tenant.name,
+                class,
+                "a communicator runs without the traffic class that it asks for: [[tenant]] traffic_classes lacks it"
+            );
+        }
+        JoinOptions { traffic_class, ..options }
     }
 
     pub(super) fn take_reply(&mut self, reply: ProxyReply) {

@@ -62,6 +62,7 @@ pub(super) fn validate(
         group_continues,
         rounds: command.rounds,
         round: RoundState::None,
+        user_tag: command.user_tag,
         on_gpus: None,
     };
     let opcode = Opcode::from_wire(command.opcode);

@@ -200,7 +200,8 @@ impl ProxyEngine {
         let refuses_duplicates = self.refuses_duplicate_gpus;
         let Some(setups) = &mut self.setups else { return };
         let (comm, key) = (membership.comm.clone(), membership.key.clone());
-        let peers = match peers_of(&membership, payloads, &setups.terms, &setups.cluster.ways) {
+        let class = setups.setups.get(&key).and_then(Setup::traffic_class);
+        let peers = match peers_of(&membership, payloads, &setups.terms, &setups.cluster.ways.of_class(class)) {
             Ok(peers) => Arc::new(peers),
             Err((host, problem)) => {
                 let message = format!("the service of host {host} cannot be joined: {problem}");

@@ -233,6 +233,9 @@ impl Comm {
                 recorder.record_in_round(now, |at_ns| Record::Enqueued { at_ns, comm, rank, seq: place });
             }
         }
+        if operation.user_tag != 0 {
+            counters.user_tag.store(operation.user_tag, Ordering::Relaxed);
+        }
         member.waiting.push_back(Waiting { operation, place, arrived: None });
         member.first_seq + member.waiting.len() as u64 - 1
     }
@@ -354,10 +357,14 @@ impl Comm {
         }
         let (Some(first), Some(member)) = (self.running.first(), self.members.first()) else { return };
         let Action::Collective { kind, .. } = first.action else { return };
+        let (comm, seq) = (self.info.number, member.whole_started.saturating_sub(1).saturating_add(first.rounds));
+        if first.user_tag != 0 {
+            recorder.record(|at_ns| Record::Tagged { at_ns, comm, seq, tag: first.user_tag });
+        }
         recorder.record(|at_ns| Record::Started {
             at_ns,
-            comm: self.info.number,
-            seq: member.whole_started.saturating_sub(1).saturating_add(first.rounds),
+            comm,
+            seq,
             epoch: self.info.epoch.load(Ordering::Relaxed),
             job: job_number(job),
             kind,

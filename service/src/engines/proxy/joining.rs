@@ -69,6 +69,7 @@ impl ProxyEngine {
             enqueued: 0.into(),
             started: 0.into(),
             completed: 0.into(),
+            user_tag: 0.into(),
             late_ns: 0.into(),
         };
         // A GPU's ranks cannot play rounds when they call: their data is not there yet.
@@ -82,6 +83,8 @@ impl ProxyEngine {
         let info = Arc::new(CommInfo {
             number: self.registry.next_number(),
             id,
+            name: requests.first().map_or_else(String::new, |request| request.options.name.clone()),
+            traffic_class: requests.first().and_then(|request| request.options.traffic_class),
             tenant: requests.first().map_or_else(String::new, |request| request.session.tenant.name.clone()),
             device: if is_staged { STAGED.into() } else { self.device.name() },
             nranks,
@@ -123,6 +126,7 @@ impl ProxyEngine {
         }
         let span = across.map(|across| across.span);
         let ways = self.setups.as_ref().map(Setups::first_ways).unwrap_or_default();
+        let ways = ways.of_class(info.traffic_class);
         let comm = match self.comms.insert(Comm::new(members, schedules, ways, Arc::clone(&info), span, now)) {
             Ok(comm) => comm,
             Err(refused) => {

@@ -341,6 +341,7 @@ impl ProxyEngine {
             return;
         }
         let failure = live.contradiction().unwrap_or(failure);
+        let failure = Failure::new(failure.class, live.info.named(&failure.message));
         self.registry.failed.note(&live.info, &failure.message, Instant::now());
         if let Some(suppressed) = self.log_budget.take(Instant::now()) {
             let (comm, tenant) = (live.info.number, &live.info.tenant);

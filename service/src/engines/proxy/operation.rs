@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use mccs_config::change::StrategyChange;
 use mccs_ipc::direct::DirectShare;
+use mccs_ipc::protocol::JoinOptions;
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp, UniqueId};
 use mccs_kernels::scalar_bits_at;
 
@@ -118,6 +119,8 @@ pub struct Operation {
     pub rounds: u64,
     /// Whether it is a round.
     pub round: RoundState,
+    /// The tenant's name for it; 0 is none.
+    pub user_tag: u64,
     /// Where its communicator is one of GPUs: `send` and `recv` have nothing then.
     pub on_gpus: Option<Box<OnGpus>>,
 }
@@ -175,6 +178,8 @@ pub struct JoinRequest {
     pub gpu: Option<usize>,
     /// The host of rank 0, where ranks may be on several hosts.
     pub root: Option<Name>,
+    /// What the tenant asks of it. The traffic class is one that the operator allows.
+    pub options: JoinOptions,
     /// The tenant's quota for it.
     pub charge: Arc<Charge>,
     /// Where to answer.

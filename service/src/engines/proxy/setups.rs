@@ -194,6 +194,11 @@ impl Setup {
         Payload::new(&postcard::to_stdvec(&(terms, handles?, gpu)).ok()?)
     }
 
+    /// The traffic class that its ranks ask for.
+    pub(super) fn traffic_class(&self) -> Option<u8> {
+        self.requests.first().and_then(|request| request.options.traffic_class)
+    }
+
     /// Whether the exchange has been told of ranks.
     pub(super) fn is_known(&self) -> bool {
         self.listeners.iter().all(Option::is_some)

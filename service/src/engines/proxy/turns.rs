@@ -192,6 +192,7 @@ mod tests {
                 nranks: 1,
                 gpu: None,
                 root: None,
+                options: mccs_ipc::protocol::JoinOptions::default(),
                 charge,
                 reply: replies.sender(),
             };
@@ -227,6 +228,7 @@ mod tests {
                 group_continues: false,
                 rounds: 0,
                 round: RoundState::None,
+                user_tag: 0,
                 on_gpus: None,
             };
             let is_sent = self.lane.send(ProxyMessage::Operation(operation)).is_ok();

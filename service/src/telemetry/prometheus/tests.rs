@@ -15,7 +15,16 @@ fn overview() -> Overview {
     let durations = Histogram::default();
     [1, 3, 1000].iter().for_each(|us| durations.count(Duration::from_micros(*us)));
     let (collective, tenant) = (String::from("all_reduce"), String::from("a"));
-    let rank = RankView { rank: 1, session: 3, pid: 4, enqueued: 9, started: 8, completed: 7, late_ns: 1_500_000_000 };
+    let rank = RankView {
+        rank: 1,
+        session: 3,
+        pid: 4,
+        enqueued: 9,
+        started: 8,
+        completed: 7,
+        late_ns: 1_500_000_000,
+        user_tag: Some(4711),
+    };
     let kinds = vec![KindView { collective: collective.clone(), busbw_gbps: 2.5, exec_us: 12.0 }];
     let runtime = RuntimeInfo { index: 0, name: "mccs-main".into(), tid: 1, rounds: 11, parks: 2 };
     let peer = HostView {
@@ -50,6 +59,8 @@ fn overview() -> Overview {
         communicators: vec![CommView {
             communicator: 5,
             unique_id: "u".into(),
+            name: "data \"parallel\"".into(),
+            traffic_class: None,
             tenant,
             device: "host".into(),
             operations: 10,
@@ -207,10 +218,22 @@ fn numbers_are_where_they_belong() {
         ("mccs_tenant_flow_cap_bytes_per_second{tenant=\"a\"}", 1000.0),
         ("mccs_tenant_host_cap_bytes_per_second{tenant=\"a\"}", 3000.0),
         ("mccs_tenant_allotted_bytes_per_second{tenant=\"a\"}", 2000.0),
-        ("mccs_communicator_busy_seconds_total{tenant=\"a\",communicator=\"5\",device=\"host\"}", 0.5),
-        ("mccs_communicator_multiprocessor_seconds_total{tenant=\"a\",communicator=\"5\",device=\"host\"}", 2.5),
-        ("mccs_communicator_gpu_memory_bytes{tenant=\"a\",communicator=\"5\",device=\"host\"}", f64::from(29 << 20)),
-        ("mccs_communicator_epoch{tenant=\"a\",communicator=\"5\",device=\"host\"}", 3.0),
+        (
+            "mccs_communicator_busy_seconds_total{tenant=\"a\",communicator=\"5\",device=\"host\",name=\"data \\\"parallel\\\"\"}",
+            0.5,
+        ),
+        (
+            "mccs_communicator_multiprocessor_seconds_total{tenant=\"a\",communicator=\"5\",device=\"host\",name=\"data \\\"parallel\\\"\"}",
+            2.5,
+        ),
+        (
+            "mccs_communicator_gpu_memory_bytes{tenant=\"a\",communicator=\"5\",device=\"host\",name=\"data \\\"parallel\\\"\"}",
+            f64::from(29 << 20),
+        ),
+        (
+            "mccs_communicator_epoch{tenant=\"a\",communicator=\"5\",device=\"host\",name=\"data \\\"parallel\\\"\"}",
+            3.0,
+        ),
         ("mccs_rank_late_seconds_total{tenant=\"a\",communicator=\"5\",rank=\"1\"}", 1.5),
         ("mccs_path_bytes_total{peer=\"h1\",path=\"-\",direction=\"send\"}", 8.0),
         ("mccs_path_ways_left_total{peer=\"h1\",path=\"-\",direction=\"send\"}", 4.0),

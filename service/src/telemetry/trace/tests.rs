@@ -45,7 +45,11 @@ pub(super) fn window() -> Window {
         Record::Channel { since_ns: 13 * MS, at_ns: 19 * MS, job: 100, channel: 1 },
         Record::Channel { since_ns: 1, at_ns: 12 * MS, job: 99, channel: 1 },
     ];
-    let name = |tenant: &str, ranks: &[u32]| CommName { tenant: tenant.into(), ranks: ranks.iter().copied().collect() };
+    let name = |tenant: &str, ranks: &[u32]| CommName {
+        tenant: tenant.into(),
+        name: String::new(),
+        ranks: ranks.iter().copied().collect(),
+    };
     Window {
         host: "h0".into(),
         from_ns: 10 * MS,

@@ -75,7 +75,8 @@ pub(crate) fn with_user_tag<R>(tag: u64, call: impl FnOnce() -> R) -> R {
     result
 }
 
-fn user_tag() -> u64 {
+/// The tag of the call that the thread is in; 0 is none.
+pub(crate) fn user_tag() -> u64 {
     USER_TAG.try_with(Cell::get).unwrap_or(0)
 }
 
@@ -257,7 +258,7 @@ impl<'a> Launched<'a> {
             What::Point(point) => point.stream,
         };
         let launch = profile.start(&Event::KernelLaunch { stream }, api);
-        let kernels = comm.communicator().kernels_launched();
+        let kernels = comm.communicator().map_or(0, |comm| comm.kernels_launched());
         Some(Launched { comm, profile, group, launch, operations: Vec::new(), stamped: Vec::new(), kernels })
     }
 
@@ -268,7 +269,8 @@ impl<'a> Launched<'a> {
                 self.operations.push(self.profile.start(&Event::P2p { point, group }, call.api));
             }
             What::Collective { coll, kind, dtype } => {
-                let carrier = self.comm.communicator().carrier(*kind, coll.count as u64, *dtype);
+                let comm = self.comm.communicator();
+                let carrier = comm.map_or(Carrier::Nobody, |comm| comm.carrier(*kind, coll.count as u64, *dtype));
                 let by_engines = Event::CeColl { coll };
                 if carrier == Carrier::CopyEngines && self.profile.plugin.hears_of(&by_engines) {
                     self.operations.push(self.profile.start(&by_engines, call.api));
@@ -289,7 +291,7 @@ impl<'a> Launched<'a> {
         profile.plugin.stop(launch);
         // Before the operations are stopped: a plugin may forget those that nothing belongs to.
         if Plugin::wants(kind::KERNEL_CH) {
-            let last = comm.communicator().kernels_launched();
+            let last = comm.communicator().map_or(0, |comm| comm.kernels_launched());
             let (launched, lost): (Vec<_>, Vec<_>) =
                 (kernels + 1..).zip(stamped).partition(|(number, _)| *number <= last);
             lost.into_iter().for_each(|(_, operation)| profile.tell_kernel(operation, None));

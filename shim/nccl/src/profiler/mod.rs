@@ -26,7 +26,9 @@ use self::events::{Event, Named};
 use self::kernels::Kernels;
 use self::plugin::{About, Handle, Plugin};
 
-pub(crate) use self::calls::{Collective, PointToPoint, collective, drop_group, end_group, point, with_user_tag};
+pub(crate) use self::calls::{
+    Collective, PointToPoint, collective, drop_group, end_group, point, user_tag, with_user_tag,
+};
 pub(crate) use self::events::{
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, Function, GATHER, RECV, REDUCE, REDUCE_SCATTER, SCATTER, SEND,
 };
@@ -51,11 +53,13 @@ unsafe impl Sync for Profile {}
 
 impl Profile {
     /// Tells the plugin of a communicator that is made, on so many hosts. Nothing where there is none, or it wants none.
-    pub(crate) fn of(comm: &CudaCommunicator, id: u64, hosts: usize) -> Option<Arc<Self>> {
+    pub(crate) fn of(comm: &CudaCommunicator, name: &str, id: u64, hosts: usize) -> Option<Arc<Self>> {
         let plugin = Plugin::get()?;
         let (rank, nranks) = (comm.rank() as c_int, comm.nranks() as c_int);
-        let name = CString::default();
-        let context = plugin.init(&About { name: None, id, hosts: hosts as c_int, nranks, rank })?;
+        // Names have no zeros within: they came as text that ends.
+        let name = CString::new(name).unwrap_or_default();
+        let named = (!name.is_empty()).then_some(&*name);
+        let context = plugin.init(&About { name: named, id, hosts: hosts as c_int, nranks, rank })?;
         // Without stamps there are no events of kernels.
         let kernels = comm.stamp_reader().ok().flatten().map(Kernels::new);
         let (sequences, is_closed) = (Default::default(), AtomicBool::new(false));

@@ -181,6 +181,7 @@ impl DirectCommunicator {
             count: checked.count,
             send: send.buffer,
             recv: recv.buffer,
+            user_tag: call.user_tag,
             ..Command::zeroed()
         };
         if order.large.events.is_some() {

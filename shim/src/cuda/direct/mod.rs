@@ -22,7 +22,7 @@ use bytemuck::Zeroable;
 use mccs_cuda::{Capture, Context, DeviceAddress, RawStream};
 use mccs_ipc::direct::{AreaPart, DirectPage, DirectShare, DirectTerms, Execution};
 use mccs_ipc::large::LargeLayout;
-use mccs_ipc::protocol::Request;
+use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
 use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectArgs, DirectCall, DirectStrategy, Launch, Stamp};
 
@@ -35,8 +35,8 @@ use self::rate_limit::RateLimit;
 pub(crate) use self::regions::GpuRegions;
 pub use self::regions::REGISTERED_MAX;
 use super::call::{Call, checked};
-use super::{CudaStream, cuda_error};
-use crate::client::locked;
+use super::{CudaStream, GpuMemory, cuda_error};
+use crate::client::{locked, unexpected};
 use crate::{Client, Error};
 
 /// Programs ask for errors in loops; each look for freed memory calls the driver, which other threads' launches wait for.
@@ -315,6 +315,9 @@ impl DirectCommunicator {
             if order.launches.has_several_streams() {
                 launch.release();
             }
+            if call.user_tag != 0 && capture.is_none() {
+                member.page.tag(member.rank, number, call.user_tag);
+            }
             order.launcher.launch((stream, capture.is_some()), function, &launch).map_err(cuda_error)?;
             if let Some(capture) = capture {
                 return order.launches.captured(stream, capture);
@@ -387,6 +390,19 @@ impl DirectCommunicator {
             self.look_for_freed();
         }
         self.member.failure()
+    }
+
+    /// See [`super::CudaCommunicator::gpu_memory`].
+    pub(super) fn gpu_memory(&self) -> Result<GpuMemory, Error> {
+        match self.member.client.0.requests.call(Request::CommMemory { comm: self.member.handle }, &[])? {
+            (Response::CommMemory { own_bytes, shared_bytes }, _) => Ok(GpuMemory { own_bytes, shared_bytes }),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Whether this rank has graphs with the communicator's collectives.
+    pub(super) fn has_graphs(&self) -> bool {
+        self.member.page.has_graphs(self.member.rank)
     }
 
     /// See [`super::CudaCommunicator::abort`].

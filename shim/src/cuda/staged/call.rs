@@ -204,11 +204,11 @@ impl StagedCall<'_> {
         let (send, recv) = self.shape.places(piece);
         let place =
             |offset: u64| if piece.count == 0 { Span::NONE } else { self.gated().span(placed.offset() + offset) };
-        let Call { kind, dtype, op, root, .. } = *self.call;
+        let Call { kind, dtype, op, root, user_tag, .. } = *self.call;
         let is_factor_on_gpu = matches!(op, ReduceOperator::PreMulSumAt(_));
         let scalar_at = is_factor_on_gpu.then(|| self.gated().factor(placed.slot).0);
         let (send, recv) = (place(send), place(recv));
-        let call = HostCall { kind, send, recv, count: piece.count, dtype, op, scalar_at, root };
+        let call = HostCall { kind, send, recv, count: piece.count, dtype, op, scalar_at, root, user_tag };
         match self.by {
             By::Calling(comm, gated) => comm.submit_alone(&call, &gated.stream).map(Ticket::Known),
             // SAFETY: the caller's contract is passed on.

@@ -399,9 +399,9 @@ unsafe extern "C" fn send_again(batch: *mut c_void) {
 }
 
 fn join(client: &Client, identity: Identity) -> Result<Arc<Communicator>, Error> {
-    let Identity { id, gpu, rank, nranks, root_address } = identity;
+    let Identity { id, gpu, rank, nranks, root_address, options } = identity;
     let id = UniqueId(id.0.map(|byte| byte ^ ID_MASK));
-    let request = Request::InitRank { id, rank, nranks, gpu: Some(gpu), root_address, by_engines: false };
+    let request = Request::InitRank { id, rank, nranks, gpu: Some(gpu), root_address, by_engines: false, options };
     match client.0.requests.call(request, &[])? {
         (Response::Comm { comm, direct: None, .. }, _) => {
             client.0.begin_comm(comm);

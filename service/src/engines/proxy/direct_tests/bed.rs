@@ -6,6 +6,7 @@ use mccs_config::change::StrategyChange;
 use mccs_config::service::Crossover;
 use mccs_ipc::direct::{AreaHandle, AreaName, DirectPage, DirectShare, Execution, LAYOUT_WORDS};
 use mccs_ipc::handshake::PeerCredentials;
+use mccs_ipc::protocol::JoinOptions;
 use mccs_ipc::types::UniqueId;
 use mccs_kernels::cuda::AreaCounts;
 use nix::unistd::geteuid;
@@ -137,6 +138,8 @@ pub(super) struct Bed {
     pub(super) stranger: Option<u32>,
     /// A rank that has a process of its own.
     pub(super) with_process: Option<(u32, i32)>,
+    /// What communicators to come are called.
+    pub(super) name: String,
 }
 
 impl Bed {
@@ -160,8 +163,9 @@ impl Bed {
         });
         let engine =
             ProxyEngine::new(device, mailbox, Arc::clone(&registry), Box::new(make_schedules), 0, timeouts, None);
-        let (answers, stranger, with_process) = (Mailbox::new(4), None, None);
-        let mut bed = Bed { engine, proxy, registry, answers, told, stamped, at_last, refuses, stranger, with_process };
+        let (answers, stranger, with_process, name) = (Mailbox::new(4), None, None, String::new());
+        let mut bed =
+            Bed { engine, proxy, registry, answers, told, stamped, at_last, refuses, stranger, with_process, name };
         for joined in bed.join(nranks, 7) {
             assert!(matches!(joined, ProxyReply::Joined { .. }));
         }
@@ -201,6 +205,7 @@ impl Bed {
                 nranks,
                 gpu: Some(*gpu),
                 root: None,
+                options: JoinOptions { name: self.name.clone(), traffic_class: None },
                 charge: Arc::new(tenant.charge(Resource::Communicators, 1).expect("within the quota")),
                 reply: replies.sender(),
             };

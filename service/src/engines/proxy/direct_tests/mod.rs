@@ -64,6 +64,23 @@ fn the_operator_changes_what_ranks_on_gpus_run_by() {
 }
 
 #[test]
+fn the_operator_sees_a_communicators_name_and_its_ranks_last_tags() {
+    let mut bed = Bed::new(Execution::Ranks, 2);
+    bed.name = "made by the bed".into();
+    bed.join(2, 8);
+    let named = bed.registry.comms().into_iter().find(|comm| !comm.name.is_empty());
+    let comm = named.expect("the second communicator");
+    let view = || crate::control::CommView::of(&comm);
+    let tags = || view().ranks.iter().map(|rank| rank.user_tag).collect::<Vec<_>>();
+    assert_eq!((view().name.as_str(), tags()), ("made by the bed", vec![None, None]));
+    comm.direct.as_ref().expect("ranks on GPUs").page().tag(1, 3, 4711);
+    assert_eq!(tags(), [None, Some(4711)]);
+    let told = comm.named(&"it is late".into());
+    assert_eq!((&*told, comm.named(&told)), ("it is late (communicator made by the bed)", told.clone()), "once");
+    bed.poll();
+}
+
+#[test]
 fn who_has_no_strategy_says_so() {
     let mut of_the_service = Bed::new(Execution::Service, 2);
     assert!(of_the_service.reconfigure("large_from = '4MiB'").expect_err("refused").contains("the service's engines"));
@@ -202,6 +219,7 @@ fn what_gpus_are_handed_is_counted_and_not_timed() {
             group_continues: false,
             rounds: 0,
             round: RoundState::None,
+            user_tag: 4711,
             on_gpus: None,
         };
         assert!(bed.proxy.send(ProxyMessage::Operation(operation)).is_ok());

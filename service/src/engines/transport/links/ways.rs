@@ -46,6 +46,18 @@ pub struct Ways {
 }
 
 impl Ways {
+    /// The same with packets of a traffic class, as in the IP header, on paths that have no code point of their own.
+    #[must_use]
+    pub fn of_class(self: &Arc<Self>, class: Option<u8>) -> Arc<Self> {
+        let Some(dscp) = class.map(|class| class >> 2) else { return Arc::clone(self) };
+        let mut marked = Ways::clone(self);
+        if marked.paths.is_empty() {
+            marked.paths.push(FlowPath::default());
+        }
+        marked.paths.iter_mut().for_each(|path| path.dscp = path.dscp.or(Some(dscp)));
+        Arc::new(marked)
+    }
+
     fn path(&self, channel: u16, hosts: Option<(u16, u16)>) -> Option<&FlowPath> {
         let round = usize::from(channel).checked_rem(self.paths.len())?;
         let chosen = hosts.and_then(|(from, to)| self.chosen.get(&(channel, from, to)));
@@ -125,6 +137,17 @@ pub(super) fn detours(flow: &FlowOptions, own: Option<&FlowPath>, ways: [&Arc<Wa
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn packets_of_a_class_have_its_code_point_where_the_operator_says_none() {
+        let none = Arc::new(Ways::default());
+        assert_eq!(none.of_class(None), none);
+        let dscps = |ways: Arc<Ways>| ways.paths.iter().map(|path| path.dscp).collect::<Vec<_>>();
+        assert_eq!(dscps(none.of_class(Some(104))), [Some(26)]);
+        let paths = vec![FlowPath { dscp: Some(8), ..FlowPath::default() }, FlowPath::default()];
+        let two = Arc::new(Ways { paths, ..Ways::default() });
+        assert_eq!(dscps(two.of_class(Some(0))), [Some(8), Some(0)], "the operator's comes first");
+    }
     use crate::transports::PortRange;
 
     #[test]
