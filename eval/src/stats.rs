@@ -12,6 +12,12 @@ impl Latencies {
         self.0.push(latency);
     }
 
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
     /// All of them together.
     #[must_use]
     pub fn total(&self) -> Duration {

@@ -1,5 +1,6 @@
 //! What tests across crates share: a service of one's own, and ranks that talk to it.
 
+pub mod attacker;
 pub mod cluster;
 pub mod hosts;
 pub mod sim;

@@ -151,6 +151,20 @@ pub struct Overseer {
 }
 
 impl Overseer {
+    /// All engines, and for which tenants they have worked how long.
+    #[must_use]
+    pub fn engines(&self) -> Vec<EngineInfo> {
+        let tenants = self.registry.tenants();
+        let name =
+            |number| tenants.iter().find(|tenant| tenant.share.tenant == number).map(|tenant| tenant.name.clone());
+        let mut engines = self.runtimes.engines();
+        for engine in &mut engines {
+            let named = engine.work_ns.iter().filter_map(|(number, ns)| Some((name(*number)?, ns / 1_000_000)));
+            engine.tenants = named.collect();
+        }
+        engines
+    }
+
     /// How things are.
     #[must_use]
     pub fn look(&self) -> Overview {
@@ -208,7 +222,7 @@ impl Overseer {
                 error_ns,
             }),
             runtimes: self.runtimes.runtimes(),
-            engines: self.runtimes.engines(),
+            engines: self.engines(),
             lines_suppressed: lines_suppressed(),
             refused: refused(registry),
             omitted,

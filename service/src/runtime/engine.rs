@@ -1,9 +1,10 @@
 //! The [`Engine`] trait: a state machine that a runtime polls.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Instant;
 
-use super::Share;
+use super::{Account, Share};
 
 /// What a poll found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +56,11 @@ pub trait Engine: Send {
     /// The tenant that the engine works for alone, if it does: a tenant's engines together have a bounded part of each round of
     /// their runtime. The same for the engine's whole life.
     fn share(&self) -> Option<Share> {
+        None
+    }
+
+    /// Work that it has done for each tenant, where it works for several; asked once.
+    fn account(&self) -> Option<Arc<Account>> {
         None
     }
 

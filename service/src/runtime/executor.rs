@@ -44,6 +44,8 @@ const EVENTS_EVERY: Duration = Duration::from_micros(50);
 const EVENTS_EVERY_SLOW: Duration = Duration::from_micros(200);
 /// Rounds for which one look at a slow clock is good: a short operation takes no more.
 const ROUNDS_A_SLOW_LOOK: u32 = 4;
+/// One round in so many is timed, and stands for all of them.
+const TIMED_ROUNDS: u64 = 16;
 /// Times in a round that engines are polled which others have woken in it.
 const CHAIN_MAX: u32 = 4;
 /// A clock is slow that takes as long: a system call, where the machine's is none that programs can read themselves.
@@ -267,14 +269,19 @@ impl Executor {
 
     /// Polls engines that are due in this round; returns whether one was busy.
     fn poll_due(&mut self, now: Instant) -> bool {
-        let mut any_busy = false;
+        let (mut any_busy, is_timed) = (false, self.stats.rounds.load(Ordering::Relaxed).is_multiple_of(TIMED_ROUNDS));
         while let Some((share, id, budget)) = self.awake.next() {
             let Some(slot) = self.slots.get_mut(&id) else { continue };
             let is_readable = std::mem::take(&mut slot.is_readable);
             let cx = Context { now, budget, is_readable };
+            let began = is_timed.then(Instant::now);
             let keep_awake = match slot.engine.poll(&cx) {
                 Progress::Busy => {
                     any_busy = true;
+                    if let Some(began) = began {
+                        let stands_for_ns = began.elapsed().as_nanos() as u64 * TIMED_ROUNDS;
+                        slot.state.busy_ns.fetch_add(stands_for_ns, Ordering::Relaxed);
+                    }
                     slot.awake_since = Some(now);
                     true
                 }

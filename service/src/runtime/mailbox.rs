@@ -1,6 +1,6 @@
 //! Wake-ups and bounded mailboxes between engines.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use crossbeam::queue::ArrayQueue;
@@ -23,6 +23,8 @@ pub(super) struct EngineState {
     pub(super) runtime: AtomicU32,
     /// Set from a wake-up until the next poll: an engine stands in a ready queue at most once.
     pub(super) notified: AtomicBool,
+    /// Time that its polls have taken in which it had work, about.
+    pub(super) busy_ns: AtomicU64,
 }
 
 /// The part of a runtime that others can see.

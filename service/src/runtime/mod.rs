@@ -13,6 +13,7 @@
 //!
 //! Deliberately absent: work stealing (the operator places engines), async/await (an engine's state is visible).
 
+mod account;
 mod awake;
 mod engine;
 mod executor;
@@ -21,8 +22,9 @@ mod mailbox;
 mod runtimes;
 mod turns;
 
+pub use account::Account;
 pub use engine::{Context, Engine, Progress};
 pub use lanes::{LaneOpener, LaneReceiver, LaneSender, Lanes};
 pub use mailbox::{Mailbox, Sender, Waker, WakerSlot};
-pub use runtimes::{EngineId, EngineInfo, RuntimeError, RuntimeInfo, RuntimeOptions, Runtimes};
+pub use runtimes::{EngineId, EngineInfo, RuntimeError, RuntimeInfo, RuntimeOptions, Runtimes, work_by_tenant};
 pub use turns::{Share, Turns, work_ns};

@@ -2,7 +2,7 @@
 //! runtimes' threads (`executor.rs`) are told by orders.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use std::time::Duration;
 use crossbeam::queue::ArrayQueue;
 use mccs_ipc::sync::Doorbell;
 
-use super::Engine;
 use super::executor::{Adopted, Executor, Order, RuntimeStats};
 use super::mailbox::{ENGINES_MAX, EngineState, NO_RUNTIME, RUNTIMES_MAX, RuntimeState, RuntimeTable, Waker};
+use super::{Account, Engine, Share};
 
 /// Number of an engine, for the life of the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
@@ -44,6 +44,28 @@ pub struct EngineInfo {
     pub name: String,
     /// The runtime it is on.
     pub runtime: u32,
+    /// Milliseconds for which it had work, about: one round in some is timed.
+    #[serde(default)]
+    pub busy_ms: u64,
+    /// Milliseconds of work for each tenant, by name, where it works for tenants; about, by kind and bytes of the work.
+    #[serde(default)]
+    pub tenants: BTreeMap<String, u64>,
+    /// The same by number, in nanoseconds: whoever knows the names fills `tenants`.
+    #[serde(skip)]
+    pub work_ns: Vec<(u32, u64)>,
+}
+
+/// Milliseconds of work by engine and tenant. Engines that work for one tenant alone are its `sessions`.
+pub fn work_by_tenant(engines: &[EngineInfo]) -> BTreeMap<(&str, &str), u64> {
+    const SESSION: &str = "daemon session";
+    let mut work = BTreeMap::new();
+    for engine in engines {
+        let name = if engine.name.starts_with(SESSION) { "sessions" } else { engine.name.as_str() };
+        for (tenant, ms) in &engine.tenants {
+            *work.entry((name, tenant.as_str())).or_default() += ms;
+        }
+    }
+    work
 }
 
 /// What the operator sees of a runtime.
@@ -87,6 +109,19 @@ struct RuntimeHandle {
 struct EngineRecord {
     name: String,
     state: Arc<EngineState>,
+    share: Option<Share>,
+    account: Option<Arc<Account>>,
+}
+
+impl EngineRecord {
+    fn info(&self, id: EngineId) -> Option<EngineInfo> {
+        let runtime = self.state.runtime.load(Ordering::Acquire);
+        let busy_ns = self.state.busy_ns.load(Ordering::Relaxed);
+        let own = self.share.map(|share| (share.tenant, busy_ns));
+        let work_ns = self.account.as_ref().map_or_else(|| own.into_iter().collect(), |account| account.read());
+        let (name, busy_ms, tenants) = (self.name.clone(), busy_ns / 1_000_000, BTreeMap::new());
+        (runtime != NO_RUNTIME).then_some(EngineInfo { id, name, runtime, busy_ms, tenants, work_ns })
+    }
 }
 
 #[derive(Default)]
@@ -182,9 +217,15 @@ impl Runtimes {
         }
         let id = EngineId(tables.next_engine);
         tables.next_engine += 1;
-        let state = Arc::new(EngineState { id, runtime: AtomicU32::new(runtime), notified: AtomicBool::new(false) });
+        let state = Arc::new(EngineState {
+            id,
+            runtime: AtomicU32::new(runtime),
+            notified: AtomicBool::new(false),
+            busy_ns: AtomicU64::new(0),
+        });
         let engine = make(Waker { engine: Arc::clone(&state), table: Arc::clone(&self.table) });
-        tables.engines.insert(id, EngineRecord { name: engine.name(), state: Arc::clone(&state) });
+        let (name, share, account) = (engine.name(), engine.share(), engine.account());
+        tables.engines.insert(id, EngineRecord { name, state: Arc::clone(&state), share, account });
         self.order(runtime, Order::Adopt(Adopted { engine, state }))?;
         Ok(id)
     }
@@ -217,11 +258,7 @@ impl Runtimes {
     /// All engines, by number.
     #[must_use]
     pub fn engines(&self) -> Vec<EngineInfo> {
-        let live = |(id, record): (&EngineId, &EngineRecord)| {
-            let runtime = record.state.runtime.load(Ordering::Acquire);
-            (runtime != NO_RUNTIME).then(|| EngineInfo { id: *id, name: record.name.clone(), runtime })
-        };
-        self.tables().engines.iter().filter_map(live).collect()
+        self.tables().engines.iter().filter_map(|(id, record)| record.info(*id)).collect()
     }
 
     /// All runtimes, by number.

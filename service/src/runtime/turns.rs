@@ -12,6 +12,10 @@
 //! away meanwhile. A tenant that is alone pays nothing.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::Account;
 
 /// Work of a turn for each unit of weight: a few short operations. Longer turns would be felt as delay, shorter ones
 /// would spend the time on switching.
@@ -47,7 +51,7 @@ struct Party<Q> {
     /// Work that it may still do in this turn; what it owes, if negative.
     credit_ns: i64,
     is_in_ring: bool,
-    done_ns: u64,
+    done_ns: Arc<AtomicU64>,
     queue: Q,
 }
 
@@ -57,11 +61,12 @@ pub struct Turns<Q> {
     parties: Vec<Party<Q>>,
     /// Tenants with work, as places in `parties`; the first has its turn.
     ring: VecDeque<usize>,
+    account: Arc<Account>,
 }
 
 impl<Q> Default for Turns<Q> {
     fn default() -> Self {
-        Turns { parties: Vec::new(), ring: VecDeque::new() }
+        Turns { parties: Vec::new(), ring: VecDeque::new(), account: Arc::default() }
     }
 }
 
@@ -86,8 +91,8 @@ impl<Q: Default> Turns<Q> {
             Err(at) => {
                 // Places behind it move by one.
                 self.ring.iter_mut().filter(|place| **place >= at).for_each(|place| *place += 1);
-                let (queue, credit_ns) = (Q::default(), 0);
-                self.parties.insert(at, Party { share, credit_ns, is_in_ring: false, done_ns: 0, queue });
+                let (queue, credit_ns, done_ns) = (Q::default(), 0, self.account.open(share.tenant));
+                self.parties.insert(at, Party { share, credit_ns, is_in_ring: false, done_ns, queue });
                 at
             }
         }
@@ -118,7 +123,8 @@ impl<Q> Turns<Q> {
     pub fn spend(&mut self, ns: u64) {
         if let Some(party) = self.ring.front().and_then(|at| self.parties.get_mut(*at)) {
             party.credit_ns = party.credit_ns.saturating_sub_unsigned(ns);
-            party.done_ns = party.done_ns.saturating_add(ns);
+            // Nobody else writes it.
+            party.done_ns.store(party.done_ns.load(Ordering::Relaxed).wrapping_add(ns), Ordering::Relaxed);
         }
     }
 
@@ -145,9 +151,10 @@ impl<Q> Turns<Q> {
         self.parties.iter().map(|party| &party.queue)
     }
 
-    /// Work that each tenant has done here, in nanoseconds.
-    pub fn done(&self) -> impl Iterator<Item = (Share, u64)> {
-        self.parties.iter().map(|party| (party.share, party.done_ns))
+    /// Work that has been done for each tenant.
+    #[must_use]
+    pub fn account(&self) -> Arc<Account> {
+        Arc::clone(&self.account)
     }
 }
 
@@ -202,7 +209,8 @@ mod tests {
         fill(&mut turns, share(3, 3), 100_000, 700);
         fill(&mut turns, share(5, 1), 100_000, 5_000);
         serve(&mut turns, 100_000);
-        let done: Vec<_> = turns.done().map(|(share, ns)| (share.tenant, ns as f64)).collect();
+        let mut done: Vec<_> = turns.account().read().into_iter().map(|(tenant, ns)| (tenant, ns as f64)).collect();
+        done.sort_by_key(|(tenant, _)| *tenant);
         let total: f64 = done.iter().map(|(_, ns)| ns).sum();
         for ((tenant, ns), part) in done.into_iter().zip([0.6, 0.2, 0.2]) {
             assert!((ns / total - part).abs() < 0.01, "tenant {tenant} had {ns} of {total}");

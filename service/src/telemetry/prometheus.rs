@@ -9,6 +9,7 @@ use std::fmt::{Display, Write as _};
 
 use crate::control::overview::{Overview, TenantView};
 use crate::control::{CommView, RankView};
+use crate::runtime::work_by_tenant;
 use crate::telemetry::flows::PathView;
 use crate::telemetry::histogram::{BUCKETS, HistogramView, bound_seconds};
 use crate::telemetry::placed::Allotment;
@@ -246,6 +247,14 @@ fn service(text: &mut Text, overview: &Overview) {
     for runtime in &overview.runtimes {
         let here = overview.engines.iter().filter(|engine| engine.runtime == runtime.index);
         family.sample(&[("runtime", &runtime.name)], here.count());
+    }
+    let mut family = text.family(
+        "mccs_engine_work_seconds_total",
+        Kind::Counter,
+        "Work that engines have done for each tenant, about; its sessions' engines together are one.",
+    );
+    for ((engine, tenant), ms) in work_by_tenant(&overview.engines) {
+        family.sample(&[("engine", &engine), ("tenant", &tenant)], seconds(ms * 1_000_000));
     }
     text.family(
         "mccs_log_lines_suppressed_total",

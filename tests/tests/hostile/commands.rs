@@ -74,7 +74,7 @@ fn a_group_that_never_ends_ends_the_session() {
             command.ticket = ticket;
             raw.push(&command);
         }
-        assert!(raw.fenced().contains("a group has over 64 operations"));
+        assert!(raw.fenced().contains("at most 64 operations in a group"));
     });
 }
 

@@ -41,9 +41,11 @@ pub fn attack(attack: impl FnOnce(&TestService)) {
                 }
             });
         });
-        attack(&service);
+        // Also when the attack fails: the honest tenant would go on for ever.
+        let attacked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| attack(&service)));
         stop.store(true, Ordering::Relaxed);
         honest.join().expect("the honest tenant");
+        attacked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
     // A new session of the attacked tenant works: its quotas are free again.
     Raw::connect(&service);

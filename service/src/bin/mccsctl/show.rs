@@ -2,7 +2,7 @@
 
 use mccs_service::control::{CommView, GpuView, HostView, SessionView};
 use mccs_service::devices::cuda::GpuStrategy;
-use mccs_service::runtime::{EngineInfo, RuntimeInfo};
+use mccs_service::runtime::{EngineInfo, RuntimeInfo, work_by_tenant};
 use mccs_service::telemetry::failed::FailedView;
 use mccs_service::telemetry::late::LateView;
 
@@ -165,4 +165,21 @@ pub fn engines(runtimes: &[RuntimeInfo], engines: &[EngineInfo]) {
             names.join(", ")
         );
     }
+    say!();
+    engine_work(engines);
+}
+
+/// Which tenants have had how much of each engine.
+fn engine_work(engines: &[EngineInfo]) {
+    let work = work_by_tenant(engines);
+    if work.is_empty() {
+        return;
+    }
+    say!("{:<20} {:<16} {:>12} {:>7}", "engine", "tenant", "work s", "part");
+    for ((engine, tenant), ms) in &work {
+        let all: u64 = work.iter().filter(|((of, _), _)| of == engine).map(|(_, ms)| ms).sum();
+        let part = format!("{:.0}%", 100.0 * *ms as f64 / all.max(1) as f64);
+        say!("{engine:<20} {tenant:<16} {:>12.3} {part:>7}", *ms as f64 / 1e3);
+    }
+    say!();
 }

@@ -64,7 +64,7 @@ use crate::devices::Device;
 use crate::exchange::protocol::Request;
 use crate::handles::HandleTable;
 use crate::plans::ScheduleCache;
-use crate::runtime::{Context, Engine, Lanes, Mailbox, Progress, Turns};
+use crate::runtime::{Account, Context, Engine, Lanes, Mailbox, Progress, Turns};
 use crate::session::SessionId;
 use crate::telemetry::late::LateTold;
 use crate::telemetry::recorder::Recorder;
@@ -89,6 +89,8 @@ enum Event {
     Advance { session: SessionId, stream: u32 },
     /// A communicator may have a collective to start.
     Ready { comm: Handle },
+    /// A session has ended.
+    Close { session: SessionId },
 }
 
 /// How long ranks wait for each other.
@@ -443,6 +445,10 @@ fn name(device: &dyn Device) -> String {
 impl Engine for ProxyEngine {
     fn name(&self) -> String {
         name(self.device.as_ref())
+    }
+
+    fn account(&self) -> Option<Arc<Account>> {
+        Some(self.turns.account())
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {

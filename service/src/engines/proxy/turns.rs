@@ -6,8 +6,9 @@ use std::time::Instant;
 use mccs_ipc::types::Handle;
 
 use super::operation::ProxyMessage;
-use super::{Event, ProxyEngine};
+use super::{Event, PROXY_LANE_MAX, ProxyEngine};
 use crate::runtime::{Context, LaneReceiver};
+use crate::session::SessionId;
 
 /// What a message or an event takes, besides what it runs at once.
 pub(super) const ITEM_NS: u64 = 300;
@@ -20,6 +21,8 @@ pub(super) struct TenantWork {
     /// First: they are what earlier messages led to.
     events: VecDeque<Event>,
     lane: Option<LaneReceiver<ProxyMessage>>,
+    /// What comes behind so many of the lane's messages, or behind its last one.
+    behind: VecDeque<(usize, Event)>,
 }
 
 impl TenantWork {
@@ -27,9 +30,21 @@ impl TenantWork {
         self.events.push_back(event);
     }
 
+    /// Behind all messages that are in the lane now.
+    fn push_behind(&mut self, event: Event) {
+        self.behind.push_back((PROXY_LANE_MAX, event));
+    }
+
     fn pop(&mut self) -> Option<Item> {
-        let message = || self.lane.as_ref().and_then(LaneReceiver::pop).map(Item::Message);
-        self.events.pop_front().map(Item::Event).or_else(message)
+        if let Some(event) = self.events.pop_front() {
+            return Some(Item::Event(event));
+        }
+        let is_due = self.behind.front().is_some_and(|(left, _)| *left == 0);
+        if let Some(message) = self.lane.as_ref().filter(|_| !is_due).and_then(LaneReceiver::pop) {
+            self.behind.iter_mut().for_each(|(left, _)| *left = left.saturating_sub(1));
+            return Some(Item::Message(message));
+        }
+        self.behind.pop_front().map(|(_, event)| Item::Event(event))
     }
 }
 
@@ -46,7 +61,10 @@ impl ProxyEngine {
         let (mut handled, mut spent_ns) = (0, 0);
         while handled < cx.budget && spent_ns < POLL_NS {
             if let Some(message) = self.mailbox.pop() {
-                self.handle(message, cx.now);
+                match message {
+                    ProxyMessage::SessionClosed { session } => self.close_behind(session),
+                    message => self.handle(message, cx.now),
+                }
                 // Not the next tenant's.
                 self.unpaid_ns = 0;
             } else if let Some(item) = self.next_item() {
@@ -79,7 +97,20 @@ impl ProxyEngine {
         match item {
             Item::Event(Event::Advance { session, stream }) => self.advance(session, stream, now),
             Item::Event(Event::Ready { comm }) => self.start_collective(comm, now),
+            Item::Event(Event::Close { session }) => self.close_session(session),
             Item::Message(message) => self.handle(message, now),
+        }
+    }
+
+    /// Another proxy engine tells of a session's end: that comes behind what the session has sent here itself.
+    fn close_behind(&mut self, session: SessionId) {
+        let stream = self.streams.get(&session).and_then(|streams| streams.iter().flatten().next());
+        let member =
+            || self.comms.iter().find_map(|(_, live)| live.members.iter().find(|one| one.session.id == session));
+        let known = stream.map(|stream| &stream.session).or_else(|| member().map(|member| &member.session));
+        match known.map(|session| session.tenant.share) {
+            Some(share) => self.turns.enter(share).push_behind(Event::Close { session }),
+            None => self.close_session(session),
         }
     }
 
@@ -98,9 +129,7 @@ mod tests {
 
     use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
 
-    use super::super::{
-        Action, JoinRequest, Operand, Operation, PROXY_LANE_MAX, ProxyReply, RoundState, Scalar, Timeouts,
-    };
+    use super::super::{Action, JoinRequest, Operand, Operation, ProxyReply, RoundState, Scalar, Timeouts};
     use super::*;
     use crate::collective::{Choice, CostModel, Schedule, Strategy};
     use crate::devices::{Device, FarPair, Launched, Network, Tag};
@@ -274,6 +303,19 @@ mod tests {
             bed.poll();
         }
         assert!(flood.ended() < first + 8);
+    }
+
+    #[test]
+    fn the_end_of_a_session_that_another_engine_tells_of_comes_behind_what_the_session_has_sent() {
+        let mut bed = Bed::new();
+        let mut rank = bed.join(1, 1);
+        for _ in 0..10 {
+            assert!(rank.call(8));
+        }
+        let session = rank.session.id;
+        assert!(bed.proxy.send(ProxyMessage::SessionClosed { session }).is_ok());
+        (0..10).for_each(|_| bed.poll());
+        assert_eq!((rank.ended(), bed.engine.held()), (10, 0));
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub use self::channel::{Activity, ChannelFault, ChannelJob, ChannelWork, FlowWai
 use self::links::{Links, LinksId, NextEpoch, PaceHere, Peers, Ways};
 pub use self::pool::{MakeLinks, PoolError, TransportPool};
 use crate::engines::proxy::ProxyMessage;
-use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, Share, Turns, WakerSlot};
+use crate::runtime::{Account, Context, Engine, Mailbox, Progress, Sender, Share, Turns, WakerSlot};
 use crate::telemetry::recorder::{Record, Recorder, job_number};
 use crate::transports::TransportError;
 
@@ -378,6 +378,10 @@ impl TransportEngine {
 impl Engine for TransportEngine {
     fn name(&self) -> String {
         format!("transport {}", self.number)
+    }
+
+    fn account(&self) -> Option<Arc<Account>> {
+        Some(self.jobs.account())
     }
 
     /// Runs at most one piece of shared work, and a step of each channel.
