@@ -42,6 +42,8 @@ const SPIN_WITH_MANY_CORES: Duration = Duration::from_millis(1);
 
 /// The thread that gives back what GPUs' memory and streams were for.
 type Freeing = JoinHandle<()>;
+/// What sessions, and what operators and other engines send to; and that thread.
+type StartedGpus = (GpuProxy, Sender<ProxyMessage>, Freeing);
 
 /// A running service. Ends when dropped: sockets are removed, sessions closed, threads joined.
 pub struct Service {
@@ -211,7 +213,7 @@ fn start_gpus(
     settings: &Settings,
     runtime: u32,
     registry: &Arc<Registry>,
-) -> anyhow::Result<Result<(GpuProxy, Sender<ProxyMessage>, Freeing), Arc<str>>> {
+) -> anyhow::Result<Result<StartedGpus, Arc<str>>> {
     let found = match settings.cuda {
         CudaUse::Off => return Ok(Err("the operator has switched them off".into())),
         CudaUse::Auto | CudaUse::Required => Gpus::find(&settings.cuda_gpus),

@@ -272,8 +272,8 @@ impl Rank {
             }
             let is_over = u32::from(self.comm.rank() == 0 && began.elapsed() >= time);
             // SAFETY: every call is waited for.
-            unsafe { self.memory.as_mut_slice() }
-            [..8].copy_from_slice(&[is_over.to_le_bytes(), [0; 4]].concat());
+            let memory = unsafe { self.memory.as_mut_slice() };
+            memory[..8].copy_from_slice(&[is_over.to_le_bytes(), [0; 4]].concat());
             self.call(8)?;
             // SAFETY: as above.
             if unsafe { self.memory.as_slice() }[64] != 0 {

@@ -48,7 +48,6 @@ impl TenantWork {
     }
 }
 
-#[expect(clippy::large_enum_variant, reason = "it lives from one queue to its handler")]
 enum Item {
     Event(Event),
     Message(ProxyMessage),
