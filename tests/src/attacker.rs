@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytemuck::Zeroable as _;
 use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, Opcode};
 use mccs_ipc::handshake::{Socket, connect};
-use mccs_ipc::protocol::{Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout};
+use mccs_ipc::protocol::{JoinOptions, Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout};
 use mccs_ipc::queue::{Producer, Push};
 use mccs_ipc::shm::{Mapping, make_whole};
 use mccs_ipc::sync::Doorbell;
@@ -127,7 +127,8 @@ impl Session {
                 let rank = decide(u64::from(nranks.clamp(1, 4)) + 1) as u32;
                 let root_address = if decide(16) == 0 { "h".to_owned() } else { String::new() };
                 let id = UniqueId([decide(IDS) as u8; 16]);
-                Request::InitRank { id, rank, nranks, gpu: None, root_address, by_engines: decide(2) == 1 }
+                let (by_engines, options) = (decide(2) == 1, JoinOptions::default());
+                Request::InitRank { id, rank, nranks, gpu: None, root_address, by_engines, options }
             }
             9 => Request::DestroyComm { comm },
             10 => Request::AbortComm { comm, cuda_error: (decide(2) == 1).then_some(700) },
