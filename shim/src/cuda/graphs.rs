@@ -38,9 +38,8 @@ pub(super) struct GraphOrder {
 struct Captured {
     id: u64,
     has_gone: Arc<AtomicBool>,
-    /// The last operation's nodes, and the stream that it was captured in, by its id.
+    /// The last operation's nodes.
     tail: Vec<GraphNode>,
-    stream: u64,
     /// The node that records, behind `tail`; none before the first operation is captured.
     record: Option<GraphNode>,
 }
@@ -68,9 +67,10 @@ impl GraphOrder {
         }
         // SAFETY: the caller's contract; the event is kept as long as graphs live.
         unsafe {
-            let id = stream.id().map_err(cuda_error)?;
             if let Some(known) = self.captures.iter().rfind(|known| known.id == capture.id) {
-                if known.stream != id {
+                // By nodes: the driver tells no id of a stream that is captured, and pointers of streams come again.
+                let tail = stream.captured_tail().map_err(cuda_error)?;
+                if !known.tail.iter().all(|node| tail.contains(node)) {
                     stream.wait_for_nodes(&known.tail).map_err(cuda_error)?;
                 }
                 return Ok(Arc::clone(&known.has_gone));
@@ -79,7 +79,7 @@ impl GraphOrder {
             let has_gone = self.living.add(capture)?;
             stream.wait_in_graph(&self.last).map_err(cuda_error)?;
             let tail = stream.captured_tail().map_err(cuda_error)?;
-            let captured = Captured { id: capture.id, has_gone: Arc::clone(&has_gone), tail, stream: id, record: None };
+            let captured = Captured { id: capture.id, has_gone: Arc::clone(&has_gone), tail, record: None };
             self.captures.push(captured);
             Ok(has_gone)
         }
@@ -94,14 +94,14 @@ impl GraphOrder {
         let Some(known) = known.filter(|_| capture.is_valid()) else { return Ok(()) };
         // SAFETY: the caller's contract; the event is kept as long as graphs live.
         unsafe {
-            let (tail, id) = (stream.captured_tail().map_err(cuda_error)?, stream.id().map_err(cuda_error)?);
+            let tail = stream.captured_tail().map_err(cuda_error)?;
             let is_moved = known.record.is_some_and(|record| capture.move_behind(record, &known.tail, &tail).is_ok());
             if !is_moved {
                 // A driver that refuses to change edges gets one node more, behind the one before.
                 let behind: Vec<_> = tail.iter().copied().chain(known.record).collect();
                 known.record = Some(capture.record(&self.last, &behind).map_err(cuda_error)?);
             }
-            (known.tail, known.stream) = (tail, id);
+            known.tail = tail;
         }
         Ok(())
     }

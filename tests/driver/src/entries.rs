@@ -380,7 +380,14 @@ entries! {
     fn cuStreamGetPriority(stream: usize, priority: Out<c_int>) {
         priority.set(stream::find(stream)?.priority)
     }
-    fn cuStreamGetId(stream: usize, id: Out<u64>) { id.set(stream::find(stream)?.id) }
+    fn cuStreamGetId(stream: usize, id: Out<u64>) {
+        let stream = stream::find(stream)?;
+        // As the driver (580): it tells no id of a stream that is captured.
+        if stream.taking().is_some() {
+            return Err(CAPTURE_UNSUPPORTED);
+        }
+        id.set(stream.id)
+    }
 
     fn cuThreadExchangeStreamCaptureMode(mode: Out<c_uint>) { mode.set(capture::exchange_mode(mode.get()?)?) }
     fn cuStreamIsCapturing(stream: usize, status: Out<c_uint>) {
