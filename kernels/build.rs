@@ -117,7 +117,7 @@ fn compile(nvcc: &Path, source: &str, image: &Path) -> Result<(), String> {
     Err(lines.trim().replace('\n', "; "))
 }
 
-/// Where the image of these sources by this compiler with these arguments is kept, or is to be.
+/// Where, in the target folder, the image of these sources by this compiler with these arguments is kept.
 fn kept(nvcc: &Path, source: &str, arguments: &[String]) -> io::Result<PathBuf> {
     let mut key = DefaultHasher::new();
     (Command::new(nvcc).arg("--version").output()?.stdout, arguments).hash(&mut key);
@@ -127,20 +127,10 @@ fn kept(nvcc: &Path, source: &str, arguments: &[String]) -> io::Result<PathBuf> 
     for file in files {
         (&file, fs::read(&file)?).hash(&mut key);
     }
-    let name = Path::new(source).file_stem().unwrap_or_default().display();
-    let name = format!("{name}-{:016x}.fatbin", key.finish());
-    let folders = image_folders();
-    let known = folders.iter().map(|folder| folder.join(&name)).find(|image| image.is_file());
-    let writable = || folders.iter().find(|folder| fs::create_dir_all(folder).is_ok()).map(|folder| folder.join(&name));
-    known.or_else(writable).ok_or_else(|| io::Error::other("neither the cache nor the target folder can be written to"))
-}
-
-/// Folders for images: the user's cache, which working trees share, and the target folder.
-fn image_folders() -> Vec<PathBuf> {
-    let home = || env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(home).filter(|cache| cache.is_absolute());
     // target/PROFILE/build/mccs-kernels-.../out
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let target = out.ancestors().nth(4).unwrap_or(&out).join("gpu-images");
-    cache.map(|cache| cache.join("mccs/gpu-images")).into_iter().chain([target]).collect()
+    let folder = out.ancestors().nth(4).unwrap_or(&out).join("gpu-images");
+    fs::create_dir_all(&folder)?;
+    let name = Path::new(source).file_stem().unwrap_or_default().display();
+    Ok(folder.join(format!("{name}-{:016x}.fatbin", key.finish())))
 }
