@@ -382,10 +382,7 @@ entries! {
     }
     fn cuStreamGetId(stream: usize, id: Out<u64>) {
         let stream = stream::find(stream)?;
-        // As the driver (580): it tells no id of a stream that is captured.
-        if stream.taking().is_some() {
-            return Err(CAPTURE_UNSUPPORTED);
-        }
+        stream.refuse_captured()?;
         id.set(stream.id)
     }
 
@@ -436,6 +433,7 @@ entries! {
             return Err(NOT_SUPPORTED);
         }
         device::current()?;
+        capture::forbid()?;
         executable.set(graph::instantiate(graph)?)
     }
     fn cuGraphCreate(graph: Out<usize>, flags: c_uint) {

@@ -242,7 +242,8 @@ impl Stream {
         if state.ended == state.enqueued { Ok(()) } else { Err(NOT_READY) }
     }
 
-    fn refuse_captured(&self) -> Done {
+    /// Fails, and ends the capture, where the stream is captured: the driver answers nothing of it then.
+    pub(crate) fn refuse_captured(&self) -> Done {
         self.taking().map_or(Ok(()), |taking| {
             taking.capture.invalidate();
             Err(CAPTURE_UNSUPPORTED)

@@ -270,17 +270,18 @@ fn graphs_of_one_capture_run_in_parallel() {
 fn captures_in_turn(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, together, .. }| {
         let (works, streams): ([Work; 4], [_; 2]) = (works(&context, &comm)?, streams(&context)?);
-        let mut inner = None;
-        let outer = Graph::capture(&streams[0], |outer| {
+        let (mode, mut inner) = (CaptureMode::ThreadLocal, None);
+        let outer = CapturedGraph::capture(mode, &streams[0], |outer| {
             works[0].enqueue(&comm, outer)?;
-            inner = Some(Graph::capture(&streams[1], |inner| {
+            inner = Some(CapturedGraph::capture(mode, &streams[1], |inner| {
                 works[1].enqueue(&comm, inner)?;
                 works[2].enqueue(&comm, outer)?;
                 works[3].enqueue(&comm, inner)
             })?);
             anyhow::Ok(())
         })?;
-        let mut graphs = [outer, inner.expect("captured above")];
+        // Behind both captures: the driver instantiates nothing for a thread that captures.
+        let mut graphs = [outer.instantiate()?, inner.expect("captured above").instantiate()?];
         for round in 0..ROUNDS {
             works.iter().try_for_each(|work| work.fill(round))?;
             together.wait();
