@@ -1,8 +1,13 @@
-//! Documents: links lead to what exists, and indexes name every page.
+//! Documents: links lead to what exists, indexes name every page, and lines are short enough to read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+/// Characters of a line, outside of tables, code and links.
+const LINE_CHARS: usize = 100;
+/// Folders whose tables and reports scripts write.
+const WRITTEN_BY_SCRIPTS: [&str; 1] = ["eval/results/"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -62,4 +67,17 @@ fn indexes_name_every_page() {
         let unnamed: Vec<_> = names.filter(is_page).filter(|name| !index.contains(&format!("({name})"))).collect();
         assert!(unnamed.is_empty(), "{folder}/README.md does not name {unnamed:?}");
     }
+}
+
+#[test]
+fn lines_of_documents_are_short() {
+    let mut long = Vec::new();
+    for (name, text) in documents() {
+        if WRITTEN_BY_SCRIPTS.iter().any(|folder| name.starts_with(folder)) {
+            continue;
+        }
+        let is_long = |line: &str| line.chars().count() > LINE_CHARS && !line.starts_with('|') && !line.contains("](");
+        long.extend(prose(&text).filter(|(_, line)| is_long(line)).map(|(number, _)| format!("{name}:{number}")));
+    }
+    assert!(long.is_empty(), "lines of more than {LINE_CHARS} characters:\n{}", long.join("\n"));
 }
