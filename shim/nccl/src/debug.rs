@@ -87,6 +87,13 @@ pub(crate) fn reset() {
 }
 
 fn read_variables() -> u64 {
+    // One thread reads: a second one would empty the file that the first has begun.
+    static READING: Mutex<()> = Mutex::new(());
+    let _reading = locked(&READING);
+    let enabled = ENABLED.load(Ordering::Acquire);
+    if enabled != UNREAD {
+        return enabled;
+    }
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let level = level_of(&variable("NCCL_DEBUG"));
     let enabled = (level as u64) << LEVEL_SHIFT | subsystems_of(&variable("NCCL_DEBUG_SUBSYS")) & MASK;
@@ -101,6 +108,7 @@ fn read_variables() -> u64 {
     }
     ENABLED.store(enabled, Ordering::Release);
     if let Some(reason) = failed {
+        // It takes no lock of this function's: the variables are read.
         line(Level::Warn, format_args!("{reason}"));
     }
     enabled
