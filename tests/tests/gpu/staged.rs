@@ -315,7 +315,9 @@ fn streams_go_on_when_a_rank_is_killed() {
     let pid = second.process.id();
     second.kill();
     let said = first.ends_well();
-    assert!(said.contains(&format!("(process {pid}) has gone")), "{said}");
+    // A look may find the process while it ends, before its socket is closed.
+    let reasons = [format!("(process {pid}) has gone"), format!("({pid}) is ending")];
+    assert!(reasons.iter().any(|reason| said.contains(reason)), "{said}");
     for host in [0, 1] {
         super::wait_until(|| hosts.service(host).service().registry.comms().is_empty());
     }
