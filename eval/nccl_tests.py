@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import tempfile
 
@@ -87,18 +88,29 @@ def text_of(about, places):
 
 
 def measure(options, runner, about):
-    places, out = [], pathlib.Path(options.out)
+    """Returns what failed; the other sides and places go on."""
+    places, failed, out = [], [], pathlib.Path(options.out)
     for collective in options.collectives.split(","):
         for ranks in [kind for kind in ("processes", "threads") if getattr(options, kind)]:
             times = {}
             for number in range(options.rounds):
                 for side in bench.in_turn(SIDES, number):
-                    for size, time_us in runner.run(ranks, collective, side, check=side == MCCS and number == 0).items():
+                    try:
+                        found = runner.run(ranks, collective, side, check=side == MCCS and number == 0)
+                    except (RuntimeError, subprocess.TimeoutExpired) as error:
+                        failed.append(f"{collective}, {ranks}, {side}: {error}")
+                        print(failed[-1], flush=True)
+                        continue
+                    for size, time_us in found.items():
                         times.setdefault(size, {}).setdefault(side, []).append(time_us)
-            places += [{"ranks": ranks, "operation": collective, "bytes": size, "times_us": of} for size, of in sorted(times.items())]
-            print("\n".join(f"{row[0]} {row[1]} {row[2]}: {row[6]:.2f}" for row in rows_of(places[-len(times):])), flush=True)
+            both = [(size, of) for size, of in sorted(times.items()) if MCCS in of and len(of) > 1]
+            places += [{"ranks": ranks, "operation": collective, "bytes": size, "times_us": of} for size, of in both]
+            for row in rows_of(places[len(places) - len(both):]):
+                print(f"{row[0]} {row[1]} {row[2]}: {row[6]:.2f}", flush=True)
         (out / f"{options.name}.json").write_text(bench.without_folders(json.dumps({**about, "places": places})) + "\n")
-        (out / f"{options.name}.md").write_text(text_of(about, places))
+        if places:
+            (out / f"{options.name}.md").write_text(text_of(about, places))
+    return failed
 
 
 def main():
@@ -123,7 +135,9 @@ def main():
              "nccl": version_of(options.nccl), "command": " ".join(["eval/nccl_tests.py", *sys.argv[1:]]), "rounds": options.rounds,
              "calls": options.calls, "cores": os.cpu_count()}
     with tempfile.TemporaryDirectory() as folder, services({"service": '[cuda]\nuse = "required"\n'}, folder) as sockets:
-        measure(options, Runner(options, sockets[0]), about)
+        failed = measure(options, Runner(options, sockets[0]), about)
+    if failed:
+        sys.exit("nccl_tests.py: failed:\n" + "\n".join(failed))
     print((pathlib.Path(options.out) / f"{options.name}.md").read_text())
 
 
