@@ -4,7 +4,7 @@
 //! A file is checked as a whole, against the topology that it is for and the policies that there are, before any of it is in
 //! force ([`PolicyFile::parse_for`]); what is in force stays when a file is refused.
 //!
-//! Deliberately absent: what policies do with it (`service/src/policy`), and who is which tenant (`service.toml`).
+//! Deliberately absent: what policies do with it (`service/policy/src`), and who is which tenant (`service.toml`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -8,6 +8,8 @@ use std::time::Instant;
 use anyhow::{Context, ensure};
 use mccs_config::service::TransportKind;
 use mccs_config::topology::ActualHost;
+use mccs_policy::Profile;
+use mccs_policy::random::Random;
 use mccs_service::controller::answer::{ControllerAnswer, ControllerRequest};
 use mccs_service::controller::basis::{Basis, Text};
 use mccs_service::controller::links::Links;
@@ -15,8 +17,6 @@ use mccs_service::controller::message::{AgentMessage, ControllerMessage, Order, 
 use mccs_service::controller::plan::{Wants, plan_all};
 use mccs_service::controller::state::{Controller, Output, Question};
 use mccs_service::exchange::protocol::{CommId, Name};
-use mccs_service::policy::Profile;
-use mccs_service::policy::random::Random;
 use mccs_service::telemetry::placed::{Began, Chosen, HostRanks};
 
 use crate::simulator::report::cpu_s;

@@ -6,7 +6,6 @@ mod answers;
 pub mod bootstrap;
 mod carriers;
 pub mod closer;
-pub mod collective;
 pub mod control;
 pub mod controller;
 pub mod default_quotas;
@@ -18,13 +17,16 @@ pub mod handles;
 mod lossy;
 pub mod memory;
 pub mod plans;
-pub mod policy;
 mod process_state;
-pub mod runtime;
 pub mod service;
 pub mod session;
 mod settings;
 pub mod telemetry;
 pub mod tenants;
-pub mod topology;
 pub mod transports;
+
+// Layers below, under the names by which this crate calls them.
+pub use mccs_collective as collective;
+pub use mccs_policy as policy;
+pub use mccs_policy::topology;
+pub use mccs_runtime as runtime;

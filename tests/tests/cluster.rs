@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use mccs_collective::{Algorithm, Choice};
 use mccs_ipc::types::CollectiveKind;
-use mccs_service::collective::{Algorithm, Choice};
 use mccs_service::engines::transport::pace::Pace;
 use mccs_service::exchange::protocol::{CommId, Name};
 use mccs_service::telemetry::stuck::{StuckClass, StuckReport};

@@ -2,8 +2,8 @@
 
 use anyhow::ensure;
 use clap::{Parser, ValueEnum};
+use mccs_collective::{Algorithm, Choice, CostModel, Problem, Strategy, build};
 use mccs_ipc::types::CollectiveKind;
-use mccs_service::collective::{Algorithm, Choice, CostModel, Problem, Strategy, build};
 use mccs_service::telemetry::traffic;
 
 /// Prints the bytes that each host sends to each other one in a collective, as JSON.

@@ -6,14 +6,14 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
+use mccs_collective::{CHANNELS_MAX, Choice, CostModel, Problem, RdmaHost, Strategy, build};
 use mccs_eval::planning::{Planning, Took};
 use mccs_eval::simulator::{Scenario, report};
 use mccs_ipc::types::CollectiveKind;
-use mccs_service::collective::{CHANNELS_MAX, Choice, CostModel, Problem, RdmaHost, Strategy, build};
-use mccs_service::policy::random::Random;
-use mccs_service::policy::{self, Job, Placed, Profile, Rules, TenantTerms, View};
+use mccs_policy::random::Random;
+use mccs_policy::topology::{Clos, HostId, Topology};
+use mccs_policy::{Job, Placed, Profile, Rules, TenantTerms, View};
 use mccs_service::telemetry::traffic;
-use mccs_service::topology::{Clos, HostId, Topology};
 
 #[derive(Parser)]
 #[command(name = "mccs-sim", version, about = "Simulates jobs that share a network, under the service's own policies")]
@@ -199,7 +199,7 @@ fn decide(jobs: u32, hosts: u32, out: Option<&Path>) -> anyhow::Result<()> {
         1e3 * planning.read_s
     );
     let mut policies = Vec::new();
-    for policy in policy::ALL {
+    for policy in mccs_policy::ALL {
         let mut runs_ms = [0.0; 3];
         let mut flows: usize = 0;
         for run_ms in &mut runs_ms {

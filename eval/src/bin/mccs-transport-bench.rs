@@ -19,7 +19,7 @@ use clap::Parser;
 use mccs_eval::pinning::pin;
 use mccs_eval::stats::Latencies;
 use mccs_eval::stats::median;
-use mccs_service::runtime::{Context, Progress};
+use mccs_runtime::{Context, Progress};
 use mccs_service::transports::rdma::{DeviceChoice, Driver, LIBRARY, RdmaOptions, RdmaTransport, Verbs};
 use mccs_service::transports::tcp::TcpTransport;
 use mccs_service::transports::{

@@ -2,9 +2,9 @@
 
 use mccs_config::PolicyFile;
 use mccs_config::policy::{PolicySection, TenantRule};
-use mccs_service::policy::random::Random;
-use mccs_service::policy::{CommId, Job, Placed, RingChoice, Rules, rings};
-use mccs_service::topology::{Clos, HostId, Topology, TopologyError};
+use mccs_policy::random::Random;
+use mccs_policy::topology::{Clos, HostId, Topology, TopologyError};
+use mccs_policy::{CommId, Job, Placed, RingChoice, Rules, rings};
 
 use super::engine::SimulationError;
 use super::scenario::{Arrivals, Placement, RingOrders, Scenario, SeenFlow, Variant, Work};

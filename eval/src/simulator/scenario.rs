@@ -363,7 +363,7 @@ impl Validate for Scenario {
         if let Some(refresh) = &self.refresh {
             problems.within("refresh", refresh, &REFRESH);
         }
-        let policies = mccs_service::policy::names();
+        let policies = mccs_policy::names();
         for (i, variant) in self.variants.iter().enumerate() {
             if !policies.contains(&variant.policy.as_str()) {
                 let message = format!("there is no policy {:?}; there are {}", variant.policy, policies.join(", "));

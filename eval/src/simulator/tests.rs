@@ -1,4 +1,4 @@
-use mccs_service::collective::{self, Algorithm, Choice, Problem, Strategy};
+use mccs_collective::{Algorithm, Choice, Problem, Strategy, build};
 
 use super::cluster::{Free, Wants, topology};
 use super::scenario::{Collective, Placement, Ring, Work};
@@ -245,7 +245,7 @@ fn bytes_are_those_of_the_services_schedules() {
             let elements = if collective == Collective::AllReduce { count } else { count / 7 };
             let strategy = Strategy::initial(Choice::Pinned(algorithm), 7, 2, &hosts);
             let problem = Problem { kind, nranks: 7, root: 0, count: elements, premultiply: false };
-            let counts = collective::build(&problem, algorithm, &strategy).expect("has a form").counts_between(&hosts);
+            let counts = build(&problem, algorithm, &strategy).expect("has a form").counts_between(&hosts);
             let work = Work {
                 channels: 2,
                 collective,

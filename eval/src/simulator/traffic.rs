@@ -1,8 +1,8 @@
 //! What a collective puts on flows, and where a hash puts a flow.
 
-use mccs_service::policy::random::mix;
-use mccs_service::policy::{CommId, Flow, Way};
-use mccs_service::topology::Topology;
+use mccs_policy::random::mix;
+use mccs_policy::topology::Topology;
+use mccs_policy::{CommId, Flow, Way};
 
 use super::cluster::Hashed;
 use super::scenario::{Collective, Ring, Work};

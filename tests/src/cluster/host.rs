@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mccs_collective::{CostModel, Strategy};
 use mccs_config::service::TransportKind;
-use mccs_service::collective::{CostModel, Strategy};
+use mccs_runtime::{Context, Engine, Mailbox, Progress, Sender};
 use mccs_service::devices::host::{HostDevice, HostOptions};
 use mccs_service::engines::proxy::{Cluster as ClusterLink, ProxyEngine, ProxyMessage, Timeouts};
 use mccs_service::engines::transport::links::{Links, Ways};
 use mccs_service::engines::transport::{TransportEngine, TransportHandle};
 use mccs_service::exchange::protocol::{Event, Exchange, Name, Options as ExchangeOptions, Request};
 use mccs_service::plans::ScheduleCache;
-use mccs_service::runtime::{Context, Engine, Mailbox, Progress, Sender};
 use mccs_service::telemetry::Registry;
 use mccs_service::tenants::{Quota, Resource, Tenant};
 use mccs_service::transports::faulty::{Faults, Faulty};

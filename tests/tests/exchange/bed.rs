@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::UniqueId;
+use mccs_runtime::{Context, Engine, Mailbox, Progress, Sender};
 use mccs_service::engines::exchange::{ExchangeEngine, ExchangeError, ExchangeSettings};
 use mccs_service::exchange::keys;
 use mccs_service::exchange::limits::MAILBOX_MAX;
 use mccs_service::exchange::protocol::{CommId, CommKey, Event, Join, LinkTimes, Name, Payload, Request};
-use mccs_service::runtime::{Context, Engine, Mailbox, Progress, Sender};
 use mccs_service::telemetry::{HostInfo, Registry};
 use mccs_tests::watchdog;
 

@@ -13,10 +13,10 @@ mod rates;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
-use mccs_service::policy::random::Random;
-use mccs_service::policy::shares::Filler;
-use mccs_service::policy::{Decision, Flow, Job, Policy, Profile, Rules, View, by_name};
-use mccs_service::topology::{HostId, Topology, TopologyError};
+use mccs_policy::random::Random;
+use mccs_policy::shares::Filler;
+use mccs_policy::topology::{HostId, Topology, TopologyError};
+use mccs_policy::{Decision, Flow, Job, Policy, Profile, Rules, View, by_name};
 
 use super::cluster::{self, Coming, Free};
 use super::islands::{self, Stream};

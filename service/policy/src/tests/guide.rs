@@ -30,8 +30,8 @@ fn the_policies_of_the_guide_are_there() {
 #[test]
 fn the_policy_that_the_guide_shows_is_one_file_and_one_line() {
     let (_, shown) = include_str!("../in_turn.rs").split_once("flows, shares};\n\n").expect("behind its imports");
-    assert!(GUIDE.contains(shown.trim_end()), "the guide and service/src/policy/in_turn.rs differ");
-    let line = include_str!("../mod.rs").lines().filter(|line| line.contains("in_turn"));
+    assert!(GUIDE.contains(shown.trim_end()), "the guide and service/policy/src/in_turn.rs differ");
+    let line = include_str!("../lib.rs").lines().filter(|line| line.contains("in_turn"));
     assert_eq!(line.collect::<Vec<_>>(), ["    in_turn::InTurn,"]);
     assert!(by_name("in_turn").is_some());
 }

@@ -4,7 +4,7 @@ use super::conflict::{Use, find_conflict};
 use super::machine::{Access, Machine, check_raw};
 use super::memory::{Segment, combine};
 use super::{Fault, Violation};
-use crate::collective::schedule::{Move, RankSpan};
+use crate::schedule::{Move, RankSpan};
 
 /// Runs all moves, and leaves their results in the machine's memory.
 pub(super) fn verify(machine: &mut Machine, moves: &[Move]) -> Result<(), Violation> {

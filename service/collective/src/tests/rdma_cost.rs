@@ -2,7 +2,7 @@
 
 use mccs_ipc::types::CollectiveKind;
 
-use crate::collective::*;
+use crate::*;
 
 fn near(value: f64, by_hand: f64) {
     assert!((value / by_hand - 1.0).abs() < 0.005, "{value}, by hand {by_hand}");

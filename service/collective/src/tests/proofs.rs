@@ -4,7 +4,7 @@ use mccs_ipc::types::CollectiveKind;
 use proptest::prelude::*;
 
 use super::{algorithms, cases, fine_strategy, hosts};
-use crate::collective::{Strategy, *};
+use crate::{Strategy, *};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]

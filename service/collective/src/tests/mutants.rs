@@ -10,7 +10,7 @@ use mccs_ipc::types::CollectiveKind;
 
 use super::fine_strategy;
 use super::interpret::{Choices, wrong_rank};
-use crate::collective::*;
+use crate::*;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Mutation {

@@ -148,7 +148,7 @@ fn windows_that_the_operator_gave_stay() {
 #[test]
 fn rules_come_from_files() {
     let read =
-        |name: &str| std::fs::read_to_string(format!("{}/../config/examples/{name}", env!("CARGO_MANIFEST_DIR")));
+        |name: &str| std::fs::read_to_string(format!("{}/../../config/examples/{name}", env!("CARGO_MANIFEST_DIR")));
     let topology = mccs_config::TopologyFile::parse(&read("topology.toml").expect("there"), "t").expect("right");
     let file = mccs_config::PolicyFile::parse_for(&read("policy.toml").expect("there"), "p", &topology, &names());
     let rules = Rules::from_file(&file.expect("right"), &Topology::from_file(&topology).expect("right"));

@@ -2,7 +2,7 @@
 
 use mccs_ipc::types::CollectiveKind;
 
-use crate::collective::*;
+use crate::*;
 
 fn problem(kind: CollectiveKind, count: u64) -> Problem {
     Problem { kind, nranks: 16, root: 0, count, premultiply: false }

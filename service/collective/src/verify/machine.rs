@@ -7,7 +7,7 @@ use mccs_ipc::types::CollectiveKind;
 
 use super::Fault;
 use super::memory::{Memory, Segment, Value};
-use crate::collective::schedule::{Buffer, Problem, Schedule, Span};
+use crate::schedule::{Buffer, Problem, Schedule, Span};
 
 /// A range of real memory: where buffers alias, of the one that holds both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

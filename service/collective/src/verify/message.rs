@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use super::machine::{Access, Machine, check_raw};
 use super::memory::{Segment, combine};
 use super::{Fault, Violation};
-use crate::collective::schedule::{Channel, Program, RankSpan, Step};
+use crate::schedule::{Channel, Program, RankSpan, Step};
 
 /// A send that has been offered.
 struct Offer {

@@ -7,7 +7,7 @@ use mccs_ipc::types::CollectiveKind as Kind;
 use proptest::prelude::*;
 
 use super::{algorithms, cases};
-use crate::collective::*;
+use crate::*;
 
 /// A small generator of interleavings (splitmix64).
 pub(super) struct Choices(pub(super) u64);

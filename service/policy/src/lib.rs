@@ -15,6 +15,7 @@ pub mod flows;
 pub mod random;
 pub mod rings;
 pub mod shares;
+pub mod topology;
 mod view;
 pub mod windows;
 

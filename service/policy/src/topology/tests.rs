@@ -23,7 +23,7 @@ fn port(host: u32, nic: u16) -> Port {
 
 #[test]
 fn a_file_and_its_numbers_give_the_same_routes() {
-    let text = include_str!("../../../config/examples/topology.toml");
+    let text = include_str!("../../../../config/examples/topology.toml");
     let file = TopologyFile::parse(text, "topology.toml").expect("the example is right");
     let topology = Topology::from_file(&file).expect("checked");
     assert_eq!(topology.host_count(), 4);
@@ -44,7 +44,7 @@ fn a_file_and_its_numbers_give_the_same_routes() {
 
 #[test]
 fn rails_are_leaves_and_a_rack_is_a_set_of_them() {
-    let text = include_str!("../../../config/examples/topology-rails.toml");
+    let text = include_str!("../../../../config/examples/topology-rails.toml");
     let file = TopologyFile::parse(text, "topology.toml").expect("the example is right");
     let topology = Topology::from_file(&file).expect("checked");
     assert_eq!(topology.rack(HostId(0)), topology.rack(HostId(1)));

@@ -66,7 +66,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::collective::Buffer;
+    use crate::Buffer;
 
     proptest! {
         #[test]
