@@ -1,4 +1,5 @@
-//! The evaluation's scripts, on committed results: tables and figures are what the data beside them give. Needs Python, which `cargo test` elsewhere does not.
+//! The evaluation's scripts, on committed results: tables and figures are what the data beside them
+//! give. They need Python, which no other test does.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -70,4 +71,43 @@ fn a_figure_of_other_data_is_found() {
     std::fs::write(&data, text.replacen("\"seconds\": 3", "\"seconds\": 4", 1)).expect("a file of this test's");
     let failure = failure(script("plot.py").arg("--check").arg(folder.path())).expect("nothing is found");
     assert!(failure.contains("fabric-turns.svg") && !failure.contains("fabric-shares.svg"), "{failure}");
+}
+
+#[test]
+#[ignore = "needs Python"]
+fn headlines_are_of_their_data_and_every_file_of_data_is_on_a_page() {
+    assert_eq!(failure(script("headlines.py").arg("--check")), None);
+}
+
+#[test]
+#[ignore = "needs Python"]
+fn a_headline_of_other_data_is_found() {
+    let folder = tempfile::tempdir().expect("a folder");
+    copy_of_results(folder.path());
+    let check = || failure(Command::new("python3").arg(folder.path().join("eval/headlines.py")).arg("--check"));
+    assert_eq!(check(), None, "a copy is as the committed files");
+
+    let data = folder.path().join("eval/results/cuda-memory-2.json");
+    let text = std::fs::read_to_string(&data).expect("a committed file");
+    std::fs::write(&data, text.replacen("486", "586", 1)).expect("a file of this test's");
+    std::fs::copy(&data, data.with_file_name("unknown.json")).expect("a file of this test's");
+    let failure = check().expect("nothing is found");
+    for told in ["README.md is stale", "eval/results/README.md is stale", "has the data unknown"] {
+        assert!(failure.contains(told), "{failure}");
+    }
+}
+
+/// What `headlines.py` reads and writes, below another root.
+fn copy_of_results(root: &Path) {
+    let of = results().join("../..");
+    std::fs::create_dir_all(root.join("eval/results/experiments")).expect("a folder");
+    let mut names = vec![PathBuf::from("README.md"), "eval/headlines.py".into(), "eval/bench.py".into()];
+    for folder in ["eval/results", "eval/results/experiments"] {
+        let entries = std::fs::read_dir(of.join(folder)).expect("a folder").map(|entry| entry.expect("an entry"));
+        let files = entries.filter(|entry| entry.file_type().expect("a kind").is_file());
+        names.extend(files.map(|entry| Path::new(folder).join(entry.file_name())));
+    }
+    for name in names {
+        std::fs::copy(of.join(&name), root.join(&name)).expect("a committed file");
+    }
 }
