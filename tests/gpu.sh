@@ -248,7 +248,7 @@ slot = "1MiB"'
         lane "long operations by the ranks' kernels, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 23MiB --end 46MiB --factor 2 --dtypes float --redops sum
     done
-    serve 'lines = false'
+    serve 'll128 = false'
     for nranks in $(seq 2 "$gpus"); do
         lane "without lines, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 9001B --end 9MiB --factor 3 --dtypes float,bfloat16 --redops sum
@@ -384,7 +384,7 @@ memcheck() {
     checked_memory "packets and lines" --begin 1KiB --end 1MiB --factor 900
     lane "memory checker: sends and receives of two ranks" ranks 2 "$checker" --tool memcheck --error-exitcode 9 \
         "$MCCS_BIN/examples/cuda_all_reduce"
-    serve 'lines = false
+    serve 'll128 = false
 large_from = "0"'
     checked_memory "packets in many blocks, and chunks" --begin 900KiB --end 3MiB --factor 3
     if [ "$gpus" -gt 1 ]; then

@@ -6,7 +6,7 @@ use crate::limits;
 use crate::service::{Algorithm, FlowPath, LargeFrom, TransportKind};
 use crate::validate::{Problems, Validate};
 
-/// A change. What is absent stays as it is. Communicators whose collectives GPUs carry out have `large_from`, `lines` and `max_ctas`, all others the rest.
+/// A change. What is absent stays as it is. Communicators whose collectives GPUs carry out have `large_from`, `ll128` and `max_ctas`, all others the rest.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StrategyChange {
@@ -33,7 +33,7 @@ pub struct StrategyChange {
     pub large_from: Option<LargeFrom>,
     /// Whether GPUs' kernels store lines with their flag inside.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub lines: Option<bool>,
+    pub ll128: Option<bool>,
     /// Most thread blocks of GPUs' kernels; 0: as measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_ctas: Option<u32>,
@@ -65,13 +65,13 @@ impl StrategyChange {
     /// Whether it has what only communicators have whose collectives GPUs carry out.
     #[must_use]
     pub fn is_of_gpus(&self) -> bool {
-        self.large_from.is_some() || self.lines.is_some() || self.max_ctas.is_some()
+        self.large_from.is_some() || self.ll128.is_some() || self.max_ctas.is_some()
     }
 
     /// Whether it has what only other communicators have.
     #[must_use]
     pub fn is_of_hosts(&self) -> bool {
-        StrategyChange { large_from: None, lines: None, max_ctas: None, ..self.clone() } != StrategyChange::default()
+        StrategyChange { large_from: None, ll128: None, max_ctas: None, ..self.clone() } != StrategyChange::default()
     }
 }
 
@@ -79,7 +79,7 @@ impl Validate for StrategyChange {
     /// What can be said without knowing the communicator.
     fn validate(&self, problems: &mut Problems) {
         if self.is_of_gpus() && self.is_of_hosts() {
-            problems.add("large_from", "no communicator has this, `lines` or `max_ctas`, and anything else to change");
+            problems.add("large_from", "no communicator has this, `ll128` or `max_ctas`, and anything else to change");
         }
         if let Some(most) = self.max_ctas.as_ref().filter(|most| **most != 0) {
             problems.within("max_ctas", most, &limits::CUDA_MAX_CTAS);
@@ -122,8 +122,8 @@ mod tests {
 
     #[test]
     fn changes_of_gpus_are_read_and_written_back() {
-        let change = StrategyChange::parse("large_from = '4MiB'\nlines = false", "change.toml").unwrap();
-        assert_eq!((change.large_from, change.lines), (Some(Crossover::Pinned(Bytes::mib(4)).into()), Some(false)));
+        let change = StrategyChange::parse("large_from = '4MiB'\nll128 = false", "change.toml").unwrap();
+        assert_eq!((change.large_from, change.ll128), (Some(Crossover::Pinned(Bytes::mib(4)).into()), Some(false)));
         assert!(change.is_of_gpus() && !change.is_of_hosts() && !change.is_empty());
         let text = serde_json::to_vec(&change).unwrap();
         assert_eq!(serde_json::from_slice::<StrategyChange>(&text).unwrap(), change);
@@ -156,9 +156,9 @@ mod tests {
         assert!(refusal("[[path]]\ndevice = 1").contains("device"));
         let flow = "[[flow]]\nchannel = 0\nfrom = \"a\"\nto = \"b\"\npath = 1\n[[path]]\ndscp = 3";
         assert!(refusal(flow).contains("flow[0].path"));
-        assert!(refusal("lines = true\nchannels = 2").contains("no communicator has"));
+        assert!(refusal("ll128 = true\nchannels = 2").contains("no communicator has"));
         assert!(refusal("large_from = 'often'").contains("measured"));
-        assert!(refusal("lines = 'on'").contains("lines"));
+        assert!(refusal("ll128 = 'on'").contains("ll128"));
         assert!(StrategyChange::parse("", "change.toml").unwrap().is_empty());
     }
 }

@@ -164,15 +164,24 @@ fn explain(text: &str, file: &str, error: &toml::de::Error) -> Diagnostic {
     let message = in_our_words(error.message().trim().replace('\n', "; "), &key);
     // serde's texts for an unknown name are fixed: the wrong one first, then the known ones, each in backticks.
     let mut names = message.split('`').skip(1).step_by(2);
-    let suggestion = match names.next() {
-        Some(wrong) if message.starts_with("unknown ") => nearest(wrong, names),
-        _ => None,
-    };
-    let message = match suggestion {
-        Some(name) => format!("{message}; did you mean `{name}`?"),
-        None => message,
+    let message = match names.next() {
+        Some(wrong) if message.starts_with("unknown ") => advise(&message, wrong, names),
+        _ => message,
     };
     diagnostic(text, file, span.start, key, message)
+}
+
+/// Keys whose name is another one now, which files may still have.
+const RENAMED: &[(&str, &str)] = &[("lines", "ll128")];
+
+/// Adds to a complaint about an unknown name what to write in its place.
+fn advise<'a>(message: &str, wrong: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
+    let renamed = RENAMED.iter().find(|(old, new)| *old == wrong && known.clone().any(|name| name == *new));
+    match (renamed, nearest(wrong, known)) {
+        (Some((old, new)), _) => format!("`{old}` is called `{new}` now: rename it"),
+        (None, Some(name)) => format!("{message}; did you mean `{name}`?"),
+        (None, None) => message.to_owned(),
+    }
 }
 
 /// What serde says of types, for people who write files.

@@ -158,7 +158,7 @@ impl Gpu {
     ///
     /// # Errors
     /// [`DriverError`].
-    pub fn stores_lines_to(&self, peer: &Gpu) -> Result<bool, DriverError> {
+    pub fn stores_ll128_to(&self, peer: &Gpu) -> Result<bool, DriverError> {
         const NATIVE_ATOMIC_SUPPORTED: u32 = 3;
         if self.device == peer.device || self.capability != peer.capability || self.capability < (8, 0) {
             return Ok(false);

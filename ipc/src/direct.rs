@@ -17,7 +17,7 @@
 //! numbers from it, never an address or a length.
 
 mod cut;
-mod points;
+mod p2p;
 mod tags;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::cut::{Cut, CutError, DirectTerms, Publisher, STRATEGY_WORDS};
 use self::cut::{Head, Terms};
-pub use self::points::{PointsFault, PointsLaunched};
+pub use self::p2p::{P2pFault, P2pLaunched};
 use crate::large::{LARGE_WORDS_BYTES, LargeLayout, RankEvents, SlotKind};
 use crate::shm::{Mapping, ShmError};
 
@@ -170,7 +170,7 @@ impl DirectPage {
     }
 
     /// Where words of large operations begin.
-    pub(crate) const LARGE_OFFSET: u64 = TERMS_BYTES + DIRECT_RANKS_MAX as u64 * points::POINTS_BYTES;
+    pub(crate) const LARGE_OFFSET: u64 = TERMS_BYTES + DIRECT_RANKS_MAX as u64 * p2p::P2P_BYTES;
 
     /// Where tags begin.
     const TAGS_OFFSET: u64 = (Self::LARGE_OFFSET + LARGE_WORDS_BYTES).next_multiple_of(128);

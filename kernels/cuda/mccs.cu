@@ -1,7 +1,7 @@
 // All kernels of mccs, under the names that kernels/src/cuda looks up: one module.
-#include "include/bulk.cuh"
-#include "include/packets.cuh"
-#include "include/points.cuh"
+#include "include/simple.cuh"
+#include "include/ll.cuh"
+#include "include/p2p.cuh"
 #include "include/reduce.cuh"
 
 using namespace mccs;
@@ -10,21 +10,21 @@ using namespace mccs;
     extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ DirectArgs a) { body(a); }
 #define LOCAL(name, threads, body) \
     extern "C" __global__ void __launch_bounds__(threads, 1) name(const __grid_constant__ ReduceArgs a) { body(a); }
-#define POINTS(name, count)                                             \
-    extern "C" __global__ void __launch_bounds__(POINTS_THREADS_MAX, 1) \
-        name(const __grid_constant__ PointsArgs<count> a) { points(a.head, a.messages); }
+#define P2P(name, count)                                             \
+    extern "C" __global__ void __launch_bounds__(P2P_THREADS_MAX, 1) \
+        name(const __grid_constant__ P2pArgs<count> a) { p2p(a.head, a.messages); }
 #define DATA_TYPE(name, TYPE)                                                  \
-    DIRECT(mccs_packets_##name, PACKETS_THREADS_MAX, (packets_reduce<Packets, TYPE>)) \
-    DIRECT(mccs_lines_##name, PACKETS_THREADS_MAX, (packets_reduce<Lines, TYPE>)) \
-    DIRECT(mccs_pipeline_##name, PACKETS_THREADS_MAX, (packets_pipeline<Lines, TYPE>)) \
-    DIRECT(mccs_bulk_##name, BULK_THREADS_MAX, bulk_reduce<TYPE>)              \
+    DIRECT(mccs_ll_##name, LL_THREADS_MAX, (ll_reduce<Ll, TYPE>)) \
+    DIRECT(mccs_ll128_##name, LL_THREADS_MAX, (ll_reduce<Ll128, TYPE>)) \
+    DIRECT(mccs_pipeline_##name, LL_THREADS_MAX, (ll_pipeline<Ll128, TYPE>)) \
+    DIRECT(mccs_simple_##name, SIMPLE_THREADS_MAX, simple_reduce<TYPE>)              \
     LOCAL(mccs_reduce_##name, REDUCE_THREADS_MAX, reduce_pieces<TYPE>)
 
-DIRECT(mccs_packets_copy, PACKETS_THREADS_MAX, packets_copy<Packets>)
-DIRECT(mccs_lines_copy, PACKETS_THREADS_MAX, packets_copy<Lines>)
-DIRECT(mccs_bulk_copy, BULK_THREADS_MAX, bulk_copy)
-POINTS(mccs_points_few, MESSAGES_FEW)
-POINTS(mccs_points_many, MESSAGES_MANY)
+DIRECT(mccs_ll_copy, LL_THREADS_MAX, ll_copy<Ll>)
+DIRECT(mccs_ll128_copy, LL_THREADS_MAX, ll_copy<Ll128>)
+DIRECT(mccs_simple_copy, SIMPLE_THREADS_MAX, simple_copy)
+P2P(mccs_p2p_few, MESSAGES_FEW)
+P2P(mccs_p2p_many, MESSAGES_MANY)
 
 DATA_TYPE(int8, I8)
 DATA_TYPE(uint8, U8)

@@ -296,7 +296,7 @@ impl Settings {
             cuda_options: CudaOptions {
                 large_from: config.cuda.large_from,
                 slot_bytes: config.cuda.slot.0,
-                lines: config.cuda.lines,
+                ll128: config.cuda.ll128,
                 max_ctas: config.cuda.max_ctas,
                 is_timed: config.cuda.timing,
                 by_events: config.cuda.ordering == file::CudaOrdering::Events,

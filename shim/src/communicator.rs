@@ -235,7 +235,7 @@ impl Communicator {
     }
 
     /// Enqueues a send or a receive, in a group or not, on a stream that nobody else enqueues on. Returns its ticket.
-    pub(crate) fn submit_point(
+    pub(crate) fn submit_p2p(
         &self,
         (is_send, peer): (bool, u32),
         span: Span,
@@ -244,12 +244,12 @@ impl Communicator {
         stream: &Stream,
     ) -> Result<u64, Error> {
         let ticket = stream.shared.next_ticket();
-        let command = self.point_command((is_send, peer), span, count, dtype)?;
+        let command = self.p2p_command((is_send, peer), span, count, dtype)?;
         self.client.0.submit(&stream.shared, &self.shared, command)?;
         Ok(ticket)
     }
 
-    fn point_command(
+    fn p2p_command(
         &self,
         (is_send, peer): (bool, u32),
         span: Span,
@@ -475,7 +475,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::all_reduce`].
     pub fn send(&self, send: Span, count: u64, dtype: DataType, peer: u32, stream: &Stream) -> Result<(), Error> {
-        self.submit(stream, self.point_command((true, peer), send, count, dtype)?)
+        self.submit(stream, self.p2p_command((true, peer), send, count, dtype)?)
     }
 
     /// Receives from `peer`.
@@ -483,7 +483,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::all_reduce`].
     pub fn recv(&self, recv: Span, count: u64, dtype: DataType, peer: u32, stream: &Stream) -> Result<(), Error> {
-        self.submit(stream, self.point_command((false, peer), recv, count, dtype)?)
+        self.submit(stream, self.p2p_command((false, peer), recv, count, dtype)?)
     }
 
     /// The error that ended the communicator, if one did: on any rank.

@@ -8,7 +8,7 @@ use mccs_ipc::command::{Command, FLAG_GROUP_CONTINUES, Opcode};
 
 use crate::communicator::CommShared;
 use crate::cuda::CollectedCall;
-use crate::cuda::points::{self, Collected as CollectedPoint};
+use crate::cuda::p2p::{self, Collected as CollectedP2p};
 use crate::{Error, Stream};
 
 #[derive(Default)]
@@ -18,7 +18,7 @@ struct Group {
     /// Collectives of GPUs.
     calls: Vec<CollectedCall>,
     /// Sends and receives between GPUs.
-    points: Vec<CollectedPoint>,
+    p2p: Vec<CollectedP2p>,
 }
 
 /// An operation that waits for the end of its group.
@@ -68,11 +68,11 @@ pub fn group_estimate_us() -> Option<f64> {
             *took.entry(comm).or_default() += us;
         }
         let mut sent: BTreeMap<usize, u64> = BTreeMap::new();
-        for point in &group.points {
+        for point in &group.p2p {
             let (comm, bytes) = point.sends()?;
             *sent.entry(comm).or_default() += bytes;
         }
-        let sends = sent.values().map(|bytes| points::estimate_us(*bytes));
+        let sends = sent.values().map(|bytes| p2p::estimate_us(*bytes));
         Some(took.values().copied().chain(sends).fold(0.0, f64::max))
     };
     with_group(estimate).flatten()
@@ -95,7 +95,7 @@ pub fn group_drop() -> Result<(), Error> {
 /// and receives than may be in flight: then nothing of the group is enqueued. [`Error::ServiceGone`]. Those of collectives on GPUs:
 /// then nothing that comes after it is enqueued.
 pub fn group_end() -> Result<(), Error> {
-    let Group { operations, calls, points, .. } = close()?;
+    let Group { operations, calls, p2p, .. } = close()?;
     let mut streams: Vec<(Stream, Vec<Numbered>)> = Vec::new();
     // The service ends a session that names a communicator that is gone.
     if operations.iter().any(|operation| operation.comm.has_left()) {
@@ -130,7 +130,7 @@ pub fn group_end() -> Result<(), Error> {
         stream.client.0.submit_group(&stream.shared, &ordered)?;
     }
     calls.iter().try_for_each(CollectedCall::enqueue)?;
-    points::launch_together(points)
+    p2p::launch_together(p2p)
 }
 
 /// Whether the calling thread has a group open.
@@ -144,11 +144,11 @@ pub(crate) fn collect_call(call: CollectedCall) {
 }
 
 /// Keeps a send or receive between GPUs for the end of the group. Gives it back where there is no group.
-pub(crate) fn collect_point(point: CollectedPoint) -> Result<Result<(), Error>, CollectedPoint> {
+pub(crate) fn collect_p2p(point: CollectedP2p) -> Result<Result<(), Error>, CollectedP2p> {
     let mut alone = Some(point);
     with_group(|group| {
         if group.depth > 0 {
-            group.points.extend(alone.take());
+            group.p2p.extend(alone.take());
         }
     });
     alone.map_or(Ok(Ok(())), Err)

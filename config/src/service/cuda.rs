@@ -24,7 +24,7 @@ pub struct Cuda {
     /// Memory, of which each rank's GPU has two, that parts to be combined come into.
     pub slot: Bytes,
     /// Whether ranks' kernels store lines of 128 bytes with their flag inside, where GPUs are joined by NVLink (decision 024).
-    pub lines: bool,
+    pub ll128: bool,
     /// Those of them that are the service's, by UUID or PCI bus id as `nvidia-smi` prints them. None: all.
     pub gpus: Vec<String>,
     /// Who carries collectives out.
@@ -47,7 +47,7 @@ impl Default for Cuda {
             large_from: LargeFrom::default(),
             max_ctas: None,
             slot: Bytes::mib(192),
-            lines: true,
+            ll128: true,
             gpus: Vec::new(),
             execution: CudaExecution::default(),
             timing: true,

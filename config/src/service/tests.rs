@@ -321,3 +321,9 @@ fn gpus_are_named_as_the_vendors_tool_prints_them() {
         assert!(all.len() == 1 && all[0].key == key && all[0].message.contains(part), "{all:?}");
     }
 }
+
+#[test]
+fn a_key_that_was_renamed_names_the_new_one() {
+    only("[cuda]\nlines = true\n", 2, "cuda.lines", "`lines` is called `ll128` now: rename it");
+    only("[tcp]\nlines = true\n", 2, "tcp.lines", "unknown field `lines`");
+}

@@ -10,7 +10,7 @@ use mccs::{CollectiveKind, DataType, RedOp, UniqueId};
 use mccs_config::Bytes;
 use mccs_eval::arguments::{list, unix_time_ns};
 use mccs_eval::cuda::beside::{Bench, Beside};
-use mccs_eval::cuda::points::Pattern;
+use mccs_eval::cuda::p2p::Pattern;
 use mccs_eval::cuda::processes::run_ranks;
 use mccs_eval::cuda::rank::{Rank, Side};
 use mccs_eval::stats::median;
@@ -52,7 +52,7 @@ struct Arguments {
     redops: String,
     /// Measure groups of sends and receives instead of collectives: patterns, comma-separated (ring, one_way, uneven).
     #[arg(long)]
-    points: Option<String>,
+    p2p: Option<String>,
     /// Measure joining and leaving communicators instead.
     #[arg(long)]
     joins: bool,
@@ -172,9 +172,9 @@ fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
     if arguments.in_place {
         own.time_in_place();
     }
-    if let Some(patterns) = &arguments.points {
+    if let Some(patterns) = &arguments.p2p {
         let sizes = (arguments.begin.0, arguments.end.0, arguments.factor);
-        let lines = own.measure_points(&list(patterns, &Pattern::ALL)?, sizes, arguments.rounds)?;
+        let lines = own.measure_p2p(&list(patterns, &Pattern::ALL)?, sizes, arguments.rounds)?;
         return write_lines(arguments, &own, &lines);
     }
     if arguments.joins {
@@ -193,7 +193,7 @@ fn write_lines(arguments: &Arguments, own: &Rank, lines: &[impl Serialize]) -> a
     if let (Some(path), 0) = (&arguments.json, own.rank()) {
         let results = serde_json::json!({
             "gpu": own.gpu_name(), "nranks": own.nranks(), "nccl": own.nccl_version(),
-            "version": env!("CARGO_PKG_VERSION"), "command": std::env::args().collect::<Vec<_>>(), "lines": lines,
+            "version": env!("CARGO_PKG_VERSION"), "command": std::env::args().collect::<Vec<_>>(), "ll128": lines,
         });
         std::fs::write(path, serde_json::to_string_pretty(&results)?)?;
     }

@@ -5,7 +5,7 @@ pub mod joins;
 pub mod load;
 pub mod meeting;
 pub mod nccl;
-pub mod points;
+pub mod p2p;
 pub mod processes;
 pub mod rank;
 pub mod training;

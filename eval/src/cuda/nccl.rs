@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use libloading::{Library, Symbol};
 use mccs::{CollectiveKind, DataType};
 
-use super::points::Point;
+use super::p2p::P2pMessage;
 use crate::workload::Call;
 
 /// `ncclUniqueId`.
@@ -155,10 +155,10 @@ impl Nccl {
     ///
     /// # Errors
     /// NCCL's.
-    pub fn enqueue_points(&self, points: &[Point], stream: Stream) -> anyhow::Result<()> {
+    pub fn enqueue_p2p(&self, p2p: &[P2pMessage], stream: Stream) -> anyhow::Result<()> {
         let (library, comm, bytes) = (self.library, self.comm, DataType::U8.to_wire() as c_int);
         call!(library, b"ncclGroupStart"());
-        for point in points {
+        for point in p2p {
             let name: &[u8] = if point.is_send { b"ncclSend" } else { b"ncclRecv" };
             call!(library, name(
                 point.buffer as *mut c_void => *mut c_void, point.bytes as usize => usize, bytes => c_int,

@@ -32,12 +32,12 @@ struct DirectArgs {
     uint64_t shard_bytes;  // two shots: of a shard, a multiple of 16; one shot: 0
     uint64_t send_stride;  // one shot: from the part for one rank to the next rank's
     uint64_t recv_stride;  // one shot: from the part of one rank to the next rank's
-    uint64_t packets_offset;
-    uint64_t packet_slot_bytes;
-    uint64_t bulk_offset;
+    uint64_t ll_offset;
+    uint64_t ll_slot_bytes;
+    uint64_t simple_offset;
     uint64_t deals_offset;
-    uint64_t lines_offset;
-    uint64_t line_slot_bytes;
+    uint64_t ll128_offset;
+    uint64_t ll128_slot_bytes;
     uint64_t call;        // kind << 56 | payload bytes, for its stamp; 0: nobody asks when it runs
     uint32_t sequence;    // 0: one more than have ended on this area
     uint32_t rank;

@@ -6,7 +6,7 @@
 
 namespace mccs {
 
-// An area begins with the word that counts operations, two of points.cuh, one that counts bytes, and two more of points.cuh; then come heads,
+// An area begins with the word that counts operations, two of p2p.cuh, one that counts bytes, and two more of p2p.cuh; then come heads,
 // stamps, flags and acknowledgements.
 constexpr uint64_t PAYLOAD_OFFSET = 24;                             // a word: payload of operations that have ended, as far as they have stamps
 constexpr uint64_t DEALT_OFFSET = 128;                              // a word: operation number << 32 | chunks dealt out
@@ -44,7 +44,7 @@ __device__ inline uint64_t deal_at(const DirectArgs& a, uint32_t in, uint32_t bl
 __device__ inline uint64_t slot_offset(const DirectArgs& a, uint32_t index, uint32_t phase, uint32_t block, uint32_t step) {
     uint64_t ring = ((number_of(a) & 1) * PHASES + phase) * a.area_blocks + block;
     uint64_t slot = (ring * (a.nranks - 1) + index) * a.slots + step % a.slots;
-    return a.bulk_offset + slot * a.slot_bytes;
+    return a.simple_offset + slot * a.slot_bytes;
 }
 
 // Two shots: a rank's place among those that own a shard.

@@ -38,12 +38,12 @@ pub struct DirectArgs {
     pub(crate) shard_bytes: u64,
     pub(crate) send_stride: u64,
     pub(crate) recv_stride: u64,
-    pub(crate) packets_offset: u64,
-    pub(crate) packet_slot_bytes: u64,
-    pub(crate) bulk_offset: u64,
+    pub(crate) ll_offset: u64,
+    pub(crate) ll_slot_bytes: u64,
+    pub(crate) simple_offset: u64,
     pub(crate) deals_offset: u64,
-    pub(crate) lines_offset: u64,
-    pub(crate) line_slot_bytes: u64,
+    pub(crate) ll128_offset: u64,
+    pub(crate) ll128_slot_bytes: u64,
     /// What is told of it in its [stamp](super::Stamp); 0: it gets none.
     pub call: u64,
     /// The operation's number on the areas: from 1, without gaps, the same on all ranks. 0: one more than have ended on this

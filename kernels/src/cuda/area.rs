@@ -3,10 +3,10 @@
 //!
 //! ```text
 //! operations and groups ended, their payload | heads [parity][rank] | stamps [number % 512] | flags, acknowledgements [phase][block][rank] | deals [parity][block][step]
-//! packets [parity][peer] | lines [parity][peer] | bulk slots [parity][phase][block][peer][slot] | lanes of sends and receives (points.rs)
+//! packets [parity][peer] | lines [parity][peer] | slots of Simple [parity][phase][block][peer][slot] | lanes of sends and receives (p2p.rs)
 //! ```
 //!
-//! Lines, bulk slots and lanes each begin at a large page: memory comes there at first use ([`AreaLayout::part`]).
+//! LL128, slots of Simple and lanes each begin at a large page: memory comes there at first use ([`AreaLayout::part`]).
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use mccs_ipc::direct::AreaPart;
 use mccs_ipc::types::CollectiveKind;
 
 use super::RANKS_MAX;
-use super::points::{LANES_MAX, PointsLayout};
+use super::p2p::{LANES_MAX, P2pLayout};
 
 /// Where stamps lie, and how many: those of the last operations.
 const STAMPS_OFFSET: usize = 1024;
@@ -23,20 +23,20 @@ const STAMPS: usize = 512;
 const STAMP_BYTES: usize = 32;
 /// Where flags begin.
 const FLAGS_OFFSET: u64 = AreaLayout::COUNTED_BYTES as u64;
-/// Phases of a bulk operation, each with flags and acknowledgements.
+/// Phases of a Simple operation, each with flags and acknowledgements.
 const PHASES: u64 = 2;
 const PARITIES: u64 = 2;
 /// Steps whose chunks a block can have been told of and not come to.
 const DEALS: u64 = 32;
 const DEAL_BYTES: u64 = 8;
 /// What a warp moves at a time as lines: four of 120 bytes of data and a flag.
-pub(super) const LINES_UNIT_BYTES: u64 = 480;
-pub(super) const LINES_UNIT_WIRE_BYTES: u64 = 512;
+pub(super) const LL128_UNIT_BYTES: u64 = 480;
+pub(super) const LL128_UNIT_WIRE_BYTES: u64 = 512;
 const PAGE_BYTES: u64 = 4096;
 /// Parts of an area are whole large pages: what the driver maps.
 const PART_BYTES: u64 = 2 << 20;
-/// Packets of ranks whose kernels store lines: no strategy with lines sends more than 16 KiB at a time in packets.
-const PACKET_BYTES_WITH_LINES: u32 = 64 << 10;
+/// LL packets of ranks whose kernels store lines: no strategy with lines sends more than 16 KiB at a time in packets.
+const LL_BYTES_WITH_LL128: u32 = 64 << 10;
 
 /// The layout of a communicator's areas: the same on all ranks, for as long as the areas live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -44,16 +44,16 @@ const PACKET_BYTES_WITH_LINES: u32 = 64 << 10;
 pub struct AreaLayout {
     /// Ranks, 2 to 8.
     pub nranks: u32,
-    /// Most blocks of a bulk kernel.
+    /// Most blocks of a Simple kernel.
     pub blocks: u32,
     /// Slots in a ring from one block to its counterpart on another rank; at least 2. Some operations cut the same bytes in four or six (`launch.rs`).
     pub slots: u32,
     /// Bytes of a slot: the longest chunk. A multiple of 128.
     pub slot_bytes: u32,
     /// Most bytes that one rank sends another as packets in one operation. A multiple of 128.
-    pub packet_bytes: u32,
+    pub ll_bytes: u32,
     /// The same as lines. A multiple of 128.
-    pub line_bytes: u32,
+    pub ll128_bytes: u32,
     /// Lanes of a pair of ranks for sends and receives ([`AreaLayout::for_multiprocessors`]).
     pub lanes: u32,
 }
@@ -64,12 +64,12 @@ impl AreaLayout {
     #[must_use]
     pub fn initial(nranks: u32) -> AreaLayout {
         // What is on its way at a time is shared out among peers.
-        let (slots, slot_bytes, packet_bytes, line_bytes) = match nranks {
+        let (slots, slot_bytes, ll_bytes, ll128_bytes) = match nranks {
             ..=2 => (4, 32 << 10, 1 << 20, 8 << 20),
             3..=4 => (3, 24 << 10, 1 << 20, 4 << 20),
             _ => (3, 12 << 10, 512 << 10, 1 << 20),
         };
-        let layout = AreaLayout { nranks, blocks: 96, slots, slot_bytes, packet_bytes, line_bytes, lanes: 0 };
+        let layout = AreaLayout { nranks, blocks: 96, slots, slot_bytes, ll_bytes, ll128_bytes, lanes: 0 };
         layout.for_multiprocessors(132)
     }
 
@@ -83,19 +83,19 @@ impl AreaLayout {
 
     /// The same for ranks whose kernels store lines: with less room for packets. Without lines, operations that do not fit there go in chunks.
     #[must_use]
-    pub fn with_lines(self) -> AreaLayout {
-        AreaLayout { packet_bytes: self.packet_bytes.min(PACKET_BYTES_WITH_LINES), ..self }
+    pub fn with_ll128(self) -> AreaLayout {
+        AreaLayout { ll_bytes: self.ll_bytes.min(LL_BYTES_WITH_LL128), ..self }
     }
 
     /// Where a part lies: whole large pages, without gaps between parts.
     #[must_use]
     pub fn part(&self, part: AreaPart) -> Range<u64> {
-        let (lines, bulk, points) = (self.lines_offset(), self.bulk_offset(), self.points().lanes_offset);
+        let (ll128, simple, p2p) = (self.ll128_offset(), self.simple_offset(), self.p2p().lanes_offset);
         match part {
-            AreaPart::Head => 0..lines,
-            AreaPart::Ll128 => lines..bulk,
-            AreaPart::Simple => bulk..points,
-            AreaPart::P2p => points..self.bytes(),
+            AreaPart::Head => 0..ll128,
+            AreaPart::Ll128 => ll128..simple,
+            AreaPart::Simple => simple..p2p,
+            AreaPart::P2p => p2p..self.bytes(),
         }
     }
 
@@ -106,11 +106,11 @@ impl AreaLayout {
             && (1..=128).contains(&self.blocks)
             && (2..=64).contains(&self.slots)
             && (128..=1 << 20).contains(&self.slot_bytes)
-            && (128..=16 << 20).contains(&self.packet_bytes)
+            && (128..=16 << 20).contains(&self.ll_bytes)
             && self.slot_bytes.is_multiple_of(128)
-            && self.packet_bytes.is_multiple_of(128)
-            && (128..=16 << 20).contains(&self.line_bytes)
-            && self.line_bytes.is_multiple_of(128)
+            && self.ll_bytes.is_multiple_of(128)
+            && (128..=16 << 20).contains(&self.ll128_bytes)
+            && self.ll128_bytes.is_multiple_of(128)
             && (1..=LANES_MAX).contains(&self.lanes)
     }
 
@@ -118,7 +118,7 @@ impl AreaLayout {
     pub const COUNTER_OFFSET: u64 = 0;
 
     /// Where kernels of sends and receives count their groups, in the same way.
-    pub const POINTS_COUNTER_OFFSET: u64 = 8;
+    pub const P2P_COUNTER_OFFSET: u64 = 8;
 
     /// Where they count the payload of operations that have stamps.
     const PAYLOAD_OFFSET: usize = 24;
@@ -144,7 +144,7 @@ impl AreaLayout {
     /// Where kernels count the messages that their rank has sent to another.
     #[must_use]
     pub fn messages_sent_offset(&self, peer: u32) -> u64 {
-        self.points().first_lane_of(peer)
+        self.p2p().first_lane_of(peer)
     }
 
     fn peers(&self) -> u64 {
@@ -161,39 +161,39 @@ impl AreaLayout {
         u64::from(self.slots) <= DEALS / 4
     }
 
-    pub(crate) fn packets_offset(&self) -> u64 {
+    pub(crate) fn ll_offset(&self) -> u64 {
         (self.deals_offset() + PARITIES * u64::from(self.blocks) * DEALS * DEAL_BYTES).next_multiple_of(PAGE_BYTES)
     }
 
     /// Bytes of one rank's packets in one half: half data, half flags.
-    pub(crate) fn packet_slot_bytes(&self) -> u64 {
-        2 * u64::from(self.packet_bytes)
+    pub(crate) fn ll_slot_bytes(&self) -> u64 {
+        2 * u64::from(self.ll_bytes)
     }
 
-    pub(crate) fn lines_offset(&self) -> u64 {
-        (self.packets_offset() + PARITIES * self.peers() * self.packet_slot_bytes()).next_multiple_of(PART_BYTES)
+    pub(crate) fn ll128_offset(&self) -> u64 {
+        (self.ll_offset() + PARITIES * self.peers() * self.ll_slot_bytes()).next_multiple_of(PART_BYTES)
     }
 
     /// Bytes of one rank's lines in one half: whole units for each of two shots.
-    pub(crate) fn line_slot_bytes(&self) -> u64 {
-        2 * u64::from(self.line_bytes / 2).div_ceil(LINES_UNIT_BYTES) * LINES_UNIT_WIRE_BYTES
+    pub(crate) fn ll128_slot_bytes(&self) -> u64 {
+        2 * u64::from(self.ll128_bytes / 2).div_ceil(LL128_UNIT_BYTES) * LL128_UNIT_WIRE_BYTES
     }
 
-    pub(crate) fn bulk_offset(&self) -> u64 {
-        (self.lines_offset() + PARITIES * self.peers() * self.line_slot_bytes()).next_multiple_of(PART_BYTES)
+    pub(crate) fn simple_offset(&self) -> u64 {
+        (self.ll128_offset() + PARITIES * self.peers() * self.ll128_slot_bytes()).next_multiple_of(PART_BYTES)
     }
 
     /// Bytes of an area.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.points().end.next_multiple_of(PART_BYTES)
+        self.p2p().end.next_multiple_of(PART_BYTES)
     }
 
     /// Where sends and receives have their lanes.
-    pub(crate) fn points(&self) -> PointsLayout {
+    pub(crate) fn p2p(&self) -> P2pLayout {
         let rings = PARITIES * PHASES * u64::from(self.blocks) * self.peers();
-        let begin = self.bulk_offset() + rings * u64::from(self.slots) * u64::from(self.slot_bytes);
-        PointsLayout::new(begin.next_multiple_of(PART_BYTES), self.nranks, self.lanes)
+        let begin = self.simple_offset() + rings * u64::from(self.slots) * u64::from(self.slot_bytes);
+        P2pLayout::new(begin.next_multiple_of(PART_BYTES), self.nranks, self.lanes)
     }
 }
 
@@ -266,7 +266,7 @@ impl AreaCounts {
     /// Groups of sends and receives that have ended.
     #[must_use]
     pub fn groups(&self) -> u64 {
-        AreaLayout::ended(self.word(AreaLayout::POINTS_COUNTER_OFFSET as usize))
+        AreaLayout::ended(self.word(AreaLayout::P2P_COUNTER_OFFSET as usize))
     }
 
     /// Payload of the operations that have stamps.
@@ -347,7 +347,7 @@ mod tests {
     #[test]
     fn parts_are_whole_large_pages_and_cover_the_area() {
         for nranks in 2..=8 {
-            for layout in [AreaLayout::initial(nranks), AreaLayout::initial(nranks).with_lines()] {
+            for layout in [AreaLayout::initial(nranks), AreaLayout::initial(nranks).with_ll128()] {
                 let parts = AreaPart::ALL.map(|part| layout.part(part));
                 assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start), "{parts:?}");
                 assert_eq!((parts[0].start, parts[3].end), (0, layout.bytes()));
@@ -356,7 +356,7 @@ mod tests {
             }
         }
         let mib = |nranks| {
-            let layout = AreaLayout::initial(nranks).with_lines();
+            let layout = AreaLayout::initial(nranks).with_ll128();
             AreaPart::ALL.map(|part| (layout.part(part).end - layout.part(part).start) >> 20)
         };
         // As decision 050 has them.

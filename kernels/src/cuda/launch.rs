@@ -13,7 +13,7 @@ use mccs_ipc::large::Shards;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
 use super::abi::{HEADS, KEEP, OWN, Part, RELEASED, ROOT_LAST, SCALAR_AT, SCALED};
-use super::area::{LINES_UNIT_BYTES, LINES_UNIT_WIRE_BYTES};
+use super::area::{LL128_UNIT_BYTES, LL128_UNIT_WIRE_BYTES};
 use super::strategy::COMBINE_BLOCKS;
 use super::{AreaLayout, DirectArgs, RANKS_MAX, ReduceArgs};
 
@@ -22,28 +22,28 @@ use super::{AreaLayout, DirectArgs, RANKS_MAX, ReduceArgs};
 #[repr(u32)]
 pub enum Algorithm {
     /// Data and flags together, every message from its origin to its end.
-    PacketsOneShot = 1,
+    LlOneShot = 1,
     /// The same by way of the shards' owners: all_reduce, and broadcast and reduce of at least 3 ranks.
-    PacketsTwoShot = 2,
+    LlTwoShot = 2,
     /// Chunks through slots with flags behind them, every message from its origin to its end.
-    BulkOneShot = 3,
+    SimpleOneShot = 3,
     /// The same by way of the shards' owners.
-    BulkTwoShot = 4,
-    /// As [`Algorithm::PacketsOneShot`], in lines of 128 bytes of which few are flags: for GPUs that store those as a whole.
-    LinesOneShot = 5,
-    /// As [`Algorithm::PacketsTwoShot`], in lines.
-    LinesTwoShot = 6,
+    SimpleTwoShot = 4,
+    /// As [`Algorithm::LlOneShot`], in lines of 128 bytes of which few are flags: for GPUs that store those as a whole.
+    Ll128OneShot = 5,
+    /// As [`Algorithm::LlTwoShot`], in lines.
+    Ll128TwoShot = 6,
 }
 
 impl Algorithm {
     /// Every algorithm.
     pub const ALL: [Algorithm; 6] = [
-        Algorithm::PacketsOneShot,
-        Algorithm::PacketsTwoShot,
-        Algorithm::BulkOneShot,
-        Algorithm::BulkTwoShot,
-        Algorithm::LinesOneShot,
-        Algorithm::LinesTwoShot,
+        Algorithm::LlOneShot,
+        Algorithm::LlTwoShot,
+        Algorithm::SimpleOneShot,
+        Algorithm::SimpleTwoShot,
+        Algorithm::Ll128OneShot,
+        Algorithm::Ll128TwoShot,
     ];
 
     /// The algorithm that an integer names.
@@ -56,22 +56,22 @@ impl Algorithm {
     #[must_use]
     pub fn part(self) -> AreaPart {
         match self {
-            Algorithm::PacketsOneShot | Algorithm::PacketsTwoShot => AreaPart::Head,
-            Algorithm::LinesOneShot | Algorithm::LinesTwoShot => AreaPart::Ll128,
-            Algorithm::BulkOneShot | Algorithm::BulkTwoShot => AreaPart::Simple,
+            Algorithm::LlOneShot | Algorithm::LlTwoShot => AreaPart::Head,
+            Algorithm::Ll128OneShot | Algorithm::Ll128TwoShot => AreaPart::Ll128,
+            Algorithm::SimpleOneShot | Algorithm::SimpleTwoShot => AreaPart::Simple,
         }
     }
 
-    pub(super) fn is_bulk(self) -> bool {
-        matches!(self, Algorithm::BulkOneShot | Algorithm::BulkTwoShot)
+    pub(super) fn is_simple(self) -> bool {
+        matches!(self, Algorithm::SimpleOneShot | Algorithm::SimpleTwoShot)
     }
 
     fn is_two_shot(self) -> bool {
-        matches!(self, Algorithm::PacketsTwoShot | Algorithm::BulkTwoShot | Algorithm::LinesTwoShot)
+        matches!(self, Algorithm::LlTwoShot | Algorithm::SimpleTwoShot | Algorithm::Ll128TwoShot)
     }
 
-    fn is_in_lines(self) -> bool {
-        matches!(self, Algorithm::LinesOneShot | Algorithm::LinesTwoShot)
+    fn is_ll128(self) -> bool {
+        matches!(self, Algorithm::Ll128OneShot | Algorithm::Ll128TwoShot)
     }
 }
 
@@ -122,14 +122,14 @@ pub struct LargeBuffers {
     pub slots: u64,
 }
 
-const PACKETS_WARPS_MAX: u64 = 16;
+const LL_WARPS_MAX: u64 = 16;
 /// What a warp moves at a time as packets.
-const PACKETS_UNIT_BYTES: u64 = 512;
+const LL_UNIT_BYTES: u64 = 512;
 /// Warps of a block while there are blocks left to spread over. A warp of two ranks has one peer.
 fn packets_warps_wanted(nranks: u32) -> u64 {
     if nranks == 2 { 8 } else { 4 }
 }
-/// Ranks of pipelines of lines: as in cuda/include/packets.cuh, as is [`UNITS_A_LAP`]. Two have all in one shot; how more than four do is not known.
+/// Ranks of pipelines of lines: as in cuda/include/ll.cuh, as is [`UNITS_A_LAP`]. Two have all in one shot; how more than four do is not known.
 const PIPELINE_RANKS: RangeInclusive<u32> = 3..=4;
 /// Units that a warp of a pipeline has places for.
 const UNITS_A_LAP: u64 = 4;
@@ -137,7 +137,7 @@ const UNITS_A_LAP: u64 = 4;
 const PIPELINE_FROM: u64 = 1 << 20;
 const REDUCE_THREADS: u32 = 512;
 const WARP: u32 = 32;
-/// Warps that move bytes in a bulk kernel's block.
+/// Warps that move bytes in a Simple kernel's block.
 const WORKER_WARPS: u32 = 18;
 /// Less is not worth a block.
 const SLICE_BYTES_MIN: u64 = 4096;
@@ -173,18 +173,18 @@ pub fn functions() -> impl Iterator<Item = &'static str> {
     let of_dtype = |dtype: &DataType| {
         let dtype = *dtype;
         [
-            per_dtype!(dtype, "packets"),
-            per_dtype!(dtype, "lines"),
+            per_dtype!(dtype, "ll"),
+            per_dtype!(dtype, "ll128"),
             per_dtype!(dtype, "pipeline"),
-            per_dtype!(dtype, "bulk"),
+            per_dtype!(dtype, "simple"),
             per_dtype!(dtype, "reduce"),
         ]
     };
     DataType::ALL
         .iter()
         .flat_map(of_dtype)
-        .chain(["mccs_packets_copy", "mccs_lines_copy", "mccs_bulk_copy"])
-        .chain(super::points::FUNCTIONS)
+        .chain(["mccs_ll_copy", "mccs_ll128_copy", "mccs_simple_copy"])
+        .chain(super::p2p::FUNCTIONS)
 }
 
 /// Names of the functions of [`Launch::reduce`].
@@ -206,7 +206,7 @@ impl Launch<DirectArgs> {
     /// One that nobody launches: for what is made ready before there is a collective.
     #[must_use]
     pub fn placeholder() -> Self {
-        Launch { function: "mccs_bulk_copy", grid: 1, block: 1, args: DirectArgs::zeroed() }
+        Launch { function: "mccs_simple_copy", grid: 1, block: 1, args: DirectArgs::zeroed() }
     }
 
     /// What it stores is there once the area has counted it: for a communicator whose operations go to several streams, of which one may go on by the count to what
@@ -232,12 +232,12 @@ impl Launch<DirectArgs> {
         call.kind.payload_count(call.count, call.nranks).checked_mul(8).filter(|bytes| *bytes < 1 << 56)?;
         let mut args = DirectArgs {
             scalar_bits: call.scalar_bits,
-            packets_offset: layout.packets_offset(),
-            packet_slot_bytes: layout.packet_slot_bytes(),
-            bulk_offset: layout.bulk_offset(),
+            ll_offset: layout.ll_offset(),
+            ll_slot_bytes: layout.ll_slot_bytes(),
+            simple_offset: layout.simple_offset(),
             deals_offset: layout.deals_offset(),
-            lines_offset: layout.lines_offset(),
-            line_slot_bytes: layout.line_slot_bytes(),
+            ll128_offset: layout.ll128_offset(),
+            ll128_slot_bytes: layout.ll128_slot_bytes(),
             rank: call.rank,
             nranks: call.nranks,
             unsharded: RANKS_MAX as u32,
@@ -263,15 +263,15 @@ impl Launch<DirectArgs> {
         }
         let part = if args.shard_bytes != 0 { args.shard_bytes.min(args.bytes) } else { args.bytes };
         let reduces = call.kind.reduces();
-        if !algorithm.is_bulk() {
-            let in_lines = algorithm.is_in_lines();
-            let (most, unit) = match in_lines {
-                true => (layout.line_bytes, LINES_UNIT_BYTES),
-                false => (layout.packet_bytes, PACKETS_UNIT_BYTES),
+        if !algorithm.is_simple() {
+            let in_ll128 = algorithm.is_ll128();
+            let (most, unit) = match in_ll128 {
+                true => (layout.ll128_bytes, LL128_UNIT_BYTES),
+                false => (layout.ll_bytes, LL_UNIT_BYTES),
             };
             let most = u64::from(most) / if algorithm.is_two_shot() { 2 } else { 1 };
             messages(&mut args)?;
-            if algorithm == Algorithm::LinesTwoShot
+            if algorithm == Algorithm::Ll128TwoShot
                 && reduces
                 && PIPELINE_RANKS.contains(&call.nranks)
                 && (part > most || part >= PIPELINE_FROM)
@@ -284,14 +284,14 @@ impl Launch<DirectArgs> {
             // A warp a unit; spread over blocks before blocks grow.
             let warps = part.div_ceil(unit).max(1);
             let wanted = packets_warps_wanted(call.nranks).min(warps);
-            let each = warps.div_ceil(u64::from(blocks)).clamp(wanted, PACKETS_WARPS_MAX);
+            let each = warps.div_ceil(u64::from(blocks)).clamp(wanted, LL_WARPS_MAX);
             let grid = warps.div_ceil(each).min(u64::from(blocks)) as u32;
             let block = WARP * each as u32;
-            let function = match (reduces, in_lines) {
-                (true, true) => per_dtype!(call.dtype, "lines"),
-                (true, false) => per_dtype!(call.dtype, "packets"),
-                (false, true) => "mccs_lines_copy",
-                (false, false) => "mccs_packets_copy",
+            let function = match (reduces, in_ll128) {
+                (true, true) => per_dtype!(call.dtype, "ll128"),
+                (true, false) => per_dtype!(call.dtype, "ll"),
+                (false, true) => "mccs_ll128_copy",
+                (false, false) => "mccs_ll_copy",
             };
             return Some(Launch { function, grid, block, args });
         }
@@ -328,7 +328,7 @@ impl Launch<DirectArgs> {
         };
         args.middle_warps = WORKER_WARPS - args.push_warps - args.out_warps;
         let block = WARP * (args.push_warps + args.middle_warps + args.out_warps + 6);
-        let function = if reduces { per_dtype!(call.dtype, "bulk") } else { "mccs_bulk_copy" };
+        let function = if reduces { per_dtype!(call.dtype, "simple") } else { "mccs_simple_copy" };
         Some(Launch { function, grid: grid as u32, block, args })
     }
 }
@@ -392,7 +392,7 @@ fn two_shots(call: &DirectCall, algorithm: Algorithm, args: &mut DirectArgs) -> 
     let (others, is_root) = (all_but(nranks, rank), rank == root);
     // The root of a rooted collective owns no shard: its link is busy with the whole buffer already.
     let owners = if kind.has_root() { nranks - 1 } else { nranks };
-    let unit = if algorithm.is_bulk() { 128 } else { 16 };
+    let unit = if algorithm.is_simple() { 128 } else { 16 };
     args.shard_bytes = args.bytes.div_ceil(u64::from(owners)).next_multiple_of(unit).max(unit);
     args.flags |= HEADS;
     match kind {
@@ -432,9 +432,9 @@ fn pipeline(call: &DirectCall, layout: &AreaLayout, blocks: u32, mut args: Direc
     if call.kind == CollectiveKind::Reduce {
         args.flags |= ROOT_LAST;
     }
-    let places = layout.line_slot_bytes() / 2 / LINES_UNIT_WIRE_BYTES;
-    let warps = args.shard_bytes.div_ceil(LINES_UNIT_BYTES).min(places / UNITS_A_LAP);
-    let each = warps.div_ceil(u64::from(blocks)).clamp(1, PACKETS_WARPS_MAX);
+    let places = layout.ll128_slot_bytes() / 2 / LL128_UNIT_WIRE_BYTES;
+    let warps = args.shard_bytes.div_ceil(LL128_UNIT_BYTES).min(places / UNITS_A_LAP);
+    let each = warps.div_ceil(u64::from(blocks)).clamp(1, LL_WARPS_MAX);
     let grid = (warps / each).min(u64::from(blocks)) as u32;
     (grid > 0).then_some(Launch { function: per_dtype!(call.dtype, "pipeline"), grid, block: WARP * each as u32, args })
 }

@@ -30,13 +30,13 @@
 //! store alone takes 2.4 us. Blocks wait for their counterparts on other ranks, never for blocks of their own grid, so it is
 //! enough that blocks start in order.
 //!
-//! Why slots are never overwritten while somebody may read them is said in cuda/include/packets.cuh and bulk.cuh.
+//! Why slots are never overwritten while somebody may read them is said in cuda/include/ll.cuh and simple.cuh.
 //! `tests/gpu.sh` tests all of it where there are GPUs.
 //!
 //! # Sends and receives
 //!
-//! [`PointsLaunch::new`]: all of a group's in one kernel, beside the direct operations and in no order with them. One rank's
-//! groups run one after the other. They count in a word of their own ([`AreaLayout::POINTS_COUNTER_OFFSET`]).
+//! [`P2pLaunch::new`]: all of a group's in one kernel, beside the direct operations and in no order with them. One rank's
+//! groups run one after the other. They count in a word of their own ([`AreaLayout::P2P_COUNTER_OFFSET`]).
 //!
 //! # Local reductions
 //!
@@ -48,7 +48,7 @@
 mod abi;
 mod area;
 mod launch;
-mod points;
+mod p2p;
 mod stage;
 mod strategy;
 #[cfg(test)]
@@ -57,9 +57,8 @@ mod tests;
 pub use abi::{DirectArgs, RANKS_MAX, ReduceArgs};
 pub use area::{AreaCounts, AreaLayout, Stamp};
 pub use launch::{Algorithm, DirectCall, LargeBuffers, Launch, functions, reduce_functions};
-pub use points::{
-    MESSAGES_MAX, Point, PointsArgs, PointsError, PointsHead, PointsLaunch, contradiction, header_parts,
-    pairs_with_oneself,
+pub use p2p::{
+    MESSAGES_MAX, P2pArgs, P2pError, P2pHead, P2pLaunch, P2pMessage, contradiction, header_parts, pairs_with_oneself,
 };
 pub use stage::{STAGE_FUNCTION, STAGE_IMAGE, StageArgs};
 pub use strategy::{DirectStrategy, Rule};

@@ -59,7 +59,7 @@ impl DirectStrategy {
     /// What measured best without lines: measured on 2 and 4 H200; other counts are between and beyond.
     #[must_use]
     pub fn initial(nranks: u32) -> DirectStrategy {
-        use Algorithm::{BulkOneShot, BulkTwoShot, PacketsOneShot, PacketsTwoShot};
+        use Algorithm::{LlOneShot, LlTwoShot, SimpleOneShot, SimpleTwoShot};
         use CollectiveKind as Kind;
         let ranks = u64::from(nranks.max(2));
         let peers = ranks - 1;
@@ -67,51 +67,51 @@ impl DirectStrategy {
         for kind in CollectiveKind::ALL {
             let rules: &[Rule] = match kind {
                 Kind::AllReduce if peers == 1 => &[
-                    Rule::new(32 * KIB, PacketsOneShot, 16),
-                    Rule::new(512 * KIB, PacketsOneShot, 64),
-                    Rule::new(MIB, PacketsTwoShot, 64),
-                    Rule::new(2 * MIB, BulkOneShot, 64),
-                    Rule::new(LONGEST, BulkOneShot, 96),
+                    Rule::new(32 * KIB, LlOneShot, 16),
+                    Rule::new(512 * KIB, LlOneShot, 64),
+                    Rule::new(MIB, LlTwoShot, 64),
+                    Rule::new(2 * MIB, SimpleOneShot, 64),
+                    Rule::new(LONGEST, SimpleOneShot, 96),
                 ],
                 // One shot grows with the number of peers, two shots hardly.
                 Kind::AllReduce => &[
-                    Rule::new(96 * KIB / peers, PacketsOneShot, 16),
-                    Rule::new(384 * KIB / peers, PacketsOneShot, 64),
-                    Rule::new(768 * KIB / peers, BulkOneShot, 64),
-                    Rule::new(512 * KIB, BulkTwoShot, 32),
-                    Rule::new(8 * MIB, BulkTwoShot, 64),
-                    Rule::new(LONGEST, BulkTwoShot, 96),
+                    Rule::new(96 * KIB / peers, LlOneShot, 16),
+                    Rule::new(384 * KIB / peers, LlOneShot, 64),
+                    Rule::new(768 * KIB / peers, SimpleOneShot, 64),
+                    Rule::new(512 * KIB, SimpleTwoShot, 32),
+                    Rule::new(8 * MIB, SimpleTwoShot, 64),
+                    Rule::new(LONGEST, SimpleTwoShot, 96),
                 ],
                 Kind::Broadcast | Kind::Reduce if peers == 1 => &[
-                    Rule::new(64 * KIB, PacketsOneShot, 32),
-                    Rule::new(MIB, PacketsOneShot, 64),
-                    Rule::new(2 * MIB, BulkOneShot, 64),
-                    Rule::new(LONGEST, BulkOneShot, 96),
+                    Rule::new(64 * KIB, LlOneShot, 32),
+                    Rule::new(MIB, LlOneShot, 64),
+                    Rule::new(2 * MIB, SimpleOneShot, 64),
+                    Rule::new(LONGEST, SimpleOneShot, 96),
                 ],
                 Kind::Broadcast => &[
-                    Rule::new(128 * KIB, PacketsOneShot, 32),
-                    Rule::new(512 * KIB, PacketsTwoShot, 64),
-                    Rule::new(4 * MIB, BulkTwoShot, 64),
-                    Rule::new(LONGEST, BulkTwoShot, 96),
+                    Rule::new(128 * KIB, LlOneShot, 32),
+                    Rule::new(512 * KIB, LlTwoShot, 64),
+                    Rule::new(4 * MIB, SimpleTwoShot, 64),
+                    Rule::new(LONGEST, SimpleTwoShot, 96),
                 ],
                 Kind::Reduce => &[
-                    Rule::new(256 * KIB, PacketsOneShot, 64),
-                    Rule::new(MIB, BulkOneShot, 64),
-                    Rule::new(LONGEST, BulkTwoShot, 96),
+                    Rule::new(256 * KIB, LlOneShot, 64),
+                    Rule::new(MIB, SimpleOneShot, 64),
+                    Rule::new(LONGEST, SimpleTwoShot, 96),
                 ],
-                Kind::Barrier => &[Rule::new(LONGEST, PacketsOneShot, 1)],
+                Kind::Barrier => &[Rule::new(LONGEST, LlOneShot, 1)],
                 _ if peers == 1 => &[
-                    Rule::new(64 * KIB, PacketsOneShot, 16),
-                    Rule::new(2 * MIB, PacketsOneShot, 64),
-                    Rule::new(4 * MIB, BulkOneShot, 64),
-                    Rule::new(LONGEST, BulkOneShot, 96),
+                    Rule::new(64 * KIB, LlOneShot, 16),
+                    Rule::new(2 * MIB, LlOneShot, 64),
+                    Rule::new(4 * MIB, SimpleOneShot, 64),
+                    Rule::new(LONGEST, SimpleOneShot, 96),
                 ],
                 // These payloads count all ranks' parts.
                 _ => &[
-                    Rule::new(32 * KIB * ranks, PacketsOneShot, 16),
-                    Rule::new(128 * KIB * ranks, PacketsOneShot, 64),
-                    Rule::new(MIB * ranks, BulkOneShot, 64),
-                    Rule::new(LONGEST, BulkOneShot, 96),
+                    Rule::new(32 * KIB * ranks, LlOneShot, 16),
+                    Rule::new(128 * KIB * ranks, LlOneShot, 64),
+                    Rule::new(MIB * ranks, SimpleOneShot, 64),
+                    Rule::new(LONGEST, SimpleOneShot, 96),
                 ],
             };
             strategy.rules[*kind as usize][..rules.len()].copy_from_slice(rules);
@@ -122,13 +122,13 @@ impl DirectStrategy {
     /// The same with lines, for GPUs that store them whole. The limits of two and four ranks are where chunks are no slower on H200s and H100s
     /// (docs/decisions/041, 042, 043); those of more are from before small operations took few instructions.
     #[must_use]
-    pub fn with_lines(nranks: u32) -> DirectStrategy {
-        use Algorithm::{BulkOneShot, BulkTwoShot, LinesOneShot, LinesTwoShot, PacketsOneShot};
+    pub fn with_ll128(nranks: u32) -> DirectStrategy {
+        use Algorithm::{Ll128OneShot, Ll128TwoShot, LlOneShot, SimpleOneShot, SimpleTwoShot};
         use CollectiveKind as Kind;
         let ranks = u64::from(nranks.max(2));
         let peers = ranks - 1;
         // Bytes up to which lines are faster than chunks, of a message where it is one a peer; of more ranks, also what slots have room for.
-        let room = ranks * u64::from(AreaLayout::initial(nranks).line_bytes) / 2;
+        let room = ranks * u64::from(AreaLayout::initial(nranks).ll128_bytes) / 2;
         let few = ranks <= 4;
         let (lines, broadcast, reduce, message) =
             if few { (8 * MIB, 4 * MIB, 64 * MIB, 2 * MIB) } else { (room.min(3 * MIB), 2 * MIB, 2 * MIB, 640 * KIB) };
@@ -136,54 +136,54 @@ impl DirectStrategy {
         for kind in CollectiveKind::ALL {
             let rules: &[Rule] = match kind {
                 Kind::AllReduce if peers == 1 => &[
-                    Rule::new(8 * KIB, PacketsOneShot, 16),
-                    Rule::new(768 * KIB, LinesOneShot, 96),
-                    Rule::new(2 * MIB, LinesTwoShot, 96),
-                    Rule::new(lines, LinesTwoShot, 128),
-                    Rule::new(LONGEST, BulkOneShot, 96),
+                    Rule::new(8 * KIB, LlOneShot, 16),
+                    Rule::new(768 * KIB, Ll128OneShot, 96),
+                    Rule::new(2 * MIB, Ll128TwoShot, 96),
+                    Rule::new(lines, Ll128TwoShot, 128),
+                    Rule::new(LONGEST, SimpleOneShot, 96),
                 ],
                 // One shot grows with the number of peers, two shots hardly.
                 Kind::AllReduce => &[
-                    Rule::new(24 * KIB / peers, PacketsOneShot, 16),
-                    Rule::new(1152 * KIB / peers, LinesOneShot, 128),
-                    Rule::new(lines, LinesTwoShot, 128),
-                    Rule::new(8 * MIB, BulkTwoShot, 64),
-                    Rule::new(LONGEST, BulkTwoShot, 96),
+                    Rule::new(24 * KIB / peers, LlOneShot, 16),
+                    Rule::new(1152 * KIB / peers, Ll128OneShot, 128),
+                    Rule::new(lines, Ll128TwoShot, 128),
+                    Rule::new(8 * MIB, SimpleTwoShot, 64),
+                    Rule::new(LONGEST, SimpleTwoShot, 96),
                 ],
                 Kind::Broadcast | Kind::Reduce if peers == 1 => &[
-                    Rule::new(8 * KIB, PacketsOneShot, 32),
-                    Rule::new(2 * MIB, LinesOneShot, 96),
-                    Rule::new(lines, LinesOneShot, 128),
-                    Rule::new(LONGEST, BulkOneShot, 96),
+                    Rule::new(8 * KIB, LlOneShot, 32),
+                    Rule::new(2 * MIB, Ll128OneShot, 96),
+                    Rule::new(lines, Ll128OneShot, 128),
+                    Rule::new(LONGEST, SimpleOneShot, 96),
                 ],
                 Kind::Broadcast => &[
-                    Rule::new(8 * KIB, PacketsOneShot, 32),
-                    Rule::new(192 * KIB, LinesOneShot, 128),
-                    Rule::new(broadcast, LinesTwoShot, 128),
-                    Rule::new(4 * MIB, BulkTwoShot, 64),
-                    Rule::new(LONGEST, BulkTwoShot, 96),
+                    Rule::new(8 * KIB, LlOneShot, 32),
+                    Rule::new(192 * KIB, Ll128OneShot, 128),
+                    Rule::new(broadcast, Ll128TwoShot, 128),
+                    Rule::new(4 * MIB, SimpleTwoShot, 64),
+                    Rule::new(LONGEST, SimpleTwoShot, 96),
                 ],
                 // The root's link has everybody's data in one shot, but nothing waits for anything.
                 Kind::Reduce => &[
-                    Rule::new(8 * KIB, PacketsOneShot, 32),
-                    Rule::new(if few { 768 * KIB } else { 256 * KIB }, LinesOneShot, 128),
-                    Rule::new(reduce, LinesTwoShot, 128),
-                    Rule::new(4 * MIB, BulkTwoShot, 64),
-                    Rule::new(LONGEST, BulkTwoShot, 96),
+                    Rule::new(8 * KIB, LlOneShot, 32),
+                    Rule::new(if few { 768 * KIB } else { 256 * KIB }, Ll128OneShot, 128),
+                    Rule::new(reduce, Ll128TwoShot, 128),
+                    Rule::new(4 * MIB, SimpleTwoShot, 64),
+                    Rule::new(LONGEST, SimpleTwoShot, 96),
                 ],
-                Kind::Barrier => &[Rule::new(LONGEST, PacketsOneShot, 1)],
+                Kind::Barrier => &[Rule::new(LONGEST, LlOneShot, 1)],
                 // These payloads count all ranks' parts.
                 _ if peers == 1 => &[
-                    Rule::new(16 * KIB, PacketsOneShot, 16),
-                    Rule::new(4 * MIB, LinesOneShot, 96),
-                    Rule::new(lines, LinesOneShot, 128),
-                    Rule::new(LONGEST, BulkOneShot, 96),
+                    Rule::new(16 * KIB, LlOneShot, 16),
+                    Rule::new(4 * MIB, Ll128OneShot, 96),
+                    Rule::new(lines, Ll128OneShot, 128),
+                    Rule::new(LONGEST, SimpleOneShot, 96),
                 ],
                 _ => &[
-                    Rule::new(8 * KIB * ranks, PacketsOneShot, 16),
-                    Rule::new(message * ranks, LinesOneShot, 128),
-                    Rule::new(2 * MIB * ranks, BulkOneShot, 64),
-                    Rule::new(LONGEST, BulkOneShot, 96),
+                    Rule::new(8 * KIB * ranks, LlOneShot, 16),
+                    Rule::new(message * ranks, Ll128OneShot, 128),
+                    Rule::new(2 * MIB * ranks, SimpleOneShot, 64),
+                    Rule::new(LONGEST, SimpleOneShot, 96),
                 ],
             };
             strategy.rules[*kind as usize][..rules.len()].copy_from_slice(rules);

@@ -117,7 +117,7 @@ fn check(kind: CollectiveKind, nranks: u32, root: u32, count: u64, algorithm: Al
             assert!(full, "{what}: {a} sends {b} nothing");
         }
     }
-    if !algorithm.is_bulk() {
+    if !algorithm.is_simple() {
         launches.iter().enumerate().for_each(|(rank, args)| check_parts(args, rank, &what));
     }
     let elements = |n: Option<u64>| n.expect("small") as usize;
@@ -166,18 +166,18 @@ fn what_does_not_fit_is_refused() {
     let layout = AreaLayout::initial(4);
     let launch =
         |kind, count, algorithm, blocks| Launch::direct(&calls(kind, 4, 0, count)[1], &layout, algorithm, blocks);
-    let fits = u64::from(layout.packet_bytes) / 4;
-    let one_shot = Algorithm::PacketsOneShot;
+    let fits = u64::from(layout.ll_bytes) / 4;
+    let one_shot = Algorithm::LlOneShot;
     assert!(launch(CollectiveKind::AllReduce, fits, one_shot, 8).is_some());
     assert!(launch(CollectiveKind::AllReduce, fits + 1, one_shot, 8).is_none());
-    assert!(launch(CollectiveKind::AllReduce, 2 * fits, Algorithm::PacketsTwoShot, 8).is_some());
-    assert!(launch(CollectiveKind::AllReduce, 2 * fits + 1, Algorithm::PacketsTwoShot, 8).is_none());
-    assert!(launch(CollectiveKind::AllGather, 100, Algorithm::PacketsTwoShot, 8).is_none());
+    assert!(launch(CollectiveKind::AllReduce, 2 * fits, Algorithm::LlTwoShot, 8).is_some());
+    assert!(launch(CollectiveKind::AllReduce, 2 * fits + 1, Algorithm::LlTwoShot, 8).is_none());
+    assert!(launch(CollectiveKind::AllGather, 100, Algorithm::LlTwoShot, 8).is_none());
     assert!(launch(CollectiveKind::AllReduce, 100, one_shot, 0).is_none());
-    assert!(launch(CollectiveKind::AllReduce, u64::MAX / 4, Algorithm::BulkTwoShot, 8).is_none());
+    assert!(launch(CollectiveKind::AllReduce, u64::MAX / 4, Algorithm::SimpleTwoShot, 8).is_none());
     // A block's offsets have 32 bits.
-    assert!(launch(CollectiveKind::AllReduce, 1 << 32, Algorithm::BulkOneShot, 1).is_none());
-    assert!(launch(CollectiveKind::AllReduce, 1 << 32, Algorithm::BulkOneShot, 64).is_some());
+    assert!(launch(CollectiveKind::AllReduce, 1 << 32, Algorithm::SimpleOneShot, 1).is_none());
+    assert!(launch(CollectiveKind::AllReduce, 1 << 32, Algorithm::SimpleOneShot, 64).is_some());
     let foreign = DirectCall { nranks: 3, ..calls(CollectiveKind::AllReduce, 4, 0, 8)[1] };
     assert!(Launch::direct(&foreign, &layout, one_shot, 8).is_none());
 }
@@ -199,16 +199,16 @@ fn packets_of_two_shots_stay_in_their_halves_and_chunks_in_their_slots() {
                         shard => (shard.min(args.bytes), 2),
                     };
                     match algorithm {
-                        Algorithm::PacketsOneShot | Algorithm::PacketsTwoShot => {
-                            assert!(part.next_multiple_of(16) * 2 <= args.packet_slot_bytes / shots, "{call:?}");
+                        Algorithm::LlOneShot | Algorithm::LlTwoShot => {
+                            assert!(part.next_multiple_of(16) * 2 <= args.ll_slot_bytes / shots, "{call:?}");
                         }
-                        Algorithm::LinesTwoShot if launch.function.starts_with("mccs_pipeline") => {
+                        Algorithm::Ll128TwoShot if launch.function.starts_with("mccs_pipeline") => {
                             let warps = u64::from(launch.grid * launch.block / 32);
-                            assert!(warps * 4 * 512 <= args.line_slot_bytes / 2, "{call:?}");
+                            assert!(warps * 4 * 512 <= args.ll128_slot_bytes / 2, "{call:?}");
                             pipelines += 1;
                         }
-                        Algorithm::LinesOneShot | Algorithm::LinesTwoShot => {
-                            assert!(part.div_ceil(480) * 512 <= args.line_slot_bytes / shots, "{call:?}");
+                        Algorithm::Ll128OneShot | Algorithm::Ll128TwoShot => {
+                            assert!(part.div_ceil(480) * 512 <= args.ll128_slot_bytes / shots, "{call:?}");
                         }
                         _ => {
                             assert!(args.chunk_bytes <= args.slot_bytes && args.chunk_bytes.is_multiple_of(16));
@@ -261,17 +261,14 @@ fn is_dealt_well(call: &DirectCall, layout: &AreaLayout, algorithm: Algorithm, a
 #[test]
 fn areas_hold_all_that_lies_in_them() {
     let layout =
-        AreaLayout { nranks: 3, blocks: 5, slots: 2, slot_bytes: 256, packet_bytes: 384, line_bytes: 1024, lanes: 8 };
+        AreaLayout { nranks: 3, blocks: 5, slots: 2, slot_bytes: 256, ll_bytes: 384, ll128_bytes: 1024, lanes: 8 };
     assert!(layout.is_valid());
     // Heads and four sets of words, then two halves of two peers' packets, then slots, each part in whole large pages.
-    assert!(layout.packets_offset() >= 1024 + 4 * 5 * 8 * 8);
-    assert_eq!(layout.lines_offset(), (layout.packets_offset() + 2 * 2 * 768).next_multiple_of(2 << 20));
+    assert!(layout.ll_offset() >= 1024 + 4 * 5 * 8 * 8);
+    assert_eq!(layout.ll128_offset(), (layout.ll_offset() + 2 * 2 * 768).next_multiple_of(2 << 20));
     // Of a shot, 512 bytes are two units.
-    assert_eq!(layout.bulk_offset(), (layout.lines_offset() + 2 * 2 * 2 * 1024).next_multiple_of(2 << 20));
-    assert_eq!(
-        layout.points().lanes_offset,
-        (layout.bulk_offset() + 2 * 2 * 5 * 2 * 2 * 256).next_multiple_of(2 << 20)
-    );
+    assert_eq!(layout.simple_offset(), (layout.ll128_offset() + 2 * 2 * 2 * 1024).next_multiple_of(2 << 20));
+    assert_eq!(layout.p2p().lanes_offset, (layout.simple_offset() + 2 * 2 * 5 * 2 * 2 * 256).next_multiple_of(2 << 20));
     assert!(!AreaLayout { nranks: 9, ..layout }.is_valid());
     assert!(!AreaLayout { slots: 1, ..layout }.is_valid());
     assert!(!AreaLayout { slot_bytes: 200, ..layout }.is_valid());
@@ -280,7 +277,7 @@ fn areas_hold_all_that_lies_in_them() {
 #[test]
 fn strategies_choose_by_size_and_never_trust_a_number() {
     for (nranks, strategy) in
-        (2..=8).flat_map(|n| [DirectStrategy::initial, DirectStrategy::with_lines].map(|of| (n, of(n))))
+        (2..=8).flat_map(|n| [DirectStrategy::initial, DirectStrategy::with_ll128].map(|of| (n, of(n))))
     {
         let layout = AreaLayout::initial(nranks);
         for &kind in CollectiveKind::ALL {
@@ -303,12 +300,12 @@ fn strategies_choose_by_size_and_never_trust_a_number() {
 #[test]
 fn a_limit_of_blocks_holds_for_every_kernel_and_none_is_without_blocks() {
     for most in [0, 1, 16, 1000] {
-        let limited = DirectStrategy::with_lines(4).with_max_blocks(most);
+        let limited = DirectStrategy::with_ll128(4).with_max_blocks(most);
         let (mut greatest, limit) = (0, most.max(1));
         for &kind in CollectiveKind::ALL.iter().filter(|kind| **kind != CollectiveKind::Barrier) {
             for bytes in (0..40).map(|power| 1u64 << power) {
                 let of = |strategy: &DirectStrategy| strategy.kernel(kind, bytes).expect("a kernel");
-                let ((algorithm, blocks), (as_measured, more)) = (of(&limited), of(&DirectStrategy::with_lines(4)));
+                let ((algorithm, blocks), (as_measured, more)) = (of(&limited), of(&DirectStrategy::with_ll128(4)));
                 assert_eq!((algorithm, blocks), (as_measured, more.min(limit)), "{kind} {bytes}");
                 greatest = greatest.max(blocks);
             }
@@ -319,7 +316,7 @@ fn a_limit_of_blocks_holds_for_every_kernel_and_none_is_without_blocks() {
 
 #[test]
 fn kernels_have_a_way_also_where_copy_engines_begin() {
-    let mut strategy = DirectStrategy::with_lines(4);
+    let mut strategy = DirectStrategy::with_ll128(4);
     strategy.large_from[CollectiveKind::AllReduce as usize] = 8 << 20;
     let choose = |bytes| strategy.choose(CollectiveKind::AllReduce, bytes);
     assert!(choose((8 << 20) - 1).is_some() && choose(8 << 20).is_none() && choose(1 << 40).is_none());

@@ -473,10 +473,10 @@ mod tests {
             nranks: 2,
             execution: Execution::Ranks,
             copy_engines: false,
-            lines: false,
+            ll128: false,
             opens_buffers: true,
         };
-        let first = GpuStrategy { large_from: Crossover::Never.into(), lines: false, max_ctas: None };
+        let first = GpuStrategy { large_from: Crossover::Never.into(), ll128: false, max_ctas: None };
         let strategies = Strategies::begin(Arc::new(page), abilities, first);
         let group = DirectGroup::new(strategies, None, Box::new(asked));
         assert!(group.is_answered());

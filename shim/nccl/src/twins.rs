@@ -97,7 +97,7 @@ twins! {
     pncclParamGetU64 = parameters::ncclParamGetU64;
     pncclParamGetU8 = parameters::ncclParamGetU8;
     pncclPutSignal = one_sided::ncclPutSignal;
-    pncclRecv = points::ncclRecv;
+    pncclRecv = p2p::ncclRecv;
     pncclRedOpCreatePreMulSum = operators::ncclRedOpCreatePreMulSum;
     pncclRedOpDestroy = operators::ncclRedOpDestroy;
     pncclReduce = collectives::ncclReduce;
@@ -107,7 +107,7 @@ twins! {
     pncclResetDebugInit = ncclResetDebugInit;
     pncclScatter = collectives::ncclScatter;
     pncclScatterConfig = collectives::ncclScatterConfig;
-    pncclSend = points::ncclSend;
+    pncclSend = p2p::ncclSend;
     pncclSetEncryption = encryption::ncclSetEncryption;
     pncclSignal = one_sided::ncclSignal;
     pncclTeamCft = teams::ncclTeamCft;

@@ -11,7 +11,7 @@ use super::call::{Call, checked};
 use super::cuda_error;
 use super::direct::DirectCommunicator;
 use super::estimate;
-use super::points::AnyPoints;
+use super::p2p::AnyP2p;
 use super::served::{Identity, Joined, ServedCommunicator};
 use super::surfacing::Surfacing;
 use crate::client::unexpected;
@@ -231,10 +231,10 @@ impl CudaCommunicator {
     }
 
     /// What sends and receives need.
-    pub(super) fn points(&self) -> AnyPoints {
+    pub(super) fn p2p(&self) -> AnyP2p {
         match &self.way {
-            Way::Direct(comm) => AnyPoints::Direct(Arc::clone(comm.points())),
-            Way::Served(comm) => AnyPoints::Staged(Arc::clone(comm.points())),
+            Way::Direct(comm) => AnyP2p::Direct(Arc::clone(comm.p2p())),
+            Way::Served(comm) => AnyP2p::Staged(Arc::clone(comm.p2p())),
         }
     }
 

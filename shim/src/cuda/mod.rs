@@ -7,7 +7,7 @@
 //!
 //! What is too large for that is a command to the service, whose copy engines push between the ranks' own buffers
 //! ([`mccs_ipc::large`]), or copies of those that no other process can open (`direct/staging.rs`).
-//! Sends and receives (`points`) are one kernel a group, beside collectives and in no order with them.
+//! Sends and receives (`p2p`) are one kernel a group, beside collectives and in no order with them.
 //! The service carries everything out for ranks on several hosts, *staged* in host memory (`staged`), and for those of an operator
 //! who wants it so (`served`).
 //!
@@ -19,7 +19,7 @@ mod direct;
 mod either;
 mod estimate;
 mod graphs;
-pub(crate) mod points;
+pub(crate) mod p2p;
 mod profile;
 mod resources;
 mod served;

@@ -62,12 +62,12 @@ impl CudaCommunicator {
         let bytes = kind.payload_count(count, self.nranks()).saturating_mul(dtype.size_bytes() as u64);
         let Some(algorithm) = comm.algorithm(kind, bytes) else { return Carrier::CopyEngines };
         let protocol = match algorithm {
-            Algorithm::PacketsOneShot | Algorithm::PacketsTwoShot => "LL",
-            Algorithm::LinesOneShot | Algorithm::LinesTwoShot => "LL128",
-            Algorithm::BulkOneShot | Algorithm::BulkTwoShot => "SIMPLE",
+            Algorithm::LlOneShot | Algorithm::LlTwoShot => "LL",
+            Algorithm::Ll128OneShot | Algorithm::Ll128TwoShot => "LL128",
+            Algorithm::SimpleOneShot | Algorithm::SimpleTwoShot => "SIMPLE",
         };
         let is_two_shot =
-            matches!(algorithm, Algorithm::PacketsTwoShot | Algorithm::LinesTwoShot | Algorithm::BulkTwoShot);
+            matches!(algorithm, Algorithm::LlTwoShot | Algorithm::Ll128TwoShot | Algorithm::SimpleTwoShot);
         Carrier::Kernel { is_two_shot, protocol, is_stamped: comm.has_known_stamps() }
     }
 

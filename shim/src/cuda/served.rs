@@ -15,7 +15,7 @@ use mccs_ipc::types::{Handle, RedOp, UniqueId};
 
 use super::call::Call;
 use super::direct::DirectCommunicator;
-use super::staged::{StagedCommunicator, StagedPoints};
+use super::staged::{StagedCommunicator, StagedP2p};
 use super::{CudaStream, GpuMemory, cuda_error};
 use crate::client::unexpected;
 use crate::{Client, Error};
@@ -76,8 +76,8 @@ impl ServedCommunicator {
     }
 
     /// All go in host memory.
-    pub(super) fn points(&self) -> &Arc<StagedPoints> {
-        self.staged.points()
+    pub(super) fn p2p(&self) -> &Arc<StagedP2p> {
+        self.staged.p2p()
     }
 
     pub(super) fn client(&self) -> &Client {

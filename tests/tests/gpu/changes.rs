@@ -248,7 +248,7 @@ impl Choices {
             }
         };
         let large_from = Some(from[self.rng.random_range(0..from.len())]);
-        StrategyChange { large_from, lines: Some(self.able.lines && self.rng.random()), ..StrategyChange::default() }
+        StrategyChange { large_from, ll128: Some(self.able.ll128 && self.rng.random()), ..StrategyChange::default() }
     }
 }
 
@@ -284,13 +284,13 @@ fn strategies_change_while_ranks_run() {
         assert_eq!(change(&service, &wanted), Ok(epoch), "{wanted:?}");
         let is = GpuStrategy {
             large_from: wanted.large_from.expect("chosen"),
-            lines: wanted.lines == Some(true),
+            ll128: wanted.ll128 == Some(true),
             max_ctas: wanted.max_ctas,
         };
         assert_eq!(in_force(&service), (epoch, is));
         for (refused, why) in [
-            ("channels = 2", "large_from, lines and max_ctas"),
-            ("algorithm = 'ring'", "large_from, lines and max_ctas"),
+            ("channels = 2", "large_from, ll128 and max_ctas"),
+            ("algorithm = 'ring'", "large_from, ll128 and max_ctas"),
         ] {
             let refused = StrategyChange::parse(refused, "a change").expect("well-formed");
             assert!(change(&service, &refused).is_err_and(|reason| reason.contains(why)));

@@ -10,7 +10,7 @@ mod graphs;
 mod losses;
 mod memory;
 mod mps;
-mod points;
+mod p2p;
 mod process_groups;
 mod ranks;
 mod room;
@@ -58,7 +58,7 @@ fn plays_its_role() {
         losses::ROLES,
         memory::ROLES,
         mps::ROLES,
-        points::ROLES,
+        p2p::ROLES,
         process_groups::ROLES,
         room::ROLES,
         staged::ROLES,

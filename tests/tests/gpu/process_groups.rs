@@ -118,7 +118,7 @@ fn tells_what_groups_take(place: &Place) -> anyhow::Result<()> {
     let (together, ranks) = (place.together(), u64::from(place.nranks));
     each_rank(place, |rank, context, client| {
         let stream = OwnedStream::new(context)?;
-        // Packets, lines, and copy engines with shared slots.
+        // Ll, lines, and copy engines with shared slots.
         let calls = [2, MIB / 4, 4 * MIB].map(|count| all_reduce(count, place.nranks, count));
         let at = calls.iter().map(|call| Buffers::of(context, call)).collect::<Result<Vec<_>, _>>()?;
         let (mut comms, mut before) = (Vec::new(), gpu_memory_bytes(place)?);

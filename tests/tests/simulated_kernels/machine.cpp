@@ -112,8 +112,8 @@ void run_current() {
     const Launch& launch = *machine->current->block->grid->launch;
     switch (launch.args_bytes) {
         case sizeof(DirectArgs): call<DirectArgs>(launch); break;
-        case sizeof(PointsArgs<MESSAGES_FEW>): call<PointsArgs<MESSAGES_FEW>>(launch); break;
-        case sizeof(PointsArgs<MESSAGES_MANY>): call<PointsArgs<MESSAGES_MANY>>(launch); break;
+        case sizeof(P2pArgs<MESSAGES_FEW>): call<P2pArgs<MESSAGES_FEW>>(launch); break;
+        case sizeof(P2pArgs<MESSAGES_MANY>): call<P2pArgs<MESSAGES_MANY>>(launch); break;
         default: std::abort();
     }
     machine->current->has_ended = true;

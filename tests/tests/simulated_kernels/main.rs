@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use libloading::Library;
 use mccs_eval::workload::{Call, POISON, Place};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
-use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectArgs, DirectCall, Launch, Point, PointsLaunch};
+use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectArgs, DirectCall, Launch, P2pLaunch, P2pMessage};
 use mccs_kernels::reference;
 use mccs_tests::seeds;
 use rand::rngs::StdRng;
@@ -207,15 +207,14 @@ fn draw<T: Copy>(random: &mut StdRng, of: &[T]) -> T {
 
 /// Small areas, so that slots are used again.
 fn small_layout(random: &mut StdRng, nranks: u32) -> AreaLayout {
-    let [slot_bytes, packet_bytes, line_bytes] =
-        [128, 1024, 1920].map(|most| 128 * random.random_range(1..=most / 128));
+    let [slot_bytes, ll_bytes, ll128_bytes] = [128, 1024, 1920].map(|most| 128 * random.random_range(1..=most / 128));
     let layout = AreaLayout {
         nranks,
         blocks: random.random_range(1..=3),
         slots: random.random_range(2..=4),
         slot_bytes: slot_bytes.max(draw(random, &[128, 256, 1024])),
-        packet_bytes,
-        line_bytes,
+        ll_bytes,
+        ll128_bytes,
         lanes: 8,
     };
     assert!(layout.is_valid(), "{layout:?}");
@@ -290,13 +289,14 @@ impl Scene {
     fn of_pipelines(seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let nranks = random.random_range(3..=4);
-        let layout = AreaLayout { line_bytes: 128 * random.random_range(30..=90), ..small_layout(&mut random, nranks) };
+        let layout =
+            AreaLayout { ll128_bytes: 128 * random.random_range(30..=90), ..small_layout(&mut random, nranks) };
         Scene::of(seed, 0, random, layout, |random, seed| {
             let kind = draw(random, &[CollectiveKind::AllReduce, CollectiveKind::Reduce]);
             let (dtype, redop) = (draw(random, DataType::ALL), draw(random, RedOp::ALL));
             let count = random.random_range(0..=40_000 / dtype.size_bytes() as u64);
             let root = if kind.has_root() { random.random_range(0..nranks) } else { 0 };
-            (Call { kind, dtype, redop, root, count, nranks, seed }, Algorithm::LinesTwoShot)
+            (Call { kind, dtype, redop, root, count, nranks, seed }, Algorithm::Ll128TwoShot)
         })
     }
 
@@ -471,16 +471,16 @@ fn some_message(random: &mut StdRng, from: u32, to: u32, bytes: usize) -> Sent {
 }
 
 /// A rank's list: its sends and receives in any order, but that of each direction.
-fn list_of(random: &mut StdRng, sent: &[Sent], rank: u32) -> Vec<Point> {
+fn list_of(random: &mut StdRng, sent: &[Sent], rank: u32) -> Vec<P2pMessage> {
     let dtype = DataType::U8;
-    let mut directions: Vec<Vec<Point>> = Vec::new();
+    let mut directions: Vec<Vec<P2pMessage>> = Vec::new();
     for (is_send, peer) in (0..8).flat_map(|peer| [(true, peer), (false, peer)]) {
         let its = sent.iter().filter(|one| {
             if is_send { (one.from, one.to) == (rank, peer) } else { (one.to, one.from) == (rank, peer) }
         });
         let point = |one: &Sent| {
             let buffer = if is_send { &one.send } else { &one.recv };
-            Point { is_send, peer, buffer: buffer.address(), bytes: buffer.bytes as u64, dtype }
+            P2pMessage { is_send, peer, buffer: buffer.address(), bytes: buffer.bytes as u64, dtype }
         };
         directions.push(its.map(point).rev().collect());
     }
@@ -501,22 +501,22 @@ fn exchanged(nranks: u32, groups: &[Vec<Sent>], random: &mut StdRng, seed: u64) 
         blocks: 1,
         slots: 2,
         slot_bytes: 128,
-        packet_bytes: 128,
-        line_bytes: 128,
+        ll_bytes: 128,
+        ll128_bytes: 128,
         lanes: random.random_range(1..=9),
     };
     let areas: Vec<_> = (0..nranks).map(|_| Memory::new(layout.bytes())).collect();
     let mut launches = Vec::new();
     for (sent, rank) in groups.iter().flat_map(|sent| (0..nranks).map(move |rank| (sent, rank))) {
-        let mut launch = PointsLaunch::new(&list_of(random, sent, rank), &layout, (rank, nranks)).expect("a group");
+        let mut launch = P2pLaunch::new(&list_of(random, sent, rank), &layout, (rank, nranks)).expect("a group");
         name_areas(&mut launch.head_mut().areas, &areas);
         launches.push((rank, launch));
     }
     let begun: Vec<_> = launches
         .iter()
         .map(|(rank, launch)| match launch {
-            PointsLaunch::Few(launch) => MACHINE.begun(launch, *rank),
-            PointsLaunch::Many(launch) => MACHINE.begun(&**launch, *rank),
+            P2pLaunch::Few(launch) => MACHINE.begun(launch, *rank),
+            P2pLaunch::Many(launch) => MACHINE.begun(&**launch, *rank),
         })
         .filter(|begun| begun.grid > 0)
         .collect();

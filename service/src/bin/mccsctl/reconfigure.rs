@@ -35,7 +35,7 @@ pub struct Reconfigure {
     large_from: Option<LargeFrom>,
     /// Of GPUs: whether kernels store lines with their flag inside.
     #[arg(long, value_name = "on|off", hide_possible_values = true, value_parser = clap::builder::BoolishValueParser::new())]
-    lines: Option<bool>,
+    ll128: Option<bool>,
     /// Of GPUs: most thread blocks of a kernel; 0: as measured.
     #[arg(long, value_name = "N")]
     max_ctas: Option<u32>,
@@ -43,7 +43,7 @@ pub struct Reconfigure {
     #[arg(long)]
     window: Option<u32>,
     /// Change nothing, but let the controller decide for it again.
-    #[arg(long, conflicts_with_all = ["file", "algorithm", "channels", "ring", "transport", "path", "large_from", "lines", "max_ctas", "window"])]
+    #[arg(long, conflicts_with_all = ["file", "algorithm", "channels", "ring", "transport", "path", "large_from", "ll128", "max_ctas", "window"])]
     unpin: bool,
 }
 
@@ -67,7 +67,7 @@ impl Reconfigure {
             (change.rings, change.channels) = (Some(rings.collect::<anyhow::Result<_>>()?), None);
         }
         change.transport = self.transport.or(change.transport);
-        (change.large_from, change.lines) = (self.large_from.or(change.large_from), self.lines.or(change.lines));
+        (change.large_from, change.ll128) = (self.large_from.or(change.large_from), self.ll128.or(change.ll128));
         change.max_ctas = self.max_ctas.or(change.max_ctas);
         if !self.path.is_empty() {
             change.paths = Some(self.path.clone());
@@ -156,8 +156,8 @@ mod tests {
     fn changes_of_gpus_are_asked_for() {
         let wanted = |toml| StrategyChange::parse(toml, "a change").expect("well-formed");
         for (words, toml) in [
-            ("r 7 --large-from 4MiB --lines off", "large_from = '4MiB'\nlines = false"),
-            ("r 7 --lines on", "lines = true"),
+            ("r 7 --large-from 4MiB --ll128 off", "large_from = '4MiB'\nll128 = false"),
+            ("r 7 --ll128 on", "ll128 = true"),
             ("r 7 --large-from 0", "large_from = '0'"),
             ("r 7 --max-ctas 32", "max_ctas = 32"),
             ("r 7 --large-from 4MiB,all_reduce=0", "large_from = '4MiB, all_reduce=0'"),
@@ -168,9 +168,9 @@ mod tests {
         }
         for (words, why) in [
             ("r 7 --large-from 4MB", "MiB"),
-            ("r 7 --lines maybe", "maybe"),
-            ("r 7 --lines", "on|off"),
-            ("r 7 --unpin --lines on", "cannot be used with"),
+            ("r 7 --ll128 maybe", "maybe"),
+            ("r 7 --ll128", "on|off"),
+            ("r 7 --unpin --ll128 on", "cannot be used with"),
             ("r 7", "nothing is to change"),
         ] {
             let refusal = asked(words).expect_err(words);

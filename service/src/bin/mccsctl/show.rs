@@ -93,10 +93,10 @@ pub fn comms(comms: &[CommView]) {
     for c in comms {
         let mut progress: Vec<_> =
             c.ranks.iter().map(|rank| format!("{}/{}/{}", rank.enqueued, rank.started, rank.completed)).collect();
-        progress.extend(c.on_gpus.map(|GpuStrategy { large_from, lines, max_ctas }| {
+        progress.extend(c.on_gpus.map(|GpuStrategy { large_from, ll128, max_ctas }| {
             let most = max_ctas.map(|most| format!(", max_ctas {most}")).unwrap_or_default();
             let training = if c.is_for_training { " for training" } else { "" };
-            format!("(large_from {large_from}{training}, lines {}{most})", if lines { "on" } else { "off" })
+            format!("(large_from {large_from}{training}, ll128 {}{most})", if ll128 { "on" } else { "off" })
         }));
         progress.extend(c.graphs_keep.map(|epoch| format!("(graphs keep {epoch})")));
         progress.extend(c.traffic_class.map(|class| format!("(traffic class {class})")));

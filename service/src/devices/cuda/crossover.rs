@@ -31,7 +31,7 @@ fn measured(kind: CollectiveKind, nranks: u32, is_for_training: bool) -> u64 {
 
 /// What ranks do by themselves, and from which size on copy engines do it, if they can.
 pub(super) fn strategy(nranks: u32, chosen: &GpuStrategy, is_for_training: bool) -> DirectStrategy {
-    let measured_best = if chosen.lines { DirectStrategy::with_lines(nranks) } else { DirectStrategy::initial(nranks) };
+    let measured_best = if chosen.ll128 { DirectStrategy::with_ll128(nranks) } else { DirectStrategy::initial(nranks) };
     let mut strategy = measured_best.with_max_blocks(chosen.max_ctas.unwrap_or(u32::MAX));
     for kind in CollectiveKind::ALL.iter().filter(|kind| has_large(**kind, RedOp::Sum)) {
         strategy.large_from[*kind as usize] = match chosen.large_from.of(kind.name()) {
@@ -54,11 +54,11 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn goes_direct(large_from: LargeFrom, kind: CollectiveKind, bytes: u64) -> bool {
-        let [plain, in_lines] = [false, true].map(|lines| {
-            let chosen = GpuStrategy { large_from, lines, max_ctas: None };
+        let [plain, in_ll128] = [false, true].map(|ll128| {
+            let chosen = GpuStrategy { large_from, ll128, max_ctas: None };
             strategy(4, &chosen, false).choose(kind, bytes).is_some()
         });
-        assert_eq!(plain, in_lines, "{kind} {bytes}");
+        assert_eq!(plain, in_ll128, "{kind} {bytes}");
         plain
     }
 
@@ -93,7 +93,7 @@ mod tests {
         use CollectiveKind as Kind;
         let chosen = |large_from: &str| GpuStrategy {
             large_from: large_from.parse().expect("known"),
-            lines: true,
+            ll128: true,
             max_ctas: None,
         };
         let goes_direct =

@@ -116,7 +116,7 @@ pub struct CudaOptions {
     /// Bytes, of which each rank's GPU has two, that parts to be combined come into.
     pub slot_bytes: u64,
     /// Whether ranks' kernels may store lines with their flag inside.
-    pub lines: bool,
+    pub ll128: bool,
     /// Most blocks of a kernel that carries a collective out; none: as measured.
     pub max_ctas: Option<u32>,
     /// Who carries collectives out.

@@ -437,10 +437,10 @@ impl Setup {
     }
 
     /// Whether each of these GPUs stores whole lines to each other: not, where the driver does not say.
-    fn store_lines(&self, gpus: &[usize]) -> bool {
+    fn store_ll128(&self, gpus: &[usize]) -> bool {
         let gpu = |number: usize| &self.gpus.gpus[number].0;
         let stores = |from: usize, to: usize| {
-            gpu(from).stores_lines_to(gpu(to)).unwrap_or_else(|error| {
+            gpu(from).stores_ll128_to(gpu(to)).unwrap_or_else(|error| {
                 tracing::warn!(%error, "what links between GPUs do is not known: no lines");
                 false
             })
@@ -467,8 +467,8 @@ impl Setup {
         // A single rank has nobody to meet, and an area that nobody uses.
         let multiprocessors = gpus.iter().map(|gpu| self.gpus.gpus[*gpu].0.multiprocessors).min().unwrap_or(0);
         let layout = AreaLayout::initial(nranks.max(2)).for_multiprocessors(multiprocessors);
-        let lines = self.store_lines(gpus);
-        let layout = if lines && self.options.lines { layout.with_lines() } else { layout };
+        let ll128 = self.store_ll128(gpus);
+        let layout = if ll128 && self.options.ll128 { layout.with_ll128() } else { layout };
         let large = self.may_be_large(gpus).then(|| LargeLayout::new(self.options.slot_bytes));
         let area_bytes = layout.bytes();
         let owner = charges.first().map(|charge| Arc::clone(charge.tenant()));
@@ -525,10 +525,10 @@ impl Setup {
         }
         *memory.area_bytes.get_mut() = held.areas.iter().map(|(_, area)| area.held_bytes()).max().unwrap_or(0);
         let copy_engines = large.is_some();
-        let abilities = Abilities { nranks, execution, copy_engines, lines, opens_buffers: !by_descriptors };
+        let abilities = Abilities { nranks, execution, copy_engines, ll128, opens_buffers: !by_descriptors };
         let wanted = GpuStrategy {
             large_from: self.options.large_from,
-            lines: self.options.lines,
+            ll128: self.options.ll128,
             max_ctas: self.options.max_ctas,
         };
         let strategies = Strategies::begin(Arc::clone(&page), abilities, wanted);

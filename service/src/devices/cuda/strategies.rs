@@ -1,7 +1,7 @@
 //! The strategies of a communicator whose ranks run collectives themselves: the one in force, and what the operator makes of it
 //! while they run.
 //!
-//! What there is to choose from is laid out when the communicator begins, and stays: every area has room for lines, which some GPUs
+//! What there is to choose from is laid out when the communicator begins, and stays: every area has room for ll128, which some GPUs
 //! cannot store whole; copy engines have their slots, or there are none.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +27,7 @@ pub struct GpuStrategy {
     /// Payload from which collectives go by copy engines.
     pub large_from: LargeFrom,
     /// Whether kernels store lines with their flag inside.
-    pub lines: bool,
+    pub ll128: bool,
     /// Most blocks of a kernel that carries a collective out; none: as measured.
     pub max_ctas: Option<u32>,
 }
@@ -42,7 +42,7 @@ pub struct Abilities {
     /// Whether it has copy engines.
     pub copy_engines: bool,
     /// Whether its GPUs store lines whole to each other.
-    pub lines: bool,
+    pub ll128: bool,
     /// Whether engines reach what `cudaMalloc` allocates. Otherwise most buffers are copied for them, which takes longer than they are faster by: what
     /// measured best does not hold.
     pub opens_buffers: bool,
@@ -58,7 +58,7 @@ impl Abilities {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StrategyRefused {
     /// Rings and such.
-    #[error("GPUs carry its collectives out: of its strategy only large_from, lines and max_ctas can be changed")]
+    #[error("GPUs carry its collectives out: of its strategy only large_from, ll128 and max_ctas can be changed")]
     OfHosts,
     /// Ranks have nothing to choose.
     #[error(
@@ -76,7 +76,7 @@ pub enum StrategyRefused {
     NoCopyEngines,
     /// Data and flag could come apart.
     #[error("its GPUs do not store whole lines to each other")]
-    NoLines,
+    NoLl128,
     /// Not now, or not any more.
     #[error(transparent)]
     Cut(#[from] CutError),
@@ -102,7 +102,7 @@ impl Strategies {
     pub fn begin(page: Arc<DirectPage>, abilities: Abilities, wanted: GpuStrategy) -> Self {
         let large_from =
             if abilities.copy_engines { abilities.crossovers(wanted.large_from) } else { Crossover::Never.into() };
-        let first = GpuStrategy { large_from, lines: wanted.lines && abilities.lines, ..wanted };
+        let first = GpuStrategy { large_from, ll128: wanted.ll128 && abilities.ll128, ..wanted };
         let mut publisher = Publisher::new(abilities.nranks);
         publisher
             .publish(&page, &words_of(first, abilities.nranks, false))
@@ -124,7 +124,7 @@ impl Strategies {
         if change.is_of_hosts() {
             return Err(StrategyRefused::OfHosts);
         }
-        let Abilities { nranks, execution, copy_engines, lines, .. } = self.abilities;
+        let Abilities { nranks, execution, copy_engines, ll128, .. } = self.abilities;
         if execution == Execution::Service {
             return Err(StrategyRefused::ByService);
         }
@@ -134,13 +134,13 @@ impl Strategies {
         if change.large_from.is_some_and(|from| !from.is_never()) && !copy_engines {
             return Err(StrategyRefused::NoCopyEngines);
         }
-        if change.lines == Some(true) && !lines {
-            return Err(StrategyRefused::NoLines);
+        if change.ll128 == Some(true) && !ll128 {
+            return Err(StrategyRefused::NoLl128);
         }
         let mut state = self.state();
         let next = GpuStrategy {
             large_from: change.large_from.map_or(state.last.large_from, |from| self.abilities.crossovers(from)),
-            lines: change.lines.unwrap_or(state.last.lines),
+            ll128: change.ll128.unwrap_or(state.last.ll128),
             max_ctas: change.max_ctas.map_or(state.last.max_ctas, |most| Some(most).filter(|most| *most != 0)),
         };
         let words = words_of(next, nranks, state.choice.is_for_training());
@@ -253,10 +253,10 @@ mod tests {
     use super::*;
 
     fn measured() -> GpuStrategy {
-        GpuStrategy { large_from: Crossover::Measured.into(), lines: true, max_ctas: None }
+        GpuStrategy { large_from: Crossover::Measured.into(), ll128: true, max_ctas: None }
     }
     const ABLE: Abilities =
-        Abilities { nranks: 4, execution: Execution::Ranks, copy_engines: true, lines: true, opens_buffers: true };
+        Abilities { nranks: 4, execution: Execution::Ranks, copy_engines: true, ll128: true, opens_buffers: true };
 
     fn strategies(abilities: Abilities) -> Strategies {
         let (_fd, page) = DirectPage::create().expect("a page");
@@ -282,19 +282,19 @@ mod tests {
         assert!(strategies.page().announce(0, 5) && strategies.page().announce(3, 7));
         let cut = strategies.change(&change("large_from = '1MiB'")).expect("changed");
         assert_eq!(cut, Cut { epoch: 1, from: 8 });
-        assert_eq!([7, 8].map(|n| way(&strategies, n, MIB)), [Some(Algorithm::LinesTwoShot), None]);
-        assert_eq!([7, 8].map(|n| way(&strategies, n, MIB / 2)), [Some(Algorithm::LinesTwoShot); 2]);
+        assert_eq!([7, 8].map(|n| way(&strategies, n, MIB)), [Some(Algorithm::Ll128TwoShot), None]);
+        assert_eq!([7, 8].map(|n| way(&strategies, n, MIB / 2)), [Some(Algorithm::Ll128TwoShot); 2]);
         (0..4).for_each(|rank| assert!(strategies.page().announce(rank, 9)));
-        assert_eq!(strategies.change(&change("lines = false")), Ok(Cut { epoch: 2, from: 10 }));
+        assert_eq!(strategies.change(&change("ll128 = false")), Ok(Cut { epoch: 2, from: 10 }));
         assert_eq!(
             [9, 10].map(|n| way(&strategies, n, MIB / 2)),
-            [Some(Algorithm::LinesTwoShot), Some(Algorithm::BulkTwoShot)]
+            [Some(Algorithm::Ll128TwoShot), Some(Algorithm::SimpleTwoShot)]
         );
         assert_eq!([9, 10].map(|n| way(&strategies, n, MIB)), [None; 2]);
         let one = LargeFrom::from(Crossover::Pinned(Bytes::mib(1)));
-        assert_eq!(strategies.last(), Some(GpuStrategy { large_from: one, lines: false, max_ctas: None }));
+        assert_eq!(strategies.last(), Some(GpuStrategy { large_from: one, ll128: false, max_ctas: None }));
         assert_eq!(strategies.change(&change("large_from = '0'\nlines = true")), Ok(Cut { epoch: 3, from: 10 }));
-        assert_eq!(way(&strategies, 10, 4096 * MIB), Some(Algorithm::BulkTwoShot));
+        assert_eq!(way(&strategies, 10, 4096 * MIB), Some(Algorithm::SimpleTwoShot));
         assert_eq!(strategies.change(&change("large_from = 'measured'")).map(|cut| cut.epoch), Ok(4));
         assert_eq!(strategies.last(), Some(measured()));
     }
@@ -382,30 +382,30 @@ mod tests {
             assert!(!strategies.page().is_held());
             refusal
         };
-        let poor = Abilities { copy_engines: false, lines: false, ..ABLE };
+        let poor = Abilities { copy_engines: false, ll128: false, ..ABLE };
         for toml in
             ["channels = 2", "transport = 'tcp'", "algorithm = 'ring'", "rings = [[0, 1, 2, 3]]", "[[path]]\ndscp = 1"]
         {
             assert_eq!(refused(ABLE, toml), StrategyRefused::OfHosts);
         }
         assert_eq!(
-            refused(Abilities { execution: Execution::Service, ..ABLE }, "lines = false"),
+            refused(Abilities { execution: Execution::Service, ..ABLE }, "ll128 = false"),
             StrategyRefused::ByService
         );
-        assert_eq!(refused(Abilities { nranks: 1, ..ABLE }, "lines = false"), StrategyRefused::Alone);
+        assert_eq!(refused(Abilities { nranks: 1, ..ABLE }, "ll128 = false"), StrategyRefused::Alone);
         for from in ["measured", "4MiB"] {
-            assert_eq!(refused(poor, &format!("lines = false\nlarge_from = {from:?}")), StrategyRefused::NoCopyEngines);
+            assert_eq!(refused(poor, &format!("ll128 = false\nlarge_from = {from:?}")), StrategyRefused::NoCopyEngines);
         }
-        assert_eq!(refused(poor, "lines = true\nlarge_from = '0'"), StrategyRefused::NoLines);
+        assert_eq!(refused(poor, "ll128 = true\nlarge_from = '0'"), StrategyRefused::NoLl128);
     }
 
     #[test]
     fn who_has_less_begins_with_less_and_can_still_be_told_so() {
-        let strategies = strategies(Abilities { copy_engines: false, lines: false, ..ABLE });
-        let first = GpuStrategy { large_from: Crossover::Never.into(), lines: false, max_ctas: None };
+        let strategies = strategies(Abilities { copy_engines: false, ll128: false, ..ABLE });
+        let first = GpuStrategy { large_from: Crossover::Never.into(), ll128: false, max_ctas: None };
         assert_eq!(strategies.last(), Some(first));
-        assert_eq!(strategies.change(&change("lines = false\nlarge_from = '0'")), Ok(Cut { epoch: 1, from: 1 }));
-        assert_eq!(way(&strategies, 1, 1 << 32), Some(Algorithm::BulkTwoShot));
+        assert_eq!(strategies.change(&change("ll128 = false\nlarge_from = '0'")), Ok(Cut { epoch: 1, from: 1 }));
+        assert_eq!(way(&strategies, 1, 1 << 32), Some(Algorithm::SimpleTwoShot));
     }
 
     #[test]
@@ -413,8 +413,8 @@ mod tests {
         let strategies = strategies(ABLE);
         let captured = || strategies.page().captured_terms().map(|terms| terms.epoch);
         assert!(strategies.page().begin_graph(2));
-        assert_eq!(strategies.change(&change("lines = false")), Ok(Cut { epoch: 1, from: 1 }));
-        assert_eq!(way(&strategies, 1, 1 << 19), Some(Algorithm::BulkTwoShot));
+        assert_eq!(strategies.change(&change("ll128 = false")), Ok(Cut { epoch: 1, from: 1 }));
+        assert_eq!(way(&strategies, 1, 1 << 19), Some(Algorithm::SimpleTwoShot));
         strategies.renew_captured();
         assert_eq!(captured(), Some(0));
         strategies.page().end_graph(2);

@@ -156,10 +156,10 @@ mod tests {
                 nranks: NRANKS,
                 execution: Execution::Ranks,
                 copy_engines: false,
-                lines: false,
+                ll128: false,
                 opens_buffers: true,
             };
-            let first = GpuStrategy { large_from: Crossover::Never.into(), lines: false, max_ctas: None };
+            let first = GpuStrategy { large_from: Crossover::Never.into(), ll128: false, max_ctas: None };
             let strategies = Strategies::begin(Arc::new(page), abilities, first);
             let session = Session::for_tests(1, &tenant);
             let group = DirectGroup::new(strategies, None, Box::new(NoAreas));

@@ -149,7 +149,7 @@ pub(super) struct Comm {
     pub(super) info: Arc<CommInfo>,
     /// Whether a rank has left.
     any_left: bool,
-    /// Point-to-point jobs that run.
+    /// P2pMessage-to-point jobs that run.
     pub(super) pair_jobs: u32,
     /// When something last happened here.
     active_at: Instant,

@@ -184,7 +184,7 @@ impl DirectGroup {
         let (mut seen, mut groups): (Seen, Seen) = Default::default();
         for (rank, (progress, group)) in (0..nranks).zip(seen.iter_mut().zip(&mut groups)) {
             *progress = (self.page().launched(rank), self.ended(rank));
-            *group = (self.page().points_launched(rank).groups, self.groups_ended(rank));
+            *group = (self.page().p2p_launched(rank).groups, self.groups_ended(rank));
         }
         (seen, groups)
     }
@@ -298,7 +298,7 @@ impl Comm {
                         |m| format!("rank {rank} (process {})", m.session.peer.pid),
                     )
                 };
-                describe_points_wait(direct.page(), &seen_groups[..self.nranks() as usize], named)
+                describe_p2p_wait(direct.page(), &seen_groups[..self.nranks() as usize], named)
             }
             _ => self.describe_operation_wait(seen),
         }
@@ -324,8 +324,8 @@ impl Comm {
 }
 
 /// Which ranks whose groups do not end wait for whom. `seen` has the groups that each rank has launched and ended.
-fn describe_points_wait(page: &DirectPage, seen: &[(u64, u64)], named: impl Fn(u32) -> String) -> String {
-    let all: Vec<_> = (0..seen.len() as u32).map(|rank| page.points_launched(rank)).collect();
+fn describe_p2p_wait(page: &DirectPage, seen: &[(u64, u64)], named: impl Fn(u32) -> String) -> String {
+    let all: Vec<_> = (0..seen.len() as u32).map(|rank| page.p2p_launched(rank)).collect();
     let mut waits = Vec::new();
     for (rank, own) in all.iter().enumerate().filter(|(rank, _)| seen[*rank].0 > seen[*rank].1) {
         for (peer, theirs) in all.iter().enumerate() {
@@ -352,7 +352,7 @@ fn describe_points_wait(page: &DirectPage, seen: &[(u64, u64)], named: impl Fn(u
 
 #[cfg(test)]
 mod tests {
-    use mccs_ipc::direct::PointsLaunched;
+    use mccs_ipc::direct::P2pLaunched;
 
     use super::*;
 
@@ -390,13 +390,13 @@ mod tests {
         let (_fd, page) = DirectPage::create().expect("a page");
         let launched = |groups, sent: [u64; 2], received: [u64; 2]| {
             let wide = |counts: [u64; 2]| std::array::from_fn(|peer| counts.get(peer).copied().unwrap_or(0));
-            PointsLaunched { groups, sent: wide(sent), received: wide(received) }
+            P2pLaunched { groups, sent: wide(sent), received: wide(received) }
         };
-        let said = |seen: [(u64, u64); 2]| describe_points_wait(&page, &seen, |rank| format!("rank {rank}"));
-        page.launch_points(0, &launched(3, [0, 2], [0, 5]));
-        page.launch_points(1, &launched(2, [4, 0], [2, 0]));
+        let said = |seen: [(u64, u64); 2]| describe_p2p_wait(&page, &seen, |rank| format!("rank {rank}"));
+        page.launch_p2p(0, &launched(3, [0, 2], [0, 5]));
+        page.launch_p2p(1, &launched(2, [4, 0], [2, 0]));
         assert_eq!(said([(3, 2), (2, 2)]), "rank 0 waits for message 5 from rank 1, which has sent 4");
-        page.launch_points(0, &launched(3, [0, 4], [0, 4]));
+        page.launch_p2p(0, &launched(3, [0, 4], [0, 4]));
         assert_eq!(said([(3, 2), (2, 2)]), "rank 0 sends message 3 to rank 1, which has received 2");
         // Short messages may have been sent without anybody waiting.
         assert!(said([(3, 3), (2, 1)]).starts_with("all sends have their receives"));

@@ -106,17 +106,17 @@ impl Comm {
                     .insert(member.rank, format!("group {} of sends and receives", groups.1.saturating_add(1)));
             }
         }
-        stall.pairs = self.points_accounts(last);
+        stall.pairs = self.p2p_accounts(last);
         Some(stall)
     }
 
     /// Sends and receives of ranks. Those of one whose groups have all ended are not open: short ones leave before they are received.
-    fn points_accounts(&self, look: &Look) -> BTreeMap<u32, Vec<PairAccount>> {
+    fn p2p_accounts(&self, look: &Look) -> BTreeMap<u32, Vec<PairAccount>> {
         let Some(direct) = &self.info.direct else { return BTreeMap::new() };
-        let all: Vec<_> = (0..self.nranks()).map(|rank| direct.page().points_launched(rank)).collect();
-        let of = |(rank, own): (usize, &mccs_ipc::direct::PointsLaunched)| {
+        let all: Vec<_> = (0..self.nranks()).map(|rank| direct.page().p2p_launched(rank)).collect();
+        let of = |(rank, own): (usize, &mccs_ipc::direct::P2pLaunched)| {
             let is_open = look.groups[rank].0 > look.groups[rank].1;
-            let with = |(peer, theirs): (usize, &mccs_ipc::direct::PointsLaunched)| {
+            let with = |(peer, theirs): (usize, &mccs_ipc::direct::P2pLaunched)| {
                 let open = |own: u64, theirs: u64| if is_open { own.saturating_sub(theirs) } else { 0 };
                 let (sends, recvs) = (own.sent[peer], own.received[peer]);
                 PairAccount {

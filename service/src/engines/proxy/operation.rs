@@ -38,7 +38,7 @@ pub struct Operand {
     pub region: Option<Arc<Region>>,
 }
 
-// SAFETY: `ptr` points into `region`, which the operand keeps mapped, on whichever thread it is used. The memory is
+// SAFETY: `ptr` p2p into `region`, which the operand keeps mapped, on whichever thread it is used. The memory is
 // shared with the tenant's process and only ever accessed through raw pointers.
 unsafe impl Send for Operand {}
 // SAFETY: as above; a shared operand hands out the same raw pointer.

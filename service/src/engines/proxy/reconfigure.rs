@@ -111,7 +111,7 @@ impl Comm {
     /// What the last change that is decided, or else the strategy in force, with `change` comes to.
     fn next(&self, change: &StrategyChange, epoch: u64) -> Result<Next, Refused> {
         if change.is_of_gpus() {
-            return Err("large_from, lines and max_ctas are for communicators whose collectives GPUs carry out".into());
+            return Err("large_from, ll128 and max_ctas are for communicators whose collectives GPUs carry out".into());
         }
         let (_, schedules, ways) = self.last_decided();
         let number = u32::try_from(epoch).ok().filter(|epoch| *epoch <= EPOCH_MAX);

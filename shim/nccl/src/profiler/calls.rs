@@ -9,7 +9,7 @@ use mccs::{CollectiveKind, DataType, Error};
 use mccs_cuda::RawStream;
 
 use super::Profile;
-use super::events::{Coll, Event, Function, Point, Way, kind, state};
+use super::events::{Coll, Event, Function, P2pCall, Way, kind, state};
 use super::plugin::{Handle, Plugin};
 use crate::communicators::Made;
 
@@ -45,7 +45,7 @@ struct Call {
 
 enum What {
     Collective { coll: Coll, kind: CollectiveKind, dtype: DataType },
-    Point(Point),
+    P2pCall(P2pCall),
 }
 
 /// Calls of a group so far.
@@ -124,7 +124,7 @@ pub(crate) unsafe fn collective(
 ///
 /// # Safety
 /// The stream must live.
-pub(crate) unsafe fn point(
+pub(crate) unsafe fn p2p(
     comm: &Made,
     call: &PointToPoint,
     enqueue: impl FnOnce() -> Result<(), Error>,
@@ -133,8 +133,8 @@ pub(crate) unsafe fn point(
     let &PointToPoint { function, buffer, count, peer, dtype, stream } = call;
     // SAFETY: the caller's contract.
     let is_captured = unsafe { is_captured(stream) };
-    let point = Point { function, buffer, count, peer, datatype: dtype as c_int, stream, is_captured };
-    call_in_group(comm, profile, What::Point(point), enqueue)
+    let p2p = P2pCall { function, buffer, count, peer, datatype: dtype as c_int, stream, is_captured };
+    call_in_group(comm, profile, What::P2pCall(p2p), enqueue)
 }
 
 /// A call that is a group of its own, or one of a program's group.
@@ -146,7 +146,7 @@ fn call_in_group(
 ) -> Result<(), Error> {
     let (event, is_captured) = match &what {
         What::Collective { coll, .. } => (Event::CollApi(coll), coll.is_captured),
-        What::Point(point) => (Event::P2pApi(point), point.is_captured),
+        What::P2pCall(p2p) => (Event::P2pApi(p2p), p2p.is_captured),
     };
     let depth = crate::group::depth();
     let group = begin_group(profile, depth, is_captured);
@@ -255,7 +255,7 @@ impl<'a> Launched<'a> {
         let group = profile.start(&Event::Group, Handle::NONE);
         let stream = match &call.what {
             What::Collective { coll, .. } => coll.stream,
-            What::Point(point) => point.stream,
+            What::P2pCall(p2p) => p2p.stream,
         };
         let launch = profile.start(&Event::KernelLaunch { stream }, api);
         let kernels = comm.communicator().map_or(0, |comm| comm.kernels_launched());
@@ -265,8 +265,8 @@ impl<'a> Launched<'a> {
     fn add(&mut self, call: &Call) {
         let group = self.group.0;
         match &call.what {
-            What::Point(point) => {
-                self.operations.push(self.profile.start(&Event::P2p { point, group }, call.api));
+            What::P2pCall(p2p) => {
+                self.operations.push(self.profile.start(&Event::P2p { p2p, group }, call.api));
             }
             What::Collective { coll, kind, dtype } => {
                 let comm = self.comm.communicator();

@@ -28,12 +28,12 @@ pub(super) mod state {
 pub(super) enum Event<'a> {
     GroupApi { is_captured: bool, depth: c_int },
     CollApi(&'a Coll),
-    P2pApi(&'a Point),
+    P2pApi(&'a P2pCall),
     KernelLaunch { stream: *mut c_void },
     Group,
     Coll { coll: &'a Coll, way: Way, group: *mut c_void },
     CeColl { coll: &'a Coll },
-    P2p { point: &'a Point, group: *mut c_void },
+    P2p { p2p: &'a P2pCall, group: *mut c_void },
     KernelCh { began_ns: u64 },
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Coll {
 
 /// A send or receive.
 #[derive(Clone, Copy)]
-pub(crate) struct Point {
+pub(crate) struct P2pCall {
     pub(super) function: &'static Function,
     pub(super) buffer: *mut c_void,
     pub(super) count: usize,

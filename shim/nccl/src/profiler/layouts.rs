@@ -6,7 +6,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 
-use super::events::{Coll, Event, Named, Point, Way};
+use super::events::{Coll, Event, Named, P2pCall, Way};
 
 /// Names of data types, by NCCL's number.
 const DATATYPES: [&CStr; 12] = [
@@ -265,12 +265,12 @@ fn new_body(event: &Event<'_>) -> Body {
             is_captured: coll.is_captured,
             user_tag: coll.user_tag,
         }),
-        Event::P2pApi(point) => Body::of(P2pApi {
-            function: point.function.name.as_ptr(),
-            count: point.count,
-            datatype: datatype_name(point.datatype),
-            stream: point.stream,
-            is_captured: point.is_captured,
+        Event::P2pApi(p2p) => Body::of(P2pApi {
+            function: p2p.function.name.as_ptr(),
+            count: p2p.count,
+            datatype: datatype_name(p2p.datatype),
+            stream: p2p.stream,
+            is_captured: p2p.is_captured,
             user_tag: 0,
         }),
         Event::KernelLaunch { stream } => Body::of(stream),
@@ -308,12 +308,12 @@ fn new_body(event: &Event<'_>) -> Body {
             stream: coll.stream,
             user_tag: coll.user_tag,
         }),
-        Event::P2p { point, group } => Body::of(P2p4 {
-            function: point.function.name.as_ptr(),
-            buffer: point.buffer,
-            datatype: datatype_name(point.datatype),
-            count: point.count,
-            peer: point.peer,
+        Event::P2p { p2p, group } => Body::of(P2p4 {
+            function: p2p.function.name.as_ptr(),
+            buffer: p2p.buffer,
+            datatype: datatype_name(p2p.datatype),
+            count: p2p.count,
+            peer: p2p.peer,
             channels: 0,
             group,
             user_tag: 0,
@@ -323,7 +323,7 @@ fn new_body(event: &Event<'_>) -> Body {
 }
 
 impl Descriptor1 {
-    /// For versions 1 to 4. Collectives and points lie in their group there.
+    /// For versions 1 to 4. Collectives and p2p lie in their group there.
     pub(super) fn new(version: u32, event: &Event<'_>, parent: *mut c_void, rank: c_int, named: &Named<'_>) -> Self {
         let parent = match *event {
             Event::Coll { group, .. } | Event::P2p { group, .. } => group,
@@ -331,10 +331,10 @@ impl Descriptor1 {
         };
         let body = match (version, event) {
             (1, Event::Coll { coll, way, .. }) => coll_1(coll, way, named),
-            (1, Event::P2p { point, .. }) => point_1(point, named),
+            (1, Event::P2p { p2p, .. }) => p2p_1(p2p, named),
             (2, Event::Coll { coll, way, .. }) => coll_2(coll, way, named),
             (3, Event::Coll { coll, way, .. }) => coll_3(coll, way, named),
-            (2 | 3, Event::P2p { point, .. }) => point_2(point, named),
+            (2 | 3, Event::P2p { p2p, .. }) => p2p_2(p2p, named),
             _ => new_body(event),
         };
         Descriptor1 { kind: event.kind() as u8, parent, rank, body }
@@ -402,26 +402,26 @@ fn coll_3(coll: &Coll, way: &Way, named: &Named<'_>) -> Body {
     })
 }
 
-fn point_1(point: &Point, named: &Named<'_>) -> Body {
+fn p2p_1(p2p: &P2pCall, named: &Named<'_>) -> Body {
     Body::of(P2p1 {
         name: named.name.as_ptr(),
         hash: named.hash,
-        function: point.function.number,
-        buffer: point.buffer,
-        datatype: point.datatype as u8,
-        count: point.count,
-        peer: point.peer,
+        function: p2p.function.number,
+        buffer: p2p.buffer,
+        datatype: p2p.datatype as u8,
+        count: p2p.count,
+        peer: p2p.peer,
     })
 }
 
-fn point_2(point: &Point, named: &Named<'_>) -> Body {
+fn p2p_2(p2p: &P2pCall, named: &Named<'_>) -> Body {
     Body::of(P2p2 {
         name: named.name.as_ptr(),
         hash: named.hash,
-        function: point.function.name.as_ptr(),
-        buffer: point.buffer,
-        datatype: datatype_name(point.datatype),
-        count: point.count,
-        peer: point.peer,
+        function: p2p.function.name.as_ptr(),
+        buffer: p2p.buffer,
+        datatype: datatype_name(p2p.datatype),
+        count: p2p.count,
+        peer: p2p.peer,
     })
 }

@@ -27,7 +27,7 @@ use self::kernels::Kernels;
 use self::plugin::{About, Handle, Plugin};
 
 pub(crate) use self::calls::{
-    Collective, PointToPoint, collective, drop_group, end_group, point, user_tag, with_user_tag,
+    Collective, PointToPoint, collective, drop_group, end_group, p2p, user_tag, with_user_tag,
 };
 pub(crate) use self::events::{
     ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, Function, GATHER, RECV, REDUCE, REDUCE_SCATTER, SCATTER, SEND,

@@ -1,14 +1,14 @@
 //! Communicators of GPUs that reach each other, and their collectives.
 //!
 //! A collective is a kernel in the caller's stream, which meets those of the other ranks in areas of GPU memory; a large one is
-//! left to the service's copy engines (`large.rs`). Both go in one order, under one lock, and sends and receives (`points.rs`)
+//! left to the service's copy engines (`large.rs`). Both go in one order, under one lock, and sends and receives (`p2p.rs`)
 //! in another. A communicator leaves when all its kernels have ended: the service may free what they use.
 
 mod large;
 mod launcher;
 mod member;
 mod order;
-mod points;
+mod p2p;
 mod rate_limit;
 mod regions;
 mod staging;
@@ -30,7 +30,7 @@ use self::large::{Combine, LargeOrder};
 use self::launcher::Launcher;
 pub(super) use self::member::Member;
 use self::order::LaunchOrder;
-pub(super) use self::points::Points;
+pub(super) use self::p2p::P2p;
 use self::rate_limit::RateLimit;
 pub(crate) use self::regions::GpuRegions;
 pub use self::regions::REGISTERED_MAX;
@@ -55,7 +55,7 @@ pub(super) struct DirectCommunicator {
     order: Mutex<Order>,
     looks_for_freed: RateLimit,
     /// Behind the order, whose graphs are of the member's kernels.
-    points: Arc<Points>,
+    p2p: Arc<P2p>,
 }
 
 /// What is done in one order, under one lock.
@@ -113,10 +113,10 @@ impl DirectCommunicator {
             strategy: KnownStrategy { published: 0, operations: 0..0, strategy: DirectStrategy::zeroed() },
             large: LargeOrder::new(&member.context, share)?,
         };
-        let points = Arc::new(Points::new(Arc::clone(&member))?);
+        let p2p = Arc::new(P2p::new(Arc::clone(&member))?);
         let &DirectShare { large, execution, is_timed, .. } = share;
         let (order, looks_for_freed) = (Mutex::new(order), RateLimit::new(LOOK_FOR_FREED_EVERY));
-        Ok(DirectCommunicator { member, large, execution, is_timed, order, looks_for_freed, points })
+        Ok(DirectCommunicator { member, large, execution, is_timed, order, looks_for_freed, p2p })
     }
 
     pub(super) fn rank(&self) -> u32 {
@@ -127,8 +127,8 @@ impl DirectCommunicator {
         self.member.nranks
     }
 
-    pub(super) fn points(&self) -> &Arc<Points> {
-        &self.points
+    pub(super) fn p2p(&self) -> &Arc<P2p> {
+        &self.p2p
     }
 
     pub(super) fn member(&self) -> &Arc<Member> {
@@ -158,7 +158,7 @@ impl DirectCommunicator {
         match (chosen, self.large) {
             (Some((algorithm, _)), _) => Some(algorithm),
             (None, Some(_)) => None,
-            (None, None) => Some(Algorithm::BulkTwoShot),
+            (None, None) => Some(Algorithm::SimpleTwoShot),
         }
     }
 
@@ -277,7 +277,7 @@ impl DirectCommunicator {
         (algorithm, blocks): (Algorithm, u32),
     ) -> Option<(Launch<DirectArgs>, AreaPart)> {
         // What does not fit the areas goes in chunks that do; all ranks come to the same.
-        let ways = [algorithm, Algorithm::BulkTwoShot, Algorithm::BulkOneShot];
+        let ways = [algorithm, Algorithm::SimpleTwoShot, Algorithm::SimpleOneShot];
         ways.into_iter().find_map(|algorithm| {
             Some((Launch::direct(checked, &self.member.layout, algorithm, blocks)?, algorithm.part()))
         })
@@ -419,7 +419,7 @@ impl DirectCommunicator {
             return Ok(());
         }
         let member = &*self.member;
-        let ended = self.points.leave();
+        let ended = self.p2p.leave();
         let (large, graphs) = (|| self.has_finished_large(&order), || order.launches.have_graphs_ended());
         let ended = ended.and(member.wait_for_kernels(self.counter(), order.launched, &graphs, &large));
         // What may still run must not meet what comes to lie there next: nobody uses again what has failed.
@@ -429,7 +429,7 @@ impl DirectCommunicator {
         member.leave();
         member.client.0.requests.call(Request::DestroyComm { comm: member.handle }, &[])?;
         self.end_large(&mut order);
-        member.graphs.keep((Arc::clone(&self.member), order.launches.event(), self.points.event()));
+        member.graphs.keep((Arc::clone(&self.member), order.launches.event(), self.p2p.event()));
         ended
     }
 }

@@ -24,8 +24,8 @@ use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::UniqueId;
 
 use super::gated::{Access, Gated, Ticket};
+use super::p2p::Message;
 use super::pieces::SLOT_BYTES;
-use super::points::Message;
 use super::{LOOK_AGAIN_AFTER, SLOTS};
 use crate::client::{locked, unexpected};
 use crate::communicator::Call as HostCall;
@@ -149,7 +149,7 @@ pub(super) enum Command {
     /// A piece of a collective.
     Collective(HostCall),
     /// A piece of a message.
-    Point(Message),
+    P2pMessage(Message),
 }
 
 /// Commands that are sent together.
@@ -264,7 +264,7 @@ impl Captured {
 
     /// Adds a message to the group that was begun.
     pub(super) fn add_to_group(&self, gated: &Arc<Gated>, message: Message) -> Result<Ticket, Error> {
-        locked(&self.batches).push(gated, Command::Point(message)).map(|(_, ticket)| ticket)
+        locked(&self.batches).push(gated, Command::P2pMessage(message)).map(|(_, ticket)| ticket)
     }
 }
 
@@ -379,7 +379,7 @@ impl Command {
     fn send(&self, comm: &Communicator, stream: &Stream) -> Result<u64, Error> {
         match self {
             Command::Collective(call) => comm.submit_alone(call, stream),
-            Command::Point(message) => message.send(comm, stream),
+            Command::P2pMessage(message) => message.send(comm, stream),
         }
     }
 }

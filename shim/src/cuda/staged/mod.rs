@@ -15,7 +15,7 @@
 //! copies, reductions and the network overlap. A slot is used again behind the copy out of it: within a stream by its order, on
 //! another stream behind an event.
 //!
-//! Sends and receives (`points.rs`, `gated.rs`) go the same way, by slots of their own.
+//! Sends and receives (`p2p.rs`, `gated.rs`) go the same way, by slots of their own.
 //!
 //! Graphs (`captured.rs`) call back where they come to a piece, and have a communicator of their own.
 //!
@@ -25,8 +25,8 @@
 mod call;
 mod captured;
 mod gated;
+mod p2p;
 mod pieces;
-mod points;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -38,8 +38,8 @@ use mccs_ipc::types::Handle;
 use self::call::{By, StagedCall};
 use self::captured::{Captured, Captures};
 use self::gated::{Access, Gated};
+pub(super) use self::p2p::StagedP2p;
 use self::pieces::{RANKS_MAX, SLOT_BYTES, Shape};
-pub(super) use self::points::StagedPoints;
 use super::call::{Call, checked};
 use super::served::Identity;
 use super::{CudaStream, cuda_error};
@@ -59,7 +59,7 @@ pub(super) struct StagedCommunicator {
     /// Its only stream at the service for collectives, which run one at a time.
     gated: Gated,
     context: Context,
-    points: Arc<StagedPoints>,
+    p2p: Arc<StagedP2p>,
     order: Mutex<Order>,
     captures: Arc<Captures>,
 }
@@ -96,8 +96,8 @@ impl StagedCommunicator {
         let last_call = Event::new(&context, false).map_err(cuda_error)?;
         let order = Mutex::new(Order { pieces: 0, last_stream: None, last_call, left: false });
         let captures = Arc::new(Captures::new(client.clone(), context.clone(), access.clone(), identity));
-        let points = Arc::new(StagedPoints::new(Arc::clone(&comm), context.clone(), access, Arc::clone(&captures))?);
-        Ok(StagedCommunicator { client, comm, gated, context, points, order, captures })
+        let p2p = Arc::new(StagedP2p::new(Arc::clone(&comm), context.clone(), access, Arc::clone(&captures))?);
+        Ok(StagedCommunicator { client, comm, gated, context, p2p, order, captures })
     }
 
     pub(super) fn rank(&self) -> u32 {
@@ -112,8 +112,8 @@ impl StagedCommunicator {
         &self.client
     }
 
-    pub(super) fn points(&self) -> &Arc<StagedPoints> {
-        &self.points
+    pub(super) fn p2p(&self) -> &Arc<StagedP2p> {
+        &self.p2p
     }
 
     /// Enqueues a collective.
@@ -208,7 +208,7 @@ impl StagedCommunicator {
         if std::mem::replace(&mut order.left, true) {
             return Ok(());
         }
-        let ended = self.wait_for_copies(&order).and(self.points.leave());
+        let ended = self.wait_for_copies(&order).and(self.p2p.leave());
         let replays_ended = self.captures.leave();
         self.comm.leave()?;
         ended.and(replays_ended)

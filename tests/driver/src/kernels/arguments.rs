@@ -1,4 +1,4 @@
-//! What kernels are handed: the mirror of `kernels/cuda/include/abi.cuh` and `points.cuh`, as those are of `kernels/src/cuda`, where each field
+//! What kernels are handed: the mirror of `kernels/cuda/include/abi.cuh` and `p2p.cuh`, as those are of `kernels/src/cuda`, where each field
 //! is described.
 
 use bytemuck::{Pod, Zeroable};
@@ -48,12 +48,12 @@ pub(super) struct DirectArgs {
     pub(super) shard_bytes: u64,
     pub(super) send_stride: u64,
     pub(super) recv_stride: u64,
-    pub(super) packets_offset: u64,
-    pub(super) packet_slot_bytes: u64,
-    pub(super) bulk_offset: u64,
+    pub(super) ll_offset: u64,
+    pub(super) ll_slot_bytes: u64,
+    pub(super) simple_offset: u64,
     pub(super) deals_offset: u64,
-    pub(super) lines_offset: u64,
-    pub(super) line_slot_bytes: u64,
+    pub(super) ll128_offset: u64,
+    pub(super) ll128_slot_bytes: u64,
     pub(super) call: u64,
     pub(super) sequence: u32,
     pub(super) rank: u32,
@@ -114,13 +114,13 @@ pub(super) struct Reduce {
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[allow(dead_code, reason = "some say how warps share the work")]
 #[repr(C)]
-pub(super) struct PointsHead {
+pub(super) struct P2pHead {
     pub(super) areas: [u64; RANKS_MAX],
     pub(super) abort_word: u64,
     pub(super) fault: u64,
     pub(super) lanes_offset: u64,
-    pub(super) packets_offset: u64,
-    pub(super) bulk_offset: u64,
+    pub(super) ll_offset: u64,
+    pub(super) simple_offset: u64,
     pub(super) sent_bytes: u64,
     pub(super) rank: u32,
     pub(super) nranks: u32,
@@ -155,4 +155,4 @@ const _: () = {
         std::mem::offset_of!(DirectArgs, sequence) == std::mem::offset_of!(mccs_kernels::cuda::DirectArgs, sequence)
     );
 };
-const _: () = assert!(size_of::<PointsHead>() == size_of::<mccs_kernels::cuda::PointsHead>());
+const _: () = assert!(size_of::<P2pHead>() == size_of::<mccs_kernels::cuda::P2pHead>());

@@ -1,4 +1,4 @@
-//! `mccs_packets_*`, `mccs_lines_*` and `mccs_bulk_*`: collectives between ranks, which meet in their areas.
+//! `mccs_ll_*`, `mccs_ll128_*` and `mccs_simple_*`: collectives between ranks, which meet in their areas.
 //!
 //! Who sends which part to whom is the argument's, as of the kernels in `kernels/cuda/include`, and so are the rules: a rank writes to its
 //! peers' areas and reads its own; halves of areas alternate by the parity of the operation's number, which heads or data of all ranks make
@@ -45,7 +45,7 @@ pub(super) fn run(
 ) -> Result<(), Stop> {
     let running = Running::new(device, args.abort_word)?;
     let (rank, nranks) = (u64::from(args.rank), u64::from(args.nranks));
-    let is_too_large = form == Form::Bulk && grid > args.area_blocks;
+    let is_too_large = form == Form::Simple && grid > args.area_blocks;
     if nranks > RANKS || rank >= nranks || is_too_large {
         return Err(Stop::Failed(ILLEGAL_ADDRESS));
     }
@@ -217,17 +217,17 @@ impl Operation<'_> {
     fn chunk_bytes(&self) -> u64 {
         let halves = if self.is_sharded() { 2 } else { 1 };
         match self.form {
-            Form::Packets => self.args.packet_slot_bytes / halves,
-            Form::Lines => self.args.line_slot_bytes / halves,
-            Form::Bulk => u64::from(self.args.chunk_bytes),
+            Form::Ll => self.args.ll_slot_bytes / halves,
+            Form::Ll128 => self.args.ll128_slot_bytes / halves,
+            Form::Simple => u64::from(self.args.chunk_bytes),
         }
     }
 
     /// Slots of a ring.
     fn slots(&self) -> u64 {
         match self.form {
-            Form::Packets | Form::Lines => 1,
-            Form::Bulk => self.grid * u64::from(self.args.slots),
+            Form::Ll | Form::Ll128 => 1,
+            Form::Simple => self.grid * u64::from(self.args.slots),
         }
     }
 
@@ -239,14 +239,14 @@ impl Operation<'_> {
             self.area(to) + slot + phase * bytes / 2
         };
         match self.form {
-            Form::Packets => place(self.args.packets_offset, self.args.packet_slot_bytes),
-            Form::Lines => place(self.args.lines_offset, self.args.line_slot_bytes),
-            Form::Bulk => {
+            Form::Ll => place(self.args.ll_offset, self.args.ll_slot_bytes),
+            Form::Ll128 => place(self.args.ll128_offset, self.args.ll128_slot_bytes),
+            Form::Simple => {
                 let slots = u64::from(self.args.slots);
                 let block = step / slots % self.grid;
                 let ring = (self.parity() * PHASES + phase) * u64::from(self.args.area_blocks) + block;
                 let slot = (ring * (self.nranks - 1) + index) * slots + step % slots;
-                self.area(to) + self.args.bulk_offset + slot * u64::from(self.args.slot_bytes)
+                self.area(to) + self.args.simple_offset + slot * u64::from(self.args.slot_bytes)
             }
         }
     }

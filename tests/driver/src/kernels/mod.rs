@@ -5,7 +5,7 @@
 
 mod arguments;
 mod direct;
-mod points;
+mod p2p;
 mod product;
 mod reduce;
 mod stage;
@@ -17,7 +17,7 @@ use std::ffi::c_void;
 use mccs_ipc::types::{DataType, RedOp};
 use mccs_kernels::cuda::{ReduceArgs, STAGE_FUNCTION, StageArgs};
 
-use self::arguments::{DirectArgs, Message, PointsHead};
+use self::arguments::{DirectArgs, Message, P2pHead};
 use crate::code::{Code, Done, ILLEGAL_ADDRESS};
 use crate::device::Device;
 use crate::memory;
@@ -33,7 +33,7 @@ pub(crate) enum Kernel {
     /// A collective between ranks; of elements, where they are combined.
     Direct(Form, Option<DataType>),
     /// Sends and receives, with room for so many messages.
-    Points(usize),
+    P2p(usize),
     /// Writes where nothing is: of tests.
     Stray,
     /// Fills memory: of the examples.
@@ -45,9 +45,9 @@ pub(crate) enum Kernel {
 /// Where a collective's messages go through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
-    Packets,
-    Lines,
-    Bulk,
+    Ll,
+    Ll128,
+    Simple,
 }
 
 /// Element types, as functions are called.
@@ -74,17 +74,17 @@ impl Kernel {
             "fill" => return is_ptx.then_some(Kernel::Fill),
             "training_product" => return is_ptx.then_some(Kernel::Product),
             STAGE_FUNCTION => return Some(Kernel::Stage),
-            "mccs_points_few" => return Some(Kernel::Points(32)),
-            "mccs_points_many" => return Some(Kernel::Points(1024)),
+            "mccs_p2p_few" => return Some(Kernel::P2p(32)),
+            "mccs_p2p_many" => return Some(Kernel::P2p(1024)),
             _ => {}
         }
         let (family, of) = name.strip_prefix("mccs_")?.split_once('_')?;
         let dtype = TYPES.iter().find(|(text, _)| *text == of).map(|(_, dtype)| *dtype);
         let form = match family {
             "reduce" => return dtype.map(Kernel::Reduce),
-            "packets" => Form::Packets,
-            "lines" | "pipeline" => Form::Lines,
-            "bulk" => Form::Bulk,
+            "ll" => Form::Ll,
+            "ll128" | "pipeline" => Form::Ll128,
+            "simple" => Form::Simple,
             _ => return None,
         };
         (dtype.is_some() || of == "copy" && family != "pipeline").then_some(Kernel::Direct(form, dtype))
@@ -206,12 +206,12 @@ pub(crate) unsafe fn work(
                 let args: DirectArgs = read(argument);
                 Box::new(move |device| direct::run(device, (form, dtype), grid, &args))
             }
-            Kernel::Points(room) => {
-                let head: PointsHead = read(argument);
-                let list = argument.cast::<u8>().add(size_of::<PointsHead>()).cast::<c_void>();
+            Kernel::P2p(room) => {
+                let head: P2pHead = read(argument);
+                let list = argument.cast::<u8>().add(size_of::<P2pHead>()).cast::<c_void>();
                 let message = |index: usize| read::<Message>(list.cast::<Message>().add(index).cast());
                 let messages: Vec<_> = (0..room).map(message).collect();
-                Box::new(move |device| points::run(device, &head, &messages))
+                Box::new(move |device| p2p::run(device, &head, &messages))
             }
             Kernel::Stray => {
                 let at: u64 = read(argument);

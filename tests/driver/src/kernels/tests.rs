@@ -132,7 +132,7 @@ fn a_kernel_that_waits_ends_when_it_is_aborted_and_counts() {
         rank: 0,
         nranks: 2,
     };
-    let launch = Launch::direct(&call, &bed.layout, Algorithm::BulkTwoShot, 8).expect("a way");
+    let launch = Launch::direct(&call, &bed.layout, Algorithm::SimpleTwoShot, 8).expect("a way");
     let mut args = launch.args;
     [args.send, args.recv] = bed.buffers[0];
     args.areas[..2].copy_from_slice(&bed.areas);
@@ -163,9 +163,9 @@ fn every_function_of_the_images_is_known() {
     for name in mccs_kernels::cuda::functions().chain([STAGE_FUNCTION]) {
         assert!(Kernel::find(name, false).is_some(), "{name}");
     }
-    assert_eq!(Kernel::find("mccs_lines_half", false), Some(Kernel::Direct(Form::Lines, Some(DataType::F16))));
-    assert_eq!(Kernel::find("mccs_bulk_copy", false), Some(Kernel::Direct(Form::Bulk, None)));
-    for unknown in ["mccs_reduce_copy", "mccs_packets_float32", "stray", "mccs_", ""] {
+    assert_eq!(Kernel::find("mccs_ll128_half", false), Some(Kernel::Direct(Form::Ll128, Some(DataType::F16))));
+    assert_eq!(Kernel::find("mccs_simple_copy", false), Some(Kernel::Direct(Form::Simple, None)));
+    for unknown in ["mccs_reduce_copy", "mccs_ll_float32", "stray", "mccs_", ""] {
         assert_eq!(Kernel::find(unknown, false), None, "{unknown}");
     }
 }

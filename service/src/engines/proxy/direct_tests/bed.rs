@@ -73,8 +73,8 @@ impl Device for Pages {
         let (fd, page) = DirectPage::create().expect("a page");
         let nranks = gpus.len() as u32;
         let abilities =
-            Abilities { nranks, execution: self.execution, copy_engines: true, lines: false, opens_buffers: true };
-        let wanted = GpuStrategy { large_from: Crossover::Measured.into(), lines: true, max_ctas: None };
+            Abilities { nranks, execution: self.execution, copy_engines: true, ll128: false, opens_buffers: true };
+        let wanted = GpuStrategy { large_from: Crossover::Measured.into(), ll128: true, max_ctas: None };
         let areas = ToldAreas(Arc::clone(&self.told), Arc::clone(&self.stamped), Arc::clone(&self.at_last));
         let strategies = Strategies::begin(Arc::new(page), abilities, wanted);
         let group = DirectGroup::new(strategies, None, Box::new(areas));
@@ -317,6 +317,6 @@ impl Bed {
     /// What operators see: the strategy's number, and what it says.
     pub(super) fn seen(&self) -> (u64, Option<(String, bool)>) {
         let view = crate::control::CommView::of(&self.comm());
-        (view.epoch, view.on_gpus.map(|GpuStrategy { large_from, lines, .. }| (large_from.to_string(), lines)))
+        (view.epoch, view.on_gpus.map(|GpuStrategy { large_from, ll128, .. }| (large_from.to_string(), ll128)))
     }
 }

@@ -4,7 +4,7 @@ mod bed;
 
 use std::collections::BTreeSet;
 
-use mccs_ipc::direct::{Execution, PointsLaunched};
+use mccs_ipc::direct::{Execution, P2pLaunched};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 use mccs_kernels::cuda::{AreaCounts, Stamp};
 
@@ -41,9 +41,9 @@ fn the_operator_changes_what_ranks_on_gpus_run_by() {
     assert_eq!(bed.seen(), (1, Some(("4MiB".into(), false))));
     assert_eq!([4, 5].map(|n| page.terms(n).map(|terms| terms.epoch)), [Some(0), Some(1)]);
     for (refused, why) in [
-        ("lines = true", "do not store whole lines"),
-        ("channels = 2", "only large_from, lines and max_ctas"),
-        ("transport = 'rdma'", "only large_from, lines and max_ctas"),
+        ("ll128 = true", "do not store whole lines"),
+        ("channels = 2", "only large_from, ll128 and max_ctas"),
+        ("transport = 'rdma'", "only large_from, ll128 and max_ctas"),
     ] {
         let reason = bed.reconfigure(refused).expect_err(refused);
         assert!(reason.contains(why), "{reason}");
@@ -86,7 +86,7 @@ fn who_has_no_strategy_says_so() {
     assert!(of_the_service.reconfigure("large_from = '4MiB'").expect_err("refused").contains("the service's engines"));
     assert_eq!(of_the_service.seen(), (0, None));
     let mut alone = Bed::new(Execution::Ranks, 1);
-    assert!(alone.reconfigure("lines = false").expect_err("refused").contains("single rank"));
+    assert!(alone.reconfigure("ll128 = false").expect_err("refused").contains("single rank"));
 }
 
 #[test]
@@ -182,10 +182,10 @@ fn of_a_message_between_gpus_the_side_that_is_missing_is_named() {
     let page = comm.direct.as_ref().expect("on GPUs").page();
     let launched = |groups, sent: [u64; 3], received: [u64; 3]| {
         let wide = |counts: [u64; 3]| std::array::from_fn(|peer| counts.get(peer).copied().unwrap_or(0));
-        PointsLaunched { groups, sent: wide(sent), received: wide(received) }
+        P2pLaunched { groups, sent: wide(sent), received: wide(received) }
     };
-    page.launch_points(0, &launched(3, [0, 0, 0], [0, 3, 0]));
-    page.launch_points(1, &launched(2, [2, 0, 0], [0, 0, 0]));
+    page.launch_p2p(0, &launched(3, [0, 0, 0], [0, 3, 0]));
+    page.launch_p2p(1, &launched(2, [2, 0, 0], [0, 0, 0]));
     bed.tell(&[(0, 2), (0, 2), (0, 0)]);
     let report = bed.why_stuck(|_| ());
     let named: Vec<_> = report.culprits.iter().map(|culprit| (culprit.rank, culprit.seq, culprit.peer)).collect();
@@ -297,7 +297,7 @@ fn one_that_has_failed_is_left_alone() {
     let comm = bed.engine.comms.iter().map(|(comm, _)| comm).next().expect("a communicator");
     assert!(bed.proxy.send(ProxyMessage::Abort { comm, rank: 1, cuda_error: None, asked: None }).is_ok());
     bed.poll();
-    assert_eq!(bed.reconfigure("lines = false"), Err("the communicator has failed".into()));
+    assert_eq!(bed.reconfigure("ll128 = false"), Err("the communicator has failed".into()));
     let group = bed.comm();
     let page = group.direct.as_ref().expect("on GPUs").page();
     assert!(!page.announce(0, 1) && page.is_aborted());

@@ -21,14 +21,14 @@ use std::sync::{Arc, Mutex};
 
 use mccs_cuda::{Context, DeviceAddress, Event, OwnedStream, RawStream};
 use mccs_ipc::types::DataType;
-use mccs_kernels::cuda::{MESSAGES_MAX, Point, PointsError, pairs_with_oneself};
+use mccs_kernels::cuda::{MESSAGES_MAX, P2pError, P2pMessage, pairs_with_oneself};
 
 use super::LOOK_AGAIN_AFTER;
 use super::captured::{Captured, Captures};
 use super::gated::{Access, Gated, Ticket};
 use crate::client::locked;
 use crate::cuda::cuda_error;
-use crate::cuda::points::capture_of;
+use crate::cuda::p2p::capture_of;
 use crate::{Client, Communicator, Error, Span, Stream};
 
 /// Longest piece: large enough that what it costs besides its bytes is little.
@@ -39,7 +39,7 @@ const LANE_SLOTS: u64 = 3;
 const KERNEL_BYTES_MAX: u64 = 64 << 10;
 
 /// What a communicator's sends and receives need: kept by the communicator, and by groups to their end.
-pub(crate) struct StagedPoints {
+pub(crate) struct StagedP2p {
     comm: Arc<Communicator>,
     context: Context,
     access: Access,
@@ -104,11 +104,11 @@ enum By<'a> {
 struct Traffic {
     stream: RawStream,
     /// Parts that are not begun.
-    waiting: VecDeque<Point>,
+    waiting: VecDeque<P2pMessage>,
     under_way: VecDeque<Piece>,
 }
 
-impl StagedPoints {
+impl StagedP2p {
     pub(super) fn new(
         comm: Arc<Communicator>,
         context: Context,
@@ -117,7 +117,7 @@ impl StagedPoints {
     ) -> Result<Self, Error> {
         let joint = Event::new(&context, false).map_err(cuda_error)?;
         let order = Mutex::new(Order { lanes: Lanes::new(), captured: Lanes::new(), joint, has_left: false });
-        Ok(StagedPoints { comm, context, access, captures, order })
+        Ok(StagedP2p { comm, context, access, captures, order })
     }
 
     pub(crate) fn nranks(&self) -> u32 {
@@ -125,7 +125,7 @@ impl StagedPoints {
     }
 
     /// Checks a group as a whole, and makes the lanes that it needs.
-    pub(crate) fn plan(&self, list: &[Point], streams: &[RawStream]) -> Result<(), Error> {
+    pub(crate) fn plan(&self, list: &[P2pMessage], streams: &[RawStream]) -> Result<(), Error> {
         let mut order = locked(&self.order);
         if order.has_left {
             return Err(Error::argument(
@@ -135,10 +135,10 @@ impl StagedPoints {
         if let Some(error) = self.comm.async_error() {
             return Err(error);
         }
-        let refused = |error: PointsError| Error::argument(error.to_string());
+        let refused = |error: P2pError| Error::argument(error.to_string());
         pairs_with_oneself(list, self.comm.rank()).map_err(refused)?;
         if list.len() > MESSAGES_MAX {
-            return Err(refused(PointsError::TooMany { count: list.len() }));
+            return Err(refused(P2pError::TooMany { count: list.len() }));
         }
         let _entered = self.context.enter().map_err(cuda_error)?;
         let keys = keys(list, self.comm.rank());
@@ -146,9 +146,9 @@ impl StagedPoints {
             return keys.into_iter().try_for_each(|key| self.make_lane(self.comm.client(), &mut order.lanes, key));
         }
         self.captures.with(|captured| {
-            let others = list.iter().filter(|point| point.peer != self.comm.rank());
+            let others = list.iter().filter(|message| message.peer != self.comm.rank());
             let (pieces, most) =
-                (others.map(|point| parts(point).count() as u64).sum::<u64>(), captured.commands_max());
+                (others.map(|message| parts(message).count() as u64).sum::<u64>(), captured.commands_max());
             if pieces > most {
                 let message = format!(
                     "a group of {pieces} pieces of {} MiB cannot be captured into a graph: {most} may be in flight \
@@ -164,7 +164,7 @@ impl StagedPoints {
 
     /// Enqueues a group that has been planned. Its streams and buffers are as the callers of
     /// [`CudaCommunicator::send`](crate::cuda::CudaCommunicator::send) have promised.
-    pub(crate) fn launch(&self, list: &[Point], streams: &[RawStream]) -> Result<(), Error> {
+    pub(crate) fn launch(&self, list: &[P2pMessage], streams: &[RawStream]) -> Result<(), Error> {
         let Some(&main) = streams.first() else { return Ok(()) };
         let mut order = locked(&self.order);
         let Order { lanes, captured, joint, .. } = &mut *order;
@@ -200,7 +200,7 @@ impl StagedPoints {
         &self,
         (lanes, joint): (&mut Lanes, &Event),
         by: By<'_>,
-        list: &[Point],
+        list: &[P2pMessage],
         streams: &[RawStream],
     ) -> Result<(), Error> {
         let Some((&main, others)) = streams.split_first() else { return Ok(()) };
@@ -223,11 +223,11 @@ impl StagedPoints {
         &self,
         (lanes, joint): (&mut Lanes, &Event),
         by: By<'_>,
-        list: &[Point],
+        list: &[P2pMessage],
         main: RawStream,
     ) -> Result<(), Error> {
         let rank = self.comm.rank();
-        let unmatched = |error: PointsError| Error::argument(error.to_string());
+        let unmatched = |error: P2pError| Error::argument(error.to_string());
         for (send, recv) in pairs_with_oneself(list, rank).map_err(unmatched)? {
             // SAFETY: the caller's contract is passed on.
             unsafe { main.copy(recv.buffer, send.buffer, send.bytes as usize) }.map_err(cuda_error)?;
@@ -253,8 +253,8 @@ impl StagedPoints {
                     // Its slots may be in use in another stream. What is captured goes one behind the other.
                     stream.wait(&lane.last).map_err(cuda_error)?;
                 }
-                let points = list.iter().filter(|point| (point.peer, point.is_send) == *key);
-                let waiting = points.flat_map(parts).collect();
+                let p2p = list.iter().filter(|message| (message.peer, message.is_send) == *key);
+                let waiting = p2p.flat_map(parts).collect();
                 traffic.push((*key, Traffic { stream, waiting, under_way: VecDeque::new() }));
             }
             // Lanes end behind what was enqueued in spite of an error, too.
@@ -327,10 +327,10 @@ unsafe fn run(lanes: &mut Lanes, by: By<'_>, traffic: &mut [(Key, Traffic)]) -> 
 }
 
 /// The lanes that a group takes.
-fn keys(list: &[Point], rank: u32) -> Vec<Key> {
+fn keys(list: &[P2pMessage], rank: u32) -> Vec<Key> {
     let mut keys = Vec::new();
-    for point in list.iter().filter(|point| point.peer != rank) {
-        let key = (point.peer, point.is_send);
+    for message in list.iter().filter(|message| message.peer != rank) {
+        let key = (message.peer, message.is_send);
         if !keys.contains(&key) {
             keys.push(key);
         }
@@ -339,17 +339,21 @@ fn keys(list: &[Point], rank: u32) -> Vec<Key> {
 }
 
 /// The parts of a message: at least one, so that ends whose messages differ find out.
-fn parts(point: &Point) -> impl Iterator<Item = Point> + use<> {
-    let point = *point;
-    let begins = (0..point.bytes.div_ceil(PIECE_BYTES).max(1)).map(|index| index * PIECE_BYTES);
-    begins.map(move |at| Point { buffer: point.buffer + at, bytes: PIECE_BYTES.min(point.bytes - at), ..point })
+fn parts(message: &P2pMessage) -> impl Iterator<Item = P2pMessage> + use<> {
+    let message = *message;
+    let begins = (0..message.bytes.div_ceil(PIECE_BYTES).max(1)).map(|index| index * PIECE_BYTES);
+    begins.map(move |at| P2pMessage {
+        buffer: message.buffer + at,
+        bytes: PIECE_BYTES.min(message.bytes - at),
+        ..message
+    })
 }
 
 impl Message {
     /// Tells the service of it. Returns its ticket.
     pub(super) fn send(&self, comm: &Communicator, stream: &Stream) -> Result<u64, Error> {
         let Message { is_send, peer, span, count, dtype } = *self;
-        comm.submit_point((is_send, peer), span, count, dtype, stream)
+        comm.submit_p2p((is_send, peer), span, count, dtype, stream)
     }
 }
 
@@ -362,10 +366,10 @@ impl Lane {
         &mut self,
         by: By<'_>,
         stream: RawStream,
-        part: &Point,
+        part: &P2pMessage,
         is_short: bool,
     ) -> Result<Option<Piece>, Error> {
-        let Point { is_send, peer, buffer, bytes, dtype } = *part;
+        let P2pMessage { is_send, peer, buffer, bytes, dtype } = *part;
         let slot = self.pieces % LANE_SLOTS * PIECE_BYTES;
         let (span, count) = (self.gated.span(slot), bytes / dtype.size_bytes() as u64);
         let message = Message { is_send, peer, span, count, dtype };
@@ -419,7 +423,7 @@ mod tests {
     fn messages_are_cut_alike_at_both_ends_and_wholly() {
         for bytes in [0, 8, PIECE_BYTES - 8, PIECE_BYTES, PIECE_BYTES + 8, 5 * PIECE_BYTES + 56] {
             let of = |is_send, buffer| {
-                parts(&Point { is_send, peer: 1, buffer, bytes, dtype: DataType::F64 }).collect::<Vec<_>>()
+                parts(&P2pMessage { is_send, peer: 1, buffer, bytes, dtype: DataType::F64 }).collect::<Vec<_>>()
             };
             let (sent, received) = (of(true, 4096), of(false, 80));
             assert!(!sent.is_empty() && sent.iter().all(|part| part.bytes <= PIECE_BYTES));

@@ -1,4 +1,4 @@
-//! `mccs_points_few` and `mccs_points_many`: the sends and receives of a group, by order alone, as `kernels/cuda/include/points.cuh` says.
+//! `mccs_p2p_few` and `mccs_p2p_many`: the sends and receives of a group, by order alone, as `kernels/cuda/include/p2p.cuh` says.
 //!
 //! Each direction of a pair is one ring of all lanes' slots, in which a message is as many *steps* as it has chunks, at least one, with its
 //! header beside the first. Words of the pair's first lane count steps for good.
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mccs_kernels::cuda::RANKS_MAX;
 
-use super::arguments::{Message, PointsHead};
+use super::arguments::{Message, P2pHead};
 use super::{Running, Stop};
 use crate::code::ILLEGAL_ADDRESS;
 use crate::device::Device;
@@ -33,7 +33,7 @@ fn bytes_of(header: u64) -> u64 {
     header << 8 >> 8
 }
 
-pub(super) fn run(device: &'static Device, head: &PointsHead, messages: &[Message]) -> Result<(), Stop> {
+pub(super) fn run(device: &'static Device, head: &P2pHead, messages: &[Message]) -> Result<(), Stop> {
     let running = Running::new(device, head.abort_word)?;
     let is_sound = head.nranks as usize <= RANKS_MAX && head.rank < head.nranks && head.lanes > 0 && head.slots > 0;
     if !is_sound {
@@ -55,7 +55,7 @@ pub(super) fn run(device: &'static Device, head: &PointsHead, messages: &[Messag
 
 struct Group<'a> {
     running: Running,
-    head: &'a PointsHead,
+    head: &'a P2pHead,
 }
 
 /// Messages to a peer, or from it.
@@ -119,8 +119,8 @@ impl<'a> Group<'a> {
         let head = self.head;
         let index = if from < to { from } else { from - 1 };
         let (area, slot) = (head.areas[to as usize], index * self.ring() + step % self.ring());
-        let header = area + head.packets_offset + slot * (HEADER_BYTES + 2 * u64::from(head.part_bytes));
-        (header, area + head.bulk_offset + slot * u64::from(head.slot_bytes))
+        let header = area + head.ll_offset + slot * (HEADER_BYTES + 2 * u64::from(head.part_bytes));
+        (header, area + head.simple_offset + slot * u64::from(head.slot_bytes))
     }
 
     /// Sends a step, if there is room. Returns whether it did.

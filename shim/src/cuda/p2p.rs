@@ -6,36 +6,36 @@ use std::sync::Arc;
 
 use mccs_cuda::{DeviceAddress, RawStream};
 use mccs_ipc::types::DataType;
-use mccs_kernels::cuda::{MESSAGES_MAX, Point, PointsError, PointsLaunch};
+use mccs_kernels::cuda::{MESSAGES_MAX, P2pError, P2pLaunch, P2pMessage};
 
-use super::direct::Points;
-use super::staged::StagedPoints;
+use super::direct::P2p;
+use super::staged::StagedP2p;
 use super::surfacing::Surfacing;
 use super::{CudaCommunicator, CudaStream, cuda_error};
 use crate::Error;
 
 /// What a communicator's sends and receives need: kept by the communicator, and by groups to their end.
 #[derive(Clone)]
-pub(super) enum AnyPoints {
+pub(super) enum AnyP2p {
     /// A kernel does them.
-    Direct(Arc<Points>),
+    Direct(Arc<P2p>),
     /// The service does.
-    Staged(Arc<StagedPoints>),
+    Staged(Arc<StagedP2p>),
 }
 
 /// A send or receive that waits for the end of its group.
 pub(crate) struct Collected {
-    points: AnyPoints,
+    p2p: AnyP2p,
     surfacing: Arc<Surfacing>,
-    point: Point,
+    message: P2pMessage,
     stream: RawStream,
 }
 
 impl Collected {
     /// As for collectives, along with all that goes with it in one kernel: the bytes that it sends. Nothing where the service carries it out.
     pub(crate) fn sends(&self) -> Option<(usize, u64)> {
-        let AnyPoints::Direct(points) = &self.points else { return None };
-        Some((Arc::as_ptr(points) as usize, if self.point.is_send { self.point.bytes } else { 0 }))
+        let AnyP2p::Direct(p2p) = &self.p2p else { return None };
+        Some((Arc::as_ptr(p2p) as usize, if self.message.is_send { self.message.bytes } else { 0 }))
     }
 }
 
@@ -46,9 +46,9 @@ pub(crate) fn estimate_us(bytes: u64) -> f64 {
 
 /// A communicator's part of a group.
 struct Part {
-    points: AnyPoints,
+    p2p: AnyP2p,
     surfacing: Arc<Surfacing>,
-    list: Vec<Point>,
+    list: Vec<P2pMessage>,
     /// Without repetition; the first one has to wait for the others.
     streams: Vec<RawStream>,
 }
@@ -60,12 +60,12 @@ struct Part {
 /// then nothing is launched. [`Error::Cuda`].
 pub(crate) fn launch_together(collected: Vec<Collected>) -> Result<(), Error> {
     let mut parts: Vec<Part> = Vec::new();
-    for Collected { points, surfacing, point, stream } in collected {
-        let index = parts.iter().position(|part| part.points.is(&points)).unwrap_or_else(|| {
-            parts.push(Part { points, surfacing, list: Vec::new(), streams: Vec::new() });
+    for Collected { p2p, surfacing, message, stream } in collected {
+        let index = parts.iter().position(|part| part.p2p.is(&p2p)).unwrap_or_else(|| {
+            parts.push(Part { p2p, surfacing, list: Vec::new(), streams: Vec::new() });
             parts.len() - 1
         });
-        parts[index].list.push(point);
+        parts[index].list.push(message);
         if !parts[index].streams.contains(&stream) {
             parts[index].streams.push(stream);
         }
@@ -77,19 +77,19 @@ pub(crate) fn launch_together(collected: Vec<Collected>) -> Result<(), Error> {
     planned.try_for_each(|(part, kernel)| part.launch(kernel))
 }
 
-impl AnyPoints {
-    fn is(&self, other: &AnyPoints) -> bool {
+impl AnyP2p {
+    fn is(&self, other: &AnyP2p) -> bool {
         match (self, other) {
-            (AnyPoints::Direct(a), AnyPoints::Direct(b)) => Arc::ptr_eq(a, b),
-            (AnyPoints::Staged(a), AnyPoints::Staged(b)) => Arc::ptr_eq(a, b),
+            (AnyP2p::Direct(a), AnyP2p::Direct(b)) => Arc::ptr_eq(a, b),
+            (AnyP2p::Staged(a), AnyP2p::Staged(b)) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }
 
     fn nranks(&self) -> u32 {
         match self {
-            AnyPoints::Direct(points) => points.nranks(),
-            AnyPoints::Staged(points) => points.nranks(),
+            AnyP2p::Direct(p2p) => p2p.nranks(),
+            AnyP2p::Staged(p2p) => p2p.nranks(),
         }
     }
 }
@@ -101,28 +101,28 @@ impl Part {
         if self.list.len() <= MESSAGES_MAX {
             return vec![self];
         }
-        let Part { points, surfacing, list, streams } = self;
-        let in_round = (MESSAGES_MAX / (2 * points.nranks() as usize)).max(1);
+        let Part { p2p, surfacing, list, streams } = self;
+        let in_round = (MESSAGES_MAX / (2 * p2p.nranks() as usize)).max(1);
         let mut counts: BTreeMap<(u32, bool), usize> = BTreeMap::new();
         let mut rounds: Vec<Part> = Vec::new();
-        for point in list {
-            let count = counts.entry((point.peer, point.is_send)).or_default();
+        for message in list {
+            let count = counts.entry((message.peer, message.is_send)).or_default();
             let round = *count / in_round;
             *count += 1;
             if round == rounds.len() {
-                let (points, surfacing) = (points.clone(), Arc::clone(&surfacing));
-                rounds.push(Part { points, surfacing, list: Vec::new(), streams: streams.clone() });
+                let (p2p, surfacing) = (p2p.clone(), Arc::clone(&surfacing));
+                rounds.push(Part { p2p, surfacing, list: Vec::new(), streams: streams.clone() });
             }
-            rounds[round].list.push(point);
+            rounds[round].list.push(message);
         }
         rounds
     }
 
     /// Checks it as a whole. Returns its kernel's launch, if that is how it goes; nothing where it is passed over.
-    fn plan(&self) -> Result<Option<Option<PointsLaunch>>, Error> {
-        let plan = match &self.points {
-            AnyPoints::Direct(points) => points.plan(&self.list, &self.streams).map(Some),
-            AnyPoints::Staged(points) => points.plan(&self.list, &self.streams).map(|()| None),
+    fn plan(&self) -> Result<Option<Option<P2pLaunch>>, Error> {
+        let plan = match &self.p2p {
+            AnyP2p::Direct(p2p) => p2p.plan(&self.list, &self.streams).map(Some),
+            AnyP2p::Staged(p2p) => p2p.plan(&self.list, &self.streams).map(|()| None),
         };
         let error = match plan {
             Ok(kernel) => return Ok(Some(kernel)),
@@ -132,10 +132,10 @@ impl Part {
         unsafe { self.surfacing.of_call(error, &self.streams) }.map(|()| None)
     }
 
-    fn launch(&self, kernel: Option<PointsLaunch>) -> Result<(), Error> {
-        match (&self.points, kernel) {
-            (AnyPoints::Direct(points), Some(kernel)) => points.launch(&self.list, kernel, &self.streams),
-            (AnyPoints::Staged(points), None) => points.launch(&self.list, &self.streams),
+    fn launch(&self, kernel: Option<P2pLaunch>) -> Result<(), Error> {
+        match (&self.p2p, kernel) {
+            (AnyP2p::Direct(p2p), Some(kernel)) => p2p.launch(&self.list, kernel, &self.streams),
+            (AnyP2p::Staged(p2p), None) => p2p.launch(&self.list, &self.streams),
             _ => Err(Error::argument("a bug in mccs: a group was planned as another")),
         }
     }
@@ -160,7 +160,7 @@ fn checked(
     count: u64,
     dtype: DataType,
     (peer, nranks): (u32, u32),
-) -> Result<Point, Error> {
+) -> Result<P2pMessage, Error> {
     let size = dtype.size_bytes() as u64;
     let bytes = count.checked_mul(size).filter(|bytes| bytes.checked_add(buffer).is_some());
     let bytes = bytes.ok_or_else(|| Error::argument("the buffer would be larger than memory"))?;
@@ -168,13 +168,13 @@ fn checked(
         return Err(Error::argument(format!("the buffer at {buffer:#x} is no place for {dtype}")));
     }
     if peer >= nranks {
-        return Err(Error::argument(PointsError::NoPeer { peer, nranks }.to_string()));
+        return Err(Error::argument(P2pError::NoPeer { peer, nranks }.to_string()));
     }
-    Ok(Point { is_send, peer, buffer, bytes, dtype })
+    Ok(P2pMessage { is_send, peer, buffer, bytes, dtype })
 }
 
 /// Defines `send` and `recv`.
-macro_rules! points {
+macro_rules! p2p {
     ($($(#[$meta:meta])* $name:ident => $is_send:expr;)+) => {
         impl CudaCommunicator {
             $(
@@ -196,18 +196,18 @@ macro_rules! points {
                     peer: u32,
                     stream: CudaStream,
                 ) -> Result<(), Error> {
-                    let points = self.points();
-                    let point = checked($is_send, buffer, count, dtype, (peer, points.nranks()))?;
+                    let p2p = self.p2p();
+                    let message = checked($is_send, buffer, count, dtype, (peer, p2p.nranks()))?;
                     let (surfacing, stream) = (Arc::clone(self.surfacing()), RawStream::from_ptr(stream));
-                    let collected = Collected { points, surfacing, point, stream };
-                    crate::group::collect_point(collected).unwrap_or_else(|alone| launch_together(vec![alone]))
+                    let collected = Collected { p2p, surfacing, message, stream };
+                    crate::group::collect_p2p(collected).unwrap_or_else(|alone| launch_together(vec![alone]))
                 }
             )+
         }
     };
 }
 
-points! {
+p2p! {
     /// Sends `count` elements to rank `peer`, which receives as many of the same type; its receives from this rank match
     /// this rank's sends to it by their order. Inside a group the message goes with the group; to oneself only there.
     /// Short messages are on their way when the receiver has not called yet; long ones wait for it.

@@ -30,7 +30,7 @@ macro_rules! point {
                 let point = PointToPoint { function: &profiler::$function, buffer, count, peer, dtype, stream };
                 // SAFETY: buffers and stream are the caller's contract.
                 unsafe {
-                    profiler::point(&comm, &point, || {
+                    profiler::p2p(&comm, &point, || {
                         comm.comm()?.$call(buffer as u64, count as u64, dtype, rank(peer)?, stream)
                     })
                 }

@@ -5,14 +5,14 @@
 // safe: every operation is a full exchange, by data or by heads. Who writes operation n + 2 has ended n + 1, so it has
 // received from every peer what that peer sent in n + 1, in stream order after all of n had ended there, whose slots are
 // the ones now written. No flag is ever mistaken: a slot holds packets of operations that are at least two older.
-// Pipelines of lines use places in a slot again within an operation (packets_pass): their flags have a second word for that.
+// Pipelines of lines use places in a slot again within an operation (ll_pass): their flags have a second word for that.
 #pragma once
 #include "area.cuh"
 #include "vectors.cuh"
 
 namespace mccs {
 
-constexpr uint32_t PACKETS_THREADS_MAX = 512;
+constexpr uint32_t LL_THREADS_MAX = 512;
 constexpr uint32_t UNITS_A_LAP = 4;  // of a warp, where it uses its places in slots again
 constexpr uint32_t CREDIT_LANE = 7;  // the first whose part of a line is the flag
 
@@ -25,11 +25,11 @@ constexpr uint32_t NOWHERE = 1u << 31;
 // and every store of the warp is one contiguous range.
 
 // The parts of a lane are two packets, half a unit apart.
-struct Packets {
+struct Ll {
     static constexpr uint32_t UNIT_BYTES = 512, WIRE_BYTES = 1024, BETWEEN_PARTS = 256, LOADS = 2;
     static constexpr bool LOADS_AGAIN = false;
-    static __device__ uint64_t slots_offset(const DirectArgs& a) { return a.packets_offset; }
-    static __device__ uint32_t slot_bytes(const DirectArgs& a) { return uint32_t(a.packet_slot_bytes); }
+    static __device__ uint64_t slots_offset(const DirectArgs& a) { return a.ll_offset; }
+    static __device__ uint32_t slot_bytes(const DirectArgs& a) { return uint32_t(a.ll_slot_bytes); }
     static __device__ uint32_t first() { return threadIdx.x % 32 * 8; }
     static __device__ uint32_t second() { return first() + BETWEEN_PARTS; }
     static __device__ uint32_t on_wire() { return threadIdx.x % 32 * 16; }
@@ -47,12 +47,12 @@ struct Packets {
 // Eight lanes have a line, whose last part is the flag. One instruction of a warp stores it, which links and caches carry
 // out as a whole where GPUs are joined by NVLink: nobody promises that, but NCCL's LL128 has relied on it from Volta on. It takes lanes that are
 // together; where a compiler has left them apart, as behind a call from which some return sooner, flags are stored behind the data (docs/decisions/043).
-struct Lines {
+struct Ll128 {
     static constexpr uint32_t UNIT_BYTES = 480, WIRE_BYTES = 512, BETWEEN_PARTS = 8, LOADS = 1;
     // A load may see a flag and not yet what was stored with it; one that begins when the flag was seen does not.
     static constexpr bool LOADS_AGAIN = true;
-    static __device__ uint64_t slots_offset(const DirectArgs& a) { return a.lines_offset; }
-    static __device__ uint32_t slot_bytes(const DirectArgs& a) { return uint32_t(a.line_slot_bytes); }
+    static __device__ uint64_t slots_offset(const DirectArgs& a) { return a.ll128_offset; }
+    static __device__ uint32_t slot_bytes(const DirectArgs& a) { return uint32_t(a.ll128_slot_bytes); }
     static __device__ uint32_t lane() { return threadIdx.x % 32; }
     static __device__ bool has_flag() { return lane() % 8 == 7; }
     static __device__ uint32_t first() { return lane() / 8 * (UNIT_BYTES / 4) + lane() % 8 * 16; }
@@ -75,27 +75,27 @@ struct Unit {
           wire(place * FORM::WIRE_BYTES + FORM::on_wire()), lap(laps) {}
 };
 
-__device__ inline void store_unit(uint64_t to, Unit<Packets> unit, uint32_t bytes, uint4 data, uint32_t flag) {
+__device__ inline void store_unit(uint64_t to, Unit<Ll> unit, uint32_t bytes, uint4 data, uint32_t flag) {
     store_volatile_if(unit.first < bytes, to, make_uint4(data.x, flag, data.y, flag));
-    store_volatile_if(unit.second < bytes, to + Packets::WIRE_BYTES / 2, make_uint4(data.z, flag, data.w, flag));
+    store_volatile_if(unit.second < bytes, to + Ll::WIRE_BYTES / 2, make_uint4(data.z, flag, data.w, flag));
 }
-__device__ inline void store_unit(uint64_t to, Unit<Lines> unit, uint32_t bytes, uint4 data, uint32_t flag) {
-    uint32_t z = Lines::has_flag() ? flag : data.z, w = Lines::has_flag() ? unit.lap : data.w;
+__device__ inline void store_unit(uint64_t to, Unit<Ll128> unit, uint32_t bytes, uint4 data, uint32_t flag) {
+    uint32_t z = Ll128::has_flag() ? flag : data.z, w = Ll128::has_flag() ? unit.lap : data.w;
     bool there = unit.at < bytes;
     uint4 part = make_uint4(data.x, data.y, z, w);
     if (store_together_if(there, to, part)) return;
-    store_volatile_if(there && !Lines::has_flag(), to, part);
-    store8_if(there && Lines::has_flag(), to, part.x, part.y);
+    store_volatile_if(there && !Ll128::has_flag(), to, part);
+    store8_if(there && Ll128::has_flag(), to, part.x, part.y);
     fence_system();
     __syncwarp();
     fence_system();
-    store8_if(there && Lines::has_flag(), to + 8, part.z, part.w);
+    store8_if(there && Ll128::has_flag(), to + 8, part.z, part.w);
 }
-__device__ inline void load_unit(uint64_t from, Unit<Packets> unit, uint32_t bytes, uint4 (&packets)[Packets::LOADS]) {
+__device__ inline void load_unit(uint64_t from, Unit<Ll> unit, uint32_t bytes, uint4 (&packets)[Ll::LOADS]) {
     load_volatile_if(unit.first < bytes, from, packets[0]);
-    load_volatile_if(unit.second < bytes, from + Packets::WIRE_BYTES / 2, packets[1]);
+    load_volatile_if(unit.second < bytes, from + Ll::WIRE_BYTES / 2, packets[1]);
 }
-__device__ inline void load_unit(uint64_t from, Unit<Lines> unit, uint32_t bytes, uint4 (&parts)[Lines::LOADS]) {
+__device__ inline void load_unit(uint64_t from, Unit<Ll128> unit, uint32_t bytes, uint4 (&parts)[Ll128::LOADS]) {
     load_together_if(unit.at < bytes, from, parts[0]);
 }
 
@@ -231,7 +231,7 @@ __device__ inline void load_row(const DirectArgs& a, const Unit<FORM>& unit, boo
 
 // Sends each peer a unit of its message, and, where it `keeps` one, this rank its own. `shared`: all messages are one.
 template <uint32_t RANKS, class FORM>
-__device__ inline void packets_send_unit(const Exchange<FORM>& e, const Unit<FORM>& unit, bool shared, bool keeps) {
+__device__ inline void ll_send_unit(const Exchange<FORM>& e, const Unit<FORM>& unit, bool shared, bool keeps) {
     const DirectArgs& a = e.a;
     uint64_t from = a.send + unit.first;
     uint4 own = {};
@@ -265,7 +265,7 @@ __device__ inline void packets_send_unit(const Exchange<FORM>& e, const Unit<FOR
 
 // What a root that adds its own data sends in a pipeline: that its own place for a unit is free, without data, by one lane.
 template <class FORM>
-__device__ inline void packets_send_credit(const Exchange<FORM>& e, const Unit<FORM>& unit) {
+__device__ inline void ll_send_credit(const Exchange<FORM>& e, const Unit<FORM>& unit) {
     const DirectArgs& a = e.a;
     uint4 credit = make_uint4(0, 0, e.number, unit.lap);
 #pragma unroll 1
@@ -277,20 +277,20 @@ __device__ inline void packets_send_credit(const Exchange<FORM>& e, const Unit<F
 
 // Sends all messages. All of a rank's sends come before its first wait.
 template <uint32_t RANKS, class FORM>
-__device__ void packets_send(const Exchange<FORM>& e) {
+__device__ void ll_send(const Exchange<FORM>& e) {
     const DirectArgs& a = e.a;
     bool keeps = (a.flags & OWN) != 0 && !e.is_sharded() && a.send + a.own.at != a.recv + a.result.at;
     bool shared = !e.is_sharded() && a.send_stride == 0;
     if (a.send_mask == 0 && !keeps) return;
     e.each_unit(e.longest, [&](const Unit<FORM>& unit) {
-        packets_send_unit<RANKS>(e, unit, shared, keeps);
+        ll_send_unit<RANKS>(e, unit, shared, keeps);
         return true;
     });
 }
 
 // What a root that sends shards has for itself: the whole buffer.
 template <class FORM>
-__device__ void packets_own(const Exchange<FORM>& e) {
+__device__ void ll_own(const Exchange<FORM>& e) {
     const DirectArgs& a = e.a;
     if ((a.flags & OWN) == 0 || !e.is_sharded() || a.send == a.recv) return;
     uint32_t bytes = uint32_t(a.bytes);
@@ -303,7 +303,7 @@ __device__ void packets_own(const Exchange<FORM>& e) {
 
 // Gives this rank's result to whom it is for: in the second halves of slots.
 template <class FORM>
-__device__ inline void packets_relay(const Exchange<FORM>& e, const Unit<FORM>& unit, uint4 data) {
+__device__ inline void ll_relay(const Exchange<FORM>& e, const Unit<FORM>& unit, uint4 data) {
 #pragma unroll 1
     for (uint32_t left = e.a.relay_mask; left != 0; left &= left - 1) {
         store_unit(e.slot(__ffs(left) - 1, e.a.rank, true, unit), unit, e.a.own.bytes, data, e.number);
@@ -312,7 +312,7 @@ __device__ inline void packets_relay(const Exchange<FORM>& e, const Unit<FORM>& 
 
 // Waits for a lane's part of all messages: their loads are in flight together. What comes from rank `credit` is one lane's. False: aborted.
 template <uint32_t RANKS, class FORM>
-__device__ bool packets_await(const Exchange<FORM>& e, const Part (&messages)[RANKS_MAX], bool relayed, const Unit<FORM>& unit,
+__device__ bool ll_await(const Exchange<FORM>& e, const Part (&messages)[RANKS_MAX], bool relayed, const Unit<FORM>& unit,
                               uint4 (&row)[RANKS], uint32_t credit = RANKS_MAX) {
     Patience patience(e.a.abort_word);
     uint4 parts[RANKS][FORM::LOADS];
@@ -359,11 +359,11 @@ __device__ inline uint4 pick(const uint4 (&row)[RANKS], uint32_t rank) {
 
 // Takes a unit of messages to the receive buffer, from the first or second halves of slots, and tells `then` of it. False: aborted.
 template <uint32_t RANKS, class FORM, class THEN>
-__device__ inline bool packets_take_unit(const Exchange<FORM>& e, const Part (&messages)[RANKS_MAX], bool relayed, const Unit<FORM>& unit,
+__device__ inline bool ll_take_unit(const Exchange<FORM>& e, const Part (&messages)[RANKS_MAX], bool relayed, const Unit<FORM>& unit,
                                          THEN then) {
     uint64_t to = e.a.recv + unit.first;
     uint4 row[RANKS];
-    if (!packets_await(e, messages, relayed, unit, row)) return false;
+    if (!ll_await(e, messages, relayed, unit, row)) return false;
     then(unit, row);
     Width stores = width(e.a.recv | e.a.recv_stride, unit, e.end());
     auto store = [&](auto store_one) {
@@ -382,8 +382,8 @@ __device__ inline bool packets_take_unit(const Exchange<FORM>& e, const Part (&m
 }
 
 template <uint32_t RANKS, class FORM>
-__device__ inline bool packets_out_unit(const Exchange<FORM>& e, const Unit<FORM>& unit) {
-    return packets_take_unit<RANKS>(e, e.a.outs, true, unit, [](const Unit<FORM>&, uint4 (&)[RANKS]) {});
+__device__ inline bool ll_out_unit(const Exchange<FORM>& e, const Unit<FORM>& unit) {
+    return ll_take_unit<RANKS>(e, e.a.outs, true, unit, [](const Unit<FORM>&, uint4 (&)[RANKS]) {});
 }
 
 // What a root has of the shards of others.
@@ -398,7 +398,7 @@ __device__ inline void load_outs(const DirectArgs& a, const Unit<FORM>& unit, ui
 
 // The same of a root that adds its own data.
 template <class T, uint32_t RANKS, class FORM>
-__device__ inline bool packets_out_last_unit(const Exchange<FORM>& e, const Unit<FORM>& unit, const uint64_t* scalars) {
+__device__ inline bool ll_out_last_unit(const Exchange<FORM>& e, const Unit<FORM>& unit, const uint64_t* scalars) {
     const DirectArgs& a = e.a;
     const uint64_t* scalar = scalars != nullptr ? scalars + a.rank : nullptr;
     Width loads = width(a.send, unit, e.end());
@@ -410,7 +410,7 @@ __device__ inline bool packets_out_last_unit(const Exchange<FORM>& e, const Unit
     } else {
         load_outs<Width::ONE>(a, unit, own);
     }
-    return packets_take_unit<RANKS>(e, a.outs, true, unit, [&](const Unit<FORM>&, uint4 (&row)[RANKS]) {
+    return ll_take_unit<RANKS>(e, a.outs, true, unit, [&](const Unit<FORM>&, uint4 (&row)[RANKS]) {
 #pragma unroll 1
         for (uint32_t s = 0; s < a.nranks; s++) {
             VectorFold<T> fold;
@@ -424,26 +424,26 @@ __device__ inline bool packets_out_last_unit(const Exchange<FORM>& e, const Unit
 }
 
 template <uint32_t RANKS, class FORM>
-__device__ bool packets_out(const Exchange<FORM>& e) {
-    return e.a.out_mask == 0 || e.each_unit(e.longest, [&](const Unit<FORM>& unit) { return packets_out_unit<RANKS>(e, unit); });
+__device__ bool ll_out(const Exchange<FORM>& e) {
+    return e.a.out_mask == 0 || e.each_unit(e.longest, [&](const Unit<FORM>& unit) { return ll_out_unit<RANKS>(e, unit); });
 }
 
 // In an operation with heads, block 0 sends and awaits them.
-__device__ inline void packets_begin(const DirectArgs& a) {
+__device__ inline void ll_begin(const DirectArgs& a) {
     if ((a.flags & HEADS) != 0 && blockIdx.x == 0) send_head(a, threadIdx.x);
 }
-__device__ inline bool packets_end(const DirectArgs& a) {
+__device__ inline bool ll_end(const DirectArgs& a) {
     uint64_t scalar;
     return (a.flags & HEADS) == 0 || blockIdx.x != 0 || wait_head(a, threadIdx.x, scalar);
 }
 
 template <uint32_t RANKS, class FORM>
-__device__ void packets_copy(const Exchange<FORM>& e) {
+__device__ void ll_copy(const Exchange<FORM>& e) {
     const DirectArgs& a = e.a;
-    packets_begin(a);
-    packets_send<RANKS>(e);
+    ll_begin(a);
+    ll_send<RANKS>(e);
     stamp_begin(a);
-    packets_own(e);
+    ll_own(e);
     auto pass_on = [&](const Unit<FORM>& unit, uint4 (&row)[RANKS]) {
         if (a.relay_mask == 0) return;
         uint4 shard = {};  // the only one that is there: from the root
@@ -451,24 +451,24 @@ __device__ void packets_copy(const Exchange<FORM>& e) {
         for (uint32_t s = 0; s < RANKS; s++) {
             shard = make_uint4(shard.x | row[s].x, shard.y | row[s].y, shard.z | row[s].z, shard.w | row[s].w);
         }
-        packets_relay(e, unit, shard);
+        ll_relay(e, unit, shard);
     };
     bool ok = a.recv_mask == 0 || e.each_unit(e.longest, [&](const Unit<FORM>& unit) {
-        return packets_take_unit<RANKS>(e, a.recvs, false, unit, pass_on);
+        return ll_take_unit<RANKS>(e, a.recvs, false, unit, pass_on);
     });
-    ok = ok && packets_out<RANKS>(e) && packets_end(a);
+    ok = ok && ll_out<RANKS>(e) && ll_end(a);
     finish(a, !ok);
 }
 
 // Combines a unit of the messages of all ranks, in order, and passes the result on. LAST: all but those of a root that adds its own data. False: aborted.
 template <class T, uint32_t RANKS, bool LAST, class FORM>
-__device__ inline bool packets_combine_unit(const Exchange<FORM>& e, const Unit<FORM>& unit, const uint64_t* scalars) {
+__device__ inline bool ll_combine_unit(const Exchange<FORM>& e, const Unit<FORM>& unit, const uint64_t* scalars) {
     const DirectArgs& a = e.a;
     uint32_t credit = LAST && (a.flags & ROOT_LAST) != 0 ? a.unsharded : RANKS_MAX, first = LAST && credit == 0 ? 1 : 0;
     Width loads = width(a.send | a.own.at, unit, e.end()), stores = width(a.recv | a.result.at, unit, e.end());
     uint4 own = load_part_of(loads, a.send + a.own.at + unit.first, unit, a.own.bytes);
     uint4 row[RANKS];
-    if (!packets_await(e, a.recvs, false, unit, row, credit)) return false;
+    if (!ll_await(e, a.recvs, false, unit, row, credit)) return false;
     auto contribution = [&](uint32_t rank) { return rank == a.rank ? own : pick(row, rank); };
     VectorFold<T> fold;
     fold.first(contribution(first), scalars != nullptr ? scalars + first : nullptr);
@@ -479,7 +479,7 @@ __device__ inline bool packets_combine_unit(const Exchange<FORM>& e, const Unit<
     }
     uint4 combined = fold.result(LAST && credit != RANKS_MAX ? 0 : a.divisor);
     if (a.flags & KEEP) store_part_of(stores, a.recv + a.result.at + unit.first, unit, a.own.bytes, combined);
-    packets_relay(e, unit, combined);
+    ll_relay(e, unit, combined);
     return true;
 }
 
@@ -497,18 +497,18 @@ __device__ inline bool gather_scalars(const DirectArgs& a, Scalars& scalars) {
 }
 
 template <class T, uint32_t RANKS, class FORM>
-__device__ void packets_reduce(const Exchange<FORM>& e) {
+__device__ void ll_reduce(const Exchange<FORM>& e) {
     IN_SHARED_MEMORY(Scalars, scalars);
     const DirectArgs& a = e.a;
-    packets_begin(a);
-    packets_send<RANKS>(e);
+    ll_begin(a);
+    ll_send<RANKS>(e);
     stamp_begin(a);
     bool ok = gather_scalars(a, scalars);
     if (ok && a.recv_mask != 0) {
         const uint64_t* factors = (a.flags & SCALED) != 0 ? scalars : nullptr;
-        ok = e.each_unit(e.longest, [&](const Unit<FORM>& unit) { return packets_combine_unit<T, RANKS, false>(e, unit, factors); });
+        ok = e.each_unit(e.longest, [&](const Unit<FORM>& unit) { return ll_combine_unit<T, RANKS, false>(e, unit, factors); });
     }
-    ok = ok && packets_out<RANKS>(e) && packets_end(a);
+    ok = ok && ll_out<RANKS>(e) && ll_end(a);
     finish(a, !ok);
 }
 
@@ -519,47 +519,47 @@ __device__ void packets_reduce(const Exchange<FORM>& e) {
 // u - 3 by then. A root that adds its own data sends a credit in the place of each unit. What was loaded is used before the next is stored, so that a late
 // load does not see it. False: aborted.
 template <class T, uint32_t RANKS, class FORM>
-__device__ bool packets_pass(const Exchange<FORM>& e, const uint64_t* scalars) {
+__device__ bool ll_pass(const Exchange<FORM>& e, const uint64_t* scalars) {
     const DirectArgs& a = e.a;
     auto nth = [&](uint32_t n) { return Unit<FORM>(e.warp + n * e.warps, e.warp + n % UNITS_A_LAP * e.warps, n / UNITS_A_LAP); };
     uint32_t units = (e.longest + FORM::UNIT_BYTES - 1) / FORM::UNIT_BYTES;
     uint32_t count = e.warp < units ? (units - e.warp + e.warps - 1) / e.warps : 0;
     bool adds_own = (a.flags & ROOT_LAST) != 0 && a.recv_mask == 0;
     for (uint32_t n = 0; n < count + 2; n++) {
-        if (n < count) adds_own ? packets_send_credit(e, nth(n)) : packets_send_unit<RANKS>(e, nth(n), false, false);
-        if (a.recv_mask != 0 && n - 1 < count && !packets_combine_unit<T, RANKS, true>(e, nth(n - 1), scalars)) return false;
+        if (n < count) adds_own ? ll_send_credit(e, nth(n)) : ll_send_unit<RANKS>(e, nth(n), false, false);
+        if (a.recv_mask != 0 && n - 1 < count && !ll_combine_unit<T, RANKS, true>(e, nth(n - 1), scalars)) return false;
         if (a.out_mask == 0 || n < 2) continue;
-        if (!(adds_own ? packets_out_last_unit<T, RANKS>(e, nth(n - 2), scalars) : packets_out_unit<RANKS>(e, nth(n - 2)))) return false;
+        if (!(adds_own ? ll_out_last_unit<T, RANKS>(e, nth(n - 2), scalars) : ll_out_unit<RANKS>(e, nth(n - 2)))) return false;
     }
     return true;
 }
 
 template <class T, uint32_t RANKS, class FORM>
-__device__ void packets_pipeline(const Exchange<FORM>& e) {
+__device__ void ll_pipeline(const Exchange<FORM>& e) {
     IN_SHARED_MEMORY(Scalars, scalars);
     const DirectArgs& a = e.a;
-    packets_begin(a);
+    ll_begin(a);
     stamp_begin(a);
-    bool ok = gather_scalars(a, scalars) && packets_pass<T, RANKS>(e, (a.flags & SCALED) != 0 ? scalars : nullptr) && packets_end(a);
+    bool ok = gather_scalars(a, scalars) && ll_pass<T, RANKS>(e, (a.flags & SCALED) != 0 ? scalars : nullptr) && ll_end(a);
     finish(a, !ok);
 }
 
 // Few ranks have code of their own, with nothing for ranks that are not there.
 template <class FORM>
-__device__ void packets_copy(const DirectArgs& a) {
+__device__ void ll_copy(const DirectArgs& a) {
     Exchange<FORM> e(a);
-    a.nranks <= 2 ? packets_copy<2>(e) : a.nranks <= 4 ? packets_copy<4>(e) : packets_copy<RANKS_MAX>(e);
+    a.nranks <= 2 ? ll_copy<2>(e) : a.nranks <= 4 ? ll_copy<4>(e) : ll_copy<RANKS_MAX>(e);
 }
 template <class FORM, class T>
-__device__ void packets_reduce(const DirectArgs& a) {
+__device__ void ll_reduce(const DirectArgs& a) {
     Exchange<FORM> e(a);
-    a.nranks <= 2 ? packets_reduce<T, 2>(e) : a.nranks <= 4 ? packets_reduce<T, 4>(e) : packets_reduce<T, RANKS_MAX>(e);
+    a.nranks <= 2 ? ll_reduce<T, 2>(e) : a.nranks <= 4 ? ll_reduce<T, 4>(e) : ll_reduce<T, RANKS_MAX>(e);
 }
 
 // Of three or four ranks (kernels/src/cuda/launch.rs).
 template <class FORM, class T>
-__device__ void packets_pipeline(const DirectArgs& a) {
-    packets_pipeline<T, 4>(Exchange<FORM>(a));
+__device__ void ll_pipeline(const DirectArgs& a) {
+    ll_pipeline<T, 4>(Exchange<FORM>(a));
 }
 
 }  // namespace mccs

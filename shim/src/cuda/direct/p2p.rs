@@ -2,13 +2,13 @@
 //!
 //! They are in no order with the communicator's collectives but that of streams. Groups run one after the other, in the
 //! order of the calls that end them, whatever their streams. Deliberately absent: numbers that ranks would have to agree
-//! on; messages of a direction are matched by their order, which GPUs count (`kernels/cuda/include/points.cuh`).
+//! on; messages of a direction are matched by their order, which GPUs count (`kernels/cuda/include/p2p.cuh`).
 
 use std::sync::{Arc, Mutex};
 
 use mccs_cuda::{DeviceAddress, Event, RawStream};
-use mccs_ipc::direct::{AreaPart, DirectPage, PointsLaunched};
-use mccs_kernels::cuda::{AreaLayout, MESSAGES_MAX, Point, PointsLaunch};
+use mccs_ipc::direct::{AreaPart, DirectPage, P2pLaunched};
+use mccs_kernels::cuda::{AreaLayout, MESSAGES_MAX, P2pLaunch, P2pMessage};
 
 use super::launcher::Launcher;
 use super::member::Member;
@@ -16,13 +16,13 @@ use super::order::LaunchOrder;
 use crate::Error;
 use crate::client::locked;
 use crate::cuda::cuda_error;
-use crate::cuda::points::capture_of;
+use crate::cuda::p2p::capture_of;
 
-/// Packets' flags have 32 bits.
+/// Ll' flags have 32 bits.
 const MESSAGES_OF_A_PAIR_MAX: u64 = u32::MAX as u64 - MESSAGES_MAX as u64;
 
 /// What a communicator's sends and receives need: kept by the communicator, and by groups to their end.
-pub(crate) struct Points {
+pub(crate) struct P2p {
     /// Before the member, whose kernels its graphs are of.
     order: Mutex<Order>,
     member: Arc<Member>,
@@ -33,18 +33,18 @@ struct Order {
     launches: LaunchOrder,
     launcher: Launcher,
     /// Without what went into graphs.
-    launched: PointsLaunched,
+    launched: P2pLaunched,
     /// To order streams of one group.
     joint: Event,
 }
 
-impl Points {
+impl P2p {
     pub(super) fn new(member: Arc<Member>) -> Result<Self, Error> {
         let launches = LaunchOrder::new(&member.context, Arc::clone(&member.graphs))?;
         let joint = Event::new(&member.context, false).map_err(cuda_error)?;
-        let launcher = member.launcher(&PointsLaunch::placeholder())?;
-        let order = Order { launches, launcher, launched: PointsLaunched::default(), joint };
-        Ok(Points { member, order: Mutex::new(order) })
+        let launcher = member.launcher(&P2pLaunch::placeholder())?;
+        let order = Order { launches, launcher, launched: P2pLaunched::default(), joint };
+        Ok(P2p { member, order: Mutex::new(order) })
     }
 
     pub(crate) fn nranks(&self) -> u32 {
@@ -53,7 +53,7 @@ impl Points {
 
     /// The word in which this rank's kernels count groups.
     fn counter(&self) -> DeviceAddress {
-        self.member.area() + AreaLayout::POINTS_COUNTER_OFFSET
+        self.member.area() + AreaLayout::P2P_COUNTER_OFFSET
     }
 
     /// What graphs refer to, and must not outlive.
@@ -70,7 +70,7 @@ impl Points {
     }
 
     /// Checks a group as a whole.
-    pub(crate) fn plan(&self, list: &[Point], streams: &[RawStream]) -> Result<PointsLaunch, Error> {
+    pub(crate) fn plan(&self, list: &[P2pMessage], streams: &[RawStream]) -> Result<P2pLaunch, Error> {
         let order = locked(&self.order);
         if order.launches.has_left() {
             return Err(Error::argument(
@@ -89,17 +89,17 @@ impl Points {
             // One that is not captured would become so by waiting for one that is.
             capture_of(streams)?;
         }
-        PointsLaunch::new(list, &member.layout, (member.rank, member.nranks))
+        P2pLaunch::new(list, &member.layout, (member.rank, member.nranks))
             .map_err(|error| Error::argument(error.to_string()))
     }
 
     /// Launches a group. Its streams and buffers are as the callers of
     /// [`CudaCommunicator::send`](crate::cuda::CudaCommunicator::send) have promised.
-    pub(crate) fn launch(&self, list: &[Point], launch: PointsLaunch, streams: &[RawStream]) -> Result<(), Error> {
+    pub(crate) fn launch(&self, list: &[P2pMessage], launch: P2pLaunch, streams: &[RawStream]) -> Result<(), Error> {
         self.enqueue(list, launch, streams).inspect_err(|error| self.member.end_if_lost(error))
     }
 
-    fn enqueue(&self, list: &[Point], mut launch: PointsLaunch, streams: &[RawStream]) -> Result<(), Error> {
+    fn enqueue(&self, list: &[P2pMessage], mut launch: P2pLaunch, streams: &[RawStream]) -> Result<(), Error> {
         let Some((&main, others)) = streams.split_first() else { return Ok(()) };
         let member = &*self.member;
         member.need(AreaPart::P2p)?;
@@ -124,10 +124,10 @@ impl Points {
                 None => order.launches.follow(main, so_far, |_| Ok(()))?,
             }
             match &launch {
-                PointsLaunch::Few(few) => {
+                P2pLaunch::Few(few) => {
                     order.launcher.launch((main, capture.is_some()), member.function(few.function)?, few)
                 }
-                PointsLaunch::Many(many) => {
+                P2pLaunch::Many(many) => {
                     member.function(many.function)?.launch(main, many.grid, many.block, &many.args)
                 }
             }
@@ -147,12 +147,12 @@ impl Points {
     }
 
     /// Tells the page of a group.
-    fn count(&self, launched: &mut PointsLaunched, list: &[Point]) {
+    fn count(&self, launched: &mut P2pLaunched, list: &[P2pMessage]) {
         launched.groups += 1;
-        for point in list.iter().filter(|point| point.peer != self.member.rank) {
-            let counts = if point.is_send { &mut launched.sent } else { &mut launched.received };
-            counts[point.peer as usize] += 1;
+        for message in list.iter().filter(|message| message.peer != self.member.rank) {
+            let counts = if message.is_send { &mut launched.sent } else { &mut launched.received };
+            counts[message.peer as usize] += 1;
         }
-        self.member.page.launch_points(self.member.rank, launched);
+        self.member.page.launch_p2p(self.member.rank, launched);
     }
 }

@@ -10,7 +10,7 @@ use crate::stats::median;
 
 /// A send or receive of bytes.
 #[derive(Debug, Clone, Copy)]
-pub struct Point {
+pub struct P2pMessage {
     /// Whether it is a send.
     pub is_send: bool,
     /// To or from whom.
@@ -65,7 +65,7 @@ impl Pattern {
         (0..nranks).map(of).max().unwrap_or(0)
     }
 
-    fn list(self, rank: u32, nranks: u32, bytes: u64, (send, recv): (u64, u64)) -> Vec<Point> {
+    fn list(self, rank: u32, nranks: u32, bytes: u64, (send, recv): (u64, u64)) -> Vec<P2pMessage> {
         let mut list = Vec::new();
         let (mut sent, mut received) = (0, 0);
         for peer in 0..nranks {
@@ -74,7 +74,7 @@ impl Pattern {
                 (false, recv, &mut received, self.bytes(peer, rank, nranks, bytes)),
             ] {
                 if bytes > 0 {
-                    list.push(Point { is_send, peer, buffer: base + *at, bytes });
+                    list.push(P2pMessage { is_send, peer, buffer: base + *at, bytes });
                     *at += bytes.next_multiple_of(128);
                 }
             }
@@ -110,7 +110,7 @@ impl Rank {
     ///
     /// # Errors
     /// What failed.
-    pub fn measure_points(
+    pub fn measure_p2p(
         &self,
         patterns: &[Pattern],
         (begin, end, factor): (u64, u64, u64),
@@ -130,12 +130,12 @@ impl Rank {
             let sizes =
                 std::iter::successors(Some(begin), |size| size.checked_mul(factor)).take_while(|size| *size <= end);
             for bytes in sizes {
-                let estimate = self.time_points(sides[0], *pattern, bytes, 5)?;
+                let estimate = self.time_p2p(sides[0], *pattern, bytes, 5)?;
                 let iterations = ((0.02 / estimate.as_secs_f64().max(1e-6)) as u32).clamp(5, 200);
                 let mut times = vec![Vec::new(); sides.len()];
                 for _ in 0..rounds.max(1) {
                     for (times, side) in times.iter_mut().zip(sides) {
-                        times.push(self.time_points(*side, *pattern, bytes, iterations)?.as_secs_f64() * 1e6);
+                        times.push(self.time_p2p(*side, *pattern, bytes, iterations)?.as_secs_f64() * 1e6);
                     }
                 }
                 let of_side = lines.len();
@@ -164,13 +164,13 @@ impl Rank {
         Ok(lines)
     }
 
-    fn enqueue_points(&self, side: Side, list: &[Point]) -> anyhow::Result<()> {
+    fn enqueue_p2p(&self, side: Side, list: &[P2pMessage]) -> anyhow::Result<()> {
         let stream = self.stream.raw().as_ptr();
         if side == Side::Nccl {
-            return self.nccl.as_ref().context("there is no NCCL here")?.enqueue_points(list, stream);
+            return self.nccl.as_ref().context("there is no NCCL here")?.enqueue_p2p(list, stream);
         }
         mccs::group_start();
-        for Point { is_send, peer, buffer, bytes } in list.iter().copied() {
+        for P2pMessage { is_send, peer, buffer, bytes } in list.iter().copied() {
             // SAFETY: places in this rank's own buffers, which are long enough for the pattern.
             unsafe {
                 if is_send {
@@ -188,10 +188,10 @@ impl Rank {
     ///
     /// # Errors
     /// What failed.
-    pub fn time_points(&self, side: Side, pattern: Pattern, bytes: u64, iterations: u32) -> anyhow::Result<Duration> {
+    pub fn time_p2p(&self, side: Side, pattern: Pattern, bytes: u64, iterations: u32) -> anyhow::Result<Duration> {
         let at = (self.send.address(), self.recv.address());
         let list = pattern.list(self.rank(), self.nranks(), bytes, at);
-        self.time_stream(iterations, || if list.is_empty() { Ok(()) } else { self.enqueue_points(side, &list) })
+        self.time_stream(iterations, || if list.is_empty() { Ok(()) } else { self.enqueue_p2p(side, &list) })
     }
 }
 
@@ -205,9 +205,10 @@ mod tests {
             let bytes = 1_000_000;
             let lists: Vec<_> = (0..nranks).map(|rank| pattern.list(rank, nranks, bytes, (0, 0))).collect();
             for (rank, list) in lists.iter().enumerate() {
-                assert!(list.iter().all(|point| point.buffer + point.bytes <= bytes + 64 * u64::from(nranks)));
-                for send in list.iter().filter(|point| point.is_send) {
-                    let fits = |recv: &&Point| !recv.is_send && recv.peer == rank as u32 && recv.bytes == send.bytes;
+                assert!(list.iter().all(|message| message.buffer + message.bytes <= bytes + 64 * u64::from(nranks)));
+                for send in list.iter().filter(|message| message.is_send) {
+                    let fits =
+                        |recv: &&P2pMessage| !recv.is_send && recv.peer == rank as u32 && recv.bytes == send.bytes;
                     assert_eq!(lists[send.peer as usize].iter().filter(fits).count(), 1, "{pattern:?}");
                 }
             }

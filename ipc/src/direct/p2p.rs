@@ -7,7 +7,7 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 const RANKS: usize = DIRECT_RANKS_MAX as usize;
 
 #[repr(C, align(128))]
-struct Points {
+struct P2p {
     groups: AtomicU64,
     /// The sender's number plus 1, what this rank expected, what has come.
     fault: [AtomicU64; 3],
@@ -15,11 +15,11 @@ struct Points {
     received: [AtomicU64; RANKS],
 }
 
-pub(super) const POINTS_BYTES: u64 = size_of::<Points>() as u64;
+pub(super) const P2P_BYTES: u64 = size_of::<P2p>() as u64;
 
 /// What a rank has enqueued, but for what went into graphs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PointsLaunched {
+pub struct P2pLaunched {
     /// Groups.
     pub groups: u64,
     /// Messages to each peer.
@@ -30,7 +30,7 @@ pub struct PointsLaunched {
 
 /// Two ends of a message that do not mean the same, as a GPU has told. The words are the kernels' matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PointsFault {
+pub struct P2pFault {
     /// Who sent it.
     pub sender: u32,
     /// Who was to receive it.
@@ -42,13 +42,13 @@ pub struct PointsFault {
 }
 
 impl DirectPage {
-    fn points_offset(rank: u32) -> u64 {
+    fn p2p_offset(rank: u32) -> u64 {
         assert!(rank < DIRECT_RANKS_MAX, "rank {rank} on a page for {DIRECT_RANKS_MAX}");
-        TERMS_BYTES + u64::from(rank) * POINTS_BYTES
+        TERMS_BYTES + u64::from(rank) * P2P_BYTES
     }
 
-    fn of_points(&self, rank: u32) -> &Points {
-        self.at(Self::points_offset(rank))
+    fn of_p2p(&self, rank: u32) -> &P2p {
+        self.at(Self::p2p_offset(rank))
     }
 
     /// Where a rank's kernels tell of a contradiction: three words.
@@ -57,18 +57,18 @@ impl DirectPage {
     /// If a page has no such rank.
     #[must_use]
     pub fn fault_offset(rank: u32) -> u64 {
-        Self::points_offset(rank) + std::mem::offset_of!(Points, fault) as u64
+        Self::p2p_offset(rank) + std::mem::offset_of!(P2p, fault) as u64
     }
 
     /// A rank has enqueued groups with so many messages. Called by the rank.
     ///
     /// # Panics
     /// If a page has no such rank.
-    pub fn launch_points(&self, rank: u32, launched: &PointsLaunched) {
-        let points = self.of_points(rank);
-        let messages = points.sent.iter().zip(launched.sent).chain(points.received.iter().zip(launched.received));
+    pub fn launch_p2p(&self, rank: u32, launched: &P2pLaunched) {
+        let p2p = self.of_p2p(rank);
+        let messages = p2p.sent.iter().zip(launched.sent).chain(p2p.received.iter().zip(launched.received));
         messages.for_each(|(target, count)| target.store(count, Ordering::Relaxed));
-        points.groups.store(launched.groups, Ordering::Release);
+        p2p.groups.store(launched.groups, Ordering::Release);
     }
 
     /// What a rank has enqueued.
@@ -76,22 +76,22 @@ impl DirectPage {
     /// # Panics
     /// If a page has no such rank.
     #[must_use]
-    pub fn points_launched(&self, rank: u32) -> PointsLaunched {
-        let points = self.of_points(rank);
-        let groups = points.groups.load(Ordering::Acquire);
+    pub fn p2p_launched(&self, rank: u32) -> P2pLaunched {
+        let p2p = self.of_p2p(rank);
+        let groups = p2p.groups.load(Ordering::Acquire);
         let read = |counts: &[AtomicU64; RANKS]| std::array::from_fn(|peer| counts[peer].load(Ordering::Relaxed));
-        PointsLaunched { groups, sent: read(&points.sent), received: read(&points.received) }
+        P2pLaunched { groups, sent: read(&p2p.sent), received: read(&p2p.received) }
     }
 
     /// The first contradiction that a rank's GPU has told of.
     #[must_use]
-    pub fn fault(&self) -> Option<PointsFault> {
+    pub fn fault(&self) -> Option<P2pFault> {
         (0..DIRECT_RANKS_MAX).find_map(|receiver| {
-            let [sender, expected, came] = &self.of_points(receiver).fault;
+            let [sender, expected, came] = &self.of_p2p(receiver).fault;
             let sender = sender.load(Ordering::Acquire).checked_sub(1)?;
             let sender = u32::try_from(sender).ok().filter(|sender| *sender < DIRECT_RANKS_MAX)?;
             let (expected, came) = (expected.load(Ordering::Relaxed), came.load(Ordering::Relaxed));
-            Some(PointsFault { sender, receiver, expected, came })
+            Some(P2pFault { sender, receiver, expected, came })
         })
     }
 }
@@ -106,10 +106,9 @@ mod tests {
     fn ranks_tell_what_they_have_enqueued() {
         let (fd, service) = DirectPage::create().expect("a page");
         let rank = DirectPage::map(fd.as_fd()).expect("the same page");
-        let launched =
-            PointsLaunched { groups: 3, sent: [1; RANKS], received: std::array::from_fn(|peer| peer as u64) };
-        rank.launch_points(7, &launched);
-        assert_eq!([6, 7].map(|rank| service.points_launched(rank)), [PointsLaunched::default(), launched]);
+        let launched = P2pLaunched { groups: 3, sent: [1; RANKS], received: std::array::from_fn(|peer| peer as u64) };
+        rank.launch_p2p(7, &launched);
+        assert_eq!([6, 7].map(|rank| service.p2p_launched(rank)), [P2pLaunched::default(), launched]);
         assert_eq!(service.launched(7), 0);
     }
 
@@ -123,7 +122,7 @@ mod tests {
         word(2).store(78, Ordering::Relaxed);
         assert_eq!(service.fault(), None);
         word(0).store(4, Ordering::Release);
-        assert_eq!(service.fault(), Some(PointsFault { sender: 3, receiver: 5, expected: 77, came: 78 }));
+        assert_eq!(service.fault(), Some(P2pFault { sender: 3, receiver: 5, expected: 77, came: 78 }));
         word(0).store(99, Ordering::Release);
         assert_eq!(service.fault(), None, "no such rank: a tenant can write anything");
     }

@@ -1,4 +1,4 @@
-// Middle sizes: bulk chunks through slots of the areas, with flags behind them.
+// Middle sizes: chunks through slots of the areas, with flags behind them.
 //
 // Every block owns a slice of each message, with its slots, flags and acknowledgements; no block waits for another of
 // its grid. Inside a block three roles run side by side, so that a chunk is pushed, an earlier one combined and passed on,
@@ -22,12 +22,12 @@
 // is not sent.
 #pragma once
 #include "area.cuh"
-#include "packets.cuh"
+#include "ll.cuh"
 #include "vectors.cuh"
 
 namespace mccs {
 
-constexpr uint32_t BULK_THREADS_MAX = 768;
+constexpr uint32_t SIMPLE_THREADS_MAX = 768;
 
 struct Worker {
     uint32_t thread, threads;
@@ -236,7 +236,7 @@ struct BlockWords {
     volatile uint32_t chosen[3][STEPS_APART];
 };
 
-__device__ inline bool bulk_push(const DirectArgs& a, uint32_t warp, BlockWords& words) {
+__device__ inline bool simple_push(const DirectArgs& a, uint32_t warp, BlockWords& words) {
     bool shared = a.shard_bytes == 0 && a.send_stride == 0;
     uint64_t own_from = send_part(a, a.rank), own_to = recv_part(a, a.rank);
     bool own = (a.flags & OWN) != 0 && (a.shard_bytes != 0 ? a.send != a.recv : own_from != own_to);
@@ -274,7 +274,7 @@ __device__ inline bool bulk_push(const DirectArgs& a, uint32_t warp, BlockWords&
 
 // The middle role: `work(step, at, bytes, worker)` makes a chunk of the result.
 template <class WORK>
-__device__ bool bulk_middle(const DirectArgs& a, uint32_t warp, BlockWords& words, WORK work) {
+__device__ bool simple_middle(const DirectArgs& a, uint32_t warp, BlockWords& words, WORK work) {
     if (a.recv_mask == 0) return false;
     // One shot, in place, everybody's data for everybody: a chunk of the result lies where one is still to be sent from. (In
     // two shots a part comes back only after it was sent; elsewhere what is sent is not where results go.)
@@ -296,7 +296,7 @@ __device__ bool bulk_middle(const DirectArgs& a, uint32_t warp, BlockWords& word
         });
 }
 
-__device__ inline bool bulk_out(const DirectArgs& a, uint32_t warp, BlockWords& words) {
+__device__ inline bool simple_out(const DirectArgs& a, uint32_t warp, BlockWords& words) {
     auto slice = [&](uint32_t peer) { return slice_of(a, peer); };
     return play(
         2, a.out_warps, warp, Chunks{a, words.chosen[2], steps_of(a, a.out_mask, slice), false},
@@ -322,24 +322,24 @@ __device__ inline bool bulk_out(const DirectArgs& a, uint32_t warp, BlockWords& 
 
 // Gives each warp its role. MIDDLE(warp, words) plays the middle role.
 template <class MIDDLE>
-__device__ void bulk(const DirectArgs& a, MIDDLE middle) {
+__device__ void simple(const DirectArgs& a, MIDDLE middle) {
     IN_SHARED_MEMORY(BlockWords, words);
     if (threadIdx.x == 0) words.pushed = 0;
     if (blockIdx.x == 0) send_head(a, threadIdx.x);
     stamp_begin(a);
     __syncthreads();
     uint32_t warp = threadIdx.x / 32, push = 2 + a.push_warps, both = push + 2 + a.middle_warps;
-    bool aborted = warp < push   ? bulk_push(a, warp, words)
+    bool aborted = warp < push   ? simple_push(a, warp, words)
                    : warp < both ? middle(warp - push, words)
-                                 : bulk_out(a, warp - both, words);
+                                 : simple_out(a, warp - both, words);
     uint64_t scalar;
     if (blockIdx.x == 0 && !aborted) aborted = !wait_head(a, threadIdx.x, scalar);
     finish(a, aborted);
 }
 
-__device__ inline void bulk_copy(const DirectArgs& a) {
-    bulk(a, [&](uint32_t warp, BlockWords& words) {
-        return bulk_middle(a, warp, words, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
+__device__ inline void simple_copy(const DirectArgs& a) {
+    simple(a, [&](uint32_t warp, BlockWords& words) {
+        return simple_middle(a, warp, words, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
             uint32_t count = __popc(a.recv_mask), index = 0;
             for (uint32_t i = 1; i < a.nranks; i++) {
                 uint32_t peer = (a.rank + i) % a.nranks;
@@ -355,14 +355,14 @@ __device__ inline void bulk_copy(const DirectArgs& a) {
 }
 
 template <class T>
-__device__ void bulk_reduce(const DirectArgs& a) {
+__device__ void simple_reduce(const DirectArgs& a) {
     IN_SHARED_MEMORY(Scalars, scalars);
     if ((a.flags & SCALED) != 0) {
         if (blockIdx.x == 0) send_head(a, threadIdx.x);
         if (!gather_scalars(a, scalars)) return finish(a, true);
     }
-    bulk(a, [&](uint32_t warp, BlockWords& words) {
-        return bulk_middle(a, warp, words, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
+    simple(a, [&](uint32_t warp, BlockWords& words) {
+        return simple_middle(a, warp, words, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
             uint64_t result = (a.flags & KEEP) != 0 ? recv_part(a, a.rank) + at : 0;
             Arithmetic how{Op(a.op), a.divisor, (a.flags & SCALED) != 0 ? scalars : nullptr};
             reduce_vectors<T, 32>(Destinations(a, a.relay_mask, 1, step, result),

@@ -1,4 +1,4 @@
-//! Sends and receives: from a group's list to a launch. The host's side of cuda/include/points.cuh, which says how they work.
+//! Sends and receives: from a group's list to a launch. The host's side of cuda/include/p2p.cuh, which says how they work.
 //!
 //! ```text
 //! behind what collectives use: words of lanes [peer][lane] | packets [peer][lane][slot] | chunks [peer][lane][slot]
@@ -38,7 +38,7 @@ const THREADS: u32 = 640;
 
 /// A send or a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Point {
+pub struct P2pMessage {
     /// Whether it is a send.
     pub is_send: bool,
     /// To or from whom.
@@ -58,10 +58,10 @@ struct Message {
     header: u64,
 }
 
-/// The parameter without its list: the mirror of `PointsHead`. [`PointsLaunch::new`] fills everything but the public fields.
+/// The parameter without its list: the mirror of `P2pHead`. [`P2pLaunch::new`] fills everything but the public fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub struct PointsHead {
+pub struct P2pHead {
     /// Every rank's area, as mapped for this GPU.
     pub areas: [u64; RANKS_MAX],
     /// A word in pinned host memory that ends the kernel when it is not 0, and that the kernel sets when two ends of a message
@@ -71,8 +71,8 @@ pub struct PointsHead {
     /// ([`header_parts`]).
     pub fault: u64,
     lanes_offset: u64,
-    packets_offset: u64,
-    bulk_offset: u64,
+    ll_offset: u64,
+    simple_offset: u64,
     sent_bytes: u64,
     rank: u32,
     nranks: u32,
@@ -89,15 +89,15 @@ pub struct PointsHead {
 /// The parameter of a kernel of sends and receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub struct PointsArgs<const COUNT: usize> {
+pub struct P2pArgs<const COUNT: usize> {
     /// What is not the list.
-    pub head: PointsHead,
+    pub head: P2pHead,
     messages: [Message; COUNT],
 }
 
-const _: () = assert!(size_of::<PointsHead>() == 248 && std::mem::offset_of!(PointsHead, first) == 144);
+const _: () = assert!(size_of::<P2pHead>() == 248 && std::mem::offset_of!(P2pHead, first) == 144);
 // What a kernel's parameters may have since CUDA 12.1.
-const _: () = assert!(size_of::<PointsArgs<MESSAGES_MAX>>() <= 32_764);
+const _: () = assert!(size_of::<P2pArgs<MESSAGES_MAX>>() <= 32_764);
 
 /// Length and element type of a message, as a header has them: `None` for what is no header.
 #[must_use]
@@ -117,7 +117,7 @@ pub fn contradiction(sender: u32, sent: u64, receiver: u32, expected: u64) -> St
 
 /// Why a group cannot be launched.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PointsError {
+pub enum P2pError {
     /// A peer that does not exist.
     #[error("rank {peer} of a communicator of {nranks}")]
     NoPeer {
@@ -155,15 +155,15 @@ pub enum PointsError {
 
 /// Where a communicator's lanes lie in its areas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PointsLayout {
+pub(crate) struct P2pLayout {
     pub(crate) lanes: u32,
     pub(crate) lanes_offset: u64,
-    pub(crate) packets_offset: u64,
-    pub(crate) bulk_offset: u64,
+    pub(crate) ll_offset: u64,
+    pub(crate) simple_offset: u64,
     pub(crate) end: u64,
 }
 
-impl PointsLayout {
+impl P2pLayout {
     /// Where the words of a rank's first lane with another begin: with the steps of packets that it has sent there, of which every message has one.
     pub(crate) fn first_lane_of(&self, peer: u32) -> u64 {
         self.lanes_offset + u64::from(peer) * u64::from(LANES_MAX) * LANE_BYTES
@@ -174,20 +174,14 @@ impl PointsLayout {
         let peers = nranks.max(2) - 1;
         let slots = u64::from(peers) * u64::from(lanes) * u64::from(SLOTS);
         let lanes_offset = begin.next_multiple_of(PAGE_BYTES);
-        let packets_offset = lanes_offset + RANKS_MAX as u64 * u64::from(LANES_MAX) * LANE_BYTES;
+        let ll_offset = lanes_offset + RANKS_MAX as u64 * u64::from(LANES_MAX) * LANE_BYTES;
         let packets_bytes = slots * (HEADER_BYTES + 2 * u64::from(PART_BYTES));
-        let bulk_offset = (packets_offset + packets_bytes).next_multiple_of(PAGE_BYTES);
-        PointsLayout {
-            lanes,
-            lanes_offset,
-            packets_offset,
-            bulk_offset,
-            end: bulk_offset + slots * u64::from(SLOT_BYTES),
-        }
+        let simple_offset = (ll_offset + packets_bytes).next_multiple_of(PAGE_BYTES);
+        P2pLayout { lanes, lanes_offset, ll_offset, simple_offset, end: simple_offset + slots * u64::from(SLOT_BYTES) }
     }
 }
 
-/// What of a message goes through a lane, and how: the mirror of `Share` in points.cuh, for what the host must know of it.
+/// What of a message goes through a lane, and how: the mirror of `Share` in p2p.cuh, for what the host must know of it.
 fn lanes_of(bytes: u64, lanes: u32) -> u32 {
     if bytes > u64::from(lanes) * u64::from(PART_BYTES) {
         return lanes;
@@ -198,102 +192,102 @@ fn lanes_of(bytes: u64, lanes: u32) -> u32 {
 /// A group's launch, with the shorter parameter where it does.
 #[allow(clippy::large_enum_variant, reason = "the large one is what nearly all calls make, and must not allocate")]
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PointsLaunch {
+pub enum P2pLaunch {
     /// Up to some messages.
-    Few(Launch<PointsArgs<MESSAGES_FEW>>),
+    Few(Launch<P2pArgs<MESSAGES_FEW>>),
     /// Up to [`MESSAGES_MAX`].
-    Many(Box<Launch<PointsArgs<MESSAGES_MAX>>>),
+    Many(Box<Launch<P2pArgs<MESSAGES_MAX>>>),
 }
 
-impl PointsLaunch {
+impl P2pLaunch {
     /// What `rank` launches for a group. Messages of one direction and peer keep their order.
     ///
     /// # Errors
-    /// [`PointsError`].
-    pub fn new(points: &[Point], layout: &AreaLayout, (rank, nranks): (u32, u32)) -> Result<Self, PointsError> {
-        if points.len() > MESSAGES_MAX {
-            return Err(PointsError::TooMany { count: points.len() });
+    /// [`P2pError`].
+    pub fn new(p2p: &[P2pMessage], layout: &AreaLayout, (rank, nranks): (u32, u32)) -> Result<Self, P2pError> {
+        if p2p.len() > MESSAGES_MAX {
+            return Err(P2pError::TooMany { count: p2p.len() });
         }
-        for point in points {
-            if point.peer >= nranks.min(RANKS_MAX as u32) {
-                return Err(PointsError::NoPeer { peer: point.peer, nranks });
+        for message in p2p {
+            if message.peer >= nranks.min(RANKS_MAX as u32) {
+                return Err(P2pError::NoPeer { peer: message.peer, nranks });
             }
-            if point.bytes >= MESSAGE_BYTES_MAX {
-                return Err(PointsError::TooLong { bytes: point.bytes });
+            if message.bytes >= MESSAGE_BYTES_MAX {
+                return Err(P2pError::TooLong { bytes: message.bytes });
             }
         }
-        pairs_with_oneself(points, rank)?;
-        let (head, grid, block) = head(points, layout, (rank, nranks));
-        if points.len() <= MESSAGES_FEW {
-            let args = PointsArgs { head, messages: messages(points) };
-            return Ok(PointsLaunch::Few(Launch { function: FUNCTIONS[0], grid, block, args }));
+        pairs_with_oneself(p2p, rank)?;
+        let (head, grid, block) = head(p2p, layout, (rank, nranks));
+        if p2p.len() <= MESSAGES_FEW {
+            let args = P2pArgs { head, messages: messages(p2p) };
+            return Ok(P2pLaunch::Few(Launch { function: FUNCTIONS[0], grid, block, args }));
         }
-        let args = PointsArgs { head, messages: messages(points) };
-        Ok(PointsLaunch::Many(Box::new(Launch { function: FUNCTIONS[1], grid, block, args })))
+        let args = P2pArgs { head, messages: messages(p2p) };
+        Ok(P2pLaunch::Many(Box::new(Launch { function: FUNCTIONS[1], grid, block, args })))
     }
 
     /// One that nobody launches, of the kernel for few messages: for what is made ready before there is a group.
     #[must_use]
-    pub fn placeholder() -> Launch<PointsArgs<MESSAGES_FEW>> {
+    pub fn placeholder() -> Launch<P2pArgs<MESSAGES_FEW>> {
         let (head, grid, block) = head(&[], &AreaLayout::initial(2), (0, 2));
-        Launch { function: FUNCTIONS[0], grid, block, args: PointsArgs { head, messages: messages(&[]) } }
+        Launch { function: FUNCTIONS[0], grid, block, args: P2pArgs { head, messages: messages(&[]) } }
     }
 
     /// What is to be filled in before the launch.
-    pub fn head_mut(&mut self) -> &mut PointsHead {
+    pub fn head_mut(&mut self) -> &mut P2pHead {
         match self {
-            PointsLaunch::Few(launch) => &mut launch.args.head,
-            PointsLaunch::Many(launch) => &mut launch.args.head,
+            P2pLaunch::Few(launch) => &mut launch.args.head,
+            P2pLaunch::Many(launch) => &mut launch.args.head,
         }
     }
 }
 
 /// Names of the kernels, for few and for many messages.
-pub(super) const FUNCTIONS: [&str; 2] = ["mccs_points_few", "mccs_points_many"];
+pub(super) const FUNCTIONS: [&str; 2] = ["mccs_p2p_few", "mccs_p2p_many"];
 
 /// In the order of the parameter: sends, then receives, each by peer.
-fn place(point: &Point) -> usize {
-    point.peer as usize + if point.is_send { 0 } else { RANKS_MAX }
+fn place(message: &P2pMessage) -> usize {
+    message.peer as usize + if message.is_send { 0 } else { RANKS_MAX }
 }
 
-fn header(point: &Point) -> u64 {
-    point.bytes | u64::from(point.dtype as u32) << 56
+fn header(message: &P2pMessage) -> u64 {
+    message.bytes | u64::from(message.dtype as u32) << 56
 }
 
 /// The messages of a group that a rank sends to itself, as send and receive.
 ///
 /// # Errors
-/// [`PointsError::OwnUnmatched`].
-pub fn pairs_with_oneself(points: &[Point], rank: u32) -> Result<Vec<(Point, Point)>, PointsError> {
-    let own = |is_send| points.iter().copied().filter(move |point| point.peer == rank && point.is_send == is_send);
+/// [`P2pError::OwnUnmatched`].
+pub fn pairs_with_oneself(p2p: &[P2pMessage], rank: u32) -> Result<Vec<(P2pMessage, P2pMessage)>, P2pError> {
+    let own = |is_send| p2p.iter().copied().filter(move |message| message.peer == rank && message.is_send == is_send);
     let (sends, recvs) = (own(true).count(), own(false).count());
-    let is_same = |(send, recv): &(Point, Point)| header(send) == header(recv);
+    let is_same = |(send, recv): &(P2pMessage, P2pMessage)| header(send) == header(recv);
     let pairs: Vec<_> = own(true).zip(own(false)).take_while(is_same).collect();
     if pairs.len() == sends && pairs.len() == recvs {
         return Ok(pairs);
     }
-    Err(PointsError::OwnUnmatched { sends, recvs, number: pairs.len() + 1 })
+    Err(P2pError::OwnUnmatched { sends, recvs, number: pairs.len() + 1 })
 }
 
-fn messages<const COUNT: usize>(points: &[Point]) -> [Message; COUNT] {
+fn messages<const COUNT: usize>(p2p: &[P2pMessage]) -> [Message; COUNT] {
     let mut messages = [Message { buffer: 0, header: 0 }; COUNT];
-    let ordered = (0..2 * RANKS_MAX).flat_map(|at| points.iter().filter(move |point| place(point) == at));
-    for (message, point) in messages.iter_mut().zip(ordered) {
-        *message = Message { buffer: point.buffer, header: header(point) };
+    let ordered = (0..2 * RANKS_MAX).flat_map(|at| p2p.iter().filter(move |message| place(message) == at));
+    for (slot, message) in messages.iter_mut().zip(ordered) {
+        *slot = Message { buffer: message.buffer, header: header(message) };
     }
     messages
 }
 
-fn head(points: &[Point], layout: &AreaLayout, (rank, nranks): (u32, u32)) -> (PointsHead, u32, u32) {
-    let lanes = layout.points();
-    let mut head = PointsHead {
+fn head(p2p: &[P2pMessage], layout: &AreaLayout, (rank, nranks): (u32, u32)) -> (P2pHead, u32, u32) {
+    let lanes = layout.p2p();
+    let mut head = P2pHead {
         areas: [0; RANKS_MAX],
         abort_word: 0,
         fault: 0,
         lanes_offset: lanes.lanes_offset,
-        packets_offset: lanes.packets_offset,
-        bulk_offset: lanes.bulk_offset,
-        sent_bytes: points.iter().filter(|point| point.is_send).map(|point| point.bytes).sum(),
+        ll_offset: lanes.ll_offset,
+        simple_offset: lanes.simple_offset,
+        sent_bytes: p2p.iter().filter(|message| message.is_send).map(|message| message.bytes).sum(),
         rank,
         nranks,
         lanes: lanes.lanes,
@@ -306,12 +300,12 @@ fn head(points: &[Point], layout: &AreaLayout, (rank, nranks): (u32, u32)) -> (P
         blocks: [0; RANKS_MAX],
     };
     let mut is_short = true;
-    for point in points {
-        head.first[place(point) + 1] += 1;
-        let wanted = lanes_of(point.bytes, lanes.lanes);
-        let blocks = &mut head.blocks[point.peer as usize];
+    for message in p2p {
+        head.first[place(message) + 1] += 1;
+        let wanted = lanes_of(message.bytes, lanes.lanes);
+        let blocks = &mut head.blocks[message.peer as usize];
         *blocks = (*blocks).max(wanted);
-        is_short &= point.bytes <= u64::from(wanted) * u64::from(SPREAD_BYTES);
+        is_short &= message.bytes <= u64::from(wanted) * u64::from(SPREAD_BYTES);
     }
     for at in 1..head.first.len() {
         head.first[at] += head.first[at - 1];
@@ -324,21 +318,22 @@ fn head(points: &[Point], layout: &AreaLayout, (rank, nranks): (u32, u32)) -> (P
 mod tests {
     use super::*;
 
-    fn point(is_send: bool, peer: u32, bytes: u64) -> Point {
-        Point { is_send, peer, buffer: 0x1000 + bytes, bytes, dtype: DataType::U8 }
+    fn message(is_send: bool, peer: u32, bytes: u64) -> P2pMessage {
+        P2pMessage { is_send, peer, buffer: 0x1000 + bytes, bytes, dtype: DataType::U8 }
     }
 
-    fn few(points: &[Point], rank: u32, nranks: u32) -> Launch<PointsArgs<MESSAGES_FEW>> {
-        match PointsLaunch::new(points, &AreaLayout::initial(nranks), (rank, nranks)).expect("a launch") {
-            PointsLaunch::Few(launch) => launch,
-            PointsLaunch::Many(_) => panic!("many"),
+    fn few(p2p: &[P2pMessage], rank: u32, nranks: u32) -> Launch<P2pArgs<MESSAGES_FEW>> {
+        match P2pLaunch::new(p2p, &AreaLayout::initial(nranks), (rank, nranks)).expect("a launch") {
+            P2pLaunch::Few(launch) => launch,
+            P2pLaunch::Many(_) => panic!("many"),
         }
     }
 
     #[test]
     fn lists_are_by_direction_and_peer_and_keep_their_order() {
-        let points = [point(false, 2, 5), point(true, 1, 3), point(true, 0, 1), point(true, 1, 2), point(false, 0, 4)];
-        let launch = few(&points, 3, 4);
+        let p2p =
+            [message(false, 2, 5), message(true, 1, 3), message(true, 0, 1), message(true, 1, 2), message(false, 0, 4)];
+        let launch = few(&p2p, 3, 4);
         let head = launch.args.head;
         let bytes = |from: usize, to: usize| -> Vec<u64> {
             launch.args.messages[head.first[from] as usize..head.first[to] as usize]
@@ -355,27 +350,27 @@ mod tests {
     #[test]
     fn long_messages_take_all_lanes_and_short_ones_few() {
         for nranks in 2..=8 {
-            let lanes = AreaLayout::initial(nranks).points().lanes;
+            let lanes = AreaLayout::initial(nranks).p2p().lanes;
             assert_eq!(lanes, [64, 64, 43, 32, 26, 21, 18][nranks as usize - 2]);
             for power in 0..40 {
                 let bytes = (1_u64 << power) + 3;
-                let launch = few(&[point(true, 1, bytes)], 0, nranks);
+                let launch = few(&[message(true, 1, bytes)], 0, nranks);
                 assert_eq!(launch.grid, lanes_of(bytes, lanes));
                 assert!(launch.grid == lanes || u64::from(launch.grid) * u64::from(PART_BYTES) >= bytes);
             }
-            assert_eq!(few(&[point(true, 1, 0)], 0, nranks).grid, 1, "a header goes in any case");
+            assert_eq!(few(&[message(true, 1, 0)], 0, nranks).grid, 1, "a header goes in any case");
         }
     }
 
     #[test]
     fn what_lies_in_an_area_does_not_overlap() {
         for nranks in 2..=8 {
-            let (layout, points) = (AreaLayout::initial(nranks), AreaLayout::initial(nranks).points());
-            let rings = u64::from(nranks - 1) * u64::from(points.lanes) * u64::from(SLOTS);
-            assert!(points.lanes_offset >= layout.bulk_offset());
-            assert!(points.packets_offset - points.lanes_offset >= 8 * u64::from(LANES_MAX) * LANE_BYTES);
-            assert!(points.bulk_offset - points.packets_offset >= rings * (HEADER_BYTES + 2 * u64::from(PART_BYTES)));
-            assert_eq!(layout.bytes(), (points.bulk_offset + rings * u64::from(SLOT_BYTES)).next_multiple_of(2 << 20));
+            let (layout, p2p) = (AreaLayout::initial(nranks), AreaLayout::initial(nranks).p2p());
+            let rings = u64::from(nranks - 1) * u64::from(p2p.lanes) * u64::from(SLOTS);
+            assert!(p2p.lanes_offset >= layout.simple_offset());
+            assert!(p2p.ll_offset - p2p.lanes_offset >= 8 * u64::from(LANES_MAX) * LANE_BYTES);
+            assert!(p2p.simple_offset - p2p.ll_offset >= rings * (HEADER_BYTES + 2 * u64::from(PART_BYTES)));
+            assert_eq!(layout.bytes(), (p2p.simple_offset + rings * u64::from(SLOT_BYTES)).next_multiple_of(2 << 20));
             assert!(SLOTS.is_power_of_two() && SLOT_BYTES.is_multiple_of(128) && PART_BYTES.is_multiple_of(16));
         }
     }
@@ -383,24 +378,24 @@ mod tests {
     #[test]
     fn groups_that_cannot_be_are_refused() {
         let layout = AreaLayout::initial(2);
-        let launch = |points: &[Point]| PointsLaunch::new(points, &layout, (0, 2)).map(drop);
-        assert_eq!(launch(&[point(true, 2, 1)]), Err(PointsError::NoPeer { peer: 2, nranks: 2 }));
-        assert_eq!(launch(&[point(true, 1, 1 << 56)]), Err(PointsError::TooLong { bytes: 1 << 56 }));
-        assert_eq!(launch(&vec![point(true, 1, 1); 1025]), Err(PointsError::TooMany { count: 1025 }));
-        assert_eq!(launch(&vec![point(true, 1, 1); 1024]), Ok(()));
-        let unmatched = |sends, recvs, number| Err(PointsError::OwnUnmatched { sends, recvs, number });
-        assert_eq!(launch(&[point(true, 0, 1)]), unmatched(1, 0, 1));
-        assert_eq!(launch(&[point(true, 0, 1), point(false, 0, 1), point(false, 0, 2)]), unmatched(1, 2, 2));
-        assert_eq!(launch(&[point(true, 0, 1), point(false, 0, 2)]), unmatched(1, 1, 1));
-        assert_eq!(launch(&[point(false, 0, 7), point(true, 0, 7)]), Ok(()));
+        let launch = |p2p: &[P2pMessage]| P2pLaunch::new(p2p, &layout, (0, 2)).map(drop);
+        assert_eq!(launch(&[message(true, 2, 1)]), Err(P2pError::NoPeer { peer: 2, nranks: 2 }));
+        assert_eq!(launch(&[message(true, 1, 1 << 56)]), Err(P2pError::TooLong { bytes: 1 << 56 }));
+        assert_eq!(launch(&vec![message(true, 1, 1); 1025]), Err(P2pError::TooMany { count: 1025 }));
+        assert_eq!(launch(&vec![message(true, 1, 1); 1024]), Ok(()));
+        let unmatched = |sends, recvs, number| Err(P2pError::OwnUnmatched { sends, recvs, number });
+        assert_eq!(launch(&[message(true, 0, 1)]), unmatched(1, 0, 1));
+        assert_eq!(launch(&[message(true, 0, 1), message(false, 0, 1), message(false, 0, 2)]), unmatched(1, 2, 2));
+        assert_eq!(launch(&[message(true, 0, 1), message(false, 0, 2)]), unmatched(1, 1, 1));
+        assert_eq!(launch(&[message(false, 0, 7), message(true, 0, 7)]), Ok(()));
     }
 
     #[test]
     fn headers_are_read_back() {
-        let of = Point { dtype: DataType::F8E5M2, ..point(true, 0, 123) };
+        let of = P2pMessage { dtype: DataType::F8E5M2, ..message(true, 0, 123) };
         assert_eq!(header_parts(header(&of)), Some((123, DataType::F8E5M2)));
         assert_eq!(header_parts(u64::MAX), None);
-        let float = header(&Point { dtype: DataType::F32, bytes: 40, ..of });
+        let float = header(&P2pMessage { dtype: DataType::F32, bytes: 40, ..of });
         let said = contradiction(1, header(&of), 0, float);
         assert_eq!(
             said,

@@ -15,11 +15,11 @@
 // A block is one lane to or from one peer: some warps send, the others take what the peer sends, in the order of the list,
 // and neither waits for the other. So no message of a group waits for one of another direction or pair.
 #pragma once
-#include "bulk.cuh"
+#include "simple.cuh"
 
 namespace mccs {
 
-constexpr uint32_t POINTS_THREADS_MAX = 640;
+constexpr uint32_t P2P_THREADS_MAX = 640;
 // A gate, sixteen workers and a post: a worker's four vectors at a time make a whole slot. Eight workers do so in two rounds.
 constexpr uint32_t WARPS_ALONE = 18;
 constexpr uint32_t MESSAGES_FEW = 32;
@@ -30,13 +30,13 @@ struct Message {
     uint64_t header;  // bytes, and the element type in the highest byte
 };
 
-struct PointsHead {
+struct P2pHead {
     uint64_t areas[RANKS_MAX];
     uint64_t abort_word;
     uint64_t fault;           // in pinned host memory: where a contradiction is told
     uint64_t lanes_offset;    // [peer][lane] LaneWords
-    uint64_t packets_offset;  // [peer][lane][slot]
-    uint64_t bulk_offset;     // [peer][lane][slot]
+    uint64_t ll_offset;  // [peer][lane][slot]
+    uint64_t simple_offset;     // [peer][lane][slot]
     uint64_t sent_bytes;      // of all messages that this rank sends
     uint32_t rank;
     uint32_t nranks;
@@ -49,27 +49,27 @@ struct PointsHead {
     uint32_t first[2 * RANKS_MAX + 2];  // messages for rank r begin at first[r], those from it at first[RANKS_MAX + r]
     uint32_t blocks[RANKS_MAX];         // of each peer; this rank's own copy what it sends to itself
 };
-static_assert(sizeof(PointsHead) == 248 && offsetof(PointsHead, first) == 144, "as in points.rs");
+static_assert(sizeof(P2pHead) == 248 && offsetof(P2pHead, first) == 144, "as in p2p.rs");
 
 template <uint32_t COUNT>
-struct PointsArgs {
-    PointsHead head;
+struct P2pArgs {
+    P2pHead head;
     Message messages[COUNT];
 };
 
 // What both ends know of a lane. The second line is written by the peer.
 struct alignas(128) LaneWords {
     uint64_t sent_packets, sent_chunks, taken_packets, taken_chunks, spare[4];
-    uint64_t chunks, packets_acknowledged, chunks_acknowledged;
+    uint64_t chunks, ll_acknowledged, chunks_acknowledged;
 };
 
-constexpr uint64_t POINTS_ENDED_OFFSET = 8;   // groups that have ended are the upper half, as of operations
-constexpr uint64_t POINTS_FAULT_OFFSET = 16;  // not 0: a contradiction has been told
-constexpr uint64_t POINTS_SENT_OFFSET = 32;   // two words: messages that were sent, and their bytes
+constexpr uint64_t P2P_ENDED_OFFSET = 8;   // groups that have ended are the upper half, as of operations
+constexpr uint64_t P2P_FAULT_OFFSET = 16;  // not 0: a contradiction has been told
+constexpr uint64_t P2P_SENT_OFFSET = 32;   // two words: messages that were sent, and their bytes
 constexpr uint64_t HEADER_BYTES = 16;         // before the packets of a slot
 constexpr uint32_t LANES_MAX = 64;
-constexpr uint32_t POINT_CHUNK_BYTES_MIN = 16384;
-constexpr uint32_t POINT_CHUNKS_WANTED = 4;
+constexpr uint32_t P2P_CHUNK_BYTES_MIN = 16384;
+constexpr uint32_t P2P_CHUNKS_WANTED = 4;
 constexpr uint32_t SEND_MEETS = 5, TAKE_MEETS = 6;  // barriers; play() has those below
 
 __device__ inline uint64_t divide_up(uint64_t value, uint64_t by) { return (value + by - 1) / by; }
@@ -77,8 +77,8 @@ __device__ inline uint64_t round_up(uint64_t value, uint64_t to) { return divide
 __device__ inline uint64_t message_bytes(uint64_t header) { return header << 8 >> 8; }
 
 // A lane of one pair, as one of its ends sees it.
-struct PointLane {
-    const PointsHead& a;
+struct P2pLane {
+    const P2pHead& a;
     uint32_t peer, lane;
     __device__ uint64_t words(uint32_t in, uint32_t other) const {
         return a.areas[in] + a.lanes_offset + (other * LANES_MAX + lane) * sizeof(LaneWords);
@@ -89,30 +89,30 @@ struct PointLane {
         return (uint64_t(peer_index(from, in)) * a.lanes + lane) * a.slots + (step & (a.slots - 1));
     }
     __device__ uint64_t packets(uint32_t in, uint32_t from, uint64_t step) const {
-        return a.areas[in] + a.packets_offset + slot(in, from, step) * (HEADER_BYTES + 2 * a.part_bytes);
+        return a.areas[in] + a.ll_offset + slot(in, from, step) * (HEADER_BYTES + 2 * a.part_bytes);
     }
     __device__ uint64_t chunk(uint32_t in, uint32_t from, uint64_t step) const {
-        return a.areas[in] + a.bulk_offset + slot(in, from, step) * a.slot_bytes;
+        return a.areas[in] + a.simple_offset + slot(in, from, step) * a.slot_bytes;
     }
 };
 
 __device__ inline uint64_t load_word(uint64_t from) { return *reinterpret_cast<const volatile uint64_t*>(from); }
 __device__ inline void store_word(uint64_t to, uint64_t v) { *reinterpret_cast<volatile uint64_t*>(to) = v; }
 
-// What of a message goes through a lane, and how. The mirror of `Share` in points.rs.
+// What of a message goes through a lane, and how. The mirror of `Share` in p2p.rs.
 struct Share {
     uint64_t begin, bytes;
     uint32_t chunk;  // 0: it goes as packets
-    __device__ Share(const PointsHead& a, uint64_t length, uint32_t lane) {
+    __device__ Share(const P2pHead& a, uint64_t length, uint32_t lane) {
         bool packets = length <= uint64_t(a.lanes) * a.part_bytes;
         uint64_t lanes = packets ? max(uint64_t(1), min(uint64_t(a.lanes), divide_up(length, a.spread_bytes))) : a.lanes;
         uint64_t part = packets ? round_up(divide_up(length, lanes), 16) : round_up(divide_up(length, lanes), 128);
         begin = min(length, part * lane);
         bytes = min(part, length - begin);
-        uint64_t wanted = max(round_up(part / POINT_CHUNKS_WANTED, 128), uint64_t(POINT_CHUNK_BYTES_MIN));
+        uint64_t wanted = max(round_up(part / P2P_CHUNKS_WANTED, 128), uint64_t(P2P_CHUNK_BYTES_MIN));
         chunk = packets ? 0 : uint32_t(min(wanted, uint64_t(a.slot_bytes)));
     }
-    __device__ bool has_packets(uint32_t lane) const { return lane == 0 || (chunk == 0 && bytes != 0); }
+    __device__ bool has_ll(uint32_t lane) const { return lane == 0 || (chunk == 0 && bytes != 0); }
     __device__ uint32_t steps() const { return chunk == 0 ? 0 : uint32_t(divide_up(bytes, chunk)); }
     __device__ uint32_t step_bytes(uint32_t step) const {
         return uint32_t(min(uint64_t(chunk), bytes - uint64_t(step) * chunk));
@@ -160,7 +160,7 @@ __device__ void copy_chunk(const TO& to, uint64_t from, uint32_t bytes, uint32_t
 
 constexpr uint32_t PACKETS_AT_A_TIME = 4;
 
-__device__ inline void send_packets(uint64_t slot, uint64_t from, uint32_t bytes, uint32_t flag, Team team) {
+__device__ inline void send_ll(uint64_t slot, uint64_t from, uint32_t bytes, uint32_t flag, Team team) {
     uint32_t stride = team.threads() * 8;
     for (uint32_t base = team.thread() * 8; base < bytes; base += PACKETS_AT_A_TIME * stride) {
         uint64_t data[PACKETS_AT_A_TIME];
@@ -178,7 +178,7 @@ __device__ inline void send_packets(uint64_t slot, uint64_t from, uint32_t bytes
 }
 
 // False: aborted.
-__device__ inline bool take_packets(const PointsHead& a, uint64_t slot, uint64_t to, uint32_t bytes, uint32_t flag, Team team) {
+__device__ inline bool take_ll(const P2pHead& a, uint64_t slot, uint64_t to, uint32_t bytes, uint32_t flag, Team team) {
     Patience patience(a.abort_word);
     uint32_t stride = team.threads() * 8;
     for (uint32_t base = team.thread() * 8; base < bytes; base += PACKETS_AT_A_TIME * stride) {
@@ -207,8 +207,8 @@ __device__ inline bool take_packets(const PointsHead& a, uint64_t slot, uint64_t
 }
 
 // Ends the communicator, and tells what was expected and what has come.
-__device__ __noinline__ void tell_contradiction(const PointsHead& a, uint32_t peer, uint64_t expected, uint64_t came) {
-    auto told = reinterpret_cast<unsigned long long*>(a.areas[a.rank] + POINTS_FAULT_OFFSET);
+__device__ __noinline__ void tell_contradiction(const P2pHead& a, uint32_t peer, uint64_t expected, uint64_t came) {
+    auto told = reinterpret_cast<unsigned long long*>(a.areas[a.rank] + P2P_FAULT_OFFSET);
     if (atomicExch(told, 1ull) == 0) {
         store_relaxed(a.fault + 8, expected);
         store_relaxed(a.fault + 16, came);
@@ -220,7 +220,7 @@ __device__ __noinline__ void tell_contradiction(const PointsHead& a, uint32_t pe
 }
 
 // Waits for a message's header; false: aborted, if need be here.
-__device__ inline bool take_header(const PointsHead& a, uint64_t slot, uint32_t flag, uint32_t peer, uint64_t expected) {
+__device__ inline bool take_header(const P2pHead& a, uint64_t slot, uint32_t flag, uint32_t peer, uint64_t expected) {
     uint4 packet = load_packet(slot);
     if (!wait_packet(slot, flag, a.abort_word, packet)) return false;
     if (packet_data(packet) == expected) return true;
@@ -229,9 +229,9 @@ __device__ inline bool take_header(const PointsHead& a, uint64_t slot, uint32_t 
 }
 
 // Sends the messages of a list. True: aborted.
-__device__ inline bool points_send(PointLane at, const Message* messages, uint32_t count, uint64_t packets, uint64_t chunks,
+__device__ inline bool p2p_send(P2pLane at, const Message* messages, uint32_t count, uint64_t packets, uint64_t chunks,
                                    Team team) {
-    const PointsHead& a = at.a;
+    const P2pHead& a = at.a;
     auto await_slot = [&](size_t acknowledged, uint64_t step) {
         return step < a.slots || wait_word(at.own(acknowledged), step + 1 - a.slots, a.abort_word);
     };
@@ -239,13 +239,13 @@ __device__ inline bool points_send(PointLane at, const Message* messages, uint32
         uint64_t header = messages[m].header;
         Share share(a, message_bytes(header), at.lane);
         uint64_t from = messages[m].buffer + share.begin;
-        if (share.has_packets(at.lane)) {
-            bool stop = !await_slot(offsetof(LaneWords, packets_acknowledged), packets);
+        if (share.has_ll(at.lane)) {
+            bool stop = !await_slot(offsetof(LaneWords, ll_acknowledged), packets);
             if (!stop) {
                 uint64_t slot = at.packets(at.peer, a.rank, packets);
                 uint32_t flag = uint32_t(packets) + 1;
                 if (at.lane == 0 && team.thread() == 0) store_packet(slot, header, flag);
-                if (share.chunk == 0) send_packets(slot + HEADER_BYTES, from, uint32_t(share.bytes), flag, team);
+                if (share.chunk == 0) send_ll(slot + HEADER_BYTES, from, uint32_t(share.bytes), flag, team);
             }
             if (meet(SEND_MEETS, team.threads(), stop)) return true;
             packets++;
@@ -273,21 +273,21 @@ __device__ inline bool points_send(PointLane at, const Message* messages, uint32
 }
 
 // Receives the messages of a list. True: aborted.
-__device__ inline bool points_take(PointLane at, const Message* messages, uint32_t count, uint64_t packets, uint64_t chunks,
+__device__ inline bool p2p_take(P2pLane at, const Message* messages, uint32_t count, uint64_t packets, uint64_t chunks,
                                    Team team) {
-    const PointsHead& a = at.a;
+    const P2pHead& a = at.a;
     for (uint32_t m = 0; m < count; m++) {
         uint64_t header = messages[m].header;
         Share share(a, message_bytes(header), at.lane);
         uint64_t to = messages[m].buffer + share.begin;
-        if (share.has_packets(at.lane)) {
+        if (share.has_ll(at.lane)) {
             uint64_t slot = at.packets(a.rank, at.peer, packets);
             uint32_t flag = uint32_t(packets) + 1;
             bool ok = at.lane != 0 || team.thread() != 0 || take_header(a, slot, flag, at.peer, header);
-            if (ok && share.chunk == 0) ok = take_packets(a, slot + HEADER_BYTES, to, uint32_t(share.bytes), flag, team);
+            if (ok && share.chunk == 0) ok = take_ll(a, slot + HEADER_BYTES, to, uint32_t(share.bytes), flag, team);
             if (meet(TAKE_MEETS, team.threads(), !ok)) return true;
             packets++;
-            if (team.thread() == 0) store_relaxed(at.theirs(offsetof(LaneWords, packets_acknowledged)), packets);
+            if (team.thread() == 0) store_relaxed(at.theirs(offsetof(LaneWords, ll_acknowledged)), packets);
         }
         bool aborted = play(
             1, team.warps - 2, team.warp, Counted{share.steps()},
@@ -312,7 +312,7 @@ __device__ inline bool points_take(PointLane at, const Message* messages, uint32
 }
 
 // What this rank sends to itself.
-__device__ inline void points_own(const Message* sends, const Message* recvs, uint32_t count, uint32_t lane, uint32_t lanes) {
+__device__ inline void p2p_own(const Message* sends, const Message* recvs, uint32_t count, uint32_t lane, uint32_t lanes) {
     constexpr uint64_t PIECE_BYTES = 1 << 30;
     for (uint32_t m = 0; m < count; m++) {
         uint64_t bytes = message_bytes(sends[m].header), from = sends[m].buffer, to = recvs[m].buffer;
@@ -324,15 +324,15 @@ __device__ inline void points_own(const Message* sends, const Message* recvs, ui
     }
 }
 
-__device__ inline bool points_with(const PointsHead& a, const Message* messages, uint32_t peer, uint32_t lane) {
+__device__ inline bool p2p_with(const P2pHead& a, const Message* messages, uint32_t peer, uint32_t lane) {
     const Message *sends = messages + a.first[peer], *recvs = messages + a.first[RANKS_MAX + peer];
     uint32_t send_count = a.first[peer + 1] - a.first[peer];
     uint32_t recv_count = a.first[RANKS_MAX + peer + 1] - a.first[RANKS_MAX + peer];
     if (peer == a.rank) {
-        points_own(sends, recvs, send_count, lane, a.blocks[peer]);
+        p2p_own(sends, recvs, send_count, lane, a.blocks[peer]);
         return false;
     }
-    PointLane at{a, peer, lane};
+    P2pLane at{a, peer, lane};
     uint64_t sent_packets = load_word(at.own(offsetof(LaneWords, sent_packets)));
     uint64_t sent_chunks = load_word(at.own(offsetof(LaneWords, sent_chunks)));
     uint64_t taken_packets = load_word(at.own(offsetof(LaneWords, taken_packets)));
@@ -341,22 +341,22 @@ __device__ inline bool points_with(const PointsHead& a, const Message* messages,
     uint32_t warp = threadIdx.x / 32, warps = blockDim.x / 32, alone = min(warps, WARPS_ALONE);
     uint32_t senders = send_count == 0 ? 0 : recv_count == 0 ? alone : warps / 2;
     uint32_t takers = recv_count == 0 ? 0 : send_count == 0 ? alone : warps / 2;
-    if (warp < senders) return points_send(at, sends, send_count, sent_packets, sent_chunks, Team{warp, senders});
+    if (warp < senders) return p2p_send(at, sends, send_count, sent_packets, sent_chunks, Team{warp, senders});
     if (warp - senders >= takers) return false;
-    return points_take(at, recvs, recv_count, taken_packets, taken_chunks, Team{warp - senders, takers});
+    return p2p_take(at, recvs, recv_count, taken_packets, taken_chunks, Team{warp - senders, takers});
 }
 
-__device__ inline void points(const PointsHead& a, const Message* messages) {
+__device__ inline void p2p(const P2pHead& a, const Message* messages) {
     uint32_t peer = 0, lane = blockIdx.x;
     while (lane >= a.blocks[peer]) lane -= a.blocks[peer++];
-    bool aborted = __syncthreads_or(points_with(a, messages, peer, lane));
+    bool aborted = __syncthreads_or(p2p_with(a, messages, peer, lane));
     if (threadIdx.x != 0) return;
     constexpr uint64_t GROUP = uint64_t(1) << 32;
     uint64_t own = a.areas[a.rank];
-    add_release(own + POINTS_ENDED_OFFSET, blockIdx.x == 0 ? GROUP - (gridDim.x - 1) : 1);
+    add_release(own + P2P_ENDED_OFFSET, blockIdx.x == 0 ? GROUP - (gridDim.x - 1) : 1);
     if (blockIdx.x != 0 || a.first[RANKS_MAX] == 0 || aborted) return;
-    add_relaxed(own + POINTS_SENT_OFFSET, a.first[RANKS_MAX]);
-    add_relaxed(own + POINTS_SENT_OFFSET + 8, a.sent_bytes);
+    add_relaxed(own + P2P_SENT_OFFSET, a.first[RANKS_MAX]);
+    add_relaxed(own + P2P_SENT_OFFSET + 8, a.sent_bytes);
 }
 
 }  // namespace mccs
