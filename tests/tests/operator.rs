@@ -76,7 +76,7 @@ fn the_strategy_of_one_host_changes_with_the_next_collective() {
                 assert_eq!(answer, ControlAnswer::Reconfigured { epoch, cut });
                 assert!(matches!(reconfigure("rings = [[0, 1, 3]]"), ControlAnswer::Refused(text) if text.contains("rank 3")));
                 assert!(matches!(reconfigure("[[path]]\ndscp = 3"), ControlAnswer::Refused(text) if text.contains("no flows")));
-                assert!(matches!(reconfigure("lines = true"), ControlAnswer::Refused(text) if text.contains("GPUs")));
+                assert!(matches!(reconfigure("ll128 = true"), ControlAnswer::Refused(text) if text.contains("GPUs")));
             }
             barrier.wait();
             for (seed, kind) in (0..7).zip(CollectiveKind::ALL) {

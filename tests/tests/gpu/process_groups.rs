@@ -198,7 +198,7 @@ fn uses_all_at_once(place: &Place) -> anyhow::Result<()> {
 #[ignore = "needs two GPUs"]
 fn memory_that_is_made_at_first_use_has_right_data() {
     assert!(gpus().expect("GPUs").len() > 1, "needs two GPUs");
-    let in_chunks = DEFAULT.replace("[cuda]\n", "[cuda]\nlines = false\nlarge_from = \"0\"\n");
+    let in_chunks = DEFAULT.replace("[cuda]\n", "[cuda]\nll128 = false\nlarge_from = \"0\"\n");
     let by_engines = DEFAULT.replace("[cuda]\n", "[cuda]\nlarge_from = \"64KiB\"\nslot = \"512KiB\"\n");
     let by_descriptors = super::without_handles(&by_engines);
     everybody_plays("uses_all_at_once", &[DEFAULT, &in_chunks, &by_engines, &by_descriptors]);

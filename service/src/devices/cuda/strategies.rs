@@ -293,7 +293,7 @@ mod tests {
         assert_eq!([9, 10].map(|n| way(&strategies, n, MIB)), [None; 2]);
         let one = LargeFrom::from(Crossover::Pinned(Bytes::mib(1)));
         assert_eq!(strategies.last(), Some(GpuStrategy { large_from: one, ll128: false, max_ctas: None }));
-        assert_eq!(strategies.change(&change("large_from = '0'\nlines = true")), Ok(Cut { epoch: 3, from: 10 }));
+        assert_eq!(strategies.change(&change("large_from = '0'\nll128 = true")), Ok(Cut { epoch: 3, from: 10 }));
         assert_eq!(way(&strategies, 10, 4096 * MIB), Some(Algorithm::SimpleTwoShot));
         assert_eq!(strategies.change(&change("large_from = 'measured'")).map(|cut| cut.epoch), Ok(4));
         assert_eq!(strategies.last(), Some(measured()));
