@@ -41,7 +41,7 @@ def services(count):
         for own, address in zip(names, ADDRESSES):
             (folder / own).mkdir()
             # Everything through the service: what ranks do among themselves is not recorded.
-            text = (f'[service]\nname = "{own}"\nruntime_dir = "{folder}/{own}"\n[host_device]\ndirect_limit = "0"\n'
+            text = (f'[service]\nname = "{own}"\nruntime_dir = "{folder}/{own}"\n[host_device]\nshm_exchange_limit = "0"\n'
                     f'[metrics]\nlisten = "{address}:{METRICS_PORT}"\n')
             if count > 1:
                 text += (f'[exchange]\nlisten = "{address}:7477"\ncertificate = "{folder}/{own}.crt"\nkey = "{folder}/{own}.key"\n'

@@ -93,7 +93,7 @@ pub const SPIN: Limit<DurationText> =
     Limit { min: DurationText::micros(0), max: DurationText::millis(10), reason: "an idle service must not burn CPU" };
 
 /// Largest contribution to a collective that ranks do among themselves.
-pub const DIRECT_LIMIT: Limit<Bytes> = Limit {
+pub const SHM_EXCHANGE_LIMIT: Limit<Bytes> = Limit {
     min: Bytes(0),
     max: Bytes::mib(1),
     reason: "each communicator holds two such contributions a rank; larger ones are faster through the service",

@@ -209,7 +209,7 @@ pub struct Runtime {
     /// The same for what has flows to other hosts, or work that a GPU is to come to. Absent: a millisecond on a host of eight
     /// cores or more, else as `spin`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub spin_for_others: Option<DurationText>,
+    pub spin_while_waiting: Option<DurationText>,
     /// How long a tenant's process that waits for an operation spins before it sleeps.
     pub tenant_spin: DurationText,
     /// Which engines share a thread.
@@ -221,7 +221,7 @@ impl Default for Runtime {
         Runtime {
             transport_engines: None,
             spin: DurationText::micros(100),
-            spin_for_others: None,
+            spin_while_waiting: None,
             tenant_spin: DurationText::micros(100),
             placement: Placement::Shared,
         }
@@ -242,9 +242,9 @@ pub enum Placement {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HostDevice {
-    /// Collectives to which a rank contributes up to this much are done by the ranks themselves, on a board that the
+    /// Collectives to which a rank contributes up to this much are done by the ranks themselves, on a shared-memory exchange that the
     /// service gives them. 0: everything is done in the service.
-    pub direct_limit: Bytes,
+    pub shm_exchange_limit: Bytes,
     /// Operations up to here run on the proxy engine; larger ones go to the transport engines.
     pub inline_bytes: Bytes,
     /// Unit of work of a transport engine.
@@ -256,7 +256,7 @@ pub struct HostDevice {
 impl Default for HostDevice {
     fn default() -> Self {
         HostDevice {
-            direct_limit: Bytes::kib(16),
+            shm_exchange_limit: Bytes::kib(16),
             inline_bytes: Bytes::kib(256),
             piece_bytes: Bytes::kib(128),
             streaming_threshold: Bytes::mib(32),
@@ -398,8 +398,8 @@ impl Validate for ServiceConfig {
             problems.within("runtime.transport_engines", &engines, &limits::TRANSPORT_ENGINES);
         }
         problems.within("runtime.spin", &self.runtime.spin, &limits::SPIN);
-        if let Some(spin) = &self.runtime.spin_for_others {
-            problems.within("runtime.spin_for_others", spin, &limits::SPIN);
+        if let Some(spin) = &self.runtime.spin_while_waiting {
+            problems.within("runtime.spin_while_waiting", spin, &limits::SPIN);
         }
         problems.within("runtime.tenant_spin", &self.runtime.tenant_spin, &limits::SPIN);
         self.host_device.validate(problems);
@@ -414,7 +414,7 @@ impl Validate for ServiceConfig {
 
 impl Validate for HostDevice {
     fn validate(&self, problems: &mut Problems) {
-        problems.within("host_device.direct_limit", &self.direct_limit, &limits::DIRECT_LIMIT);
+        problems.within("host_device.shm_exchange_limit", &self.shm_exchange_limit, &limits::SHM_EXCHANGE_LIMIT);
         problems.within("host_device.inline_bytes", &self.inline_bytes, &limits::INLINE_BYTES);
         problems.within("host_device.piece_bytes", &self.piece_bytes, &limits::PIECE_BYTES);
         if !self.piece_bytes.0.is_multiple_of(4096) {

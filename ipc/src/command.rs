@@ -16,7 +16,7 @@ pub enum Opcode {
     Recv = 3,
     /// Completes when all earlier work of the stream has: for `stream_wait` and tests.
     Nop = 4,
-    /// The rank has posted to its communicator's board, and the service wanted to know. No operation: of the command only
+    /// The rank has posted to its communicator's shared-memory exchange, and the service wanted to know. No operation: of the command only
     /// [`Command::comm`] counts.
     Posted = 5,
 }
@@ -38,7 +38,7 @@ impl Opcode {
 
 /// Set on every point-to-point command of a group but the last: they start together.
 pub const FLAG_GROUP_CONTINUES: u32 = 1;
-/// Set on a collective that is a round of its communicator's board: the service is to play this rank's part.
+/// Set on a collective that is a round of its communicator's shared-memory exchange: the service is to play this rank's part.
 pub const FLAG_ROUND: u32 = 2;
 /// Set besides, where the rank has posted its contribution itself.
 pub const FLAG_POSTED: u32 = 4;
@@ -94,7 +94,7 @@ pub struct Command {
     /// Scalar of a pre-multiplied sum, as `f64` bits for floating types and as the integer's two's complement otherwise. With
     /// [`FLAG_SCALAR_AT`] where it is, as an element of the type, which is read when the operation begins.
     pub scalar_bits: u64,
-    /// Rounds of the communicator's board that the rank has begun, this operation's included if it is one.
+    /// Rounds of the communicator's shared-memory exchange that the rank has begun, this operation's included if it is one.
     pub rounds: u64,
     /// The tenant's tag for the operation, which recorders show; 0 is none.
     pub user_tag: u64,

@@ -2,7 +2,6 @@
 //!
 //! Knows nothing of how collectives are executed.
 
-pub mod board;
 pub mod command;
 pub mod direct;
 pub mod gate;
@@ -13,6 +12,7 @@ pub mod protocol;
 pub mod queue;
 pub mod records;
 pub mod shm;
+pub mod shm_exchange;
 #[cfg(not(loom))]
 mod socket;
 pub mod sync;

@@ -9,10 +9,10 @@ use std::time::Duration;
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
-use crate::board::BoardLayout;
 use crate::direct::{AreaHandle, CommPart, DIRECT_RANKS_MAX, DirectShare, GpuUuid};
 use crate::gate::GateAccess;
 use crate::large::EnginesFrom;
+use crate::shm_exchange::ShmExchangeLayout;
 use crate::types::{ErrorClass, Handle, UniqueId};
 
 /// First bytes of every [`Hello`].
@@ -162,13 +162,13 @@ pub enum Response {
     Region { region: Handle, bytes: u64 },
     /// A stream and the index of its word in the segment.
     Stream { stream: Handle, word: u32 },
-    /// A communicator, ready for use. The memfd of its board comes with it, or that of its page where it is one of GPUs.
+    /// A communicator, ready for use. The memfd of its shared-memory exchange comes with it, or that of its page where it is one of GPUs.
     /// One of GPUs without `direct` is staged: to the service, its buffers are memory of the host, and `access` says how streams
     /// use their gates. From a payload as in `engines_from` on its collectives are for another communicator, which all its
     /// ranks join `by_engines`.
     Comm {
         comm: Handle,
-        board: Option<BoardLayout>,
+        shm_exchange: Option<ShmExchangeLayout>,
         direct: Option<DirectShare>,
         access: GateAccess,
         engines_from: Option<EnginesFrom>,

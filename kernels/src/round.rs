@@ -1,6 +1,6 @@
 //! One rank's result of a small collective, from what all ranks contributed.
 
-use mccs_ipc::board::{BOARD_RANKS_MAX, BoardCall};
+use mccs_ipc::shm_exchange::{CollectiveSignature, SHM_EXCHANGE_RANKS_MAX};
 use mccs_ipc::types::{CollectiveKind, RedOp};
 
 use crate::{Source, Store, copy, reduce};
@@ -9,13 +9,13 @@ use crate::{Source, Store, copy, reduce};
 /// as any device's direct schedule gives.
 ///
 /// # Panics
-/// With more contributions than a board has ranks.
+/// With more contributions than a shared-memory exchange has ranks.
 ///
 /// # Safety
 /// Contributions must be readable for as much as their rank sends, `recv` writable for as much as `rank` receives, and
 /// apart from them. Other processes may change contributions meanwhile, as for [`reduce`].
-pub unsafe fn finish_round(call: &BoardCall, rank: u32, contributions: &[Source], recv: *mut u8) {
-    let &BoardCall { kind, dtype, redop, root, count } = call;
+pub unsafe fn finish_round(call: &CollectiveSignature, rank: u32, contributions: &[Source], recv: *mut u8) {
+    let &CollectiveSignature { kind, dtype, redop, root, count } = call;
     let (count, bytes) = (count as usize, count as usize * dtype.size_bytes());
     let block = |rank: usize| rank * bytes;
     let divisor = (redop == RedOp::Avg).then_some(contributions.len() as u32);
@@ -31,7 +31,7 @@ pub unsafe fn finish_round(call: &BoardCall, rank: u32, contributions: &[Source]
                 reduce(dtype, redop, contributions, &[recv], count, divisor, Store::Cached);
             }
             CollectiveKind::ReduceScatter => {
-                let mut parts = [Source { ptr: std::ptr::null(), scalar_bits: None }; BOARD_RANKS_MAX as usize];
+                let mut parts = [Source { ptr: std::ptr::null(), scalar_bits: None }; SHM_EXCHANGE_RANKS_MAX as usize];
                 for (part, source) in parts.iter_mut().zip(contributions) {
                     *part = Source { ptr: source.ptr.wrapping_add(own), ..*source };
                 }

@@ -65,11 +65,11 @@ impl Service {
     /// Sockets in use, directories that cannot be made, threads or descriptors that the kernel refuses.
     pub fn start(settings: &Settings) -> anyhow::Result<Self> {
         // With one CPU whoever would make the work that is spun for waits for it.
-        let (spin, spin_for_others) = match cores() {
+        let (spin, spin_while_waiting) = match cores() {
             1 => (Duration::ZERO, Duration::ZERO),
-            cores => (settings.spin, settings.spin_for_others.unwrap_or(spin_for_others(cores, settings.spin))),
+            cores => (settings.spin, settings.spin_while_waiting.unwrap_or(spin_while_waiting(cores, settings.spin))),
         };
-        let runtimes = Runtimes::new(RuntimeOptions { spin, spin_for_others, budget: POLL_BUDGET });
+        let runtimes = Runtimes::new(RuntimeOptions { spin, spin_while_waiting, budget: POLL_BUDGET });
         let registry = Arc::new(Registry::default());
         let main = runtimes.start_runtime("mccs-main")?;
         let control_runtime = runtimes.start_patient_runtime("mccs-control")?;
@@ -85,9 +85,9 @@ impl Service {
         let make_schedules = move |nranks, hosts: &[Vec<u32>]| {
             ScheduleCache::new(nranks, Strategy::initial(choice, nranks, channels, hosts), CostModel::for_hosts(hosts))
         };
-        // Where the operator pins another algorithm than the one that a board's ranks follow, all goes through the service.
+        // Where the operator pins another algorithm than the one that a shared-memory exchange's ranks follow, all goes through the service.
         let follows = matches!(choice, Choice::Auto | Choice::Pinned(Algorithm::Direct));
-        let board_slot_bytes = if follows { settings.board_slot_bytes } else { 0 };
+        let shm_exchange_slot_bytes = if follows { settings.shm_exchange_slot_bytes } else { 0 };
         let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
         let (gpus, control_gpus, freeing) = start_gpus(&runtimes, settings, proxy_runtime, &registry)?.map_or_else(
             |none| (Err(none), None, None),
@@ -134,8 +134,9 @@ impl Service {
         runtimes.start_engine(proxy_runtime, |waker| {
             mailbox.waker().set(waker);
             let make_schedules = Box::new(make_schedules);
-            let boards = board_slot_bytes;
-            let engine = ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, boards, timeouts, cluster);
+            let shm_exchanges = shm_exchange_slot_bytes;
+            let engine =
+                ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, shm_exchanges, timeouts, cluster);
             Box::new(engine.with_lanes(lanes).refusing_duplicate_gpus(refuses_duplicate_gpus))
         })?;
         let transports =
@@ -295,7 +296,7 @@ fn start_transports(
 
 /// What the operator has not said: where there are many cores, one that waits takes little, and to wake it takes longer than
 /// most of what it waits for.
-fn spin_for_others(cores: usize, spin: Duration) -> Duration {
+fn spin_while_waiting(cores: usize, spin: Duration) -> Duration {
     if cores >= MANY_CORES { spin.max(SPIN_WITH_MANY_CORES) } else { spin }
 }
 

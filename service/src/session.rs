@@ -86,9 +86,9 @@ fn numbers_of(pid: i32) -> Option<Vec<u32>> {
 /// Counters of a session, since it began.
 #[derive(Debug, Default)]
 pub struct SessionCounters {
-    /// Operations taken from the ring, without rounds of boards.
+    /// Operations taken from the ring, without rounds of shared-memory exchanges.
     pub commands: AtomicU64,
-    /// Rounds of communicators that have ended; those of the others stand on their boards.
+    /// Rounds of communicators that have ended; those of the others stand on their shared-memory exchanges.
     pub rounds: AtomicU64,
     /// Operations that failed.
     pub failed: AtomicU64,

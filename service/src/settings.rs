@@ -119,7 +119,7 @@ pub struct Settings {
     /// How long an engine without work is polled.
     pub spin: Duration,
     /// The same while other hosts or a GPU may have it go on at any moment; by the number of cores, if `None`.
-    pub spin_for_others: Option<Duration>,
+    pub spin_while_waiting: Option<Duration>,
     /// The host device.
     pub host_device: HostOptions,
     /// GPUs.
@@ -133,7 +133,7 @@ pub struct Settings {
     /// How bytes go to other hosts, where there are any.
     pub network: Option<NetworkSettings>,
     /// Longest contribution to a collective that ranks do among themselves; 0 for none.
-    pub board_slot_bytes: u32,
+    pub shm_exchange_slot_bytes: u32,
     /// Algorithm.
     pub choice: Choice,
     /// Channels of rings and trees.
@@ -282,7 +282,7 @@ impl Settings {
                 file::Placement::Dedicated => Placement::Dedicated,
             },
             spin: config.runtime.spin.0,
-            spin_for_others: config.runtime.spin_for_others.map(|spin| spin.0),
+            spin_while_waiting: config.runtime.spin_while_waiting.map(|spin| spin.0),
             host_device: HostOptions {
                 inline_bytes: config.host_device.inline_bytes.0,
                 piece_bytes: config.host_device.piece_bytes.0,
@@ -318,7 +318,7 @@ impl Settings {
                 flow: flow_options(&config.tcp, address),
                 rdma: rdma_settings(config, address),
             }),
-            board_slot_bytes: config.host_device.direct_limit.0 as u32,
+            shm_exchange_slot_bytes: config.host_device.shm_exchange_limit.0 as u32,
             choice: config.strategy.algorithm.into(),
             channels: config.strategy.channels,
             paths: config.strategy.paths.iter().map(FlowPath::from).collect(),

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use mccs_ipc::board::Board;
 use mccs_ipc::command::Completion;
 use mccs_ipc::handshake::{SocketError, connect};
 use mccs_ipc::protocol::{JoinOptions, Request, Response, ResponseEnvelope, SegmentLayout};
 use mccs_ipc::queue::{Consumer, Producer};
 use mccs_ipc::shm::Mapping;
+use mccs_ipc::shm_exchange::ShmExchange;
 use mccs_ipc::sync::{Doorbell, StreamWord};
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 use std::os::fd::AsFd;
@@ -238,15 +238,16 @@ impl Client {
 
     pub(crate) fn finish_join(&self, request: u64, spec: &RankSpec) -> Result<Communicator, Error> {
         match self.0.requests.wait(request)? {
-            (Response::Comm { comm, board, .. }, fds) => {
-                let map = |(layout, fd): (_, &std::os::fd::OwnedFd)| Board::map(fd.as_fd(), layout);
-                let board = board.zip(fds.first()).map(map).transpose();
-                let board = board.map_err(|error| Error::System(format!("cannot map a board: {error}")))?;
+            (Response::Comm { comm, shm_exchange, .. }, fds) => {
+                let map = |(layout, fd): (_, &std::os::fd::OwnedFd)| ShmExchange::map(fd.as_fd(), layout);
+                let shm_exchange = shm_exchange.zip(fds.first()).map(map).transpose();
+                let shm_exchange = shm_exchange
+                    .map_err(|error| Error::System(format!("cannot map a shared-memory exchange: {error}")))?;
                 self.0.begin_comm(comm);
                 // Keeps the completion ring from filling up in a session that only joins communicators that fail. What
                 // it may hold of this one already stays: a handle never names two communicators.
                 drop(self.0.failures());
-                Ok(Communicator::new(self.clone(), comm, spec.rank, spec.nranks, board))
+                Ok(Communicator::new(self.clone(), comm, spec.rank, spec.nranks, shm_exchange))
             }
             (other, _) => Err(unexpected(&other)),
         }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytemuck::Zeroable;
-use mccs_ipc::board::{Board, BoardCall};
 use mccs_ipc::command::{BufferRef, Command, FLAG_SCALAR_AT, Opcode};
 use mccs_ipc::protocol::Request;
+use mccs_ipc::shm_exchange::{CollectiveSignature, ShmExchange};
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
 use mccs_kernels::scalar_bits_at;
 
@@ -118,7 +118,7 @@ pub(crate) struct CommShared {
     pub(crate) rank: u32,
     nranks: u32,
     /// Where small collectives are exchanged, if the operator lets them.
-    pub(crate) board: Option<Board>,
+    pub(crate) shm_exchange: Option<ShmExchange>,
     /// Set once it has been destroyed.
     left: AtomicBool,
 }
@@ -128,12 +128,12 @@ impl CommShared {
         self.left.load(Ordering::Acquire)
     }
 
-    /// The call, if it is a round of the board: all ranks, and the service, decide alike.
-    pub(crate) fn round_of(&self, command: &Command) -> Option<(&Board, BoardCall)> {
-        let board = self.board.as_ref().filter(|_| command.opcode == Opcode::Collective as u32)?;
+    /// The call, if it is a round of the shared-memory exchange: all ranks, and the service, decide alike.
+    pub(crate) fn round_of(&self, command: &Command) -> Option<(&ShmExchange, CollectiveSignature)> {
+        let shm_exchange = self.shm_exchange.as_ref().filter(|_| command.opcode == Opcode::Collective as u32)?;
         let (kind, dtype) = (CollectiveKind::from_wire(command.kind)?, DataType::from_wire(command.dtype)?);
-        let call = BoardCall::new(kind, dtype, RedOp::from_wire(command.redop)?, command.root, command.count);
-        board.layout().takes(&call).then_some((board, call))
+        let call = CollectiveSignature::new(kind, dtype, RedOp::from_wire(command.redop)?, command.root, command.count);
+        shm_exchange.layout().takes(&call).then_some((shm_exchange, call))
     }
 }
 
@@ -154,8 +154,14 @@ pub(crate) struct Call {
 }
 
 impl Communicator {
-    pub(crate) fn new(client: Client, handle: Handle, rank: u32, nranks: u32, board: Option<Board>) -> Self {
-        let shared = CommShared { handle, rank, nranks, board, left: AtomicBool::new(false) };
+    pub(crate) fn new(
+        client: Client,
+        handle: Handle,
+        rank: u32,
+        nranks: u32,
+        shm_exchange: Option<ShmExchange>,
+    ) -> Self {
+        let shared = CommShared { handle, rank, nranks, shm_exchange, left: AtomicBool::new(false) };
         Communicator { client, shared: Arc::new(shared) }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A [`Client`] is one connected session. Its [`Communicator`]s, [`Stream`]s and [`Region`]s are used from any thread. All
 //! operations return at once and complete in the order of their stream; [`Stream::synchronize`] waits. An operation costs
-//! the caller one copy of 128 bytes into a ring, a small collective the copy of its contribution to a board where its
+//! the caller one copy of 128 bytes into a ring, a small collective the copy of its contribution to a shared-memory exchange where its
 //! peers find it.
 //!
 //! The library never panics, prints, reads the environment unasked, or changes anything about the process. It starts no threads but those that

@@ -1,4 +1,4 @@
-//! Small collectives without the service: a rank posts its contribution to its communicator's board when it makes the
+//! Small collectives without the service: a rank posts its contribution to its communicator's shared-memory exchange when it makes the
 //! call, and makes its result as soon as all have posted, in whichever call comes first.
 //!
 //! A round that the caller waits for too long, or that something else is enqueued behind, is handed to the service, which
@@ -8,8 +8,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use mccs_ipc::board::{BOARD_RANKS_MAX, Board, BoardCall};
 use mccs_ipc::command::{Command, FLAG_POSTED, FLAG_ROUND};
+use mccs_ipc::shm_exchange::{CollectiveSignature, SHM_EXCHANGE_RANKS_MAX, ShmExchange};
 use mccs_ipc::types::RedOp;
 use mccs_kernels::Source;
 
@@ -20,7 +20,7 @@ use crate::memory::Regions;
 pub(crate) struct Round {
     pub(crate) comm: Arc<CommShared>,
     pub(crate) number: u64,
-    call: BoardCall,
+    call: CollectiveSignature,
     command: Command,
     pub(crate) since: Instant,
 }
@@ -37,14 +37,14 @@ pub(crate) enum Attempt {
 }
 
 /// Bytes of a rank's contribution.
-fn contribution_bytes(board: &Board, call: &BoardCall, rank: u32) -> usize {
-    let count = call.kind.send_count(call.count, board.layout().nranks, rank, call.root);
+fn contribution_bytes(shm_exchange: &ShmExchange, call: &CollectiveSignature, rank: u32) -> usize {
+    let count = call.kind.send_count(call.count, shm_exchange.layout().nranks, rank, call.root);
     count.unwrap_or(0) as usize * call.dtype.size_bytes()
 }
 
 /// Bytes of a rank's result.
-fn result_bytes(board: &Board, call: &BoardCall, rank: u32) -> usize {
-    let count = call.kind.recv_count(call.count, board.layout().nranks, rank, call.root);
+fn result_bytes(shm_exchange: &ShmExchange, call: &CollectiveSignature, rank: u32) -> usize {
+    let count = call.kind.recv_count(call.count, shm_exchange.layout().nranks, rank, call.root);
     count.unwrap_or(0) as usize * call.dtype.size_bytes()
 }
 
@@ -52,63 +52,63 @@ fn result_bytes(board: &Board, call: &BoardCall, rank: u32) -> usize {
 /// that is for the service to tell all ranks.
 pub(crate) fn post(
     comm: &CommShared,
-    board: &Board,
+    shm_exchange: &ShmExchange,
     number: u64,
-    call: &BoardCall,
+    call: &CollectiveSignature,
     command: &Command,
     regions: &Regions,
 ) -> Option<bool> {
-    let bytes = contribution_bytes(board, call, comm.rank);
+    let bytes = contribution_bytes(shm_exchange, call, comm.rank);
     let src = regions.address(&command.send, bytes)?;
-    let recv_bytes = result_bytes(board, call, comm.rank);
+    let recv_bytes = result_bytes(shm_exchange, call, comm.rank);
     let recv = regions.address(&command.recv, recv_bytes)?;
     let range = |ptr: *mut u8, bytes: usize| (ptr as u64, bytes as u64);
     if !call.kind.accepts_buffers(comm.rank, call.root, range(src, bytes), range(recv, recv_bytes)) {
         return None;
     }
     // SAFETY: a live region has `bytes` from there on, and stays mapped while the caller holds the table of regions.
-    Some(unsafe { board.post(comm.rank, number, call, command.scalar_bits, src, bytes) })
+    Some(unsafe { shm_exchange.post(comm.rank, number, call, command.scalar_bits, src, bytes) })
 }
 
 /// Makes this rank's result if all have posted.
 pub(crate) fn attempt(
     comm: &CommShared,
-    board: &Board,
+    shm_exchange: &ShmExchange,
     number: u64,
-    call: &BoardCall,
+    call: &CollectiveSignature,
     command: &Command,
     regions: &Regions,
 ) -> Attempt {
-    let nranks = board.layout().nranks;
+    let nranks = shm_exchange.layout().nranks;
     let wire = call.to_wire();
-    let mut sources = [Source { ptr: std::ptr::null(), scalar_bits: None }; BOARD_RANKS_MAX as usize];
+    let mut sources = [Source { ptr: std::ptr::null(), scalar_bits: None }; SHM_EXCHANGE_RANKS_MAX as usize];
     for (rank, source) in (0..nranks).zip(&mut sources) {
-        let bytes = contribution_bytes(board, call, rank);
-        let Some(posted) = board.contribution(rank, number, bytes) else { return Attempt::Waiting };
+        let bytes = contribution_bytes(shm_exchange, call, rank);
+        let Some(posted) = shm_exchange.contribution(rank, number, bytes) else { return Attempt::Waiting };
         if posted.call != wire {
             return Attempt::Contradiction;
         }
         let scalar_bits = (call.redop == RedOp::PreMulSum).then_some(posted.scalar_bits);
         *source = Source { ptr: posted.data, scalar_bits };
     }
-    let bytes = result_bytes(board, call, comm.rank);
+    let bytes = result_bytes(shm_exchange, call, comm.rank);
     let Some(recv) = regions.address(&command.recv, bytes) else { return Attempt::Contradiction };
-    // SAFETY: contributions are as long as the board was asked for; a live region has `bytes` from `recv` on, and stays
+    // SAFETY: contributions are as long as the shared-memory exchange was asked for; a live region has `bytes` from `recv` on, and stays
     // mapped while the caller holds the table of regions.
     unsafe { mccs_kernels::finish_round(call, comm.rank, &sources[..nranks as usize], recv) };
-    board.complete(comm.rank, number, call.payload_bytes(nranks));
+    shm_exchange.complete(comm.rank, number, call.payload_bytes(nranks));
     Attempt::Ended
 }
 
 impl Round {
-    pub(crate) fn new(comm: &Arc<CommShared>, number: u64, call: BoardCall, command: Command) -> Self {
+    pub(crate) fn new(comm: &Arc<CommShared>, number: u64, call: CollectiveSignature, command: Command) -> Self {
         Round { comm: Arc::clone(comm), number, call, command, since: Instant::now() }
     }
 
     /// Makes the result if all have posted.
     pub(crate) fn attempt(&self, regions: &Regions) -> Attempt {
-        match &self.comm.board {
-            Some(board) => attempt(&self.comm, board, self.number, &self.call, &self.command, regions),
+        match &self.comm.shm_exchange {
+            Some(shm_exchange) => attempt(&self.comm, shm_exchange, self.number, &self.call, &self.command, regions),
             None => Attempt::Contradiction,
         }
     }

@@ -5,9 +5,9 @@
 use std::sync::{Arc, MutexGuard, Weak};
 
 use bytemuck::Zeroable;
-use mccs_ipc::board::{Board, BoardCall};
 use mccs_ipc::command::{BufferRef, Command, FLAG_ROUND, Opcode};
 use mccs_ipc::queue::{Producer, Push, QueueError};
+use mccs_ipc::shm_exchange::{CollectiveSignature, ShmExchange};
 use mccs_ipc::types::Handle;
 
 use crate::Error;
@@ -88,8 +88,8 @@ impl Inner {
         let mut submission = self.submission();
         self.settle(&mut submission, stream)?;
         if !stream.is_gated
-            && let Some((board, call)) = comm.round_of(&command)
-            && self.play(&mut submission, stream, (comm, board), call, &command)?
+            && let Some((shm_exchange, call)) = comm.round_of(&command)
+            && self.play(&mut submission, stream, (comm, shm_exchange), call, &command)?
         {
             return Ok(());
         }
@@ -134,20 +134,20 @@ impl Inner {
         &self,
         submission: &mut Submission,
         stream: &Arc<StreamShared>,
-        (comm, board): (&Arc<CommShared>, &Board),
-        call: BoardCall,
+        (comm, shm_exchange): (&Arc<CommShared>, &ShmExchange),
+        call: CollectiveSignature,
         command: &Command,
     ) -> Result<bool, Error> {
         self.settle_of(submission, comm)?;
         let order = submission.order(comm);
         let number = order.rounds + 1;
-        if !stream.is_idle() || !order.is_idle() || board.allowed() < number {
+        if !stream.is_idle() || !order.is_idle() || shm_exchange.allowed() < number {
             return Ok(false);
         }
         let regions = self.regions();
-        let Some(is_news) = round::post(comm, board, number, &call, command, &regions) else { return Ok(false) };
+        let Some(is_news) = round::post(comm, shm_exchange, number, &call, command, &regions) else { return Ok(false) };
         order.rounds = number;
-        let attempt = round::attempt(comm, board, number, &call, command, &regions);
+        let attempt = round::attempt(comm, shm_exchange, number, &call, command, &regions);
         drop(regions);
         if attempt != Attempt::Ended {
             order.pending_on = Arc::downgrade(stream);

@@ -5,7 +5,7 @@ use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 use mccs_tests::{TestService, run_checked};
 
 /// Small collectives are not left to the ranks.
-const IN_THE_SERVICE: &str = "[host_device]\ndirect_limit = \"0\"\n";
+const IN_THE_SERVICE: &str = "[host_device]\nshm_exchange_limit = \"0\"\n";
 
 /// All ranks run the same calls; returns the calls that were wrong somewhere.
 fn check(settings: &str, nranks: u32, calls: &[(Call, bool)]) {

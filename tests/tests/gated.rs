@@ -68,11 +68,11 @@ fn pair(service: &TestService) -> [Rank; 2] {
 }
 
 /// With rounds and without: a gated stream's rounds are played by the service.
-const BOARDS: [&str; 2] = ["", "[host_device]\ndirect_limit = \"0\"\n"];
+const SHM_EXCHANGES: [&str; 2] = ["", "[host_device]\nshm_exchange_limit = \"0\"\n"];
 
 #[test]
 fn an_operation_waits_until_its_word_has_come() {
-    for settings in BOARDS {
+    for settings in SHM_EXCHANGES {
         let service = TestService::start(settings);
         let [a, b] = pair(&service);
         (0..10).for_each(|place| [&a, &b].iter().for_each(|rank| rank.add(place as u32 + 1, place)));

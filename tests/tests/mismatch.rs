@@ -7,7 +7,7 @@ use mccs_tests::{Rank, TestService};
 ///
 /// Twice: the calls go through the service, and among the ranks.
 fn errors(nranks: u32, call: impl Fn(&Rank, &mccs::Region) -> Result<(), Error> + Sync) -> Vec<(ErrorClass, String)> {
-    let mut errors = errors_with("[host_device]\ndirect_limit = \"0\"", nranks, &call);
+    let mut errors = errors_with("[host_device]\nshm_exchange_limit = \"0\"", nranks, &call);
     errors.extend(errors_with("", nranks, &call));
     errors
 }
@@ -163,9 +163,10 @@ fn a_rank_that_leaves_or_aborts_releases_the_others() {
 /// Calls that can never meet, on streams that wait for them: found by time.
 #[test]
 fn ranks_that_wait_for_each_other_are_told_after_the_operators_time() {
-    for direct_limit in ["0", "16KiB"] {
-        let settings =
-            format!("[limits]\noperation_timeout = \"4s\"\n[host_device]\ndirect_limit = {direct_limit:?}\n");
+    for shm_exchange_limit in ["0", "16KiB"] {
+        let settings = format!(
+            "[limits]\noperation_timeout = \"4s\"\n[host_device]\nshm_exchange_limit = {shm_exchange_limit:?}\n"
+        );
         let service = TestService::start(&settings);
         let errors = service.ranks(0, 2, |rank| {
             let memory = rank.client.allocate(64).expect("memory");

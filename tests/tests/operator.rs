@@ -61,7 +61,7 @@ fn engines_move_and_the_pool_changes_while_collectives_run() {
 #[test]
 fn the_strategy_of_one_host_changes_with_the_next_collective() {
     // No rounds: all collectives are the service's.
-    let service = TestService::start("[host_device]\ndirect_limit = \"0\"\n");
+    let service = TestService::start("[host_device]\nshm_exchange_limit = \"0\"\n");
     let reconfigure = |change: &str| {
         let communicator = service.service().registry.comms()[0].number;
         let change = StrategyChange::parse(change, "a change").expect("well-formed");
@@ -93,7 +93,7 @@ fn the_strategy_of_one_host_changes_with_the_next_collective() {
 
 #[test]
 fn what_the_operator_sees_is_what_happened() {
-    let busbw_gbps = what_the_operator_sees("[host_device]\ndirect_limit = \"0\"", 6);
+    let busbw_gbps = what_the_operator_sees("[host_device]\nshm_exchange_limit = \"0\"", 6);
     assert!(busbw_gbps > 0.0, "{busbw_gbps}");
 }
 

@@ -6,7 +6,7 @@ use mccs_ipc::types::CollectiveKind;
 use mccs_tests::{Rank, TestService, enqueue};
 
 /// Rounds up to 256 bytes, so that short calls go both ways.
-const SETTINGS: &str = "[host_device]\ndirect_limit = \"256B\"\ninline_bytes = \"4KiB\"\n";
+const SETTINGS: &str = "[host_device]\nshm_exchange_limit = \"256B\"\ninline_bytes = \"4KiB\"\n";
 
 /// SplitMix64: decisions from a seed.
 struct Dice(u64);

@@ -66,7 +66,7 @@ fn all_reduce(rank: &Rank, times: u64, count: u64) {
 
 #[test]
 fn metrics_say_what_the_job_did() {
-    let service = TestService::start(&format!("{METRICS}[host_device]\ndirect_limit = \"0\"\n"));
+    let service = TestService::start(&format!("{METRICS}[host_device]\nshm_exchange_limit = \"0\"\n"));
     let barrier = std::sync::Barrier::new(3);
     service.ranks(0, 3, |rank| {
         all_reduce(&rank, 20, 10_000);
@@ -132,7 +132,7 @@ fn metrics_say_what_the_job_did() {
 
 #[test]
 fn a_rank_that_comes_late_is_named() {
-    let service = TestService::start(&format!("{METRICS}[host_device]\ndirect_limit = \"0\"\n"));
+    let service = TestService::start(&format!("{METRICS}[host_device]\nshm_exchange_limit = \"0\"\n"));
     let barrier = std::sync::Barrier::new(2);
     service.ranks(0, 2, |rank| {
         for number in 0..5 {
@@ -291,7 +291,7 @@ fn windows_of_two_hosts_tell_of_the_same_operations() {
 
 #[test]
 fn engines_that_begin_within_a_window_are_in_it() {
-    let service = TestService::start("[runtime]\ntransport_engines = 1\n[host_device]\ndirect_limit = \"0\"\n");
+    let service = TestService::start("[runtime]\ntransport_engines = 1\n[host_device]\nshm_exchange_limit = \"0\"\n");
     let (socket, done) = (service.control_socket(), AtomicU64::new(0));
     let is_done = || done.load(Ordering::Relaxed) != 0;
     let window = std::thread::scope(|scope| {
@@ -314,7 +314,7 @@ fn engines_that_begin_within_a_window_are_in_it() {
 
 #[test]
 fn a_trace_of_too_many_records_says_that_it_is_cut() {
-    let service = TestService::start("[host_device]\ndirect_limit = \"0\"\n");
+    let service = TestService::start("[host_device]\nshm_exchange_limit = \"0\"\n");
     let (socket, done) = (service.control_socket(), AtomicU64::new(0));
     let window = std::thread::scope(|scope| {
         let raise = mccs_tests::hosts::Raise(&done);
@@ -344,7 +344,11 @@ fn a_tenant_that_lies_about_its_rounds_spoils_no_sums() {
     service.ranks(0, 2, |rank| {
         all_reduce(&rank, 20, 10);
         let comm = registry.comms().pop().expect("a communicator");
-        comm.board.as_ref().expect("a board").complete(rank.comm.rank(), u64::MAX, u64::MAX / 2);
+        comm.shm_exchange.as_ref().expect("a shared-memory exchange").complete(
+            rank.comm.rank(),
+            u64::MAX,
+            u64::MAX / 2,
+        );
     });
     let totals = std::iter::repeat_with(|| registry.totals()).find(|(_, comms)| comms.is_empty());
     let told = totals.expect("an end").0["default"];

@@ -151,7 +151,7 @@ fn values_out_of_range_get_their_line_and_the_range() {
     only("[limits]\ninit_timeout = \"0\"\n", 2, "limits.init_timeout", "from 10ms to 24h");
     only("[runtime]\ntransport_engines = 65\n", 2, "runtime.transport_engines", "from 1 to 64");
     only("[strategy]\nchannels = 0\n", 2, "strategy.channels", "from 1 to 64");
-    only("[runtime]\nspin_for_others = \"1s\"\n", 2, "runtime.spin_for_others", "10ms");
+    only("[runtime]\nspin_while_waiting = \"1s\"\n", 2, "runtime.spin_while_waiting", "10ms");
     only("[host_device]\npiece_bytes = \"5000\"\n", 2, "host_device.piece_bytes", "4KiB");
     only("[service]\nruntime_dir = \"x\"\n", 2, "service.runtime_dir", "absolute");
     only("tenant = []\n", 1, "tenant", "from 1");
@@ -325,5 +325,6 @@ fn gpus_are_named_as_the_vendors_tool_prints_them() {
 #[test]
 fn a_key_that_was_renamed_names_the_new_one() {
     only("[cuda]\nlines = true\n", 2, "cuda.lines", "`lines` is called `ll128` now: rename it");
+    only("[runtime]\nspin_for_others = \"1ms\"\n", 2, "runtime.spin_for_others", "`spin_while_waiting`");
     only("[tcp]\nlines = true\n", 2, "tcp.lines", "unknown field `lines`");
 }

@@ -1,6 +1,6 @@
 //! Launches, played by a model that moves bytes as kernels do, against the CPU's way to make the same results.
 
-use mccs_ipc::board::BoardCall;
+use mccs_ipc::shm_exchange::CollectiveSignature;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
 use super::abi::{HEADS, KEEP, OWN, Part, ROOT_LAST};
@@ -137,7 +137,7 @@ fn check(kind: CollectiveKind, nranks: u32, root: u32, count: u64, algorithm: Al
     let sources: Vec<Source> = sends.iter().map(|data| Source { ptr: data.as_ptr(), scalar_bits: None }).collect();
     for (rank, got) in got.iter().enumerate() {
         let mut wanted = empty(rank as u32);
-        let call = BoardCall { kind, dtype: DataType::I32, redop: RedOp::Sum, root, count };
+        let call = CollectiveSignature { kind, dtype: DataType::I32, redop: RedOp::Sum, root, count };
         // SAFETY: contributions and results have the lengths that the kind says.
         unsafe { finish_round(&call, rank as u32, &sources, wanted.as_mut_ptr()) };
         let wrong = (0..wanted.len() / 4).find(|i| read(DataType::I32, got, *i) != read(DataType::I32, &wanted, *i));

@@ -74,9 +74,9 @@ pub trait Engine: Send {
         true
     }
 
-    /// Whether others may have it go on at any moment: then it is polled for [`RuntimeOptions::spin_for_others`] before it sleeps.
+    /// Whether others may have it go on at any moment: then it is polled for [`RuntimeOptions::spin_while_waiting`] before it sleeps.
     ///
-    /// [`RuntimeOptions::spin_for_others`]: super::RuntimeOptions::spin_for_others
+    /// [`RuntimeOptions::spin_while_waiting`]: super::RuntimeOptions::spin_while_waiting
     fn awaits_others(&self) -> bool {
         false
     }

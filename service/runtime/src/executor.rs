@@ -289,7 +289,7 @@ impl Executor {
                     slot.wake_at = wake_at;
                     let idle_for = slot.awake_since.map_or(Duration::ZERO, |since| now.duration_since(since));
                     let spin =
-                        if slot.engine.awaits_others() { self.options.spin_for_others } else { self.options.spin };
+                        if slot.engine.awaits_others() { self.options.spin_while_waiting } else { self.options.spin };
                     idle_for < spin || !slot.engine.prepare_to_sleep()
                 }
                 Progress::Done => {
@@ -328,7 +328,8 @@ impl Executor {
             self.wake(id, now);
             // Who finds nothing sleeps again at once: its time has come, and tells of no work that more may follow.
             if let Some(slot) = self.slots.get_mut(&id) {
-                slot.awake_since = now.checked_sub(self.options.spin.max(self.options.spin_for_others)).or(Some(now));
+                slot.awake_since =
+                    now.checked_sub(self.options.spin.max(self.options.spin_while_waiting)).or(Some(now));
             }
         }
         let asleep = self.slots.values().filter(|slot| slot.awake_since.is_none());

@@ -30,7 +30,7 @@ pub struct RuntimeOptions {
     /// How long an engine is polled without finding work before it goes to sleep.
     pub spin: Duration,
     /// The same for one that awaits others ([`Engine::awaits_others`]).
-    pub spin_for_others: Duration,
+    pub spin_while_waiting: Duration,
     /// Items an engine may handle in one poll.
     pub budget: usize,
 }
@@ -171,7 +171,7 @@ impl Runtimes {
     /// # Errors
     /// As [`Runtimes::start_runtime`].
     pub fn start_patient_runtime(&self, name: &str) -> Result<u32, RuntimeError> {
-        self.start(name, RuntimeOptions { spin: Duration::ZERO, spin_for_others: Duration::ZERO, ..self.options })
+        self.start(name, RuntimeOptions { spin: Duration::ZERO, spin_while_waiting: Duration::ZERO, ..self.options })
     }
 
     fn start(&self, name: &str, options: RuntimeOptions) -> Result<u32, RuntimeError> {

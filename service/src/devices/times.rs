@@ -1,12 +1,12 @@
 //! How long collectives took that ranks did among themselves, from the stamps that they left: their kernels in areas (`mccs_kernels::cuda::Stamp`), or they on a
-//! board ([`Board::stamp`]).
+//! shared-memory exchange ([`ShmExchange::stamp`]).
 //!
 //! GPUs' clocks differ, and need not be known: no kernel ends before all ranks have come, so all end at about the same time. The rank whose kernel ran for
 //! the shortest time came last, and the others as much earlier as theirs ran longer.
 
 use std::time::Duration;
 
-use mccs_ipc::board::{BOARD_RANKS_MAX, Board, BoardCall};
+use mccs_ipc::shm_exchange::{CollectiveSignature, SHM_EXCHANGE_RANKS_MAX, ShmExchange};
 use mccs_ipc::types::CollectiveKind;
 use mccs_kernels::cuda::{AreaCounts, Stamp};
 
@@ -24,7 +24,7 @@ pub struct TimedCollective {
 }
 
 /// Most ranks that do collectives among themselves.
-const RANKS_MAX: usize = BOARD_RANKS_MAX as usize;
+const RANKS_MAX: usize = SHM_EXCHANGE_RANKS_MAX as usize;
 
 impl TimedCollective {
     /// How long all ranks' kernels ran, together: who came early has waited.
@@ -49,9 +49,9 @@ impl TimedCollective {
     }
 
     /// Of all ranks' stamps of a round. It ends with the first result: others may come for theirs when they like.
-    fn of_round(board: &Board, round: u64) -> Option<Self> {
-        let nranks = board.layout().nranks;
-        let stamps = (0..nranks).map(|rank| board.stamp(rank, round)).collect::<Option<Vec<_>>>()?;
+    fn of_round(shm_exchange: &ShmExchange, round: u64) -> Option<Self> {
+        let nranks = shm_exchange.layout().nranks;
+        let stamps = (0..nranks).map(|rank| shm_exchange.stamp(rank, round)).collect::<Option<Vec<_>>>()?;
         let call = stamps.first()?.call;
         let posted = || stamps.iter().map(|stamp| stamp.posted_ns);
         let (first, last) = (posted().min()?, posted().max()?);
@@ -61,7 +61,7 @@ impl TimedCollective {
             *late = Duration::from_nanos(posted - first);
         }
         let is_same = stamps.iter().all(|stamp| stamp.call == call);
-        let call = BoardCall::from_wire(call).filter(|_| is_same)?;
+        let call = CollectiveSignature::from_wire(call).filter(|_| is_same)?;
         let took = Duration::from_nanos(ended.saturating_sub(last));
         Some(TimedCollective { kind: call.kind, payload_bytes: call.payload_bytes(nranks), took, late })
     }
@@ -115,12 +115,12 @@ impl Times {
         self.add(ended, new.filter_map(of), within)
     }
 
-    /// The same of a board.
-    pub fn read_board(&mut self, board: &Board, within: Duration) -> Reading {
-        let ended = (0..board.layout().nranks).map(|rank| board.completed(rank).0).min().unwrap_or(0);
+    /// The same of a shared-memory exchange.
+    pub fn read_shm_exchange(&mut self, shm_exchange: &ShmExchange, within: Duration) -> Reading {
+        let ended = (0..shm_exchange.layout().nranks).map(|rank| shm_exchange.completed(rank).0).min().unwrap_or(0);
         self.add(
             ended,
-            Board::stamped(self.seen, ended).filter_map(|round| TimedCollective::of_round(board, round)),
+            ShmExchange::stamped(self.seen, ended).filter_map(|round| TimedCollective::of_round(shm_exchange, round)),
             within,
         )
     }
@@ -137,7 +137,7 @@ impl Times {
 
 #[cfg(test)]
 mod tests {
-    use mccs_ipc::board::BoardLayout;
+    use mccs_ipc::shm_exchange::ShmExchangeLayout;
     use mccs_ipc::types::{DataType, RedOp};
 
     use super::*;
@@ -186,30 +186,35 @@ mod tests {
 
     #[test]
     fn rounds_take_from_the_last_post_to_the_first_result() {
-        let (_fd, board) = Board::create(BoardLayout { nranks: 2, slot_bytes: 64 }).expect("a board");
-        let call = BoardCall::new(CollectiveKind::Broadcast, DataType::F32, RedOp::Sum, 1, 2);
+        let (_fd, shm_exchange) =
+            ShmExchange::create(ShmExchangeLayout { nranks: 2, slot_bytes: 64 }).expect("a shared-memory exchange");
+        let call = CollectiveSignature::new(CollectiveKind::Broadcast, DataType::F32, RedOp::Sum, 1, 2);
         let post = |rank, round| {
             // SAFETY: eight bytes are read.
-            let _ = unsafe { board.post(rank, round, &call, 0, [0_u8; 8].as_ptr(), 8) };
+            let _ = unsafe { shm_exchange.post(rank, round, &call, 0, [0_u8; 8].as_ptr(), 8) };
         };
         for round in 1..=40 {
             post(0, round);
             post(1, round);
-            (0..2).for_each(|rank| board.complete(rank, round, 8));
+            (0..2).for_each(|rank| shm_exchange.complete(rank, round, 8));
         }
         let mut times = Times::default();
-        let Reading { ended, timed } = times.read_board(&board, LONG);
+        let Reading { ended, timed } = times.read_shm_exchange(&shm_exchange, LONG);
         assert_eq!((ended, timed.len(), timed[0].kind, timed[0].payload_bytes), (40, 2, CollectiveKind::Broadcast, 8));
-        let of = |round| [0, 1].map(|rank| board.stamp(rank, round).expect("stamped"));
+        let of = |round| [0, 1].map(|rank| shm_exchange.stamp(rank, round).expect("stamped"));
         let ([first, last], ns) = (of(32), Duration::from_nanos);
         assert_eq!(timed[1].late[..3], [ns(0), ns(last.posted_ns - first.posted_ns), ns(0)]);
         assert_eq!(timed[1].took, ns(first.ended_ns - last.posted_ns));
-        assert_eq!(times.read_board(&board, LONG), Reading::default(), "once");
+        assert_eq!(times.read_shm_exchange(&shm_exchange, LONG), Reading::default(), "once");
         for round in 41..=48 {
             (0..2).for_each(|rank| post(rank, round));
-            board.complete(0, round, 8);
+            shm_exchange.complete(0, round, 8);
         }
-        assert_eq!(times.read_board(&board, LONG), Reading::default(), "one of them has not come for its results");
+        assert_eq!(
+            times.read_shm_exchange(&shm_exchange, LONG),
+            Reading::default(),
+            "one of them has not come for its results"
+        );
     }
 
     #[test]

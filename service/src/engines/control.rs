@@ -512,7 +512,7 @@ mod tests {
             let directory = tempfile::tempdir().expect("a directory");
             let (registry, proxy) = (Arc::new(Registry::default()), Mailbox::new(64));
             let runtimes =
-                Runtimes::new(RuntimeOptions { spin: Duration::ZERO, spin_for_others: Duration::ZERO, budget: 1 });
+                Runtimes::new(RuntimeOptions { spin: Duration::ZERO, spin_while_waiting: Duration::ZERO, budget: 1 });
             let transports = Arc::new(TransportPool::new(
                 Arc::clone(&runtimes),
                 Vec::new(),

@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use mccs_ipc::board::Board;
+use mccs_ipc::shm_exchange::ShmExchange;
 use mccs_ipc::types::{CollectiveKind, UniqueId};
 
 pub use self::log_budget::{LogBudget, lines_suppressed};
@@ -45,7 +45,7 @@ pub struct RankInfo {
     pub session: SessionId,
     /// Its process.
     pub pid: i32,
-    /// Rounds of the board that it has begun, as far as it has told.
+    /// Rounds of the shared-memory exchange that it has begun, as far as it has told.
     pub rounds: AtomicU64,
     /// Enqueued by the tenant; this and the following without rounds.
     pub enqueued: AtomicU64,
@@ -109,7 +109,7 @@ pub struct CommInfo {
     /// Number of the strategy in force.
     pub epoch: AtomicU64,
     /// Where its ranks do small collectives among themselves.
-    pub board: Option<Arc<TenantBoard>>,
+    pub shm_exchange: Option<Arc<TenantShmExchange>>,
     /// Where its ranks, on GPUs, do collectives among themselves.
     pub direct: Option<Arc<DirectGroup>>,
     /// What a controller has to know, where there are other hosts.
@@ -147,35 +147,35 @@ impl CommInfo {
     }
 }
 
-/// A board, with the tenant's quota for it.
+/// A shared-memory exchange, with the tenant's quota for it.
 #[derive(Debug)]
-pub struct TenantBoard {
-    board: Board,
+pub struct TenantShmExchange {
+    shm_exchange: ShmExchange,
     _charge: Charge,
     /// What was read of its rounds, and when.
     read: Mutex<(Times, Instant)>,
 }
 
-impl TenantBoard {
-    /// Takes charge of a board.
+impl TenantShmExchange {
+    /// Takes charge of a shared-memory exchange.
     #[must_use]
-    pub fn new(board: Board, charge: Charge) -> Self {
-        TenantBoard { board, _charge: charge, read: Mutex::new((Times::default(), Instant::now())) }
+    pub fn new(shm_exchange: ShmExchange, charge: Charge) -> Self {
+        TenantShmExchange { shm_exchange, _charge: charge, read: Mutex::new((Times::default(), Instant::now())) }
     }
 }
 
-impl Drop for TenantBoard {
+impl Drop for TenantShmExchange {
     fn drop(&mut self) {
         // Ranks may keep the descriptor; the charge goes.
-        self.board.give_back();
+        self.shm_exchange.give_back();
     }
 }
 
-impl std::ops::Deref for TenantBoard {
-    type Target = Board;
+impl std::ops::Deref for TenantShmExchange {
+    type Target = ShmExchange;
 
-    fn deref(&self) -> &Board {
-        &self.board
+    fn deref(&self) -> &ShmExchange {
+        &self.shm_exchange
     }
 }
 
@@ -235,11 +235,11 @@ impl CommInfo {
                 }
             });
         }
-        if let Some(board) = &self.board {
-            let (mut read, now) = (lock(&board.read), Instant::now());
+        if let Some(shm_exchange) = &self.shm_exchange {
+            let (mut read, now) = (lock(&shm_exchange.read), Instant::now());
             let (times, at) = &mut *read;
             let within = now.saturating_duration_since(std::mem::replace(at, now));
-            self.count_reading(&times.read_board(board, within));
+            self.count_reading(&times.read_shm_exchange(shm_exchange, within));
         }
     }
 
@@ -313,14 +313,14 @@ impl CommInfo {
         }
     }
 
-    /// How far one of `ranks` is. What a board says is the tenant's word.
+    /// How far one of `ranks` is. What a shared-memory exchange says is the tenant's word.
     #[must_use]
     pub fn progress(&self, info: &RankInfo) -> RankProgress {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (mut by_all, mut ended) = (0, 0);
-        if let Some(board) = &self.board {
-            by_all = self.rank_numbers().map(|rank| board.posted(rank)).min().unwrap_or(0);
-            ended = board.completed(info.rank).0;
+        if let Some(shm_exchange) = &self.shm_exchange {
+            by_all = self.rank_numbers().map(|rank| shm_exchange.posted(rank)).min().unwrap_or(0);
+            ended = shm_exchange.completed(info.rank).0;
         }
         if let Some(direct) = &self.direct {
             by_all = self.rank_numbers().map(|rank| direct.page().launched(rank)).min().unwrap_or(0);
@@ -338,7 +338,7 @@ impl CommInfo {
     pub fn rounds(&self, info: &RankInfo) -> u64 {
         let told = info.rounds.load(Ordering::Relaxed);
         let launched = self.direct.as_ref().map_or(0, |direct| direct.page().launched(info.rank));
-        self.board.as_ref().map_or(told, |board| board.posted(info.rank).max(told)).max(launched)
+        self.shm_exchange.as_ref().map_or(told, |shm_exchange| shm_exchange.posted(info.rank).max(told)).max(launched)
     }
 
     fn rank_numbers(&self) -> std::ops::Range<u32> {
@@ -349,14 +349,18 @@ impl CommInfo {
     /// communicators, those included that have ended.
     #[must_use]
     pub fn totals(&self) -> (u64, u64) {
-        let rounds = self.board.iter().flat_map(|board| self.rank_numbers().map(|rank| board.completed(rank))).min();
+        let rounds = self
+            .shm_exchange
+            .iter()
+            .flat_map(|shm_exchange| self.rank_numbers().map(|rank| shm_exchange.completed(rank)))
+            .min();
         let (mut operations, mut bytes) = rounds.unwrap_or((0, 0));
         if let Some(direct) = &self.direct {
             operations = self.rank_numbers().map(|rank| direct.ended(rank)).min().unwrap_or(0);
             bytes = self.rank_numbers().map(|rank| direct.payload_bytes(rank)).min().unwrap_or(0);
         }
         // All ranks together contribute no more than all slots hold.
-        let layout = self.board.as_ref().map(|board| board.layout());
+        let layout = self.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
         let bytes_max =
             layout.map_or(GPU_PAYLOAD_MAX, |layout| u64::from(layout.nranks) * u64::from(layout.slot_bytes));
         let (operations, bytes) = self.plausible.told(Instant::now(), (operations, bytes), bytes_max);

@@ -4,12 +4,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use mccs_ipc::board::Board;
 use mccs_ipc::command::{BufferRef, Command, Opcode};
 use mccs_ipc::handshake::{Socket, connect};
 use mccs_ipc::protocol::{JoinOptions, Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout};
 use mccs_ipc::queue::{Producer, Push};
 use mccs_ipc::shm::Mapping;
+use mccs_ipc::shm_exchange::ShmExchange;
 use mccs_ipc::sync::{Doorbell, StreamWord};
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, UniqueId};
 use mccs_tests::TestService;
@@ -24,7 +24,7 @@ pub struct Raw {
     next_id: u64,
     pub stream: Handle,
     pub comm: Handle,
-    pub board: Option<Board>,
+    pub shm_exchange: Option<ShmExchange>,
     pub region: Handle,
 }
 
@@ -50,7 +50,7 @@ impl Raw {
             next_id: 0,
             stream: Handle::NONE,
             comm: Handle::NONE,
-            board: None,
+            shm_exchange: None,
             region: Handle::NONE,
         };
         let Response::Stream { stream, .. } = raw.ask(Request::CreateStream, &[]) else { panic!("no stream") };
@@ -64,8 +64,11 @@ impl Raw {
             by_engines: false,
             options: JoinOptions::default(),
         };
-        let (Response::Comm { comm, board, .. }, fds) = raw.ask_with_fds(join, &[]) else { panic!("no communicator") };
-        raw.board = board.map(|layout| Board::map(fds[0].as_fd(), layout).expect("a board"));
+        let (Response::Comm { comm, shm_exchange, .. }, fds) = raw.ask_with_fds(join, &[]) else {
+            panic!("no communicator")
+        };
+        raw.shm_exchange =
+            shm_exchange.map(|layout| ShmExchange::map(fds[0].as_fd(), layout).expect("a shared-memory exchange"));
         let Response::Region { region, .. } = raw.ask(Request::AllocMemory { bytes: 4096 }, &[]) else {
             panic!("no memory")
         };

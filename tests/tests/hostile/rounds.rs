@@ -1,8 +1,8 @@
-//! Posts to boards that are none.
+//! Posts to shared-memory exchanges that are none.
 
-use mccs_ipc::board::BoardCall;
 use mccs_ipc::command::{Command, FLAG_POSTED, FLAG_ROUND, Opcode};
 use mccs_ipc::protocol::{Request, Response};
+use mccs_ipc::shm_exchange::CollectiveSignature;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
 use crate::raw::Raw;
@@ -10,14 +10,17 @@ use crate::victim::{attack, session_ends};
 
 /// A rank without the shim, whose peer, with it, makes one call of four floats; what the peer gets. `post` says what to
 /// post and to send.
-fn peer_of(hostile: impl FnOnce(&mut Raw, &BoardCall) + Send) -> Result<f32, mccs::Error> {
+fn peer_of(hostile: impl FnOnce(&mut Raw, &CollectiveSignature) + Send) -> Result<f32, mccs::Error> {
     let mut result = Ok(0.0);
     attack(|service| {
         let id = mccs::unique_id().expect("an id");
         std::thread::scope(|scope| {
             let raw = scope.spawn(move || {
                 let mut raw = Raw::join(service, id, 1, 2);
-                hostile(&mut raw, &BoardCall::new(CollectiveKind::AllReduce, DataType::F32, RedOp::Sum, 0, 4));
+                hostile(
+                    &mut raw,
+                    &CollectiveSignature::new(CollectiveKind::AllReduce, DataType::F32, RedOp::Sum, 0, 4),
+                );
                 raw
             });
             let client = service.connect(0);
@@ -39,17 +42,17 @@ fn peer_of(hostile: impl FnOnce(&mut Raw, &BoardCall) + Send) -> Result<f32, mcc
 }
 
 /// A post, with bytes that the slot has room for. The service is told if it wants to know, as the shim would.
-fn post(raw: &mut Raw, round: u64, call: &BoardCall) {
+fn post(raw: &mut Raw, round: u64, call: &CollectiveSignature) {
     let data = [2f32; 4];
-    let board = raw.board.as_ref().expect("a board");
+    let shm_exchange = raw.shm_exchange.as_ref().expect("a shared-memory exchange");
     // SAFETY: 16 bytes are readable.
-    if unsafe { board.post(1, round, call, 0, data.as_ptr().cast(), 16) } {
+    if unsafe { shm_exchange.post(1, round, call, 0, data.as_ptr().cast(), 16) } {
         raw.push(&Command { opcode: Opcode::Posted as u32, ..raw.command() });
     }
 }
 
 #[test]
-fn a_board_is_believed_only_as_far_as_its_communicator_goes() {
+fn a_shm_exchange_is_believed_only_as_far_as_its_communicator_goes() {
     // An honest post, for a start.
     assert_eq!(peer_of(|raw, call| post(raw, 1, call)).expect("completed"), 3.0);
     // Posted by command: the service plays the rank's part.
@@ -58,8 +61,8 @@ fn a_board_is_believed_only_as_far_as_its_communicator_goes() {
         raw.push(&command);
     };
     peer_of(|raw, _| by_command(raw, FLAG_ROUND, 1)).expect("completed");
-    // Another call than the peer's, on the board only, and both ways at once.
-    let other = BoardCall::new(CollectiveKind::AllReduce, DataType::F32, RedOp::Max, 0, 4);
+    // Another call than the peer's, on the shared-memory exchange only, and both ways at once.
+    let other = CollectiveSignature::new(CollectiveKind::AllReduce, DataType::F32, RedOp::Max, 0, 4);
     let error = peer_of(|raw, _| post(raw, 1, &other)).expect_err("ranks disagree").to_string();
     assert!(error.contains("operation 0") && error.contains("max") && error.contains("reduction"), "{error}");
     // Rounds that nobody else is at, and one that was never begun.
@@ -81,7 +84,7 @@ fn a_board_is_believed_only_as_far_as_its_communicator_goes() {
 #[test]
 fn rounds_that_cannot_be_end_the_session() {
     let id = || mccs::unique_id().expect("an id");
-    // A communicator of one has no board.
+    // A communicator of one has no shared-memory exchange.
     assert!(session_ends(|c| c.flags = FLAG_ROUND).contains("round"));
     assert!(session_ends(|c| c.flags = FLAG_POSTED).contains("round"));
     let fenced = |push: fn(&mut Raw)| {

@@ -71,7 +71,8 @@ impl Told {
 }
 
 fn runtimes() -> Arc<Runtimes> {
-    let runtimes = Runtimes::new(RuntimeOptions { spin: Duration::ZERO, spin_for_others: Duration::ZERO, budget: 1 });
+    let runtimes =
+        Runtimes::new(RuntimeOptions { spin: Duration::ZERO, spin_while_waiting: Duration::ZERO, budget: 1 });
     runtimes.start_runtime("test").expect("starts");
     runtimes
 }
@@ -189,7 +190,7 @@ impl Engine for Waiting {
 
 #[test]
 fn who_awaits_others_is_polled_for_longer() {
-    let options = RuntimeOptions { spin: Duration::ZERO, spin_for_others: Duration::MAX, budget: 1 };
+    let options = RuntimeOptions { spin: Duration::ZERO, spin_while_waiting: Duration::MAX, budget: 1 };
     let runtimes = Runtimes::new(options);
     let runtime = runtimes.start_runtime("test").expect("starts");
     let ((sender, polls), awaits) = (channel(), Arc::new(AtomicBool::new(true)));
@@ -229,7 +230,7 @@ impl Engine for Holder {
 fn who_stops_at_once_keeps_no_engine_that_was_on_its_way() {
     for _ in 0..200 {
         let runtimes =
-            Runtimes::new(RuntimeOptions { spin: Duration::ZERO, spin_for_others: Duration::ZERO, budget: 1 });
+            Runtimes::new(RuntimeOptions { spin: Duration::ZERO, spin_while_waiting: Duration::ZERO, budget: 1 });
         let (held, runtime) = (Arc::new(()), runtimes.start_runtime("test").unwrap());
         for _ in 0..8 {
             let holder = Holder { _held: Arc::clone(&held), _runtimes: Arc::clone(&runtimes) };

@@ -441,7 +441,7 @@ impl SessionEngine {
     pub(super) fn take_reply(&mut self, reply: ProxyReply) {
         match reply {
             ProxyReply::Joined { request, tenant_comm, comm, rank, info, memory, share } => {
-                let board = info.board.as_ref().map(|board| board.layout());
+                let shm_exchange = info.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
                 let may_have_engines = info.is_staged() && info.hosts.len() <= 1 && info.nranks > 1;
                 if let Some(slot) = self.tables.comms.get_mut(tenant_comm)
                     && matches!(slot, CommSlot::Joining)
@@ -453,7 +453,7 @@ impl SessionEngine {
                 let direct = share.map(|share| share.of_rank(rank));
                 let access = self.proxies.access;
                 let engines_from = self.proxies.engines_from.filter(|_| may_have_engines);
-                let answer = Response::Comm { comm: tenant_comm, board, direct, access, engines_from };
+                let answer = Response::Comm { comm: tenant_comm, shm_exchange, direct, access, engines_from };
                 self.answer_with_shared(request, answer, &memory);
             }
             ProxyReply::JoinFailed { request, tenant_comm, class, message } => {

@@ -30,7 +30,7 @@ pub(super) enum CommSlot {
         place: Place,
         rank: u32,
         info: Arc<CommInfo>,
-        /// Rounds of the board that the rank has begun.
+        /// Rounds of the shared-memory exchange that the rank has begun.
         rounds: u64,
     },
     /// The rank leaves when its operations have ended. Until then the tenant can only end them.

@@ -11,7 +11,7 @@ use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp};
 use super::Place;
 use super::on_gpus::fill_on_gpus;
 use super::tables::{CommSlot, Tables};
-use crate::engines::proxy::{Action, Operand, Operation, RoundState, Scalar, board_call};
+use crate::engines::proxy::{Action, Operand, Operation, RoundState, Scalar, signature};
 use crate::session::Session;
 use crate::tenants::SessionResource;
 
@@ -76,7 +76,7 @@ pub(super) fn validate(
     (operation.comm, operation.rank) = (*comm, *rank);
     let nranks = info.nranks;
     let group = info.direct.clone();
-    let layout = info.board.as_ref().map(|board| board.layout());
+    let layout = info.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
     let is_round = command.flags & FLAG_ROUND != 0;
     if rounds.checked_add(u64::from(is_round)).is_none_or(|least| command.rounds < least) {
         return Err(Fence(format!("a command has {} rounds before it, there were {rounds}", command.rounds)));
@@ -91,11 +91,15 @@ pub(super) fn validate(
         (operation.send, operation.recv) = (Operand::NONE, Operand::NONE);
         return Ok((place, operation));
     }
-    let must_be_round = board_call(&operation).is_some_and(|call| layout.is_some_and(|layout| layout.takes(&call)));
+    let must_be_round = signature(&operation).is_some_and(|call| layout.is_some_and(|layout| layout.takes(&call)));
     match (must_be_round, is_round, command.flags & FLAG_POSTED != 0) {
         (true, true, posted) => operation.round = if posted { RoundState::Posted } else { RoundState::ToPost },
         (false, false, false) => {}
-        _ => return Err(Fence("a command takes a round of the board for none, or the other way round".into())),
+        _ => {
+            return Err(Fence(
+                "a command takes a round of the shared-memory exchange for none, or the other way round".into(),
+            ));
+        }
     }
     Ok((place, operation))
 }

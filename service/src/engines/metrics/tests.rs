@@ -22,7 +22,7 @@ impl Bed {
             registry: Arc::new(Registry::default()),
             runtimes: Runtimes::new(RuntimeOptions {
                 spin: Duration::ZERO,
-                spin_for_others: Duration::ZERO,
+                spin_while_waiting: Duration::ZERO,
                 budget: 1,
             }),
         };

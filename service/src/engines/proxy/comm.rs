@@ -3,17 +3,17 @@
 //! A collective starts when operation number n has arrived at every rank here; ranks of other hosts meet it in its messages.
 //! One collective of a communicator runs at a time, as in NCCL; sends and receives run as their pairs match.
 //!
-//! Small collectives may be rounds of the communicator's board (`rounds.rs`).
+//! Small collectives may be rounds of the communicator's shared-memory exchange (`rounds.rs`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mccs_ipc::board::BoardCall;
+use mccs_ipc::shm_exchange::CollectiveSignature;
 use mccs_ipc::types::{ErrorClass, Handle};
 
-use super::describe::{board_call, describe, difference};
+use super::describe::{describe, difference, signature};
 use super::direct::Watch;
 use super::operation::{Action, Operation, ProxyReply, RoundState};
 use super::reconfigure::Changes;
@@ -143,7 +143,7 @@ pub(super) struct Comm {
     /// Of those to come.
     pub(super) changes: Changes,
     /// The last collective that has started and was no round, and the rounds before it.
-    last_whole: Option<(BoardCall, u64)>,
+    last_whole: Option<(CollectiveSignature, u64)>,
     /// How long collectives run, the last ones counting most.
     pub(super) average_took: Duration,
     pub(super) info: Arc<CommInfo>,
@@ -267,17 +267,19 @@ impl Comm {
     }
 
     /// The last collective of a rank that has begun, where it is known: rounds are what the rank says.
-    pub(super) fn last_call(&self, rank: u32) -> Option<BoardCall> {
+    pub(super) fn last_call(&self, rank: u32) -> Option<CollectiveSignature> {
         if self.info.direct.as_ref().is_some_and(|direct| direct.page().launched(rank) > 0) {
             return None;
         }
         let rounds_before = self.last_whole.map_or(0, |(_, rounds)| rounds);
-        let board = self.info.board.as_ref();
-        let Some((board, round)) = board.map(|board| (board, board.posted(rank))).filter(|(_, n)| *n > rounds_before)
+        let shm_exchange = self.info.shm_exchange.as_ref();
+        let Some((shm_exchange, round)) = shm_exchange
+            .map(|shm_exchange| (shm_exchange, shm_exchange.posted(rank)))
+            .filter(|(_, n)| *n > rounds_before)
         else {
             return self.last_whole.map(|(call, _)| call);
         };
-        board.contribution(rank, round, 0).and_then(|posted| BoardCall::from_wire(posted.call))
+        shm_exchange.contribution(rank, round, 0).and_then(|posted| CollectiveSignature::from_wire(posted.call))
     }
 
     /// Whether a collective can start.
@@ -332,7 +334,7 @@ impl Comm {
                 return Err(self.members[0].disagrees(first, member, &other.operation, difference));
             }
         }
-        self.last_whole = board_call(first).map(|call| (call, first.rounds));
+        self.last_whole = signature(first).map(|call| (call, first.rounds));
         self.ready = 0;
         self.started_at = Some(now);
         self.note_late();
@@ -466,8 +468,8 @@ impl Comm {
         self.failure.get_or_insert(failure);
         self.changes.end();
         self.ready = 0;
-        if let Some(board) = &self.info.board {
-            board.allow(0);
+        if let Some(shm_exchange) = &self.info.shm_exchange {
+            shm_exchange.allow(0);
         }
         let mut failed = Vec::new();
         for member in &mut self.members {

@@ -1,6 +1,6 @@
 //! Calls in words: what messages to tenants and operators say of them.
 
-use mccs_ipc::board::BoardCall;
+use mccs_ipc::shm_exchange::CollectiveSignature;
 use mccs_ipc::types::ErrorClass;
 
 use super::comm::{Comm, Failure, Member};
@@ -85,22 +85,22 @@ impl Member {
     }
 }
 
-/// The call as a board knows it.
+/// The call as a shared-memory exchange knows it.
 #[must_use]
-pub fn board_call(operation: &Operation) -> Option<BoardCall> {
+pub fn signature(operation: &Operation) -> Option<CollectiveSignature> {
     let Action::Collective { kind, redop, root, .. } = operation.action else { return None };
-    Some(BoardCall::new(kind, operation.dtype, redop, root, operation.count))
+    Some(CollectiveSignature::new(kind, operation.dtype, redop, root, operation.count))
 }
 
 /// What two ranks' calls differ in, if they do. Scalars of a pre-multiplied sum may differ.
 pub(super) fn difference(a: &Operation, b: &Operation) -> Option<&'static str> {
-    match (board_call(a), board_call(b)) {
+    match (signature(a), signature(b)) {
         (Some(a), Some(b)) => call_difference(&a, &b),
         _ => Some("kind of operation"),
     }
 }
 
-pub(super) fn call_difference(a: &BoardCall, b: &BoardCall) -> Option<&'static str> {
+pub(super) fn call_difference(a: &CollectiveSignature, b: &CollectiveSignature) -> Option<&'static str> {
     if a.kind != b.kind {
         Some("collective")
     } else if a.count != b.count {
@@ -116,8 +116,8 @@ pub(super) fn call_difference(a: &BoardCall, b: &BoardCall) -> Option<&'static s
     }
 }
 
-pub(super) fn describe_call(call: &BoardCall) -> String {
-    let BoardCall { kind, dtype, redop, root, count } = call;
+pub(super) fn describe_call(call: &CollectiveSignature) -> String {
+    let CollectiveSignature { kind, dtype, redop, root, count } = call;
     let redop = if kind.reduces() { format!(", {redop}") } else { String::new() };
     let root = if kind.has_root() { format!(", root {root}") } else { String::new() };
     format!("{kind}({count} x {dtype}{redop}{root})")
@@ -127,7 +127,7 @@ pub(super) fn describe_call(call: &BoardCall) -> String {
 pub(super) fn describe(operation: &Operation) -> String {
     let (count, dtype) = (operation.count, operation.dtype);
     match &operation.action {
-        Action::Collective { .. } => board_call(operation).map_or_else(String::new, |call| describe_call(&call)),
+        Action::Collective { .. } => signature(operation).map_or_else(String::new, |call| describe_call(&call)),
         Action::Send { peer } => format!("send({count} x {dtype}, to {peer})"),
         Action::Recv { peer } => format!("recv({count} x {dtype}, from {peer})"),
         Action::Nop => "nop".into(),

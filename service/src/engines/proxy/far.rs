@@ -10,7 +10,7 @@ use mccs_ipc::types::{DataType, ErrorClass, Handle};
 
 use super::ProxyEngine;
 use super::comm::{Comm, Failure};
-use super::describe::{board_call, describe};
+use super::describe::{describe, signature};
 use super::jobs::{Job, too_many_jobs};
 use super::operation::{Action, Operation};
 use crate::devices::{FarPair, Launched, Tag};
@@ -27,7 +27,7 @@ impl Comm {
     /// What messages of the next or running collective say of it.
     pub(super) fn tag(&self) -> Tag {
         let place = self.next_number();
-        let call = self.running.first().and_then(board_call).map_or(0, |call| call.to_wire());
+        let call = self.running.first().and_then(signature).map_or(0, |call| call.to_wire());
         tag(place, call)
     }
 }

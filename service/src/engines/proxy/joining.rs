@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mccs_ipc::board::{BOARD_RANKS_MAX, Board, BoardLayout};
+use mccs_ipc::shm_exchange::{SHM_EXCHANGE_RANKS_MAX, ShmExchange, ShmExchangeLayout};
 use mccs_ipc::types::{ErrorClass, UniqueId};
 
 use super::cluster::Across;
@@ -16,7 +16,7 @@ use crate::bootstrap::{GatheringKey, Joined, Refusal};
 use crate::devices::Prepared;
 use crate::telemetry::plausible::{COLLECTIVE_TIME_MIN, MESSAGE_TIME_MIN, Plausible};
 use crate::telemetry::traffic::RecentTraffic;
-use crate::telemetry::{CommInfo, RankInfo, STAGED, TenantBoard};
+use crate::telemetry::{CommInfo, RankInfo, STAGED, TenantShmExchange};
 use crate::tenants::Resource;
 
 impl ProxyEngine {
@@ -36,19 +36,20 @@ impl ProxyEngine {
         }
     }
 
-    /// A board for a new communicator, where the operator lets small collectives go without the service, and the tenant
+    /// A shared-memory exchange for a new communicator, where the operator lets small collectives go without the service, and the tenant
     /// has memory left. Without one everything works the same, slower.
-    fn make_board(&self, requests: &[JoinRequest]) -> Option<(OwnedFd, Arc<TenantBoard>)> {
+    fn make_shm_exchange(&self, requests: &[JoinRequest]) -> Option<(OwnedFd, Arc<TenantShmExchange>)> {
         let nranks = requests.len() as u32;
-        let layout = BoardLayout { nranks, slot_bytes: self.board_slot_bytes };
-        if self.board_slot_bytes == 0 || !(2..=BOARD_RANKS_MAX).contains(&nranks) {
+        let layout = ShmExchangeLayout { nranks, slot_bytes: self.shm_exchange_slot_bytes };
+        if self.shm_exchange_slot_bytes == 0 || !(2..=SHM_EXCHANGE_RANKS_MAX).contains(&nranks) {
             return None;
         }
         let charge = requests[0].session.tenant.charge(Resource::MemoryBytes, layout.bytes()).ok()?;
-        let made = Board::create(layout);
-        let (fd, board) =
-            made.inspect_err(|error| tracing::debug!(%error, "a communicator goes without a board")).ok()?;
-        Some((fd, Arc::new(TenantBoard::new(board, charge))))
+        let made = ShmExchange::create(layout);
+        let (fd, shm_exchange) = made
+            .inspect_err(|error| tracing::debug!(%error, "a communicator goes without a shared-memory exchange"))
+            .ok()?;
+        Some((fd, Arc::new(TenantShmExchange::new(shm_exchange, charge))))
     }
 
     /// Begins a communicator. `requests` are those of this host's ranks, ascending; `across` where there are other hosts.
@@ -74,11 +75,12 @@ impl ProxyEngine {
         };
         // A GPU's ranks cannot play rounds when they call: their data is not there yet.
         let is_staged = prepared.is_none() && requests.iter().any(|request| request.gpu.is_some());
-        let may_have_board = across.is_none() && prepared.is_none() && !is_staged;
-        let (board_fd, board) = if may_have_board { self.make_board(&requests).unzip() } else { (None, None) };
+        let may_have_shm_exchange = across.is_none() && prepared.is_none() && !is_staged;
+        let (shm_exchange_fd, shm_exchange) =
+            if may_have_shm_exchange { self.make_shm_exchange(&requests).unzip() } else { (None, None) };
         let (share, memory, direct) = match prepared {
             Some(Prepared { share, memory, group }) => (Some(Arc::new(share)), memory, Some(Arc::new(group))),
-            None => (None, board_fd.into_iter().collect(), None),
+            None => (None, shm_exchange_fd.into_iter().collect(), None),
         };
         let info = Arc::new(CommInfo {
             number: self.registry.next_number(),
@@ -102,7 +104,7 @@ impl ProxyEngine {
             links: across.as_ref().map(|across| across.span.network.links.0),
             failed: 0.into(),
             epoch: 0.into(),
-            board,
+            shm_exchange,
             direct,
             placed: across.as_ref().map(Across::placed),
             plausible: Plausible::since(Instant::now(), COLLECTIVE_TIME_MIN),

@@ -40,7 +40,7 @@ use mccs_ipc::types::{ErrorClass, Handle};
 
 pub use self::asked::{Asked, OperatorAnswer, OperatorReply, Refused, WishOf};
 use self::comm::{Comm, Failure, Member};
-pub use self::describe::board_call;
+pub use self::describe::signature;
 use self::direct::{Learning, Look};
 use self::gates::Gates;
 pub use self::gates::StreamGate;
@@ -115,8 +115,8 @@ pub struct ProxyEngine {
     unpaid_ns: u64,
     registry: Arc<Registry>,
     make_schedules: MakeSchedules,
-    /// Longest contribution to a round; 0 where there are to be no boards.
-    board_slot_bytes: u32,
+    /// Longest contribution to a round; 0 where there are to be no shared-memory exchanges.
+    shm_exchange_slot_bytes: u32,
     /// Whether ranks of several processes are refused on one GPU.
     refuses_duplicate_gpus: bool,
     streams: HashMap<SessionId, Vec<Option<Stream>>>,
@@ -150,7 +150,7 @@ pub struct ProxyEngine {
 }
 
 impl ProxyEngine {
-    /// A proxy engine for `device`. Collectives whose contributions have at most `board_slot_bytes` are left to the ranks
+    /// A proxy engine for `device`. Collectives whose contributions have at most `shm_exchange_slot_bytes` are left to the ranks
     /// themselves. `cluster` where there are other hosts.
     #[must_use]
     pub fn new(
@@ -158,7 +158,7 @@ impl ProxyEngine {
         mailbox: Mailbox<ProxyMessage>,
         registry: Arc<Registry>,
         make_schedules: MakeSchedules,
-        board_slot_bytes: u32,
+        shm_exchange_slot_bytes: u32,
         timeouts: Timeouts,
         cluster: Option<Cluster>,
     ) -> Self {
@@ -173,7 +173,7 @@ impl ProxyEngine {
             mailbox,
             registry,
             make_schedules,
-            board_slot_bytes,
+            shm_exchange_slot_bytes,
             refuses_duplicate_gpus: false,
             streams: HashMap::new(),
             comms: HandleTable::new(COMMS_MAX),

@@ -115,7 +115,7 @@ pub struct Operation {
     pub recv: Operand,
     /// Starts together with the next operation of its stream.
     pub group_continues: bool,
-    /// Rounds of the board that the rank has begun, this one included if it is one.
+    /// Rounds of the shared-memory exchange that the rank has begun, this one included if it is one.
     pub rounds: u64,
     /// Whether it is a round.
     pub round: RoundState,
@@ -149,7 +149,7 @@ pub struct OnGpus {
     pub recv: Option<GpuOperand>,
 }
 
-/// What a collective has to do with its communicator's board.
+/// What a collective has to do with its communicator's shared-memory exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RoundState {
     /// Nothing.
@@ -202,7 +202,7 @@ pub enum ProxyMessage {
     SetPace { comm: CommId, pace: Arc<Pace> },
     /// A session has ended: everything it had goes.
     SessionClosed { session: SessionId },
-    /// A rank has posted to a board on which this engine waits for a post.
+    /// A rank has posted to a shared-memory exchange on which this engine waits for a post.
     Posted { comm: Handle },
     /// A stream begins whose operations wait for a GPU.
     StreamGated { session: Arc<Session>, stream: Handle, gate: StreamGate },
@@ -246,7 +246,7 @@ pub enum ProxyReply {
         comm: Handle,
         rank: u32,
         info: Arc<CommInfo>,
-        /// Of the board or the page, which `info` has.
+        /// Of the shared-memory exchange or the page, which `info` has.
         memory: Arc<[OwnedFd]>,
         /// What the rank needs to know of the areas.
         share: Option<Arc<DirectShare>>,

@@ -17,7 +17,7 @@
 //! Sends and receives belong to no strategy, and are not numbered with collectives: their flows take the ways of the one that was decided last, each when
 //! its host hears of it.
 //!
-//! Deliberately absent: rounds on a board, which have one way only.
+//! Deliberately absent: rounds on a shared-memory exchange, which have one way only.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

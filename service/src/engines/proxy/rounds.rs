@@ -1,29 +1,29 @@
-//! Rounds: small collectives that ranks do among themselves on their communicator's board. Here the parts of ranks that left
+//! Rounds: small collectives that ranks do among themselves on their communicator's shared-memory exchange. Here the parts of ranks that left
 //! theirs to the service are played, as far as others have posted; and here it shows if ranks contradict each other.
 
-use mccs_ipc::board::{BOARD_RANKS_MAX, Board, BoardCall};
+use mccs_ipc::shm_exchange::{CollectiveSignature, SHM_EXCHANGE_RANKS_MAX, ShmExchange};
 use mccs_ipc::types::{ErrorClass, RedOp};
 use mccs_kernels::Source;
 
 use super::comm::{Comm, Failure};
-use super::describe::{board_call, call_difference, describe_call};
+use super::describe::{call_difference, describe_call, signature};
 use super::operation::{Operation, RoundState};
 
 impl Comm {
     /// Whether a rank has posted to a round.
     pub(super) fn has_posted(&self, rank: u32, round: u64) -> bool {
-        self.info.board.as_ref().is_some_and(|board| board.has_posted(rank, round))
+        self.info.shm_exchange.as_ref().is_some_and(|shm_exchange| shm_exchange.has_posted(rank, round))
     }
 
     /// Plays the parts of ranks that have left theirs to the service, as far as others have posted. Operations that have
     /// ended go to `ended`.
     pub(super) fn play_rounds(&mut self, ended: &mut Vec<Operation>) -> Result<(), Failure> {
-        let Some(board) = self.info.board.clone() else { return Ok(()) };
+        let Some(shm_exchange) = self.info.shm_exchange.clone() else { return Ok(()) };
         let mut asked = false;
         loop {
             let mut progress = false;
             for rank in 0..self.nranks() {
-                while self.play_round(&board, rank)? {
+                while self.play_round(&shm_exchange, rank)? {
                     progress = true;
                     let member = &mut self.members[rank as usize];
                     ended.extend(member.waiting.pop_front().map(|waiting| waiting.operation));
@@ -40,32 +40,32 @@ impl Comm {
                 return Ok(());
             }
             // A post that came meanwhile is seen in the next turn; later ones are told.
-            board.want_news();
+            shm_exchange.want_news();
             asked = true;
         }
     }
 
     /// Plays a rank's part of the round that is its next operation. Returns whether that has ended.
-    fn play_round(&mut self, board: &Board, rank: u32) -> Result<bool, Failure> {
+    fn play_round(&mut self, shm_exchange: &ShmExchange, rank: u32) -> Result<bool, Failure> {
         let Some(operation) = self.members[rank as usize].arrived_mut() else { return Ok(false) };
-        let Some(call) = board_call(operation) else { return Ok(false) };
+        let Some(call) = signature(operation) else { return Ok(false) };
         let round = operation.rounds;
         match operation.round {
             RoundState::None => return Ok(false),
             RoundState::ToPost => {
                 let (src, bytes) = (operation.send.ptr, operation.send.bytes as usize);
                 // SAFETY: the operand was validated and is kept mapped. The service needs no telling: it looks again.
-                let _ = unsafe { board.post(rank, round, &call, operation.scalar_bits(), src, bytes) };
+                let _ = unsafe { shm_exchange.post(rank, round, &call, operation.scalar_bits(), src, bytes) };
                 operation.round = RoundState::Posted;
             }
             RoundState::Posted => {}
         }
         let recv = operation.recv.ptr;
         let mut first_call = None;
-        let mut sources = [Source { ptr: std::ptr::null(), scalar_bits: None }; BOARD_RANKS_MAX as usize];
-        for (peer, source) in (0..board.layout().nranks).zip(&mut sources) {
-            let count = call.kind.send_count(call.count, board.layout().nranks, peer, call.root).unwrap_or(0);
-            let Some(posted) = board.contribution(peer, round, count as usize * call.dtype.size_bytes()) else {
+        let mut sources = [Source { ptr: std::ptr::null(), scalar_bits: None }; SHM_EXCHANGE_RANKS_MAX as usize];
+        for (peer, source) in (0..shm_exchange.layout().nranks).zip(&mut sources) {
+            let count = call.kind.send_count(call.count, shm_exchange.layout().nranks, peer, call.root).unwrap_or(0);
+            let Some(posted) = shm_exchange.contribution(peer, round, count as usize * call.dtype.size_bytes()) else {
                 return Ok(false);
             };
             let first = *first_call.get_or_insert(posted.call);
@@ -75,18 +75,18 @@ impl Comm {
             let scalar_bits = (call.redop == RedOp::PreMulSum).then_some(posted.scalar_bits);
             *source = Source { ptr: posted.data, scalar_bits };
         }
-        let sources = &sources[..board.layout().nranks as usize];
-        // SAFETY: contributions are as long as the board was asked for; the operand was validated for this call and is
+        let sources = &sources[..shm_exchange.layout().nranks as usize];
+        // SAFETY: contributions are as long as the shared-memory exchange was asked for; the operand was validated for this call and is
         // kept mapped.
         unsafe { mccs_kernels::finish_round(&call, rank, sources, recv) };
-        board.complete(rank, round, call.payload_bytes(board.layout().nranks));
+        shm_exchange.complete(rank, round, call.payload_bytes(shm_exchange.layout().nranks));
         Ok(true)
     }
 
     /// Rank 0 and another posted different calls.
     fn rounds_differ(&self, round: u64, first: u64, peer: u32, theirs: u64) -> Failure {
         let place = self.members[0].whole_started.saturating_add(round - 1);
-        let message = match (BoardCall::from_wire(first), BoardCall::from_wire(theirs)) {
+        let message = match (CollectiveSignature::from_wire(first), CollectiveSignature::from_wire(theirs)) {
             (Some(first), Some(theirs)) => format!(
                 "ranks disagree on operation {place}: rank 0 called {}, rank {peer} called {} (different {})",
                 describe_call(&first),

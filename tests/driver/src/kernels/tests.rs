@@ -1,6 +1,6 @@
 //! Collectives between ranks that are threads, by every algorithm, against the reference.
 
-use mccs_ipc::board::BoardCall;
+use mccs_ipc::shm_exchange::CollectiveSignature;
 use mccs_ipc::types::{CollectiveKind, RedOp};
 use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectCall, Launch};
 use mccs_kernels::finish_round;
@@ -71,11 +71,11 @@ impl Bed {
         });
         let sources: Vec<_> =
             inputs.iter().map(|input| mccs_kernels::Source { ptr: input.as_ptr(), scalar_bits: None }).collect();
-        let board = BoardCall { kind, dtype, redop: op, root, count };
+        let shm_exchange = CollectiveSignature { kind, dtype, redop: op, root, count };
         for (rank, [_, recv]) in (0..nranks).zip(&self.buffers) {
             let mut wanted = vec![0; recv_count(rank) * 4];
             // SAFETY: contributions and results have the lengths that the kind says.
-            unsafe { finish_round(&board, rank, &sources, wanted.as_mut_ptr()) };
+            unsafe { finish_round(&shm_exchange, rank, &sources, wanted.as_mut_ptr()) };
             assert!(bytes(*recv, wanted.len()) == wanted, "{call:?} by {algorithm:?}, rank {rank}");
             let ended = wait_word(self.areas[rank as usize]);
             assert_eq!(AreaLayout::ended(ended), u64::from(self.number), "{call:?}");

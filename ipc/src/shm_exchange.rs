@@ -1,4 +1,4 @@
-//! A communicator's board: shared memory on which its ranks hand each other small contributions, without a process hop.
+//! A communicator's shared-memory exchange: shared memory on which its ranks hand each other small contributions, without a process hop.
 //!
 //! A *round* is one small collective. Every rank posts its contribution under the round's number, waits until all have,
 //! and makes its own result from what the others posted. A rank plays its part itself, in the caller's thread, or has the
@@ -14,7 +14,7 @@
 //! Of one round in sixteen each rank says when it posted and when it had its result, in a *stamp*: to look at the clock in all of them would cost some
 //! percents of the shortest.
 //!
-//! What is on a board was written by processes of one tenant, and can be anything: readers get numbers and bytes, never
+//! What is on a shared-memory exchange was written by processes of one tenant, and can be anything: readers get numbers and bytes, never
 //! an address or a length to rely on.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -25,8 +25,8 @@ use crate::shm::{Mapping, ShmError};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::types::{CollectiveKind, DataType, RedOp};
 
-/// Most ranks of a board: every rank reads what all others post, so the work grows with the square.
-pub const BOARD_RANKS_MAX: u32 = 16;
+/// Most ranks of a shared-memory exchange: every rank reads what all others post, so the work grows with the square.
+pub const SHM_EXCHANGE_RANKS_MAX: u32 = 16;
 /// A rank leaves stamps of rounds whose numbers are multiples of this, as all ranks do.
 const STAMPED_EVERY: u64 = 16;
 /// Stamps of a rank: the last ones.
@@ -36,9 +36,9 @@ const LINE_BYTES: usize = 64;
 /// Longest contribution beside the numbers.
 const INLINE_BYTES: usize = LINE_BYTES - size_of::<Post>();
 
-/// Shape of a board, as tenants learn it.
+/// Shape of a shared-memory exchange, as tenants learn it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BoardLayout {
+pub struct ShmExchangeLayout {
     /// Ranks.
     pub nranks: u32,
     /// Most bytes of a contribution.
@@ -47,7 +47,7 @@ pub struct BoardLayout {
 
 /// A collective as all ranks must call it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BoardCall {
+pub struct CollectiveSignature {
     /// The collective.
     pub kind: CollectiveKind,
     /// Element type.
@@ -60,7 +60,7 @@ pub struct BoardCall {
     pub count: u64,
 }
 
-impl BoardLayout {
+impl ShmExchangeLayout {
     fn post_bytes(self) -> u64 {
         (LINE_BYTES as u64 + u64::from(self.slot_bytes)).next_multiple_of(128)
     }
@@ -73,15 +73,15 @@ impl BoardLayout {
         size_of::<Progress>() as u64 + 2 * self.post_bytes()
     }
 
-    /// Size of the whole board.
+    /// Size of the whole shared-memory exchange.
     #[must_use]
     pub fn bytes(self) -> u64 {
         size_of::<Header>() as u64 + u64::from(self.nranks) * self.rank_bytes()
     }
 
-    /// Whether a collective is a round of the board. All ranks, and the service, decide alike.
+    /// Whether a collective is a round of the shared-memory exchange. All ranks, and the service, decide alike.
     #[must_use]
-    pub fn takes(self, call: &BoardCall) -> bool {
+    pub fn takes(self, call: &CollectiveSignature) -> bool {
         // The root's contribution is the longest.
         let count = call.kind.send_count(call.count, self.nranks, call.root, call.root);
         let bytes = count.and_then(|count| count.checked_mul(call.dtype.size_bytes() as u64));
@@ -89,16 +89,16 @@ impl BoardLayout {
     }
 }
 
-impl BoardCall {
+impl CollectiveSignature {
     /// A call, without what does not matter for its collective.
     #[must_use]
     pub fn new(kind: CollectiveKind, dtype: DataType, redop: RedOp, root: u32, count: u64) -> Self {
         let redop = if kind.reduces() { redop } else { RedOp::Sum };
         let root = if kind.has_root() { root } else { 0 };
-        BoardCall { kind, dtype, redop, root, count }
+        CollectiveSignature { kind, dtype, redop, root, count }
     }
 
-    /// One number for a call that a board takes: different calls have different numbers.
+    /// One number for a call that a shared-memory exchange takes: different calls have different numbers.
     #[must_use]
     pub fn to_wire(&self) -> u64 {
         let fields = [self.kind.to_wire(), self.dtype.to_wire(), self.redop.to_wire()];
@@ -112,7 +112,7 @@ impl BoardCall {
         let field = |shift: u32| (bits >> shift & 15) as u32;
         let (kind, dtype) = (CollectiveKind::from_wire(field(60))?, DataType::from_wire(field(56))?);
         let (redop, root) = (RedOp::from_wire(field(52))?, (bits >> 36 & 0xffff) as u32);
-        Some(BoardCall { kind, dtype, redop, root, count: bits & 0xf_ffff_ffff })
+        Some(CollectiveSignature { kind, dtype, redop, root, count: bits & 0xf_ffff_ffff })
     }
 
     /// Payload as nccl-tests counts it.
@@ -159,7 +159,7 @@ const _: () = assert!(size_of::<Header>() == 128 && size_of::<Progress>() == 128
 /// When a rank posted to a round, and when it had its result: one clock's nanoseconds, the same for all processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoundStamp {
-    /// [`BoardCall::to_wire`] of its call.
+    /// [`CollectiveSignature::to_wire`] of its call.
     pub call: u64,
     /// When others could see what it posted.
     pub posted_ns: u64,
@@ -175,7 +175,7 @@ fn clock_ns() -> u64 {
 /// What a rank has posted. Whoever wrote it may be changing it.
 #[derive(Debug, Clone, Copy)]
 pub struct Contribution {
-    /// [`BoardCall::to_wire`] of its call.
+    /// [`CollectiveSignature::to_wire`] of its call.
     pub call: u64,
     /// Its scalar of a pre-multiplied sum.
     pub scalar_bits: u64,
@@ -183,41 +183,41 @@ pub struct Contribution {
     pub data: *const u8,
 }
 
-/// A mapped board.
+/// A mapped shared-memory exchange.
 #[derive(Debug)]
-pub struct Board {
+pub struct ShmExchange {
     mapping: Mapping,
-    layout: BoardLayout,
+    layout: ShmExchangeLayout,
 }
 
-impl Board {
-    /// A new board.
+impl ShmExchange {
+    /// A new shared-memory exchange.
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn create(layout: BoardLayout) -> Result<(OwnedFd, Self), ShmError> {
-        let (fd, mapping) = Mapping::create("mccs-board", layout.bytes())?;
-        let board = Board { mapping, layout };
-        board.allow(u64::MAX);
-        Ok((fd, board))
+    pub fn create(layout: ShmExchangeLayout) -> Result<(OwnedFd, Self), ShmError> {
+        let (fd, mapping) = Mapping::create("mccs-shm-exchange", layout.bytes())?;
+        let shm_exchange = ShmExchange { mapping, layout };
+        shm_exchange.allow(u64::MAX);
+        Ok((fd, shm_exchange))
     }
 
-    /// Gives its pages back, whoever else has them mapped: there it is a board that allows nothing from now on.
+    /// Gives its pages back, whoever else has them mapped: there it is a shared-memory exchange that allows nothing from now on.
     pub fn give_back(&self) {
         self.mapping.give_back();
     }
 
-    /// Maps a board that somebody else made.
+    /// Maps a shared-memory exchange that somebody else made.
     ///
     /// # Errors
     /// As [`Mapping::map`].
-    pub fn map(fd: BorrowedFd<'_>, layout: BoardLayout) -> Result<Self, ShmError> {
-        Ok(Board { mapping: Mapping::map(fd, layout.bytes())?, layout })
+    pub fn map(fd: BorrowedFd<'_>, layout: ShmExchangeLayout) -> Result<Self, ShmError> {
+        Ok(ShmExchange { mapping: Mapping::map(fd, layout.bytes())?, layout })
     }
 
     /// Its shape.
     #[must_use]
-    pub fn layout(&self) -> BoardLayout {
+    pub fn layout(&self) -> ShmExchangeLayout {
         self.layout
     }
 
@@ -234,7 +234,7 @@ impl Board {
     }
 
     fn rank_offset(&self, rank: u32) -> u64 {
-        assert!(rank < self.layout.nranks, "rank {rank} of a board of {}", self.layout.nranks);
+        assert!(rank < self.layout.nranks, "rank {rank} of a shared-memory exchange of {}", self.layout.nranks);
         size_of::<Header>() as u64 + u64::from(rank) * self.layout.rank_bytes()
     }
 
@@ -267,7 +267,7 @@ impl Board {
         self.header().allowed.load(Ordering::Acquire)
     }
 
-    /// Sets how far ranks may go by themselves; 0 closes the board. Called by the service.
+    /// Sets how far ranks may go by themselves; 0 closes the shared-memory exchange. Called by the service.
     pub fn allow(&self, rounds: u64) {
         self.header().allowed.store(rounds, Ordering::Release);
     }
@@ -279,13 +279,13 @@ impl Board {
     /// `src` must be readable for `bytes`.
     ///
     /// # Panics
-    /// If `bytes` is more than a slot holds, or the board has no such rank.
+    /// If `bytes` is more than a slot holds, or the shared-memory exchange has no such rank.
     #[must_use = "the service waits for the news"]
     pub unsafe fn post(
         &self,
         rank: u32,
         round: u64,
-        call: &BoardCall,
+        call: &CollectiveSignature,
         scalar_bits: u64,
         src: *const u8,
         bytes: usize,
@@ -318,7 +318,7 @@ impl Board {
     /// What a rank has posted to a round whose contribution from that rank has `bytes`.
     ///
     /// # Panics
-    /// If `bytes` is more than a slot holds, or the board has no such rank.
+    /// If `bytes` is more than a slot holds, or the shared-memory exchange has no such rank.
     #[must_use]
     pub fn contribution(&self, rank: u32, round: u64, bytes: usize) -> Option<Contribution> {
         let post = self.post_of(rank, round);
@@ -332,7 +332,7 @@ impl Board {
     /// Whether a rank has posted to a round.
     ///
     /// # Panics
-    /// If the board has no such rank.
+    /// If the shared-memory exchange has no such rank.
     #[must_use]
     pub fn has_posted(&self, rank: u32, round: u64) -> bool {
         self.post_of(rank, round).round.load(Ordering::Acquire) == round
@@ -341,7 +341,7 @@ impl Board {
     /// The last round that a rank has posted to.
     ///
     /// # Panics
-    /// If the board has no such rank.
+    /// If the shared-memory exchange has no such rank.
     #[must_use]
     pub fn posted(&self, rank: u32) -> u64 {
         let round = |round| self.post_of(rank, round).round.load(Ordering::Relaxed);
@@ -351,7 +351,7 @@ impl Board {
     /// A rank has ended a round.
     ///
     /// # Panics
-    /// If the board has no such rank.
+    /// If the shared-memory exchange has no such rank.
     pub fn complete(&self, rank: u32, round: u64, payload_bytes: u64) {
         let progress = self.progress(rank);
         let bytes = progress.payload_bytes.load(Ordering::Relaxed).wrapping_add(payload_bytes);
@@ -365,7 +365,7 @@ impl Board {
     /// When a round was a rank's, if it has ended there, is one of those with stamps, and among the last of them.
     ///
     /// # Panics
-    /// If the board has no such rank.
+    /// If the shared-memory exchange has no such rank.
     #[must_use]
     pub fn stamp(&self, rank: u32, round: u64) -> Option<RoundStamp> {
         let StampWords { round: of, call, posted_ns, ended_ns } = self.stamp_words(rank, round);
@@ -385,7 +385,7 @@ impl Board {
     /// Rounds that a rank has ended, and their payload.
     ///
     /// # Panics
-    /// If the board has no such rank.
+    /// If the shared-memory exchange has no such rank.
     #[must_use]
     pub fn completed(&self, rank: u32) -> (u64, u64) {
         let Progress { completed, payload_bytes } = self.progress(rank);
@@ -410,35 +410,35 @@ fn notice(flag: &AtomicU32) -> bool {
 mod tests {
     use super::*;
 
-    const LAYOUT: BoardLayout = BoardLayout { nranks: 3, slot_bytes: 1000 };
+    const LAYOUT: ShmExchangeLayout = ShmExchangeLayout { nranks: 3, slot_bytes: 1000 };
 
     #[test]
     fn calls_have_numbers_of_their_own() {
         let calls = [
-            BoardCall::new(CollectiveKind::AllReduce, DataType::F32, RedOp::Max, 0, 7),
-            BoardCall::new(CollectiveKind::AllReduce, DataType::F32, RedOp::Sum, 0, 7),
-            BoardCall::new(CollectiveKind::Broadcast, DataType::F8E5M2, RedOp::Sum, 15, 1 << 20),
-            BoardCall::new(CollectiveKind::Broadcast, DataType::F8E5M2, RedOp::Sum, 14, 1 << 20),
-            BoardCall::new(CollectiveKind::Barrier, DataType::U8, RedOp::Sum, 0, 0),
+            CollectiveSignature::new(CollectiveKind::AllReduce, DataType::F32, RedOp::Max, 0, 7),
+            CollectiveSignature::new(CollectiveKind::AllReduce, DataType::F32, RedOp::Sum, 0, 7),
+            CollectiveSignature::new(CollectiveKind::Broadcast, DataType::F8E5M2, RedOp::Sum, 15, 1 << 20),
+            CollectiveSignature::new(CollectiveKind::Broadcast, DataType::F8E5M2, RedOp::Sum, 14, 1 << 20),
+            CollectiveSignature::new(CollectiveKind::Barrier, DataType::U8, RedOp::Sum, 0, 0),
         ];
         for (i, call) in calls.iter().enumerate() {
-            assert_eq!(BoardCall::from_wire(call.to_wire()), Some(*call));
+            assert_eq!(CollectiveSignature::from_wire(call.to_wire()), Some(*call));
             assert!(calls[..i].iter().all(|other| other.to_wire() != call.to_wire()));
         }
-        assert_eq!(BoardCall::from_wire(u64::MAX), None);
+        assert_eq!(CollectiveSignature::from_wire(u64::MAX), None);
     }
 
     #[test]
     fn what_does_not_matter_does_not_differ() {
-        let broadcast = |redop| BoardCall::new(CollectiveKind::Broadcast, DataType::I8, redop, 1, 3);
+        let broadcast = |redop| CollectiveSignature::new(CollectiveKind::Broadcast, DataType::I8, redop, 1, 3);
         assert_eq!(broadcast(RedOp::Max), broadcast(RedOp::Min));
-        let gather = |root| BoardCall::new(CollectiveKind::AllGather, DataType::I8, RedOp::Sum, root, 3);
+        let gather = |root| CollectiveSignature::new(CollectiveKind::AllGather, DataType::I8, RedOp::Sum, root, 3);
         assert_eq!(gather(1), gather(2));
     }
 
     #[test]
     fn the_longest_contribution_decides() {
-        let takes = |kind, count| LAYOUT.takes(&BoardCall::new(kind, DataType::F32, RedOp::Sum, 2, count));
+        let takes = |kind, count| LAYOUT.takes(&CollectiveSignature::new(kind, DataType::F32, RedOp::Sum, 2, count));
         assert!(takes(CollectiveKind::AllReduce, 250) && !takes(CollectiveKind::AllReduce, 251));
         assert!(takes(CollectiveKind::AllToAll, 83) && !takes(CollectiveKind::AllToAll, 84));
         assert!(takes(CollectiveKind::Broadcast, 250) && !takes(CollectiveKind::Broadcast, 251));
@@ -449,9 +449,9 @@ mod tests {
     #[test]
     fn contributions_are_seen_by_all_and_kept_for_two_rounds() {
         use std::os::fd::AsFd;
-        let (fd, ours) = Board::create(LAYOUT).expect("a board");
-        let theirs = Board::map(fd.as_fd(), LAYOUT).expect("the same board");
-        let call = BoardCall::new(CollectiveKind::AllReduce, DataType::U8, RedOp::Sum, 0, 1000);
+        let (fd, ours) = ShmExchange::create(LAYOUT).expect("a shared-memory exchange");
+        let theirs = ShmExchange::map(fd.as_fd(), LAYOUT).expect("the same shared-memory exchange");
+        let call = CollectiveSignature::new(CollectiveKind::AllReduce, DataType::U8, RedOp::Sum, 0, 1000);
         for (round, bytes) in [(1, 1000), (2, 40), (3, 41), (4, 0), (5, 1)] {
             for rank in 0..3 {
                 assert!(!theirs.has_posted(rank, round) && theirs.contribution(rank, round, bytes).is_none());
@@ -477,34 +477,42 @@ mod tests {
 
     #[test]
     fn one_round_in_sixteen_has_stamps() {
-        let (_fd, board) = Board::create(LAYOUT).expect("a board");
-        let call = BoardCall::new(CollectiveKind::AllReduce, DataType::U8, RedOp::Sum, 0, 1);
+        let (_fd, shm_exchange) = ShmExchange::create(LAYOUT).expect("a shared-memory exchange");
+        let call = CollectiveSignature::new(CollectiveKind::AllReduce, DataType::U8, RedOp::Sum, 0, 1);
         for round in 1..=1000 {
             for rank in 0..3 {
                 // SAFETY: one byte is read.
-                let _ = unsafe { board.post(rank, round, &call, 0, b"1".as_ptr(), 1) };
+                let _ = unsafe { shm_exchange.post(rank, round, &call, 0, b"1".as_ptr(), 1) };
             }
-            assert_eq!(board.stamp(1, round), None, "it has not ended");
-            board.complete(1, round, 1);
-            let stamp = board.stamp(1, round);
+            assert_eq!(shm_exchange.stamp(1, round), None, "it has not ended");
+            shm_exchange.complete(1, round, 1);
+            let stamp = shm_exchange.stamp(1, round);
             assert_eq!(stamp.is_some(), round % 16 == 0);
             assert!(stamp.is_none_or(|stamp| stamp.call == call.to_wire() && stamp.posted_ns <= stamp.ended_ns));
         }
-        assert_eq!(board.stamp(1, 16), None, "others have its place");
-        assert_eq!(board.stamp(0, 992), None, "only rank 1 has ended any");
-        assert_eq!(Board::stamped(0, 1000).collect::<Vec<_>>(), (31..=62).map(|place| place * 16).collect::<Vec<_>>());
-        assert!(Board::stamped(0, 1000).all(|round| board.stamp(1, round).is_some()));
-        assert_eq!(Board::stamped(40, 64).collect::<Vec<_>>(), [48, 64]);
-        assert_eq!(Board::stamped(64, 70).count() + Board::stamped(0, 15).count() + Board::stamped(9, 0).count(), 0);
+        assert_eq!(shm_exchange.stamp(1, 16), None, "others have its place");
+        assert_eq!(shm_exchange.stamp(0, 992), None, "only rank 1 has ended any");
+        assert_eq!(
+            ShmExchange::stamped(0, 1000).collect::<Vec<_>>(),
+            (31..=62).map(|place| place * 16).collect::<Vec<_>>()
+        );
+        assert!(ShmExchange::stamped(0, 1000).all(|round| shm_exchange.stamp(1, round).is_some()));
+        assert_eq!(ShmExchange::stamped(40, 64).collect::<Vec<_>>(), [48, 64]);
+        assert_eq!(
+            ShmExchange::stamped(64, 70).count()
+                + ShmExchange::stamped(0, 15).count()
+                + ShmExchange::stamped(9, 0).count(),
+            0
+        );
     }
 
     #[test]
     fn the_service_is_told_once_of_what_it_asked_for() {
-        let (_fd, board) = Board::create(LAYOUT).expect("a board");
-        let call = BoardCall::new(CollectiveKind::Barrier, DataType::U8, RedOp::Sum, 0, 0);
+        let (_fd, shm_exchange) = ShmExchange::create(LAYOUT).expect("a shared-memory exchange");
+        let call = CollectiveSignature::new(CollectiveKind::Barrier, DataType::U8, RedOp::Sum, 0, 0);
         // SAFETY: nothing is read.
-        let post = |rank| unsafe { board.post(rank, 1, &call, 0, std::ptr::dangling(), 0) };
-        board.want_news();
+        let post = |rank| unsafe { shm_exchange.post(rank, 1, &call, 0, std::ptr::dangling(), 0) };
+        shm_exchange.want_news();
         assert!(post(0));
         assert!(!post(1));
     }
