@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 # The same features as the rest of .ci/run, so that nothing is built twice.
 target=${CARGO_TARGET_DIR:-target}
-cargo build --release --workspace --bins --lib --example cuda_all_reduce
+cargo build --release --workspace --bins --lib --example cuda_all_reduce --example counting_profiler
 gpu_tests=$(cargo test --release --workspace --test gpu --no-run 2>&1 | sed -n 's/.*Executable.*(\(.*\/gpu-.*\))/\1/p')
 work=$(mktemp -d)
 service=
@@ -151,6 +151,11 @@ profiler() {
         LD_LIBRARY_PATH="$work/nccl:$LD_LIBRARY_PATH" NCCL_PROFILER_PLUGIN="$work/plugin.so" NCCL_DEBUG=INFO NCCL_DEBUG_FILE="$work/lines" \
             "$work/nccl_profiler" $version "$work/events" "$@"
     done
+    echo "== a profiler plugin that is linked into the program $* (at $SECONDS s)"
+    cc -std=gnu11 -Wall -Wextra -Werror -Wno-unused-variable -Wno-unused-function -rdynamic -DVERSION=5 -I shim/examples/c tests/tests/nccl_profiler.c \
+        tests/tests/nccl_profiler_plugin.c "$work/nccl/libnccl.so.2" -ldl -pthread -o "$work/nccl_profiler_linked"
+    rm -f "$work/events"
+    LD_LIBRARY_PATH="$work/nccl:$LD_LIBRARY_PATH" NCCL_PROFILER_PLUGIN=STATIC_PLUGIN "$work/nccl_profiler_linked" 5 "$work/events" "$@"
     for lines in 'NCCL INFO NCCL version ' 'ncclCommInitAll comm 0x.* rank 1 nranks 2 cudaDev 1 .* - Init START' ' - Init COMPLETE' \
         ' - Destroy COMPLETE' 'plugin of version 7: rank 0 of 2, by its logger' 'NCCL INFO PROFILER/Plugin: Loaded for tests (v7)'; do
         grep -q -- "$lines" "$work/lines" || { echo "tests/gpu-emulated.sh: NCCL_DEBUG=INFO printed no line with $lines" >&2; exit 1; }
@@ -170,6 +175,25 @@ training() {
     echo "== steps of training, 2 ranks (at $SECONDS s)"
     "$target/release/mccs-cuda-training" --nranks 2 --side "mccs=$MCCS_SOCKET" --layers 2 --width 128 --tokens 128 --bucket 100KiB \
         --first-bucket 8KiB --steps 2 --warmup 1 --rounds 2 --priority=-1
+}
+
+# What measures calls on GPUs works, and its plugin hears of them.
+call_costs() {
+    local plugin
+    plugin=$(realpath "$target")/release/examples/libcounting_profiler.so
+    echo "== what calls cost, 2 ranks (at $SECONDS s)"
+    "$target/release/mccs-cuda-calls" --library "$work/nccl/libnccl.so.2" --rounds 2 --calls 20
+    NCCL_PROFILER_PLUGIN=$plugin "$target/release/mccs-cuda-calls" --library "$work/nccl/libnccl.so.2" --rounds 2 --calls 20 --plugin "$plugin"
+}
+
+# PyTorch's libraries load this one in the place of NCCL, where PyTorch is installed.
+pytorch_import() {
+    if python3 -c 'import torch' 2> /dev/null; then
+        echo "== PyTorch's import (at $SECONDS s)"
+        MCCS_LIBRARY="$work/nccl/libnccl.so.2" python3 tests/clients/pytorch_import.py
+    else
+        echo "   not run: PyTorch's import: it is not installed"
+    fi
 }
 
 tests_on 2
@@ -225,6 +249,8 @@ profiler
 check 3 --begin 1B --end 48KiB --factor 37
 check 2 --begin 100004B --end 4MiB --factor 6 --dtypes float,bfloat16 --redops sum,premulsum
 training
+call_costs
+pytorch_import
 serve 'max_ctas = 1'
 check 3 --begin 1B --end 1MiB --factor 30 --dtypes float --redops sum
 serve $'large_from = "4KiB"\nslot = "1MiB"'

@@ -437,6 +437,7 @@ clients() {
         if ! python3 -c "import $client" 2>/dev/null; then
             absent "$program" "there is no $client here"
         elif [ "$client" = torch ]; then
+            lane "PyTorch's import" env MCCS_LIBRARY="$MCCS_BIN/libnccl.so.2" python3 tests/clients/pytorch_import.py
             # It runs tests on NCCL as well.
             lane "PyTorch's own tests" env MCCS_LIBRARY="$MCCS_BIN/libnccl.so.2" python3 "tests/clients/$program" "$arguments"
         else

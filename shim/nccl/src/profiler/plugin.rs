@@ -171,6 +171,9 @@ impl Plugin {
     }
 }
 
+/// NCCL's word for a plugin that is linked into the program.
+const LINKED: &str = "STATIC_PLUGIN";
+
 fn load() -> Option<Plugin> {
     let asked = std::env::var("NCCL_PROFILER_PLUGIN").ok().filter(|name| !name.is_empty());
     if let Some(name) = &asked {
@@ -178,6 +181,7 @@ fn load() -> Option<Plugin> {
     }
     let names = match asked.as_deref() {
         Some(name) if name.eq_ignore_ascii_case("none") => return None,
+        Some(name) if name.eq_ignore_ascii_case(LINKED) => vec![LINKED.to_owned()],
         Some(name) if name.contains('/') || name.ends_with(".so") => vec![name.to_owned()],
         Some(name) => vec![name.to_owned(), format!("libnccl-profiler-{name}.so")],
         None => vec!["libnccl-profiler.so".to_owned()],
@@ -201,8 +205,9 @@ fn load() -> Option<Plugin> {
 
 fn open(name: &str) -> Option<*mut c_void> {
     let path = CString::new(name).ok()?;
-    // SAFETY: the path is text; initialisers of a library that the user names are the user's affair.
-    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    let file = if name == LINKED { std::ptr::null() } else { path.as_ptr() };
+    // SAFETY: the path is text or null, which is the program; initialisers of a library that the user names are the user's affair.
+    let library = unsafe { libc::dlopen(file, libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if !library.is_null() {
         return Some(library);
     }

@@ -1,0 +1,231 @@
+//! What calls of an NCCL library cost: without elements, and of 8 bytes with a profiler plugin that hears of them or does not.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context as _, ensure};
+use clap::Parser;
+use libloading::{Library, Symbol};
+use mccs::{CollectiveKind, DataType, RedOp};
+use mccs_cuda::{Context, DeviceMemory, Event, OwnedStream};
+use mccs_eval::cuda::nccl::{Nccl, NcclId};
+use mccs_eval::cuda::processes::run_ranks;
+use mccs_eval::stats::median;
+use mccs_eval::workload::Call;
+use serde::Serialize;
+
+/// Measures calls of an NCCL library, with a process a rank. Rank 0's times count.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The library: this project's libnccl.so.2, or NCCL's.
+    #[arg(long)]
+    library: PathBuf,
+    /// Ranks, a process and a GPU each.
+    #[arg(long, default_value_t = 2)]
+    nranks: u32,
+    /// The plugin (libcounting_profiler.so), which NCCL_PROFILER_PLUGIN has to name, too.
+    #[arg(long)]
+    plugin: Option<PathBuf>,
+    /// Rounds, in each of which everything is measured once.
+    #[arg(long, default_value_t = 51)]
+    rounds: usize,
+    /// Calls of a measurement.
+    #[arg(long, default_value_t = 400)]
+    calls: u32,
+    /// Write results here.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Set for the processes that this one starts: this rank.
+    #[arg(long, hide = true)]
+    rank: Option<u32>,
+    /// As above: the communicator.
+    #[arg(long, hide = true, default_value = "")]
+    id: String,
+}
+
+/// What the plugin does meanwhile.
+#[derive(Clone, Copy, Serialize, PartialEq)]
+#[serde(rename_all = "snake_case")]
+enum Plugin {
+    /// It is not loaded.
+    Absent,
+    /// It is loaded, and wants no events.
+    Silent,
+    /// It counts events.
+    Listening,
+}
+
+/// Of every round.
+#[derive(Serialize)]
+struct Line {
+    bytes: u64,
+    plugin: Plugin,
+    /// What a call takes the caller, back to back.
+    call_us: Vec<f64>,
+    /// What a call takes the stream, back to back.
+    stream_us: Vec<f64>,
+}
+
+fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    match arguments.rank {
+        Some(rank) => run_rank(&arguments, rank).with_context(|| format!("rank {rank}")),
+        None => {
+            ensure!(arguments.nranks > 0 && arguments.calls > 0, "--nranks and --calls must be at least 1");
+            mccs_cuda::driver()?;
+            // The library's first calls are made in a context.
+            let context = context_of(0)?;
+            let _entered = context.enter()?;
+            let id: String = Nccl::unique_id(&arguments.library)?.0.iter().map(|byte| format!("{byte:02x}")).collect();
+            run_ranks(arguments.nranks, |rank| {
+                ["--rank", &rank.to_string(), "--id", &id].into_iter().map(Into::into).collect()
+            })
+        }
+    }
+}
+
+fn context_of(gpu: u32) -> anyhow::Result<Context> {
+    let gpus = mccs_cuda::gpus()?;
+    Ok(Context::primary(gpus.get(gpu as usize).with_context(|| format!("GPU {gpu} of {}", gpus.len()))?)?)
+}
+
+fn id_of(text: &str) -> anyhow::Result<NcclId> {
+    let mut id = NcclId([0; 128]);
+    ensure!(text.len() == 2 * id.0.len() && text.is_ascii(), "the communicator's id is not whole");
+    for (index, byte) in id.0.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16)?;
+    }
+    Ok(id)
+}
+
+fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
+    mccs_cuda::driver()?;
+    let context = context_of(rank)?;
+    let _entered = context.enter()?;
+    let bench = Bench::join(arguments, &context, rank)?;
+    let listen = arguments.plugin.as_deref().map(Listen::of).transpose()?;
+    let plugins: &[Plugin] = if listen.is_some() { &[Plugin::Silent, Plugin::Listening] } else { &[Plugin::Absent] };
+    let sides = [0, 8].into_iter().flat_map(|bytes| plugins.iter().map(move |&plugin| (bytes, plugin)));
+    let mut lines: Vec<_> =
+        sides.map(|(bytes, plugin)| Line { bytes, plugin, call_us: Vec::new(), stream_us: Vec::new() }).collect();
+    for round in 0..=arguments.rounds {
+        // Another side begins each round, so that none always follows the same one.
+        let first = round % lines.len();
+        for index in (first..lines.len()).chain(0..first) {
+            let line = &mut lines[index];
+            let before = listen.as_ref().map_or(0, |listen| listen.set(line.plugin == Plugin::Listening));
+            let (call_us, stream_us) = bench.measure(line.bytes, arguments.calls)?;
+            let heard = listen.as_ref().map_or(0, |listen| listen.set(false)) - before;
+            // Events of kernels may come later, so a silent plugin may hear of some.
+            let listened = line.plugin == Plugin::Listening;
+            ensure!(!listened || heard >= u64::from(arguments.calls), "the plugin has heard of {heard} events");
+            // The first round is for what is only done once.
+            if round > 0 {
+                line.call_us.push(call_us);
+                line.stream_us.push(stream_us);
+            }
+        }
+    }
+    if rank == 0 {
+        report(arguments, &context, &bench.nccl.version()?, &lines)?;
+    }
+    // No rank leaves while others measure.
+    bench.meet()
+}
+
+fn report(arguments: &Arguments, context: &Context, version: &str, lines: &[Line]) -> anyhow::Result<()> {
+    println!("# {}, {} ranks, {version}; us: caller, stream", context.gpu().name, arguments.nranks);
+    for line in lines {
+        let plugin = serde_json::to_string(&line.plugin)?;
+        println!(
+            "{:>3} B, plugin {plugin:<11} {:>8.3} {:>8.3}",
+            line.bytes,
+            median(&line.call_us),
+            median(&line.stream_us)
+        );
+    }
+    if let Some(path) = &arguments.json {
+        let gpu = &context.gpu().name;
+        let results = serde_json::json!({ "gpu": gpu, "nranks": arguments.nranks, "version": version, "lines": lines });
+        std::fs::write(path, serde_json::to_string_pretty(&results)?)?;
+    }
+    Ok(())
+}
+
+/// The plugin's switch.
+struct Listen(Library);
+
+impl Listen {
+    fn of(path: &Path) -> anyhow::Result<Self> {
+        // SAFETY: the user names the plugin, which has nothing to do when it is loaded.
+        Ok(Listen(unsafe { Library::new(path) }.with_context(|| format!("cannot open {}", path.display()))?))
+    }
+
+    /// Has it hear of everything or of nothing. Returns how many events it has heard of.
+    fn set(&self, is_listening: bool) -> u64 {
+        type Switch = unsafe extern "C" fn(bool) -> u64;
+        // SAFETY: the signature is that of examples/counting_profiler.rs.
+        let switch: Result<Symbol<'_, Switch>, _> = unsafe { self.0.get(b"counting_profiler_listen") };
+        // SAFETY: as above.
+        switch.map_or(0, |switch| unsafe { switch(is_listening) })
+    }
+}
+
+/// A rank's communicator, and what it calls with.
+struct Bench {
+    nccl: Nccl,
+    nranks: u32,
+    stream: OwnedStream,
+    events: [Event; 2],
+    memory: DeviceMemory,
+}
+
+impl Bench {
+    fn join(arguments: &Arguments, context: &Context, rank: u32) -> anyhow::Result<Self> {
+        let nranks = arguments.nranks;
+        Ok(Bench {
+            nccl: Nccl::join(&arguments.library, id_of(&arguments.id)?, rank, nranks)?,
+            nranks,
+            stream: OwnedStream::new(context)?,
+            events: [Event::new(context, true)?, Event::new(context, true)?],
+            memory: DeviceMemory::zeroed(context, 4096)?,
+        })
+    }
+
+    fn call(&self, bytes: u64) -> Call {
+        let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::F32, RedOp::Sum);
+        Call { kind, dtype, redop, root: 0, count: bytes / 4, nranks: self.nranks, seed: 0 }
+    }
+
+    fn enqueue(&self, call: &Call) -> anyhow::Result<()> {
+        let (send, recv) = (self.memory.address(), self.memory.address() + 2048);
+        self.nccl.enqueue(call, send, recv, self.stream.raw().as_ptr())
+    }
+
+    /// All ranks come here.
+    fn meet(&self) -> anyhow::Result<()> {
+        self.enqueue(&self.call(4))?;
+        // SAFETY: the stream lives.
+        unsafe { self.stream.raw().synchronize()? };
+        Ok(())
+    }
+
+    /// What a call takes the caller and the stream.
+    fn measure(&self, bytes: u64, calls: u32) -> anyhow::Result<(f64, f64)> {
+        let (call, stream) = (self.call(bytes), self.stream.raw());
+        self.meet()?;
+        // SAFETY: stream and events live, and are of one context.
+        unsafe { self.events[0].record(stream)? };
+        let begin = Instant::now();
+        (0..calls).try_for_each(|_| self.enqueue(&call))?;
+        let call_us = begin.elapsed().as_secs_f64() * 1e6 / f64::from(calls);
+        // SAFETY: as above.
+        unsafe {
+            self.events[1].record(stream)?;
+            stream.synchronize()?;
+        }
+        let stream_time = self.events[1].elapsed_since(&self.events[0])?;
+        Ok((call_us, stream_time.as_secs_f64() * 1e6 / f64::from(calls)))
+    }
+}
