@@ -85,6 +85,12 @@ impl<T> Clone for LaneOpener<T> {
 }
 
 impl<T> LaneReceiver<T> {
+    /// Messages that wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.0.queue.len()
+    }
+
     /// The next message.
     #[must_use]
     pub fn pop(&self) -> Option<T> {

@@ -146,6 +146,13 @@ impl<Q> Turns<Q> {
         self.ring.is_empty()
     }
 
+    /// The queue of a tenant that has been here.
+    #[must_use]
+    pub fn queue(&self, share: Share) -> Option<&Q> {
+        let at = self.parties.binary_search_by_key(&share.tenant, |party| party.share.tenant).ok()?;
+        self.parties.get(at).map(|party| &party.queue)
+    }
+
     /// The queues of all tenants that have been here.
     pub fn queues(&self) -> impl Iterator<Item = &Q> {
         self.parties.iter().map(|party| &party.queue)

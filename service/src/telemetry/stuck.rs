@@ -68,6 +68,9 @@ pub struct RankAccount {
     pub holds_up: Option<String>,
     /// What it waits in, the first of them.
     pub waits_in: Vec<String>,
+    /// Milliseconds since it made the first of these calls, also where that had to wait for its turn in the service.
+    #[serde(default)]
+    pub waits_ms: Option<u64>,
     /// Its sends and receives, those that wait first.
     #[serde(default)]
     pub pairs: Vec<PairAccount>,
@@ -117,6 +120,9 @@ pub struct HostAccount {
     pub is_running: bool,
     /// Milliseconds since something happened there.
     pub idle_ms: u64,
+    /// What its tenant has asked of the service and waits for the tenant's turn, calls among it.
+    #[serde(default)]
+    pub queued: u64,
     /// What channels wait for.
     pub flows: Vec<FlowWait>,
     /// How its flows leave it, where that is known.
@@ -231,7 +237,7 @@ fn blame(hosts: &[(String, Option<HostAccount>)]) -> (StuckClass, Vec<Culprit>) 
     let is_free = |culprit: &&Culprit| culprit.rank.is_some_and(|rank| ranks.waits_for_nobody(rank));
     let free: Vec<_> = lacking.iter().filter(is_free).cloned().collect();
     if !free.is_empty() {
-        return (StuckClass::Rank, free);
+        return (StuckClass::Rank, told_of_queues(hosts, free));
     }
     // Whatever else waits may do so for ranks of that host.
     if answered().any(|(_, account)| account.is_busy) {
@@ -263,7 +269,18 @@ fn blame(hosts: &[(String, Option<HostAccount>)]) -> (StuckClass, Vec<Culprit>) 
         let waits_in = waits_in.map_or("another call", String::as_str);
         Culprit { what: format!("{}; it waits in {waits_in} itself", culprit.what), ..culprit }
     };
-    (StuckClass::Rank, lacking.into_iter().map(itself).collect())
+    (StuckClass::Rank, told_of_queues(hosts, lacking.into_iter().map(itself).collect()))
+}
+
+/// A rank may have made the call, and the service may not have come to it.
+fn told_of_queues(hosts: &[(String, Option<HostAccount>)], mut culprits: Vec<Culprit>) -> Vec<Culprit> {
+    for culprit in &mut culprits {
+        let account = hosts.iter().find(|(host, _)| *host == culprit.host).and_then(|(_, account)| account.as_ref());
+        if let Some(queued) = account.map(|account| account.queued).filter(|queued| *queued > 0) {
+            culprit.what.push_str(&format!("; {queued} calls of its tenant wait for their turn in the service there"));
+        }
+    }
+    culprits
 }
 
 /// All ranks that hosts have told of, with their hosts.

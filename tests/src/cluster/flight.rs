@@ -1,6 +1,7 @@
 //! Memory of operations in flight, with margins, and what has to be in it before and after.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
@@ -21,6 +22,7 @@ pub(super) struct Caller<'a> {
     pub(super) tenant_comm: Handle,
     pub(super) rank: u32,
     pub(super) stream: u32,
+    pub(super) now: Instant,
 }
 
 /// Part of a flight's memory.
@@ -153,6 +155,7 @@ impl Flight {
                 session: Arc::clone(caller.session),
                 stream: Handle { index: caller.stream, generation: 1 },
                 ticket: *last_ticket,
+                called_at: caller.now,
                 comm: caller.comm,
                 tenant_comm: caller.tenant_comm,
                 rank: caller.rank,

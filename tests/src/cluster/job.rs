@@ -350,11 +350,11 @@ impl SimRank {
         if calls_from > now {
             return Ok(Some(calls_from));
         }
-        self.call(&units[self.next_unit], comm, host, rng);
+        self.call(&units[self.next_unit], comm, host, now, rng);
         Ok(Some(now + Duration::from_micros(rng.random_range(0..100))))
     }
 
-    fn call(&mut self, unit: &Unit, comm: Handle, host: &SimHost, rng: &mut StdRng) {
+    fn call(&mut self, unit: &Unit, comm: Handle, host: &SimHost, now: Instant, rng: &mut StdRng) {
         let (rank, tenant_comm) = (self.rank, self.tenant_comm());
         let Some(connected) = &self.connected else { return };
         let Some(mut flights) = unit.flights((rank, self.nranks), self.trouble, rng) else {
@@ -370,7 +370,7 @@ impl SimRank {
             Unit::Single(_) | Unit::Group(_) => 0,
             _ => rng.random_range(0..self.tickets.len() as u32),
         };
-        let caller = Caller { session: &connected.session, comm, tenant_comm, rank, stream };
+        let caller = Caller { session: &connected.session, comm, tenant_comm, rank, stream, now };
         let last_ticket = &mut self.tickets[stream as usize];
         let operations = flights.iter_mut().flat_map(|flight| flight.operations(&caller, last_ticket));
         self.unsent.extend(operations);

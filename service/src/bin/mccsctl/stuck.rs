@@ -59,7 +59,8 @@ pub fn print(report: &StuckReport) {
             account.idle_ms
         );
         for rank in account.ranks.iter().filter(|rank| !rank.waits_in.is_empty()) {
-            say!("    rank {} (process {}) waits in {}", rank.rank, rank.pid, rank.waits_in.join(", "));
+            let called = rank.waits_ms.map_or_else(String::new, |ms| format!(", called {ms} ms ago"));
+            say!("    rank {} (process {}) waits in {}{called}", rank.rank, rank.pid, rank.waits_in.join(", "));
         }
     }
 }

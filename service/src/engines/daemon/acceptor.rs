@@ -142,6 +142,7 @@ impl SessionFactory {
             unsent_since: None,
             is_deaf: false,
             popped: 0,
+            held: None,
             parked: VecDeque::new(),
             aborting: HashMap::new(),
             opening: 0,

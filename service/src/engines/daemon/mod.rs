@@ -111,6 +111,8 @@ pub struct SessionEngine {
     is_deaf: bool,
     /// Commands taken from the ring.
     popped: u64,
+    /// Commands that wait in the ring because the lane is full: when that was seen, and the number of the last of them.
+    held: Option<(Instant, u64)>,
     /// Requests that end something which commands still in the ring may name, in order, each with the number of commands
     /// to be taken first. The socket would overtake the ring otherwise.
     parked: VecDeque<(u64, RequestEnvelope)>,
@@ -297,7 +299,7 @@ impl SessionEngine {
     }
 
     /// Takes commands off the ring. Returns whether there was one.
-    fn take_commands(&mut self, budget: usize) -> Result<bool, Fence> {
+    fn take_commands(&mut self, now: Instant, budget: usize) -> Result<bool, Fence> {
         let mut any = false;
         for _ in 0..budget {
             if !self.takes_next() {
@@ -312,7 +314,8 @@ impl SessionEngine {
                 continue;
             }
             self.session.begin_operation();
-            let (place, operation) = validate(&self.session, &mut self.tables, &command)?;
+            let called_at = self.called_at(now);
+            let (place, operation) = validate(&self.session, &mut self.tables, &command, called_at)?;
             if operation.round == RoundState::None {
                 self.session.counters.commands.fetch_add(1, Ordering::Relaxed);
             }
@@ -320,7 +323,23 @@ impl SessionEngine {
         }
         // Also where commands are left in the ring for now.
         self.commands.release();
+        if !self.outbox.is_empty() && self.held.is_none() {
+            // Of an index that lies nothing follows.
+            let waiting = self.commands.waiting().unwrap_or(0);
+            self.held = (waiting > 0).then_some((now, self.popped + waiting));
+        }
         Ok(any)
+    }
+
+    /// When the command that was taken off the ring just now was called, as far as the service has seen.
+    fn called_at(&mut self, now: Instant) -> Instant {
+        match self.held {
+            Some((since, until)) if self.popped <= until => since,
+            _ => {
+                self.held = None;
+                now
+            }
+        }
     }
 
     /// The tenant has closed its end of the socket, or has ended.
@@ -333,15 +352,15 @@ impl SessionEngine {
 
     /// Takes what a tenant that has gone left in the ring, whatever its quota of operations (a ring is short), and then what it
     /// asked for last.
-    fn finish(&mut self, budget: usize) {
-        let any = self.serve_ring(budget) | self.serve_parked();
+    fn finish(&mut self, now: Instant, budget: usize) {
+        let any = self.serve_ring(now, budget) | self.serve_parked();
         if !any && self.outbox.is_empty() {
             self.close();
         }
     }
 
-    fn serve_ring(&mut self, budget: usize) -> bool {
-        match self.take_commands(budget) {
+    fn serve_ring(&mut self, now: Instant, budget: usize) -> bool {
+        match self.take_commands(now, budget) {
             Ok(any) => any,
             Err(Fence(reason)) => {
                 self.fence(&reason);
@@ -389,7 +408,7 @@ impl Engine for SessionEngine {
             }
             State::Finishing { .. } => {
                 if flushed {
-                    self.finish(cx.budget);
+                    self.finish(cx.now, cx.budget);
                 }
                 return Progress::Busy;
             }
@@ -402,7 +421,7 @@ impl Engine for SessionEngine {
         let answered = self.send_unsent(cx.now);
         let look_at = self.socket.look_whether_taken(cx.now);
         if flushed {
-            busy |= self.serve_ring(cx.budget);
+            busy |= self.serve_ring(cx.now, cx.budget);
             busy |= answered && self.serve_parked();
             busy |= answered && self.serve_deferred();
             if answered && self.deferred.is_none() && cx.is_readable && matches!(self.state, State::Serving) {

@@ -171,6 +171,7 @@ mod tests {
                 session: Arc::clone(&self.session),
                 stream: Handle::NONE,
                 ticket: 1,
+                called_at: Instant::now(),
                 comm: Handle::NONE,
                 tenant_comm: Handle::NONE,
                 rank: 1,

@@ -4,6 +4,7 @@
 //! shim can write fences the session; what a well-behaved one may write by mistake fails the call.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, Opcode};
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp};
@@ -32,6 +33,7 @@ pub(super) fn validate(
     session: &Arc<Session>,
     tables: &mut Tables,
     command: &Command,
+    called_at: Instant,
 ) -> Result<(Place, Operation), Fence> {
     let group_max = session.tenant.quota.operations_in_flight;
     let Some(stream) = tables.streams.get_mut(command.stream) else {
@@ -51,6 +53,7 @@ pub(super) fn validate(
         session: Arc::clone(session),
         stream: command.stream,
         ticket: command.ticket,
+        called_at,
         comm: Handle::NONE,
         tenant_comm: command.comm,
         rank: 0,

@@ -17,6 +17,7 @@ use super::describe::{describe, difference, signature};
 use super::direct::Watch;
 use super::operation::{Action, Operation, ProxyReply, RoundState};
 use super::reconfigure::Changes;
+use super::stream::Arrival;
 use crate::collective::Schedule;
 use crate::devices::Network;
 use crate::engines::transport::links::Ways;
@@ -51,7 +52,7 @@ pub(super) struct Waiting {
     pub(super) operation: Operation,
     /// Its place among its rank's calls, as recorders know it: the same on all ranks.
     place: u64,
-    /// Since when it has been the head of its stream.
+    /// Since when it has been the head of its stream, or would have been if its turn had come at once.
     pub(super) arrived: Option<Instant>,
 }
 
@@ -214,9 +215,9 @@ impl Comm {
         self.span.is_some() && self.index_of(rank).is_none()
     }
 
-    /// Something has happened.
-    pub(super) fn touch(&mut self, now: Instant) {
-        self.active_at = now;
+    /// Something has happened then.
+    pub(super) fn touch(&mut self, at: Instant) {
+        self.active_at = self.active_at.max(at);
     }
 
     /// Takes a collective in, and returns its number.
@@ -241,15 +242,15 @@ impl Comm {
     }
 
     /// A collective has become the head of its stream. Returns false if it is no longer waiting: the communicator died.
-    pub(super) fn arrive(&mut self, rank: u32, seq: u64, now: Instant, recorder: &Recorder) -> bool {
-        self.active_at = now;
+    pub(super) fn arrive(&mut self, rank: u32, seq: u64, arrival: Arrival, recorder: &Recorder) -> bool {
+        self.touch(arrival.due);
         let Some(member) = self.index_of(rank).map(|at| &mut self.members[at]) else { return false };
         let Some(place) = seq.checked_sub(member.first_seq) else { return false };
         let Some(waiting) = member.waiting.get_mut(place as usize) else { return false };
-        waiting.arrived = Some(now);
+        waiting.arrived = Some(arrival.due);
         if waiting.operation.round == RoundState::None && self.info.is_timed() {
             let (comm, seq) = (self.info.number, waiting.place);
-            recorder.record_in_round(now, |at_ns| Record::Arrived { at_ns, comm, rank, seq });
+            recorder.record_in_round(arrival.at, |at_ns| Record::Arrived { at_ns, comm, rank, seq });
         }
         if place == 0 && waiting.operation.round == RoundState::None {
             self.ready += 1;
@@ -411,9 +412,9 @@ impl Comm {
     pub(super) fn offer(
         &mut self,
         operation: Box<Operation>,
-        now: Instant,
+        due: Instant,
     ) -> Option<(Box<Operation>, Box<Operation>)> {
-        self.active_at = now;
+        self.touch(due);
         match operation.action {
             Action::Send { peer } => {
                 let pair = self.pairs.entry((operation.rank, peer)).or_default();
@@ -443,8 +444,8 @@ impl Comm {
 
     /// Offers a send or receive whose peer is on another host. Returned if it can start: one at a time of a sender and a
     /// receiver, so that they match in order.
-    pub(super) fn offer_far(&mut self, operation: Box<Operation>, now: Instant) -> Option<Box<Operation>> {
-        self.active_at = now;
+    pub(super) fn offer_far(&mut self, operation: Box<Operation>, due: Instant) -> Option<Box<Operation>> {
+        self.touch(due);
         let pair = self.far_pairs.entry(far_pair(&operation)).or_default();
         pair.called += 1;
         if std::mem::replace(&mut pair.runs, true) {

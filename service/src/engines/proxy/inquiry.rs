@@ -21,6 +21,7 @@ use super::comm::{Comm, Member};
 use super::describe::{describe, describe_call};
 use super::gpu_looks::{GpuLooks, GpuStall, LooksLeft};
 use super::operation::Operation;
+use super::turns::TenantWork;
 use crate::engines::transport::{FlowWait, TransportMessage};
 use crate::exchange::protocol::{AccountBody, CommId, Name, Request};
 use crate::telemetry::RankInfo;
@@ -157,7 +158,9 @@ impl Comm {
         let stall = gpus.and_then(|looks| self.gpu_stall(looks));
         let of = |(member, info): (&Member, &RankInfo)| {
             let pairs = pairs.remove(&member.rank).unwrap_or_default();
-            self.rank_account(member, info, far, (pairs, stall.as_ref()))
+            let waits_ms = self.waits_since_call(member, far).map(|since| now.saturating_duration_since(since));
+            let waits_ms = waits_ms.map(|waits| waits.as_millis() as u64);
+            RankAccount { waits_ms, ..self.rank_account(member, info, far, (pairs, stall.as_ref())) }
         };
         let mut ranks: Vec<_> = self.members.iter().zip(&self.info.ranks).map(of).collect();
         ranks.sort_by_key(|rank| (rank.called, rank.rank));
@@ -171,6 +174,7 @@ impl Comm {
             ranks,
             is_running: !self.running.is_empty(),
             idle_ms: idle.as_millis() as u64,
+            queued: 0,
             flows: flows.into_iter().take(FLOWS_TOLD_MAX).collect(),
             ways: Vec::new(),
             carried: Vec::new(),
@@ -178,6 +182,11 @@ impl Comm {
             failure: self.failure.as_ref().map(|failure| failure.message.chars().take(FAILURE_CHARS_MAX).collect()),
             is_busy: false,
         }
+    }
+
+    /// When the first of the calls was made in which a rank waits.
+    fn waits_since_call(&self, member: &Member, far: &[&Operation]) -> Option<Instant> {
+        self.calls(member, far).iter().map(|(call, _)| call.called_at).min()
     }
 
     fn rank_account(
@@ -218,6 +227,7 @@ impl Comm {
             behind_seq: behind.map(|waiting| member.place(&waiting.operation)),
             holds_up: stall.and_then(|stall| stall.holds_up.get(&member.rank).cloned()),
             waits_in,
+            waits_ms: None,
             pairs,
             has_all_pairs,
             has_left: member.left,
@@ -317,22 +327,36 @@ impl ProxyEngine {
     }
 
     fn tell_account(&mut self, gathering: Gathering, now: Instant) {
-        let Some(live) = self.comms.get(gathering.comm) else {
-            if let Wanted::Here { question } = gathering.wanted {
+        let Gathering { comm, flows, gpus, wanted, .. } = gathering;
+        let Some(account) = self.account_of(comm, flows, gpus.as_ref(), now) else {
+            if let Wanted::Here { question } = wanted {
                 self.end_look(question, now);
             }
             return;
         };
-        let mut account = live.account(&self.far_jobs(gathering.comm), gathering.flows, gathering.gpus.as_ref(), now);
+        match wanted {
+            Wanted::Here { question } => self.accounted_by(THIS_HOST, question, Some(account), now),
+            Wanted::By { host, question, comm } => self.tell_host(&host, question, &comm, account),
+        }
+    }
+
+    /// How a communicator is here; none if it has ended.
+    pub(super) fn account_of(
+        &self,
+        comm: Handle,
+        flows: Vec<FlowWait>,
+        gpus: Option<&GpuLooks>,
+        now: Instant,
+    ) -> Option<HostAccount> {
+        let live = self.comms.get(comm)?;
+        let mut account = live.account(&self.far_jobs(comm), flows, gpus, now);
+        account.queued = self.turns.queue(live.share()).map_or(0, TenantWork::waiting) as u64;
         if let Some(span) = &live.span {
             let sent = self.registry.flows.sent_by(span.network.links.0, FLOWS_TOLD_MAX);
             account.carried = self.registry.flows.carried_by(span.network.links.0, FLOWS_TOLD_MAX);
             account.ways = sent.iter().map(FlowWay::of).filter(|way| !way.way.is_empty()).collect();
         }
-        match gathering.wanted {
-            Wanted::Here { question } => self.account_of(THIS_HOST, question, Some(account), now),
-            Wanted::By { host, question, comm } => self.tell_host(&host, question, &comm, account),
-        }
+        Some(account)
     }
 
     fn tell_host(&mut self, host: &Name, question: u64, comm: &CommId, account: HostAccount) {
@@ -342,10 +366,10 @@ impl ProxyEngine {
 
     /// A host has told how a communicator is there.
     pub(super) fn accounted(&mut self, host: &Name, question: u64, body: &AccountBody, now: Instant) {
-        self.account_of(host.as_str(), question, serde_json::from_slice(body.bytes()).ok(), now);
+        self.accounted_by(host.as_str(), question, serde_json::from_slice(body.bytes()).ok(), now);
     }
 
-    fn account_of(&mut self, host: &str, question: u64, account: Option<HostAccount>, now: Instant) {
+    fn accounted_by(&mut self, host: &str, question: u64, account: Option<HostAccount>, now: Instant) {
         let Some(inquiring) = self.inquiries.inquiring.get_mut(&question) else { return };
         let InquiryStep::Looking { accounts, .. } = &mut inquiring.step else { return };
         if let (Some((_, told)), Some(account)) = (accounts.iter_mut().find(|(name, _)| name == host), account) {

@@ -8,6 +8,7 @@ use mccs_ipc::types::{ErrorClass, Handle};
 use super::comm::Failure;
 use super::describe::describe;
 use super::operation::{Action, Operation};
+use super::stream::Arrival;
 use super::{Event, JOBS_MAX, ProxyEngine};
 use crate::devices::Launched;
 use crate::engines::transport::ChannelFault;
@@ -39,7 +40,7 @@ pub(super) enum Job {
 }
 
 impl ProxyEngine {
-    pub(super) fn start_own(&mut self, operation: Box<Operation>, now: Instant) {
+    pub(super) fn start_own(&mut self, operation: Box<Operation>, Arrival { due, at: now }: Arrival) {
         let comm = operation.comm;
         match &operation.action {
             Action::Nop => self.finish_one(operation.session.id, operation.stream.index),
@@ -55,16 +56,16 @@ impl ProxyEngine {
             Action::Send { peer } | Action::Recv { peer }
                 if self.comms.get(comm).is_some_and(|live| live.is_far(*peer)) =>
             {
-                self.expect_progress(now);
-                let starts = self.comms.get_mut(comm).and_then(|live| live.offer_far(operation, now));
+                self.expect_progress(due);
+                let starts = self.comms.get_mut(comm).and_then(|live| live.offer_far(operation, due));
                 if let Some(operation) = starts {
                     self.start_far(comm, operation, now);
                 }
             }
             _ => {
                 let Some(live) = self.comms.get_mut(comm) else { return };
-                let pair = live.offer(operation, now);
-                self.expect_progress(now);
+                let pair = live.offer(operation, due);
+                self.expect_progress(due);
                 if let Some((send, recv)) = pair {
                     self.start_pair(comm, send, recv, now);
                 } else {
@@ -116,10 +117,11 @@ impl ProxyEngine {
         }
     }
 
-    /// Something has begun to wait: looks at the time in time.
-    pub(super) fn expect_progress(&mut self, now: Instant) {
-        if self.look_for_late_at.is_none() {
-            self.look_for_late_at = self.timeouts.operation.map(|timeout| now + timeout);
+    /// Something has begun to wait then: looks at the time in time.
+    pub(super) fn expect_progress(&mut self, since: Instant) {
+        if let Some(timeout) = self.timeouts.operation {
+            let late = since + timeout;
+            self.look_for_late_at = Some(self.look_for_late_at.map_or(late, |at| at.min(late)));
         }
     }
 
@@ -275,8 +277,9 @@ impl ProxyEngine {
 
     /// One operation of a stream has ended.
     pub(super) fn finish_one(&mut self, session: SessionId, index: u32) {
+        let now = self.now;
         let Some(stream) = self.stream(session, index) else { return };
-        if stream.finish_one() {
+        if stream.finish_one(now) {
             let share = stream.session.tenant.share;
             self.turns.enter(share).push(Event::Advance { session, stream: index });
         }

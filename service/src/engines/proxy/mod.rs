@@ -55,7 +55,7 @@ use self::preparing::{PREPARING_MAX, Preparing};
 pub use self::reconfigure::Reconfigured;
 pub use self::setups::Cluster;
 use self::setups::Setups;
-use self::stream::{Entry, Stream, Task};
+use self::stream::{Arrival, Entry, Head, Stream, Task};
 use self::turns::{ITEM_NS, TenantWork};
 pub use self::wishes::Wish;
 use self::wishes::Wishes;
@@ -111,6 +111,8 @@ pub struct ProxyEngine {
     lanes: Lanes<ProxyMessage>,
     /// What tenants have left here, and whose turn it is.
     turns: Turns<TenantWork>,
+    /// When the poll began.
+    now: Instant,
     /// Work done at once, on this thread, that its tenant has not paid for yet.
     unpaid_ns: u64,
     registry: Arc<Registry>,
@@ -168,6 +170,7 @@ impl ProxyEngine {
         ProxyEngine {
             lanes: Lanes::new(0, mailbox.waker().clone()),
             turns: Turns::default(),
+            now: Instant::now(),
             unpaid_ns: 0,
             device,
             mailbox,
@@ -285,7 +288,7 @@ impl ProxyEngine {
 
     fn enqueue(&mut self, operation: Operation, now: Instant) {
         let (session, handle) = (Arc::clone(&operation.session), operation.stream);
-        let (ticket, group_continues) = (operation.ticket, operation.group_continues);
+        let (ticket, called_at, group_continues) = (operation.ticket, operation.called_at, operation.group_continues);
         let (comm, rank) = (operation.comm, operation.rank);
         let task = match (&operation.action, self.comms.get_mut(comm)) {
             (Action::Collective { .. }, Some(live)) if live.failure.is_none() => {
@@ -303,27 +306,28 @@ impl ProxyEngine {
         }
         let stream = streams[index].get_or_insert_with(|| Stream::new(Arc::clone(&session), handle));
         stream.handle = handle;
-        stream.push(Entry { ticket, group_continues, task });
+        stream.push(Entry { ticket, called_at, group_continues, task });
         self.turns.enter(session.tenant.share).push(Event::Advance { session: session.id, stream: handle.index });
     }
 
     /// Starts what a stream may start.
     fn advance(&mut self, session: SessionId, index: u32, now: Instant) {
-        while let Some((ticket, task)) = self.stream(session, index).and_then(Stream::start_next) {
+        while let Some(head) = self.stream(session, index).and_then(|stream| stream.start_next(now)) {
+            let Head { ticket, task, arrival } = head;
             self.unpaid_ns += ITEM_NS;
             match task {
-                Task::Collective { comm, rank, seq } => self.arrive(session, index, ticket, (comm, rank, seq), now),
-                Task::Own(operation) => self.start_own(operation, now),
+                Task::Collective { comm, rank, seq } => self.arrive(session, index, ticket, (comm, rank, seq), arrival),
+                Task::Own(operation) => self.start_own(operation, arrival),
                 Task::Started => {}
             }
         }
         self.watch_gate(session, index, now);
     }
 
-    fn arrive(&mut self, session: SessionId, index: u32, ticket: u64, whose: (Handle, u32, u64), now: Instant) {
+    fn arrive(&mut self, session: SessionId, index: u32, ticket: u64, whose: (Handle, u32, u64), arrival: Arrival) {
         let (comm, rank, seq) = whose;
-        self.expect_progress(now);
-        if self.comms.get_mut(comm).is_some_and(|live| live.arrive(rank, seq, now, &self.recorder)) {
+        self.expect_progress(arrival.due);
+        if self.comms.get_mut(comm).is_some_and(|live| live.arrive(rank, seq, arrival, &self.recorder)) {
             self.may_start(comm);
             return;
         }
@@ -452,6 +456,7 @@ impl Engine for ProxyEngine {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
+        self.now = cx.now;
         self.look_at_gates(cx.now);
         let handled = self.take_turns(cx);
         let backlog = self.device.push_backlog() | self.setups.as_mut().is_some_and(Setups::push_backlog);

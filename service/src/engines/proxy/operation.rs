@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use mccs_config::change::StrategyChange;
 use mccs_ipc::direct::DirectShare;
@@ -97,6 +98,8 @@ pub struct Operation {
     pub stream: Handle,
     /// Number in the stream.
     pub ticket: u64,
+    /// When the service has found the call: deadlines count from it, and not from when the call's turn came.
+    pub called_at: Instant,
     /// Communicator as the proxy names it, and as the tenant does; [`Handle::NONE`] for [`Action::Nop`].
     pub comm: Handle,
     /// See `comm`.

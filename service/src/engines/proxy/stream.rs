@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use mccs_ipc::types::Handle;
 
@@ -20,6 +21,7 @@ use crate::session::Session;
 /// One operation in its stream.
 pub(super) struct Entry {
     pub(super) ticket: u64,
+    pub(super) called_at: Instant,
     pub(super) group_continues: bool,
     pub(super) task: Task,
 }
@@ -34,6 +36,22 @@ pub(super) enum Task {
     Started,
 }
 
+/// When an operation came to the head of its stream.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Arrival {
+    /// When it could have, with nobody else's work before it: deadlines count from then.
+    pub(super) due: Instant,
+    /// When its turn came.
+    pub(super) at: Instant,
+}
+
+/// An operation that starts.
+pub(super) struct Head {
+    pub(super) ticket: u64,
+    pub(super) task: Task,
+    pub(super) arrival: Arrival,
+}
+
 /// A stream of a session.
 pub(super) struct Stream {
     pub(super) session: Arc<Session>,
@@ -42,6 +60,8 @@ pub(super) struct Stream {
     active: usize,
     pending: usize,
     group_closed: bool,
+    /// When its last group ended.
+    ended_at: Option<Instant>,
     /// The last communicator whose end this stream was told of, after its rank had left it.
     told: Handle,
     /// Where a GPU says how far it has come.
@@ -59,6 +79,7 @@ impl Stream {
             active: 0,
             pending: 0,
             group_closed: false,
+            ended_at: None,
             told: Handle::NONE,
             gate: None,
             is_watched: false,
@@ -80,7 +101,7 @@ impl Stream {
     }
 
     /// The next operation to start, if the head group lets one start now.
-    pub(super) fn start_next(&mut self) -> Option<(u64, Task)> {
+    pub(super) fn start_next(&mut self, now: Instant) -> Option<Head> {
         if self.group_closed {
             return None;
         }
@@ -91,7 +112,11 @@ impl Stream {
         self.active += 1;
         self.pending += 1;
         self.group_closed = !entry.group_continues;
-        Some((entry.ticket, std::mem::replace(&mut entry.task, Task::Started)))
+        // When its gate opened nobody knows.
+        let due =
+            if self.gate.is_some() { now } else { self.ended_at.map_or(entry.called_at, |at| at.max(entry.called_at)) };
+        let task = std::mem::replace(&mut entry.task, Task::Started);
+        Some(Head { ticket: entry.ticket, task, arrival: Arrival { due, at: now } })
     }
 
     /// Whether the next operation waits for its GPU, and for nothing else.
@@ -112,7 +137,7 @@ impl Stream {
     }
 
     /// One started operation has ended. Returns whether the stream may go on to its next group.
-    pub(super) fn finish_one(&mut self) -> bool {
+    pub(super) fn finish_one(&mut self, now: Instant) -> bool {
         debug_assert!(self.pending > 0, "more operations ended than started");
         self.pending -= 1;
         if self.pending > 0 || !self.group_closed {
@@ -122,8 +147,36 @@ impl Stream {
         let last = self.queue.drain(..count).next_back().map_or(0, |entry| entry.ticket);
         self.active = 0;
         self.group_closed = false;
+        self.ended_at = Some(now);
         let tell_gate = || self.gate.iter().for_each(|gate| gate.end(last));
         self.session.end_operations(self.handle.index, last, count as u64, tell_gate);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::tenants::Tenant;
+    use crate::tenants::tests::quota;
+
+    #[test]
+    fn an_operation_is_due_when_it_was_called_and_the_one_before_it_has_ended() {
+        let session = Session::for_tests(1, &Tenant::new("a".into(), quota()));
+        let mut stream = Stream::new(session, Handle { index: 0, generation: 1 });
+        let t = Instant::now();
+        let after = |seconds| t + Duration::from_secs(seconds);
+        for (ticket, called) in [(1, 0), (2, 1), (3, 90)] {
+            let (called_at, group_continues) = (after(called), false);
+            stream.push(Entry { ticket, called_at, group_continues, task: Task::Started });
+        }
+        let mut due = |turn, ended| {
+            let head = stream.start_next(after(turn)).expect("nothing runs before it");
+            assert!(stream.finish_one(after(ended)));
+            head.arrival.due.duration_since(t).as_secs()
+        };
+        assert_eq!([due(5, 50), due(60, 61), due(99, 100)], [0, 50, 90]);
     }
 }

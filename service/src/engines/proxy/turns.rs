@@ -35,6 +35,11 @@ impl TenantWork {
         self.behind.push_back((PROXY_LANE_MAX, event));
     }
 
+    /// Messages and events that wait for the tenant's turn.
+    pub(super) fn waiting(&self) -> usize {
+        self.events.len() + self.behind.len() + self.lane.as_ref().map_or(0, LaneReceiver::waiting)
+    }
+
     fn pop(&mut self) -> Option<Item> {
         if let Some(event) = self.events.pop_front() {
             return Some(Item::Event(event));
@@ -124,6 +129,7 @@ impl ProxyEngine {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::Ordering;
     use std::time::Duration;
 
     use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
@@ -179,16 +185,21 @@ mod tests {
         lanes: crate::runtime::LaneOpener<ProxyMessage>,
     }
 
-    /// The only rank of a communicator.
+    /// A rank of a communicator.
     struct Rank {
         session: Arc<Session>,
         comm: Handle,
+        rank: u32,
         lane: LaneSender<ProxyMessage>,
         sent: u64,
     }
 
     impl Bed {
         fn new() -> Self {
+            Self::with_timeout(None)
+        }
+
+        fn with_timeout(operation: Option<Duration>) -> Self {
             let mailbox = Mailbox::new(64);
             let lanes = Lanes::new(4, mailbox.waker().clone());
             let (proxy, opener) = (mailbox.sender(), lanes.opener());
@@ -196,44 +207,64 @@ mod tests {
                 let strategy = Strategy::initial(Choice::Auto, nranks, 1, hosts);
                 ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
             };
-            let timeouts = Timeouts { init: Duration::from_secs(60), operation: None };
+            let timeouts = Timeouts { init: Duration::from_secs(60), operation };
             let (device, registry) = (Box::new(AtOnce), Arc::new(Registry::default()));
             let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), 0, timeouts, None);
             Bed { engine: engine.with_lanes(lanes), proxy, lanes: opener }
         }
 
         fn poll(&mut self) {
-            self.engine.poll(&Context::new(Instant::now(), 64));
+            self.poll_at(Instant::now());
+        }
+
+        fn poll_at(&mut self, now: Instant) {
+            self.engine.poll(&Context::new(now, 64));
         }
 
         fn join(&mut self, number: u8, weight: u32) -> Rank {
+            self.join_all(number, weight, 1).remove(0)
+        }
+
+        /// All ranks of a communicator, in sessions of one tenant.
+        fn join_all(&mut self, number: u8, weight: u32, nranks: u32) -> Vec<Rank> {
             let tenant = Tenant::weighted(format!("tenant {number}"), quota(), weight);
-            let session = Session::for_tests(u64::from(number), &tenant);
-            let replies = Mailbox::new(4);
+            let lane = self.lanes.open(tenant.share, PROXY_LANE_MAX);
             let charge = Arc::new(tenant.charge(Resource::Sessions, 1).expect("within the quota"));
-            let join = JoinRequest {
-                session: Arc::clone(&session),
-                request: 1,
-                tenant_comm: Handle::NONE,
-                id: UniqueId([number; 16]),
-                rank: 0,
-                nranks: 1,
-                gpu: None,
-                root: None,
-                options: mccs_ipc::protocol::JoinOptions::default(),
-                charge,
-                reply: replies.sender(),
-            };
-            assert!(self.proxy.send(ProxyMessage::Join(Box::new(join))).is_ok());
+            let replies = Mailbox::new(4);
+            let sessions: Vec<_> = (0..nranks)
+                .map(|rank| Session::for_tests(u64::from(number) + 100 * u64::from(rank), &tenant))
+                .collect();
+            for (rank, session) in (0..).zip(&sessions) {
+                let join = JoinRequest {
+                    session: Arc::clone(session),
+                    request: 1,
+                    tenant_comm: Handle::NONE,
+                    id: UniqueId([number; 16]),
+                    rank,
+                    nranks,
+                    gpu: None,
+                    root: None,
+                    options: mccs_ipc::protocol::JoinOptions::default(),
+                    charge: Arc::clone(&charge),
+                    reply: replies.sender(),
+                };
+                assert!(self.proxy.send(ProxyMessage::Join(Box::new(join))).is_ok());
+            }
             self.poll();
             let Some(ProxyReply::Joined { comm, .. }) = replies.pop() else { panic!("no communicator") };
-            Rank { session, comm, lane: self.lanes.open(tenant.share, PROXY_LANE_MAX), sent: 0 }
+            let of = |(rank, session)| Rank { session, comm, rank, lane: lane.clone(), sent: 0 };
+            (0..).zip(sessions).map(of).collect()
         }
     }
 
     impl Rank {
         /// Calls an all-reduce of so many bytes. Returns whether there was room.
         fn call(&mut self, bytes: u64) -> bool {
+            self.call_at(bytes, Instant::now())
+        }
+
+        /// The same, as called then.
+        fn call_at(&mut self, bytes: u64, called_at: Instant) -> bool {
             let operand = || Operand { bytes, ..Operand::NONE };
             let action = Action::Collective {
                 kind: CollectiveKind::AllReduce,
@@ -245,9 +276,10 @@ mod tests {
                 session: Arc::clone(&self.session),
                 stream: Handle { index: 0, generation: 1 },
                 ticket: self.sent + 1,
+                called_at,
                 comm: self.comm,
                 tenant_comm: Handle::NONE,
-                rank: 0,
+                rank: self.rank,
                 action,
                 dtype: DataType::F32,
                 count: bytes / 4,
@@ -267,6 +299,45 @@ mod tests {
         fn ended(&self) -> u64 {
             self.session.last_ended(0)
         }
+
+        fn failed(&self) -> u64 {
+            self.session.counters.failed.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn deadlines_count_from_the_call_and_not_from_its_turn() {
+        let mut bed = Bed::with_timeout(Some(Duration::from_secs(60)));
+        let (mut late, mut whole) = (bed.join_all(1, 1, 2), bed.join_all(2, 1, 2));
+        let t = Instant::now();
+        let after = |seconds| t + Duration::from_secs(seconds);
+        assert!(late[0].call_at(8, t));
+        assert!(whole.iter_mut().all(|rank| rank.call_at(8, t)));
+        // The engine has had no turn for them before.
+        bed.poll_at(after(61));
+        assert_eq!(late.iter().map(|rank| (rank.ended(), rank.failed())).collect::<Vec<_>>(), [(1, 1), (0, 0)]);
+        assert!(whole.iter().all(|rank| (rank.ended(), rank.failed()) == (1, 0)), "nobody waits for it");
+        // Of a call whose turn comes at once the time is the same.
+        assert!(whole[1].call_at(8, after(100)));
+        bed.poll_at(after(100));
+        bed.poll_at(after(159));
+        assert_eq!(whole[1].failed(), 0);
+        bed.poll_at(after(160));
+        assert_eq!(whole[1].failed(), 1);
+    }
+
+    #[test]
+    fn who_asks_why_hears_since_when_a_rank_waits_and_what_waits_for_its_turn() {
+        let mut bed = Bed::new();
+        let mut ranks = bed.join_all(1, 1, 2);
+        let t = Instant::now();
+        assert!(ranks[0].call_at(8, t));
+        bed.poll_at(t + Duration::from_secs(5));
+        assert!(ranks[1].call_at(8, t));
+        let account =
+            bed.engine.account_of(ranks[0].comm, Vec::new(), None, t + Duration::from_secs(7)).expect("it lives");
+        assert_eq!(account.ranks.iter().map(|rank| rank.waits_ms).collect::<Vec<_>>(), [None, Some(7000)]);
+        assert_eq!(account.queued, 1, "the other's call");
     }
 
     #[test]

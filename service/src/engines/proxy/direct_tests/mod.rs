@@ -208,6 +208,7 @@ fn what_gpus_are_handed_is_counted_and_not_timed() {
             session,
             stream,
             ticket: 1,
+            called_at: Instant::now(),
             comm,
             tenant_comm: Handle::NONE,
             rank,
