@@ -4,7 +4,6 @@
 
 mod answers;
 pub mod bootstrap;
-mod carriers;
 pub mod closer;
 pub mod control;
 pub mod controller;
@@ -23,6 +22,7 @@ pub mod session;
 mod settings;
 pub mod telemetry;
 pub mod tenants;
+mod transport_factory;
 pub mod transports;
 
 // Layers below, under the names by which this crate calls them.

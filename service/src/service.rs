@@ -1,4 +1,4 @@
-//! The composition root: with `carriers.rs` the only file that names concrete engines, devices and sockets.
+//! The composition root: with `transport_factory.rs` the only file that names concrete engines, devices and sockets.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,7 +10,6 @@ use anyhow::Context as _;
 use mccs_ipc::direct::Execution;
 use mccs_ipc::handshake::Listener;
 
-use crate::carriers::Carriers;
 use crate::collective::{Algorithm, Choice, CostModel, Strategy};
 use crate::control::overview::Overseer;
 use crate::controller::equipment::{Equipment, TENANTS_MAX};
@@ -33,6 +32,7 @@ use crate::runtime::{Lanes, Mailbox, RuntimeOptions, Runtimes, Sender};
 pub use crate::settings::{CudaUse, NetworkSettings, Placement, RdmaSettings, Settings, TenantSettings, VerbsFrom};
 use crate::telemetry::Registry;
 use crate::tenants::Tenant;
+use crate::transport_factory::TransportFactory;
 
 /// Items an engine handles in one poll: bounds how long the others of its runtime wait.
 const POLL_BUDGET: usize = 64;
@@ -97,7 +97,8 @@ impl Service {
         let direct_gpus = control_gpus.clone().filter(|_| execution == Execution::Ranks);
         let proxy_registry = Arc::clone(&registry);
         let (mut controller, words) = (None, Arc::default());
-        let carriers = settings.network.clone().map(|network| Carriers::open(network, &settings.paths)).transpose()?;
+        let transport_factory =
+            settings.network.clone().map(|network| TransportFactory::open(network, &settings.paths)).transpose()?;
         let cluster = match &settings.exchange {
             Some(exchange) => {
                 let own = exchange.own.clone();
@@ -113,7 +114,7 @@ impl Service {
                 if let (Some(inputs), Some(settings)) = (inputs, &settings.controller) {
                     let outputs = (exchange.clone(), proxy.clone());
                     let gpus = gpus.as_ref().map_or(0, |gpus| gpus.ids.len() as u32);
-                    let rdma_ports = carriers.as_ref().and_then(Carriers::rdma_ports);
+                    let rdma_ports = transport_factory.as_ref().and_then(TransportFactory::rdma_ports);
                     let equipment = Equipment {
                         gpus,
                         rdma_ports,
@@ -123,7 +124,7 @@ impl Service {
                     let settings = ControllerSettings { equipment, ..settings.clone() };
                     start_controller(&runtimes, main, &settings, inputs, outputs, (&registry, &words, &control_gpus))?;
                 }
-                let transport = carriers.as_ref().map(|carriers| carriers.first);
+                let transport = transport_factory.as_ref().map(|transport_factory| transport_factory.first);
                 let ways = Arc::new(Ways { transport, paths: settings.paths.clone(), ..Ways::default() });
                 let engines_per_comm = settings.channels as usize;
                 Some(Cluster { own, exchange, engines_per_comm, ways, gpus: direct_gpus })
@@ -139,8 +140,14 @@ impl Service {
                 ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, shm_exchanges, timeouts, cluster);
             Box::new(engine.with_lanes(lanes).refusing_duplicate_gpus(refuses_duplicate_gpus))
         })?;
-        let transports =
-            Arc::new(start_transports(&runtimes, settings, main, proxy.clone(), carriers, (&registry, &words))?);
+        let transports = Arc::new(start_transports(
+            &runtimes,
+            settings,
+            main,
+            proxy.clone(),
+            transport_factory,
+            (&registry, &words),
+        )?);
 
         let root_address = settings.exchange.as_ref().map_or_else(String::new, |exchange| exchange.own.to_string());
         let proxies = Arc::new(Proxies {
@@ -267,7 +274,7 @@ fn start_transports(
     settings: &Settings,
     main: u32,
     proxy: crate::runtime::Sender<ProxyMessage>,
-    carriers: Option<Carriers>,
+    transport_factory: Option<TransportFactory>,
     (registry, words): (&Arc<Registry>, &Arc<PathWords>),
 ) -> anyhow::Result<TransportPool> {
     let words = Arc::clone(words);
@@ -282,10 +289,10 @@ fn start_transports(
         }
         Ok(started[index])
     };
-    let mut carriers = carriers;
+    let mut transport_factory = transport_factory;
     let make_links = move || {
-        let Some(carriers) = &mut carriers else { return Ok(None) };
-        let links = carriers.links()?.with_meters(Arc::clone(&meters));
+        let Some(transport_factory) = &mut transport_factory else { return Ok(None) };
+        let links = transport_factory.links()?.with_meters(Arc::clone(&meters));
         Ok(Some(links.with_path_words(Arc::clone(&words))))
     };
     let pool =

@@ -23,7 +23,8 @@ use mccs_runtime::{Context, Progress};
 use mccs_service::transports::rdma::{DeviceChoice, Driver, LIBRARY, RdmaOptions, RdmaTransport, Verbs};
 use mccs_service::transports::tcp::TcpTransport;
 use mccs_service::transports::{
-    FlowOptions, FlowSpec, FlowState, ListenOptions, MemorySpan, RecvFlow, Request, SendFlow, Status, Transport,
+    FlowOptions, FlowSpec, FlowState, ListenOptions, MemoryKind, MemorySpan, RecvFlow, Request, SendFlow, Status,
+    Transport,
 };
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::time::{ClockId, clock_gettime};
@@ -260,7 +261,7 @@ impl Side {
         let mut sides = sends.into_iter().zip(recvs).zip(transports).map(|((send, recv), mut transport)| {
             let mut memory = vec![1u8; message_bytes];
             // SAFETY: the memory's content does not move with the vector, and is freed after the transport.
-            let key = unsafe { transport.register(memory.as_mut_ptr(), message_bytes as u64) }?;
+            let key = unsafe { transport.register(memory.as_mut_ptr(), message_bytes as u64, MemoryKind::Host) }?;
             let span = MemorySpan { key, offset: 0, bytes: message_bytes as u64 };
             anyhow::Ok(Side { transport, send, recv, span, sleeps: arguments.sleep, _memory: memory })
         });

@@ -108,6 +108,16 @@ pub enum TransportError {
         /// Why not by its address.
         by_address: Errno,
     },
+    /// Flows over this transport have no way to a GPU's memory.
+    #[error(
+        "{bytes} bytes of a GPU's memory cannot be registered: flows over {carrier} carry host memory only; stage through it"
+    )]
+    HostMemoryOnly {
+        /// What carries the flows.
+        carrier: &'static str,
+        /// Of the registration.
+        bytes: u64,
+    },
     /// The kernel refused something that concerns no flow.
     #[error("{call} failed: {reason}")]
     Os {
@@ -229,6 +239,7 @@ impl TransportError {
             TransportError::TooMany { .. }
             | TransportError::LockedMemory { .. }
             | TransportError::GpuMemory { .. }
+            | TransportError::HostMemoryOnly { .. }
             | TransportError::NoTransport { .. }
             | TransportError::Device { .. } => ErrorClass::System,
             TransportError::BadHandle(_) => ErrorClass::Remote,

@@ -5,14 +5,17 @@
 //! is the truth: nothing is invented, lost or reordered.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 
 use super::{
-    DataPath, FLOWS_MAX, Fault, FlowId, FlowOptions, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle,
-    MemoryKey, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage,
+    Abilities, DataPath, FLOWS_MAX, Fault, FlowId, FlowPath, FlowSpec, FlowState, ListenOptions, Listener,
+    ListenerHandle, LocalDevices, MemoryKey, MemoryKind, MemorySpan, PathControl, PathEvent, PathEvents, PortEvent,
+    PortEvents, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage, WireStatistics,
+    WireStats,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
@@ -138,6 +141,11 @@ impl Faulty {
         };
         let full = TransportError::TooMany { what: "flows", limit: FLOWS_MAX };
         self.flows.insert(flow).map(FlowId).map_err(|_| full)
+    }
+
+    /// What users call a flow of the wrapped transport.
+    fn outer_of(&self, inner: FlowId) -> Option<FlowId> {
+        self.flows.iter().find(|(_, flow)| flow.inner_id() == Some(inner)).map(|(handle, _)| FlowId(handle))
     }
 
     /// Ends a flow as if its connection had broken.
@@ -298,10 +306,72 @@ impl DataPath for Faulty {
     }
 }
 
+impl Abilities for Faulty {
+    fn path_control(&mut self) -> Option<&mut dyn PathControl> {
+        self.inner.path_control().is_some().then_some(self as &mut dyn PathControl)
+    }
+
+    fn path_events(&mut self) -> Option<&mut dyn PathEvents> {
+        self.inner.path_events().is_some().then_some(self as &mut dyn PathEvents)
+    }
+
+    fn port_events(&mut self) -> Option<&mut dyn PortEvents> {
+        self.inner.port_events().is_some().then_some(self as &mut dyn PortEvents)
+    }
+
+    fn wire_statistics(&self) -> Option<&dyn WireStatistics> {
+        self.inner.wire_statistics().is_some().then_some(self as &dyn WireStatistics)
+    }
+
+    fn local_devices(&self) -> Option<&dyn LocalDevices> {
+        self.inner.local_devices()
+    }
+}
+
+impl PathControl for Faulty {
+    fn set_path(&mut self, flow: SendFlow, path: &FlowPath, detours: &Arc<[FlowPath]>) {
+        let Some(Flow { inner: Inner::Send(flow), .. }) = self.flows.get(FlowId::from(flow).0) else { return };
+        if let Some(paths) = self.inner.path_control() {
+            paths.set_path(*flow, path, detours);
+        }
+    }
+}
+
+impl PathEvents for Faulty {
+    /// What is said of flows that have died is left out.
+    fn take_path_event(&mut self) -> Option<PathEvent> {
+        loop {
+            let event = self.inner.path_events()?.take_path_event()?;
+            if let Some(flow) = self.outer_of(event.flow.into()) {
+                return Some(PathEvent { flow: SendFlow(flow), ..event });
+            }
+        }
+    }
+}
+
+impl PortEvents for Faulty {
+    /// As of paths.
+    fn take_port_event(&mut self) -> Option<PortEvent> {
+        loop {
+            let event = self.inner.port_events()?.take_port_event()?;
+            if let Some(flow) = self.outer_of(event.flow) {
+                return Some(PortEvent { flow, ..event });
+            }
+        }
+    }
+}
+
+impl WireStatistics for Faulty {
+    fn wire_stats(&self, flow: SendFlow) -> Option<WireStats> {
+        let Inner::Send(flow) = self.flows.get(FlowId::from(flow).0)?.inner else { return None };
+        self.inner.wire_statistics()?.wire_stats(flow)
+    }
+}
+
 impl Transport for Faulty {
-    unsafe fn register(&mut self, ptr: *mut u8, bytes: u64) -> Result<MemoryKey, TransportError> {
+    unsafe fn register(&mut self, ptr: *mut u8, bytes: u64, kind: MemoryKind<'_>) -> Result<MemoryKey, TransportError> {
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.inner.register(ptr, bytes) }
+        unsafe { self.inner.register(ptr, bytes, kind) }
     }
 
     fn deregister(&mut self, key: MemoryKey) -> Result<(), TransportError> {
@@ -318,10 +388,6 @@ impl Transport for Faulty {
 
     fn end_numbers(&mut self, listener: Listener, below: u64) {
         self.inner.end_numbers(listener, below);
-    }
-
-    fn has_device_up(&self, options: &FlowOptions) -> Result<bool, TransportError> {
-        self.inner.has_device_up(options)
     }
 
     fn connect(

@@ -1,6 +1,6 @@
 //! Registered memory: a table from keys to addresses, which counts uses.
 
-use super::{MESSAGE_BYTES_MAX, MemoryKey, MemorySpan, REGIONS_MAX, TransportError};
+use super::{MESSAGE_BYTES_MAX, MemoryKey, MemoryKind, MemorySpan, REGIONS_MAX, TransportError};
 use crate::handles::HandleTable;
 
 /// Where bytes lie, inside registered memory.
@@ -95,6 +95,23 @@ impl Regions {
         let region = Region { buffer: Buffer { ptr, bytes }, uses: 0 };
         let full = TransportError::TooMany { what: "memory registrations", limit: REGIONS_MAX };
         self.0.insert(region).map(MemoryKey).map_err(|_| full)
+    }
+
+    /// The same for transports that carry host memory only.
+    ///
+    /// # Safety
+    /// As of [`super::Transport::register`].
+    pub(super) unsafe fn register_host(
+        &mut self,
+        (ptr, bytes): (*mut u8, u64),
+        kind: MemoryKind<'_>,
+        carrier: &'static str,
+    ) -> Result<MemoryKey, TransportError> {
+        match kind {
+            // SAFETY: the caller's promise, passed on.
+            MemoryKind::Host => unsafe { self.register(ptr, bytes) },
+            MemoryKind::Gpu { .. } => Err(TransportError::HostMemoryOnly { carrier, bytes }),
+        }
     }
 
     pub(super) fn deregister(&mut self, key: MemoryKey) -> Result<(), TransportError> {

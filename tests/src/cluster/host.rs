@@ -17,7 +17,7 @@ use mccs_service::telemetry::Registry;
 use mccs_service::tenants::{Quota, Resource, Tenant};
 use mccs_service::transports::faulty::{Faults, Faulty};
 use mccs_service::transports::memory::{HostId, MemoryNetwork};
-use mccs_service::transports::several::Several;
+use mccs_service::transports::multi::MultiTransport;
 use mccs_service::transports::{FlowOptions, ListenOptions, Transport};
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -165,7 +165,7 @@ impl SimHost {
             self.memory_hosts.push(transport.host());
             (kind, Box::new(transport) as Box<dyn Transport>)
         });
-        let transport = Several::new(transports.into()).expect("it watches no descriptors");
+        let transport = MultiTransport::new(transports.into()).expect("it watches no descriptors");
         let flow = FlowOptions {
             requests: 4,
             connect_timeout: Duration::from_secs(5),

@@ -17,7 +17,7 @@ use crate::engines::transport::links::{LinkKey, Links, LinksId, Staging};
 use crate::engines::transport::{ChannelFault, ChannelJob, FlowWait, Stepped};
 use crate::telemetry::flows::FlowMeter;
 use crate::telemetry::recorder::Record;
-use crate::transports::{MemoryKey, MemorySpan, RecvFlow, Request, SendFlow, Status, TransportError};
+use crate::transports::{MemoryKey, MemoryKind, MemorySpan, RecvFlow, Request, SendFlow, Status, TransportError};
 
 /// Messages that a step asks for before they come: enough for a reduction to overlap with what arrives next.
 const RECEIVES_AHEAD: usize = 3;
@@ -457,7 +457,7 @@ impl ChannelRun {
                 let (ptr, bytes) = self.bound.extent(buffer);
                 // SAFETY: the operations in flight keep their regions mapped, and `bound` its scratch memory, until the job
                 // has reported its end; before that, `release` deregisters.
-                let key = unsafe { links.transport.register(ptr, bytes) }?;
+                let key = unsafe { links.transport.register(ptr, bytes, MemoryKind::Host) }?;
                 self.keys.push((buffer, key));
                 key
             }

@@ -7,8 +7,8 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use super::Fixture;
 use crate::runtime::{Context, Progress};
 use crate::transports::{
-    DataPath, FlowId, FlowSpec, FlowState, Listener, ListenerHandle, MemoryKey, MemorySpan, RecvFlow, Request,
-    SendFlow, Status, Transport, TransportError,
+    DataPath, FlowId, FlowSpec, FlowState, Listener, ListenerHandle, MemoryKey, MemoryKind, MemorySpan, RecvFlow,
+    Request, SendFlow, Status, Transport, TransportError,
 };
 
 /// A test that has not got further for so long hangs.
@@ -165,7 +165,7 @@ impl<F: Fixture> Pair<F> {
         let all = Box::into_raw(vec![POISON; bytes + 2 * GUARD_BYTES].into_boxed_slice());
         let ptr = all.cast::<u8>().wrapping_add(GUARD_BYTES);
         // SAFETY: tests drop the memory after the transport, or when no request holds it.
-        let key = unsafe { self.host(host).register(ptr, bytes as u64) }.expect("registers");
+        let key = unsafe { self.host(host).register(ptr, bytes as u64, MemoryKind::Host) }.expect("registers");
         Memory { all, key }
     }
 

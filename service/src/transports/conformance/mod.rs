@@ -3,6 +3,7 @@
 //! Tests never wait for a fixed time and have no upper bounds on it; a watchdog ends one that makes no progress. Both
 //! sides run on the test's thread, so that they are always in a known state.
 
+pub(super) mod abilities;
 pub(super) mod carrying;
 pub(super) mod endings;
 mod harness;
@@ -81,6 +82,9 @@ macro_rules! suite {
         suite!(@each [$(#[$attribute])?] $fixture; endings: [
             sender_closes_at_every_stage, receiver_closes_at_every_stage, peer_dies_at_every_stage,
             completed_messages_survive_the_senders_close, too_long_a_message_fails_the_flow, tables_have_room_again
+        ]);
+        suite!(@each [$(#[$attribute])?] $fixture; abilities: [
+            paths_are_set, packets_are_counted, unknown_devices_are_refused, gpu_memory_is_taken_or_refused
         ]);
     };
 }

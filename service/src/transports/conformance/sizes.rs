@@ -9,7 +9,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::Fixture;
 use super::harness::{Pair, assert_filled, fill};
-use crate::transports::{MemorySpan, Transport};
+use crate::transports::{MemoryKind, MemorySpan, Transport};
 
 const GIBIBYTE: usize = 1 << 30;
 /// The pages repeat with this period, which is no multiple of any chunk: a chunk in a wrong place is seen.
@@ -60,8 +60,8 @@ pub(crate) fn a_gibibyte<F: Fixture>(pair: &mut Pair<F>) {
     fill(source.period(), 11);
     let mut whole = |host: usize, memory: &Sparse| {
         // SAFETY: mapped until after the last poll.
-        let key =
-            unsafe { pair.host(host).register(memory.start.as_ptr().cast(), GIBIBYTE as u64) }.expect("registers");
+        let key = unsafe { pair.host(host).register(memory.start.as_ptr().cast(), GIBIBYTE as u64, MemoryKind::Host) }
+            .expect("registers");
         MemorySpan { key, offset: 0, bytes: GIBIBYTE as u64 }
     };
     let (from, to) = (whole(0, &source), whole(1, &target));

@@ -19,9 +19,9 @@ use self::network::{Link, Side, World};
 use super::region::Regions;
 use super::request::RequestRing;
 use super::{
-    DataPath, FLOWS_MAX, Fault, FlowId, FlowOptions, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
-    ListenerHandle, MemoryKey, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError,
-    Usage,
+    Abilities, DataPath, FLOWS_MAX, Fault, FlowId, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
+    ListenerHandle, MemoryKey, MemoryKind, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, Transport,
+    TransportError, Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
@@ -222,20 +222,17 @@ impl DataPath for MemoryTransport {
     }
 }
 
+/// It has none.
+impl Abilities for MemoryTransport {}
+
 impl Transport for MemoryTransport {
-    unsafe fn register(&mut self, ptr: *mut u8, bytes: u64) -> Result<MemoryKey, TransportError> {
+    unsafe fn register(&mut self, ptr: *mut u8, bytes: u64, kind: MemoryKind<'_>) -> Result<MemoryKey, TransportError> {
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.regions.register(ptr, bytes) }
+        unsafe { self.regions.register_host((ptr, bytes), kind, "memory") }
     }
 
     fn deregister(&mut self, key: MemoryKey) -> Result<(), TransportError> {
         self.regions.deregister(key)
-    }
-
-    fn has_device_up(&self, options: &FlowOptions) -> Result<bool, TransportError> {
-        options.device.as_ref().map_or(Ok(true), |device| {
-            Err(TransportError::Device { device: device.clone(), problem: "there are no devices in memory".into() })
-        })
     }
 
     fn listen(&mut self, options: &ListenOptions) -> Result<(Listener, ListenerHandle), TransportError> {

@@ -88,7 +88,9 @@ fn a_seed_decides_everything() {
         let recv = hosts[1].accept(listener, &spec, fixture.tick()).expect("accepts");
         let mut memory = vec![1u8; 400_000];
         // SAFETY: `memory` lives longer than the transports are polled.
-        let keys = hosts.each_mut().map(|host| unsafe { host.register(memory.as_mut_ptr(), 400_000) }.expect("room"));
+        let keys = hosts
+            .each_mut()
+            .map(|host| unsafe { host.register(memory.as_mut_ptr(), 400_000, MemoryKind::Host) }.expect("room"));
         let [source, target] = keys.map(|key| MemorySpan { key, offset: 0, bytes: 200_000 });
         let target = MemorySpan { offset: 200_000, ..target };
         let mut trace = Vec::new();

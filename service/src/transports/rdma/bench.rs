@@ -127,7 +127,7 @@ impl Bench {
         let keys = [0, 1].map(|side: usize| {
             let (ptr, bytes) = (memory[side].as_mut_ptr(), memory[side].len() as u64);
             // SAFETY: tests keep the traffic until nothing polls any more.
-            unsafe { self.sides[side].register(ptr, bytes) }.expect("registers")
+            unsafe { self.sides[side].register(ptr, bytes, MemoryKind::Host) }.expect("registers")
         });
         let requests = [0, 1].map(|_| Vec::new());
         Traffic { memory, keys, requests }

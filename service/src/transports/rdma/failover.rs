@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 
-use super::super::{Fault, FlowId, FlowPath, FlowSpec, ListenerHandle, PathNews, PortNews, SendFlow};
+use super::super::{Fault, FlowId, FlowPath, FlowSpec, ListenerHandle, PathEvent, PortEvent, SendFlow};
 use super::RdmaTransport;
 use super::connector::{Connected, Job};
 use super::flow::{Answering, Flow, HOME_AFTER_MAX, Half, Stage, Trouble};
@@ -313,7 +313,7 @@ impl RdmaTransport {
         }
         if nobody_answers(fault) && flow.turn == 0 && matches!(flow.half, Half::Send(_)) {
             let (flow, path) = (SendFlow(FlowId(handle)), FlowPath::of(&flow.spec.options));
-            self.path_news.push_back(PathNews { flow, path, answers: false });
+            self.path_events.push_back(PathEvent { flow, path, answers: false });
         }
         flow.turn = next_turn(flow.turn, fault, attempts > 1);
         (flow.home_at, flow.silent_since, flow.answering) = (None, None, None);
@@ -326,7 +326,7 @@ impl RdmaTransport {
             }
             None => tracing::debug!(peer, flow = number, way, %fault, "a flow leaves its way"),
         }
-        self.port_news.push_back(PortNews { flow: FlowId(handle), port: None });
+        self.port_events.push_back(PortEvent { flow: FlowId(handle), port: None });
         if matches!(flow.half, Half::Send(_)) {
             flow.stage = Stage::Broken;
             let pause = PAUSE.saturating_mul(1 << (attempts - 1).min(10)).min(PAUSE_MAX);
@@ -343,7 +343,7 @@ impl RdmaTransport {
     /// A flow's way is open.
     pub(super) fn has_opened(&mut self, handle: Handle) {
         let port = self.flows.get(handle).and_then(|flow| self.ports.get(flow.way.as_ref()?.port));
-        self.port_news.extend(port.map(|port| PortNews { flow: FlowId(handle), port: Some(port.name()) }));
+        self.port_events.extend(port.map(|port| PortEvent { flow: FlowId(handle), port: Some(port.name()) }));
         self.enqueue(handle);
     }
 

@@ -10,7 +10,7 @@ use super::flow::Stage;
 use super::verbs::fake::{Fabric, FabricOptions};
 use super::*;
 use crate::runtime::Context;
-use crate::transports::{Fault, FlowOptions, FlowPath, PathNews};
+use crate::transports::{Fault, FlowOptions, FlowPath, PathEvent};
 
 /// A cable is pulled and put back: no message is lost, repeated or late for ever, on the only port that there is.
 #[test]
@@ -78,7 +78,7 @@ fn ports_that_flows_take_and_leave_are_told() {
     let mut bench = Bench::new(2);
     let told = |bench: &mut Bench, side: usize| -> Vec<_> {
         let flow = [FlowId::from(bench.send), FlowId::from(bench.recv)][side];
-        let news = std::iter::from_fn(|| bench.sides[side].take_port_news());
+        let news = std::iter::from_fn(|| bench.sides[side].take_port_event());
         news.inspect(|news| assert_eq!(news.flow, flow)).map(|news| news.port).collect()
     };
     let [first, second] = ["fake0:1", "fake1:1"].map(|port| Some(port.to_owned()));
@@ -224,9 +224,9 @@ fn a_device_of_a_path_that_falls_silent_is_left_and_taken_again() {
         bench.fabric.silence(&host, 1, true);
         bench.stream(|_, _| {});
         assert_eq!(bench.ports(), [Some(0), Some(0)], "rails {has_rails}");
-        let news: Vec<_> = std::iter::from_fn(|| bench.sides[0].take_path_news()).collect();
+        let news: Vec<_> = std::iter::from_fn(|| bench.sides[0].take_path_event()).collect();
         let path = FlowPath { device: Some("fake1".parse().expect("a device")), ..FlowPath::default() };
-        assert_eq!(news, [PathNews { flow: bench.send, path, answers: false }], "what it found out, once");
+        assert_eq!(news, [PathEvent { flow: bench.send, path, answers: false }], "what it found out, once");
         bench.fabric.silence(&host, 1, false);
         bench.now += Duration::from_secs(10);
         bench.until("at home", |bench| bench.ports() == [Some(1), Some(1)]);
@@ -240,10 +240,10 @@ fn devices_of_paths_are_known() {
     let mut bench = Bench::new(2);
     let named = |device: &str| FlowOptions { device: Some(device.parse().expect("a device")), ..flow_options() };
     let side = &bench.sides[0];
-    assert_eq!(side.has_device_up(&flow_options()), Ok(true));
-    assert_eq!(["fake0", "fake1:1"].map(|device| side.has_device_up(&named(device))), [Ok(true), Ok(true)]);
+    assert_eq!(side.is_device_up(&flow_options()), Ok(true));
+    assert_eq!(["fake0", "fake1:1"].map(|device| side.is_device_up(&named(device))), [Ok(true), Ok(true)]);
     for device in ["fake2", "fake0:2", "eth0"] {
-        let refusal = side.has_device_up(&named(device)).expect_err("not there").to_string();
+        let refusal = side.is_device_up(&named(device)).expect_err("not there").to_string();
         assert!(
             refusal.contains(&format!("by device {device}: ")) && refusal.contains("fake0:1, fake1:1"),
             "{refusal}"
@@ -252,7 +252,7 @@ fn devices_of_paths_are_known() {
     let host = bench.hosts[0].clone();
     bench.fabric.set_link(&host, 1, false);
     bench.rounds(100, &[0, 1]);
-    assert_eq!(bench.sides[0].has_device_up(&named("fake1")), Ok(false));
+    assert_eq!(bench.sides[0].is_device_up(&named("fake1")), Ok(false));
     let (_, handle) = bench.sides[1].listen(&ListenOptions::default()).expect("listens");
     let spec = |device| FlowSpec { number: 0, peer: "rank 1".into(), options: named(device) };
     let refusal = bench.sides[0].connect(&handle, &spec("fake2"), bench.now).expect_err("not there");

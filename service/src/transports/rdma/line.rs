@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use super::super::tcp::TcpTransport;
 use super::super::{
-    DataPath, Fault, FlowId, FlowOptions, FlowSpec, Listener, ListenerHandle, MemoryKey, MemorySpan, RecvFlow, Request,
-    SendFlow, Status, Transport, TransportError,
+    DataPath, Fault, FlowId, FlowOptions, FlowSpec, Listener, ListenerHandle, MemoryKey, MemoryKind, MemorySpan,
+    RecvFlow, Request, SendFlow, Status, Transport, TransportError,
 };
 use super::wire::{RECORD_BYTES_MAX, Record};
 
@@ -51,7 +51,7 @@ impl Line {
     fn new(tcp: &mut TcpTransport) -> Result<Self, TransportError> {
         let memory = Box::into_raw(Box::new([0; 2 * RECORD_BYTES_MAX]));
         // SAFETY: freed when this value is dropped: after `end`, or with the transport, when nothing polls any more.
-        let key = unsafe { tcp.register(memory.cast(), 2 * RECORD_BYTES_MAX as u64) };
+        let key = unsafe { tcp.register(memory.cast(), 2 * RECORD_BYTES_MAX as u64, MemoryKind::Host) };
         let key = key.inspect_err(|_| {
             // SAFETY: made above, and not registered.
             drop(unsafe { Box::from_raw(memory) });

@@ -9,7 +9,7 @@
 //! of its own (`aside.rs`), and the flows that are to use it wait: those of other tenants do not.
 
 use std::collections::HashMap;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use nix::errno::Errno;
@@ -176,14 +176,21 @@ impl Memory {
     /// Makes a GPU's memory known. Never kept, and not shared with other registrations.
     ///
     /// # Safety
-    /// As of [`super::RdmaTransport::register_gpu`].
+    /// As of [`super::super::Transport::register`].
     pub(super) unsafe fn register_gpu(
         &mut self,
         address: u64,
         bytes: u64,
-        buffer: Option<(OwnedFd, u64)>,
+        dma_buffer: Option<(BorrowedFd<'_>, u64)>,
         ports: &[Port],
     ) -> Result<MemoryKey, TransportError> {
+        // Devices learn of it when flows use them, which may be later.
+        let own = |fd: BorrowedFd<'_>| fd.try_clone_to_owned();
+        let buffer = dma_buffer.map(|(fd, offset)| Ok((own(fd)?, offset))).transpose();
+        let buffer = buffer.map_err(|error: std::io::Error| TransportError::Os {
+            call: "duplicating a dma-buf's descriptor",
+            reason: Errno::from_raw(error.raw_os_error().unwrap_or_default()),
+        })?;
         // SAFETY: the caller's promise; only devices use the address.
         let key = unsafe { self.regions.register(address as *mut u8, bytes) }?;
         let gpu = Some(GpuBuffer { buffer });

@@ -1,5 +1,6 @@
 //! Registered memory, on the fake driver: what is pinned, by whom, for how long, and what is said where it cannot be.
 
+use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -104,7 +105,7 @@ fn memory_that_is_let_go_while_it_is_pinned() {
         let mut region = is_region.then(|| region(LONG as u64));
         let ptr = region.as_ref().map_or(memory.as_mut_ptr(), |region| region.range(0, LONG as u64).expect("inside"));
         // SAFETY: the memory outlives the bench's use of it.
-        let key = unsafe { bench.sides[0].register(ptr, LONG as u64) }.expect("registers");
+        let key = unsafe { bench.sides[0].register(ptr, LONG as u64, MemoryKind::Host) }.expect("registers");
         until(&mut bench, |bench| bench.fabric.pinning() == 1);
         bench.sides[0].deregister(key).expect("unused");
         if goes_before {
@@ -145,7 +146,7 @@ fn memory_that_cannot_be_locked() {
     bench.fabric.limit_locked(Some(LONG as u64 / 2));
     let mut memory = vec![0u8; LONG / 2];
     // SAFETY: the memory outlives the bench's use of it: it is refused.
-    let refused = unsafe { bench.sides[0].register(memory.as_mut_ptr(), memory.len() as u64) };
+    let refused = unsafe { bench.sides[0].register(memory.as_mut_ptr(), memory.len() as u64, MemoryKind::Host) };
     says_why(&refused.expect_err("refused"), LONG / 2);
     assert_eq!(bench.sides[0].usage().registrations, 0);
     bench.fabric.limit_locked(None);
@@ -174,7 +175,7 @@ fn kept_memory_makes_room() {
             let region = region(kept as u64);
             let ptr = region.range(0, kept as u64).expect("inside");
             // SAFETY: the memory outlives the bench's use of it.
-            let key = unsafe { bench.sides[0].register(ptr, kept as u64) }.expect("registers");
+            let key = unsafe { bench.sides[0].register(ptr, kept as u64, MemoryKind::Host) }.expect("registers");
             until(&mut bench, |bench| bench.sides[0].memory.pinner.is_idle());
             bench.sides[0].deregister(key).expect("unused");
             assert!(bench.sides[0].memory.keeps());
@@ -197,7 +198,8 @@ fn registrations_are_shared_and_kept_as_long_as_regions_live() {
     let registrations = |bench: &Bench| bench.fabric.held().1 - before;
     let mut memory = vec![0u8; BYTES as usize];
     // SAFETY: the memory outlives the bench's use of it.
-    let register = |bench: &mut Bench, ptr| unsafe { bench.sides[0].register(ptr, BYTES) }.expect("registers");
+    let register =
+        |bench: &mut Bench, ptr| unsafe { bench.sides[0].register(ptr, BYTES, MemoryKind::Host) }.expect("registers");
     let [first, second] = [0, 1].map(|_| register(&mut bench, memory.as_mut_ptr()));
     assert_eq!(registrations(&bench), 1);
     bench.sides[0].deregister(first).expect("unused");
@@ -230,7 +232,9 @@ fn ordering_is_relaxed_for_host_memory_alone() {
         let memory = vec![0u8; 1000];
         bench.fabric.be_gpu(&memory, true);
         // SAFETY: the memory outlives the bench's use of it.
-        let key = unsafe { bench.sides[1].register_gpu(memory.as_ptr() as u64, 1000, None) }.expect("by address");
+        let key =
+            unsafe { bench.sides[1].register(memory.as_ptr().cast_mut(), 1000, MemoryKind::Gpu { dma_buffer: None }) }
+                .expect("by address");
         assert_eq!(bench.fabric.relaxed(), relaxed);
         bench.sides[1].deregister(key).expect("unused");
     }
@@ -242,11 +246,11 @@ fn memory_of_a_gpu_is_flushed_by_a_read() {
     let flow = FlowOptions { takes_short: false, ..flow_options() };
     let mut bench = Bench::with(2, RdmaOptions::default(), flow, FabricOptions::default());
     let (source, memory) = (vec![7u8; 1000], vec![0u8; 1000]);
-    let file = || std::fs::File::open("/dev/null").expect("a file");
+    let file = std::fs::File::open("/dev/null").expect("a file");
     let register = |bench: &mut Bench, buffer: Option<u64>| {
-        let buffer = buffer.map(|offset| (file().into(), offset));
+        let kind = MemoryKind::Gpu { dma_buffer: buffer.map(|offset| (file.as_fd(), offset)) };
         // SAFETY: the memory outlives the bench's use of it.
-        unsafe { bench.sides[1].register_gpu(memory.as_ptr() as u64, 1000, buffer) }
+        unsafe { bench.sides[1].register(memory.as_ptr().cast_mut(), 1000, kind) }
     };
     bench.fabric.be_gpu(&memory, false);
     for (buffer, why) in [(None, "dma-buf (there is none)"), (Some(4096), "dma-buf (Operation not supported")] {
@@ -260,7 +264,8 @@ fn memory_of_a_gpu_is_flushed_by_a_read() {
     bench.fabric.be_gpu(&memory, true);
     let target = register(&mut bench, Some(4096)).expect("by address");
     // SAFETY: as above; the peer only reads it.
-    let from = unsafe { bench.sides[0].register(source.as_ptr().cast_mut(), 1000) }.expect("registers");
+    let from =
+        unsafe { bench.sides[0].register(source.as_ptr().cast_mut(), 1000, MemoryKind::Host) }.expect("registers");
     for bytes in [1, 100, 1000] {
         let span = |key| MemorySpan { key, offset: 0, bytes };
         let recv = bench.sides[1].irecv(bench.recv, span(target)).expect("lives").expect("room");

@@ -70,7 +70,6 @@ mod wire;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -92,8 +91,9 @@ use self::waking::Watched;
 use self::way::Owners;
 use super::tcp::TcpTransport;
 use super::{
-    DataPath, FLOWS_MAX, FlowId, FlowOptions, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey,
-    PathNews, PortNews, RecvFlow, SendFlow, Transport, TransportError, Usage,
+    Abilities, DataPath, FLOWS_MAX, FlowId, FlowOptions, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle,
+    LocalDevices, MemoryKey, MemoryKind, PathEvent, PathEvents, PortEvent, PortEvents, RecvFlow, SendFlow, Transport,
+    TransportError, Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::Progress;
@@ -147,9 +147,9 @@ pub struct RdmaTransport {
     now: Option<Instant>,
     random: u64,
     /// Ports that flows have taken and left.
-    port_news: VecDeque<PortNews>,
+    port_events: VecDeque<PortEvent>,
     /// Paths that flows have left since nobody answered there.
-    path_news: VecDeque<PathNews>,
+    path_events: VecDeque<PathEvent>,
     /// What breaks many flows' ways at once is not said of each.
     budget: LogBudget,
 }
@@ -212,8 +212,8 @@ impl RdmaTransport {
             look_aside_at: None,
             now: None,
             random: u64::from_le_bytes(seed),
-            port_news: VecDeque::new(),
-            path_news: VecDeque::new(),
+            port_events: VecDeque::new(),
+            path_events: VecDeque::new(),
             budget: LogBudget::default(),
         })
     }
@@ -229,31 +229,52 @@ impl RdmaTransport {
     pub fn devices(&self) -> Vec<Device> {
         self.ports.iter().map(|port| Device { name: port.device.clone(), port: Some(port.number) }).collect()
     }
+}
 
-    /// Makes a GPU's memory known, for messages like other memory: by a dma-buf (descriptor, and offset of the memory in it) if
-    /// there is one and the kernel takes it, else by its address, where a module of the GPU's driver speaks for it.
-    /// [`DataPath::flush`] is what makes received bytes visible to the GPU.
-    ///
-    /// # Safety
-    /// As of [`Transport::register`], with the address as the GPU and this process know it; the dma-buf names the same bytes.
-    ///
-    /// # Errors
-    /// The device cannot reach it: stage through host memory.
-    pub unsafe fn register_gpu(
-        &mut self,
-        address: u64,
-        bytes: u64,
-        dma_buffer: Option<(OwnedFd, u64)>,
-    ) -> Result<MemoryKey, TransportError> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.memory.register_gpu(address, bytes, dma_buffer, &self.ports) }
+impl Abilities for RdmaTransport {
+    fn path_events(&mut self) -> Option<&mut dyn PathEvents> {
+        Some(self)
+    }
+
+    fn port_events(&mut self) -> Option<&mut dyn PortEvents> {
+        Some(self)
+    }
+
+    fn local_devices(&self) -> Option<&dyn LocalDevices> {
+        Some(self)
+    }
+}
+
+impl PathEvents for RdmaTransport {
+    fn take_path_event(&mut self) -> Option<PathEvent> {
+        self.path_events.pop_front()
+    }
+}
+
+impl PortEvents for RdmaTransport {
+    fn take_port_event(&mut self) -> Option<PortEvent> {
+        self.port_events.pop_front()
+    }
+}
+
+impl LocalDevices for RdmaTransport {
+    fn is_device_up(&self, options: &FlowOptions) -> Result<bool, TransportError> {
+        let Some(device) = &options.device else { return Ok(true) };
+        ports::named(&self.ports, device)?;
+        Ok(self.ports.iter().any(|port| port.is_up && port.is_of(device)))
     }
 }
 
 impl Transport for RdmaTransport {
-    unsafe fn register(&mut self, ptr: *mut u8, bytes: u64) -> Result<MemoryKey, TransportError> {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.memory.register(ptr, bytes, &self.ports) }
+    unsafe fn register(&mut self, ptr: *mut u8, bytes: u64, kind: MemoryKind<'_>) -> Result<MemoryKey, TransportError> {
+        match kind {
+            // SAFETY: the caller's promise, passed on.
+            MemoryKind::Host => unsafe { self.memory.register(ptr, bytes, &self.ports) },
+            MemoryKind::Gpu { dma_buffer } => {
+                // SAFETY: as above.
+                unsafe { self.memory.register_gpu(ptr as u64, bytes, dma_buffer, &self.ports) }
+            }
+        }
     }
 
     fn deregister(&mut self, key: MemoryKey) -> Result<(), TransportError> {
@@ -272,12 +293,6 @@ impl Transport for RdmaTransport {
     fn end_numbers(&mut self, listener: Listener, below: u64) {
         self.tcp.end_numbers(listener, below);
         self.lines_said = Progress::Busy;
-    }
-
-    fn has_device_up(&self, options: &FlowOptions) -> Result<bool, TransportError> {
-        let Some(device) = &options.device else { return Ok(true) };
-        ports::named(&self.ports, device)?;
-        Ok(self.ports.iter().any(|port| port.is_up && port.is_of(device)))
     }
 
     fn connect(
@@ -303,14 +318,6 @@ impl Transport for RdmaTransport {
         if open(&mut self.flows, flow).is_ok() && !self.linger(flow.0) {
             self.forget(flow.0);
         }
-    }
-
-    fn take_path_news(&mut self) -> Option<PathNews> {
-        self.path_news.pop_front()
-    }
-
-    fn take_port_news(&mut self) -> Option<PortNews> {
-        self.port_news.pop_front()
     }
 
     fn usage(&self) -> Usage {

@@ -112,7 +112,8 @@ impl Bench {
         let mut memory = [vec![0; bytes], vec![0; bytes]];
         let spans = [0, 1].map(|side: usize| {
             // SAFETY: the memory lives until after the last poll.
-            let key = unsafe { sides[side].register(memory[side].as_mut_ptr(), bytes as u64) }.expect("registers");
+            let key = unsafe { sides[side].register(memory[side].as_mut_ptr(), bytes as u64, MemoryKind::Host) }
+                .expect("registers");
             MemorySpan { key, offset: 0, bytes: bytes as u64 }
         });
         Bench { sides, send, recv, spans, bed, memory, sent: 0 }
@@ -395,7 +396,7 @@ fn a_peer_that_is_killed() {
     let spec = FlowSpec { number: 0, peer: "rank 5 on host-b".into(), options: FlowOptions::default() };
     let mut memory = vec![0u8; BYTES];
     // SAFETY: the memory lives until after the last poll.
-    let key = unsafe { here.register(memory.as_mut_ptr(), BYTES as u64) }.expect("registers");
+    let key = unsafe { here.register(memory.as_mut_ptr(), BYTES as u64, MemoryKind::Host) }.expect("registers");
     let span = MemorySpan { key, offset: 0, bytes: BYTES as u64 };
     let poll = |transport: &mut RdmaTransport| transport.poll(&Context::new(Instant::now(), 64));
     if let Ok(handle) = std::env::var(PART) {
@@ -403,7 +404,7 @@ fn a_peer_that_is_killed() {
         let handle = ListenerHandle::from_bytes(&bytes).expect("a handle");
         let mut peer = bed.transport();
         // SAFETY: as above.
-        let key = unsafe { peer.register(memory.as_mut_ptr(), BYTES as u64) }.expect("registers");
+        let key = unsafe { peer.register(memory.as_mut_ptr(), BYTES as u64, MemoryKind::Host) }.expect("registers");
         let send = peer.connect(&handle, &spec, Instant::now()).expect("connects");
         let span = MemorySpan { key, ..span };
         // Until it is killed, or the flow fails.
@@ -462,7 +463,8 @@ fn memory_that_cannot_be_locked() {
     let mut transport = OnDevices::new().transport();
     let mut memory = vec![0u8; 1 << 20];
     // SAFETY: the memory lives until after the last poll, and is refused.
-    let refused = unsafe { transport.register(memory.as_mut_ptr(), 1 << 20) }.expect_err("refused").to_string();
+    let refused =
+        unsafe { transport.register(memory.as_mut_ptr(), 1 << 20, MemoryKind::Host) }.expect_err("refused").to_string();
     for word in ["1048576 bytes", "RLIMIT_MEMLOCK) is 65536", "LimitMEMLOCK=infinity"] {
         assert!(refused.contains(word), "{refused}");
     }

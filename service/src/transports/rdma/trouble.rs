@@ -339,7 +339,7 @@ fn other_versions_and_garbage_end_the_flow() {
         let mut peer = TcpTransport::new().expect("descriptor");
         let mut says = says;
         // SAFETY: the bytes live until the peer is dropped, at the end of this turn.
-        let key = unsafe { peer.register(says.as_mut_ptr(), says.len() as u64) }.expect("room");
+        let key = unsafe { peer.register(says.as_mut_ptr(), says.len() as u64, MemoryKind::Host) }.expect("room");
         let send = peer.connect(&wire::from_handle(&handle).expect("handle"), &spec, now).expect("connects");
         let recv = sides[1].accept(listener, &spec, now).expect("accepts");
         let span = MemorySpan { key, offset: 0, bytes: says.len() as u64 };

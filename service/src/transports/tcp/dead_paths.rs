@@ -10,7 +10,7 @@ use super::socket::Socket;
 use super::tests::{connected, until_connected};
 use super::*;
 use crate::lossy::{lose, lose_from};
-use crate::transports::FlowPath;
+use crate::transports::{FlowPath, PathControl, PathEvents};
 
 /// Between two sides of a flow, which may be hosts apart.
 struct Bed {
@@ -37,8 +37,8 @@ impl Bed {
         // SAFETY: both outlive the transports, whose fields come first.
         let (from, to) = unsafe {
             let bytes = bytes as u64;
-            let from = a.register(sent.as_mut_ptr(), bytes).expect("room");
-            (from, b.register(received.as_mut_ptr(), bytes).expect("room"))
+            let from = a.register(sent.as_mut_ptr(), bytes, MemoryKind::Host).expect("room");
+            (from, b.register(received.as_mut_ptr(), bytes, MemoryKind::Host).expect("room"))
         };
         Bed { a, b, send, recv, sent, received, from, to }
     }
@@ -81,7 +81,7 @@ impl Bed {
 
     /// What the sender has found out about paths since.
     fn path_news(&mut self) -> Vec<(FlowPath, bool)> {
-        std::iter::from_fn(|| self.a.take_path_news()).map(|news| (news.path, news.answers)).collect()
+        std::iter::from_fn(|| self.a.take_path_event()).map(|event| (event.path, event.answers)).collect()
     }
 
     /// Sockets that the flow's connections had so far.
@@ -306,7 +306,7 @@ fn connect_despite(options: FlowOptions, lose: impl Fn(&TcpTransport, &Socket)) 
     let start = Instant::now();
     until_connected((&mut a, &mut b), (send, recv));
     assert!(start.elapsed() > Duration::from_millis(50));
-    std::iter::from_fn(|| a.take_path_news()).map(|news| (news.path, news.answers)).collect()
+    std::iter::from_fn(|| a.take_path_event()).map(|event| (event.path, event.answers)).collect()
 }
 
 /// A path is dead from the start: another one connects the flow.
@@ -349,7 +349,7 @@ fn a_path_that_dies_before_its_flow_is_accepted_is_found_dead() {
             a.poll(&cx);
             b.poll(&cx);
         }
-        std::iter::from_fn(|| a.take_path_news()).map(|news| (news.path, news.answers)).collect::<Vec<_>>()
+        std::iter::from_fn(|| a.take_path_event()).map(|event| (event.path, event.answers)).collect::<Vec<_>>()
     };
     assert_eq!(wait(&mut a, &mut b, 60), []);
     let Half::Send(sender) = &a.flows.get(FlowId::from(send).0).expect("lives").half else { panic!("another half") };
@@ -380,7 +380,7 @@ fn a_flow_is_steered_over_another_path() {
         let mut is_steered = false;
         bed.carry(&lengths(seed, 300), |bed, done| {
             if done >= 50 && !std::mem::replace(&mut is_steered, true) {
-                bed.a.steer(bed.send, &path(to), &[path(own)].into());
+                bed.a.set_path(bed.send, &path(to), &[path(own)].into());
             }
         });
         while !goes_by(&bed, to) {
@@ -457,9 +457,9 @@ fn strangers_cannot_go_on_with_a_flow() {
     }
     let mut memory = [7u8; 100];
     // SAFETY: nothing polls after the test.
-    let from = unsafe { a.register(memory.as_mut_ptr(), 100) }.expect("room");
+    let from = unsafe { a.register(memory.as_mut_ptr(), 100, MemoryKind::Host) }.expect("room");
     // SAFETY: as above.
-    let to = unsafe { b.register(memory.as_mut_ptr(), 100) }.expect("room");
+    let to = unsafe { b.register(memory.as_mut_ptr(), 100, MemoryKind::Host) }.expect("room");
     a.isend(send, MemorySpan { key: from, offset: 0, bytes: 50 }, 3).expect("lives").expect("room");
     let request = b.irecv(recv, MemorySpan { key: to, offset: 50, bytes: 50 }).expect("lives").expect("room");
     while b.test(request) != Ok(Status::Done { bytes: 50, tag: 3 }) {

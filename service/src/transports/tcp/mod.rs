@@ -15,6 +15,7 @@
 //!
 //! Deliberately absent: `MSG_ZEROCOPY`. The kernel would read a buffer after its flow is closed.
 
+mod abilities;
 mod arrival;
 mod connection;
 #[cfg(test)]
@@ -41,7 +42,6 @@ mod wire;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
@@ -56,11 +56,10 @@ use self::setup::Waiting;
 use self::watches::{Ready, Watched, Watches};
 use super::region::Regions;
 use super::{
-    DataPath, FLOWS_MAX, Fault, FlowId, FlowOptions, FlowPath, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions,
-    Listener, ListenerHandle, MemoryKey, MemorySpan, PathNews, RecvFlow, Request, RequestKind, SendFlow, Status,
-    Transport, TransportError, Usage, WireStats,
+    DataPath, FLOWS_MAX, Fault, FlowId, FlowOptions, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
+    ListenerHandle, MemoryKey, MemoryKind, MemorySpan, PathEvent, RecvFlow, Request, RequestKind, SendFlow, Status,
+    Transport, TransportError, Usage,
 };
-use crate::answers::wire_stats;
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
 
@@ -195,7 +194,7 @@ pub struct TcpTransport {
     /// Flows that were closed, and live until all is acknowledged.
     lingering: usize,
     /// What flows have found out about paths.
-    path_news: VecDeque<PathNews>,
+    path_events: VecDeque<PathEvent>,
     #[cfg(test)]
     restless: Option<super::conformance::Random>,
     /// Makes attempts to connect differ.
@@ -235,7 +234,7 @@ impl TcpTransport {
             look_every: SILENCE_LOOKED_AT_EVERY,
             unsettled: VecDeque::new(),
             lingering: 0,
-            path_news: VecDeque::new(),
+            path_events: VecDeque::new(),
             #[cfg(test)]
             restless: None,
             attempts: u64::from_le_bytes(setup::random()?),
@@ -529,9 +528,9 @@ impl DataPath for TcpTransport {
 }
 
 impl Transport for TcpTransport {
-    unsafe fn register(&mut self, ptr: *mut u8, bytes: u64) -> Result<MemoryKey, TransportError> {
+    unsafe fn register(&mut self, ptr: *mut u8, bytes: u64, kind: MemoryKind<'_>) -> Result<MemoryKey, TransportError> {
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.regions.register(ptr, bytes) }
+        unsafe { self.regions.register_host((ptr, bytes), kind, "TCP") }
     }
 
     fn deregister(&mut self, key: MemoryKey) -> Result<(), TransportError> {
@@ -548,12 +547,6 @@ impl Transport for TcpTransport {
 
     fn end_numbers(&mut self, listener: Listener, below: u64) {
         self.drop_places(listener.0, below);
-    }
-
-    fn has_device_up(&self, options: &FlowOptions) -> Result<bool, TransportError> {
-        let Some(device) = &options.device else { return Ok(true) };
-        let is_ipv4 = options.source_address.is_none_or(|address| address.is_ipv4());
-        device::source(device, is_ipv4, options.source_address).map(|source| source.is_up)
     }
 
     fn connect(
@@ -580,23 +573,6 @@ impl Transport for TcpTransport {
             self.end(flow.0);
             self.flows.remove(flow.0);
         }
-    }
-
-    fn steer(&mut self, flow: SendFlow, path: &FlowPath, detours: &Arc<[FlowPath]>) {
-        self.go_over(FlowId::from(flow).0, path, detours);
-    }
-
-    fn take_path_news(&mut self) -> Option<PathNews> {
-        self.path_news.pop_front()
-    }
-
-    fn wire_stats(&self, flow: SendFlow) -> Option<WireStats> {
-        let Half::Send(sender) = &self.flows.get(FlowId::from(flow).0)?.half else { return None };
-        sender.sockets().filter_map(wire_stats).reduce(|all, one| WireStats {
-            segments: all.segments + one.segments,
-            retransmits: all.retransmits + one.retransmits,
-            round_trip: all.round_trip.max(one.round_trip),
-        })
     }
 
     fn usage(&self) -> Usage {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
 
-use super::super::{Fault, FlowId, FlowPath, PathNews, SendFlow};
+use super::super::{Fault, FlowId, FlowPath, PathEvent, SendFlow};
 use super::port::refuse;
 use super::setup::welcome;
 use super::socket::Socket;
@@ -24,7 +24,7 @@ pub(super) const SETTLED_EVERY: Duration = Duration::from_millis(1);
 /// Flows that are asked for their acknowledgements in a poll.
 const SETTLED_MAX: usize = 32;
 /// News of paths that are kept until they are asked for: more say no more.
-const PATH_NEWS_MAX: usize = 4096;
+const PATH_EVENTS_MAX: usize = 4096;
 /// Flows that dial anew in one look, and that ask whether their paths live: others have their turn in the next ones, so that a dead link does not stop everything else.
 const DIALS_MAX: usize = 256;
 
@@ -66,9 +66,9 @@ impl TcpTransport {
             None => return,
         };
         self.watches.forget(sender.take_closed());
-        for (path, answers) in sender.take_path_news() {
-            if self.path_news.len() < PATH_NEWS_MAX {
-                self.path_news.push_back(PathNews { flow: SendFlow(FlowId(handle)), path, answers });
+        for (path, answers) in sender.take_path_events() {
+            if self.path_events.len() < PATH_EVENTS_MAX {
+                self.path_events.push_back(PathEvent { flow: SendFlow(FlowId(handle)), path, answers });
             }
         }
     }
@@ -91,7 +91,7 @@ impl TcpTransport {
     /// A flow's user wants it to go over another path. It does when its peer has answered there.
     pub(super) fn go_over(&mut self, handle: Handle, path: &FlowPath, detours: &Arc<[FlowPath]>) {
         let Some(Flow { half: Half::Send(sender), fault: None, .. }) = self.flows.get_mut(handle) else { return };
-        for connection in sender.steer(path, detours) {
+        for connection in sender.set_path(path, detours) {
             // What cannot be had now leaves it where it is.
             if self.dial(handle, connection).is_ok()
                 && let Some(Flow { half: Half::Send(sender), .. }) = self.flows.get_mut(handle)

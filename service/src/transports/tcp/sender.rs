@@ -159,7 +159,7 @@ impl Sender {
     }
 
     /// What was found out about paths since.
-    pub(super) fn take_path_news(&mut self) -> impl Iterator<Item = (FlowPath, bool)> {
+    pub(super) fn take_path_events(&mut self) -> impl Iterator<Item = (FlowPath, bool)> {
         self.path_news.drain(..)
     }
 
@@ -495,7 +495,7 @@ impl Sender {
 
     /// From now on it goes over this path, and over the others where that one dies. Returns the connections that are to be dialled, and
     /// [`Sender::force`]d: those that are elsewhere, or on their way.
-    pub(super) fn steer(&mut self, path: &FlowPath, detours: &Arc<[FlowPath]>) -> Vec<u16> {
+    pub(super) fn set_path(&mut self, path: &FlowPath, detours: &Arc<[FlowPath]>) -> Vec<u16> {
         if !self.can_resume() {
             return Vec::new();
         }

@@ -169,7 +169,7 @@ fn garbage_after_a_good_hello_fails_that_flow() {
     let mut victim = Victim::new();
     let mut memory = [0u8; 64];
     // SAFETY: `memory` lives until the end of the test, when nothing polls any more.
-    let key = unsafe { victim.tcp.register(memory.as_mut_ptr(), 64) }.expect("registers");
+    let key = unsafe { victim.tcp.register(memory.as_mut_ptr(), 64, MemoryKind::Host) }.expect("registers");
     let huge = ChunkHeader { message: 0, chunk: 0, message_bytes: u64::MAX, tag: 0 }.encode();
     let long = ChunkHeader { message: 0, chunk: 0, message_bytes: 65, tag: 0 }.encode();
     let beyond = ChunkHeader { message: 0, chunk: 1, message_bytes: 8, tag: 0 }.encode();

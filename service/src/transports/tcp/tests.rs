@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::*;
-use crate::transports::FlowOptions;
 use crate::transports::conformance::{self, Fixture, raise_descriptor_limit, suite};
 use crate::transports::faulty::{Faults, Faulty};
+use crate::transports::{FlowOptions, LocalDevices};
 
 /// Real time, and what was skipped of it.
 #[derive(Default)]
@@ -231,7 +231,10 @@ fn a_peer_that_does_not_receive_for_long_is_not_silent() {
     let bytes = sent.len() as u64;
     // SAFETY: both outlive the transports' use of them.
     let (from, to) = unsafe {
-        (a.register(sent.as_mut_ptr(), bytes).expect("room"), b.register(received.as_mut_ptr(), bytes).expect("room"))
+        (
+            a.register(sent.as_mut_ptr(), bytes, MemoryKind::Host).expect("room"),
+            b.register(received.as_mut_ptr(), bytes, MemoryKind::Host).expect("room"),
+        )
     };
     let span = |key| crate::transports::MemorySpan { key, offset: 0, bytes };
     let send = a.isend(send, span(from), 0).expect("lives").expect("room");
@@ -328,8 +331,8 @@ fn flows_leave_by_the_device_of_their_path() {
     let Some(Half::Send(sender)) = a.flows.get(FlowId::from(send).0).map(|flow| &flow.half) else { panic!("no flow") };
     let from: Vec<_> = sender.sockets().map(|socket| socket.source_address()).collect();
     assert_eq!(from, [Some(std::net::Ipv4Addr::LOCALHOST.into()); 2]);
-    assert_eq!(a.has_device_up(&named("lo")), Ok(true));
-    let refusal = a.has_device_up(&named("nosuch0")).expect_err("there is none");
+    assert_eq!(a.is_device_up(&named("lo")), Ok(true));
+    let refusal = a.is_device_up(&named("nosuch0")).expect_err("there is none");
     assert!(matches!(&refusal, TransportError::Device { problem, .. } if problem.contains("lo")), "{refusal}");
     let (_, handle) = b.listen(&ListenOptions::default()).expect("listens");
     let spec = FlowSpec { number: 0, peer: "rank 1".into(), options: named("nosuch0") };

@@ -38,7 +38,8 @@ use crate::telemetry::flows::{FlowMeter, FlowName, FlowTable, path_name};
 use crate::telemetry::recorder::Recorder;
 use crate::transports::{
     Fault, FlowId, FlowOptions, FlowPath, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey,
-    MemorySpan, PathNews, PortNews, RecvFlow, SendFlow, Transport, TransportError, Usage,
+    MemoryKind, MemorySpan, PathEvent, PathEvents, PortEvent, PortEvents, RecvFlow, SendFlow, Transport,
+    TransportError, Usage, is_device_up,
 };
 
 /// Longest message of a link; what is longer goes as several. Part of the protocol between hosts: both cut alike. As much
@@ -179,11 +180,12 @@ impl Links {
     /// Reads what became of packets, of some flows at a time.
     fn look_at_wire(&mut self, now: Instant) {
         self.wire_look_at = Some(now + WIRE_LOOK_EVERY);
+        let Some(wire) = self.transport.wire_statistics() else { return };
         let sends = self.sets.values().flat_map(|set| set.sends.values());
         let mut looked = 0;
         for sending in sends.skip(self.wire_next).take(WIRE_LOOKS_MAX) {
             looked += 1;
-            if let Some(stats) = self.transport.wire_stats(sending.flow) {
+            if let Some(stats) = wire.wire_stats(sending.flow) {
                 sending.meter.note_wire(stats);
             }
         }
@@ -196,8 +198,8 @@ impl Links {
         if self.wire_look_at.is_none_or(|at| at <= cx.now) {
             self.look_at_wire(cx.now);
         }
-        while let Some(news) = self.transport.take_path_news() {
-            let PathNews { flow, path, answers } = news;
+        while let Some(event) = self.transport.path_events().and_then(PathEvents::take_path_event) {
+            let PathEvent { flow, path, answers } = event;
             let Some((link, peer, meter)) = self.peer_of(flow) else { continue };
             let by = path_name(Some(&path));
             if answers {
@@ -214,7 +216,7 @@ impl Links {
             }
             self.words.say(PathWord { peer, path, answers });
         }
-        while let Some(PortNews { flow, port }) = self.transport.take_port_news() {
+        while let Some(PortEvent { flow, port }) = self.transport.port_events().and_then(PortEvents::take_port_event) {
             if let Some(meter) = self.meter_of(flow) {
                 meter.goes_by(port);
             }
@@ -378,7 +380,7 @@ impl Links {
             }
         }
         for path in paths {
-            let is_up = self.transport.has_device_up(&path.apply(begin))?;
+            let is_up = is_device_up(self.transport.local_devices(), &path.apply(begin))?;
             if let (false, Some(device)) = (is_up, path.device.clone()) {
                 return Err(TransportError::Device { device, problem: "its link is down".into() });
             }
@@ -478,7 +480,9 @@ impl Links {
         set.pairs = Arc::clone(ways);
         for (link, sending) in set.sends.range(LinkKey::first_of(LinkKey::PAIRS_EPOCH)..) {
             let options = steered(begin, peers, *link, ways);
-            self.transport.steer(sending.flow, &FlowPath::of(&options), &options.detours);
+            if let Some(paths) = self.transport.path_control() {
+                paths.set_path(sending.flow, &FlowPath::of(&options), &options.detours);
+            }
         }
     }
 
@@ -519,7 +523,7 @@ impl Links {
         }
         let mut words = vec![0u64; (MESSAGE_BYTES_MAX / 8) as usize].into_boxed_slice();
         // SAFETY: the words are freed in `give_staging`, after they were deregistered, or with the transport.
-        let key = unsafe { self.transport.register(words.as_mut_ptr().cast(), MESSAGE_BYTES_MAX) }?;
+        let key = unsafe { self.transport.register(words.as_mut_ptr().cast(), MESSAGE_BYTES_MAX, MemoryKind::Host) }?;
         Ok(Staging { words, key })
     }
 

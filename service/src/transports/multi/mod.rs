@@ -3,29 +3,32 @@
 //!
 //! - A listener is one of each; its handle has those of all, by kind (`handle.rs`).
 //! - A flow, or a request, is called as its own transport calls it, with the transport's place in the upper bits of its index.
-//! - Memory is made known to the first transport at once, and to another when that begins a flow: what it costs to pin memory is not
-//!   spent for nothing, and what a device refuses is refused before the flow is there. It stays known until it is given back.
+//! - Host memory is made known to the first transport at once, and to another when that begins a flow: what it costs to pin memory
+//!   is not spent for nothing, and what a device refuses is refused before the flow is there. It stays known until it is given back.
+//! - A GPU's memory is made known at once to all transports that can reach it.
 //! - A transport without flows is polled now and then, when it asked for it, and after a sleep.
 //!
 //! Deliberately absent: what flows over each of them begin with (whoever makes flows knows).
 
+mod abilities;
 mod handle;
+mod memory;
 #[cfg(test)]
 mod tests;
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_config::service::TransportKind;
 use mccs_ipc::types::Handle;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
-use super::region::Buffer;
+use self::abilities::Can;
+use self::memory::Memory;
 use super::{
-    DataPath, FLOWS_MAX, FlowId, FlowOptions, FlowPath, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
-    ListenerHandle, MemoryKey, MemorySpan, PathNews, PortNews, REGIONS_MAX, RecvFlow, Request, SendFlow, Status,
-    Transport, TransportError, Usage, WireStats,
+    DataPath, FLOWS_MAX, FlowId, FlowOptions, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
+    ListenerHandle, MemoryKey, MemoryKind, MemorySpan, REGIONS_MAX, RecvFlow, Request, SendFlow, Status, Transport,
+    TransportError, Usage,
 };
 use crate::handles::HandleTable;
 use crate::runtime::{Context, Progress};
@@ -62,42 +65,11 @@ impl Member {
     }
 }
 
-/// Memory, and what the members that know it call it, by place.
-#[derive(Debug)]
-struct Memory {
-    buffer: Buffer,
-    keys: Vec<Option<MemoryKey>>,
-}
-
-impl Memory {
-    /// Makes it known to a member.
-    ///
-    /// # Safety
-    /// As of [`Transport::register`], until [`Memory::forget`] or the member's end.
-    unsafe fn make_known(&mut self, place: usize, member: &mut Member) -> Result<(), TransportError> {
-        let (Some(key), (ptr, _)) = (self.keys.get_mut(place), self.buffer.part(0, 0)) else { return Ok(()) };
-        if key.is_none() {
-            // SAFETY: the caller's promise, passed on.
-            *key = Some(unsafe { member.transport.register(ptr, self.buffer.bytes) }?);
-        }
-        Ok(())
-    }
-
-    /// Has it forgotten by all who know it; who refuses goes on to know it, and so do those behind.
-    fn forget(&mut self, members: &mut [Member]) -> Result<(), TransportError> {
-        for (key, member) in self.keys.iter_mut().zip(members) {
-            if let Some(known) = *key {
-                member.transport.deregister(known)?;
-                *key = None;
-            }
-        }
-        Ok(())
-    }
-}
-
 /// See the module's documentation.
-pub struct Several {
+pub struct MultiTransport {
     members: Vec<Member>,
+    /// What one or another of them can do.
+    can: Can,
     /// By place.
     listeners: HandleTable<Vec<Listener>>,
     memory: HandleTable<Memory>,
@@ -108,16 +80,17 @@ pub struct Several {
     is_armed: bool,
 }
 
-impl Several {
+impl MultiTransport {
     /// All transports of a host, each of another kind; the first one carries flows that name none.
     ///
     /// # Errors
     /// The kernel has no descriptor to watch them by.
     pub fn new(transports: Vec<(TransportKind, Box<dyn Transport>)>) -> Result<Self, TransportError> {
         let member = |(kind, transport)| Member { kind, transport, said: Progress::Busy };
-        let members: Vec<Member> = transports.into_iter().map(member).collect();
+        let mut members: Vec<Member> = transports.into_iter().map(member).collect();
         let epoll = if members.len() > 1 { watch(&members)? } else { None };
-        Ok(Several {
+        Ok(MultiTransport {
+            can: Can::of(&mut members),
             members,
             listeners: HandleTable::new(LISTENERS_MAX),
             memory: HandleTable::new(REGIONS_MAX),
@@ -141,7 +114,7 @@ impl Several {
     /// What the member of a flow calls memory.
     fn span(&self, flow: FlowId, span: MemorySpan) -> Result<MemorySpan, TransportError> {
         let memory = self.memory.get(span.key.0).ok_or(NO_MEMORY)?;
-        let key = memory.keys.get(inside(flow).0).copied().flatten().ok_or(NO_MEMORY)?;
+        let key = memory.key(inside(flow).0).ok_or(NO_MEMORY)?;
         Ok(MemorySpan { key, ..span })
     }
 
@@ -188,7 +161,7 @@ fn inside(flow: FlowId) -> (usize, FlowId) {
     ((index >> FLOW_BITS) as usize, FlowId(Handle { index: index & ((1 << FLOW_BITS) - 1), generation }))
 }
 
-impl DataPath for Several {
+impl DataPath for MultiTransport {
     fn isend(&mut self, flow: SendFlow, message: MemorySpan, tag: u32) -> Result<Option<Request>, TransportError> {
         let id = FlowId::from(flow);
         let message = self.span(id, message)?;
@@ -255,16 +228,11 @@ impl DataPath for Several {
     }
 }
 
-impl Transport for Several {
-    unsafe fn register(&mut self, ptr: *mut u8, bytes: u64) -> Result<MemoryKey, TransportError> {
-        let mut memory = Memory { buffer: Buffer::new(ptr, bytes), keys: vec![None; self.members.len()] };
-        let mut made = Ok(());
-        for (place, member) in self.members.iter_mut().enumerate() {
-            if made.is_ok() && (place == 0 || member.is_in_use()) {
-                // SAFETY: the caller's promise, passed on.
-                made = unsafe { memory.make_known(place, member) };
-            }
-        }
+impl Transport for MultiTransport {
+    unsafe fn register(&mut self, ptr: *mut u8, bytes: u64, kind: MemoryKind<'_>) -> Result<MemoryKey, TransportError> {
+        let mut memory = Memory::new((ptr, bytes), kind, self.members.len());
+        // SAFETY: the caller's promise, passed on.
+        let made = unsafe { memory.register(&mut self.members, kind) };
         let full = TransportError::TooMany { what: "memory registrations", limit: REGIONS_MAX };
         let inserted = match made {
             Ok(()) => self.memory.insert(memory).map_err(|memory| (memory, full)),
@@ -328,11 +296,6 @@ impl Transport for Several {
         }
     }
 
-    fn has_device_up(&self, options: &FlowOptions) -> Result<bool, TransportError> {
-        let place = self.place_of(options)?;
-        self.members.get(place).ok_or(NO_FLOW)?.transport.has_device_up(options)
-    }
-
     fn connect(
         &mut self,
         listener: &ListenerHandle,
@@ -367,32 +330,6 @@ impl Transport for Several {
             member.transport.close(flow);
             member.said = Progress::Busy;
         }
-    }
-
-    fn steer(&mut self, flow: SendFlow, path: &FlowPath, detours: &Arc<[FlowPath]>) {
-        if let Ok((member, flow)) = self.of_flow_mut(flow.into()) {
-            member.transport.steer(SendFlow(flow), path, detours);
-            member.said = Progress::Busy;
-        }
-    }
-
-    fn take_path_news(&mut self) -> Option<PathNews> {
-        self.members.iter_mut().enumerate().find_map(|(place, member)| {
-            let news = member.transport.take_path_news()?;
-            Some(PathNews { flow: SendFlow(outside(place, news.flow.into())), ..news })
-        })
-    }
-
-    fn wire_stats(&self, flow: SendFlow) -> Option<WireStats> {
-        let (member, flow) = self.of_flow(flow.into()).ok()?;
-        member.transport.wire_stats(SendFlow(flow))
-    }
-
-    fn take_port_news(&mut self) -> Option<PortNews> {
-        self.members.iter_mut().enumerate().find_map(|(place, member)| {
-            let news = member.transport.take_port_news()?;
-            Some(PortNews { flow: outside(place, news.flow), ..news })
-        })
     }
 
     fn usage(&self) -> Usage {

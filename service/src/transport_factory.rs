@@ -8,13 +8,13 @@ use mccs_config::service::{Device, RdmaUse, TransportKind};
 
 use crate::engines::transport::links::Links;
 use crate::settings::{NetworkSettings, RdmaSettings, VerbsFrom};
+use crate::transports::multi::MultiTransport;
 use crate::transports::rdma::{Driver, NoRdma, RdmaOptions, RdmaTransport, Verbs};
-use crate::transports::several::Several;
 use crate::transports::tcp::{self, TcpTransport};
-use crate::transports::{FlowOptions, FlowPath, ListenOptions, Transport, TransportError};
+use crate::transports::{FlowOptions, FlowPath, ListenOptions, Transport, TransportError, is_device_up};
 
 /// See the module's documentation.
-pub(crate) struct Carriers {
+pub(crate) struct TransportFactory {
     network: NetworkSettings,
     rdma: Option<OpenRdma>,
     /// What flows are carried by unless their strategy says otherwise.
@@ -31,7 +31,7 @@ struct OpenRdma {
     ports: Vec<Device>,
 }
 
-impl Carriers {
+impl TransportFactory {
     /// Tries out what flows will need.
     ///
     /// # Errors
@@ -43,9 +43,9 @@ impl Carriers {
             Some(rdma) if rdma.settings.usage != RdmaUse::Standby => TransportKind::Rdma,
             _ => TransportKind::Tcp,
         };
-        let carriers = Carriers { network, rdma, first, turn: 0 };
-        carriers.check_devices(paths)?;
-        Ok(carriers)
+        let transport_factory = TransportFactory { network, rdma, first, turn: 0 };
+        transport_factory.check_devices(paths)?;
+        Ok(transport_factory)
     }
 
     /// Whether all devices are there that paths name. One that is down may come up; flows go on over others meanwhile.
@@ -61,7 +61,7 @@ impl Carriers {
         };
         for (place, path) in paths.iter().enumerate() {
             let Some(device) = &path.device else { continue };
-            let is_up = transport.has_device_up(&path.apply(flow));
+            let is_up = is_device_up(transport.local_devices(), &path.apply(flow));
             if !is_up.with_context(|| format!("strategy.path[{place}].device, of flows over {}", self.first))? {
                 tracing::warn!(%device, "a device that a path of [strategy] names is down");
             }
@@ -91,7 +91,7 @@ impl Carriers {
         transports.sort_by_key(|(kind, _)| *kind != self.first);
         let first: FlowOptions = flows.get(&self.first).unwrap_or(&self.network.flow).clone();
         let listen = ListenOptions::new(self.network.address);
-        Ok(Links::new(Box::new(Several::new(transports)?), listen, first).with_transports(flows))
+        Ok(Links::new(Box::new(MultiTransport::new(transports)?), listen, first).with_transports(flows))
     }
 }
 

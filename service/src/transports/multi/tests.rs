@@ -49,16 +49,16 @@ macro_rules! fixture {
         struct $name(Bed);
 
         impl Fixture for $name {
-            type Transport = Several;
+            type Transport = MultiTransport;
 
             fn new() -> Self {
                 $name(Bed::new())
             }
 
-            fn transport(&mut self) -> Several {
+            fn transport(&mut self) -> MultiTransport {
                 let mut transports = vec![self.0.tcp(), self.0.rdma()];
                 transports.sort_by_key(|(kind, _)| *kind != $order);
-                Several::new(transports).expect("descriptor")
+                MultiTransport::new(transports).expect("descriptor")
             }
 
             fn now(&mut self) -> Instant {
@@ -96,13 +96,13 @@ mod tcp_besides {
 /// Two hosts, a flow between them over each transport, and memory of the same bytes for both.
 struct Two {
     bed: Bed,
-    hosts: [Several; 2],
+    hosts: [MultiTransport; 2],
 }
 
 impl Two {
     fn new(transports: [fn(&Bed) -> Transports; 2]) -> Self {
         let bed = Bed::new();
-        let hosts = transports.map(|of| Several::new(of(&bed)).expect("descriptor"));
+        let hosts = transports.map(|of| MultiTransport::new(of(&bed)).expect("descriptor"));
         Two { bed, hosts }
     }
 
@@ -110,7 +110,7 @@ impl Two {
         FlowSpec { number, peer: "rank 1 on h1".into(), options }
     }
 
-    fn until<T>(&mut self, mut done: impl FnMut(&mut [Several; 2]) -> Option<T>) -> T {
+    fn until<T>(&mut self, mut done: impl FnMut(&mut [MultiTransport; 2]) -> Option<T>) -> T {
         let began = Instant::now();
         loop {
             let cx = Context::new(self.bed.now(), 8);
@@ -142,7 +142,7 @@ fn flows_over_both_use_the_same_memory() {
     let mut keys = Vec::new();
     for (host, pointer) in two.hosts.iter_mut().zip(pointers) {
         // SAFETY: `memory` outlives `two`, which is dropped first, and is looked at when nothing runs.
-        keys.push(unsafe { host.register(pointer, 1000) }.expect("room"));
+        keys.push(unsafe { host.register(pointer, 1000, MemoryKind::Host) }.expect("room"));
     }
     let (listener, handle) = two.hosts[1].listen(&ListenOptions::default()).expect("listens");
     let kinds = [None, Some(TransportKind::Rdma), Some(TransportKind::Tcp)];
@@ -167,7 +167,7 @@ fn flows_over_both_use_the_same_memory() {
     assert_eq!(memory[0][..900], memory[1][..900]);
 }
 
-fn done(host: &mut Several, request: Request) -> Option<u64> {
+fn done(host: &mut MultiTransport, request: Request) -> Option<u64> {
     match host.test(request).expect("the flow works") {
         Status::Running { .. } => None,
         Status::Done { bytes, .. } => Some(bytes),
@@ -181,7 +181,7 @@ fn memory_is_made_known_with_the_first_flow() {
     let pointer = memory.as_mut_ptr();
     let mut two = Two::new([both, both]);
     // SAFETY: `memory` outlives `two`.
-    let first = unsafe { two.hosts[0].register(pointer, 64 << 10) }.expect("room");
+    let first = unsafe { two.hosts[0].register(pointer, 64 << 10, MemoryKind::Host) }.expect("room");
     let known = |two: &Two| two.hosts[0].members.iter().map(|m| m.transport.usage().registrations).collect::<Vec<_>>();
     assert_eq!(known(&two), [1, 0]);
     let (_, handle) = two.hosts[1].listen(&ListenOptions::default()).expect("listens");
@@ -196,7 +196,7 @@ fn memory_is_made_known_with_the_first_flow() {
     let flow = connect(&mut two, 1).expect("begins");
     assert_eq!(known(&two), [1, 1]);
     // SAFETY: as above.
-    let second = unsafe { two.hosts[0].register(pointer, 32 << 10) }.expect("room");
+    let second = unsafe { two.hosts[0].register(pointer, 32 << 10, MemoryKind::Host) }.expect("room");
     assert_eq!(known(&two), [2, 2]);
     two.hosts[0].close(flow.into());
     for key in [first, second] {

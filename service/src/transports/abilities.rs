@@ -1,0 +1,118 @@
+//! Optional abilities: what some transports can do and others cannot.
+//!
+//! Each is a small trait. [`Abilities`] says which of them a transport has, so that an engine knows instead of calling what does
+//! nothing. None of them is called for each message.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{FlowId, FlowOptions, FlowPath, SendFlow, TransportError};
+
+/// Which abilities a transport has; `None` where it lacks one. The answers stay the same for a transport's whole life.
+pub trait Abilities {
+    /// Leads flows over other paths while they run.
+    fn path_control(&mut self) -> Option<&mut dyn PathControl> {
+        None
+    }
+
+    /// Finds out which paths are dead.
+    fn path_events(&mut self) -> Option<&mut dyn PathEvents> {
+        None
+    }
+
+    /// Knows the ports by which flows go.
+    fn port_events(&mut self) -> Option<&mut dyn PortEvents> {
+        None
+    }
+
+    /// Counts packets.
+    fn wire_statistics(&self) -> Option<&dyn WireStatistics> {
+        None
+    }
+
+    /// Sends by devices of this host that paths can name.
+    fn local_devices(&self) -> Option<&dyn LocalDevices> {
+        None
+    }
+}
+
+/// Changes of path under load.
+pub trait PathControl {
+    /// From now on a flow goes over `path`, and over `detours` where that one dies. Messages that were sent and have not arrived are
+    /// sent there again. A flow stays where it is if the path cannot be had.
+    fn set_path(&mut self, flow: SendFlow, path: &FlowPath, detours: &Arc<[FlowPath]>);
+}
+
+/// What flows find out about paths.
+pub trait PathEvents {
+    /// The next event, oldest first.
+    fn take_path_event(&mut self) -> Option<PathEvent>;
+}
+
+/// Which ports flows take.
+pub trait PortEvents {
+    /// The next event, oldest first.
+    fn take_port_event(&mut self) -> Option<PortEvent>;
+}
+
+/// Counts of packets.
+pub trait WireStatistics {
+    /// Counts of one flow; `None` if it is not there or the kernel does not say. Costs a system call for each connection.
+    fn wire_stats(&self, flow: SendFlow) -> Option<WireStats>;
+}
+
+/// Devices of this host.
+pub trait LocalDevices {
+    /// Whether the device that `options` name carries packets, as far as this host knows; also where they name none.
+    ///
+    /// # Errors
+    /// This host has no such device, or the device has no address that flows could have.
+    fn is_device_up(&self, options: &FlowOptions) -> Result<bool, TransportError>;
+}
+
+/// Whether the device that `options` name carries packets, of a transport whose devices these are, if it has any.
+///
+/// # Errors
+/// As of [`LocalDevices::is_device_up`].
+pub fn is_device_up(devices: Option<&dyn LocalDevices>, options: &FlowOptions) -> Result<bool, TransportError> {
+    match (devices, &options.device) {
+        (Some(devices), _) => devices.is_device_up(options),
+        (None, None) => Ok(true),
+        (None, Some(device)) => Err(TransportError::Device {
+            device: device.clone(),
+            problem: "what carries its flows has no devices".into(),
+        }),
+    }
+}
+
+/// A flow's sender has found that a path is dead, or answers again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathEvent {
+    /// The flow.
+    pub flow: SendFlow,
+    /// What steers packets over the path.
+    pub path: FlowPath,
+    /// Whether the peer's host answers over it again, and the flow goes there now. Otherwise it has left packets unanswered there for
+    /// [`FlowOptions::path_timeout`].
+    pub answers: bool,
+}
+
+/// A flow has taken or left a port of its host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortEvent {
+    /// The flow, either direction.
+    pub flow: FlowId,
+    /// Name of the device and number of its port, such as `mlx5_0:1`. `None`: the flow has left the one before, and looks for another.
+    pub port: Option<String>,
+}
+
+/// Counts of a flow's packets from the start of its connections, as the sender's kernel has them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WireStats {
+    /// Packets with payload that were sent, repetitions included.
+    pub segments: u64,
+    /// Packets that were sent again.
+    pub retransmits: u64,
+    /// Time from a packet to its answer, smoothed: of the slowest of the flow's connections.
+    pub round_trip: Duration,
+}
