@@ -162,6 +162,17 @@ profiler() {
     done
 }
 
+# A rank that waits for one that does not come ends, in every way in which programs end it.
+hung() {
+    local way count
+    for way in exit signal crash; do
+        for count in 100 1000000; do
+            echo "== a collective of $count that one rank does not call, $way (at $SECONDS s)"
+            LD_LIBRARY_PATH="$work/nccl:$LD_LIBRARY_PATH" "$work/nccl_hung" $count $way
+        done
+    done
+}
+
 # Every collective, with so many ranks, as the rest says.
 check() {
     local nranks=$1
@@ -246,6 +257,8 @@ cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -I shim/examples/c tests/
 LD_LIBRARY_PATH="$work/nccl:$LD_LIBRARY_PATH" "$work/nccl_handles" living
 cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -Wno-unused-function -I shim/examples/c tests/tests/nccl_profiler.c "$work/nccl/libnccl.so.2" -ldl -pthread -o "$work/nccl_profiler"
 profiler
+cc -std=gnu11 -Wall -Wextra -Werror -Wno-unused-variable -Wno-unused-function -I shim/examples/c tests/tests/nccl_hung.c "$work/nccl/libnccl.so.2" -ldl -pthread -o "$work/nccl_hung"
+hung
 check 3 --begin 1B --end 48KiB --factor 37
 check 2 --begin 100004B --end 4MiB --factor 6 --dtypes float,bfloat16 --redops sum,premulsum
 training
@@ -258,11 +271,13 @@ check 3 --begin 1B --end 3MiB --factor 19 --dtypes float,bfloat16,uint8 --redops
 training
 nccl_calls 3
 profiler engines
+hung
 serve $'handles = "never"\nlarge_from = "4KiB"\nslot = "1MiB"'
 check 3 --begin 1KiB --end 1MiB --factor 30 --dtypes float --redops sum
 serve $'execution = "service"\nlarge_from = "16B"\nslot = "1MiB"'
 check 3 --begin 1B --end 3MiB --factor 19 --dtypes float,uint8 --redops sum,premulsum
 nccl_calls 3
+hung
 serve_two
 for nranks in 2 3; do nccl_calls $nranks "${two[@]}"; done
 for name in cuda_all_reduce cuda_calls; do

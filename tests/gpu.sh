@@ -286,6 +286,7 @@ compile() {
     done
     cc -rdynamic -I shim/examples/c tests/tests/nccl_calls.c "$MCCS_BIN/libnccl.so.2" -ldl -pthread -o "$work/nccl_calls"
     cc -I shim/examples/c tests/tests/nccl_handles.c "$MCCS_BIN/libnccl.so.2" -ldl -pthread -o "$work/nccl_handles"
+    cc -std=gnu11 -I shim/examples/c tests/tests/nccl_hung.c "$MCCS_BIN/libnccl.so.2" -ldl -pthread -o "$work/nccl_hung"
     cc -I shim/examples/c tests/tests/nccl_profiler.c "$MCCS_BIN/libnccl.so.2" -ldl -pthread -o "$work/nccl_profiler"
     local version
     for version in 1 2 3 4 5 6 7; do
@@ -350,6 +351,10 @@ programs() {
         done
         for nranks in 2 $([ "$gpus" -le 2 ] || echo "$gpus"); do
             lane "in C: NCCL's calls, $nranks ranks" env LD_LIBRARY_PATH="$MCCS_BIN" "$work/nccl_calls" "$nranks"
+        done
+        local way
+        for way in $([ "$gpus" = 1 ] || echo exit signal crash); do
+            lane "in C: a collective that one rank does not call, $way" env LD_LIBRARY_PATH="$MCCS_BIN" "$work/nccl_hung" 1000000 "$way"
         done
         lane "in C: handles that are misused" env LD_LIBRARY_PATH="$MCCS_BIN" "$work/nccl_handles" living
         local version
