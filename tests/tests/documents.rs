@@ -7,8 +7,12 @@ use std::process::Command;
 /// Characters of a line, outside of tables, code and links.
 const LINE_CHARS: usize = 100;
 /// Folders with an index, and the folders whose pages it names.
-const INDEXES: [(&str, &str); 3] =
-    [("docs", "docs"), ("docs/decisions", "docs/decisions"), ("eval/results", "eval/results/experiments")];
+const INDEXES: [(&str, &str); 4] = [
+    ("docs", "docs"),
+    ("docs/decisions", "docs/decisions"),
+    ("docs/guides", "docs/guides"),
+    ("eval/results", "eval/results/experiments"),
+];
 
 /// Tables and reports that scripts write beside data.
 fn is_written_by_a_script(name: &str) -> bool {

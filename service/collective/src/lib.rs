@@ -3,7 +3,7 @@
 //! An algorithm is a pure function from a [`Problem`] to a [`Schedule`]: the steps of every rank over spans of named
 //! buffers. [`verify`] executes any schedule symbolically and proves it right for every interleaving; [`CostModel`] times
 //! it; devices and transports run it. A new algorithm is one more function and one more arm in [`build`]: the proofs are
-//! generic.
+//! generic. `docs/guides/schedule.md` adds one.
 //!
 //! Deliberately absent: I/O, clocks, threads, addresses, data types and operators.
 
@@ -100,3 +100,8 @@ fn drop_empty_steps(schedule: &mut Schedule) {
 
 #[cfg(test)]
 mod tests;
+
+/// The guide's algorithm is compiled, proven and costed.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guides/schedule.md")]
+pub struct ScheduleGuide;

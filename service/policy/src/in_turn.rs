@@ -1,4 +1,4 @@
-//! The policy of `docs/POLICIES.md`, as it is in the service of who follows that; for tests alone.
+//! The policy of `docs/guides/policy.md`, as it is in the service of who follows that; for tests alone.
 
 use super::{Decisions, Policy, View, Way, flows, shares};
 

@@ -5,7 +5,7 @@
 //! the NIC and path of every flow between hosts, weights, caps, priorities, and times to send; transports and engines carry
 //! it out.
 //!
-//! A new policy is one file with one `impl Policy`, and one line here, in `policies!`; `docs/POLICIES.md` has a whole one. What
+//! A new policy is one file with one `impl Policy`, and one line here, in `policies!`; `docs/guides/policy.md` has a whole one. What
 //! policies share: [`rings`] orders ranks, [`flows`] derives flows from orders and puts them on paths, [`shares`] allocates rates.
 //!
 //! Deliberately absent: when a change takes effect (the exchange agrees on that), and how it is enforced.
@@ -84,7 +84,7 @@ pub fn names() -> Vec<&'static str> {
 #[cfg(test)]
 mod tests;
 
-/// The example for who writes a policy is compiled, and run.
+/// The guide's policy is compiled and run.
 #[cfg(doctest)]
-#[doc = include_str!("../../../docs/POLICIES.md")]
-pub struct PoliciesGuide;
+#[doc = include_str!("../../../docs/guides/policy.md")]
+pub struct PolicyGuide;

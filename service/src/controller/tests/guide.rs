@@ -1,4 +1,4 @@
-//! A policy that was added as `docs/POLICIES.md` says decides, when `policy.toml` names it.
+//! A policy that was added as `docs/guides/policy.md` says decides, when `policy.toml` names it.
 
 use super::bed::Bed;
 
