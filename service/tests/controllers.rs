@@ -299,7 +299,7 @@ fn of_two_controllers_the_one_that_hosts_obey_decides_and_the_other_is_told_so()
     });
 }
 
-/// As docs/OPERATING.md has it: the old one is stopped, and a service of the same name starts on another machine, with the same files.
+/// As docs/CONTROLLER.md has it: the old one is stopped, and a service of the same name starts on another machine, with the same files.
 #[test]
 fn the_role_moves_to_another_machine_while_jobs_run_and_changes_nothing() {
     let [own, _] = CONTROLLERS;

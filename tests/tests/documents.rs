@@ -7,10 +7,11 @@ use std::process::Command;
 /// Characters of a line, outside of tables, code and links.
 const LINE_CHARS: usize = 100;
 /// Folders with an index, and the folders whose pages it names.
-const INDEXES: [(&str, &str); 4] = [
+const INDEXES: [(&str, &str); 5] = [
     ("docs", "docs"),
     ("docs/decisions", "docs/decisions"),
     ("docs/guides", "docs/guides"),
+    ("docs/internals", "docs/internals"),
     ("eval/results", "eval/results/experiments"),
 ];
 

@@ -313,17 +313,17 @@ fn mentioned(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn the_guide_says_what_each_metric_means() {
-    let guide = include_str!("../../../../docs/OPERATING.md");
+    let guide = include_str!("../../../../docs/METRICS.md");
     let (told, names) = (mentioned(guide), names(&render(&overview())));
     let untold: Vec<_> = names.difference(&told).collect();
-    assert!(untold.is_empty(), "docs/OPERATING.md does not say what these mean: {untold:?}");
+    assert!(untold.is_empty(), "docs/METRICS.md does not say what these mean: {untold:?}");
     let suffixes = ["_bucket", "_sum", "_count"];
     let is_known = |name: &&String| {
         names.contains(*name)
             || suffixes.iter().any(|suffix| name.strip_suffix(suffix).is_some_and(|n| names.contains(n)))
     };
     let unknown: Vec<_> = told.iter().filter(|name| !is_known(name)).collect();
-    assert!(unknown.is_empty(), "docs/OPERATING.md speaks of what there is not: {unknown:?}");
+    assert!(unknown.is_empty(), "docs/METRICS.md speaks of what there is not: {unknown:?}");
 }
 
 #[test]
