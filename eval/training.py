@@ -90,7 +90,7 @@ def sides_of(options, folder):
     texts = {f"service{number}": f'[cuda]\nuse = "required"\n{lines}\n' for number, lines in enumerate(settings.values())}
     library = BINARIES / "libnccl.so.2"
     if not library.exists():
-        sys.exit(f"training.py: there is no {library.name} in {BINARIES}: see docs/CUDA.md, \"Programs that use NCCL\"")
+        sys.exit(f"training.py: there is no {library.name} in {BINARIES}: see docs/NCCL.md")
     with services(texts, folder) as sockets:
         others = [text.split("=", 1) for text in options.nccl]
         nccl = [Side(BUNDLED, False, {}), *(Side(f"NCCL {name}", False, preloaded(file)) for name, file in others)]

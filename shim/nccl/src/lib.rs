@@ -4,7 +4,7 @@
 //! What is there: communicators of GPUs of one host or several, made by any of NCCL's calls, split, shrunk, waited for or not; every
 //! collective; sends and receives; pre-multiplied sums; groups; CUDA graphs; all of it by its `pnccl` names too. Every function of NCCL 2.32.3
 //! is exported. One that is refused returns `ncclInvalidUsage`, and `ncclGetLastError` says what to do instead: calls for kernels of the
-//! caller's, and one-sided operations. `docs/CUDA.md` has the table.
+//! caller's, and one-sided operations. `docs/NCCL.md` has the table.
 //!
 //! Calls return what NCCL's documentation says; names, numbers and signatures are those of `nccl.h`.
 
