@@ -1,7 +1,7 @@
 //! What flows over RDMA cost a host, on paper: work requests and completions of messages, bytes under way, engines, memory.
 //!
 //! Pure arithmetic over published figures and the transport's own counts (`transports/rdma`): bounds to begin measuring with,
-//! for machines that nobody here has. `mccs-sim rdma` prints it; `docs/RDMA.md` says where the figures are from.
+//! for machines that nobody here has. `mccs-sim rdma` prints it; `docs/internals/rdma.md` says where the figures are from.
 
 use super::CostModel;
 
@@ -39,7 +39,7 @@ pub struct RdmaHost {
     pub gbit_per_s: f64,
     /// Bytes that a device and memory exchange in a nanosecond, each way. PCIe 5.0 x16: 63.
     pub bus_bytes_per_ns: f64,
-    /// To another host and back over an idle fabric. Three tiers of 400 Gbit/s ports: 22 us (source 1 of `docs/RDMA.md`).
+    /// To another host and back over an idle fabric. Three tiers of 400 Gbit/s ports: 22 us (source 1 of `docs/internals/rdma.md`).
     pub round_trip_ns: f64,
     /// The same through queues that flows are to fill nonetheless.
     pub queued_round_trip_ns: f64,
