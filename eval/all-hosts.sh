@@ -1,7 +1,9 @@
 #!/bin/sh
-# All figures about several hosts, in order, within 12 minutes on two cores: as root, on a machine that does nothing else.
-# Writes eval/results/hosts-*.{json,md}. A figure that misses its goal does not keep the others from being taken.
-# Build first: cargo build --release --workspace && cargo test --no-run -p mccs-tests --test exchange_sim
+# All figures about several hosts, in order, within 12 minutes on two cores: as root, on a machine
+# that does nothing else. Writes eval/results/hosts-*.{json,md}. A figure that misses its goal does
+# not keep the others from being taken.
+# Build first:
+# cargo build --release --workspace && cargo test --no-run -p mccs-tests --test exchange_sim
 cd "$(dirname "$0")/.." || exit 1
 missed=""
 figure() {

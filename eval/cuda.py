@@ -138,7 +138,8 @@ def main():
     options = parser.parse_args()
     runs, table, words = WHAT[options.what]
     nccl = options.nccl or installed_nccl()
-    # Multicast is left alone: a program that uses it and fails may leave GPUs that others share out of service.
+    # Multicast is left alone: a program that uses it and fails may leave GPUs that others share out
+    # of service.
     os.environ["NCCL_NVLS_ENABLE"] = "0"
     with tempfile.TemporaryDirectory() as folder, services({"gpu-host": f"{SERVICE}{options.cuda}\n"}, folder) as sockets:
         file = pathlib.Path(folder) / "found.json"

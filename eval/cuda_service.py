@@ -22,7 +22,8 @@ BINARIES = pathlib.Path(os.environ.get("MCCS_BIN", bench.BINARIES))
 BOTH = "all_reduce,all_gather"
 # Collectives of a graph.
 GRAPH = 20
-# How NCCL goes between hosts without RDMA: neither peer access nor shared memory, over the same interface as the services.
+# How NCCL goes between hosts without RDMA: neither peer access nor shared memory, over the same
+# interface as the services.
 AS_HOSTS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
 
 

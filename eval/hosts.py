@@ -30,7 +30,8 @@ def mccs(fabric, options, placed, algorithm):
 
     def side(op, size, iterations, warmup):
         with cluster.services(fabric, settings) as (started, folder):
-            # A run without data first: links between hosts are up then, and what the set-up costs is not counted.
+            # A run without data first: links between hosts are up then, and what the set-up costs
+            # is not counted.
             run_perf = lambda *arguments: cluster.perf(fabric, folder, placed, secrets.token_hex(16), [
                 "--operation", op, *arguments])
             run_perf("--begin", "1KiB", "--end", "1KiB", "--iterations", 1)

@@ -31,7 +31,8 @@ class CpuTime:
             thread = int(task.name)
             self.by_thread_ns[thread], self.wakeups[thread] = used_ns, times_run
             self.names[thread] = (task / "comm").read_text().strip()
-        # After the process' name, which may contain anything: state is field 3 of the whole, utime and stime 14 and 15.
+        # After the process' name, which may contain anything: state is field 3 of the whole, utime
+        # and stime 14 and 15.
         fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
         self.ticks = int(fields[11]) + int(fields[12])
 

@@ -35,7 +35,8 @@ def times_of(output):
     for line in output.splitlines():
         fields = line.split()
         if len(fields) >= 9 and fields[0].isdigit() and fields[1].isdigit():
-            # From the end, since programs without an operation or a root leave fields out: in place, then out of place.
+            # From the end, since programs without an operation or a root leave fields out: in
+            # place, then out of place.
             time_us, wrong = float(fields[-8]), fields[-5]
             if int(fields[0]):
                 found[int(fields[0])] = time_us, None if wrong == "N/A" else int(wrong)

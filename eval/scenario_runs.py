@@ -14,8 +14,9 @@ import cluster
 from bench import BINARIES, records, run
 from scenario_toml import seconds
 
-# Source ports that choose no spine, and that the kernel does not give out by itself: so many for each channel, of which services take the first that are
-# free. They differ in the lowest bits, by which ports with a queue for each flow tell flows apart.
+# Source ports that choose no spine, and that the kernel does not give out by itself: so many for
+# each channel, of which services take the first that are free. They differ in the lowest bits, by
+# which ports with a queue for each flow tell flows apart.
 HASHED_PORTS, OF_CHANNEL, LOWEST_BITS = range(21_000, 32_000), 67, 4
 
 
@@ -31,7 +32,8 @@ def measure(scenario, fabric, variant, options):
             for name, text in [("topology", scenario.topology()), ("policy", scenario.policy(variant))]:
                 (pathlib.Path(files) / f"{name}.toml").write_text(text)
                 settings.append(f'controller.{name} = "{files}/{name}.toml"')
-            # Emulated hosts would all have this machine's GPUs, of which their topology says nothing.
+            # Emulated hosts would all have this machine's GPUs, of which their topology says
+            # nothing.
             settings += [f'controller.host = "{fabric.hosts[0]}"', 'cuda.use = "off"']
         tenants = [job["name"] for job in scenario.jobs]
         _, folder = meanwhile.enter_context(cluster.services(fabric, settings, tenants))

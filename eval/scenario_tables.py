@@ -10,7 +10,8 @@ from scenario_toml import seconds
 ALLOWED = 0.1
 # Of what the policy allots to a tenant.
 ALLOWED_OF_ALLOTTED = 0.03
-# Collectives that begin before and end after a moment belong to neither side of it; so long a time does not count either.
+# Collectives that begin before and end after a moment belong to neither side of it; so long a time
+# does not count either.
 EDGE_S = 0.5
 
 

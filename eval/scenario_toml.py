@@ -5,11 +5,13 @@ import pathlib
 import re
 import tomllib
 
-# Of what the policy allots, hosts fill so much where tenants have shares (`service/src/controller/pace.rs`).
+# Of what the policy allots, hosts fill so much where tenants have shares
+# (`service/src/controller/pace.rs`).
 SHARED_PAYLOAD = 0.92
-# Simulated jobs that never vary stay in lockstep: those that begin together would meet in every iteration, as on the fabric they do not. So compute
-# times vary there by so much at least: as iterations do on a fabric of jobs that have it for themselves, which is 0.6 to 1 ms, but 4 ms where each sends
-# for 138 (eval/results/fabric-qos-alone-fair, fabric-turns-alone-fair).
+# Simulated jobs that never vary stay in lockstep: those that begin together would meet in every
+# iteration, as on the fabric they do not. So compute times vary there by so much at least: as
+# iterations do on a fabric of jobs that have it for themselves, which is 0.6 to 1 ms, but 4 ms
+# where each sends for 138 (eval/results/fabric-qos-alone-fair, fabric-turns-alone-fair).
 VARIES_S = 0.65e-3
 UNITS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1}

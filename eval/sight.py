@@ -114,7 +114,8 @@ def main():
                 ratios.append(row)
                 of_side = [run for run in found if run["side"] == side]
                 records, lost, operations = (sum(run[what] for run in of_side) for what in ("records", "lost", "operations"))
-                # Those that count are what lies between an interval's margins, records those of all of it.
+                # Those that count are what lies between an interval's margins, records those of all
+                # of it.
                 shown = lambda what: "{:.4f} ({:.4f} to {:.4f})".format(*row[what])
                 rows.append([hosts, size, f"{statistics.median(by_round(found, OFF, 'p50_us')):.1f}", side, shown("p50_us"), shown("p10_us"),
                              shown("mean_us"), f"{records / (len(of_side) * options.interval_ms) * 1000:.0f}" if records else "",

@@ -1,6 +1,7 @@
 #!/bin/bash
-# The tests of GPUs on a host without any: on the emulated driver (tests/driver), which is called libcuda.so in a folder of this script's own, so
-# that nobody else finds it. Fails if anything fails. Kernels' images have to be built, as the service asks for them: MCCS_NVCC, see
+# The tests of GPUs on a host without any: on the emulated driver (tests/driver), which is called
+# libcuda.so in a folder of this script's own, so that nobody else finds it. Fails if anything
+# fails. Kernels' images have to be built, as the service asks for them: MCCS_NVCC, see
 # docs/CUDA.md.
 #
 # What is not run is named below, with the reason, and printed.
@@ -135,13 +136,15 @@ TOML
     two=("$work/h0/mccs.sock" "$work/h1/mccs.sock")
 }
 
-# Every call of NCCL's library, with so many ranks: at the service, or at those with the sockets that follow.
+# Every call of NCCL's library, with so many ranks: at the service, or at those with the sockets
+# that follow.
 nccl_calls() {
     echo "== every call of NCCL's library: ${*##*/} (at $SECONDS s)"
     LD_LIBRARY_PATH="$work/nccl:$LD_LIBRARY_PATH" "$work/nccl_calls" "$@"
 }
 
-# What profiler plugins of all versions hear, and the lines of NCCL_DEBUG=INFO; at a service as the rest says (nccl_profiler.c).
+# What profiler plugins of all versions hear, and the lines of NCCL_DEBUG=INFO; at a service as the
+# rest says (nccl_profiler.c).
 profiler() {
     local version lines
     for version in 1 2 3 4 5 6 7; do
@@ -214,7 +217,8 @@ echo "== who writes over what ranks wait for one after the other, on 3 emulated 
 MCCS_EMULATED_GPUS=3 "$gpu_tests" --ignored who_writes_back_to_a_gather
 tests_without_words
 
-# A process for each of two ranks, told who they are as mccs-launch tells them; each at a service, where there are two.
+# A process for each of two ranks, told who they are as mccs-launch tells them; each at a service,
+# where there are two.
 ranks() {
     local id rank pids=()
     echo "== two ranks: ${*##*/} (at $SECONDS s)"
@@ -230,8 +234,8 @@ export MCCS_EMULATED_GPUS=3 MCCS_SOCKET="$work/run/mccs.sock"
 two=()
 serve 'large_from = "1MiB"'
 ranks "$target/release/examples/cuda_all_reduce"
-# In PID namespaces of their own, but with this one's /proc, where the emulated driver looks; then as processes with the number of the service there, of which no handles
-# are opened.
+# In PID namespaces of their own, but with this one's /proc, where the emulated driver looks; then
+# as processes with the number of the service there, of which no handles are opened.
 if [ "$(id -u)" = 0 ]; then
     ranks unshare --fork --pid "$target/release/examples/cuda_all_reduce"
     if [ -w /proc/sys/kernel/ns_last_pid ]; then

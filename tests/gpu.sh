@@ -1,17 +1,21 @@
 #!/bin/bash
-# Everything that needs a GPU: fails where there is none. Runs what cargo builds, or what is in the folder MCCS_BIN, so
-# that binaries built elsewhere can be carried to a machine with GPUs and without Rust: there the tests of
-# `cargo test --no-run --release -p mccs-tests --test gpu` are called gpu-tests.
+# Everything that needs a GPU: fails where there is none. Runs what cargo builds, or what is in the
+# folder MCCS_BIN, so that binaries built elsewhere can be carried to a machine with GPUs and
+# without Rust: there the tests of `cargo test --no-run --release -p mccs-tests --test gpu` are
+# called gpu-tests.
 #
 #   tests/gpu.sh [values|tests|programs|services|memcheck|mps|clients|figures|all]...      default: all but clients and figures
 #
-# clients runs what others wrote, as far as it is installed (tests/clients); MCCS_NCCL_TESTS names a folder of nccl-tests' programs.
+# clients runs what others wrote, as far as it is installed (tests/clients); MCCS_NCCL_TESTS names a
+# folder of nccl-tests' programs.
 #
-# What the host lacks is said, and fails where it was asked for by name. GPU_TESTS, if it is set, has filters of the tests of `tests`, by
-# spaces: their names, or parts of them. On one GPU these take seven minutes, since processes take turns there.
+# What the host lacks is said, and fails where it was asked for by name. GPU_TESTS, if it is set,
+# has filters of the tests of `tests`, by spaces: their names, or parts of them. On one GPU these
+# take seven minutes, since processes take turns there.
 #
-# MCCS_NCCL names NCCL's library, for figures beside it (eval/cuda.py). Results go to the folder OUT, if it is set: gpu-checks.md says what was
-# checked, and where (MCCS_COMMIT names the commit where there is no git).
+# MCCS_NCCL names NCCL's library, for figures beside it (eval/cuda.py). Results go to the folder
+# OUT, if it is set: gpu-checks.md says what was checked, and where (MCCS_COMMIT names the commit
+# where there is no git).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 asked=$*
@@ -138,8 +142,9 @@ ranks() {
     return $status
 }
 
-# Two services on this machine, joined by TCP, and three that carry everything out themselves, one in host memory and by its engines, one by
-# engines from few bytes on, and one by engines with streams that wait for events: their sockets in `two`, `strict`, `by_engines` and `by_events`.
+# Two services on this machine, joined by TCP, and three that carry everything out themselves, one
+# in host memory and by its engines, one by engines from few bytes on, and one by engines with
+# streams that wait for events: their sockets in `two`, `strict`, `by_engines` and `by_events`.
 more=
 start_more() {
     "$MCCS_BIN/mccsctl" keys --hosts h0,h1 --dir "$work/keys" >/dev/null
@@ -367,8 +372,8 @@ programs() {
     fi
 }
 
-# Every collective by two ranks, of floats that are summed, and nothing else, as the arguments say: under the memory checker, which makes kernels some
-# hundred times slower.
+# Every collective by two ranks, of floats that are summed, and nothing else, as the arguments say:
+# under the memory checker, which makes kernels some hundred times slower.
 checked_memory() {
     local name=$1
     shift
@@ -376,9 +381,10 @@ checked_memory() {
         "$perf" --check --nranks 2 --operation all --dtypes float --redops sum "$@"
 }
 
-# Of each family of kernels that ranks launch few calls: packets and lines, as short and as one long size takes them; packets in many blocks, and chunks;
-# sends and receives, few; what ranks combine of large operations; what copies, tells and waits beside the service. Not the service's own kernels, which combine by
-# the same code as the ranks', nor other types, nor graphs.
+# Of each family of kernels that ranks launch few calls: packets and lines, as short and as one long
+# size takes them; packets in many blocks, and chunks; sends and receives, few; what ranks combine
+# of large operations; what copies, tells and waits beside the service. Not the service's own
+# kernels, which combine by the same code as the ranks', nor other types, nor graphs.
 memcheck() {
     local checker
     checker=$(PATH=$PATH:/usr/local/cuda/bin type -P compute-sanitizer || true)
@@ -416,7 +422,8 @@ mps() {
     end_mps
 }
 
-# nccl-tests' programs by one way to make ranks, each collective; fails where they find a wrong element.
+# nccl-tests' programs by one way to make ranks, each collective; fails where they find a wrong
+# element.
 nccl_tests() {
     local name=$1 collective
     shift

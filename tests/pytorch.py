@@ -29,7 +29,8 @@ def collectives(rank, nranks, device):
     generator = torch.Generator().manual_seed(7)
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         for count in (1, 1000, 100_003, 3_000_000):
-            # Small integers: sums are exact in every type, and every rank can make every other's data.
+            # Small integers: sums are exact in every type, and every rank can make every other's
+            # data.
             data = torch.randint(-3, 4, (nranks, count), generator=generator).to(dtype)
             own, total = data[rank].to(device), data.to(torch.float64).sum(0).to(dtype)
             summed = own.clone()

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs the peers that mccs is compared with, as they are shipped: Open MPI, Gloo (in PyTorch) and iperf3 from Debian, Intel MPI
-# from PyPI into a folder outside the repository, given as the argument. Needs root for apt-get. Can be run again.
+# Installs the peers that mccs is compared with, as they are shipped: Open MPI, Gloo (in PyTorch)
+# and iperf3 from Debian, Intel MPI from PyPI into a folder outside the repository, given as the
+# argument. Needs root for apt-get. Can be run again.
 set -euo pipefail
 folder="${1:?usage: install.sh FOLDER}"
 export DEBIAN_FRONTEND=noninteractive
