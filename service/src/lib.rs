@@ -3,7 +3,6 @@
 //! See `docs/ARCHITECTURE.md` for the life of an operation through these modules.
 
 mod answers;
-pub mod bootstrap;
 pub mod closer;
 pub mod control;
 pub mod controller;
@@ -11,7 +10,6 @@ pub mod default_quotas;
 pub mod devices;
 pub mod engines;
 pub mod exchange;
-pub mod handles;
 #[cfg(test)]
 mod lossy;
 pub mod memory;
@@ -27,6 +25,8 @@ pub mod transports;
 
 // Layers below, under the names by which this crate calls them.
 pub use mccs_collective as collective;
+pub use mccs_model as model;
+pub use mccs_model::handles;
 pub use mccs_policy as policy;
 pub use mccs_policy::topology;
 pub use mccs_runtime as runtime;

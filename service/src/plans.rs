@@ -7,7 +7,8 @@ use mccs_config::change::StrategyChange;
 use mccs_ipc::types::{CollectiveKind, RedOp};
 
 use crate::collective::{CostModel, Problem, Schedule, ScheduleError, Strategy, StrategyError, build};
-use crate::engines::proxy::{Action, Operation};
+use crate::engines::proxy::Operation;
+use crate::model::Action;
 
 /// Schedules kept per communicator. A job repeats a few shapes; one that never repeats pays for building each.
 const SCHEDULES_MAX: usize = 256;

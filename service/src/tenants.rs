@@ -11,8 +11,8 @@ use mccs_ipc::types::UniqueId;
 
 use crate::closer::Closer;
 use crate::default_quotas::QuotaOrigins;
-use crate::engines::transport::pace::SharedBucket;
 use crate::memory::{descriptors_of_tenant, sent_descriptors_of_tenant};
+use crate::model::rate_limit::SharedBucket;
 use crate::runtime::Share;
 use crate::telemetry::traffic::TenantTraffic;
 

@@ -61,7 +61,7 @@ impl TransportFactory {
         };
         for (place, path) in paths.iter().enumerate() {
             let Some(device) = &path.device else { continue };
-            let is_up = is_device_up(transport.local_devices(), &path.apply(flow));
+            let is_up = is_device_up(transport.local_devices(), &flow.on(path));
             if !is_up.with_context(|| format!("strategy.path[{place}].device, of flows over {}", self.first))? {
                 tracing::warn!(%device, "a device that a path of [strategy] names is down");
             }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mccs_collective::{Algorithm, Choice};
 use mccs_ipc::types::CollectiveKind;
-use mccs_service::engines::transport::pace::Pace;
+use mccs_model::rate_limit::Pace;
 use mccs_service::exchange::protocol::{CommId, Name};
 use mccs_service::telemetry::stuck::{StuckClass, StuckReport};
 use mccs_service::transports::faulty::Faults;

@@ -22,7 +22,7 @@ const TURNS_MAX: u64 = 64;
 /// Times that windows open on such a circle, all together; where one opens as often there is no gap that is worth a search.
 const OPENINGS_MAX: u64 = 1 << 16;
 /// What a flow that makes room for others is reckoned to have under way: a message (`engines/transport/links`), of the two that it may have
-/// (`engines/transport/pace.rs`).
+/// (`service/model/src/rate_limit.rs`).
 const UNDER_WAY_BITS: f64 = 8.0 * 262_144.0;
 /// A gap that is less than this part of its circle is no way to get work done.
 const GAP_LEAST: u64 = 20;

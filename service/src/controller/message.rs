@@ -14,9 +14,9 @@ use super::history::Went;
 use super::pace::{HostPace, PERIOD_MAX};
 use super::rates::HostRates;
 use super::said::{self, SaidLink};
-use crate::bootstrap::NRANKS_MAX;
 use crate::collective::CHANNELS_MAX;
 use crate::exchange::protocol::{CommId, ControlBody, Name, Whose};
+use crate::model::limits::NRANKS_MAX;
 use crate::policy::Profile;
 use crate::telemetry::placed::{Began, Chosen, HostRanks};
 

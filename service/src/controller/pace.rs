@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::bursts::CommonBurst;
-use crate::engines::transport::pace::{LocalWindow, Pace};
 use crate::exchange::limits::CONTROL_BYTES_MAX;
 use crate::exchange::protocol::{CommId, Name};
+use crate::model::rate_limit::{LocalWindow, Pace};
 use crate::policy::shares::PAYLOAD;
 use crate::policy::{self, Decision, Window, Yield};
 use crate::telemetry::placed::Allotment;

@@ -15,11 +15,11 @@ use mccs_kernels::cuda::AreaCounts;
 
 use self::cuda::{CopyEngines, PauseMeter, Strategies};
 pub use self::times::{Reading, TimedCollective, Times};
-use crate::bootstrap::Refusal;
 use crate::collective::Schedule;
 use crate::engines::proxy::{Operand, Operation};
-use crate::engines::transport::links::LinksId;
 use crate::engines::transport::{Activity, TransportHandle, TransportMessage};
+use crate::model::SetupError;
+use crate::model::link::LinksId;
 use crate::session::Opens;
 use crate::tenants::Charge;
 
@@ -59,7 +59,7 @@ pub trait Areas: Send + Sync {
     /// Makes memory that a rank uses first, and answers on whatever thread. Returns at once.
     fn open(&self, part: OpenPart) {
         let message = "the communicator has no memory that is made at first use".into();
-        (part.reply)(Err(Refusal { class: ErrorClass::InvalidArgument, message }));
+        (part.reply)(Err(SetupError { class: ErrorClass::InvalidArgument, message }));
     }
 
     /// GPU memory that a rank's part of the communicator takes now.
@@ -77,7 +77,7 @@ pub struct OpenPart {
     /// For what.
     pub part: CommPart,
     /// Told once.
-    pub reply: Box<dyn FnOnce(Result<OpenedPart, Refusal>) + Send>,
+    pub reply: Box<dyn FnOnce(Result<OpenedPart, SetupError>) + Send>,
 }
 
 /// How a rank opens a part of its communicator's memory.
@@ -382,7 +382,7 @@ pub struct Network {
     pub links: LinksId,
     /// Number of its strategy.
     pub epoch: u32,
-    /// The engines that own them; [`crate::engines::transport::links::LinkKey::engine`] says which owns what.
+    /// The engines that own them; [`crate::model::link::LinkKey::engine`] says which owns what.
     pub engines: Vec<TransportHandle>,
     /// When they last moved something for it.
     pub activity: Activity,

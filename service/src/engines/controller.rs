@@ -35,7 +35,7 @@ use self::interfaces::Watch;
 use self::memory::Memory;
 use self::past::Past;
 use self::probes::{Probes, Verdict};
-use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage, Refused};
+use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage};
 use crate::controller::agent::{Agent, AgentOutput, Live};
 use crate::controller::answer::ControllerRequest;
 use crate::controller::equipment::Equipment;
@@ -43,6 +43,7 @@ use crate::controller::message::{Act, AgentMessage, BodyError, ControllerMessage
 use crate::controller::state::{Controller, Output, Question, Ticket};
 use crate::engines::transport::path_words::PathWords;
 use crate::exchange::protocol::{CommId, ControlBody, Event, Name, Request};
+use crate::model::Refused;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
 use crate::telemetry::placed::PaceUse;
 use crate::telemetry::{CommInfo, CommonTime, LogBudget, Registry};

@@ -2,20 +2,12 @@
 
 use std::time::Duration;
 
+pub use crate::model::limits::{
+    ACCOUNT_BYTES_MAX, CHANGE_BYTES_MAX, CONTROL_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, TEXT_BYTES_MAX,
+};
+
 /// Hosts of a cluster: each pair has a link, which is a descriptor on both. As in the configuration.
 pub const HOSTS_MAX: usize = 1024;
-/// Bytes of a host's or a tenant's name. As in the configuration.
-pub const NAME_BYTES_MAX: usize = 64;
-/// Bytes of a message for a person; what is longer is cut.
-pub const TEXT_BYTES_MAX: usize = 512;
-/// Bytes that a rank tells all others when a communicator is set up: some transport addresses and a device's description.
-pub const PAYLOAD_BYTES_MAX: usize = 4096;
-/// Bytes of a change of a communicator: rings of a few thousand ranks.
-pub const CHANGE_BYTES_MAX: usize = 64 << 10;
-/// Bytes of a host's account of a communicator: some words about each of hundreds of ranks.
-pub const ACCOUNT_BYTES_MAX: usize = 64 << 10;
-/// Bytes of what a controller and an agent tell each other at once: a change, or a strategy, and who is where.
-pub const CONTROL_BYTES_MAX: usize = 96 << 10;
 /// Bytes of payloads in one message: large ones are cut, so that no communicator holds a link for long.
 pub const PART_BYTES: usize = 32 << 10;
 /// Bytes of a frame. The largest are parts of payloads, lists of all hosts, and lists of all ranks of a host.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::{LogBudget, Registry};
-use crate::bootstrap::Late;
+use crate::model::gathering::Late;
 
 /// A communicator that waits for ranks, or for hosts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,7 +86,7 @@ mod tests {
     use mccs_ipc::types::UniqueId;
 
     use super::*;
-    use crate::bootstrap::GatheringKey;
+    use crate::model::gathering::GatheringKey;
 
     #[test]
     fn all_who_gather_are_told_of_and_none_that_is_over() {

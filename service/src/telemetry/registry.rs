@@ -11,7 +11,7 @@ use super::failed::FailedComms;
 use super::flows::FlowTable;
 use super::recorder::Recorders;
 use super::{CommInfo, lock};
-use crate::bootstrap::Late;
+use crate::model::gathering::Late;
 use crate::runtime::WakerSlot;
 use crate::session::{Session, SessionId};
 use crate::tenants::Tenant;

@@ -11,8 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use self::looks::{FlowBytes, Progress};
 use serde::{Deserialize, Serialize};
 
-use crate::engines::transport::FlowWait;
-use crate::engines::transport::links::LinkKey;
+use crate::model::link::{FlowWait, LinkKey};
 use crate::telemetry::flows::{FlowName, FlowView};
 
 /// Ranks that a host tells of, at most: those that lag come first.

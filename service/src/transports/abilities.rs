@@ -4,9 +4,8 @@
 //! nothing. None of them is called for each message.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::{FlowId, FlowOptions, FlowPath, SendFlow, TransportError};
+use super::{FlowId, FlowOptions, FlowPath, SendFlow, TransportError, WireStats};
 
 /// Which abilities a transport has; `None` where it lacks one. The answers stay the same for a transport's whole life.
 pub trait Abilities {
@@ -104,15 +103,4 @@ pub struct PortEvent {
     pub flow: FlowId,
     /// Name of the device and number of its port, such as `mlx5_0:1`. `None`: the flow has left the one before, and looks for another.
     pub port: Option<String>,
-}
-
-/// Counts of a flow's packets from the start of its connections, as the sender's kernel has them.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct WireStats {
-    /// Packets with payload that were sent, repetitions included.
-    pub segments: u64,
-    /// Packets that were sent again.
-    pub retransmits: u64,
-    /// Time from a packet to its answer, smoothed: of the slowest of the flow's connections.
-    pub round_trip: Duration,
 }

@@ -45,17 +45,17 @@ mod traits;
 mod types;
 
 pub use self::abilities::{
-    Abilities, LocalDevices, PathControl, PathEvent, PathEvents, PortEvent, PortEvents, WireStatistics, WireStats,
-    is_device_up,
+    Abilities, LocalDevices, PathControl, PathEvent, PathEvents, PortEvent, PortEvents, WireStatistics, is_device_up,
 };
 pub use self::error::{Fault, TransportError};
-pub use self::options::{FlowOptions, FlowPath, FlowSpec, ListenOptions, PortRange};
+pub use self::options::{FlowOptions, FlowSpec, ListenOptions};
 pub use self::traits::{DataPath, Transport};
 pub(crate) use self::types::RequestKind;
 pub use self::types::{
     FlowId, FlowState, Listener, ListenerHandle, MemoryKey, MemoryKind, MemorySpan, RecvFlow, Request, SendFlow,
     Status, Usage,
 };
+pub use crate::model::path::{FlowPath, PortRange, WireStats};
 
 /// Most flows of one transport: as many as an engine can look after, far above what a host needs.
 pub const FLOWS_MAX: u32 = 65_536;

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use mccs_config::service::{Device, TransportKind};
 
+use crate::model::path::{FlowPath, PortRange};
+
 use super::{CONNECTIONS_MAX, REQUESTS_MAX, TransportError};
 
 /// Smallest [`FlowOptions::chunk_bytes`]: below, headers and system calls cost more than the bytes.
@@ -20,99 +22,6 @@ const DSCP_MAX: u8 = 63;
 const PRIORITY_MAX: u32 = 6;
 /// Longest of all time-outs: beyond a day it is a mistake.
 const TIMEOUT_MAX: Duration = Duration::from_secs(86_400);
-
-/// Ports from `first` to `last`, both included.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PortRange {
-    /// At least 1.
-    pub first: u16,
-    /// At least `first`.
-    pub last: u16,
-}
-
-impl PortRange {
-    /// Number of ports.
-    #[must_use]
-    pub fn count(self) -> u32 {
-        u32::from(self.last) - u32::from(self.first.min(self.last)) + 1
-    }
-
-    /// All ports once, beginning with the `start`th.
-    pub(crate) fn starting_at(self, start: u32) -> impl Iterator<Item = u16> {
-        let count = self.count();
-        (0..count).map(move |i| (u32::from(self.first) + (start % count + i) % count) as u16)
-    }
-}
-
-impl std::fmt::Display for PortRange {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}-{}", self.first, self.last)
-    }
-}
-
-/// What steers a flow through the network, as far as it differs from one flow of a communicator to the next. What is not
-/// given is as for all flows.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct FlowPath {
-    /// See [`FlowOptions::device`].
-    pub device: Option<Device>,
-    /// See [`FlowOptions::source_ports`].
-    pub source_ports: Option<PortRange>,
-    /// See [`FlowOptions::dscp`].
-    pub dscp: Option<u8>,
-    /// See [`FlowOptions::priority`].
-    pub priority: Option<u32>,
-}
-
-impl From<&mccs_config::service::FlowPath> for FlowPath {
-    fn from(path: &mccs_config::service::FlowPath) -> Self {
-        FlowPath {
-            device: path.device.clone(),
-            source_ports: path.source_ports.map(|ports| PortRange { first: ports.first, last: ports.last }),
-            dscp: path.dscp.map(|dscp| dscp as u8),
-            priority: path.priority,
-        }
-    }
-}
-
-impl From<&FlowPath> for mccs_config::service::FlowPath {
-    fn from(path: &FlowPath) -> Self {
-        let ports = |ports: PortRange| mccs_config::service::Ports { first: ports.first, last: ports.last };
-        mccs_config::service::FlowPath {
-            device: path.device.clone(),
-            source_ports: path.source_ports.map(ports),
-            dscp: path.dscp.map(u32::from),
-            priority: path.priority,
-        }
-    }
-}
-
-impl FlowPath {
-    /// Options of a flow on this path.
-    #[must_use]
-    pub fn apply(&self, options: &FlowOptions) -> FlowOptions {
-        FlowOptions {
-            device: self.device.clone().or_else(|| options.device.clone()),
-            source_ports: self.source_ports.or(options.source_ports),
-            dscp: self.dscp.or(options.dscp),
-            priority: self.priority.or(options.priority),
-            ..options.clone()
-        }
-    }
-
-    /// What steers a flow with these options.
-    #[must_use]
-    pub fn of(options: &FlowOptions) -> Self {
-        let FlowOptions { device, source_ports, dscp, priority, .. } = options;
-        FlowPath { device: device.clone(), source_ports: *source_ports, dscp: *dscp, priority: *priority }
-    }
-
-    /// Options of a flow on this path alone: what the path does not say is as for a flow that nothing steers.
-    pub(crate) fn instead_of(&self, options: &FlowOptions) -> FlowOptions {
-        let FlowPath { device, source_ports, dscp, priority } = self.clone();
-        FlowOptions { device, source_ports, dscp, priority, ..options.clone() }
-    }
-}
 
 /// What a listener is opened with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -230,6 +139,31 @@ impl Default for FlowOptions {
 }
 
 impl FlowOptions {
+    /// These options for a flow on `path`.
+    #[must_use]
+    pub fn on(&self, path: &FlowPath) -> FlowOptions {
+        FlowOptions {
+            device: path.device.clone().or_else(|| self.device.clone()),
+            source_ports: path.source_ports.or(self.source_ports),
+            dscp: path.dscp.or(self.dscp),
+            priority: path.priority.or(self.priority),
+            ..self.clone()
+        }
+    }
+
+    /// What steers a flow with these options.
+    #[must_use]
+    pub fn path(&self) -> FlowPath {
+        let FlowOptions { device, source_ports, dscp, priority, .. } = self;
+        FlowPath { device: device.clone(), source_ports: *source_ports, dscp: *dscp, priority: *priority }
+    }
+
+    /// These options on `path` alone: what the path does not say is as for a flow that nothing steers.
+    pub(crate) fn on_path_alone(&self, path: &FlowPath) -> FlowOptions {
+        let FlowPath { device, source_ports, dscp, priority } = path.clone();
+        FlowOptions { device, source_ports, dscp, priority, ..self.clone() }
+    }
+
     /// Checks ranges.
     ///
     /// # Errors
@@ -307,12 +241,5 @@ mod tests {
         assert_eq!(refused(|o| o.peer_timeout = Some(Duration::ZERO)), "peer_timeout");
         assert_eq!(refused(|o| o.silence_timeout = Duration::MAX), "silence_timeout");
         assert_eq!(refused(|o| o.path_timeout = Some(Duration::ZERO)), "path_timeout");
-    }
-
-    #[test]
-    fn a_range_is_walked_once_from_anywhere() {
-        let range = PortRange { first: 65_533, last: 65_535 };
-        assert_eq!(range.starting_at(4).collect::<Vec<_>>(), [65_534, 65_535, 65_533]);
-        assert_eq!(PortRange { first: 1, last: 65_535 }.starting_at(0).count(), 65_535);
     }
 }

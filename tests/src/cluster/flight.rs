@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
-use mccs_service::engines::proxy::{Action, Operand, Operation, RoundState, Scalar};
+use mccs_model::{Action, Scalar};
+use mccs_service::engines::proxy::{Operand, Operation, RoundState};
 use mccs_service::session::Session;
 
 use super::script::Transfer;

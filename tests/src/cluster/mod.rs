@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_collective::Choice;
+use mccs_model::rate_limit::Pace;
 use mccs_runtime::Mailbox;
 use mccs_service::engines::proxy::{Asked, Looks, OperatorAnswer, ProxyMessage};
-use mccs_service::engines::transport::pace::Pace;
 use mccs_service::exchange::protocol::{CommId, LinkTimes, Name};
 use mccs_service::telemetry::stuck::StuckReport;
 use mccs_service::transports::faulty::Faults;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_config::service::{Algorithm, FlowPath};
+use mccs_model::rate_limit::{LocalWindow, Pace};
 use mccs_runtime::Mailbox;
 use mccs_service::engines::proxy::{Asked, OperatorReply, ProxyMessage, Wish};
-use mccs_service::engines::transport::pace::{LocalWindow, Pace};
 use mccs_service::exchange::protocol::Name;
 use mccs_service::telemetry::CommInfo;
 use rand::Rng;

@@ -13,9 +13,9 @@ use crate::controller::basis::Text;
 use crate::controller::equipment::{Equipment, Interfaces};
 use crate::controller::message::{AgentMessage, ControllerMessage};
 use crate::controller::state::{Controller, Output, Question, Ticket};
-use crate::engines::proxy::Refused;
-use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::{CommId, Name};
+use crate::model::Refused;
+use crate::model::rate_limit::Pace;
 use crate::telemetry::flows::PathView;
 use crate::telemetry::placed::{Began, Chosen, HostRanks, PaceUse};
 

@@ -14,8 +14,8 @@ use crate::controller::basis::Text;
 use crate::controller::equipment::{Equipment, Interfaces};
 use crate::controller::links::LinkState;
 use crate::controller::pace::HostPace;
-use crate::engines::proxy::Refused;
 use crate::exchange::protocol::Whose;
+use crate::model::Refused;
 use crate::policy::names;
 use crate::telemetry::profile::Measured;
 

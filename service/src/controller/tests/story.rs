@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use mccs_config::change::StrategyChange;
 
 use super::bed::{Bed, Host, TOPOLOGY, change_by, name, policy, text};
-use crate::bootstrap::NRANKS_MAX;
 use crate::controller::agent::{Agent, AgentOutput, PACE_KEPT_FOR, PACES_MAX};
 use crate::controller::answer::{
     Applied, ControllerAnswer, ControllerRequest, DiffView, FileStanding, HistoryView, LinkRateView, PolicyDiff,
@@ -20,9 +19,10 @@ use crate::controller::message::{Act, AgentMessage, ControllerMessage, Order};
 use crate::controller::orders::{ORDER_TIME, ORDERS_MAX, PAUSE, PAUSE_MAX};
 use crate::controller::pace::HostPace;
 use crate::controller::state::{GRACE, SYNC_TIME};
-use crate::engines::proxy::Refused;
-use crate::engines::transport::pace::Pace;
 use crate::exchange::protocol::CommId;
+use crate::model::Refused;
+use crate::model::limits::NRANKS_MAX;
+use crate::model::rate_limit::Pace;
 use crate::telemetry::flows::{PathView, WireView};
 use crate::telemetry::placed::PaceUse;
 use crate::telemetry::profile::{Burst, Measured};

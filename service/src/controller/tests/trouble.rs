@@ -8,8 +8,8 @@ use crate::controller::history::Went;
 use crate::controller::message::{AgentMessage, ControllerMessage};
 use crate::controller::orders::{ORDER_TIME, PAUSE};
 use crate::controller::state::{SYNC_TIME, Ticket};
-use crate::engines::proxy::Refused;
 use crate::exchange::protocol::CommId;
+use crate::model::Refused;
 
 fn ask_for_ecmp(bed: &mut Bed) -> Ticket {
     let text = "[policy]\nname = \"ecmp\"\n".to_owned();

@@ -54,10 +54,10 @@ pub use self::segments::{Segment, SegmentRefused};
 use self::setup::{Order, Orders, Setup};
 pub use self::strategies::{Abilities, GpuStrategy, KernelBlocks, Strategies, StrategyRefused};
 use super::{Device, FarPair, Launched, Network, Prepare, Prepared, Tag};
-use crate::bootstrap::Refusal;
 use crate::collective::Schedule;
 use crate::engines::proxy::{Operand, Operation, ProxyMessage};
 use crate::engines::transport::{TransportHandle, TransportMessage};
+use crate::model::SetupError;
 use crate::runtime::Sender;
 use crate::session::Opens;
 use crate::telemetry::GpuInfo;
@@ -354,7 +354,7 @@ impl CudaDevice {
     }
 
     fn refuse(&self, key: Handle, message: String) {
-        let prepared = Err(Refusal { class: ErrorClass::System, message });
+        let prepared = Err(SetupError { class: ErrorClass::System, message });
         self.news.tell(ProxyMessage::Prepared { key, prepared });
     }
 }

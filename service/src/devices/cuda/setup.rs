@@ -25,9 +25,9 @@ use super::spares::{Shape, Spares};
 use super::strategies::{Abilities, GpuStrategy, Strategies};
 use super::traced::{self, TracedGpus};
 use super::{CudaOptions, Gpus, NoCuda, Prepared, issue};
-use crate::bootstrap::Refusal;
 use crate::devices::{Areas, Counted, DirectGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart};
 use crate::engines::proxy::ProxyMessage;
+use crate::model::SetupError;
 use crate::session::Opens;
 use crate::telemetry::recorder::Recorder;
 use crate::tenants::{Charge, OverQuota, Resource, Tenant};
@@ -556,13 +556,13 @@ impl Setup {
 
 impl PrepareError {
     /// As the ranks are told.
-    fn refusal(&self) -> Refusal {
+    fn refusal(&self) -> SetupError {
         let class = match self {
             PrepareError::OverQuota(_) | PrepareError::Slots(NoSlots::OverQuota(_)) => ErrorClass::InvalidUsage,
             PrepareError::NoEngines => ErrorClass::InvalidArgument,
             _ => ErrorClass::System,
         };
-        Refusal { class, message: self.to_string() }
+        SetupError { class, message: self.to_string() }
     }
 
     fn driver(&self) -> Option<&DriverError> {

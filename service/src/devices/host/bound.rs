@@ -4,7 +4,8 @@ use mccs_ipc::types::{DataType, RedOp};
 use mccs_kernels::{Source, Store};
 
 use crate::collective::{Buffer, RankSpan, Schedule};
-use crate::engines::proxy::{Action, Operand, Operation};
+use crate::engines::proxy::{Operand, Operation};
+use crate::model::Action;
 use crate::runtime::Share;
 
 /// A buffer of a rank of this host.

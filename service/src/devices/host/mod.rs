@@ -20,10 +20,10 @@ use self::direct::DirectJob;
 use super::{Device, FarPair, Launched, Network, Tag};
 use crate::collective::{Buffer, Channel, Move, Problem, Program, RankSpan, Schedule, Shape, Span, Step};
 use crate::engines::proxy::{Operand, Operation, ProxyMessage};
-use crate::engines::transport::links::LinkKey;
 use crate::engines::transport::{
     AssignedJob, ChannelJob, ChannelWork, Piece, Stepped, TransportHandle, TransportJob, TransportMessage, WholeJob,
 };
+use crate::model::link::LinkKey;
 use crate::runtime::Sender;
 use crate::telemetry::recorder::job_number;
 

@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::controller::message::BodyError;
-use crate::engines::proxy::{Asked, Looks, OperatorAnswer, OperatorReply, ProxyMessage, Refused};
+use crate::engines::proxy::{Asked, Looks, OperatorAnswer, OperatorReply, ProxyMessage};
 use crate::exchange::protocol::{ControlBody, Name};
+use crate::model::Refused;
 use crate::runtime::Sender;
 use crate::telemetry::failed::FailedView;
 use crate::telemetry::late::LateView;

@@ -187,7 +187,7 @@ fn the_last_pace_of_a_communicator_is_the_last_that_engines_hear_of() {
         None => {}
     };
     for cap_bps in 0..4 {
-        let pace = crate::engines::transport::pace::Pace { cap_bps: Some(cap_bps), ..Default::default() };
+        let pace = crate::model::rate_limit::Pace { cap_bps: Some(cap_bps), ..Default::default() };
         engine.carry_out([AgentOutput::Pace { comm: comm.clone(), pace }]);
         if cap_bps == 1 {
             // There is room for one of them.

@@ -12,7 +12,8 @@ use super::tables::Tables;
 use super::validate::{Fence, Invalid, argument};
 use crate::devices::DirectGroup;
 use crate::devices::cuda::GpuOperand;
-use crate::engines::proxy::{Action, OnGpus, Operation, Scalar};
+use crate::engines::proxy::{OnGpus, Operation};
+use crate::model::{Action, Scalar};
 use crate::session::Session;
 use crate::telemetry::LogBudget;
 

@@ -12,7 +12,8 @@ use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp};
 use super::Place;
 use super::on_gpus::fill_on_gpus;
 use super::tables::{CommSlot, Tables};
-use crate::engines::proxy::{Action, Operand, Operation, RoundState, Scalar, signature};
+use crate::engines::proxy::{Operand, Operation, RoundState, signature};
+use crate::model::{Action, Scalar};
 use crate::session::Session;
 use crate::tenants::SessionResource;
 

@@ -4,7 +4,7 @@ use super::operation::ProxyMessage;
 use super::reconfigure::Reconfigured;
 use crate::controller::answer::ControllerAnswer;
 use crate::engines::controller::cluster::ClusterView;
-use crate::exchange::protocol::{CommId, Name, Refusal, Whose};
+use crate::model::{CommId, Name, Refused};
 use crate::runtime::Sender;
 use crate::telemetry::stuck::StuckReport;
 
@@ -21,42 +21,6 @@ pub enum OperatorAnswer {
     Cluster(Box<ClusterView>),
     /// Done.
     Done,
-}
-
-/// Why something that was asked for is not done.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
-    /// What for.
-    pub whose: Whose,
-    /// In words.
-    pub reason: String,
-}
-
-impl Refused {
-    /// For something of the communicator's own.
-    #[must_use]
-    pub fn own(reason: impl Into<String>) -> Self {
-        Refused { whose: Whose::Communicator, reason: reason.into() }
-    }
-}
-
-/// For what was asked, if nothing else is said.
-impl From<String> for Refused {
-    fn from(reason: String) -> Self {
-        Refused { whose: Whose::Change, reason }
-    }
-}
-
-impl From<&str> for Refused {
-    fn from(reason: &str) -> Self {
-        reason.to_owned().into()
-    }
-}
-
-impl From<&Refusal> for Refused {
-    fn from(Refusal { whose, reason }: &Refusal) -> Self {
-        Refused { whose: *whose, reason: reason.as_str().to_owned() }
-    }
 }
 
 /// The question's number, and its answer or why there is none.

@@ -15,13 +15,14 @@ use mccs_ipc::types::{ErrorClass, Handle};
 
 use super::describe::{describe, difference, signature};
 use super::direct::Watch;
-use super::operation::{Action, Operation, ProxyReply, RoundState};
+use super::operation::{Operation, ProxyReply, RoundState};
 use super::reconfigure::Changes;
 use super::stream::Arrival;
 use crate::collective::Schedule;
 use crate::devices::Network;
 use crate::engines::transport::links::Ways;
 use crate::exchange::protocol::CommId;
+use crate::model::Action;
 use crate::plans::ScheduleCache;
 use crate::runtime::{Sender, Share};
 use crate::session::Session;

@@ -4,7 +4,8 @@ use mccs_ipc::shm_exchange::CollectiveSignature;
 use mccs_ipc::types::ErrorClass;
 
 use super::comm::{Comm, Failure, Member};
-use super::operation::{Action, Operation, RoundState};
+use super::operation::{Operation, RoundState};
+use crate::model::Action;
 use crate::telemetry::RankInfo;
 
 /// Most ranks that a message tells of.

@@ -12,10 +12,11 @@ use super::ProxyEngine;
 use super::comm::{Comm, Failure};
 use super::describe::{describe, signature};
 use super::jobs::{Job, too_many_jobs};
-use super::operation::{Action, Operation};
+use super::operation::Operation;
 use crate::devices::{FarPair, Launched, Tag};
 use crate::engines::transport::ChannelFault;
-use crate::engines::transport::links::LinksId;
+use crate::model::Action;
+use crate::model::link::LinksId;
 use crate::telemetry::recorder::{Record, job_number};
 use crate::telemetry::traffic::PairSide;
 

@@ -22,8 +22,9 @@ use super::describe::{describe, describe_call};
 use super::gpu_looks::{GpuLooks, GpuStall, LooksLeft};
 use super::operation::Operation;
 use super::turns::TenantWork;
-use crate::engines::transport::{FlowWait, TransportMessage};
+use crate::engines::transport::TransportMessage;
 use crate::exchange::protocol::{AccountBody, CommId, Name, Request};
+use crate::model::link::FlowWait;
 use crate::telemetry::RankInfo;
 use crate::telemetry::stuck::looks::{Accounts, LOOKS_AFTER, diagnose_twice};
 use crate::telemetry::stuck::{

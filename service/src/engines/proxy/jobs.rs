@@ -7,11 +7,12 @@ use mccs_ipc::types::{ErrorClass, Handle};
 
 use super::comm::Failure;
 use super::describe::describe;
-use super::operation::{Action, Operation};
+use super::operation::Operation;
 use super::stream::Arrival;
 use super::{Event, JOBS_MAX, ProxyEngine};
 use crate::devices::Launched;
 use crate::engines::transport::ChannelFault;
+use crate::model::Action;
 use crate::runtime::work_ns;
 use crate::session::SessionId;
 use crate::telemetry::recorder::{Record, job_number};

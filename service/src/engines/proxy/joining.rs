@@ -10,10 +10,12 @@ use mccs_ipc::types::{ErrorClass, UniqueId};
 use super::cluster::Across;
 use super::comm::{Comm, Failure, Member};
 use super::operation::{JoinRequest, ProxyReply};
+use super::rendezvous::Joined;
 use super::setups::Setups;
 use super::{COMMS_MAX, ProxyEngine};
-use crate::bootstrap::{GatheringKey, Joined, Refusal};
 use crate::devices::Prepared;
+use crate::model::SetupError;
+use crate::model::gathering::GatheringKey;
 use crate::telemetry::plausible::{COLLECTIVE_TIME_MIN, MESSAGE_TIME_MIN, Plausible};
 use crate::telemetry::traffic::RecentTraffic;
 use crate::telemetry::{CommInfo, RankInfo, STAGED, TenantShmExchange};
@@ -30,7 +32,7 @@ impl ProxyEngine {
             Joined::Waiting => {}
             Joined::Refused(refusal, members) => refuse_all(&refusal, members),
             Joined::Complete(requests) => match shared_gpu(&requests, self.refuses_duplicate_gpus) {
-                Some(message) => refuse_all(&Refusal { class: ErrorClass::InvalidUsage, message }, requests),
+                Some(message) => refuse_all(&SetupError { class: ErrorClass::InvalidUsage, message }, requests),
                 None => self.prepare(id, requests, now),
             },
         }
@@ -193,7 +195,7 @@ fn in_one_process(requests: &[JoinRequest]) -> Option<String> {
     })
 }
 
-pub(super) fn refuse_all(refusal: &Refusal, members: Vec<JoinRequest>) {
+pub(super) fn refuse_all(refusal: &SetupError, members: Vec<JoinRequest>) {
     for member in members {
         let JoinRequest { request, tenant_comm, reply, .. } = member;
         let (class, message) = (refusal.class, refusal.message.clone());

@@ -25,6 +25,7 @@ mod joining;
 mod operation;
 mod preparing;
 mod reconfigure;
+mod rendezvous;
 mod rounds;
 mod setups;
 mod stream;
@@ -38,7 +39,7 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::{ErrorClass, Handle};
 
-pub use self::asked::{Asked, OperatorAnswer, OperatorReply, Refused, WishOf};
+pub use self::asked::{Asked, OperatorAnswer, OperatorReply, WishOf};
 use self::comm::{Comm, Failure, Member};
 pub use self::describe::signature;
 use self::direct::{Learning, Look};
@@ -48,21 +49,20 @@ use self::inquiry::Inquiries;
 pub use self::inquiry::Looks;
 use self::jobs::Job;
 use self::joining::refuse_all;
-pub use self::operation::{
-    Action, JoinRequest, OnGpus, Operand, Operation, ProxyMessage, ProxyReply, RoundState, Scalar,
-};
+pub use self::operation::{JoinRequest, OnGpus, Operand, Operation, ProxyMessage, ProxyReply, RoundState};
 use self::preparing::{PREPARING_MAX, Preparing};
 pub use self::reconfigure::Reconfigured;
+use self::rendezvous::Rendezvous;
 pub use self::setups::Cluster;
 use self::setups::Setups;
 use self::stream::{Arrival, Entry, Head, Stream, Task};
 use self::turns::{ITEM_NS, TenantWork};
 pub use self::wishes::Wish;
 use self::wishes::Wishes;
-use crate::bootstrap::Rendezvous;
 use crate::devices::Device;
 use crate::exchange::protocol::Request;
 use crate::handles::HandleTable;
+use crate::model::Action;
 use crate::plans::ScheduleCache;
 use crate::runtime::{Account, Context, Engine, Lanes, Mailbox, Progress, Turns};
 use crate::session::SessionId;

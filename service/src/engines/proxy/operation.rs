@@ -7,21 +7,21 @@ use std::time::Instant;
 use mccs_config::change::StrategyChange;
 use mccs_ipc::direct::DirectShare;
 use mccs_ipc::protocol::JoinOptions;
-use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp, UniqueId};
+use mccs_ipc::types::{DataType, ErrorClass, Handle, UniqueId};
 use mccs_kernels::scalar_bits_at;
 
-use super::asked::{Asked, OperatorAnswer, Refused, WishOf};
+use super::asked::{Asked, OperatorAnswer, WishOf};
 use super::gates::StreamGate;
 use super::inquiry::Looks;
 use super::wishes::Wish;
-use crate::bootstrap::Refusal;
 use crate::devices::cuda::GpuOperand;
 use crate::devices::{DirectGroup, OpenedPart, Prepared};
-use crate::engines::transport::links::LinksId;
-use crate::engines::transport::pace::Pace;
-use crate::engines::transport::{ChannelFault, FlowWait, TransportHandle};
+use crate::engines::transport::{ChannelFault, TransportHandle};
 use crate::exchange::protocol::{self as exchange, CommId, Name};
 use crate::memory::Region;
+use crate::model::link::{FlowWait, LinksId};
+use crate::model::rate_limit::Pace;
+use crate::model::{Action, Refused, Scalar, SetupError};
 use crate::runtime::Sender;
 use crate::session::{Session, SessionId};
 use crate::telemetry::CommInfo;
@@ -48,46 +48,6 @@ unsafe impl Sync for Operand {}
 impl Operand {
     /// No buffer.
     pub const NONE: Operand = Operand { ptr: std::ptr::dangling_mut(), bytes: 0, region: None };
-}
-
-/// The scalar of a pre-multiplied sum.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scalar {
-    /// As the command had it.
-    Bits(u64),
-    /// An element at this distance in bytes from the send operand's first, in the same region.
-    At(isize),
-}
-
-/// What an operation does.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
-    /// A collective over all ranks.
-    Collective {
-        kind: CollectiveKind,
-        redop: RedOp,
-        /// Of a pre-multiplied sum.
-        scalar: Scalar,
-        root: u32,
-    },
-    /// To `peer`.
-    Send { peer: u32 },
-    /// From `peer`.
-    Recv { peer: u32 },
-    /// Nothing; ends when it reaches the head of its stream.
-    Nop,
-    /// The tenant's command was wrong: this call fails, and its communicator with it, since its peers cannot go on.
-    Invalid { class: ErrorClass, message: Box<str> },
-}
-
-impl Action {
-    /// How elements are combined; a sum where none are.
-    pub(crate) fn redop(&self) -> RedOp {
-        match self {
-            Action::Collective { redop, .. } => *redop,
-            _ => RedOp::Sum,
-        }
-    }
 }
 
 /// One operation of one rank, validated: all memory it names is mapped and long enough.
@@ -218,7 +178,7 @@ pub enum ProxyMessage {
     /// Links of a communicator have failed at a transport engine.
     LinksFailed { links: LinksId, fault: Arc<ChannelFault> },
     /// A device has made what the ranks of a communicator share, or cannot.
-    Prepared { key: Handle, prepared: Result<Box<Prepared>, Refusal> },
+    Prepared { key: Handle, prepared: Result<Box<Prepared>, SetupError> },
     /// A transport engine has made the links of a strategy to come, or cannot.
     EpochPrepared { links: LinksId, epoch: u32, made: Result<(), TransportError> },
     /// A transport engine has told what a communicator's channels wait for.
@@ -261,5 +221,5 @@ pub enum ProxyReply {
     /// The communicator has ended.
     Aborted { tenant_comm: Handle },
     /// A part of a communicator's memory is there, or is not going to be.
-    Opened { request: u64, opened: Result<OpenedPart, Refusal> },
+    Opened { request: u64, opened: Result<OpenedPart, SetupError> },
 }

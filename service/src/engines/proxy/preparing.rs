@@ -8,8 +8,8 @@ use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 use super::ProxyEngine;
 use super::joining::refuse_all;
 use super::operation::JoinRequest;
-use crate::bootstrap::Refusal;
 use crate::devices::{Prepare, Prepared};
+use crate::model::SetupError;
 use crate::session::{Opens, SessionId};
 
 /// Communicators of a device that are being prepared at a time.
@@ -39,7 +39,7 @@ impl ProxyEngine {
             Ok(key) => key,
             Err(Preparing { requests, .. }) => {
                 let message = format!("the service prepares {PREPARING_MAX} communicators, the most it can");
-                return refuse_all(&Refusal { class: ErrorClass::System, message }, requests);
+                return refuse_all(&SetupError { class: ErrorClass::System, message }, requests);
             }
         };
         if self.device.prepare(&gpus, &charges, opens, key) == Prepare::Nothing
@@ -50,7 +50,7 @@ impl ProxyEngine {
     }
 
     /// The device has prepared, or cannot. A key that is not known any more is of ranks that have gone.
-    pub(super) fn prepared(&mut self, key: Handle, prepared: Result<Prepared, Refusal>, now: Instant) {
+    pub(super) fn prepared(&mut self, key: Handle, prepared: Result<Prepared, SetupError>, now: Instant) {
         let Some(Preparing { id, requests }) = self.preparing.remove(key) else { return };
         match prepared {
             Ok(prepared) => self.create_comm(id, requests.len() as u32, requests, None, Some(prepared), now),
@@ -69,7 +69,7 @@ impl ProxyEngine {
             let (gone, others): (Vec<_>, _) = requests.into_iter().partition(|request| request.session.id == session);
             let rank = gone.first().map_or(0, |request| request.rank);
             let message = format!("rank {rank} left while communicator {id} was being set up");
-            refuse_all(&Refusal { class: ErrorClass::Remote, message }, others);
+            refuse_all(&SetupError { class: ErrorClass::Remote, message }, others);
         }
     }
 }

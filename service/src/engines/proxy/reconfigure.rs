@@ -29,13 +29,15 @@ use mccs_ipc::direct::Cut;
 use mccs_ipc::types::{ErrorClass, Handle};
 
 use super::ProxyEngine;
-use super::asked::{Asked, OperatorAnswer, Refused};
+use super::asked::{Asked, OperatorAnswer};
 use super::comm::{Comm, Failure};
 use crate::devices::{DirectGroup, Network};
 use crate::engines::transport::TransportMessage;
-use crate::engines::transport::links::{EPOCH_MAX, LinkKey, LinksId, NextEpoch, PaceHere, Ways};
-use crate::engines::transport::pace::Pace;
+use crate::engines::transport::links::{NextEpoch, PaceHere, Ways};
 use crate::exchange::protocol::{ChangeBody, CommId, Decision, Refusal, Request, Text, Whose};
+use crate::model::Refused;
+use crate::model::link::{EPOCH_MAX, LinkKey, LinksId};
+use crate::model::rate_limit::Pace;
 use crate::plans::ScheduleCache;
 use crate::telemetry::Registry;
 use crate::telemetry::placed::Chosen;

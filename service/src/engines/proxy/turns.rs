@@ -134,11 +134,12 @@ mod tests {
 
     use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
 
-    use super::super::{Action, JoinRequest, Operand, Operation, ProxyReply, RoundState, Scalar, Timeouts};
+    use super::super::{JoinRequest, Operand, Operation, ProxyReply, RoundState, Timeouts};
     use super::*;
     use crate::collective::{Choice, CostModel, Schedule, Strategy};
     use crate::devices::{Device, FarPair, Launched, Network, Tag};
     use crate::engines::transport::{TransportHandle, TransportMessage};
+    use crate::model::{Action, Scalar};
     use crate::plans::ScheduleCache;
     use crate::runtime::{Engine as _, LaneSender, Lanes, Mailbox, Sender};
     use crate::session::Session;

@@ -16,9 +16,10 @@ use mccs_config::validate::{Problems, Validate};
 use serde::{Deserialize, Serialize};
 
 use super::ProxyEngine;
-use super::asked::{Asked, OperatorAnswer, Refused, WishOf};
+use super::asked::{Asked, OperatorAnswer, WishOf};
 use super::reconfigure::{PREPARE_TIMEOUT, Reconfigured};
 use crate::exchange::protocol::{AccountBody, ChangeBody, CommId, Name, Request, Text};
+use crate::model::Refused;
 
 /// Time that the root's host has to answer: hosts agree within [`PREPARE_TIMEOUT`]. Shorter than the operator waits.
 const WISH_TIME: Duration = Duration::from_secs(PREPARE_TIMEOUT.as_secs() + 2);

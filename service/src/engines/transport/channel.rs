@@ -5,11 +5,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use mccs_ipc::types::{ErrorClass, Handle};
-use serde::{Deserialize, Serialize};
 
-use super::links::{Links, LinksId};
+use super::links::Links;
 use crate::engines::proxy::ProxyMessage;
-use crate::exchange::protocol::Name;
+use crate::model::Name;
+use crate::model::link::{FlowWait, LinksId};
 use crate::runtime::Sender;
 use crate::transports::TransportError;
 
@@ -59,21 +59,6 @@ impl ChannelFault {
             ChannelFault::Mismatch { .. } => ErrorClass::InvalidUsage,
         }
     }
-}
-
-/// What a channel waits for: between two ranks, of which one is on another host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct FlowWait {
-    /// The channel, as [`LinkKey::channel`](super::links::LinkKey).
-    pub channel: u16,
-    /// Rank whose data it is.
-    pub from: u32,
-    /// Rank that is to get it.
-    pub to: u32,
-    /// Whether this host is to get it; otherwise it cannot get rid of it.
-    pub is_receive: bool,
-    /// Of a receive: steps that the receiver has done before. Who has done least holds up the others.
-    pub step: u64,
 }
 
 /// A channel of a message schedule, bound to memory.

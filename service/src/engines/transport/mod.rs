@@ -10,7 +10,6 @@
 
 mod channel;
 pub mod links;
-pub mod pace;
 pub mod path_words;
 mod pool;
 
@@ -21,10 +20,11 @@ use std::time::Instant;
 
 use mccs_ipc::types::Handle;
 
-pub use self::channel::{Activity, ChannelFault, ChannelJob, ChannelWork, FlowWait, Stepped, WholeJob};
-use self::links::{Links, LinksId, NextEpoch, PaceHere, Peers, Ways};
+pub use self::channel::{Activity, ChannelFault, ChannelJob, ChannelWork, Stepped, WholeJob};
+use self::links::{Links, NextEpoch, PaceHere, Peers, Ways};
 pub use self::pool::{MakeLinks, PoolError, TransportPool};
 use crate::engines::proxy::ProxyMessage;
+use crate::model::link::LinksId;
 use crate::runtime::{Account, Context, Engine, Mailbox, Progress, Sender, Share, Turns, WakerSlot};
 use crate::telemetry::recorder::{Record, Recorder, job_number};
 use crate::transports::TransportError;

@@ -1,14 +1,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::links::{LinkKey, PeerHost, Peers};
-use super::pace::{Pace, SharedBucket};
+use super::links::{PeerHost, Peers};
 use super::*;
 use crate::exchange::protocol::Name;
+use crate::model::link::{FlowWait, LinkKey};
+use crate::model::rate_limit::{Pace, SharedBucket};
 use crate::telemetry::placed::PaceUse;
-use crate::transports::Fault;
 use crate::transports::memory::{MemoryNetwork, MemoryNetworkOptions};
-use crate::transports::{FlowOptions, ListenOptions};
+use crate::transports::{Fault, FlowOptions, ListenOptions};
 
 /// A channel whose links are broken.
 struct Broken;

@@ -23,7 +23,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::types::{ChangeBody, Name, Refusal, Text};
+use crate::model::{ChangeBody, Name, Refusal, Text};
 
 /// What coordinator and participants tell each other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

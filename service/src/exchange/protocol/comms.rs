@@ -15,9 +15,9 @@ use super::faults::Lost;
 use super::member::Membership;
 use super::message::Message;
 use super::root::host_failure;
-use super::types::{AccountBody, ChangeBody, CommId, Failure, Name, Refusal, Text};
 use super::wire::Wire;
 use crate::exchange::limits::CHANGE_WINDOW_MAX;
+use crate::model::{AccountBody, ChangeBody, CommId, Failure, Name, Refusal, Text};
 
 struct Live {
     membership: Membership,
@@ -360,8 +360,8 @@ mod tests {
 
     use super::super::Output;
     use super::super::session::LinkTimes;
-    use super::super::types::CommKey;
     use super::*;
+    use crate::model::CommKey;
 
     fn name(text: &str) -> Name {
         Name::new(text).expect("a name")

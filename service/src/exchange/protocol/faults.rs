@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::message::DecodeError;
-use super::types::Name;
+use crate::model::Name;
 
 /// Why everything that was said to and by a peer is void.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -20,11 +20,11 @@ use super::faults::Lost;
 use super::message::{Message, Part, RingHost};
 use super::ring::{Ring, RingFault};
 use super::root::host_failure;
-use super::types::{CommId, CommKey, Failure, Name, Payload};
 use super::wire::{Loss, Wire};
 use super::{Event, Join};
-use crate::bootstrap::NRANKS_MAX;
 use crate::exchange::limits::{COMMS_MAX, REPORT_DELAY, REPORT_DELAY_MAX, SETUPS_MAX, SETUPS_PER_TENANT_MAX};
+use crate::model::limits::NRANKS_MAX;
+use crate::model::{CommId, CommKey, Failure, Name, Payload};
 
 /// A communicator that begins, and ranks that have already left it, by host.
 pub(super) type Begun = (Membership, Vec<(Name, Vec<u32>)>);

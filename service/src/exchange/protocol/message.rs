@@ -15,9 +15,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::agreement::AgreementMessage;
-use super::types::{AccountBody, ChangeBody, CommId, CommKey, ControlBody, Failure, Life, Name, Payload};
-use crate::bootstrap::NRANKS_MAX;
 use crate::exchange::limits::{CHANGE_WINDOW_MAX, FRAME_BYTES_MAX, HELLO_BYTES_MAX, HOSTS_MAX};
+use crate::exchange::protocol::life::Life;
+use crate::model::limits::NRANKS_MAX;
+use crate::model::{AccountBody, ChangeBody, CommId, CommKey, ControlBody, Failure, Name, Payload};
 
 /// Version of the protocol, and of what controllers and agents tell each other in it (`controller/message.rs`). Services of
 /// different versions refuse each other.
@@ -407,9 +408,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::super::agreement::Decision;
-    use super::super::types::{Refusal, Text, Whose};
     use super::*;
     use crate::exchange::limits::CONTROL_BYTES_MAX;
+    use crate::model::{Refusal, Text, Whose};
 
     fn key() -> CommKey {
         CommKey { tenant: Name::new("t").unwrap(), id: UniqueId([7; 16]) }

@@ -26,12 +26,12 @@
 mod agreement;
 mod comms;
 mod faults;
+mod life;
 mod member;
 mod message;
 mod ring;
 mod root;
 mod session;
-mod types;
 mod verdicts;
 mod wire;
 
@@ -41,17 +41,18 @@ use self::comms::{Comms, Proposal};
 use self::member::Members;
 use self::root::{Report, Roots};
 use self::wire::Wire;
-use crate::bootstrap::Late;
+use crate::model::gathering::Late;
 
 pub use self::agreement::{AgreementFault, AgreementMessage, Coordinator, Decision, Participant};
 pub use self::faults::{Fault, Lost};
+pub use self::life::{Life, LinkId};
 pub use self::member::Membership;
 pub use self::message::{DecodeError, Frame, Hello, Known, Message, Part, RingHost, VERSION};
 pub use self::session::LinkTimes;
-pub use self::types::{
-    AccountBody, ChangeBody, CommId, CommKey, ControlBody, Failure, Life, LinkId, Name, Payload, Refusal, Text, Whose,
-};
 pub use self::wire::Counters;
+pub use crate::model::{
+    AccountBody, ChangeBody, CommId, CommKey, ControlBody, Failure, Name, Payload, Refusal, Text, Whose,
+};
 
 /// What a service is told when it starts.
 #[derive(Debug, Clone)]

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use super::member::Membership;
 use super::message::{Part, RingHost};
-use super::types::{CommId, CommKey, Name, Payload};
 use crate::exchange::limits::PART_BYTES;
+use crate::model::{CommId, CommKey, Name, Payload};
 
 /// Why a ring cannot be.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -16,11 +16,11 @@ use mccs_ipc::types::{ErrorClass, UniqueId};
 
 use super::faults::Lost;
 use super::message::{Message, RingHost};
-use super::types::{CommId, CommKey, Failure, Name};
 use super::verdicts::Verdicts;
 use super::wire::Wire;
-use crate::bootstrap::{GatheringKey, Late, late_after, listed, missing_ranks, of_each_tenant};
 use crate::exchange::limits::{SETUP_TIMEOUT, SETUPS_MAX, SETUPS_PER_TENANT_MAX};
+use crate::model::gathering::{GatheringKey, Late, late_after, listed, missing_ranks, of_each_tenant};
+use crate::model::{CommId, CommKey, Failure, Name};
 
 struct Reporter {
     incarnation: u64,
@@ -377,10 +377,10 @@ fn incomplete(key: &CommKey, setup: &Setup, timeout: Duration) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bootstrap::LATE_AFTER_MAX;
+    use crate::exchange::protocol::life::{Life, LinkId};
     use crate::exchange::protocol::message::Hello;
     use crate::exchange::protocol::session::LinkTimes;
-    use crate::exchange::protocol::types::{Life, LinkId};
+    use crate::model::gathering::LATE_AFTER_MAX;
 
     struct Root {
         roots: Roots,

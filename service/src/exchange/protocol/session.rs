@@ -21,11 +21,12 @@ use std::time::{Duration, Instant};
 
 use super::faults::{Fault, Lost};
 use super::message::{Frame, Hello, Known, Message, encode_ack, encode_data};
-use super::types::{Life, LinkId, Name};
 use crate::exchange::limits::{
     ACK_AFTER_BYTES, ACK_AFTER_MESSAGES, ACK_DELAY, BULK_BEHIND_MESSAGES, QUEUE_BYTES_MAX, QUEUE_MESSAGES_MAX,
     WINDOW_BYTES, WINDOW_MESSAGES,
 };
+use crate::exchange::protocol::life::{Life, LinkId};
+use crate::model::Name;
 
 /// How long silence is borne.
 #[derive(Debug, Clone, Copy)]

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
-use super::types::{CommKey, Failure};
+use crate::model::{CommKey, Failure};
 
 /// Verdicts that are kept; the oldest goes first. Ranks of one job come within seconds of each other.
 const VERDICTS_MAX: usize = 1024;
@@ -58,7 +58,7 @@ mod tests {
     use mccs_ipc::types::{ErrorClass, UniqueId};
 
     use super::*;
-    use crate::exchange::protocol::types::Name;
+    use crate::model::Name;
 
     #[test]
     fn they_are_few_and_do_not_last() {

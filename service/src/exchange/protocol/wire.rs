@@ -10,8 +10,9 @@ use std::time::Instant;
 use super::faults::{Fault, Lost};
 use super::message::{Frame, Message, RingHost, encode_refusal};
 use super::session::{LinkTimes, Received, Session};
-use super::types::{CommKey, LinkId, Name};
 use super::{Event, Output};
+use crate::exchange::protocol::life::LinkId;
+use crate::model::{CommKey, Name};
 
 /// A part of a communicator's payloads wants to be sent: whose, and in which attempt.
 pub(super) type Bulk = (CommKey, u64);

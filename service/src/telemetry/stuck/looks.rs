@@ -9,8 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{HostAccount, PairAccount, RankAccount, StuckClass, StuckReport, blame};
-use crate::engines::transport::FlowWait;
-use crate::engines::transport::links::LinkKey;
+use crate::model::link::{FlowWait, LinkKey};
 
 /// What hosts know at a look, by name; nothing of those that have not answered.
 pub type Accounts = Vec<(String, Option<HostAccount>)>;

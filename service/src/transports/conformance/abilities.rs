@@ -4,12 +4,12 @@ use mccs_config::service::Device;
 
 use super::Fixture;
 use super::harness::Pair;
-use crate::transports::{Abilities, FlowOptions, FlowPath, MemoryKind, Transport, TransportError, is_device_up};
+use crate::transports::{Abilities, FlowOptions, MemoryKind, Transport, TransportError, is_device_up};
 
 /// A flow that is told to stay on its path, under load, loses nothing; one that is over cannot be told.
 pub(crate) fn paths_are_set<F: Fixture>(pair: &mut Pair<F>) {
     let ends = pair.flow(0);
-    let path = FlowPath::of(&pair.options);
+    let path = pair.options.path();
     pair.transfer(ends, 100_000, 1);
     for number in 2..5 {
         if let Some(paths) = pair.host(0).path_control() {

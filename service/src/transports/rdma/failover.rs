@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 
-use super::super::{Fault, FlowId, FlowPath, FlowSpec, ListenerHandle, PathEvent, PortEvent, SendFlow};
+use super::super::{Fault, FlowId, FlowSpec, ListenerHandle, PathEvent, PortEvent, SendFlow};
 use super::RdmaTransport;
 use super::connector::{Connected, Job};
 use super::flow::{Answering, Flow, HOME_AFTER_MAX, Half, Stage, Trouble};
@@ -312,7 +312,7 @@ impl RdmaTransport {
             return self.fail(handle, first);
         }
         if nobody_answers(fault) && flow.turn == 0 && matches!(flow.half, Half::Send(_)) {
-            let (flow, path) = (SendFlow(FlowId(handle)), FlowPath::of(&flow.spec.options));
+            let (flow, path) = (SendFlow(FlowId(handle)), flow.spec.options.path());
             self.path_events.push_back(PathEvent { flow, path, answers: false });
         }
         flow.turn = next_turn(flow.turn, fault, attempts > 1);

@@ -28,7 +28,7 @@ impl Probe {
             return None;
         }
         let options = FlowOptions { source_address: from, ..FlowOptions::default() };
-        Socket::connect(to, &path.instead_of(&options), turn).ok().map(Probe::of)
+        Socket::connect(to, &options.on_path_alone(path), turn).ok().map(Probe::of)
     }
 
     /// Of a socket that has begun to connect.

@@ -52,15 +52,15 @@ pub(super) struct Route {
 
 impl Route {
     pub(super) fn new(to: Address, options: &FlowOptions) -> Self {
-        let own = FlowPath::of(options);
+        let own = options.path();
         let others = options.detours.iter().filter(|_| options.path_timeout.is_some()).filter(|path| **path != own);
         Route { to, options: options.clone(), paths: std::iter::once(own.clone()).chain(others.cloned()).collect() }
     }
 
     /// Begins to connect over one of the paths.
     fn connect(&self, path: usize, connection: u16) -> Result<Socket, Fault> {
-        let path = self.paths.get(path).cloned().unwrap_or_else(|| FlowPath::of(&self.options));
-        Socket::connect(self.to.address, &path.instead_of(&self.options), connection)
+        let path = self.paths.get(path).cloned().unwrap_or_else(|| self.options.path());
+        Socket::connect(self.to.address, &self.options.on_path_alone(&path), connection)
     }
 }
 
@@ -499,7 +499,7 @@ impl Sender {
         if !self.can_resume() {
             return Vec::new();
         }
-        let options = FlowOptions { detours: Arc::clone(detours), ..path.instead_of(&self.route.options) };
+        let options = FlowOptions { detours: Arc::clone(detours), ..self.route.options.on_path_alone(path) };
         let route = Route::new(self.route.to, &options);
         let before = std::mem::replace(&mut *self.route, route).paths;
         let count = self.route.paths.len();

@@ -12,11 +12,11 @@ use mccs_kernels::cuda::AreaCounts;
 use nix::unistd::geteuid;
 
 use super::super::*;
-use crate::bootstrap::Refusal;
 use crate::collective::{Choice, CostModel, Schedule, Strategy};
 use crate::devices::cuda::{Abilities, GpuStrategy, Strategies};
 use crate::devices::{Areas, Counted, DirectGroup, Ended, FarPair, Launched, Network, Prepare, Prepared, Tag};
 use crate::engines::transport::{TransportHandle, TransportMessage};
+use crate::model::SetupError;
 use crate::runtime::Sender;
 use crate::session::{Opens, Session};
 use crate::telemetry::stuck::StuckReport;
@@ -66,7 +66,7 @@ impl Device for Pages {
 
     fn prepare(&mut self, gpus: &[usize], _: &[Arc<Charge>], opens: Opens, key: Handle) -> Prepare {
         if let Some(reason) = self.refuses.lock().expect("no test panics with it").take() {
-            let prepared = Err(Refusal { class: ErrorClass::System, message: reason });
+            let prepared = Err(SetupError { class: ErrorClass::System, message: reason });
             assert!(self.done.send(ProxyMessage::Prepared { key, prepared }).is_ok());
             return Prepare::Begun;
         }

@@ -13,8 +13,9 @@ use super::comm::Span;
 use super::*;
 use crate::devices::{Counted, NUMBERS_MAX, Network};
 use crate::engines::transport::Activity;
-use crate::engines::transport::links::LinksId;
 use crate::exchange::protocol::{CommId, Name};
+use crate::model::Scalar;
+use crate::model::link::LinksId;
 use crate::telemetry::RankProgress;
 use crate::telemetry::stuck::{HostAccount, StuckClass};
 

@@ -13,7 +13,6 @@
 //!
 //! Deliberately absent: what is sent (jobs know), and which failure is whose fault (the proxy engine knows more).
 
-mod key;
 mod paced;
 mod ways;
 
@@ -23,15 +22,15 @@ use std::time::{Duration, Instant};
 
 use mccs_config::service::TransportKind;
 
-use self::key::first_number;
-pub use self::key::{EPOCH_MAX, LinkKey, LinksId};
 pub use self::paced::PaceHere;
 use self::paced::Paced;
 use self::ways::detours;
 pub use self::ways::{NextEpoch, PeerHost, Peers, Ways};
 use super::channel::ChannelFault;
 use super::path_words::{PathWord, PathWords};
-use crate::exchange::protocol::Name;
+use crate::collective::CHANNELS_MAX;
+use crate::model::Name;
+use crate::model::link::{LinkKey, LinksId, first_number};
 use crate::runtime::{Context, Progress};
 use crate::telemetry::LogBudget;
 use crate::telemetry::flows::{FlowMeter, FlowName, FlowTable, path_name};
@@ -45,6 +44,9 @@ use crate::transports::{
 /// Longest message of a link; what is longer goes as several. Part of the protocol between hosts: both cut alike. As much
 /// as stays in a core's cache between being received and being reduced.
 pub const MESSAGE_BYTES_MAX: u64 = 256 << 10;
+
+// A channel of a strategy is never the one of point-to-point operations.
+const _: () = assert!(CHANNELS_MAX < LinkKey::PAIRS as usize);
 
 /// Staging buffers that an engine keeps for later; further ones are freed after use.
 const STAGING_KEPT_MAX: usize = 64;
@@ -380,7 +382,7 @@ impl Links {
             }
         }
         for path in paths {
-            let is_up = is_device_up(self.transport.local_devices(), &path.apply(begin))?;
+            let is_up = is_device_up(self.transport.local_devices(), &begin.on(path))?;
             if let (false, Some(device)) = (is_up, path.device.clone()) {
                 return Err(TransportError::Device { device, problem: "its link is down".into() });
             }
@@ -460,7 +462,7 @@ impl Links {
             }
             connected => connected?,
         };
-        let steering = FlowPath::of(&options);
+        let steering = options.path();
         let name = flow_name(id, link, true, &host.name, (options.transport, Some(&steering)));
         let meter = Arc::new(self.meters.begin(name));
         let cap_bps = set.pace.as_ref().and_then(|here| here.pace.cap_of(link.channel, &host.name));
@@ -481,7 +483,7 @@ impl Links {
         for (link, sending) in set.sends.range(LinkKey::first_of(LinkKey::PAIRS_EPOCH)..) {
             let options = steered(begin, peers, *link, ways);
             if let Some(paths) = self.transport.path_control() {
-                paths.set_path(sending.flow, &FlowPath::of(&options), &options.detours);
+                paths.set_path(sending.flow, &options.path(), &options.detours);
             }
         }
     }
@@ -505,7 +507,7 @@ impl Links {
         let ways = set.epochs.get(&link.epoch);
         let begin = begins_with((&self.flow, &self.flows), ways.unwrap_or(&peers.ways).transport)?;
         let class = ways.map(|ways| ways.class()).unwrap_or_default();
-        let spec = spec(link, link.src, &host.name, &class.apply(begin));
+        let spec = spec(link, link.src, &host.name, &begin.on(&class));
         let flow = self.transport.accept(set.listener, &spec, now)?;
         let name = flow_name(id, link, false, &host.name, (begin.transport, None));
         let meter = Arc::new(self.meters.begin(name));
@@ -550,7 +552,7 @@ fn begins_with<'a>(
 /// The same on its path.
 fn steered(begin: &FlowOptions, peers: &Peers, link: LinkKey, ways: &Arc<Ways>) -> FlowOptions {
     let path = peers.path(link, ways);
-    let options = path.map_or_else(|| begin.clone(), |path| path.apply(begin));
+    let options = path.map_or_else(|| begin.clone(), |path| begin.on(path));
     FlowOptions { detours: detours(begin, path, [ways, &peers.ways]), ..options }
 }
 

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::super::pace::{Bucket, Pace, SharedBucket};
-use super::{LinkKey, LinkSet, Links, LinksId, Sending};
+use super::{LinkSet, Links, Sending};
+use crate::model::link::{LinkKey, LinksId};
+use crate::model::rate_limit::{Bucket, Pace, SharedBucket};
 use crate::telemetry::placed::PaceUse;
 
 /// How a communicator's flows leave this host.

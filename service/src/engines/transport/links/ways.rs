@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use mccs_config::service::TransportKind;
 
-use super::LinkKey;
-use crate::engines::transport::pace::SharedBucket;
 use crate::exchange::protocol::Name;
+use crate::model::link::LinkKey;
+use crate::model::rate_limit::SharedBucket;
 use crate::transports::{FlowOptions, FlowPath, ListenerHandle};
 
 /// A host of a communicator.
@@ -123,7 +123,7 @@ pub(super) fn detours(flow: &FlowOptions, own: Option<&FlowPath>, ways: [&Arc<Wa
     // Beginning behind its own, so that those of a dead path do not all take the same one.
     let place = all.clone().position(|path| Some(path) == own).map_or(0, |place| place + 1);
     let mut detours = Vec::new();
-    let in_turn = all.clone().skip(place).chain(all.clone().take(place)).map(|path| FlowPath::of(&path.apply(flow)));
+    let in_turn = all.clone().skip(place).chain(all.clone().take(place)).map(|path| flow.on(path).path());
     // Where nobody has named another way, the switches may know one.
     let nowhere = FlowPath::default();
     for path in in_turn.filter(|path| *path != nowhere).chain([nowhere.clone()]) {

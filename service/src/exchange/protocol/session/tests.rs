@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::exchange::protocol::message::DecodeError;
-use crate::exchange::protocol::types::CommId;
+use crate::model::CommId;
 
 const TIMES: LinkTimes = LinkTimes {
     keep_alive: Duration::from_secs(2),

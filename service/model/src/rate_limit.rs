@@ -7,13 +7,13 @@
 //! is still on its way.
 //!
 //! Pacing is no promise: it only ever makes messages wait. Deliberately absent: who may have how much (policies decide), and
-//! clocks of other hosts (`controller/clock.rs`): times here are this process's.
+//! clocks of other hosts (the controller's): times here are this process's.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::exchange::protocol::Name;
+use crate::names::Name;
 
 /// For how long a flow may send later what it could have sent: longer than engines sleep by mistake, shorter than queues in
 /// switches are patient.
@@ -151,20 +151,20 @@ impl SharedBucket {
     ///
     /// # Errors
     /// When to ask again.
-    pub(super) fn may_send(&self, now: Instant) -> Result<(), Instant> {
+    pub fn may_send(&self, now: Instant) -> Result<(), Instant> {
         // Nothing else is read by it; that two engines see the same and both send is paid for by those that come after.
         let ahead_ns = self.paid_ns.load(Ordering::Relaxed).saturating_sub(self.since_ns(now));
         if ahead_ns == 0 { Ok(()) } else { Err(now + Duration::from_nanos(ahead_ns)) }
     }
 
     /// Something was sent.
-    pub(super) fn sent(&self, bytes: u64, bps: u64, now: Instant) {
+    pub fn sent(&self, bytes: u64, bps: u64, now: Instant) {
         self.take_turn(bytes, bps, now);
     }
 
     /// When a message may leave, behind all that were sent or have a turn. It is paid for by that, whenever it leaves. Who asks again and again
     /// instead comes last for as long as others are quicker to ask.
-    pub(super) fn take_turn(&self, bytes: u64, bps: u64, now: Instant) -> Instant {
+    pub fn take_turn(&self, bytes: u64, bps: u64, now: Instant) -> Instant {
         let took_ns = (bytes as f64 * 8e9 / bps.max(1) as f64) as u64;
         let since_ns = self.since_ns(now);
         let credit_ns = since_ns.saturating_sub(CREDIT.as_nanos() as u64);
@@ -182,7 +182,7 @@ impl SharedBucket {
     ///
     /// # Errors
     /// When to ask again.
-    pub(super) fn may_send_by(&self, pace: &Pace, cap_bps: Option<u64>, now: Instant) -> Result<(), Instant> {
+    pub fn may_send_by(&self, pace: &Pace, cap_bps: Option<u64>, now: Instant) -> Result<(), Instant> {
         let (rate, until) = pace.rate_at(cap_bps, now);
         let ready = match rate {
             Rate::Unlimited => return Ok(()),
@@ -196,7 +196,7 @@ impl SharedBucket {
     }
 
     /// As [`Bucket::sent`].
-    pub(super) fn sent_by(&self, pace: &Pace, cap_bps: Option<u64>, bytes: u64, now: Instant) {
+    pub fn sent_by(&self, pace: &Pace, cap_bps: Option<u64>, bytes: u64, now: Instant) {
         if let (Rate::BitsPerSecond(bps), _) = pace.rate_at(cap_bps, now) {
             self.sent(bytes, bps as u64, now);
         }
@@ -205,7 +205,7 @@ impl SharedBucket {
 
 /// What a flow may send now.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bucket {
+pub struct Bucket {
     level_bits: f64,
     at: Instant,
     /// When a message left last that nothing would have held, and its bits; until they are charged.
@@ -216,7 +216,7 @@ pub(super) struct Bucket {
 
 impl Bucket {
     /// Of a flow that begins.
-    pub(super) fn new(now: Instant) -> Self {
+    pub fn new(now: Instant) -> Self {
         Bucket { level_bits: 0.0, at: now, freely_sent: None, is_free: false }
     }
 
@@ -224,7 +224,7 @@ impl Bucket {
     ///
     /// # Errors
     /// When to ask again.
-    pub(super) fn may_send(&mut self, pace: &Pace, cap_bps: Option<u64>, now: Instant) -> Result<(), Instant> {
+    pub fn may_send(&mut self, pace: &Pace, cap_bps: Option<u64>, now: Instant) -> Result<(), Instant> {
         self.fill(pace, cap_bps, now);
         let (rate, until) = pace.rate_at(cap_bps, now);
         self.is_free = rate == Rate::Unlimited;
@@ -244,7 +244,7 @@ impl Bucket {
     }
 
     /// The flow has sent.
-    pub(super) fn sent(&mut self, bytes: u64, now: Instant) {
+    pub fn sent(&mut self, bytes: u64, now: Instant) {
         let bits = bytes as f64 * 8.0;
         self.level_bits -= bits;
         if self.is_free {
@@ -253,7 +253,7 @@ impl Bucket {
     }
 
     /// From now on another pace holds. What was owed is paid at its rate.
-    pub(super) fn repace(&mut self, before: &Pace, cap_bps: Option<u64>, now: Instant) {
+    pub fn repace(&mut self, before: &Pace, cap_bps: Option<u64>, now: Instant) {
         self.fill(before, cap_bps, now);
         self.level_bits = self.level_bits.min(0.0);
     }

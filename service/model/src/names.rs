@@ -1,15 +1,12 @@
-//! Names, numbers and bounded texts that cross hosts. What comes from a peer is checked while it is decoded.
+//! Names and bounded texts that cross hosts. What comes from a peer is checked while it is decoded.
 
-use std::cmp::Ordering;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use mccs_ipc::types::{ErrorClass, UniqueId};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::exchange::limits::{
+use crate::limits::{
     ACCOUNT_BYTES_MAX, CHANGE_BYTES_MAX, CONTROL_BYTES_MAX, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, TEXT_BYTES_MAX,
 };
 
@@ -139,134 +136,6 @@ impl Serialize for Text {
 impl<'de> Deserialize<'de> for Text {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(Text::new(<&str>::deserialize(deserializer)?))
-    }
-}
-
-/// What a change is refused for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Whose {
-    /// Its communicator, which ends, is busy or too slow: whatever others are asked to change to, they may.
-    Communicator,
-    /// What it asks for, which a host has not or which cannot be: others that are asked for the same cannot have it either.
-    Change,
-}
-
-/// Why a change is refused.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refusal {
-    /// What for.
-    pub whose: Whose,
-    /// In words.
-    pub reason: Text,
-}
-
-impl Refusal {
-    /// For something of the communicator's own.
-    #[must_use]
-    pub fn own(reason: impl Into<String>) -> Self {
-        Refusal { whose: Whose::Communicator, reason: Text::new(reason) }
-    }
-}
-
-/// Names a communicator that is to be: tenants have separate name spaces, so none can join another's by guessing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CommKey {
-    /// The tenant's name, the same on all hosts.
-    pub tenant: Name,
-    /// The communicator's id.
-    pub id: UniqueId,
-}
-
-impl CommKey {
-    /// How many of these are the same tenant's. Takes no longer than there are of them.
-    pub(super) fn count_of_tenant<T>(&self, of: &BTreeMap<CommKey, T>) -> usize {
-        let first = CommKey { tenant: self.tenant.clone(), id: UniqueId([0; 16]) };
-        of.range(first..).take_while(|(other, _)| other.tenant == self.tenant).count()
-    }
-}
-
-impl Ord for CommKey {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (&self.tenant, self.id.0).cmp(&(&other.tenant, other.id.0))
-    }
-}
-
-impl PartialOrd for CommKey {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-/// Names a communicator once its root has closed the ring. Never used twice.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct CommId {
-    /// Host of the root.
-    pub root: Name,
-    /// The root's service's [`Life::incarnation`].
-    pub incarnation: u64,
-    /// The root's count.
-    pub number: u64,
-}
-
-impl fmt::Display for CommId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{:x}/{}", self.root, self.incarnation, self.number)
-    }
-}
-
-/// What a service is to one peer: a new life knows nothing of what was said before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Life {
-    /// Differs each time that the service starts.
-    pub incarnation: u64,
-    /// Grows each time that the service gives the peer up, and with it all that was said.
-    pub generation: u32,
-}
-
-impl Life {
-    /// Whether this life of a service came after another one of the same incarnation.
-    #[must_use]
-    pub fn is_later_than(self, other: Life) -> bool {
-        let ahead = self.generation.wrapping_sub(other.generation);
-        self.incarnation == other.incarnation && ahead != 0 && ahead < 1 << 31
-    }
-}
-
-/// A connection to another host's service, numbered by whoever makes connections. Never used twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LinkId(pub u64);
-
-/// Why a communicator failed, and who is to blame. The same on every rank, unless several things fail at once.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    /// Who is at fault.
-    pub class: ErrorClass,
-    /// The host that is to blame, if one is.
-    pub host: Option<Name>,
-    /// The rank that is to blame, if one is; the lowest of several.
-    pub rank: Option<u32>,
-    /// For a person; names all that is known.
-    pub message: Text,
-}
-
-impl Failure {
-    /// A failure that nobody is blamed for yet.
-    #[must_use]
-    pub fn new(class: ErrorClass, message: impl Into<String>) -> Self {
-        Failure { class, host: None, rank: None, message: Text::new(message) }
-    }
-
-    /// Blames a host.
-    #[must_use]
-    pub fn by_host(self, host: &Name) -> Self {
-        Failure { host: Some(host.clone()), ..self }
-    }
-
-    /// Blames a rank.
-    #[must_use]
-    pub fn by_rank(self, rank: u32) -> Self {
-        Failure { rank: Some(rank), ..self }
     }
 }
 

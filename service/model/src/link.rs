@@ -1,8 +1,9 @@
 //! What names a link: the epoch of its strategy, its channel, and the first ranks of the programs at its ends; and which flow of a
 //! listener that is.
 
-use crate::bootstrap::NRANKS_MAX;
-use crate::collective::CHANNELS_MAX;
+use serde::{Deserialize, Serialize};
+
+use crate::limits::NRANKS_MAX;
 
 /// A communicator's links on this host: the same number at all its engines, and never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,7 +39,8 @@ impl LinkKey {
     const RANK_BITS: u32 = 14;
 
     /// No link of the epoch comes before it.
-    pub(super) fn first_of(epoch: u32) -> Self {
+    #[must_use]
+    pub fn first_of(epoch: u32) -> Self {
         LinkKey { epoch, channel: 0, src: 0, dst: 0 }
     }
 
@@ -49,7 +51,8 @@ impl LinkKey {
     }
 
     /// Number of the flow at its listener.
-    pub(super) fn flow_number(self) -> u64 {
+    #[must_use]
+    pub fn flow_number(self) -> u64 {
         let low = u64::from(self.channel) << (2 * Self::RANK_BITS)
             | u64::from(self.src) << Self::RANK_BITS
             | u64::from(self.dst);
@@ -66,13 +69,29 @@ impl LinkKey {
 }
 
 /// Lowest number of an epoch's flows.
-pub(super) fn first_number(epoch: u32) -> u64 {
+#[must_use]
+pub fn first_number(epoch: u32) -> u64 {
     u64::from(epoch) << LINK_BITS
+}
+
+/// What a channel waits for: between two ranks, of which one is on another host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct FlowWait {
+    /// The channel, as [`LinkKey::channel`].
+    pub channel: u16,
+    /// Rank whose data it is.
+    pub from: u32,
+    /// Rank that is to get it.
+    pub to: u32,
+    /// Whether this host is to get it; otherwise it cannot get rid of it.
+    pub is_receive: bool,
+    /// Of a receive: steps that the receiver has done before. Who has done least holds up the others.
+    pub step: u64,
 }
 
 const _: () = {
     assert!(LinkKey::CHANNEL_BITS + 2 * LinkKey::RANK_BITS == LINK_BITS);
-    assert!(NRANKS_MAX <= 1 << LinkKey::RANK_BITS && CHANNELS_MAX < LinkKey::PAIRS as usize);
+    assert!(NRANKS_MAX <= 1 << LinkKey::RANK_BITS);
 };
 
 #[cfg(test)]

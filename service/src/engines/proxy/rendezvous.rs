@@ -11,31 +11,13 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, btree_map};
-use std::fmt::Display;
 use std::time::{Duration, Instant};
 
-use mccs_ipc::types::{ErrorClass, UniqueId};
+use mccs_ipc::types::ErrorClass;
 
-/// Most ranks of a communicator: bounds what one `InitRank` can make the service reserve.
-pub const NRANKS_MAX: u32 = 4096;
-
-/// Names a gathering: tenants have separate name spaces, so none can join another's communicator by guessing.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct GatheringKey {
-    /// The tenant's name.
-    pub tenant: String,
-    /// The communicator's id.
-    pub id: UniqueId,
-}
-
-/// Why a gathering failed, for all its ranks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    /// Who is at fault.
-    pub class: ErrorClass,
-    /// Message for a person.
-    pub message: String,
-}
+use crate::model::SetupError;
+use crate::model::gathering::{GatheringKey, Late, late_after, missing_ranks, of_each_tenant};
+use crate::model::limits::NRANKS_MAX;
 
 /// What a join led to. `M` is whatever the caller knows a rank by.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,33 +27,7 @@ pub enum Joined<M> {
     /// All are there, in rank order.
     Complete(Vec<M>),
     /// The gathering failed; all who had joined, the newcomer included.
-    Refused(Refusal, Vec<M>),
-}
-
-/// How long a communicator waits for ranks, at most, before the operator is told of it.
-pub const LATE_AFTER_MAX: Duration = Duration::from_secs(10);
-/// Of how many such communicators of a tenant one that gathers ranks tells, at most.
-pub const LATE_TOLD_MAX: usize = 8;
-
-/// After what part of the time that ranks have to join the operator is told of those that wait.
-#[must_use]
-pub fn late_after(timeout: Duration) -> Duration {
-    (timeout / 10).min(LATE_AFTER_MAX)
-}
-
-/// A communicator that waits for ranks, and has for [`late_after`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Late {
-    /// Which.
-    pub key: GatheringKey,
-    /// Ranks that have joined.
-    pub joined: u32,
-    /// Ranks that it is to have.
-    pub nranks: u32,
-    /// For whom it waits.
-    pub waits_for: String,
-    /// Since when.
-    pub since: Instant,
+    Refused(SetupError, Vec<M>),
 }
 
 struct Gathering<M> {
@@ -110,7 +66,7 @@ impl<M> Rendezvous<M> {
         now: Instant,
     ) -> Joined<M> {
         let refuse = |message: String, members| {
-            Joined::Refused(Refusal { class: ErrorClass::InvalidArgument, message }, members)
+            Joined::Refused(SetupError { class: ErrorClass::InvalidArgument, message }, members)
         };
         if nranks == 0 || nranks > NRANKS_MAX || rank >= nranks {
             let message = format!("rank {rank} of {nranks}: rank must be below nranks, and nranks 1 to {NRANKS_MAX}");
@@ -171,7 +127,7 @@ impl<M> Rendezvous<M> {
     }
 
     /// Fails every gathering in which an owner has a rank: its process has gone.
-    pub fn leave(&mut self, owner: u64) -> Vec<(Refusal, Vec<M>)> {
+    pub fn leave(&mut self, owner: u64) -> Vec<(SetupError, Vec<M>)> {
         let hit: Vec<_> = self.of_owner.get(&owner).into_iter().flat_map(BTreeMap::keys).cloned().collect();
         let fail = |key: GatheringKey| {
             let members = self.gatherings.get_mut(&key).map(|gathering| &mut gathering.members);
@@ -180,7 +136,7 @@ impl<M> Rendezvous<M> {
             if let Some(gathering) = self.gatherings.get_mut(&key) {
                 gathering.members.retain(|_, (of, _)| *of != owner);
             }
-            (Refusal { class: ErrorClass::Remote, message }, self.end(&key))
+            (SetupError { class: ErrorClass::Remote, message }, self.end(&key))
         };
         let failed = hit.into_iter().map(fail).collect();
         self.of_owner.remove(&owner);
@@ -188,7 +144,7 @@ impl<M> Rendezvous<M> {
     }
 
     /// Fails every gathering whose time is over, and knows then which are [`Late`].
-    pub fn expire(&mut self, now: Instant) -> Vec<(Refusal, Vec<M>)> {
+    pub fn expire(&mut self, now: Instant) -> Vec<(SetupError, Vec<M>)> {
         if self.due.is_none_or(|due| due > now) {
             return Vec::new();
         }
@@ -206,7 +162,7 @@ impl<M> Rendezvous<M> {
                  unique id and tenant?",
                 key.id, self.timeout
             );
-            (Refusal { class: ErrorClass::Timeout, message }, self.end(&key))
+            (SetupError { class: ErrorClass::Timeout, message }, self.end(&key))
         };
         let failed = due.into_iter().map(fail).collect();
         let after = |gathering: &Gathering<M>| if gathering.is_late { self.timeout } else { late_after };
@@ -246,39 +202,12 @@ impl<M> Gathering<M> {
     }
 }
 
-/// The first [`LATE_TOLD_MAX`] of each tenant's, which come one behind the other: so that none hides those of others.
-pub fn of_each_tenant<T>(late: impl Iterator<Item = T>, tenant: impl Fn(&T) -> &str) -> impl Iterator<Item = T> {
-    let (mut of, mut told) = (String::new(), 0);
-    late.filter(move |one| {
-        let tenant = tenant(one);
-        if of != tenant {
-            (of, told) = (tenant.to_owned(), 0);
-        }
-        told += 1;
-        told <= LATE_TOLD_MAX
-    })
-}
-
-/// Most ranks or hosts that a message lists before it says how many more there are.
-const LISTED_MAX: usize = 16;
-
-/// Ranks or hosts, as a message says them.
-pub fn listed<T: Display>(all: impl ExactSizeIterator<Item = T>) -> String {
-    let more = all.len().saturating_sub(LISTED_MAX);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let first: Vec<_> = all.take(LISTED_MAX).map(|one| one.to_string()).collect();
-    format!("{}{more}", first.join(", "))
-}
-
-/// Those of a communicator's ranks that are not there, as a message says it.
-pub fn missing_ranks(nranks: u32, is_there: impl Fn(u32) -> bool) -> String {
-    let missing: Vec<u32> = (0..nranks).filter(|rank| !is_there(*rank)).collect();
-    format!("rank {} of {nranks}", listed(missing.iter()))
-}
-
 #[cfg(test)]
 mod tests {
+    use mccs_ipc::types::UniqueId;
+
     use super::*;
+    use crate::model::gathering::LATE_AFTER_MAX;
 
     fn key(byte: u8) -> GatheringKey {
         GatheringKey { tenant: "a".into(), id: UniqueId([byte; 16]) }

@@ -1,0 +1,23 @@
+//! Plain types that several layers of the service share: names, ids, limits, links, rate limits, refusals.
+//!
+//! Imports `mccs-ipc` (element types, error classes) and `mccs-config` (keys of the configuration), and nothing else of the
+//! project. A type belongs here if two layers speak of it and it has no I/O, no thread and no engine behind it.
+//!
+//! The most important: [`Name`] and [`CommId`], by which hosts and communicators are known everywhere; [`Pace`](rate_limit::Pace),
+//! the rate limit of a communicator's flows; [`Refused`], why something that was asked for is not done.
+
+pub mod gathering;
+pub mod handles;
+mod ids;
+pub mod limits;
+pub mod link;
+mod names;
+mod operation;
+pub mod path;
+pub mod rate_limit;
+mod refusal;
+
+pub use ids::{CommId, CommKey, SessionId};
+pub use names::{AccountBody, ChangeBody, ControlBody, Name, Opaque, Payload, Text};
+pub use operation::{Action, Scalar};
+pub use refusal::{Failure, Refusal, Refused, SetupError, Whose};
