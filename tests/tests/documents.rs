@@ -82,6 +82,39 @@ fn indexes_name_every_page() {
     }
 }
 
+/// Rust code blocks of a page: what their fence says behind `rust`, and the code.
+fn rust_blocks(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.split("```rust").skip(1).filter_map(|rest| {
+        let (block, _) = rest.split_once("```")?;
+        block.split_once('\n')
+    })
+}
+
+/// A guide's code is a doc test of a crate, or stands in the sources as the guide quotes it.
+#[test]
+fn code_of_guides_is_compiled() {
+    let listed = Command::new("git").args(["ls-files", "*.rs"]).current_dir(root()).output().expect("git runs");
+    let names = String::from_utf8(listed.stdout).expect("names are UTF-8");
+    let read = |name: &str| fs::read_to_string(root().join(name)).expect("a tracked file");
+    let sources: Vec<String> = names.lines().map(read).collect();
+    let without_spaces = |text: &str| text.split_whitespace().collect::<String>();
+    let dense: Vec<String> = sources.iter().map(|source| without_spaces(source)).collect();
+
+    let (mut wrong, mut blocks) = (Vec::new(), 0);
+    for (name, text) in documents().into_iter().filter(|(name, _)| name.starts_with("docs/guides/")) {
+        let is_doc_test = sources.iter().any(|source| source.contains(&format!("{name}\")]")));
+        for (kind, code) in rust_blocks(&text) {
+            blocks += 1;
+            let is_quoted = kind == ",quoted" && dense.iter().any(|source| source.contains(&without_spaces(code)));
+            if !is_quoted && !(is_doc_test && kind.is_empty()) {
+                wrong.push(format!("{name}:\n{code}"));
+            }
+        }
+    }
+    assert!(blocks >= 8, "the guides have only {blocks} blocks of code");
+    assert!(wrong.is_empty(), "neither a doc test nor in the sources; show what is there now:\n{}", wrong.join("\n"));
+}
+
 #[test]
 fn lines_of_documents_are_short() {
     let mut long = Vec::new();
