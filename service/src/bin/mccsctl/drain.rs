@@ -9,17 +9,17 @@ use mccs_service::control::{ControlAnswer, ControlRequest, DrainView, call};
 /// How often it is looked whether the host is empty.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Empty this host: its service takes no new processes, and those that have sessions go on until they end. Holds until --undo, or
-/// until the service is started anew.
+/// Empty this host: the service refuses new processes, and sessions go on until they end. Holds until
+/// --undo or a restart.
 #[derive(Args)]
 pub struct Drain {
     /// Take new processes again.
     #[arg(long)]
     undo: bool,
-    /// Why: told to processes that are refused, shown by `watch`, and kept in the history.
+    /// The reason, for refused processes, `watch` and the history.
     #[arg(long, value_name = "TEXT", conflicts_with = "undo")]
     reason: Option<String>,
-    /// Return when there are no sessions left, or fail after so many seconds, which changes nothing: the host goes on being emptied.
+    /// Return when no sessions are left, or fail after so many seconds. The host stays drained either way.
     #[arg(long, value_name = "SECONDS", conflicts_with = "undo")]
     wait: Option<f64>,
 }

@@ -35,7 +35,7 @@ use crate::watch::Watch;
 #[derive(Parser)]
 #[command(name = "mccsctl", version)]
 struct Arguments {
-    /// The service's control socket; default: where a service of this user's has it.
+    /// The service's control socket. Default: the one of this user's service.
     #[arg(long, env = "MCCS_CONTROL_SOCKET", default_value_os_t = ServiceConfig::default().control_socket())]
     socket: PathBuf,
     /// Print JSON instead of tables.
@@ -51,11 +51,11 @@ enum Command {
     Show,
     /// Hosts of the cluster, and whether their services can be reached.
     Hosts,
-    /// All hosts of the cluster, from any of them: sessions, communicators, certificates, and what failed.
+    /// All hosts of the cluster, from any of them: sessions, communicators, certificates, failures.
     Cluster,
-    /// Communicators in the whole cluster that are stuck, and who is to blame. Fails if there is one.
+    /// Stuck communicators of the whole cluster, and the culprits. Fails if there is one.
     Stuck,
-    /// GPUs of this host that the service has, and whether it can still use them.
+    /// GPUs of this service, and whether they work.
     Gpus,
     /// Connected processes.
     Sessions,
@@ -63,20 +63,21 @@ enum Command {
     Communicators,
     /// Communicators that failed within the last hour, and why.
     Failed,
-    /// Communicators that have waited for ranks to join for ten seconds, and for which: on the host of rank 0.
+    /// Communicators that wait for ranks to join, from ten seconds on, and the missing ranks. On the
+    /// host of rank 0.
     Joining,
-    /// Flows to and from other hosts: what they carry, round trips, and packets that were sent again.
+    /// Flows to and from other hosts: bytes, round trips, packets sent again.
     Flows,
-    /// Paths to and from other hosts: the same, of all flows that each has carried.
+    /// Paths to and from other hosts: the same, summed over their flows.
     Links,
     /// Engines and the runtimes they are on.
     Engines,
-    /// Change the number of transport engines, while work runs.
+    /// Change the number of transport engines while jobs run.
     ScaleTransports {
-        /// How many to have.
+        /// The new number.
         count: usize,
     },
-    /// Move an engine to another runtime, while it works.
+    /// Move an engine to another runtime while jobs run.
     MoveEngine {
         /// Number of the engine.
         engine: u64,
@@ -84,18 +85,18 @@ enum Command {
         runtime: u32,
     },
     Drain(Drain),
-    /// Say who or what a communicator waits for, asking all its hosts.
+    /// Name the rank, link or host that a communicator waits for. Asks all its hosts.
     WhyStuck {
         /// Number of the communicator, as `communicators` shows it.
         communicator: u64,
     },
-    /// Change the strategy of a communicator, while its job runs. Returns when all its hosts have agreed. From then on the controller,
-    /// where there is one, leaves it as it is, until --unpin.
+    /// Change the strategy of a communicator while its job runs. Returns when all its hosts have agreed. The
+    /// strategy is pinned then: the controller leaves it alone until --unpin.
     Reconfigure(Reconfigure),
-    /// Check, compare and put in force how the whole cluster's network is used. On the controller's host.
+    /// Check, compare and apply policies of the whole cluster. On the controller's host.
     #[command(subcommand)]
     Policy(PolicyCommand),
-    /// Say that a link is out of order, or in order again: flows are put elsewhere. On the controller's host.
+    /// Mark a link as down, up, or of another rate. Flows take other paths. On the controller's host.
     Link(Link),
     Watch(Watch),
     Trace(Trace),
@@ -105,7 +106,8 @@ enum Command {
         /// Which shell.
         shell: Shell,
     },
-    /// Make keys to try a cluster with: an authority, and a certificate and a key for each host. Asks no service.
+    /// Make keys to try a cluster with: an authority, and a certificate and key for each host. Asks no
+    /// service.
     Keys {
         /// The hosts' names.
         #[arg(long, required = true, value_delimiter = ',', value_name = "HOST,...")]

@@ -30,10 +30,10 @@ pub enum PolicyCommand {
     Check {
         /// The file.
         file: PathBuf,
-        /// The topology it is for; without, paths and caps are not checked against one.
+        /// The topology. Without it, paths and caps are not checked.
         #[arg(long, value_name = "FILE")]
         topology: Option<PathBuf>,
-        /// A host's service.toml; without, it is not checked whether there are the tenants that it names.
+        /// A host's service.toml. Without it, tenants are not checked.
         #[arg(long, value_name = "FILE")]
         service: Option<PathBuf>,
     },
@@ -42,18 +42,18 @@ pub enum PolicyCommand {
         /// The file.
         file: PathBuf,
     },
-    /// Put a policy in force. Returns when all hosts have agreed; what was in force before is again if one cannot.
+    /// Put a policy in force. Returns when all hosts have agreed. If one cannot, all go back to the policy before.
     Apply {
         /// The file.
         file: PathBuf,
     },
-    /// Put the policy in force again that was before the last one. The file on the disk stays as it is.
+    /// Put the previous policy in force again. The file on disk stays as it is.
     Rollback,
-    /// What is in force, and which file says something else.
+    /// Show what is in force, and which file differs.
     Show,
-    /// What was done, when, why, by whom, and how it went.
+    /// Show what was done, when, why, by whom, and how it went.
     History {
-        /// Only what operators did.
+        /// Operators' acts alone.
         #[arg(long)]
         acts: bool,
     },

@@ -9,40 +9,41 @@ use mccs_service::control::ControlRequest;
 
 #[derive(clap::Args)]
 pub struct Reconfigure {
-    /// Number of the communicator, as `communicators` shows it on the host that is asked; any with its ranks.
+    /// Number of the communicator, as `communicators` shows it on this host. Any of its hosts will do.
     communicator: u64,
-    /// File with the change; see config/examples/change.toml. Options below come on top.
+    /// File with the change (config/examples/change.toml). The options below take precedence.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// How collectives are carried out: auto, ring, tree, host_ring, host_tree, one_shot or direct.
+    /// Algorithm of collectives: auto, ring, tree, host_ring, host_tree, one_shot or direct.
     #[arg(long)]
     algorithm: Option<String>,
-    /// So many channels, with rings as a new communicator has them.
+    /// Number of channels, with the rings of a new communicator.
     #[arg(long, conflicts_with = "ring")]
     channels: Option<u32>,
-    /// Order of ranks of a channel's ring, such as 0,2,1,3; once for each channel.
+    /// Ranks of a channel's ring in order, such as 0,2,1,3. Repeat for each channel.
     #[arg(long, value_name = "RANK,...")]
     ring: Vec<String>,
-    /// What carries flows to other hosts: tcp, or rdma where all of its hosts have it.
+    /// Transport of flows to other hosts: tcp, or rdma if all of its hosts have it.
     #[arg(long)]
     transport: Option<TransportKind>,
-    /// A way through the network: source ports, such as 21000-21999, a device of the sending hosts, such as @eth1, or both, as in
-    /// 21000-21999@eth1; once for each.
+    /// A path through the network: source ports (21000-21999), a device of the sending hosts (@eth1), or both
+    /// (21000-21999@eth1). Repeat for each path.
     #[arg(long, value_name = "PORTS@DEVICE", value_parser = path)]
     path: Vec<FlowPath>,
-    /// Of GPUs: payload from which collectives go by copy engines, such as 4MiB; 0 for never, or measured. By collective: 4MiB,broadcast=0.
+    /// GPUs: copy engines move data from this size on, such as 4MiB; 0 for never, or measured. By collective:
+    /// 4MiB,broadcast=0.
     #[arg(long, value_name = "BYTES")]
     large_from: Option<LargeFrom>,
-    /// Of GPUs: whether kernels store lines with their flag inside.
+    /// GPUs: whether kernels use LL128, lines with their flag inside.
     #[arg(long, value_name = "on|off", hide_possible_values = true, value_parser = clap::builder::BoolishValueParser::new())]
     ll128: Option<bool>,
-    /// Of GPUs: most thread blocks of a kernel; 0: as measured.
+    /// GPUs: most thread blocks of a kernel; 0: as measured.
     #[arg(long, value_name = "N")]
     max_ctas: Option<u32>,
-    /// Collectives that may start while hosts agree; chosen by their length, if not given.
+    /// Collectives that may start while hosts agree. Default: by their length.
     #[arg(long)]
     window: Option<u32>,
-    /// Change nothing, but let the controller decide for it again.
+    /// Let the controller decide for it again; change nothing now.
     #[arg(long, conflicts_with_all = ["file", "algorithm", "channels", "ring", "transport", "path", "large_from", "ll128", "max_ctas", "window"])]
     unpin: bool,
 }

@@ -12,10 +12,10 @@ use mccs_service::control::{ControlAnswer, ControlRequest, call};
 use mccs_service::telemetry::trace::merge::merge;
 use mccs_service::telemetry::trace::write;
 
-/// Record what ranks, channels and messages do for a while, as a file that Perfetto (ui.perfetto.dev) loads.
+/// Record ranks, channels and messages for a while, into a file for Perfetto (ui.perfetto.dev).
 #[derive(Args)]
 pub struct Trace {
-    /// Only this communicator: its number here, or its unique id, which is the same on all its hosts.
+    /// One communicator: its number here, or its unique id, which is the same on all its hosts.
     #[arg(long, value_name = "NUMBER|ID")]
     communicator: Option<String>,
     /// How long.
@@ -65,7 +65,7 @@ fn number(socket: &Path, name: &str) -> anyhow::Result<u64> {
     named.map(|comm| comm.communicator).with_context(|| format!("no communicator here has the unique id {name}"))
 }
 
-/// Make one trace of those that `trace` has written on several hosts at the same time, on the clock of the cluster's controller. Asks no
+/// Merge traces that `trace` wrote on several hosts at the same time, by the controller's clock. Asks no
 /// service.
 #[derive(Args)]
 pub struct MergeTraces {

@@ -35,10 +35,10 @@ pub struct Look {
     pub accounts: BTreeMap<u64, Box<Accounts>>,
 }
 
-/// Watch tenants, communicators, ranks that come late, and paths, until interrupted.
+/// Watch tenants, communicators, late ranks and paths until interrupted.
 #[derive(Args)]
 pub struct Watch {
-    /// Seconds between two looks; rates are of the time between them.
+    /// Seconds between two looks. Rates are of that time.
     #[arg(long, default_value_t = 1.0, value_name = "SECONDS")]
     interval: f64,
     /// Look twice, show once, and end.
