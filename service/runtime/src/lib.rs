@@ -20,6 +20,7 @@ mod executor;
 mod lanes;
 mod mailbox;
 mod runtimes;
+mod turn_channel;
 mod turns;
 
 pub use account::Account;
@@ -27,4 +28,5 @@ pub use engine::{Context, Engine, Progress};
 pub use lanes::{LaneOpener, LaneReceiver, LaneSender, Lanes};
 pub use mailbox::{Mailbox, Sender, Waker, WakerSlot};
 pub use runtimes::{EngineId, EngineInfo, RuntimeError, RuntimeInfo, RuntimeOptions, Runtimes, work_by_tenant};
+pub use turn_channel::{TurnReceiver, TurnSender, turn_channel};
 pub use turns::{Share, Turns, work_ns};

@@ -165,6 +165,13 @@ impl<Q> Turns<Q> {
     }
 }
 
+impl<T> Turns<VecDeque<T>> {
+    /// Whether the tenant whose turn it is has nothing left.
+    pub(super) fn has_ended_turn(&self) -> bool {
+        self.ring.front().and_then(|at| self.parties.get(*at)).is_some_and(|party| party.queue.is_empty())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
