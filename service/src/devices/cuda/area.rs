@@ -8,6 +8,7 @@ use mccs_ipc::direct::{AreaHandle, AreaPart};
 use mccs_kernels::cuda::AreaLayout;
 
 use super::frees::Frees;
+use crate::runtime::Share;
 
 /// Memory of one GPU for other processes, by how they open it.
 pub(super) enum Block {
@@ -28,12 +29,12 @@ impl Block {
         let mut memory = match MappedMemory::reserve(context, bytes) {
             Ok(memory) => memory,
             Err(error) => {
-                frees.free(allocation);
+                frees.free(Share::SERVICE, allocation);
                 return Err(error);
             }
         };
         if let Err(error) = memory.map(&allocation, bytes).and_then(|()| memory.open_to(contexts)) {
-            frees.free((memory, allocation));
+            frees.free(Share::SERVICE, (memory, allocation));
             return Err(error);
         }
         Ok(Block::ByDescriptor(memory, allocation))

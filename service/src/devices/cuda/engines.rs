@@ -13,7 +13,7 @@
 //! waits for a GPU but streams.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mccs_cuda::{DeviceAddress, DriverError, HostRegistration, OwnedStream};
@@ -33,6 +33,7 @@ use super::slots::{NoSlots, SlotSet, Turns};
 use crate::collective::{Problem, Schedule};
 use crate::devices::{Launched, Reading, TimedCollective};
 use crate::engines::proxy::{Operation, ProxyMessage};
+use crate::runtime::{Share, TurnSender};
 
 /// Operations of a communicator that are on their way before the proxy engine is held back: enough that streams never wait for
 /// it.
@@ -47,7 +48,7 @@ pub struct CopyEngines {
     /// The ranks' GPUs.
     gpus: Box<[usize]>,
     /// Threads that issue, by rank.
-    issuers: Vec<mpsc::Sender<issue::Order>>,
+    issuers: Vec<TurnSender<issue::Order>>,
     queues: Arc<Queues<CopyEngines, Arc<Flight>>>,
     is_released: AtomicBool,
     /// Lanes with something left, once it is released.
@@ -141,7 +142,7 @@ impl CopyEngines {
         ranks: &[usize],
         (page, areas): (&Arc<DirectPage>, &AreasInUse),
         layout: LargeLayout,
-        issuers: &[mpsc::Sender<issue::Order>],
+        issuers: &[TurnSender<issue::Order>],
         (setup, news): (&Arc<Orders>, &Arc<News>),
         by_events: bool,
     ) -> Result<Self, DriverError> {
@@ -200,6 +201,11 @@ impl CopyEngines {
         self.areas.slots(kind)
     }
 
+    /// Whose turn it is in which threads work for it.
+    pub(super) fn share(&self) -> Share {
+        self.areas.share()
+    }
+
     /// The memory that it works in.
     pub(super) fn areas(&self) -> &AreasInUse {
         &self.areas
@@ -219,7 +225,8 @@ impl CopyEngines {
     pub(crate) fn called(self: &Arc<Self>, comm: Handle, rank: u32) {
         if !self.parts().promises.is_empty() {
             // Threads live as long as somebody can send to them.
-            let _ = self.issuers[rank as usize].send(issue::Order::Called { engines: Arc::clone(self), comm, rank });
+            let order = issue::Order::Called { engines: Arc::clone(self), comm, rank };
+            let _ = self.issuers[rank as usize].send(self.share(), order);
         }
     }
 
@@ -299,7 +306,7 @@ impl CopyEngines {
         for (rank, issuer) in (0..).zip(&self.issuers) {
             for part in self.own_parts() {
                 // Threads live as long as somebody can send to them.
-                let _ = issuer.send(of(rank, *part));
+                let _ = issuer.send(self.share(), of(rank, *part));
             }
         }
     }
@@ -343,7 +350,7 @@ impl CopyEngines {
             Arc::new(flight).hand_out();
         } else {
             self.importing.fetch_add(1, Ordering::Relaxed);
-            if self.setup.send(Order::Import(flight)).is_err() {
+            if self.setup.send(self.share(), Order::Import(flight)).is_err() {
                 tracing::error!("the thread that sets up GPUs has ended");
             }
         }
@@ -402,7 +409,7 @@ impl Flight {
         }
         if engines.queues.is_crowded() {
             // Somebody has to look when it is another's turn.
-            let _ = engines.issuers[0].send(issue::Order::Look);
+            let _ = engines.issuers[0].send(engines.share(), issue::Order::Look);
         }
     }
 

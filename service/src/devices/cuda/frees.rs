@@ -10,16 +10,18 @@
 //!                         +---------------- it takes long -------------------+
 //! ```
 //!
+//! Tenants take turns, and what is left when operations have been held for a while is freed the next time.
+//!
 //! What never comes is waited for until it has failed; others go on meanwhile, once they have come. Charges lie with what they are for, so that a
 //! tenant has its quota back when that is freed.
 
 use std::any::Any;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::queues::{Hold, Holder, Queues, UnderWay};
+use crate::runtime::{Share, TurnReceiver, TurnSender, turn_channel};
 
 /// How often operations that are under way are looked at: between the shortest pause and the longest, doubled each time; the shortest while others
 /// are held, which may have come meanwhile.
@@ -31,6 +33,8 @@ const HELD_MAX: Duration = Duration::from_millis(100);
 /// them end, holds others for a tenth of a second, and seldom.
 const GO_ON_FOR: Duration = Duration::from_secs(2);
 const GO_ON_FOR_MAX: Duration = Duration::from_secs(60);
+/// How long things are freed at a time: one tenant's many hold nobody's operations for longer.
+const FREEING_MAX: Duration = Duration::from_millis(100);
 /// How many times as long they go on as they were held, when something was freed: whoever makes and ends things all the time holds others a tenth of it.
 const GO_ON_TIMES: u32 = 9;
 /// At most so long: nothing is to be left of a tenant a second after its death.
@@ -38,7 +42,7 @@ const GO_ON_MAX: Duration = Duration::from_millis(500);
 
 /// To the thread, which ends when nobody has this any more.
 #[derive(Clone)]
-pub(super) struct Frees(mpsc::Sender<Box<dyn Any + Send>>);
+pub(super) struct Frees(TurnSender<Box<dyn Any + Send>>);
 
 impl Frees {
     /// Starts the thread, which the handle is of. Operations that it has held are given to `issue`.
@@ -46,33 +50,33 @@ impl Frees {
         queues: Arc<Queues<H, F>>,
         issue: impl Fn(&F) + Send + 'static,
     ) -> std::io::Result<(Self, JoinHandle<()>)> {
-        let (sender, unused) = mpsc::channel();
-        let run = move || run(&unused, &queues, &issue);
+        let (sender, unused) = turn_channel();
+        let run = move || run(unused, &queues, &issue);
         let thread = std::thread::Builder::new().name("mccs-cuda-free".into()).spawn(run)?;
         Ok((Frees(sender), thread))
     }
 
-    /// Drops it when that holds up nobody. Returns at once.
-    pub(super) fn free(&self, unused: impl Any + Send) {
+    /// Drops it when that holds up nobody, in its owner's turn. Returns at once.
+    pub(super) fn free(&self, owner: Share, unused: impl Any + Send) {
         // If the thread could not be reached it would be dropped here.
-        let _ = self.0.send(Box::new(unused));
+        let _ = self.0.send(owner, Box::new(unused));
     }
 }
 
-fn run<H: Holder, F>(unused: &Receiver<Box<dyn Any + Send>>, queues: &Queues<H, F>, issue: &impl Fn(&F)) {
-    let mut came_meanwhile = Vec::new();
-    while let Some(first) = came_meanwhile.pop().or_else(|| unused.recv().ok()) {
+fn run<H: Holder, F>(mut unused: TurnReceiver<Box<dyn Any + Send>>, queues: &Queues<H, F>, issue: &impl Fn(&F)) {
+    while let Ok(first) = unused.recv(None) {
         let held_since = hold_all(queues, issue);
+        let until = Instant::now() + FREEING_MAX;
         drop(first);
-        came_meanwhile.drain(..).chain(unused.try_iter()).for_each(drop);
-        queues.hold(Hold::Nothing, issue);
-        let go_on_until = Instant::now() + (held_since.elapsed() * GO_ON_TIMES).min(GO_ON_MAX);
-        // Until then, or until nobody is left who could go on.
-        while let Some(left) = go_on_until.checked_duration_since(Instant::now())
-            && let Ok(another) = unused.recv_timeout(left)
+        while Instant::now() < until
+            && let Some(next) = unused.try_recv()
         {
-            came_meanwhile.push(another);
+            drop(next);
         }
+        unused.rest();
+        queues.hold(Hold::Nothing, issue);
+        // Or until nobody is left who could go on.
+        unused.pause((held_since.elapsed() * GO_ON_TIMES).min(GO_ON_MAX));
     }
 }
 
@@ -109,6 +113,8 @@ fn becomes_so(within: Duration, look_after: Duration, is_so: impl Fn() -> bool) 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
     use crate::devices::cuda::queues::tests::{Comm, comm};
 
@@ -139,7 +145,7 @@ mod tests {
         let (told, freed) = mpsc::channel();
         let (late, there, other) = (comm(&[0], 0), comm(&[0], 9), comm(&[1], 0));
         assert_eq!(queues.offer(&late, 1, 1, |_| ()), [1]);
-        frees.free(Told(told.clone()));
+        frees.free(Share::SERVICE, Told(told.clone()));
         let number = held(&queues, &other);
         assert_eq!(queues.offer(&there, 1, 2, |_| ()), [2], "it has come");
         queues.ended(Arc::as_ptr(&there), 1, |_| ());
@@ -150,7 +156,7 @@ mod tests {
         // What was held goes on.
         assert_eq!(issues.recv(), Ok(number));
         queues.ended(Arc::as_ptr(&other), number, |_| ());
-        frees.free(Told(told));
+        frees.free(Share::SERVICE, Told(told));
         assert_eq!(freed.recv(), Ok(()));
         drop(frees);
         thread.join().expect("its end");
@@ -164,7 +170,7 @@ mod tests {
         let (told, freed) = mpsc::channel();
         let (endless, other) = (comm(&[0], 9), comm(&[1], u64::MAX));
         assert_eq!(queues.offer(&endless, 1, 0, |_| ()), [0]);
-        frees.free(Told(told));
+        frees.free(Share::SERVICE, Told(told));
         let number = held(&queues, &other);
         assert_eq!(issues.recv(), Ok(number), "it goes on");
         assert!(freed.try_recv().is_err());
@@ -173,5 +179,29 @@ mod tests {
         assert_eq!(freed.recv(), Ok(()));
         drop(frees);
         thread.join().expect("its end");
+    }
+
+    #[test]
+    fn one_tenants_many_let_anothers_by() {
+        /// Takes a while to be dropped, as memory does.
+        struct Slow(u32, mpsc::Sender<u32>);
+        impl Drop for Slow {
+            fn drop(&mut self) {
+                std::thread::sleep(Duration::from_millis(2));
+                let _ = self.1.send(self.0);
+            }
+        }
+        let queues = Arc::new(Queues::<Comm, u64>::new(8));
+        let (frees, thread) = Frees::start(queues, |_| ()).expect("a thread");
+        let (told, freed) = mpsc::channel();
+        let share = |tenant| Share { tenant, weight: 1 };
+        (0..200).for_each(|_| frees.free(share(1), Slow(1, told.clone())));
+        frees.free(share(2), Slow(2, told.clone()));
+        let before = (0..).take_while(|_| freed.recv().expect("all are freed") == 1).count();
+        // As many as were freed while this thread put them there, and one.
+        assert!(before < 100, "{before} came first");
+        drop((frees, told));
+        thread.join().expect("its end");
+        assert_eq!(freed.iter().filter(|tenant| *tenant == 1).count() + before, 200, "also behind the first pause");
     }
 }

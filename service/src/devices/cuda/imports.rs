@@ -151,7 +151,7 @@ impl Drop for GpuRegion {
         };
         if !open.is_empty() || imported.is_some() {
             // Unmapped first, and then given back.
-            self.frees.free((open, imported));
+            self.frees.free(self.owner.share, (open, imported));
         }
     }
 }
@@ -234,7 +234,7 @@ impl Imports {
         if is_whole {
             return Ok(open);
         }
-        self.frees.free(open);
+        self.frees.free(region.owner.share, open);
         Err(ImportError::TooShort { actual: actual?, said: region.bytes })
     }
 
@@ -254,7 +254,7 @@ impl Imports {
         match mapped {
             Ok(()) => Ok(open),
             Err(error) => {
-                self.frees.free(open);
+                self.frees.free(region.owner.share, open);
                 Err(error.into())
             }
         }

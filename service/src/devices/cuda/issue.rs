@@ -5,13 +5,15 @@
 //! in portions, each with an event behind it, and no stream holds more than [`ENTRIES_MAX`]; the rest of it waits in its
 //! communicator's *lane*, and nobody else waits with it.
 //!
+//! Tenants take turns: in giving orders, and in the looks at their lanes.
+//!
 //! Ranks whose streams tell by events are looked after here as well (`promises.rs`).
 //!
 //! When a communicator has failed its words are released until its lanes are empty, and only then the ranks' streams: what
 //! a tenant gets back nobody writes any more. Promises come last, and keep lanes, too.
 
 use std::collections::VecDeque;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -27,11 +29,15 @@ use super::promises::{Caller, Promises};
 use super::queues::Queues;
 use super::{Gpus, NoCuda};
 use crate::collective::Problem;
+use crate::runtime::{TurnReceiver, TurnSender, turn_channel};
 
 /// Most entries of a stream that have not ended.
 const ENTRIES_MAX: usize = 384;
 /// Entries with one event behind them.
 const PORTION: usize = 128;
+/// Orders taken before lanes are looked at, and lanes of a tenant that are looked at before those of the next.
+const ORDERS_AT_A_TIME: usize = 16;
+const LANES_AT_A_TIME: usize = 16;
 /// Of so many operations of a communicator the first is timed: two events with times are 5 us, of 210 that an all-gather of 128 MiB takes on two H100s.
 const TIMED_EVERY: u64 = 8;
 /// Words that streams of the service wait for; of ranks whose copies have ended, [`LargeWord::Arrived`] as well, where they push one after the other.
@@ -143,14 +149,22 @@ enum IssueError {
 
 struct Issuer {
     gpu: Arc<IssuingGpu>,
-    orders: Receiver<Order>,
-    lanes: Vec<Lane>,
+    orders: TurnReceiver<Order>,
+    /// By tenant. Who has none left goes.
+    lanes: Vec<LanesOfTenant>,
     /// Communicators that were let go when a GPU was lost. Its streams have failed, and may still write, as those of others that failed with it: over what
     /// lets ranks go, which is written again and again as long as there are any.
     let_go: Vec<Weak<CopyEngines>>,
     /// Ranks whose streams tell by events.
     callers: Vec<Caller>,
     events: Events,
+}
+
+/// Lanes of one tenant's communicators.
+struct LanesOfTenant {
+    tenant: u32,
+    /// The first is looked at next.
+    lanes: VecDeque<Lane>,
 }
 
 /// Events to be used again.
@@ -200,8 +214,8 @@ pub(super) fn start(
     gpus: &Gpus,
     losses: &Arc<Losses>,
     is_timed: bool,
-) -> Result<mpsc::Sender<Order>, NoCuda> {
-    let (sender, orders) = mpsc::channel();
+) -> Result<TurnSender<Order>, NoCuda> {
+    let (sender, orders) = turn_channel();
     let (context, kernels) = (gpus.gpus[number].1.clone(), gpus.kernels.get(number).cloned());
     let gpu = Arc::new(IssuingGpu {
         number,
@@ -229,27 +243,20 @@ impl Issuer {
             let has_work = !self.lanes.is_empty() || !self.let_go.is_empty() || gpu.queues.is_crowded();
             let of_lanes = has_work.then_some(look_after);
             let of_callers = self.callers.iter().filter_map(Caller::look_after);
-            let order = match of_callers.chain(of_lanes).min() {
-                None => self.orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(timeout) => self.orders.recv_timeout(timeout),
-            };
+            let order = self.orders.recv(of_callers.chain(of_lanes).min());
             let mut moved = order.is_ok();
             match order {
                 Ok(order) => self.take(order),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            while let Ok(order) = self.orders.try_recv() {
+            // The others come when lanes have been looked at.
+            for _ in 1..ORDERS_AT_A_TIME {
+                let Some(order) = self.orders.try_recv() else { break };
                 self.take(order);
             }
-            for lane in &mut self.lanes {
-                moved |= lane.look(&gpu, &mut self.events);
-            }
-            for lane in self.lanes.extract_if(.., |lane| lane.is_over()) {
-                if lane.has_released && gpu.losses.are_some() {
-                    self.let_go.push(Arc::downgrade(&lane.engines));
-                }
-            }
+            self.orders.rest();
+            moved |= self.look_at_lanes();
             self.let_go.retain(|engines| engines.upgrade().inspect(|engines| engines.let_go_again()).is_some());
             self.callers.retain_mut(|caller| caller.look().inspect(|has_moved| moved |= has_moved).is_some());
             if gpu.queues.is_crowded() {
@@ -261,6 +268,25 @@ impl Issuer {
         }
     }
 
+    /// Looks at lanes, at a bounded number of each tenant's. Returns whether any has moved, or some are left to look at.
+    fn look_at_lanes(&mut self) -> bool {
+        let mut moved = false;
+        for LanesOfTenant { lanes, .. } in &mut self.lanes {
+            moved |= lanes.len() > LANES_AT_A_TIME;
+            for _ in 0..lanes.len().min(LANES_AT_A_TIME) {
+                let Some(mut lane) = lanes.pop_front() else { break };
+                moved |= lane.look(&self.gpu, &mut self.events);
+                if !lane.is_over() {
+                    lanes.push_back(lane);
+                } else if lane.has_released && self.gpu.losses.are_some() {
+                    self.let_go.push(Arc::downgrade(&lane.engines));
+                }
+            }
+        }
+        self.lanes.retain(|of_tenant| !of_tenant.lanes.is_empty());
+        moved
+    }
+
     fn take(&mut self, order: Order) {
         match order {
             // Its communicator failed while its memory was being opened.
@@ -270,30 +296,20 @@ impl Issuer {
                     Part::Push => steps_of(&flight.call, &flight.schedule, rank),
                     Part::Keep => keep_steps_of(&flight.call, &flight.schedule.problem, rank),
                 };
-                let at = self.lane(&flight.engines, rank, part);
-                let lane = &mut self.lanes[at];
                 let is_to_begin = self.gpu.times(&flight.call) && part == Part::Push;
+                let lane = lane_of(&mut self.lanes, &flight.engines, rank, part);
                 lane.waiting.push_back(Run { flight, steps: steps.into(), is_to_begin });
                 lane.issue(&self.gpu, &mut self.events);
             }
             Order::Called { engines, comm, rank } => self.called(&engines, comm, rank),
             Order::Look => {}
             Order::Release { engines, rank, part } => {
-                let at = self.lane(&engines, rank, part);
+                let lane = lane_of(&mut self.lanes, &engines, rank, part);
                 // What was not issued is not going to be; portions that were keep their memory.
-                self.lanes[at].waiting.clear();
-                self.lanes[at].is_releasing = true;
+                lane.waiting.clear();
+                lane.is_releasing = true;
             }
         }
-    }
-
-    /// Where the lane of a rank's part is, which there is from now on.
-    fn lane(&mut self, engines: &Arc<CopyEngines>, rank: u32, part: Part) -> usize {
-        let of_it = |lane: &Lane| (lane.rank, lane.part) == (rank, part) && Arc::ptr_eq(&lane.engines, engines);
-        self.lanes.iter().position(of_it).unwrap_or_else(|| {
-            self.lanes.push(Lane::new(engines, rank, part));
-            self.lanes.len() - 1
-        })
     }
 
     fn called(&mut self, engines: &Arc<CopyEngines>, comm: Handle, rank: u32) {
@@ -303,6 +319,22 @@ impl Issuer {
         });
         self.callers[at].call();
     }
+}
+
+/// The lane of a rank's part, which there is from now on.
+fn lane_of<'a>(all: &'a mut Vec<LanesOfTenant>, engines: &Arc<CopyEngines>, rank: u32, part: Part) -> &'a mut Lane {
+    let tenant = engines.share().tenant;
+    let at = all.iter().position(|of_tenant| of_tenant.tenant == tenant).unwrap_or_else(|| {
+        all.push(LanesOfTenant { tenant, lanes: VecDeque::new() });
+        all.len() - 1
+    });
+    let lanes = &mut all[at].lanes;
+    let of_it = |lane: &Lane| (lane.rank, lane.part) == (rank, part) && Arc::ptr_eq(&lane.engines, engines);
+    let at = lanes.iter().position(of_it).unwrap_or_else(|| {
+        lanes.push_back(Lane::new(engines, rank, part));
+        lanes.len() - 1
+    });
+    &mut lanes[at]
 }
 
 impl Lane {

@@ -59,6 +59,7 @@ use crate::engines::proxy::{Operand, Operation, ProxyMessage};
 use crate::engines::transport::{TransportHandle, TransportMessage};
 use crate::model::SetupError;
 use crate::runtime::Sender;
+use crate::runtime::Share;
 use crate::session::Opens;
 use crate::telemetry::GpuInfo;
 use crate::telemetry::recorder::Recorder;
@@ -371,10 +372,11 @@ impl Device for CudaDevice {
     }
 
     fn prepare(&mut self, gpus: &[usize], charges: &[Arc<Charge>], opens: Opens, key: Handle) -> Prepare {
+        let share = charges.first().map_or(Share::SERVICE, |charge| charge.tenant().share);
         let order = Order::Prepare { gpus: gpus.to_vec(), charges: charges.to_vec(), opens, key };
         if let Some(reason) = self.losses.objection(gpus).or_else(|| self.gpus.objection(gpus)) {
             self.refuse(key, reason);
-        } else if self.setup.send(order).is_err() {
+        } else if self.setup.send(share, order).is_err() {
             self.refuse(key, "the thread that sets up GPUs has ended".into());
         }
         Prepare::Begun

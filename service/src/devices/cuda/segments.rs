@@ -12,6 +12,7 @@ use mccs_cuda::Allocation;
 use super::Gpus;
 use super::frees::Frees;
 use super::imports::ImportError;
+use crate::runtime::Share;
 use crate::tenants::{Charge, OverQuota, Resource, Tenant};
 
 /// The driver's pages are whole multiples of the processor's.
@@ -116,7 +117,7 @@ impl Segments {
             if is_known { Ok(()) } else { Err(ImportError::OfNoGpu) }
         };
         if let Err(error) = named.iter().try_for_each(&mut import) {
-            frees.free(imported);
+            frees.free(Share::SERVICE, imported);
             return Err(error);
         }
         if imported.is_empty() {

@@ -3,7 +3,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{RecvTimeoutError, SendError};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
@@ -28,6 +28,7 @@ use super::{CudaOptions, Gpus, NoCuda, Prepared, issue};
 use crate::devices::{Areas, Counted, DirectGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart};
 use crate::engines::proxy::ProxyMessage;
 use crate::model::SetupError;
+use crate::runtime::{Share, TurnReceiver, TurnSender, turn_channel};
 use crate::session::Opens;
 use crate::telemetry::recorder::Recorder;
 use crate::tenants::{Charge, OverQuota, Resource, Tenant};
@@ -79,6 +80,8 @@ struct Memory {
     is_left: AtomicBool,
     spares: Arc<Spares<Kit>>,
     frees: Frees,
+    /// Whose turn it is in which it is read, opened and freed.
+    share: Share,
 }
 
 /// What a communicator holds that grows with its use.
@@ -121,7 +124,7 @@ impl Drop for Memory {
             let kit = Kit { engines: self.page.take().zip(parts), areas };
             self.spares.keep(self.shape.clone(), kit, charges);
         } else {
-            self.frees.free((parts, areas, charges));
+            self.frees.free(self.share, (parts, areas, charges));
         }
     }
 }
@@ -150,6 +153,11 @@ impl AreasInUse {
         self.page.tag_of(rank, number)
     }
 
+    /// Whose turn it is in which threads work for them.
+    pub(super) fn share(&self) -> Share {
+        self.memory.share
+    }
+
     /// Whose they are, by name.
     pub(super) fn tenant(&self) -> &str {
         &self.memory.shape.tenant
@@ -157,7 +165,7 @@ impl AreasInUse {
 
     fn order(&self, ended: &Arc<Ended>, then: Option<Box<dyn FnOnce() + Send>>) {
         let order = Order::Read { areas: self.clone(), ended: Arc::clone(ended), then };
-        if let Err(mpsc::SendError(Order::Read { then, .. })) = self.orders.send(order) {
+        if let Err(SendError(Order::Read { then, .. })) = self.orders.send(self.share(), order) {
             ended.tell(Err("the thread that reads GPUs has ended".into()));
             then.into_iter().for_each(|then| then());
         }
@@ -188,8 +196,8 @@ impl Areas for AreasInUse {
     }
 
     fn open(&self, part: OpenPart) {
-        if let Err(mpsc::SendError(Order::Open { part, .. })) =
-            self.orders.send(Order::Open { areas: self.clone(), part })
+        if let Err(SendError(Order::Open { part, .. })) =
+            self.orders.send(self.share(), Order::Open { areas: self.clone(), part })
         {
             (part.reply)(Err(PrepareError::Stopping.refusal()));
         }
@@ -205,7 +213,7 @@ impl Areas for AreasInUse {
 }
 
 /// To the thread, which ends when nobody has this any more.
-pub(super) type Orders = mpsc::Sender<Order>;
+pub(super) type Orders = TurnSender<Order>;
 
 /// The thread's state.
 pub(super) struct Setup {
@@ -214,13 +222,13 @@ pub(super) struct Setup {
     streams: Vec<OwnedStream>,
     /// To hand to areas.
     own: Weak<Orders>,
-    orders: Receiver<Order>,
+    orders: TurnReceiver<Order>,
     frees: Frees,
     news: Arc<News>,
     losses: Arc<Losses>,
     options: CudaOptions,
     /// Threads that issue copies, by GPU.
-    issuers: Vec<mpsc::Sender<issue::Order>>,
+    issuers: Vec<TurnSender<issue::Order>>,
     imports: Imports,
     spares: Arc<Spares<Kit>>,
     slots: SlotPool,
@@ -237,7 +245,7 @@ impl Setup {
         frees: Frees,
         recorder: Recorder,
     ) -> Result<Arc<Orders>, NoCuda> {
-        let (sender, orders) = mpsc::channel();
+        let (sender, orders) = turn_channel();
         let sender = Arc::new(sender);
         let own = Arc::downgrade(&sender);
         let streams = gpus.gpus.iter().map(|(_, context)| OwnedStream::new(context)).collect::<Result<_, _>>()?;
@@ -269,12 +277,8 @@ impl Setup {
 
     fn run(mut self) {
         loop {
-            let order = if self.traced.is_empty() {
-                self.orders.recv().map_err(|_| RecvTimeoutError::Disconnected)
-            } else {
-                self.orders.recv_timeout(traced::READ_EVERY)
-            };
-            match order {
+            let read_after = (!self.traced.is_empty()).then_some(traced::READ_EVERY);
+            match self.orders.recv(read_after) {
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) if !self.recorder.is_on() => self.traced.end(),
                 Err(RecvTimeoutError::Timeout) => {
@@ -454,7 +458,7 @@ impl Setup {
         if let Err(error) = kit.areas.iter().try_for_each(|(gpu, area)| area.zero(&self.streams[*gpu])) {
             tracing::debug!(%error, "memory of a communicator that has ended is not used again");
             self.find_lost(&error, shape.gpus.iter().copied());
-            self.frees.free(kit);
+            self.frees.free(Share::SERVICE, kit);
             return None;
         }
         kit.engines.iter().for_each(|(_, parts)| parts.page().reset());
@@ -494,6 +498,7 @@ impl Setup {
             is_left: AtomicBool::new(false),
             spares: Arc::clone(&self.spares),
             frees: self.frees.clone(),
+            share: owner.as_ref().map_or(Share::SERVICE, |owner| owner.share),
         };
         let held = memory.held.get_mut().unwrap_or_else(PoisonError::into_inner);
         let head = layout.part(AreaPart::Head).end * u64::from(nranks);

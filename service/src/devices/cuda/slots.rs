@@ -34,7 +34,7 @@ struct SlotBlock {
 impl Drop for SlotBlock {
     fn drop(&mut self) {
         if let Some(held) = self.held.take() {
-            self.frees.free(held);
+            self.frees.free(held.1.tenant().share, held);
         }
     }
 }

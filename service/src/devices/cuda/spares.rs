@@ -13,6 +13,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::frees::Frees;
+use crate::runtime::Share;
 use crate::tenants::Charge;
 
 /// Communicators of a tenant's that wait here beside its quota: as many as a job has at a time, for data, tensors, pipelines and experts in parallel. Memory that
@@ -80,7 +81,7 @@ impl<K: Send + 'static> Spares<K> {
         let is_told = std::mem::replace(&mut state.is_told, true);
         drop(state);
         if !is_told {
-            self.frees.free(Emptying(Arc::clone(self)));
+            self.frees.free(Share::SERVICE, Emptying(Arc::clone(self)));
         }
     }
 
