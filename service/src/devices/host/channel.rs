@@ -16,6 +16,7 @@ use crate::devices::Tag;
 use crate::engines::transport::links::{Links, Staging};
 use crate::engines::transport::{ChannelFault, ChannelJob, Stepped};
 use crate::model::link::{FlowWait, LinkKey, LinksId};
+use crate::runtime::Share;
 use crate::telemetry::flows::FlowMeter;
 use crate::telemetry::recorder::Record;
 use crate::transports::{MemoryKey, MemoryKind, MemorySpan, RecvFlow, Request, SendFlow, Status, TransportError};
@@ -484,6 +485,10 @@ impl Outgoing {
 }
 
 impl ChannelJob for ChannelRun {
+    fn share(&self) -> Share {
+        self.bound.share()
+    }
+
     fn step(&mut self, links: Option<&mut Links>, now: Instant) -> Result<Stepped, ChannelFault> {
         self.advance(links, now)
     }

@@ -10,7 +10,7 @@ use super::links::Links;
 use crate::engines::proxy::ProxyMessage;
 use crate::model::Name;
 use crate::model::link::{FlowWait, LinksId};
-use crate::runtime::Sender;
+use crate::runtime::{Sender, Share};
 use crate::transports::TransportError;
 
 /// What a step of a channel did.
@@ -69,6 +69,9 @@ pub trait ChannelJob: Send {
     /// A link failed, or another host does something else. The job is not stepped again; [`ChannelJob::release`] follows
     /// once its links are closed.
     fn step(&mut self, links: Option<&mut Links>, now: Instant) -> Result<Stepped, ChannelFault>;
+
+    /// Whose it is.
+    fn share(&self) -> Share;
 
     /// What it waits for on other hosts.
     fn waits(&self) -> Vec<FlowWait>;

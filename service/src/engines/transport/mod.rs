@@ -3,7 +3,8 @@
 //! There are two kinds of work. A [`TransportJob`] is cut into pieces and given to the whole pool: engines take pieces by
 //! raising one counter, so that work spreads by itself. A [`ChannelJob`] is a channel of a message schedule, with an order
 //! of its own, and belongs to one engine: the one that owns its links to other hosts, where it has any. Engines go round
-//! their work piece by piece, so that none waits for another's end; tenants take turns with their pieces ([`Turns`]).
+//! their work piece by piece, so that none waits for another's end; tenants take turns with their pieces ([`Turns`]), and in a
+//! poll each has so many of its channels stepped ([`CHANNELS_AT_A_TIME`]).
 //!
 //! The pool can grow and shrink while work runs: an engine that is to leave gets [`TransportMessage::Retire`], is given no
 //! new communicators, and ends when it has no work and no links left.
@@ -31,6 +32,8 @@ use crate::transports::TransportError;
 
 /// Jobs that may wait at one engine. A device keeps what does not fit.
 pub const TRANSPORT_MAILBOX_MAX: usize = 1024;
+/// Channels of a tenant of weight 1 that are stepped in a poll while another has channels here, too: a step is a piece.
+pub const CHANNELS_AT_A_TIME: usize = 8;
 /// Most engines of a pool: more than one a core only costs.
 pub const TRANSPORTS_MAX: usize = 64;
 
@@ -156,6 +159,10 @@ pub struct TransportEngine {
     /// Of each tenant: the first is next to take a piece of.
     jobs: Turns<VecDeque<AssignedJob>>,
     channels: Vec<Running>,
+    /// Polls in which channels were stepped.
+    steps: u64,
+    /// Channels of each tenant that were stepped in this poll; kept for its memory.
+    stepped: Vec<(Share, usize)>,
     /// Whom to tell of strategies that are prepared; one proxy engine has them all.
     prepares_for: Option<Sender<ProxyMessage>>,
     /// What a full mailbox has not taken yet, in order.
@@ -167,6 +174,9 @@ pub struct TransportEngine {
 /// A channel that is worked on.
 struct Running {
     work: ChannelWork,
+    share: Share,
+    /// The poll in which it was stepped last.
+    stepped: u64,
     /// When it began, if that is recorded.
     since_ns: u64,
 }
@@ -181,6 +191,8 @@ impl TransportEngine {
             links,
             jobs: Turns::default(),
             channels: Vec::new(),
+            steps: 0,
+            stepped: Vec::new(),
             prepares_for: None,
             untold: VecDeque::new(),
             retiring: false,
@@ -236,7 +248,7 @@ impl TransportEngine {
             TransportMessage::Run(job) => self.jobs.enter(job.job.share()).push_back(job),
             TransportMessage::RunChannel(work) => {
                 let since_ns = self.recorder.now_ns();
-                self.channels.push(Running { work, since_ns });
+                self.channels.push(Running { share: work.job.share(), stepped: 0, work, since_ns });
             }
             TransportMessage::Listen { links, engine, reply } => {
                 let no_links = TransportError::NoSuch("network");
@@ -331,10 +343,34 @@ impl TransportEngine {
         true
     }
 
-    /// Steps every channel once. Returns whether any did something.
+    /// Whether another channel of a tenant may be stepped in this poll. Counts it, if so.
+    fn may_step(stepped: &mut Vec<(Share, usize)>, share: Share) -> bool {
+        match stepped.iter_mut().find(|(of, _)| of.tenant == share.tenant) {
+            Some((_, count)) => {
+                *count += 1;
+                *count <= CHANNELS_AT_A_TIME * share.weight.max(1) as usize
+            }
+            None => {
+                stepped.push((share, 1));
+                true
+            }
+        }
+    }
+
+    /// Steps every channel once, or where several tenants have channels some of each: those first that have waited longest. Returns
+    /// whether any did something, or is left to be stepped.
     fn step_channels(&mut self, cx: &Context) -> bool {
-        let (mut any, mut index) = (false, 0);
-        while let Some(Running { work, since_ns }) = self.channels.get_mut(index) {
+        let first = self.channels.first().map(|running| running.share.tenant);
+        let is_shared = self.channels.iter().any(|running| Some(running.share.tenant) != first);
+        self.steps += 1;
+        self.stepped.clear();
+        let (mut any, mut are_left, mut index) = (false, false, 0);
+        while let Some(Running { work, since_ns, share, stepped }) = self.channels.get_mut(index) {
+            if is_shared && !Self::may_step(&mut self.stepped, *share) {
+                (are_left, index) = (true, index + 1);
+                continue;
+            }
+            *stepped = self.steps;
             match work.job.step(self.links.as_mut(), cx.now) {
                 Ok(Stepped::Moved) => {
                     work.whole.note_moved(cx.now);
@@ -371,7 +407,10 @@ impl TransportEngine {
                 }
             }
         }
-        any
+        if are_left {
+            self.channels.sort_unstable_by_key(|running| running.stepped);
+        }
+        any | are_left
     }
 }
 

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::links::{PeerHost, Peers};
@@ -16,6 +17,33 @@ struct Broken;
 impl ChannelJob for Broken {
     fn step(&mut self, _: Option<&mut Links>, _: Instant) -> Result<Stepped, ChannelFault> {
         Err(TransportError::NoSuch("link").into())
+    }
+
+    fn share(&self) -> Share {
+        Share::SERVICE
+    }
+
+    fn waits(&self) -> Vec<FlowWait> {
+        Vec::new()
+    }
+
+    fn release(&mut self, _: &mut Links) {}
+}
+
+/// A channel that never ends, and counts its steps.
+struct Endless {
+    share: Share,
+    steps: Arc<AtomicU64>,
+}
+
+impl ChannelJob for Endless {
+    fn step(&mut self, _: Option<&mut Links>, _: Instant) -> Result<Stepped, ChannelFault> {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        Ok(Stepped::Moved)
+    }
+
+    fn share(&self) -> Share {
+        self.share
     }
 
     fn waits(&self) -> Vec<FlowWait> {
@@ -48,8 +76,23 @@ impl Setup {
     }
 
     fn run(&self, job: Handle, links: Option<LinksId>) {
-        let whole = WholeJob::new(job, self.to_proxy.clone(), 1, None);
-        self.tell(TransportMessage::RunChannel(ChannelWork { job: Box::new(Broken), channel: 0, links, whole }));
+        self.run_channel(job, Box::new(Broken), links);
+    }
+
+    fn run_channel(&self, handle: Handle, job: Box<dyn ChannelJob>, links: Option<LinksId>) {
+        let whole = WholeJob::new(handle, self.to_proxy.clone(), 1, None);
+        self.tell(TransportMessage::RunChannel(ChannelWork { job, channel: 0, links, whole }));
+    }
+
+    /// Channels of a tenant that never end. Returns how often each has been stepped, from then on.
+    fn run_endless(&self, tenant: u32, weight: u32, count: usize) -> Vec<Arc<AtomicU64>> {
+        let share = Share { tenant, weight };
+        let run = |index| {
+            let steps = Arc::<AtomicU64>::default();
+            self.run_channel(handle(index as u32), Box::new(Endless { share, steps: Arc::clone(&steps) }), None);
+            steps
+        };
+        (0..count).map(run).collect()
     }
 
     fn poll(&mut self) -> Progress {
@@ -69,6 +112,25 @@ impl Setup {
 
 fn handle(index: u32) -> Handle {
     Handle { index, generation: 1 }
+}
+
+#[test]
+fn one_tenants_many_channels_are_stepped_some_at_a_time_while_another_has_one() {
+    let mut setup = Setup::new();
+    let many = setup.run_endless(1, 1, 100);
+    let steps = |channels: &[Arc<AtomicU64>]| channels.iter().map(|one| one.load(Ordering::Relaxed)).sum::<u64>();
+    setup.poll();
+    assert_eq!(steps(&many), 100, "alone it has whole polls");
+    let (one, heavy) = (setup.run_endless(2, 1, 1), setup.run_endless(3, 2, 50));
+    let polls = 100_u64.div_ceil(CHANNELS_AT_A_TIME as u64);
+    for poll in 1..=polls {
+        assert_eq!(setup.poll(), Progress::Busy);
+        assert_eq!(steps(&one), poll);
+        assert_eq!(steps(&many), 100 + poll * CHANNELS_AT_A_TIME as u64);
+        assert_eq!(steps(&heavy), poll * 2 * CHANNELS_AT_A_TIME as u64, "its weight is 2");
+    }
+    let stepped = many.iter().chain(&heavy).map(|one| one.load(Ordering::Relaxed));
+    assert!(stepped.clone().min() >= Some(2), "each has had its turn: {:?}", stepped.collect::<Vec<_>>());
 }
 
 #[test]
