@@ -17,7 +17,7 @@ use mccs_service::controller::message::{AgentMessage, ControllerMessage, Order, 
 use mccs_service::controller::plan::{Wants, plan_all};
 use mccs_service::controller::state::{Controller, Output, Question};
 use mccs_service::exchange::protocol::{CommId, Name};
-use mccs_service::telemetry::placed::{Began, Chosen, HostRanks};
+use mccs_telemetry::placed::{Began, Chosen, HostRanks};
 
 use crate::simulator::report::cpu_s;
 

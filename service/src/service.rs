@@ -28,9 +28,9 @@ use crate::engines::transport::{TRANSPORTS_MAX, TransportPool};
 use crate::exchange::protocol::{Event, Request};
 use crate::memory::Reaper;
 use crate::plans::ScheduleCache;
+use crate::registry::Registry;
 use crate::runtime::{Lanes, Mailbox, RuntimeOptions, Runtimes, Sender};
 pub use crate::settings::{CudaUse, NetworkSettings, Placement, RdmaSettings, Settings, TenantSettings, VerbsFrom};
-use crate::telemetry::Registry;
 use crate::tenants::Tenant;
 use crate::transport_factory::TransportFactory;
 

@@ -16,7 +16,7 @@ use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::types::{CollectiveKind, RedOp};
 use mccs_service::control::{CommView, ControlAnswer, ControlRequest, call};
 use mccs_service::service::{Service, Settings};
-use mccs_service::telemetry::late::LateView;
+use mccs_telemetry::late::LateView;
 
 /// When the watchdog last saw that the process lives.
 static ALIVE: Mutex<Option<Instant>> = Mutex::new(None);

@@ -11,10 +11,10 @@ use mccs_eval::workload::Call;
 use mccs_ipc::types::CollectiveKind;
 use mccs_service::control::window::{trace, trace_up_to};
 use mccs_service::control::{ControlAnswer, ControlRequest, call};
-use mccs_service::telemetry::recorder::Record;
-use mccs_service::telemetry::straggler::{Accounts, straggler};
-use mccs_service::telemetry::trace::merge::merge;
-use mccs_service::telemetry::trace::{Window, write};
+use mccs_telemetry::recorder::Record;
+use mccs_telemetry::straggler::{Accounts, straggler};
+use mccs_telemetry::trace::merge::merge;
+use mccs_telemetry::trace::{Window, write};
 use mccs_tests::hosts::{TestHosts, run_until_stopped};
 use mccs_tests::{Rank, TestService};
 
@@ -234,7 +234,7 @@ fn a_trace_has_all_that_the_job_did_in_its_window() {
     };
     assert_eq!(records.iter().map(sent).sum::<u64>(), 6 * 524_288 + 64);
     let mut text = Vec::new();
-    mccs_service::telemetry::trace::write(&window, &mut text).expect("written");
+    mccs_telemetry::trace::write(&window, &mut text).expect("written");
     check_trace(&String::from_utf8(text).expect("text"));
 }
 
@@ -331,7 +331,7 @@ fn a_trace_of_too_many_records_says_that_it_is_cut() {
     });
     assert!(window.is_cut && window.until_ns - window.from_ns < 250_000_000_000);
     let mut text = Vec::new();
-    mccs_service::telemetry::trace::write(&window, &mut text).expect("written");
+    mccs_telemetry::trace::write(&window, &mut text).expect("written");
     let trace: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
     assert_eq!(trace["otherData"]["complete"], false);
 }

@@ -4,7 +4,7 @@ use anyhow::ensure;
 use clap::{Parser, ValueEnum};
 use mccs_collective::{Algorithm, Choice, CostModel, Problem, Strategy, build};
 use mccs_ipc::types::CollectiveKind;
-use mccs_service::telemetry::traffic;
+use mccs_telemetry::traffic::traffic;
 
 /// Prints the bytes that each host sends to each other one in a collective, as JSON.
 #[derive(Parser)]

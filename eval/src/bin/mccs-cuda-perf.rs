@@ -15,7 +15,7 @@ use mccs_eval::cuda::processes::run_ranks;
 use mccs_eval::cuda::rank::{Rank, Side};
 use mccs_eval::stats::median;
 use mccs_eval::workload::{Call, Place};
-use mccs_service::telemetry::traffic;
+use mccs_telemetry::traffic::traffic;
 use serde::Serialize;
 
 /// Runs collectives on GPUs over a range of sizes. With `--check` every element is checked; otherwise mccs and NCCL are

@@ -16,7 +16,7 @@ use mccs_eval::touch::{self, Line, Move, Variant};
 use mccs_eval::workload::Call;
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
-use mccs_service::telemetry::traffic;
+use mccs_telemetry::traffic::traffic;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const LINE_BYTES: u64 = size_of::<Line>() as u64;

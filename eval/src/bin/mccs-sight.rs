@@ -18,9 +18,9 @@ use clap::{Parser, Subcommand};
 use mccs::{Client, CollectiveKind, DataType, RedOp, UniqueId};
 use mccs_config::Bytes;
 use mccs_service::control::window::trace;
-use mccs_service::telemetry::histogram::Histogram;
-use mccs_service::telemetry::recorder::{Record, Recorder, Recorders};
-use mccs_service::telemetry::traffic;
+use mccs_telemetry::histogram::Histogram;
+use mccs_telemetry::recorder::{Record, Recorder, Recorders};
+use mccs_telemetry::traffic::traffic;
 use serde_json::json;
 
 /// Measures what it costs to be seen; prints JSON lines.

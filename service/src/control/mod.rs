@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::controller::answer::{ControllerAnswer, ControllerRequest};
 use crate::devices::cuda::GpuStrategy;
 use crate::engines::controller::cluster::ClusterView;
+use crate::registry::{CommInfo, RankInfo, RankProgress};
 use crate::runtime::{EngineId, EngineInfo, RuntimeInfo};
 use crate::session::Session;
 use crate::telemetry::failed::FailedView;
@@ -30,7 +31,7 @@ use crate::telemetry::late::LateView;
 use crate::telemetry::recorder::RingView;
 use crate::telemetry::stuck::StuckReport;
 use crate::telemetry::traffic::{KindView, PairView};
-use crate::telemetry::{CommInfo, GpuInfo, HostInfo, RankInfo, RankProgress};
+use crate::telemetry::{GpuInfo, HostInfo};
 use crate::tenants::Resource;
 
 /// Bytes of JSON in one chunk: a chunk and its framing fit a message.

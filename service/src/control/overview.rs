@@ -12,13 +12,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{CommView, HostView};
 use crate::default_quotas::Origin;
+use crate::registry::{CommInfo, Registry};
 use crate::runtime::{EngineInfo, RuntimeInfo, Runtimes};
 use crate::telemetry::flows::{FlowView, PathView};
 use crate::telemetry::late::LateView;
 use crate::telemetry::placed::Allotment;
 use crate::telemetry::trace::ClockView;
 use crate::telemetry::traffic::TenantKindView;
-use crate::telemetry::{CommInfo, CommonTime, Registry, lines_suppressed};
+use crate::telemetry::{CommonTime, lines_suppressed};
 use crate::tenants::{Resource, Tenant};
 
 /// Communicators that are told of, at most: each is some ten series.
@@ -208,7 +209,7 @@ impl Overseer {
             at_ns: now.saturating_duration_since(self.since).as_nanos() as u64,
             tenants: registry.tenants().iter().map(tenant).collect(),
             communicators,
-            joining: LateView::all(registry, now),
+            joining: registry.late_views(now),
             flows,
             paths: registry.flows.paths(),
             hosts: registry.hosts().iter().map(|host| HostView::of(host, now)).collect(),

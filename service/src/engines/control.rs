@@ -20,7 +20,6 @@ use crate::control::{
 use crate::controller::history::Went;
 use crate::controller::message::Act;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
-use crate::telemetry::late::LateView;
 use crate::telemetry::recorder::Recorders;
 
 /// Operators at a time; more wait to be accepted.
@@ -273,7 +272,7 @@ impl ControlEngine {
                 let now = Instant::now();
                 ControlAnswer::Hosts(registry.hosts().iter().map(|host| HostView::of(host, now)).collect())
             }
-            ControlRequest::Joining => ControlAnswer::Joining(LateView::all(registry, Instant::now())),
+            ControlRequest::Joining => ControlAnswer::Joining(registry.late_views(Instant::now())),
             ControlRequest::Gpus => ControlAnswer::Gpus(registry.gpus().iter().map(GpuView::of).collect()),
             ControlRequest::Overview => ControlAnswer::Overview(Box::new(overseer.look())),
             ControlRequest::Drain { drains, reason } => {
@@ -495,8 +494,8 @@ mod tests {
 
     use super::*;
     use crate::control::Caller;
+    use crate::registry::Registry;
     use crate::runtime::{RuntimeOptions, Runtimes};
-    use crate::telemetry::Registry;
 
     /// An engine whose questions to the proxy engine nobody answers.
     struct Bed {

@@ -44,9 +44,10 @@ use crate::controller::state::{Controller, Output, Question, Ticket};
 use crate::engines::transport::path_words::PathWords;
 use crate::exchange::protocol::{CommId, ControlBody, Event, Name, Request};
 use crate::model::Refused;
+use crate::registry::{CommInfo, Registry};
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
 use crate::telemetry::placed::PaceUse;
-use crate::telemetry::{CommInfo, CommonTime, LogBudget, Registry};
+use crate::telemetry::{CommonTime, LogBudget};
 
 /// Inputs that may wait: what a burst of arrivals on all hosts tells, while the controller decides.
 pub const CONTROLLER_MAILBOX_MAX: usize = 16_384;

@@ -25,9 +25,10 @@ use crate::exchange::limits::MAILBOX_MAX;
 use crate::exchange::link::{LinkEvent, LinkOptions, Links, Refusals};
 use crate::exchange::protocol::{Event, Exchange, LinkTimes, Name, Options, Output, Request};
 use crate::exchange::tls::{Tls, TlsError, TlsFiles, random_number};
+use crate::registry::Registry;
+use crate::registry::late::LateTold;
 use crate::runtime::{Context, Engine, Mailbox, Progress, RuntimeError, Runtimes, Sender};
-use crate::telemetry::late::LateTold;
-use crate::telemetry::{HostInfo, LogBudget, Registry};
+use crate::telemetry::{HostInfo, LogBudget};
 
 /// Events that may wait for room before nothing more is taken in.
 const EVENTS_MAX: usize = 1024;

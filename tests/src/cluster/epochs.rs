@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 
 use mccs_ipc::records::{Read, RecordReader};
 use mccs_service::exchange::protocol::CommId;
-use mccs_service::telemetry::Registry;
-use mccs_service::telemetry::recorder::Record;
+use mccs_service::registry::Registry;
+use mccs_telemetry::recorder::Record;
 
 /// A collective of a communicator of several hosts that has begun on one of them.
 #[derive(Debug, Clone, PartialEq, Eq)]

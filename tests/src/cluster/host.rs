@@ -13,7 +13,7 @@ use mccs_service::engines::transport::links::{Links, Ways};
 use mccs_service::engines::transport::{TransportEngine, TransportHandle};
 use mccs_service::exchange::protocol::{Event, Exchange, Name, Options as ExchangeOptions, Request};
 use mccs_service::plans::ScheduleCache;
-use mccs_service::telemetry::Registry;
+use mccs_service::registry::Registry;
 use mccs_service::tenants::{Quota, Resource, Tenant};
 use mccs_service::transports::faulty::{Faults, Faulty};
 use mccs_service::transports::memory::{HostId, MemoryNetwork};

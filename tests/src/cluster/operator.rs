@@ -10,7 +10,7 @@ use mccs_model::rate_limit::{LocalWindow, Pace};
 use mccs_runtime::Mailbox;
 use mccs_service::engines::proxy::{Asked, OperatorReply, ProxyMessage, Wish};
 use mccs_service::exchange::protocol::Name;
-use mccs_service::telemetry::CommInfo;
+use mccs_service::registry::CommInfo;
 use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;

@@ -12,7 +12,8 @@ use mccs_service::engines::exchange::{ExchangeEngine, ExchangeError, ExchangeSet
 use mccs_service::exchange::keys;
 use mccs_service::exchange::limits::MAILBOX_MAX;
 use mccs_service::exchange::protocol::{CommId, CommKey, Event, Join, LinkTimes, Name, Payload, Request};
-use mccs_service::telemetry::{HostInfo, Registry};
+use mccs_service::registry::Registry;
+use mccs_telemetry::HostInfo;
 use mccs_tests::watchdog;
 
 /// Outside of the range from which the kernel picks ports for connections.

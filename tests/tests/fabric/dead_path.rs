@@ -9,7 +9,7 @@ use mccs::{DataType, RedOp};
 use mccs_model::link::FlowWait;
 use mccs_service::control::{ControlAnswer, ControlRequest, call};
 use mccs_service::controller::answer::{ControllerAnswer, ControllerRequest, PolicyView, Standing};
-use mccs_service::telemetry::stuck::{Culprit, StuckClass, StuckReport};
+use mccs_telemetry::stuck::{Culprit, StuckClass, StuckReport};
 use mccs_tests::Rank;
 use mccs_tests::hosts::{Raise, in_threads};
 

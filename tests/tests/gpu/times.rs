@@ -8,7 +8,7 @@ use mccs_eval::workload::Call;
 use mccs_ipc::types::{CollectiveKind, DataType};
 use mccs_service::control::window::trace;
 use mccs_service::control::{CommView, ControlAnswer, ControlRequest, call as ask};
-use mccs_service::telemetry::recorder::Record;
+use mccs_telemetry::recorder::Record;
 use mccs_tests::TestService;
 
 use super::changes::{Rounds, sign};

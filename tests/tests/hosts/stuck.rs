@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use mccs::{DataType, RedOp};
 use mccs_ipc::types::CollectiveKind;
 use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
-use mccs_service::telemetry::stuck::{StuckClass, StuckReport};
+use mccs_telemetry::stuck::{StuckClass, StuckReport};
 use mccs_tests::hosts::TestHosts;
 use mccs_tests::{Rank, TestService, run_checked};
 

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mccs_config::service::TransportKind;
 use mccs_service::control::ControlAnswer;
 use mccs_service::service::{Settings, VerbsFrom};
-use mccs_service::telemetry::flows::FlowView;
 use mccs_service::transports::rdma::fake::{Fabric, FabricOptions};
+use mccs_telemetry::flows::FlowView;
 use mccs_tests::Rank;
 use mccs_tests::hosts::{Raise, TestHosts, in_threads, run_until_stopped};
 

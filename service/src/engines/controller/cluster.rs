@@ -17,11 +17,11 @@ use crate::controller::message::BodyError;
 use crate::engines::proxy::{Asked, Looks, OperatorAnswer, OperatorReply, ProxyMessage};
 use crate::exchange::protocol::{ControlBody, Name};
 use crate::model::Refused;
+use crate::registry::{CommInfo, Registry};
 use crate::runtime::Sender;
 use crate::telemetry::failed::FailedView;
 use crate::telemetry::late::LateView;
 use crate::telemetry::stuck::{Culprit, StuckClass};
-use crate::telemetry::{CommInfo, Registry};
 
 /// Operators' questions, and hosts', that are being answered at a time; more are refused.
 const QUESTIONS_MAX: usize = 16;
@@ -313,7 +313,7 @@ impl ClusterAsker {
             unreachable: hosts.take(COMMS_TOLD_MAX).collect(),
             communicators: comms.iter().take(COMMS_TOLD_MAX).map(comm).collect(),
             more_communicators: comms.len().saturating_sub(COMMS_TOLD_MAX) as u64,
-            joining: LateView::all(registry, now).into_iter().take(OTHERS_TOLD_MAX).collect(),
+            joining: registry.late_views(now).into_iter().take(OTHERS_TOLD_MAX).collect(),
             failed: registry.failed.view(now).into_iter().take(OTHERS_TOLD_MAX).collect(),
             ..HostSummary::default()
         }

@@ -18,9 +18,10 @@ use nix::sys::resource::{Resource as Limit, getrlimit};
 use super::{HELLO_WITHIN, Proxies, SLOW_TO_CLOSE, SessionEngine, State, Tables, TenantLanes, TenantSocket};
 use crate::closer::Closer;
 use crate::memory::Reaper;
+use crate::registry::Registry;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Runtimes, WakerSlot};
 use crate::session::Session;
-use crate::telemetry::{LogBudget, Registry};
+use crate::telemetry::LogBudget;
 use crate::tenants::{Resource, Tenant};
 
 /// Answers that may wait at a session's engine besides two for each communicator of its tenant's quota: for the leaves, joins and aborts that it

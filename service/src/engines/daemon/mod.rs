@@ -39,9 +39,9 @@ use self::tables::Tables;
 use self::validate::{Fence, posted, validate};
 use crate::engines::proxy::{ProxyMessage, ProxyReply, RoundState};
 use crate::memory::Reaper;
+use crate::registry::Registry;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Share};
 use crate::session::Session;
-use crate::telemetry::Registry;
 use crate::tenants::{Charge, Resource, Tenant};
 
 /// How long a new connection has to say hello.

@@ -8,7 +8,7 @@ use super::Place;
 use crate::devices::cuda::{GpuRegion, Segment};
 use crate::handles::HandleTable;
 use crate::memory::Region;
-use crate::telemetry::CommInfo;
+use crate::registry::CommInfo;
 use crate::tenants::Quota;
 
 /// A stream, as far as its commands are checked.

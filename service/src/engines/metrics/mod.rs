@@ -12,6 +12,7 @@
 //! Deliberately absent: TLS and passwords. The address says who may read; a proxy in front can say it better.
 
 pub mod http;
+mod prometheus;
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -25,9 +26,9 @@ use anyhow::Context as _;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use self::http::{HEAD_BYTES_MAX, Status, answer, asked};
+use self::prometheus::render;
 use crate::control::overview::Overseer;
 use crate::runtime::{Context, Engine, Progress, Runtimes};
-use crate::telemetry::prometheus::render;
 
 /// Scrapers at a time; one or two are usual. Of more one goes, see [`Connection::keeps`]: they may all be hostile.
 const CONNECTIONS_MAX: usize = 16;

@@ -4,8 +4,8 @@ use std::os::fd::AsRawFd;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, connect, setsockopt, socket, sockopt};
 
 use super::*;
+use crate::registry::Registry;
 use crate::runtime::RuntimeOptions;
-use crate::telemetry::Registry;
 
 struct Bed {
     engine: MetricsEngine,

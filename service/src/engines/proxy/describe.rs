@@ -6,7 +6,7 @@ use mccs_ipc::types::ErrorClass;
 use super::comm::{Comm, Failure, Member};
 use super::operation::{Operation, RoundState};
 use crate::model::Action;
-use crate::telemetry::RankInfo;
+use crate::registry::RankInfo;
 
 /// Most ranks that a message tells of.
 const RANKS_DESCRIBED_MAX: usize = 8;

@@ -25,7 +25,7 @@ use super::turns::TenantWork;
 use crate::engines::transport::TransportMessage;
 use crate::exchange::protocol::{AccountBody, CommId, Name, Request};
 use crate::model::link::FlowWait;
-use crate::telemetry::RankInfo;
+use crate::registry::RankInfo;
 use crate::telemetry::stuck::looks::{Accounts, LOOKS_AFTER, diagnose_twice};
 use crate::telemetry::stuck::{
     CALLS_TOLD_MAX, FLOWS_TOLD_MAX, FlowWay, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount, StuckClass,

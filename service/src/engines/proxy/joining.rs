@@ -16,9 +16,9 @@ use super::{COMMS_MAX, ProxyEngine};
 use crate::devices::Prepared;
 use crate::model::SetupError;
 use crate::model::gathering::GatheringKey;
+use crate::registry::{CommInfo, RankInfo, STAGED, TenantShmExchange};
 use crate::telemetry::plausible::{COLLECTIVE_TIME_MIN, MESSAGE_TIME_MIN, Plausible};
 use crate::telemetry::traffic::RecentTraffic;
-use crate::telemetry::{CommInfo, RankInfo, STAGED, TenantShmExchange};
 use crate::tenants::Resource;
 
 impl ProxyEngine {

@@ -64,11 +64,12 @@ use crate::exchange::protocol::Request;
 use crate::handles::HandleTable;
 use crate::model::Action;
 use crate::plans::ScheduleCache;
+use crate::registry::Registry;
+use crate::registry::late::LateTold;
 use crate::runtime::{Account, Context, Engine, Lanes, Mailbox, Progress, Turns};
 use crate::session::SessionId;
-use crate::telemetry::late::LateTold;
+use crate::telemetry::LogBudget;
 use crate::telemetry::recorder::Recorder;
-use crate::telemetry::{LogBudget, Registry};
 
 /// Messages that may wait at a proxy engine from devices, transports, other hosts and operators.
 pub const PROXY_MAILBOX_MAX: usize = 4096;
@@ -348,7 +349,7 @@ impl ProxyEngine {
         }
         let failure = live.contradiction().unwrap_or(failure);
         let failure = Failure::new(failure.class, live.info.named(&failure.message));
-        self.registry.failed.note(&live.info, &failure.message, Instant::now());
+        self.registry.failed.note(live.info.failed_view(&failure.message), Instant::now());
         if let Some(suppressed) = self.log_budget.take(Instant::now()) {
             let (comm, tenant) = (live.info.number, &live.info.tenant);
             tracing::warn!(comm, %tenant, reason = %failure.message, suppressed, "communicator failed");

@@ -22,9 +22,9 @@ use crate::memory::Region;
 use crate::model::link::{FlowWait, LinksId};
 use crate::model::rate_limit::Pace;
 use crate::model::{Action, Refused, Scalar, SetupError};
+use crate::registry::CommInfo;
 use crate::runtime::Sender;
 use crate::session::{Session, SessionId};
-use crate::telemetry::CommInfo;
 use crate::tenants::Charge;
 use crate::transports::{ListenerHandle, TransportError};
 

@@ -39,7 +39,7 @@ use crate::model::Refused;
 use crate::model::link::{EPOCH_MAX, LinkKey, LinksId};
 use crate::model::rate_limit::Pace;
 use crate::plans::ScheduleCache;
-use crate::telemetry::Registry;
+use crate::registry::Registry;
 use crate::telemetry::placed::Chosen;
 use crate::telemetry::profile::Noted;
 use crate::transports::{FlowPath, TransportError};

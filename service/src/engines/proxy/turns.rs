@@ -141,9 +141,9 @@ mod tests {
     use crate::engines::transport::{TransportHandle, TransportMessage};
     use crate::model::{Action, Scalar};
     use crate::plans::ScheduleCache;
+    use crate::registry::Registry;
     use crate::runtime::{Engine as _, LaneSender, Lanes, Mailbox, Sender};
     use crate::session::Session;
-    use crate::telemetry::Registry;
     use crate::tenants::tests::quota;
     use crate::tenants::{Resource, Tenant};
 

@@ -310,7 +310,7 @@ impl Bed {
         }
     }
 
-    pub(super) fn comm(&self) -> Arc<crate::telemetry::CommInfo> {
+    pub(super) fn comm(&self) -> Arc<crate::registry::CommInfo> {
         self.registry.comms().pop().expect("a communicator")
     }
 

@@ -16,7 +16,7 @@ use crate::engines::transport::Activity;
 use crate::exchange::protocol::{CommId, Name};
 use crate::model::Scalar;
 use crate::model::link::LinksId;
-use crate::telemetry::RankProgress;
+use crate::registry::RankProgress;
 use crate::telemetry::stuck::{HostAccount, StuckClass};
 
 #[test]

@@ -9,7 +9,7 @@ use mccs_config::service::{Algorithm, FlowPath, TransportKind};
 use serde::{Deserialize, Serialize};
 
 use super::profile::{Burst, Measured};
-use crate::exchange::protocol::CommId;
+use mccs_model::CommId;
 
 /// Ranks of one host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

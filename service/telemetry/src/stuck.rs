@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use self::looks::{FlowBytes, Progress};
 use serde::{Deserialize, Serialize};
 
-use crate::model::link::{FlowWait, LinkKey};
-use crate::telemetry::flows::{FlowName, FlowView};
+use crate::flows::{FlowName, FlowView};
+use mccs_model::link::{FlowWait, LinkKey};
 
 /// Ranks that a host tells of, at most: those that lag come first.
 pub const RANKS_TOLD_MAX: usize = 256;

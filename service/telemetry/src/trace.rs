@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::recorder::Record;
-use crate::model::link::LinkKey;
+use mccs_model::link::LinkKey;
 
 /// What is known of a communicator besides its records.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -37,7 +37,7 @@ pub struct TenantKindView {
 
 impl TenantTraffic {
     /// Counts collectives that are alike.
-    pub(super) fn count(&self, kind: CollectiveKind, bytes: u64, took: Duration, times: u64) {
+    pub fn count(&self, kind: CollectiveKind, bytes: u64, took: Duration, times: u64) {
         if let Some(totals) = self.kinds.get(kind as usize) {
             totals.durations.count_many(took, times);
             totals.bytes.fetch_add(bytes.saturating_mul(times), Ordering::Relaxed);
@@ -127,14 +127,14 @@ impl KindRecent {
 
 impl RecentTraffic {
     /// Counts a collective.
-    pub(super) fn count(&self, kind: CollectiveKind, bus_bytes: u64, took: Duration) {
+    pub fn count(&self, kind: CollectiveKind, bus_bytes: u64, took: Duration) {
         if let Some(recent) = self.kinds.get(kind as usize) {
             recent.count(bus_bytes, took);
         }
     }
 
     /// Counts a send or a receive.
-    pub(super) fn count_pair(&self, side: PairSide, bytes: u64, took: Duration) {
+    pub fn count_pair(&self, side: PairSide, bytes: u64, took: Duration) {
         self.pairs[side as usize].count(bytes, took);
     }
 
@@ -157,6 +157,29 @@ impl RecentTraffic {
         };
         PairSide::ALL.iter().zip(&self.pairs).filter_map(view).collect()
     }
+}
+
+/// Payload ("size" in nccl-tests) and bus bytes of a collective with `count_bytes` by its own count rule.
+/// Source: nccl-tests, doc/PERFORMANCE.md.
+#[must_use]
+pub fn traffic(kind: CollectiveKind, count_bytes: u64, nranks: u64) -> (u64, u64) {
+    let payload_bytes = kind.payload_count(count_bytes, nranks as u32);
+    let others = |bytes: u64| match bytes.checked_mul(nranks - 1) {
+        Some(product) => product / nranks.max(1),
+        // Dividing so long a number costs more than all else that counts an operation.
+        None => (u128::from(bytes) * u128::from(nranks - 1) / u128::from(nranks.max(1))) as u64,
+    };
+    let bus_bytes = match kind {
+        CollectiveKind::AllReduce => others(count_bytes).saturating_mul(2),
+        CollectiveKind::Broadcast | CollectiveKind::Reduce => count_bytes,
+        CollectiveKind::AllGather
+        | CollectiveKind::ReduceScatter
+        | CollectiveKind::AllToAll
+        | CollectiveKind::Gather
+        | CollectiveKind::Scatter => others(payload_bytes),
+        CollectiveKind::Barrier => 0,
+    };
+    (payload_bytes, bus_bytes)
 }
 
 #[cfg(test)]

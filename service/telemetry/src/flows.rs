@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::lock;
 use super::stuck::looks::FlowBytes;
-use crate::transports::{FlowPath, PortRange, WireStats};
+use mccs_model::path::{FlowPath, PortRange, WireStats};
 
 /// Pairs of peer and path, by direction, that are counted apart after their flows have ended. Peers are the configuration's; an
 /// operator who invents ever new paths gets them counted as [`OTHER_PATHS`].

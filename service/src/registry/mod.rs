@@ -1,58 +1,25 @@
 //! Where the control path finds everything that lives in the service. Its locks are taken when something begins or ends, and by the operator's
 //! queries.
 
+mod comm_info;
+pub mod late;
+
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use super::failed::FailedComms;
-use super::flows::FlowTable;
-use super::recorder::Recorders;
-use super::{CommInfo, lock};
+use mccs_telemetry::failed::FailedComms;
+use mccs_telemetry::flows::FlowTable;
+use mccs_telemetry::late::LateView;
+use mccs_telemetry::recorder::Recorders;
+use mccs_telemetry::{CommonTime, GpuInfo, HostInfo};
+
+pub use self::comm_info::{CommInfo, RankInfo, RankProgress, STAGED, TenantShmExchange};
 use crate::model::gathering::Late;
 use crate::runtime::WakerSlot;
 use crate::session::{Session, SessionId};
 use crate::tenants::Tenant;
-
-/// A host of the cluster as the operator sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostInfo {
-    /// Its name.
-    pub name: String,
-    /// Where other services reach it.
-    pub address: SocketAddr,
-    /// Whether it is this host.
-    pub is_own: bool,
-    /// Whether its service can be reached.
-    pub is_up: bool,
-    /// Since when.
-    pub since: Instant,
-    /// What last went wrong with it.
-    pub last_error: Option<String>,
-}
-
-/// A GPU of the service's as the operator sees it.
-#[derive(Debug)]
-pub struct GpuInfo {
-    /// Its UUID, as `nvidia-smi -L` prints it.
-    pub id: String,
-    /// Product.
-    pub name: String,
-    /// Where it sits.
-    pub pci_bus_id: String,
-    /// Why it is of no use to the service any more, if it is not.
-    pub lost: OnceLock<String>,
-}
-
-impl GpuInfo {
-    /// One that works.
-    #[must_use]
-    pub fn new(id: String, name: String, pci_bus_id: String) -> Self {
-        GpuInfo { id, name, pci_bus_id, lost: OnceLock::new() }
-    }
-}
 
 /// What a tenant's communicators have done, those included that have ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -145,15 +112,6 @@ pub struct Registry {
     pub recorders: Arc<Recorders>,
 }
 
-/// The cluster's common clock, as a host knows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CommonTime {
-    /// What it shows.
-    pub common_ns: u64,
-    /// By how much that may be wrong.
-    pub error_ns: u64,
-}
-
 impl Registry {
     /// A number that no session or communicator has had.
     pub fn next_number(&self) -> u64 {
@@ -241,6 +199,12 @@ impl Registry {
     #[must_use]
     pub fn late(&self) -> Vec<Late> {
         lock(&self.late).values().flatten().cloned().collect()
+    }
+
+    /// All of them, as the operator sees them.
+    #[must_use]
+    pub fn late_views(&self, now: Instant) -> Vec<LateView> {
+        self.late().iter().map(|late| LateView::of(late, now)).collect()
     }
 
     /// Something has become of a communicator of several hosts: who watches is woken.
@@ -349,4 +313,8 @@ impl Registry {
     pub fn comms(&self) -> Vec<Arc<CommInfo>> {
         lock(&self.comms).live.values().cloned().collect()
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

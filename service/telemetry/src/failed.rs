@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{CommInfo, lock};
+use super::lock;
 
 /// How long a failure is kept.
 pub const KEPT_FOR: Duration = Duration::from_secs(3600);
@@ -50,18 +50,11 @@ pub struct FailedComms {
 }
 
 impl FailedComms {
-    /// A communicator has failed.
-    pub fn note(&self, comm: &CommInfo, reason: &str, now: Instant) {
-        let view = FailedView {
-            communicator: comm.number,
-            unique_id: comm.id.to_string(),
-            tenant: comm.tenant.clone(),
-            nranks: comm.nranks,
-            hosts: comm.hosts.clone(),
-            operations: comm.totals().0,
-            reason: reason.chars().take(REASON_CHARS_MAX).collect(),
-            age_seconds: 0,
-        };
+    /// A communicator has failed; of the reason its first characters are kept.
+    pub fn note(&self, mut view: FailedView, now: Instant) {
+        if let Some((cut, _)) = view.reason.char_indices().nth(REASON_CHARS_MAX) {
+            view.reason.truncate(cut);
+        }
         self.add(Failed { view, at: now });
     }
 

@@ -1,36 +1,21 @@
-//! Counters that engines raise and the operator reads; the control path finds them in the registry (`registry.rs`).
+//! A communicator as the operator sees it: what it is, and what it has done.
 //!
 //! The data path only touches atomics of the communicator at hand.
 
-pub mod failed;
-pub mod flows;
-pub mod histogram;
-pub mod late;
-mod log_budget;
-pub mod placed;
-pub mod plausible;
-pub mod profile;
-pub mod prometheus;
-pub mod recorder;
-mod registry;
-pub mod straggler;
-pub mod stuck;
-pub mod ticks;
-pub mod trace;
-pub mod traffic;
-
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use mccs_ipc::shm_exchange::ShmExchange;
 use mccs_ipc::types::{CollectiveKind, UniqueId};
 
-pub use self::log_budget::{LogBudget, lines_suppressed};
-use self::placed::Placed;
-use self::plausible::Plausible;
-pub use self::registry::{CommonTime, GpuInfo, HostInfo, Refused, Registry, TenantTotals};
-use self::traffic::{PairSide, RecentTraffic, TenantTraffic};
+use mccs_telemetry::failed::FailedView;
+use mccs_telemetry::placed::Placed;
+use mccs_telemetry::plausible::Plausible;
+use mccs_telemetry::straggler;
+use mccs_telemetry::traffic::{PairSide, RecentTraffic, TenantTraffic, traffic};
+
+use super::lock;
 use crate::devices::cuda::KernelBlocks;
 use crate::devices::{CarriedOutBy, DirectGroup, Reading, TimedCollective, Times};
 use crate::session::SessionId;
@@ -140,6 +125,21 @@ impl CommInfo {
         format!("{message}{name}").into()
     }
 
+    /// What is kept of it when it has failed.
+    #[must_use]
+    pub fn failed_view(&self, reason: &str) -> FailedView {
+        FailedView {
+            communicator: self.number,
+            unique_id: self.id.to_string(),
+            tenant: self.tenant.clone(),
+            nranks: self.nranks,
+            hosts: self.hosts.clone(),
+            operations: self.totals().0,
+            reason: reason.into(),
+            age_seconds: 0,
+        }
+    }
+
     /// Whether its buffers are on GPUs, and it runs in memory of the host.
     #[must_use]
     pub fn is_staged(&self) -> bool {
@@ -225,7 +225,7 @@ impl CommInfo {
     }
 
     /// Counts what has come to be known of how long collectives took that ranks did among themselves, and copy engines.
-    fn count_times(&self) {
+    pub(super) fn count_times(&self) {
         if let Some(direct) = &self.direct {
             let blocks = direct.strategies().blocks();
             direct.take_times(|reading, by| {
@@ -395,30 +395,3 @@ impl CommInfo {
 
 /// More than the memory of all GPUs of a host, of which no collective's payload is longer.
 const GPU_PAYLOAD_MAX: u64 = 1 << 43;
-
-/// Payload ("size" in nccl-tests) and bus bytes of a collective with `count_bytes` by its own count rule.
-/// Source: nccl-tests, doc/PERFORMANCE.md.
-#[must_use]
-pub fn traffic(kind: CollectiveKind, count_bytes: u64, nranks: u64) -> (u64, u64) {
-    let payload_bytes = kind.payload_count(count_bytes, nranks as u32);
-    let others = |bytes: u64| match bytes.checked_mul(nranks - 1) {
-        Some(product) => product / nranks.max(1),
-        // Dividing so long a number costs more than all else that counts an operation.
-        None => (u128::from(bytes) * u128::from(nranks - 1) / u128::from(nranks.max(1))) as u64,
-    };
-    let bus_bytes = match kind {
-        CollectiveKind::AllReduce => others(count_bytes).saturating_mul(2),
-        CollectiveKind::Broadcast | CollectiveKind::Reduce => count_bytes,
-        CollectiveKind::AllGather
-        | CollectiveKind::ReduceScatter
-        | CollectiveKind::AllToAll
-        | CollectiveKind::Gather
-        | CollectiveKind::Scatter => others(payload_bytes),
-        CollectiveKind::Barrier => 0,
-    };
-    (payload_bytes, bus_bytes)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

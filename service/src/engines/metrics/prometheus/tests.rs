@@ -313,7 +313,7 @@ fn mentioned(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn the_guide_says_what_each_metric_means() {
-    let guide = include_str!("../../../../docs/METRICS.md");
+    let guide = include_str!("../../../../../docs/METRICS.md");
     let (told, names) = (mentioned(guide), names(&render(&overview())));
     let untold: Vec<_> = names.difference(&told).collect();
     assert!(untold.is_empty(), "docs/METRICS.md does not say what these mean: {untold:?}");
@@ -329,7 +329,7 @@ fn the_guide_says_what_each_metric_means() {
 #[test]
 fn the_dashboard_shows_what_there_is() {
     let dashboard: serde_json::Value =
-        serde_json::from_str(include_str!("../../../../eval/grafana/mccs.json")).unwrap();
+        serde_json::from_str(include_str!("../../../../../eval/grafana/mccs.json")).unwrap();
     let names = names(&render(&overview()));
     let mut expressions = Vec::new();
     expressions_of(&dashboard, &mut expressions);
@@ -347,7 +347,7 @@ fn the_dashboard_shows_what_there_is() {
 /// Rules as Prometheus reads them: indented lists of maps, of which each rule has an alert, an expression, and words for a person.
 #[test]
 fn the_alerts_are_of_what_there_is() {
-    let rules = include_str!("../../../../eval/grafana/alerts.yml");
+    let rules = include_str!("../../../../../eval/grafana/alerts.yml");
     let names = names(&render(&overview()));
     let (mut alerts, mut expressions, mut told) = (0, 0, 0);
     for (number, line) in (1..).zip(rules.lines()) {
@@ -384,7 +384,7 @@ fn the_alerts_are_of_what_there_is() {
 #[test]
 fn the_dashboard_adds_up_nothing_that_each_host_counts_and_tells_hosts_apart() {
     let dashboard: serde_json::Value =
-        serde_json::from_str(include_str!("../../../../eval/grafana/mccs.json")).unwrap();
+        serde_json::from_str(include_str!("../../../../../eval/grafana/mccs.json")).unwrap();
     let mut targets = Vec::new();
     targets_of(&dashboard, &mut targets);
     assert!(targets.len() >= 10);

@@ -48,7 +48,7 @@ pub fn straggler(before: &Accounts, now: &Accounts) -> Option<Straggler> {
 }
 
 /// Whether each rank needs something of every other one, so that none ends before all have come.
-pub(super) fn is_joint(kind: CollectiveKind) -> bool {
+pub fn is_joint(kind: CollectiveKind) -> bool {
     match kind {
         CollectiveKind::AllReduce
         | CollectiveKind::AllGather

@@ -1,49 +1,12 @@
-//! Communicators that wait for ranks for long: what the operator sees of them, and the log says.
+//! Communicators that wait for ranks for long: what the log says of them.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
+use mccs_telemetry::LogBudget;
 
-use super::{LogBudget, Registry};
+use super::Registry;
 use crate::model::gathering::Late;
-
-/// A communicator that waits for ranks, or for hosts.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LateView {
-    /// Its unique id.
-    pub unique_id: String,
-    /// Whose it is.
-    pub tenant: String,
-    /// Ranks that have joined.
-    pub joined: u32,
-    /// Ranks that it is to have.
-    pub nranks: u32,
-    /// For whom it waits.
-    pub waits_for: String,
-    /// How long its first rank has waited.
-    pub since_seconds: u64,
-}
-
-impl LateView {
-    /// All that a service has now.
-    #[must_use]
-    pub fn all(registry: &Registry, now: Instant) -> Vec<Self> {
-        registry.late().iter().map(|late| Self::of(late, now)).collect()
-    }
-
-    fn of(late: &Late, now: Instant) -> Self {
-        let Late { key, joined, nranks, waits_for, since } = late;
-        LateView {
-            unique_id: key.id.to_string(),
-            tenant: key.tenant.clone(),
-            joined: *joined,
-            nranks: *nranks,
-            waits_for: waits_for.clone(),
-            since_seconds: now.saturating_duration_since(*since).as_secs(),
-        }
-    }
-}
 
 /// What one that gathers ranks has told of those that are late.
 pub struct LateTold {
@@ -87,6 +50,7 @@ mod tests {
 
     use super::*;
     use crate::model::gathering::GatheringKey;
+    use mccs_telemetry::late::LateView;
 
     #[test]
     fn all_who_gather_are_told_of_and_none_that_is_over() {
@@ -104,7 +68,7 @@ mod tests {
         gatherers[0].tell(&registry, 1, || panic!("it is the same"), now);
         gatherers[0].tell(&registry, 2, Vec::new, now);
         assert_eq!(tenants(), ["b"]);
-        let view = &LateView::all(&registry, now + Duration::from_secs(12))[0];
+        let view = LateView::of(&registry.late()[0], now + Duration::from_secs(12));
         assert_eq!((view.since_seconds, &*view.waits_for), (12, "rank 1 of 2"));
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{HostAccount, PairAccount, RankAccount, StuckClass, StuckReport, blame};
-use crate::model::link::{FlowWait, LinkKey};
+use mccs_model::link::{FlowWait, LinkKey};
 
 /// What hosts know at a look, by name; nothing of those that have not answered.
 pub type Accounts = Vec<(String, Option<HostAccount>)>;

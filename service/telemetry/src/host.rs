@@ -1,0 +1,52 @@
+//! What is known of hosts: their state, their GPUs, their clocks.
+
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// A host of the cluster as the operator sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostInfo {
+    /// Its name.
+    pub name: String,
+    /// Where other services reach it.
+    pub address: SocketAddr,
+    /// Whether it is this host.
+    pub is_own: bool,
+    /// Whether its service can be reached.
+    pub is_up: bool,
+    /// Since when.
+    pub since: Instant,
+    /// What last went wrong with it.
+    pub last_error: Option<String>,
+}
+
+/// A GPU of the service's as the operator sees it.
+#[derive(Debug)]
+pub struct GpuInfo {
+    /// Its UUID, as `nvidia-smi -L` prints it.
+    pub id: String,
+    /// Product.
+    pub name: String,
+    /// Where it sits.
+    pub pci_bus_id: String,
+    /// Why it is of no use to the service any more, if it is not.
+    pub lost: OnceLock<String>,
+}
+
+impl GpuInfo {
+    /// One that works.
+    #[must_use]
+    pub fn new(id: String, name: String, pci_bus_id: String) -> Self {
+        GpuInfo { id, name, pci_bus_id, lost: OnceLock::new() }
+    }
+}
+
+/// The cluster's common clock, as a host knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CommonTime {
+    /// What it shows.
+    pub common_ns: u64,
+    /// By how much that may be wrong.
+    pub error_ns: u64,
+}
