@@ -131,11 +131,12 @@ fn oom_score_adj() -> i32 {
 
 /// All jobs' shared pages count as the service's, so that the kernel would end it first when memory runs out, and all jobs with it.
 fn survive_others() {
-    if oom_score_adj() <= OOM_SCORE_WANTED {
+    // Whoever has set another score has had a reason.
+    if oom_score_adj() != 0 {
         return;
     }
     if let Err(error) = std::fs::write(OOM_SCORE_ADJ, OOM_SCORE_WANTED.to_string()) {
-        tracing::warn!(
+        tracing::info!(
             %error,
             "cannot lower {OOM_SCORE_ADJ}: if the host runs out of memory the kernel may end the service before a job; set OOMScoreAdjust={OOM_SCORE_WANTED} in its unit"
         );

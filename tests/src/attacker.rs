@@ -1,7 +1,7 @@
-//! A tenant that does anything: a sequence of right and wrong requests, commands, writes to shared memory and ends, as its decisions
-//! say. The same decisions give the same sequence.
+//! A tenant that does anything: a sequence of right and wrong requests, commands, writes to shared memory, closed descriptors and
+//! ends, as its decisions say. The same decisions give the same sequence.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use mccs_ipc::queue::{Producer, Push};
 use mccs_ipc::shm::{Mapping, make_whole};
 use mccs_ipc::sync::Doorbell;
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
+use nix::sys::socket::{Shutdown, shutdown};
 
 /// Sessions at a time: enough for communicators of several ranks.
 const SESSIONS_MAX: usize = 6;
@@ -206,6 +207,26 @@ impl Session {
         self.doorbell.ring();
     }
 
+    /// Closes something, or half of it, in the middle of whatever is under way.
+    fn close_something(&mut self, decide: &mut Decide<'_>) {
+        match decide(6) {
+            0 => drop(shutdown(self.socket.as_fd().as_raw_fd(), Shutdown::Read)),
+            1 => drop(shutdown(self.socket.as_fd().as_raw_fd(), Shutdown::Write)),
+            2 => drop(shutdown(self.socket.as_fd().as_raw_fd(), Shutdown::Both)),
+            // A bell that rings no more: its counter is full.
+            3 => drop(nix::unistd::write(self.doorbell.as_fd(), &(u64::MAX - 1).to_ne_bytes())),
+            4 if !self.memory.is_empty() => {
+                let at = decide(self.memory.len() as u64) as usize;
+                drop(self.memory.swap_remove(at));
+            }
+            _ if !self.kept.is_empty() => {
+                let at = decide(self.kept.len() as u64) as usize;
+                drop(self.kept.swap_remove(at));
+            }
+            _ => {}
+        }
+    }
+
     fn garbage(&mut self, decide: &mut Decide<'_>) {
         let bytes: Vec<u8> = (0..1 + decide(100)).map(|_| decide(256) as u8).collect();
         let _ = self.socket.send(&bytes, &[]);
@@ -248,6 +269,7 @@ impl Attacker {
             4..=7 => session.scribble(decide),
             8..=16 => session.request(decide),
             17..=20 => session.take_answers(),
+            21 => session.close_something(decide),
             _ => session.command(decide),
         }
     }

@@ -1,6 +1,7 @@
 //! What tests across crates share: a service of one's own, and ranks that talk to it.
 
 pub mod attacker;
+pub mod attackers;
 pub mod cluster;
 pub mod hosts;
 pub mod sim;
@@ -196,20 +197,28 @@ impl TestService {
     /// # Panics
     /// If a rank does.
     pub fn ranks<T: Send>(&self, tenant: usize, nranks: u32, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
-        let id = mccs::unique_id().expect("an id");
-        std::thread::scope(|scope| {
-            let rank = |rank| {
-                let (client, body) = (self.connect(tenant), &body);
-                scope.spawn(move || {
-                    let comm = client.init_communicator_rank(id, rank, nranks, 0, "").expect("a communicator");
-                    let stream = client.register_stream().expect("a stream");
-                    body(Rank { client, comm, stream })
-                })
-            };
-            let threads: Vec<_> = (0..nranks).map(rank).collect();
-            threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
-        })
+        ranks_at(&self.socket(tenant), nranks, body)
     }
+}
+
+/// The same, of whatever service has this socket.
+///
+/// # Panics
+/// If a rank does.
+pub fn ranks_at<T: Send>(socket: &Path, nranks: u32, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
+    let id = mccs::unique_id().expect("an id");
+    std::thread::scope(|scope| {
+        let rank = |rank| {
+            let (client, body) = (Client::connect(socket).expect("a session"), &body);
+            scope.spawn(move || {
+                let comm = client.init_communicator_rank(id, rank, nranks, 0, "").expect("a communicator");
+                let stream = client.register_stream().expect("a stream");
+                body(Rank { client, comm, stream })
+            })
+        };
+        let threads: Vec<_> = (0..nranks).map(rank).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+    })
 }
 
 /// A rank with all it needs.

@@ -9,4 +9,6 @@ mod memory;
 mod random;
 mod raw;
 mod rounds;
+mod sanitized;
+mod signals;
 mod victim;

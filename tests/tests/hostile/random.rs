@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mccs_service::tenants::Resource;
 use mccs_tests::attacker::Attacker;
-use mccs_tests::seeds;
+use mccs_tests::{TestService, seeds};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
@@ -19,6 +19,21 @@ const STEPS: usize = 400;
 const RESOURCES: [Resource; 5] =
     [Resource::MemoryBytes, Resource::Mappings, Resource::Sessions, Resource::Communicators, Resource::SentDescriptors];
 
+/// Ends the attacker, and returns when nothing of its tenant is left, whatever it was.
+pub fn all_comes_back(service: &TestService, end: impl FnOnce()) {
+    let hostile = || {
+        let sessions = service.service().registry.sessions();
+        sessions.into_iter().find(|session| session.tenant.name == "hostile")
+    };
+    let tenant = hostile().map(|session| Arc::clone(&session.tenant));
+    end();
+    while hostile().is_some()
+        || tenant.as_ref().is_some_and(|tenant| RESOURCES.iter().any(|resource| tenant.used(*resource) > 0))
+    {
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn whatever_a_tenant_does_others_go_on_and_nothing_is_left() {
     attack(|service| {
@@ -29,18 +44,7 @@ fn whatever_a_tenant_does_others_go_on_and_nothing_is_left() {
             let mut attacker = Attacker::new(service.socket(0));
             let mut decide = |below: u64| rng.random_range(0..below.max(1));
             (0..STEPS).for_each(|_| attacker.step(&mut decide));
-            let hostile = || {
-                let sessions = service.service().registry.sessions();
-                sessions.into_iter().find(|session| session.tenant.name == "hostile")
-            };
-            let tenant = hostile().map(|session| Arc::clone(&session.tenant));
-            drop(attacker);
-            // All of it comes back, whatever it was.
-            while hostile().is_some()
-                || tenant.as_ref().is_some_and(|tenant| RESOURCES.iter().any(|resource| tenant.used(*resource) > 0))
-            {
-                std::thread::yield_now();
-            }
+            all_comes_back(service, || drop(attacker));
         }
     });
 }

@@ -1,11 +1,12 @@
 //! The other tenant, whose collectives go on.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mccs_eval::workload::Call;
 use mccs_ipc::command::Command;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
-use mccs_tests::{TestService, run_checked};
+use mccs_tests::{Rank, TestService, ranks_at, run_checked};
 
 use crate::raw::Raw;
 
@@ -13,40 +14,44 @@ pub const SETTINGS: &str = "[[tenant]]\nname = \"hostile\"\nsocket = \"h\"\nmax_
                         max_memory = \"64GiB\"\nmax_regions = 65536\n\
                         [[tenant]]\nname = \"honest\"\nsocket = \"g\"\n";
 
-/// Runs `attack` while an honest tenant works; afterwards the service must be as before.
-pub fn attack(attack: impl FnOnce(&TestService)) {
-    let service = TestService::start(SETTINGS);
+/// One checked all-reduce after the other, until rank 0 is to stop.
+pub fn work(rank: &Rank, stop: &AtomicBool) {
+    for round in 0.. {
+        let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::F32, RedOp::Sum);
+        let call = Call { kind, dtype, redop, root: 0, count: 1000, nranks: 2, seed: round };
+        assert_eq!(run_checked(rank, &call, round % 2 == 0), 0);
+        // Both ranks must stop after the same round: rank 0 decides, by a one-element all-reduce.
+        let vote = rank.client.allocate(4).expect("memory");
+        // SAFETY: nothing is in flight.
+        let bytes = unsafe { vote.as_mut_slice() };
+        let own = u32::from(rank.comm.rank() == 0 && stop.load(Ordering::Relaxed));
+        bytes.copy_from_slice(&own.to_le_bytes());
+        let place = vote.at(0);
+        rank.comm.all_reduce(place, place, 1, DataType::U32, RedOp::Sum, &rank.stream).expect("enqueued");
+        rank.stream.synchronize().expect("completed");
+        if bytes[0] == 1 {
+            break;
+        }
+    }
+}
+
+/// Runs `attack` while an honest tenant, with this socket, works.
+pub fn beside(socket: &Path, attack: impl FnOnce()) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let honest = scope.spawn(|| {
-            service.ranks(1, 2, |rank| {
-                let mut rounds = 0;
-                loop {
-                    let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::F32, RedOp::Sum);
-                    let call = Call { kind, dtype, redop, root: 0, count: 1000, nranks: 2, seed: rounds };
-                    assert_eq!(run_checked(&rank, &call, rounds % 2 == 0), 0);
-                    rounds += 1;
-                    // Both ranks must stop after the same round: rank 0 decides, by a one-element all-reduce.
-                    let vote = rank.client.allocate(4).expect("memory");
-                    // SAFETY: nothing is in flight.
-                    let bytes = unsafe { vote.as_mut_slice() };
-                    let own = u32::from(rank.comm.rank() == 0 && stop.load(Ordering::Relaxed));
-                    bytes.copy_from_slice(&own.to_le_bytes());
-                    let place = vote.at(0);
-                    rank.comm.all_reduce(place, place, 1, DataType::U32, RedOp::Sum, &rank.stream).expect("enqueued");
-                    rank.stream.synchronize().expect("completed");
-                    if bytes[0] == 1 {
-                        break;
-                    }
-                }
-            });
-        });
+        let honest = scope.spawn(|| ranks_at(socket, 2, |rank| work(&rank, &stop)));
         // Also when the attack fails: the honest tenant would go on for ever.
-        let attacked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| attack(&service)));
+        let attacked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(attack));
         stop.store(true, Ordering::Relaxed);
         honest.join().expect("the honest tenant");
         attacked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
+}
+
+/// The same in a service of this process; afterwards that must be as before.
+pub fn attack(attack: impl FnOnce(&TestService)) {
+    let service = TestService::start(SETTINGS);
+    beside(&service.socket(1), || attack(&service));
     // A new session of the attacked tenant works: its quotas are free again.
     Raw::connect(&service);
 }
