@@ -3,7 +3,7 @@
 a difference where it passes there. Fails unless every difference is one of those documented below.
 
 usage: pytorch_own.py NRANKS [PATTERN], with MCCS_LIBRARY naming our libnccl.so.2 and MCCS_SOCKET the service. PATTERN is a regular
-expression of tests' names (default: whatever uses the back end). At most 8 tests run at a time."""
+expression of tests' names (default: whatever uses the back end). A test for every four cores runs at a time. Each result is printed when it comes."""
 
 import concurrent.futures
 import os
@@ -15,7 +15,7 @@ import tempfile
 
 USES_NCCL = (r"cuda|nccl|subgroups|object|DistributedDataParallel|ddp_(comm_hook|join|uneven|grad_div|broadcast|control_flow|"
              r"namedtuple|static|hook_parity|sync)|sync_bn|sync_params")
-AT_ONCE = 8
+AT_ONCE = max(1, (os.cpu_count() or 4) // 4)
 # A test that hangs is a failure.
 WATCHDOG_S = 240
 # Test: why it passes on NCCL alone.
@@ -39,6 +39,7 @@ if __name__ == "__main__":
         sys.exit(0 if result.wasSuccessful() and not result.skipped else 5 if result.skipped else 1)
 """
 SKIPPED = 5
+STATES = {0: "passed", SKIPPED: "skips itself"}
 
 
 def run(arguments, nranks, folder, on_mccs):
@@ -67,8 +68,13 @@ def main():
         names = [name for name in listed.split() if name.startswith("test_") and pattern.search(name) and not name.endswith("_cpu")]
         if status or not names:
             raise SystemExit(f"PyTorch's tests cannot be listed:\n{listed[-2000:]}")
+        found = {}
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-            found = dict(zip(names, pool.map(lambda name: run([name], nranks, folder, True), names)))
+            running = {pool.submit(run, [name], nranks, folder, True): name for name in names}
+            for done in concurrent.futures.as_completed(running):
+                name = running[done]
+                found[name] = done.result()
+                print(f"{len(found)} of {len(names)}: {name}: {STATES.get(found[name][1], 'failed')}", flush=True)
         passed = [name for name in names if found[name][1] == 0]
         failed = [name for name in names if found[name][1] not in (0, SKIPPED)]
         differing = [name for name in failed if run([name], nranks, folder, False)[1] == 0]
