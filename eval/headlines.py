@@ -108,9 +108,10 @@ def nccl_tests():
 def training(workload, what):
     data = load("training-default-2")
     times = {side: statistics.median(sum(found["rounds_ms"], [])) for side, found in data["found"][workload].items()}
-    # The faster NCCL.
+    # The faster NCCL. Sides beside PyTorch's own are named by their version.
     peer = min((side for side in times if side.startswith("NCCL")), key=times.get)
-    return (f"{what}, PyTorch, 2 H200s", f"{digits(times['mccs'])} ms a step", f"{data['libraries'][peer]}: {digits(times[peer])} ms",
+    version = data["libraries"][peer] if peer == "NCCL of PyTorch" else peer
+    return (f"{what}, PyTorch, 2 H200s", f"{digits(times['mccs'])} ms a step", f"{version}: {digits(times[peer])} ms",
             times[peer] / times["mccs"])
 
 

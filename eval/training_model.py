@@ -7,6 +7,7 @@ usage: training_model.py OPTIONS, a JSON object with the fields of `Options`
 
 Rank 0 writes the times of steps and the last loss of each workload to `out`."""
 
+import ctypes
 import dataclasses
 import faulthandler
 import gc
@@ -201,7 +202,13 @@ def library():
         lines = maps.read().splitlines()
     if any("mccs-direct" in line or "mccs-region" in line for line in lines):
         return "mccs"
-    return "NCCL " + ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else "gloo"
+    if not torch.cuda.is_available():
+        return "gloo"
+    # PyTorch tells the version that it was compiled with. A preloaded library comes first.
+    number, paths = ctypes.c_int(), sorted({line.split()[-1] for line in lines if "/libnccl" in line})
+    loaded = next(library for library in map(ctypes.CDLL, [None, *paths]) if hasattr(library, "ncclGetVersion"))
+    loaded.ncclGetVersion(ctypes.byref(number))
+    return f"NCCL {number.value // 10000}.{number.value // 100 % 100}.{number.value % 100}"
 
 
 def main():
