@@ -2,16 +2,12 @@
 //!
 //! See `docs/ARCHITECTURE.md` for the life of an operation through these modules.
 
-mod answers;
-pub mod closer;
 pub mod control;
 pub mod controller;
 pub mod default_quotas;
 pub mod devices;
 pub mod engines;
-pub mod exchange;
-#[cfg(test)]
-mod lossy;
+pub mod fd_closer;
 pub mod memory;
 pub mod plans;
 mod process_state;
@@ -21,13 +17,14 @@ pub mod session;
 mod settings;
 pub mod tenants;
 mod transport_factory;
-pub mod transports;
 
 // Layers below, under the names by which this crate calls them.
 pub use mccs_collective as collective;
+pub use mccs_exchange as exchange;
 pub use mccs_model as model;
 pub use mccs_model::handles;
 pub use mccs_policy as policy;
 pub use mccs_policy::topology;
 pub use mccs_runtime as runtime;
 pub use mccs_telemetry as telemetry;
+pub use mccs_transport as transports;

@@ -1,37 +1,14 @@
 //! Regions: tenants' memory, mapped in the service.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{OnceLock, PoisonError, RwLock, mpsc};
+use std::sync::{OnceLock, mpsc};
 
 use mccs_ipc::protocol::{GPU_SEGMENTS_MAX, MESSAGE_FDS_MAX};
 use mccs_ipc::shm::Mapping;
+use mccs_transport::host_regions;
 use nix::sys::resource::{Resource, getrlimit};
 
 use crate::runtime::Share;
 use crate::tenants::Charge;
-
-/// Regions that are mapped, by address: length and number.
-static MAPPED: RwLock<BTreeMap<usize, (u64, u64)>> = RwLock::new(BTreeMap::new());
-/// Number of the next region.
-static NEXT: AtomicU64 = AtomicU64::new(0);
-static GONE: AtomicU64 = AtomicU64::new(0);
-
-/// Number of the region that memory lies in, which no other region ever has: what is known about memory (its registration
-/// with a device) holds as long as this is the same. `None` for memory of the service's own.
-#[must_use]
-pub fn region_number(address: usize, bytes: u64) -> Option<u64> {
-    let mapped = MAPPED.read().unwrap_or_else(PoisonError::into_inner);
-    let (start, (length, number)) = mapped.range(..=address).next_back()?;
-    let end = ((address - start) as u64).checked_add(bytes)?;
-    (end <= *length).then_some(*number)
-}
-
-/// How many regions have gone so far: as long as it stays, all are there that were.
-#[must_use]
-pub fn regions_gone() -> u64 {
-    GONE.load(Ordering::Acquire)
-}
 
 /// The kernel's limit where it does not say.
 const MAPPINGS_DEFAULT: u64 = 65_530;
@@ -101,18 +78,16 @@ pub struct Region {
     memory: Option<Leaving>,
     share: Share,
     bytes: u64,
-    reaper: Reaper,
+    unmap_worker: UnmapWorker,
 }
 
 impl Region {
     /// Takes charge of a mapping, for whose bytes and number of mappings the tenant is charged.
     #[must_use]
-    pub fn new(mapping: Mapping, pages: Pages, bytes: u64, charges: [Charge; 2], reaper: Reaper) -> Self {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let start = mapping.as_ptr() as usize;
-        MAPPED.write().unwrap_or_else(PoisonError::into_inner).insert(start, (bytes, number));
+    pub fn new(mapping: Mapping, pages: Pages, bytes: u64, charges: [Charge; 2], unmap_worker: UnmapWorker) -> Self {
+        host_regions::note_mapped(mapping.as_ptr() as usize, bytes);
         let share = charges[0].tenant().share;
-        Region { memory: Some(Leaving { mapping, pages, charges }), share, bytes, reaper }
+        Region { memory: Some(Leaving { mapping, pages, charges }), share, bytes, unmap_worker }
     }
 
     /// Usable bytes.
@@ -139,12 +114,9 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            // Before it is unmapped: afterwards another region may be mapped there.
-            let start = memory.mapping.as_ptr() as usize;
-            MAPPED.write().unwrap_or_else(PoisonError::into_inner).remove(&start);
-            GONE.fetch_add(1, Ordering::Release);
+            host_regions::note_going(memory.mapping.as_ptr() as usize);
             memory.charges[0].tenant().note_leaving(1);
-            self.reaper.end_later(memory);
+            self.unmap_worker.end_later(memory);
         }
     }
 }
@@ -152,17 +124,17 @@ impl Drop for Region {
 /// Unmaps memory on a thread of its own: giving gigabytes back takes the kernel a good part of a second, and engines
 /// must not wait for it. What waits for that still counts against its tenant's quotas.
 #[derive(Clone)]
-pub struct Reaper(mpsc::Sender<Leaving>);
+pub struct UnmapWorker(mpsc::Sender<Leaving>);
 
-impl Reaper {
+impl UnmapWorker {
     /// Starts the thread; it ends when the last clone and the last region are gone.
     ///
     /// # Errors
     /// The kernel's refusal of a thread.
     pub fn start() -> std::io::Result<Self> {
         let (sender, receiver) = mpsc::channel::<Leaving>();
-        std::thread::Builder::new().name("mccs-reaper".into()).spawn(move || receiver.iter().for_each(Leaving::end))?;
-        Ok(Reaper(sender))
+        std::thread::Builder::new().name("mccs-unmap".into()).spawn(move || receiver.iter().for_each(Leaving::end))?;
+        Ok(UnmapWorker(sender))
     }
 
     fn end_later(&self, memory: Leaving) {

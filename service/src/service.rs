@@ -26,7 +26,7 @@ use crate::engines::transport::links::Ways;
 use crate::engines::transport::path_words::PathWords;
 use crate::engines::transport::{TRANSPORTS_MAX, TransportPool};
 use crate::exchange::protocol::{Event, Request};
-use crate::memory::Reaper;
+use crate::memory::UnmapWorker;
 use crate::plans::ScheduleCache;
 use crate::registry::Registry;
 use crate::runtime::{Lanes, Mailbox, RuntimeOptions, Runtimes, Sender};
@@ -165,7 +165,7 @@ impl Service {
             limits: settings.limits,
             proxies: Arc::clone(&proxies),
             registry: Arc::clone(&registry),
-            reaper: Reaper::start()?,
+            unmap_worker: UnmapWorker::start()?,
             log_budget: Mutex::default(),
         });
         let mut watch = SocketWatch::default();

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use mccs_ipc::types::UniqueId;
 
-use crate::closer::Closer;
 use crate::default_quotas::QuotaOrigins;
+use crate::fd_closer::FdCloser;
 use crate::memory::{descriptors_of_tenant, sent_descriptors_of_tenant};
 use crate::model::rate_limit::SharedBucket;
 use crate::runtime::Share;
@@ -72,7 +72,7 @@ pub struct Tenant {
     /// Its collectives.
     pub traffic: Arc<TenantTraffic>,
     /// Closes what it has sent.
-    pub closer: Closer,
+    pub closer: FdCloser,
     /// What it sends to other hosts under caps in bits per second, of those that some communicator keeps to.
     capped: Mutex<Vec<(u64, Weak<SharedBucket>)>>,
     memory_bytes: AtomicU64,
@@ -244,7 +244,7 @@ impl Tenant {
             traffic_classes,
             share: Share { tenant: NEXT.fetch_add(1, Ordering::Relaxed), weight },
             traffic: Arc::default(),
-            closer: Closer::default(),
+            closer: FdCloser::default(),
             capped: Mutex::default(),
             memory_bytes: AtomicU64::new(0),
             gpu_memory_bytes: AtomicU64::new(0),

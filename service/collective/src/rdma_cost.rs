@@ -1,6 +1,6 @@
 //! What flows over RDMA cost a host, on paper: work requests and completions of messages, bytes under way, engines, memory.
 //!
-//! Pure arithmetic over published figures and the transport's own counts (`transports/rdma`): bounds to begin measuring with,
+//! Pure arithmetic over published figures and the transport's own counts (`service/transport/src/rdma`): bounds to begin measuring with,
 //! for machines that nobody here has. `mccs-sim rdma` prints it; `docs/internals/rdma.md` says where the figures are from.
 
 use super::CostModel;

@@ -16,8 +16,8 @@ use mccs_ipc::types::ErrorClass;
 use nix::sys::resource::{Resource as Limit, getrlimit};
 
 use super::{HELLO_WITHIN, Proxies, SLOW_TO_CLOSE, SessionEngine, State, Tables, TenantLanes, TenantSocket};
-use crate::closer::Closer;
-use crate::memory::Reaper;
+use crate::fd_closer::FdCloser;
+use crate::memory::UnmapWorker;
 use crate::registry::Registry;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Runtimes, WakerSlot};
 use crate::session::Session;
@@ -57,7 +57,7 @@ pub struct SessionFactory {
     /// Where sessions are listed.
     pub registry: Arc<Registry>,
     /// Unmaps what they leave.
-    pub reaper: Reaper,
+    pub unmap_worker: UnmapWorker,
     /// Tenants cause these lines.
     pub log_budget: Mutex<LogBudget>,
 }
@@ -137,7 +137,7 @@ impl SessionFactory {
             replies,
             outbox: VecDeque::new(),
             registry: Arc::clone(&self.registry),
-            reaper: self.reaper.clone(),
+            unmap_worker: self.unmap_worker.clone(),
             deferred: None,
             unsent: VecDeque::new(),
             unsent_since: None,
@@ -216,7 +216,7 @@ pub struct Acceptor {
     admissions: Vec<Admission>,
     factory: Arc<SessionFactory>,
     /// Closes sockets of those who are no tenants.
-    closer: Closer,
+    closer: FdCloser,
     /// Whether nobody is let in for now: who comes waits outside.
     is_paused: bool,
     /// Given up for a moment when the process is out of descriptors, to tell who comes so.
@@ -231,7 +231,7 @@ impl Acceptor {
     /// Accepts for these tenants.
     #[must_use]
     pub fn new(listener: Listener, name: String, admissions: Vec<Admission>, factory: Arc<SessionFactory>) -> Self {
-        Acceptor { listener, name, admissions, factory, closer: Closer::default(), is_paused: false, spare: spare() }
+        Acceptor { listener, name, admissions, factory, closer: FdCloser::default(), is_paused: false, spare: spare() }
     }
 
     fn admit(&self, socket: Socket, peer: PeerCredentials, now: Instant) {

@@ -38,7 +38,7 @@ pub use self::proxies::{GpuProxy, Proxies, TenantLanes};
 use self::tables::Tables;
 use self::validate::{Fence, posted, validate};
 use crate::engines::proxy::{ProxyMessage, ProxyReply, RoundState};
-use crate::memory::Reaper;
+use crate::memory::UnmapWorker;
 use crate::registry::Registry;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Share};
 use crate::session::Session;
@@ -99,7 +99,7 @@ pub struct SessionEngine {
     /// Messages that the tenant's lane had no room for yet. While there are any, nothing new is taken in.
     outbox: VecDeque<(Place, ProxyMessage)>,
     registry: Arc<Registry>,
-    reaper: Reaper,
+    unmap_worker: UnmapWorker,
     /// A request for memory that waits for what the tenant has freed to be gone, with its descriptor.
     deferred: Option<(RequestEnvelope, Vec<OwnedFd>)>,
     /// Answers for which the socket had no room. While there are any, no request is read: so they are no more than the

@@ -297,7 +297,7 @@ impl SessionEngine {
             Ok(mapped) => mapped,
             Err(error) => return self.refuse(id, ErrorClass::InvalidArgument, error.to_string()),
         };
-        let region = Arc::new(Region::new(mapping, pages, bytes, charges, self.reaper.clone()));
+        let region = Arc::new(Region::new(mapping, pages, bytes, charges, self.unmap_worker.clone()));
         match self.tables.regions.insert(region) {
             Ok(region) => {
                 let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();

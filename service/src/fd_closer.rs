@@ -1,0 +1,193 @@
+//! Descriptors that tenants have sent, and their sockets, are closed here.
+//!
+//! `close` waits for whatever a descriptor stands for: a socket that lingers, a file of a file system that the tenant runs
+//! itself, gigabytes of memory of which nobody else has a reference. The tenant decides how long that takes, so no engine does
+//! it. Each tenant has a thread of its own, which starts with the first descriptor: who sends what cannot be closed keeps up
+//! nobody but itself.
+//!
+//! A socket with answers that bring descriptors stays open until the tenant has taken them, or has gone: as long as they are on
+//! their way they count for the service's user, and are charged to the tenant.
+
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use mccs_ipc::handshake::Socket;
+
+use crate::tenants::Charge;
+
+/// Descriptors of which more wait only behind what takes long to close.
+const WAITING_MANY: usize = 64;
+/// For so long at most.
+const SLOW_AFTER: Duration = Duration::from_secs(5);
+/// Descriptors that may wait at all: what the service risks for each tenant.
+const WAITING_MAX: usize = 1024;
+
+/// How often sockets are looked at whose answers have not been taken.
+const TAKEN_LOOK: Duration = Duration::from_millis(100);
+
+/// What is to be closed.
+enum Closing {
+    Now(OwnedFd),
+    /// Once the tenant has taken what was sent.
+    WhenTaken(Socket, Vec<Charge>),
+}
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub struct FdCloser {
+    queue: OnceLock<Option<mpsc::Sender<Closing>>>,
+    backlog: Arc<Mutex<Backlog>>,
+}
+
+#[derive(Debug, Default)]
+struct Backlog {
+    /// Descriptors that are not closed yet, the one under way included.
+    waiting: usize,
+    /// Since when they are many.
+    many_since: Option<Instant>,
+}
+
+impl FdCloser {
+    /// Closes a descriptor, some time, on another thread.
+    pub fn close_later(&self, fd: impl Into<OwnedFd>) {
+        let queue = self.queue.get_or_init(|| start(Arc::clone(&self.backlog)).ok());
+        let mut backlog = lock(&self.backlog);
+        backlog.waiting += 1;
+        if backlog.waiting > WAITING_MANY {
+            backlog.many_since.get_or_insert_with(Instant::now);
+        }
+        drop(backlog);
+        // Where the kernel refuses a thread there is nobody but the caller.
+        match queue.as_ref().map(|queue| queue.send(Closing::Now(fd.into()))) {
+            Some(Ok(())) => {}
+            Some(Err(_)) | None => lock(&self.backlog).closed(),
+        }
+    }
+
+    /// Ends a connection, and closes its socket when the tenant has taken the descriptors that it was sent. `sent` is charged
+    /// until then.
+    pub fn close_when_taken(&self, socket: Socket, sent: Vec<Charge>) {
+        if sent.is_empty() || socket.is_taken() {
+            return self.close_later(socket);
+        }
+        socket.shut_down();
+        let queue = self.queue.get_or_init(|| start(Arc::clone(&self.backlog)).ok());
+        // Without a thread it is closed here, and the charges return too early.
+        let _ = queue.as_ref().map(|queue| queue.send(Closing::WhenTaken(socket, sent)));
+    }
+
+    /// Whether many have waited for so long that no more may be taken from this tenant.
+    #[must_use]
+    pub fn is_stuck(&self, now: Instant) -> bool {
+        let many_since = lock(&self.backlog).many_since;
+        many_since.is_some_and(|since| now.saturating_duration_since(since) > SLOW_AFTER)
+    }
+
+    /// Whether as many wait as the service can bear: the next one has to wait outside.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        lock(&self.backlog).waiting >= WAITING_MAX
+    }
+}
+
+impl Backlog {
+    fn closed(&mut self) {
+        self.waiting -= 1;
+        if self.waiting <= WAITING_MANY {
+            self.many_since = None;
+        }
+    }
+}
+
+fn lock(backlog: &Mutex<Backlog>) -> MutexGuard<'_, Backlog> {
+    backlog.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn start(backlog: Arc<Mutex<Backlog>>) -> std::io::Result<mpsc::Sender<Closing>> {
+    let (sender, receiver) = mpsc::channel::<Closing>();
+    std::thread::Builder::new().name("mccs-closer".into()).spawn(move || {
+        let mut untaken: Vec<(Socket, Vec<Charge>)> = Vec::new();
+        loop {
+            let next = if untaken.is_empty() {
+                receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            } else {
+                receiver.recv_timeout(TAKEN_LOOK)
+            };
+            match next {
+                Ok(Closing::Now(fd)) => {
+                    drop(fd);
+                    lock(&backlog).closed();
+                }
+                Ok(Closing::WhenTaken(socket, sent)) => untaken.push((socket, sent)),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            untaken.retain(|(socket, _)| !socket.is_taken());
+        }
+    })?;
+    Ok(sender)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    use nix::sys::socket::{setsockopt, sockopt};
+
+    use super::*;
+    use mccs_net::testing::raise_descriptor_limit;
+
+    /// A reader that reads nothing, and a socket with data for it, whose `close` waits for that.
+    fn lingering() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut writer = TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
+        let (reader, _) = listener.accept().expect("accepted");
+        writer.set_nonblocking(true).expect("set");
+        while writer.write(&[0; 1 << 16]).is_ok() {}
+        setsockopt(&writer, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 600 }).expect("set");
+        (reader, writer)
+    }
+
+    #[test]
+    fn what_is_handed_over_is_closed() {
+        let closer = FdCloser::default();
+        let (mut end, other_end) = UnixStream::pair().expect("pair");
+        closer.close_later(other_end);
+        assert_eq!(end.read(&mut [0]).expect("the end"), 0);
+    }
+
+    #[test]
+    fn who_sends_what_lingers_is_stuck_once_enough_waits_behind_it_and_no_longer() {
+        // As other tests of this process do, at the same time: never to less than one of them has raised it to.
+        raise_descriptor_limit();
+        let closer = FdCloser::default();
+        let (reader, lingers) = lingering();
+        closer.close_later(lingers);
+        let later = || Instant::now() + 2 * SLOW_AFTER;
+        assert!(!closer.is_stuck(later()), "nothing waits behind it");
+        let pairs: Vec<_> = (0..WAITING_MANY).map(|_| UnixStream::pair().expect("pair")).collect();
+        let (mut ends, others): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+        others.into_iter().for_each(|other| closer.close_later(other));
+        assert!(!closer.is_stuck(Instant::now() - SLOW_AFTER), "it has just begun");
+        assert!(closer.is_stuck(later()) && !closer.is_full());
+        // A pipe's other end is not needed: each is one descriptor more, and there may be only so many, however soon they come.
+        for _ in 0..WAITING_MAX {
+            let (end, _) = nix::unistd::pipe().expect("a pipe");
+            closer.close_later(end);
+        }
+        assert!(closer.is_full() && !closer.is_stuck(Instant::now() - SLOW_AFTER));
+        // A reader that goes resets the connection, and nothing is left to wait for.
+        drop(reader);
+        ends.iter_mut().for_each(|end| assert_eq!(end.read(&mut [0]).expect("the end"), 0));
+        while lock(&closer.backlog).waiting > 0 {
+            std::thread::yield_now();
+        }
+        assert!(!closer.is_stuck(later()));
+    }
+}

@@ -1,0 +1,94 @@
+//! Abilities of several transports: a call goes to the transport of its flow, if that has the ability.
+
+use std::sync::Arc;
+
+use super::super::{
+    Abilities, FlowOptions, FlowPath, LocalDevices, PathControl, PathEvent, PathEvents, PortEvent, PortEvents,
+    SendFlow, TransportError, WireStatistics, WireStats, is_device_up,
+};
+use super::{Member, MultiTransport, NO_FLOW, outside};
+use mccs_runtime::Progress;
+
+/// What at least one of the transports can do; asked once.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Can {
+    control_paths: bool,
+    tell_of_paths: bool,
+    tell_of_ports: bool,
+    count_packets: bool,
+}
+
+impl Can {
+    pub(super) fn of(members: &mut [Member]) -> Self {
+        Can {
+            control_paths: members.iter_mut().any(|member| member.transport.path_control().is_some()),
+            tell_of_paths: members.iter_mut().any(|member| member.transport.path_events().is_some()),
+            tell_of_ports: members.iter_mut().any(|member| member.transport.port_events().is_some()),
+            count_packets: members.iter().any(|member| member.transport.wire_statistics().is_some()),
+        }
+    }
+}
+
+impl Abilities for MultiTransport {
+    fn path_control(&mut self) -> Option<&mut dyn PathControl> {
+        if self.can.control_paths { Some(self) } else { None }
+    }
+
+    fn path_events(&mut self) -> Option<&mut dyn PathEvents> {
+        if self.can.tell_of_paths { Some(self) } else { None }
+    }
+
+    fn port_events(&mut self) -> Option<&mut dyn PortEvents> {
+        if self.can.tell_of_ports { Some(self) } else { None }
+    }
+
+    fn wire_statistics(&self) -> Option<&dyn WireStatistics> {
+        if self.can.count_packets { Some(self) } else { None }
+    }
+
+    fn local_devices(&self) -> Option<&dyn LocalDevices> {
+        Some(self)
+    }
+}
+
+impl PathControl for MultiTransport {
+    fn set_path(&mut self, flow: SendFlow, path: &FlowPath, detours: &Arc<[FlowPath]>) {
+        let Ok((member, flow)) = self.of_flow_mut(flow.into()) else { return };
+        if let Some(paths) = member.transport.path_control() {
+            paths.set_path(SendFlow(flow), path, detours);
+            member.said = Progress::Busy;
+        }
+    }
+}
+
+impl PathEvents for MultiTransport {
+    fn take_path_event(&mut self) -> Option<PathEvent> {
+        self.members.iter_mut().enumerate().find_map(|(place, member)| {
+            let event = member.transport.path_events()?.take_path_event()?;
+            Some(PathEvent { flow: SendFlow(outside(place, event.flow.into())), ..event })
+        })
+    }
+}
+
+impl PortEvents for MultiTransport {
+    fn take_port_event(&mut self) -> Option<PortEvent> {
+        self.members.iter_mut().enumerate().find_map(|(place, member)| {
+            let event = member.transport.port_events()?.take_port_event()?;
+            Some(PortEvent { flow: outside(place, event.flow), ..event })
+        })
+    }
+}
+
+impl WireStatistics for MultiTransport {
+    fn wire_stats(&self, flow: SendFlow) -> Option<WireStats> {
+        let (member, flow) = self.of_flow(flow.into()).ok()?;
+        member.transport.wire_statistics()?.wire_stats(SendFlow(flow))
+    }
+}
+
+impl LocalDevices for MultiTransport {
+    fn is_device_up(&self, options: &FlowOptions) -> Result<bool, TransportError> {
+        let member = self.members.get(self.place_of(options)?).ok_or(NO_FLOW)?;
+        is_device_up(member.transport.local_devices(), options)
+    }
+}

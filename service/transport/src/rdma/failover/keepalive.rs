@@ -1,0 +1,70 @@
+//! Connections of which devices say nothing.
+//!
+//! A device tells of a write that nobody acknowledges when its retries are exceeded. Some retry for ever (soft-RoCE with seven), all do where the
+//! receiver is not ready and may be waited for, and writes that nobody waits for tell nothing when they arrive. So now and then, while
+//! something is under way, all of it is asked after, and a connection that does not answer is broken, as one whose device says so.
+
+use std::time::{Duration, Instant};
+
+use crate::rdma::RdmaTransport;
+use crate::rdma::flow::{Flow, Stage};
+use crate::rdma::verbs::RESPONSE_TIMEOUT;
+use crate::{Fault, FlowOptions};
+
+/// How often connections are looked at on which something is under way.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// So much of the time for which a flow may be silent: others are to be tried in the rest.
+const PATIENCE_SHARE: u32 = 4;
+
+/// How long a connection may take to answer.
+fn patience(options: &FlowOptions) -> Duration {
+    options.silence_timeout / PATIENCE_SHARE
+}
+
+impl RdmaTransport {
+    /// Something has been posted: it is to arrive.
+    pub(in crate::rdma) fn plan_look_for_silence(&mut self) {
+        self.look_for_silence_at = self.look_for_silence_at.or(self.now.map(|now| now + LOOK_EVERY));
+    }
+
+    /// Breaks connections that say nothing. Returns whether there were any.
+    pub(in crate::rdma) fn look_for_silence(&mut self, now: Instant) -> bool {
+        if self.look_for_silence_at.is_none_or(|at| at > now) {
+            return false;
+        }
+        let (mut silent, mut any_waits) = (Vec::new(), false);
+        for (handle, flow) in self.flows.iter_mut().filter(|(_, flow)| flow.stage == Stage::Open && !flow.is_hung_up) {
+            match ask(flow, now) {
+                Ok(waits) => any_waits |= waits,
+                Err(fault) => silent.push((handle, fault)),
+            }
+        }
+        self.look_for_silence_at = any_waits.then(|| now + LOOK_EVERY);
+        let is_any = !silent.is_empty();
+        for (handle, fault) in silent {
+            match fault {
+                Fault::QueuePair { .. } => self.break_connection(handle, fault),
+                _ => self.stumble(handle, fault),
+            }
+        }
+        is_any
+    }
+}
+
+/// Asks after what is under way on a flow's connection. Returns whether anything is.
+fn ask(flow: &mut Flow, now: Instant) -> Result<bool, Fault> {
+    let Some(connection) = &mut flow.connection else { return Ok(false) };
+    let mut waits = None;
+    for qp in &mut connection.qps {
+        qp.ask();
+        // SAFETY: what asks reads no bytes, and nothing else is in the batch: it was empty.
+        unsafe { qp.post(true) }?;
+        if qp.awaits() {
+            waits = Some(qp.pair().number);
+        }
+    }
+    let Some(qp) = waits else { return Ok(false) };
+    let since = *flow.silent_since.get_or_insert(now);
+    let is_silent = now.saturating_duration_since(since) >= patience(&flow.spec.options);
+    if is_silent { Err(Fault::QueuePair { qp, status: RESPONSE_TIMEOUT }) } else { Ok(true) }
+}

@@ -1,0 +1,21 @@
+//! Verbs, in three levels: what the library is (`sys`), its calls with results (`result`), types that own (`own`).
+//!
+//! Between the last two lies the seam [`Driver`]: the production code above it also runs on a fake driver, which lives in one
+//! process, moves bytes as queue pairs do, and has bad luck as a test says.
+
+mod driver;
+mod error;
+pub mod fake;
+#[cfg(test)]
+mod layout;
+mod own;
+mod result;
+mod sys;
+
+pub use self::driver::{
+    AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, Gid, GidKind, LinkLayer, PortAttributes, QpPath, QpShape,
+    QpStep, QpTimers, RESPONSE_TIMEOUT, Read, WcStatus, Write, is_of_connection, is_of_peer, is_silence, status_text,
+};
+pub use self::error::{GpuRefusal, Unavailable, VerbsError};
+pub use self::own::{CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair};
+pub use self::result::Verbs;

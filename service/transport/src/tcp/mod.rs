@@ -1,0 +1,582 @@
+//! Flows over TCP: several sockets a flow, from source ports of the operator's choice.
+//!
+//! One epoll descriptor watches all sockets of a transport, edge-triggered: a poll takes its events, marks sockets as
+//! readable or writable, and works on the flows that have something to do, each a bounded amount a turn. Sockets that
+//! nobody can use now (no buffer posted, nothing to send) stay marked and cost nothing.
+//!
+//! - `wire.rs`, `arrival.rs`: what travels, and which parts of a message have come; pure.
+//! - `socket.rs`, `watches.rs`: system calls.
+//! - `port.rs`, `listener.rs`, `setup.rs`: until a flow is connected.
+//! - `sender.rs`, `receiver.rs`: the two halves of a flow.
+//! - `connection.rs`, `log.rs`, `resume.rs`: how a flow goes on over another path when its own is dead.
+//!
+//! The receiver's posted buffers do not travel as credits: the kernel's receive window holds a sender back that is ahead,
+//! so the first bytes of a message may leave before its buffer is posted, which saves a packet a message.
+//!
+//! Deliberately absent: `MSG_ZEROCOPY`. The kernel would read a buffer after its flow is closed.
+
+mod abilities;
+mod arrival;
+mod connection;
+#[cfg(test)]
+mod dead_paths;
+mod device;
+mod listener;
+mod log;
+mod port;
+mod probe;
+mod receiver;
+#[cfg(test)]
+mod restless;
+mod resume;
+mod sender;
+mod setup;
+mod socket;
+#[cfg(test)]
+mod strangers;
+#[cfg(test)]
+mod tests;
+mod watches;
+mod wire;
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use mccs_ipc::types::Handle;
+use nix::errno::Errno;
+
+pub use self::device::interfaces;
+use self::port::{HalfOpen, PORTS_MAX, Port};
+pub use self::probe::Probe;
+use self::receiver::Receiver;
+use self::sender::Sender;
+use self::setup::Waiting;
+use self::watches::{Ready, Watched, Watches};
+use super::region::Regions;
+use super::{
+    DataPath, FLOWS_MAX, Fault, FlowId, FlowOptions, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
+    ListenerHandle, MemoryKey, MemoryKind, MemorySpan, PathEvent, RecvFlow, Request, RequestKind, SendFlow, Status,
+    Transport, TransportError, Usage,
+};
+use mccs_model::handles::HandleTable;
+use mccs_runtime::{Context, Progress};
+
+/// Bytes that one flow moves before others have their turn: enough to make the turn's own cost vanish.
+const TURN_BYTES: u64 = 1 << 20;
+/// How often flows that send and stay where they are are looked at for silent peers: a system call for each socket.
+const SILENCE_LOOKED_AT_EVERY: Duration = Duration::from_millis(500);
+
+/// Receivers that are read without asking epoll whether there is something: where so few wait for messages, asking costs
+/// more than trying.
+const DIRECT_MAX: usize = 2;
+/// Of the polls in which receivers are read so, every how manieth asks epoll all the same: for everything else.
+const EVENTS_EVERY: u32 = 8;
+/// After so many times that what epoll said moved nothing, it is asked as seldom: an engine that waits for its tenants
+/// polls on, and bytes that are read directly are announced all the same.
+const FRUITLESS_MAX: u32 = 2;
+/// Flows that a poll looks at to see whether they still wait for messages.
+const WAITING_CHECKED: usize = 4;
+
+/// What a turn of a flow came to.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pumped {
+    /// Something moved.
+    moved: bool,
+    /// The turn ended before there was nothing more to do.
+    more: bool,
+    /// Messages wait for acknowledgements.
+    is_unsettled: bool,
+    /// A path is dead: it is to be looked at.
+    is_cut: bool,
+}
+
+/// Whether the kernel takes what `options` say of packets of flows from `address`: the name of a congestion control, for one.
+///
+/// # Errors
+/// Names the socket option that it refuses, and why.
+pub fn try_out(address: IpAddr, options: &FlowOptions) -> Result<(), Fault> {
+    socket::try_out(&address, options)
+}
+
+/// What an error of a connected socket means.
+fn peer_gone(errno: Errno) -> Fault {
+    match errno {
+        Errno::ECONNRESET | Errno::EPIPE | Errno::ENOTCONN => Fault::Closed,
+        Errno::EFAULT | Errno::EBADF | Errno::EINVAL => Fault::Os { call: "moving bytes", reason: errno },
+        errno => Fault::Lost(errno),
+    }
+}
+
+#[derive(Debug)]
+enum Half {
+    Send(Sender),
+    Recv(Receiver),
+}
+
+#[derive(Debug)]
+struct Flow {
+    peer: String,
+    number: u64,
+    half: Half,
+    fault: Option<Fault>,
+    silence_timeout: Duration,
+    /// Is in the queue of flows with something to do.
+    queued: bool,
+    /// Is among the receivers that may wait for a message.
+    waits: bool,
+    /// Is in the queue of news.
+    is_news: bool,
+    /// Is among those whose messages wait for acknowledgements.
+    is_unsettled: bool,
+    /// Its user has closed it.
+    lingers: bool,
+    /// Until it is connected.
+    waiting: Option<Waiting>,
+    /// Of an accepted flow, once it is connected: further sockets of it may come.
+    accepted_with: Option<FlowOptions>,
+}
+
+impl Flow {
+    fn error(&self, fault: Fault) -> TransportError {
+        let direction = if matches!(self.half, Half::Send(_)) { "to" } else { "from" };
+        TransportError::Flow { peer: self.peer.clone(), direction, number: self.number, fault }
+    }
+
+    fn check(&self) -> Result<(), TransportError> {
+        self.fault.map_or(Ok(()), |fault| Err(self.error(fault)))
+    }
+
+    fn is_connected(&self) -> bool {
+        match &self.half {
+            Half::Send(sender) => sender.is_connected(),
+            Half::Recv(receiver) => receiver.is_connected(),
+        }
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct TcpTransport {
+    watches: Watches,
+    regions: Regions,
+    ports: HandleTable<Port>,
+    half_open: HandleTable<HalfOpen>,
+    listeners: HandleTable<listener::Listener>,
+    /// Sockets that wait for their sisters, or for their flow to be accepted.
+    arrived: usize,
+    flows: HandleTable<Flow>,
+    /// Flows with something to do.
+    queue: VecDeque<Handle>,
+    /// Receivers that wait for a message, or did a few polls ago.
+    receivers: VecDeque<Handle>,
+    /// Polls since epoll was asked.
+    unasked_polls: u32,
+    /// Times that epoll had nothing to say, one after the other.
+    fruitless_asks: u32,
+    /// Since the last poll.
+    slept: bool,
+    /// Ports with connections in the kernel.
+    port_queue: VecDeque<Handle>,
+    /// Flows that wait to be connected.
+    unconnected: Vec<Handle>,
+    /// Nothing is due before.
+    earliest: Option<Instant>,
+    /// When to look whether peers answer, while something is owed.
+    look_at: Option<Instant>,
+    /// Something may be owed since the last poll, which knows the time.
+    is_to_look: bool,
+    /// The shortest time in which a flow wants to be looked at.
+    look_every: Duration,
+    /// Senders whose messages wait for acknowledgements.
+    unsettled: VecDeque<Handle>,
+    /// Flows that were closed, and live until all is acknowledged.
+    lingering: usize,
+    /// What flows have found out about paths.
+    path_events: VecDeque<PathEvent>,
+    #[cfg(test)]
+    restless: Option<super::conformance::Random>,
+    /// Makes attempts to connect differ.
+    attempts: u64,
+    refusals: setup::Refusals,
+    /// Flows to which something has happened, where somebody asks.
+    news: Option<VecDeque<Handle>>,
+}
+
+const NO_FLOW: TransportError = TransportError::NoSuch("flow");
+
+impl TcpTransport {
+    /// A transport without listeners and flows.
+    ///
+    /// # Errors
+    /// The kernel refuses a descriptor.
+    pub fn new() -> Result<Self, TransportError> {
+        let watches = Watches::new().map_err(|reason| TransportError::Os { call: "epoll_create1", reason })?;
+        Ok(TcpTransport {
+            watches,
+            regions: Regions::new(),
+            ports: HandleTable::new(PORTS_MAX),
+            half_open: HandleTable::new(u32::MAX),
+            listeners: HandleTable::new(LISTENERS_MAX),
+            arrived: 0,
+            flows: HandleTable::new(FLOWS_MAX),
+            queue: VecDeque::new(),
+            receivers: VecDeque::new(),
+            unasked_polls: 0,
+            fruitless_asks: 0,
+            slept: false,
+            port_queue: VecDeque::new(),
+            unconnected: Vec::new(),
+            earliest: None,
+            look_at: None,
+            is_to_look: false,
+            look_every: SILENCE_LOOKED_AT_EVERY,
+            unsettled: VecDeque::new(),
+            lingering: 0,
+            path_events: VecDeque::new(),
+            #[cfg(test)]
+            restless: None,
+            attempts: u64::from_le_bytes(setup::random()?),
+            refusals: setup::Refusals::default(),
+            news: None,
+        })
+    }
+
+    /// From here on it keeps what [`TcpTransport::take_news`] gives: for who has many flows and little to do on them.
+    pub(super) fn with_news(self) -> Self {
+        TcpTransport { news: Some(VecDeque::new()), ..self }
+    }
+
+    /// A flow that has connected, moved or failed since it was told last.
+    pub(super) fn take_news(&mut self) -> Option<FlowId> {
+        let handle = self.news.as_mut()?.pop_front()?;
+        if let Some(flow) = self.flows.get_mut(handle) {
+            flow.is_news = false;
+        }
+        Some(FlowId(handle))
+    }
+
+    /// Address of this host that a flow is sent from.
+    pub(super) fn source_address(&self, flow: SendFlow) -> Option<std::net::IpAddr> {
+        match &self.flows.get(FlowId::from(flow).0)?.half {
+            Half::Send(sender) => sender.sockets().next()?.source_address(),
+            Half::Recv(_) => None,
+        }
+    }
+
+    fn tell(&mut self, handle: Handle) {
+        if let Some(news) = &mut self.news
+            && let Some(flow) = self.flows.get_mut(handle)
+            && !std::mem::replace(&mut flow.is_news, true)
+        {
+            news.push_back(handle);
+        }
+    }
+
+    /// Connections that were refused so far: strangers, latecomers, other versions.
+    #[must_use]
+    pub fn refused_connections(&self) -> u64 {
+        self.refusals.count
+    }
+
+    fn enqueue(&mut self, handle: Handle) {
+        if let Some(flow) = self.flows.get_mut(handle)
+            && !std::mem::replace(&mut flow.queued, true)
+        {
+            self.queue.push_back(handle);
+        }
+    }
+
+    /// A receiver waits for a message.
+    fn await_message(&mut self, handle: Handle) {
+        if let Some(flow) = self.flows.get_mut(handle)
+            && !std::mem::replace(&mut flow.waits, true)
+        {
+            self.receivers.push_back(handle);
+        }
+    }
+
+    /// Forgets some receivers that wait no longer.
+    fn check_receivers(&mut self) {
+        for _ in 0..WAITING_CHECKED.min(self.receivers.len()) {
+            let Some(handle) = self.receivers.pop_front() else { break };
+            match self.flows.get_mut(handle) {
+                Some(Flow { half: Half::Recv(receiver), fault: None, .. }) if receiver.awaits_message() => {
+                    // To the other end, so that all have their turn.
+                    self.receivers.push_back(handle);
+                }
+                Some(flow) => flow.waits = false,
+                None => {}
+            }
+        }
+    }
+
+    /// Reads receivers that wait, if they are few. Returns whether it did, and whether something came.
+    fn read_directly(&mut self) -> (bool, bool) {
+        self.check_receivers();
+        if self.receivers.is_empty() || self.receivers.len() > DIRECT_MAX {
+            return (false, false);
+        }
+        let mut came = false;
+        for index in 0..self.receivers.len() {
+            let Some(handle) = self.receivers.get(index).copied() else { break };
+            if let Some(Flow { half: Half::Recv(receiver), .. }) = self.flows.get_mut(handle) {
+                receiver.suppose_readable();
+                came |= self.pump(handle);
+            }
+        }
+        (true, came)
+    }
+
+    /// Asks epoll, and notes what it says. Returns whether there is news but of connected flows, which their turns tell.
+    fn take_events(&mut self, now: Instant) -> bool {
+        let mut told = false;
+        let mut events = Watches::no_events();
+        let count = self.watches.take(&mut events);
+        for event in events.iter().take(count) {
+            if let Some((watched, watch, ready)) = self.watches.resolve(event) {
+                told |= !matches!(watched, Watched::Connection { .. });
+                self.dispatch(watched, watch, ready, now);
+            }
+        }
+        told
+    }
+
+    /// Lets a flow work. Returns whether something moved.
+    fn pump(&mut self, handle: Handle) -> bool {
+        let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none()) else { return false };
+        let pumped = match &mut flow.half {
+            Half::Send(sender) => sender.pump(TURN_BYTES, &mut self.regions),
+            Half::Recv(receiver) => receiver.pump(TURN_BYTES, &mut self.regions),
+        };
+        match pumped {
+            Ok(mut pumped) => {
+                pumped.moved |= self.take_successors(handle);
+                self.forget_closed(handle);
+                self.is_to_look |= pumped.is_cut;
+                if pumped.more {
+                    self.enqueue(handle);
+                }
+                if pumped.is_unsettled {
+                    self.await_settling(handle);
+                }
+                if pumped.moved {
+                    self.tell(handle);
+                }
+                pumped.moved
+            }
+            Err(fault) => {
+                self.fail(handle, fault);
+                true
+            }
+        }
+    }
+
+    /// Ends a flow's sockets and lets its buffers go; it stays in the table and says why.
+    fn fail(&mut self, handle: Handle, fault: Fault) {
+        if let Some(flow) = self.flows.get_mut(handle) {
+            if let (Half::Send(sender), None) = (&mut flow.half, flow.fault) {
+                sender.finish_written(&mut self.regions);
+            }
+            flow.fault.get_or_insert(fault);
+        }
+        self.tell(handle);
+        self.end(handle);
+        self.forget_lingering(handle);
+    }
+
+    fn end(&mut self, handle: Handle) {
+        let Some(flow) = self.flows.get_mut(handle) else { return };
+        let number = flow.number;
+        let listener = flow.waiting.take().and_then(|waiting| waiting.listener);
+        let watches = match &mut flow.half {
+            Half::Send(sender) => sender.end(&mut self.regions),
+            Half::Recv(receiver) => receiver.end(&mut self.regions),
+        };
+        self.watches.forget(watches);
+        if let Some(listener) = listener.and_then(|listener| self.listeners.get_mut(listener)) {
+            let unwanted = listener.give_up(number);
+            self.forget_arrivals(unwanted);
+        }
+    }
+
+    fn dispatch(&mut self, watched: Watched, watch: Handle, ready: Ready, now: Instant) {
+        match watched {
+            Watched::Port(port) => self.queue_port(port),
+            Watched::HalfOpen(handle) => self.hear(handle, now),
+            Watched::Arrived { listener, number } => {
+                if let Some(listener) = self.listeners.get_mut(listener).filter(|_| ready.hung_up) {
+                    let lost = listener.lost_arrival(number);
+                    self.forget_arrivals(lost);
+                }
+            }
+            Watched::Connection { flow: handle, connection } => {
+                let Some(flow) = self.flows.get_mut(handle) else { return self.watches.forget([watch]) };
+                match &mut flow.half {
+                    Half::Send(sender) => sender.ready(connection, watch, ready),
+                    Half::Recv(receiver) => receiver.ready(connection, watch, ready),
+                }
+                self.enqueue(handle);
+            }
+        }
+    }
+}
+
+impl DataPath for TcpTransport {
+    fn isend(&mut self, flow: SendFlow, message: MemorySpan, tag: u32) -> Result<Option<Request>, TransportError> {
+        let id = FlowId::from(flow);
+        let flow = self.flows.get_mut(id.0).ok_or(NO_FLOW)?;
+        flow.check()?;
+        let buffer = self.regions.resolve(message)?;
+        let Half::Send(sender) = &mut flow.half else { return Err(NO_FLOW) };
+        let number = sender.post(message.key, buffer, tag, &mut self.regions);
+        self.is_to_look = true;
+        // At once, not at the next poll: that is what a small message's latency consists of.
+        self.pump(id.0);
+        Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
+    }
+
+    fn irecv(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
+        let id = FlowId::from(flow);
+        let flow = self.flows.get_mut(id.0).ok_or(NO_FLOW)?;
+        flow.check()?;
+        let target = self.regions.resolve(buffer)?;
+        let Half::Recv(receiver) = &mut flow.half else { return Err(NO_FLOW) };
+        let number = receiver.post(buffer.key, target, &mut self.regions);
+        // What has come waits for this buffer.
+        self.enqueue(id.0);
+        self.await_message(id.0);
+        Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
+    }
+
+    /// Done at once: the processor wrote the bytes.
+    fn flush(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
+        let id = FlowId::from(flow);
+        self.flows.get(id.0).ok_or(NO_FLOW)?.check()?;
+        self.regions.resolve(buffer)?;
+        Ok(Some(Request { flow: id, kind: RequestKind::Flush, number: 0 }))
+    }
+
+    fn test(&mut self, request: Request) -> Result<Status, TransportError> {
+        let flow = self.flows.get_mut(request.flow.0).ok_or(NO_FLOW)?;
+        if request.kind == RequestKind::Flush {
+            return Ok(Status::Done { bytes: 0, tag: 0 });
+        }
+        let status = match &mut flow.half {
+            Half::Send(sender) => sender.test(request.number)?,
+            Half::Recv(receiver) => receiver.test(request.number)?,
+        };
+        match (status, flow.fault) {
+            (Status::Running { .. }, Some(fault)) => Err(flow.error(fault)),
+            (status, _) => Ok(status),
+        }
+    }
+
+    fn poll(&mut self, cx: &Context) -> Progress {
+        #[cfg(test)]
+        self.shake();
+        self.look_if_wanted(cx.now);
+        // Somebody who has work has ended the sleep: sockets would have made epoll readable.
+        let is_silent = std::mem::take(&mut self.slept) && !cx.is_readable;
+        let (direct, mut busy) = if is_silent { (false, false) } else { self.read_directly() };
+        self.unasked_polls += 1;
+        let seldom = direct || self.fruitless_asks >= FRUITLESS_MAX;
+        let asks = !is_silent && (!seldom || self.unasked_polls >= EVENTS_EVERY);
+        let mut told = false;
+        if asks {
+            self.unasked_polls = 0;
+            told = self.take_events(cx.now);
+        }
+        for _ in 0..self.port_queue.len() {
+            let Some(port) = self.port_queue.pop_front() else { break };
+            busy |= self.take_connections(port, cx.budget.max(1), cx.now);
+        }
+        // Those that come into the queue meanwhile have their turn in the next poll.
+        for _ in 0..self.queue.len().min(cx.budget.max(1)) {
+            let Some(handle) = self.queue.pop_front() else { break };
+            if let Some(flow) = self.flows.get_mut(handle) {
+                flow.queued = false;
+                told |= self.pump(handle);
+            }
+        }
+        if asks {
+            // News of bytes that were read directly is no news.
+            self.fruitless_asks = if told { 0 } else { self.fruitless_asks.saturating_add(1) };
+        }
+        busy |= told | self.settle(Some(cx.now));
+        self.expire(cx.now);
+        self.look(cx.now);
+        if busy || !self.queue.is_empty() || !self.port_queue.is_empty() {
+            Progress::Busy
+        } else {
+            let unsettled = (!self.unsettled.is_empty()).then(|| cx.now + resume::SETTLED_EVERY);
+            Progress::Idle { wake_at: self.earliest.into_iter().chain(self.look_at).chain(unsettled).min() }
+        }
+    }
+
+    fn prepare_to_sleep(&mut self) -> bool {
+        // What wakes the engine is for epoll to say.
+        self.fruitless_asks = 0;
+        self.slept = !self.settle(None) && self.queue.is_empty() && self.port_queue.is_empty();
+        self.slept
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.watches.as_fd())
+    }
+}
+
+impl Transport for TcpTransport {
+    unsafe fn register(&mut self, ptr: *mut u8, bytes: u64, kind: MemoryKind<'_>) -> Result<MemoryKey, TransportError> {
+        // SAFETY: the caller's promise, passed on.
+        unsafe { self.regions.register_host((ptr, bytes), kind, "TCP") }
+    }
+
+    fn deregister(&mut self, key: MemoryKey) -> Result<(), TransportError> {
+        self.regions.deregister(key)
+    }
+
+    fn listen(&mut self, options: &ListenOptions) -> Result<(Listener, ListenerHandle), TransportError> {
+        self.open_listener(options)
+    }
+
+    fn close_listener(&mut self, listener: Listener) {
+        self.drop_listener(listener.0);
+    }
+
+    fn end_numbers(&mut self, listener: Listener, below: u64) {
+        self.drop_places(listener.0, below);
+    }
+
+    fn connect(
+        &mut self,
+        listener: &ListenerHandle,
+        spec: &FlowSpec,
+        now: Instant,
+    ) -> Result<SendFlow, TransportError> {
+        self.open_sender(listener, spec, now).map(|handle| SendFlow(FlowId(handle)))
+    }
+
+    fn accept(&mut self, listener: Listener, spec: &FlowSpec, now: Instant) -> Result<RecvFlow, TransportError> {
+        self.open_receiver(listener.0, spec, now).map(|handle| RecvFlow(FlowId(handle)))
+    }
+
+    fn state(&self, flow: FlowId) -> Result<FlowState, TransportError> {
+        let flow = self.flows.get(flow.0).ok_or(NO_FLOW)?;
+        flow.check()?;
+        Ok(if flow.is_connected() { FlowState::Connected } else { FlowState::Connecting })
+    }
+
+    fn close(&mut self, flow: FlowId) {
+        if !self.linger(flow.0) {
+            self.end(flow.0);
+            self.flows.remove(flow.0);
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        let flows = self.flows.len().saturating_sub(self.lingering);
+        Usage { listeners: self.listeners.len(), flows, registrations: self.regions.len(), lingering: 0 }
+    }
+}
