@@ -3,6 +3,7 @@
 //! Data differ by seed, rank and element, and any rank can make any other's: so each checks its whole output by itself.
 //! Elements are small integers, so that every order of combining them gives the same result in every type.
 
+use mccs::{Communicator, ReduceOperator, Scalar, Span, Stream};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 use mccs_kernels::reference;
 
@@ -141,6 +142,29 @@ impl Call {
     #[must_use]
     pub fn scalar(&self, rank: u32) -> i64 {
         1 + i64::from(rank % 2)
+    }
+
+    /// Enqueues the call on buffers in host memory that are long enough.
+    ///
+    /// # Errors
+    /// As the communicator's methods.
+    pub fn enqueue(&self, comm: &Communicator, send: Span, recv: Span, stream: &Stream) -> Result<(), mccs::Error> {
+        let Call { kind, dtype, redop, root, count, .. } = *self;
+        let op = match redop {
+            RedOp::PreMulSum => ReduceOperator::PreMulSum(Scalar::Integer(self.scalar(comm.rank()))),
+            op => op.into(),
+        };
+        match kind {
+            CollectiveKind::AllReduce => comm.all_reduce(send, recv, count, dtype, op, stream),
+            CollectiveKind::AllGather => comm.all_gather(send, recv, count, dtype, stream),
+            CollectiveKind::ReduceScatter => comm.reduce_scatter(send, recv, count, dtype, op, stream),
+            CollectiveKind::Broadcast => comm.broadcast(send, recv, count, dtype, root, stream),
+            CollectiveKind::Reduce => comm.reduce(send, recv, count, dtype, op, root, stream),
+            CollectiveKind::AllToAll => comm.all_to_all(send, recv, count, dtype, stream),
+            CollectiveKind::Gather => comm.gather(send, recv, count, dtype, root, stream),
+            CollectiveKind::Scatter => comm.scatter(send, recv, count, dtype, root, stream),
+            CollectiveKind::Barrier => comm.barrier(stream),
+        }
     }
 
     /// A rank's right output.

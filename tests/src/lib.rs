@@ -11,10 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use mccs::{Client, Communicator, Error, ReduceOperator, Scalar, Span, Stream};
+use mccs::{Client, Communicator, Stream};
 use mccs_config::ServiceConfig;
 use mccs_eval::workload::{Call, POISON};
-use mccs_ipc::types::{CollectiveKind, RedOp};
 use mccs_service::control::{CommView, ControlAnswer, ControlRequest, call};
 use mccs_service::service::{Service, Settings};
 use mccs_telemetry::late::LateView;
@@ -231,29 +230,6 @@ pub struct Rank {
     pub stream: Stream,
 }
 
-/// Enqueues a call on buffers that are long enough.
-///
-/// # Errors
-/// As the communicator's methods.
-pub fn enqueue(comm: &Communicator, call: &Call, send: Span, recv: Span, stream: &Stream) -> Result<(), Error> {
-    let Call { kind, dtype, redop, root, count, .. } = *call;
-    let op = match redop {
-        RedOp::PreMulSum => ReduceOperator::PreMulSum(Scalar::Integer(call.scalar(comm.rank()))),
-        op => op.into(),
-    };
-    match kind {
-        CollectiveKind::AllReduce => comm.all_reduce(send, recv, count, dtype, op, stream),
-        CollectiveKind::AllGather => comm.all_gather(send, recv, count, dtype, stream),
-        CollectiveKind::ReduceScatter => comm.reduce_scatter(send, recv, count, dtype, op, stream),
-        CollectiveKind::Broadcast => comm.broadcast(send, recv, count, dtype, root, stream),
-        CollectiveKind::Reduce => comm.reduce(send, recv, count, dtype, op, root, stream),
-        CollectiveKind::AllToAll => comm.all_to_all(send, recv, count, dtype, stream),
-        CollectiveKind::Gather => comm.gather(send, recv, count, dtype, root, stream),
-        CollectiveKind::Scatter => comm.scatter(send, recv, count, dtype, root, stream),
-        CollectiveKind::Barrier => comm.barrier(stream),
-    }
-}
-
 /// Runs a call on one rank and returns the number of wrong elements.
 ///
 /// # Panics
@@ -271,7 +247,7 @@ pub fn run_checked(rank: &Rank, call: &Call, in_place: bool) -> u64 {
     let bytes = unsafe { memory.as_mut_slice() };
     bytes.fill(POISON);
     bytes[send_at..send_at + send_bytes].copy_from_slice(&call.input(me));
-    enqueue(&rank.comm, call, memory.at(send_at as u64), memory.at(recv_at as u64), &rank.stream).expect("enqueued");
+    call.enqueue(&rank.comm, memory.at(send_at as u64), memory.at(recv_at as u64), &rank.stream).expect("enqueued");
     rank.stream.synchronize().expect("completed");
     // SAFETY: everything in flight has ended.
     let bytes = unsafe { memory.as_slice() };

@@ -8,8 +8,8 @@ use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::gate::Gate;
 use mccs_ipc::types::CollectiveKind;
 use mccs_service::control::{ControlAnswer, ControlRequest, call};
+use mccs_tests::TestService;
 use mccs_tests::hosts::TestHosts;
-use mccs_tests::{TestService, enqueue};
 
 /// Where the buffers of a rank begin: the gate comes before.
 const HEAD_BYTES: u64 = 4096;
@@ -158,7 +158,7 @@ fn hosts_meet_although_words_come_at_different_times() {
                     let call = Call { kind, dtype, redop, root: 0, count, nranks: 3, seed: turn as u64 };
                     let (send, recv) = (HEAD_BYTES, HEAD_BYTES + (1 << 20));
                     let span = |at| own.region.at(at);
-                    enqueue(&own.comm, &call, span(send), span(recv), &own.stream).expect("enqueued");
+                    call.enqueue(&own.comm, span(send), span(recv), &own.stream).expect("enqueued");
                     // The data come after the call, as they do from a GPU.
                     std::thread::sleep(Duration::from_micros(300 * u64::from(rank)));
                     let input = call.input(rank);

@@ -3,7 +3,7 @@
 use mccs::{DataType, RedOp};
 use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::types::CollectiveKind;
-use mccs_tests::{Rank, TestService, enqueue};
+use mccs_tests::{Rank, TestService};
 
 /// Rounds up to 256 bytes, so that short calls go both ways.
 const SETTINGS: &str = "[host_device]\nshm_exchange_limit = \"256B\"\ninline_bytes = \"4KiB\"\n";
@@ -67,7 +67,7 @@ fn run(rank: &Rank, program: &[(Call, usize)], pace: u64) -> Vec<Call> {
         if grouped {
             mccs::group_start();
         }
-        enqueue(&rank.comm, call, memory.at(0), memory.at(*recv_at as u64), stream).expect("enqueued");
+        call.enqueue(&rank.comm, memory.at(0), memory.at(*recv_at as u64), stream).expect("enqueued");
         if grouped {
             mccs::group_end().expect("enqueued");
         }

@@ -11,7 +11,7 @@ use mccs_config::Bytes;
 use mccs_eval::arguments::{list, unix_time_ns};
 use mccs_eval::cuda::beside::{Bench, Beside};
 use mccs_eval::cuda::p2p::Pattern;
-use mccs_eval::cuda::processes::run_ranks;
+use mccs_eval::cuda::processes::{run_or_start, run_ranks};
 use mccs_eval::cuda::rank::{Rank, Side};
 use mccs_eval::stats::median;
 use mccs_eval::workload::{Call, Place};
@@ -118,17 +118,7 @@ struct Results {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let done = match arguments.rank {
-        Some(rank) => run_rank(&arguments, rank).with_context(|| format!("rank {rank}")),
-        None => start_ranks(&arguments),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("mccs-cuda-perf: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    run_or_start("mccs-cuda-perf", arguments.rank, |rank| run_rank(&arguments, rank), || start_ranks(&arguments))
 }
 
 /// Starts a process for each rank, and waits for all.

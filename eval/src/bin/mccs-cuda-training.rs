@@ -13,7 +13,7 @@ use mccs_cuda::{Context, gpus};
 use mccs_eval::arguments::{list, unix_time_ns};
 use mccs_eval::cuda::meeting::Meeting;
 use mccs_eval::cuda::nccl::{Nccl, NcclId};
-use mccs_eval::cuda::processes::run_ranks;
+use mccs_eval::cuda::processes::{run_or_start, run_ranks};
 use mccs_eval::cuda::training::{Communicator, Plan, Shape, TILE, Trainer, Workload};
 use mccs_eval::stats::median;
 use serde::Serialize;
@@ -121,17 +121,7 @@ struct Results {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let done = match arguments.rank {
-        Some(rank) => run_rank(&arguments, rank).with_context(|| format!("rank {rank}")),
-        None => start_ranks(&arguments),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("mccs-cuda-training: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    run_or_start("mccs-cuda-training", arguments.rank, |rank| run_rank(&arguments, rank), || start_ranks(&arguments))
 }
 
 fn start_ranks(arguments: &Arguments) -> anyhow::Result<()> {

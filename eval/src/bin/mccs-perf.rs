@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 use clap::Parser;
-use mccs::{Client, CollectiveKind, Communicator, DataType, RedOp, ReduceOperator, Region, Scalar, Span, Stream};
+use mccs::{Client, CollectiveKind, Communicator, DataType, RedOp, Region, Span, Stream};
 use mccs_config::Bytes;
 use mccs_eval::arguments::{RankArguments, exit, list, unix_time_ns};
 use mccs_eval::stats::Latencies;
@@ -288,23 +288,7 @@ impl Bench {
 
     fn enqueue(&self, call: &Call, in_place: bool) -> Result<(), mccs::Error> {
         let (send, recv) = self.spans(call, in_place);
-        let (comm, stream) = (&self.comm, &self.stream);
-        let Call { kind, dtype, redop, root, count, .. } = *call;
-        let op = match redop {
-            RedOp::PreMulSum => ReduceOperator::PreMulSum(Scalar::Integer(call.scalar(self.arguments.place.rank))),
-            op => op.into(),
-        };
-        match kind {
-            CollectiveKind::AllReduce => comm.all_reduce(send, recv, count, dtype, op, stream),
-            CollectiveKind::AllGather => comm.all_gather(send, recv, count, dtype, stream),
-            CollectiveKind::ReduceScatter => comm.reduce_scatter(send, recv, count, dtype, op, stream),
-            CollectiveKind::Broadcast => comm.broadcast(send, recv, count, dtype, root, stream),
-            CollectiveKind::Reduce => comm.reduce(send, recv, count, dtype, op, root, stream),
-            CollectiveKind::AllToAll => comm.all_to_all(send, recv, count, dtype, stream),
-            CollectiveKind::Gather => comm.gather(send, recv, count, dtype, root, stream),
-            CollectiveKind::Scatter => comm.scatter(send, recv, count, dtype, root, stream),
-            CollectiveKind::Barrier => comm.barrier(stream),
-        }
+        call.enqueue(&self.comm, send, recv, &self.stream)
     }
 
     /// Quantiles over calls, of the slowest rank.

@@ -1,9 +1,22 @@
 //! A process a rank: this program, started again for each.
 
 use std::ffi::OsString;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
+
+use crate::arguments::exit;
+
+/// What `main` of such a program does: `run` as the rank that it was started for, or `start` all of them.
+#[must_use]
+pub fn run_or_start(
+    program: &str,
+    rank: Option<u32>,
+    run: impl FnOnce(u32) -> anyhow::Result<()>,
+    start: impl FnOnce() -> anyhow::Result<()>,
+) -> ExitCode {
+    exit(program, rank.map_or_else(start, |rank| run(rank).with_context(|| format!("rank {rank}"))))
+}
 
 /// Starts this program once a rank, with the same arguments and those that `more` gives for it, and waits for all.
 ///

@@ -42,7 +42,10 @@ pub struct Rank {
 ///
 /// # Safety
 /// As the calls of [`CudaCommunicator`].
-pub(super) unsafe fn enqueue(
+///
+/// # Errors
+/// As these calls.
+pub unsafe fn enqueue(
     comm: &CudaCommunicator,
     call: &Call,
     op: ReduceOperator,

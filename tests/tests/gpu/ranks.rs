@@ -362,20 +362,6 @@ pub fn enqueue_at(
     (send, recv): (DeviceAddress, DeviceAddress),
     stream: RawStream,
 ) -> anyhow::Result<()> {
-    let Call { kind, count, dtype, root, .. } = *call;
-    let stream = stream.as_ptr();
     // SAFETY: buffers have room for the call; tests keep them until their streams were synchronized, or the process ends.
-    unsafe {
-        match kind {
-            CollectiveKind::AllReduce => comm.all_reduce(send, recv, count, dtype, op, stream)?,
-            CollectiveKind::ReduceScatter => comm.reduce_scatter(send, recv, count, dtype, op, stream)?,
-            CollectiveKind::Reduce => comm.reduce(send, recv, count, dtype, op, root, stream)?,
-            CollectiveKind::AllGather => comm.all_gather(send, recv, count, dtype, stream)?,
-            CollectiveKind::Broadcast => comm.broadcast(send, recv, count, dtype, root, stream)?,
-            CollectiveKind::AllToAll => comm.all_to_all(send, recv, count, dtype, stream)?,
-            CollectiveKind::Gather => comm.gather(send, recv, count, dtype, root, stream)?,
-            other => anyhow::bail!("no test calls {other}"),
-        }
-    }
-    Ok(())
+    unsafe { mccs_eval::cuda::rank::enqueue(comm, call, op, (send, recv), stream.as_ptr()) }
 }
