@@ -4,18 +4,13 @@
 
 pub mod control;
 pub mod controller;
-pub mod default_quotas;
 pub mod devices;
 pub mod engines;
-pub mod fd_closer;
-pub mod memory;
 pub mod plans;
 mod process_state;
 pub mod registry;
 pub mod service;
-pub mod session;
 mod settings;
-pub mod tenants;
 mod transport_factory;
 
 // Layers below, under the names by which this crate calls them.
@@ -27,4 +22,6 @@ pub use mccs_policy as policy;
 pub use mccs_policy::topology;
 pub use mccs_runtime as runtime;
 pub use mccs_telemetry as telemetry;
+pub use mccs_tenants as tenants;
+pub use mccs_tenants::{default_quotas, memory, session};
 pub use mccs_transport as transports;

@@ -21,8 +21,8 @@ use crate::engines::daemon::SessionLimits;
 use crate::engines::exchange::ExchangeSettings;
 use crate::exchange::protocol::{LinkTimes, Name};
 use crate::exchange::tls::TlsFiles;
-use crate::memory::mappings_of_tenants;
 use crate::tenants::Quota;
+use crate::tenants::process_limits::mappings_of_tenants;
 use crate::transports::rdma::{DeviceChoice, Driver, RdmaOptions};
 use crate::transports::{FlowOptions, FlowPath, PortRange};
 

@@ -36,7 +36,7 @@ fn alone() -> MutexGuard<'static, ()> {
 fn held(service: &TestService) -> [usize; 5] {
     let registry = &service.service().registry;
     let sessions = registry.sessions();
-    let memory = sessions.first().map_or(0, |s| s.tenant.used(mccs_service::tenants::Resource::MemoryBytes));
+    let memory = sessions.first().map_or(0, |s| s.tenant.used(mccs_tenants::Resource::MemoryBytes));
     let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let mapped = maps.lines().filter(|line| line.contains("memfd:mccs")).count();

@@ -18,7 +18,7 @@ use mccs_telemetry::traffic::{PairSide, RecentTraffic, TenantTraffic, traffic};
 use super::lock;
 use crate::devices::cuda::KernelBlocks;
 use crate::devices::{CarriedOutBy, DirectGroup, Reading, TimedCollective, Times};
-use crate::session::SessionId;
+use crate::model::SessionId;
 use crate::tenants::Charge;
 
 /// How far a rank is: counts of collectives, so the last sequence number plus one.

@@ -16,9 +16,10 @@ use mccs_telemetry::recorder::Recorders;
 use mccs_telemetry::{CommonTime, GpuInfo, HostInfo};
 
 pub use self::comm_info::{CommInfo, RankInfo, RankProgress, STAGED, TenantShmExchange};
+use crate::model::SessionId;
 use crate::model::gathering::Late;
 use crate::runtime::WakerSlot;
-use crate::session::{Session, SessionId};
+use crate::session::Session;
 use crate::tenants::Tenant;
 
 /// What a tenant's communicators have done, those included that have ended.

@@ -7,7 +7,7 @@ use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
 use mccs_model::{Action, Scalar};
 use mccs_service::engines::proxy::{Operand, Operation, RoundState};
-use mccs_service::session::Session;
+use mccs_tenants::session::Session;
 
 use super::script::Transfer;
 

@@ -15,8 +15,8 @@ use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_runtime::{Mailbox, WakerSlot};
 use mccs_service::engines::proxy::{JoinRequest, Operation, ProxyMessage, ProxyReply};
 use mccs_service::exchange::protocol::Name;
-use mccs_service::session::Session;
-use mccs_service::tenants::Resource;
+use mccs_tenants::Resource;
+use mccs_tenants::session::Session;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 

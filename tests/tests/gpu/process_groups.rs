@@ -155,7 +155,7 @@ fn further_communicators_of_the_same_ranks_take_little() {
     a_process_a_rank_plays("tells_what_groups_take", &service);
     // All of it is given back, shared slots too.
     let tenants = service.service().registry.tenants();
-    wait_until(|| tenants.iter().all(|tenant| tenant.used(mccs_service::tenants::Resource::GpuMemoryBytes) == 0));
+    wait_until(|| tenants.iter().all(|tenant| tenant.used(mccs_tenants::Resource::GpuMemoryBytes) == 0));
 }
 
 /// Calls of every length, each on another stream than the one before, on communicators whose order differs between ranks: what each needs first is made while

@@ -10,7 +10,7 @@ use mccs_cuda::{Context, DeviceMemory, gpus};
 use mccs_eval::workload::Call;
 use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage};
 use mccs_ipc::large::LargeWord;
-use mccs_service::tenants::{Resource, Tenant};
+use mccs_tenants::{Resource, Tenant};
 use mccs_tests::TestService;
 
 use super::failures::{free_bytes, wait_until_as_free};

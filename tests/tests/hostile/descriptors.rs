@@ -115,7 +115,7 @@ fn garbage_on_the_socket_ends_the_session() {
 #[test]
 fn answers_that_nobody_reads_keep_no_descriptors_from_others() {
     attack(|service| {
-        let limit = mccs_service::memory::sent_descriptors_of_tenant();
+        let limit = mccs_tenants::process_limits::sent_descriptors_of_tenant();
         let mut sessions = Vec::new();
         let tenant = loop {
             let raw = Raw::connect(service);
@@ -128,12 +128,12 @@ fn answers_that_nobody_reads_keep_no_descriptors_from_others() {
                 }
             }
             sessions.push(raw.socket);
-            let used = || tenant.used(mccs_service::tenants::Resource::SentDescriptors);
+            let used = || tenant.used(mccs_tenants::Resource::SentDescriptors);
             if used() >= limit / 2 || sessions.len() > 40 {
                 break tenant;
             }
         };
-        let used = || tenant.used(mccs_service::tenants::Resource::SentDescriptors);
+        let used = || tenant.used(mccs_tenants::Resource::SentDescriptors);
         assert!(used() > 0 && used() <= limit, "{} of {limit}", used());
         // Another tenant connects, and is welcomed with descriptors.
         drop(service.connect(1));

@@ -6,7 +6,7 @@ use mccs_ipc::command::{BufferRef, Command, Opcode};
 use mccs_ipc::handshake::SocketError;
 use mccs_ipc::protocol::{JoinOptions, Request, RequestEnvelope, Response};
 use mccs_ipc::types::{ErrorClass, UniqueId};
-use mccs_service::tenants::Resource;
+use mccs_tenants::Resource;
 use mccs_tests::TestService;
 
 use crate::raw::{Raw, receive};

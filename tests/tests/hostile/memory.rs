@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::shm::{Mapping, make_whole};
-use mccs_service::memory::mappings_of_tenants;
-use mccs_service::tenants::Resource;
+use mccs_tenants::Resource;
+use mccs_tenants::process_limits::mappings_of_tenants;
 use nix::sys::stat::fstat;
 
 use crate::raw::Raw;
@@ -30,7 +30,7 @@ fn memory_of_gpus_that_is_none_is_refused() {
         assert!(refused(&mut raw, name(&[4096]), &[memfd()]).contains("something else"));
         assert!(refused(&mut raw, name(&[4096, 4095]), &[null(), null()]).contains("not whole pages"));
         // More than a region has, and none of them kept.
-        let quota = mccs_service::memory::descriptors_of_tenant();
+        let quota = mccs_tenants::process_limits::descriptors_of_tenant();
         for _ in 0..2 {
             let taken = (0..).take_while(|_| raw.ask(name(&[4096]), &[null()]) == Response::Done).count() as u64;
             assert_eq!(taken, quota);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use mccs_service::tenants::Resource;
+use mccs_tenants::Resource;
 use mccs_tests::attacker::Attacker;
 use mccs_tests::{TestService, seeds};
 use rand::rngs::StdRng;

@@ -283,12 +283,12 @@ mod tests {
     use std::fs::File;
 
     use super::*;
-    use crate::tenants::tests::quota;
+    use crate::tenants::Quota;
 
     #[test]
     fn handles_are_of_one_process_as_long_as_a_region_is() {
         let importer = Importer::for_tests();
-        let [a, b] = ["a", "b"].map(|name| Tenant::new(name.into(), quota()));
+        let [a, b] = ["a", "b"].map(|name| Tenant::new(name.into(), Quota::least()));
         let by = |owner, pid, handle: &[u8]| importer.by_handle((owner, pid), handle, 4096);
         assert_eq!(by(&a, 1, &[1; 63]).err(), Some(RegionRefused::NoHandle(63)));
         let region = Arc::new(by(&a, 1, &[1; 64]).expect("nobody has it"));
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_region_of_segments_is_as_long_as_they_are_together() {
-        let (importer, tenant) = (Importer::for_tests(), Tenant::new("a".into(), quota()));
+        let (importer, tenant) = (Importer::for_tests(), Tenant::new("a".into(), Quota::least()));
         let region = |bytes: &[u64]| {
             let fd = || File::open("/dev/null").expect("a device").into();
             let segments = bytes.iter().map(|bytes| Segment::new(&tenant, fd(), *bytes).expect("a device"));

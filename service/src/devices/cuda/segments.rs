@@ -138,11 +138,11 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::tenants::tests::quota;
+    use crate::tenants::Quota;
 
     #[test]
     fn segments_are_whole_pages_of_devices_and_their_descriptors_are_counted() {
-        let tenant = Tenant::new("a".into(), quota());
+        let tenant = Tenant::new("a".into(), Quota::least());
         let null = || OwnedFd::from(File::open("/dev/null").expect("a device"));
         let refused = |fd, bytes| Segment::new(&tenant, fd, bytes).err();
         for bytes in [0, 1, PAGE_BYTES + 1, u64::MAX] {
@@ -156,7 +156,7 @@ mod tests {
         // The descriptor of what was refused is closed: the other end sees it.
         assert_eq!(std::io::Read::read(&mut &other_end, &mut [0]).expect("the end"), 0);
         assert_eq!(tenant.used(Resource::Descriptors), 0);
-        let limit = crate::memory::descriptors_of_tenant();
+        let limit = crate::tenants::process_limits::descriptors_of_tenant();
         let taken: Vec<_> = (0..limit).map(|_| Segment::new(&tenant, null(), PAGE_BYTES).expect("room")).collect();
         assert!(matches!(refused(null(), PAGE_BYTES), Some(SegmentRefused::OverQuota(_))));
         drop(taken);

@@ -16,13 +16,12 @@ use mccs_ipc::types::ErrorClass;
 use nix::sys::resource::{Resource as Limit, getrlimit};
 
 use super::{HELLO_WITHIN, Proxies, SLOW_TO_CLOSE, SessionEngine, State, Tables, TenantLanes, TenantSocket};
-use crate::fd_closer::FdCloser;
 use crate::memory::UnmapWorker;
 use crate::registry::Registry;
 use crate::runtime::{Context, Engine, Mailbox, Progress, Runtimes, WakerSlot};
 use crate::session::Session;
 use crate::telemetry::LogBudget;
-use crate::tenants::{Resource, Tenant};
+use crate::tenants::{Charge, FdCloser, Resource, Tenant};
 
 /// Answers that may wait at a session's engine besides two for each communicator of its tenant's quota: for the leaves, joins and aborts that it
 /// asks for in one poll, before which it takes all answers in. No answer may be lost, or its asker would wait for ever.
@@ -216,7 +215,7 @@ pub struct Acceptor {
     admissions: Vec<Admission>,
     factory: Arc<SessionFactory>,
     /// Closes sockets of those who are no tenants.
-    closer: FdCloser,
+    closer: FdCloser<Charge>,
     /// Whether nobody is let in for now: who comes waits outside.
     is_paused: bool,
     /// Given up for a moment when the process is out of descriptors, to tell who comes so.

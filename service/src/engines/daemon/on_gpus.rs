@@ -125,8 +125,7 @@ mod tests {
     use crate::devices::cuda::{Abilities, GpuStrategy, Importer, Strategies};
     use crate::devices::{Areas, Ended};
     use crate::engines::proxy::{Operand, RoundState};
-    use crate::tenants::Tenant;
-    use crate::tenants::tests::quota;
+    use crate::tenants::{Quota, Tenant};
 
     const NRANKS: u32 = 2;
     const REGION_BYTES: u64 = 1 << 20;
@@ -148,7 +147,7 @@ mod tests {
 
     impl Bed {
         fn new() -> Self {
-            let tenant = Tenant::new("a".into(), quota());
+            let tenant = Tenant::new("a".into(), Quota::least());
             let mut tables = Tables::new(&tenant.quota, 1);
             let region = Importer::for_tests().by_handle((&tenant, 1), &[1; 64], REGION_BYTES).expect("a region");
             let region = tables.gpu_regions.insert(Arc::new(region)).ok().expect("room");

@@ -22,8 +22,8 @@ use super::setups::{Setup, gpus_of, peers_of, placed_ranks};
 use crate::devices::Network;
 use crate::engines::transport::TransportMessage;
 use crate::exchange::protocol::{self as exchange, CommId, CommKey, Event, Join, Membership, Name, Payload, Request};
+use crate::model::SessionId;
 use crate::model::link::LinksId;
-use crate::session::SessionId;
 use crate::telemetry::placed::Placed;
 use crate::transports::{ListenerHandle, TransportError};
 

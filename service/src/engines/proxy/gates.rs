@@ -17,7 +17,7 @@ use mccs_ipc::gate::Gate;
 
 use super::{Event, ProxyEngine};
 use crate::memory::Region;
-use crate::session::SessionId;
+use crate::model::SessionId;
 use crate::tenants::Tenant;
 
 /// Shortest pause between two looks: about what a sleep takes.
@@ -163,11 +163,11 @@ impl ProxyEngine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tenants::tests::quota;
+    use crate::tenants::Quota;
 
     #[test]
     fn a_tenants_closed_gates_keep_nobody_elses_waiting() {
-        let [many, few] = ["many", "few"].map(|name| Tenant::new(name.into(), quota()));
+        let [many, few] = ["many", "few"].map(|name| Tenant::new(name.into(), Quota::least()));
         let mut gates = Gates::default();
         (0..10 * LOOKS_MAX as u32).for_each(|index| gates.push(&many, (1, index)));
         (0..2).for_each(|index| gates.push(&few, (2, index)));

@@ -62,12 +62,11 @@ use self::wishes::Wishes;
 use crate::devices::Device;
 use crate::exchange::protocol::Request;
 use crate::handles::HandleTable;
-use crate::model::Action;
+use crate::model::{Action, SessionId};
 use crate::plans::ScheduleCache;
 use crate::registry::Registry;
 use crate::registry::late::LateTold;
 use crate::runtime::{Account, Context, Engine, Lanes, Mailbox, Progress, Turns};
-use crate::session::SessionId;
 use crate::telemetry::LogBudget;
 use crate::telemetry::recorder::Recorder;
 

@@ -21,10 +21,10 @@ use crate::exchange::protocol::{self as exchange, CommId, Name};
 use crate::memory::Region;
 use crate::model::link::{FlowWait, LinksId};
 use crate::model::rate_limit::Pace;
-use crate::model::{Action, Refused, Scalar, SetupError};
+use crate::model::{Action, Refused, Scalar, SessionId, SetupError};
 use crate::registry::CommInfo;
 use crate::runtime::Sender;
-use crate::session::{Session, SessionId};
+use crate::session::Session;
 use crate::tenants::Charge;
 use crate::transports::{ListenerHandle, TransportError};
 

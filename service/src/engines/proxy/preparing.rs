@@ -9,8 +9,8 @@ use super::ProxyEngine;
 use super::joining::refuse_all;
 use super::operation::JoinRequest;
 use crate::devices::{Prepare, Prepared};
-use crate::model::SetupError;
-use crate::session::{Opens, SessionId};
+use crate::model::{SessionId, SetupError};
+use crate::session::Opens;
 
 /// Communicators of a device that are being prepared at a time.
 pub(super) const PREPARING_MAX: u32 = 1 << 16;

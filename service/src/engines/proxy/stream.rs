@@ -159,12 +159,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::tenants::Tenant;
-    use crate::tenants::tests::quota;
+    use crate::tenants::{Quota, Tenant};
 
     #[test]
     fn an_operation_is_due_when_it_was_called_and_the_one_before_it_has_ended() {
-        let session = Session::for_tests(1, &Tenant::new("a".into(), quota()));
+        let session = Session::for_tests(1, &Tenant::new("a".into(), Quota::least()));
         let mut stream = Stream::new(session, Handle { index: 0, generation: 1 });
         let t = Instant::now();
         let after = |seconds| t + Duration::from_secs(seconds);

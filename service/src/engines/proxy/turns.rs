@@ -7,8 +7,8 @@ use mccs_ipc::types::Handle;
 
 use super::operation::ProxyMessage;
 use super::{Event, PROXY_LANE_MAX, ProxyEngine};
+use crate::model::SessionId;
 use crate::runtime::{Context, LaneReceiver};
-use crate::session::SessionId;
 
 /// What a message or an event takes, besides what it runs at once.
 pub(super) const ITEM_NS: u64 = 300;
@@ -144,8 +144,7 @@ mod tests {
     use crate::registry::Registry;
     use crate::runtime::{Engine as _, LaneSender, Lanes, Mailbox, Sender};
     use crate::session::Session;
-    use crate::tenants::tests::quota;
-    use crate::tenants::{Resource, Tenant};
+    use crate::tenants::{Quota, Resource, Tenant};
 
     /// A device that does everything in the call.
     struct AtOnce;
@@ -228,7 +227,7 @@ mod tests {
 
         /// All ranks of a communicator, in sessions of one tenant.
         fn join_all(&mut self, number: u8, weight: u32, nranks: u32) -> Vec<Rank> {
-            let tenant = Tenant::weighted(format!("tenant {number}"), quota(), weight);
+            let tenant = Tenant::weighted(format!("tenant {number}"), Quota::least(), weight);
             let lane = self.lanes.open(tenant.share, PROXY_LANE_MAX);
             let charge = Arc::new(tenant.charge(Resource::Sessions, 1).expect("within the quota"));
             let replies = Mailbox::new(4);

@@ -8,55 +8,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use mccs_ipc::types::UniqueId;
+use mccs_model::rate_limit::SharedBucket;
+use mccs_runtime::Share;
+use mccs_telemetry::traffic::TenantTraffic;
 
-use crate::default_quotas::QuotaOrigins;
 use crate::fd_closer::FdCloser;
-use crate::memory::{descriptors_of_tenant, sent_descriptors_of_tenant};
-use crate::model::rate_limit::SharedBucket;
-use crate::runtime::Share;
-use crate::telemetry::traffic::TenantTraffic;
-
-/// What a tenant may use, on this host, over all its sessions unless said otherwise.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Quota {
-    /// Bytes of memory allocated from or registered with the service.
-    pub memory_bytes: u64,
-    /// Bytes of GPUs' memory in its communicators' areas, of all GPUs together.
-    pub gpu_memory_bytes: u64,
-    /// Connected processes.
-    pub sessions: u64,
-    /// Communicators, those still being set up included: all ranks of one count once.
-    pub communicators: u64,
-    /// Operations a session may have in flight.
-    pub operations_in_flight: u64,
-    /// Streams of a session.
-    pub streams: u32,
-    /// Regions of a session.
-    pub regions: u32,
-    /// Mappings that all its regions take of this process, which has a limited number.
-    pub mappings: u64,
-    /// What those follow from that the operator has not said.
-    pub origins: QuotaOrigins,
-}
-
-/// Ranks of this host that a communicator may have by the quota, on average: as many as hosts have cores. Each holds a slot of some hundred bytes.
-const RANKS_OF_A_COMMUNICATOR: u64 = 256;
-/// Ranks of a process, where it may have fewer communicators: a rank for each of 8 GPUs in 256.
-const RANKS_OF_A_SESSION: u64 = 2048;
-
-impl Quota {
-    /// Ranks in communicators that a tenant may have, over all sessions.
-    #[must_use]
-    pub fn ranks(&self) -> u64 {
-        self.communicators.saturating_mul(RANKS_OF_A_COMMUNICATOR).min(u64::from(u32::MAX))
-    }
-
-    /// Ranks in communicators that one session may have: it has room for a reply to each.
-    #[must_use]
-    pub fn ranks_of_session(&self) -> u64 {
-        self.communicators.max(self.communicators.saturating_mul(8).min(RANKS_OF_A_SESSION))
-    }
-}
+use crate::process_limits::{descriptors_of_tenant, sent_descriptors_of_tenant};
+use crate::quota::{IMPORTS_MAX, OverQuota, Quota, Resource, SessionResource};
 
 /// A job's owner as the operator knows it.
 #[derive(Debug)]
@@ -72,7 +30,7 @@ pub struct Tenant {
     /// Its collectives.
     pub traffic: Arc<TenantTraffic>,
     /// Closes what it has sent.
-    pub closer: FdCloser,
+    pub closer: FdCloser<Charge>,
     /// What it sends to other hosts under caps in bits per second, of those that some communicator keeps to.
     capped: Mutex<Vec<(u64, Weak<SharedBucket>)>>,
     memory_bytes: AtomicU64,
@@ -89,119 +47,6 @@ pub struct Tenant {
     sent_descriptors: AtomicU64,
     /// Regions that are freed and not gone yet: what they are charged for comes back in a moment.
     leaving: AtomicU64,
-}
-
-/// What a [`Charge`] counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Resource {
-    /// Bytes of memory.
-    MemoryBytes,
-    /// Bytes of GPUs' memory in areas.
-    GpuMemoryBytes,
-    /// Mappings of this process.
-    Mappings,
-    /// Sessions.
-    Sessions,
-    /// Communicators.
-    Communicators,
-    /// Ranks in communicators.
-    Ranks,
-    /// Registered memory of GPUs, as often as GPUs have it open: by handle, or by segment.
-    Imports,
-    /// Bytes of segments of GPU memory, as often as they are mapped: one segment may be named many times. The GPUs say how many there may be.
-    MappedBytes,
-    /// Descriptors of segments of GPU memory that are not imported yet.
-    Descriptors,
-    /// Descriptors that its processes have been sent and have not taken.
-    SentDescriptors,
-}
-
-/// Most [`Resource::Imports`] of a tenant: more than programs have, and few enough for the driver.
-const IMPORTS_MAX: u64 = 1 << 16;
-
-impl Resource {
-    fn name(self) -> &'static str {
-        match self {
-            Resource::MemoryBytes => "bytes of memory",
-            Resource::GpuMemoryBytes => "bytes of GPU memory for communicators",
-            Resource::Mappings => "mappings (one for each region, three for a large one)",
-            Resource::Sessions => "sessions",
-            Resource::Communicators => "communicators",
-            Resource::Ranks => "ranks in communicators",
-            Resource::Imports => "open registrations of GPU memory",
-            Resource::MappedBytes => "mapped bytes of GPU memory",
-            Resource::Descriptors => "descriptors of GPU memory",
-            Resource::SentDescriptors => "descriptors sent to its processes, which have not taken them,",
-        }
-    }
-
-    /// What makes room for more of it.
-    fn remedy(self) -> String {
-        match self {
-            Resource::MemoryBytes => raise("max_memory"),
-            Resource::GpuMemoryBytes => raise("max_gpu_memory"),
-            Resource::Sessions => raise("max_sessions"),
-            Resource::Communicators | Resource::Ranks => raise("max_communicators"),
-            Resource::Mappings => "raise vm.max_map_count, which the service divides among tenants".into(),
-            Resource::Descriptors => "raise the service's limit of open files (LimitNOFILE)".into(),
-            Resource::SentDescriptors => "its processes read their answers late".into(),
-            Resource::Imports => "free some of the registered memory".into(),
-            Resource::MappedBytes => "it is what the GPUs have: free some of the registered memory".into(),
-        }
-    }
-}
-
-impl SessionResource {
-    fn name(self) -> &'static str {
-        match self {
-            SessionResource::Streams => "streams",
-            SessionResource::Regions => "regions",
-            SessionResource::GpuRegions => "regions of GPUs",
-            SessionResource::Ranks => "ranks in communicators",
-            SessionResource::GroupLength => "operations in a group",
-        }
-    }
-
-    fn remedy(self) -> String {
-        raise(match self {
-            SessionResource::Streams => "max_streams",
-            SessionResource::Regions | SessionResource::GpuRegions => "max_regions",
-            SessionResource::Ranks => "max_communicators",
-            SessionResource::GroupLength => "max_operations_in_flight",
-        })
-    }
-}
-
-/// A refusal: the quota is used up. Says what the operator can change.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("tenant {tenant} is over its quota: {asked} more {what} asked for, {used} of {limit} in use; {remedy}")]
-pub struct OverQuota {
-    tenant: String,
-    what: &'static str,
-    asked: u64,
-    used: u64,
-    limit: u64,
-    remedy: String,
-}
-
-/// What a session may have so many of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SessionResource {
-    /// Streams.
-    Streams,
-    /// Regions of the host's memory.
-    Regions,
-    /// Regions of GPUs' memory.
-    GpuRegions,
-    /// Ranks in communicators.
-    Ranks,
-    /// Sends and receives of one group.
-    GroupLength,
-}
-
-/// How an operator raises a tenant's quota.
-fn raise(key: &str) -> String {
-    format!("raise [[tenant]] {key} in service.toml")
 }
 
 /// A part of a tenant's quota, held until dropped.
@@ -387,27 +232,12 @@ impl Drop for Charge {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-
-    /// Next to nothing.
-    pub(crate) fn quota() -> Quota {
-        Quota {
-            memory_bytes: 100,
-            gpu_memory_bytes: 0,
-            sessions: 1,
-            communicators: 1,
-            operations_in_flight: 1,
-            streams: 1,
-            regions: 1,
-            mappings: 1,
-            origins: QuotaOrigins::default(),
-        }
-    }
 
     #[test]
     fn ranks_of_a_communicator_count_once_until_the_last_has_left() {
-        let tenant = Tenant::new("a".into(), Quota { communicators: 2, ..quota() });
+        let tenant = Tenant::new("a".into(), Quota { communicators: 2, ..Quota::least() });
         let id = |number| UniqueId([number; 16]);
         let join = |number| tenant.charge_rank(id(number));
         let used = || (tenant.used(Resource::Communicators), tenant.used(Resource::Ranks));
@@ -429,7 +259,7 @@ pub(crate) mod tests {
 
     #[test]
     fn engines_share_what_a_tenant_sends_until_its_cap_is_another() {
-        let (tenant, other) = (Tenant::new("a".into(), quota()), Tenant::new("b".into(), quota()));
+        let (tenant, other) = (Tenant::new("a".into(), Quota::least()), Tenant::new("b".into(), Quota::least()));
         let first = tenant.capped(1);
         assert!(Arc::ptr_eq(&first, &tenant.capped(1)) && !Arc::ptr_eq(&first, &other.capped(1)));
         let second = tenant.capped(2);
@@ -443,7 +273,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_has_no_limit_of_its_own_has_the_one_that_is_named() {
-        let tenant = Tenant::new("a".into(), quota());
+        let tenant = Tenant::new("a".into(), Quota::least());
         let charge = |amount, limit| tenant.charge_within(Resource::MappedBytes, amount, limit);
         let held = charge(70, 100).expect("room");
         let refused = charge(31, 100).expect_err("no room").to_string();
@@ -456,7 +286,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_charge_is_refused_over_the_quota_and_returned_on_drop() {
-        let tenant = Tenant::new("a".into(), quota());
+        let tenant = Tenant::new("a".into(), Quota::least());
         let first = tenant.charge(Resource::MemoryBytes, 60).expect("within quota");
         let refused = tenant.charge(Resource::MemoryBytes, 41).expect_err("over quota");
         let text = "tenant a is over its quota: 41 more bytes of memory asked for, 60 of 100 in use; raise [[tenant]] \
@@ -476,7 +306,8 @@ pub(crate) mod tests {
         (config.max_memory, config.max_gpu_memory) = (bytes, bytes);
         (config.max_sessions, config.max_communicators) = (count, count);
         let keys = serde_json::to_value(config).expect("a table");
-        let tenant = Tenant::new("a".into(), Quota { sessions: 0, communicators: 0, memory_bytes: 0, ..quota() });
+        let tenant =
+            Tenant::new("a".into(), Quota { sessions: 0, communicators: 0, memory_bytes: 0, ..Quota::least() });
         let of_tenant = [Resource::MemoryBytes, Resource::GpuMemoryBytes, Resource::Sessions, Resource::Communicators];
         let of_session = [
             SessionResource::Streams,

@@ -11,13 +11,11 @@ use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::StreamWord;
 use mccs_ipc::tickets::Tickets;
 use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_model::SessionId;
+use mccs_runtime::WakerSlot;
 use nix::unistd::geteuid;
 
-use crate::runtime::WakerSlot;
-use crate::tenants::Tenant;
-
-/// Number of a session, for the life of the service.
-pub type SessionId = u64;
+use crate::tenant::Tenant;
 
 /// Shared by the session's daemon engine and the proxy engines that run its operations.
 pub struct Session {
@@ -127,20 +125,26 @@ impl Session {
         }
     }
 
-    /// With a word and a ring of its own, of which nobody hears.
-    #[cfg(test)]
-    pub(crate) fn for_tests(id: SessionId, tenant: &Arc<Tenant>) -> Arc<Self> {
+    /// With a word and a ring of its own, of which nobody hears: for tests.
+    ///
+    /// # Panics
+    /// There is no memory.
+    #[must_use]
+    pub fn for_tests(id: SessionId, tenant: &Arc<Tenant>) -> Arc<Self> {
         Self::for_tests_of(id, tenant, PeerCredentials { pid: 1, uid: 1, gid: 1 })
     }
 
     /// The same, of a process.
-    #[cfg(test)]
-    pub(crate) fn for_tests_of(id: SessionId, tenant: &Arc<Tenant>, peer: PeerCredentials) -> Arc<Self> {
+    ///
+    /// # Panics
+    /// There is no memory.
+    #[must_use]
+    pub fn for_tests_of(id: SessionId, tenant: &Arc<Tenant>, peer: PeerCredentials) -> Arc<Self> {
         let words_offset = mccs_ipc::queue::ring_bytes::<Completion>(16).next_multiple_of(128);
         let (_, segment) = Mapping::create("a session", words_offset + 4096).expect("memory");
         let segment = Arc::new(segment);
         let completions = Producer::new(Arc::clone(&segment), 0, 16).expect("a ring");
-        let waker = crate::runtime::Mailbox::<()>::new(1).waker().clone();
+        let waker = mccs_runtime::Mailbox::<()>::new(1).waker().clone();
         Arc::new(Session::new(id, Arc::clone(tenant), peer, segment, (words_offset, 1), completions, waker))
     }
 
@@ -249,11 +253,11 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tenants::tests::quota;
+    use crate::quota::Quota;
 
     #[test]
     fn memory_is_opened_of_processes_with_other_numbers_and_events_of_the_user() {
-        let tenant = Tenant::new("a".into(), quota());
+        let tenant = Tenant::new("a".into(), Quota::least());
         // It waits for what does not come; its name is cut after fifteen bytes, inside a character.
         let folder = tempfile::tempdir().expect("a folder");
         let name = folder.path().join("fourteen bytes\u{e9}");

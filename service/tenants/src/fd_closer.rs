@@ -15,8 +15,6 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::handshake::Socket;
 
-use crate::tenants::Charge;
-
 /// Descriptors of which more wait only behind what takes long to close.
 const WAITING_MANY: usize = 64;
 /// For so long at most.
@@ -28,16 +26,16 @@ const WAITING_MAX: usize = 1024;
 const TAKEN_LOOK: Duration = Duration::from_millis(100);
 
 /// What is to be closed.
-enum Closing {
+enum Closing<H> {
     Now(OwnedFd),
     /// Once the tenant has taken what was sent.
-    WhenTaken(Socket, Vec<Charge>),
+    WhenTaken(Socket, Vec<H>),
 }
 
-/// See the module's documentation.
-#[derive(Debug, Default)]
-pub struct FdCloser {
-    queue: OnceLock<Option<mpsc::Sender<Closing>>>,
+/// See the module's documentation. `H` is what is held until a tenant has taken what it was sent.
+#[derive(Debug)]
+pub struct FdCloser<H> {
+    queue: OnceLock<Option<mpsc::Sender<Closing<H>>>>,
     backlog: Arc<Mutex<Backlog>>,
 }
 
@@ -49,7 +47,13 @@ struct Backlog {
     many_since: Option<Instant>,
 }
 
-impl FdCloser {
+impl<H> Default for FdCloser<H> {
+    fn default() -> Self {
+        FdCloser { queue: OnceLock::new(), backlog: Arc::default() }
+    }
+}
+
+impl<H: Send + 'static> FdCloser<H> {
     /// Closes a descriptor, some time, on another thread.
     pub fn close_later(&self, fd: impl Into<OwnedFd>) {
         let queue = self.queue.get_or_init(|| start(Arc::clone(&self.backlog)).ok());
@@ -68,7 +72,7 @@ impl FdCloser {
 
     /// Ends a connection, and closes its socket when the tenant has taken the descriptors that it was sent. `sent` is charged
     /// until then.
-    pub fn close_when_taken(&self, socket: Socket, sent: Vec<Charge>) {
+    pub fn close_when_taken(&self, socket: Socket, sent: Vec<H>) {
         if sent.is_empty() || socket.is_taken() {
             return self.close_later(socket);
         }
@@ -105,10 +109,10 @@ fn lock(backlog: &Mutex<Backlog>) -> MutexGuard<'_, Backlog> {
     backlog.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn start(backlog: Arc<Mutex<Backlog>>) -> std::io::Result<mpsc::Sender<Closing>> {
-    let (sender, receiver) = mpsc::channel::<Closing>();
+fn start<H: Send + 'static>(backlog: Arc<Mutex<Backlog>>) -> std::io::Result<mpsc::Sender<Closing<H>>> {
+    let (sender, receiver) = mpsc::channel::<Closing<H>>();
     std::thread::Builder::new().name("mccs-closer".into()).spawn(move || {
-        let mut untaken: Vec<(Socket, Vec<Charge>)> = Vec::new();
+        let mut untaken: Vec<(Socket, Vec<H>)> = Vec::new();
         loop {
             let next = if untaken.is_empty() {
                 receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
@@ -156,7 +160,7 @@ mod tests {
 
     #[test]
     fn what_is_handed_over_is_closed() {
-        let closer = FdCloser::default();
+        let closer = FdCloser::<()>::default();
         let (mut end, other_end) = UnixStream::pair().expect("pair");
         closer.close_later(other_end);
         assert_eq!(end.read(&mut [0]).expect("the end"), 0);
@@ -166,7 +170,7 @@ mod tests {
     fn who_sends_what_lingers_is_stuck_once_enough_waits_behind_it_and_no_longer() {
         // As other tests of this process do, at the same time: never to less than one of them has raised it to.
         raise_descriptor_limit();
-        let closer = FdCloser::default();
+        let closer = FdCloser::<()>::default();
         let (reader, lingers) = lingering();
         closer.close_later(lingers);
         let later = || Instant::now() + 2 * SLOW_AFTER;

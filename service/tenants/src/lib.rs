@@ -1,0 +1,18 @@
+//! Tenants: what each may have, the memory that the service maps for it, and its sessions.
+//!
+//! Imports plain types, the runtime's shares and wakers, and a tenant's counters. It knows no engine and no device.
+//!
+//! The most important: [`Tenant`] and [`Charge`], a part of a quota that dropping gives back; [`memory::Region`], memory of a tenant that
+//! operations keep mapped; [`session::Session`], the words and failures of one process.
+
+pub mod default_quotas;
+mod fd_closer;
+pub mod memory;
+pub mod process_limits;
+mod quota;
+pub mod session;
+mod tenant;
+
+pub use fd_closer::FdCloser;
+pub use quota::{OverQuota, Quota, Resource, SessionResource};
+pub use tenant::{Charge, Tenant};
