@@ -13,8 +13,9 @@ use mccs_ipc::handshake::Listener;
 use crate::collective::{Algorithm, Choice, CostModel, Strategy};
 use crate::control::overview::Overseer;
 use crate::controller::equipment::{Equipment, TENANTS_MAX};
+use crate::devices::DeviceEvents;
 use crate::devices::cuda::{CudaDevice, Gpus, NoCuda};
-use crate::devices::host::HostDevice;
+use crate::devices::host::{HostDevice, HostOptions};
 use crate::engines::control::{ControlEngine, Controlled};
 use crate::engines::controller::{CONTROLLER_MAILBOX_MAX, ControllerEngine, ControllerInput, ControllerSettings};
 use crate::engines::daemon::{Acceptor, Admission, GpuProxy, Proxies, SessionFactory};
@@ -80,14 +81,14 @@ impl Service {
         let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
         let lanes = Lanes::new(settings.tenants.len(), mailbox.waker().clone());
         let (proxy, host_lanes) = (mailbox.sender(), lanes.opener());
-        let device = Box::new(HostDevice::new(settings.host_device, proxy.clone()));
         let (choice, channels) = (settings.choice, settings.channels);
         let make_schedules = move |nranks, hosts: &[Vec<u32>]| {
             ScheduleCache::new(nranks, Strategy::initial(choice, nranks, channels, hosts), CostModel::for_hosts(hosts))
         };
         // Where the operator pins another algorithm than the one that a shared-memory exchange's ranks follow, all goes through the service.
         let follows = matches!(choice, Choice::Auto | Choice::Pinned(Algorithm::Direct));
-        let shm_exchange_slot_bytes = if follows { settings.shm_exchange_slot_bytes } else { 0 };
+        let shm_exchange_slot_bytes = if follows { settings.host_device.shm_exchange_slot_bytes } else { 0 };
+        let device = Box::new(HostDevice::new(HostOptions { shm_exchange_slot_bytes, ..settings.host_device }));
         let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
         let (gpus, control_gpus, freeing) = start_gpus(&runtimes, settings, proxy_runtime, &registry)?.map_or_else(
             |none| (Err(none), None, None),
@@ -135,9 +136,7 @@ impl Service {
         runtimes.start_engine(proxy_runtime, |waker| {
             mailbox.waker().set(waker);
             let make_schedules = Box::new(make_schedules);
-            let shm_exchanges = shm_exchange_slot_bytes;
-            let engine =
-                ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, shm_exchanges, timeouts, cluster);
+            let engine = ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, timeouts, cluster);
             Box::new(engine.with_lanes(lanes).refusing_duplicate_gpus(refuses_duplicate_gpus))
         })?;
         let transports = Arc::new(start_transports(
@@ -251,7 +250,8 @@ fn start_gpus(
     let lanes = Lanes::new(settings.tenants.len(), mailbox.waker().clone());
     let (sender, opener) = (mailbox.sender(), lanes.opener());
     let recorder = registry.recorders.recorder("gpus".into());
-    let (device, freeing) = CudaDevice::new(gpus, settings.cuda_options, sender.clone(), recorder)?;
+    let events = Arc::new(device_events(sender.clone()));
+    let (device, freeing) = CudaDevice::new(gpus, settings.cuda_options, Arc::clone(&events), recorder)?;
     let device = Box::new(device);
     let importer = device.importer();
     let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
@@ -263,8 +263,8 @@ fn start_gpus(
     let refuses_duplicate_gpus = settings.cuda_options.refuses_duplicate_gpus;
     runtimes.start_engine(runtime, |waker| {
         mailbox.waker().set(waker);
-        let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), 0, timeouts, None);
-        Box::new(engine.with_lanes(lanes).refusing_duplicate_gpus(refuses_duplicate_gpus))
+        let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), timeouts, None);
+        Box::new(engine.with_lanes(lanes).with_device_events(events).refusing_duplicate_gpus(refuses_duplicate_gpus))
     })?;
     Ok(Ok((GpuProxy { lanes: opener, ids, importer }, sender, freeing)))
 }
@@ -330,6 +330,14 @@ fn start_controller(
         Box::new(engine)
     })?;
     Ok(())
+}
+
+/// What a device tells its proxy engine.
+fn device_events(proxy: Sender<ProxyMessage>) -> DeviceEvents {
+    DeviceEvents::new(Box::new(move |event| match proxy.send(ProxyMessage::Device(event)) {
+        Err(ProxyMessage::Device(event)) => Err(event),
+        _ => Ok(()),
+    }))
 }
 
 /// Takes the exchange's events to a proxy engine, and some to the controller's.

@@ -132,8 +132,6 @@ pub struct Settings {
     pub gate_access: GateAccess,
     /// How bytes go to other hosts, where there are any.
     pub network: Option<NetworkSettings>,
-    /// Longest contribution to a collective that ranks do among themselves; 0 for none.
-    pub shm_exchange_slot_bytes: u32,
     /// Algorithm.
     pub choice: Choice,
     /// Channels of rings and trees.
@@ -287,6 +285,7 @@ impl Settings {
                 inline_bytes: config.host_device.inline_bytes.0,
                 piece_bytes: config.host_device.piece_bytes.0,
                 streaming_bytes: config.host_device.streaming_threshold.0,
+                shm_exchange_slot_bytes: config.host_device.shm_exchange_limit.0 as u32,
             },
             cuda: match config.cuda.usage {
                 file::CudaUse::Auto => CudaUse::Auto,
@@ -318,7 +317,6 @@ impl Settings {
                 flow: flow_options(&config.tcp, address),
                 rdma: rdma_settings(config, address),
             }),
-            shm_exchange_slot_bytes: config.host_device.shm_exchange_limit.0 as u32,
             choice: config.strategy.algorithm.into(),
             channels: config.strategy.channels,
             paths: config.strategy.paths.iter().map(FlowPath::from).collect(),

@@ -1,498 +1,120 @@
 //! Devices: where buffers live and reductions run.
+//!
+//! A [`Device`] is a backend that a proxy engine uses. It makes what the ranks of a new communicator share ([`Device::prepare`]), and that decides how the
+//! communicator's operations are executed ([`Shared`]):
+//!
+//! | execution | who moves the bytes | comes to [`Device::launch`] |
+//! | --- | --- | --- |
+//! | service-executed | the service's processors, in host memory | each collective that is no exchange round |
+//! | device-initiated | kernels in the ranks' own streams | what the group's copy engines carry out |
+//!
+//! A device runs short work in the call, and hands the rest to [`Workers`], which whoever owns the threads implements. Buffers say where they are
+//! ([`Buffers`]). A collective whose buffers are elsewhere is an error ([`LaunchError`]) and ends its communicator: it never counts as done.
 
+mod call;
 pub mod cuda;
+mod events;
+mod group;
 pub mod host;
 mod times;
+mod workers;
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Instant;
+use std::sync::Arc;
 
-use mccs_ipc::direct::{AreaHandle, CommPart, DIRECT_RANKS_MAX, DirectPage, DirectShare};
-use mccs_ipc::types::{ErrorClass, Handle};
-use mccs_kernels::cuda::AreaCounts;
+use mccs_ipc::direct::DirectShare;
+use mccs_ipc::types::Handle;
 
-use self::cuda::{CopyEngines, PauseMeter, Strategies};
+pub use self::call::{Buffers, Collective, GpuBuffers, Operand, RankCall, RankCalls, RemoteMessage};
+pub use self::events::{DeviceEvent, DeviceEvents, EventSink};
+pub use self::group::{Areas, CarriedOutBy, Counted, DirectGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart};
+use self::host::TenantShmExchange;
 pub use self::times::{Reading, TimedCollective, Times};
-use crate::collective::Schedule;
-use crate::engines::proxy::{Operand, Operation};
-use crate::engines::transport::{Activity, TransportHandle, TransportMessage};
-use crate::model::SetupError;
-use crate::model::link::LinksId;
+pub use self::workers::{BoundSchedule, LaunchError, Launched, Piece, PieceJob, Workers};
 use crate::session::Opens;
 use crate::tenants::Charge;
 
-/// What became of a launch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Launched {
-    /// It has ended.
-    Finished,
-    /// It runs; [`crate::engines::proxy::ProxyMessage::JobDone`] tells when it has ended. Until then the caller keeps
-    /// the operations, which keep their memory mapped.
-    Running,
+/// The ranks of a communicator to be, all of this host. The slices are by rank.
+#[derive(Debug, Clone, Copy)]
+pub struct NewGroup<'a> {
+    /// The ranks' GPUs, as the device counts them; none where a rank's buffers are host memory.
+    pub gpus: &'a [Option<usize>],
+    /// What the ranks' tenant was charged for them. What is made keeps these.
+    pub charges: &'a [Arc<Charge>],
+    /// What the GPUs' driver opens between all ranks' processes and this one.
+    pub opens: Opens,
 }
 
 /// What became of [`Device::prepare`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Prepare {
-    /// There is nothing to prepare.
-    Nothing,
-    /// [`crate::engines::proxy::ProxyMessage::Prepared`] tells when it is done.
+    /// It is there.
+    Ready(Prepared),
+    /// [`DeviceEvent::Prepared`] tells when it is.
     Begun,
-}
-
-/// The memory in which ranks of a group meet: kept until all ranks have left.
-pub trait Areas: Send + Sync {
-    /// Reads how far each rank is, as soon as may be, and [tells](Ended::tell). Returns at once.
-    fn read(&self, ended: &Arc<Ended>);
-
-    /// The same, and calls `then` behind it, on whatever thread.
-    fn read_at_last(&self, ended: &Arc<Ended>, then: Box<dyn FnOnce() + Send>) {
-        self.read(ended);
-        then();
-    }
-
-    /// All ranks have left in order: nothing of theirs runs, and what is here may be used again when this is dropped.
-    fn left(&self) {}
-
-    /// Makes memory that a rank uses first, and answers on whatever thread. Returns at once.
-    fn open(&self, part: OpenPart) {
-        let message = "the communicator has no memory that is made at first use".into();
-        (part.reply)(Err(SetupError { class: ErrorClass::InvalidArgument, message }));
-    }
-
-    /// GPU memory that a rank's part of the communicator takes now.
-    fn held_bytes(&self, _rank: usize) -> HeldBytes {
-        HeldBytes::default()
-    }
-}
-
-/// A rank's wish to open memory that is made at first use.
-pub struct OpenPart {
-    /// The communicator, which ends where there is no room.
-    pub comm: Handle,
-    /// Who asks.
-    pub rank: usize,
-    /// For what.
-    pub part: CommPart,
-    /// Told once.
-    pub reply: Box<dyn FnOnce(Result<OpenedPart, SetupError>) + Send>,
-}
-
-/// How a rank opens a part of its communicator's memory.
-#[derive(Debug)]
-pub struct OpenedPart {
-    /// One for each area.
-    pub handles: Vec<AreaHandle>,
-    /// Of those that are opened by descriptors.
-    pub fds: Vec<OwnedFd>,
-}
-
-/// GPU memory of one rank's part of a communicator, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct HeldBytes {
-    /// Its area.
-    pub areas: u64,
-    /// Its own slots of copy engines.
-    pub own_slots: u64,
-    /// Slots that it shares with the tenant's other communicators on that GPU.
-    pub shared_slots: u64,
-    /// Between so many communicators.
-    pub sharing: u32,
-}
-
-impl HeldBytes {
-    /// All of it, with this communicator's share of shared slots.
-    #[must_use]
-    pub fn total(&self) -> u64 {
-        self.areas + self.own_slots + self.shared_slots / u64::from(self.sharing.max(1))
-    }
-}
-
-/// What one rank's GPU has counted: operations, and groups of sends and receives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counted {
-    /// Collectives that have ended.
-    pub operations: u64,
-    /// Groups that have ended.
-    pub groups: u64,
-    /// Payload of the collectives.
-    pub payload_bytes: u64,
-    /// Messages that it has sent, itself included, and their bytes.
-    pub sent: (u64, u64),
-    /// Most messages that it has sent to one other rank; 0 while they cannot be more than [`NUMBERS_MAX`].
-    pub messages: u64,
-}
-
-/// Operations that the kernels of a rank do, and messages that they send to another, before the communicator has to end: they are numbered by 32 bits, and
-/// graphs that are replayed go on between two looks. At a third of a microsecond each these are 40 seconds.
-pub const NUMBERS_MAX: u64 = (1 << 32) - (1 << 27);
-
-/// What carried a collective out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CarriedOutBy {
-    /// Ranks' kernels.
-    Kernels,
-    /// The service's copy engines, and kernels that combine what they bring.
-    CopyEngines,
-}
-
-/// How many operations of a group had ended when that was last read, which somebody has to ask for.
-#[derive(Debug, Default)]
-pub struct Ended {
-    /// Its communicator's number, for records; 0 before it has one.
-    communicator: AtomicU64,
-    by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
-    payload_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
-    groups_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
-    messages_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
-    sent_by_rank: [[AtomicU64; 2]; DIRECT_RANKS_MAX as usize],
-    is_asked: AtomicBool,
-    fault: OnceLock<String>,
-    taken: Mutex<Taken>,
-}
-
-/// How long operations took.
-#[derive(Debug)]
-struct Taken {
-    times: Times,
-    read_at: Instant,
-    /// What nobody has looked at yet.
-    new: Reading,
-    pauses: PauseMeter,
-}
-
-impl Default for Taken {
-    fn default() -> Self {
-        Taken {
-            times: Times::default(),
-            read_at: Instant::now(),
-            new: Reading::default(),
-            pauses: PauseMeter::default(),
-        }
-    }
-}
-
-impl Ended {
-    fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Its communicator's number, for records; 0 before it has one.
-    pub(crate) fn communicator(&self) -> u64 {
-        self.communicator.load(Ordering::Relaxed)
-    }
-
-    /// What ranks, by number, have counted at `now`.
-    pub fn note_times(&self, ranks: &[AreaCounts], now: Instant) {
-        let mut taken = self.taken();
-        let within = now.saturating_duration_since(taken.read_at);
-        let reading = taken.times.read(ranks, within);
-        taken.read_at = now;
-        taken.pauses.read(ranks);
-        taken.new.add(reading);
-    }
-
-    /// An answer: by rank, or why the GPU does not say.
-    pub fn tell(&self, read: Result<Vec<Counted>, String>) {
-        match read {
-            Ok(read) => {
-                for (rank, ended) in read.into_iter().enumerate().take(DIRECT_RANKS_MAX as usize) {
-                    self.by_rank[rank].store(ended.operations, Ordering::Relaxed);
-                    self.payload_by_rank[rank].store(ended.payload_bytes, Ordering::Relaxed);
-                    self.groups_by_rank[rank].store(ended.groups, Ordering::Relaxed);
-                    self.messages_by_rank[rank].store(ended.messages, Ordering::Relaxed);
-                    let [messages, bytes] = &self.sent_by_rank[rank];
-                    messages.store(ended.sent.0, Ordering::Relaxed);
-                    bytes.store(ended.sent.1, Ordering::Relaxed);
-                }
-            }
-            Err(fault) => {
-                let _ = self.fault.set(fault);
-            }
-        }
-        self.is_asked.store(false, Ordering::Release);
-    }
-}
-
-/// A group of ranks that run collectives themselves, in streams of their own, as the page says.
-pub struct DirectGroup {
-    strategies: Strategies,
-    ended: Arc<Ended>,
-    /// For what is too large for the ranks alone.
-    large: Option<Arc<CopyEngines>>,
-    areas: Box<dyn Areas>,
-}
-
-impl DirectGroup {
-    /// Takes charge of a page and the memory that goes with it.
-    #[must_use]
-    pub fn new(strategies: Strategies, large: Option<Arc<CopyEngines>>, areas: Box<dyn Areas>) -> Self {
-        DirectGroup { strategies, ended: Arc::default(), large, areas }
-    }
-
-    /// What service and ranks tell each other.
-    #[must_use]
-    pub fn page(&self) -> &DirectPage {
-        self.strategies.page()
-    }
-
-    /// By what ranks run their operations.
-    #[must_use]
-    pub fn strategies(&self) -> &Strategies {
-        &self.strategies
-    }
-
-    /// Asks how many operations have ended. [`DirectGroup::ended`] says so in a moment.
-    pub fn ask(&self) {
-        if !self.ended.is_asked.swap(true, Ordering::AcqRel) {
-            self.areas.read(&self.ended);
-        }
-    }
-
-    /// Asks for the last time, when nothing of it runs any more: `then` is called when what it says is known.
-    pub fn ask_at_last(&self, then: Box<dyn FnOnce() + Send>) {
-        self.areas.read_at_last(&self.ended, then);
-    }
-
-    /// Whether all that was asked has been answered.
-    #[must_use]
-    pub fn is_answered(&self) -> bool {
-        !self.ended.is_asked.load(Ordering::Acquire)
-    }
-
-    /// How many operations of a rank had ended when it was last asked.
-    #[must_use]
-    pub fn ended(&self, rank: u32) -> u64 {
-        self.ended.by_rank.get(rank as usize).map_or(0, |ended| ended.load(Ordering::Relaxed))
-    }
-
-    /// The payload of these.
-    #[must_use]
-    pub fn payload_bytes(&self, rank: u32) -> u64 {
-        self.ended.payload_by_rank.get(rank as usize).map_or(0, |bytes| bytes.load(Ordering::Relaxed))
-    }
-
-    /// Its communicator has this number.
-    pub fn set_communicator(&self, number: u64) {
-        self.ended.communicator.store(number, Ordering::Relaxed);
-    }
-
-    /// Chooses what carries long collectives out, where the operator leaves it open, by what was last known of how they come. Returns the number of a
-    /// new strategy, if one was published.
-    pub fn adapt(&self, now: Instant) -> Option<u64> {
-        let most_came_apart = self.ended.taken().pauses.verdict();
-        self.strategies.adapt(most_came_apart, now).map(|cut| cut.epoch)
-    }
-
-    /// Hands over what nobody has looked at yet of how long collectives took, of ranks' kernels and of copy engines. One caller at a time.
-    pub fn take_times(&self, mut count: impl FnMut(&Reading, CarriedOutBy)) {
-        let mut taken = self.ended.taken();
-        count(&std::mem::take(&mut taken.new), CarriedOutBy::Kernels);
-        self.large.iter().for_each(|large| count(&large.take_times(), CarriedOutBy::CopyEngines));
-    }
-
-    /// The same of groups of sends and receives.
-    #[must_use]
-    pub fn groups_ended(&self, rank: u32) -> u64 {
-        self.ended.groups_by_rank.get(rank as usize).map_or(0, |ended| ended.load(Ordering::Relaxed))
-    }
-
-    /// Messages that a rank had sent then, itself included, and their bytes.
-    #[must_use]
-    pub fn sent(&self, rank: u32) -> (u64, u64) {
-        let load = |of: &AtomicU64| of.load(Ordering::Relaxed);
-        self.ended.sent_by_rank.get(rank as usize).map_or((0, 0), |[messages, bytes]| (load(messages), load(bytes)))
-    }
-
-    /// The same of messages to one other rank, as [`Counted::messages`] says.
-    #[must_use]
-    pub fn messages_sent(&self, rank: u32) -> u64 {
-        self.ended.messages_by_rank.get(rank as usize).map_or(0, |sent| sent.load(Ordering::Relaxed))
-    }
-
-    /// Why a GPU does not say how far it is, if one does not.
-    #[must_use]
-    pub fn fault(&self) -> Option<&str> {
-        self.ended.fault.get().map(String::as_str)
-    }
-
-    /// Copy engines for large operations, where there are some.
-    #[must_use]
-    pub fn large(&self) -> Option<&Arc<CopyEngines>> {
-        self.large.as_ref()
-    }
-
-    /// Makes memory that a rank uses first, and answers on whatever thread.
-    pub fn open(&self, part: OpenPart) {
-        self.areas.open(part);
-    }
-
-    /// GPU memory that a rank's part of the communicator takes now.
-    #[must_use]
-    pub fn held_bytes(&self, rank: u32) -> HeldBytes {
-        self.areas.held_bytes(rank as usize)
-    }
-
-    /// All ranks have left in order, and nothing has failed.
-    pub fn left(&self) {
-        self.areas.left();
-    }
-
-    /// Ends what runs, and lets nothing begin. For good.
-    pub fn abort(&self) {
-        self.page().abort();
-        if let Some(large) = &self.large {
-            large.release();
-        }
-    }
-}
-
-impl Drop for DirectGroup {
-    fn drop(&mut self) {
-        // A rank may have left while its stream never came to what it had called.
-        if let Some(large) = &self.large {
-            large.release();
-        }
-    }
-}
-
-impl std::fmt::Debug for DirectGroup {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DirectGroup").field("page", self.page()).finish_non_exhaustive()
-    }
 }
 
 /// What a new communicator's ranks are given.
 #[derive(Debug)]
 pub struct Prepared {
-    /// What they need to know.
-    pub share: DirectShare,
-    /// The page's descriptor, and those of areas that go by theirs.
+    /// Descriptors of what they share, in the order in which they open it.
     pub memory: Vec<OwnedFd>,
     /// The service's side.
-    pub group: DirectGroup,
+    pub shared: Shared,
 }
 
-/// How a communicator with ranks on other hosts reaches them.
-#[derive(Clone)]
-pub struct Network {
-    /// Its links.
-    pub links: LinksId,
-    /// Number of its strategy.
-    pub epoch: u32,
-    /// The engines that own them; [`crate::model::link::LinkKey::engine`] says which owns what.
-    pub engines: Vec<TransportHandle>,
-    /// When they last moved something for it.
-    pub activity: Activity,
+/// What the ranks of a communicator share, and so how its operations are executed.
+#[derive(Debug)]
+pub enum Shared {
+    /// Nothing: the service executes everything.
+    Nothing,
+    /// Memory in which they do small collectives themselves; the service executes the others.
+    Exchange(Arc<TenantShmExchange>),
+    /// A page and areas, by which their kernels do collectives: device-initiated execution.
+    DeviceInitiated {
+        /// What ranks need to know.
+        share: Box<DirectShare>,
+        /// The service's side.
+        group: DirectGroup,
+    },
 }
 
-/// What messages to other hosts say of the operation that they belong to: the same on all hosts if they call the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tag(pub u32);
-
-/// A send or receive whose peer is on another host.
-pub struct FarPair<'a> {
-    /// This host's rank.
-    pub rank: u32,
-    /// The other.
-    pub peer: u32,
-    /// What is sent, or where it goes.
-    pub operand: &'a Operand,
-    /// Whether `rank` sends.
-    pub sends: bool,
-}
-
-/// A device, as its proxy engine uses it. Calls return at once: what takes long runs on transport engines.
+/// A backend, as its proxy engine uses it. Calls return at once.
 pub trait Device: Send {
     /// Name for the operator.
-    fn name(&self) -> String;
+    fn name(&self) -> &'static str;
 
-    /// Makes what the ranks of a new communicator share; `gpus` by rank, as the device counts its GPUs. What is made keeps the ranks' charges.
-    /// `opens` says what the GPUs' driver opens between all ranks' processes and this one.
-    fn prepare(&mut self, _gpus: &[usize], _charges: &[Arc<Charge>], _opens: Opens, _key: Handle) -> Prepare {
-        Prepare::Nothing
-    }
+    /// Makes what the ranks of a new communicator share, or begins to. `key` comes back with the answer.
+    fn prepare(&mut self, group: &NewGroup<'_>, key: Handle) -> Prepare;
 
-    /// Runs a collective, or this host's part of it: `operations` are those of this host's ranks, in rank order. `network`
-    /// where there are others.
+    /// Runs a collective, or this host's part of it.
+    ///
+    /// # Errors
+    /// It cannot run: nothing was moved, and nothing will be.
     fn launch(
         &mut self,
-        schedule: &Arc<Schedule>,
-        operations: &[Operation],
-        network: Option<(&Network, Tag)>,
+        collective: &Collective<'_>,
         job: Handle,
-    ) -> Launched;
+        workers: &mut dyn Workers,
+    ) -> Result<Launched, LaunchError>;
 
-    /// Runs a matched send and receive of equal length.
-    fn copy(&mut self, from: &Operand, to: &Operand, job: Handle) -> Launched;
-
-    /// Runs this host's side of a send and receive.
-    fn exchange(&mut self, pair: &FarPair<'_>, network: &Network, tag: Tag, job: Handle) -> Launched;
-
-    /// Uses these transport engines from now on, and sends away those it used and that are not among them.
-    fn set_transports(&mut self, transports: Vec<TransportHandle>);
-
-    /// The engines it uses.
-    fn transports(&self) -> &[TransportHandle];
-
-    /// Tells a transport engine something, after all that was told before; later, if it has no room now.
-    fn tell(&mut self, engine: &TransportHandle, message: TransportMessage);
-
-    /// Hands out what found no room before. Returns whether some still waits.
-    fn push_backlog(&mut self) -> bool;
+    /// How the service executes sends and receives here; none where only the ranks' kernels do.
+    fn point_to_point(&mut self) -> Option<&mut dyn PointToPoint>;
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::Mutex;
+/// A device on which the service executes sends and receives.
+pub trait PointToPoint {
+    /// Runs a matched send and receive of equal length.
+    fn copy(&mut self, from: &Operand, to: &Operand, job: Handle, workers: &mut dyn Workers) -> Launched;
 
-    use mccs_config::service::Crossover;
-    use mccs_ipc::direct::Execution;
-
-    use super::cuda::{Abilities, GpuStrategy};
-    use super::*;
-
-    /// Areas that answer when the test does.
-    #[derive(Default)]
-    struct Asked(Arc<Mutex<Vec<Arc<Ended>>>>);
-
-    impl Areas for Asked {
-        fn read(&self, ended: &Arc<Ended>) {
-            self.0.lock().expect("no panic").push(Arc::clone(ended));
-        }
-    }
-
-    #[test]
-    fn gpus_are_asked_once_at_a_time_and_what_they_said_stays_known() {
-        let asked = Asked::default();
-        let questions = Arc::clone(&asked.0);
-        let (_fd, page) = DirectPage::create().expect("a page");
-        let abilities = Abilities {
-            nranks: 2,
-            execution: Execution::Ranks,
-            copy_engines: false,
-            ll128: false,
-            opens_buffers: true,
-        };
-        let first = GpuStrategy { large_from: Crossover::Never.into(), ll128: false, max_ctas: None };
-        let strategies = Strategies::begin(Arc::new(page), abilities, first);
-        let group = DirectGroup::new(strategies, None, Box::new(asked));
-        assert!(group.is_answered());
-        group.ask();
-        group.ask();
-        let ended = questions.lock().expect("no panic").pop().expect("a question");
-        assert_eq!((questions.lock().expect("no panic").len(), group.is_answered(), group.ended(1)), (0, false, 0));
-        ended.tell(Ok([3, 4]
-            .map(|n| Counted { operations: n, groups: 10 * n, payload_bytes: 100 * n, sent: (n, 7 * n), messages: 0 })
-            .to_vec()));
-        assert_eq!((group.is_answered(), group.ended(0), group.ended(1), group.ended(9)), (true, 3, 4, 0));
-        assert_eq!([1, 9].map(|rank| group.groups_ended(rank)), [40, 0]);
-        assert_eq!([1, 9].map(|rank| group.payload_bytes(rank)), [400, 0]);
-        assert_eq!([1, 9].map(|rank| group.sent(rank)), [(4, 28), (0, 0)]);
-        group.ask();
-        questions.lock().expect("no panic").pop().expect("another question").tell(Err("CUDA_ERROR_UNKNOWN".into()));
-        assert_eq!((group.is_answered(), group.ended(1), group.fault()), (true, 4, Some("CUDA_ERROR_UNKNOWN")));
-    }
+    /// Runs this host's side of a send and receive with another host.
+    ///
+    /// # Errors
+    /// It cannot run: nothing was moved, and nothing will be.
+    fn exchange(
+        &mut self,
+        message: &RemoteMessage<'_>,
+        job: Handle,
+        workers: &mut dyn Workers,
+    ) -> Result<(), LaunchError>;
 }

@@ -2,11 +2,10 @@
 //!
 //! The data path only touches atomics of the communicator at hand.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use mccs_ipc::shm_exchange::ShmExchange;
 use mccs_ipc::types::{CollectiveKind, UniqueId};
 
 use mccs_telemetry::failed::FailedView;
@@ -15,11 +14,10 @@ use mccs_telemetry::plausible::Plausible;
 use mccs_telemetry::straggler;
 use mccs_telemetry::traffic::{PairSide, RecentTraffic, TenantTraffic, traffic};
 
-use super::lock;
 use crate::devices::cuda::KernelBlocks;
-use crate::devices::{CarriedOutBy, DirectGroup, Reading, TimedCollective, Times};
+use crate::devices::host::TenantShmExchange;
+use crate::devices::{CarriedOutBy, DirectGroup, Reading, TimedCollective};
 use crate::model::SessionId;
-use crate::tenants::Charge;
 
 /// How far a rank is: counts of collectives, so the last sequence number plus one.
 #[derive(Debug)]
@@ -147,38 +145,6 @@ impl CommInfo {
     }
 }
 
-/// A shared-memory exchange, with the tenant's quota for it.
-#[derive(Debug)]
-pub struct TenantShmExchange {
-    shm_exchange: ShmExchange,
-    _charge: Charge,
-    /// What was read of its rounds, and when.
-    read: Mutex<(Times, Instant)>,
-}
-
-impl TenantShmExchange {
-    /// Takes charge of a shared-memory exchange.
-    #[must_use]
-    pub fn new(shm_exchange: ShmExchange, charge: Charge) -> Self {
-        TenantShmExchange { shm_exchange, _charge: charge, read: Mutex::new((Times::default(), Instant::now())) }
-    }
-}
-
-impl Drop for TenantShmExchange {
-    fn drop(&mut self) {
-        // Ranks may keep the descriptor; the charge goes.
-        self.shm_exchange.give_back();
-    }
-}
-
-impl std::ops::Deref for TenantShmExchange {
-    type Target = ShmExchange;
-
-    fn deref(&self) -> &ShmExchange {
-        &self.shm_exchange
-    }
-}
-
 /// Raises a counter of a communicator that its proxy engine alone writes, which costs less than to add together with others.
 fn raise(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
@@ -236,10 +202,7 @@ impl CommInfo {
             });
         }
         if let Some(shm_exchange) = &self.shm_exchange {
-            let (mut read, now) = (lock(&shm_exchange.read), Instant::now());
-            let (times, at) = &mut *read;
-            let within = now.saturating_duration_since(std::mem::replace(at, now));
-            self.count_reading(&times.read_shm_exchange(shm_exchange, within));
+            self.count_reading(&shm_exchange.take_times(Instant::now()));
         }
     }
 

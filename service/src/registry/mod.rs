@@ -15,7 +15,7 @@ use mccs_telemetry::late::LateView;
 use mccs_telemetry::recorder::Recorders;
 use mccs_telemetry::{CommonTime, GpuInfo, HostInfo};
 
-pub use self::comm_info::{CommInfo, RankInfo, RankProgress, STAGED, TenantShmExchange};
+pub use self::comm_info::{CommInfo, RankInfo, RankProgress, STAGED};
 use crate::model::SessionId;
 use crate::model::gathering::Late;
 use crate::runtime::WakerSlot;

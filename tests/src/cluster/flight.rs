@@ -6,7 +6,8 @@ use std::time::Instant;
 use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
 use mccs_model::{Action, Scalar};
-use mccs_service::engines::proxy::{Operand, Operation, RoundState};
+use mccs_service::devices::{Buffers, Operand};
+use mccs_service::engines::proxy::{Operation, RoundState};
 use mccs_tenants::session::Session;
 
 use super::script::Transfer;
@@ -163,13 +164,11 @@ impl Flight {
                 action: action.clone(),
                 dtype: self.call.dtype,
                 count: self.call.count,
-                send: operand(*send),
-                recv: operand(*recv),
+                buffers: Buffers::Host { send: operand(*send), recv: operand(*recv) },
                 group_continues: false,
                 rounds: 0,
                 round: RoundState::None,
                 user_tag: 0,
-                on_gpus: None,
             }
         };
         let operations = self.actions.iter().map(operation).collect();

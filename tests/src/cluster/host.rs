@@ -69,8 +69,9 @@ impl SimHost {
         let mailbox = Mailbox::new(64);
         let requests = Mailbox::new(8);
         let proxy = mailbox.sender();
-        let host_options = HostOptions { inline_bytes: 256, piece_bytes: 512, streaming_bytes: 1 << 20 };
-        let device = Box::new(HostDevice::new(host_options, proxy.clone()));
+        let host_options =
+            HostOptions { inline_bytes: 256, piece_bytes: 512, streaming_bytes: 1 << 20, shm_exchange_slot_bytes: 0 };
+        let device = Box::new(HostDevice::new(host_options));
         let registry = Arc::new(Registry::default());
         let (choice, channels) = (options.choice, options.channels);
         let make_schedules = move |nranks, hosts: &[Vec<u32>]| {
@@ -86,15 +87,8 @@ impl SimHost {
             ways: Arc::new(Ways { transport: Some(TRANSPORTS[0]), ..Ways::default() }),
             gpus: None,
         };
-        let engine = ProxyEngine::new(
-            device,
-            mailbox,
-            Arc::clone(&registry),
-            Box::new(make_schedules),
-            0,
-            timeouts,
-            Some(cluster),
-        );
+        let engine =
+            ProxyEngine::new(device, mailbox, Arc::clone(&registry), Box::new(make_schedules), timeouts, Some(cluster));
         let records = EngineRecords::begin(&registry);
         let quota = Quota {
             memory_bytes: 1 << 30,

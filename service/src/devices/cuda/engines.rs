@@ -25,14 +25,12 @@ use super::Gpus;
 use super::imports::{GpuOperand, ImportError, Imports};
 use super::issue;
 use super::large::{LargeCall, Part, shards_of};
-use super::news::News;
 use super::promises::Promises;
 use super::queues::{Holder, Queues};
 use super::setup::{AreasInUse, Order, Orders};
 use super::slots::{NoSlots, SlotSet, Turns};
 use crate::collective::{Problem, Schedule};
-use crate::devices::{Launched, Reading, TimedCollective};
-use crate::engines::proxy::{Operation, ProxyMessage};
+use crate::devices::{Collective, DeviceEvent, DeviceEvents, Launched, Reading, TimedCollective};
 use crate::runtime::{Share, TurnSender};
 
 /// Operations of a communicator that are on their way before the proxy engine is held back: enough that streams never wait for
@@ -59,7 +57,7 @@ pub struct CopyEngines {
     /// Operations that wait for imports, at the set-up thread.
     importing: AtomicU64,
     setup: Arc<Orders>,
-    news: Arc<News>,
+    device_events: Arc<DeviceEvents>,
 }
 
 /// What is dropped on the thread that frees, in this order; or used again (`spares.rs`).
@@ -143,7 +141,7 @@ impl CopyEngines {
         (page, areas): (&Arc<DirectPage>, &AreasInUse),
         layout: LargeLayout,
         issuers: &[TurnSender<issue::Order>],
-        (setup, news): (&Arc<Orders>, &Arc<News>),
+        (setup, device_events): (&Arc<Orders>, &Arc<DeviceEvents>),
         by_events: bool,
     ) -> Result<Self, DriverError> {
         let parts = areas.take_parts().map_or_else(|| Parts::new(gpus, ranks, page, by_events), Ok)?;
@@ -161,7 +159,7 @@ impl CopyEngines {
             progress: Mutex::default(),
             importing: AtomicU64::new(0),
             setup: Arc::clone(setup),
-            news: Arc::clone(news),
+            device_events: Arc::clone(device_events),
         })
     }
 
@@ -230,8 +228,8 @@ impl CopyEngines {
         }
     }
 
-    pub(super) fn news(&self) -> &News {
-        &self.news
+    pub(super) fn device_events(&self) -> &DeviceEvents {
+        &self.device_events
     }
 
     /// Number of ranks.
@@ -311,14 +309,13 @@ impl CopyEngines {
         }
     }
 
-    /// Begins an operation that all ranks have called.
+    /// Begins an operation that all ranks have called; `buffers` are what they send and receive.
     pub(super) fn launch(
         self: &Arc<Self>,
-        schedule: &Arc<Schedule>,
-        operations: &[Operation],
+        collective: &Collective<'_>,
+        buffers: Vec<[Option<GpuOperand>; 2]>,
         job: Handle,
     ) -> Launched {
-        let Some(first) = operations.first() else { return Launched::Finished };
         let (number, launched) = {
             let mut progress = self.progress();
             progress.begun += 1;
@@ -326,10 +323,8 @@ impl CopyEngines {
             progress.held_back = is_too_many.then_some(job);
             (progress.begun, if is_too_many { Launched::Running } else { Launched::Finished })
         };
-        let buffers = operations.iter().map(|operation| {
-            operation.on_gpus.as_ref().map_or([None, None], |own| [own.send.clone(), own.recv.clone()])
-        });
-        let call = LargeCall { number, element_bytes: first.dtype.size_bytes() as u64, layout: self.layout };
+        let (dtype, schedule) = (collective.dtype, collective.schedule);
+        let call = LargeCall { number, element_bytes: dtype.size_bytes() as u64, layout: self.layout };
         let slots = shards_of(&call, &schedule.problem).map(|shards| shards.slots());
         if slots == Some(SlotKind::Shared) {
             self.progress().in_shared_slots.push(number);
@@ -339,11 +334,11 @@ impl CopyEngines {
             call,
             slots,
             schedule: Arc::clone(schedule),
-            comm: first.comm,
-            elements: (first.dtype, first.action.redop()),
-            buffers: buffers.collect(),
+            comm: collective.comm,
+            elements: (dtype, collective.redop),
+            unissued: buffers.iter().map(|_| AtomicUsize::new(self.own_parts().len())).collect(),
+            buffers,
             took_ns: AtomicU64::new(0),
-            unissued: operations.iter().map(|_| AtomicUsize::new(self.own_parts().len())).collect(),
         };
         // What comes behind an operation that waits for imports goes the same way.
         if self.importing.load(Ordering::Acquire) == 0 && flight.is_open() {
@@ -440,7 +435,7 @@ impl Flight {
     /// Ends the communicator.
     pub(super) fn fail(&self, error: &dyn std::fmt::Display) {
         let message = format!("copy engines, operation {}: {error}", self.call.number);
-        self.engines.news.tell(ProxyMessage::DeviceFailed { comm: self.comm, message });
+        self.engines.device_events.tell(DeviceEvent::CommFailed { comm: self.comm, message });
     }
 }
 
@@ -478,7 +473,7 @@ impl Drop for Flight {
         let goes_on = if progress.begun - progress.ended <= FLIGHTS_MAX { progress.held_back.take() } else { None };
         drop(progress);
         if let Some(job) = goes_on {
-            self.engines.news.tell(ProxyMessage::JobDone { job, fault: None });
+            self.engines.device_events.tell(DeviceEvent::JobDone { job });
         }
     }
 }

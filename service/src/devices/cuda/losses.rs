@@ -7,20 +7,19 @@ use std::sync::Arc;
 
 use mccs_cuda::DriverError;
 
-use super::news::News;
-use crate::engines::proxy::ProxyMessage;
+use crate::devices::{DeviceEvent, DeviceEvents};
 use crate::telemetry::GpuInfo;
 
 /// See the module's documentation.
 pub(super) struct Losses {
     gpus: Arc<[GpuInfo]>,
-    news: Arc<News>,
+    device_events: Arc<DeviceEvents>,
 }
 
 impl Losses {
     /// None is lost yet of `gpus`, which are in the device's order.
-    pub(super) fn new(gpus: Arc<[GpuInfo]>, news: Arc<News>) -> Self {
-        Losses { gpus, news }
+    pub(super) fn new(gpus: Arc<[GpuInfo]>, device_events: Arc<DeviceEvents>) -> Self {
+        Losses { gpus, device_events }
     }
 
     /// A call in the service's context on a GPU has failed.
@@ -29,7 +28,7 @@ impl Losses {
         if info.lost.set(error.to_string()).is_ok() {
             let reason = describe(info, &error.to_string());
             tracing::error!("{reason}");
-            self.news.tell(ProxyMessage::GpuLost { gpu, reason: reason.into() });
+            self.device_events.tell(DeviceEvent::GpuLost { gpu, reason: reason.into() });
         }
     }
 
@@ -55,7 +54,7 @@ fn describe(gpu: &GpuInfo, error: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::Mailbox;
+    use crate::devices::events::tests::told;
 
     fn error(code: u32) -> DriverError {
         DriverError { call: "cuMemcpyAsync", code, name: format!("CUDA_ERROR_{code}") }
@@ -64,13 +63,13 @@ mod tests {
     #[test]
     fn a_gpu_is_lost_once_by_what_stays_and_the_others_are_not() {
         let info = |n: u32| GpuInfo::new(format!("GPU-{n}"), "H200".into(), format!("0000:{n}7:00.0"));
-        let (mailbox, gpus) = (Mailbox::new(4), Arc::<[GpuInfo]>::from([info(0), info(1)]));
-        let losses = Losses::new(Arc::clone(&gpus), Arc::new(News::new(mailbox.sender())));
+        let ((mailbox, events), gpus) = (told(4), Arc::<[GpuInfo]>::from([info(0), info(1)]));
+        let losses = Losses::new(Arc::clone(&gpus), events);
         // Memory that is full, and an argument that is wrong, are of one call.
         [2, 1].into_iter().for_each(|code| losses.note(1, &error(code)));
         assert!(mailbox.is_empty() && !losses.are_some() && losses.objection(&[0, 1]).is_none());
         [214, 700].into_iter().for_each(|code| losses.note(1, &error(code)));
-        let Some(ProxyMessage::GpuLost { gpu: 1, reason }) = mailbox.pop() else { panic!("nobody was told") };
+        let Some(DeviceEvent::GpuLost { gpu: 1, reason }) = mailbox.pop() else { panic!("nobody was told") };
         assert!(reason.contains("GPU GPU-1 (0000:17:00.0)") && reason.contains("CUDA_ERROR_214 (214)"), "{reason}");
         assert!(mailbox.is_empty() && losses.are_some(), "told once");
         assert_eq!((losses.objection(&[0]), losses.objection(&[0, 1])), (None, Some(reason.to_string())));

@@ -20,7 +20,6 @@ mod imports;
 mod issue;
 mod large;
 mod losses;
-mod news;
 mod overlap;
 mod promises;
 mod queues;
@@ -46,24 +45,20 @@ use self::engines::Flight;
 use self::frees::Frees;
 pub use self::imports::{GpuOperand, GpuRegion, Importer, RegionRefused};
 use self::losses::Losses;
-use self::news::News;
 pub use self::overlap::PauseMeter;
 pub use self::queues::{QUEUES_MAX, QUEUES_VARIABLE};
 use self::queues::{Queues, queues_of_process};
 pub use self::segments::{Segment, SegmentRefused};
 use self::setup::{Order, Orders, Setup};
 pub use self::strategies::{Abilities, GpuStrategy, KernelBlocks, Strategies, StrategyRefused};
-use super::{Device, FarPair, Launched, Network, Prepare, Prepared, Tag};
-use crate::collective::Schedule;
-use crate::engines::proxy::{Operand, Operation, ProxyMessage};
-use crate::engines::transport::{TransportHandle, TransportMessage};
+use super::{
+    Buffers, Collective, Device, DeviceEvent, DeviceEvents, LaunchError, Launched, NewGroup, PointToPoint, Prepare,
+    Prepared, RankCalls, Workers,
+};
 use crate::model::SetupError;
-use crate::runtime::Sender;
 use crate::runtime::Share;
-use crate::session::Opens;
 use crate::telemetry::GpuInfo;
 use crate::telemetry::recorder::Recorder;
-use crate::tenants::Charge;
 
 /// The environment variable that tells the CUDA driver where an MPS server listens.
 pub const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
@@ -310,20 +305,20 @@ pub struct CudaDevice {
     gpus: Arc<Gpus>,
     setup: Arc<Orders>,
     frees: Frees,
-    news: Arc<News>,
+    device_events: Arc<DeviceEvents>,
     losses: Arc<Losses>,
 }
 
 impl CudaDevice {
-    /// A device whose news go to `done`, and what it traces to the recorder; and its thread that frees, which ends when all has been given back to the driver that anybody had of the
-    /// device's.
+    /// A device, and its thread that frees. That ends when all has been given back to the driver that anybody had of the device's.
+    /// What it traces goes to the recorder.
     ///
     /// # Errors
     /// [`NoCuda::Thread`].
     pub fn new(
         mut gpus: Gpus,
         options: CudaOptions,
-        done: Sender<ProxyMessage>,
+        device_events: Arc<DeviceEvents>,
         recorder: Recorder,
     ) -> Result<(Self, JoinHandle<()>), NoCuda> {
         if options.execution == Execution::Service {
@@ -340,12 +335,11 @@ impl CudaDevice {
             );
         }
         let gpus = Arc::new(gpus);
-        let news = Arc::new(News::new(done));
         let (frees, freeing) = Frees::start(Arc::clone(&gpus.queues), Flight::issue)?;
-        let losses = Arc::new(Losses::new(gpus.infos(), Arc::clone(&news)));
-        let told = (Arc::clone(&news), Arc::clone(&losses));
+        let losses = Arc::new(Losses::new(gpus.infos(), Arc::clone(&device_events)));
+        let told = (Arc::clone(&device_events), Arc::clone(&losses));
         let setup = Setup::start(Arc::clone(&gpus), options, told, frees.clone(), recorder)?;
-        Ok((CudaDevice { gpus, setup, frees, news, losses }, freeing))
+        Ok((CudaDevice { gpus, setup, frees, device_events, losses }, freeing))
     }
 
     /// Makes regions of tenants' memory.
@@ -356,63 +350,88 @@ impl CudaDevice {
 
     fn refuse(&self, key: Handle, message: String) {
         let prepared = Err(SetupError { class: ErrorClass::System, message });
-        self.news.tell(ProxyMessage::Prepared { key, prepared });
+        self.device_events.tell(DeviceEvent::Prepared { key, prepared });
     }
 }
 
-/// Ranks on GPUs run their operations themselves; a session whose command names their communicator is fenced.
-fn nothing_to_launch() -> Launched {
-    debug_assert!(false, "bug: an operation of a communicator of GPUs has come to the service");
-    Launched::Finished
+impl CudaDevice {
+    const NAME: &'static str = "cuda";
 }
 
 impl Device for CudaDevice {
-    fn name(&self) -> String {
-        "cuda".into()
+    fn name(&self) -> &'static str {
+        Self::NAME
     }
 
-    fn prepare(&mut self, gpus: &[usize], charges: &[Arc<Charge>], opens: Opens, key: Handle) -> Prepare {
-        let share = charges.first().map_or(Share::SERVICE, |charge| charge.tenant().share);
-        let order = Order::Prepare { gpus: gpus.to_vec(), charges: charges.to_vec(), opens, key };
-        if let Some(reason) = self.losses.objection(gpus).or_else(|| self.gpus.objection(gpus)) {
+    fn prepare(&mut self, group: &NewGroup<'_>, key: Handle) -> Prepare {
+        let Some(gpus) = group.gpus.iter().copied().collect::<Option<Vec<_>>>() else {
+            self.refuse(key, "bug: a rank without a GPU".into());
+            return Prepare::Begun;
+        };
+        if let Some(reason) = self.losses.objection(&gpus).or_else(|| self.gpus.objection(&gpus)) {
             self.refuse(key, reason);
-        } else if self.setup.send(share, order).is_err() {
+            return Prepare::Begun;
+        }
+        let order = Order::Prepare { gpus, charges: group.charges.to_vec(), opens: group.opens, key };
+        let share = group.charges.first().map_or(Share::SERVICE, |charge| charge.tenant().share);
+        if self.setup.send(share, order).is_err() {
             self.refuse(key, "the thread that sets up GPUs has ended".into());
         }
         Prepare::Begun
     }
 
+    /// Copy engines carry it out: a communicator without these sends the service nothing.
     fn launch(
         &mut self,
-        schedule: &Arc<Schedule>,
-        operations: &[Operation],
-        _network: Option<(&Network, Tag)>,
+        collective: &Collective<'_>,
         job: Handle,
-    ) -> Launched {
-        let group = operations.first().and_then(|operation| operation.on_gpus.as_ref()).map(|own| &own.group);
-        match group.and_then(|group| group.large()) {
-            Some(large) => large.launch(schedule, operations, job),
-            None => nothing_to_launch(),
+        _workers: &mut dyn Workers,
+    ) -> Result<Launched, LaunchError> {
+        let (copy_engines, buffers) = buffers_on_gpus(collective.ranks)?;
+        Ok(copy_engines.launch(collective, buffers, job))
+    }
+
+    /// Ranks' kernels send and receive.
+    fn point_to_point(&mut self) -> Option<&mut dyn PointToPoint> {
+        None
+    }
+}
+
+/// What ranks send and receive, and the copy engines that are to carry it out.
+fn buffers_on_gpus(ranks: &dyn RankCalls) -> Result<(&Arc<CopyEngines>, Vec<[Option<GpuOperand>; 2]>), LaunchError> {
+    let (mut copy_engines, mut buffers) = (None, Vec::with_capacity(ranks.count()));
+    for call in ranks.iter() {
+        let Buffers::Gpu(own) = call.buffers else {
+            return Err(LaunchError::WrongMemory { rank: call.rank, device: CudaDevice::NAME });
+        };
+        copy_engines = Some(&own.copy_engines);
+        buffers.push([own.send.clone(), own.recv.clone()]);
+    }
+    Ok((copy_engines.ok_or(LaunchError::NoRanks)?, buffers))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::RankCall;
+
+    /// Ranks with no buffers of the host.
+    struct OnHost(usize);
+
+    impl RankCalls for OnHost {
+        fn count(&self) -> usize {
+            self.0
+        }
+
+        fn call(&self, index: usize) -> RankCall<'_> {
+            RankCall { rank: index as u32, buffers: &Buffers::NONE, scalar_bits: 0 }
         }
     }
 
-    fn copy(&mut self, _from: &Operand, _to: &Operand, _job: Handle) -> Launched {
-        nothing_to_launch()
-    }
-
-    fn exchange(&mut self, _pair: &FarPair<'_>, _network: &Network, _tag: Tag, _job: Handle) -> Launched {
-        nothing_to_launch()
-    }
-
-    fn set_transports(&mut self, _transports: Vec<TransportHandle>) {}
-
-    fn transports(&self) -> &[TransportHandle] {
-        &[]
-    }
-
-    fn tell(&mut self, _engine: &TransportHandle, _message: TransportMessage) {}
-
-    fn push_backlog(&mut self) -> bool {
-        self.news.push_backlog()
+    #[test]
+    fn a_collective_of_host_buffers_is_refused_on_gpus() {
+        let wrong = LaunchError::WrongMemory { rank: 0, device: "cuda" };
+        assert_eq!(buffers_on_gpus(&OnHost(2)).err(), Some(wrong));
+        assert_eq!(buffers_on_gpus(&OnHost(0)).err(), Some(LaunchError::NoRanks));
     }
 }

@@ -13,7 +13,7 @@ use mccs_ipc::large::{CALLED_EVENTS, LargeWord, RankEvents, called_event};
 use mccs_ipc::types::Handle;
 
 use super::engines::CopyEngines;
-use crate::engines::proxy::ProxyMessage;
+use crate::devices::DeviceEvent;
 
 /// How long an event is looked at without pause. After that the pauses are an eighth of how long it has been waited for.
 const SPIN_FOR: Duration = Duration::from_micros(300);
@@ -98,7 +98,7 @@ impl Caller {
         let before = self.come;
         if let Err(error) = self.advance(&engines) {
             let message = format!("events of rank {}, operation {}: {error}", self.rank, self.come + 1);
-            engines.news().tell(ProxyMessage::DeviceFailed { comm: self.comm, message });
+            engines.device_events().tell(DeviceEvent::CommFailed { comm: self.comm, message });
             return None;
         }
         let has_moved = before != self.come;

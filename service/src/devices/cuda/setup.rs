@@ -18,15 +18,15 @@ use super::engines::{CopyEngines, Flight, Parts};
 use super::frees::Frees;
 use super::imports::{ImportError, Imports};
 use super::losses::Losses;
-use super::news::News;
 use super::queues::Holder;
 use super::slots::{NoSlots, SlotPool, SlotSet, SlotUser};
 use super::spares::{Shape, Spares};
 use super::strategies::{Abilities, GpuStrategy, Strategies};
 use super::traced::{self, TracedGpus};
 use super::{CudaOptions, Gpus, NoCuda, Prepared, issue};
-use crate::devices::{Areas, Counted, DirectGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart};
-use crate::engines::proxy::ProxyMessage;
+use crate::devices::{
+    Areas, Counted, DeviceEvent, DeviceEvents, DirectGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart, Shared,
+};
 use crate::model::SetupError;
 use crate::runtime::{Share, TurnReceiver, TurnSender, turn_channel};
 use crate::session::Opens;
@@ -35,7 +35,7 @@ use crate::tenants::{Charge, OverQuota, Resource, Tenant};
 
 /// To the thread.
 pub(super) enum Order {
-    /// Make what the ranks of a communicator share. Answered by [`ProxyMessage::Prepared`].
+    /// Make what the ranks of a communicator share. Answered by [`DeviceEvent::Prepared`].
     Prepare { gpus: Vec<usize>, charges: Vec<Arc<Charge>>, opens: Opens, key: Handle },
     /// Read what areas have counted.
     /// Then calls what is to be called, if anything.
@@ -224,7 +224,7 @@ pub(super) struct Setup {
     own: Weak<Orders>,
     orders: TurnReceiver<Order>,
     frees: Frees,
-    news: Arc<News>,
+    device_events: Arc<DeviceEvents>,
     losses: Arc<Losses>,
     options: CudaOptions,
     /// Threads that issue copies, by GPU.
@@ -241,7 +241,7 @@ impl Setup {
     pub(super) fn start(
         gpus: Arc<Gpus>,
         options: CudaOptions,
-        (news, losses): (Arc<News>, Arc<Losses>),
+        (device_events, losses): (Arc<DeviceEvents>, Arc<Losses>),
         frees: Frees,
         recorder: Recorder,
     ) -> Result<Arc<Orders>, NoCuda> {
@@ -261,7 +261,7 @@ impl Setup {
             own,
             orders,
             frees,
-            news,
+            device_events,
             losses,
             options,
             issuers,
@@ -308,7 +308,7 @@ impl Setup {
                     let error = prepared.as_ref().err().and_then(PrepareError::driver);
                     error.into_iter().for_each(|error| self.find_lost(error, gpus.iter().copied()));
                     let prepared = prepared.map(Box::new).map_err(|error| error.refusal());
-                    self.news.tell(ProxyMessage::Prepared { key, prepared });
+                    self.device_events.tell(DeviceEvent::Prepared { key, prepared });
                 }
             }
         }
@@ -342,7 +342,7 @@ impl Setup {
         error.into_iter().for_each(|error| self.find_lost(error, areas.memory.shape.gpus.iter().copied()));
         let opened = opened.map_err(|error| error.refusal());
         if let Err(refusal) = &opened {
-            self.news.tell(ProxyMessage::DeviceFailed { comm, message: refusal.message.clone() });
+            self.device_events.tell(DeviceEvent::CommFailed { comm, message: refusal.message.clone() });
         }
         reply(opened);
     }
@@ -540,7 +540,7 @@ impl Setup {
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
         let in_use = AreasInUse { memory: Arc::new(memory), page: Arc::clone(&page), orders: Arc::clone(&orders) };
         let copies = |layout| {
-            let (shared, ways) = ((&page, &in_use), (&orders, &self.news));
+            let (shared, ways) = ((&page, &in_use), (&orders, &self.device_events));
             CopyEngines::new(&self.gpus, gpus, shared, layout, &self.issuers, ways, by_events).map(Arc::new)
         };
         let copies = large.map(copies).transpose().map_err(PrepareError::Streams)?;
@@ -555,7 +555,8 @@ impl Setup {
             is_timed,
             events,
         };
-        Ok(Prepared { share, memory: fds, group: DirectGroup::new(strategies, copies, Box::new(in_use)) })
+        let group = DirectGroup::new(strategies, copies, Box::new(in_use));
+        Ok(Prepared { memory: fds, shared: Shared::DeviceInitiated { share: Box::new(share), group } })
     }
 }
 

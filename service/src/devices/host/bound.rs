@@ -3,16 +3,18 @@
 use mccs_ipc::types::{DataType, RedOp};
 use mccs_kernels::{Source, Store};
 
-use crate::collective::{Buffer, RankSpan, Schedule};
-use crate::engines::proxy::{Operand, Operation};
-use crate::model::Action;
+use super::HostDevice;
+use crate::collective::{Buffer, RankSpan};
+use crate::devices::{Buffers, Collective, LaunchError, Operand};
 use crate::runtime::Share;
 
 /// A buffer of a rank of this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct RankBuffer {
-    pub(super) rank: u32,
-    pub(super) buffer: Buffer,
+pub struct RankBuffer {
+    /// The rank.
+    pub rank: u32,
+    /// Which of its buffers.
+    pub buffer: Buffer,
 }
 
 /// One rank's buffers.
@@ -25,7 +27,7 @@ struct RankMemory {
 }
 
 /// Where the buffers of this host's ranks are, and how elements combine.
-pub(super) struct Bound {
+pub struct Bound {
     /// By rank, ascending.
     ranks: Vec<RankMemory>,
     /// Of the communicator, on all hosts.
@@ -48,37 +50,35 @@ unsafe impl Send for Bound {}
 unsafe impl Sync for Bound {}
 
 impl Bound {
-    /// Binds a collective. Operations are those of this host's ranks, in rank order, and have been validated: operands are
-    /// as long as the collective's rule says.
-    pub(super) fn new(schedule: &Schedule, operations: &[Operation], streaming_bytes: u64) -> Self {
-        let dtype = operations.first().map_or(DataType::U8, |operation| operation.dtype);
-        let scratch_bytes =
-            |operation: &Operation| schedule.scratch_count_of(operation.rank).saturating_mul(dtype.size_bytes() as u64);
-        let words =
-            operations.iter().map(|operation| scratch_bytes(operation).div_ceil(8)).fold(0, u64::saturating_add);
+    /// Binds a collective, whose operands have been validated: they are as long as the collective's rule says.
+    pub(super) fn new(collective: &Collective<'_>, streaming_bytes: u64) -> Result<Self, LaunchError> {
+        let Collective { schedule, dtype, .. } = *collective;
+        let scratch_bytes = |rank| schedule.scratch_count_of(rank).saturating_mul(dtype.size_bytes() as u64);
+        let calls = || collective.ranks.iter();
+        let words = calls().map(|call| scratch_bytes(call.rank).div_ceil(8)).fold(0, u64::saturating_add);
         let mut scratch = vec![0u64; words as usize];
         let mut free = scratch.as_mut_ptr();
-        let (mut redop, mut touched_bytes) = (None, 0u64);
-        let mut ranks = Vec::with_capacity(operations.len());
-        for operation in operations {
-            let own_scratch = (free.cast(), scratch_bytes(operation));
+        let mut touched_bytes = 0u64;
+        let mut ranks = Vec::with_capacity(collective.ranks.count());
+        for call in calls() {
+            let Buffers::Host { send, recv } = call.buffers else {
+                return Err(LaunchError::WrongMemory { rank: call.rank, device: HostDevice::NAME });
+            };
+            let own_scratch = (free.cast(), scratch_bytes(call.rank));
             free = free.wrapping_add(own_scratch.1.div_ceil(8) as usize);
-            if let Action::Collective { kind, redop: op, .. } = &operation.action {
-                redop = kind.reduces().then_some(*op);
-            }
-            touched_bytes = touched_bytes.saturating_add(operation.send.bytes).saturating_add(operation.recv.bytes);
+            touched_bytes = touched_bytes.saturating_add(send.bytes).saturating_add(recv.bytes);
             ranks.push(RankMemory {
-                rank: operation.rank,
-                send: (operation.send.ptr, operation.send.bytes),
-                recv: (operation.recv.ptr, operation.recv.bytes),
+                rank: call.rank,
+                send: (send.ptr, send.bytes),
+                recv: (recv.ptr, recv.bytes),
                 scratch: own_scratch,
-                scalar_bits: operation.scalar_bits(),
+                scalar_bits: call.scalar_bits,
             });
         }
+        let redop = schedule.problem.kind.reduces().then_some(collective.redop);
         let store = if touched_bytes > streaming_bytes { Store::Streaming } else { Store::Cached };
-        let nranks = schedule.problem.nranks;
-        let share = operations.first().map_or(Share::SERVICE, |operation| operation.session.tenant.share);
-        Bound { ranks, nranks, dtype, redop, touched_bytes, share, store, _scratch: scratch }
+        let (nranks, share) = (schedule.problem.nranks, collective.share);
+        Ok(Bound { ranks, nranks, dtype, redop, touched_bytes, share, store, _scratch: scratch })
     }
 
     /// Binds point-to-point operands, in bytes: those of ranks that are here, ascending.
@@ -106,22 +106,23 @@ impl Bound {
         }
     }
 
-    /// Bytes of all operands of this host.
     /// Whose buffers they are.
-    pub(super) fn share(&self) -> Share {
+    pub(crate) fn share(&self) -> Share {
         self.share
     }
 
+    /// Bytes of all operands of this host.
     pub(super) fn touched_bytes(&self) -> u64 {
         self.touched_bytes
     }
 
-    pub(super) fn element_bytes(&self) -> u64 {
+    /// Bytes of an element.
+    pub(crate) fn element_bytes(&self) -> u64 {
         self.dtype.size_bytes() as u64
     }
 
     /// Whether a rank is one of this host's.
-    pub(super) fn is_here(&self, rank: u32) -> bool {
+    pub(crate) fn is_here(&self, rank: u32) -> bool {
         self.ranks.binary_search_by_key(&rank, |memory| memory.rank).is_ok()
     }
 
@@ -138,7 +139,7 @@ impl Bound {
     }
 
     /// A whole buffer: first byte and length.
-    pub(super) fn extent(&self, of: RankBuffer) -> (*mut u8, u64) {
+    pub(crate) fn extent(&self, of: RankBuffer) -> (*mut u8, u64) {
         let memory = self.memory(of.rank);
         match of.buffer {
             Buffer::Send => memory.send,
@@ -148,20 +149,20 @@ impl Bound {
     }
 
     /// Address of an element of a span.
-    pub(super) fn address(&self, at: &RankSpan, element: u64) -> *mut u8 {
+    pub(crate) fn address(&self, at: &RankSpan, element: u64) -> *mut u8 {
         let (base, _) = self.extent(RankBuffer { rank: at.rank, buffer: at.span.buffer });
         base.wrapping_add(((at.span.offset + element) * self.element_bytes()) as usize)
     }
 
     /// A contribution as the kernels take it.
-    pub(super) fn source(&self, at: &RankSpan, element: u64, raw: bool) -> Source {
+    pub(crate) fn source(&self, at: &RankSpan, element: u64, raw: bool) -> Source {
         let pre_multiplied = raw && self.redop == Some(RedOp::PreMulSum);
         let scalar_bits = pre_multiplied.then(|| self.memory(at.rank).scalar_bits);
         Source { ptr: self.address(at, element), scalar_bits }
     }
 
     /// What another host sent, which is no raw contribution where that makes a difference.
-    pub(super) fn plain_source(ptr: *const u8) -> Source {
+    pub(crate) fn plain_source(ptr: *const u8) -> Source {
         Source { ptr, scalar_bits: None }
     }
 
@@ -182,7 +183,7 @@ impl Bound {
     }
 
     /// Copies `count` elements from an address to spans, from their element `element` on. Onto itself it copies nothing.
-    pub(super) fn copy_span(&self, source: *mut u8, dsts: &[RankSpan], element: u64, count: u64) {
+    pub(crate) fn copy_span(&self, source: *mut u8, dsts: &[RankSpan], element: u64, count: u64) {
         let is_source = |at: &RankSpan| std::ptr::eq(self.address(at, element), source);
         if dsts.iter().any(is_source) {
             for dst in dsts.iter().filter(|dst| !is_source(dst)) {
@@ -194,7 +195,7 @@ impl Bound {
     }
 
     /// Combines `count` elements of `first` and of spans, from their element `element` on, in this order.
-    pub(super) fn reduce_spans(
+    pub(crate) fn reduce_spans(
         &self,
         first: Option<Source>,
         (srcs, raw): (&[RankSpan], bool),

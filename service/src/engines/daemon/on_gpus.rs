@@ -10,9 +10,9 @@ use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
 use super::tables::Tables;
 use super::validate::{Fence, Invalid, argument};
-use crate::devices::DirectGroup;
 use crate::devices::cuda::GpuOperand;
-use crate::engines::proxy::{OnGpus, Operation};
+use crate::devices::{Buffers, DirectGroup, GpuBuffers};
+use crate::engines::proxy::Operation;
 use crate::model::{Action, Scalar};
 use crate::session::Session;
 use crate::telemetry::LogBudget;
@@ -28,22 +28,22 @@ pub(super) fn fill_on_gpus(
     group: Option<&Arc<DirectGroup>>,
     nranks: u32,
 ) -> Result<Result<(), Invalid>, Fence> {
-    let Some(group) = group.filter(|group| group.large().is_some()) else {
+    let Some(copy_engines) = group.and_then(|group| group.large()) else {
         return Err(Fence("a command is for copy engines, and its communicator has none".into()));
     };
     if Opcode::from_wire(command.opcode) != Some(Opcode::Collective) {
         return Err(Fence(format!("a command with opcode {} names a communicator of GPUs", command.opcode)));
     }
-    Ok(fill(operation, tables, command, group, nranks))
+    Ok(fill(operation, tables, command, nranks).map(|(send, recv)| {
+        operation.buffers = Buffers::Gpu(Box::new(GpuBuffers { copy_engines: Arc::clone(copy_engines), send, recv }));
+    }))
 }
 
-fn fill(
-    operation: &mut Operation,
-    tables: &Tables,
-    command: &Command,
-    group: &Arc<DirectGroup>,
-    nranks: u32,
-) -> Result<(), Invalid> {
+/// What is sent, and where what is received goes.
+type SendRecv = (Option<GpuOperand>, Option<GpuOperand>);
+
+/// Completes an operation but for its buffers, which are returned.
+fn fill(operation: &mut Operation, tables: &Tables, command: &Command, nranks: u32) -> Result<SendRecv, Invalid> {
     let unknown = |what: &str, value: u32| argument(format!("unknown {what} {value}"));
     let dtype = DataType::from_wire(command.dtype).ok_or_else(|| unknown("data type", command.dtype))?;
     let kind = CollectiveKind::from_wire(command.kind).ok_or_else(|| unknown("collective", command.kind))?;
@@ -77,8 +77,7 @@ fn fill(
     }
     operation.dtype = dtype;
     operation.action = Action::Collective { kind, redop, scalar: Scalar::Bits(command.scalar_bits), root };
-    operation.on_gpus = Some(Box::new(OnGpus { group: Arc::clone(group), send, recv }));
-    Ok(())
+    Ok((send, recv))
 }
 
 /// Counts an operation whose buffers had to be copied, and says so of the first of a session.
@@ -124,7 +123,7 @@ mod tests {
     use super::*;
     use crate::devices::cuda::{Abilities, GpuStrategy, Importer, Strategies};
     use crate::devices::{Areas, Ended};
-    use crate::engines::proxy::{Operand, RoundState};
+    use crate::engines::proxy::RoundState;
     use crate::tenants::{Quota, Tenant};
 
     const NRANKS: u32 = 2;
@@ -178,13 +177,11 @@ mod tests {
                 action: Action::Nop,
                 dtype: DataType::U8,
                 count,
-                send: Operand::NONE,
-                recv: Operand::NONE,
+                buffers: Buffers::NONE,
                 group_continues: false,
                 rounds: 0,
                 round: RoundState::None,
                 user_tag: 0,
-                on_gpus: None,
             }
         }
 
@@ -202,20 +199,18 @@ mod tests {
             }
         }
 
-        fn fill(&self, command: &Command) -> Result<Operation, (ErrorClass, String)> {
+        fn fill(&self, command: &Command) -> Result<(Operation, SendRecv), (ErrorClass, String)> {
             let mut operation = self.operation(command.count);
-            let filled = fill(&mut operation, &self.tables, command, &self.group, NRANKS);
-            filled.map(|()| operation).map_err(|Invalid(class, message)| (class, message))
+            let filled = fill(&mut operation, &self.tables, command, NRANKS);
+            filled.map(|buffers| (operation, buffers)).map_err(|Invalid(class, message)| (class, message))
         }
     }
 
     #[test]
     fn what_is_right_is_taken_and_copied_buffers_are_counted() {
         let bed = Bed::new();
-        let filled = bed.fill(&bed.command()).expect("right");
-        let on_gpus = filled.on_gpus.expect("buffers on GPUs");
-        let offsets =
-            [&on_gpus.send, &on_gpus.recv].map(|operand| operand.as_ref().map(|operand| operand.offset_bytes));
+        let (filled, (send, recv)) = bed.fill(&bed.command()).expect("right");
+        let offsets = [&send, &recv].map(|operand| operand.as_ref().map(|operand| operand.offset_bytes));
         assert_eq!((offsets, filled.dtype), ([Some(0), Some(4096)], DataType::F32));
         let copied = || bed.session.counters.copied.load(Ordering::Relaxed);
         assert_eq!(copied(), 0);

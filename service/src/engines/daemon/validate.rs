@@ -12,7 +12,8 @@ use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp};
 use super::Place;
 use super::on_gpus::fill_on_gpus;
 use super::tables::{CommSlot, Tables};
-use crate::engines::proxy::{Operand, Operation, RoundState, signature};
+use crate::devices::{Buffers, Operand};
+use crate::engines::proxy::{Operation, RoundState, signature};
 use crate::model::{Action, Scalar};
 use crate::session::Session;
 use crate::tenants::SessionResource;
@@ -61,13 +62,11 @@ pub(super) fn validate(
         action: Action::Nop,
         dtype: DataType::U8,
         count: command.count,
-        send: Operand::NONE,
-        recv: Operand::NONE,
+        buffers: Buffers::NONE,
         group_continues,
         rounds: command.rounds,
         round: RoundState::None,
         user_tag: command.user_tag,
-        on_gpus: None,
     };
     let opcode = Opcode::from_wire(command.opcode);
     if opcode == Some(Opcode::Nop) {
@@ -92,7 +91,7 @@ pub(super) fn validate(
     };
     if let Err(Invalid(class, message)) = filled {
         operation.action = Action::Invalid { class, message: message.into() };
-        (operation.send, operation.recv) = (Operand::NONE, Operand::NONE);
+        operation.buffers = Buffers::NONE;
         return Ok((place, operation));
     }
     let must_be_round = signature(&operation).is_some_and(|call| layout.is_some_and(|layout| layout.takes(&call)));
@@ -138,11 +137,13 @@ fn fill(
     match opcode {
         Opcode::Nop | Opcode::Posted => operation.action = Action::Nop,
         Opcode::Send => {
-            operation.send = buffer("send", &command.send, Some(command.count))?;
+            let send = buffer("send", &command.send, Some(command.count))?;
+            operation.buffers = Buffers::Host { send, recv: Operand::NONE };
             operation.action = Action::Send { peer: command.root };
         }
         Opcode::Recv => {
-            operation.recv = buffer("receive", &command.recv, Some(command.count))?;
+            let recv = buffer("receive", &command.recv, Some(command.count))?;
+            operation.buffers = Buffers::Host { send: Operand::NONE, recv };
             operation.action = Action::Recv { peer: command.root };
         }
         Opcode::Collective => {
@@ -151,10 +152,11 @@ fn fill(
             let redop = RedOp::from_wire(command.redop);
             let redop = redop.ok_or_else(|| argument(format!("unknown reduction {}", command.redop)))?;
             let (count, rank, root) = (command.count, operation.rank, command.root);
-            operation.send = buffer("send", &command.send, kind.send_count(count, nranks, rank, root))?;
-            operation.recv = buffer("receive", &command.recv, kind.recv_count(count, nranks, rank, root))?;
-            check_overlap(operation, kind, root)?;
-            let scalar = scalar(&operation.send, command, dtype)?;
+            let send = buffer("send", &command.send, kind.send_count(count, nranks, rank, root))?;
+            let recv = buffer("receive", &command.recv, kind.recv_count(count, nranks, rank, root))?;
+            check_overlap(rank, (&send, &recv), kind, root)?;
+            let scalar = scalar(&send, command, dtype)?;
+            operation.buffers = Buffers::Host { send, recv };
             operation.action = Action::Collective { kind, redop, scalar, root };
         }
     }
@@ -193,9 +195,14 @@ fn scalar(send: &Operand, command: &Command, dtype: DataType) -> Result<Scalar, 
     Ok(Scalar::At((at as isize).wrapping_sub(send.ptr as isize)))
 }
 
-fn check_overlap(operation: &Operation, kind: CollectiveKind, root: u32) -> Result<(), Invalid> {
+fn check_overlap(
+    rank: u32,
+    (send, recv): (&Operand, &Operand),
+    kind: CollectiveKind,
+    root: u32,
+) -> Result<(), Invalid> {
     let range = |operand: &Operand| (operand.ptr as u64, operand.bytes);
-    if kind.accepts_buffers(operation.rank, root, range(&operation.send), range(&operation.recv)) {
+    if kind.accepts_buffers(rank, root, range(send), range(recv)) {
         Ok(())
     } else {
         Err(Invalid(

@@ -19,8 +19,7 @@ use super::comm::{Failure, Span};
 use super::joining::shared_gpu;
 use super::operation::{JoinRequest, ProxyMessage, ProxyReply};
 use super::setups::{Setup, gpus_of, peers_of, placed_ranks};
-use crate::devices::Network;
-use crate::engines::transport::TransportMessage;
+use crate::engines::transport::{Network, TransportMessage};
 use crate::exchange::protocol::{self as exchange, CommId, CommKey, Event, Join, Membership, Name, Payload, Request};
 use crate::model::SessionId;
 use crate::model::link::LinksId;
@@ -73,10 +72,10 @@ impl ProxyEngine {
         };
         let key = CommKey { tenant, id: request.id };
         if !setups.setups.contains_key(&key) {
-            let network = setups.begin(&key, self.device.transports(), now);
+            let network = setups.begin(&key, self.mail.engines(), now);
             for (engine, handle) in network.engines.iter().enumerate() {
                 let (links, reply) = (network.links, self.mailbox.sender());
-                self.device.tell(handle, TransportMessage::Listen { links, engine, reply });
+                self.mail.tell(handle, TransportMessage::Listen { links, engine, reply });
             }
         }
         let Some(setup) = setups.setups.get_mut(&key) else { return };
@@ -122,7 +121,7 @@ impl ProxyEngine {
 
     fn close_links(&mut self, network: &Network) {
         for engine in &network.engines {
-            self.device.tell(engine, TransportMessage::CloseLinks { links: network.links });
+            self.mail.tell(engine, TransportMessage::CloseLinks { links: network.links });
         }
     }
 
@@ -221,7 +220,7 @@ impl ProxyEngine {
         (setup.membership, setup.gpus) = (Some(membership), gpus_of(payloads));
         for engine in &setup.network.engines {
             let (links, peers) = (setup.network.links, Arc::clone(&peers));
-            self.device.tell(engine, TransportMessage::SetPeers { links, peers });
+            self.mail.tell(engine, TransportMessage::SetPeers { links, peers });
         }
         setups.ask(Request::Ready { comm });
     }
@@ -244,7 +243,7 @@ impl ProxyEngine {
             setups.ask(Request::Close { comm });
             self.close_links(&network);
             if !is_direct {
-                return self.create_comm(key.id, nranks, requests, None, None, now);
+                return self.prepare(key.id, requests, now);
             }
             for request in requests {
                 self.forward(ProxyMessage::Join(Box::new(JoinRequest { root: None, ..request })));

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::shm_exchange::CollectiveSignature;
-use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_ipc::types::{DataType, ErrorClass, Handle, RedOp};
 
 use super::describe::{describe, difference, signature};
 use super::direct::Watch;
@@ -19,7 +19,8 @@ use super::operation::{Operation, ProxyReply, RoundState};
 use super::reconfigure::Changes;
 use super::stream::Arrival;
 use crate::collective::Schedule;
-use crate::devices::Network;
+use crate::devices::Collective;
+use crate::engines::transport::Network;
 use crate::engines::transport::links::Ways;
 use crate::exchange::protocol::CommId;
 use crate::model::Action;
@@ -58,7 +59,7 @@ pub(super) struct Waiting {
 }
 
 /// Sender and receiver.
-fn far_pair(operation: &Operation) -> (u32, u32) {
+pub(super) fn far_pair(operation: &Operation) -> (u32, u32) {
     match operation.action {
         Action::Send { peer } => (operation.rank, peer),
         Action::Recv { peer } => (peer, operation.rank),
@@ -352,6 +353,20 @@ impl Comm {
             }
         }
         Ok(())
+    }
+
+    /// What has just become `running`, as devices take it. `comm` is the communicator's own handle.
+    pub(super) fn collective<'a>(&'a self, comm: Handle, schedule: &'a Arc<Schedule>) -> Collective<'a> {
+        let first = self.running.first();
+        Collective {
+            comm,
+            schedule,
+            dtype: first.map_or(DataType::U8, |operation| operation.dtype),
+            redop: first.map_or(RedOp::Sum, |operation| operation.action.redop()),
+            share: self.share(),
+            ranks: &self.running,
+            spans_hosts: self.span.is_some(),
+        }
     }
 
     /// Records that what has just become `running` begins, as a job.

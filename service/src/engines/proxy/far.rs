@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use mccs_ipc::types::{DataType, ErrorClass, Handle};
 
 use super::ProxyEngine;
-use super::comm::{Comm, Failure};
+use super::comm::{Comm, Failure, far_pair};
 use super::describe::{describe, signature};
 use super::jobs::{Job, too_many_jobs};
 use super::operation::Operation;
-use crate::devices::{FarPair, Launched, Tag};
-use crate::engines::transport::ChannelFault;
+use crate::devices::RemoteMessage;
+use crate::engines::transport::{ChannelFault, PoolWorkers, Tag};
 use crate::model::Action;
 use crate::model::link::LinksId;
 use crate::telemetry::recorder::{Record, job_number};
@@ -140,14 +140,12 @@ impl ProxyEngine {
     pub(super) fn start_far(&mut self, comm: Handle, operation: Box<Operation>, now: Instant) {
         let Some(live) = self.comms.get_mut(comm) else { return };
         let Some(span) = &live.span else { return };
-        let (peer, sends) = match operation.action {
-            Action::Send { peer } => (peer, true),
-            Action::Recv { peer } => (peer, false),
-            _ => return,
+        let (rank, dtype) = (operation.rank, operation.dtype);
+        let (src, dst) = far_pair(&operation);
+        let (Some(device), Some(operand)) = (self.device.point_to_point(), operation.message().cloned()) else {
+            return self.refuse_messages(comm, &[&operation]);
         };
         let network = span.network.clone();
-        let operand = if sends { operation.send.clone() } else { operation.recv.clone() };
-        let (rank, dtype) = (operation.rank, operation.dtype);
         let job = match self.jobs.insert(Job::Far { comm, operation, began: now }) {
             Ok(job) => job,
             Err(refused) => {
@@ -159,13 +157,25 @@ impl ProxyEngine {
             }
         };
         live.pair_jobs += 1;
-        let (number, from, to) = if sends { (live.info.number, rank, peer) } else { (live.info.number, peer, rank) };
-        let (job_as_recorded, bytes) = (job_number(job), operand.bytes);
-        let pair = |at_ns| Record::PairStarted { at_ns, comm: number, job: job_as_recorded, from, to, bytes };
+        let (comm, job_as_recorded, bytes) = (live.info.number, job_number(job), operand.bytes);
+        let pair = |at_ns| Record::PairStarted { at_ns, comm, job: job_as_recorded, from: src, to: dst, bytes };
         self.recorder.record(pair);
-        let far = FarPair { rank, peer, operand: &operand, sends };
-        let launched = self.device.exchange(&far, &network, pair_tag(dtype, operand.bytes), job);
-        debug_assert_eq!(launched, Launched::Running, "bug: a message to another host ends at once");
+        let message = RemoteMessage { src, dst, rank, operand: &operand };
+        let network = Some((&network, pair_tag(dtype, bytes)));
+        let workers = &mut PoolWorkers::new(&mut self.mail, self.mailbox.sender(), network);
+        if let Err(error) = device.exchange(&message, job, workers) {
+            self.abandon_far(job, Failure::new(ErrorClass::Internal, error.to_string()));
+        }
+    }
+
+    /// A job could not be launched.
+    fn abandon_far(&mut self, job: Handle, failure: Failure) {
+        let Some(Job::Far { comm, operation, .. }) = self.jobs.remove(job) else { return };
+        if let Some(live) = self.comms.get_mut(comm) {
+            live.pair_jobs -= 1;
+        }
+        self.kill(comm, failure);
+        self.fail(&operation);
     }
 
     pub(super) fn finish_far(&mut self, comm: Handle, operation: &Operation, began: Instant, now: Instant) {
@@ -175,11 +185,12 @@ impl ProxyEngine {
             live.pair_jobs -= 1;
             next = live.next_far(operation);
             let took = now.saturating_duration_since(began);
+            let bytes = operation.message().map_or(0, |moved| moved.bytes);
             if matches!(operation.action, Action::Send { .. }) {
-                live.info.count_pair(operation.send.bytes);
-                live.info.time_pair(&[PairSide::Send], operation.send.bytes, took);
+                live.info.count_pair(bytes);
+                live.info.time_pair(&[PairSide::Send], bytes, took);
             } else {
-                live.info.time_pair(&[PairSide::Recv], operation.recv.bytes, took);
+                live.info.time_pair(&[PairSide::Recv], bytes, took);
             }
         }
         self.finish_one(operation.session.id, operation.stream.index);

@@ -307,7 +307,7 @@ impl ProxyEngine {
         };
         for engine in &network.engines {
             let (links, reply) = (network.links, self.mailbox.sender());
-            self.device.tell(engine, TransportMessage::TellWaits { links, question: number, reply });
+            self.mail.tell(engine, TransportMessage::TellWaits { links, question: number, reply });
         }
         let wanted = Wanted::By { host: host.clone(), question, comm: id.clone() };
         let (engines_left, until) = (network.engines.len(), now + ACCOUNT_TIME / 2);

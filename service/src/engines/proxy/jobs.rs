@@ -11,7 +11,7 @@ use super::operation::Operation;
 use super::stream::Arrival;
 use super::{Event, JOBS_MAX, ProxyEngine};
 use crate::devices::Launched;
-use crate::engines::transport::ChannelFault;
+use crate::engines::transport::{ChannelFault, PoolWorkers};
 use crate::model::{Action, SessionId};
 use crate::runtime::work_ns;
 use crate::telemetry::recorder::{Record, job_number};
@@ -53,6 +53,11 @@ impl ProxyEngine {
             _ if self.comms.get(comm).is_none_or(|live| live.failure.is_some()) => {
                 self.fail(&operation);
             }
+            Action::Send { .. } | Action::Recv { .. }
+                if self.device.point_to_point().is_none() || operation.message().is_none() =>
+            {
+                self.refuse_messages(comm, &[&operation]);
+            }
             Action::Send { peer } | Action::Recv { peer }
                 if self.comms.get(comm).is_some_and(|live| live.is_far(*peer)) =>
             {
@@ -76,7 +81,11 @@ impl ProxyEngine {
     }
 
     fn start_pair(&mut self, comm: Handle, send: Box<Operation>, recv: Box<Operation>, now: Instant) {
-        if send.send.bytes != recv.recv.bytes || send.dtype != recv.dtype {
+        let operands = (send.message().cloned(), recv.message().cloned());
+        let (Some(device), (Some(from), Some(to))) = (self.device.point_to_point(), operands) else {
+            return self.refuse_messages(comm, &[&send, &recv]);
+        };
+        if from.bytes != to.bytes || send.dtype != recv.dtype {
             let failure = Failure::new(
                 ErrorClass::InvalidUsage,
                 format!(
@@ -92,7 +101,6 @@ impl ProxyEngine {
             self.fail(&recv);
             return;
         }
-        let (from, to) = (send.send.clone(), recv.recv.clone());
         let ranks = (send.rank, recv.rank);
         let job = match self.jobs.insert(Job::Pair { comm, send, recv, began: now }) {
             Ok(job) => job,
@@ -111,10 +119,18 @@ impl ProxyEngine {
             let pair = |at_ns| Record::PairStarted { at_ns, comm, job, from: ranks.0, to: ranks.1, bytes: from.bytes };
             self.recorder.record(pair);
         }
-        if self.device.copy(&from, &to, job) == Launched::Finished {
+        let workers = &mut PoolWorkers::new(&mut self.mail, self.mailbox.sender(), None);
+        if device.copy(&from, &to, job, workers) == Launched::Finished {
             self.unpaid_ns += work_ns(from.bytes + to.bytes);
             self.finish_job(job, now);
         }
+    }
+
+    /// Fails sends and receives that the service does not execute, with their communicator.
+    pub(super) fn refuse_messages(&mut self, comm: Handle, operations: &[&Operation]) {
+        let message = format!("bug: the service executes no sends and receives on device {}", self.device.name());
+        self.kill(comm, Failure::new(ErrorClass::Internal, message));
+        operations.iter().for_each(|operation| self.fail(operation));
     }
 
     /// Something has begun to wait then: looks at the time in time.
@@ -157,7 +173,7 @@ impl ProxyEngine {
         let played = live.play_rounds(&mut ended);
         let any = !ended.is_empty();
         for operation in ended.drain(..) {
-            self.unpaid_ns += work_ns(operation.send.bytes + operation.recv.bytes);
+            self.unpaid_ns += work_ns(operation.buffers.host_bytes());
             self.finish_one(operation.session.id, operation.stream.index);
         }
         self.ended_rounds = ended;
@@ -195,19 +211,30 @@ impl ProxyEngine {
             Ok((schedule, job)) => {
                 live.record_start(job, &self.recorder);
                 let network = live.span.as_ref().map(|span| (&span.network, live.tag()));
-                if self.device.launch(&schedule, &live.running, network, job) == Launched::Finished {
-                    let touched = live.running.iter().map(|operation| operation.send.bytes + operation.recv.bytes);
-                    self.unpaid_ns += work_ns(touched.sum());
-                    self.finish_job(job, now);
+                let workers = &mut PoolWorkers::new(&mut self.mail, self.mailbox.sender(), network);
+                match self.device.launch(&live.collective(comm, &schedule), job, workers) {
+                    Ok(Launched::Running) => {}
+                    Ok(Launched::Finished) => {
+                        let touched = live.running.iter().map(|operation| operation.buffers.host_bytes());
+                        self.unpaid_ns += work_ns(touched.sum());
+                        self.finish_job(job, now);
+                    }
+                    Err(error) => {
+                        self.jobs.remove(job);
+                        self.strand(comm, Failure::new(ErrorClass::Internal, error.to_string()));
+                    }
                 }
             }
-            Err(failure) => {
-                // Empty unless the operations had already been taken off their queues.
-                let stranded = std::mem::take(&mut live.running);
-                self.kill(comm, failure);
-                stranded.iter().for_each(|operation| self.fail(operation));
-            }
+            Err(failure) => self.strand(comm, failure),
         }
+    }
+
+    /// The next collective cannot start.
+    fn strand(&mut self, comm: Handle, failure: Failure) {
+        // Empty unless the operations had already been taken off their queues.
+        let stranded = self.comms.get_mut(comm).map(|live| std::mem::take(&mut live.running)).unwrap_or_default();
+        self.kill(comm, failure);
+        stranded.iter().for_each(|operation| self.fail(operation));
     }
 
     /// Transport engines have ended a job.
@@ -233,9 +260,10 @@ impl ProxyEngine {
                 if let Some(live) = self.comms.get_mut(comm) {
                     live.touch(now);
                     live.pair_jobs -= 1;
-                    live.info.count_pair(send.send.bytes);
+                    let bytes = send.message().map_or(0, |sent| sent.bytes);
+                    live.info.count_pair(bytes);
                     let took = now.saturating_duration_since(began);
-                    live.info.time_pair(&[PairSide::Send, PairSide::Recv], send.send.bytes, took);
+                    live.info.time_pair(&[PairSide::Send, PairSide::Recv], bytes, took);
                 }
                 self.finish_one(send.session.id, send.stream.index);
                 self.finish_one(recv.session.id, recv.stream.index);
@@ -308,4 +336,40 @@ impl ProxyEngine {
 
 pub(super) fn too_many_jobs() -> Failure {
     Failure::new(ErrorClass::System, format!("{JOBS_MAX} operations run on this device, the most it can"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::at_once::Bed;
+    use super::*;
+    use crate::devices::LaunchError;
+
+    #[test]
+    fn a_collective_that_its_device_refuses_fails_and_never_counts_as_done() {
+        let refusal = LaunchError::WrongMemory { rank: 0, device: "at once" };
+        let mut bed = Bed::refusing(refusal);
+        let mut rank = bed.join(1, 1);
+        assert!(rank.call(64) && rank.call(64));
+        (0..4).for_each(|_| bed.poll());
+        let failed = rank.session.counters.failed.load(Ordering::Relaxed);
+        assert_eq!((rank.ended(), failed, bed.engine.jobs.len()), (2, 2, 0));
+        let live = bed.engine.comms.get(rank.comm).expect("its rank has not left");
+        assert_eq!((live.info.totals(), live.running.len()), ((0, 0), 0));
+        let failure = live.failure.clone().expect("a failure");
+        assert_eq!(failure.class, ErrorClass::Internal);
+        assert!(failure.message.contains("not in memory of the at once device"), "{}", failure.message);
+    }
+
+    #[test]
+    fn sends_and_receives_on_a_device_that_does_none_fail() {
+        let mut bed = Bed::new();
+        let mut rank = bed.join(1, 1);
+        assert!(rank.call(64) && rank.enqueue(Action::Send { peer: 0 }, 64, Instant::now()));
+        (0..4).for_each(|_| bed.poll());
+        let failed = rank.session.counters.failed.load(Ordering::Relaxed);
+        assert_eq!((rank.ended(), failed, bed.engine.jobs.len()), (2, 1, 0));
+        let failure = bed.engine.comms.get(rank.comm).and_then(|live| live.failure.clone()).expect("a failure");
+        assert_eq!(failure.class, ErrorClass::Internal);
+        assert!(failure.message.contains("no sends and receives on device at once"), "{}", failure.message);
+    }
 }

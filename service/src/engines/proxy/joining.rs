@@ -1,10 +1,8 @@
 //! Ranks that join, and the communicators that are made of them.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mccs_ipc::shm_exchange::{SHM_EXCHANGE_RANKS_MAX, ShmExchange, ShmExchangeLayout};
 use mccs_ipc::types::{ErrorClass, UniqueId};
 
 use super::cluster::Across;
@@ -13,13 +11,12 @@ use super::operation::{JoinRequest, ProxyReply};
 use super::rendezvous::Joined;
 use super::setups::Setups;
 use super::{COMMS_MAX, ProxyEngine};
-use crate::devices::Prepared;
+use crate::devices::{Prepared, Shared};
 use crate::model::SetupError;
 use crate::model::gathering::GatheringKey;
-use crate::registry::{CommInfo, RankInfo, STAGED, TenantShmExchange};
+use crate::registry::{CommInfo, RankInfo, STAGED};
 use crate::telemetry::plausible::{COLLECTIVE_TIME_MIN, MESSAGE_TIME_MIN, Plausible};
 use crate::telemetry::traffic::RecentTraffic;
-use crate::tenants::Resource;
 
 impl ProxyEngine {
     pub(super) fn join(&mut self, request: JoinRequest, now: Instant) {
@@ -38,23 +35,8 @@ impl ProxyEngine {
         }
     }
 
-    /// A shared-memory exchange for a new communicator, where the operator lets small collectives go without the service, and the tenant
-    /// has memory left. Without one everything works the same, slower.
-    fn make_shm_exchange(&self, requests: &[JoinRequest]) -> Option<(OwnedFd, Arc<TenantShmExchange>)> {
-        let nranks = requests.len() as u32;
-        let layout = ShmExchangeLayout { nranks, slot_bytes: self.shm_exchange_slot_bytes };
-        if self.shm_exchange_slot_bytes == 0 || !(2..=SHM_EXCHANGE_RANKS_MAX).contains(&nranks) {
-            return None;
-        }
-        let charge = requests[0].session.tenant.charge(Resource::MemoryBytes, layout.bytes()).ok()?;
-        let made = ShmExchange::create(layout);
-        let (fd, shm_exchange) = made
-            .inspect_err(|error| tracing::debug!(%error, "a communicator goes without a shared-memory exchange"))
-            .ok()?;
-        Some((fd, Arc::new(TenantShmExchange::new(shm_exchange, charge))))
-    }
-
-    /// Begins a communicator. `requests` are those of this host's ranks, ascending; `across` where there are other hosts.
+    /// Begins a communicator. `requests` are those of this host's ranks, ascending; `across` where there are other hosts, otherwise the device has
+    /// `prepared` it.
     pub(super) fn create_comm(
         &mut self,
         id: UniqueId,
@@ -75,22 +57,20 @@ impl ProxyEngine {
             user_tag: 0.into(),
             late_ns: 0.into(),
         };
-        // A GPU's ranks cannot play rounds when they call: their data is not there yet.
-        let is_staged = prepared.is_none() && requests.iter().any(|request| request.gpu.is_some());
-        let may_have_shm_exchange = across.is_none() && prepared.is_none() && !is_staged;
-        let (shm_exchange_fd, shm_exchange) =
-            if may_have_shm_exchange { self.make_shm_exchange(&requests).unzip() } else { (None, None) };
-        let (share, memory, direct) = match prepared {
-            Some(Prepared { share, memory, group }) => (Some(Arc::new(share)), memory, Some(Arc::new(group))),
-            None => (None, shm_exchange_fd.into_iter().collect(), None),
+        let Prepared { memory, shared } = prepared.unwrap_or(Prepared { memory: Vec::new(), shared: Shared::Nothing });
+        let (shm_exchange, share, direct) = match shared {
+            Shared::Nothing => (None, None, None),
+            Shared::Exchange(shm_exchange) => (Some(shm_exchange), None, None),
+            Shared::DeviceInitiated { share, group } => (None, Some(Arc::from(share)), Some(Arc::new(group))),
         };
+        let is_staged = direct.is_none() && requests.iter().any(|request| request.gpu.is_some());
         let info = Arc::new(CommInfo {
             number: self.registry.next_number(),
             id,
             name: requests.first().map_or_else(String::new, |request| request.options.name.clone()),
             traffic_class: requests.first().and_then(|request| request.options.traffic_class),
             tenant: requests.first().map_or_else(String::new, |request| request.session.tenant.name.clone()),
-            device: if is_staged { STAGED.into() } else { self.device.name() },
+            device: if is_staged { STAGED.into() } else { self.device.name().into() },
             nranks,
             hosts: across.iter().flat_map(|across| across.hosts.iter().map(ToString::to_string)).collect(),
             ranks: requests.iter().map(rank_info).collect(),

@@ -10,6 +10,8 @@
 //! Everything a tenant can cause here is bounded by its own quotas, and touches only its own sessions and communicators.
 
 mod asked;
+#[cfg(test)]
+mod at_once;
 mod cluster;
 mod comm;
 mod describe;
@@ -49,7 +51,7 @@ use self::inquiry::Inquiries;
 pub use self::inquiry::Looks;
 use self::jobs::Job;
 use self::joining::refuse_all;
-pub use self::operation::{JoinRequest, OnGpus, Operand, Operation, ProxyMessage, ProxyReply, RoundState};
+pub use self::operation::{JoinRequest, Operation, ProxyMessage, ProxyReply, RoundState};
 use self::preparing::{PREPARING_MAX, Preparing};
 pub use self::reconfigure::Reconfigured;
 use self::rendezvous::Rendezvous;
@@ -59,7 +61,8 @@ use self::stream::{Arrival, Entry, Head, Stream, Task};
 use self::turns::{ITEM_NS, TenantWork};
 pub use self::wishes::Wish;
 use self::wishes::Wishes;
-use crate::devices::Device;
+use crate::devices::{Buffers, Device, DeviceEvent, DeviceEvents};
+use crate::engines::transport::TransportMail;
 use crate::exchange::protocol::Request;
 use crate::handles::HandleTable;
 use crate::model::{Action, SessionId};
@@ -105,6 +108,10 @@ pub struct Timeouts {
 /// See the module's documentation.
 pub struct ProxyEngine {
     device: Box<dyn Device>,
+    /// To transport engines.
+    mail: TransportMail,
+    /// What found no room in `mailbox`, where the device keeps it.
+    device_events: Option<Arc<DeviceEvents>>,
     /// From devices, transports, other hosts and operators.
     mailbox: Mailbox<ProxyMessage>,
     /// From tenants.
@@ -117,8 +124,6 @@ pub struct ProxyEngine {
     unpaid_ns: u64,
     registry: Arc<Registry>,
     make_schedules: MakeSchedules,
-    /// Longest contribution to a round; 0 where there are to be no shared-memory exchanges.
-    shm_exchange_slot_bytes: u32,
     /// Whether ranks of several processes are refused on one GPU.
     refuses_duplicate_gpus: bool,
     streams: HashMap<SessionId, Vec<Option<Stream>>>,
@@ -152,15 +157,13 @@ pub struct ProxyEngine {
 }
 
 impl ProxyEngine {
-    /// A proxy engine for `device`. Collectives whose contributions have at most `shm_exchange_slot_bytes` are left to the ranks
-    /// themselves. `cluster` where there are other hosts.
+    /// A proxy engine for `device`. `cluster` where there are other hosts.
     #[must_use]
     pub fn new(
         device: Box<dyn Device>,
         mailbox: Mailbox<ProxyMessage>,
         registry: Arc<Registry>,
         make_schedules: MakeSchedules,
-        shm_exchange_slot_bytes: u32,
         timeouts: Timeouts,
         cluster: Option<Cluster>,
     ) -> Self {
@@ -173,10 +176,11 @@ impl ProxyEngine {
             now: Instant::now(),
             unpaid_ns: 0,
             device,
+            mail: TransportMail::default(),
+            device_events: None,
             mailbox,
             registry,
             make_schedules,
-            shm_exchange_slot_bytes,
             refuses_duplicate_gpus: false,
             streams: HashMap::new(),
             comms: HandleTable::new(COMMS_MAX),
@@ -204,6 +208,12 @@ impl ProxyEngine {
     pub fn refusing_duplicate_gpus(mut self, refuses_duplicate_gpus: bool) -> Self {
         self.refuses_duplicate_gpus = refuses_duplicate_gpus;
         self
+    }
+
+    /// Has what the device tells come in, though the mailbox is full now and then.
+    #[must_use]
+    pub fn with_device_events(self, events: Arc<DeviceEvents>) -> Self {
+        ProxyEngine { device_events: Some(events), ..self }
     }
 
     /// Reads these lanes, too. They are to wake whom the mailbox wakes.
@@ -241,7 +251,6 @@ impl ProxyEngine {
                     let _ = reply.send(ProxyReply::Aborted { tenant_comm });
                 }
             }
-            ProxyMessage::GpuLost { gpu, reason } => self.end_on_gpu(gpu, &reason),
             ProxyMessage::Posted { comm } => self.may_start(comm),
             ProxyMessage::SessionClosed { session } => self.close_session(session),
             ProxyMessage::StreamGated { session, stream, gate } => {
@@ -258,11 +267,10 @@ impl ProxyEngine {
                 }
             }
             ProxyMessage::JobDone { job, fault } => self.end_job(job, fault.as_deref(), now),
-            ProxyMessage::SetTransports(transports) => self.device.set_transports(transports),
+            ProxyMessage::SetTransports(transports) => self.mail.set_engines(transports),
             ProxyMessage::Listening { links, engine, listener } => self.listening(links, engine, listener),
             ProxyMessage::LinksFailed { links, fault } => self.links_failed(links, &fault, now),
-            ProxyMessage::Prepared { key, prepared } => self.prepared(key, prepared.map(|prepared| *prepared), now),
-            ProxyMessage::DeviceFailed { comm, message } => self.kill(comm, Failure::new(ErrorClass::System, message)),
+            ProxyMessage::Device(event) => self.device_event(event, now),
             ProxyMessage::Exchange(event) => self.exchange_event(event, now),
             ProxyMessage::SetPace { comm, pace } => self.set_pace(&comm, &pace),
             ProxyMessage::EpochPrepared { links, epoch, made } => self.epoch_prepared(links, epoch, made),
@@ -273,6 +281,15 @@ impl ProxyEngine {
             ProxyMessage::Reconfigure { number, change, window, expected, asked } => {
                 self.reconfigure(number, &change, (window, Some(expected)), asked);
             }
+        }
+    }
+
+    fn device_event(&mut self, event: DeviceEvent, now: Instant) {
+        match event {
+            DeviceEvent::JobDone { job } => self.end_job(job, None, now),
+            DeviceEvent::Prepared { key, prepared } => self.prepared(key, prepared.map(|prepared| *prepared), now),
+            DeviceEvent::CommFailed { comm, message } => self.kill(comm, Failure::new(ErrorClass::System, message)),
+            DeviceEvent::GpuLost { gpu, reason } => self.end_on_gpu(gpu, &reason),
         }
     }
 
@@ -292,8 +309,8 @@ impl ProxyEngine {
         let (comm, rank) = (operation.comm, operation.rank);
         let task = match (&operation.action, self.comms.get_mut(comm)) {
             (Action::Collective { .. }, Some(live)) if live.failure.is_none() => {
-                if let Some(engines) = operation.on_gpus.as_ref().and_then(|own| own.group.large()) {
-                    engines.called(comm, rank);
+                if let Buffers::Gpu(own) = &operation.buffers {
+                    own.copy_engines.called(comm, rank);
                 }
                 Task::Collective { comm, rank, seq: live.enqueue(operation, now, &self.recorder) }
             }
@@ -459,7 +476,9 @@ impl Engine for ProxyEngine {
         self.now = cx.now;
         self.look_at_gates(cx.now);
         let handled = self.take_turns(cx);
-        let backlog = self.device.push_backlog() | self.setups.as_mut().is_some_and(Setups::push_backlog);
+        let backlog = self.mail.push_backlog()
+            | self.device_events.as_ref().is_some_and(|events| events.push_backlog())
+            | self.setups.as_mut().is_some_and(Setups::push_backlog);
         self.end_suspected(cx.now);
         for (refusal, members) in self.rendezvous.expire(cx.now) {
             refuse_all(&refusal, members);

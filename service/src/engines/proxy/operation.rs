@@ -14,11 +14,9 @@ use super::asked::{Asked, OperatorAnswer, WishOf};
 use super::gates::StreamGate;
 use super::inquiry::Looks;
 use super::wishes::Wish;
-use crate::devices::cuda::GpuOperand;
-use crate::devices::{DirectGroup, OpenedPart, Prepared};
+use crate::devices::{Buffers, DeviceEvent, OpenedPart, Operand, RankCall, RankCalls};
 use crate::engines::transport::{ChannelFault, TransportHandle};
 use crate::exchange::protocol::{self as exchange, CommId, Name};
-use crate::memory::Region;
 use crate::model::link::{FlowWait, LinksId};
 use crate::model::rate_limit::Pace;
 use crate::model::{Action, Refused, Scalar, SessionId, SetupError};
@@ -27,28 +25,6 @@ use crate::runtime::Sender;
 use crate::session::Session;
 use crate::tenants::Charge;
 use crate::transports::{ListenerHandle, TransportError};
-
-/// A validated range of a tenant's memory, or none.
-#[derive(Clone)]
-pub struct Operand {
-    /// First byte; dangling where `bytes` is 0.
-    pub ptr: *mut u8,
-    /// Length.
-    pub bytes: u64,
-    /// Keeps the range mapped.
-    pub region: Option<Arc<Region>>,
-}
-
-// SAFETY: `ptr` p2p into `region`, which the operand keeps mapped, on whichever thread it is used. The memory is
-// shared with the tenant's process and only ever accessed through raw pointers.
-unsafe impl Send for Operand {}
-// SAFETY: as above; a shared operand hands out the same raw pointer.
-unsafe impl Sync for Operand {}
-
-impl Operand {
-    /// No buffer.
-    pub const NONE: Operand = Operand { ptr: std::ptr::dangling_mut(), bytes: 0, region: None };
-}
 
 /// One operation of one rank, validated: all memory it names is mapped and long enough.
 pub struct Operation {
@@ -72,10 +48,8 @@ pub struct Operation {
     pub dtype: DataType,
     /// Elements, by the collective's rule.
     pub count: u64,
-    /// Source.
-    pub send: Operand,
-    /// Destination.
-    pub recv: Operand,
+    /// Source and destination.
+    pub buffers: Buffers,
     /// Starts together with the next operation of its stream.
     pub group_continues: bool,
     /// Rounds of the shared-memory exchange that the rank has begun, this one included if it is one.
@@ -84,32 +58,40 @@ pub struct Operation {
     pub round: RoundState,
     /// The tenant's name for it; 0 is none.
     pub user_tag: u64,
-    /// Where its communicator is one of GPUs: `send` and `recv` have nothing then.
-    pub on_gpus: Option<Box<OnGpus>>,
 }
 
 impl Operation {
     /// The scalar of a pre-multiplied sum, as it is now.
     pub(crate) fn scalar_bits(&self) -> u64 {
-        match self.action {
-            Action::Collective { scalar: Scalar::Bits(bits), .. } => bits,
-            Action::Collective { scalar: Scalar::At(distance), .. } => {
+        match (&self.action, &self.buffers) {
+            (Action::Collective { scalar: Scalar::Bits(bits), .. }, _) => *bits,
+            (Action::Collective { scalar: Scalar::At(distance), .. }, Buffers::Host { send, .. }) => {
                 // SAFETY: it was validated to lie in the region that the send operand keeps mapped.
-                unsafe { scalar_bits_at(self.dtype, self.send.ptr.wrapping_offset(distance)) }
+                unsafe { scalar_bits_at(self.dtype, send.ptr.wrapping_offset(*distance)) }
             }
             _ => 0,
         }
     }
+
+    /// What a send or receive moves, if the service is to move it.
+    pub(super) fn message(&self) -> Option<&Operand> {
+        match (&self.action, &self.buffers) {
+            (Action::Send { .. }, Buffers::Host { send, .. }) => Some(send),
+            (Action::Recv { .. }, Buffers::Host { recv, .. }) => Some(recv),
+            _ => None,
+        }
+    }
 }
 
-/// What a large operation of ranks on GPUs uses.
-pub struct OnGpus {
-    /// The communicator's.
-    pub group: Arc<DirectGroup>,
-    /// Source.
-    pub send: Option<GpuOperand>,
-    /// Destination.
-    pub recv: Option<GpuOperand>,
+impl RankCalls for Vec<Operation> {
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    fn call(&self, index: usize) -> RankCall<'_> {
+        let operation = &self[index];
+        RankCall { rank: operation.rank, buffers: &operation.buffers, scalar_bits: operation.scalar_bits() }
+    }
 }
 
 /// What a collective has to do with its communicator's shared-memory exchange.
@@ -159,8 +141,6 @@ pub enum ProxyMessage {
     Leave { comm: Handle, rank: u32, request: u64, tenant_comm: Handle, reply: Sender<ProxyReply> },
     /// A tenant ends a communicator, which it calls so. Its session, if it waits, hears once all ranks can know.
     Abort { comm: Handle, rank: u32, cuda_error: Option<u32>, asked: Option<(Handle, Sender<ProxyReply>)> },
-    /// A GPU is of no use to the device any more.
-    GpuLost { gpu: usize, reason: Arc<str> },
     /// How the flows of a communicator are to leave this host.
     SetPace { comm: CommId, pace: Arc<Pace> },
     /// A session has ended: everything it had goes.
@@ -177,8 +157,8 @@ pub enum ProxyMessage {
     Listening { links: LinksId, engine: usize, listener: Result<ListenerHandle, TransportError> },
     /// Links of a communicator have failed at a transport engine.
     LinksFailed { links: LinksId, fault: Arc<ChannelFault> },
-    /// A device has made what the ranks of a communicator share, or cannot.
-    Prepared { key: Handle, prepared: Result<Box<Prepared>, SetupError> },
+    /// From the device.
+    Device(DeviceEvent),
     /// A transport engine has made the links of a strategy to come, or cannot.
     EpochPrepared { links: LinksId, epoch: u32, made: Result<(), TransportError> },
     /// A transport engine has told what a communicator's channels wait for.
@@ -192,8 +172,6 @@ pub enum ProxyMessage {
     /// The controller changes the strategy of the communicator with this number; see [`CommInfo::number`]. At most `window` more
     /// collectives start while hosts agree. Refused if the strategy that was decided last is not that of epoch `expected`.
     Reconfigure { number: u64, change: Box<StrategyChange>, window: Option<u32>, expected: u64, asked: Asked },
-    /// A device cannot do what it was given: the communicator ends.
-    DeviceFailed { comm: Handle, message: String },
     /// News from other hosts.
     Exchange(exchange::Event),
     /// The pool of transport engines has changed.

@@ -8,7 +8,7 @@ use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 use super::ProxyEngine;
 use super::joining::refuse_all;
 use super::operation::JoinRequest;
-use crate::devices::{Prepare, Prepared};
+use crate::devices::{NewGroup, Prepare, Prepared};
 use crate::model::{SessionId, SetupError};
 use crate::session::Opens;
 
@@ -24,9 +24,8 @@ pub(super) struct Preparing {
 impl ProxyEngine {
     /// All ranks of a communicator of this host alone are there.
     pub(super) fn prepare(&mut self, id: UniqueId, requests: Vec<JoinRequest>, now: Instant) {
-        let gpus: Vec<_> = requests.iter().map(|request| request.gpu.unwrap_or(0)).collect();
+        let gpus: Vec<_> = requests.iter().map(|request| request.gpu).collect();
         let charges: Vec<_> = requests.iter().map(|request| Arc::clone(&request.charge)).collect();
-        let nranks = requests.len() as u32;
         let of_each = requests.iter().map(|request| request.session.opens());
         let pids: Vec<_> = requests.iter().map(|request| request.session.peer.pid).collect();
         let opens = Opens {
@@ -42,10 +41,10 @@ impl ProxyEngine {
                 return refuse_all(&SetupError { class: ErrorClass::System, message }, requests);
             }
         };
-        if self.device.prepare(&gpus, &charges, opens, key) == Prepare::Nothing
-            && let Some(Preparing { id, requests }) = self.preparing.remove(key)
-        {
-            self.create_comm(id, nranks, requests, None, None, now);
+        let group = NewGroup { gpus: &gpus, charges: &charges, opens };
+        match self.device.prepare(&group, key) {
+            Prepare::Ready(prepared) => self.prepared(key, Ok(prepared), now),
+            Prepare::Begun => {}
         }
     }
 

@@ -31,9 +31,9 @@ use mccs_ipc::types::{ErrorClass, Handle};
 use super::ProxyEngine;
 use super::asked::{Asked, OperatorAnswer};
 use super::comm::{Comm, Failure};
-use crate::devices::{DirectGroup, Network};
-use crate::engines::transport::TransportMessage;
+use crate::devices::DirectGroup;
 use crate::engines::transport::links::{NextEpoch, PaceHere, Ways};
+use crate::engines::transport::{Network, TransportMessage};
 use crate::exchange::protocol::{ChangeBody, CommId, Decision, Refusal, Request, Text, Whose};
 use crate::model::Refused;
 use crate::model::link::{EPOCH_MAX, LinkKey, LinksId};
@@ -325,7 +325,7 @@ impl ProxyEngine {
         for (index, engine) in engines.iter().enumerate() {
             let next = Box::new(live.links_of(&next, index, engines.len(), &links));
             let message = TransportMessage::PrepareEpoch { links: id, next, reply: self.mailbox.sender() };
-            self.device.tell(engine, message);
+            self.mail.tell(engine, message);
         }
         live.changes.preparing = Some(Preparing { next, window, engines_left: engines.len() });
         Ok(())
@@ -380,7 +380,7 @@ impl ProxyEngine {
                 }
                 for engine in &network.engines {
                     let (links, ways) = (network.links, Arc::clone(&next.ways));
-                    self.device.tell(engine, TransportMessage::SteerPairs { links, ways });
+                    self.mail.tell(engine, TransportMessage::SteerPairs { links, ways });
                 }
                 changes.decided.push_back((cut, next));
                 if let Some(placed) = live.info.placed.as_ref().filter(|_| changes.asked.is_some()) {
@@ -415,7 +415,7 @@ impl ProxyEngine {
     fn end_epochs(&mut self, network: &Network, epochs: &[u32]) {
         for epoch in epochs {
             for engine in &network.engines {
-                self.device.tell(engine, TransportMessage::EndEpoch { links: network.links, epoch: *epoch });
+                self.mail.tell(engine, TransportMessage::EndEpoch { links: network.links, epoch: *epoch });
             }
         }
     }
@@ -431,7 +431,7 @@ impl ProxyEngine {
         let here = PaceHere { pace: Arc::clone(pace), pace_use: Arc::clone(&placed.pace_use), tenant };
         for engine in &network.engines {
             let (links, here) = (network.links, here.clone());
-            self.device.tell(engine, TransportMessage::SetPace { links, here });
+            self.mail.tell(engine, TransportMessage::SetPace { links, here });
         }
     }
 

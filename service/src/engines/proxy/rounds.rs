@@ -8,6 +8,7 @@ use mccs_kernels::Source;
 use super::comm::{Comm, Failure};
 use super::describe::{call_difference, describe_call, signature};
 use super::operation::{Operation, RoundState};
+use crate::devices::Buffers;
 
 impl Comm {
     /// Whether a rank has posted to a round.
@@ -50,17 +51,17 @@ impl Comm {
         let Some(operation) = self.members[rank as usize].arrived_mut() else { return Ok(false) };
         let Some(call) = signature(operation) else { return Ok(false) };
         let round = operation.rounds;
+        let Buffers::Host { send, recv } = &operation.buffers else { return Ok(false) };
+        let (src, bytes, recv) = (send.ptr, send.bytes as usize, recv.ptr);
         match operation.round {
             RoundState::None => return Ok(false),
             RoundState::ToPost => {
-                let (src, bytes) = (operation.send.ptr, operation.send.bytes as usize);
                 // SAFETY: the operand was validated and is kept mapped. The service needs no telling: it looks again.
                 let _ = unsafe { shm_exchange.post(rank, round, &call, operation.scalar_bits(), src, bytes) };
                 operation.round = RoundState::Posted;
             }
             RoundState::Posted => {}
         }
-        let recv = operation.recv.ptr;
         let mut first_call = None;
         let mut sources = [Source { ptr: std::ptr::null(), scalar_bits: None }; SHM_EXCHANGE_RANKS_MAX as usize];
         for (peer, source) in (0..shm_exchange.layout().nranks).zip(&mut sources) {

@@ -7,9 +7,8 @@ use std::time::Instant;
 use mccs_ipc::types::Handle;
 
 use super::operation::{JoinRequest, ProxyMessage};
-use crate::devices::Network;
 use crate::engines::transport::links::{PeerHost, Peers, Ways};
-use crate::engines::transport::{Activity, TransportHandle};
+use crate::engines::transport::{Activity, Network, TransportHandle};
 use crate::exchange::protocol::{CommId, CommKey, Membership, Name, Payload, Request};
 use crate::model::link::LinksId;
 use crate::runtime::Sender;

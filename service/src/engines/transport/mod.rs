@@ -1,6 +1,6 @@
 //! Transport engines: a pool, shared by all communicators, that moves and reduces bytes.
 //!
-//! There are two kinds of work. A [`TransportJob`] is cut into pieces and given to the whole pool: engines take pieces by
+//! There are two kinds of work. A [`PieceJob`] is cut into pieces and given to the whole pool: engines take pieces by
 //! raising one counter, so that work spreads by itself. A [`ChannelJob`] is a channel of a message schedule, with an order
 //! of its own, and belongs to one engine: the one that owns its links to other hosts, where it has any. Engines go round
 //! their work piece by piece, so that none waits for another's end; tenants take turns with their pieces ([`Turns`]), and in a
@@ -10,9 +10,12 @@
 //! new communicators, and ends when it has no work and no links left.
 
 mod channel;
+mod channel_run;
 pub mod links;
+mod mail;
 pub mod path_words;
 mod pool;
+mod workers;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -23,48 +26,28 @@ use mccs_ipc::types::Handle;
 
 pub use self::channel::{Activity, ChannelFault, ChannelJob, ChannelWork, Stepped, WholeJob};
 use self::links::{Links, NextEpoch, PaceHere, Peers, Ways};
+pub use self::mail::TransportMail;
 pub use self::pool::{MakeLinks, PoolError, TransportPool};
+pub use self::workers::{Network, PoolWorkers, Tag};
+use crate::devices::{Piece, PieceJob};
 use crate::engines::proxy::ProxyMessage;
 use crate::model::link::LinksId;
 use crate::runtime::{Account, Context, Engine, Mailbox, Progress, Sender, Share, Turns, WakerSlot};
 use crate::telemetry::recorder::{Record, Recorder, job_number};
 use crate::transports::TransportError;
 
-/// Jobs that may wait at one engine. A device keeps what does not fit.
+/// Jobs that may wait at one engine. [`TransportMail`] keeps what does not fit.
 pub const TRANSPORT_MAILBOX_MAX: usize = 1024;
 /// Channels of a tenant of weight 1 that are stepped in a poll while another has channels here, too: a step is a piece.
 pub const CHANNELS_AT_A_TIME: usize = 8;
 /// Most engines of a pool: more than one a core only costs.
 pub const TRANSPORTS_MAX: usize = 64;
 
-/// Work that all engines share: made by a device.
-pub trait TransportJob: Send + Sync {
-    /// Takes one piece and runs it.
-    fn run_piece(&self) -> Piece;
-
-    /// Whose it is.
-    fn share(&self) -> Share;
-
-    /// Nanoseconds that a piece takes about.
-    fn piece_ns(&self) -> u64;
-}
-
-/// What [`TransportJob::run_piece`] did.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Piece {
-    /// Ran one; there may be more.
-    Ran,
-    /// Ran the job's last unfinished piece: the job is done, and its proxy engine is to be told.
-    RanLast,
-    /// There are no more to take; others may still run theirs.
-    NoneLeft,
-}
-
 /// A job with the one to tell of its end.
 #[derive(Clone)]
 pub struct AssignedJob {
     /// The work.
-    pub job: Arc<dyn TransportJob>,
+    pub job: Arc<dyn PieceJob>,
     /// Its handle at the proxy engine.
     pub handle: Handle,
     /// The proxy engine.
@@ -141,7 +124,7 @@ pub enum TransportMessage {
     Retire,
 }
 
-/// A transport engine as devices know it.
+/// A transport engine as others know it.
 #[derive(Clone)]
 pub struct TransportHandle {
     /// Tells engines apart.

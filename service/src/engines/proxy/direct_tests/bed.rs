@@ -12,15 +12,17 @@ use mccs_kernels::cuda::AreaCounts;
 use nix::unistd::geteuid;
 
 use super::super::*;
-use crate::collective::{Choice, CostModel, Schedule, Strategy};
+use crate::collective::{Choice, CostModel, Strategy};
 use crate::devices::cuda::{Abilities, GpuStrategy, Strategies};
-use crate::devices::{Areas, Counted, DirectGroup, Ended, FarPair, Launched, Network, Prepare, Prepared, Tag};
-use crate::engines::transport::{TransportHandle, TransportMessage};
+use crate::devices::{
+    Areas, Collective, Counted, DeviceEvent, DirectGroup, Ended, LaunchError, Launched, NewGroup, PointToPoint,
+    Prepare, Prepared, Shared, Workers,
+};
 use crate::model::SetupError;
 use crate::runtime::Sender;
-use crate::session::{Opens, Session};
+use crate::session::Session;
 use crate::telemetry::stuck::StuckReport;
-use crate::tenants::{Charge, Quota, Resource, Tenant};
+use crate::tenants::{Quota, Resource, Tenant};
 
 /// What GPUs say has ended, by rank, or why they do not. They say nothing where it is absent.
 type Told = Arc<Mutex<Option<Result<Vec<Counted>, String>>>>;
@@ -60,14 +62,15 @@ struct Pages {
 }
 
 impl Device for Pages {
-    fn name(&self) -> String {
-        "pages".into()
+    fn name(&self) -> &'static str {
+        "pages"
     }
 
-    fn prepare(&mut self, gpus: &[usize], _: &[Arc<Charge>], opens: Opens, key: Handle) -> Prepare {
+    fn prepare(&mut self, group: &NewGroup<'_>, key: Handle) -> Prepare {
+        let (gpus, opens) = (group.gpus, group.opens);
         if let Some(reason) = self.refuses.lock().expect("no test panics with it").take() {
             let prepared = Err(SetupError { class: ErrorClass::System, message: reason });
-            assert!(self.done.send(ProxyMessage::Prepared { key, prepared }).is_ok());
+            assert!(self.done.send(ProxyMessage::Device(DeviceEvent::Prepared { key, prepared })).is_ok());
             return Prepare::Begun;
         }
         let (fd, page) = DirectPage::create().expect("a page");
@@ -91,33 +94,18 @@ impl Device for Pages {
             is_timed: true,
             events,
         };
-        let prepared = Ok(Box::new(Prepared { share, memory: vec![fd], group }));
-        assert!(self.done.send(ProxyMessage::Prepared { key, prepared }).is_ok());
+        let shared = Shared::DeviceInitiated { share: Box::new(share), group };
+        let prepared = Ok(Box::new(Prepared { memory: vec![fd], shared }));
+        assert!(self.done.send(ProxyMessage::Device(DeviceEvent::Prepared { key, prepared })).is_ok());
         Prepare::Begun
     }
 
-    fn launch(&mut self, _: &Arc<Schedule>, _: &[Operation], _: Option<(&Network, Tag)>, _: Handle) -> Launched {
-        Launched::Finished
+    fn launch(&mut self, _: &Collective<'_>, _: Handle, _: &mut dyn Workers) -> Result<Launched, LaunchError> {
+        Ok(Launched::Finished)
     }
 
-    fn copy(&mut self, _: &Operand, _: &Operand, _: Handle) -> Launched {
-        Launched::Finished
-    }
-
-    fn exchange(&mut self, _: &FarPair<'_>, _: &Network, _: Tag, _: Handle) -> Launched {
-        Launched::Finished
-    }
-
-    fn set_transports(&mut self, _: Vec<TransportHandle>) {}
-
-    fn transports(&self) -> &[TransportHandle] {
-        &[]
-    }
-
-    fn tell(&mut self, _: &TransportHandle, _: TransportMessage) {}
-
-    fn push_backlog(&mut self) -> bool {
-        false
+    fn point_to_point(&mut self) -> Option<&mut dyn PointToPoint> {
+        None
     }
 }
 
@@ -161,8 +149,7 @@ impl Bed {
             at_last: Arc::clone(&at_last),
             refuses: Arc::clone(&refuses),
         });
-        let engine =
-            ProxyEngine::new(device, mailbox, Arc::clone(&registry), Box::new(make_schedules), 0, timeouts, None);
+        let engine = ProxyEngine::new(device, mailbox, Arc::clone(&registry), Box::new(make_schedules), timeouts, None);
         let (answers, stranger, with_process, name) = (Mailbox::new(4), None, None, String::new());
         let mut bed =
             Bed { engine, proxy, registry, answers, told, stamped, at_last, refuses, stranger, with_process, name };

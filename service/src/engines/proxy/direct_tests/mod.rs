@@ -11,8 +11,8 @@ use mccs_kernels::cuda::{AreaCounts, Stamp};
 use self::bed::Bed;
 use super::comm::Span;
 use super::*;
-use crate::devices::{Counted, NUMBERS_MAX, Network};
-use crate::engines::transport::Activity;
+use crate::devices::{Buffers, Counted, DeviceEvent, NUMBERS_MAX};
+use crate::engines::transport::{Activity, Network};
 use crate::exchange::protocol::{CommId, Name};
 use crate::model::Scalar;
 use crate::model::link::LinksId;
@@ -216,13 +216,11 @@ fn what_gpus_are_handed_is_counted_and_not_timed() {
             action,
             dtype: DataType::F32,
             count: 1 << 20,
-            send: Operand::NONE,
-            recv: Operand::NONE,
+            buffers: Buffers::NONE,
             group_continues: false,
             rounds: 0,
             round: RoundState::None,
             user_tag: 4711,
-            on_gpus: None,
         };
         assert!(bed.proxy.send(ProxyMessage::Operation(operation)).is_ok());
     }
@@ -378,7 +376,12 @@ fn a_communicator_ends_before_its_numbers_do() {
 #[test]
 fn a_gpu_that_is_lost_ends_the_communicators_on_it_and_no_others() {
     let mut bed = Bed::new(Execution::Ranks, 2);
-    let lost = |gpu| ProxyMessage::GpuLost { gpu, reason: "GPU 1 is lost: CUDA_ERROR_LAUNCH_FAILED (719)".into() };
+    let lost = |gpu| {
+        ProxyMessage::Device(DeviceEvent::GpuLost {
+            gpu,
+            reason: "GPU 1 is lost: CUDA_ERROR_LAUNCH_FAILED (719)".into(),
+        })
+    };
     assert!(bed.proxy.send(lost(2)).is_ok());
     bed.poll();
     assert_eq!(bed.failure(), None);

@@ -1,11 +1,11 @@
-//! Direct schedules: independent moves, cut into pieces that engines take in any order.
+//! Independent moves between ranks of this host, cut into pieces that workers take in any order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::bound::Bound;
 use crate::collective::{Move, Schedule, Shape};
-use crate::engines::transport::{Piece, TransportJob};
+use crate::devices::{Piece, PieceJob};
 use crate::runtime::{Share, work_ns};
 
 enum Moves {
@@ -13,7 +13,7 @@ enum Moves {
     Own(Vec<Move>),
 }
 
-pub(super) struct DirectJob {
+pub(super) struct MoveJob {
     moves: Moves,
     bound: Bound,
     piece_count: u64,
@@ -24,7 +24,7 @@ pub(super) struct DirectJob {
     unfinished: AtomicU64,
 }
 
-impl DirectJob {
+impl MoveJob {
     pub(super) fn new(schedule: Arc<Schedule>, bound: Bound, piece_bytes: u64) -> Self {
         Self::build(Moves::Scheduled(schedule), bound, piece_bytes)
     }
@@ -35,7 +35,7 @@ impl DirectJob {
 
     fn build(moves: Moves, bound: Bound, piece_bytes: u64) -> Self {
         let piece_count = (piece_bytes / bound.element_bytes()).max(1);
-        let mut job = DirectJob {
+        let mut job = MoveJob {
             moves,
             bound,
             piece_count,
@@ -51,6 +51,11 @@ impl DirectJob {
         job
     }
 
+    /// Bytes of all operands.
+    pub(super) fn touched_bytes(&self) -> u64 {
+        self.bound.touched_bytes()
+    }
+
     fn moves(&self) -> &[Move] {
         match &self.moves {
             Moves::Own(moves) => moves,
@@ -62,7 +67,7 @@ impl DirectJob {
     }
 }
 
-impl TransportJob for DirectJob {
+impl PieceJob for MoveJob {
     fn run_piece(&self) -> Piece {
         let piece = self.next.fetch_add(1, Ordering::Relaxed);
         if piece >= self.pieces {
