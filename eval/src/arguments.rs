@@ -30,7 +30,10 @@ impl RankArguments {
     /// There is no service, or it refuses.
     pub fn join(&self) -> anyhow::Result<(Client, Communicator)> {
         let client = Client::connect(&self.socket).context("cannot connect")?;
-        let comm = client.init_communicator_rank(self.unique_id, self.rank, self.nranks, 0, &self.root_address)?;
+        let comm = client
+            .communicator(self.unique_id, self.rank, self.nranks)
+            .root_address(Some(&*self.root_address).filter(|root| !root.is_empty()))
+            .join()?;
         Ok((client, comm))
     }
 }

@@ -150,8 +150,9 @@ impl Cluster {
                 scope.spawn(move || {
                     let _over = Stopping(&jobs.is_over);
                     let client = Client::connect(socket).expect("a session");
-                    let comm = client.init_communicator_rank(id, rank, 2, 0, WORKERS[0]).expect("a communicator");
-                    let stream = client.register_stream().expect("a stream");
+                    let comm =
+                        client.communicator(id, rank, 2).root_address(WORKERS[0]).join().expect("a communicator");
+                    let stream = client.create_stream().expect("a stream");
                     work(&(client, comm, stream), rank, jobs, &jobs.done[job as usize]);
                 });
             }

@@ -99,8 +99,8 @@ impl Bed {
 
     fn join(&self, id: mccs::UniqueId, rank: u32) -> (Client, Communicator, Stream) {
         let client = Client::connect(self.at("mccs.sock")).expect("a session");
-        let comm = client.init_communicator_rank(id, rank, 2, 0, "").expect("a communicator");
-        let stream = client.register_stream().expect("a stream");
+        let comm = client.communicator(id, rank, 2).join().expect("a communicator");
+        let stream = client.create_stream().expect("a stream");
         (client, comm, stream)
     }
 }
@@ -111,8 +111,8 @@ impl Bed {
         let id = mccs::unique_id().expect("an id");
         let rank = |rank: u32, socket: PathBuf| {
             let client = Client::connect(socket).expect("a session");
-            let comm = client.init_communicator_rank(id, rank, 2, 0, "h0").expect("a communicator");
-            let stream = client.register_stream().expect("a stream");
+            let comm = client.communicator(id, rank, 2).root_address("h0").join().expect("a communicator");
+            let stream = client.create_stream().expect("a stream");
             (client, comm, stream)
         };
         std::thread::scope(|scope| {

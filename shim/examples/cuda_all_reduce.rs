@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let module = Module::load(&context, FILL)?;
     let fill = module.function("fill")?;
 
-    let comm = Client::from_env()?.init_cuda_communicator_rank(id, rank, nranks)?;
+    let comm = Client::from_env()?.communicator(id, rank, nranks).join_cuda()?;
     let (next, last) = ((rank + 1) % nranks, (rank + nranks - 1) % nranks);
     let arguments = Arguments { data: data.address(), count: COUNT, rank };
     let (own, other, raw) = (data.address(), passed_on.address(), stream.raw().as_ptr());

@@ -7,8 +7,8 @@ use mccs::{Client, DataType, RedOp};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let client = Client::from_env()?;
-    let comm = client.init_communicator_rank(mccs::unique_id()?, 0, 1, 0, "")?;
-    let stream = client.register_stream()?;
+    let comm = client.communicator(mccs::unique_id()?, 0, 1).join()?;
+    let stream = client.create_stream()?;
     let memory = client.allocate(4096)?;
     comm.all_reduce(memory.at(0), memory.at(0), 1024, DataType::F32, RedOp::Sum, &stream)?;
     stream.synchronize()?;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use mccs_ipc::command::Completion;
 use mccs_ipc::handshake::{SocketError, connect};
-use mccs_ipc::protocol::{JoinOptions, Request, Response, ResponseEnvelope, SegmentLayout};
+use mccs_ipc::protocol::{Request, Response, ResponseEnvelope, SegmentLayout};
 use mccs_ipc::queue::{Consumer, Producer};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::shm_exchange::ShmExchange;
@@ -17,12 +17,13 @@ use mccs_ipc::sync::{Doorbell, StreamWord};
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 use std::os::fd::AsFd;
 
+use crate::builder::{CommunicatorBuilder, Joining};
 use crate::cuda::{GpuRegions, Watch};
 use crate::memory::Regions;
-use crate::requests::Requests;
+use crate::requests::{Answer, Requests};
 use crate::stream::Left;
 use crate::submission::Submission;
-use crate::{Communicator, Error, RankSpec, Region, Stream};
+use crate::{Communicator, Error, Region, Stream};
 
 /// How long the service has to welcome a connection.
 const WELCOME_WITHIN: Duration = Duration::from_secs(10);
@@ -179,65 +180,44 @@ impl Client {
         self.0.session
     }
 
-    /// What ranks on other hosts name as root address of a communicator whose rank 0 is in this process; empty where the
-    /// service knows no other hosts.
+    /// What ranks at other services name as [root address](CommunicatorBuilder::root_address) of a communicator whose rank 0 is in
+    /// this process. Nothing where the service knows no others.
     #[must_use]
-    pub fn root_address(&self) -> &str {
-        &self.0.root_address
+    pub fn root_address(&self) -> Option<&str> {
+        Some(&*self.0.root_address).filter(|address| !address.is_empty())
     }
 
-    /// Joins communicator `id` as `rank` of `nranks`. Returns when all ranks have joined. `device` 0 is the host's
-    /// memory; `root_address` is empty where all ranks are on this host.
-    ///
-    /// # Errors
-    /// [`Error::Refused`] where ranks contradict each other, are missing at the operator's time-out (it says which), or
-    /// the tenant is over its quota.
-    pub fn init_communicator_rank(
-        &self,
-        id: UniqueId,
-        rank: u32,
-        nranks: u32,
-        device: u32,
-        root_address: &str,
-    ) -> Result<Communicator, Error> {
-        let spec = RankSpec { id, rank, nranks, device, root_address: root_address.to_owned() };
-        let id = self.send_join(&spec)?;
-        self.finish_join(id, &spec)
+    /// A rank of communicator `id`, which is about to join; see [`CommunicatorBuilder`].
+    pub fn communicator(&self, id: UniqueId, rank: u32, nranks: u32) -> CommunicatorBuilder {
+        CommunicatorBuilder::new(self, id, (rank, nranks))
     }
 
-    /// Joins several ranks from one thread: none waits for the others before all have been announced.
-    ///
-    /// # Errors
-    /// The first error of any of them.
-    pub fn init_communicator_ranks(&self, specs: &[RankSpec]) -> Result<Vec<Communicator>, Error> {
-        let ids = specs.iter().map(|spec| self.send_join(spec)).collect::<Result<Vec<_>, _>>()?;
-        // All answers are taken, so that none is left over when one is an error.
-        let joined: Vec<_> = ids.into_iter().zip(specs).map(|(id, spec)| self.finish_join(id, spec)).collect();
-        joined.into_iter().collect()
-    }
-
-    pub(crate) fn send_join(&self, spec: &RankSpec) -> Result<u64, Error> {
-        let RankSpec { id, rank, nranks, device, ref root_address } = *spec;
-        if device != 0 {
-            return Err(Error::argument(format!("device {device}: 0 is the host; for GPUs see mccs::cuda")));
+    /// Waits until all ranks of a communicator have joined.
+    pub(crate) fn wait_for_join(&self, joining: &Joining, rank: &CommunicatorBuilder) -> Result<Answer, Error> {
+        if let Some(answer) = self.0.requests.wait_until(joining.request, joining.deadline)? {
+            return Ok(answer);
         }
-        let root_address = root_address.clone();
-        self.0.requests.send(
-            Request::InitRank {
-                id,
-                rank,
-                nranks,
-                gpu: None,
-                root_address,
-                by_engines: false,
-                options: JoinOptions::default(),
-            },
-            &[],
-        )
+        // The others may come after all, and would wait for this rank.
+        let (client, request) = (self.clone(), joining.request);
+        let end = move || {
+            if let Ok((Response::Comm { comm, .. }, _)) = client.0.requests.wait(request) {
+                client.0.requests.send_and_forget(Request::AbortComm { comm, cuda_error: None });
+                let _ = client.0.requests.call(Request::DestroyComm { comm }, &[]);
+            }
+        };
+        // Without a thread the rank stays until the session ends.
+        let _ = std::thread::Builder::new().name("mccs-gives-up".into()).spawn(end);
+        let message = format!(
+            "the {} ranks of communicator {} have not all joined within the time that rank {} gave them; mccsctl why-stuck names those \
+             that are missing",
+            rank.nranks, rank.id, rank.rank
+        );
+        Err(Error::Refused { class: ErrorClass::Timeout, message })
     }
 
-    pub(crate) fn finish_join(&self, request: u64, spec: &RankSpec) -> Result<Communicator, Error> {
-        match self.0.requests.wait(request)? {
+    /// Makes a communicator of what the service has answered to a rank.
+    pub(crate) fn joined(&self, answer: Answer, rank: &CommunicatorBuilder) -> Result<Communicator, Error> {
+        match answer {
             (Response::Comm { comm, shm_exchange, .. }, fds) => {
                 let map = |(layout, fd): (_, &std::os::fd::OwnedFd)| ShmExchange::map(fd.as_fd(), layout);
                 let shm_exchange = shm_exchange.zip(fds.first()).map(map).transpose();
@@ -247,7 +227,7 @@ impl Client {
                 // Keeps the completion ring from filling up in a session that only joins communicators that fail. What
                 // it may hold of this one already stays: a handle never names two communicators.
                 drop(self.0.failures());
-                Ok(Communicator::new(self.clone(), comm, spec.rank, spec.nranks, shm_exchange))
+                Ok(Communicator::new(self.clone(), comm, (rank.rank, rank.nranks), shm_exchange))
             }
             (other, _) => Err(unexpected(&other)),
         }
@@ -257,7 +237,7 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::Refused`] where the session has as many as it may.
-    pub fn register_stream(&self) -> Result<Stream, Error> {
+    pub fn create_stream(&self) -> Result<Stream, Error> {
         self.0.destroy_left_streams();
         match self.0.requests.call(Request::CreateStream, &[])? {
             (Response::Stream { stream, word }, _) => Ok(Stream::new(self.clone(), stream, word, false)),
@@ -270,8 +250,8 @@ impl Client {
     /// ended. Nothing on such a stream is done by the caller's thread.
     ///
     /// # Errors
-    /// As [`Client::register_stream`], and for a place that is not aligned as gates are, or not all in the region.
-    pub fn register_gated_stream(&self, region: &Region, offset_bytes: u64) -> Result<Stream, Error> {
+    /// As [`Client::create_stream`], and for a place that is not aligned as gates are, or not all in the region.
+    pub fn create_gated_stream(&self, region: &Region, offset_bytes: u64) -> Result<Stream, Error> {
         let region = region.handle();
         self.0.destroy_left_streams();
         match self.0.requests.call(Request::CreateGatedStream { region, offset_bytes }, &[])? {

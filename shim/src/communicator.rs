@@ -8,25 +8,10 @@ use bytemuck::Zeroable;
 use mccs_ipc::command::{BufferRef, Command, FLAG_SCALAR_AT, Opcode};
 use mccs_ipc::protocol::Request;
 use mccs_ipc::shm_exchange::{CollectiveSignature, ShmExchange};
-use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
+use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp};
 use mccs_kernels::scalar_bits_at;
 
 use crate::{Client, Error, Span, Stream, group};
-
-/// What one rank needs to know to join.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RankSpec {
-    /// Names the communicator; the same for all ranks.
-    pub id: UniqueId,
-    /// This rank.
-    pub rank: u32,
-    /// Number of ranks.
-    pub nranks: u32,
-    /// Device; 0 is the host.
-    pub device: u32,
-    /// Address of the root's service; empty where all ranks are on this host.
-    pub root_address: String,
-}
 
 /// A scalar of a pre-multiplied sum; converted to the operation's data type.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -157,8 +142,7 @@ impl Communicator {
     pub(crate) fn new(
         client: Client,
         handle: Handle,
-        rank: u32,
-        nranks: u32,
+        (rank, nranks): (u32, u32),
         shm_exchange: Option<ShmExchange>,
     ) -> Self {
         let shared = CommShared { handle, rank, nranks, shm_exchange, left: AtomicBool::new(false) };
@@ -229,7 +213,7 @@ impl Communicator {
         group::submit(stream, &self.shared, command)
     }
 
-    fn collective(&self, call: &Call, stream: &Stream) -> Result<(), Error> {
+    pub(crate) fn collective(&self, call: &Call, stream: &Stream) -> Result<(), Error> {
         self.submit(stream, self.collective_command(call)?)
     }
 

@@ -13,8 +13,8 @@
 //! use mccs::{Client, DataType, RedOp};
 //! let client = Client::connect("/run/mccs/mccs.sock")?;
 //! let id: mccs::UniqueId = "00112233445566778899aabbccddeeff".parse().map_err(mccs::Error::InvalidArgument)?;
-//! let comm = client.init_communicator_rank(id, 0, 2, 0, "")?;
-//! let stream = client.register_stream()?;
+//! let comm = client.communicator(id, 0, 2).join()?;
+//! let stream = client.create_stream()?;
 //! let memory = client.allocate(1 << 20)?;
 //! comm.all_reduce(memory.at(0), memory.at(0), 1 << 18, DataType::F32, RedOp::Sum, &stream)?;
 //! stream.synchronize()?;
@@ -22,6 +22,7 @@
 //! # }
 //! ```
 
+mod builder;
 mod client;
 mod communicator;
 pub mod cuda;
@@ -36,8 +37,9 @@ mod round;
 mod stream;
 mod submission;
 
+pub use builder::CommunicatorBuilder;
 pub use client::{Client, unique_id};
-pub use communicator::{Communicator, RankSpec, ReduceOperator, Scalar};
+pub use communicator::{Communicator, ReduceOperator, Scalar};
 pub use error::Error;
 pub use group::{group_drop, group_end, group_estimate_us, group_start};
 pub use mccs_ipc::protocol::JoinOptions;

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mccs_ipc::handshake::{Socket, SocketError};
 use mccs_ipc::protocol::{Request, RequestEnvelope, Response, ResponseEnvelope};
@@ -17,7 +17,7 @@ pub(crate) const LIVENESS_EVERY: Duration = Duration::from_millis(100);
 /// How long a service that lives may take for what others wait for.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
 
-type Answer = (Response, Vec<OwnedFd>);
+pub(crate) type Answer = (Response, Vec<OwnedFd>);
 
 #[derive(Default)]
 struct State {
@@ -96,13 +96,25 @@ impl Requests {
 
     /// Waits for an answer.
     pub(crate) fn wait(&self, id: u64) -> Result<Answer, Error> {
+        loop {
+            if let Some(answer) = self.wait_until(id, None)? {
+                return Ok(answer);
+            }
+        }
+    }
+
+    /// Waits for an answer until some time, about; `None` where it has not come by then. It can be waited for again.
+    pub(crate) fn wait_until(&self, id: u64, deadline: Option<Instant>) -> Result<Option<Answer>, Error> {
         let mut state = self.state();
         loop {
             if let Some(answer) = state.answers.remove(&id) {
                 return match answer {
                     (Response::Error { class, message }, _) => Err(Error::Refused { class, message }),
-                    answer => Ok(answer),
+                    answer => Ok(Some(answer)),
                 };
+            }
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                return Ok(None);
             }
             if let Some(reason) = &state.gone {
                 return Err(Error::ServiceGone(reason.clone()));
@@ -113,7 +125,8 @@ impl Requests {
             }
             state.somebody_reads = true;
             drop(state);
-            let received = if self.socket.wait_readable(LIVENESS_EVERY) {
+            let rest = deadline.map_or(LIVENESS_EVERY, |deadline| deadline.saturating_duration_since(Instant::now()));
+            let received = if self.socket.wait_readable(rest.min(LIVENESS_EVERY)) {
                 self.socket.recv::<ResponseEnvelope>()
             } else {
                 Ok(None)

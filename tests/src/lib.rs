@@ -210,8 +210,8 @@ pub fn ranks_at<T: Send>(socket: &Path, nranks: u32, body: impl Fn(Rank) -> T + 
         let rank = |rank| {
             let (client, body) = (Client::connect(socket).expect("a session"), &body);
             scope.spawn(move || {
-                let comm = client.init_communicator_rank(id, rank, nranks, 0, "").expect("a communicator");
-                let stream = client.register_stream().expect("a stream");
+                let comm = client.communicator(id, rank, nranks).join().expect("a communicator");
+                let stream = client.create_stream().expect("a stream");
                 body(Rank { client, comm, stream })
             })
         };

@@ -25,9 +25,13 @@ struct Rank {
 
 impl Rank {
     fn join(client: Client, id: UniqueId, rank: u32, nranks: u32, root: &str) -> Rank {
-        let comm = client.init_communicator_rank(id, rank, nranks, 0, root).expect("a communicator");
+        let comm = client
+            .communicator(id, rank, nranks)
+            .root_address(Some(root).filter(|root| !root.is_empty()))
+            .join()
+            .expect("a communicator");
         let region = Arc::new(client.allocate(HEAD_BYTES + (4 << 20)).expect("memory"));
-        let stream = client.register_gated_stream(&region, 0).expect("a gated stream");
+        let stream = client.create_gated_stream(&region, 0).expect("a gated stream");
         Rank { comm, stream, region, _client: client }
     }
 
@@ -150,7 +154,7 @@ fn hosts_meet_although_words_come_at_different_times() {
     std::thread::scope(|scope| {
         for (rank, host) in (0..).zip(placement) {
             let client = hosts.service(host).connect(0);
-            assert_eq!(client.root_address(), format!("h{host}"));
+            assert_eq!(client.root_address(), Some(&*format!("h{host}")));
             scope.spawn(move || {
                 let own = Rank::join(client, id, rank, 3, "h0");
                 for (turn, count) in [1_u64, 1000, 40_000, 100_000].into_iter().cycle().take(24).enumerate() {
@@ -236,13 +240,13 @@ fn places_that_are_no_gates_are_refused() {
     let client = service.connect(0);
     let region = client.allocate(4096).expect("memory");
     for offset in [1, 64, 4096 - 64, 4096, u64::MAX - 127] {
-        let refused = client.register_gated_stream(&region, offset).err().expect("refused").to_string();
+        let refused = client.create_gated_stream(&region, offset).err().expect("refused").to_string();
         assert!(refused.contains("no place for a gate"), "{offset}: {refused}");
     }
-    let stream = client.register_gated_stream(&region, 4096 - Gate::BYTES).expect("the last place");
+    let stream = client.create_gated_stream(&region, 4096 - Gate::BYTES).expect("the last place");
     stream.destroy().expect("destroyed");
     let other = service.connect(0);
-    let same = other.register_gated_stream(&region, 0).err().expect("another session's").to_string();
+    let same = other.create_gated_stream(&region, 0).err().expect("another session's").to_string();
     assert!(same.contains("no place for a gate"), "{same}");
 }
 

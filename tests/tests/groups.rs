@@ -1,6 +1,6 @@
 //! Sends, receives, groups, streams.
 
-use mccs::{DataType, RankSpec, RedOp, group_end, group_start};
+use mccs::{CommunicatorBuilder, DataType, RedOp, group_end, group_start};
 use mccs_tests::TestService;
 
 /// Every rank sends to and receives from everybody, itself included, in one group.
@@ -50,7 +50,7 @@ fn operations_complete_in_stream_order() {
             let (from, to) = (memory.at(8 * i), memory.at(8 * (i + 1)));
             rank.comm.all_reduce(from, to, 1, DataType::U64, RedOp::Sum, &rank.stream).expect("enqueued");
         }
-        let other = rank.client.register_stream().expect("a stream");
+        let other = rank.client.create_stream().expect("a stream");
         rank.comm.barrier(&other).expect("enqueued");
         other.synchronize().expect("completed");
         assert!(rank.stream.query().expect("no error"), "operations of a communicator complete in order");
@@ -71,10 +71,10 @@ fn several_ranks_in_one_thread() {
     let service = TestService::start("");
     let client = service.connect(0);
     let id = mccs::unique_id().expect("an id");
-    let spec = |rank| RankSpec { id, rank, nranks: 3, device: 0, root_address: String::new() };
-    let comms = client.init_communicator_ranks(&[spec(0), spec(1), spec(2)]).expect("joined");
+    let spec = |rank| client.communicator(id, rank, 3);
+    let comms = CommunicatorBuilder::join_all(&[spec(0), spec(1), spec(2)]).expect("joined");
     let memory = client.allocate(3 * 4).expect("memory");
-    let streams: Vec<_> = comms.iter().map(|_| client.register_stream().expect("a stream")).collect();
+    let streams: Vec<_> = comms.iter().map(|_| client.create_stream().expect("a stream")).collect();
     // SAFETY: nothing is in flight.
     let bytes = unsafe { memory.as_mut_slice() };
     bytes.copy_from_slice(&[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]);
@@ -163,7 +163,7 @@ fn a_group_over_several_streams_has_one_quota() {
     let service = TestService::start("[[tenant]]\nname = \"t\"\nmax_operations_in_flight = 64\n");
     service.ranks(0, 2, |rank| {
         let (memory, me) = (rank.client.allocate(4096).expect("memory"), rank.comm.rank());
-        let other = rank.client.register_stream().expect("a stream");
+        let other = rank.client.create_stream().expect("a stream");
         for operations in [40, 32] {
             group_start();
             for i in 0..operations {

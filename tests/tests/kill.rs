@@ -117,8 +117,8 @@ fn killed_rank(how: fn(&mut Command) -> &mut Command) {
     // A child of its ends when this does.
     let _input = victim.stdin.take();
     let client = service.connect(0);
-    let comm = client.init_communicator_rank(id, 0, 2, 0, "").expect("joined");
-    let stream = client.register_stream().expect("a stream");
+    let comm = client.communicator(id, 0, 2).join().expect("joined");
+    let stream = client.create_stream().expect("a stream");
     let memory = client.allocate(4000).expect("memory");
     let call = || {
         comm.all_reduce(memory.at(0), memory.at(0), 1000, DataType::F32, RedOp::Sum, &stream).expect("enqueued");
@@ -141,10 +141,10 @@ fn waiters_are_released_when_the_service_goes() {
     let client = service.connect(0);
     let id = mccs::unique_id().expect("an id");
     let other = service.connect(0);
-    let join = std::thread::spawn(move || (other.init_communicator_rank(id, 1, 2, 0, "").expect("joined"), other));
-    let comm = client.init_communicator_rank(id, 0, 2, 0, "").expect("joined");
+    let join = std::thread::spawn(move || (other.communicator(id, 1, 2).join().expect("joined"), other));
+    let comm = client.communicator(id, 0, 2).join().expect("joined");
     let _other = join.join().expect("the other rank");
-    let stream = client.register_stream().expect("a stream");
+    let stream = client.create_stream().expect("a stream");
     comm.barrier(&stream).expect("enqueued");
     let waiter = std::thread::spawn({
         let stream = stream.clone();
@@ -153,6 +153,6 @@ fn waiters_are_released_when_the_service_goes() {
     service.stop();
     let error = waiter.join().expect("the waiter").expect_err("the service has gone");
     assert!(matches!(error, Error::ServiceGone(_)), "{error}");
-    assert!(matches!(client.register_stream(), Err(Error::ServiceGone(_))));
+    assert!(matches!(client.create_stream(), Err(Error::ServiceGone(_))));
     assert!(matches!(comm.async_error(), Some(Error::ServiceGone(_))));
 }

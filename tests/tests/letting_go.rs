@@ -1,6 +1,6 @@
 //! Mistakes and haste of a well-meaning program: they cost at most the call, never the session, and never go unsaid.
 
-use mccs::{Client, Communicator, DataType, Error, RankSpec, RedOp};
+use mccs::{Client, Communicator, CommunicatorBuilder, DataType, Error, RedOp};
 use mccs_tests::{Rank, TestService};
 
 /// More than a poll of the service takes from the ring.
@@ -9,7 +9,7 @@ const COUNT: u64 = 1 << 18;
 
 fn alone(client: &Client) -> Communicator {
     let id = mccs::unique_id().expect("an id");
-    client.init_communicator_rank(id, 0, 1, 0, "").expect("a communicator")
+    client.communicator(id, 0, 1).join().expect("a communicator")
 }
 
 fn enqueue_many(rank: &Rank, memory: &mccs::Region) {
@@ -40,7 +40,7 @@ fn a_communicator_is_kept_for_calls_made_before_it_was_destroyed() {
         rank.comm.destroy()?;
         rank.stream.synchronize()?;
         // The session lives.
-        rank.client.register_stream().map(drop)
+        rank.client.create_stream().map(drop)
     });
     assert!(results.iter().all(Result::is_ok), "{results:?}");
 }
@@ -103,7 +103,7 @@ fn streams_that_are_dropped_are_given_back() {
     let client = service.connect(0);
     let comm = alone(&client);
     for _ in 0..20 {
-        let stream = client.register_stream().expect("a stream");
+        let stream = client.create_stream().expect("a stream");
         comm.barrier(&stream).expect("enqueued");
         stream.synchronize().expect("completed");
     }
@@ -114,16 +114,16 @@ fn a_request_that_cannot_be_sent_is_refused() {
     let service = TestService::start("");
     let client = service.connect(0);
     let id = mccs::unique_id().expect("an id");
-    let refused = client.init_communicator_rank(id, 0, 1, 0, &"x".repeat(5000)).map(drop);
+    let refused = client.communicator(id, 0, 1).root_address(&*"x".repeat(5000)).join().map(drop);
     assert!(matches!(refused, Err(Error::InvalidArgument(_))), "{refused:?}");
-    client.register_stream().expect("the session lives");
+    client.create_stream().expect("the session lives");
 }
 
 #[test]
 fn memory_of_another_session_is_refused() {
     let service = TestService::start("");
     let (client, other) = (service.connect(0), service.connect(0));
-    let (comm, stream) = (alone(&client), client.register_stream().expect("a stream"));
+    let (comm, stream) = (alone(&client), client.create_stream().expect("a stream"));
     // Both sessions' first region has the same handle.
     let _ours = client.allocate(4096).expect("memory");
     let theirs = other.allocate(4096).expect("memory");
@@ -135,13 +135,13 @@ fn memory_of_another_session_is_refused() {
 fn a_communicator_destroyed_inside_a_group_costs_the_group() {
     let service = TestService::start("");
     let client = service.connect(0);
-    let (comm, stream) = (alone(&client), client.register_stream().expect("a stream"));
+    let (comm, stream) = (alone(&client), client.create_stream().expect("a stream"));
     mccs::group_start();
     comm.barrier(&stream).expect("collected");
     drop(comm);
     assert!(matches!(mccs::group_end(), Err(Error::InvalidArgument(_))));
     stream.synchronize().expect("nothing was enqueued");
-    client.register_stream().expect("the session lives");
+    client.create_stream().expect("the session lives");
 }
 
 /// However many operations fail with one communicator, the failure of the next is told too.
@@ -150,7 +150,7 @@ fn no_failure_hides_another() {
     let service = TestService::start("");
     let client = service.connect(0);
     let memory = client.allocate(64).expect("memory");
-    let [first, second] = [0, 1].map(|_| (alone(&client), client.register_stream().expect("a stream")));
+    let [first, second] = [0, 1].map(|_| (alone(&client), client.create_stream().expect("a stream")));
     // Only the service sees that buffers overlap.
     let fail = |(comm, stream): &(Communicator, mccs::Stream)| {
         comm.all_reduce(memory.at(0), memory.at(4), 4, DataType::F32, RedOp::Sum, stream).expect("enqueued");
@@ -170,7 +170,7 @@ fn failures_that_find_no_room_are_not_taken_for_success() {
     let service = TestService::start("[limits]\ncompletion_ring = 16\n");
     let client = service.connect(0);
     let memory = client.allocate(64).expect("memory");
-    let comms: Vec<_> = (0..20).map(|_| (alone(&client), client.register_stream().expect("a stream"))).collect();
+    let comms: Vec<_> = (0..20).map(|_| (alone(&client), client.create_stream().expect("a stream"))).collect();
     for (comm, stream) in &comms {
         comm.all_reduce(memory.at(0), memory.at(4), 4, DataType::F32, RedOp::Sum, stream).expect("enqueued");
     }
@@ -186,12 +186,12 @@ fn answers_wait_for_a_tenant_that_asks_faster_than_it_reads() {
     let client = service.connect(0);
     for _ in 0..2 {
         let ids: Vec<_> = (0..1000).map(|_| mccs::unique_id().expect("an id")).collect();
-        let spec = |id, rank| RankSpec { id, rank, nranks: 2, device: 0, root_address: String::new() };
+        let spec = |id, rank| client.communicator(id, rank, 2);
         let specs: Vec<_> = ids.iter().flat_map(|id| [spec(*id, 0), spec(*id, 1)]).collect();
-        let comms = client.init_communicator_ranks(&specs).expect("all of them");
+        let comms = CommunicatorBuilder::join_all(&specs).expect("all of them");
         assert_eq!(comms.len(), 2000);
         // And all leave without waiting for answers.
         drop(comms);
     }
-    client.register_stream().expect("the session lives");
+    client.create_stream().expect("the session lives");
 }

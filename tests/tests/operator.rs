@@ -194,12 +194,12 @@ fn quotas_refuse_and_are_given_back() {
         let regions: Vec<_> = (0..3).map(|_| client.allocate(4096).expect("a region")).collect();
         assert!(client.allocate(4096).err().expect("a fourth").to_string().contains("at most 3 regions"));
         drop(regions);
-        let streams = [client.register_stream(), client.register_stream()];
-        assert!(client.register_stream().err().expect("a third").to_string().contains("at most 2 streams"));
+        let streams = [client.create_stream(), client.create_stream()];
+        assert!(client.create_stream().err().expect("a third").to_string().contains("at most 2 streams"));
         streams.into_iter().for_each(|stream| stream.and_then(mccs::Stream::destroy).expect("a stream"));
-        client.register_stream().expect("a slot is free again");
+        client.create_stream().expect("a slot is free again");
         let id = || mccs::unique_id().expect("an id");
-        let join = || client.init_communicator_rank(id(), 0, 1, 0, "");
+        let join = || client.communicator(id(), 0, 1).join();
         let comms = [join().expect("one"), join().expect("two")];
         assert!(join().err().expect("a third").to_string().contains("2 of 2"));
         comms.into_iter().for_each(|comm| comm.destroy().expect("destroyed"));
@@ -215,7 +215,7 @@ fn quotas_refuse_and_are_given_back() {
 fn who_waits_for_ranks_is_shown_until_they_come() {
     let service = TestService::start("[limits]\ninit_timeout = \"20s\"\n");
     let id = mccs::unique_id().expect("an id");
-    let join = |rank| service.connect(0).init_communicator_rank(id, rank, 3, 0, "").expect("joined");
+    let join = |rank| service.connect(0).communicator(id, rank, 3).join().expect("joined");
     std::thread::scope(|scope| {
         let first = scope.spawn(|| join(1));
         let late = service.waits_for_ranks();

@@ -39,7 +39,7 @@ fn program(seed: u64, nranks: u32, length: usize) -> Vec<(Call, usize)> {
 /// Runs a program, each rank at its own pace; returns the calls that came out wrong.
 fn run(rank: &Rank, program: &[(Call, usize)], pace: u64) -> Vec<Call> {
     let me = rank.comm.rank();
-    let streams = [rank.stream.clone(), rank.client.register_stream().expect("a stream")];
+    let streams = [rank.stream.clone(), rank.client.create_stream().expect("a stream")];
     let mut dice = Dice(pace);
     let mut pick = |sides: u64| dice.roll(sides);
     let regions: Vec<_> = program
@@ -230,7 +230,7 @@ fn streams_are_dropped_while_another_thread_settles_their_rounds() {
             };
             for _ in 0..4000 {
                 if rank.comm.rank() == 0 {
-                    add(&rank.client.register_stream().expect("those before have been given back"));
+                    add(&rank.client.create_stream().expect("those before have been given back"));
                 } else {
                     add(&rank.stream);
                 }

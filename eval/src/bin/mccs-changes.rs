@@ -83,7 +83,7 @@ fn main() -> anyhow::Result<()> {
     let arguments = Arguments::parse();
     ensure!(arguments.bytes.0 >= 8, "--bytes must be at least 8: the last element says whether to go on");
     let (client, comm) = arguments.place.join()?;
-    let stream = client.register_stream()?;
+    let stream = client.create_stream()?;
     ensure!(arguments.depth == 1 || arguments.check, "gaps are of calls that are waited for: --depth is for --check");
     ensure!(arguments.depth >= 1, "--depth must be at least 1");
     let count = arguments.bytes.0 / 4;

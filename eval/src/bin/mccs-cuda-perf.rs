@@ -130,7 +130,7 @@ fn start_ranks(arguments: &Arguments) -> anyhow::Result<()> {
     let root = match &arguments.socket[..] {
         [] => anyhow::bail!("--socket names no service"),
         [_] => String::new(),
-        [first, ..] => mccs::Client::connect(first)?.root_address().to_owned(),
+        [first, ..] => mccs::Client::connect(first)?.root_address().unwrap_or_default().to_owned(),
     };
     run_ranks(arguments.nranks, |rank| {
         let mut more =

@@ -170,7 +170,7 @@ impl<'a> Job<'a> {
         let (mut sides, mut clients) = (Vec::new(), Vec::new());
         for (side, id) in arguments.side.iter().zip(&ids[1..]) {
             let client = Client::connect(&side.path)?;
-            let comm = client.init_cuda_communicator_rank_at(*id, rank, nranks, "")?;
+            let comm = client.communicator(*id, rank, nranks).join_cuda()?;
             sides.push((side.name.clone(), Communicator::Mccs(comm)));
             clients.push(client);
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use clap::{Parser, ValueEnum};
-use mccs::{Client, Communicator, DataType, RankSpec, RedOp, Region, Stream};
+use mccs::{Client, Communicator, CommunicatorBuilder, DataType, RedOp, Region, Stream};
 use mccs_eval::stats::{Latencies, median};
 
 /// Measures a victim beside each flood and beside hogs; prints a JSON line for each, and a table last.
@@ -87,8 +87,8 @@ struct Alone {
 impl Alone {
     fn new(socket: &Path, bytes: u64, streams: usize) -> anyhow::Result<Self> {
         let client = Client::connect(socket)?;
-        let comm = client.init_communicator_rank(mccs::unique_id()?, 0, 1, 0, "")?;
-        let streams = (0..streams).map(|_| client.register_stream()).collect::<Result<_, _>>()?;
+        let comm = client.communicator(mccs::unique_id()?, 0, 1).join()?;
+        let streams = (0..streams).map(|_| client.create_stream()).collect::<Result<_, _>>()?;
         let memory = client.allocate(2 * bytes)?;
         Ok(Alone { _client: client, comm, streams, memory })
     }
@@ -150,7 +150,7 @@ fn attack(attack: Attack, socket: &Path, hogs: usize) -> anyhow::Result<()> {
             let clients = (0..4).map(|_| Client::connect(socket)).collect::<Result<Vec<_>, _>>()?;
             on_threads(clients.len(), |thread| {
                 while goes_on() {
-                    drop(clients[thread].register_stream()?);
+                    drop(clients[thread].create_stream()?);
                 }
                 Ok(())
             })
@@ -172,15 +172,9 @@ fn attack(attack: Attack, socket: &Path, hogs: usize) -> anyhow::Result<()> {
                     return Ok(());
                 }
                 let ids = (0..62).map(|_| mccs::unique_id()).collect::<Result<Vec<_>, _>>()?;
-                let spec = |id: &mccs::UniqueId| RankSpec {
-                    id: *id,
-                    rank: 0,
-                    nranks: 4096,
-                    device: 0,
-                    root_address: String::new(),
-                };
+                let rank = |id: &mccs::UniqueId| client.communicator(*id, 0, 4096);
                 // Nobody else ever joins; the process is ended.
-                let _ = client.init_communicator_ranks(&ids.iter().map(spec).collect::<Vec<_>>());
+                let _ = CommunicatorBuilder::join_all(&ids.iter().map(rank).collect::<Vec<_>>());
                 Ok(())
             })
         }
@@ -339,8 +333,8 @@ fn join(socket: &Path) -> anyhow::Result<Vec<Rank>> {
         let rank = |rank| {
             scope.spawn(move || -> anyhow::Result<Rank> {
                 let client = Client::connect(socket)?;
-                let comm = client.init_communicator_rank(id, rank, 2, 0, "")?;
-                Ok(Rank { comm, stream: client.register_stream()?, memory: client.allocate(MEMORY_BYTES)? })
+                let comm = client.communicator(id, rank, 2).join()?;
+                Ok(Rank { comm, stream: client.create_stream()?, memory: client.allocate(MEMORY_BYTES)? })
             })
         };
         let threads = [0, 1].map(rank);

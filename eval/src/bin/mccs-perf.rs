@@ -98,7 +98,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     let dtypes = list(&arguments.dtypes, DataType::ALL)?;
     let redops = list(&arguments.redops, RedOp::ALL)?;
     let (client, comm) = arguments.place.join()?;
-    let stream = client.register_stream()?;
+    let stream = client.create_stream()?;
     // No buffer is larger than the size as nccl-tests counts it, rounded up to whole elements for each rank.
     let bytes = arguments.end.0.max(arguments.begin.0) + 8 * u64::from(arguments.place.nranks);
     let (send, recv) = (client.allocate(bytes)?, client.allocate(bytes)?);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use clap::{Parser, Subcommand};
-use mccs::{Client, Communicator, DataType, RankSpec, RedOp, Region, Stream, unique_id};
+use mccs::{Client, Communicator, CommunicatorBuilder, DataType, RedOp, Region, Stream, unique_id};
 use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::types::CollectiveKind;
 use mccs_service::control::{ControlAnswer, ControlRequest, call};
@@ -66,7 +66,7 @@ struct Session {
 impl Session {
     fn new(arguments: &Arguments, buffers: u32) -> anyhow::Result<Self> {
         let client = Client::connect(&arguments.socket).context("cannot connect")?;
-        let streams = [client.register_stream()?, client.register_stream()?];
+        let streams = [client.create_stream()?, client.create_stream()?];
         let memory = client.allocate(u64::from(buffers * NRANKS) * 2 * BUFFER_BYTES)?;
         Ok(Session { streams, memory, client })
     }
@@ -74,8 +74,8 @@ impl Session {
     /// Both ranks of a new communicator.
     fn join(&self) -> anyhow::Result<Vec<Communicator>> {
         let id = unique_id()?;
-        let spec = |rank| RankSpec { id, rank, nranks: NRANKS, device: 0, root_address: String::new() };
-        Ok(self.client.init_communicator_ranks(&[spec(0), spec(1)])?)
+        let spec = |rank| self.client.communicator(id, rank, NRANKS);
+        Ok(CommunicatorBuilder::join_all(&[spec(0), spec(1)])?)
     }
 
     /// Where the input of a rank is; its output follows.

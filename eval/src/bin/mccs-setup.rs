@@ -48,7 +48,7 @@ struct Rank {
 impl Rank {
     fn new(arguments: &Arguments, rank: u32) -> anyhow::Result<Self> {
         let client = Client::connect(&arguments.socket).context("cannot connect")?;
-        let (stream, memory) = (client.register_stream()?, client.allocate(8)?);
+        let (stream, memory) = (client.create_stream()?, client.allocate(8)?);
         Ok(Rank { arguments: arguments.clone(), rank, client, stream, memory })
     }
 
@@ -57,7 +57,11 @@ impl Rank {
         let UniqueId(mut id) = self.arguments.unique_id.parse().map_err(anyhow::Error::msg)?;
         id.iter_mut().zip(number.to_le_bytes()).for_each(|(byte, number)| *byte ^= number);
         let Arguments { nranks, root_address, .. } = &self.arguments;
-        Ok(self.client.init_communicator_rank(UniqueId(id), self.rank, *nranks, 0, root_address)?)
+        Ok(self
+            .client
+            .communicator(UniqueId(id), self.rank, *nranks)
+            .root_address(Some(root_address.as_str()).filter(|root| !root.is_empty()))
+            .join()?)
     }
 
     /// Combines a number of all ranks.

@@ -155,9 +155,16 @@ impl Job {
         const BLOCK: usize = 200;
         let connect = |at: usize| Client::connect(self.services[at % self.services.len()].join("mccs.sock"));
         let client = connect(rank as usize)?;
-        let root = if self.services.len() > 1 { connect(0)?.root_address().to_owned() } else { String::new() };
-        let comm = client.init_communicator_rank(id, rank, self.nranks, 0, &root)?;
-        let (stream, memory, end) = (client.register_stream()?, client.allocate(self.bytes.0)?, client.allocate(8)?);
+        let root = if self.services.len() > 1 {
+            connect(0)?.root_address().unwrap_or_default().to_owned()
+        } else {
+            String::new()
+        };
+        let comm = client
+            .communicator(id, rank, self.nranks)
+            .root_address(Some(&*root).filter(|root| !root.is_empty()))
+            .join()?;
+        let (stream, memory, end) = (client.create_stream()?, client.allocate(self.bytes.0)?, client.allocate(8)?);
         let mut times = vec![Vec::new(); 1 + self.rounds * 2 * Side::ALL.len()];
         loop {
             // Rank 0 says when to end, so that all do after the same operation.

@@ -89,7 +89,7 @@ fn main() -> anyhow::Result<()> {
         _ => (count * parts, count),
     };
     let (send, recv) = (client.allocate(4 * send)?, client.allocate(4 * recv)?);
-    let job = Job { comm, stream: client.register_stream()?, send, recv, kind, count };
+    let job = Job { comm, stream: client.create_stream()?, send, recv, kind, count };
     job.run_once()?;
     std::thread::sleep(settle.0);
     // A strategy that was decided meanwhile is in force after so many; and all ranks begin together.

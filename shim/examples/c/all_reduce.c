@@ -10,7 +10,7 @@ int main(void) {
     mccsComm_t comm;
     mccsStream_t stream;
     CHECK(mccsConnect(NULL, &client));
-    CHECK(mccsCommInitRank(&comm, client, nranks, &id, rank, 0, NULL));
+    CHECK(mccsCommInitRank(&comm, client, nranks, &id, rank, mccsMemoryHost, NULL));
     CHECK(mccsStreamCreate(client, &stream));
 
     size_t count = 1000003;

@@ -40,21 +40,21 @@ int main(void) {
     CUDA(cuModuleGetFunction(&fill, module, "fill"));
 
     mccsClient_t client;
-    mccsCudaComm_t comm;
+    mccsComm_t comm;
     CHECK(mccsConnect(NULL, &client));
     /* Ranks at several services know where rank 0 is. */
-    CHECK(mccsCudaCommInitRankAt(&comm, client, nranks, &id, rank, getenv("MCCS_ROOT_ADDRESS")));
+    CHECK(mccsCommInitRank(&comm, client, nranks, &id, rank, mccsMemoryCuda, getenv("MCCS_ROOT_ADDRESS")));
     int next = (rank + 1) % nranks, last = (rank + nranks - 1) % nranks;
     struct arguments arguments = {data, count, rank};
     CUDA(cuLaunchKernel(fill, (count + 255) / 256, 1, 1, 256, 1, 1, 0, stream, (void *[]){&arguments}, NULL));
     CHECK(mccsGroupStart());
-    CHECK(mccsCudaSend((void *)data, count, mccsFloat32, next, comm, stream));
-    CHECK(mccsCudaRecv((void *)passed_on, count, mccsFloat32, last, comm, stream));
+    CHECK(mccsSend((void *)data, count, mccsFloat32, next, comm, stream));
+    CHECK(mccsRecv((void *)passed_on, count, mccsFloat32, last, comm, stream));
     CHECK(mccsGroupEnd());
-    CHECK(mccsCudaAllReduce((void *)data, (void *)data, count, mccsFloat32, mccsSum, comm, stream));
+    CHECK(mccsAllReduce((void *)data, (void *)data, count, mccsFloat32, mccsSum, comm, stream));
     CUDA(cuStreamSynchronize(stream));
     mccsResult_t failure;
-    CHECK(mccsCudaCommGetAsyncError(comm, &failure));
+    CHECK(mccsCommGetAsyncError(comm, &failure));
     CHECK(failure);
 
     float *sums = malloc(bytes), *received = malloc(bytes);
@@ -70,7 +70,7 @@ int main(void) {
     printf("rank %d of %d: %u elements, %zu wrong\n", rank, nranks, count, wrong);
     free(sums);
     free(received);
-    CHECK(mccsCudaCommDestroy(comm));
+    CHECK(mccsCommDestroy(comm));
     CUDA(cuMemFree_v2(data));
     CUDA(cuMemFree_v2(passed_on));
     CHECK(mccsDisconnect(client));

@@ -77,9 +77,11 @@ impl Name {
     }
 
     /// The address as the service wants it.
-    fn root_address(&self) -> Result<&str, Error> {
+    fn root_address(&self) -> Result<Option<&str>, Error> {
         let end = self.root.iter().position(|byte| *byte == 0).unwrap_or(ROOT_BYTES);
-        std::str::from_utf8(&self.root[..end])
+        let address = std::str::from_utf8(&self.root[..end]);
+        address
+            .map(|address| Some(address).filter(|address| !address.is_empty()))
             .map_err(|_| Error::InvalidArgument("the unique id has no root address that is text".into()))
     }
 }
@@ -87,7 +89,7 @@ impl Name {
 /// The address of this process' service, for communicators whose rank 0 is here.
 pub(crate) fn own_root() -> Result<Root, Error> {
     let (client, mut root) = (client()?, [0; ROOT_BYTES]);
-    let address = client.root_address().as_bytes();
+    let address = client.root_address().unwrap_or_default().as_bytes();
     let too_long = || Error::InvalidArgument("the service's name is too long for a unique id".into());
     root.get_mut(..address.len()).ok_or_else(too_long)?.copy_from_slice(address);
     Ok(root)
@@ -203,7 +205,8 @@ impl Member {
         lifecycle::begins(label, &name, (rank, nranks), &context);
         let comm = {
             let _entered = context.enter().map_err(cuda_error)?;
-            client.init_cuda_communicator_rank_with(name.id, (rank, nranks), name.root_address()?, &options)?
+            let builder = client.communicator(name.id, rank, nranks).root_address(name.root_address()?);
+            builder.options(options.clone()).join_cuda()?
         };
         comm.surface_failures_by_async_error();
         let is_served = comm.is_served();
@@ -250,8 +253,8 @@ impl Member {
     /// Joins under another id, as the rank that it is.
     pub(crate) fn take_place(&self, id: UniqueId) -> Result<CudaCommunicator, Error> {
         let _entered = self.context.enter().map_err(cuda_error)?;
-        let (place, root) = ((self.rank, self.nranks), self.name.root_address()?);
-        let comm = client()?.init_cuda_communicator_rank_with(id, place, root, &self.options)?;
+        let builder = client()?.communicator(id, self.rank, self.nranks).root_address(self.name.root_address()?);
+        let comm = builder.options(self.options.clone()).join_cuda()?;
         comm.surface_failures_by_async_error();
         Ok(comm)
     }

@@ -8,28 +8,28 @@ use crate::{Error, ReduceOperator};
 
 /// A collective, before it is checked.
 #[derive(Clone, Copy)]
-pub(super) struct Call {
-    pub(super) kind: CollectiveKind,
-    pub(super) send: DeviceAddress,
-    pub(super) recv: DeviceAddress,
-    pub(super) count: u64,
-    pub(super) dtype: DataType,
-    pub(super) op: ReduceOperator,
-    pub(super) root: u32,
+pub(crate) struct Call {
+    pub(crate) kind: CollectiveKind,
+    pub(crate) send: DeviceAddress,
+    pub(crate) recv: DeviceAddress,
+    pub(crate) count: u64,
+    pub(crate) dtype: DataType,
+    pub(crate) op: ReduceOperator,
+    pub(crate) root: u32,
     /// The caller's name for it; 0 is none.
-    pub(super) user_tag: u64,
+    pub(crate) user_tag: u64,
 }
 
 impl Call {
     /// Whether the call has nothing to do on any rank: all ranks pass the same count. It takes no number in the order of calls, so
     /// that no rank waits for another one.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.count == 0 && self.kind != CollectiveKind::Barrier
     }
 }
 
 /// Checks a call's arguments.
-pub(super) fn checked(call: &Call, rank: u32, nranks: u32) -> Result<DirectCall, Error> {
+pub(crate) fn checked(call: &Call, rank: u32, nranks: u32) -> Result<DirectCall, Error> {
     let Call { kind, send, recv, count, dtype, op, root, .. } = *call;
     if root >= nranks {
         return Err(Error::argument(format!("rank {root} of a communicator of {nranks}")));

@@ -15,8 +15,8 @@
 //! may be launched into any streams; they run in the order of their launches.
 
 mod call;
+mod communicator;
 mod direct;
-mod either;
 mod estimate;
 mod graphs;
 pub(crate) mod p2p;
@@ -27,10 +27,11 @@ mod staged;
 mod surfacing;
 mod watch;
 
+pub(crate) use call::Call as CudaCall;
+pub(crate) use communicator::CollectedCall;
+pub use communicator::{CudaCommunicator, CudaStream, GpuMemory, TaggedCommunicator};
 pub(crate) use direct::GpuRegions;
 pub use direct::REGISTERED_MAX;
-pub(crate) use either::CollectedCall;
-pub use either::{CudaCommunicator, CudaStream, GpuMemory, TaggedCommunicator};
 pub use profile::{Carrier, RanAt, StampReader};
 pub(crate) use watch::Watch;
 

@@ -10,9 +10,9 @@ use mccs_cuda::{DriverError, OwnedStream, while_capturing};
 use mccs_ipc::types::{CollectiveKind, DataType};
 use mccs_kernels::cuda::{Algorithm, AreaCounts};
 
+use super::communicator::{Backend, CudaCommunicator};
 use super::cuda_error;
 use super::direct::Member;
-use super::either::{CudaCommunicator, Way};
 use crate::Error;
 
 /// Who carries a collective out.
@@ -58,7 +58,7 @@ impl CudaCommunicator {
         if self.nranks() == 1 || count == 0 {
             return Carrier::Nobody;
         }
-        let Way::Direct(comm) = self.way() else { return Carrier::Service };
+        let Backend::Direct(comm) = self.backend() else { return Carrier::Service };
         let bytes = kind.payload_count(count, self.nranks()).saturating_mul(dtype.size_bytes() as u64);
         let Some(algorithm) = comm.algorithm(kind, bytes) else { return Carrier::CopyEngines };
         let protocol = match algorithm {
@@ -74,9 +74,9 @@ impl CudaCommunicator {
     /// Kernels of collectives that were launched outside of graphs: the last one's number on the area.
     #[must_use]
     pub fn kernels_launched(&self) -> u64 {
-        match self.way() {
-            Way::Direct(comm) => comm.kernels_launched(),
-            Way::Served(_) => 0,
+        match self.backend() {
+            Backend::Direct(comm) => comm.kernels_launched(),
+            Backend::Served(_) => 0,
         }
     }
 
@@ -85,7 +85,7 @@ impl CudaCommunicator {
     /// # Errors
     /// [`Error::Cuda`].
     pub fn stamp_reader(&self) -> Result<Option<StampReader>, Error> {
-        let Way::Direct(comm) = self.way() else { return Ok(None) };
+        let Backend::Direct(comm) = self.backend() else { return Ok(None) };
         if !comm.is_timed() || self.nranks() == 1 {
             return Ok(None);
         }

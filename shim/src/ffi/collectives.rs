@@ -1,66 +1,146 @@
-//! Collectives on raw addresses.
+//! Collectives, sends and receives, on raw addresses: of the host's memory and of GPUs alike.
 
 use std::ffi::c_void;
 
-use mccs_ipc::types::DataType;
+use mccs_ipc::types::{CollectiveKind, RedOp};
 
+use super::communicators::{CComm, Memory, shared};
 use super::operators::data_type;
-use super::shapes::{collectives, points};
-use super::{CComm, CStream, SUCCESS, Status, guard, object, span};
-use crate::{Communicator, Error, Span, Stream};
+use super::{CStream, Status, guard, object, span};
+use crate::communicator::Call;
+use crate::cuda::{CudaCall, CudaStream};
+use crate::{Error, Stream};
 
+/// A rank's number.
 pub(super) fn rank(value: i32) -> Result<u32, Error> {
     u32::try_from(value).map_err(|_| Error::argument(format!("rank {value} is negative")))
 }
 
-/// What every call has.
-struct Call<'a> {
-    handle: &'a CComm,
-    comm: &'a Communicator,
-    stream: &'a Stream,
-    send: Span,
-    recv: Span,
-    count: u64,
-    dtype: DataType,
+/// What a collective is called with; roots and operators that it has not are 0.
+struct Arguments {
+    send: *const c_void,
+    recv: *mut c_void,
+    count: usize,
+    dtype: i32,
+    op: i32,
+    root: i32,
 }
 
+/// A stream of [`mccsStreamCreate`](super::objects::mccsStreamCreate).
+///
 /// # Safety
-/// Handles must be null, or come from this library and not have been destroyed.
-unsafe fn prepare<'a>(
-    (comm, stream): (*mut CComm, *mut CStream),
-    (send, recv): (u64, u64),
-    count: u64,
-    dtype: i32,
-) -> Result<Call<'a>, Error> {
+/// The pointer must be null, or such a stream that has not been destroyed.
+unsafe fn host_stream<'a>(stream: CudaStream) -> Result<&'a Stream, Error> {
     // SAFETY: the caller's contract.
-    let (handle, stream) = unsafe { (object(comm, "comm")?, &object(stream, "stream")?.0) };
-    let comm = &handle.comm;
-    let (send, recv) = (span(comm.client(), send as usize), span(comm.client(), recv as usize));
-    Ok(Call { handle, comm, stream, send, recv, count, dtype: data_type(dtype)? })
+    unsafe { object(stream.cast::<CStream>(), "stream") }.map(|stream| &stream.0)
+}
+
+/// Enqueues a collective.
+///
+/// # Safety
+/// Handles, buffers and stream as `mccs.h` says.
+unsafe fn collective(kind: CollectiveKind, at: &Arguments, comm: *mut CComm, stream: CudaStream) -> Status {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        let comm = unsafe { shared(comm) }?;
+        comm.check_open()?;
+        let (dtype, root, count) = (data_type(at.dtype)?, rank(at.root)?, at.count as u64);
+        let op = if kind.reduces() { comm.operators.get(at.op)? } else { RedOp::Sum.into() };
+        match &comm.memory {
+            Memory::Host(host) => {
+                // SAFETY: the caller's contract.
+                let stream = unsafe { host_stream(stream) }?;
+                let (send, recv) = (span(host.client(), at.send as usize), span(host.client(), at.recv as usize));
+                let call = Call { kind, send, recv, count, dtype, op, scalar_at: None, root, user_tag: 0 };
+                host.collective(&call, stream)?;
+            }
+            Memory::Cuda(cuda) => {
+                let (send, recv) = (at.send as u64, at.recv as u64);
+                let call = CudaCall { kind, send, recv, count, dtype, op, root, user_tag: 0 };
+                // SAFETY: the caller's contract.
+                unsafe { cuda.collective(&call, stream) }?;
+            }
+        }
+        Ok(super::SUCCESS)
+    })
+}
+
+/// Enqueues a send or a receive.
+///
+/// # Safety
+/// Handles, buffer and stream as `mccs.h` says.
+unsafe fn point_to_point(
+    is_send: bool,
+    (buffer, count, dtype): (*const c_void, usize, i32),
+    peer: i32,
+    comm: *mut CComm,
+    stream: CudaStream,
+) -> Status {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        let comm = unsafe { shared(comm) }?;
+        comm.check_open()?;
+        let (dtype, peer, count) = (data_type(dtype)?, rank(peer)?, count as u64);
+        match &comm.memory {
+            Memory::Host(host) => {
+                // SAFETY: the caller's contract.
+                let stream = unsafe { host_stream(stream) }?;
+                let span = span(host.client(), buffer as usize);
+                let call = if is_send { crate::Communicator::send } else { crate::Communicator::recv };
+                call(host, span, count, dtype, peer, stream)?;
+            }
+            Memory::Cuda(cuda) => {
+                let address = buffer as u64;
+                // SAFETY: the caller's contract.
+                unsafe {
+                    match is_send {
+                        true => cuda.send(address, count, dtype, peer, stream),
+                        false => cuda.recv(address, count, dtype, peer, stream),
+                    }?;
+                }
+            }
+        }
+        Ok(super::SUCCESS)
+    })
+}
+
+/// Defines the functions on a send and a receive buffer: which collective each is, and the arguments that only some have.
+macro_rules! collectives {
+    ($($name:ident($($arg:ident),*) => $kind:ident;)+) => {
+        $(
+            /// See `mccs.h`.
+            ///
+            /// # Safety
+            /// Pointers as `mccs.h` says.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name(
+                sendbuff: *const c_void,
+                recvbuff: *mut c_void,
+                count: usize,
+                dtype: i32,
+                $($arg: i32,)*
+                comm: *mut CComm,
+                stream: *mut c_void,
+            ) -> Status {
+                #[allow(unused_mut, reason = "some have neither operator nor root")]
+                let mut at = Arguments { send: sendbuff, recv: recvbuff, count, dtype, op: 0, root: 0 };
+                $(at.$arg = $arg;)*
+                // SAFETY: the caller's contract.
+                unsafe { collective(CollectiveKind::$kind, &at, comm, stream) }
+            }
+        )+
+    };
 }
 
 collectives! {
-    prepare, CComm, CStream;
-    mccsAllReduce(op: i32) => |c| {
-        c.comm.all_reduce(c.send, c.recv, c.count, c.dtype, c.handle.operators.get(op)?, c.stream)
-    };
-    mccsReduceScatter(op: i32) => |c| {
-        c.comm.reduce_scatter(c.send, c.recv, c.count, c.dtype, c.handle.operators.get(op)?, c.stream)
-    };
-    mccsReduce(op: i32, root: i32) => |c| {
-        c.comm.reduce(c.send, c.recv, c.count, c.dtype, c.handle.operators.get(op)?, rank(root)?, c.stream)
-    };
-    mccsAllGather() => |c| c.comm.all_gather(c.send, c.recv, c.count, c.dtype, c.stream);
-    mccsAllToAll() => |c| c.comm.all_to_all(c.send, c.recv, c.count, c.dtype, c.stream);
-    mccsBroadcast(root: i32) => |c| c.comm.broadcast(c.send, c.recv, c.count, c.dtype, rank(root)?, c.stream);
-    mccsGather(root: i32) => |c| c.comm.gather(c.send, c.recv, c.count, c.dtype, rank(root)?, c.stream);
-    mccsScatter(root: i32) => |c| c.comm.scatter(c.send, c.recv, c.count, c.dtype, rank(root)?, c.stream);
-}
-
-points! {
-    prepare, CComm, CStream;
-    mccsSend(*const c_void) => |c, peer| c.comm.send(c.send, c.count, c.dtype, peer, c.stream);
-    mccsRecv(*mut c_void) => |c, peer| c.comm.recv(c.recv, c.count, c.dtype, peer, c.stream);
+    mccsAllReduce(op) => AllReduce;
+    mccsReduceScatter(op) => ReduceScatter;
+    mccsReduce(op, root) => Reduce;
+    mccsAllGather() => AllGather;
+    mccsAllToAll() => AllToAll;
+    mccsBroadcast(root) => Broadcast;
+    mccsGather(root) => Gather;
+    mccsScatter(root) => Scatter;
 }
 
 /// See `mccs.h`.
@@ -68,10 +148,42 @@ points! {
 /// # Safety
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mccsBarrier(comm: *mut CComm, stream: *mut CStream) -> Status {
-    guard(|| {
-        // SAFETY: the caller's contract.
-        let (handle, stream) = unsafe { (object(comm, "comm")?, object(stream, "stream")?) };
-        handle.comm.barrier(&stream.0).map(|()| SUCCESS)
-    })
+pub unsafe extern "C" fn mccsSend(
+    buffer: *const c_void,
+    count: usize,
+    dtype: i32,
+    peer: i32,
+    comm: *mut CComm,
+    stream: *mut c_void,
+) -> Status {
+    // SAFETY: the caller's contract.
+    unsafe { point_to_point(true, (buffer, count, dtype), peer, comm, stream) }
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsRecv(
+    buffer: *mut c_void,
+    count: usize,
+    dtype: i32,
+    peer: i32,
+    comm: *mut CComm,
+    stream: *mut c_void,
+) -> Status {
+    // SAFETY: the caller's contract.
+    unsafe { point_to_point(false, (buffer, count, dtype), peer, comm, stream) }
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsBarrier(comm: *mut CComm, stream: *mut c_void) -> Status {
+    let at = Arguments { send: std::ptr::null(), recv: std::ptr::null_mut(), count: 0, dtype: 1, op: 0, root: 0 };
+    // SAFETY: the caller's contract.
+    unsafe { collective(CollectiveKind::Barrier, &at, comm, stream) }
 }

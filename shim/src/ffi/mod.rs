@@ -4,18 +4,23 @@
 //! looked up in the client's table of regions.
 
 mod collectives;
-mod cuda;
+mod communicators;
 mod objects;
 mod operators;
-mod shapes;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use mccs_ipc::types::ErrorClass;
 
-use crate::{Client, Communicator, Error, RankSpec, Region, Span, Stream};
+use self::communicators::{CComm, Memory};
+use crate::builder::Joining;
+use crate::{Client, CommunicatorBuilder, Error, Region, Span, Stream};
 
 /// `mccsResult_t`.
 type Status = i32;
@@ -25,15 +30,17 @@ const IN_PROGRESS: Status = 7;
 /// Behind `mccsClient_t`.
 pub struct CClient {
     client: Client,
-    root_address: CString,
+    root_address: Option<CString>,
     /// Regions that C owns, by address.
-    regions: std::sync::Mutex<std::collections::BTreeMap<usize, Region>>,
+    regions: Mutex<BTreeMap<usize, Region>>,
+    /// How long ranks wait for others when they join; 0 for as long as the operator says.
+    init_timeout_ms: AtomicU64,
 }
 
-/// Behind `mccsComm_t`.
-pub struct CComm {
-    comm: Communicator,
-    operators: operators::Operators,
+impl CClient {
+    fn init_timeout(&self) -> Option<Duration> {
+        Some(self.init_timeout_ms.load(Ordering::Relaxed)).filter(|ms| *ms > 0).map(Duration::from_millis)
+    }
 }
 
 /// Behind `mccsStream_t`.
@@ -41,9 +48,8 @@ pub struct CStream(Stream);
 
 /// A `mccsCommInitRank` that waits for the end of its group.
 struct PendingJoin {
-    client: Client,
-    request: u64,
-    spec: RankSpec,
+    rank: CommunicatorBuilder,
+    joining: Joining,
     target: *mut *mut CComm,
 }
 
@@ -162,9 +168,9 @@ pub extern "C" fn mccsGroupEnd() -> Status {
         })?;
         // All are finished, so that no answer is left over when one is an error.
         let finish = |join: PendingJoin| {
-            let comm = join.client.finish_join(join.request, &join.spec)?;
+            let comm = join.rank.finish_join(&join.joining)?;
             // SAFETY: the caller of mccsCommInitRank keeps its output argument valid to the end of the group.
-            unsafe { put(join.target, objects::into_handle(comm), "comm") }
+            unsafe { put(join.target, CComm::into_handle(Memory::Host(comm)), "comm") }
         };
         let finished: Vec<_> = joins.into_iter().map(finish).collect();
         finished.into_iter().collect::<Result<Vec<_>, _>>()?;

@@ -1,20 +1,14 @@
-//! Clients, communicators, streams, memory.
+//! Clients, streams, memory.
 
 use std::ffi::{CString, c_char, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use mccs_ipc::types::UniqueId;
 
-use super::operators::{Operators, data_type};
-use super::{
-    CClient, CComm, CStream, IN_PROGRESS, PendingJoin, SUCCESS, Status, guard, object, of_thread, put, status_of, text,
-};
+use super::{CClient, CStream, IN_PROGRESS, SUCCESS, Status, guard, object, put, text};
 
-use crate::{Client, Communicator, Error, RankSpec, ReduceOperator, Region, Scalar};
-
-pub(super) fn into_handle(comm: Communicator) -> *mut CComm {
-    Box::into_raw(Box::new(CComm { comm, operators: Operators::default() }))
-}
+use crate::{Client, Error, Region};
 
 /// Takes a handle's object back.
 ///
@@ -43,9 +37,14 @@ pub unsafe extern "C" fn mccsConnect(socket: *const c_char, client: *mut *mut CC
             Some(socket) => Client::connect(socket)?,
             None => Client::from_env()?,
         };
-        let root_address = CString::new(connected.root_address())
-            .map_err(|_| Error::System("the service's name has a zero in it".into()))?;
-        let handle = Box::into_raw(Box::new(CClient { client: connected, root_address, regions: Mutex::default() }));
+        let root_address = connected.root_address().map(CString::new).transpose();
+        let root_address = root_address.map_err(|_| Error::System("the service's name has a zero in it".into()))?;
+        let handle = Box::into_raw(Box::new(CClient {
+            client: connected,
+            root_address,
+            regions: Mutex::default(),
+            init_timeout_ms: AtomicU64::new(0),
+        }));
         // SAFETY: the caller's contract.
         unsafe { put(client, handle, "client") }
     })
@@ -68,7 +67,12 @@ pub unsafe extern "C" fn mccsDisconnect(client: *mut CClient) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsRootAddress(client: *mut CClient, address: *mut *const c_char) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { put(address, object(client, "client")?.root_address.as_ptr(), "address") })
+    guard(|| unsafe {
+        {
+            let own = object(client, "client")?.root_address.as_ref();
+            put(address, own.map_or(std::ptr::null(), |own| own.as_ptr()), "address")
+        }
+    })
 }
 
 /// See `mccs.h`.
@@ -86,135 +90,12 @@ pub unsafe extern "C" fn mccsGetUniqueId(id: *mut UniqueId) -> Status {
 /// # Safety
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mccsCommInitRank(
-    comm: *mut *mut CComm,
-    client: *mut CClient,
-    nranks: i32,
-    id: *const UniqueId,
-    rank: i32,
-    device: i32,
-    root_address: *const c_char,
-) -> Status {
+pub unsafe extern "C" fn mccsSetInitTimeout(client: *mut CClient, timeout_ms: u64) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
-        let (client, root) = unsafe { (object(client, "client")?, text(root_address, "root address")?) };
-        // SAFETY: the caller's contract.
-        let id = unsafe { id.as_ref() }.ok_or_else(|| Error::argument("id is null"))?;
-        if comm.is_null() {
-            return Err(Error::argument("comm is null"));
-        }
-        let number = |value: i32, what: &str| {
-            u32::try_from(value).map_err(|_| Error::argument(format!("{what} {value} is negative")))
-        };
-        let spec = RankSpec {
-            id: *id,
-            rank: number(rank, "rank")?,
-            nranks: number(nranks, "nranks")?,
-            device: number(device, "device")?,
-            root_address: root.unwrap_or_default().to_owned(),
-        };
-        let request = client.client.send_join(&spec)?;
-        let join = PendingJoin { client: client.client.clone(), request, spec, target: comm };
-        if of_thread(|thread| thread.group_depth > 0)? {
-            return of_thread(|thread| thread.joins.push(join)).map(|()| SUCCESS);
-        }
-        let joined = join.client.finish_join(join.request, &join.spec)?;
-        // SAFETY: the caller's contract.
-        unsafe { put(comm, into_handle(joined), "comm") }
+        unsafe { object(client, "client") }?.init_timeout_ms.store(timeout_ms, Ordering::Relaxed);
+        Ok(SUCCESS)
     })
-}
-
-/// See `mccs.h`.
-///
-/// # Safety
-/// Pointers as `mccs.h` says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mccsCommDestroy(comm: *mut CComm) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { take(comm, "comm") }?.comm.destroy().map(|()| SUCCESS))
-}
-
-/// See `mccs.h`.
-///
-/// # Safety
-/// Pointers as `mccs.h` says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mccsCommAbort(comm: *mut CComm) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { take(comm, "comm") }?.comm.abort().map(|()| SUCCESS))
-}
-
-/// See `mccs.h`.
-///
-/// # Safety
-/// Pointers as `mccs.h` says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mccsCommGetAsyncError(comm: *mut CComm, error: *mut Status) -> Status {
-    guard(|| {
-        // SAFETY: the caller's contract.
-        let failure = unsafe { object(comm, "comm") }?.comm.async_error();
-        // SAFETY: the caller's contract.
-        unsafe { put(error, failure.as_ref().map_or(SUCCESS, status_of), "error") }
-    })
-}
-
-/// See `mccs.h`.
-///
-/// # Safety
-/// Pointers as `mccs.h` says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mccsCommCount(comm: *mut CComm, count: *mut i32) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { put(count, object(comm, "comm")?.comm.nranks() as i32, "count") })
-}
-
-/// See `mccs.h`.
-///
-/// # Safety
-/// Pointers as `mccs.h` says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mccsCommUserRank(comm: *mut CComm, rank: *mut i32) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { put(rank, object(comm, "comm")?.comm.rank() as i32, "rank") })
-}
-
-/// See `mccs.h`.
-///
-/// # Safety
-/// Pointers as `mccs.h` says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mccsRedOpCreatePreMulSum(
-    op: *mut i32,
-    scalar: *const c_void,
-    dtype: i32,
-    comm: *mut CComm,
-) -> Status {
-    guard(|| {
-        let dtype = data_type(dtype)?;
-        if scalar.is_null() {
-            return Err(Error::argument("scalar is null"));
-        }
-        // SAFETY: the caller's contract: `scalar` leads to one element of `dtype`.
-        let value = unsafe { Scalar::read(scalar, dtype) };
-        // SAFETY: the caller's contract.
-        let comm = unsafe { object(comm, "comm") }?;
-        if op.is_null() {
-            return Err(Error::argument("op is null"));
-        }
-        let number = comm.operators.add(ReduceOperator::PreMulSum(value));
-        // SAFETY: the caller's contract.
-        unsafe { put(op, number, "op") }
-    })
-}
-
-/// See `mccs.h`.
-///
-/// # Safety
-/// Pointers as `mccs.h` says.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn mccsRedOpDestroy(op: i32, comm: *mut CComm) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { object(comm, "comm") }?.operators.remove(op).map(|()| SUCCESS))
 }
 
 /// See `mccs.h`.
@@ -229,7 +110,7 @@ pub unsafe extern "C" fn mccsStreamCreate(client: *mut CClient, stream: *mut *mu
         if stream.is_null() {
             return Err(Error::argument("stream is null"));
         }
-        let made = client.client.register_stream()?;
+        let made = client.client.create_stream()?;
         // SAFETY: the caller's contract.
         unsafe { put(stream, Box::into_raw(Box::new(CStream(made))), "stream") }
     })

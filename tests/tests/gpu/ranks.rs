@@ -272,7 +272,10 @@ impl Place {
         std::mem::forget(context.enter()?);
         std::mem::forget(context.clone());
         let client = Client::connect(&self.socket)?;
-        let comm = client.init_cuda_communicator_rank_at(id, rank, self.nranks, &self.root)?;
+        let comm = client
+            .communicator(id, rank, self.nranks)
+            .root_address(Some(&*self.root).filter(|root| !root.is_empty()))
+            .join_cuda()?;
         let stream = OwnedStream::new(&context)?;
         Ok(Rank { context, comm, stream, together })
     }

@@ -36,9 +36,9 @@ fn a_peer_that_goes_leaves_nobody_waiting_for_one_of_many_joins() {
     let raw = Raw::connect(&service);
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| {
-            let spec =
-                |id: &UniqueId| mccs::RankSpec { id: *id, rank: 0, nranks: 3, device: 0, root_address: String::new() };
-            service.connect(0).init_communicator_ranks(&ids.iter().map(spec).collect::<Vec<_>>()).map(drop)
+            let client = service.connect(0);
+            let rank = |id: &UniqueId| client.communicator(*id, 0, 3);
+            mccs::CommunicatorBuilder::join_all(&ids.iter().map(rank).collect::<Vec<_>>()).map(drop)
         });
         for (number, id) in ids.iter().enumerate() {
             let root_address = String::new();

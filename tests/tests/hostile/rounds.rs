@@ -24,8 +24,8 @@ fn peer_of(hostile: impl FnOnce(&mut Raw, &CollectiveSignature) + Send) -> Resul
                 raw
             });
             let client = service.connect(0);
-            let comm = client.init_communicator_rank(id, 0, 2, 0, "").expect("a communicator");
-            let stream = client.register_stream().expect("a stream");
+            let comm = client.communicator(id, 0, 2).join().expect("a communicator");
+            let stream = client.create_stream().expect("a stream");
             let memory = client.allocate(16).expect("memory");
             // SAFETY: nothing is in flight.
             unsafe { memory.as_mut_slice() }.copy_from_slice(&1f32.to_le_bytes().repeat(4));

@@ -124,7 +124,7 @@ fn a_send_and_its_receive_that_disagree_while_a_collective_runs() {
     let hosts = TestHosts::start(2, "");
     let errors = hosts.ranks(&[0, 1, 1], |rank| {
         let memory = rank.client.allocate(1 << 20).expect("memory");
-        let (place, beside) = (memory.at(0), rank.client.register_stream().expect("a stream"));
+        let (place, beside) = (memory.at(0), rank.client.create_stream().expect("a stream"));
         match rank.comm.rank() {
             0 => {
                 // Rank 0 never takes part in the barrier that the others are in.
@@ -213,7 +213,12 @@ fn joins_fail(hosts: &TestHosts, joins: &[(usize, u32, u32, &str)]) -> Vec<Error
     let id = mccs::unique_id().expect("an id");
     in_threads(joins.to_vec(), |(host, rank, nranks, root)| {
         let client = hosts.service(host).connect(0);
-        client.init_communicator_rank(id, rank, nranks, 0, root).err().expect("refused")
+        client
+            .communicator(id, rank, nranks)
+            .root_address(Some(root).filter(|root| !root.is_empty()))
+            .join()
+            .err()
+            .expect("refused")
     })
 }
 
@@ -233,7 +238,7 @@ fn the_operator_sees_which_ranks_of_other_hosts_are_missing() {
     let id = mccs::unique_id().expect("an id");
     let join = |rank: u32| {
         let client = hosts.service(rank as usize).connect(0);
-        client.init_communicator_rank(id, rank, 2, 0, "h0").expect("joined")
+        client.communicator(id, rank, 2).root_address("h0").join().expect("joined")
     };
     std::thread::scope(|scope| {
         let other = scope.spawn(|| join(1));
@@ -285,6 +290,6 @@ fn a_rank_that_two_hosts_have_is_named() {
 fn a_service_of_one_host_says_that_it_is() {
     let service = TestService::start("");
     let id = mccs::unique_id().expect("an id");
-    let error = service.connect(0).init_communicator_rank(id, 0, 2, 0, "h0").err().expect("refused");
+    let error = service.connect(0).communicator(id, 0, 2).root_address("h0").join().err().expect("refused");
     assert!(error.to_string().contains("joins ranks of its own host only"), "{error}");
 }

@@ -203,7 +203,7 @@ fn messages_and_collectives_run_at_once() {
     hosts.ranks(&[0, 1], |rank| {
         let (me, peer, bytes) = (rank.comm.rank(), 1 - rank.comm.rank(), 1u64 << 20);
         let memory = rank.client.allocate(4 * bytes).expect("memory");
-        let other = rank.client.register_stream().expect("a stream");
+        let other = rank.client.create_stream().expect("a stream");
         for number in 0..10 {
             // SAFETY: nothing is in flight.
             let all = unsafe { memory.as_mut_slice() };

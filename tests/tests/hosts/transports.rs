@@ -150,7 +150,7 @@ fn hosts_that_begin_otherwise_are_refused_by_name() {
     let hosts = start(2, |host| if host == 0 { "standby" } else { "required" });
     let (id, clients) = (mccs::unique_id().expect("an id"), [0, 1].map(|host| (host, hosts.service(host).connect(0))));
     let refusals = in_threads(clients.into(), |(host, client)| {
-        let joined = client.init_communicator_rank(id, host as u32, 2, 0, "h0");
+        let joined = client.communicator(id, host as u32, 2).root_address("h0").join();
         joined.map(drop).expect_err("they begin otherwise").to_string()
     });
     for refusal in refusals {

@@ -405,7 +405,7 @@ fn join(client: &Client, identity: Identity) -> Result<Arc<Communicator>, Error>
     match client.0.requests.call(request, &[])? {
         (Response::Comm { comm, direct: None, .. }, _) => {
             client.0.begin_comm(comm);
-            Ok(Arc::new(Communicator::new(client.clone(), comm, rank, nranks, None)))
+            Ok(Arc::new(Communicator::new(client.clone(), comm, (rank, nranks), None)))
         }
         (other, _) => Err(unexpected(&other)),
     }

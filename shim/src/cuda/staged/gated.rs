@@ -99,7 +99,7 @@ impl Gated {
     /// With room for slots of so many bytes together.
     pub(super) fn new(client: &Client, context: &Context, access: Access, bytes: u64) -> Result<Self, Error> {
         let region = client.allocate(HEAD_BYTES + bytes)?;
-        let stream = client.register_gated_stream(&region, 0)?;
+        let stream = client.create_gated_stream(&region, 0)?;
         // SAFETY: the region is mapped longer than it is registered: fields are dropped in order.
         let registration = unsafe { HostRegistration::register(context, region.as_ptr(), region.len_bytes()) };
         let (registration, memory) = (registration.map_err(cuda_error)?, Arc::new(GateMemory(region)));

@@ -86,7 +86,7 @@ impl StagedCommunicator {
     ) -> Result<Self, Error> {
         let Identity { rank, nranks, .. } = identity;
         // From here on it is left if anything fails.
-        let comm = Arc::new(Communicator::new(client.clone(), handle, rank, nranks, None));
+        let comm = Arc::new(Communicator::new(client.clone(), handle, (rank, nranks), None));
         client.0.begin_comm(handle);
         if nranks > RANKS_MAX {
             return Err(Error::argument(format!("{nranks} ranks: with GPUs there may be {RANKS_MAX}")));

@@ -1,11 +1,11 @@
-//! What programs use: a communicator of GPUs, whoever carries its collectives out.
+//! A communicator of GPUs, as programs use it: its back end carries collectives out.
 
 use std::ffi::c_void;
 use std::sync::Arc;
 
 use mccs_cuda::{Context, DeviceAddress, RawStream};
-use mccs_ipc::protocol::{JoinOptions, Request, Response};
-use mccs_ipc::types::{CollectiveKind, DataType, RedOp, UniqueId};
+use mccs_ipc::protocol::Response;
+use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
 use super::call::{Call, checked};
 use super::cuda_error;
@@ -15,7 +15,7 @@ use super::p2p::AnyP2p;
 use super::served::{Identity, Joined, ServedCommunicator};
 use super::surfacing::Surfacing;
 use crate::client::unexpected;
-use crate::{Client, Error, ReduceOperator, group};
+use crate::{Client, CommunicatorBuilder, Error, ReduceOperator, group};
 
 /// A stream of the communicator's context, as `CUstream` or `cudaStream_t`; null is the default stream.
 pub type CudaStream = *mut c_void;
@@ -23,7 +23,7 @@ pub type CudaStream = *mut c_void;
 /// A rank's membership in a communicator of GPUs. Operations may be called from any thread; all ranks must call the same
 /// collectives in the same order.
 pub struct CudaCommunicator {
-    way: Way,
+    backend: Backend,
     surfacing: Arc<Surfacing>,
 }
 
@@ -38,7 +38,7 @@ pub struct GpuMemory {
 
 /// How collectives are carried out. Groups have counts of their own, to their end.
 #[derive(Clone)]
-pub(super) enum Way {
+pub(super) enum Backend {
     /// By kernels in the ranks' streams.
     Direct(Arc<DirectCommunicator>),
     /// By the service.
@@ -47,93 +47,56 @@ pub(super) enum Way {
 
 /// A collective that waits for the end of its group.
 pub(crate) struct CollectedCall {
-    way: Way,
+    backend: Backend,
     surfacing: Arc<Surfacing>,
     call: Call,
     stream: CudaStream,
 }
 
-impl Client {
-    /// Joins communicator `id` as `rank` of `nranks`, with buffers on the GPU of the calling thread's current CUDA context. All
-    /// ranks are on this host. Returns when all have joined.
+impl CommunicatorBuilder {
+    /// Joins, with buffers on the GPU of the calling thread's current CUDA context. Returns when all ranks have joined. A process with
+    /// several ranks calls it from as many threads.
     ///
     /// # Errors
     /// [`Error::Cuda`] where no context is current or the driver refuses, [`Error::Refused`] where the service has no such
-    /// GPU, ranks contradict each other or are missing, or the tenant is over its quota.
-    pub fn init_cuda_communicator_rank(&self, id: UniqueId, rank: u32, nranks: u32) -> Result<CudaCommunicator, Error> {
-        self.init_cuda_communicator_rank_at(id, rank, nranks, "")
-    }
-
-    /// As [`Client::init_cuda_communicator_rank`], with ranks on several hosts, or services: `root_address` is what
-    /// [`Client::root_address`] returns where rank 0 is. Where all ranks are on one host after all, it is as if it was empty.
-    ///
-    /// # Errors
-    /// As above.
-    pub fn init_cuda_communicator_rank_at(
-        &self,
-        id: UniqueId,
-        rank: u32,
-        nranks: u32,
-        root_address: &str,
-    ) -> Result<CudaCommunicator, Error> {
-        self.init_cuda_communicator_rank_with(id, (rank, nranks), root_address, &JoinOptions::default())
-    }
-
-    /// As [`Client::init_cuda_communicator_rank_at`], as `rank` of `nranks`, with what the tenant asks of the communicator.
-    ///
-    /// # Errors
-    /// As above; [`Error::Refused`] for a name that is too long.
-    pub fn init_cuda_communicator_rank_with(
-        &self,
-        id: UniqueId,
-        (rank, nranks): (u32, u32),
-        root_address: &str,
-        options: &JoinOptions,
-    ) -> Result<CudaCommunicator, Error> {
+    /// GPU, ranks contradict each other or are missing at a time-out, or the tenant is over its quota.
+    pub fn join_cuda(&self) -> Result<CudaCommunicator, Error> {
         mccs_cuda::driver()?;
         let context = Context::current().map_err(cuda_error)?;
         let gpu = context.gpu().id.0;
-        let root_address = root_address.to_owned();
-        let (named, asked, gpu_asked) = (root_address.clone(), options.clone(), Some(gpu));
-        let request = Request::InitRank {
-            id,
-            rank,
-            nranks,
-            gpu: gpu_asked,
-            root_address: named,
-            by_engines: false,
-            options: asked,
-        };
-        let place = (rank, nranks);
-        match self.0.requests.call(request, &[])? {
+        let joining = self.send(Some(gpu))?;
+        let (client, place) = (&self.client, (self.rank, self.nranks));
+        match client.wait_for_join(&joining, self)? {
             (Response::Comm { comm, direct: Some(share), .. }, fds) => {
-                let made = DirectCommunicator::join(self, comm, place, context, &share, &fds)?;
-                Ok(CudaCommunicator::new(Way::Direct(Arc::new(made))))
+                let made = DirectCommunicator::join(client, comm, place, context, &share, &fds)?;
+                Ok(CudaCommunicator::new(Backend::Direct(Arc::new(made))))
             }
             (Response::Comm { comm, access, engines_from, .. }, _) => {
-                let identity = Identity { id, rank, nranks, gpu, root_address, options: options.clone() };
+                let (id, rank, nranks, options) = (self.id, self.rank, self.nranks, self.options.clone());
+                let root_address = self.root_address.clone().unwrap_or_default();
+                let identity = Identity { id, rank, nranks, gpu, root_address, options };
                 let joined = Joined { identity, comm, access, engines_from };
-                let made = ServedCommunicator::new(self, &joined, context)?;
-                Ok(CudaCommunicator::new(Way::Served(Arc::new(made))))
+                let made = ServedCommunicator::new(client, &joined, context)?;
+                Ok(CudaCommunicator::new(Backend::Served(Arc::new(made))))
             }
             (other, _) => Err(unexpected(&other)),
         }
     }
 }
 
-/// The same on both kinds.
-macro_rules! either {
-    ($way:expr, $comm:ident => $body:expr) => {
-        match &$way {
-            Way::Direct($comm) => $body,
-            Way::Served($comm) => $body,
+/// The same on both back ends.
+macro_rules! on_backend {
+    ($backend:expr, $comm:ident => $body:expr) => {
+        match &$backend {
+            Backend::Direct($comm) => $body,
+            Backend::Served($comm) => $body,
         }
     };
 }
 
 impl CudaCommunicator {
-    fn new(way: Way) -> Self {
-        CudaCommunicator { way, surfacing: Arc::default() }
+    fn new(backend: Backend) -> Self {
+        CudaCommunicator { backend, surfacing: Arc::default() }
     }
 
     /// From now on failures of other ranks surface as in NCCL: calls succeed, and nothing comes of them, until
@@ -146,25 +109,25 @@ impl CudaCommunicator {
     /// This rank.
     #[must_use]
     pub fn rank(&self) -> u32 {
-        either!(self.way, comm => comm.rank())
+        on_backend!(self.backend, comm => comm.rank())
     }
 
     /// Number of ranks.
     #[must_use]
     pub fn nranks(&self) -> u32 {
-        either!(self.way, comm => comm.nranks())
+        on_backend!(self.backend, comm => comm.nranks())
     }
 
     /// The session it belongs to.
     #[must_use]
     pub fn client(&self) -> &Client {
-        either!(self.way, comm => comm.client())
+        on_backend!(self.backend, comm => comm.client())
     }
 
     /// Whether the service carries collectives out: ranks are on several hosts, or the operator wants it so.
     #[must_use]
     pub fn is_served(&self) -> bool {
-        matches!(self.way, Way::Served(_))
+        matches!(self.backend, Backend::Served(_))
     }
 
     /// Calls collectives that the operator's recorders show under a tag of the caller's; 0 is none.
@@ -178,20 +141,20 @@ impl CudaCommunicator {
     /// # Errors
     /// [`Error::ServiceGone`]; [`Error::Refused`] once the rank has left.
     pub fn gpu_memory(&self) -> Result<GpuMemory, Error> {
-        either!(self.way, comm => comm.gpu_memory())
+        on_backend!(self.backend, comm => comm.gpu_memory())
     }
 
     /// Whether this rank has CUDA graphs that were captured with the communicator's collectives and read its GPU memory.
     #[must_use]
     pub fn has_graphs(&self) -> bool {
-        either!(self.way, comm => comm.has_graphs())
+        on_backend!(self.backend, comm => comm.has_graphs())
     }
 
     /// The error that ended the communicator, if one did: on any rank. To be asked for after a stream was synchronized:
     /// operations of a communicator that has failed end at once, whatever is in their buffers.
     #[must_use]
     pub fn async_error(&self) -> Option<Error> {
-        either!(self.way, comm => comm.async_error()).inspect(|_| self.surfacing.told())
+        on_backend!(self.backend, comm => comm.async_error()).inspect(|_| self.surfacing.told())
     }
 
     /// Ends the communicator on all ranks: operations outstanding end without a result.
@@ -200,7 +163,7 @@ impl CudaCommunicator {
     /// [`Error::ServiceGone`].
     pub fn abort(&self) -> Result<(), Error> {
         self.surfacing.told();
-        either!(self.way, comm => comm.abort())
+        on_backend!(self.backend, comm => comm.abort())
     }
 
     /// Leaves the communicator when this rank's operations have ended, and waits for that; [`CudaCommunicator::abort`] from another thread
@@ -209,7 +172,7 @@ impl CudaCommunicator {
     /// # Errors
     /// [`Error::Cuda`] where the GPU has failed, [`Error::ServiceGone`].
     pub fn finalize(&self) -> Result<(), Error> {
-        either!(self.way, comm => comm.leave())
+        on_backend!(self.backend, comm => comm.leave())
     }
 
     /// As [`CudaCommunicator::finalize`].
@@ -221,8 +184,8 @@ impl CudaCommunicator {
     }
 
     /// How collectives are carried out.
-    pub(super) fn way(&self) -> &Way {
-        &self.way
+    pub(super) fn backend(&self) -> &Backend {
+        &self.backend
     }
 
     /// How failures of others surface.
@@ -232,9 +195,9 @@ impl CudaCommunicator {
 
     /// What sends and receives need.
     pub(super) fn p2p(&self) -> AnyP2p {
-        match &self.way {
-            Way::Direct(comm) => AnyP2p::Direct(Arc::clone(comm.p2p())),
-            Way::Served(comm) => AnyP2p::Staged(Arc::clone(comm.p2p())),
+        match &self.backend {
+            Backend::Direct(comm) => AnyP2p::Direct(Arc::clone(comm.p2p())),
+            Backend::Served(comm) => AnyP2p::Staged(Arc::clone(comm.p2p())),
         }
     }
 
@@ -242,16 +205,16 @@ impl CudaCommunicator {
     ///
     /// # Safety
     /// As for [`CudaCommunicator::all_reduce`].
-    unsafe fn collective(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
+    pub(crate) unsafe fn collective(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
         if group::is_open() {
             checked(call, self.rank(), self.nranks())?;
-            let (way, surfacing) = (self.way.clone(), Arc::clone(&self.surfacing));
-            group::collect_call(CollectedCall { way, surfacing, call: *call, stream });
+            let (backend, surfacing) = (self.backend.clone(), Arc::clone(&self.surfacing));
+            group::collect_call(CollectedCall { backend, surfacing, call: *call, stream });
             return Ok(());
         }
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            let result = either!(self.way, comm => comm.collective(call, stream));
+            let result = on_backend!(self.backend, comm => comm.collective(call, stream));
             self.surfacing.of_call(result, &[RawStream::from_ptr(stream)])
         }
     }
@@ -267,7 +230,7 @@ impl CollectedCall {
     /// Its communicator, by any number that no other has meanwhile, and how long it would take there, in microseconds. Nothing where
     /// the service carries it out.
     pub(crate) fn estimate_us(&self) -> Option<(usize, f64)> {
-        let Way::Direct(comm) = &self.way else { return None };
+        let Backend::Direct(comm) = &self.backend else { return None };
         let Call { kind, count, dtype, .. } = self.call;
         let bytes = kind.payload_count(count, comm.nranks()).saturating_mul(dtype.size_bytes() as u64);
         Some((Arc::as_ptr(comm) as usize, estimate::collective_us(kind, bytes, comm.nranks())))
@@ -277,7 +240,7 @@ impl CollectedCall {
     pub(crate) fn enqueue(&self) -> Result<(), Error> {
         // SAFETY: buffers and stream are as the caller of [`CudaCommunicator::all_reduce`] has promised.
         unsafe {
-            let result = either!(self.way, comm => comm.collective(&self.call, self.stream));
+            let result = on_backend!(self.backend, comm => comm.collective(&self.call, self.stream));
             self.surfacing.of_call(result, &[RawStream::from_ptr(self.stream)])
         }
     }

@@ -1,0 +1,134 @@
+//! How a rank joins a communicator.
+
+use std::time::{Duration, Instant};
+
+use mccs_ipc::direct::GpuUuid;
+use mccs_ipc::protocol::{JoinOptions, Request};
+use mccs_ipc::types::UniqueId;
+
+use crate::{Client, Communicator, Error};
+
+/// A rank that is about to join a communicator; see [`Client::communicator`].
+///
+/// ```no_run
+/// # fn main() -> Result<(), mccs::Error> {
+/// # let client = mccs::Client::connect("/run/mccs/mccs.sock")?;
+/// # let (id, rank, nranks) = (mccs::unique_id()?, 0, 2);
+/// let comm = client
+///     .communicator(id, rank, nranks)
+///     .name("data parallel")
+///     .timeout(std::time::Duration::from_secs(60))
+///     .join()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct CommunicatorBuilder {
+    pub(crate) client: Client,
+    pub(crate) id: UniqueId,
+    pub(crate) rank: u32,
+    pub(crate) nranks: u32,
+    pub(crate) root_address: Option<String>,
+    pub(crate) options: JoinOptions,
+    timeout: Option<Duration>,
+}
+
+/// A join that the service was asked for.
+pub(crate) struct Joining {
+    /// The request's number.
+    pub(crate) request: u64,
+    /// When the caller gives it up.
+    pub(crate) deadline: Option<Instant>,
+}
+
+impl CommunicatorBuilder {
+    pub(crate) fn new(client: &Client, id: UniqueId, (rank, nranks): (u32, u32)) -> Self {
+        let (client, options) = (client.clone(), JoinOptions::default());
+        CommunicatorBuilder { client, id, rank, nranks, root_address: None, options, timeout: None }
+    }
+
+    /// Where rank 0 is, if ranks are at several services: what [`Client::root_address`] returns there. Without it all ranks are at
+    /// this service. All ranks give the same.
+    pub fn root_address<'a>(mut self, address: impl Into<Option<&'a str>>) -> Self {
+        self.root_address = address.into().map(str::to_owned);
+        self
+    }
+
+    /// A name that `mccsctl`, metrics and error messages show. Control characters become spaces, and what is longer than 64 bytes is
+    /// cut.
+    pub fn name(mut self, name: &str) -> Self {
+        self.options.name = JoinOptions::name_of(name);
+        self
+    }
+
+    /// Traffic class of packets to other hosts, as in the IP header: the code point in the upper six bits. The operator says which
+    /// are allowed; others are dropped.
+    pub fn traffic_class(mut self, class: u8) -> Self {
+        self.options.traffic_class = Some(class);
+        self
+    }
+
+    /// Both at once.
+    pub fn options(mut self, options: JoinOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// How long this rank waits for the others. Without it the operator's `limits.init_timeout` alone counts, which holds in any
+    /// case. A rank that gives up is no part of the communicator: it ends, if the other ranks still come.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Joins, with buffers in the host's memory. Returns when all ranks have joined.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] where ranks contradict each other, are missing at a time-out, or the tenant is over its quota.
+    /// [`Error::ServiceGone`].
+    pub fn join(&self) -> Result<Communicator, Error> {
+        let joining = self.send_join()?;
+        self.finish_join(&joining)
+    }
+
+    /// Joins several ranks from one thread: none waits for the others before all have been announced.
+    ///
+    /// # Errors
+    /// The first error of any of them, as for [`CommunicatorBuilder::join`].
+    pub fn join_all(ranks: &[CommunicatorBuilder]) -> Result<Vec<Communicator>, Error> {
+        let joining = ranks.iter().map(CommunicatorBuilder::send_join).collect::<Result<Vec<_>, _>>()?;
+        // All answers are taken, so that none is left over when one is an error.
+        let joined: Vec<_> = ranks.iter().zip(&joining).map(|(rank, joining)| rank.finish_join(joining)).collect();
+        joined.into_iter().collect()
+    }
+
+    /// Asks to join, in the host's memory.
+    pub(crate) fn send_join(&self) -> Result<Joining, Error> {
+        self.send(None)
+    }
+
+    /// Asks to join, with buffers on a GPU or in the host's memory.
+    pub(crate) fn send(&self, gpu: Option<GpuUuid>) -> Result<Joining, Error> {
+        if self.root_address.as_deref() == Some("") {
+            return Err(Error::argument("the root address is empty: leave it out where all ranks are at one service"));
+        }
+        let request = Request::InitRank {
+            id: self.id,
+            rank: self.rank,
+            nranks: self.nranks,
+            gpu,
+            root_address: self.root_address.clone().unwrap_or_default(),
+            by_engines: false,
+            options: self.options.clone(),
+        };
+        let deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        Ok(Joining { request: self.client.0.requests.send(request, &[])?, deadline })
+    }
+
+    /// Waits until all have joined.
+    pub(crate) fn finish_join(&self, joining: &Joining) -> Result<Communicator, Error> {
+        let answer = self.client.wait_for_join(joining, self)?;
+        self.client.joined(answer, self)
+    }
+}

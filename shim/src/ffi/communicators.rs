@@ -1,0 +1,280 @@
+//! The C API's communicators, of the host's memory and of GPUs, and the operators that programs make for them.
+
+use std::ffi::{c_char, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use mccs_ipc::types::UniqueId;
+
+use super::collectives::rank;
+use super::operators::{Operators, data_type};
+use super::{CClient, PendingJoin, SUCCESS, Status, guard, object, of_thread, put, status_of, text};
+use crate::cuda::CudaCommunicator;
+use crate::{Communicator, Error, ReduceOperator, Scalar};
+
+/// Behind `mccsComm_t`, which is a count of it: calls under way have counts of their own, so that a thread may abort a communicator in
+/// which others wait.
+pub struct CComm {
+    pub(super) memory: Memory,
+    /// Whether it was finalized, or is being so.
+    is_finalized: AtomicBool,
+    pub(super) operators: Operators,
+}
+
+/// Where buffers are (`mccsMemory_t`).
+pub(super) enum Memory {
+    Host(Communicator),
+    Cuda(CudaCommunicator),
+}
+
+/// Numbers of `mccsMemory_t`.
+const HOST: i32 = 0;
+const CUDA: i32 = 1;
+/// Numbers of `mccsScalarResidence_t`.
+const SCALAR_DEVICE: i32 = 0;
+const SCALAR_HOST: i32 = 1;
+
+impl CComm {
+    /// A handle of a communicator.
+    pub(super) fn into_handle(memory: Memory) -> *mut CComm {
+        let (is_finalized, operators) = (AtomicBool::new(false), Operators::default());
+        Arc::into_raw(Arc::new(CComm { memory, is_finalized, operators })).cast_mut()
+    }
+
+    /// Leaves, once.
+    fn finalize(&self) -> Result<(), Error> {
+        if self.is_finalized.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        match &self.memory {
+            Memory::Host(comm) => comm.leave(),
+            Memory::Cuda(comm) => comm.finalize(),
+        }
+    }
+
+    /// Fails once it was finalized.
+    pub(super) fn check_open(&self) -> Result<(), Error> {
+        let finalized = || Error::argument("the communicator has been finalized");
+        (!self.is_finalized.load(Ordering::Acquire)).then_some(()).ok_or_else(finalized)
+    }
+
+    /// Ends what is outstanding, and leaves.
+    fn abort(&self) -> Result<(), Error> {
+        let aborted = match &self.memory {
+            // It leaves with the last count of it, without waiting.
+            Memory::Host(comm) => return comm.abort(),
+            Memory::Cuda(comm) => comm.abort(),
+        };
+        if self.is_finalized.load(Ordering::Acquire) {
+            // It has left already, or does so now that nothing is outstanding.
+            return Ok(());
+        }
+        self.finalize().and(aborted)
+    }
+
+    fn async_error(&self) -> Option<Error> {
+        match &self.memory {
+            Memory::Host(comm) => comm.async_error(),
+            Memory::Cuda(comm) => comm.async_error(),
+        }
+    }
+
+    /// Its rank, and how many there are.
+    fn place(&self) -> (u32, u32) {
+        match &self.memory {
+            Memory::Host(comm) => (comm.rank(), comm.nranks()),
+            Memory::Cuda(comm) => (comm.rank(), comm.nranks()),
+        }
+    }
+}
+
+/// The communicator behind a handle, for the time of a call.
+///
+/// # Safety
+/// The handle must be null, or come from this library and not have been destroyed.
+pub(super) unsafe fn shared(handle: *mut CComm) -> Result<Arc<CComm>, Error> {
+    // SAFETY: the caller's contract.
+    unsafe {
+        object(handle, "comm")?;
+        Arc::increment_strong_count(handle);
+        Ok(Arc::from_raw(handle))
+    }
+}
+
+/// Takes a handle back.
+///
+/// # Safety
+/// As for [`shared`]; the handle is of no use afterwards.
+unsafe fn taken(handle: *mut CComm) -> Result<Arc<CComm>, Error> {
+    // SAFETY: made by `Arc::into_raw` in this library, and taken once: the caller's contract.
+    unsafe { object(handle, "comm").map(|_| Arc::from_raw(handle)) }
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsCommInitRank(
+    comm: *mut *mut CComm,
+    client: *mut CClient,
+    nranks: i32,
+    id: *const UniqueId,
+    own_rank: i32,
+    memory: i32,
+    root_address: *const c_char,
+) -> Status {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        let (client, id, root) =
+            unsafe { (object(client, "client")?, id.as_ref(), text(root_address, "root address")?) };
+        let id = id.ok_or_else(|| Error::argument("id is null"))?;
+        if comm.is_null() {
+            return Err(Error::argument("comm is null"));
+        }
+        let nranks = u32::try_from(nranks).map_err(|_| Error::argument(format!("nranks {nranks} is negative")))?;
+        let mut builder = client.client.communicator(*id, rank(own_rank)?, nranks).root_address(root);
+        if let Some(timeout) = client.init_timeout() {
+            builder = builder.timeout(timeout);
+        }
+        let made = match memory {
+            HOST => {
+                let join = PendingJoin { joining: builder.send_join()?, rank: builder, target: comm };
+                if of_thread(|thread| thread.group_depth > 0)? {
+                    return of_thread(|thread| thread.joins.push(join)).map(|()| SUCCESS);
+                }
+                Memory::Host(join.rank.finish_join(&join.joining)?)
+            }
+            CUDA => Memory::Cuda(builder.join_cuda()?),
+            other => return Err(Error::argument(format!("memory {other} is neither the host's nor a GPU's"))),
+        };
+        // SAFETY: the caller's contract.
+        unsafe { put(comm, CComm::into_handle(made), "comm") }
+    })
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsCommFinalize(comm: *mut CComm) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { shared(comm) }?.finalize().map(|()| SUCCESS))
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsCommDestroy(comm: *mut CComm) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { taken(comm) }?.finalize().map(|()| SUCCESS))
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsCommAbort(comm: *mut CComm) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { taken(comm) }?.abort().map(|()| SUCCESS))
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsCommIsServed(comm: *mut CComm, is_served: *mut i32) -> Status {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        let is = match &unsafe { shared(comm) }?.memory {
+            Memory::Host(_) => true,
+            Memory::Cuda(comm) => comm.is_served(),
+        };
+        // SAFETY: the caller's contract.
+        unsafe { put(is_served, i32::from(is), "is_served") }
+    })
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsCommGetAsyncError(comm: *mut CComm, error: *mut Status) -> Status {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        let failure = unsafe { shared(comm) }?.async_error();
+        if let Some(failure) = &failure {
+            super::remember(&failure.to_string());
+        }
+        // SAFETY: the caller's contract.
+        unsafe { put(error, failure.as_ref().map_or(SUCCESS, status_of), "error") }
+    })
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsCommCount(comm: *mut CComm, count: *mut i32) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { put(count, shared(comm)?.place().1 as i32, "count") })
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsCommUserRank(comm: *mut CComm, rank: *mut i32) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { put(rank, shared(comm)?.place().0 as i32, "rank") })
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsRedOpCreatePreMulSum(
+    op: *mut i32,
+    scalar: *const c_void,
+    dtype: i32,
+    residence: i32,
+    comm: *mut CComm,
+) -> Status {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        let (comm, dtype) = (unsafe { shared(comm) }?, data_type(dtype)?);
+        if scalar.is_null() || op.is_null() {
+            return Err(Error::argument("scalar or op is null"));
+        }
+        let operator = match (residence, &comm.memory) {
+            // SAFETY: the caller's contract: `scalar` leads to one element of `dtype`.
+            (SCALAR_HOST, _) => ReduceOperator::PreMulSum(unsafe { Scalar::read(scalar, dtype) }),
+            (SCALAR_DEVICE, Memory::Cuda(_)) => ReduceOperator::PreMulSumAt(scalar as u64),
+            (SCALAR_DEVICE, Memory::Host(_)) => {
+                return Err(Error::argument("a scalar in a GPU's memory is for communicators of GPUs"));
+            }
+            (other, _) => return Err(Error::argument(format!("residence {other} of a scalar does not exist"))),
+        };
+        // SAFETY: the caller's contract.
+        unsafe { put(op, comm.operators.add(operator), "op") }
+    })
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsRedOpDestroy(op: i32, comm: *mut CComm) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { shared(comm) }?.operators.remove(op).map(|()| SUCCESS))
+}
