@@ -328,3 +328,42 @@ fn a_key_that_was_renamed_names_the_new_one() {
     only("[runtime]\nspin_for_others = \"1ms\"\n", 2, "runtime.spin_for_others", "`spin_while_waiting`");
     only("[tcp]\nlines = true\n", 2, "tcp.lines", "unknown field `lines`");
 }
+
+/// Keys of a table, with the names of tables in front, without numbers in lists.
+fn keys_of(table: &toml::Table, before: &str, keys: &mut std::collections::BTreeSet<String>) {
+    for (key, value) in table {
+        let name = format!("{before}{key}");
+        match value {
+            toml::Value::Table(inner) => keys_of(inner, &format!("{name}."), keys),
+            toml::Value::Array(list) if list.iter().any(toml::Value::is_table) => {
+                list.iter()
+                    .filter_map(toml::Value::as_table)
+                    .for_each(|inner| keys_of(inner, &format!("{name}."), keys));
+            }
+            _ => {
+                keys.insert(name);
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_show_keys_that_there_are() {
+    let pages = [
+        include_str!("../../../docs/CONTROLLER.md"),
+        include_str!("../../../docs/METRICS.md"),
+        include_str!("../../../docs/PATHS.md"),
+        include_str!("../../../docs/RDMA.md"),
+    ];
+    let mut known = std::collections::BTreeSet::new();
+    keys_of(&toml::from_str(include_str!("../../examples/service.toml")).unwrap(), "", &mut known);
+    // Shown as comments there, since they are not for every host.
+    known.extend(["strategy.path.device", "controller.links", "controller.history"].map(String::from));
+    let mut shown = std::collections::BTreeSet::new();
+    for block in pages.iter().flat_map(|page| page.split("```toml").skip(1)) {
+        let (block, _) = block.split_once("```").expect("a block ends");
+        keys_of(&toml::from_str(block).expect("a page shows TOML"), "", &mut shown);
+    }
+    let unknown: Vec<_> = shown.difference(&known).collect();
+    assert!(shown.len() > 5 && unknown.is_empty(), "of {shown:?} service.toml has no {unknown:?}");
+}

@@ -263,3 +263,43 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `mccsctl` commands in code blocks of the documents, without comments, prompts, and what the shell does with them.
+    fn commands_of_pages() -> Vec<String> {
+        let root =
+            Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().find(|folder| folder.join("docs/README.md").exists());
+        let pages = std::fs::read_dir(root.expect("the repository").join("docs")).expect("a folder");
+        let texts = pages.filter_map(|page| std::fs::read_to_string(page.expect("an entry").path()).ok());
+        let mut commands = Vec::new();
+        for text in texts {
+            for block in text.split("```").skip(1).step_by(2) {
+                let lines = block.lines().map(|line| line.strip_prefix("$ ").unwrap_or(line));
+                let commands_here = lines.filter(|line| line.starts_with("mccsctl "));
+                let ends = |line: &str| ["#", "&&", "|", ";"].iter().filter_map(|end| line.find(end)).min();
+                commands.extend(commands_here.map(|line| line[..ends(line).unwrap_or(line.len())].to_owned()));
+            }
+        }
+        commands
+    }
+
+    #[test]
+    fn commands_that_pages_show_are_understood() {
+        let commands = commands_of_pages();
+        assert!(commands.len() > 20, "only {commands:?}");
+        for command in commands {
+            let words = command.split_whitespace().map(|word| if word == "$ID" { "7" } else { word });
+            if let Err(error) = Arguments::try_parse_from(words) {
+                panic!("a page shows `{command}`: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn arguments_contradict_nothing() {
+        Arguments::command().debug_assert();
+    }
+}
