@@ -4,6 +4,7 @@
 pub mod arguments;
 pub mod cuda;
 pub mod fabric;
+pub mod neighbours;
 pub mod pinning;
 pub mod planning;
 pub mod simulator;
