@@ -5,6 +5,10 @@ A job runs over the hosts of an emulated rack. First it is asked about while not
 seed, and after each of them one question after the other, each to a host at random.
 
 usage: why_stuck.py [--fabric eval/fabric/rack.toml] [--ranks-per-host 2] [--faults 120] [--looks 1000] [--seed 1] [--bytes 8B,64KiB,4MiB]
+                    [--save target/why-stuck.jsonl]
+
+Each fault, and every fifty looks, is a line of `--save` at once: the same command goes on where another was cut off. A job that ends for a
+reason of its own is started anew, and what was being measured is measured once more.
 
 Needs root. Build first: cargo build --release --workspace. Writes eval/results/why-stuck.json (data and provenance) and .md; fails if
 somebody of a healthy job is accused, or a culprit is not named within 3 s."""
@@ -19,6 +23,7 @@ import random
 import secrets
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -34,6 +39,10 @@ ALLOWED_S = 3.0
 ASKED_S = 5.0
 # Questions about a healthy job at a time.
 LOOKS_AT_ONCE = 4
+# Looks that are saved together.
+LOOKS_SAVED = 50
+# Times that one thing is measured where the job ends meanwhile.
+TRIES = 3
 # Of two answers. What was answered before is not waited for.
 PAUSE_S = 0.1
 # Answers to what was asked so soon after the fault may be of a job that has not come to stand yet.
@@ -260,6 +269,77 @@ def report(options, hosts, faults, healthy):
     return text
 
 
+class Saved:
+    """What has been measured, by what it is, with a line of a file for each."""
+
+    def __init__(self, path):
+        self.path, self.all = path, {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
+            # The last one may have been cut off.
+            if line.endswith("\n"):
+                one = json.loads(line)
+                self.all[tuple(one["what"])] = one["found"]
+        path.write_text("".join(self.line(what) for what in self.all))
+
+    def line(self, what):
+        return json.dumps({"what": what, "found": self.all[what]}) + "\n"
+
+    def add(self, what, found):
+        self.all[what] = found
+        with self.path.open("a") as file:
+            file.write(self.line(what))
+
+
+class Jobs:
+    """One job at a time, which is started when it is needed, and anew when it has ended."""
+
+    def __init__(self, *of_job):
+        self.of_job, self.job = of_job, None
+
+    def measured(self, measure):
+        for left in reversed(range(TRIES)):
+            try:
+                self.job = self.job or Job(*self.of_job)
+                return measure(self.job)
+            except (RuntimeError, subprocess.CalledProcessError, json.JSONDecodeError, KeyError) as error:
+                print(f"measured once more: {error}", file=sys.stderr, flush=True)
+                self.end()
+                if not left:
+                    raise
+
+    def end(self):
+        if self.job:
+            self.job.end()
+        self.job = None
+
+
+def measure_size(options, size, saved, fabric, services, jobs):
+    """What is said of a healthy job, and of faults, of one size."""
+    for first in range(0, options.looks_of_size, LOOKS_SAVED):
+        what, count = (size, "looks", first), min(LOOKS_SAVED, options.looks_of_size - first)
+        if what not in saved.all:
+            chance = random.Random(f"{options.seed} {what}")
+            saved.add(what, jobs.measured(lambda job: look_at_healthy(chance, fabric, job, count)))
+            print(json.dumps([what, saved.all[what]]), flush=True)
+    for number, kind in enumerate(itertools.islice(itertools.cycle(options.kinds.split(",")), options.faults_of_size)):
+        what = (size, kind, number)
+        if what not in saved.all:
+            chance = random.Random(f"{options.seed} {what}")
+            saved.add(what, jobs.measured(lambda job: measure(kind, chance, fabric, services, job)))
+            short = {key: value for key, value in saved.all[what].items() if key not in ("first_right", "wrong")}
+            print(json.dumps([what, short]), flush=True)
+
+
+def together(looks):
+    """Several lots of looks as one."""
+    classes = {}
+    for lot in looks:
+        for name, count in lot["classes"].items():
+            classes[name] = classes.get(name, 0) + count
+    return {"looks": sum(lot["looks"] for lot in looks), "classes": classes, "accused": [one for lot in looks for one in lot["accused"]]}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fabric", default=bench.ROOT / "eval" / "fabric" / "rack.toml")
@@ -269,23 +349,23 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bytes", default="8B,64KiB,4MiB")
     parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--save", type=pathlib.Path, default=bench.ROOT / "target" / "why-stuck.jsonl")
     options = parser.parse_args()
-    chance, kinds, sizes, faults = random.Random(options.seed), options.kinds.split(","), options.bytes.split(","), []
-    healthy = []
+    sizes, saved = options.bytes.split(","), Saved(options.save)
+    options.looks_of_size, options.faults_of_size = options.looks // len(sizes), options.faults // len(sizes)
     with Fabric(options.fabric) as fabric:
         placed = cluster.dealt(fabric, options.ranks_per_host, "block")
         # Emulated hosts would all have this machine's GPUs.
         with cluster.services(fabric, ['cuda.use = "off"']) as (services, folder), tempfile.TemporaryDirectory() as files:
             for size in sizes:
-                job = Job(fabric, folder, placed, size, pathlib.Path(files))
+                jobs = Jobs(fabric, folder, placed, size, pathlib.Path(files))
                 try:
-                    healthy.append({"bytes": size} | look_at_healthy(chance, fabric, job, options.looks // len(sizes)))
-                    print(json.dumps(healthy[-1]), flush=True)
-                    for kind in itertools.islice(itertools.cycle(kinds), options.faults // len(sizes)):
-                        faults.append({"bytes": size} | measure(kind, chance, fabric, services, job))
-                        print(json.dumps({key: value for key, value in faults[-1].items() if key not in ("first_right", "wrong")}), flush=True)
+                    measure_size(options, size, saved, fabric, services, jobs)
                 finally:
-                    job.end()
+                    jobs.end()
+    of_size = lambda size: [(what, found) for what, found in saved.all.items() if what[0] == size]
+    healthy = [{"bytes": size} | together([found for what, found in of_size(size) if what[1] == "looks"]) for size in sizes]
+    faults = [{"bytes": size} | found for size in sizes for what, found in of_size(size) if what[1] != "looks"]
     text = report(options, len(placed) // options.ranks_per_host, faults, healthy)
     bench.write_results("why-stuck", bench.provenance() | {"seed": options.seed, "faults": faults, "healthy": healthy}, text)
     print(text)
