@@ -4,6 +4,7 @@
 
 mod bed;
 mod cluster;
+mod frames;
 mod operator;
 mod proxy;
 mod strangers;

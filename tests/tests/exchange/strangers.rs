@@ -18,7 +18,7 @@ use rustls::{
 
 use crate::bed::{Bed, key, name};
 
-type Stranger = StreamOwned<ClientConnection, TcpStream>;
+pub type Stranger = StreamOwned<ClientConnection, TcpStream>;
 
 /// Connects to the second of the bed's hosts, as which it must prove itself, with these files.
 fn connect(bed: &Bed, files: &TlsFiles, own: &str) -> Stranger {
@@ -29,7 +29,7 @@ fn connect(bed: &Bed, files: &TlsFiles, own: &str) -> Stranger {
 }
 
 /// Connects as the first of the bed's hosts, which does not run.
-fn connect_as_first(bed: &Bed) -> Stranger {
+pub fn connect_as_first(bed: &Bed) -> Stranger {
     connect(bed, &keys::files(&bed.keys(), "a"), "a")
 }
 
@@ -42,16 +42,16 @@ fn say(mut stranger: impl Read + Write, bytes: &[u8]) -> bool {
 }
 
 /// What a host says first, in a frame.
-fn hello(own: &str) -> Vec<u8> {
+pub fn hello(own: &str) -> Vec<u8> {
     frame(&Hello { name: name(own), life: Life { incarnation: 1, generation: 0 }, known: None }.encode())
 }
 
-fn frame(bytes: &[u8]) -> Vec<u8> {
+pub fn frame(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u32).to_le_bytes(), bytes].concat()
 }
 
 /// Three hosts, of which the first does not run, so that a stranger may take its place.
-fn bed_without_first(change: impl Fn(&mut mccs_service::engines::exchange::ExchangeSettings)) -> Bed {
+pub fn bed_without_first(change: impl Fn(&mut mccs_service::engines::exchange::ExchangeSettings)) -> Bed {
     let mut bed = Bed::new(3);
     bed.hosts.iter_mut().for_each(|host| change(&mut host.settings));
     for host in &mut bed.hosts[1..] {
@@ -61,7 +61,7 @@ fn bed_without_first(change: impl Fn(&mut mccs_service::engines::exchange::Excha
 }
 
 /// The first host starts after all, and a communicator is set up.
-fn all_is_well(mut bed: Bed) -> Bed {
+pub fn all_is_well(mut bed: Bed) -> Bed {
     bed.hosts[0].start().unwrap();
     bed.join(&key(9), 2, 100);
     bed.complete(&key(9));

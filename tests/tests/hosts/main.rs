@@ -4,6 +4,7 @@ mod changes;
 mod contradictions;
 mod devices;
 mod policy;
+mod strangers;
 mod stuck;
 mod traffic;
 mod transports;
