@@ -6,7 +6,7 @@ import re
 import tomllib
 
 # Of what the policy allots, hosts fill so much where tenants have shares
-# (`service/src/controller/pace.rs`).
+# (`service/controller/src/pace.rs`).
 SHARED_PAYLOAD = 0.92
 # Simulated jobs that never vary stay in lockstep: those that begin together would meet in every
 # iteration, as on the fabric they do not. So compute times vary there by so much at least: as

@@ -65,7 +65,7 @@ policies! {
     priority::Priority,
     yielding::Yielding,
     // The one that the guide shows, added as the guide says.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "guide"))]
     in_turn::InTurn,
 }
 

@@ -1,8 +1,8 @@
 //! Rates: how fast streams move, until when, and what they have moved since.
 
+use mccs_controller::bursts::CommonBurst;
 use mccs_policy::Decision;
 use mccs_policy::shares::Demand;
-use mccs_service::controller::bursts::CommonBurst;
 
 use super::super::islands::Stream;
 use super::{Event, Simulation, State};

@@ -1,0 +1,374 @@
+//! What the operator asks of a controller, and is answered.
+
+use mccs_config::service::{Algorithm, TransportKind};
+use serde::{Deserialize, Serialize};
+
+use super::history::{EntryKind, Went};
+use super::links::LinkState;
+use super::pace::HostPace;
+use mccs_policy::Profile;
+
+/// What the operator asks of the controller.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum ControllerRequest {
+    /// What is in force.
+    Show,
+    /// What was done.
+    History {
+        /// Only what operators did.
+        acts: bool,
+    },
+    /// What a policy would change.
+    Diff {
+        /// What complaints call the file.
+        name: String,
+        /// Its content.
+        text: String,
+    },
+    /// Put a policy in force. Answered when all orders are.
+    Apply {
+        /// What complaints call the file.
+        name: String,
+        /// Its content.
+        text: String,
+    },
+    /// Put the policy in force again that was before the last one. Answered as [`ControllerRequest::Apply`].
+    Rollback,
+    /// Say how a link is. Answered as [`ControllerRequest::Apply`].
+    Link {
+        /// Leaf, or host.
+        lower: String,
+        /// Spine, or leaf.
+        upper: String,
+        /// How it is.
+        state: LinkState,
+    },
+}
+
+/// What the controller answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "it lives from the controller to the operator")]
+pub enum ControllerAnswer {
+    /// To [`ControllerRequest::Show`].
+    Show(PolicyView),
+    /// To [`ControllerRequest::History`], from the oldest on.
+    History(Vec<HistoryView>),
+    /// To [`ControllerRequest::Diff`], of every communicator.
+    Diff(PolicyDiff),
+    /// To [`ControllerRequest::Apply`] and [`ControllerRequest::Link`].
+    Applied(Applied),
+    /// To [`ControllerRequest::Link`] while something else is being put in force: it counts from now on, and goes with that.
+    Noted,
+}
+
+/// What a policy would change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyDiff {
+    /// Of every communicator.
+    pub communicators: Vec<DiffView>,
+    /// What of the file would have no effect.
+    pub not_enforced: Vec<String>,
+}
+
+/// What is in force.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PolicyView {
+    /// The controller's life.
+    pub life: u64,
+    /// Hosts that do not let this service in, since they have another one of its name: in their words.
+    #[serde(default)]
+    pub turned_away: Vec<(String, String)>,
+    /// Name of the policy; none before there is one.
+    pub policy: Option<String>,
+    /// Where it was read.
+    pub policy_file: Option<String>,
+    /// Where the topology was read.
+    pub topology_file: Option<String>,
+    /// The policy file's content.
+    pub policy_text: Option<String>,
+    /// The operator's files on the disk, beside what is in force.
+    #[serde(default)]
+    pub files: Vec<FileView>,
+    /// Hosts, and whether they report.
+    pub hosts: Vec<(String, bool)>,
+    /// Hosts that obey another host's controller, and which.
+    #[serde(default)]
+    pub elsewhere: Vec<(String, String)>,
+    /// What contradicts hosts of the topology in force: file, line, and why.
+    #[serde(default)]
+    pub contradictions: Vec<String>,
+    /// What of the policy file has no effect.
+    #[serde(default)]
+    pub not_enforced: Vec<String>,
+    /// Links that are out of order.
+    pub links: Vec<(String, String, LinkState)>,
+    /// Links that hosts have found dead: lower and upper end, and why.
+    #[serde(default)]
+    pub dead_links: Vec<[String; 3]>,
+    /// All communicators of several hosts.
+    pub communicators: Vec<CommunicatorView>,
+    /// What goes over the network now.
+    #[serde(default)]
+    pub rates: Box<RatesView>,
+    /// Tenants that the policy file names and that have none of them: away now, or a name that nobody has.
+    #[serde(default)]
+    pub idle_tenants: Vec<String>,
+    /// What could not be read of what services have told.
+    pub refused_bodies: u64,
+}
+
+/// One of the operator's files, as it is on the disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileView {
+    /// Its path.
+    pub file: String,
+    /// How it stands to what is in force.
+    pub standing: FileStanding,
+}
+
+/// How a file on the disk stands to what is in force.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileStanding {
+    /// It says what is in force.
+    InForce,
+    /// It is refused; what was in force before stays.
+    Refused {
+        /// Why.
+        reason: String,
+        /// Since when.
+        age_ms: u64,
+    },
+    /// It is gone, or cannot be read; what was in force before stays.
+    Unreadable {
+        /// Why.
+        reason: String,
+        /// Since when.
+        age_ms: u64,
+    },
+    /// A communicator refused it, and what was in force before is again.
+    RolledBack,
+    /// An operator has put something else in force.
+    Differs {
+        /// The first line that differs, from 1.
+        line: usize,
+        /// That line of the file; none behind its end.
+        on_disk: Option<String>,
+        /// That line of what is in force; none behind its end.
+        in_force: Option<String>,
+    },
+    /// Nothing is in force yet.
+    NotYet,
+}
+
+/// What goes over the network, as hosts have told last: payload in bits per second. Those first that carry most; what carries nothing is
+/// left out.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RatesView {
+    /// By path between two hosts.
+    pub paths: Vec<PathRateView>,
+    /// By link, as far as it is known what crosses it.
+    pub links: Vec<LinkRateView>,
+    /// Paths that are left out.
+    pub more_paths: u64,
+    /// Links that are left out.
+    pub more_links: u64,
+    /// What hosts send besides the paths that they have told of.
+    pub others_bps: u64,
+}
+
+/// What goes over a path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathRateView {
+    /// Host that sends.
+    pub from: String,
+    /// Host that receives.
+    pub to: String,
+    /// As [`FlowView::way`].
+    pub way: String,
+    /// Payload in bits per second.
+    pub bps: u64,
+    /// What the narrowest of its links that are known carries now; none where none is.
+    pub capacity_bps: Option<u64>,
+}
+
+/// What goes over a link, in one direction.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkRateView {
+    /// Where it comes from: a host, with the number of its NIC where that has several, or a switch.
+    pub from: String,
+    /// Where it goes to.
+    pub to: String,
+    /// Payload in bits per second.
+    pub bps: u64,
+    /// What the link carries now.
+    pub capacity_bps: u64,
+}
+
+/// A communicator as the controller sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CommunicatorView {
+    /// Its name in the cluster.
+    pub name: String,
+    /// Its number on the root's host, which [`CommunicatorView::name`] begins with.
+    pub number: u64,
+    /// Whose it is.
+    pub tenant: String,
+    /// The strategy that was decided last.
+    pub epoch: u64,
+    /// How it stands to what the policy wants.
+    pub state: Standing,
+    /// The strategy.
+    pub strategy: StrategyView,
+    /// When it sends, where the policy wants to know and hosts have found out.
+    pub profile: Option<Profile>,
+    /// How fast and when flows leave its hosts, as they were told.
+    pub paces: Vec<(String, HostPace)>,
+    /// What was decided besides, and is not carried out.
+    pub not_enforced: Vec<String>,
+}
+
+/// How a communicator stands to what the policy wants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// As it is to be.
+    AsDecided,
+    /// As an operator has chosen by hand; it stays, whatever the policy wants, until the operator unpins it.
+    Pinned,
+    /// A change is being agreed on.
+    Ordered,
+    /// Nothing is decided yet.
+    Undecided,
+    /// It could not be changed, and why.
+    Refused(String),
+    /// The policy cannot see it, and why.
+    Outside(String),
+}
+
+/// Rings and ways.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StrategyView {
+    /// Order of ranks of each channel.
+    pub rings: Vec<Vec<u32>>,
+    /// How collectives are carried out.
+    pub algorithm: Algorithm,
+    /// What carries flows, where hosts have a choice.
+    pub transport: Option<TransportKind>,
+    /// Flows of the rings between hosts.
+    pub flows: Vec<FlowView>,
+}
+
+/// A flow of a ring.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowView {
+    /// Its channel.
+    pub channel: u32,
+    /// Host that sends.
+    pub from: String,
+    /// Host that receives.
+    pub to: String,
+    /// A spine, ports, a code point, or the switches' hash.
+    pub way: String,
+    /// Its priority in its host's own queues, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u32>,
+    /// Code point by which switches put its packets into the queue of a class, where they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class_dscp: Option<u32>,
+}
+
+/// What would change of a communicator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiffView {
+    /// Its name in the cluster.
+    pub name: String,
+    /// Whose it is.
+    pub tenant: String,
+    /// As it is.
+    pub before: StrategyView,
+    /// As it would be; or why nothing can be said.
+    pub after: Result<StrategyView, String>,
+    /// How fast and when flows leave its hosts, as they were told; hosts that were told nothing are left out.
+    #[serde(default)]
+    pub paces_before: Vec<(String, HostPace)>,
+    /// The same, as they would be told: what comes of caps, shares, weights, windows and times to yield.
+    #[serde(default)]
+    pub paces_after: Vec<(String, HostPace)>,
+    /// Whether anything would change.
+    pub changes: bool,
+    /// Whether its strategy would, which its hosts have to agree on. Paces hold at once.
+    #[serde(default)]
+    pub changes_strategy: bool,
+    /// Whether it stays because an operator has chosen it by hand.
+    #[serde(default)]
+    pub is_pinned: bool,
+    /// What would be decided besides, and not carried out.
+    pub not_enforced: Vec<String>,
+}
+
+/// What came of an apply.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Applied {
+    /// Communicators that have changed.
+    pub changed: Vec<String>,
+    /// Communicators whose hosts were told other caps, shares, windows or times to yield.
+    #[serde(default)]
+    pub paced: Vec<String>,
+    /// Communicators that could not, and why.
+    pub failed: Vec<(String, String)>,
+    /// Communicators that keep the strategy that they had for a reason of their own, and which.
+    #[serde(default)]
+    pub kept: Vec<(String, String)>,
+    /// Whether what was in force before is again, because of them.
+    pub rolled_back: bool,
+    /// What the policy in force says besides, and services do not carry out.
+    pub not_enforced: Vec<String>,
+    /// Hosts that are not there; their communicators get it when they are.
+    #[serde(default)]
+    pub away: Vec<String>,
+}
+
+impl Applied {
+    /// Why it is a failure, if it is one.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        let (comm, reason) = self.failed.first()?;
+        let kind = if self.rolled_back { "rolled back" } else { "not everywhere in force" };
+        Some(format!("{kind}: communicator {comm}: {reason}"))
+    }
+
+    /// What of it is not in force, though the rest is.
+    #[must_use]
+    pub fn exceptions(&self) -> Option<String> {
+        let (comm, reason) = self.kept.first()?;
+        let more = match self.kept.len() - 1 {
+            0 => String::new(),
+            more => format!(", and {more} more: `mccsctl policy show`"),
+        };
+        Some(format!("communicator {comm} keeps its strategy: {reason}{more}"))
+    }
+}
+
+/// Something the controller did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HistoryView {
+    /// Its number.
+    pub number: u64,
+    /// How long ago.
+    pub age_ms: u64,
+    /// What.
+    pub what: String,
+    /// Why.
+    pub why: String,
+    /// How it went.
+    pub went: Went,
+    /// Whose doing it is.
+    #[serde(default)]
+    pub kind: EntryKind,
+    /// The operator, where one did it: user and command, or file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+}

@@ -1,0 +1,85 @@
+//! Bursts that are foreseen, on their way from the host of a communicator's root to the hosts that make room for them.
+//!
+//! A burst's beginning is known when the one before has ended, a pause ahead. What hosts were told of a profile would be wrong after some
+//! periods: each burst takes as long as the network lets it. Whoever makes room for a communicator holds back in the window
+//! that was told last, once; where none is told any more, because the job has stopped or its host is away, nobody is held back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::message::ControllerMessage;
+use super::pace::HostPace;
+use super::state::{Controller, Output};
+use mccs_model::{CommId, Name};
+
+/// Longer bursts would stall others for longer than operations may take.
+const LASTS_MAX: Duration = Duration::from_secs(3600);
+
+/// A burst, on the common clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CommonBurst {
+    /// When it begins.
+    pub begins_ns: u64,
+    /// How long it lasts.
+    pub lasts_ns: u64,
+}
+
+/// What is allowed for at either end, in percent of its length: clocks and compute times vary.
+const MARGIN_PERCENT: u64 = 3;
+
+impl CommonBurst {
+    /// With what is allowed for.
+    #[must_use]
+    pub fn with_margin(self) -> Self {
+        let margin_ns = self.lasts_ns / 100 * MARGIN_PERCENT + self.lasts_ns % 100 * MARGIN_PERCENT / 100;
+        CommonBurst {
+            begins_ns: self.begins_ns.saturating_sub(margin_ns),
+            lasts_ns: self.lasts_ns.saturating_add(2 * margin_ns),
+        }
+    }
+
+    /// Begins so much earlier, and ends when it does.
+    #[must_use]
+    pub fn earlier(self, early_ns: u64) -> Self {
+        let (begins_ns, lasts_ns) = (self.begins_ns.saturating_sub(early_ns), self.lasts_ns.saturating_add(early_ns));
+        CommonBurst { begins_ns, lasts_ns }
+    }
+
+    /// What is wrong with it, if anything.
+    ///
+    /// # Errors
+    /// In words.
+    pub fn check(&self) -> Result<(), &'static str> {
+        let is_good = (1..=LASTS_MAX.as_nanos() as u64).contains(&self.lasts_ns);
+        is_good.then_some(()).ok_or("it has a burst that cannot be")
+    }
+}
+
+/// Which hosts make room for which communicators, as they were told.
+#[derive(Debug, Default)]
+pub(super) struct Yielders(BTreeMap<CommId, BTreeSet<Name>>);
+
+impl Yielders {
+    /// From all paces that hosts were told.
+    pub(super) fn of<'a>(told: impl Iterator<Item = (&'a Name, &'a HostPace)>) -> Self {
+        let mut yielders: BTreeMap<CommId, BTreeSet<Name>> = BTreeMap::new();
+        for (host, pace) in told {
+            for yields in &pace.yields {
+                yielders.entry(yields.to.clone()).or_default().insert(host.clone());
+            }
+        }
+        Yielders(yielders)
+    }
+}
+
+impl Controller {
+    /// A burst of a communicator is foreseen: the hosts that make room for it are told.
+    pub(super) fn foreseen(&mut self, comm: &CommId, burst: CommonBurst) {
+        let hosts = self.yielders.0.get(comm).into_iter().flatten();
+        let message = ControllerMessage::Burst { life: self.life, comm: comm.clone(), burst };
+        self.outputs.extend(hosts.map(|host| Output::Tell { to: host.clone(), message: message.clone() }));
+    }
+}

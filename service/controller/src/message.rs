@@ -1,0 +1,598 @@
+//! What a controller and the agents tell each other: JSON in bodies that the exchange carries without reading them.
+//!
+//! Bodies come from services of the cluster, which may be of another mind, or broken: every one is checked as a whole before
+//! anything is done with it.
+
+use mccs_config::change::{FlowChoice, StrategyChange};
+use mccs_config::service::{Algorithm, FlowPath, TransportKind};
+use mccs_config::validate::{Problems, Validate};
+use serde::{Deserialize, Serialize};
+
+use super::bursts::CommonBurst;
+use super::equipment::Equipment;
+use super::history::Went;
+use super::pace::{HostPace, PERIOD_MAX};
+use super::rates::HostRates;
+use super::said::{self, SaidLink};
+use mccs_collective::CHANNELS_MAX;
+use mccs_model::limits::NRANKS_MAX;
+use mccs_model::{CommId, ControlBody, Name, Whose};
+use mccs_policy::Profile;
+use mccs_telemetry::placed::{Began, Chosen, HostRanks};
+
+/// A communicator whose root is on the host that tells of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Report {
+    /// What all hosts call it.
+    pub comm: CommId,
+    /// Its number on the root's host, for the operator.
+    pub number: u64,
+    /// Whose it is.
+    pub tenant: String,
+    /// Where its ranks are.
+    pub hosts: Vec<HostRanks>,
+    /// When it was first seen, in milliseconds of the Unix epoch, by its host's clock; orders those that no controller has seen arrive, nothing else.
+    pub began_ms: u64,
+    /// Its place in the order of arrivals, as a controller has told it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arrival: Option<u64>,
+    /// The strategy that was decided last.
+    pub chosen: Chosen,
+    /// When it sends, on the common clock; where that is known, and was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Profile>,
+    /// Whether an operator has chosen the strategy by hand, and has not said since that it need not stay.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_pinned: bool,
+    /// What of its first strategy comes back where the policy does not say.
+    pub began: Began,
+}
+
+/// From an agent to its controller.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum AgentMessage {
+    /// What the host has, as far as the topology says it too; the first that it reports, and told again when that changes.
+    Has(Box<Equipment>),
+    /// A communicator began, or has another strategy.
+    Report(Box<Report>),
+    /// A communicator has ended or failed.
+    Gone {
+        /// Which.
+        comm: CommId,
+    },
+    /// What operators have said of links, to any life of the controller; before [`AgentMessage::Synced`].
+    Kept {
+        /// At most [`said::LINKS_PER_MESSAGE`] of them.
+        links: Vec<SaidLink>,
+    },
+    /// An operator did something on this host.
+    Acted(Box<Act>),
+    /// All communicators of the host were reported to this life of the controller.
+    Synced {
+        /// Which life.
+        life: u64,
+        /// Whether an earlier life has told it paces: they hold until this one says otherwise.
+        is_paced: bool,
+    },
+    /// What has become of an order.
+    Answer {
+        /// Its number.
+        order: u64,
+        /// How it went.
+        outcome: Outcome,
+    },
+    /// Some path of this host's flows may be dead.
+    Suspects,
+    /// Whether another host answers this one over a path: it did not, to flows nor to a probe, or does again.
+    Path {
+        /// The other host.
+        peer: String,
+        /// What steers packets there.
+        path: FlowPath,
+        /// Whether it does.
+        answers: bool,
+    },
+    /// What a communicator's flows from this host would send together, at most, in bits of payload per second, where that is less than
+    /// they may; `None`: as much as they may.
+    Wants {
+        /// Which.
+        comm: CommId,
+        /// So much.
+        bps: Option<u64>,
+    },
+    /// What the host's flows send, where that is much otherwise than was told last.
+    Rates {
+        /// Over each path.
+        rates: HostRates,
+    },
+    /// A communicator is about to send, for which others make room.
+    Burst {
+        /// Which.
+        comm: CommId,
+        /// When, and for how long.
+        burst: CommonBurst,
+    },
+    /// What the time is; answered by [`ControllerMessage::Time`].
+    AskTime {
+        /// To be given back.
+        question: u64,
+    },
+    /// Something that was to be told is lost: the host is to be asked to report anew.
+    Behind,
+    /// Another host's controller is obeyed, and this one is told nothing.
+    Obeys {
+        /// That host.
+        controller: String,
+    },
+    /// A controller of another life is obeyed.
+    Superseded {
+        /// That life.
+        by: u64,
+    },
+}
+
+/// What an operator did on a host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Act {
+    /// What.
+    pub what: String,
+    /// User and command.
+    pub by: String,
+    /// How it went.
+    pub went: Went,
+}
+
+/// What has become of an order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Outcome {
+    /// All hosts have agreed.
+    Done {
+        /// Number of the new strategy.
+        epoch: u64,
+        /// First collective under it.
+        cut: u64,
+    },
+    /// The strategy is another than the one the order was for.
+    Stale {
+        /// Number of the last strategy, or 0 if there is no such communicator.
+        epoch: u64,
+    },
+    /// The hosts would not, or could not.
+    Refused {
+        /// What for.
+        whose: Whose,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A change that a controller wants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Order {
+    /// The controller's life.
+    pub life: u64,
+    /// Its number, in that life.
+    pub order: u64,
+    /// Of which communicator.
+    pub comm: CommId,
+    /// The strategy that it is to replace: compare and swap.
+    pub expected_epoch: u64,
+    /// What to change.
+    pub change: StrategyChange,
+}
+
+/// From a controller to an agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum ControllerMessage {
+    /// Report everything from now on to this life.
+    Sync {
+        /// Which.
+        life: u64,
+        /// Whether reports are to say when communicators send.
+        with_profiles: bool,
+    },
+    /// Change a communicator.
+    Order(Box<Order>),
+    /// What operators have said of links: to be kept, and told whoever has the role next.
+    Keep {
+        /// The controller's life.
+        life: u64,
+        /// At most [`said::LINKS_PER_MESSAGE`] of them.
+        links: Vec<SaidLink>,
+    },
+    /// A communicator's place in the order of arrivals: to be kept, and told whoever has the role next.
+    Arrived {
+        /// The controller's life.
+        life: u64,
+        /// Which.
+        comm: CommId,
+        /// Its place.
+        arrival: u64,
+    },
+    /// Some path in the network may be dead: links to other services may go the same way, and are to find out now, not when they are
+    /// needed.
+    TestLinks,
+    /// How a communicator's flows are to leave the host that is told, from now on.
+    Pace {
+        /// The controller's life.
+        life: u64,
+        /// Which communicator.
+        comm: CommId,
+        /// How.
+        pace: HostPace,
+    },
+    /// A communicator is about to send, for which this host makes room.
+    Burst {
+        /// The controller's life.
+        life: u64,
+        /// Which.
+        comm: CommId,
+        /// When, and for how long.
+        burst: CommonBurst,
+    },
+    /// The time.
+    Time {
+        /// The question.
+        question: u64,
+        /// What the common clock shows.
+        common_ns: u64,
+    },
+}
+
+/// What is wrong with a body.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BodyError {
+    /// Not ours.
+    #[error("it cannot be read: {0}")]
+    Unreadable(String),
+    /// Says what cannot be.
+    #[error("{0}")]
+    Impossible(&'static str),
+    /// Does not fit a message.
+    #[error("it has {0} bytes, more than a message carries")]
+    TooLong(usize),
+}
+
+fn encode(value: &impl Serialize) -> Result<ControlBody, BodyError> {
+    let json = serde_json::to_vec(value).map_err(|error| BodyError::Unreadable(error.to_string()))?;
+    ControlBody::new(&json).ok_or(BodyError::TooLong(json.len()))
+}
+
+impl AgentMessage {
+    /// The message's bytes.
+    ///
+    /// # Errors
+    /// [`BodyError::TooLong`].
+    pub fn encode(&self) -> Result<ControlBody, BodyError> {
+        encode(self)
+    }
+
+    /// Reads what `from` has told.
+    ///
+    /// # Errors
+    /// [`BodyError`], for whatever bytes.
+    pub fn decode(body: &ControlBody, from: &Name) -> Result<Self, BodyError> {
+        let message: AgentMessage =
+            serde_json::from_slice(body.bytes()).map_err(|error| BodyError::Unreadable(error.to_string()))?;
+        let comm = match &message {
+            AgentMessage::Report(report) => {
+                report.check()?;
+                Some(&report.comm)
+            }
+            AgentMessage::Has(equipment) => {
+                equipment.check().map_err(BodyError::Impossible)?;
+                None
+            }
+            AgentMessage::Gone { comm } => Some(comm),
+            AgentMessage::Burst { comm, burst } => {
+                burst.check().map_err(BodyError::Impossible)?;
+                Some(comm)
+            }
+            AgentMessage::Rates { rates } => {
+                rates.check().map_err(BodyError::Impossible)?;
+                None
+            }
+            AgentMessage::Kept { links } => {
+                said::check(links).map_err(BodyError::Impossible)?;
+                None
+            }
+            AgentMessage::Path { peer: host, .. } | AgentMessage::Obeys { controller: host }
+                if Name::new(host).is_none() =>
+            {
+                return Err(BodyError::Impossible("it tells of a host that has no name"));
+            }
+            _ => None,
+        };
+        if comm.is_some_and(|comm| comm.root != *from) {
+            return Err(BodyError::Impossible("it tells of a communicator whose root is on another host"));
+        }
+        Ok(message)
+    }
+}
+
+impl ControllerMessage {
+    /// The message's bytes.
+    ///
+    /// # Errors
+    /// [`BodyError::TooLong`].
+    pub fn encode(&self) -> Result<ControlBody, BodyError> {
+        encode(self)
+    }
+
+    /// Reads what a controller has told.
+    ///
+    /// # Errors
+    /// [`BodyError`], for whatever bytes.
+    pub fn decode(body: &ControlBody) -> Result<Self, BodyError> {
+        let message: ControllerMessage =
+            serde_json::from_slice(body.bytes()).map_err(|error| BodyError::Unreadable(error.to_string()))?;
+        match &message {
+            ControllerMessage::Order(order) => {
+                let mut problems = Problems::default();
+                order.change.validate(&mut problems);
+                if problems.count() > 0 {
+                    return Err(BodyError::Impossible("it orders a change that cannot be"));
+                }
+            }
+            ControllerMessage::Burst { burst, .. } => burst.check().map_err(BodyError::Impossible)?,
+            ControllerMessage::Pace { pace, .. } => pace.check().map_err(BodyError::Impossible)?,
+            ControllerMessage::Keep { links, .. } => said::check(links).map_err(BodyError::Impossible)?,
+            ControllerMessage::Sync { .. }
+            | ControllerMessage::Arrived { .. }
+            | ControllerMessage::Time { .. }
+            | ControllerMessage::TestLinks => {}
+        }
+        Ok(message)
+    }
+}
+
+impl Report {
+    /// Number of ranks.
+    #[must_use]
+    pub fn nranks(&self) -> u32 {
+        self.hosts.iter().map(|host| host.ranks.len() as u32).sum()
+    }
+
+    fn check(&self) -> Result<(), BodyError> {
+        let total: usize = self.hosts.iter().map(|host| host.ranks.len()).sum();
+        if !(1..=NRANKS_MAX as usize).contains(&total) {
+            return Err(BodyError::Impossible("a communicator has ranks, and not too many"));
+        }
+        let is_permutation = |ranks: &mut dyn Iterator<Item = u32>| {
+            let mut seen = vec![false; total];
+            let fresh = |rank: u32| seen.get_mut(rank as usize).is_some_and(|seen| !std::mem::replace(seen, true));
+            ranks.map(fresh).filter(|fresh| *fresh).count() == total
+        };
+        if !is_permutation(&mut self.hosts.iter().flat_map(|host| host.ranks.iter().copied())) {
+            return Err(BodyError::Impossible("every rank is on one host"));
+        }
+        let twice =
+            |(place, host): (usize, &HostRanks)| self.hosts[..place].iter().any(|other| other.host == host.host);
+        if self.hosts.iter().enumerate().any(twice) {
+            return Err(BodyError::Impossible("it names a host twice"));
+        }
+        if self.hosts.iter().any(|host| !host.devices.is_empty() && host.devices.len() != host.ranks.len()) {
+            return Err(BodyError::Impossible("each rank has a device, or none has"));
+        }
+        if self.profile.is_some_and(|profile| profile.period_ns == 0 || profile.busy_ns > profile.period_ns) {
+            return Err(BodyError::Impossible("it sends for longer than there is time"));
+        }
+        if self.profile.is_some_and(|profile| profile.period_ns > PERIOD_MAX.as_nanos() as u64) {
+            return Err(BodyError::Impossible("it sends more seldom than anybody could wait for"));
+        }
+        let Chosen { rings, paths, flows, .. } = &self.chosen;
+        let is_ring = |ring: &Vec<u32>| ring.len() == total && is_permutation(&mut ring.iter().copied());
+        if !(1..=CHANNELS_MAX).contains(&(self.began.channels as usize)) {
+            return Err(BodyError::Impossible("a communicator began with a channel, and not too many"));
+        }
+        if rings.len() > CHANNELS_MAX || !rings.iter().all(is_ring) {
+            return Err(BodyError::Impossible("a ring names every rank once"));
+        }
+        if flows.iter().any(|flow: &FlowChoice| flow.path as usize >= paths.len()) {
+            return Err(BodyError::Impossible("a flow goes a way that there is not"));
+        }
+        Ok(())
+    }
+}
+
+/// A change to what is wanted, whole: nothing of the strategy before stays but what carries flows, where that is not said.
+#[must_use]
+pub fn whole_change(
+    rings: Vec<Vec<u32>>,
+    algorithm: Algorithm,
+    transport: Option<TransportKind>,
+    paths: Vec<FlowPath>,
+    flows: Vec<FlowChoice>,
+) -> StrategyChange {
+    let (rings, paths, flows) = (Some(rings), Some(paths), Some(flows));
+    StrategyChange { rings, algorithm: Some(algorithm), transport, paths, flows, ..StrategyChange::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::equipment::{INTERFACES_MAX, Interfaces, TENANTS_MAX};
+    use super::super::links::LinkState;
+    use super::super::pace::{FlowCap, YieldCap};
+    use super::super::rates::PathRate;
+    use super::*;
+    use mccs_exchange::protocol::VERSION;
+    use mccs_policy::Window;
+
+    fn report() -> Report {
+        let host = |host: &str, ranks: &[u32]| HostRanks {
+            host: host.into(),
+            ranks: ranks.to_vec(),
+            devices: if ranks.len() == 2 { vec![3, 2] } else { Vec::new() },
+        };
+        Report {
+            comm: CommId { root: Name::new("a").unwrap(), incarnation: u64::MAX, number: 3 },
+            number: 7,
+            tenant: "t".into(),
+            hosts: vec![host("a", &[0, 2]), host("b", &[1])],
+            began_ms: 5,
+            arrival: Some(6),
+            profile: Some(Profile { period_ns: 9, busy_ns: 9, phase_ns: 1000 }),
+            is_pinned: true,
+            began: Began { channels: 2, algorithm: Algorithm::Ring, transport: Some(TransportKind::Tcp) },
+            chosen: Chosen { rings: vec![vec![2, 0, 1]], transport: Some(TransportKind::Rdma), ..Chosen::default() },
+        }
+    }
+
+    fn decoded(report: Report) -> Result<AgentMessage, BodyError> {
+        let body = AgentMessage::Report(Box::new(report)).encode().unwrap();
+        AgentMessage::decode(&body, &Name::new("a").unwrap())
+    }
+
+    #[test]
+    fn what_is_told_is_understood() {
+        assert_eq!(decoded(report()), Ok(AgentMessage::Report(Box::new(report()))));
+        let change = whole_change(vec![vec![0, 1]], Algorithm::Ring, None, vec![FlowPath::default()], Vec::new());
+        let order = Order { life: u64::MAX, order: 2, comm: report().comm, expected_epoch: 4, change };
+        let message = ControllerMessage::Order(Box::new(order));
+        assert_eq!(ControllerMessage::decode(&message.encode().unwrap()), Ok(message));
+    }
+
+    #[test]
+    fn what_hosts_have_is_told_with_names_or_not_at_all() {
+        let host = Name::new("a").unwrap();
+        let decoded = |equipment: &Equipment| {
+            AgentMessage::decode(&AgentMessage::Has(Box::new(equipment.clone())).encode().unwrap(), &host)
+        };
+        let name = |number: usize| format!("{number:063}");
+        let there = |all: Vec<String>| Some(Interfaces { down: (0..all.len() as u16).collect(), all });
+        let tenants = |count| Some((0..count).map(name).collect::<Vec<_>>());
+        let interfaces = there((0..INTERFACES_MAX).map(name).collect());
+        let most = Equipment { interfaces, tenants: tenants(TENANTS_MAX), ..Equipment::default() };
+        assert!(decoded(&Equipment { tenants: tenants(TENANTS_MAX + 1), ..Equipment::default() }).is_err());
+        for equipment in [Equipment { gpus: 3, ..Equipment::default() }, most] {
+            assert_eq!(decoded(&equipment), Ok(AgentMessage::Has(Box::new(equipment))));
+        }
+        // Whoever does not say what it has besides is not compared with it.
+        let less = AgentMessage::decode(&ControlBody::new(b"{\"has\":{\"gpus\":3}}").unwrap(), &host);
+        assert_eq!(less, Ok(AgentMessage::Has(Box::new(Equipment { gpus: 3, ..Equipment::default() }))));
+        let too_many = (0..=INTERFACES_MAX).map(name).collect();
+        for interfaces in [vec![String::new()], vec!["a b".to_owned()], too_many] {
+            assert!(decoded(&Equipment { interfaces: there(interfaces), ..Equipment::default() }).is_err());
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let refused = |spoil: &dyn Fn(&mut Report)| {
+            let mut report = report();
+            spoil(&mut report);
+            decoded(report).unwrap_err()
+        };
+        refused(&|report| report.hosts.clear());
+        refused(&|report| report.profile = Some(Profile { period_ns: 0, busy_ns: 0, phase_ns: 0 }));
+        refused(&|report| report.profile = Some(Profile { period_ns: u64::MAX, busy_ns: 1, phase_ns: 0 }));
+        refused(&|report| report.hosts[1].ranks = vec![2]);
+        refused(&|report| report.hosts[1].ranks = vec![9]);
+        refused(&|report| report.hosts[1].host = "a".into());
+        refused(&|report| report.hosts[1].devices = vec![0, 1]);
+        refused(&|report| report.chosen.rings = vec![vec![0, 1]]);
+        refused(&|report| report.began.channels = 0);
+        refused(&|report| report.began.channels = CHANNELS_MAX as u32 + 1);
+        refused(&|report| report.chosen.rings = vec![vec![0, 1, 1]]);
+        refused(&|report| report.chosen.rings = vec![vec![0, 1, 2]; CHANNELS_MAX + 1]);
+        refused(&|report| {
+            report.chosen.flows = vec![FlowChoice { channel: 0, from: "a".into(), to: "b".into(), path: 0 }];
+        });
+        assert!(refused(&|report| report.comm.root = Name::new("b").unwrap()).to_string().contains("another host"));
+        for garbage in [&b""[..], b"{}", b"\xff", b"{\"sync\":{\"life\":-1}}", b"{\"sync\":{\"life\":1,\"x\":2}}"] {
+            let body = ControlBody::new(garbage).unwrap();
+            assert!(ControllerMessage::decode(&body).is_err(), "{garbage:?}");
+            assert!(AgentMessage::decode(&body, &Name::new("a").unwrap()).is_err(), "{garbage:?}");
+        }
+        let long = whole_change(vec![(0..NRANKS_MAX).collect(); 8], Algorithm::Auto, None, Vec::new(), Vec::new());
+        let order = Order { life: 1, order: 2, comm: report().comm, expected_epoch: 4, change: long };
+        assert!(matches!(ControllerMessage::Order(Box::new(order)).encode(), Err(BodyError::TooLong(_))));
+    }
+
+    /// One of each kind, with all that it may have.
+    fn one_of_each() -> Vec<String> {
+        let comm = report().comm;
+        let path = FlowPath {
+            device: Some("mlx5_0:1".parse().unwrap()),
+            source_ports: Some("1-2".parse().unwrap()),
+            dscp: Some(3),
+            priority: Some(4),
+        };
+        let change =
+            whole_change(vec![vec![0, 1]], Algorithm::Ring, Some(TransportKind::Rdma), vec![path.clone()], vec![]);
+        let link = SaidLink { lower: "l".into(), upper: "u".into(), state: LinkState::Down, number: (1, 2) };
+        let burst = CommonBurst { begins_ns: 1, lasts_ns: 2 };
+        let window = Window { period_ns: 3, offset_ns: 1, length_ns: 2 };
+        let pace = HostPace {
+            cap_bps: Some(1),
+            host_cap_bps: Some(4),
+            flows: vec![FlowCap { channel: 1, to: "b".into(), cap_bps: 2 }],
+            window: Some(window),
+            yields: vec![YieldCap { to: comm.clone(), window, early_ns: 7, cap_bps: 3 }],
+            weight_milli: Some(1500),
+            is_watched: true,
+        };
+        let (interfaces, rdma_ports) = (
+            Some(Interfaces { all: vec!["eth0".to_owned()], down: vec![0] }),
+            path.device.clone().map(|device| vec![device]),
+        );
+        let tenants = Some(vec!["t".to_owned()]);
+        let equipment = Equipment { gpus: 8, interfaces, rdma_ports, tenants };
+        let refused = Outcome::Refused { whose: Whose::Change, reason: "r".into() };
+        let outcomes = [Outcome::Done { epoch: 1, cut: 2 }, Outcome::Stale { epoch: 3 }, refused];
+        let of_agents = [
+            AgentMessage::Has(Box::new(equipment)),
+            AgentMessage::Report(Box::new(report())),
+            AgentMessage::Gone { comm: comm.clone() },
+            AgentMessage::Kept { links: vec![link.clone()] },
+            AgentMessage::Synced { life: 1, is_paced: true },
+            AgentMessage::Suspects,
+            AgentMessage::Path { peer: "p".into(), path: path.clone(), answers: false },
+            AgentMessage::Rates {
+                rates: HostRates { paths: vec![PathRate { to: "b".into(), path, bps: 1 }], others_bps: 2 },
+            },
+            AgentMessage::Wants { comm: comm.clone(), bps: Some(1) },
+            AgentMessage::Burst { comm: comm.clone(), burst },
+            AgentMessage::AskTime { question: 1 },
+            AgentMessage::Behind,
+            AgentMessage::Obeys { controller: "c".into() },
+            AgentMessage::Superseded { by: 1 },
+        ];
+        let order = Order { life: 1, order: 2, comm: comm.clone(), expected_epoch: 3, change };
+        let of_controllers = [
+            ControllerMessage::Sync { life: 1, with_profiles: true },
+            ControllerMessage::Order(Box::new(order)),
+            ControllerMessage::Keep { life: 1, links: vec![link] },
+            ControllerMessage::Arrived { life: 1, comm: comm.clone(), arrival: 2 },
+            ControllerMessage::TestLinks,
+            ControllerMessage::Pace { life: 1, comm: comm.clone(), pace },
+            ControllerMessage::Burst { life: 1, comm, burst },
+            ControllerMessage::Time { question: 1, common_ns: 2 },
+        ];
+        let answers = outcomes.map(|outcome| AgentMessage::Answer { order: 1, outcome });
+        let acted = AgentMessage::Acted(Box::new(Act { what: "w".into(), by: "b".into(), went: Went::Done }));
+        let json = |value: Result<String, serde_json::Error>| value.unwrap();
+        let agents = of_agents.iter().chain(&answers).map(|message| json(serde_json::to_string(message)));
+        let controllers = of_controllers.iter().map(|message| json(serde_json::to_string(message)));
+        agents.chain(controllers).chain([json(serde_json::to_string(&acted))]).collect()
+    }
+
+    /// Services of different versions refuse each other by name when they meet; without another version they would meet, and then
+    /// refuse each other's messages one by one.
+    #[test]
+    fn who_changes_messages_raises_the_version() {
+        let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        let digest = one_of_each().join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
+        assert_eq!(
+            (VERSION, digest),
+            (14, 0xff73_7fc8_7a90_84ae),
+            "raise VERSION of the exchange protocol, and note both here"
+        );
+    }
+}

@@ -1,0 +1,244 @@
+//! What flows send over each path now: hosts look once a second and tell the controller what is news, which keeps the last word of each.
+//!
+//! ```text
+//! flows' counters --> RateWatch (every host) --Rates, where much is otherwise--> ClusterRates (controller) --> operator: by path, by link
+//! ```
+//!
+//! Rates are of payload, so that a link that is full shows a little less than it carries. What the switches' hash chooses is known to cross the
+//! links of its NICs, and no others.
+//!
+//! Deliberately absent: decisions. A policy sees demand and profiles (`policy/mod.rs`): one that followed rates would move flows, which change rates.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use mccs_config::service::{FlowPath, TransportKind};
+use serde::{Deserialize, Serialize};
+
+use super::answer::{LinkRateView, PathRateView, RatesView};
+use super::operator::way_name;
+use mccs_model::Name;
+use mccs_policy::topology::{HostId, LinkId, Port, Topology};
+use mccs_telemetry::flows::{PathView, path_called, path_name};
+
+/// Hosts look so often, and tell at most as often.
+pub const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Paths that a host tells of apart, those that carry most: with the longest names they fit a message.
+pub const PATHS_MAX: usize = 256;
+/// Paths and links that the operator is shown, those that carry most: more than anybody reads.
+const SHOWN_MAX: usize = 1024;
+/// What sends less sends nothing.
+const RATE_MIN_BPS: u64 = 1_000_000;
+/// A rate that differs from what was told by more than this part of it is news.
+const NEWS_PART: u64 = 8;
+
+/// What goes over a path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PathRate {
+    /// The host that it leads to.
+    pub to: String,
+    /// What steers packets there; without the priority, which all paths of a network have.
+    pub path: FlowPath,
+    /// Payload in bits per second.
+    pub bps: u64,
+}
+
+/// What all flows of a host send.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostRates {
+    /// At most [`PATHS_MAX`], those that carry most.
+    pub paths: Vec<PathRate>,
+    /// Over all other paths, in bits of payload per second.
+    #[serde(default, skip_serializing_if = "is_nothing")]
+    pub others_bps: u64,
+}
+
+fn is_nothing(bps: &u64) -> bool {
+    *bps == 0
+}
+
+impl HostRates {
+    /// Checks what a host has told.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub fn check(&self) -> Result<(), &'static str> {
+        if self.paths.len() > PATHS_MAX {
+            Err("it tells of too many paths")
+        } else if !self.paths.iter().all(|path| Name::new(&path.to).is_some()) {
+            Err("it tells of a path to a host that cannot be")
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Whether much of it is not as another says.
+    fn is_news_after(&self, told: &HostRates) -> bool {
+        let differs = |now: u64, then: u64| now.abs_diff(then) > then / NEWS_PART;
+        let known = |path: &PathRate| {
+            let is_same = |other: &&PathRate| (&other.to, &other.path) == (&path.to, &path.path);
+            told.paths.iter().find(is_same).is_some_and(|other| !differs(path.bps, other.bps))
+        };
+        self.paths.len() != told.paths.len()
+            || !self.paths.iter().all(known)
+            || differs(self.others_bps, told.others_bps)
+    }
+}
+
+/// What is counted together: the host that flows lead to, and their path's name.
+type Key = (String, String);
+
+/// A host's eye on its flows.
+#[derive(Debug, Default)]
+pub struct RateWatch {
+    /// When it looked last, and what every path had carried.
+    last: Option<(Instant, BTreeMap<Key, u64>)>,
+    told: HostRates,
+}
+
+impl RateWatch {
+    /// Whoever is told now knows nothing.
+    pub fn forget(&mut self) {
+        *self = RateWatch::default();
+    }
+
+    /// When it is to look again: at once where there are communicators and it has not looked yet; never where there is nothing to see.
+    #[must_use]
+    pub fn next_look(&self, has_comms: bool, now: Instant) -> Option<Instant> {
+        match &self.last {
+            Some((at, _)) => Some(*at + LOOK_EVERY),
+            None => has_comms.then_some(now),
+        }
+    }
+
+    /// Looks. Returns what to tell, if it is news.
+    pub fn look(&mut self, views: &[PathView], has_comms: bool, now: Instant) -> Option<HostRates> {
+        let mut bytes: BTreeMap<Key, u64> = BTreeMap::new();
+        let mut paths: BTreeMap<Key, Option<FlowPath>> = BTreeMap::new();
+        for view in views.iter().filter(|view| view.sends) {
+            let path = path_called(&view.path).map(|path| mccs_model::path::FlowPath { priority: None, ..path });
+            let name = path.as_ref().map_or_else(|| view.path.clone(), |path| path_name(Some(path)));
+            let key = (view.peer.clone(), name);
+            *bytes.entry(key.clone()).or_default() += view.bytes;
+            paths.entry(key).or_insert_with(|| path.as_ref().map(Into::into));
+        }
+        let before = self.last.take();
+        let rates = before.map(|(at, before)| {
+            let took = now.saturating_duration_since(at).as_secs_f64();
+            let rate = |(key, all): (&Key, &u64)| {
+                let sent = all.saturating_sub(before.get(key).copied().unwrap_or(0));
+                (key.clone(), (sent as f64 * 8.0 / took.max(1e-9)) as u64)
+            };
+            rates_of(bytes.iter().map(rate), &paths)
+        });
+        let news = rates.filter(|rates| rates.is_news_after(&self.told));
+        if let Some(news) = &news {
+            self.told = news.clone();
+        }
+        // It looks on for as long as somebody may send, or something else was told last.
+        let goes_on = has_comms || self.told != HostRates::default();
+        self.last = goes_on.then_some((now, bytes));
+        news
+    }
+}
+
+/// The paths that carry most apart, all others together.
+fn rates_of(all: impl Iterator<Item = (Key, u64)>, paths: &BTreeMap<Key, Option<FlowPath>>) -> HostRates {
+    let mut rates = HostRates::default();
+    for (key, bps) in all {
+        match paths.get(&key) {
+            Some(Some(path)) if bps >= RATE_MIN_BPS => {
+                rates.paths.push(PathRate { to: key.0, path: path.clone(), bps });
+            }
+            _ => rates.others_bps = rates.others_bps.saturating_add(bps),
+        }
+    }
+    rates.paths.sort_by_key(|path| std::cmp::Reverse(path.bps));
+    rates.others_bps += rates.paths.drain(PATHS_MAX.min(rates.paths.len())..).map(|path| path.bps).sum::<u64>();
+    if rates.others_bps < RATE_MIN_BPS {
+        rates.others_bps = 0;
+    }
+    rates
+}
+
+/// What all hosts have told last.
+#[derive(Debug, Default)]
+pub struct ClusterRates(BTreeMap<Name, HostRates>);
+
+impl ClusterRates {
+    /// A host tells what its flows send.
+    pub fn hear(&mut self, from: &Name, rates: HostRates) {
+        self.0.insert(from.clone(), rates);
+    }
+
+    /// Forgets what a host has told.
+    pub fn forget(&mut self, from: &Name) {
+        self.0.remove(from);
+    }
+
+    /// For the operator: paths and links that carry something, those first that carry most; `capacities` are what links carry now.
+    #[must_use]
+    pub fn view(&self, topology: &Topology, hosts: &HashMap<String, HostId>, capacities: &[f64]) -> RatesView {
+        let mut links: HashMap<LinkId, u64> = HashMap::new();
+        let (mut paths, mut others_bps) = (Vec::new(), 0_u64);
+        for (from, rates) in &self.0 {
+            others_bps = others_bps.saturating_add(rates.others_bps);
+            for PathRate { to, path, bps } in &rates.paths {
+                let ends = hosts.get(from.as_str()).copied().zip(hosts.get(to).copied());
+                let crossed = ends.map(|(a, b)| links_of(topology, (a, b), path)).unwrap_or_default();
+                for link in &crossed {
+                    let sum = links.entry(*link).or_default();
+                    *sum = sum.saturating_add(*bps);
+                }
+                let least = crossed.iter().map(|link| capacities[link.index()]).min_by(f64::total_cmp);
+                let (from, way) = (from.to_string(), way_name(path, topology));
+                paths.push(PathRateView {
+                    from,
+                    to: to.clone(),
+                    way,
+                    bps: *bps,
+                    capacity_bps: least.map(|bps| bps as u64),
+                });
+            }
+        }
+        let link = |(link, bps): (LinkId, u64)| {
+            let (from, to) = topology.link_ends(link)?;
+            Some(LinkRateView { from, to, bps, capacity_bps: capacities[link.index()] as u64 })
+        };
+        let mut links: Vec<LinkRateView> = links.into_iter().filter_map(link).collect();
+        paths.sort_by(|a, b| (b.bps, &a.from, &a.to, &a.way).cmp(&(a.bps, &b.from, &b.to, &b.way)));
+        links.sort_by(|a, b| (b.bps, &a.from, &a.to).cmp(&(a.bps, &b.from, &b.to)));
+        let [more_paths, more_links] = [paths.len(), links.len()].map(|len| len.saturating_sub(SHOWN_MAX) as u64);
+        paths.truncate(SHOWN_MAX);
+        links.truncate(SHOWN_MAX);
+        RatesView { paths, links, more_paths, more_links, others_bps }
+    }
+}
+
+/// The links that a path between two hosts is known to cross.
+fn links_of(topology: &Topology, (from, to): (HostId, HostId), path: &FlowPath) -> Vec<LinkId> {
+    let only = |host: HostId| (topology.nic_count(host) == 1).then(|| topology.port_of(host, 0));
+    let called = |kind| path.device.as_ref().and_then(|device| topology.port_called(from, device, kind));
+    let by_rdma = called(TransportKind::Rdma);
+    let leaves = called(TransportKind::Tcp).or(by_rdma).or_else(|| only(from));
+    // Over RDMA flows come in by the counterpart of the sender's NIC; over TCP by what the receiver's address is of, which nobody tells.
+    let counterpart = by_rdma.filter(|port| usize::from(port.nic) < topology.nic_count(to));
+    let enters = only(to).or(counterpart.map(|port| Port { host: to, nic: port.nic }));
+    match (leaves, enters) {
+        (Some(a), Some(b)) if a.host != b.host => {
+            let spine = topology.spine_steered_to(path);
+            let is_known = spine.is_some() || topology.path_count(a, b) == 1;
+            let route = topology.route(a, b, spine.unwrap_or(0));
+            route.links().iter().copied().filter(|link| is_known || topology.is_edge(*link)).collect()
+        }
+        _ => {
+            let up = leaves.map(|port| topology.up_link(port));
+            up.into_iter().chain(enters.map(|port| topology.up_link(port).reverse())).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! Topologies that name devices which hosts have not.
+
+use std::collections::BTreeSet;
+
+use mccs_config::change::StrategyChange;
+use mccs_config::service::FlowPath;
+
+use super::bed::{Bed, TOPOLOGY, name, policy, text, topology_with_nics};
+use crate::answer::{HistoryView, Standing};
+use crate::basis::Text;
+use crate::equipment::{Equipment, Interfaces};
+use crate::history::Went;
+
+/// The example, where hosts call their only NIC something.
+fn called(interface: &str, rdma: &str) -> Text {
+    let nic = |leaf: &str| {
+        format!("nic = [{{ leaf = \"{leaf}\", devices = [0, 1], interface = \"{interface}\", rdma = \"{rdma}\" }}]\n")
+    };
+    let topology = TOPOLOGY.lines().map(|line| match line.strip_prefix("leaf = ") {
+        // The other lines that begin so are comments.
+        Some(leaf) => nic(leaf.trim_matches('"')),
+        None => format!("{line}\n"),
+    });
+    text("topology.toml", &topology.collect::<String>())
+}
+
+fn interfaces_that_are_up(names: &[&str]) -> Interfaces {
+    Interfaces { all: names.iter().map(ToString::to_string).collect(), down: Vec::new() }
+}
+
+fn equipment(interfaces: &[&str], rdma_ports: &[&str]) -> Equipment {
+    Equipment {
+        gpus: 0,
+        interfaces: Some(interfaces_that_are_up(interfaces)),
+        rdma_ports: Some(rdma_ports.iter().map(|port| port.parse().unwrap()).collect()),
+        tenants: None,
+    }
+}
+
+/// Hosts that have said what they have; the last of them has not.
+fn equipped() -> Bed {
+    let mut bed = Bed::new("ffa");
+    for host in ["host-a", "host-b", "host-c"].map(name) {
+        bed.equip(&host, equipment(&["eth0", "lo"], &["mlx5_0:1"]));
+    }
+    bed.run();
+    bed
+}
+
+/// A file is read. Returns why it was refused, if it was.
+fn read(bed: &mut Bed, topology: Text) -> Option<String> {
+    bed.controller.files(Some(topology), None, bed.now);
+    bed.run();
+    match &bed.history().last().unwrap().went {
+        Went::Failed(why) => Some(why.clone()),
+        _ => None,
+    }
+}
+
+#[test]
+fn what_hosts_have_not_is_refused_where_it_is_named() {
+    let mut bed = equipped();
+    let line = |topology: &Text, host: &str| {
+        let name = format!("name = {host:?}");
+        topology.text.lines().position(|line| line.starts_with(&name)).unwrap() + 3
+    };
+    // Without a communicator and with one.
+    for has_comm in [false, true] {
+        if has_comm {
+            bed.begin_wide("t");
+            bed.run();
+        }
+        let nowhere = called("nosuch0", "mlx5_0");
+        let why = read(&mut bed, nowhere.clone()).expect("refused");
+        let complaints: Vec<&str> = why.lines().filter(|line| line.contains("nosuch0")).collect();
+        assert_eq!(complaints.len(), 3, "the last host has not said what it has: {why}");
+        let at = format!("topology.toml:{}:", line(&nowhere, "host-b"));
+        assert!(complaints[1].contains(&at) && complaints[1].contains("host[1].nic[0].interface"), "{why}");
+        assert!(complaints[1].contains("it has eth0, lo"), "{why}");
+        let why = read(&mut bed, called("eth0", "mlx5_0:2")).expect("refused");
+        assert!(why.contains("host[0].nic[0].rdma") && why.contains("it uses mlx5_0:1"), "{why}");
+        assert_eq!((read(&mut bed, called("eth0", "mlx5_0")), bed.show().contradictions.len()), (None, 0));
+        if has_comm {
+            let ways = bed.show().communicators.remove(0);
+            assert_eq!(ways.state, Standing::AsDecided);
+            let by: BTreeSet<bool> = ways.strategy.flows.iter().map(|flow| flow.way.ends_with(" by eth0")).collect();
+            assert_eq!(by, BTreeSet::from([true]), "{:?}", ways.strategy.flows);
+        }
+        assert_eq!(read(&mut bed, text("topology.toml", TOPOLOGY)), None);
+    }
+}
+
+#[test]
+fn a_host_says_so_when_its_interfaces_are_others() {
+    let mut bed = equipped();
+    let (host, nowhere) = (name("host-b"), called("eth1", "mlx5_0"));
+    for other in ["host-a", "host-c"].map(name) {
+        bed.has_interfaces(&other, Some(interfaces_that_are_up(&["eth1"])));
+    }
+    bed.run();
+    assert!(read(&mut bed, nowhere.clone()).is_some_and(|why| why.lines().count() == 1 && why.contains("host[1]")));
+    // Another policy makes nobody forget it.
+    bed.controller.files(None, Some(policy("ecmp")), bed.now);
+    bed.run();
+    let still_refused = |entry: &HistoryView| matches!(&entry.went, Went::DoneBut(why) if why.contains("host[1]"));
+    assert!(bed.history().iter().any(still_refused), "{:?}", bed.history());
+    assert_eq!(bed.show().policy.as_deref(), Some("ecmp"));
+    let tell = |bed: &mut Bed, interfaces: Option<&[&str]>| {
+        let interfaces = interfaces.map(interfaces_that_are_up);
+        let told = bed.host(&host).agent.has_interfaces(interfaces.clone());
+        assert!(told.is_some());
+        assert!(bed.host(&host).agent.has_interfaces(interfaces).is_none(), "the same is no news");
+        bed.carry_out(&host, told);
+        bed.run();
+    };
+    tell(&mut bed, Some(&["eth0", "eth1"]));
+    // Nobody has to save it again.
+    let history = bed.history();
+    let last = history.last().expect("an entry");
+    assert!(last.why.contains("hosts have what its topology names") && last.went == Went::Done, "{last:?}");
+    assert_eq!(bed.show().contradictions.len(), 0);
+    // It goes: what is in force stays, and it is said.
+    tell(&mut bed, Some(&["eth0"]));
+    let view = bed.show();
+    assert_eq!(view.contradictions.len(), 1, "{view:?}");
+    assert!(view.contradictions[0].contains("host[1].nic[0].interface") && view.policy.is_some(), "{view:?}");
+    assert!(bed.history().iter().any(|entry| entry.what.contains("contradicted")));
+    // It is there again; and then nobody knows.
+    for interfaces in [Some(&["eth1"][..]), Some(&[]), None] {
+        let is_contradicted = interfaces.is_some_and(<[_]>::is_empty);
+        tell(&mut bed, interfaces);
+        assert_eq!(bed.show().contradictions.len(), usize::from(is_contradicted));
+    }
+}
+
+/// A host of two NICs loses one: flows leave it by the other, until it is there again.
+#[test]
+fn flows_leave_by_other_nics_while_one_is_down() {
+    let mut bed = equipped();
+    assert_eq!(read(&mut bed, topology_with_nics(["eth0", "lo"])), None);
+    let comm = bed.begin("t", &[("host-a", &[0, 1]), ("host-b", &[2, 3])]);
+    bed.run();
+    let leaves_by = |bed: &mut Bed| {
+        let chosen = bed.chosen(&comm);
+        let by = |from: &str| {
+            let flows = chosen.flows.iter().filter(|flow| flow.from == from);
+            let device = |path: u32| chosen.paths[path as usize].device.as_ref().map(ToString::to_string);
+            flows.filter_map(|flow| device(flow.path)).collect::<BTreeSet<_>>()
+        };
+        ["host-a", "host-b"].map(by)
+    };
+    let all = leaves_by(&mut bed);
+    assert!(all.iter().all(|by| by.contains("eth0")), "{all:?}");
+    let host = name("host-b");
+    let tell = |bed: &mut Bed, down: &[u16]| {
+        bed.has_interfaces(&host, Some(Interfaces { down: down.to_vec(), ..interfaces_that_are_up(&["eth0", "lo"]) }));
+        bed.run();
+    };
+    tell(&mut bed, &[0]);
+    assert_eq!(leaves_by(&mut bed)[1], BTreeSet::from(["lo".to_owned()]));
+    let dead = bed.show().dead_links;
+    assert!(dead.len() == 1 && dead[0][0] == "host-b eth0" && dead[0][2].contains("its NIC is down"), "{dead:?}");
+    assert!(bed.history().iter().any(|entry| entry.what == "NIC eth0 of host host-b is down"));
+    // Nobody says that it is up while its host says nothing.
+    bed.controller.lost(&host, bed.now);
+    bed.run();
+    assert!(!bed.history().iter().any(|entry| entry.what.contains("up again")));
+    bed.controller.met(&host, bed.now);
+    bed.run();
+    assert_eq!(bed.show().dead_links, dead);
+    tell(&mut bed, &[]);
+    assert_eq!(leaves_by(&mut bed), all);
+    assert!(bed.show().dead_links.is_empty());
+    // What is pinned stays by the NIC that is down, and is shown.
+    let by_hand = StrategyChange {
+        paths: Some(vec![FlowPath { device: "eth0".parse().ok(), ..FlowPath::default() }]),
+        flows: Some(Vec::new()),
+        ..StrategyChange::default()
+    };
+    bed.change_by_hand(&comm, by_hand);
+    bed.run();
+    tell(&mut bed, &[0]);
+    let told = bed.show().communicators.remove(0).not_enforced;
+    assert!(
+        told.iter().any(|what| what.starts_with("another NIC than eth0") && what.contains("from host-b")),
+        "{told:?}"
+    );
+    assert_eq!(bed.chosen(&comm).paths.len(), 1);
+    bed.unpin(&comm);
+    bed.run();
+    assert_eq!(leaves_by(&mut bed)[1], BTreeSet::from(["lo".to_owned()]));
+    tell(&mut bed, &[]);
+    // With both down there is nothing better.
+    tell(&mut bed, &[0, 1]);
+    assert_eq!(leaves_by(&mut bed), all);
+}
