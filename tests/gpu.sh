@@ -255,7 +255,7 @@ slot = "1MiB"'
     done
     serve 'll128 = false'
     for nranks in $(seq 2 "$gpus"); do
-        lane "without lines, $nranks ranks" \
+        lane "without LL128, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 9001B --end 9MiB --factor 3 --dtypes float,bfloat16 --redops sum
     done
     serve 'max_ctas = 2'
@@ -381,10 +381,10 @@ checked_memory() {
         "$perf" --check --nranks 2 --operation all --dtypes float --redops sum "$@"
 }
 
-# Of each family of kernels that ranks launch few calls: packets and lines, as short and as one long
-# size takes them; packets in many blocks, and chunks; sends and receives, few; what ranks combine
-# of large operations; what copies, tells and waits beside the service. Not the service's own
-# kernels, which combine by the same code as the ranks', nor other types, nor graphs.
+# A few calls of each family of kernels that ranks launch: LL and LL128 at a short and at a long size,
+# LL in many blocks, Simple, sends and receives, reductions behind copy engines, copies and words of
+# staged ranks. Left out: the service's own kernels, which reduce by the same code, other types, and
+# graphs.
 memcheck() {
     local checker
     checker=$(PATH=$PATH:/usr/local/cuda/bin type -P compute-sanitizer || true)
@@ -392,12 +392,12 @@ memcheck() {
         lacking "memory checker" "there is no compute-sanitizer here" memcheck
         return
     fi
-    checked_memory "packets and lines" --begin 1KiB --end 1MiB --factor 900
+    checked_memory "LL and LL128" --begin 1KiB --end 1MiB --factor 900
     lane "memory checker: sends and receives of two ranks" ranks 2 "$checker" --tool memcheck --error-exitcode 9 \
         "$MCCS_BIN/examples/cuda_all_reduce"
     serve 'll128 = false
 large_from = "0"'
-    checked_memory "packets in many blocks, and chunks" --begin 900KiB --end 3MiB --factor 3
+    checked_memory "LL in many blocks, and Simple" --begin 900KiB --end 3MiB --factor 3
     if [ "$gpus" -gt 1 ]; then
         serve 'large_from = "4KiB"
 slot = "1MiB"'
