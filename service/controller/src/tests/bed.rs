@@ -238,6 +238,8 @@ impl Bed {
         let live: Vec<Live> = host_of.comms.values().cloned().collect();
         host_of.agent.look(live, unix_ms);
         self.carry_out(host, []);
+        // As the engine does whenever communicators have changed: an agent that needs the time asks for it here.
+        self.pace(host);
     }
 
     pub fn carry_out(&mut self, host: &Name, outputs: impl IntoIterator<Item = AgentOutput>) {

@@ -228,55 +228,70 @@ fn paces(bed: &Bed) -> Vec<(String, String, Option<u64>, usize, bool)> {
     .collect()
 }
 
+/// What happens, and then what holds in the end.
+fn all_is_as_decided_after(happenings: Vec<Happens>) -> Result<(), TestCaseError> {
+    let mut world = World::new();
+    for what in happenings {
+        befall(&mut world, what);
+    }
+    // All hosts are there and willing, and something changes.
+    world.bed.hosts.values_mut().for_each(|host| host.refuses = None);
+    for host in 1..4 {
+        befall(&mut world, Happens::Meet(host));
+    }
+    let bed = &mut world.bed;
+    bed.pass(Duration::from_secs(100));
+    bed.controller.files(Some(text("topology.toml", &format!("{}\n# again", bed.topology.text))), None, bed.now);
+    bed.pass(Duration::from_secs(100));
+    let view = bed.show();
+    let there: usize = bed.hosts.values().map(|host| host.comms.len()).sum();
+    prop_assert_eq!(view.communicators.len(), there);
+    let live = bed.hosts.values().flat_map(|host| host.comms.values());
+    let pinned: Vec<String> = live.filter(|live| live.is_pinned).map(|live| live.comm.to_string()).collect();
+    for comm in &view.communicators {
+        let is_pinned = pinned.contains(&comm.name);
+        let expected = if is_pinned { Standing::Pinned } else { Standing::AsDecided };
+        prop_assert_eq!(&comm.state, &expected, "{:?}", bed.history());
+        prop_assert!(!is_pinned || comm.strategy.rings == [[3, 2, 1, 0]]);
+    }
+    HOSTS.iter().for_each(|host| bed.pace(&name(host)));
+    let told = paces(bed);
+    // Engines keep to what is shown, host by host.
+    for (host, state) in &bed.hosts {
+        for (comm, pace) in &state.paces {
+            let shown = view.communicators.iter().filter(|view| view.name == comm.to_string());
+            let shown = shown.flat_map(|view| &view.paces).filter(|(of, _)| *of == host.as_str());
+            prop_assert_eq!(shown.filter(|(_, pace)| holds(pace)).count(), usize::from(!pace.is_free()), "{:?}", pace);
+        }
+    }
+    // A controller that knows nothing comes to the same.
+    let made = bed.changes_made();
+    world.restart_controller(text("policy.toml", &view.policy_text.unwrap()));
+    let bed = &mut world.bed;
+    bed.run();
+    prop_assert_eq!(bed.changes_made(), made);
+    bed.pass(Duration::from_secs(1));
+    prop_assert_eq!(paces(bed), told);
+    let again = bed.show();
+    prop_assert_eq!((again.links, again.dead_links), (view.links, view.dead_links));
+    // Every question was answered.
+    prop_assert!(bed.hosts.values().all(|host| host.asked.is_empty()));
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
     #[test]
     fn in_the_end_all_is_as_decided(happenings in proptest::collection::vec(happens(), 0..60)) {
-        let mut world = World::new();
-        for what in happenings {
-            befall(&mut world, what);
-        }
-        // All hosts are there and willing, and something changes.
-        world.bed.hosts.values_mut().for_each(|host| host.refuses = None);
-        for host in 1..4 {
-            befall(&mut world, Happens::Meet(host));
-        }
-        let bed = &mut world.bed;
-        bed.pass(Duration::from_secs(100));
-        bed.controller.files(Some(text("topology.toml", &format!("{}\n# again", bed.topology.text))), None, bed.now);
-        bed.pass(Duration::from_secs(100));
-        let view = bed.show();
-        let there: usize = bed.hosts.values().map(|host| host.comms.len()).sum();
-        prop_assert_eq!(view.communicators.len(), there);
-        let live = bed.hosts.values().flat_map(|host| host.comms.values());
-        let pinned: Vec<String> = live.filter(|live| live.is_pinned).map(|live| live.comm.to_string()).collect();
-        for comm in &view.communicators {
-            let is_pinned = pinned.contains(&comm.name);
-            let expected = if is_pinned { Standing::Pinned } else { Standing::AsDecided };
-            prop_assert_eq!(&comm.state, &expected, "{:?}", bed.history());
-            prop_assert!(!is_pinned || comm.strategy.rings == [[3, 2, 1, 0]]);
-        }
-        HOSTS.iter().for_each(|host| bed.pace(&name(host)));
-        let told = paces(bed);
-        // Engines keep to what is shown, host by host.
-        for (host, state) in &bed.hosts {
-            for (comm, pace) in &state.paces {
-                let shown = view.communicators.iter().filter(|view| view.name == comm.to_string());
-                let shown = shown.flat_map(|view| &view.paces).filter(|(of, _)| *of == host.as_str());
-                prop_assert_eq!(shown.filter(|(_, pace)| holds(pace)).count(), usize::from(!pace.is_free()), "{:?}", pace);
-            }
-        }
-        // A controller that knows nothing comes to the same.
-        let made = bed.changes_made();
-        world.restart_controller(text("policy.toml", &view.policy_text.unwrap()));
-        let bed = &mut world.bed;
-        bed.run();
-        prop_assert_eq!(bed.changes_made(), made);
-        bed.pass(Duration::from_secs(1));
-        prop_assert_eq!(paces(bed), told);
-        let again = bed.show();
-        prop_assert_eq!((again.links, again.dead_links), (view.links, view.dead_links));
-        // Every question was answered.
-        prop_assert!(bed.hosts.values().all(|host| host.asked.is_empty()));
+        all_is_as_decided_after(happenings)?;
     }
+}
+
+/// A profile that is measured before the agent has asked for the time is told by the first life of the controller, as by the next.
+#[test]
+fn a_profile_that_comes_before_the_time_is_known_is_told_without_a_new_controller() {
+    use Happens::{Begin, Pass, Policy, Sends};
+    let yields = names().iter().position(|name| *name == "yield").expect("a policy");
+    let happenings = vec![Policy(yields, 4), Begin(0, 0), Pass(1), Sends(0, Some(20)), Begin(1, 1)];
+    all_is_as_decided_after(happenings).unwrap_or_else(|wrong| panic!("{wrong}"));
 }
