@@ -162,9 +162,10 @@ struct KernelCh {
     began_ns: u64,
 }
 
+/// Version 2 has the traffic (`TRAFFIC` is 1), version 3 does not (0): an empty array takes no room.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Coll2 {
+struct Coll2<const TRAFFIC: usize> {
     name: *const c_char,
     hash: u64,
     sequence: u64,
@@ -174,31 +175,14 @@ struct Coll2 {
     count: usize,
     root: c_int,
     datatype: *const c_char,
-    traffic_bytes: usize,
+    traffic_bytes: [usize; TRAFFIC],
     channels: u8,
     warps: u8,
     algorithm: *const c_char,
     protocol: *const c_char,
 }
 
-/// As [`Coll2`], without the traffic.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Coll3 {
-    name: *const c_char,
-    hash: u64,
-    sequence: u64,
-    function: *const c_char,
-    send: *const c_void,
-    recv: *mut c_void,
-    count: usize,
-    root: c_int,
-    datatype: *const c_char,
-    channels: u8,
-    warps: u8,
-    algorithm: *const c_char,
-    protocol: *const c_char,
-}
+const _: () = assert!(size_of::<Coll2<1>>() == size_of::<Coll2<0>>() + size_of::<usize>());
 
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -332,8 +316,8 @@ impl Descriptor1 {
         let body = match (version, event) {
             (1, Event::Coll { coll, way, .. }) => coll_1(coll, way, named),
             (1, Event::P2p { p2p, .. }) => p2p_1(p2p, named),
-            (2, Event::Coll { coll, way, .. }) => coll_2(coll, way, named),
-            (3, Event::Coll { coll, way, .. }) => coll_3(coll, way, named),
+            (2, Event::Coll { coll, way, .. }) => coll_2::<1>(coll, way, named),
+            (3, Event::Coll { coll, way, .. }) => coll_2::<0>(coll, way, named),
             (2 | 3, Event::P2p { p2p, .. }) => p2p_2(p2p, named),
             _ => new_body(event),
         };
@@ -365,7 +349,7 @@ fn coll_1(coll: &Coll, way: &Way, named: &Named<'_>) -> Body {
     })
 }
 
-fn coll_2(coll: &Coll, way: &Way, named: &Named<'_>) -> Body {
+fn coll_2<const TRAFFIC: usize>(coll: &Coll, way: &Way, named: &Named<'_>) -> Body {
     Body::of(Coll2 {
         name: named.name.as_ptr(),
         hash: named.hash,
@@ -376,25 +360,7 @@ fn coll_2(coll: &Coll, way: &Way, named: &Named<'_>) -> Body {
         count: coll.count,
         root: coll.root,
         datatype: datatype_name(coll.datatype),
-        traffic_bytes: 0,
-        channels: way.channels,
-        warps: way.warps,
-        algorithm: way.algorithm.as_ptr(),
-        protocol: way.protocol.as_ptr(),
-    })
-}
-
-fn coll_3(coll: &Coll, way: &Way, named: &Named<'_>) -> Body {
-    Body::of(Coll3 {
-        name: named.name.as_ptr(),
-        hash: named.hash,
-        sequence: coll.sequence,
-        function: coll.function.name.as_ptr(),
-        send: coll.send,
-        recv: coll.recv,
-        count: coll.count,
-        root: coll.root,
-        datatype: datatype_name(coll.datatype),
+        traffic_bytes: [0; TRAFFIC],
         channels: way.channels,
         warps: way.warps,
         algorithm: way.algorithm.as_ptr(),
