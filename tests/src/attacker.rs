@@ -107,7 +107,13 @@ impl Session {
         let region = Self::handle(&self.regions, |(region, _)| region, decide);
         let comm = Self::handle(&self.comms, |comm| comm, decide);
         let mut fds = Vec::new();
-        let request = match decide(12) {
+        let request = match decide(15) {
+            12 => {
+                let ipc_handle = (0..[64, 64, 64, 0, 65][decide(5) as usize]).map(|_| decide(256) as u8).collect();
+                Request::RegisterGpuMemory { gpu: [decide(2) as u8; 16], ipc_handle, bytes: u64::MAX >> decide(64) }
+            }
+            13 => Request::FreeGpuMemory { region },
+            14 => Request::RegisterGpuSegments { gpu: [decide(2) as u8; 16] },
             0 => Request::AllocMemory { bytes: [0, 4096, 1 << 16, 3 << 20, u64::MAX][decide(5) as usize] },
             1 => {
                 let bytes = 4096 << decide(4);
@@ -129,7 +135,8 @@ impl Session {
                 let root_address = if decide(16) == 0 { "h".to_owned() } else { String::new() };
                 let id = UniqueId([decide(IDS) as u8; 16]);
                 let (by_engines, options) = (decide(2) == 1, JoinOptions::default());
-                Request::InitRank { id, rank, nranks, gpu: None, root_address, by_engines, options }
+                let gpu = (decide(8) == 0).then(|| [decide(2) as u8; 16]);
+                Request::InitRank { id, rank, nranks, gpu, root_address, by_engines, options }
             }
             9 => Request::DestroyComm { comm },
             10 => Request::AbortComm { comm, cuda_error: (decide(2) == 1).then_some(700) },
