@@ -94,24 +94,25 @@ def memory():
     return "GPU memory of a further communicator, 2 H200s", f"{digits(ours)} MiB", f"{peer}: {digits(theirs)} MiB", theirs / ours
 
 
-def nccl_tests():
-    places, ratios = load("nccl-tests-2")["lines"], []
+def nccl_tests(name, machine):
+    data, ratios = load(name), []
+    places = data.get("places") or data["lines"]
     for place in places:
-        medians = {side: statistics.median(times) for side, times in place["us"].items()}
+        medians = {side: statistics.median(times) for side, times in (place.get("times_us") or place["us"]).items()}
         ratios.append(min(medians[side] for side in medians if side != "mccs") / medians["mccs"])
     counts = [place["bytes"] for place in places]
-    return (f"nccl-tests, {size(min(counts))} to {size(max(counts))}, 2 H200s",
+    return (f"nccl-tests, {size(min(counts))} to {size(max(counts))}, {machine}",
             f"ahead at {sum(ratio >= 1 for ratio in ratios)} of {len(ratios)} places",
             "NCCL 2.32.3, the better of plain and `-R 2`", f"{digits(min(ratios))} to {digits(max(ratios))}")
 
 
-def training(workload, what):
-    data = load("training-default-2")
+def training(workload, what, gpus):
+    data = load(f"training-default-{gpus}")
     times = {side: statistics.median(sum(found["rounds_ms"], [])) for side, found in data["found"][workload].items()}
     # The faster NCCL. Sides beside PyTorch's own are named by their version.
     peer = min((side for side in times if side.startswith("NCCL")), key=times.get)
     version = data["libraries"][peer] if peer == "NCCL of PyTorch" else peer
-    return (f"{what}, PyTorch, 2 H200s", f"{digits(times['mccs'])} ms a step", f"{version}: {digits(times[peer])} ms",
+    return (f"{what}, PyTorch, {gpus} H200s", f"{digits(times['mccs'])} ms a step", f"{version}: {digits(times[peer])} ms",
             times[peer] / times["mccs"])
 
 
@@ -171,12 +172,13 @@ ROWS = {
     "large-gpus": ("gpu-collectives", lambda: nccl_bandwidth("cuda-h100-4", "all_reduce", 512 << 20, "4 H100s")),
     "worst-gpus": ("gpu-collectives", lambda: nccl_worst("cuda-h100-4", "4 H100s")),
     "worst-rooted": ("gpu-rooted", lambda: nccl_worst("cuda-h100-rooted-4", "4 H100s")),
-    "nccl-tests": ("nccl-tests", nccl_tests),
+    "nccl-tests": ("nccl-tests", lambda: nccl_tests("nccl-tests-2", "2 H200s")),
+    "nccl-tests-4": ("nccl-tests", lambda: nccl_tests("nccl-tests-4", "4 H200s")),
     "joins": ("gpu-communicators", lambda: joins("cuda-joins-4", "4 H200s")),
     "memory": ("gpu-communicators", memory),
-    "ddp": ("gpu-training", lambda: training("ddp:8", "DDP")),
-    "fsdp2": ("gpu-training", lambda: training("fsdp2:8", "FSDP2")),
-    "moe": ("gpu-training", lambda: training("moe:4", "mixture of experts")),
+    "ddp": ("gpu-training", lambda: training("ddp:8", "DDP", 4)),
+    "fsdp2": ("gpu-training", lambda: training("fsdp2:8", "FSDP2", 4)),
+    "moe": ("gpu-training", lambda: training("moe:4", "mixture of experts", 4)),
     "two-services": ("gpu-service", lambda: two_services(128 << 20)),
     "small-host": ("host-memory", lambda: host_memory("small", "all_reduce", 8, 2)),
     "middle-host": ("host-memory", lambda: host_memory("middle", "all_reduce", 16 << 20, 4)),
