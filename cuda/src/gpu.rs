@@ -185,14 +185,14 @@ fn is_same_bus_id(a: &str, b: &str) -> bool {
 
 /// A GPU that does not answer, with what it still tells of itself.
 #[derive(Debug)]
-pub struct Mute {
+pub struct UnresponsiveGpu {
     id: Option<GpuId>,
     pci_bus_id: Option<String>,
     /// What it does not answer with.
     pub error: DriverError,
 }
 
-impl Mute {
+impl UnresponsiveGpu {
     /// As [`Gpu::is_called`]; `None` where it does not tell.
     #[must_use]
     pub fn is_called(&self, name: &str) -> Option<bool> {
@@ -210,14 +210,14 @@ impl Mute {
 /// # Errors
 /// [`DriverError`], also where there is no driver, or one of them does not answer.
 pub fn gpus() -> Result<Vec<Gpu>, DriverError> {
-    gpus_or_mutes()?.into_iter().map(|found| found.map_err(|mute| mute.error)).collect()
+    gpus_or_unresponsive()?.into_iter().map(|found| found.map_err(|mute| mute.error)).collect()
 }
 
 /// As [`gpus`], where some may not answer.
 ///
 /// # Errors
 /// [`DriverError`], where there is no driver.
-pub fn gpus_or_mutes() -> Result<Vec<Result<Gpu, Mute>>, DriverError> {
+pub fn gpus_or_unresponsive() -> Result<Vec<Result<Gpu, UnresponsiveGpu>>, DriverError> {
     let mut count = 0;
     // SAFETY: `count` is an integer to write to.
     unsafe { api::cuDeviceGetCount(&mut count)? };
@@ -225,9 +225,9 @@ pub fn gpus_or_mutes() -> Result<Vec<Result<Gpu, Mute>>, DriverError> {
         let mut device = 0;
         // SAFETY: `device` is an integer to write to.
         let is_there = unsafe { api::cuDeviceGet(&mut device, ordinal) };
-        is_there.map_err(|error| Mute { id: None, pci_bus_id: None, error })?;
+        is_there.map_err(|error| UnresponsiveGpu { id: None, pci_bus_id: None, error })?;
         let (id, pci_bus_id) = (id_of(device), bus_id_of(device));
-        Gpu::of(device).map_err(|error| Mute { id: id.ok(), pci_bus_id: pci_bus_id.ok(), error })
+        Gpu::of(device).map_err(|error| UnresponsiveGpu { id: id.ok(), pci_bus_id: pci_bus_id.ok(), error })
     });
     Ok(found.collect())
 }

@@ -3,7 +3,6 @@
 //! See `docs/ARCHITECTURE.md` for the life of an operation through these modules.
 
 pub mod control;
-pub mod devices;
 pub mod engines;
 pub mod plans;
 mod process_state;
@@ -15,6 +14,7 @@ mod transport_factory;
 // Layers below, under the names by which this crate calls them.
 pub use mccs_collective as collective;
 pub use mccs_controller as controller;
+pub use mccs_device as devices;
 pub use mccs_exchange as exchange;
 pub use mccs_model as model;
 pub use mccs_model::handles;

@@ -155,7 +155,7 @@ fn gpu_memory(cuda: &Cuda) -> (u32, u64) {
     if cuda.usage == CudaUse::Off {
         return (0, 0);
     }
-    let found = mccs_cuda::driver().ok().and_then(|()| mccs_cuda::gpus_or_mutes().ok()).unwrap_or_default();
+    let found = mccs_cuda::driver().ok().and_then(|()| mccs_cuda::gpus_or_unresponsive().ok()).unwrap_or_default();
     let is_ours = |gpu: &mccs_cuda::Gpu| cuda.gpus.is_empty() || cuda.gpus.iter().any(|name| gpu.is_called(name));
     let ours = found.into_iter().flatten().filter(is_ours);
     ours.fold((0, 0), |(gpus, bytes), gpu| (gpus + 1, bytes + gpu.memory_bytes))

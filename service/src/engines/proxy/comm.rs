@@ -15,7 +15,7 @@ use mccs_ipc::types::{DataType, ErrorClass, Handle, RedOp};
 
 use super::describe::{describe, difference, signature};
 use super::direct::Watch;
-use super::operation::{Operation, ProxyReply, RoundState};
+use super::operation::{Calls, Operation, ProxyReply, RoundState};
 use super::reconfigure::Changes;
 use super::stream::Arrival;
 use crate::collective::Schedule;
@@ -355,8 +355,13 @@ impl Comm {
         Ok(())
     }
 
-    /// What has just become `running`, as devices take it. `comm` is the communicator's own handle.
-    pub(super) fn collective<'a>(&'a self, comm: Handle, schedule: &'a Arc<Schedule>) -> Collective<'a> {
+    /// What has just become `running`, whose operations `calls` has, as devices take it. `comm` is the communicator's own handle.
+    pub(super) fn collective<'a>(
+        &self,
+        comm: Handle,
+        schedule: &'a Arc<Schedule>,
+        calls: &'a Calls<'a>,
+    ) -> Collective<'a> {
         let first = self.running.first();
         Collective {
             comm,
@@ -364,7 +369,7 @@ impl Comm {
             dtype: first.map_or(DataType::U8, |operation| operation.dtype),
             redop: first.map_or(RedOp::Sum, |operation| operation.action.redop()),
             share: self.share(),
-            ranks: &self.running,
+            ranks: calls,
             spans_hosts: self.span.is_some(),
         }
     }

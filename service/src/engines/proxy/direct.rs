@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage};
+use mccs_ipc::direct::DirectPage;
 use mccs_ipc::large::LargeWord;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::contradiction;
@@ -12,14 +12,14 @@ use mccs_kernels::cuda::contradiction;
 use super::ProxyEngine;
 use super::comm::{Comm, Failure, Member};
 use crate::devices::cuda::CopyEngines;
-use crate::devices::{DirectGroup, NUMBERS_MAX};
+use crate::devices::{NUMBERS_MAX, Seen};
 
 /// How often GPUs are looked at in the time that an operation may wait.
 const LOOKS: u32 = 4;
 /// And after what time at the latest: a GPU that is lost while operations are under way is told of within it. A look is two copies of 8 bytes a rank, some tens of
 /// microseconds of the thread that sets up, and none where nothing is known to be under way, but for every [`ASK_ALL_EVERY`]th.
 const LOOK_AFTER_MAX: Duration = Duration::from_secs(5);
-/// And while kernels' stamps tell how long collectives come (`devices/cuda/overlap.rs`). The pause doubles after every [`IDLE_LOOKS`] in which nothing
+/// And while kernels' stamps tell how long collectives come (`strategy/overlap.rs` of `mccs-device`). The pause doubles after every [`IDLE_LOOKS`] in which nothing
 /// was launched.
 const LEARN_AFTER: Duration = Duration::from_millis(250);
 const IDLE_LOOKS: u32 = 8;
@@ -59,8 +59,6 @@ impl LargeWatch {
         (begun > ended && !is_others_fault).then(|| *self.since.get_or_insert(now))
     }
 }
-
-pub(super) type Seen = [(u64, u64); DIRECT_RANKS_MAX as usize];
 
 /// How soon communicators are looked at again whose stamps tell how long collectives come.
 #[derive(Debug, Default)]
@@ -175,18 +173,6 @@ impl ProxyEngine {
         }
         // After what was chosen: a communicator that learns from now on is looked at soon.
         self.look_at_gpus = Some(self.next_ask(now));
-    }
-}
-
-impl DirectGroup {
-    /// Operations, and groups of sends and receives, that ranks have launched and that had ended when they were last asked.
-    pub(super) fn seen(&self, nranks: u32) -> (Seen, Seen) {
-        let (mut seen, mut groups): (Seen, Seen) = Default::default();
-        for (rank, (progress, group)) in (0..nranks).zip(seen.iter_mut().zip(&mut groups)) {
-            *progress = (self.page().launched(rank), self.ended(rank));
-            *group = (self.page().p2p_launched(rank).groups, self.groups_ended(rank));
-        }
-        (seen, groups)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::comm::Comm;
-use super::direct::Seen;
+use crate::devices::Seen;
 use crate::telemetry::stuck::PairAccount;
 
 /// How far GPUs were at a look. Calls and what has ended, of operations and of groups, by rank; large operations.

@@ -7,7 +7,7 @@ use mccs_ipc::types::{ErrorClass, Handle};
 
 use super::comm::Failure;
 use super::describe::describe;
-use super::operation::Operation;
+use super::operation::{Calls, Operation};
 use super::stream::Arrival;
 use super::{Event, JOBS_MAX, ProxyEngine};
 use crate::devices::Launched;
@@ -212,7 +212,8 @@ impl ProxyEngine {
                 live.record_start(job, &self.recorder);
                 let network = live.span.as_ref().map(|span| (&span.network, live.tag()));
                 let workers = &mut PoolWorkers::new(&mut self.mail, self.mailbox.sender(), network);
-                match self.device.launch(&live.collective(comm, &schedule), job, workers) {
+                let calls = Calls(&live.running);
+                match self.device.launch(&live.collective(comm, &schedule, &calls), job, workers) {
                     Ok(Launched::Running) => {}
                     Ok(Launched::Finished) => {
                         let touched = live.running.iter().map(|operation| operation.buffers.host_bytes());

@@ -83,13 +83,16 @@ impl Operation {
     }
 }
 
-impl RankCalls for Vec<Operation> {
+/// The operations of a collective, one a rank, as devices take them.
+pub(super) struct Calls<'a>(pub(super) &'a [Operation]);
+
+impl RankCalls for Calls<'_> {
     fn count(&self) -> usize {
-        self.len()
+        self.0.len()
     }
 
     fn call(&self, index: usize) -> RankCall<'_> {
-        let operation = &self[index];
+        let operation = &self.0[index];
         RankCall { rank: operation.rank, buffers: &operation.buffers, scalar_bits: operation.scalar_bits() }
     }
 }

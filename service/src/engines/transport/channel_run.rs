@@ -279,17 +279,22 @@ impl ChannelRun {
         let total = step.count();
         let (from, count) = (cursor.done, (total - cursor.done).min(self.piece_count));
         let bound = &self.bound;
-        match (step, offer) {
-            (Step::Copy { src, dsts }, _) => bound.copy_span(bound.address(src, from), dsts, from, count),
-            (Step::Recv { dsts, .. }, Some(offer)) => bound.copy_span(bound.address(&offer, from), dsts, from, count),
-            (Step::RecvReduce { srcs, dsts, incoming_raw, srcs_raw, finish, .. }, Some(offer)) => {
-                let incoming = bound.source(&offer, from, *incoming_raw);
-                bound.reduce_spans(Some(incoming), (srcs, *srcs_raw), dsts, from, count, *finish);
+        // SAFETY: the spans are of the schedule that was bound, and so are offers. The verifier has proven that no step beside this one uses them.
+        unsafe {
+            match (step, offer) {
+                (Step::Copy { src, dsts }, _) => bound.copy_span(bound.address(src, from), dsts, from, count),
+                (Step::Recv { dsts, .. }, Some(offer)) => {
+                    bound.copy_span(bound.address(&offer, from), dsts, from, count);
+                }
+                (Step::RecvReduce { srcs, dsts, incoming_raw, srcs_raw, finish, .. }, Some(offer)) => {
+                    let incoming = bound.source(&offer, from, *incoming_raw);
+                    bound.reduce_spans(Some(incoming), (srcs, *srcs_raw), dsts, from, count, *finish);
+                }
+                (Step::Reduce { srcs, dsts, srcs_raw, finish }, _) => {
+                    bound.reduce_spans(None, (srcs, *srcs_raw), dsts, from, count, *finish);
+                }
+                _ => {}
             }
-            (Step::Reduce { srcs, dsts, srcs_raw, finish }, _) => {
-                bound.reduce_spans(None, (srcs, *srcs_raw), dsts, from, count, *finish);
-            }
-            _ => {}
         }
         cursor.done += count;
         if cursor.done >= total { Ran::Whole } else { Ran::Part }
@@ -388,12 +393,14 @@ impl ChannelRun {
         match (step, staging) {
             (Step::Recv { dsts, .. }, _) => {
                 if let [first, others @ ..] = dsts.as_slice() {
-                    bound.copy_span(bound.address(first, from), others, from, count);
+                    // SAFETY: as in `run_local`; the message has arrived.
+                    unsafe { bound.copy_span(bound.address(first, from), others, from, count) };
                 }
             }
             (Step::RecvReduce { srcs, dsts, srcs_raw, finish, .. }, Some(staging)) => {
                 let incoming = Bound::plain_source(staging.ptr());
-                bound.reduce_spans(Some(incoming), (srcs, *srcs_raw), dsts, from, count, *finish);
+                // SAFETY: as in `run_local`; staging memory has the message, which has arrived.
+                unsafe { bound.reduce_spans(Some(incoming), (srcs, *srcs_raw), dsts, from, count, *finish) };
                 self.spare_staging.push(staging);
             }
             _ => {}

@@ -1,0 +1,126 @@
+//! What devices are given to run: collectives and messages, with their buffers.
+
+use std::sync::Arc;
+
+use mccs_collective::Schedule;
+use mccs_ipc::types::{DataType, Handle, RedOp};
+use mccs_runtime::Share;
+use mccs_tenants::memory::Region;
+
+use super::cuda::{CopyEngines, GpuOperand};
+
+/// A validated range of a tenant's memory, or none.
+#[derive(Clone)]
+pub struct Operand {
+    /// First byte; dangling where `bytes` is 0.
+    pub ptr: *mut u8,
+    /// Length.
+    pub bytes: u64,
+    /// Keeps the range mapped.
+    pub region: Option<Arc<Region>>,
+}
+
+// SAFETY: `ptr` points into `region`, which the operand keeps mapped, on whichever thread it is used. The memory is
+// shared with the tenant's process and only ever accessed through raw pointers.
+unsafe impl Send for Operand {}
+// SAFETY: as above; a shared operand hands out the same raw pointer.
+unsafe impl Sync for Operand {}
+
+impl Operand {
+    /// No buffer.
+    pub const NONE: Operand = Operand { ptr: std::ptr::dangling_mut(), bytes: 0, region: None };
+}
+
+/// A rank's buffers, by where they are.
+pub enum Buffers {
+    /// Host memory, which the service maps.
+    Host {
+        /// Source.
+        send: Operand,
+        /// Destination.
+        recv: Operand,
+    },
+    /// Memory of the rank's GPU.
+    Gpu(Box<GpuBuffers>),
+}
+
+/// Buffers of a rank on a GPU. The service takes operations on these only with the copy engines that are to carry them out.
+pub struct GpuBuffers {
+    /// The communicator's.
+    pub copy_engines: Arc<CopyEngines>,
+    /// Source.
+    pub send: Option<GpuOperand>,
+    /// Destination.
+    pub recv: Option<GpuOperand>,
+}
+
+impl Buffers {
+    /// No buffers.
+    pub const NONE: Buffers = Buffers::Host { send: Operand::NONE, recv: Operand::NONE };
+
+    /// Bytes of host memory: what the service's processors touch.
+    #[must_use]
+    pub fn host_bytes(&self) -> u64 {
+        match self {
+            Buffers::Host { send, recv } => send.bytes.saturating_add(recv.bytes),
+            Buffers::Gpu(_) => 0,
+        }
+    }
+}
+
+/// One rank's part of a collective.
+#[derive(Clone, Copy)]
+pub struct RankCall<'a> {
+    /// The rank.
+    pub rank: u32,
+    /// Its buffers, as long as the collective's rule says.
+    pub buffers: &'a Buffers,
+    /// The scalar of a pre-multiplied sum, as it is now.
+    pub scalar_bits: u64,
+}
+
+/// The parts of this host's ranks in a collective, ascending: whoever holds the operations need not copy them together.
+pub trait RankCalls {
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// One of them; `index` is below [`RankCalls::count`].
+    fn call(&self, index: usize) -> RankCall<'_>;
+}
+
+impl<'a> dyn RankCalls + 'a {
+    /// All of them.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = RankCall<'_>> {
+        (0..self.count()).map(|index| self.call(index))
+    }
+}
+
+/// A collective, or this host's part of it, that all ranks have called alike.
+pub struct Collective<'a> {
+    /// Its communicator, for failures.
+    pub comm: Handle,
+    /// Its steps.
+    pub schedule: &'a Arc<Schedule>,
+    /// Element type.
+    pub dtype: DataType,
+    /// How elements are combined; a sum where none are.
+    pub redop: RedOp,
+    /// Whose it is.
+    pub share: Share,
+    /// The ranks of this host.
+    pub ranks: &'a dyn RankCalls,
+    /// Whether there are ranks of other hosts.
+    pub spans_hosts: bool,
+}
+
+/// A send or receive whose peer is on another host.
+pub struct RemoteMessage<'a> {
+    /// The rank that sends.
+    pub src: u32,
+    /// The rank that receives.
+    pub dst: u32,
+    /// This host's: one of the two.
+    pub rank: u32,
+    /// What is sent, or where it goes.
+    pub operand: &'a Operand,
+}

@@ -1,0 +1,406 @@
+//! Ranks on GPUs that run their collectives themselves: the service's side of such a group.
+//!
+//! Kernels in the ranks' own streams do the work, by the strategy that the service publishes on the group's page. The service allocates what they meet
+//! in, reads how far they are, and stops them. What is large goes by the group's copy engines, which the service runs.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use mccs_ipc::direct::{AreaHandle, CommPart, DIRECT_RANKS_MAX, DirectPage};
+use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_kernels::cuda::AreaCounts;
+use mccs_model::SetupError;
+
+use crate::cuda::{CopyEngines, PauseMeter, Strategies};
+use crate::durations::{Reading, Times};
+
+/// The memory in which ranks of a group meet: kept until all ranks have left.
+pub trait Areas: Send + Sync {
+    /// Reads how far each rank is, as soon as may be, and [tells](Ended::tell). Returns at once.
+    fn read(&self, ended: &Arc<Ended>);
+
+    /// The same, and calls `then` behind it, on whatever thread.
+    fn read_at_last(&self, ended: &Arc<Ended>, then: Box<dyn FnOnce() + Send>) {
+        self.read(ended);
+        then();
+    }
+
+    /// All ranks have left in order: nothing of theirs runs, and what is here may be used again when this is dropped.
+    fn left(&self) {}
+
+    /// Makes memory that a rank uses first, and answers on whatever thread. Returns at once.
+    fn open(&self, part: OpenPart) {
+        let message = "the communicator has no memory that is made at first use".into();
+        (part.reply)(Err(SetupError { class: ErrorClass::InvalidArgument, message }));
+    }
+
+    /// GPU memory that a rank's part of the communicator takes now.
+    fn held_bytes(&self, _rank: usize) -> HeldBytes {
+        HeldBytes::default()
+    }
+}
+
+/// A rank's wish to open memory that is made at first use.
+pub struct OpenPart {
+    /// The communicator, which ends where there is no room.
+    pub comm: Handle,
+    /// Who asks.
+    pub rank: usize,
+    /// For what.
+    pub part: CommPart,
+    /// Told once.
+    pub reply: Box<dyn FnOnce(Result<OpenedPart, SetupError>) + Send>,
+}
+
+/// How a rank opens a part of its communicator's memory.
+#[derive(Debug)]
+pub struct OpenedPart {
+    /// One for each area.
+    pub handles: Vec<AreaHandle>,
+    /// Of those that are opened by descriptors.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// GPU memory of one rank's part of a communicator, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct HeldBytes {
+    /// Its area.
+    pub areas: u64,
+    /// Its own slots of copy engines.
+    pub own_slots: u64,
+    /// Slots that it shares with the tenant's other communicators on that GPU.
+    pub shared_slots: u64,
+    /// Between so many communicators.
+    pub sharing: u32,
+}
+
+impl HeldBytes {
+    /// All of it, with this communicator's share of shared slots.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.areas + self.own_slots + self.shared_slots / u64::from(self.sharing.max(1))
+    }
+}
+
+/// What one rank's GPU has counted: operations, and groups of sends and receives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counted {
+    /// Collectives that have ended.
+    pub operations: u64,
+    /// Groups that have ended.
+    pub groups: u64,
+    /// Payload of the collectives.
+    pub payload_bytes: u64,
+    /// Messages that it has sent, itself included, and their bytes.
+    pub sent: (u64, u64),
+    /// Most messages that it has sent to one other rank; 0 while they cannot be more than [`NUMBERS_MAX`].
+    pub messages: u64,
+}
+
+/// Operations that the kernels of a rank do, and messages that they send to another, before the communicator has to end: they are numbered by 32 bits, and
+/// graphs that are replayed go on between two looks. At a third of a microsecond each these are 40 seconds.
+pub const NUMBERS_MAX: u64 = (1 << 32) - (1 << 27);
+
+/// What carried a collective out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CarriedOutBy {
+    /// Ranks' kernels.
+    Kernels,
+    /// The service's copy engines, and kernels that combine what they bring.
+    CopyEngines,
+}
+
+/// What was launched and what has ended, by rank.
+pub type Seen = [(u64, u64); DIRECT_RANKS_MAX as usize];
+
+/// How many operations of a group had ended when that was last read, which somebody has to ask for.
+#[derive(Debug, Default)]
+pub struct Ended {
+    /// Its communicator's number, for records; 0 before it has one.
+    communicator: AtomicU64,
+    by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
+    payload_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
+    groups_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
+    messages_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
+    sent_by_rank: [[AtomicU64; 2]; DIRECT_RANKS_MAX as usize],
+    is_asked: AtomicBool,
+    fault: OnceLock<String>,
+    taken: Mutex<Taken>,
+}
+
+/// How long operations took.
+#[derive(Debug)]
+struct Taken {
+    times: Times,
+    read_at: Instant,
+    /// What nobody has looked at yet.
+    new: Reading,
+    pauses: PauseMeter,
+}
+
+impl Default for Taken {
+    fn default() -> Self {
+        Taken {
+            times: Times::default(),
+            read_at: Instant::now(),
+            new: Reading::default(),
+            pauses: PauseMeter::default(),
+        }
+    }
+}
+
+impl Ended {
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its communicator's number, for records; 0 before it has one.
+    pub(crate) fn communicator(&self) -> u64 {
+        self.communicator.load(Ordering::Relaxed)
+    }
+
+    /// What ranks, by number, have counted at `now`.
+    pub fn note_times(&self, ranks: &[AreaCounts], now: Instant) {
+        let mut taken = self.taken();
+        let within = now.saturating_duration_since(taken.read_at);
+        let reading = taken.times.read(ranks, within);
+        taken.read_at = now;
+        taken.pauses.read(ranks);
+        taken.new.add(reading);
+    }
+
+    /// An answer: by rank, or why the GPU does not say.
+    pub fn tell(&self, read: Result<Vec<Counted>, String>) {
+        match read {
+            Ok(read) => {
+                for (rank, ended) in read.into_iter().enumerate().take(DIRECT_RANKS_MAX as usize) {
+                    self.by_rank[rank].store(ended.operations, Ordering::Relaxed);
+                    self.payload_by_rank[rank].store(ended.payload_bytes, Ordering::Relaxed);
+                    self.groups_by_rank[rank].store(ended.groups, Ordering::Relaxed);
+                    self.messages_by_rank[rank].store(ended.messages, Ordering::Relaxed);
+                    let [messages, bytes] = &self.sent_by_rank[rank];
+                    messages.store(ended.sent.0, Ordering::Relaxed);
+                    bytes.store(ended.sent.1, Ordering::Relaxed);
+                }
+            }
+            Err(fault) => {
+                let _ = self.fault.set(fault);
+            }
+        }
+        self.is_asked.store(false, Ordering::Release);
+    }
+}
+
+/// A group of ranks that run collectives themselves, in streams of their own, as the page says.
+pub struct DirectGroup {
+    strategies: Strategies,
+    ended: Arc<Ended>,
+    /// For what is too large for the ranks alone.
+    large: Option<Arc<CopyEngines>>,
+    areas: Box<dyn Areas>,
+}
+
+impl DirectGroup {
+    /// Takes charge of a page and the memory that goes with it.
+    #[must_use]
+    pub fn new(strategies: Strategies, large: Option<Arc<CopyEngines>>, areas: Box<dyn Areas>) -> Self {
+        DirectGroup { strategies, ended: Arc::default(), large, areas }
+    }
+
+    /// What service and ranks tell each other.
+    #[must_use]
+    pub fn page(&self) -> &DirectPage {
+        self.strategies.page()
+    }
+
+    /// By what ranks run their operations.
+    #[must_use]
+    pub fn strategies(&self) -> &Strategies {
+        &self.strategies
+    }
+
+    /// Asks how many operations have ended. [`DirectGroup::ended`] says so in a moment.
+    pub fn ask(&self) {
+        if !self.ended.is_asked.swap(true, Ordering::AcqRel) {
+            self.areas.read(&self.ended);
+        }
+    }
+
+    /// Asks for the last time, when nothing of it runs any more: `then` is called when what it says is known.
+    pub fn ask_at_last(&self, then: Box<dyn FnOnce() + Send>) {
+        self.areas.read_at_last(&self.ended, then);
+    }
+
+    /// Whether all that was asked has been answered.
+    #[must_use]
+    pub fn is_answered(&self) -> bool {
+        !self.ended.is_asked.load(Ordering::Acquire)
+    }
+
+    /// How many operations of a rank had ended when it was last asked.
+    #[must_use]
+    pub fn ended(&self, rank: u32) -> u64 {
+        self.ended.by_rank.get(rank as usize).map_or(0, |ended| ended.load(Ordering::Relaxed))
+    }
+
+    /// The payload of these.
+    #[must_use]
+    pub fn payload_bytes(&self, rank: u32) -> u64 {
+        self.ended.payload_by_rank.get(rank as usize).map_or(0, |bytes| bytes.load(Ordering::Relaxed))
+    }
+
+    /// Its communicator has this number.
+    pub fn set_communicator(&self, number: u64) {
+        self.ended.communicator.store(number, Ordering::Relaxed);
+    }
+
+    /// Chooses what carries long collectives out, where the operator leaves it open, by what was last known of how they come. Returns the number of a
+    /// new strategy, if one was published.
+    pub fn adapt(&self, now: Instant) -> Option<u64> {
+        let most_came_apart = self.ended.taken().pauses.verdict();
+        self.strategies.adapt(most_came_apart, now).map(|cut| cut.epoch)
+    }
+
+    /// Hands over what nobody has looked at yet of how long collectives took, of ranks' kernels and of copy engines. One caller at a time.
+    pub fn take_times(&self, mut count: impl FnMut(&Reading, CarriedOutBy)) {
+        let mut taken = self.ended.taken();
+        count(&std::mem::take(&mut taken.new), CarriedOutBy::Kernels);
+        self.large.iter().for_each(|large| count(&large.take_times(), CarriedOutBy::CopyEngines));
+    }
+
+    /// The same of groups of sends and receives.
+    #[must_use]
+    pub fn groups_ended(&self, rank: u32) -> u64 {
+        self.ended.groups_by_rank.get(rank as usize).map_or(0, |ended| ended.load(Ordering::Relaxed))
+    }
+
+    /// Messages that a rank had sent then, itself included, and their bytes.
+    #[must_use]
+    pub fn sent(&self, rank: u32) -> (u64, u64) {
+        let load = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        self.ended.sent_by_rank.get(rank as usize).map_or((0, 0), |[messages, bytes]| (load(messages), load(bytes)))
+    }
+
+    /// The same of messages to one other rank, as [`Counted::messages`] says.
+    #[must_use]
+    pub fn messages_sent(&self, rank: u32) -> u64 {
+        self.ended.messages_by_rank.get(rank as usize).map_or(0, |sent| sent.load(Ordering::Relaxed))
+    }
+
+    /// Operations, and groups of sends and receives, that ranks have launched and that had ended when they were last asked.
+    #[must_use]
+    pub fn seen(&self, nranks: u32) -> (Seen, Seen) {
+        let (mut seen, mut groups): (Seen, Seen) = Default::default();
+        for (rank, (progress, group)) in (0..nranks).zip(seen.iter_mut().zip(&mut groups)) {
+            *progress = (self.page().launched(rank), self.ended(rank));
+            *group = (self.page().p2p_launched(rank).groups, self.groups_ended(rank));
+        }
+        (seen, groups)
+    }
+
+    /// Why a GPU does not say how far it is, if one does not.
+    #[must_use]
+    pub fn fault(&self) -> Option<&str> {
+        self.ended.fault.get().map(String::as_str)
+    }
+
+    /// Copy engines for large operations, where there are some.
+    #[must_use]
+    pub fn large(&self) -> Option<&Arc<CopyEngines>> {
+        self.large.as_ref()
+    }
+
+    /// Makes memory that a rank uses first, and answers on whatever thread.
+    pub fn open(&self, part: OpenPart) {
+        self.areas.open(part);
+    }
+
+    /// GPU memory that a rank's part of the communicator takes now.
+    #[must_use]
+    pub fn held_bytes(&self, rank: u32) -> HeldBytes {
+        self.areas.held_bytes(rank as usize)
+    }
+
+    /// All ranks have left in order, and nothing has failed.
+    pub fn left(&self) {
+        self.areas.left();
+    }
+
+    /// Ends what runs, and lets nothing begin. For good.
+    pub fn abort(&self) {
+        self.page().abort();
+        if let Some(large) = &self.large {
+            large.release();
+        }
+    }
+}
+
+impl Drop for DirectGroup {
+    fn drop(&mut self) {
+        // A rank may have left while its stream never came to what it had called.
+        if let Some(large) = &self.large {
+            large.release();
+        }
+    }
+}
+
+impl std::fmt::Debug for DirectGroup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DirectGroup").field("page", self.page()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use mccs_config::service::Crossover;
+    use mccs_ipc::direct::Execution;
+
+    use super::*;
+    use crate::cuda::{Abilities, GpuStrategy};
+
+    /// Areas that answer when the test does.
+    #[derive(Default)]
+    struct Asked(Arc<Mutex<Vec<Arc<Ended>>>>);
+
+    impl Areas for Asked {
+        fn read(&self, ended: &Arc<Ended>) {
+            self.0.lock().expect("no panic").push(Arc::clone(ended));
+        }
+    }
+
+    #[test]
+    fn gpus_are_asked_once_at_a_time_and_what_they_said_stays_known() {
+        let asked = Asked::default();
+        let questions = Arc::clone(&asked.0);
+        let (_fd, page) = DirectPage::create().expect("a page");
+        let abilities = Abilities {
+            nranks: 2,
+            execution: Execution::Ranks,
+            copy_engines: false,
+            ll128: false,
+            opens_buffers: true,
+        };
+        let first = GpuStrategy { large_from: Crossover::Never.into(), ll128: false, max_ctas: None };
+        let strategies = Strategies::begin(Arc::new(page), abilities, first);
+        let group = DirectGroup::new(strategies, None, Box::new(asked));
+        assert!(group.is_answered());
+        group.ask();
+        group.ask();
+        let ended = questions.lock().expect("no panic").pop().expect("a question");
+        assert_eq!((questions.lock().expect("no panic").len(), group.is_answered(), group.ended(1)), (0, false, 0));
+        ended.tell(Ok([3, 4]
+            .map(|n| Counted { operations: n, groups: 10 * n, payload_bytes: 100 * n, sent: (n, 7 * n), messages: 0 })
+            .to_vec()));
+        assert_eq!((group.is_answered(), group.ended(0), group.ended(1), group.ended(9)), (true, 3, 4, 0));
+        assert_eq!([1, 9].map(|rank| group.groups_ended(rank)), [40, 0]);
+        assert_eq!([1, 9].map(|rank| group.payload_bytes(rank)), [400, 0]);
+        assert_eq!([1, 9].map(|rank| group.sent(rank)), [(4, 28), (0, 0)]);
+        group.ask();
+        questions.lock().expect("no panic").pop().expect("another question").tell(Err("CUDA_ERROR_UNKNOWN".into()));
+        assert_eq!((group.is_answered(), group.ended(1), group.fault()), (true, 4, Some("CUDA_ERROR_UNKNOWN")));
+    }
+}

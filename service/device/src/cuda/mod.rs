@@ -1,0 +1,433 @@
+//! The CUDA device: all GPUs of this host that the service may use.
+//!
+//! A communicator's ranks get an *area* each, in their GPU's memory, and a page of shared host memory
+//! ([`mccs_ipc::direct`]). Collectives are kernels that the shim launches into its caller's stream; they meet in the areas,
+//! by the strategy that the service publishes. The service allocates, maps, publishes, watches, and stops; it launches
+//! nothing on a GPU that a tenant uses, unless the operator wants everything in the service ([`Execution::Service`]).
+//!
+//! What is too large for that goes by the service's copy engines (`copy_engine`, decision 012), between the ranks' own
+//! buffers (`memory/imports.rs`).
+//!
+//! What the driver takes long for (memory, handles) is done by one thread (`setup.rs`), never by an engine; what it frees, by another (`deferred_free.rs`).
+
+mod copy_engine;
+mod gpu_health;
+mod group;
+mod memory;
+mod setup;
+mod strategy;
+mod timing;
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use mccs_config::service::{Crossover, LargeFrom};
+use mccs_cuda::{Context, DriverError, Gpu, Kernels, Unavailable, UnresponsiveGpu, gpus_or_unresponsive};
+use mccs_ipc::direct::{DIRECT_RANKS_MAX, Execution, GpuUuid};
+use mccs_ipc::large::EnginesFrom;
+use mccs_ipc::types::{CollectiveKind, ErrorClass, Handle};
+use mccs_kernels::cuda::{CAPABILITY_MIN, functions, reduce_functions};
+use mccs_model::SetupError;
+use mccs_runtime::Share;
+use mccs_telemetry::GpuInfo;
+use mccs_telemetry::recorder::Recorder;
+
+pub use self::group::{
+    Areas, CarriedOutBy, Counted, DirectGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart, Seen,
+};
+pub use crate::cuda::copy_engine::CopyEngines;
+use crate::cuda::copy_engine::Flight;
+use crate::cuda::copy_engine::hw_queue_admission::{HwQueues, queues_of_process};
+pub use crate::cuda::copy_engine::hw_queue_admission::{QUEUES_MAX, QUEUES_VARIABLE};
+use crate::cuda::gpu_health::GpuHealth;
+use crate::cuda::memory::deferred_free::DeferredFrees;
+pub use crate::cuda::memory::imports::{GpuOperand, GpuRegion, Importer, RegionRefused};
+pub use crate::cuda::memory::segments::{Segment, SegmentRefused};
+use crate::cuda::setup::{Order, Orders, Setup};
+pub use crate::cuda::strategy::overlap::PauseMeter;
+pub use crate::cuda::strategy::{Abilities, GpuStrategy, KernelBlocks, Strategies, StrategyRefused};
+use crate::{
+    Buffers, Collective, Device, DeviceEvent, DeviceEvents, LaunchError, Launched, NewGroup, PointToPoint, Prepare,
+    RankCalls, Workers,
+};
+
+/// The environment variable that tells the CUDA driver where an MPS server listens.
+pub const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
+
+/// Why this host has no CUDA device.
+#[derive(Debug, thiserror::Error)]
+pub enum NoCuda {
+    /// No driver.
+    #[error(transparent)]
+    Unavailable(#[from] Unavailable),
+    /// A driver without GPUs.
+    #[error("the CUDA driver shows no GPU")]
+    NoGpu,
+    /// One that the operator has named is not there.
+    #[error("[cuda] gpus names {name:?}, which is none of this host's GPUs: {known}")]
+    NoSuchGpu {
+        /// As in the configuration.
+        name: String,
+        /// Those that are there.
+        known: String,
+    },
+    /// The operator has named one twice.
+    #[error("[cuda] gpus names {first:?} and {second:?}, which are the same GPU: {gpu}")]
+    SameGpu {
+        /// As in the configuration.
+        first: String,
+        /// As in the configuration.
+        second: String,
+        /// Both.
+        gpu: String,
+    },
+    /// None of them works.
+    #[error("no GPU works: {0}")]
+    NoneWorks(String),
+    /// No kernels in this binary.
+    #[error("this binary was built without CUDA kernels: there was no nvcc (docs/CUDA.md)")]
+    NoKernels,
+    /// A GPU does not work.
+    #[error("a GPU does not work: {0}")]
+    Driver(#[from] DriverError),
+    /// No thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// How GPUs are used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CudaOptions {
+    /// Payload from which collectives go by copy engines, all or each.
+    pub large_from: LargeFrom,
+    /// Bytes, of which each rank's GPU has two, that parts to be combined come into.
+    pub slot_bytes: u64,
+    /// Whether ranks' kernels may store lines with their flag inside.
+    pub ll128: bool,
+    /// Most blocks of a kernel that carries a collective out; none: as measured.
+    pub max_ctas: Option<u32>,
+    /// Who carries collectives out.
+    pub execution: Execution,
+    /// Whether it is taken how long collectives take.
+    pub is_timed: bool,
+    /// Whether ranks' streams tell and wait by events, where the service's engines carry collectives out.
+    pub by_events: bool,
+    /// Whether memory goes by the driver's handles where it can; otherwise always by descriptors.
+    pub handles: bool,
+    /// Whether ranks of several processes are refused on one GPU.
+    pub refuses_duplicate_gpus: bool,
+}
+
+/// Payload from which the service's engines are faster than memory of the host, on two H200 (`eval/results/cuda-service.md`).
+const ENGINES_FROM_BYTES: u64 = 128 << 10;
+
+impl CudaOptions {
+    /// From which payload on what the service carries out goes by its engines; none where it never does.
+    #[must_use]
+    pub fn engines_from(&self) -> Option<EnginesFrom> {
+        let from = |kind: &CollectiveKind| match self.large_from.of(kind.name()) {
+            Crossover::Measured => ENGINES_FROM_BYTES,
+            Crossover::Pinned(bytes) => bytes.0,
+            Crossover::Never => u64::MAX,
+        };
+        let is_there = self.execution == Execution::Service && !self.large_from.is_never();
+        is_there.then(|| std::array::from_fn(|kind| from(&CollectiveKind::ALL[kind])))
+    }
+}
+
+/// GPUs that work, as they are counted from here on.
+pub struct Gpus {
+    gpus: Vec<(Gpu, Context)>,
+    /// What was found and does not work, in words.
+    faults: Vec<String>,
+    /// What operators see of them.
+    infos: Arc<[GpuInfo]>,
+    /// What combines there, where the service does.
+    kernels: Vec<Arc<Kernels>>,
+    /// Who may have streams that wait there.
+    queues: Arc<HwQueues<CopyEngines, Arc<Flight>>>,
+}
+
+impl Gpus {
+    /// Looks for GPUs: those that `names` names, by UUID or PCI bus id; all, if it names none. What does not work, or does not run the kernels, is
+    /// left out, and told of in a line each ([`Gpus::faults`]).
+    ///
+    /// # Errors
+    /// [`NoCuda`], with what is missing.
+    pub fn find(names: &[String]) -> Result<Self, NoCuda> {
+        mccs_cuda::driver()?;
+        let (mut all, mut mutes, mut faults) = (Vec::new(), Vec::new(), Vec::new());
+        for (ordinal, found) in gpus_or_unresponsive()?.into_iter().enumerate() {
+            match found {
+                Ok(gpu) => all.push(gpu),
+                Err(mute) => {
+                    faults.push(format!("GPU {ordinal}, as the driver counts: {}", mute.error));
+                    mutes.push(mute);
+                }
+            }
+        }
+        let named = choose(all, names, &mutes, &mut faults)?;
+        let mut gpus = Vec::with_capacity(named.len());
+        for gpu in named {
+            match open(&gpu) {
+                Ok(context) => gpus.push((gpu, context)),
+                Err(unusable) => faults.push(format!("GPU {} ({}): {unusable}", gpu.id, gpu.pci_bus_id)),
+            }
+        }
+        faults.iter().for_each(|fault| tracing::warn!("a GPU is left out: {fault}"));
+        if gpus.is_empty() {
+            return Err(if faults.is_empty() { NoCuda::NoGpu } else { NoCuda::NoneWorks(faults.join("; ")) });
+        }
+        if mccs_kernels::cuda::IMAGE.is_none() {
+            return Err(NoCuda::NoKernels);
+        }
+        let info = |(gpu, _): &(Gpu, _)| GpuInfo::new(gpu.id.to_string(), gpu.name.clone(), gpu.pci_bus_id.clone());
+        let infos = gpus.iter().map(info).collect();
+        Ok(Gpus { gpus, faults, infos, kernels: Vec::new(), queues: Arc::new(HwQueues::new(queues_of_process())) })
+    }
+
+    /// What was found and does not work, in words.
+    #[must_use]
+    pub fn faults(&self) -> &[String] {
+        &self.faults
+    }
+
+    /// What operators see of them.
+    #[must_use]
+    pub fn infos(&self) -> Arc<[GpuInfo]> {
+        Arc::clone(&self.infos)
+    }
+
+    /// Loads the kernels that combine into every GPU.
+    fn load_kernels(&mut self) -> Result<(), NoCuda> {
+        let image = mccs_kernels::cuda::IMAGE.ok_or(NoCuda::NoKernels)?;
+        let load = |(_, context): &(_, Context)| Kernels::load(context, image, reduce_functions()).map(Arc::new);
+        self.kernels = self.gpus.iter().map(load).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Their UUIDs, in order.
+    #[must_use]
+    pub fn ids(&self) -> Vec<GpuUuid> {
+        self.gpus.iter().map(|(gpu, _)| gpu.id.0).collect()
+    }
+
+    /// A line for the log.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let names: Vec<_> = self.gpus.iter().map(|(gpu, _)| format!("{} at {}", gpu.name, gpu.pci_bus_id)).collect();
+        names.join(", ")
+    }
+
+    /// Why ranks on these GPUs cannot work together, if they cannot.
+    fn objection(&self, ranks: &[usize]) -> Option<String> {
+        if ranks.len() > DIRECT_RANKS_MAX as usize {
+            return Some(format!("a communicator of GPUs has at most {DIRECT_RANKS_MAX} ranks on a host"));
+        }
+        let named = |gpu: usize| format!("{} ({})", self.gpus[gpu].0.id, self.gpus[gpu].0.pci_bus_id);
+        ranks.iter().flat_map(|from| ranks.iter().map(move |to| (*from, *to))).find_map(|(from, to)| {
+            match self.gpus[from].0.reaches(&self.gpus[to].0) {
+                Ok(true) => None,
+                Ok(false) => Some(format!("GPU {} cannot reach the memory of {}", named(from), named(to))),
+                Err(error) => Some(format!("GPU {}: {error}", named(from))),
+            }
+        })
+    }
+}
+
+/// Why a GPU is left out.
+#[derive(Debug, thiserror::Error)]
+enum Unusable {
+    #[error(transparent)]
+    Driver(#[from] DriverError),
+    #[error("compute capability {major}.{minor}; {}.{} or newer is needed", CAPABILITY_MIN.0, CAPABILITY_MIN.1)]
+    TooOld { major: u32, minor: u32 },
+    #[error("it does not load the kernels: {0}")]
+    NoKernels(DriverError),
+}
+
+/// A GPU's context, where kernels run: ranks load all of them when they join, and the service some. Without kernels in this binary nothing is asked,
+/// since no GPU is of use then.
+fn open(gpu: &Gpu) -> Result<Context, Unusable> {
+    let Some(image) = mccs_kernels::cuda::IMAGE else { return Ok(Context::primary(gpu)?) };
+    if gpu.capability < CAPABILITY_MIN {
+        let (major, minor) = gpu.capability;
+        return Err(Unusable::TooOld { major, minor });
+    }
+    let context = Context::primary(gpu)?;
+    // With one of them: a driver may put off looking into the image until then.
+    Kernels::load(&context, image, functions().take(1)).map_err(Unusable::NoKernels)?;
+    Ok(context)
+}
+
+/// The GPUs that are named, in the order of the names. One that is none of them is a fault if it is one that does not answer, or may be: not all of
+/// those tell their names. Otherwise it is the operator's mistake.
+fn choose(
+    all: Vec<Gpu>,
+    names: &[String],
+    mutes: &[UnresponsiveGpu],
+    faults: &mut Vec<String>,
+) -> Result<Vec<Gpu>, NoCuda> {
+    if names.is_empty() {
+        return Ok(all);
+    }
+    let in_words = |gpu: &Gpu| format!("{} at {}", gpu.id, gpu.pci_bus_id);
+    let mut named: Vec<Gpu> = Vec::with_capacity(names.len());
+    for (index, name) in names.iter().enumerate() {
+        if let Some(gpu) = all.iter().find(|gpu| gpu.is_called(name)) {
+            if let Some(first) = names[..index].iter().find(|other| gpu.is_called(other)) {
+                return Err(NoCuda::SameGpu { first: first.clone(), second: name.clone(), gpu: in_words(gpu) });
+            }
+            named.push(gpu.clone());
+        } else if mutes.iter().any(|mute| mute.is_called(name) == Some(true)) {
+            faults.push(format!("GPU {name} does not answer"));
+        } else if mutes.iter().any(|mute| mute.is_called(name).is_none()) {
+            faults.push(format!(
+                "GPU {name} is none of those that answer: it is one that does not, or [cuda] gpus has a wrong name"
+            ));
+        } else {
+            let mut known: Vec<_> = all.iter().map(in_words).collect();
+            known.extend(
+                (!mutes.is_empty()).then(|| format!("and {} that do not answer and have other names", mutes.len())),
+            );
+            return Err(NoCuda::NoSuchGpu { name: name.clone(), known: known.join(", ") });
+        }
+    }
+    Ok(named)
+}
+
+/// See the module's documentation.
+pub struct CudaDevice {
+    gpus: Arc<Gpus>,
+    setup: Arc<Orders>,
+    frees: DeferredFrees,
+    device_events: Arc<DeviceEvents>,
+    gpu_health: Arc<GpuHealth>,
+}
+
+impl CudaDevice {
+    /// A device, and its thread that frees. That ends when all has been given back to the driver that anybody had of the device's.
+    /// What it traces goes to the recorder.
+    ///
+    /// # Errors
+    /// [`NoCuda::Thread`].
+    pub fn new(
+        mut gpus: Gpus,
+        options: CudaOptions,
+        device_events: Arc<DeviceEvents>,
+        recorder: Recorder,
+    ) -> Result<(Self, JoinHandle<()>), NoCuda> {
+        if options.execution == Execution::Service {
+            gpus.load_kernels()?;
+        }
+        let streams = match options.execution {
+            Execution::Ranks => 1,
+            Execution::Service => 2 + u32::from(options.by_events),
+        };
+        if !options.large_from.is_never() && !gpus.queues.have_room_beside(streams) {
+            let at_least = 4 * streams;
+            tracing::warn!(
+                "{QUEUES_VARIABLE} is below {at_least}: a communicator that does not come may hold up all large operations"
+            );
+        }
+        let gpus = Arc::new(gpus);
+        let (frees, freeing) = DeferredFrees::start(Arc::clone(&gpus.queues), Flight::issue)?;
+        let gpu_health = Arc::new(GpuHealth::new(gpus.infos(), Arc::clone(&device_events)));
+        let told = (Arc::clone(&device_events), Arc::clone(&gpu_health));
+        let setup = Setup::start(Arc::clone(&gpus), options, told, frees.clone(), recorder)?;
+        Ok((CudaDevice { gpus, setup, frees, device_events, gpu_health }, freeing))
+    }
+
+    /// Makes regions of tenants' memory.
+    #[must_use]
+    pub fn importer(&self) -> Importer {
+        Importer::new(self.frees.clone(), self.gpus.gpus.len())
+    }
+
+    fn refuse(&self, key: Handle, message: String) {
+        let prepared = Err(SetupError { class: ErrorClass::System, message });
+        self.device_events.tell(DeviceEvent::Prepared { key, prepared });
+    }
+}
+
+impl CudaDevice {
+    const NAME: &'static str = "cuda";
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn prepare(&mut self, group: &NewGroup<'_>, key: Handle) -> Prepare {
+        let Some(gpus) = group.gpus.iter().copied().collect::<Option<Vec<_>>>() else {
+            self.refuse(key, "bug: a rank without a GPU".into());
+            return Prepare::Begun;
+        };
+        if let Some(reason) = self.gpu_health.objection(&gpus).or_else(|| self.gpus.objection(&gpus)) {
+            self.refuse(key, reason);
+            return Prepare::Begun;
+        }
+        let order = Order::Prepare { gpus, charges: group.charges.to_vec(), opens: group.opens, key };
+        let share = group.charges.first().map_or(Share::SERVICE, |charge| charge.tenant().share);
+        if self.setup.send(share, order).is_err() {
+            self.refuse(key, "the thread that sets up GPUs has ended".into());
+        }
+        Prepare::Begun
+    }
+
+    /// Copy engines carry it out: a communicator without these sends the service nothing.
+    fn launch(
+        &mut self,
+        collective: &Collective<'_>,
+        job: Handle,
+        _workers: &mut dyn Workers,
+    ) -> Result<Launched, LaunchError> {
+        let (copy_engines, buffers) = buffers_on_gpus(collective.ranks)?;
+        Ok(copy_engines.launch(collective, buffers, job))
+    }
+
+    /// Ranks' kernels send and receive.
+    fn point_to_point(&mut self) -> Option<&mut dyn PointToPoint> {
+        None
+    }
+}
+
+/// What ranks send and receive, and the copy engines that are to carry it out.
+fn buffers_on_gpus(ranks: &dyn RankCalls) -> Result<(&Arc<CopyEngines>, Vec<[Option<GpuOperand>; 2]>), LaunchError> {
+    let (mut copy_engines, mut buffers) = (None, Vec::with_capacity(ranks.count()));
+    for call in ranks.iter() {
+        let Buffers::Gpu(own) = call.buffers else {
+            return Err(LaunchError::WrongMemory { rank: call.rank, device: CudaDevice::NAME });
+        };
+        copy_engines = Some(&own.copy_engines);
+        buffers.push([own.send.clone(), own.recv.clone()]);
+    }
+    Ok((copy_engines.ok_or(LaunchError::NoRanks)?, buffers))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::RankCall;
+
+    /// Ranks with no buffers of the host.
+    struct OnHost(usize);
+
+    impl RankCalls for OnHost {
+        fn count(&self) -> usize {
+            self.0
+        }
+
+        fn call(&self, index: usize) -> RankCall<'_> {
+            RankCall { rank: index as u32, buffers: &Buffers::NONE, scalar_bits: 0 }
+        }
+    }
+
+    #[test]
+    fn a_collective_of_host_buffers_is_refused_on_gpus() {
+        let wrong = LaunchError::WrongMemory { rank: 0, device: "cuda" };
+        assert_eq!(buffers_on_gpus(&OnHost(2)).err(), Some(wrong));
+        assert_eq!(buffers_on_gpus(&OnHost(0)).err(), Some(LaunchError::NoRanks));
+    }
+}

@@ -1,0 +1,607 @@
+//! The thread that allocates, opens and reads: calls that the driver may take milliseconds for. None of them waits for what streams wait for: everybody's
+//! set-up does, and the watch on what does not come.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, SendError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Instant;
+
+use mccs_cuda::{Context, DeviceAddress, DriverError, OwnedStream};
+use mccs_ipc::direct::{AreaName, AreaPart, CommPart, DirectPage, DirectShare, Execution};
+use mccs_ipc::large::{LargeLayout, SlotKind};
+use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_kernels::cuda::{AreaCounts, AreaLayout, MESSAGES_MAX};
+use mccs_model::SetupError;
+use mccs_runtime::{Share, TurnReceiver, TurnSender, turn_channel};
+use mccs_telemetry::recorder::Recorder;
+use mccs_tenants::session::Opens;
+use mccs_tenants::{Charge, OverQuota, Resource, Tenant};
+
+use crate::Prepared;
+use crate::cuda::copy_engine::copy_submit;
+use crate::cuda::copy_engine::hw_queue_admission::Holder;
+use crate::cuda::copy_engine::{CopyEngines, Flight, Parts};
+use crate::cuda::gpu_health::GpuHealth;
+use crate::cuda::group::{Areas, Counted, DirectGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart};
+use crate::cuda::memory::area::RankArea;
+use crate::cuda::memory::deferred_free::DeferredFrees;
+use crate::cuda::memory::imports::{ImportError, Imports};
+use crate::cuda::memory::resource_pool::{ResourcePool, Shape};
+use crate::cuda::memory::slots::{NoSlots, SlotPool, SlotSet, SlotUser};
+use crate::cuda::strategy::{Abilities, GpuStrategy, Strategies};
+use crate::cuda::timing::trace::{self, TracedGpus};
+use crate::cuda::{CudaOptions, Gpus, NoCuda};
+use crate::{DeviceEvent, DeviceEvents, Shared};
+
+/// To the thread.
+pub(crate) enum Order {
+    /// Make what the ranks of a communicator share. Answered by [`DeviceEvent::Prepared`].
+    Prepare { gpus: Vec<usize>, charges: Vec<Arc<Charge>>, opens: Opens, key: Handle },
+    /// Read what areas have counted.
+    /// Then calls what is to be called, if anything.
+    Read { areas: AreasInUse, ended: Arc<Ended>, then: Option<Box<dyn FnOnce() + Send>> },
+    /// Open what an operation uses, and hand it out.
+    Import(Flight),
+    /// Make memory of a communicator that a rank uses first, unless it is there, and tell the rank how to open it.
+    Open { areas: AreasInUse, part: OpenPart },
+}
+
+/// What a communicator is made of, by the driver. Dropped in this order.
+struct Kit {
+    /// Where it has copy engines: their parts, and the descriptor of the page that is registered among them.
+    engines: Option<(OwnedFd, Parts)>,
+    /// The ranks' areas, and their GPUs as the device counts them.
+    areas: Vec<(usize, RankArea)>,
+}
+
+impl Kit {
+    /// Whether ranks had graphs when they left that have not gone since: the driver says so on the page when they go.
+    fn has_graphs(&self) -> bool {
+        let ranks = 0..self.areas.len() as u32;
+        self.engines.iter().any(|(_, parts)| ranks.clone().any(|rank| parts.page().has_graphs(rank)))
+    }
+}
+
+/// The ranks' areas. When dropped they go to the thread that frees, with what the copy engines have left; or can be used again until that comes to it.
+struct Memory {
+    held: Mutex<Held>,
+    /// Of each area, made so far.
+    area_bytes: AtomicU64,
+    layout: AreaLayout,
+    shape: Shape,
+    /// Of the page, where there are copy engines.
+    page: Option<OwnedFd>,
+    parts: Mutex<Option<Parts>>,
+    /// Slots of its copy engines, made at first use: its own, and those that it shares.
+    slots: [OnceLock<SlotSet>; 2],
+    /// How these are divided, where there are copy engines.
+    large: Option<LargeLayout>,
+    /// Whether all ranks have left in order.
+    is_left: AtomicBool,
+    spares: Arc<ResourcePool<Kit>>,
+    frees: DeferredFrees,
+    /// Whose turn it is in which it is read, opened and freed.
+    share: Share,
+}
+
+/// What a communicator holds that grows with its use.
+#[derive(Default)]
+struct Held {
+    /// By rank: its GPU, as the device counts them, and its area.
+    areas: Vec<(usize, RankArea)>,
+    charges: Vec<Arc<Charge>>,
+}
+
+impl Memory {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whose it is.
+    fn tenant(&self) -> Option<Arc<Tenant>> {
+        self.held().charges.first().map(|charge| Arc::clone(charge.tenant()))
+    }
+
+    fn slots(&self, kind: SlotKind) -> &OnceLock<SlotSet> {
+        match kind {
+            SlotKind::Own => &self.slots[0],
+            SlotKind::Shared => &self.slots[1],
+        }
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Option<Parts>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let parts = self.parts.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Held { areas, charges } = std::mem::take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let is_whole = self.page.is_some() == parts.is_some() && areas.len() == self.shape.gpus.len();
+        let can_be_used_again = parts.as_ref().is_none_or(Parts::can_be_used_again);
+        if *self.is_left.get_mut() && is_whole && can_be_used_again {
+            let kit = Kit { engines: self.page.take().zip(parts), areas };
+            self.spares.keep(self.shape.clone(), kit, charges);
+        } else {
+            self.frees.free(self.share, (parts, areas, charges));
+        }
+    }
+}
+
+/// Areas in use.
+#[derive(Clone)]
+pub(crate) struct AreasInUse {
+    memory: Arc<Memory>,
+    page: Arc<DirectPage>,
+    orders: Arc<Orders>,
+}
+
+impl AreasInUse {
+    /// Its slots of a kind, if they are made.
+    pub(crate) fn slots(&self, kind: SlotKind) -> Option<&SlotSet> {
+        self.memory.slots(kind).get()
+    }
+
+    /// First byte of a rank's slots, as this process sees it.
+    pub(crate) fn slot_address(&self, kind: SlotKind, rank: usize) -> Option<DeviceAddress> {
+        self.slots(kind)?.address(rank)
+    }
+
+    /// The tag that a rank has given its collective of a number.
+    pub(crate) fn tag_of(&self, rank: u32, number: u64) -> Option<u64> {
+        self.page.tag_of(rank, number)
+    }
+
+    /// Whose turn it is in which threads work for them.
+    pub(crate) fn share(&self) -> Share {
+        self.memory.share
+    }
+
+    /// Whose they are, by name.
+    pub(crate) fn tenant(&self) -> &str {
+        &self.memory.shape.tenant
+    }
+
+    fn order(&self, ended: &Arc<Ended>, then: Option<Box<dyn FnOnce() + Send>>) {
+        let order = Order::Read { areas: self.clone(), ended: Arc::clone(ended), then };
+        if let Err(SendError(Order::Read { then, .. })) = self.orders.send(self.share(), order) {
+            ended.tell(Err("the thread that reads GPUs has ended".into()));
+            then.into_iter().for_each(|then| then());
+        }
+    }
+
+    /// What copy engines on the same memory have left.
+    pub(crate) fn take_parts(&self) -> Option<Parts> {
+        self.memory.parts().take()
+    }
+
+    /// Copy engines have ended.
+    pub(crate) fn leave_parts(&self, parts: Parts) {
+        *self.memory.parts() = Some(parts);
+    }
+}
+
+impl Areas for AreasInUse {
+    fn read(&self, ended: &Arc<Ended>) {
+        self.order(ended, None);
+    }
+
+    fn read_at_last(&self, ended: &Arc<Ended>, then: Box<dyn FnOnce() + Send>) {
+        self.order(ended, Some(then));
+    }
+
+    fn left(&self) {
+        self.memory.is_left.store(true, Ordering::Release);
+    }
+
+    fn open(&self, part: OpenPart) {
+        if let Err(SendError(Order::Open { part, .. })) =
+            self.orders.send(self.share(), Order::Open { areas: self.clone(), part })
+        {
+            (part.reply)(Err(PrepareError::Stopping.refusal()));
+        }
+    }
+
+    fn held_bytes(&self, rank: usize) -> HeldBytes {
+        let memory = &self.memory;
+        let of = |kind| memory.slots(kind).get().map_or((0, 1), |slots| slots.bytes(rank));
+        let (shared_slots, sharing) = of(SlotKind::Shared);
+        let areas = memory.area_bytes.load(Ordering::Relaxed);
+        HeldBytes { areas, own_slots: of(SlotKind::Own).0, shared_slots, sharing }
+    }
+}
+
+/// To the thread, which ends when nobody has this any more.
+pub(crate) type Orders = TurnSender<Order>;
+
+/// The thread's state.
+pub(crate) struct Setup {
+    gpus: Arc<Gpus>,
+    /// A GPU's, for what is read there.
+    streams: Vec<OwnedStream>,
+    /// To hand to areas.
+    own: Weak<Orders>,
+    orders: TurnReceiver<Order>,
+    frees: DeferredFrees,
+    device_events: Arc<DeviceEvents>,
+    gpu_health: Arc<GpuHealth>,
+    options: CudaOptions,
+    /// Threads that issue copies, by GPU.
+    issuers: Vec<TurnSender<copy_submit::Order>>,
+    imports: Imports,
+    spares: Arc<ResourcePool<Kit>>,
+    slots: SlotPool,
+    traced: TracedGpus,
+    recorder: Recorder,
+}
+
+impl Setup {
+    /// Starts the thread. It ends when nobody can give it orders any more: with the device and the last areas.
+    pub(crate) fn start(
+        gpus: Arc<Gpus>,
+        options: CudaOptions,
+        (device_events, gpu_health): (Arc<DeviceEvents>, Arc<GpuHealth>),
+        frees: DeferredFrees,
+        recorder: Recorder,
+    ) -> Result<Arc<Orders>, NoCuda> {
+        let (sender, orders) = turn_channel();
+        let sender = Arc::new(sender);
+        let own = Arc::downgrade(&sender);
+        let streams = gpus.gpus.iter().map(|(_, context)| OwnedStream::new(context)).collect::<Result<_, _>>()?;
+        let issuers = (0..gpus.gpus.len())
+            .map(|gpu| copy_submit::start(gpu, &gpus, &gpu_health, options.is_timed))
+            .collect::<Result<_, _>>()?;
+        let (imports, spares) = (Imports::new(frees.clone()), ResourcePool::new(frees.clone()));
+        let slots = SlotPool::new(frees.clone());
+        let traced = TracedGpus::default();
+        let setup = Setup {
+            gpus,
+            streams,
+            own,
+            orders,
+            frees,
+            device_events,
+            gpu_health,
+            options,
+            issuers,
+            imports,
+            spares,
+            slots,
+            traced,
+            recorder,
+        };
+        std::thread::Builder::new().name("mccs-cuda-setup".into()).spawn(move || setup.run())?;
+        Ok(sender)
+    }
+
+    fn run(mut self) {
+        loop {
+            let read_after = (!self.traced.is_empty()).then_some(trace::READ_EVERY);
+            match self.orders.recv(read_after) {
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) if !self.recorder.is_on() => self.traced.end(),
+                Err(RecvTimeoutError::Timeout) => {
+                    for (areas, ended) in self.traced.comms() {
+                        // The watch asks as well, and tells what is wrong.
+                        let _ = self.read(&areas, &ended);
+                    }
+                }
+                Ok(Order::Read { areas, ended, then }) => {
+                    let read = self.read(&areas, &ended);
+                    let gpus = areas.memory.shape.gpus.iter().copied();
+                    read.as_ref().err().into_iter().for_each(|error| self.find_lost(error, gpus.clone()));
+                    ended.tell(read.map_err(|error| error.to_string()));
+                    then.into_iter().for_each(|then| then());
+                }
+                Ok(Order::Import(flight)) => {
+                    let engines = Arc::clone(&flight.engines);
+                    let wanted = flight.slots.filter(|kind| engines.slots(*kind).is_none());
+                    let slots = wanted.map_or(Ok(()), |kind| self.make_slots(engines.areas(), kind));
+                    if let Err(ImportError::Driver(error)) = flight.import(slots, &self.gpus, &mut self.imports) {
+                        self.find_lost(&error, engines.gpus().iter().copied());
+                    }
+                }
+                Ok(Order::Open { areas, part }) => self.open(&areas, part),
+                Ok(Order::Prepare { gpus, charges, opens, key }) => {
+                    let prepared = self.prepare(&gpus, charges, opens);
+                    let error = prepared.as_ref().err().and_then(PrepareError::driver);
+                    error.into_iter().for_each(|error| self.find_lost(error, gpus.iter().copied()));
+                    let prepared = prepared.map(Box::new).map_err(|error| error.refusal());
+                    self.device_events.tell(DeviceEvent::Prepared { key, prepared });
+                }
+            }
+        }
+    }
+
+    /// Makes slots of a communicator, unless they are there.
+    fn make_slots(&mut self, areas: &AreasInUse, kind: SlotKind) -> Result<(), NoSlots> {
+        let memory = &areas.memory;
+        let (Some(layout), Some(tenant)) = (memory.large, &memory.tenant()) else { return Ok(()) };
+        if memory.slots(kind).get().is_some() {
+            return Ok(());
+        }
+        let (gpus, by_descriptors) = (&memory.shape.gpus[..], memory.shape.by_descriptors);
+        let made = self.slots.take(kind, &SlotUser { tenant, gpus, by_descriptors, layout }, &self.gpus, &self.streams);
+        if let Err(NoSlots::Driver { error, .. }) = &made {
+            self.find_lost(error, gpus.iter().copied());
+        }
+        // Nobody else makes any.
+        let _ = memory.slots(kind).set(made?);
+        Ok(())
+    }
+
+    /// Makes a part of a communicator that a rank uses first, and answers; or ends the communicator, which can not go on alike on all ranks.
+    fn open(&mut self, areas: &AreasInUse, part: OpenPart) {
+        let OpenPart { comm, rank, part, reply } = part;
+        let opened = match part {
+            CommPart::Area(part) => self.open_areas(&areas.memory, part),
+            CommPart::Slots(kind) => self.open_slots(areas, rank, kind),
+        };
+        let error = opened.as_ref().err().and_then(PrepareError::driver);
+        error.into_iter().for_each(|error| self.find_lost(error, areas.memory.shape.gpus.iter().copied()));
+        let opened = opened.map_err(|error| error.refusal());
+        if let Err(refusal) = &opened {
+            self.device_events.tell(DeviceEvent::CommFailed { comm, message: refusal.message.clone() });
+        }
+        reply(opened);
+    }
+
+    /// Makes a part of all areas, unless it is there, and names it.
+    fn open_areas(&self, memory: &Memory, part: AreaPart) -> Result<OpenedPart, PrepareError> {
+        let mut held = memory.held();
+        let Held { areas, charges } = &mut *held;
+        if areas.iter().any(|(_, area)| !area.has(part)) {
+            let (range, tenant) = (memory.layout.part(part), charges.first().map(|charge| Arc::clone(charge.tenant())));
+            let bytes = (range.end - range.start) * areas.len() as u64;
+            let charge = tenant.map(|tenant| tenant.charge(Resource::GpuMemoryBytes, bytes)).transpose()?;
+            charges.extend(charge.map(Arc::new));
+        }
+        let contexts = self.contexts(&memory.shape.gpus);
+        let mut opened = OpenedPart { handles: Vec::new(), fds: Vec::new() };
+        for (rank, (gpu, area)) in areas.iter_mut().enumerate() {
+            let made = if area.has(part) { Ok(()) } else { area.make(part, &contexts, &self.streams[*gpu]) };
+            let named = made.and_then(|()| area.name(part));
+            let failed = |error| PrepareError::Driver { rank, gpu: self.gpus.gpus[*gpu].0.id.to_string(), error };
+            let (handle, fd) = named.map_err(failed)?;
+            opened.handles.push(handle);
+            opened.fds.push(fd);
+        }
+        memory.area_bytes.store(areas.iter().map(|(_, area)| area.held_bytes()).max().unwrap_or(0), Ordering::Relaxed);
+        Ok(opened)
+    }
+
+    /// Makes slots of copy engines, unless they are there, and names a rank's.
+    fn open_slots(&mut self, areas: &AreasInUse, rank: usize, kind: SlotKind) -> Result<OpenedPart, PrepareError> {
+        self.make_slots(areas, kind)?;
+        let block = areas.slots(kind).and_then(|slots| slots.area(rank)).ok_or(PrepareError::NoEngines)?;
+        let gpu = areas.memory.shape.gpus.get(rank).copied().ok_or(PrepareError::NoEngines)?;
+        let (own, context) = &self.gpus.gpus[gpu];
+        let named = context.enter().and_then(|_entered| block.name());
+        let failed = |error| PrepareError::Driver { rank, gpu: own.id.to_string(), error };
+        let (handle, fd) = named.map_err(failed)?;
+        Ok(OpenedPart { handles: vec![handle], fds: fd.into_iter().collect() })
+    }
+
+    /// Of GPUs, each one's once: ranks may share one.
+    fn contexts(&self, gpus: &[usize]) -> Vec<&Context> {
+        let first_of_gpu = |(rank, number): &(usize, &usize)| !gpus[..*rank].contains(*number);
+        gpus.iter().enumerate().filter(first_of_gpu).map(|(_, number)| &self.gpus.gpus[*number].1).collect()
+    }
+
+    /// A call for some GPUs has failed: if that stays, it stays for what is enqueued on theirs from here on.
+    fn find_lost(&self, error: &DriverError, gpus: impl Iterator<Item = usize>) {
+        for gpu in gpus.filter(|_| error.is_sticky()) {
+            // SAFETY: the stream lives.
+            let asked = self.gpus.gpus[gpu].1.enter().and_then(|_entered| unsafe { self.streams[gpu].raw().is_idle() });
+            asked.err().into_iter().for_each(|error| self.gpu_health.note(gpu, &error));
+        }
+    }
+
+    /// Reads how far ranks are, and when their last operations ran.
+    fn read(&mut self, areas: &AreasInUse, ended: &Arc<Ended>) -> Result<Vec<Counted>, DriverError> {
+        let held = areas.memory.held();
+        let (nranks, layout) = (held.areas.len() as u32, areas.memory.layout);
+        let began_ns = self.recorder.now_ns();
+        let mut ranks = Vec::new();
+        for (gpu, area) in &held.areas {
+            let mut counts = AreaCounts::default();
+            // SAFETY: the area is mapped while it is held, in its GPU's context, which is the stream's.
+            unsafe { self.streams[*gpu].read(counts.as_bytes_mut(), area.address())? };
+            ranks.push((*gpu, counts));
+        }
+        if self.recorder.is_on() {
+            let until_ns = self.recorder.now_ns();
+            let tell = |record| self.recorder.record(|_| record);
+            self.traced.read((areas, ended), &ranks, (began_ns, until_ns), tell);
+        }
+        let counted = (0..nranks).zip(ranks.iter().zip(&held.areas)).map(|(rank, ((gpu, counts), (_, area)))| {
+            // SAFETY: as above.
+            let read = |offset| unsafe { self.streams[*gpu].read_word(area.address() + offset) };
+            let groups = counts.groups();
+            let may_be_many = groups > NUMBERS_MAX / MESSAGES_MAX as u64 && area.has(AreaPart::P2p);
+            let sent_to =
+                (0..nranks).filter(|peer| *peer != rank && may_be_many).map(|peer| layout.messages_sent_offset(peer));
+            let messages = sent_to.map(read).collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or(0);
+            let (operations, payload_bytes) = (counts.operations(), counts.payload_bytes());
+            Ok(Counted { operations, groups, payload_bytes, sent: counts.sent(), messages })
+        });
+        let counted = counted.collect();
+        let ranks: Vec<_> = ranks.into_iter().map(|(_, counts)| counts).collect();
+        ended.note_times(&ranks, Instant::now());
+        counted
+    }
+
+    /// Whether copy engines can work for ranks on these GPUs: words in streams, and no two on one GPU, where a copy would be a
+    /// kernel.
+    fn may_be_large(&self, gpus: &[usize]) -> bool {
+        let has_words = |gpu: &usize| self.gpus.gpus[*gpu].0.has_stream_words;
+        let are_apart = (1..gpus.len()).all(|at| !gpus[..at].contains(&gpus[at]));
+        !self.options.large_from.is_never() && gpus.len() > 1 && are_apart && gpus.iter().all(has_words)
+    }
+
+    /// Whether each of these GPUs stores whole lines to each other: not, where the driver does not say.
+    fn store_ll128(&self, gpus: &[usize]) -> bool {
+        let gpu = |number: usize| &self.gpus.gpus[number].0;
+        let stores = |from: usize, to: usize| {
+            gpu(from).stores_ll128_to(gpu(to)).unwrap_or_else(|error| {
+                tracing::warn!(%error, "what links between GPUs do is not known: no lines");
+                false
+            })
+        };
+        (0..gpus.len()).all(|from| (0..gpus.len()).all(|to| from == to || stores(gpus[from], gpus[to])))
+    }
+
+    /// What a communicator of the same shape was made of, as new: nothing of what it did is there any more.
+    fn spare(&self, shape: &Shape) -> Option<Kit> {
+        let kit = self.spares.take(shape, |kit| !kit.has_graphs())?;
+        if let Err(error) = kit.areas.iter().try_for_each(|(gpu, area)| area.zero(&self.streams[*gpu])) {
+            tracing::debug!(%error, "memory of a communicator that has ended is not used again");
+            self.find_lost(&error, shape.gpus.iter().copied());
+            self.frees.free(Share::SERVICE, kit);
+            return None;
+        }
+        kit.engines.iter().for_each(|(_, parts)| parts.page().reset());
+        Some(kit)
+    }
+
+    fn prepare(&self, gpus: &[usize], charges: Vec<Arc<Charge>>, opens: Opens) -> Result<Prepared, PrepareError> {
+        let by_descriptors = !(self.options.handles && opens.memory);
+        let nranks = gpus.len() as u32;
+        // A single rank has nobody to meet, and an area that nobody uses.
+        let multiprocessors = gpus.iter().map(|gpu| self.gpus.gpus[*gpu].0.multiprocessors).min().unwrap_or(0);
+        let layout = AreaLayout::initial(nranks.max(2)).for_multiprocessors(multiprocessors);
+        let ll128 = self.store_ll128(gpus);
+        let layout = if ll128 && self.options.ll128 { layout.with_ll128() } else { layout };
+        let large = self.may_be_large(gpus).then(|| LargeLayout::new(self.options.slot_bytes));
+        let area_bytes = layout.bytes();
+        let owner = charges.first().map(|charge| Arc::clone(charge.tenant()));
+        let tenant = owner.as_ref().map_or_else(String::new, |owner| owner.name.clone());
+        let has_events = self.options.handles && opens.events;
+        let execution = self.options.execution;
+        let by_events = self.options.by_events && execution == Execution::Service && has_events;
+        // Ranks open slots while others' kernels run. In a process of several ranks a kernel may wait for the rank that opens, so nothing there may wait for kernels:
+        // imports of descriptors do not.
+        let slots_by_descriptors = by_descriptors || !opens.apart;
+        let shape = Shape { tenant, gpus: gpus.into(), area_bytes, by_descriptors: slots_by_descriptors, by_events };
+        let Kit { engines, areas: used } = self.spare(&shape).unwrap_or(Kit { engines: None, areas: Vec::new() });
+        // First, so that what there is goes to the thread that frees, whatever fails below: this one must not wait.
+        let mut memory = Memory {
+            held: Mutex::new(Held { areas: used, charges }),
+            area_bytes: AtomicU64::new(0),
+            layout,
+            shape,
+            page: None,
+            parts: Mutex::default(),
+            slots: Default::default(),
+            large,
+            is_left: AtomicBool::new(false),
+            spares: Arc::clone(&self.spares),
+            frees: self.frees.clone(),
+            share: owner.as_ref().map_or(Share::SERVICE, |owner| owner.share),
+        };
+        let held = memory.held.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let head = layout.part(AreaPart::Head).end * u64::from(nranks);
+        let used = held.areas.iter().map(|(_, area)| area.held_bytes()).sum::<u64>();
+        let bytes = owner.map(|owner| owner.charge(Resource::GpuMemoryBytes, head.max(used)));
+        held.charges.extend(bytes.transpose()?.map(Arc::new));
+        let (fd, page) = match engines {
+            Some((fd, parts)) => {
+                let page = Arc::clone(parts.page());
+                *memory.parts() = Some(parts);
+                (fd, page)
+            }
+            None => DirectPage::create().map(|(fd, page)| (fd, Arc::new(page)))?,
+        };
+        memory.page = large.map(|_| fd.try_clone()).transpose().map_err(PrepareError::Descriptors)?;
+        let contexts = self.contexts(gpus);
+        let held = memory.held.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let (mut areas, mut fds) = (Vec::new(), vec![fd]);
+        for (rank, number) in gpus.iter().enumerate() {
+            let (gpu, context) = &self.gpus.gpus[*number];
+            let failed = |error| PrepareError::Driver { rank, gpu: gpu.id.to_string(), error };
+            if held.areas.len() <= rank {
+                held.areas.push((*number, RankArea::reserve(context, layout).map_err(failed)?));
+                held.areas[rank].1.make(AreaPart::Head, &contexts, &self.streams[*number]).map_err(failed)?;
+            }
+            let (handle, fd) = held.areas[rank].1.name(AreaPart::Head).map_err(failed)?;
+            fds.push(fd);
+            areas.push(AreaName { handle, gpu: gpu.id.0 });
+        }
+        *memory.area_bytes.get_mut() = held.areas.iter().map(|(_, area)| area.held_bytes()).max().unwrap_or(0);
+        let copy_engines = large.is_some();
+        let abilities = Abilities { nranks, execution, copy_engines, ll128, opens_buffers: !by_descriptors };
+        let wanted = GpuStrategy {
+            large_from: self.options.large_from,
+            ll128: self.options.ll128,
+            max_ctas: self.options.max_ctas,
+        };
+        let strategies = Strategies::begin(Arc::clone(&page), abilities, wanted);
+        let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
+        let in_use = AreasInUse { memory: Arc::new(memory), page: Arc::clone(&page), orders: Arc::clone(&orders) };
+        let copies = |layout| {
+            let (shared, ways) = ((&page, &in_use), (&orders, &self.device_events));
+            CopyEngines::new(&self.gpus, gpus, shared, layout, &self.issuers, ways, by_events).map(Arc::new)
+        };
+        let copies = large.map(copies).transpose().map_err(PrepareError::Streams)?;
+        let events = copies.as_ref().map_or(Ok(Vec::new()), |copies| copies.events()).map_err(PrepareError::Streams)?;
+        let is_timed = self.options.is_timed;
+        let share = DirectShare {
+            layout: bytemuck::cast(layout),
+            areas,
+            opens_handles: !by_descriptors,
+            large,
+            execution,
+            is_timed,
+            events,
+        };
+        let group = DirectGroup::new(strategies, copies, Box::new(in_use));
+        Ok(Prepared { memory: fds, shared: Shared::DeviceInitiated { share: Box::new(share), group } })
+    }
+}
+
+impl PrepareError {
+    /// As the ranks are told.
+    fn refusal(&self) -> SetupError {
+        let class = match self {
+            PrepareError::OverQuota(_) | PrepareError::Slots(NoSlots::OverQuota(_)) => ErrorClass::InvalidUsage,
+            PrepareError::NoEngines => ErrorClass::InvalidArgument,
+            _ => ErrorClass::System,
+        };
+        SetupError { class, message: self.to_string() }
+    }
+
+    fn driver(&self) -> Option<&DriverError> {
+        match self {
+            PrepareError::Driver { error, .. } | PrepareError::Streams(error) => Some(error),
+            PrepareError::Slots(_)
+            | PrepareError::NoEngines
+            | PrepareError::OverQuota(_)
+            | PrepareError::Stopping
+            | PrepareError::Page(_)
+            | PrepareError::Descriptors(_) => None,
+        }
+    }
+}
+
+/// Why a communicator cannot be had.
+#[derive(Debug, thiserror::Error)]
+enum PrepareError {
+    #[error(transparent)]
+    OverQuota(#[from] OverQuota),
+    #[error("no area for rank {rank} on {gpu}: {error}")]
+    Driver { rank: usize, gpu: String, error: DriverError },
+    #[error(transparent)]
+    Slots(#[from] NoSlots),
+    #[error("the communicator has no copy engines")]
+    NoEngines,
+    #[error("no streams for copies: {0}")]
+    Streams(DriverError),
+    #[error("no descriptor for a page: {0}")]
+    Descriptors(std::io::Error),
+    #[error("the service is stopping")]
+    Stopping,
+    #[error("no page: {0}")]
+    Page(#[from] mccs_ipc::shm::ShmError),
+}

@@ -1,0 +1,49 @@
+//! The memory in which ranks do small collectives themselves.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use mccs_ipc::shm_exchange::ShmExchange;
+use mccs_tenants::Charge;
+
+use crate::{Reading, Times};
+
+/// A shared-memory exchange, with the tenant's quota for it.
+#[derive(Debug)]
+pub struct TenantShmExchange {
+    shm_exchange: ShmExchange,
+    _charge: Charge,
+    /// What was read of its rounds, and when.
+    read: Mutex<(Times, Instant)>,
+}
+
+impl TenantShmExchange {
+    /// Takes charge of a shared-memory exchange.
+    #[must_use]
+    pub fn new(shm_exchange: ShmExchange, charge: Charge) -> Self {
+        TenantShmExchange { shm_exchange, _charge: charge, read: Mutex::new((Times::default(), Instant::now())) }
+    }
+
+    /// How long rounds took that have ended between the last call and `now`.
+    pub fn take_times(&self, now: Instant) -> Reading {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let (times, at) = &mut *read;
+        let within = now.saturating_duration_since(std::mem::replace(at, now));
+        times.read_shm_exchange(&self.shm_exchange, within)
+    }
+}
+
+impl Drop for TenantShmExchange {
+    fn drop(&mut self) {
+        // Ranks may keep the descriptor; the charge goes.
+        self.shm_exchange.give_back();
+    }
+}
+
+impl std::ops::Deref for TenantShmExchange {
+    type Target = ShmExchange;
+
+    fn deref(&self) -> &ShmExchange {
+        &self.shm_exchange
+    }
+}

@@ -1,0 +1,92 @@
+//! What a device does not run in the call: work for the threads of whoever owns them.
+
+use std::sync::Arc;
+
+use mccs_collective::Schedule;
+use mccs_ipc::types::Handle;
+use mccs_runtime::Share;
+
+use super::host::Bound;
+
+/// What became of a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Launched {
+    /// It has ended.
+    Finished,
+    /// It runs; The proxy engine is told when it has ended. Until then the caller keeps
+    /// the operations, which keep their memory mapped.
+    Running,
+}
+
+/// Why something was not launched: a bug of whoever routed it, which no tenant can cause.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LaunchError {
+    /// Buffers are of another kind of device.
+    #[error("bug: the buffers of rank {rank} are not in memory of the {device} device")]
+    WrongMemory {
+        /// Whose.
+        rank: u32,
+        /// The device that was to run it.
+        device: &'static str,
+    },
+    /// Nobody calls it.
+    #[error("bug: a collective without ranks of this host")]
+    NoRanks,
+    /// It has steps for other hosts, or is to be run later, and there are no engines for that.
+    #[error("bug: no transport engine runs work of this communicator")]
+    NoWorkers,
+}
+
+/// Work that is cut into pieces, of which all workers take some.
+pub trait PieceJob: Send + Sync {
+    /// Takes one piece and runs it.
+    fn run_piece(&self) -> Piece;
+
+    /// Whose it is.
+    fn share(&self) -> Share;
+
+    /// Nanoseconds that a piece takes about.
+    fn piece_ns(&self) -> u64;
+}
+
+/// What [`PieceJob::run_piece`] did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Piece {
+    /// Ran one; there may be more.
+    Ran,
+    /// Ran the job's last unfinished piece: the job is done, and its proxy engine is to be told.
+    RanLast,
+    /// There are no more to take; others may still run theirs.
+    NoneLeft,
+}
+
+/// A message schedule bound to memory: workers run its channels.
+#[derive(Clone)]
+pub struct BoundSchedule {
+    /// The steps.
+    pub schedule: Arc<Schedule>,
+    /// Where this host's buffers are.
+    pub bound: Arc<Bound>,
+    /// Bytes of an operand to work on at a time.
+    pub piece_bytes: u64,
+    /// Whether it is so short that it is run at once where it waits for no other host.
+    pub is_short: bool,
+}
+
+/// The threads that run what a device does not run in the call, and their way to other hosts. The end of a job is told to the proxy engine.
+pub trait Workers {
+    /// Has pieces run by whoever is free.
+    fn run_pieces(&mut self, pieces: Arc<dyn PieceJob>, job: Handle);
+
+    /// Runs the channels of a collective's schedule.
+    ///
+    /// # Errors
+    /// [`LaunchError::NoWorkers`].
+    fn run_channels(&mut self, schedule: BoundSchedule, job: Handle) -> Result<Launched, LaunchError>;
+
+    /// Runs the only channel of a message's schedule, between two ranks: from the first to the second.
+    ///
+    /// # Errors
+    /// [`LaunchError::NoWorkers`].
+    fn run_message(&mut self, schedule: BoundSchedule, ranks: (u32, u32), job: Handle) -> Result<(), LaunchError>;
+}
