@@ -6,6 +6,8 @@ use std::process::Command;
 
 /// Characters of a line, outside of tables, code and links.
 const LINE_CHARS: usize = 100;
+/// Words of a sentence, between two stops, colons or semicolons.
+const SENTENCE_WORDS: usize = 32;
 /// Folders with an index, and the folders whose pages it names.
 const INDEXES: [(&str, &str); 5] = [
     ("docs", "docs"),
@@ -132,4 +134,50 @@ fn lines_of_documents_are_short() {
         long.extend(prose(&text).filter(|(_, line)| is_long(line)).map(|(number, _)| format!("{name}:{number}")));
     }
     assert!(long.is_empty(), "lines of more than {LINE_CHARS} characters:\n{}", long.join("\n"));
+}
+
+/// Sentences of a page's paragraphs and list items, with the line on which each paragraph begins.
+fn sentences(text: &str) -> Vec<(usize, String)> {
+    let mut paragraphs: Vec<(usize, String)> = Vec::new();
+    let mut is_open = false;
+    for (number, line) in prose(text) {
+        let line = line.trim();
+        let is_apart = line.is_empty() || line.starts_with(['|', '#', '<']);
+        let begins_item = line.starts_with("- ") || line.split_once(". ").is_some_and(|(n, _)| n.parse::<u8>().is_ok());
+        match paragraphs.last_mut() {
+            Some((_, paragraph)) if is_open && !is_apart && !begins_item => *paragraph += &format!(" {line}"),
+            _ if !is_apart => paragraphs.push((number, line.to_owned())),
+            _ => {}
+        }
+        is_open = !is_apart;
+    }
+    let ends = |word: &str| word.trim_end_matches(['*', ')', '"']).ends_with(['.', ':', ';', '!', '?']);
+    let of = |(number, paragraph): (usize, String)| {
+        let words: Vec<&str> = paragraph.split_whitespace().collect();
+        let each = words.split_inclusive(|word| ends(word)).map(|words| (number, words.join(" ")));
+        each.collect::<Vec<_>>()
+    };
+    paragraphs.into_iter().flat_map(of).collect()
+}
+
+#[test]
+fn sentences_of_pages_are_short() {
+    let mut long = Vec::new();
+    // Decisions are records, and keep their words.
+    for (name, text) in documents().into_iter().filter(|(name, _)| !name.starts_with("docs/decisions/")) {
+        if is_written_by_a_script(&name) {
+            continue;
+        }
+        let too_long =
+            sentences(&text).into_iter().filter(|(_, text)| text.split_whitespace().count() > SENTENCE_WORDS);
+        long.extend(too_long.map(|(number, text)| format!("{name}:{number}: {text}")));
+    }
+    assert!(long.is_empty(), "sentences of more than {SENTENCE_WORDS} words:\n{}", long.join("\n"));
+}
+
+#[test]
+fn sentences_are_found_in_paragraphs_and_items() {
+    let text = "# A b\n\nOne two\nthree. Four: five.\n\n- six\n  seven\n1. eight\n| nine |\n```\nten\n```\n";
+    let found: Vec<String> = sentences(text).into_iter().map(|(_, sentence)| sentence).collect();
+    assert_eq!(found, ["One two three.", "Four:", "five.", "- six seven", "1.", "eight"]);
 }
