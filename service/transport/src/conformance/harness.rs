@@ -230,10 +230,11 @@ impl<F: Fixture> Pair<F> {
 
     /// Enough polls that what can happen has happened.
     pub(super) fn settle(&mut self) {
-        let mut idle = 0;
+        let (start, mut idle) = (Instant::now(), 0);
         while idle < 50 {
             idle = if self.poll() { 0 } else { idle + 1 };
             std::thread::yield_now();
+            assert!(start.elapsed() < PATIENCE, "still busy");
         }
     }
 

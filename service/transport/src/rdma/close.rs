@@ -32,7 +32,7 @@ impl RdmaTransport {
             return false;
         }
         flow.lingers_until = Some(now + flow.spec.options.silence_timeout);
-        self.lingering.push(handle);
+        self.timers.linger(handle);
         if reads_buffers && flow.stage == Stage::Open {
             // On the next connection they are not written.
             flow.stage = Stage::Broken;
@@ -45,16 +45,13 @@ impl RdmaTransport {
 
     /// Lets flows go that have lingered until all has arrived, or for long enough. Returns whether there were any.
     pub(in crate::rdma) fn let_go(&mut self, now: Instant) -> bool {
-        if self.lingering.is_empty() {
-            return false;
-        }
-        let is_over = |handle: &mut Handle| {
-            self.flows.get(*handle).is_none_or(|flow| {
+        let flows = &self.flows;
+        let over = self.timers.take_lingering(|handle| {
+            flows.get(handle).is_none_or(|flow| {
                 let waits = matches!(&flow.half, Half::Send(sender) if sender.has_unfinished());
                 !waits || flow.fault.is_some() || flow.lingers_until.is_none_or(|until| until <= now)
             })
-        };
-        let over: Vec<Handle> = self.lingering.extract_if(.., is_over).collect();
+        });
         over.iter().for_each(|handle| self.forget(*handle));
         !over.is_empty()
     }
@@ -129,9 +126,6 @@ impl RdmaTransport {
             Half::Send(sender) => sender.abandon(&mut self.memory.regions),
             Half::Recv(receiver) => receiver.abandon(&mut self.memory.regions),
         }
-        for control in flow.control.flows() {
-            self.by_control.remove(&control);
-        }
-        flow.control.end(&mut self.tcp);
+        self.channels.end(&mut flow.control);
     }
 }

@@ -1,19 +1,20 @@
 //! What wakes a sleeping transport, and is looked at now and then while completions keep it awake: its control channels, its devices, what is done
 //! aside; and when it wakes by itself.
 
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use nix::sys::epoll::{EpollEvent, EpollTimeout};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use crate::DataPath;
 use crate::rdma::RdmaTransport;
 use crate::rdma::data_path::memory::PORTS_MAX;
-use crate::rdma::device::ports::Port;
-use mccs_runtime::{Context, Progress};
+use crate::rdma::device::ports::{Opened, Port};
+use crate::rdma::verbs::VerbsError;
+use mccs_runtime::Context;
 
 /// How often it is asked whether control channels or devices have something to say while completions keep the engine awake: a system call, for
 /// what seldom happens.
-const ASIDE_EVERY: Duration = Duration::from_millis(5);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// How often memory whose region has gone is looked for while nothing else happens.
 const MEMORY_LOOKED_AT_EVERY: Duration = Duration::from_millis(500);
 
@@ -25,8 +26,8 @@ pub(in crate::rdma) enum Watched {
     Completions(usize),
     /// Of this port's device.
     Events(usize),
-    /// What is done aside.
-    Aside,
+    /// The worker threads.
+    Workers,
 }
 
 /// Control channels, what connects and what pins, and two things of each port.
@@ -37,7 +38,7 @@ impl Watched {
     pub(in crate::rdma) fn token(self) -> u64 {
         match self {
             Watched::Control => u64::MAX,
-            Watched::Aside => u64::MAX - 1,
+            Watched::Workers => u64::MAX - 1,
             Watched::Completions(port) => 2 * port as u64,
             Watched::Events(port) => 2 * port as u64 + 1,
         }
@@ -46,7 +47,7 @@ impl Watched {
     fn of(token: u64) -> Self {
         match token {
             u64::MAX => Watched::Control,
-            token if token == Watched::Aside.token() => Watched::Aside,
+            token if token == Watched::Workers.token() => Watched::Workers,
             token if token % 2 == 0 => Watched::Completions((token / 2) as usize),
             token => Watched::Events((token / 2) as usize),
         }
@@ -60,42 +61,108 @@ pub(in crate::rdma) struct Woken {
     pub(in crate::rdma) by_events: bool,
 }
 
+/// Watches all descriptors of a transport.
+#[derive(Debug)]
+pub(in crate::rdma) struct Wakeup {
+    epoll: Epoll,
+    is_armed: bool,
+    look_at: Option<Instant>,
+}
+
+impl Wakeup {
+    /// Watches nothing yet.
+    ///
+    /// # Errors
+    /// The kernel refuses a descriptor.
+    pub(in crate::rdma) fn new() -> Result<Self, VerbsError> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC);
+        let epoll = epoll.map_err(|errno| VerbsError { call: "epoll_create1", errno })?;
+        Ok(Wakeup { epoll, is_armed: false, look_at: None })
+    }
+
+    pub(in crate::rdma) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.0.as_fd()
+    }
+
+    /// A sleep ends when there is something to read.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(in crate::rdma) fn watch(&self, fd: BorrowedFd<'_>, of: Watched) -> Result<(), VerbsError> {
+        let added = self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, of.token()));
+        added.map_err(|errno| VerbsError { call: "epoll_ctl", errno })
+    }
+
+    /// A sleep ends when a port's device has something to say.
+    ///
+    /// # Errors
+    /// The kernel's refusal.
+    pub(in crate::rdma) fn watch_port(&self, place: usize, port: &Port) -> Result<(), VerbsError> {
+        let Some(opened) = &port.opened else { return Ok(()) };
+        let of = [Watched::Completions(place), Watched::Events(place)];
+        opened.descriptors().into_iter().zip(of).try_for_each(|(fd, of)| self.watch(fd, of))
+    }
+
+    /// A port's device is no more.
+    pub(in crate::rdma) fn forget_port(&self, opened: &Opened) {
+        for fd in opened.descriptors() {
+            let _ = self.epoll.delete(fd);
+        }
+    }
+
+    /// All queues are armed: the engine may sleep.
+    pub(in crate::rdma) fn sleep(&mut self) {
+        self.is_armed = true;
+    }
+
+    /// Whether the engine has slept since this was asked last.
+    pub(in crate::rdma) fn take_slept(&mut self) -> bool {
+        std::mem::take(&mut self.is_armed)
+    }
+
+    /// Whether descriptors have not been looked at for long.
+    pub(in crate::rdma) fn is_due(&self, now: Instant) -> bool {
+        self.look_at.is_none_or(|at| at <= now)
+    }
+
+    /// Asks which descriptors have something to say.
+    pub(in crate::rdma) fn look(&mut self, events: &mut [EpollEvent], now: Instant) -> usize {
+        self.look_at = Some(now + LOOK_EVERY);
+        // One that fails is as good as one that finds nothing: what is there wakes again.
+        self.epoll.wait(events, EpollTimeout::ZERO).unwrap_or(0)
+    }
+}
+
 impl RdmaTransport {
     /// Asks what there is, once for all, so that nothing else is asked in vain.
-    pub(in crate::rdma) fn look_aside(&mut self, now: Instant) -> Woken {
+    pub(in crate::rdma) fn look_at_descriptors(&mut self, now: Instant) -> Woken {
         let mut woken = Woken::default();
         let mut events = [EpollEvent::empty(); WATCHED_MAX];
-        // One that fails is as good as one that finds nothing: what is there wakes again.
-        let count = self.epoll.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
+        let count = self.wakeup.look(&mut events, now);
         for event in events.iter().take(count) {
             match Watched::of(event.data()) {
                 Watched::Control => woken.by_control = true,
                 Watched::Events(_) => woken.by_events = true,
-                Watched::Aside => {
+                Watched::Workers => {
                     self.connector.hear();
                     self.memory.pinner.hear();
                 }
-                Watched::Completions(port) => {
-                    if let Some(queues) = self.ports.get_mut(port).and_then(Port::queues) {
+                Watched::Completions(place) => {
+                    if let Some(queues) = self.devices.queues(place) {
                         queues.take_events();
                     }
                 }
             }
         }
-        self.look_aside_at = Some(now + ASIDE_EVERY);
         woken
     }
 
-    /// Looks at the control channels. Returns whether there was anything.
+    /// Takes what has come over control channels. Returns whether there was anything.
     pub(in crate::rdma) fn poll_control_channels(&mut self, cx: &Context) -> bool {
-        // What the runtime has seen may have been seen in a poll that did not come here.
-        self.control_said = self.tcp.poll(&Context { is_readable: true, ..*cx });
-        let mut any = self.control_said == Progress::Busy;
-        while let Some(control) = self.tcp.take_news() {
+        let mut any = self.channels.poll(cx);
+        while let Some(flow) = self.channels.next_news() {
             any = true;
-            // What is said and asked for in answer is for the next look: epoll need not tell of what has come already.
-            self.control_said = Progress::Busy;
-            if let Some(handle) = self.by_control.get(&control).copied() {
+            if let Some(handle) = flow {
                 self.heard(handle, cx.now);
             }
         }
@@ -103,18 +170,9 @@ impl RdmaTransport {
     }
 
     pub(in crate::rdma) fn waits_until(&self, now: Instant) -> Option<Instant> {
-        let channels = if let Progress::Idle { wake_at } = self.control_said { wake_at } else { None };
-        let flows = self.unsettled.iter().filter_map(|handle| self.flows.get(*handle)?.due);
-        let lingering = self.lingering.iter().filter_map(|handle| self.flows.get(*handle)?.lingers_until);
         let memory = self.memory.keeps().then(|| now + MEMORY_LOOKED_AT_EVERY);
-        flows
-            .chain(lingering)
-            .chain(channels)
-            .chain(memory)
-            .chain(self.homes_due)
-            .chain(self.withheld_until)
-            .chain(self.look_for_devices_at)
-            .chain(self.look_for_silence_at)
-            .min()
+        let flows = [self.timers.wake_at(&self.flows), self.scheduler.withheld_until()];
+        let others = [self.channels.wake_at(), memory, self.devices.look_at()];
+        flows.into_iter().chain(others).flatten().min()
     }
 }

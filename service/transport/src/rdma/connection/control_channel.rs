@@ -183,7 +183,7 @@ impl ControlChannel {
             let record = Record::decode(unsafe { &(&(*self.memory))[RECORD_BYTES_MAX..RECORD_BYTES_MAX + bytes] });
             // The end may come behind it: that is for the next time.
             let _ = self.listen(tcp);
-            return record.map(Some).map_err(line_fault);
+            return record.map(Some).map_err(bad_record);
         }
         // Said last: the peer may have told why it went.
         sent?;
@@ -219,6 +219,6 @@ impl Drop for ControlChannel {
 }
 
 /// A record that is no good, in the flow's place.
-fn line_fault(fault: Fault) -> TransportError {
+fn bad_record(fault: Fault) -> TransportError {
     TransportError::Flow { peer: String::new(), direction: "from", number: 0, fault }
 }

@@ -6,6 +6,7 @@
 
 pub(in crate::rdma) mod connector;
 pub(in crate::rdma) mod control_channel;
+pub(in crate::rdma) mod control_channels;
 pub(in crate::rdma) mod setup;
 pub(in crate::rdma) mod wire;
 
@@ -192,7 +193,7 @@ pub(in crate::rdma) struct Connection {
     pub(in crate::rdma) ring: MemoryRegion,
 }
 
-/// What [`Way::new`] needs of the transport.
+/// What [`Connection::new`] needs of the devices.
 pub(in crate::rdma) struct Making<'a> {
     pub(in crate::rdma) ports: &'a mut [Port],
     pub(in crate::rdma) owners: &'a mut Owners,
@@ -353,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_requests_name_lanes_and_directions() {
+    fn work_requests_name_queue_pairs_and_directions() {
         for (index, generation) in [(0, 1), (u32::MAX >> 1, u32::MAX), (77, 1 << 31)] {
             let qp = Handle { index, generation };
             assert_eq!(of_wr_id(wr_id(qp, true)), (qp, true));

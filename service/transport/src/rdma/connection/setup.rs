@@ -9,26 +9,13 @@ use std::time::Instant;
 
 use mccs_ipc::types::Handle;
 
-use crate::rdma::connection::control_channel::ControlChannel;
-use crate::rdma::connection::wire::{self, Record};
+use crate::rdma::connection::wire::Record;
 use crate::rdma::data_path::receiver::Receiver;
 use crate::rdma::data_path::sender::Sender;
-use crate::rdma::device::ports;
 use crate::rdma::flow::{Flow, Half, Stage};
 use crate::rdma::options::SOURCE_PORT_MIN;
 use crate::rdma::{NO_FLOW, RdmaTransport};
-use crate::{
-    CONNECTIONS_MAX, FLOWS_MAX, FLOWS_PER_LISTENER_MAX, Fault, FlowSpec, ListenOptions, Listener, ListenerHandle,
-    Transport, TransportError,
-};
-
-/// A listener to which receivers come back.
-#[derive(Debug)]
-pub(in crate::rdma) struct Back {
-    listener: Listener,
-    handle: ListenerHandle,
-    next_number: u64,
-}
+use crate::{CONNECTIONS_MAX, FLOWS_MAX, Fault, FlowSpec, Listener, ListenerHandle, TransportError};
 
 /// What an error of a flow's control channel means for the flow.
 pub(in crate::rdma) fn fault_of(error: &TransportError) -> Fault {
@@ -54,14 +41,14 @@ impl RdmaTransport {
             return Err(TransportError::Option { option: "source_ports", problem });
         }
         let home = match &options.device {
-            Some(device) => ports::named(&self.ports, device)?,
-            None => self.options.turn % self.ports.len().max(1),
+            Some(device) => self.devices.named(device)?,
+            None => self.devices.options().turn % self.devices.len().max(1),
         };
-        let tcp = wire::from_handle(listener)?;
-        let message_bytes = self.ports.iter().map(|port| port.attributes.message_bytes).min().unwrap_or(u32::MAX);
+        let message_bytes =
+            self.devices.ports().iter().map(|port| port.attributes.message_bytes).min().unwrap_or(u32::MAX);
         let part_bytes = options.chunk_bytes.min(message_bytes.max(crate::options::CHUNK_BYTES_MIN));
         let half = Half::Send(Sender::new(options.requests, part_bytes, options.connections.min(CONNECTIONS_MAX)));
-        let control = ControlChannel::call(&mut self.tcp, &tcp, spec, now)?;
+        let control = self.channels.call(listener, spec, now)?;
         self.add(Flow { home, ..Flow::new(spec, half, control, Stage::Calling) })
     }
 
@@ -74,23 +61,21 @@ impl RdmaTransport {
         self.now = Some(now);
         spec.options.validate()?;
         let half = Half::Recv(Receiver::new(spec.options.requests, spec.options.takes_short));
-        let control = ControlChannel::answer(&mut self.tcp, listener, spec, now)?;
+        let control = self.channels.answer(listener, spec, now)?;
         self.add(Flow::new(spec, half, control, Stage::Waiting))
     }
 
     fn add(&mut self, flow: Flow) -> Result<Handle, TransportError> {
-        let channels: Vec<_> = flow.control.flows().collect();
         match self.flows.insert(flow) {
             Ok(handle) => {
-                self.by_control.extend(channels.into_iter().map(|control| (control, handle)));
-                // A flow is in the queue at most once, so that the data path does not allocate.
-                self.queue.reserve(self.flows.len());
-                self.withheld.reserve(self.flows.len());
-                self.control_said = mccs_runtime::Progress::Busy;
+                if let Some(flow) = self.flows.get(handle) {
+                    self.channels.own(&flow.control, handle);
+                }
+                self.scheduler.reserve(self.flows.len());
                 Ok(handle)
             }
             Err(mut flow) => {
-                flow.control.end(&mut self.tcp);
+                self.channels.end(&mut flow.control);
                 Err(TransportError::TooMany { what: "flows", limit: FLOWS_MAX })
             }
         }
@@ -99,25 +84,15 @@ impl RdmaTransport {
     /// A flow has to be looked at when this has passed.
     pub(in crate::rdma) fn settle_by(&mut self, handle: Handle, due: Option<Instant>) {
         if let Some(flow) = self.flows.get_mut(handle) {
-            flow.due = due;
-            if due.is_some() && !self.unsettled.contains(&handle) {
-                self.unsettled.push(handle);
-            }
+            self.timers.settle_by(handle, flow, due);
         }
     }
 
     /// Does what is due.
     pub(in crate::rdma) fn look_at_unsettled(&mut self, now: Instant) -> bool {
-        if self.unsettled.is_empty() {
-            return false;
-        }
-        let is_unsettled = |flow: &Flow| flow.fault.is_none() && flow.due.is_some();
-        self.unsettled.retain(|handle| self.flows.get(*handle).is_some_and(is_unsettled));
-        let is_due = |handle: &Handle| self.flows.get(*handle).and_then(|flow| flow.due).is_some_and(|due| due <= now);
-        let due: Vec<Handle> = self.unsettled.iter().copied().filter(is_due).collect();
+        let due = self.timers.take_due(&mut self.flows, now);
         for handle in &due {
             let Some(flow) = self.flows.get_mut(*handle) else { continue };
-            flow.due = None;
             let (timeout, is_sender) = (flow.spec.options.connect_timeout, matches!(flow.half, Half::Send(_)));
             match flow.stage {
                 _ if flow.is_hung_up => self.fail(*handle, Fault::Closed),
@@ -151,34 +126,17 @@ impl RdmaTransport {
         if flow.connection_number > 1 {
             return Ok((Vec::new(), 0));
         }
-        let source = flow.control.source_address(&self.tcp).ok_or(TransportError::NoSuch("address of this host"))?;
-        if self.backs.get(&source).is_some_and(|back| back.next_number as usize >= FLOWS_PER_LISTENER_MAX / 2) {
-            // Flows that are connected stay; a listener remembers the numbers of all that were.
-            if let Some(back) = self.backs.remove(&source) {
-                self.tcp.close_listener(back.listener);
-            }
-        }
-        if !self.backs.contains_key(&source) {
-            let (listener, listener_handle) = self.tcp.listen(&ListenOptions::new(source))?;
-            self.backs.insert(source, Back { listener, handle: listener_handle, next_number: 0 });
-        }
-        let back = self.backs.get_mut(&source).ok_or(NO_FLOW)?;
-        let number = back.next_number;
-        back.next_number += 1;
-        let spec = FlowSpec { number, ..flow.spec.clone() };
-        flow.control.await_back(&mut self.tcp, back.listener, &spec, now)?;
-        self.by_control.extend(flow.control.flows().map(|control| (control, handle)));
-        Ok((back.handle.as_bytes().to_vec(), number))
+        self.channels.await_return(&mut flow.control, handle, &flow.spec, now)
     }
 
     /// Something has happened on a flow's control channel.
     pub(in crate::rdma) fn heard(&mut self, handle: Handle, now: Instant) {
         let Some(flow) = self.flows.get(handle).filter(|flow| flow.fault.is_none() && !flow.is_hung_up) else { return };
-        if flow.stage == Stage::Calling && flow.control.has_reached(&self.tcp) {
+        if flow.stage == Stage::Calling && self.channels.has_reached(&flow.control) {
             self.offer_connection(handle, now);
         }
         while let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none() && !flow.is_hung_up) {
-            match flow.control.hear(&mut self.tcp) {
+            match self.channels.hear(&mut flow.control) {
                 Ok(None) => return,
                 Ok(Some(record)) => {
                     if let Err(fault) = self.told(handle, record, now) {
@@ -191,7 +149,7 @@ impl RdmaTransport {
     }
 
     fn told(&mut self, handle: Handle, record: Record, now: Instant) -> Result<(), Fault> {
-        let ports = self.ports.len().max(1);
+        let ports = self.devices.len().max(1);
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
         let is_sender = matches!(flow.half, Half::Send(_));
         match record {
@@ -243,8 +201,7 @@ impl RdmaTransport {
     /// Says something to the peer; a control channel that has ended is heard of elsewhere.
     pub(in crate::rdma) fn say(&mut self, handle: Handle, record: Record) {
         if let Some(flow) = self.flows.get_mut(handle) {
-            let _ = flow.control.say(&mut self.tcp, record);
-            self.control_said = mccs_runtime::Progress::Busy;
+            self.channels.say(&mut flow.control, record);
         }
     }
 }

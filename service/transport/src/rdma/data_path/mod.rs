@@ -8,11 +8,10 @@ pub(in crate::rdma) mod memory;
 pub(in crate::rdma) mod receiver;
 pub(in crate::rdma) mod send_scheduler;
 pub(in crate::rdma) mod sender;
+mod turn;
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
-use crate::rdma::data_path::flusher::Flusher;
-use crate::rdma::device::ports::Port;
 use crate::rdma::flow::Half;
 use crate::rdma::wakeup::Woken;
 use crate::rdma::{NO_FLOW, RdmaTransport, open};
@@ -66,19 +65,9 @@ impl DataPath for RdmaTransport {
         if target.bytes == 0 || !self.memory.is_gpu(buffer.key) {
             return Ok(done);
         }
-        let Some(keys) = self.memory.keys(buffer.key, port, &self.ports)? else { return Ok(None) };
-        let at = self.ports.get_mut(port).ok_or_else(|| flow.error(Fault::NoPort))?;
-        if at.opened.as_ref().is_some_and(|opened| opened.flusher.is_none()) {
-            let made = Flusher::new(port, at, &mut self.owners, &self.options).map_err(|fault| flow.error(fault))?;
-            if let Some(opened) = &mut at.opened {
-                opened.flusher = Some(made);
-            }
-        }
-        let flusher = at.opened.as_mut().and_then(|opened| opened.flusher.as_mut());
-        let flusher = flusher.ok_or_else(|| flow.error(Fault::NoPort))?;
+        let Some(keys) = self.memory.keys(buffer.key, port, self.devices.ports())? else { return Ok(None) };
         let (address, _) = target.part(0, 1);
-        let read = flusher.read(address as u64, keys.rkey).map_err(|fault| flow.error(fault))?;
-        at.flushes = at.flushes.max(read.unwrap_or(0));
+        let read = self.devices.flush(port, address as u64, keys.rkey).map_err(|fault| flow.error(fault))?;
         let number = |read| (port as u64) << FLUSH_PORT_SHIFT | read;
         Ok(read.map(|read| Request { flow: id, kind: RequestKind::Flush, number: number(read) }))
     }
@@ -86,9 +75,9 @@ impl DataPath for RdmaTransport {
     fn test(&mut self, request: Request) -> Result<Status, TransportError> {
         let flow = open(&mut self.flows, request.flow)?;
         if request.kind == RequestKind::Flush {
-            let port = self.ports.get((request.number >> FLUSH_PORT_SHIFT) as usize);
+            let port = (request.number >> FLUSH_PORT_SHIFT) as usize;
             let read = request.number & ((1 << FLUSH_PORT_SHIFT) - 1);
-            return match port.and_then(|port| port.opened.as_ref()?.flusher.as_ref()?.is_done(read)) {
+            return match self.devices.is_flushed(port, read) {
                 _ if read == 0 => Ok(Status::Done { bytes: 0, tag: 0 }),
                 Some(true) => Ok(Status::Done { bytes: 0, tag: 0 }),
                 Some(false) => flow.check().map(|()| Status::Running { bytes: 0 }),
@@ -109,13 +98,13 @@ impl DataPath for RdmaTransport {
         self.now = Some(cx.now);
         let mut busy = self.take_completions(TAKES_MAX);
         // A sleep that completions have ended, or somebody who has work, says nothing of control channels and devices.
-        let by_others = std::mem::take(&mut self.is_armed) && cx.is_readable && !busy;
-        let is_due = self.look_aside_at.is_none_or(|at| at <= cx.now);
-        let woken = if by_others || is_due { self.look_aside(cx.now) } else { Woken::default() };
+        let by_others = self.wakeup.take_slept() && cx.is_readable && !busy;
+        let is_due = self.wakeup.is_due(cx.now);
+        let woken = if by_others || is_due { self.look_at_descriptors(cx.now) } else { Woken::default() };
         self.give_withheld(cx.now);
         busy |= self.take_pinned();
-        for _ in 0..self.queue.len().min(cx.budget.max(1)) {
-            let Some(handle) = self.queue.pop_front() else { break };
+        for _ in 0..self.scheduler.len().min(cx.budget.max(1)) {
+            let Some(handle) = self.scheduler.next() else { break };
             if let Some(flow) = self.flows.get_mut(handle) {
                 flow.is_queued = false;
                 busy |= self.pump(handle);
@@ -126,17 +115,13 @@ impl DataPath for RdmaTransport {
         }
         self.memory.forget_gone();
         busy |= self.take_connected(cx.now);
-        if woken.by_control
-            || !self.unsettled.is_empty()
-            || matches!(self.control_said, Progress::Busy)
-            || matches!(self.control_said, Progress::Idle { wake_at: Some(at) } if at <= cx.now)
-        {
+        if woken.by_control || self.timers.has_unsettled() || self.channels.is_due(cx.now) {
             busy |= self.poll_control_channels(cx);
         }
         busy |= self.look_for_devices(cx.now) | self.look_at_unsettled(cx.now) | self.return_home(cx.now);
-        busy |= self.look_for_silence(cx.now) | self.let_go(cx.now);
-        self.plan_look_for_devices(cx.now);
-        if busy || !self.queue.is_empty() || self.control_said == Progress::Busy {
+        busy |= self.keep_alive(cx.now) | self.let_go(cx.now);
+        self.devices.plan_look(cx.now);
+        if busy || !self.scheduler.is_empty() || self.channels.is_busy() {
             Progress::Busy
         } else {
             Progress::Idle { wake_at: self.waits_until(cx.now) }
@@ -144,11 +129,11 @@ impl DataPath for RdmaTransport {
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
-        if !self.queue.is_empty() || !self.tcp.prepare_to_sleep() {
+        if !self.scheduler.is_empty() || !self.channels.prepare_to_sleep() {
             return false;
         }
-        for port in 0..self.ports.len() {
-            let Some(queues) = self.ports.get_mut(port).and_then(Port::queues) else { continue };
+        for port in 0..self.devices.len() {
+            let Some(queues) = self.devices.queues(port) else { continue };
             queues.take_events_of_taken();
             let refused = queues.arm().is_err();
             if refused {
@@ -160,11 +145,11 @@ impl DataPath for RdmaTransport {
         if self.take_completions(1) {
             return false;
         }
-        self.is_armed = true;
+        self.wakeup.sleep();
         true
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.epoll.0.as_fd())
+        Some(self.wakeup.descriptor())
     }
 }

@@ -1,5 +1,213 @@
 //! Ports of devices, their completion queues, and calls of the kernel that take long.
+//!
+//! [`Devices`] owns the ports that a transport uses, and the names by which completions find their queue pairs. A port is known by its
+//! place, which stays when its device goes and comes back.
 
 pub(in crate::rdma) mod blocking_worker;
 pub(in crate::rdma) mod ports;
 pub(in crate::rdma) mod queues;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mccs_ipc::types::Handle;
+use nix::errno::Errno;
+
+use self::ports::{NoRdma, Opened, Port};
+use self::queues::Queues;
+use crate::rdma::connection::{Connection, Making, Owner, Owners, Shape};
+use crate::rdma::data_path::flusher::Flusher;
+use crate::rdma::data_path::memory::PORTS_MAX;
+use crate::rdma::options::RdmaOptions;
+use crate::rdma::verbs::{AsyncEvent, Driver, VerbsError};
+use crate::{Fault, TransportError};
+
+/// How often devices are looked for: it costs tens of system calls, and is done by every engine.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// How often while a port is down.
+const LOOK_EVERY_WHILE_DOWN: Duration = Duration::from_secs(5);
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(in crate::rdma) struct Devices {
+    driver: Arc<dyn Driver>,
+    options: RdmaOptions,
+    ports: Vec<Port>,
+    owners: Owners,
+    /// Makes first packet numbers that differ from those of earlier connections.
+    random: u64,
+    look_at: Option<Instant>,
+}
+
+impl Devices {
+    /// The ports that the options choose.
+    ///
+    /// # Errors
+    /// No port can be used, or the kernel has no random number.
+    pub(in crate::rdma) fn find(driver: &Arc<dyn Driver>, options: RdmaOptions) -> Result<Self, NoRdma> {
+        let mut ports = ports::find(driver, &options)?;
+        ports.truncate(PORTS_MAX);
+        let random = random().map_err(|errno| VerbsError { call: "/dev/urandom", errno })?;
+        let owners = Owners::new(u32::MAX >> 1);
+        Ok(Devices { driver: Arc::clone(driver), options, ports, owners, random, look_at: None })
+    }
+
+    pub(in crate::rdma) fn options(&self) -> &RdmaOptions {
+        &self.options
+    }
+
+    pub(in crate::rdma) fn ports(&self) -> &[Port] {
+        &self.ports
+    }
+
+    pub(in crate::rdma) fn len(&self) -> usize {
+        self.ports.len()
+    }
+
+    pub(in crate::rdma) fn port(&self, place: usize) -> Option<&Port> {
+        self.ports.get(place)
+    }
+
+    pub(in crate::rdma) fn port_mut(&mut self, place: usize) -> Option<&mut Port> {
+        self.ports.get_mut(place)
+    }
+
+    /// Completion queues of a port whose device is there.
+    pub(in crate::rdma) fn queues(&mut self, place: usize) -> Option<&mut Queues> {
+        self.ports.get_mut(place).and_then(Port::queues)
+    }
+
+    /// Whose queue pair is called so.
+    pub(in crate::rdma) fn owner(&self, name: Handle) -> Option<Owner> {
+        self.owners.get(name).copied()
+    }
+
+    /// New queue pairs for a flow.
+    ///
+    /// # Safety
+    /// The `ring` (address and length) stays accessible until the connection is dropped.
+    pub(in crate::rdma) unsafe fn make_connection(
+        &mut self,
+        flow: Handle,
+        place: usize,
+        shape: Shape,
+        ring: (u64, u64),
+    ) -> Result<Connection, Fault> {
+        let Devices { ports, owners, options, random, .. } = self;
+        // SAFETY: the caller's promise, passed on.
+        unsafe { Connection::new(Making { ports, owners, options, random }, flow, place, shape, ring) }
+    }
+
+    /// Destroys a connection's queue pairs: after it nothing reads or writes for them.
+    pub(in crate::rdma) fn end_connection(&mut self, connection: Connection) {
+        connection.end(&mut self.ports, &mut self.owners);
+    }
+
+    /// Begins to read a byte of a GPU's memory on a port, so that what was written before is visible. Returns the read's number, unless
+    /// too many are under way.
+    pub(in crate::rdma) fn flush(&mut self, place: usize, address: u64, rkey: u32) -> Result<Option<u64>, Fault> {
+        let port = self.ports.get_mut(place).ok_or(Fault::NoPort)?;
+        if port.opened.as_ref().is_some_and(|opened| opened.flusher.is_none()) {
+            let made = Flusher::new(place, port, &mut self.owners, &self.options)?;
+            if let Some(opened) = &mut port.opened {
+                opened.flusher = Some(made);
+            }
+        }
+        let flusher = port.opened.as_mut().and_then(|opened| opened.flusher.as_mut()).ok_or(Fault::NoPort)?;
+        let read = flusher.read(address, rkey)?;
+        port.flushes = port.flushes.max(read.unwrap_or(0));
+        Ok(read)
+    }
+
+    /// Whether a flush's read is done; `None` if it never will be.
+    pub(in crate::rdma) fn is_flushed(&self, place: usize, read: u64) -> Option<bool> {
+        self.ports.get(place)?.opened.as_ref()?.flusher.as_ref()?.is_done(read)
+    }
+
+    /// A read of a port's flusher has ended. A flusher that fails is no more: unfinished flushes fail, the next one makes another.
+    pub(in crate::rdma) fn flushed(&mut self, place: usize, is_good: bool) {
+        let Some(Opened { flusher, queues, .. }) = self.ports.get_mut(place).and_then(|port| port.opened.as_mut())
+        else {
+            return;
+        };
+        match (flusher, is_good) {
+            (Some(flusher), true) => flusher.completed(),
+            (flusher, _) => {
+                if let Some(flusher) = flusher.take() {
+                    flusher.end(queues, &mut self.owners);
+                }
+            }
+        }
+    }
+
+    /// What a port's device has to say next.
+    pub(in crate::rdma) fn next_event(&self, place: usize) -> Option<AsyncEvent> {
+        self.ports.get(place)?.opened.as_ref()?.context.next_event()
+    }
+
+    /// Asks a port's device for its state. Returns whether the port's address is another one.
+    pub(in crate::rdma) fn refresh(&mut self, place: usize) -> Result<bool, VerbsError> {
+        self.ports.get_mut(place).map_or(Ok(false), |port| port.refresh(&self.options))
+    }
+
+    /// A port's device cannot be used any more: what the service has of it is taken out, to be given back.
+    pub(in crate::rdma) fn close(&mut self, place: usize) -> Option<Opened> {
+        let mut opened = self.ports.get_mut(place)?.opened.take()?;
+        if let Some(flusher) = opened.flusher.take() {
+            flusher.end(&mut opened.queues, &mut self.owners);
+        }
+        Some(opened)
+    }
+
+    /// Opens a port's device anew. One that does not work yet, or has no address yet, is `None`.
+    pub(in crate::rdma) fn open_again(&self, place: usize) -> Option<Port> {
+        let port = self.ports.get(place)?;
+        let mut made = ports::open_port(&self.driver, &port.device, port.number, &self.options).ok()?.ok()?;
+        made.flushes = port.flushes;
+        Some(made)
+    }
+
+    /// A port's device is back.
+    pub(in crate::rdma) fn replace(&mut self, place: usize, made: Port) {
+        if let Some(port) = self.ports.get_mut(place) {
+            *port = made;
+        }
+    }
+
+    /// When devices are to be looked for.
+    pub(in crate::rdma) fn look_at(&self) -> Option<Instant> {
+        self.look_at
+    }
+
+    /// Plans the next look for devices.
+    pub(in crate::rdma) fn plan_look(&mut self, now: Instant) {
+        let are_up = self.ports.iter().all(|port| port.is_up);
+        let latest = now + if are_up { LOOK_EVERY } else { LOOK_EVERY_WHILE_DOWN };
+        self.look_at = Some(self.look_at.map_or(latest, |at| at.min(latest)));
+    }
+
+    /// Names of all devices of this host, if it is time to look.
+    pub(in crate::rdma) fn look(&mut self, now: Instant) -> Option<Vec<String>> {
+        if self.look_at.is_none_or(|at| at > now) {
+            return None;
+        }
+        self.look_at = None;
+        // What cannot be asked is asked again later.
+        self.driver.devices().ok()
+    }
+
+    /// The place of the port that a path names.
+    ///
+    /// # Errors
+    /// There is no such port.
+    pub(in crate::rdma) fn named(&self, device: &mccs_config::service::Device) -> Result<usize, TransportError> {
+        ports::named(&self.ports, device)
+    }
+}
+
+fn random() -> Result<u64, Errno> {
+    let mut seed = [0; 8];
+    let file = nix::fcntl::open("/dev/urandom", nix::fcntl::OFlag::O_CLOEXEC, nix::sys::stat::Mode::empty())?;
+    nix::unistd::read(&file, &mut seed)?;
+    Ok(u64::from_le_bytes(seed))
+}

@@ -6,7 +6,6 @@ use crate::Fault;
 use crate::rdma::RdmaTransport;
 use crate::rdma::connection::of_wr_id;
 use crate::rdma::data_path::flusher::FLUSHER;
-use crate::rdma::device::ports::Opened;
 use crate::rdma::flow::{Flow, Half, Stage};
 use crate::rdma::verbs::{AsyncEvent, Completion, WcStatus, is_of_connection};
 
@@ -18,14 +17,14 @@ impl RdmaTransport {
     pub(in crate::rdma) fn completed(&mut self, completion: &Completion) {
         let (name, is_receive) = of_wr_id(completion.wr_id);
         // Of a connection that is no more, perhaps.
-        let Some(owner) = self.owners.get(name).copied() else { return };
+        let Some(owner) = self.devices.owner(name) else { return };
         let status = match completion.status {
             WcStatus::Success => None,
             WcStatus::Flushed => Some(FLUSHED),
             WcStatus::Failed(code) => Some(code),
         };
         if owner.qp == FLUSHER {
-            return self.flushed(owner.flow.index as usize, status);
+            return self.devices.flushed(owner.flow.index as usize, status.is_none());
         }
         let Some(flow) = self.flows.get_mut(owner.flow) else { return };
         let Some(qp) = flow.connection.as_mut().and_then(|connection| connection.qps.get_mut(usize::from(owner.qp)))
@@ -62,27 +61,11 @@ impl RdmaTransport {
         }
     }
 
-    /// A read of a port's flusher has ended. A flusher that fails is no more: unfinished flushes fail, the next one makes another.
-    fn flushed(&mut self, port: usize, status: Option<u32>) {
-        let Some(Opened { flusher, queues, .. }) = self.ports.get_mut(port).and_then(|port| port.opened.as_mut())
-        else {
-            return;
-        };
-        match (flusher, status) {
-            (Some(flusher), None) => flusher.completed(),
-            (flusher, _) => {
-                if let Some(flusher) = flusher.take() {
-                    flusher.end(queues, &mut self.owners);
-                }
-            }
-        }
-    }
-
     /// Takes the devices' events. Returns whether there were any.
     pub(in crate::rdma) fn take_events(&mut self) -> bool {
         let mut any = false;
-        for port in 0..self.ports.len() {
-            while let Some(event) = self.ports.get(port).and_then(|port| port.opened.as_ref()?.context.next_event()) {
+        for port in 0..self.devices.len() {
+            while let Some(event) = self.devices.next_event(port) {
                 any = true;
                 self.happened(port, event);
             }
@@ -91,12 +74,14 @@ impl RdmaTransport {
     }
 
     fn happened(&mut self, index: usize, event: AsyncEvent) {
-        let Some(port) = self.ports.get_mut(index) else { return };
+        let Some(port) = self.devices.port_mut(index) else { return };
         let (device, number) = (port.device.clone(), port.number);
         match event {
             AsyncEvent::PortUp(up) if up == number => {
-                if port.refresh(&self.options).is_err() {
-                    // What cannot be asked is as it was.
+                // What cannot be asked is as it was.
+                if self.devices.refresh(index).is_err()
+                    && let Some(port) = self.devices.port_mut(index)
+                {
                     port.is_up = true;
                 }
                 tracing::info!(device, port = number, "an RDMA port is up");
@@ -106,13 +91,14 @@ impl RdmaTransport {
                 port.is_up = false;
                 tracing::warn!(device, port = number, "an RDMA port is down");
                 // Where no other port is up, its queue pairs go on if it comes back in time.
-                if self.ports.iter().any(|port| port.is_up) {
+                if self.devices.ports().iter().any(|port| port.is_up) {
                     self.leave_port(index, Fault::NoPort);
                 }
             }
             AsyncEvent::AddressChange(changed) if changed == number => {
-                if port.refresh(&self.options).unwrap_or(true) {
-                    tracing::warn!(device, port = number, gid = %port.gid, "an RDMA port has another address");
+                if self.devices.refresh(index).unwrap_or(true) {
+                    let gid = self.devices.port(index).map(|port| port.gid).unwrap_or_default();
+                    tracing::warn!(device, port = number, %gid, "an RDMA port has another address");
                     self.leave_port(index, Fault::NoPort);
                     self.come_home(index);
                 }
@@ -156,16 +142,16 @@ impl RdmaTransport {
 
     /// A port is back: flows on ports that they like less return.
     pub(in crate::rdma) fn come_home(&mut self, index: usize) {
-        if !self.ports.get(index).is_some_and(|port| port.is_up) {
+        if !self.devices.port(index).is_some_and(|port| port.is_up) {
             return;
         }
         self.connector.forget_unreachable(index);
-        let count = self.ports.len();
+        let count = self.devices.len();
         let is_worse = |flow: &Flow, port| flow.rank_of(port, count) > flow.rank_of(index, count);
         self.on_connections(is_worse).into_iter().for_each(|handle| self.break_connection(handle, Fault::NoPort));
         // Those that wait for a port need not wait on.
         let now = self.now;
-        for handle in self.unsettled.clone() {
+        for handle in self.timers.unsettled() {
             if let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.stage == Stage::Broken) {
                 (flow.due, flow.turn) = (now, 0);
             }

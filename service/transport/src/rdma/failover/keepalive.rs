@@ -11,8 +11,6 @@ use crate::rdma::flow::{Flow, Stage};
 use crate::rdma::verbs::RESPONSE_TIMEOUT;
 use crate::{Fault, FlowOptions};
 
-/// How often connections are looked at on which something is under way.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// So much of the time for which a flow may be silent: others are to be tried in the rest.
 const PATIENCE_SHARE: u32 = 4;
 
@@ -22,14 +20,9 @@ fn patience(options: &FlowOptions) -> Duration {
 }
 
 impl RdmaTransport {
-    /// Something has been posted: it is to arrive.
-    pub(in crate::rdma) fn plan_look_for_silence(&mut self) {
-        self.look_for_silence_at = self.look_for_silence_at.or(self.now.map(|now| now + LOOK_EVERY));
-    }
-
     /// Breaks connections that say nothing. Returns whether there were any.
-    pub(in crate::rdma) fn look_for_silence(&mut self, now: Instant) -> bool {
-        if self.look_for_silence_at.is_none_or(|at| at > now) {
+    pub(in crate::rdma) fn keep_alive(&mut self, now: Instant) -> bool {
+        if !self.timers.take_keepalive(now) {
             return false;
         }
         let (mut silent, mut any_waits) = (Vec::new(), false);
@@ -39,7 +32,9 @@ impl RdmaTransport {
                 Err(fault) => silent.push((handle, fault)),
             }
         }
-        self.look_for_silence_at = any_waits.then(|| now + LOOK_EVERY);
+        if any_waits {
+            self.timers.plan_keepalive(Some(now));
+        }
         let is_any = !silent.is_empty();
         for (handle, fault) in silent {
             match fault {

@@ -24,11 +24,11 @@ use crate::rdma::RdmaTransport;
 use crate::rdma::connection::connector::{Connected, Job};
 use crate::rdma::connection::setup::fault_of;
 use crate::rdma::connection::wire::{Record, RingAddress, SideAddress};
-use crate::rdma::connection::{Connection, Making, Shape};
+use crate::rdma::connection::{Connection, Shape};
 use crate::rdma::device::ports::Port;
 use crate::rdma::flow::{Answering, Flow, HOME_AFTER_MAX, Half, Stage, Trouble};
 use crate::rdma::verbs::is_silence;
-use crate::{Fault, FlowId, FlowSpec, ListenerHandle, PathEvent, PortEvent, SendFlow};
+use crate::{Fault, FlowId, FlowSpec, ListenerHandle, SendFlow};
 
 /// Pause before a broken connection is tried again; doubles with every attempt.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -63,14 +63,14 @@ fn port_of_turn(ports: &[Port], home: usize, turn: u32) -> (usize, u32) {
 impl RdmaTransport {
     /// Whether a connection's port is the one to prefer now: from home on, the first that is up.
     fn is_home(&self, home: usize, port: usize) -> bool {
-        port_of_turn(&self.ports, home, 0).0 == port
+        port_of_turn(self.devices.ports(), home, 0).0 == port
     }
 
     /// New queue pairs for a flow.
     fn make_connection(&mut self, handle: Handle, qps: u16) -> Result<Connection, Fault> {
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
-        let (port, _) = port_of_turn(&self.ports, flow.home, flow.turn);
-        let limits = self.ports.get(port).ok_or(Fault::NoPort)?.limits;
+        let (port, _) = port_of_turn(self.devices.ports(), flow.home, flow.turn);
+        let limits = self.devices.port(port).ok_or(Fault::NoPort)?.limits;
         let limit = limits.queue_wrs.max(1);
         let slots = match &flow.half {
             Half::Send(sender) => sender.slots().into(),
@@ -78,7 +78,7 @@ impl RdmaTransport {
         };
         // All of a flow's completions lie in one queue: twice as many as writes under way, and those of its credits.
         let of_qp = limits.cq_entries.saturating_sub(2 * slots) / u32::from(qps.max(1));
-        let outstanding = self.options.outstanding.min(of_qp.saturating_sub(1) / 2).clamp(1, limit);
+        let outstanding = self.devices.options().outstanding.min(of_qp.saturating_sub(1) / 2).clamp(1, limit);
         let (sends, receives, unmarked, ring) = match &mut flow.half {
             Half::Send(sender) => {
                 // Each message needs a credit; as many may lie in the ring as are taken from it.
@@ -92,19 +92,13 @@ impl RdmaTransport {
             }
         };
         let shape = Shape { qps, sends, receives, unmarked };
-        let making = Making {
-            ports: &mut self.ports,
-            owners: &mut self.owners,
-            options: &self.options,
-            random: &mut self.random,
-        };
         // SAFETY: the ring belongs to the flow's half, which lives longer than its connection.
-        unsafe { Connection::new(making, handle, port, shape, ring) }
+        unsafe { self.devices.make_connection(handle, port, shape, ring) }
     }
 
     pub(in crate::rdma) fn end_connection(&mut self, handle: Handle) {
         if let Some(connection) = self.flows.get_mut(handle).and_then(|flow| flow.connection.take()) {
-            connection.end(&mut self.ports, &mut self.owners);
+            self.devices.end_connection(connection);
         }
     }
 
@@ -121,14 +115,14 @@ impl RdmaTransport {
 
     fn offer(&mut self, handle: Handle, qps: u16, now: Instant) -> Result<(), Fault> {
         let connection = self.make_connection(handle, qps)?;
-        let side = connection.address(&self.ports, &self.options);
+        let side = connection.address(self.devices.ports(), self.devices.options());
         let (rkey, port) = (connection.ring.rkey, connection.port);
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
         flow.connection = Some(connection);
         flow.connection_number += 1;
         flow.stage = Stage::Offered;
         let (number, connect_timeout) = (flow.connection_number, flow.spec.options.connect_timeout);
-        let (home, (_, turn)) = (port as u32, port_of_turn(&self.ports, flow.home, flow.turn));
+        let (home, (_, turn)) = (port as u32, port_of_turn(self.devices.ports(), flow.home, flow.turn));
         let Half::Send(sender) = &mut flow.half else { return Err(Fault::Protocol("bug: a receiver offers")) };
         let ring = RingAddress { address: sender.shared().0, rkey, slots: sender.slots() };
         let part_bytes = sender.part_bytes();
@@ -155,11 +149,11 @@ impl RdmaTransport {
         if !back.is_empty() {
             let listener = ListenerHandle::from_bytes(back).map_err(|error| fault_of(&error))?;
             let spec = FlowSpec { number: *number, ..flow.spec.clone() };
-            flow.control.call_back(&mut self.tcp, &listener, &spec, now).map_err(|error| fault_of(&error))?;
-            self.by_control.extend(flow.control.flows().map(|control| (control, handle)));
+            let called = self.channels.call_back(&mut flow.control, handle, &listener, &spec, now);
+            called.map_err(|error| fault_of(&error))?;
         }
         let connection = self.make_connection(handle, side.qps.len() as u16)?;
-        let ours = connection.address(&self.ports, &self.options);
+        let ours = connection.address(self.devices.ports(), self.devices.options());
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
         flow.connection = Some(connection);
         let before = flow.answering.take().map_or(flow.stage, |answering| answering.before);
@@ -203,7 +197,8 @@ impl RdmaTransport {
     fn connect_qps(&mut self, handle: Handle, side: &SideAddress, now: Instant) -> Result<(), Fault> {
         let flow = self.flows.get_mut(handle).ok_or(Fault::Closed)?;
         let connection = flow.connection.as_ref().ok_or(Fault::NoPort)?;
-        let qp_connects = connection.qp_connects(side, &self.ports, &self.options, &flow.spec.options)?;
+        let qp_connects =
+            connection.qp_connects(side, self.devices.ports(), self.devices.options(), &flow.spec.options)?;
         flow.stage = Stage::Connecting;
         let (port, places, peer) = (connection.port, connection.places, side.gid());
         self.connector
@@ -217,7 +212,7 @@ impl RdmaTransport {
         while let Some(Connected { job, result, untold }) = self.connector.take() {
             any = true;
             let Job { flow: handle, connection, port, places, qp_connects, .. } = job;
-            if let Some(port) = self.ports.get_mut(port) {
+            if let Some(port) = self.devices.port_mut(port) {
                 if let Some(told) = untold {
                     port.cannot_be_told(told);
                 }
@@ -304,7 +299,7 @@ impl RdmaTransport {
         match &flow.half {
             Half::Send(_) => {
                 if let Some(connection) = flow.connection.take() {
-                    connection.end(&mut self.ports, &mut self.owners);
+                    self.devices.end_connection(connection);
                 }
             }
             Half::Recv(_) if flow.stage == Stage::Waiting => return,
@@ -322,20 +317,20 @@ impl RdmaTransport {
         }
         if nobody_answers(fault) && flow.turn == 0 && matches!(flow.half, Half::Send(_)) {
             let (flow, path) = (SendFlow(FlowId(handle)), flow.spec.options.path());
-            self.path_events.push_back(PathEvent { flow, path, answers: false });
+            self.events.dead_path(flow, path);
         }
         flow.turn = next_turn(flow.turn, fault, attempts > 1);
         (flow.home_at, flow.silent_since, flow.answering) = (None, None, None);
         let (peer, number, connection) = (&flow.spec.peer, flow.spec.number, flow.connection_number);
         // Of what a host's own ports have said, or the peer's, its service's log tells.
         let is_known = matches!(fault, Fault::NoPort | Fault::NoPeerPort);
-        match if is_known { None } else { self.budget.take(now) } {
+        match if is_known { None } else { self.events.may_log(now) } {
             Some(more) => {
                 tracing::warn!(peer, flow = number, connection, %fault, more, "a flow's connection has broken; it makes another")
             }
             None => tracing::debug!(peer, flow = number, connection, %fault, "a flow leaves its connection"),
         }
-        self.port_events.push_back(PortEvent { flow: FlowId(handle), port: None });
+        self.events.port(FlowId(handle), None);
         if matches!(flow.half, Half::Send(_)) {
             flow.stage = Stage::Broken;
             let pause = PAUSE.saturating_mul(1 << (attempts - 1).min(10)).min(PAUSE_MAX);
@@ -351,8 +346,10 @@ impl RdmaTransport {
 
     /// A flow's connection is open.
     pub(in crate::rdma) fn has_opened(&mut self, handle: Handle) {
-        let port = self.flows.get(handle).and_then(|flow| self.ports.get(flow.connection.as_ref()?.port));
-        self.port_events.extend(port.map(|port| PortEvent { flow: FlowId(handle), port: Some(port.name()) }));
+        let port = self.flows.get(handle).and_then(|flow| self.devices.port(flow.connection.as_ref()?.port));
+        if let Some(port) = port {
+            self.events.port(FlowId(handle), Some(port.name()));
+        }
         self.enqueue(handle);
     }
 
@@ -364,25 +361,20 @@ impl RdmaTransport {
         }
         if flow.turn > 0 {
             let at = now + flow.home_after;
-            flow.home_at = Some(at);
-            self.homes_due = Some(self.homes_due.map_or(at, |due| due.min(at)));
+            self.timers.go_home_at(flow, at);
         }
     }
 
-    /// Has flows return whose time has come.
+    /// Has flows return whose time has come. Returns whether there were any.
     pub(in crate::rdma) fn return_home(&mut self, now: Instant) -> bool {
-        if self.homes_due.is_none_or(|due| due > now) {
-            return false;
-        }
-        let planned: Vec<_> = self.flows.iter().filter_map(|(handle, flow)| Some((handle, flow.home_at?))).collect();
-        self.homes_due = planned.iter().map(|(_, at)| *at).filter(|at| *at > now).min();
-        for (handle, _) in planned.into_iter().filter(|(_, at)| *at <= now) {
+        let due = self.timers.take_going_home(&self.flows, now);
+        for handle in due.iter().copied() {
             if let Some(flow) = self.flows.get_mut(handle) {
                 flow.home_after = (2 * flow.home_after).min(HOME_AFTER_MAX);
             }
             self.break_connection(handle, Fault::NoPort);
         }
-        true
+        !due.is_empty()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::DataPath as _;
 use crate::FlowOptions;
 use crate::conformance::Random;
 use crate::rdma::verbs::fake::{Fabric, FabricOptions, Host};

@@ -1,11 +1,14 @@
 //! Sends that are done before their messages have arrived, since these were copied: what becomes of the copies when connections break, peers die,
 //! room is scarce, and flows are closed.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 
+use crate::DataPath as _;
 use crate::conformance::Random;
+use crate::rdma::connection::wire;
 use crate::rdma::data_path::receiver::Receiver;
 use crate::rdma::data_path::sender::Sender;
 use crate::rdma::flow::Stage;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 
+use crate::DataPath as _;
 use crate::rdma::flow::Stage;
 use crate::rdma::tests::bench::{BYTES, Bench, flow_options, in_place};
 use crate::rdma::verbs::fake::{Fabric, FabricOptions};

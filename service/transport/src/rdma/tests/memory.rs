@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use crate::DataPath as _;
 use crate::FlowOptions;
 use crate::host_regions;
 use crate::rdma::tests::bench::{Bench, Traffic, flow_options};

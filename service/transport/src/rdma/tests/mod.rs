@@ -14,6 +14,7 @@ use crate::conformance::{self, Deadly, Fixture, suite};
 use crate::faulty::{Faults, Faulty};
 use crate::rdma::verbs::fake::{Fabric, FabricOptions};
 use crate::rdma::*;
+use crate::tcp::TcpTransport;
 
 /// Real time, and what was skipped of it.
 struct Bed {

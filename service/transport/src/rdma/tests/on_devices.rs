@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use nix::sys::resource::{Resource, setrlimit};
 
+use crate::DataPath as _;
 use crate::FlowOptions;
 use crate::conformance::{Fixture, suite};
 use crate::rdma::*;
@@ -363,8 +364,8 @@ fn queue_pairs_that_the_peer_has_lost_are_replaced() {
 fn a_key_that_is_no_good_ends_the_flow() {
     let mut bench = Bench::new(1);
     bench.room_ahead();
-    let RdmaTransport { memory, ports, .. } = &mut bench.sides[1];
-    memory.revoke(ports);
+    let RdmaTransport { memory, devices, .. } = &mut bench.sides[1];
+    memory.revoke(devices.ports());
     bench.post_send();
     let text = bench.until_failed(0);
     assert!(text.contains("rank 1 on host-b: its queue pair 0x") && text.contains("remote access error"), "{text}");

@@ -1,12 +1,16 @@
 //! Bad luck on the fake driver, other than that of ports (`failover_tests.rs`) and memory (`memory_tests.rs`): what the transport gets over, and what it says about the rest.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::DataPath as _;
 use crate::conformance::Random;
+use crate::rdma::connection::wire;
 use crate::rdma::flow::Stage;
 use crate::rdma::tests::bench::{BYTES, Bench, MESSAGES, Traffic, flow_options};
 use crate::rdma::verbs::fake::{FabricOptions, SourcePorts};
 use crate::rdma::*;
+use crate::tcp::TcpTransport;
 use crate::{Fault, FlowOptions};
 use crate::{MemorySpan, Request, Status};
 use mccs_runtime::Context;
@@ -282,7 +286,7 @@ fn who_has_nothing_under_way_is_not_woken() {
     bench.stream(|_, _| {});
     bench.rounds(50_000, &[0, 1]);
     for side in [0, 1] {
-        assert_eq!(bench.sides[side].look_for_silence_at, None, "side {side}");
+        assert_eq!(bench.sides[side].timers.keepalive_at(), None, "side {side}");
     }
 }
 
