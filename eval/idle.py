@@ -3,7 +3,7 @@
 
 usage: idle.py NAME [--sessions N] [--seconds N]
 
-Build first: cargo build --release -p mccs-service && cargo build --release -p mccs --example idle. Writes
+Build first: cargo build --release -p mccs-service -p mccs-ctl && cargo build --release -p mccs --example idle. Writes
 eval/results/NAME.json (data and provenance) and NAME.md; fails if the service takes 0.1% of a core or more."""
 
 import argparse

@@ -30,7 +30,7 @@ done
 nvidia-smi -L >/dev/null 2>&1 || { echo "tests/gpu.sh: there is no GPU here (nvidia-smi -L)" >&2; exit 1; }
 gpus=$(nvidia-smi -L | grep -c '^GPU')
 if [ -z "${MCCS_BIN:-}" ]; then
-    cargo build --release --quiet -p mccs-service -p mccs-eval -p mccs-nccl
+    cargo build --release --quiet -p mccs-service -p mccs-ctl -p mccs-eval -p mccs-nccl
     cargo build --release --quiet -p mccs --lib --example cuda_all_reduce
     cargo test --release --quiet --no-run -p mccs-tests --test gpu
     MCCS_BIN=$PWD/target/release

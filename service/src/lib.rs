@@ -2,7 +2,6 @@
 //!
 //! See `docs/ARCHITECTURE.md` for the life of an operation through these modules.
 
-pub mod control;
 pub mod engines;
 pub mod plans;
 mod process_state;
@@ -13,6 +12,7 @@ mod transport_factory;
 
 // Layers below, under the names by which this crate calls them.
 pub use mccs_collective as collective;
+pub use mccs_control as control;
 pub use mccs_controller as controller;
 pub use mccs_device as devices;
 pub use mccs_exchange as exchange;

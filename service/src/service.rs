@@ -11,7 +11,6 @@ use mccs_ipc::direct::Execution;
 use mccs_ipc::handshake::Listener;
 
 use crate::collective::{Algorithm, Choice, CostModel, Strategy};
-use crate::control::overview::Overseer;
 use crate::controller::equipment::{Equipment, TENANTS_MAX};
 use crate::devices::DeviceEvents;
 use crate::devices::cuda::{CudaDevice, Gpus, NoCuda};
@@ -29,7 +28,7 @@ use crate::engines::transport::{TRANSPORTS_MAX, TransportPool};
 use crate::exchange::protocol::{Event, Request};
 use crate::memory::UnmapWorker;
 use crate::plans::ScheduleCache;
-use crate::registry::Registry;
+use crate::registry::{Overseer, Registry};
 use crate::runtime::{Lanes, Mailbox, RuntimeOptions, Runtimes, Sender};
 pub use crate::settings::{CudaUse, NetworkSettings, Placement, RdmaSettings, Settings, TenantSettings, VerbsFrom};
 use crate::tenants::Tenant;

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use mccs::{Client, Communicator, DataType, RedOp, Stream, UniqueId};
+use mccs_control::{CommView, ControlAnswer, ControlRequest, call};
 use mccs_controller::answer::{ControllerAnswer, ControllerRequest, PolicyView, Standing};
-use mccs_service::control::{CommView, ControlAnswer, ControlRequest, call};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

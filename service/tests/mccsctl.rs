@@ -438,15 +438,6 @@ fn json_has_the_keys_that_the_document_says() {
     assert_eq!(history["controller"]["history"].as_array().map(Vec::is_empty), Some(false), "{history}");
 }
 
-#[test]
-fn shells_complete_commands() {
-    for shell in ["bash", "zsh", "fish"] {
-        let output = mccsctl().args(["completions", shell]).output().expect("runs");
-        let text = String::from_utf8(output.stdout).expect("text");
-        assert!(output.status.success() && text.contains("why-stuck") && text.contains("rollback"), "{shell}: {text}");
-    }
-}
-
 /// A communicator of two hosts as the controller shows it.
 struct Shown {
     rings: serde_json::Value,
@@ -747,15 +738,4 @@ fn a_watch_shows_what_happens_while_it_runs() {
         assert!(std::iter::repeat_with(&mut rate).any(|rate| rate > 0));
     });
     assert!(std::iter::repeat_with(&mut rate).any(|rate| rate == 0));
-}
-
-#[test]
-fn mistakes_at_the_prompt_are_told() {
-    let nobody = mccsctl().args(["--socket", "/nowhere/control.sock", "show"]).output().expect("runs");
-    assert!(complaint(&nobody).contains("/nowhere/control.sock"), "{nobody:?}");
-    for wrong in [&["reconfigure", "1", "--large-from", "much"][..], &["watch", "--interval", "0"], &["why-stuck", "x"]]
-    {
-        let output = mccsctl().args(wrong).output().expect("runs");
-        assert!(!complaint(&output).is_empty(), "{wrong:?}");
-    }
 }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use mccs::{Client, Communicator, Stream};
 use mccs_config::ServiceConfig;
+use mccs_control::{CommView, ControlAnswer, ControlRequest, call};
 use mccs_eval::workload::{Call, POISON};
-use mccs_service::control::{CommView, ControlAnswer, ControlRequest, call};
 use mccs_service::service::{Service, Settings};
 use mccs_telemetry::late::LateView;
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs::{Client, Communicator, DataType, RedOp, Region, Stream, UniqueId};
+use mccs_control::{ControlAnswer, ControlRequest, call};
 use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::gate::Gate;
 use mccs_ipc::types::CollectiveKind;
-use mccs_service::control::{ControlAnswer, ControlRequest, call};
 use mccs_tests::TestService;
 use mccs_tests::hosts::TestHosts;
 

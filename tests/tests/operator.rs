@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use mccs::Client;
 use mccs_config::ServiceConfig;
 use mccs_config::change::StrategyChange;
+use mccs_control::{ControlAnswer, ControlRequest, call};
 use mccs_eval::workload::Call;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 use mccs_runtime::EngineId;
-use mccs_service::control::{ControlAnswer, ControlRequest, call};
 use mccs_service::service::{Service, Settings};
 use mccs_tests::{TestService, run_checked};
 

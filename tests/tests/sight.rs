@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mccs::{DataType, RedOp};
+use mccs_control::window::{trace, trace_up_to};
+use mccs_control::{ControlAnswer, ControlRequest, call};
 use mccs_eval::workload::Call;
 use mccs_ipc::types::CollectiveKind;
-use mccs_service::control::window::{trace, trace_up_to};
-use mccs_service::control::{ControlAnswer, ControlRequest, call};
 use mccs_telemetry::recorder::Record;
 use mccs_telemetry::straggler::{Accounts, straggler};
 use mccs_telemetry::trace::merge::merge;

@@ -11,11 +11,11 @@ use mccs::{Communicator, DataType, RedOp, Region, Stream};
 use mccs_config::Bytes;
 use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_config::service::{Algorithm, CONTROL_SOCKET, Device, FlowPath, Ports, TransportKind};
+use mccs_control::{ControlAnswer, ControlRequest, call};
 use mccs_controller::answer::{ControllerAnswer, ControllerRequest};
 use mccs_eval::arguments::{RankArguments, unix_time_ns};
 use mccs_eval::stats::Latencies;
 use mccs_policy::random::Random;
-use mccs_service::control::{ControlAnswer, ControlRequest, call};
 
 /// All-reduces while rank 0 changes the strategy; rank 0 prints a line of JSON.
 #[derive(Parser)]

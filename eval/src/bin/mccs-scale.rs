@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use clap::{Parser, Subcommand};
 use mccs::{Client, Communicator, CommunicatorBuilder, DataType, RedOp, Region, Stream, unique_id};
+use mccs_control::{ControlAnswer, ControlRequest, call};
 use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::types::CollectiveKind;
-use mccs_service::control::{ControlAnswer, ControlRequest, call};
 
 const NRANKS: u32 = 2;
 /// Elements of each operation: the smaller, the more is seen of what is not data.

@@ -17,7 +17,7 @@ use anyhow::{Context as _, ensure};
 use clap::{Parser, Subcommand};
 use mccs::{Client, CollectiveKind, DataType, RedOp, UniqueId};
 use mccs_config::Bytes;
-use mccs_service::control::window::trace;
+use mccs_control::window::trace;
 use mccs_telemetry::histogram::Histogram;
 use mccs_telemetry::recorder::{Record, Recorder, Recorders};
 use mccs_telemetry::traffic::traffic;

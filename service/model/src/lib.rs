@@ -7,6 +7,7 @@
 //! the rate limit of a communicator's flows; [`Refused`], why something that was asked for is not done.
 
 pub mod gathering;
+mod gpu_strategy;
 pub mod handles;
 mod ids;
 pub mod limits;
@@ -17,6 +18,7 @@ pub mod path;
 pub mod rate_limit;
 mod refusal;
 
+pub use gpu_strategy::GpuStrategy;
 pub use ids::{CommId, CommKey, SessionId};
 pub use names::{AccountBody, ChangeBody, ControlBody, Name, Opaque, Payload, Text};
 pub use operation::{Action, Scalar};

@@ -12,13 +12,13 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use super::controller::ControllerInput;
 use super::proxy::{Asked, Looks, OperatorAnswer, OperatorReply, ProxyMessage, Wish};
 use super::transport::TransportPool;
-use crate::control::overview::Overseer;
 use crate::control::{
-    Call, Chunk, CommView, ControlAnswer, ControlRequest, DrainView, GpuView, HostView, REQUEST_BYTES_MAX, SessionView,
-    TRACE_MAX, TraceBegun, chunks,
+    Call, Chunk, ControlAnswer, ControlRequest, DrainView, GpuView, HostView, REQUEST_BYTES_MAX, TRACE_MAX, TraceBegun,
+    chunks,
 };
 use crate::controller::history::Went;
 use crate::controller::message::Act;
+use crate::registry::{Overseer, session_view};
 use crate::runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
 use crate::telemetry::recorder::Recorders;
 
@@ -258,11 +258,11 @@ impl ControlEngine {
         Some(match request {
             ControlRequest::Sessions => {
                 let comms = registry.comms();
-                let view = |session: &Arc<_>| SessionView::of(session, &comms);
+                let view = |session: &Arc<_>| session_view(session, &comms);
                 ControlAnswer::Sessions(registry.sessions().iter().map(view).collect())
             }
             ControlRequest::Communicators => {
-                ControlAnswer::Communicators(registry.comms().iter().map(|comm| CommView::of(comm)).collect())
+                ControlAnswer::Communicators(registry.comms().iter().map(|comm| comm.view()).collect())
             }
             ControlRequest::Failed => ControlAnswer::Failed(registry.failed.view(Instant::now())),
             ControlRequest::Engines => {

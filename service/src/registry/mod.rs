@@ -3,6 +3,8 @@
 
 mod comm_info;
 pub mod late;
+mod overseer;
+mod views;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,6 +18,8 @@ use mccs_telemetry::recorder::Recorders;
 use mccs_telemetry::{CommonTime, GpuInfo, HostInfo};
 
 pub use self::comm_info::{CommInfo, RankInfo, RankProgress, STAGED};
+pub use self::overseer::Overseer;
+pub use self::views::session_view;
 use crate::model::SessionId;
 use crate::model::gathering::Late;
 use crate::runtime::WakerSlot;

@@ -35,7 +35,10 @@ pub fn address() -> Ipv4Addr {
 
 /// The operator's tool, whatever socket the environment names.
 pub fn mccsctl() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mccsctl"));
+    // Another package's program, which `cargo test --workspace` builds, and `cargo build --package mccs-ctl`.
+    let program = Path::new(env!("CARGO_BIN_EXE_mccs-service")).with_file_name("mccsctl");
+    assert!(program.exists(), "build it first: cargo build --package mccs-ctl ({} is not there)", program.display());
+    let mut command = Command::new(program);
     command.env_remove("MCCS_CONTROL_SOCKET");
     command
 }

@@ -1,7 +1,7 @@
 //! Whole services that know each other from their configuration, and what the operator sees of it.
 
 use mccs_config::ServiceConfig;
-use mccs_service::control::{ControlAnswer, ControlRequest, HostView, call};
+use mccs_control::{ControlAnswer, ControlRequest, HostView, call};
 use mccs_service::exchange::keys;
 use mccs_service::service::{Service, Settings};
 use mccs_tests::{TestService, watchdog};

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mccs::{DataType, RedOp};
+use mccs_control::{ControlAnswer, ControlRequest, call};
 use mccs_controller::answer::{ControllerAnswer, ControllerRequest, PolicyView, Standing};
 use mccs_model::link::FlowWait;
-use mccs_service::control::{ControlAnswer, ControlRequest, call};
 use mccs_telemetry::stuck::{Culprit, StuckClass, StuckReport};
 use mccs_tests::Rank;
 use mccs_tests::hosts::{Raise, in_threads};

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use bytemuck::Zeroable;
+use mccs_control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_cuda::{
     Allocation, Context, DeviceAddress, DeviceMemory, IpcHandle, MappedMemory, OwnedStream, PooledMemory, Shared,
     copy_from_host, copy_to_host, gpus,
@@ -22,7 +23,6 @@ use mccs_ipc::queue::{Consumer, Producer, Push};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::Doorbell;
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
-use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_tests::TestService;
 
 use super::mps::UNTIL;

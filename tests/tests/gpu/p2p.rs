@@ -3,9 +3,9 @@
 use anyhow::{Context as _, ensure};
 use mccs::cuda::CudaCommunicator;
 use mccs::{DataType, Error, group_end, group_start};
+use mccs_control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_cuda::{Context, DeviceMemory, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host};
 use mccs_eval::workload::{Call, POISON};
-use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_tests::TestService;
 
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody, everybody_plays};

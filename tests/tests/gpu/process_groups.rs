@@ -4,9 +4,9 @@
 use anyhow::{Context as _, bail, ensure};
 use mccs::cuda::CudaCommunicator;
 use mccs::{Client, CollectiveKind};
+use mccs_control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_cuda::{Context, OwnedStream, gpus};
 use mccs_eval::workload::Call;
-use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_tests::TestService;
 
 use super::ranks::{Buffers, Place, Player, Role, TOGETHER, call, enqueue, everybody, everybody_plays};

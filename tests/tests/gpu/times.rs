@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use mccs_control::window::trace;
+use mccs_control::{CommView, ControlAnswer, ControlRequest, call as ask};
 use mccs_cuda::OwnedStream;
 use mccs_eval::workload::Call;
 use mccs_ipc::types::{CollectiveKind, DataType};
-use mccs_service::control::window::trace;
-use mccs_service::control::{CommView, ControlAnswer, ControlRequest, call as ask};
 use mccs_telemetry::recorder::Record;
 use mccs_tests::TestService;
 

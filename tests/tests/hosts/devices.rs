@@ -2,7 +2,7 @@
 
 use mccs_config::ServiceConfig;
 use mccs_config::service::TransportKind;
-use mccs_service::control::ControlAnswer;
+use mccs_control::ControlAnswer;
 use mccs_service::service::{Service, Settings, VerbsFrom};
 use mccs_service::transports::rdma::fake::{Fabric, FabricOptions};
 use mccs_tests::hosts::TestHosts;

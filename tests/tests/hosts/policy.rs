@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use mccs::{DataType, RedOp};
 use mccs_config::change::StrategyChange;
+use mccs_control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_controller::answer::{
     ControllerAnswer, ControllerRequest, HistoryView, LinkRateView, PathRateView, PolicyView, RatesView, Standing,
 };
 use mccs_controller::history::Went;
 use mccs_controller::links::LinkState;
 use mccs_ipc::types::CollectiveKind;
-use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_service::transports::rdma::fake::{Fabric, FabricOptions};
 use mccs_tests::Rank;
 use mccs_tests::hosts::{Raise, TestHosts, in_threads, run_until_stopped};

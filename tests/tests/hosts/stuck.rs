@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mccs::{DataType, RedOp};
+use mccs_control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_ipc::types::CollectiveKind;
-use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_telemetry::stuck::{StuckClass, StuckReport};
 use mccs_tests::hosts::TestHosts;
 use mccs_tests::{Rank, TestService, run_checked};

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mccs_config::service::TransportKind;
-use mccs_service::control::ControlAnswer;
+use mccs_control::ControlAnswer;
 use mccs_service::service::{Settings, VerbsFrom};
 use mccs_service::transports::rdma::fake::{Fabric, FabricOptions};
 use mccs_telemetry::flows::FlowView;

@@ -4,8 +4,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use mccs::{DataType, RedOp};
+use mccs_control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_ipc::types::CollectiveKind;
-use mccs_service::control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_tenants::Resource;
 use mccs_tests::hosts::{Raise, TestHosts, in_threads, run_until_failure, run_until_stopped};
 use mccs_tests::{Rank, run_checked};

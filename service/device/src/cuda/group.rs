@@ -360,7 +360,8 @@ mod tests {
     use mccs_ipc::direct::Execution;
 
     use super::*;
-    use crate::cuda::{Abilities, GpuStrategy};
+    use crate::cuda::Abilities;
+    use mccs_model::GpuStrategy;
 
     /// Areas that answer when the test does.
     #[derive(Default)]

@@ -18,10 +18,8 @@ use mccs_telemetry::recorder::Recorder;
 use mccs_tenants::session::Opens;
 use mccs_tenants::{Charge, OverQuota, Resource, Tenant};
 
-use crate::Prepared;
-use crate::cuda::copy_engine::copy_submit;
 use crate::cuda::copy_engine::hw_queue_admission::Holder;
-use crate::cuda::copy_engine::{CopyEngines, Flight, Parts};
+use crate::cuda::copy_engine::{CopyEngines, Flight, Parts, copy_submit};
 use crate::cuda::gpu_health::GpuHealth;
 use crate::cuda::group::{Areas, Counted, DirectGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart};
 use crate::cuda::memory::area::RankArea;
@@ -29,10 +27,11 @@ use crate::cuda::memory::deferred_free::DeferredFrees;
 use crate::cuda::memory::imports::{ImportError, Imports};
 use crate::cuda::memory::resource_pool::{ResourcePool, Shape};
 use crate::cuda::memory::slots::{NoSlots, SlotPool, SlotSet, SlotUser};
-use crate::cuda::strategy::{Abilities, GpuStrategy, Strategies};
+use crate::cuda::strategy::{Abilities, Strategies};
 use crate::cuda::timing::trace::{self, TracedGpus};
 use crate::cuda::{CudaOptions, Gpus, NoCuda};
-use crate::{DeviceEvent, DeviceEvents, Shared};
+use crate::{DeviceEvent, DeviceEvents, Prepared, Shared};
+use mccs_model::GpuStrategy;
 
 /// To the thread.
 pub(crate) enum Order {

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mccs_control::cluster::{ClusterHost, ClusterView, CommSummary, HostSummary, StuckSummary};
 use serde::{Deserialize, Serialize};
 
 use crate::controller::message::BodyError;
@@ -19,9 +20,7 @@ use crate::exchange::protocol::{ControlBody, Name};
 use crate::model::Refused;
 use crate::registry::{CommInfo, Registry};
 use crate::runtime::Sender;
-use crate::telemetry::failed::FailedView;
-use crate::telemetry::late::LateView;
-use crate::telemetry::stuck::{Culprit, StuckClass};
+use crate::telemetry::stuck::StuckClass;
 
 /// Operators' questions, and hosts', that are being answered at a time; more are refused.
 const QUESTIONS_MAX: usize = 16;
@@ -69,94 +68,6 @@ impl PeerMessage {
     pub(super) fn decode(body: &ControlBody) -> Option<Self> {
         serde_json::from_slice(body.bytes()).ok()
     }
-}
-
-/// A communicator, as the host of its first rank tells of it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CommSummary {
-    /// Its number there.
-    pub communicator: u64,
-    /// The tenant's name for it, the same on all its hosts.
-    pub unique_id: String,
-    /// Whose it is.
-    pub tenant: String,
-    /// Its ranks on all hosts.
-    pub nranks: u32,
-    /// How many hosts it has.
-    pub hosts: u64,
-    /// Collectives and point-to-point pairs completed on that host.
-    pub operations: u64,
-}
-
-/// A communicator that is stuck.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StuckSummary {
-    /// Its number on the host that tells.
-    pub communicator: u64,
-    /// Whose it is.
-    pub tenant: String,
-    /// What it waits for.
-    pub class: StuckClass,
-    /// Who is to blame.
-    pub culprits: Vec<Culprit>,
-}
-
-/// What a host has.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostSummary {
-    /// Its service's version.
-    pub version: String,
-    /// Whether it is being emptied.
-    pub draining: bool,
-    /// Why, where its operator has said.
-    #[serde(default)]
-    pub draining_reason: Option<String>,
-    /// End of its certificate, in seconds of the Unix epoch.
-    #[serde(default)]
-    pub certificate_end: Option<u64>,
-    /// Connected processes.
-    pub sessions: u64,
-    /// GPUs that its service has.
-    pub gpus: u64,
-    /// Those of them that it cannot use any more, and why.
-    pub gpus_lost: Vec<String>,
-    /// Hosts that it cannot reach.
-    pub unreachable: Vec<String>,
-    /// Communicators whose first rank is there.
-    pub communicators: Vec<CommSummary>,
-    /// More of them.
-    pub more_communicators: u64,
-    /// Set-ups that have waited for long.
-    pub joining: Vec<LateView>,
-    /// Communicators that failed within the last hour.
-    pub failed: Vec<FailedView>,
-    /// Communicators that are stuck, where that was asked.
-    pub stuck: Vec<StuckSummary>,
-    /// Communicators that were looked at for that, and those for which there was no room or time.
-    pub looked_at: u64,
-    /// See [`HostSummary::looked_at`].
-    pub not_looked_at: u64,
-}
-
-/// A host of the cluster, as it was told of.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClusterHost {
-    /// Its name.
-    pub host: String,
-    /// What it has; nothing where it did not answer.
-    pub summary: Option<HostSummary>,
-    /// Why there is no answer, where there is none.
-    #[serde(default)]
-    pub trouble: Option<String>,
-}
-
-/// The cluster, as a host was told of it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ClusterView {
-    /// The host that was asked.
-    pub asked: String,
-    /// All hosts, by name.
-    pub hosts: Vec<ClusterHost>,
 }
 
 /// Who wants this host's summary.

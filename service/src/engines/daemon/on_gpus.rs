@@ -121,9 +121,10 @@ mod tests {
     use mccs_ipc::types::{ErrorClass, Handle};
 
     use super::*;
-    use crate::devices::cuda::{Abilities, GpuStrategy, Importer, Strategies};
+    use crate::devices::cuda::{Abilities, Importer, Strategies};
     use crate::devices::{Areas, Ended};
     use crate::engines::proxy::RoundState;
+    use crate::model::GpuStrategy;
     use crate::tenants::{Quota, Tenant};
 
     const NRANKS: u32 = 2;

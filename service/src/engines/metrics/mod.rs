@@ -27,7 +27,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use self::http::{HEAD_BYTES_MAX, Status, answer, asked};
 use self::prometheus::render;
-use crate::control::overview::Overseer;
+use crate::registry::Overseer;
 use crate::runtime::{Context, Engine, Progress, Runtimes};
 
 /// Scrapers at a time; one or two are usual. Of more one goes, see [`Connection::keeps`]: they may all be hostile.

@@ -3,7 +3,7 @@
 //! Names that begin with `nccl_` are those of NCCL's Inspector plugin, with the labels of its that mean something here, and their values; `tenant`
 //! is ours. It has more labels: queries that choose or join by `message_size`, `algo_proto`, `gpu`, `slurm_job_id` or `version` find nothing. Its
 //! means are of what has ended between two looks, and geometric for bandwidth; ours are of the last operations. Ours begin with `mccs_`. `docs/METRICS.md` says what each means, and a test compares.
-//! Series are bounded as [`crate::control::overview`] is; those of a communicator end with it.
+//! Series are bounded as [`mccs_control::overview`] is; those of a communicator end with it.
 
 use std::fmt::{Display, Write as _};
 

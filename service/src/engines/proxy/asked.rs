@@ -2,8 +2,8 @@
 
 use super::operation::ProxyMessage;
 use super::reconfigure::Reconfigured;
+use crate::control::cluster::ClusterView;
 use crate::controller::answer::ControllerAnswer;
-use crate::engines::controller::cluster::ClusterView;
 use crate::model::{CommId, Name, Refused};
 use crate::runtime::Sender;
 use crate::telemetry::stuck::StuckReport;

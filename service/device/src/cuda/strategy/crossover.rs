@@ -5,8 +5,8 @@ use mccs_ipc::large::has_large;
 use mccs_ipc::types::{CollectiveKind, RedOp};
 use mccs_kernels::cuda::DirectStrategy;
 
-use crate::cuda::strategy::GpuStrategy;
 use crate::cuda::strategy::overlap::LONG_BYTES;
+use mccs_model::GpuStrategy;
 
 /// Payload, as nccl-tests counts it, from which copy engines were faster than the ranks' kernels on 2 and 4 H200 (`eval/results/cuda-crossovers-2.md`
 /// and `-4`), alone on an idle GPU: MPS, of tenants or of the service too, makes no difference but for all-reduces and gathers of four, by a size. 3 and

@@ -15,7 +15,7 @@ use mccs_config::service::{Crossover, LargeFrom};
 use mccs_ipc::direct::{Cut, CutError, DirectPage, Execution, Publisher, STRATEGY_WORDS};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 use mccs_kernels::cuda::{AreaLayout, DirectCall, DirectStrategy, Launch};
-use serde::{Deserialize, Serialize};
+use mccs_model::GpuStrategy;
 
 use crate::cuda::strategy::crossover::strategy;
 use crate::cuda::strategy::overlap::Choice;
@@ -23,17 +23,6 @@ use crate::cuda::strategy::overlap::Choice;
 /// Collectives whose crossover is another in training.
 const LONG_KINDS: [CollectiveKind; 3] =
     [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::ReduceScatter];
-
-/// What the operator chooses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GpuStrategy {
-    /// Payload from which collectives go by copy engines.
-    pub large_from: LargeFrom,
-    /// Whether kernels store lines with their flag inside.
-    pub ll128: bool,
-    /// Most blocks of a kernel that carries a collective out; none: as measured.
-    pub max_ctas: Option<u32>,
-}
 
 /// What a communicator can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,12 +13,12 @@ use nix::unistd::geteuid;
 
 use super::super::*;
 use crate::collective::{Choice, CostModel, Strategy};
-use crate::devices::cuda::{Abilities, GpuStrategy, Strategies};
+use crate::devices::cuda::{Abilities, Strategies};
 use crate::devices::{
     Areas, Collective, Counted, DeviceEvent, DirectGroup, Ended, LaunchError, Launched, NewGroup, PointToPoint,
     Prepare, Prepared, Shared, Workers,
 };
-use crate::model::SetupError;
+use crate::model::{GpuStrategy, SetupError};
 use crate::runtime::Sender;
 use crate::session::Session;
 use crate::telemetry::stuck::StuckReport;
@@ -303,7 +303,7 @@ impl Bed {
 
     /// What operators see: the strategy's number, and what it says.
     pub(super) fn seen(&self) -> (u64, Option<(String, bool)>) {
-        let view = crate::control::CommView::of(&self.comm());
+        let view = self.comm().view();
         (view.epoch, view.on_gpus.map(|GpuStrategy { large_from, ll128, .. }| (large_from.to_string(), ll128)))
     }
 }

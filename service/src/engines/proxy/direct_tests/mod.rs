@@ -56,7 +56,7 @@ fn the_operator_changes_what_ranks_on_gpus_run_by() {
     assert_eq!(bed.seen(), (3, Some(("measured".into(), false))));
     let captured = || page.captured_terms().map(|terms| terms.epoch);
     bed.look_at_gpus();
-    assert_eq!(crate::control::CommView::of(&comm).graphs_keep, Some(2));
+    assert_eq!(comm.view().graphs_keep, Some(2));
     assert_eq!((captured(), page.terms(5).map(|terms| terms.epoch)), (Some(2), Some(3)));
     page.end_graph(2);
     assert_eq!(captured(), Some(2));
@@ -71,7 +71,7 @@ fn the_operator_sees_a_communicators_name_and_its_ranks_last_tags() {
     bed.join(2, 8);
     let named = bed.registry.comms().into_iter().find(|comm| !comm.name.is_empty());
     let comm = named.expect("the second communicator");
-    let view = || crate::control::CommView::of(&comm);
+    let view = || comm.view();
     let tags = || view().ranks.iter().map(|rank| rank.user_tag).collect::<Vec<_>>();
     assert_eq!((view().name.as_str(), tags()), ("made by the bed", vec![None, None]));
     comm.direct.as_ref().expect("ranks on GPUs").page().tag(1, 3, 4711);

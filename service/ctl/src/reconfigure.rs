@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use mccs_config::change::StrategyChange;
 use mccs_config::service::{Device, FlowPath, LargeFrom, Ports, TransportKind};
-use mccs_service::control::ControlRequest;
+use mccs_control::ControlRequest;
 
 #[derive(clap::Args)]
 pub struct Reconfigure {

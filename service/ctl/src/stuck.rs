@@ -1,7 +1,7 @@
 //! `mccsctl why-stuck`.
 
-use mccs_service::telemetry::stuck::looks::Progress;
-use mccs_service::telemetry::stuck::{Culprit, StuckClass, StuckReport};
+use mccs_telemetry::stuck::looks::Progress;
+use mccs_telemetry::stuck::{Culprit, StuckClass, StuckReport};
 
 /// What moved between two looks: `12 collectives in the last 100 ms`.
 fn moved(Progress { ms, collectives, messages, bytes }: Progress) -> String {

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use mccs_service::controller::answer::{DiffView, PolicyDiff};
-use mccs_service::controller::pace::HostPace;
+use mccs_controller::answer::{DiffView, PolicyDiff};
+use mccs_controller::pace::HostPace;
 
 use crate::policy::strategy;
 

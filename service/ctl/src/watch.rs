@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Args;
-use mccs_service::control::overview::Overview;
-use mccs_service::control::{ControlAnswer, ControlRequest, call};
-use mccs_service::telemetry::straggler::Accounts;
+use mccs_control::overview::Overview;
+use mccs_control::{ControlAnswer, ControlRequest, call};
+use mccs_telemetry::straggler::Accounts;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
 use crate::view::{Size, view};

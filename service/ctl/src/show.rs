@@ -1,10 +1,10 @@
 //! Tables of what a service has: hosts, GPUs, sessions, communicators, engines.
 
-use mccs_service::control::{CommView, GpuView, HostView, SessionView};
-use mccs_service::devices::cuda::GpuStrategy;
-use mccs_service::runtime::{EngineInfo, RuntimeInfo, work_by_tenant};
-use mccs_service::telemetry::failed::FailedView;
-use mccs_service::telemetry::late::LateView;
+use mccs_control::{CommView, GpuView, HostView, SessionView};
+use mccs_model::GpuStrategy;
+use mccs_runtime::{EngineInfo, RuntimeInfo, work_by_tenant};
+use mccs_telemetry::failed::FailedView;
+use mccs_telemetry::late::LateView;
 
 /// Who can be reached.
 pub fn hosts(hosts: &[HostView]) {

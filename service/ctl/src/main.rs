@@ -21,9 +21,9 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
 use mccs_config::error::in_words;
 use mccs_config::service::ServiceConfig;
-use mccs_service::control::{ControlAnswer, ControlRequest, call, call_within};
-use mccs_service::exchange::keys;
-use mccs_service::runtime::EngineId;
+use mccs_control::{ControlAnswer, ControlRequest, call, call_within};
+use mccs_exchange::keys;
+use mccs_runtime::EngineId;
 
 use crate::drain::Drain;
 use crate::policy::{Link, PolicyCommand};

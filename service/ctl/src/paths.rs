@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use mccs_service::control::overview::Overview;
-use mccs_service::control::{ControlAnswer, ControlRequest, call};
-use mccs_service::telemetry::flows::{FlowView, PathView};
+use mccs_control::overview::Overview;
+use mccs_control::{ControlAnswer, ControlRequest, call};
+use mccs_telemetry::flows::{FlowView, PathView};
 
 use crate::view::{lost, round_trip};
 

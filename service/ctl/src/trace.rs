@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
-use mccs_service::control::window::trace;
-use mccs_service::control::{ControlAnswer, ControlRequest, call};
-use mccs_service::telemetry::trace::merge::merge;
-use mccs_service::telemetry::trace::write;
+use mccs_control::window::trace;
+use mccs_control::{ControlAnswer, ControlRequest, call};
+use mccs_telemetry::trace::merge::merge;
+use mccs_telemetry::trace::write;
 
 /// Record ranks, channels and messages for a while, into a file for Perfetto (ui.perfetto.dev).
 #[derive(Args)]

@@ -10,8 +10,8 @@ use mccs_ipc::records::{RecordReader, RecordWords, RecordsError};
 
 use super::overview::Overview;
 use super::{ControlAnswer, ControlError, ControlRequest, call, call_for_memory};
-use crate::telemetry::recorder::{Record, RingView};
-use crate::telemetry::trace::{CommName, Window};
+use mccs_telemetry::recorder::{Record, RingView};
+use mccs_telemetry::trace::{CommName, Window};
 
 /// Time between two looks at rings that fill slowly.
 const READ_EVERY: Duration = Duration::from_millis(100);

@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-use mccs_service::control::overview::{Overview, TenantView};
-use mccs_service::control::{CommView, RankView};
-use mccs_service::telemetry::flows::{FlowView, PathView, WireView};
-use mccs_service::telemetry::histogram::HistogramView;
-use mccs_service::telemetry::late::LateView;
-use mccs_service::telemetry::straggler::straggler;
+use mccs_control::overview::{Overview, TenantView};
+use mccs_control::{CommView, RankView};
+use mccs_telemetry::flows::{FlowView, PathView, WireView};
+use mccs_telemetry::histogram::HistogramView;
+use mccs_telemetry::late::LateView;
+use mccs_telemetry::straggler::straggler;
 
 use crate::watch::Look;
 
@@ -408,14 +408,14 @@ fn engines(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
 
 #[cfg(test)]
 mod tests {
-    use mccs_service::control::overview::{Omitted, QuotaView};
-    use mccs_service::telemetry::flows::FlowName;
-    use mccs_service::telemetry::placed::Allotment;
-    use mccs_service::telemetry::traffic::TenantKindView;
+    use mccs_control::overview::{Omitted, QuotaView};
+    use mccs_telemetry::flows::FlowName;
+    use mccs_telemetry::placed::Allotment;
+    use mccs_telemetry::traffic::TenantKindView;
 
     use std::collections::BTreeMap;
 
-    use mccs_service::telemetry::stuck::{HostAccount, RankAccount};
+    use mccs_telemetry::stuck::{HostAccount, RankAccount};
 
     use super::*;
 

@@ -1,142 +1,22 @@
-//! Everything the operator may want to see at once: what `mccsctl watch` shows and what metrics are made of, so that both say
-//! the same. Numbers only rise, but where the words say otherwise; who looks twice finds rates.
-//!
-//! Bounded: of very many communicators, ranks or flows the first are told, and how many were left out.
+//! Looks at everything at once, for `mccsctl watch` and for metrics.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
+use mccs_control::HostView;
+use mccs_control::overview::{
+    COMMUNICATORS_TOLD_MAX, FLOWS_TOLD_MAX, Omitted, Overview, QuotaView, RANKS_TOLD_MAX, RefusedView, TenantView,
+};
+use mccs_runtime::{EngineInfo, Runtimes};
+use mccs_telemetry::placed::Allotment;
+use mccs_telemetry::trace::ClockView;
+use mccs_telemetry::{CommonTime, lines_suppressed};
+use mccs_tenants::default_quotas::Origin;
+use mccs_tenants::{Resource, Tenant};
 
-use super::{CommView, HostView};
-use crate::default_quotas::Origin;
-use crate::registry::{CommInfo, Registry};
-use crate::runtime::{EngineInfo, RuntimeInfo, Runtimes};
-use crate::telemetry::flows::{FlowView, PathView};
-use crate::telemetry::late::LateView;
-use crate::telemetry::placed::Allotment;
-use crate::telemetry::trace::ClockView;
-use crate::telemetry::traffic::TenantKindView;
-use crate::telemetry::{CommonTime, lines_suppressed};
-use crate::tenants::{Resource, Tenant};
-
-/// Communicators that are told of, at most: each is some ten series.
-pub const COMMUNICATORS_TOLD_MAX: usize = 1024;
-/// Ranks that are told of, at most, of all communicators together.
-pub const RANKS_TOLD_MAX: usize = 4096;
-/// Flows that are told of, at most.
-pub const FLOWS_TOLD_MAX: usize = 4096;
-
-/// How much of a quota is in use.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QuotaView {
-    /// Of what.
-    pub resource: String,
-    /// In use now.
-    pub used: u64,
-    /// May be in use.
-    pub limit: u64,
-    /// What the limit follows from; absent where the operator has said it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub limit_from: Option<String>,
-}
-
-/// A tenant.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TenantView {
-    /// Its name.
-    pub tenant: String,
-    /// What it holds.
-    pub quotas: Vec<QuotaView>,
-    /// Operations not ended, now.
-    pub in_flight: u64,
-    /// Communicators now.
-    pub communicators: u64,
-    /// Operations completed, of communicators that have ended, too; here and below.
-    pub operations: u64,
-    /// Of those, point-to-point pairs.
-    pub pairs: u64,
-    /// Their payload.
-    pub bytes: u64,
-    /// Operations that failed.
-    pub failed: u64,
-    /// Collectives that the service has run, by kind.
-    pub kinds: Vec<TenantKindView>,
-    /// What the controller has told this host of what it may have: of all its communicators together.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub allotment: Option<Allotment>,
-}
-
-/// What was left out of an [`Overview`].
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Omitted {
-    /// Communicators.
-    pub communicators: u64,
-    /// Ranks of communicators that were not.
-    pub ranks: u64,
-    /// Flows.
-    pub flows: u64,
-}
-
-/// Connections refused.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RefusedView {
-    /// By whom.
-    pub endpoint: String,
-    /// How many.
-    pub connections: u64,
-}
-
-/// A service at a moment.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Overview {
-    /// Its name.
-    pub host: String,
-    /// Its version.
-    pub version: String,
-    /// When, since it began.
-    pub at_ns: u64,
-    /// Tenants, by name.
-    pub tenants: Vec<TenantView>,
-    /// Communicators, by number.
-    pub communicators: Vec<CommView>,
-    /// Communicators that have waited for ranks for long.
-    #[serde(default)]
-    pub joining: Vec<LateView>,
-    /// Flows to and from other hosts.
-    pub flows: Vec<FlowView>,
-    /// What they carry, by peer and path.
-    pub paths: Vec<PathView>,
-    /// Hosts of the cluster.
-    pub hosts: Vec<HostView>,
-    /// Whether processes that have no session are refused: `mccsctl drain`.
-    #[serde(default)]
-    pub draining: bool,
-    /// Why, where the operator has said.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub draining_reason: Option<String>,
-    /// Until when other hosts take this one for who it is, in seconds of the Unix epoch: the end of its certificate, or of one above it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub certificate_end: Option<u64>,
-    /// By how much this host's estimate of the cluster's common clock may be wrong, where its communicators send at certain times.
-    #[serde(default)]
-    pub clock_error_ns: Option<u64>,
-    /// What the common clock has shown when it was last needed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub clock: Option<ClockView>,
-    /// Threads.
-    pub runtimes: Vec<RuntimeInfo>,
-    /// What runs on them.
-    pub engines: Vec<EngineInfo>,
-    /// Lines that were not logged, since there were too many.
-    pub lines_suppressed: u64,
-    /// Connections that were refused.
-    pub refused: Vec<RefusedView>,
-    /// What is not told.
-    pub omitted: Omitted,
-}
+use super::{CommInfo, Registry};
 
 /// Where an overview comes from.
 #[derive(Clone)]
@@ -174,8 +54,8 @@ impl Overseer {
         let more_comms = comms.len().saturating_sub(COMMUNICATORS_TOLD_MAX) as u64;
         let mut omitted = Omitted { communicators: more_comms, ..Omitted::default() };
         let mut ranks_left = RANKS_TOLD_MAX;
-        let view = |comm: &Arc<_>| {
-            let mut view = CommView::of(comm);
+        let view = |comm: &Arc<CommInfo>| {
+            let mut view = comm.view();
             omitted.ranks += view.ranks.len().saturating_sub(ranks_left) as u64;
             view.ranks.truncate(ranks_left);
             ranks_left -= view.ranks.len();

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use mccs_service::control::{ControlAnswer, ControlRequest, call, call_within};
-use mccs_service::engines::controller::cluster::{ClusterHost, ClusterView, HostSummary, StuckSummary};
-use mccs_service::telemetry::stuck::StuckClass;
+use mccs_control::cluster::{ClusterHost, ClusterView, HostSummary, StuckSummary};
+use mccs_control::{ControlAnswer, ControlRequest, call, call_within};
+use mccs_telemetry::stuck::StuckClass;
 
 use crate::stuck::{culprit, verdict};
 

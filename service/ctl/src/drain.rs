@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use mccs_service::control::{ControlAnswer, ControlRequest, DrainView, call};
+use mccs_control::{ControlAnswer, ControlRequest, DrainView, call};
 
 /// How often it is looked whether the host is empty.
 const LOOK_EVERY: Duration = Duration::from_millis(200);

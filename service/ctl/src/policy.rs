@@ -5,19 +5,19 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Subcommand;
+use mccs_collective::Choice;
 use mccs_config::limits::POLICY_BYTES_MAX;
 use mccs_config::service::Algorithm;
 use mccs_config::{PolicyFile, Rate, ServiceConfig, TopologyFile};
-use mccs_service::collective::Choice;
-use mccs_service::control::ControlRequest;
-use mccs_service::controller::answer::{
+use mccs_control::ControlRequest;
+use mccs_controller::answer::{
     Applied, ControllerAnswer, ControllerRequest, FileStanding, FileView, HistoryView, LinkRateView, PathRateView,
     PolicyView, RatesView, Standing, StrategyView,
 };
-use mccs_service::controller::basis::{not_enforced, not_there};
-use mccs_service::controller::history::Went;
-use mccs_service::controller::links::LinkState;
-use mccs_service::policy::{self, Profile};
+use mccs_controller::basis::{not_enforced, not_there};
+use mccs_controller::history::Went;
+use mccs_controller::links::LinkState;
+use mccs_policy::Profile;
 
 use crate::diff;
 
@@ -126,10 +126,10 @@ fn check(file: &Path, (topology, service): (Option<&Path>, Option<&Path>), json:
     let (name, text) = read(file)?;
     let topology = topology.map(TopologyFile::load).transpose()?;
     let policy = match &topology {
-        Some(topology) => PolicyFile::parse_for(&text, &name, topology, &policy::names())?,
+        Some(topology) => PolicyFile::parse_for(&text, &name, topology, &mccs_policy::names())?,
         None => PolicyFile::parse(&text, &name)?,
     };
-    let policies = policy::names();
+    let policies = mccs_policy::names();
     anyhow::ensure!(
         policies.contains(&policy.policy.name.as_str()),
         "{name}: there is no policy {:?}; there are {}",

@@ -1,0 +1,240 @@
+//! The operator's protocol: what `mccsctl` asks, and what the service answers.
+//!
+//! Imports the controller's answers and telemetry's views, and nothing that runs: `mccsctl` links this crate, and no service.
+//!
+//! JSON in postcard-framed chunks over the control socket, which only root and the service's own user may use. One
+//! request a connection. What engines record does not go that way: the answer brings the memory that it lies in.
+
+mod caller;
+mod client;
+pub mod cluster;
+pub mod overview;
+mod views;
+pub mod window;
+
+pub use caller::Caller;
+pub use client::{ControlError, call, call_for_memory, call_within};
+pub use views::{CommView, DrainView, GpuView, HostView, RankView, SessionView};
+
+use std::time::Duration;
+
+use mccs_config::change::StrategyChange;
+use overview::Overview;
+use serde::{Deserialize, Serialize};
+
+use mccs_controller::answer::{ControllerAnswer, ControllerRequest};
+use mccs_runtime::{EngineId, EngineInfo, RuntimeInfo};
+use mccs_telemetry::failed::FailedView;
+use mccs_telemetry::late::LateView;
+use mccs_telemetry::recorder::RingView;
+use mccs_telemetry::stuck::StuckReport;
+
+use crate::cluster::ClusterView;
+
+/// Bytes of JSON in one chunk: a chunk and its framing fit a message.
+pub const CHUNK_BYTES: usize = 3500;
+/// Longest request that the service takes: a change of a communicator of thousands of ranks.
+pub const REQUEST_BYTES_MAX: usize = 256 << 10;
+/// Longest answer that a client takes.
+pub const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// One part of a request or an answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Chunk {
+    /// Whether another follows.
+    pub more: bool,
+    /// Part of the JSON text.
+    pub bytes: Vec<u8>,
+}
+
+/// Cuts a text into chunks.
+#[must_use]
+pub fn chunks(text: &[u8]) -> Vec<Chunk> {
+    let count = text.len().div_ceil(CHUNK_BYTES).max(1);
+    let chunk = |i: usize| Chunk {
+        more: i + 1 < count,
+        bytes: text[i * CHUNK_BYTES..((i + 1) * CHUNK_BYTES).min(text.len())].to_vec(),
+    };
+    (0..count).map(chunk).collect()
+}
+
+/// A request, and who makes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Call {
+    /// What is asked.
+    pub request: ControlRequest,
+    /// Who asks.
+    #[serde(default)]
+    pub by: Caller,
+}
+
+/// What the operator asks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ControlRequest {
+    /// All sessions.
+    Sessions,
+    /// All communicators with their counters.
+    Communicators,
+    /// Communicators that have waited for ranks, or hosts, for ten seconds, or a tenth of the time that they may; where rank 0 is, if that is on another host.
+    Joining,
+    /// Communicators that failed within the last hour.
+    Failed,
+    /// Engines and runtimes.
+    Engines,
+    /// Hosts of the cluster.
+    Hosts,
+    /// GPUs of this host.
+    Gpus,
+    /// All of it, at one moment.
+    Overview,
+    /// Refuse sessions of processes that have none, or let them in again; those that there are go on either way.
+    Drain {
+        /// Which; `None` only asks.
+        drains: Option<bool>,
+        /// Why: told to processes that are refused, and shown.
+        #[serde(default)]
+        reason: Option<String>,
+    },
+    /// Have engines record what they do. Ends by itself.
+    Trace {
+        /// For how long.
+        duration_ms: u64,
+    },
+    /// Which engines record, after [`ControlRequest::Trace`]: some may have begun since.
+    TraceRings,
+    /// Where an engine records: the answer comes with the memory of its ring.
+    TraceRing {
+        /// Its number.
+        ring: u64,
+    },
+    /// Have so many transport engines.
+    ScaleTransports {
+        /// How many.
+        count: usize,
+    },
+    /// Move an engine to another runtime.
+    MoveEngine {
+        /// Which.
+        engine: EngineId,
+        /// Where to.
+        runtime: u32,
+    },
+    /// Change a communicator's strategy while its job runs; no controller changes it then until [`ControlRequest::Unpin`]. Asked
+    /// on any of its hosts.
+    Reconfigure {
+        /// Its number.
+        communicator: u64,
+        /// What to change.
+        change: StrategyChange,
+        /// Collectives that may start while hosts agree; the service chooses, if `None`.
+        window: Option<u32>,
+    },
+    /// Let the controller decide again for a communicator whose strategy was changed by hand. On any of its hosts.
+    Unpin {
+        /// Its number.
+        communicator: u64,
+    },
+    /// Say why a communicator is stuck, or that it runs.
+    WhyStuck {
+        /// Its number.
+        communicator: u64,
+    },
+    /// What all hosts of a communicator know of it now. Who waits at one moment may wait for nobody at the next.
+    Accounts {
+        /// Its number.
+        communicator: u64,
+    },
+    /// What all hosts of the cluster have, on any of them.
+    Cluster {
+        /// Whether what is stuck is to be found out.
+        stuck: bool,
+    },
+    /// Ask the controller, on its host.
+    Controller {
+        /// What.
+        request: ControllerRequest,
+    },
+}
+
+/// What the service answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ControlAnswer {
+    /// To [`ControlRequest::Sessions`].
+    Sessions(Vec<SessionView>),
+    /// To [`ControlRequest::Communicators`].
+    Communicators(Vec<CommView>),
+    /// To [`ControlRequest::Joining`].
+    Joining(Vec<LateView>),
+    /// To [`ControlRequest::Failed`], the last first.
+    Failed(Vec<FailedView>),
+    /// To [`ControlRequest::Engines`].
+    Engines {
+        /// The threads.
+        runtimes: Vec<RuntimeInfo>,
+        /// What runs on them.
+        engines: Vec<EngineInfo>,
+    },
+    /// To [`ControlRequest::Hosts`]; empty where there is a single host.
+    Hosts(Vec<HostView>),
+    /// To [`ControlRequest::Gpus`]; empty where there are none, for the reason in the service's log.
+    Gpus(Vec<GpuView>),
+    /// To [`ControlRequest::Overview`].
+    Overview(Box<Overview>),
+    /// To [`ControlRequest::Drain`].
+    Drain(DrainView),
+    /// To [`ControlRequest::Trace`] and [`ControlRequest::TraceRings`].
+    Tracing(TraceBegun),
+    /// To [`ControlRequest::TraceRing`], with a descriptor for [`mccs_ipc::records::RecordReader::map`]; without one, if the engine has
+    /// ended.
+    TraceRing,
+    /// To [`ControlRequest::WhyStuck`], when something has moved or a second was quiet, within three seconds; and to
+    /// [`ControlRequest::Accounts`], when all its hosts have answered, or a second is over.
+    Stuck(Box<StuckReport>),
+    /// To [`ControlRequest::Reconfigure`], when all hosts have agreed.
+    Reconfigured {
+        /// Number of the new strategy.
+        epoch: u64,
+        /// Number of the first collective under it, from 0.
+        cut: u64,
+    },
+    /// To [`ControlRequest::Cluster`], when all hosts have answered, or some seconds are over.
+    Cluster(Box<ClusterView>),
+    /// To [`ControlRequest::Controller`].
+    Controller(Box<ControllerAnswer>),
+    /// Done.
+    Done,
+    /// Not done, and why.
+    Refused(String),
+}
+
+/// Longest window of a trace: whoever asked may be gone.
+pub const TRACE_MAX: Duration = Duration::from_secs(600);
+
+/// Engines record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceBegun {
+    /// Since when, as records have time.
+    pub from_ns: u64,
+    /// The same in wall-clock time, since 1970.
+    pub wall_ns: u64,
+    /// Where.
+    pub rings: Vec<RingView>,
+}
+
+#[cfg(test)]
+mod tests {
+    use mccs_config::limits::POLICY_BYTES_MAX;
+
+    use super::*;
+
+    #[test]
+    fn a_request_has_room_for_the_longest_policy() {
+        // Of what may be in a file none takes more than these, and of a file's name none does.
+        let (text, name) = ("\"\n".repeat(POLICY_BYTES_MAX.0 as usize / 2), "\\".repeat(4096));
+        let request = ControlRequest::Controller { request: ControllerRequest::Apply { name, text } };
+        assert!(serde_json::to_vec(&request).unwrap().len() <= REQUEST_BYTES_MAX);
+    }
+}

@@ -1,0 +1,193 @@
+//! What a service shows of its hosts, GPUs, sessions and communicators.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use mccs_model::GpuStrategy;
+use mccs_telemetry::traffic::{KindView, PairView};
+use mccs_telemetry::{GpuInfo, HostInfo};
+use serde::{Deserialize, Serialize};
+
+/// A host of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostView {
+    /// Its name.
+    pub host: String,
+    /// Where other services reach it.
+    pub address: SocketAddr,
+    /// Whether it is the one that answers.
+    pub own: bool,
+    /// Whether its service can be reached.
+    pub up: bool,
+    /// Since how long.
+    pub since_seconds: u64,
+    /// What last went wrong with it.
+    pub last_error: Option<String>,
+}
+
+impl HostView {
+    /// A host now.
+    #[must_use]
+    pub fn of(host: &HostInfo, now: Instant) -> Self {
+        HostView {
+            host: host.name.clone(),
+            address: host.address,
+            own: host.is_own,
+            up: host.is_up,
+            since_seconds: now.saturating_duration_since(host.since).as_secs(),
+            last_error: host.last_error.clone(),
+        }
+    }
+}
+
+/// Whether a host is being emptied, and how far that is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrainView {
+    /// Whether processes that have no session are refused.
+    pub draining: bool,
+    /// Why, where the operator has said.
+    #[serde(default)]
+    pub reason: Option<String>,
+    /// Those that there are.
+    pub sessions: usize,
+    /// Their communicators.
+    pub communicators: usize,
+}
+
+/// A GPU of the service's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuView {
+    /// Its UUID.
+    pub gpu: String,
+    /// Product.
+    pub name: String,
+    /// Where it sits.
+    pub pci_bus_id: String,
+    /// The error after which the service cannot use it any more, if there was one.
+    pub lost: Option<String>,
+}
+
+impl GpuView {
+    /// A GPU now.
+    #[must_use]
+    pub fn of(gpu: &GpuInfo) -> Self {
+        let GpuInfo { id, name, pci_bus_id, lost } = gpu;
+        GpuView { gpu: id.clone(), name: name.clone(), pci_bus_id: pci_bus_id.clone(), lost: lost.get().cloned() }
+    }
+}
+
+/// A session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionView {
+    /// Its number.
+    pub session: u64,
+    /// Whose it is.
+    pub tenant: String,
+    /// The process.
+    pub pid: i32,
+    /// Its user.
+    pub uid: u32,
+    /// Operations taken in.
+    pub operations: u64,
+    /// Operations not ended.
+    pub in_flight: u64,
+    /// Operations that failed.
+    pub failed: u64,
+    /// Operations on GPUs of which buffers had to be copied first, since the service cannot open them.
+    pub copied: u64,
+    /// Memory of all the tenant's sessions.
+    pub tenant_memory_bytes: u64,
+}
+
+/// A rank of a communicator. The numbers count collectives: the last sequence number plus one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankView {
+    /// The rank.
+    pub rank: u32,
+    /// Its session.
+    pub session: u64,
+    /// Its process.
+    pub pid: i32,
+    /// Enqueued by the tenant.
+    pub enqueued: u64,
+    /// Started.
+    pub started: u64,
+    /// Completed.
+    pub completed: u64,
+    /// Time by which it has come later to started collectives than the first rank of this host.
+    pub late_ns: u64,
+    /// The last tag that it has given an operation; absent where it has given none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_tag: Option<u64>,
+}
+
+/// A communicator.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CommView {
+    /// Its number.
+    pub communicator: u64,
+    /// Its unique id.
+    pub unique_id: String,
+    /// What its tenant calls it; empty where it has no name.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Traffic class of its packets to other hosts, where it has one of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traffic_class: Option<u8>,
+    /// Whose it is.
+    pub tenant: String,
+    /// Device.
+    pub device: String,
+    /// Operations completed.
+    pub operations: u64,
+    /// Of those, the point-to-point pairs.
+    pub pairs: u64,
+    /// Their payload.
+    pub bytes: u64,
+    /// What collectives that the service has run have moved over each link of an ideal ring.
+    pub bus_bytes: u64,
+    /// Time that these took.
+    pub busy_ns: u64,
+    /// Time that GPUs' kernels held multiprocessors for them, of all ranks and multiprocessors together.
+    #[serde(default)]
+    pub multiprocessor_ns: u64,
+    /// GPU memory of a rank's part: its area, its own slots of copy engines, and its share of shared ones.
+    #[serde(default)]
+    pub gpu_memory_bytes: u64,
+    /// The last of them, by kind.
+    pub kinds: Vec<KindView>,
+    /// Its last sends and receives.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pair_sides: Vec<PairView>,
+    /// Average bus bandwidth while busy, GB/s.
+    pub busbw_gbps: f64,
+    /// Operations that failed.
+    pub failed: u64,
+    /// Number of the strategy in force.
+    pub epoch: u64,
+    /// What it says, where GPUs carry collectives out.
+    pub on_gpus: Option<GpuStrategy>,
+    /// Whether copy engines carry long collectives out, since these come with other work of the tenant's between them.
+    #[serde(default)]
+    pub is_for_training: bool,
+    /// Number of the strategy that captured graphs keep, where it is another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub graphs_keep: Option<u64>,
+    /// Ranks on all hosts.
+    pub nranks: u32,
+    /// Its hosts; none where all ranks are on this one.
+    pub hosts: Vec<String>,
+    /// What flows' names say of it, where there are other hosts.
+    pub links: Option<u64>,
+    /// Ranks of this host.
+    pub ranks: Vec<RankView>,
+}
+
+impl CommView {
+    /// Multiprocessors that its collectives hold on each GPU while one runs, on average. Kernels that wait for other ranks count.
+    #[must_use]
+    pub fn multiprocessors(&self) -> f64 {
+        let rank_ns = self.busy_ns as f64 * f64::from(self.nranks);
+        if rank_ns == 0.0 { 0.0 } else { self.multiprocessor_ns as f64 / rank_ns }
+    }
+}

@@ -1,0 +1,15 @@
+//! What the operator chooses for collectives on GPUs.
+
+use mccs_config::service::LargeFrom;
+use serde::{Deserialize, Serialize};
+
+/// What the operator chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuStrategy {
+    /// Payload from which collectives go by copy engines.
+    pub large_from: LargeFrom,
+    /// Whether kernels store lines with their flag inside.
+    pub ll128: bool,
+    /// Most blocks of a kernel that carries a collective out; none: as measured.
+    pub max_ctas: Option<u32>,
+}
