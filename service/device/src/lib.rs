@@ -48,6 +48,7 @@ pub struct NewGroup<'a> {
 
 /// What became of [`Device::prepare`].
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one is made for a communicator, and moved a few times")]
 pub enum Prepare {
     /// It is there.
     Ready(Prepared),
@@ -66,6 +67,7 @@ pub struct Prepared {
 
 /// What the ranks of a communicator share, and so how its operations are executed.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one is made for a communicator, and moved a few times")]
 pub enum Shared {
     /// Nothing: the service executes everything.
     Nothing,

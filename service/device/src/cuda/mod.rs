@@ -393,8 +393,11 @@ impl Device for CudaDevice {
     }
 }
 
-/// What ranks send and receive, and the copy engines that are to carry it out.
-fn buffers_on_gpus(ranks: &dyn RankCalls) -> Result<(&Arc<CopyEngines>, Vec<[Option<GpuOperand>; 2]>), LaunchError> {
+/// Copy engines, and what each rank sends and receives by them.
+type CopyCall<'a> = (&'a Arc<CopyEngines>, Vec<[Option<GpuOperand>; 2]>);
+
+/// The ranks' buffers, all on GPUs.
+fn buffers_on_gpus(ranks: &dyn RankCalls) -> Result<CopyCall<'_>, LaunchError> {
     let (mut copy_engines, mut buffers) = (None, Vec::with_capacity(ranks.count()));
     for call in ranks.iter() {
         let Buffers::Gpu(own) = call.buffers else {
