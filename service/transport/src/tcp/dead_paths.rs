@@ -76,7 +76,7 @@ impl Bed {
     /// Source ports lead nowhere: nothing that comes from there arrives, of connections that are there or to come.
     fn kill_ports(&self, ports: PortRange) {
         self.kill_path();
-        self.b.ports.iter().for_each(|(_, port)| lose_from(&port.socket, ports.first, ports.last));
+        self.b.acceptor.sockets().for_each(|socket| lose_from(socket, ports.first, ports.last));
     }
 
     /// What the sender has found out about paths since.
@@ -317,7 +317,7 @@ fn a_flow_connects_over_another_path_when_the_first_is_dead() {
     let options = FlowOptions { source_ports: Some(own), detours: [path(other)].into(), ..options() };
     let news = connect_despite(options, |b, socket| {
         lose(socket, 1);
-        b.ports.iter().for_each(|(_, port)| lose_from(&port.socket, own.first, own.last));
+        b.acceptor.sockets().for_each(|socket| lose_from(socket, own.first, own.last));
     });
     assert_eq!(news.first(), Some(&(path(own), false)), "{news:?}");
 }
@@ -354,7 +354,7 @@ fn a_path_that_dies_before_its_flow_is_accepted_is_found_dead() {
     assert_eq!(wait(&mut a, &mut b, 60), []);
     let Half::Send(sender) = &a.flows.get(FlowId::from(send).0).expect("lives").half else { panic!("another half") };
     sender.sockets().for_each(|socket| lose(socket, 1));
-    b.ports.iter().for_each(|(_, port)| lose_from(&port.socket, own.first, own.last));
+    b.acceptor.sockets().for_each(|socket| lose_from(socket, own.first, own.last));
     assert_eq!(wait(&mut a, &mut b, 4), [(path(own), false)]);
     let recv = b.accept(listener, &spec, Instant::now()).expect("accepts");
     until_connected((&mut a, &mut b), (send, recv));

@@ -6,7 +6,8 @@
 //!
 //! - `wire.rs`, `arrival.rs`: what travels, and which parts of a message have come; pure.
 //! - `socket.rs`, `watches.rs`: system calls.
-//! - `port.rs`, `listener.rs`, `setup.rs`: until a flow is connected.
+//! - `acceptor.rs`, `port.rs`, `listener.rs`, `setup.rs`: until a flow is connected.
+//! - `queues.rs`, `reading.rs`, `keepalive.rs`: which flow is next, which sockets are read, and when it is looked whether peers answer.
 //! - `sender.rs`, `receiver.rs`: the two halves of a flow.
 //! - `connection.rs`, `log.rs`, `resume.rs`: how a flow goes on over another path when its own is dead.
 //!
@@ -16,15 +17,19 @@
 //! Deliberately absent: `MSG_ZEROCOPY`. The kernel would read a buffer after its flow is closed.
 
 mod abilities;
+mod acceptor;
 mod arrival;
 mod connection;
 #[cfg(test)]
 mod dead_paths;
 mod device;
+mod keepalive;
 mod listener;
 mod log;
 mod port;
 mod probe;
+mod queues;
+mod reading;
 mod receiver;
 #[cfg(test)]
 mod restless;
@@ -33,9 +38,9 @@ mod sender;
 mod setup;
 mod socket;
 #[cfg(test)]
-mod strangers;
-#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod unauthenticated_peers;
 mod watches;
 mod wire;
 
@@ -47,38 +52,27 @@ use std::time::{Duration, Instant};
 use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 
+use self::acceptor::{Acceptor, Incoming};
 pub use self::device::interfaces;
-use self::port::{HalfOpen, PORTS_MAX, Port};
+use self::keepalive::Keepalive;
 pub use self::probe::Probe;
+use self::queues::FlowQueues;
+use self::reading::Reading;
 use self::receiver::Receiver;
 use self::sender::Sender;
-use self::setup::Waiting;
+use self::setup::{Connecting, Waiting};
 use self::watches::{Ready, Watched, Watches};
 use super::region::Regions;
 use super::{
-    DataPath, FLOWS_MAX, Fault, FlowId, FlowOptions, FlowSpec, FlowState, LISTENERS_MAX, ListenOptions, Listener,
-    ListenerHandle, MemoryKey, MemoryKind, MemorySpan, PathEvent, RecvFlow, Request, RequestKind, SendFlow, Status,
-    Transport, TransportError, Usage,
+    DataPath, FLOWS_MAX, Fault, FlowId, FlowOptions, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle,
+    MemoryKey, MemoryKind, MemorySpan, PathEvent, RecvFlow, Request, RequestKind, SendFlow, Status, Transport,
+    TransportError, Usage,
 };
 use mccs_model::handles::HandleTable;
 use mccs_runtime::{Context, Progress};
 
 /// Bytes that one flow moves before others have their turn: enough to make the turn's own cost vanish.
 const TURN_BYTES: u64 = 1 << 20;
-/// How often flows that send and stay where they are are looked at for silent peers: a system call for each socket.
-const SILENCE_LOOKED_AT_EVERY: Duration = Duration::from_millis(500);
-
-/// Receivers that are read without asking epoll whether there is something: where so few wait for messages, asking costs
-/// more than trying.
-const DIRECT_MAX: usize = 2;
-/// Of the polls in which receivers are read so, every how manieth asks epoll all the same: for everything else.
-const EVENTS_EVERY: u32 = 8;
-/// After so many times that what epoll said moved nothing, it is asked as seldom: an engine that waits for its tenants
-/// polls on, and bytes that are read directly are announced all the same.
-const FRUITLESS_MAX: u32 = 2;
-/// Flows that a poll looks at to see whether they still wait for messages.
-const WAITING_CHECKED: usize = 4;
-
 /// What a turn of a flow came to.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pumped {
@@ -161,36 +155,12 @@ impl Flow {
 pub struct TcpTransport {
     watches: Watches,
     regions: Regions,
-    ports: HandleTable<Port>,
-    half_open: HandleTable<HalfOpen>,
-    listeners: HandleTable<listener::Listener>,
-    /// Sockets that wait for their sisters, or for their flow to be accepted.
-    arrived: usize,
+    acceptor: Acceptor,
     flows: HandleTable<Flow>,
-    /// Flows with something to do.
-    queue: VecDeque<Handle>,
-    /// Receivers that wait for a message, or did a few polls ago.
-    receivers: VecDeque<Handle>,
-    /// Polls since epoll was asked.
-    unasked_polls: u32,
-    /// Times that epoll had nothing to say, one after the other.
-    fruitless_asks: u32,
-    /// Since the last poll.
-    slept: bool,
-    /// Ports with connections in the kernel.
-    port_queue: VecDeque<Handle>,
-    /// Flows that wait to be connected.
-    unconnected: Vec<Handle>,
-    /// Nothing is due before.
-    earliest: Option<Instant>,
-    /// When to look whether peers answer, while something is owed.
-    look_at: Option<Instant>,
-    /// Something may be owed since the last poll, which knows the time.
-    is_to_look: bool,
-    /// The shortest time in which a flow wants to be looked at.
-    look_every: Duration,
-    /// Senders whose messages wait for acknowledgements.
-    unsettled: VecDeque<Handle>,
+    queues: FlowQueues,
+    reading: Reading,
+    connecting: Connecting,
+    keepalive: Keepalive,
     /// Flows that were closed, and live until all is acknowledged.
     lingering: usize,
     /// What flows have found out about paths.
@@ -199,9 +169,6 @@ pub struct TcpTransport {
     restless: Option<super::conformance::Random>,
     /// Makes attempts to connect differ.
     attempts: u64,
-    refusals: setup::Refusals,
-    /// Flows to which something has happened, where somebody asks.
-    news: Option<VecDeque<Handle>>,
 }
 
 const NO_FLOW: TransportError = TransportError::NoSuch("flow");
@@ -216,41 +183,29 @@ impl TcpTransport {
         Ok(TcpTransport {
             watches,
             regions: Regions::new(),
-            ports: HandleTable::new(PORTS_MAX),
-            half_open: HandleTable::new(u32::MAX),
-            listeners: HandleTable::new(LISTENERS_MAX),
-            arrived: 0,
+            acceptor: Acceptor::new(),
             flows: HandleTable::new(FLOWS_MAX),
-            queue: VecDeque::new(),
-            receivers: VecDeque::new(),
-            unasked_polls: 0,
-            fruitless_asks: 0,
-            slept: false,
-            port_queue: VecDeque::new(),
-            unconnected: Vec::new(),
-            earliest: None,
-            look_at: None,
-            is_to_look: false,
-            look_every: SILENCE_LOOKED_AT_EVERY,
-            unsettled: VecDeque::new(),
+            queues: FlowQueues::default(),
+            reading: Reading::default(),
+            connecting: Connecting::default(),
+            keepalive: Keepalive::default(),
             lingering: 0,
             path_events: VecDeque::new(),
             #[cfg(test)]
             restless: None,
             attempts: u64::from_le_bytes(setup::random()?),
-            refusals: setup::Refusals::default(),
-            news: None,
         })
     }
 
     /// From here on it keeps what [`TcpTransport::take_news`] gives: for who has many flows and little to do on them.
-    pub(super) fn with_news(self) -> Self {
-        TcpTransport { news: Some(VecDeque::new()), ..self }
+    pub(super) fn with_news(mut self) -> Self {
+        self.queues.keep_news();
+        self
     }
 
     /// A flow that has connected, moved or failed since it was told last.
     pub(super) fn take_news(&mut self) -> Option<FlowId> {
-        let handle = self.news.as_mut()?.pop_front()?;
+        let handle = self.queues.next_news()?;
         if let Some(flow) = self.flows.get_mut(handle) {
             flow.is_news = false;
         }
@@ -266,67 +221,61 @@ impl TcpTransport {
     }
 
     fn tell(&mut self, handle: Handle) {
-        if let Some(news) = &mut self.news
-            && let Some(flow) = self.flows.get_mut(handle)
-            && !std::mem::replace(&mut flow.is_news, true)
-        {
-            news.push_back(handle);
+        if let Some(flow) = self.flows.get_mut(handle) {
+            self.queues.tell(handle, flow);
         }
     }
 
     /// Connections that were refused so far: strangers, latecomers, other versions.
     #[must_use]
     pub fn refused_connections(&self) -> u64 {
-        self.refusals.count
+        self.acceptor.refused()
     }
 
     fn enqueue(&mut self, handle: Handle) {
-        if let Some(flow) = self.flows.get_mut(handle)
-            && !std::mem::replace(&mut flow.queued, true)
-        {
-            self.queue.push_back(handle);
-        }
-    }
-
-    /// A receiver waits for a message.
-    fn await_message(&mut self, handle: Handle) {
-        if let Some(flow) = self.flows.get_mut(handle)
-            && !std::mem::replace(&mut flow.waits, true)
-        {
-            self.receivers.push_back(handle);
-        }
-    }
-
-    /// Forgets some receivers that wait no longer.
-    fn check_receivers(&mut self) {
-        for _ in 0..WAITING_CHECKED.min(self.receivers.len()) {
-            let Some(handle) = self.receivers.pop_front() else { break };
-            match self.flows.get_mut(handle) {
-                Some(Flow { half: Half::Recv(receiver), fault: None, .. }) if receiver.awaits_message() => {
-                    // To the other end, so that all have their turn.
-                    self.receivers.push_back(handle);
-                }
-                Some(flow) => flow.waits = false,
-                None => {}
-            }
+        if let Some(flow) = self.flows.get_mut(handle) {
+            self.queues.enqueue(handle, flow);
         }
     }
 
     /// Reads receivers that wait, if they are few. Returns whether it did, and whether something came.
     fn read_directly(&mut self) -> (bool, bool) {
-        self.check_receivers();
-        if self.receivers.is_empty() || self.receivers.len() > DIRECT_MAX {
-            return (false, false);
-        }
+        let receivers = self.reading.check(&mut self.flows);
         let mut came = false;
-        for index in 0..self.receivers.len() {
-            let Some(handle) = self.receivers.get(index).copied() else { break };
+        for index in 0..receivers {
+            let Some(handle) = self.reading.receiver(index) else { break };
             if let Some(Flow { half: Half::Recv(receiver), .. }) = self.flows.get_mut(handle) {
                 receiver.suppose_readable();
                 came |= self.pump(handle);
             }
         }
-        (true, came)
+        (receivers > 0, came)
+    }
+
+    /// Something has come for a flow.
+    fn take_incoming(&mut self, incoming: Incoming, now: Instant) {
+        match incoming {
+            Incoming::Complete(flow, arrivals) => self.complete(flow, arrivals),
+            Incoming::Resume { flow, hello, socket, watch } => self.resume(flow, &hello, socket, watch, now),
+        }
+    }
+
+    /// Takes connections that wait at ports. Returns whether there were any.
+    fn take_connections(&mut self, budget: usize, now: Instant) -> bool {
+        let (mut any, mut incoming) = (false, Vec::new());
+        for _ in 0..self.acceptor.queued() {
+            let Some(port) = self.acceptor.next_port() else { break };
+            any |= self.acceptor.take_connections(port, budget, now, &mut self.watches, &mut incoming);
+            incoming.drain(..).for_each(|incoming| self.take_incoming(incoming, now));
+        }
+        any
+    }
+
+    /// Fails flows that have not been connected in time.
+    fn fail_late(&mut self, now: Instant) {
+        for (handle, timeout) in self.connecting.take_late(&self.flows, now) {
+            self.fail(handle, Fault::ConnectTimeout { after_ms: timeout.as_millis() as u64 });
+        }
     }
 
     /// Asks epoll, and notes what it says. Returns whether there is news but of connected flows, which their turns tell.
@@ -343,6 +292,11 @@ impl TcpTransport {
         told
     }
 
+    /// Whether flows, or connections that have come, wait for the next poll.
+    fn has_work(&self) -> bool {
+        self.queues.len() > 0 || self.acceptor.queued() > 0
+    }
+
     /// Lets a flow work. Returns whether something moved.
     fn pump(&mut self, handle: Handle) -> bool {
         let Some(flow) = self.flows.get_mut(handle).filter(|flow| flow.fault.is_none()) else { return false };
@@ -354,7 +308,7 @@ impl TcpTransport {
             Ok(mut pumped) => {
                 pumped.moved |= self.take_successors(handle);
                 self.forget_closed(handle);
-                self.is_to_look |= pumped.is_cut;
+                self.keepalive.want_if(pumped.is_cut);
                 if pumped.more {
                     self.enqueue(handle);
                 }
@@ -395,20 +349,22 @@ impl TcpTransport {
             Half::Recv(receiver) => receiver.end(&mut self.regions),
         };
         self.watches.forget(watches);
-        if let Some(listener) = listener.and_then(|listener| self.listeners.get_mut(listener)) {
-            let unwanted = listener.give_up(number);
-            self.forget_arrivals(unwanted);
+        if let Some(listener) = listener {
+            self.acceptor.give_up(listener, number, &mut self.watches);
         }
     }
 
     fn dispatch(&mut self, watched: Watched, watch: Handle, ready: Ready, now: Instant) {
         match watched {
-            Watched::Port(port) => self.queue_port(port),
-            Watched::HalfOpen(handle) => self.hear(handle, now),
+            Watched::Port(port) => self.acceptor.queue_port(port),
+            Watched::HalfOpen(handle) => {
+                if let Some(incoming) = self.acceptor.hear(handle, now, &mut self.watches) {
+                    self.take_incoming(incoming, now);
+                }
+            }
             Watched::Arrived { listener, number } => {
-                if let Some(listener) = self.listeners.get_mut(listener).filter(|_| ready.hung_up) {
-                    let lost = listener.lost_arrival(number);
-                    self.forget_arrivals(lost);
+                if ready.hung_up {
+                    self.acceptor.lost_arrival(listener, number, &mut self.watches);
                 }
             }
             Watched::Connection { flow: handle, connection } => {
@@ -431,7 +387,7 @@ impl DataPath for TcpTransport {
         let buffer = self.regions.resolve(message)?;
         let Half::Send(sender) = &mut flow.half else { return Err(NO_FLOW) };
         let number = sender.post(message.key, buffer, tag, &mut self.regions);
-        self.is_to_look = true;
+        self.keepalive.want();
         // At once, not at the next poll: that is what a small message's latency consists of.
         self.pump(id.0);
         Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
@@ -446,7 +402,9 @@ impl DataPath for TcpTransport {
         let number = receiver.post(buffer.key, target, &mut self.regions);
         // What has come waits for this buffer.
         self.enqueue(id.0);
-        self.await_message(id.0);
+        if let Some(flow) = self.flows.get_mut(id.0) {
+            self.reading.await_message(id.0, flow);
+        }
         Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
     }
 
@@ -476,50 +434,49 @@ impl DataPath for TcpTransport {
     fn poll(&mut self, cx: &Context) -> Progress {
         #[cfg(test)]
         self.shake();
-        self.look_if_wanted(cx.now);
+        self.keepalive.plan(cx.now);
         // Somebody who has work has ended the sleep: sockets would have made epoll readable.
-        let is_silent = std::mem::take(&mut self.slept) && !cx.is_readable;
-        let (direct, mut busy) = if is_silent { (false, false) } else { self.read_directly() };
-        self.unasked_polls += 1;
-        let seldom = direct || self.fruitless_asks >= FRUITLESS_MAX;
-        let asks = !is_silent && (!seldom || self.unasked_polls >= EVENTS_EVERY);
-        let mut told = false;
+        let is_silent = self.reading.take_slept() && !cx.is_readable;
+        let (mut busy, mut asks, mut told) = (false, false, false);
+        if is_silent {
+            self.reading.skip();
+        } else {
+            let (is_direct, came) = self.read_directly();
+            busy = came;
+            asks = self.reading.asks(is_direct);
+        }
         if asks {
-            self.unasked_polls = 0;
             told = self.take_events(cx.now);
         }
-        for _ in 0..self.port_queue.len() {
-            let Some(port) = self.port_queue.pop_front() else { break };
-            busy |= self.take_connections(port, cx.budget.max(1), cx.now);
+        if self.acceptor.queued() > 0 {
+            busy |= self.take_connections(cx.budget.max(1), cx.now);
         }
         // Those that come into the queue meanwhile have their turn in the next poll.
-        for _ in 0..self.queue.len().min(cx.budget.max(1)) {
-            let Some(handle) = self.queue.pop_front() else { break };
+        for _ in 0..self.queues.len().min(cx.budget.max(1)) {
+            let Some(handle) = self.queues.next() else { break };
             if let Some(flow) = self.flows.get_mut(handle) {
                 flow.queued = false;
                 told |= self.pump(handle);
             }
         }
         if asks {
-            // News of bytes that were read directly is no news.
-            self.fruitless_asks = if told { 0 } else { self.fruitless_asks.saturating_add(1) };
+            self.reading.asked(told);
         }
         busy |= told | self.settle(Some(cx.now));
-        self.expire(cx.now);
+        self.acceptor.expire(cx.now, &mut self.watches);
+        self.fail_late(cx.now);
         self.look(cx.now);
-        if busy || !self.queue.is_empty() || !self.port_queue.is_empty() {
-            Progress::Busy
-        } else {
-            let unsettled = (!self.unsettled.is_empty()).then(|| cx.now + resume::SETTLED_EVERY);
-            Progress::Idle { wake_at: self.earliest.into_iter().chain(self.look_at).chain(unsettled).min() }
+        if busy || self.has_work() {
+            return Progress::Busy;
         }
+        let unsettled = (self.queues.unsettled() > 0).then(|| cx.now + resume::SETTLED_EVERY);
+        let due = [self.acceptor.wake_at(), self.connecting.wake_at(), self.keepalive.wake_at(), unsettled];
+        Progress::Idle { wake_at: due.into_iter().flatten().min() }
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
-        // What wakes the engine is for epoll to say.
-        self.fruitless_asks = 0;
-        self.slept = !self.settle(None) && self.queue.is_empty() && self.port_queue.is_empty();
-        self.slept
+        let has_work = self.settle(None) || self.has_work();
+        self.reading.sleep(has_work)
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -538,15 +495,17 @@ impl Transport for TcpTransport {
     }
 
     fn listen(&mut self, options: &ListenOptions) -> Result<(Listener, ListenerHandle), TransportError> {
-        self.open_listener(options)
+        self.acceptor.open_listener(options, &mut self.watches)
     }
 
     fn close_listener(&mut self, listener: Listener) {
-        self.drop_listener(listener.0);
+        let flows = self.acceptor.close_listener(listener.0, &mut self.watches);
+        flows.into_iter().for_each(|flow| self.fail(flow.0, Fault::ListenerClosed));
     }
 
     fn end_numbers(&mut self, listener: Listener, below: u64) {
-        self.drop_places(listener.0, below);
+        let flows = self.acceptor.end_numbers(listener.0, below, &mut self.watches);
+        flows.into_iter().for_each(|flow| self.fail(flow.0, Fault::ListenerClosed));
     }
 
     fn connect(
@@ -577,6 +536,6 @@ impl Transport for TcpTransport {
 
     fn usage(&self) -> Usage {
         let flows = self.flows.len().saturating_sub(self.lingering);
-        Usage { listeners: self.listeners.len(), flows, registrations: self.regions.len(), lingering: 0 }
+        Usage { listeners: self.acceptor.len(), flows, registrations: self.regions.len(), lingering: 0 }
     }
 }

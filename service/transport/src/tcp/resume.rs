@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 use mccs_ipc::types::Handle;
 
 use super::super::{Fault, FlowId, FlowPath, PathEvent, SendFlow};
+use super::keepalive::LOOK_EVERY;
 use super::port::refuse;
 use super::setup::welcome;
 use super::socket::Socket;
 use super::watches::Watched;
 use super::wire::{Hello, Verdict};
-use super::{Flow, Half, SILENCE_LOOKED_AT_EVERY, TcpTransport};
+use super::{Flow, Half, TcpTransport};
 
 /// How often acknowledgements are asked for while nothing else is to do, and more is missing than is copied.
 pub(super) const SETTLED_EVERY: Duration = Duration::from_millis(1);
@@ -31,24 +32,22 @@ const DIALS_MAX: usize = 256;
 impl TcpTransport {
     /// A sender's messages wait for acknowledgements.
     pub(super) fn await_settling(&mut self, handle: Handle) {
-        if let Some(flow) = self.flows.get_mut(handle)
-            && !std::mem::replace(&mut flow.is_unsettled, true)
-        {
-            self.unsettled.push_back(handle);
+        if let Some(flow) = self.flows.get_mut(handle) {
+            self.queues.await_settling(handle, flow);
         }
     }
 
     /// Ends messages that were acknowledged, or need to wait no longer; without a time, all that can be ended. Returns whether it did.
     pub(super) fn settle(&mut self, now: Option<Instant>) -> bool {
         let mut any = false;
-        for _ in 0..self.unsettled.len().min(SETTLED_MAX) {
-            let Some(handle) = self.unsettled.pop_front() else { break };
+        for _ in 0..self.queues.unsettled().min(SETTLED_MAX) {
+            let Some(handle) = self.queues.next_unsettled() else { break };
             let Some(flow) = self.flows.get_mut(handle) else { continue };
             let Half::Send(sender) = &mut flow.half else { continue };
             let (moved, is_left) = sender.settle(now, &mut self.regions);
             flow.is_unsettled = is_left;
             if is_left {
-                self.unsettled.push_back(handle);
+                self.queues.still_unsettled(handle);
             }
             if moved {
                 any = true;
@@ -77,7 +76,7 @@ impl TcpTransport {
     pub(super) fn dial(&mut self, handle: Handle, connection: u16) -> Result<(), Fault> {
         let Some(Flow { half: Half::Send(sender), .. }) = self.flows.get_mut(handle) else { return Ok(()) };
         if let Some(every) = sender.looked_at_every() {
-            self.look_every = self.look_every.min(every);
+            self.keepalive.at_least_every(every);
         }
         let (socket, path) = sender.dial(connection)?;
         let watched = Watched::Connection { flow: handle, connection };
@@ -102,38 +101,28 @@ impl TcpTransport {
         self.enqueue(handle);
     }
 
-    /// Sees to it that flows are looked at, if one of them wants that.
-    pub(super) fn look_if_wanted(&mut self, now: Instant) {
-        if std::mem::take(&mut self.is_to_look) {
-            let at = now + self.look_every;
-            self.look_at = Some(self.look_at.map_or(at, |before| before.min(at)));
-        }
-    }
-
     /// Looks whether peers answer: dials anew for those that do not on one path, and fails those that do not on any.
     pub(super) fn look(&mut self, now: Instant) {
-        if self.look_at.is_none_or(|at| now < at) {
+        if !self.keepalive.take_due(now) {
             return;
         }
-        self.look_at = None;
         let (mut to_dial, mut failed, mut moved, mut over) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut connections, mut questions_left) = (Vec::new(), DIALS_MAX);
-        self.look_every = SILENCE_LOOKED_AT_EVERY;
         for (handle, flow) in self.flows.iter_mut().filter(|(_, flow)| flow.fault.is_none()) {
             let Half::Send(sender) = &mut flow.half else { continue };
             if !sender.can_resume() {
                 let Some(silence) = sender.silence() else { continue };
-                self.is_to_look = true;
+                self.keepalive.want();
                 if silence >= flow.silence_timeout {
                     failed.push((handle, Fault::Lost(nix::errno::Errno::ETIMEDOUT)));
                 }
                 continue;
             }
-            self.look_every = self.look_every.min(sender.looked_at_every().unwrap_or(SILENCE_LOOKED_AT_EVERY));
+            self.keepalive.at_least_every(sender.looked_at_every().unwrap_or(LOOK_EVERY));
             match sender.look(now, &mut self.regions, &mut connections, &mut questions_left) {
                 Ok(looked) => {
-                    self.is_to_look |= looked.is_owed;
-                    self.look_at = self.look_at.into_iter().chain(looked.look_at).min();
+                    self.keepalive.want_if(looked.is_owed);
+                    self.keepalive.no_later_than(looked.look_at);
                     moved.extend(looked.moved.then_some(handle));
                     over.extend(looked.is_over.then_some(handle));
                 }
@@ -153,7 +142,7 @@ impl TcpTransport {
             self.end(handle);
             self.forget_lingering(handle);
         }
-        self.look_if_wanted(now);
+        self.keepalive.plan(now);
     }
 
     /// A connection goes on with a flow that is connected, as soon as that has room for what its old one has brought.
@@ -169,7 +158,7 @@ impl TcpTransport {
         };
         if !is_wanted {
             self.watches.forget([watch]);
-            self.refusals.add("its flow was closed, or has gone on otherwise", now);
+            self.acceptor.refuse("its flow was closed, or has gone on otherwise", now);
             return;
         }
         self.watches.change(watch, Watched::Connection { flow: id.0, connection: hello.connection });
@@ -209,7 +198,7 @@ impl TcpTransport {
                 self.watches.change(watch, Watched::Connection { flow: new, connection });
             }
         }
-        self.is_to_look = true;
+        self.keepalive.want();
         true
     }
 
