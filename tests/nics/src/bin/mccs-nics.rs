@@ -1,0 +1,85 @@
+//! Makes a folder of emulated devices, and faults of them.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, bail};
+use clap::{Parser, Subcommand};
+use mccs_emulated_nics::control::{Fault, carried, make};
+use mccs_emulated_nics::{Listed, write_list};
+
+#[derive(Parser)]
+#[command(about)]
+struct Arguments {
+    /// The folder that processes share: `MCCS_NICS` of each.
+    folder: PathBuf,
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Lists devices: for each host so many, named mlx5_0 and on.
+    Init {
+        /// Hosts, separated by commas.
+        #[arg(long, value_delimiter = ',', default_value = "h0,h1")]
+        hosts: Vec<String>,
+        /// Devices of each.
+        #[arg(long, default_value_t = 1)]
+        devices: u8,
+        /// Rate of a port.
+        #[arg(long, default_value_t = 400)]
+        gbit_per_s: u64,
+        /// Time from device to device.
+        #[arg(long, default_value_t = 1500)]
+        latency_ns: u64,
+    },
+    /// Makes a fault: down, up, fatal, loss PPM, rate MBIT_PER_S, latency NS, late NS, qp NUMBER.
+    Fault {
+        host: String,
+        device: String,
+        kind: String,
+        #[arg(default_value_t = 0)]
+        value: u64,
+    },
+    /// Prints the bytes that a device has sent and taken.
+    Carried { host: String, device: String },
+}
+
+fn main() -> anyhow::Result<()> {
+    let Arguments { folder, what } = Arguments::parse();
+    match what {
+        What::Init { hosts, devices, gbit_per_s, latency_ns } => {
+            let listed = hosts.iter().zip(0..).flat_map(|(host, number): (_, u8)| {
+                (0..devices).map(move |device| Listed {
+                    host: host.clone(),
+                    name: format!("mlx5_{device}"),
+                    address: Ipv4Addr::new(10, 77, device, number + 1),
+                    mbit_per_s: gbit_per_s * 1000,
+                    latency_ns,
+                })
+            });
+            std::fs::create_dir_all(&folder)?;
+            write_list(&folder, &listed.collect::<Vec<_>>()).with_context(|| format!("writing {}", folder.display()))
+        }
+        What::Fault { host, device, kind, value } => {
+            let fault = match kind.as_str() {
+                "down" => Fault::Down,
+                "up" => Fault::Up,
+                "fatal" => Fault::Fatal,
+                "loss" => Fault::LossPpm(u32::try_from(value)?),
+                "rate" => Fault::Rate(value),
+                "latency" => Fault::Latency(value),
+                "late" => Fault::CompletionDelay(value),
+                "qp" => Fault::QueuePair(u32::try_from(value)?),
+                _ => bail!("there is no fault {kind}: down, up, fatal, loss, rate, latency, late or qp"),
+            };
+            make(&folder, &host, &device, fault).with_context(|| format!("{} of {host}", device))
+        }
+        What::Carried { host, device } => {
+            let found = carried(&folder, &host, &device).with_context(|| format!("{} of {host}", device))?;
+            println!("{} {}", found.out_bytes, found.in_bytes);
+            Ok(())
+        }
+    }
+}

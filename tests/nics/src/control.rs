@@ -1,0 +1,76 @@
+//! Faults, by whoever has the folder: words of a device's page.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use crate::files::{Port, read_list};
+
+/// What happens to a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The port goes down: packets to and from it are lost.
+    Down,
+    /// It comes back.
+    Up,
+    /// So many packets in a million are lost on their way out.
+    LossPpm(u32),
+    /// The port's rate, in Mbit/s.
+    Rate(u64),
+    /// Time to another device, in ns.
+    Latency(u64),
+    /// Completions are told so many ns later.
+    CompletionDelay(u64),
+    /// A queue pair fails.
+    QueuePair(u32),
+    /// The device is lost to those who have opened it.
+    Fatal,
+}
+
+/// Bytes that a device has sent and taken.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// Sent, lost ones included.
+    pub out_bytes: u64,
+    /// Taken.
+    pub in_bytes: u64,
+}
+
+fn port(folder: &Path, host: &str, device: &str) -> io::Result<Port> {
+    let listed = read_list(folder)?.into_iter().find(|listed| listed.host == host && listed.name == device);
+    let none = || io::Error::new(io::ErrorKind::NotFound, format!("{host} has no device {device}"));
+    Port::open(folder, &listed.ok_or_else(none)?)
+}
+
+/// Makes a fault.
+///
+/// # Errors
+/// There is no such device, or its page cannot be opened.
+pub fn make(folder: &Path, host: &str, device: &str, fault: Fault) -> io::Result<()> {
+    let port = port(folder, host, device)?;
+    let words = port.words();
+    let order = Ordering::SeqCst;
+    match fault {
+        Fault::Down => words.is_down.store(1, order),
+        Fault::Up => words.is_down.store(0, order),
+        Fault::LossPpm(ppm) => words.loss_ppm.store(ppm, order),
+        Fault::Rate(mbit_per_s) => words.mbit_per_s.store(mbit_per_s.max(1), order),
+        Fault::Latency(ns) => words.latency_ns.store(ns, order),
+        Fault::CompletionDelay(ns) => words.completion_delay_ns.store(ns, order),
+        Fault::QueuePair(number) => words.failing_qp.store(number, order),
+        Fault::Fatal => drop(words.fatal.fetch_add(1, order)),
+    }
+    port.ring();
+    Ok(())
+}
+
+/// What a device has carried.
+///
+/// # Errors
+/// There is no such device, or its page cannot be opened.
+pub fn carried(folder: &Path, host: &str, device: &str) -> io::Result<Carried> {
+    let port = port(folder, host, device)?;
+    let words = port.words();
+    let read = |word: &std::sync::atomic::AtomicU64| word.load(Ordering::Relaxed);
+    Ok(Carried { out_bytes: read(&words.out_bytes), in_bytes: read(&words.in_bytes) })
+}

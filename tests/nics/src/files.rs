@@ -1,0 +1,303 @@
+//! What processes share: a folder with the list of devices, a page for each device, and a page with a ring for each queue pair.
+//!
+//! All words are atomic, and a process believes nothing that it reads: a ring's slot is copied, then checked.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Data of a slot: packets of a device that has a very large MTU, so that copies are long.
+pub(crate) const SLOT_BYTES: usize = 64 << 10;
+/// Slots of a queue pair.
+pub(crate) const SLOTS: u64 = 16;
+
+/// One device, as the folder's list has it: a line `host name address Mbit/s latency_ns`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Processes of which host see it.
+    pub host: String,
+    /// Its name.
+    pub name: String,
+    /// Its address, and so its GID: no two devices have the same.
+    pub address: Ipv4Addr,
+    /// Its port's rate.
+    pub mbit_per_s: u64,
+    /// Time from one device to another.
+    pub latency_ns: u64,
+}
+
+impl Listed {
+    /// The address as a GID.
+    pub(crate) fn gid(&self) -> [u8; 16] {
+        self.address.to_ipv6_mapped().octets()
+    }
+
+    fn parse(line: &str) -> Option<Listed> {
+        let mut words = line.split_whitespace();
+        let mut word = || words.next();
+        Some(Listed {
+            host: word()?.into(),
+            name: word()?.into(),
+            address: word()?.parse().ok()?,
+            mbit_per_s: word()?.parse().ok().filter(|rate| *rate > 0)?,
+            latency_ns: word()?.parse().ok()?,
+        })
+    }
+}
+
+fn list_of(folder: &Path) -> PathBuf {
+    folder.join("devices")
+}
+
+/// Reads the list of a folder.
+///
+/// # Errors
+/// It is not there, or a line is none.
+pub fn read_list(folder: &Path) -> io::Result<Vec<Listed>> {
+    let text = std::fs::read_to_string(list_of(folder))?;
+    let lines = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
+    let none = |line: &str| io::Error::new(io::ErrorKind::InvalidData, format!("no device: {line}"));
+    lines.map(|line| Listed::parse(line).ok_or_else(|| none(line))).collect()
+}
+
+/// Writes the list of a folder.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_list(folder: &Path, devices: &[Listed]) -> io::Result<()> {
+    let line = |d: &Listed| format!("{} {} {} {} {}\n", d.host, d.name, d.address, d.mbit_per_s, d.latency_ns);
+    std::fs::write(list_of(folder), devices.iter().map(line).collect::<String>())
+}
+
+/// A file that processes map.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: shared memory, whose words are atomic or owned by one side of a ring.
+unsafe impl Send for Mapping {}
+// SAFETY: the same.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn of(file: &File, bytes: usize) -> io::Result<Mapping> {
+        // SAFETY: a new mapping of an open file, at an address that the kernel chooses.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        let base = NonNull::new(base.cast()).filter(|_| base != libc::MAP_FAILED);
+        base.map(|base| Mapping { base, bytes }).ok_or_else(io::Error::last_os_error)
+    }
+
+    /// Opens a file, which is made where `is_new` or it is not there yet. All zero at first.
+    fn open(path: &Path, bytes: usize, makes: bool) -> io::Result<Mapping> {
+        let file = OpenOptions::new().read(true).write(true).create(makes).truncate(false).open(path)?;
+        if makes {
+            file.set_len(bytes as u64)?;
+        } else if file.metadata()?.len() < bytes as u64 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Mapping::of(&file, bytes)
+    }
+
+    fn at<T>(&self, offset: usize) -> *mut T {
+        assert!(offset + size_of::<T>() <= self.bytes, "within the mapping");
+        self.base.as_ptr().wrapping_add(offset).cast()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `of`, and nobody has a reference any more.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// A device's page: what all processes that use it share, and what faults are made by.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct PortWords {
+    /// One more whenever something has come for the device.
+    pub doorbell: AtomicU32,
+    pub sleepers: AtomicU32,
+    pub is_down: AtomicU32,
+    /// Packets in a million that are lost on their way out.
+    pub loss_ppm: AtomicU32,
+    pub mbit_per_s: AtomicU64,
+    pub latency_ns: AtomicU64,
+    /// Completions are told so much later.
+    pub completion_delay_ns: AtomicU64,
+    /// When the port's two directions are free.
+    pub out_free_ns: AtomicU64,
+    pub in_free_ns: AtomicU64,
+    pub queue_pairs: AtomicU32,
+    /// The number of a queue pair that is to fail; 0: none.
+    pub failing_qp: AtomicU32,
+    /// One more: the device is lost to those who have opened it.
+    pub fatal: AtomicU32,
+    pub out_bytes: AtomicU64,
+    pub in_bytes: AtomicU64,
+}
+
+/// A device, as one process maps it.
+#[derive(Debug)]
+pub(crate) struct Port {
+    mapping: Mapping,
+}
+
+impl Port {
+    /// Of a device's GID; made at first use.
+    pub(crate) fn open(folder: &Path, device: &Listed) -> io::Result<Port> {
+        let path = folder.join(format!("port-{}", hex(device.gid())));
+        let port = Port { mapping: Mapping::open(&path, size_of::<PortWords>(), true)? };
+        // Whoever is first says how fast it is; who else comes says the same.
+        let none = Ordering::AcqRel;
+        let _ = port.words().mbit_per_s.compare_exchange(0, device.mbit_per_s, none, Ordering::Acquire);
+        let _ = port.words().latency_ns.compare_exchange(0, device.latency_ns, none, Ordering::Acquire);
+        Ok(port)
+    }
+
+    /// Of a peer's, which is there.
+    pub(crate) fn open_peer(folder: &Path, gid: [u8; 16]) -> io::Result<Port> {
+        let path = folder.join(format!("port-{}", hex(gid)));
+        Ok(Port { mapping: Mapping::open(&path, size_of::<PortWords>(), false)? })
+    }
+
+    pub(crate) fn words(&self) -> &PortWords {
+        // SAFETY: long enough, aligned to a page, and nothing but atomic words.
+        unsafe { &*self.mapping.at::<PortWords>(0) }
+    }
+
+    /// Tells whoever serves the device that something has come.
+    pub(crate) fn ring(&self) {
+        let words = self.words();
+        words.doorbell.fetch_add(1, Ordering::SeqCst);
+        if words.sleepers.load(Ordering::SeqCst) > 0 {
+            // SAFETY: a word of a mapping that lives.
+            unsafe { libc::syscall(libc::SYS_futex, words.doorbell.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+        }
+    }
+
+    /// Waits until the doorbell is not `seen` any more, or for so long.
+    pub(crate) fn sleep(&self, seen: u32, most: Duration) {
+        let words = self.words();
+        let most = libc::timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
+        words.sleepers.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: a word of a mapping that lives, and a time that does.
+        unsafe { libc::syscall(libc::SYS_futex, words.doorbell.as_ptr(), libc::FUTEX_WAIT, seen, &raw const most) };
+        words.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// What a slot carries.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Head {
+    pub psn: u64,
+    pub remote: u64,
+    pub deliver_at_ns: u64,
+    /// Of atomic operations.
+    pub operands: [u64; 2],
+    pub opcode: u32,
+    pub bytes: u32,
+    pub rkey: u32,
+    pub imm: u32,
+    /// Where the data belong in their message.
+    pub offset: u32,
+    /// Bytes of the whole message.
+    pub total: u32,
+}
+
+/// Words of a queue pair. Its owner's peer fills slots; its owner empties them and says how far it is.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct QpWords {
+    pub filled: AtomicU64,
+    pub emptied: AtomicU64,
+    /// Packets of the peer that have arrived in order.
+    pub arrived: AtomicU64,
+    /// One more than the packet from which on the peer is to send again; 0: none.
+    pub again: AtomicU64,
+    /// One more than the packet for which there was no receive; 0: none.
+    pub not_ready: AtomicU64,
+    /// A completion's status with which the peer's request fails; 0: none.
+    pub refused: AtomicU64,
+}
+
+const HEADS_AT: usize = 4096;
+const DATA_AT: usize = 8192;
+const QP_BYTES: usize = DATA_AT + SLOTS as usize * SLOT_BYTES;
+
+/// A queue pair's page, as its owner or its peer maps it.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    mapping: Mapping,
+    /// The owner's, who removes it.
+    path: Option<PathBuf>,
+}
+
+impl Ring {
+    fn path_of(folder: &Path, gid: [u8; 16], number: u32) -> PathBuf {
+        folder.join(format!("qp-{}-{number}", hex(gid)))
+    }
+
+    pub(crate) fn create(folder: &Path, gid: [u8; 16], number: u32) -> io::Result<Ring> {
+        let path = Ring::path_of(folder, gid, number);
+        let _ = std::fs::remove_file(&path);
+        let mapping = Mapping::open(&path, QP_BYTES, true)?;
+        Ok(Ring { mapping, path: Some(path) })
+    }
+
+    pub(crate) fn open(folder: &Path, gid: [u8; 16], number: u32) -> io::Result<Ring> {
+        Ok(Ring { mapping: Mapping::open(&Ring::path_of(folder, gid, number), QP_BYTES, false)?, path: None })
+    }
+
+    pub(crate) fn words(&self) -> &QpWords {
+        // SAFETY: long enough, aligned to a page, and nothing but atomic words.
+        unsafe { &*self.mapping.at::<QpWords>(0) }
+    }
+
+    /// Where the head of slot `index` lies, for whoever has the slot.
+    pub(crate) fn head(&self, index: u64) -> *mut Head {
+        self.mapping.at(HEADS_AT + (index % SLOTS) as usize * size_of::<Head>())
+    }
+
+    /// Where its data lie: `SLOT_BYTES`.
+    pub(crate) fn data(&self, index: u64) -> *mut u8 {
+        self.mapping.at::<[u8; SLOT_BYTES]>(DATA_AT + (index % SLOTS) as usize * SLOT_BYTES).cast()
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+pub(crate) fn hex(gid: [u8; 16]) -> String {
+    gid.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Time that all processes of a host agree on.
+pub(crate) fn now_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: room for the time.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

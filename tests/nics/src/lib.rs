@@ -1,0 +1,25 @@
+//! RDMA devices without hardware, for tests: a library with libibverbs' symbols, to be loaded in its place.
+//!
+//! Devices are files of a folder that processes share: the one that `MCCS_NICS` names, or the library's own. A list there says
+//! which host has which ([`write_list`]). `MCCS_NICS_HOST` is the host whose devices a process sees; without it, it sees all. Bytes go from the sender's
+//! memory into slots of the receiver's queue pair, and from there into the receiver's memory: two copies, as with a real device. A
+//! port carries so many bits a second in each direction, and takes some time from device to device.
+//!
+//! Queue pairs are reliable connections: writes, with and without immediate data, sends, reads and atomic operations, in order,
+//! with acknowledgements, retries, receivers that are not ready, and the errors that end them. [`control`] makes faults: a port that goes
+//! down, loss, a slow port, a failing queue pair, late completions, a lost device.
+//!
+//! Deliberately absent: datagrams, shared receive queues, memory windows, memory of GPUs.
+
+mod abi;
+mod completions;
+mod context;
+pub mod control;
+mod entries;
+mod files;
+mod memory;
+mod queue_pair;
+#[cfg(test)]
+mod tests;
+
+pub use files::{Listed, read_list, write_list};

@@ -1,0 +1,641 @@
+//! A reliable connection: requests go in packets, each with a number, to the peer's ring. The peer takes them in order, and says how far
+//! it is. What is not acknowledged in time is sent again from there on.
+//!
+//! A read's answer, and an atomic operation's, comes in packets of its own, which name the request and have no place in the
+//! peer's order.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+use crate::abi::{
+    ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, QPS_ERR, QPS_RTR, QPS_RTS, Sge, WC_LOC_LEN_ERR,
+    WC_LOC_PROT_ERR, WC_RECV, WC_RECV_RDMA_WITH_IMM, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_RETRY_EXC_ERR,
+    WC_RNR_RETRY_EXC_ERR, WC_SUCCESS, WC_WITH_IMM, WC_WR_FLUSH_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD,
+    WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, Wc,
+};
+use crate::completions::CompletionQueue;
+use crate::files::{Head, Port, PortWords, Ring, SLOT_BYTES, SLOTS};
+use crate::memory::{Denied, Regions};
+
+/// Of slots: the answer to a read or an atomic operation.
+const ANSWER: u32 = 1 << 16;
+/// The port's queue of what is paid for, but not gone, at most.
+const AHEAD_NS: u64 = 200_000;
+const NEVER: u64 = u64::MAX;
+
+/// A work request of the send queue.
+#[derive(Debug)]
+pub(crate) struct Request {
+    pub wr_id: u64,
+    pub opcode: u32,
+    pub parts: Vec<Sge>,
+    /// Data of an inline request.
+    pub inline: Option<Vec<u8>>,
+    pub bytes: u32,
+    pub is_signaled: bool,
+    pub imm: u32,
+    pub remote: u64,
+    pub rkey: u32,
+    pub operands: [u64; 2],
+    first_psn: u64,
+    packets: u64,
+    answered: u32,
+}
+
+impl Request {
+    pub(crate) fn new(wr_id: u64, opcode: u32, parts: Vec<Sge>) -> Self {
+        let bytes = parts.iter().map(|part| part.length).sum();
+        Request {
+            wr_id,
+            opcode,
+            parts,
+            inline: None,
+            bytes,
+            is_signaled: false,
+            imm: 0,
+            remote: 0,
+            rkey: 0,
+            operands: [0; 2],
+            first_psn: 0,
+            packets: 0,
+            answered: 0,
+        }
+    }
+
+    fn has_answer(&self) -> bool {
+        matches!(self.opcode, WR_RDMA_READ | WR_ATOMIC_CMP_AND_SWP | WR_ATOMIC_FETCH_AND_ADD)
+    }
+
+    /// How completions name it.
+    fn wc_opcode(&self) -> u32 {
+        match self.opcode {
+            WR_SEND | WR_SEND_WITH_IMM => 0,
+            WR_RDMA_READ => 2,
+            WR_ATOMIC_CMP_AND_SWP => 3,
+            WR_ATOMIC_FETCH_AND_ADD => 4,
+            _ => 1,
+        }
+    }
+}
+
+/// A work request of the receive queue.
+#[derive(Debug)]
+pub(crate) struct Receive {
+    pub wr_id: u64,
+    pub parts: Vec<Sge>,
+}
+
+/// An answer that is still to go.
+#[derive(Debug)]
+struct Answer {
+    psn: u64,
+    /// Where the data are; of atomic operations the word that was there.
+    from: Result<u64, u64>,
+    total: u32,
+    sent: u32,
+}
+
+#[derive(Debug)]
+struct Peer {
+    ring: Ring,
+    port: Port,
+}
+
+/// How long a queue pair tries.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Timers {
+    /// 0: without end.
+    pub retry_ns: u64,
+    pub retries: u32,
+    /// 7: without end.
+    pub rnr_retries: u32,
+    /// What this side tells its peer to wait.
+    pub rnr_ns: u64,
+}
+
+/// What its context lends a queue pair for a step.
+pub(crate) struct Lent<'a> {
+    pub regions: &'a Regions,
+    pub port: &'a PortWords,
+    pub now_ns: u64,
+    /// A number that differs from step to step, for losses.
+    pub chance: &'a mut u64,
+    /// Completions, which the context hands on.
+    pub completions: &'a mut Vec<(*const CompletionQueue, Wc)>,
+}
+
+#[derive(Debug)]
+pub(crate) struct QueuePair {
+    pub number: u32,
+    pub handle: Handle,
+    pub state: u32,
+    pub access: u32,
+    pub timers: Timers,
+    pub signals_all: bool,
+    pub send_room: usize,
+    pub recv_room: usize,
+    pub queues: [*const CompletionQueue; 2],
+    pub sends: VecDeque<Request>,
+    pub receives: VecDeque<Receive>,
+    own: Ring,
+    peer: Option<Peer>,
+    end_psn: u64,
+    next_psn: u64,
+    acknowledged: u64,
+    tries: u32,
+    rnr_tries: u32,
+    progress_ns: u64,
+    not_before_ns: u64,
+    expected: u64,
+    answers: VecDeque<Answer>,
+}
+
+// SAFETY: completion queues outlive their queue pairs, which verbs demand, and are behind locks.
+unsafe impl Send for QueuePair {}
+
+/// The structure by which programs know a queue pair.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Handle(pub *mut std::ffi::c_void);
+
+/// Why a queue pair has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Failed {
+    /// Whether the peer's request was at fault.
+    pub by_peer: bool,
+}
+
+impl QueuePair {
+    pub(crate) fn new(
+        number: u32,
+        handle: Handle,
+        own: Ring,
+        queues: [*const CompletionQueue; 2],
+        room: [usize; 2],
+    ) -> Self {
+        QueuePair {
+            number,
+            handle,
+            state: 0,
+            access: 0,
+            timers: Timers::default(),
+            signals_all: false,
+            send_room: room[0],
+            recv_room: room[1],
+            queues,
+            sends: VecDeque::new(),
+            receives: VecDeque::new(),
+            own,
+            peer: None,
+            end_psn: 0,
+            next_psn: 0,
+            acknowledged: 0,
+            tries: 0,
+            rnr_tries: 0,
+            progress_ns: 0,
+            not_before_ns: 0,
+            expected: 0,
+            answers: VecDeque::new(),
+        }
+    }
+
+    pub(crate) fn connect(&mut self, ring: Ring, port: Port) {
+        self.peer = Some(Peer { ring, port });
+    }
+
+    pub(crate) fn enqueue(&mut self, mut request: Request, now_ns: u64) {
+        request.first_psn = self.end_psn;
+        request.packets = match request.has_answer() {
+            true => 1,
+            false => u64::from(request.bytes).div_ceil(SLOT_BYTES as u64).max(1),
+        };
+        if self.acknowledged == self.end_psn && self.sends.is_empty() {
+            self.progress_ns = now_ns;
+        }
+        self.end_psn += request.packets;
+        self.sends.push_back(request);
+    }
+
+    fn complete(&self, lent: &mut Lent<'_>, queue: usize, wc: Wc) {
+        lent.completions.push((self.queues[queue], Wc { qp_num: self.number, ..wc }));
+    }
+
+    /// Ends all that is in its queues.
+    pub(crate) fn fail(&mut self, first: Option<u32>, lent: &mut Lent<'_>) {
+        self.state = QPS_ERR;
+        let mut status = first.unwrap_or(WC_WR_FLUSH_ERR);
+        for request in std::mem::take(&mut self.sends) {
+            let wc = Wc { wr_id: request.wr_id, status, opcode: request.wc_opcode(), ..Wc::default() };
+            self.complete(lent, 0, wc);
+            status = WC_WR_FLUSH_ERR;
+        }
+        for receive in std::mem::take(&mut self.receives) {
+            let wc = Wc { wr_id: receive.wr_id, status: WC_WR_FLUSH_ERR, opcode: WC_RECV, ..Wc::default() };
+            self.complete(lent, 1, wc);
+        }
+        self.answers.clear();
+    }
+
+    /// Takes what has come and sends what can go. Gives when it has to be called again, whatever comes.
+    pub(crate) fn step(&mut self, lent: &mut Lent<'_>) -> Result<u64, Failed> {
+        if self.state != QPS_RTR && self.state != QPS_RTS {
+            return Ok(NEVER);
+        }
+        let Some(peer) = self.peer.take() else { return Ok(NEVER) };
+        let stepped = self.step_with(&peer, lent);
+        self.peer = Some(peer);
+        stepped
+    }
+
+    fn step_with(&mut self, peer: &Peer, lent: &mut Lent<'_>) -> Result<u64, Failed> {
+        let (filled, emptied) =
+            (peer.ring.words().filled.load(Ordering::Acquire), self.own.words().emptied.load(Ordering::Relaxed));
+        let next_arrival = self.take(lent)?;
+        if self.state == QPS_RTS {
+            self.acknowledge(peer, lent)?;
+        }
+        let next_send = self.send(peer, lent)?;
+        let now = (peer.ring.words().filled.load(Ordering::Relaxed), self.own.words().emptied.load(Ordering::Relaxed));
+        if now != (filled, emptied) {
+            peer.port.ring();
+        }
+        Ok(next_arrival.min(next_send))
+    }
+
+    /// Whether something of it is under way.
+    pub(crate) fn has_work(&self) -> bool {
+        let words = self.own.words();
+        !self.sends.is_empty() || words.filled.load(Ordering::Acquire) != words.emptied.load(Ordering::Relaxed)
+    }
+
+    /// Takes packets out of the own ring.
+    fn take(&mut self, lent: &mut Lent<'_>) -> Result<u64, Failed> {
+        loop {
+            let words = self.own.words();
+            let index = words.emptied.load(Ordering::Relaxed);
+            if index >= words.filled.load(Ordering::Acquire) {
+                return Ok(NEVER);
+            }
+            // SAFETY: a filled slot is this side's until it is emptied. What is in it may be anything: it is copied, then checked.
+            let head = unsafe { self.own.head(index).read_volatile() };
+            if head.deliver_at_ns > lent.now_ns {
+                return Ok(head.deliver_at_ns);
+            }
+            let data = self.own.data(index);
+            if lent.port.is_down.load(Ordering::Relaxed) == 0 && head.bytes as usize <= SLOT_BYTES {
+                lent.port.in_bytes.fetch_add(head.bytes.into(), Ordering::Relaxed);
+                if head.opcode & ANSWER != 0 {
+                    self.take_answer(&head, data, lent)?;
+                } else {
+                    self.take_request(&head, data, lent)?;
+                }
+            }
+            self.own.words().emptied.store(index + 1, Ordering::Release);
+        }
+    }
+
+    fn refuse(&mut self, psn: u64, status: u32, lent: &mut Lent<'_>) -> Failed {
+        self.own.words().refused.store((psn + 1) << 8 | u64::from(status), Ordering::Release);
+        // The slot is emptied, so that the peer looks.
+        self.own.words().emptied.fetch_add(1, Ordering::Release);
+        if let Some(peer) = &self.peer {
+            peer.port.ring();
+        }
+        self.fail(None, lent);
+        Failed { by_peer: true }
+    }
+
+    fn take_request(&mut self, head: &Head, data: *const u8, lent: &mut Lent<'_>) -> Result<(), Failed> {
+        let answers = matches!(head.opcode, WR_RDMA_READ | WR_ATOMIC_CMP_AND_SWP | WR_ATOMIC_FETCH_AND_ADD);
+        if head.psn > self.expected {
+            self.own.words().again.store(self.expected + 1, Ordering::Release);
+            return Ok(());
+        }
+        // A read may come again, since its answer can be lost; an atomic operation is done once, and its answer is never lost alone.
+        if head.psn < self.expected && (head.opcode != WR_RDMA_READ || self.answers.iter().any(|of| of.psn == head.psn))
+        {
+            self.own.words().arrived.store(self.expected, Ordering::Release);
+            return Ok(());
+        }
+        if answers {
+            self.take_question(head, lent)?;
+        } else if !self.take_data(head, data, lent)? {
+            return Ok(());
+        }
+        self.expected = self.expected.max(head.psn + 1);
+        self.own.words().arrived.store(self.expected, Ordering::Release);
+        Ok(())
+    }
+
+    /// A read or an atomic operation.
+    fn take_question(&mut self, head: &Head, lent: &mut Lent<'_>) -> Result<(), Failed> {
+        let is_read = head.opcode == WR_RDMA_READ;
+        let (bytes, access) = if is_read { (head.total, ACCESS_REMOTE_READ) } else { (8, ACCESS_REMOTE_ATOMIC) };
+        let address = lent.regions.address(head.rkey, head.remote, bytes.into(), access);
+        let allowed = self.access & access == access && (is_read || head.remote.is_multiple_of(8));
+        let (Ok(address), true) = (address, allowed) else {
+            return Err(self.refuse(head.psn, WC_REM_ACCESS_ERR, lent));
+        };
+        let from = if is_read {
+            Ok(address)
+        } else {
+            // SAFETY: eight aligned bytes of a registered region.
+            let word = unsafe { std::sync::atomic::AtomicU64::from_ptr(address as *mut u64) };
+            let [compare_or_add, swap] = head.operands;
+            Err(match head.opcode {
+                WR_ATOMIC_FETCH_AND_ADD => word.fetch_add(compare_or_add, Ordering::SeqCst),
+                _ => word
+                    .compare_exchange(compare_or_add, swap, Ordering::SeqCst, Ordering::SeqCst)
+                    .unwrap_or_else(|was| was),
+            })
+        };
+        self.answers.push_back(Answer { psn: head.psn, from, total: bytes, sent: 0 });
+        Ok(())
+    }
+
+    /// A part of a write or a send. `false`: nobody has posted a receive for it.
+    fn take_data(&mut self, head: &Head, data: *const u8, lent: &mut Lent<'_>) -> Result<bool, Failed> {
+        let is_last = head.offset.saturating_add(head.bytes) >= head.total;
+        let is_send = matches!(head.opcode, WR_SEND | WR_SEND_WITH_IMM);
+        let has_imm = matches!(head.opcode, WR_SEND_WITH_IMM | WR_RDMA_WRITE_WITH_IMM);
+        if !is_send && !matches!(head.opcode, WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM) {
+            return Err(self.refuse(head.psn, WC_REM_INV_REQ_ERR, lent));
+        }
+        let takes_receive = is_send || (has_imm && is_last);
+        if takes_receive && self.receives.is_empty() {
+            self.own.words().not_ready.store(head.psn + 1, Ordering::Release);
+            return Ok(false);
+        }
+        // SAFETY: the slot has `bytes`, which were checked against its room; regions are kept by whoever registered them.
+        let placed = unsafe {
+            if is_send {
+                let receive = self.receives.front().map_or(&[][..], |receive| &receive.parts);
+                lent.regions.scatter(receive, head.offset, data, head.bytes)
+            } else if head.bytes > 0 {
+                let to = head.remote.saturating_add(head.offset.into());
+                let may = self.access & ACCESS_REMOTE_WRITE != 0;
+                let address = lent.regions.address(head.rkey, to, head.bytes.into(), ACCESS_REMOTE_WRITE);
+                address.and_then(|address| {
+                    if !may {
+                        return Err(Denied);
+                    }
+                    std::ptr::copy_nonoverlapping(data, address as *mut u8, head.bytes as usize);
+                    Ok(())
+                })
+            } else {
+                Ok(())
+            }
+        };
+        if placed.is_err() {
+            let status = if is_send { WC_REM_INV_REQ_ERR } else { WC_REM_ACCESS_ERR };
+            if is_send && let Some(receive) = self.receives.pop_front() {
+                let wc = Wc { wr_id: receive.wr_id, status: WC_LOC_LEN_ERR, opcode: WC_RECV, ..Wc::default() };
+                self.complete(lent, 1, wc);
+            }
+            return Err(self.refuse(head.psn, status, lent));
+        }
+        if takes_receive
+            && is_last
+            && let Some(receive) = self.receives.pop_front()
+        {
+            let opcode = if is_send { WC_RECV } else { WC_RECV_RDMA_WITH_IMM };
+            let (imm_data, wc_flags) = if has_imm { (head.imm, WC_WITH_IMM) } else { (0, 0) };
+            let wc = Wc { wr_id: receive.wr_id, opcode, byte_len: head.total, imm_data, wc_flags, ..Wc::default() };
+            self.complete(lent, 1, wc);
+        }
+        Ok(true)
+    }
+
+    fn take_answer(&mut self, head: &Head, data: *const u8, lent: &mut Lent<'_>) -> Result<(), Failed> {
+        let Some(request) = self.sends.iter_mut().find(|request| request.first_psn == head.psn && request.has_answer())
+        else {
+            return Ok(());
+        };
+        // Parts come in order; one that was lost comes again with all.
+        if head.offset != request.answered {
+            return Ok(());
+        }
+        // SAFETY: as in `take_data`.
+        let placed = unsafe { lent.regions.scatter(&request.parts, head.offset, data, head.bytes) };
+        request.answered += head.bytes;
+        self.progress_ns = lent.now_ns;
+        match placed {
+            Ok(()) => Ok(()),
+            Err(Denied) => {
+                self.fail(Some(WC_LOC_PROT_ERR), lent);
+                Err(Failed { by_peer: false })
+            }
+        }
+    }
+
+    /// Completes what the peer has, and sees to what it has not.
+    fn acknowledge(&mut self, peer: &Peer, lent: &mut Lent<'_>) -> Result<(), Failed> {
+        let words = peer.ring.words();
+        let arrived = words.arrived.load(Ordering::Acquire).min(self.end_psn);
+        if arrived > self.acknowledged {
+            (self.acknowledged, self.tries, self.rnr_tries, self.progress_ns) = (arrived, 0, 0, lent.now_ns);
+            self.next_psn = self.next_psn.max(arrived);
+        }
+        while let Some(request) = self.sends.front() {
+            let is_there = request.first_psn + request.packets <= self.acknowledged;
+            if !is_there || (request.has_answer() && request.answered < request.bytes) {
+                break;
+            }
+            let request = self.sends.pop_front().expect("invariant: there is a first one");
+            self.tries = 0;
+            if request.is_signaled {
+                let wc = Wc {
+                    wr_id: request.wr_id,
+                    status: WC_SUCCESS,
+                    opcode: request.wc_opcode(),
+                    byte_len: request.bytes,
+                    ..Wc::default()
+                };
+                self.complete(lent, 0, wc);
+            }
+        }
+        let refused = words.refused.swap(0, Ordering::AcqRel);
+        if refused != 0 {
+            self.fail(Some(refused as u32 & 0xff), lent);
+            return Err(Failed { by_peer: false });
+        }
+        let not_ready = words.not_ready.swap(0, Ordering::AcqRel);
+        if not_ready > self.acknowledged && not_ready <= self.end_psn {
+            self.rnr_tries += 1;
+            if self.timers.rnr_retries < 7 && self.rnr_tries > self.timers.rnr_retries {
+                self.fail(Some(WC_RNR_RETRY_EXC_ERR), lent);
+                return Err(Failed { by_peer: false });
+            }
+            self.next_psn = not_ready - 1;
+            self.not_before_ns = lent.now_ns + self.timers.rnr_ns;
+            self.progress_ns = lent.now_ns;
+        }
+        let again = words.again.swap(0, Ordering::AcqRel);
+        if again > self.acknowledged && again - 1 < self.next_psn {
+            self.next_psn = again - 1;
+        }
+        if self.waits() && self.timers.retry_ns > 0 && lent.now_ns >= self.progress_ns + self.timers.retry_ns {
+            self.tries += 1;
+            if self.tries > self.timers.retries {
+                self.fail(Some(WC_RETRY_EXC_ERR), lent);
+                return Err(Failed { by_peer: false });
+            }
+            self.progress_ns = lent.now_ns;
+            let first = self.sends.front_mut().expect("invariant: something is waited for");
+            // An answer in parts begins anew.
+            first.answered = 0;
+            self.next_psn = first.first_psn.max(if first.has_answer() { 0 } else { self.acknowledged });
+        }
+        Ok(())
+    }
+
+    /// Whether the peer has something to say.
+    fn waits(&self) -> bool {
+        self.sends.front().is_some_and(|first| self.next_psn > first.first_psn)
+    }
+
+    /// Whether there is room and time for a packet of so many bytes, and when it arrives.
+    fn slot(peer: &Peer, bytes: u32, lent: &Lent<'_>) -> Result<(u64, u64), u64> {
+        let words = peer.ring.words();
+        let index = words.filled.load(Ordering::Relaxed);
+        if index - words.emptied.load(Ordering::Acquire).min(index) >= SLOTS {
+            return Err(NEVER);
+        }
+        let free =
+            |of: &PortWords, out: bool| if out { &of.out_free_ns } else { &of.in_free_ns }.load(Ordering::Relaxed);
+        let (own, theirs) = (lent.port, peer.port.words());
+        let begin = free(own, true).max(lent.now_ns);
+        if begin > lent.now_ns + AHEAD_NS {
+            return Err(begin - AHEAD_NS);
+        }
+        let takes = |of: &PortWords| u64::from(bytes) * 8 * 1000 / of.mbit_per_s.load(Ordering::Relaxed).max(1);
+        // Several processes may pay at once: then each sees the other's time, or a little less of it.
+        let out_free = begin + takes(own);
+        own.out_free_ns.store(out_free, Ordering::Relaxed);
+        let in_free = out_free.max(free(theirs, false) + takes(theirs));
+        theirs.in_free_ns.store(in_free, Ordering::Relaxed);
+        Ok((index, in_free + own.latency_ns.load(Ordering::Relaxed)))
+    }
+
+    fn is_lost(peer: &Peer, lent: &mut Lent<'_>) -> bool {
+        let is_down = |of: &PortWords| of.is_down.load(Ordering::Relaxed) != 0;
+        if is_down(lent.port) || is_down(peer.port.words()) {
+            return true;
+        }
+        let loss = lent.port.loss_ppm.load(Ordering::Relaxed);
+        *lent.chance = lent.chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        loss > 0 && (*lent.chance >> 33) % 1_000_000 < loss.into()
+    }
+
+    /// Puts a packet into the peer's ring.
+    fn put(peer: &Peer, index: u64, head: Head) {
+        // SAFETY: a slot that is not filled is the sender's.
+        unsafe { peer.ring.head(index).write_volatile(head) };
+        peer.ring.words().filled.store(index + 1, Ordering::Release);
+    }
+
+    fn send(&mut self, peer: &Peer, lent: &mut Lent<'_>) -> Result<u64, Failed> {
+        let after_answers = self.send_answers(peer, lent);
+        if self.state != QPS_RTS {
+            return Ok(after_answers);
+        }
+        let after_requests = self.send_requests(peer, lent)?;
+        let retry =
+            if self.waits() && self.timers.retry_ns > 0 { self.progress_ns + self.timers.retry_ns } else { NEVER };
+        Ok(after_answers.min(after_requests).min(retry))
+    }
+
+    fn send_answers(&mut self, peer: &Peer, lent: &mut Lent<'_>) -> u64 {
+        while let Some(answer) = self.answers.front_mut() {
+            let bytes = (answer.total - answer.sent).min(SLOT_BYTES as u32);
+            let (index, deliver_at_ns) = match QueuePair::slot(peer, bytes, lent) {
+                Ok(slot) => slot,
+                Err(later) => return later,
+            };
+            if !(answer.from.is_ok() && QueuePair::is_lost(peer, lent)) {
+                let data = peer.ring.data(index);
+                match answer.from {
+                    // SAFETY: a registered region, checked when the question came; whoever deregisters it has ended its queue pairs' use.
+                    Ok(from) => unsafe {
+                        std::ptr::copy_nonoverlapping(
+                            (from + u64::from(answer.sent)) as *const u8,
+                            data,
+                            bytes as usize,
+                        );
+                    },
+                    // SAFETY: a slot has more than eight bytes.
+                    Err(word) => unsafe { data.cast::<u64>().write(word) },
+                }
+                let (psn, offset, total) = (answer.psn, answer.sent, answer.total);
+                QueuePair::put(
+                    peer,
+                    index,
+                    Head { psn, deliver_at_ns, opcode: ANSWER, bytes, offset, total, ..Head::default() },
+                );
+            }
+            lent.port.out_bytes.fetch_add(bytes.into(), Ordering::Relaxed);
+            answer.sent += bytes;
+            if answer.sent >= answer.total {
+                self.answers.pop_front();
+            }
+        }
+        NEVER
+    }
+
+    fn send_requests(&mut self, peer: &Peer, lent: &mut Lent<'_>) -> Result<u64, Failed> {
+        if self.not_before_ns > lent.now_ns {
+            return Ok(self.not_before_ns);
+        }
+        let mut at = self.sends.iter().position(|request| request.first_psn + request.packets > self.next_psn);
+        while let Some(request) = at.and_then(|at| self.sends.get(at)) {
+            let offset = ((self.next_psn - request.first_psn) * SLOT_BYTES as u64) as u32;
+            let bytes = if request.has_answer() {
+                0
+            } else {
+                (request.bytes - offset.min(request.bytes)).min(SLOT_BYTES as u32)
+            };
+            let (index, deliver_at_ns) = match QueuePair::slot(peer, bytes, lent) {
+                Ok(slot) => slot,
+                Err(later) => return Ok(later),
+            };
+            if !QueuePair::is_lost(peer, lent) {
+                let data = peer.ring.data(index);
+                // SAFETY: the slot has room for `bytes`; the regions are kept until the request ends.
+                let copied = unsafe {
+                    match &request.inline {
+                        Some(inline) => {
+                            std::ptr::copy_nonoverlapping(inline.as_ptr().add(offset as usize), data, bytes as usize);
+                            Ok(())
+                        }
+                        None => lent.regions.gather(&request.parts, offset, data, bytes),
+                    }
+                };
+                if copied.is_err() {
+                    self.fail(Some(WC_LOC_PROT_ERR), lent);
+                    return Err(Failed { by_peer: false });
+                }
+                QueuePair::put(
+                    peer,
+                    index,
+                    Head {
+                        psn: self.next_psn,
+                        remote: request.remote,
+                        deliver_at_ns,
+                        operands: request.operands,
+                        opcode: request.opcode,
+                        bytes,
+                        rkey: request.rkey,
+                        imm: request.imm,
+                        offset,
+                        total: request.bytes,
+                    },
+                );
+            }
+            lent.port.out_bytes.fetch_add(bytes.into(), Ordering::Relaxed);
+            self.next_psn += 1;
+            if self.next_psn == request.first_psn + request.packets {
+                at = at.map(|at| at + 1);
+            }
+        }
+        Ok(NEVER)
+    }
+}

@@ -1,0 +1,175 @@
+//! Communicators over RDMA, on emulated devices (`tests/nics`): real services and the whole transport, without hardware.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use mccs_emulated_nics::control::{Carried, Fault, carried, make};
+use mccs_emulated_nics::{Listed, write_list};
+use mccs_eval::workload::Call;
+use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
+use mccs_tests::hosts::{Raise, TestHosts, run_until_stopped};
+use mccs_tests::{run_checked, watchdog};
+
+/// Two hosts with two ranks each.
+const PLACEMENT: [usize; 4] = [0, 0, 1, 1];
+
+/// Two hosts whose services have emulated devices alone: `h0` has n0, n1 and so on, `h1` as many more.
+struct Fixture {
+    hosts: TestHosts,
+    folder: tempfile::TempDir,
+    devices: usize,
+}
+
+/// What cargo has built beside this test.
+fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("a path");
+    let folder = test.parent().expect("a folder");
+    folder.join("libmccs_emulated_nics.so")
+}
+
+impl Fixture {
+    fn new(devices: usize) -> Self {
+        watchdog();
+        // Memory, not a disk.
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+        let listed = |number: usize| Listed {
+            host: format!("h{}", number / devices),
+            name: format!("n{number}"),
+            address: Ipv4Addr::new(10, 88, 0, number as u8 + 1),
+            mbit_per_s: 10_000,
+            latency_ns: 2000,
+        };
+        write_list(folder.path(), &(0..2 * devices).map(listed).collect::<Vec<_>>()).expect("a list");
+        let library = copy_of_library(folder.path());
+        let hosts = TestHosts::start_each(2, |host| {
+            let names: Vec<String> =
+                (host * devices..(host + 1) * devices).map(|number| format!("n{number}")).collect();
+            format!(
+                "[rdma]\nuse = \"required\"\nlibrary = {library:?}\ndevices = {names:?}\n[host_device]\n\
+                 shm_exchange_limit = \"0\"\n"
+            )
+        });
+        Fixture { hosts, folder, devices }
+    }
+
+    fn host_of(&self, device: usize) -> String {
+        format!("h{}", device / self.devices)
+    }
+
+    fn make(&self, device: usize, fault: Fault) {
+        make(self.folder.path(), &self.host_of(device), &format!("n{device}"), fault).expect("a device");
+    }
+
+    fn carried(&self, device: usize) -> Carried {
+        carried(self.folder.path(), &self.host_of(device), &format!("n{device}")).expect("a device")
+    }
+
+    /// Waits until a device carries bytes.
+    fn wait_until_used(&self, device: usize) {
+        let before = self.carried(device).out_bytes;
+        while self.carried(device).out_bytes < before + 100_000 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Checked all-reduces on all ranks, while `body` runs and until it returns.
+    fn under_load(&self, body: impl FnOnce(&AtomicU64)) -> u64 {
+        let (stop, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        let ranks = self.hosts.join(&PLACEMENT);
+        std::thread::scope(|scope| {
+            let _ends = Raise(&stop);
+            let threads: Vec<_> = ranks
+                .iter()
+                .map(|rank| scope.spawn(|| run_until_stopped(rank, &stop, &done, |number| all_reduce(50_000, number))))
+                .collect();
+            body(&done);
+            stop.store(1, Ordering::Relaxed);
+            threads.into_iter().map(|thread| thread.join().expect("checked")).max().expect("ranks")
+        })
+    }
+}
+
+/// The library, in the folder of its devices: each copy is a library of its own.
+fn copy_of_library(folder: &Path) -> PathBuf {
+    let copy = folder.join("libibverbs.so.1");
+    std::fs::copy(library(), &copy).expect("cargo builds it with this test");
+    copy
+}
+
+fn all_reduce(count: u64, seed: u64) -> Call {
+    let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::F32, RedOp::Sum);
+    Call { kind, dtype, redop, root: 0, count, nranks: PLACEMENT.len() as u32, seed }
+}
+
+/// Waits until so many more operations have ended.
+fn wait_for(done: &AtomicU64, more: u64) {
+    let goal = done.load(Ordering::Relaxed) + more;
+    while done.load(Ordering::Relaxed) < goal {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn every_collective_is_right_over_emulated_nics() {
+    let fixture = Fixture::new(1);
+    let before = fixture.carried(0);
+    let wrong: u64 = fixture
+        .hosts
+        .ranks(&PLACEMENT, |rank| {
+            let mut wrong = 0;
+            for (number, kind) in CollectiveKind::ALL.into_iter().enumerate() {
+                for count in [1, 1000, 300_000] {
+                    let seed = number as u64 * 1000 + count;
+                    let count = if *kind == CollectiveKind::Barrier { 0 } else { count };
+                    let root = if kind.has_root() { seed as u32 % 4 } else { 0 };
+                    let call = Call { kind: *kind, root, ..all_reduce(count, seed) };
+                    wrong += run_checked(&rank, &call, false);
+                }
+            }
+            wrong
+        })
+        .into_iter()
+        .sum();
+    assert_eq!(wrong, 0, "wrong elements");
+    assert!(fixture.carried(0).out_bytes > before.out_bytes + 300_000, "the bytes went by the device");
+}
+
+#[test]
+fn a_lossy_device_sends_again() {
+    let fixture = Fixture::new(1);
+    fixture.make(0, Fault::LossPpm(20_000));
+    fixture.under_load(|done| wait_for(done, 100));
+}
+
+#[test]
+fn a_port_that_goes_down_is_left_and_used_again_when_it_is_back() {
+    let fixture = Fixture::new(2);
+    let calls = fixture.under_load(|done| {
+        wait_for(done, 40);
+        let used: Vec<usize> = (0..2).filter(|device| fixture.carried(*device).out_bytes > 0).collect();
+        assert!(!used.is_empty(), "h0 sends by a device");
+        let home = used[0];
+        fixture.make(home, Fault::Down);
+        wait_for(done, 40);
+        let other = 1 - home;
+        assert!(fixture.carried(other).out_bytes > 0, "what the port carried goes by the other one");
+        fixture.make(home, Fault::Up);
+        fixture.wait_until_used(home);
+        wait_for(done, 40);
+    });
+    assert!(calls >= 30, "no call has failed");
+}
+
+#[test]
+fn late_completions_and_a_slow_port_cost_time_alone() {
+    let fixture = Fixture::new(1);
+    fixture.under_load(|done| {
+        fixture.make(0, Fault::CompletionDelay(2_000_000));
+        wait_for(done, 40);
+        fixture.make(0, Fault::CompletionDelay(0));
+        fixture.make(1, Fault::Rate(200));
+        wait_for(done, 40);
+    });
+}
