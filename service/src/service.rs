@@ -12,7 +12,6 @@ use mccs_ipc::handshake::Listener;
 
 use crate::collective::{Algorithm, Choice, CostModel, Strategy};
 use crate::controller::equipment::{Equipment, TENANTS_MAX};
-use crate::devices::DeviceEvents;
 use crate::devices::cuda::{CudaDevice, Gpus, NoCuda};
 use crate::devices::host::{HostDevice, HostOptions};
 use crate::engines::control::{ControlEngine, Controlled};
@@ -249,7 +248,7 @@ fn start_gpus(
     let lanes = Lanes::new(settings.tenants.len(), mailbox.waker().clone());
     let (sender, opener) = (mailbox.sender(), lanes.opener());
     let recorder = registry.recorders.recorder("gpus".into());
-    let events = Arc::new(device_events(sender.clone()));
+    let events = Arc::new(ProxyMessage::device_events(sender.clone()));
     let (device, freeing) = CudaDevice::new(gpus, settings.cuda_options, Arc::clone(&events), recorder)?;
     let device = Box::new(device);
     let importer = device.importer();
@@ -294,8 +293,13 @@ fn start_transports(
         let links = transport_factory.links()?.with_meters(Arc::clone(&meters));
         Ok(Some(links.with_path_words(Arc::clone(&words))))
     };
-    let pool =
-        TransportPool::new(Arc::clone(runtimes), vec![proxy], Box::new(placement), Box::new(make_links), recorders);
+    let pool = TransportPool::new(
+        Arc::clone(runtimes),
+        vec![ProxyMessage::transport_events(proxy)],
+        Box::new(placement),
+        Box::new(make_links),
+        recorders,
+    );
     pool.resize(settings.transport_engines.unwrap_or_else(|| cores().min(TRANSPORTS_MAX)))?;
     Ok(pool)
 }
@@ -329,14 +333,6 @@ fn start_controller(
         Box::new(engine)
     })?;
     Ok(())
-}
-
-/// What a device tells its proxy engine.
-fn device_events(proxy: Sender<ProxyMessage>) -> DeviceEvents {
-    DeviceEvents::new(Box::new(move |event| match proxy.send(ProxyMessage::Device(event)) {
-        Err(ProxyMessage::Device(event)) => Err(event),
-        _ => Ok(()),
-    }))
 }
 
 /// Takes the exchange's events to a proxy engine, and some to the controller's.

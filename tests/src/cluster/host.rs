@@ -10,7 +10,7 @@ use mccs_runtime::{Context, Engine, Mailbox, Progress, Sender};
 use mccs_service::devices::host::{HostDevice, HostOptions};
 use mccs_service::engines::proxy::{Cluster as ClusterLink, ProxyEngine, ProxyMessage, Timeouts};
 use mccs_service::engines::transport::links::{Links, Ways};
-use mccs_service::engines::transport::{TransportEngine, TransportHandle};
+use mccs_service::engines::transport::{TransportEngine, TransportEvent, TransportHandle};
 use mccs_service::exchange::protocol::{Event, Exchange, Name, Options as ExchangeOptions, Request};
 use mccs_service::plans::ScheduleCache;
 use mccs_service::registry::Registry;
@@ -142,7 +142,7 @@ impl SimHost {
             handles.push(TransportHandle { number, sender: mailbox.sender() });
             started.push((number, mailbox));
         }
-        if self.proxy.send(ProxyMessage::SetTransports(handles.clone())).is_err() {
+        if self.proxy.send(ProxyMessage::Transport(TransportEvent::PoolChanged(handles.clone()))).is_err() {
             return;
         }
         self.handles = handles;

@@ -74,7 +74,7 @@ impl ProxyEngine {
         if !setups.setups.contains_key(&key) {
             let network = setups.begin(&key, self.mail.engines(), now);
             for (engine, handle) in network.engines.iter().enumerate() {
-                let (links, reply) = (network.links, self.mailbox.sender());
+                let (links, reply) = (network.links, self.transport_events.clone());
                 self.mail.tell(handle, TransportMessage::Listen { links, engine, reply });
             }
         }

@@ -5,7 +5,7 @@
 //!
 //! Small collectives may be rounds of the communicator's shared-memory exchange (`rounds.rs`).
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use mccs_ipc::types::{DataType, ErrorClass, Handle, RedOp};
 use super::describe::{describe, difference, signature};
 use super::direct::Watch;
 use super::operation::{Calls, Operation, ProxyReply, RoundState};
+use super::p2p_queues::P2pQueues;
 use super::reconfigure::Changes;
 use super::stream::Arrival;
 use crate::collective::Schedule;
@@ -30,7 +31,7 @@ use crate::runtime::{Sender, Share};
 use crate::session::Session;
 use crate::telemetry::profile::ProfileMeter;
 use crate::telemetry::recorder::{Record, Recorder, job_number};
-use crate::telemetry::stuck::{HostAccount, PairAccount};
+use crate::telemetry::stuck::HostAccount;
 use crate::tenants::{Charge, Resource};
 
 /// Scratch memory of an operation that is the service's affair; more is the tenant's.
@@ -56,15 +57,6 @@ pub(super) struct Waiting {
     place: u64,
     /// Since when it has been the head of its stream, or would have been if its turn had come at once.
     pub(super) arrived: Option<Instant>,
-}
-
-/// Sender and receiver.
-pub(super) fn far_pair(operation: &Operation) -> (u32, u32) {
-    match operation.action {
-        Action::Send { peer } => (operation.rank, peer),
-        Action::Recv { peer } => (peer, operation.rank),
-        _ => (operation.rank, operation.rank),
-    }
 }
 
 /// What a communicator has to do with other hosts.
@@ -102,26 +94,6 @@ pub(super) struct Member {
     _charge: Arc<Charge>,
 }
 
-/// Sends and receives between two ranks that wait for each other, in order. One of the two is empty.
-#[derive(Default)]
-struct Pair {
-    sends: VecDeque<Box<Operation>>,
-    recvs: VecDeque<Box<Operation>>,
-    /// That have come here since the communicator began.
-    sends_called: u64,
-    recvs_called: u64,
-}
-
-/// Sends, or receives, between two ranks of which one is on another host: one at a time runs, so that they match in order.
-#[derive(Default)]
-struct FarPair {
-    runs: bool,
-    /// Behind it.
-    waiting: VecDeque<Box<Operation>>,
-    /// That have come here since the communicator began.
-    called: u64,
-}
-
 /// A communicator.
 pub(super) struct Comm {
     /// Ranks of this host, ascending.
@@ -135,9 +107,8 @@ pub(super) struct Comm {
     /// The collective that runs, one operation a rank; empty when none does.
     pub(super) running: Vec<Operation>,
     pub(super) started_at: Option<Instant>,
-    /// Ordered, like `far_pairs`, so that the same calls fail in the same order each time.
-    pairs: BTreeMap<(u32, u32), Pair>,
-    far_pairs: BTreeMap<(u32, u32), FarPair>,
+    /// Sends and receives that wait.
+    pub(super) p2p: P2pQueues,
     /// Operations whose links have broken; they fail with the communicator.
     pub(super) broken: Vec<Operation>,
     pub(super) failure: Option<Failure>,
@@ -178,8 +149,7 @@ impl Comm {
             span: span.map(Box::new),
             ready: 0,
             started_at: None,
-            pairs: BTreeMap::new(),
-            far_pairs: BTreeMap::new(),
+            p2p: P2pQueues::default(),
             broken: Vec::new(),
             failure: None,
             schedules,
@@ -310,16 +280,7 @@ impl Comm {
                 self.members.iter().map(|member| member.rank).filter(|rank| has_left(*rank)).find(keeps_waiting)?;
             Some((member.rank, gone))
         };
-        let in_pair = |((src, dst), pair): (&(u32, u32), &Pair)| {
-            if !pair.sends.is_empty() && has_left(*dst) {
-                Some((*src, *dst))
-            } else if !pair.recvs.is_empty() && has_left(*src) {
-                Some((*dst, *src))
-            } else {
-                None
-            }
-        };
-        self.members.iter().find_map(in_collective).or_else(|| self.pairs.iter().find_map(in_pair))
+        self.members.iter().find_map(in_collective).or_else(|| self.p2p.waits_for_left(has_left))
     }
 
     /// Checks that all ranks called the same, and moves their operations into `running`.
@@ -429,61 +390,6 @@ impl Comm {
         Ok(Some(charge))
     }
 
-    /// Offers a send or receive; returns a matched pair (send, receive).
-    pub(super) fn offer(
-        &mut self,
-        operation: Box<Operation>,
-        due: Instant,
-    ) -> Option<(Box<Operation>, Box<Operation>)> {
-        self.touch(due);
-        match operation.action {
-            Action::Send { peer } => {
-                let pair = self.pairs.entry((operation.rank, peer)).or_default();
-                pair.sends_called += 1;
-                match pair.recvs.pop_front() {
-                    Some(recv) => Some((operation, recv)),
-                    None => {
-                        pair.sends.push_back(operation);
-                        None
-                    }
-                }
-            }
-            Action::Recv { peer } => {
-                let pair = self.pairs.entry((peer, operation.rank)).or_default();
-                pair.recvs_called += 1;
-                match pair.sends.pop_front() {
-                    Some(send) => Some((send, operation)),
-                    None => {
-                        pair.recvs.push_back(operation);
-                        None
-                    }
-                }
-            }
-            _ => None,
-        }
-    }
-
-    /// Offers a send or receive whose peer is on another host. Returned if it can start: one at a time of a sender and a
-    /// receiver, so that they match in order.
-    pub(super) fn offer_far(&mut self, operation: Box<Operation>, due: Instant) -> Option<Box<Operation>> {
-        self.touch(due);
-        let pair = self.far_pairs.entry(far_pair(&operation)).or_default();
-        pair.called += 1;
-        if std::mem::replace(&mut pair.runs, true) {
-            pair.waiting.push_back(operation);
-            return None;
-        }
-        Some(operation)
-    }
-
-    /// The next send or receive that can start, after one has ended.
-    pub(super) fn next_far(&mut self, ended: &Operation) -> Option<Box<Operation>> {
-        let pair = self.far_pairs.get_mut(&far_pair(ended))?;
-        let next = pair.waiting.pop_front();
-        pair.runs = next.is_some();
-        next
-    }
-
     /// Ends everything that waits. Returns the operations that had arrived, which now fail; those that had not fail when
     /// they become the head of their stream.
     pub(super) fn die(&mut self, failure: Failure) -> Vec<Operation> {
@@ -500,11 +406,7 @@ impl Comm {
                 member.waiting.drain(..).filter(|waiting| waiting.arrived.is_some()).map(|waiting| waiting.operation),
             );
         }
-        for pair in std::mem::take(&mut self.pairs).into_values() {
-            failed.extend(pair.sends.into_iter().chain(pair.recvs).map(|operation| *operation));
-        }
-        let far = std::mem::take(&mut self.far_pairs).into_values().flat_map(|pair| pair.waiting);
-        failed.extend(far.map(|operation| *operation));
+        failed.extend(self.p2p.drain());
         failed.append(&mut self.broken);
         failed
     }
@@ -512,7 +414,8 @@ impl Comm {
     /// Since when operations have been waiting for other ranks with nothing happening; `None` where none waits. What runs
     /// with ranks of other hosts may be waiting for them, unless it moves.
     pub(super) fn waits_since(&self) -> Option<Instant> {
-        let waits = self.members.iter().any(|member| member.arrived().is_some()) || !self.unmatched().is_empty();
+        let waits =
+            self.members.iter().any(|member| member.arrived().is_some()) || self.p2p.unmatched().next().is_some();
         let runs = !self.running.is_empty() || self.pair_jobs > 0;
         let may_wait = if self.span.is_some() { waits || runs } else { waits && !runs };
         let moved_at = self.span.as_ref().map(|span| span.network.activity.last());
@@ -526,39 +429,6 @@ impl Comm {
         there.ranks.iter().all(|rank| left.contains(rank)).then(|| HostAccount::of_departed(&there.ranks))
     }
 
-    /// What ranks of this host have called of sends and receives, by rank and peer.
-    pub(super) fn pair_accounts(&self) -> BTreeMap<(u32, u32), PairAccount> {
-        let mut accounts = BTreeMap::new();
-        for ((src, dst), pair) in &self.pairs {
-            let own: &mut PairAccount = accounts.entry((*src, *dst)).or_default();
-            (own.sends, own.open_sends) = (pair.sends_called, pair.sends.len() as u64);
-            let own = accounts.entry((*dst, *src)).or_default();
-            (own.recvs, own.open_recvs) = (pair.recvs_called, pair.recvs.len() as u64);
-        }
-        for ((src, dst), pair) in &self.far_pairs {
-            let open = pair.waiting.len() as u64 + u64::from(pair.runs);
-            if self.is_far(*dst) {
-                let own = accounts.entry((*src, *dst)).or_default();
-                (own.sends, own.open_sends) = (pair.called, open);
-            } else {
-                let own = accounts.entry((*dst, *src)).or_default();
-                (own.recvs, own.open_recvs) = (pair.called, open);
-            }
-        }
-        accounts.iter_mut().for_each(|((_, peer), account)| account.peer = *peer);
-        accounts
-    }
-
-    pub(super) fn unmatched(&self) -> Vec<&Operation> {
-        let all = self.pairs.values().flat_map(|pair| pair.sends.iter().chain(&pair.recvs));
-        all.map(Box::as_ref).collect()
-    }
-
-    /// Sends and receives that wait for earlier ones with other hosts.
-    pub(super) fn far_waiting(&self) -> impl Iterator<Item = &Operation> {
-        self.far_pairs.values().flat_map(|pair| &pair.waiting).map(Box::as_ref)
-    }
-
     /// Whether a rank has nothing waiting, and nothing runs.
     pub(super) fn is_quiet(&self, rank: u32) -> bool {
         !self.has_waiting(rank) && self.running.is_empty() && self.pair_jobs == 0
@@ -566,14 +436,9 @@ impl Comm {
 
     /// Whether an operation of a rank waits for other ranks, or for its turn.
     pub(super) fn has_waiting(&self, rank: u32) -> bool {
-        let unmatched = |pair: &Pair| pair.sends.iter().chain(&pair.recvs).any(|operation| operation.rank == rank);
-        let far = || {
-            self.far_waiting().any(|operation| operation.rank == rank)
-                || self.broken.iter().any(|operation| operation.rank == rank)
-        };
         self.index_of(rank).is_some_and(|at| !self.members[at].waiting.is_empty())
-            || self.pairs.values().any(unmatched)
-            || far()
+            || self.p2p.has_waiting(rank)
+            || self.broken.iter().any(|operation| operation.rank == rank)
     }
 
     /// A rank has left for good.

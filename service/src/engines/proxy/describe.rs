@@ -57,7 +57,7 @@ impl Comm {
             .chain(&self.broken)
             .chain(far.iter().copied())
             .map(|operation| (operation, AWAITS_HOSTS));
-        let waiting = member.arrived().into_iter().chain(self.far_waiting()).chain(self.unmatched());
+        let waiting = member.arrived().into_iter().chain(self.p2p.remote_waiting()).chain(self.p2p.unmatched());
         let all = begun.chain(waiting.map(|operation| (operation, "")));
         all.filter(|(operation, _)| operation.rank == member.rank).collect()
     }

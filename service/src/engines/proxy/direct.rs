@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mccs_ipc::direct::DirectPage;
 use mccs_ipc::large::LargeWord;
@@ -11,22 +11,9 @@ use mccs_kernels::cuda::contradiction;
 
 use super::ProxyEngine;
 use super::comm::{Comm, Failure, Member};
+use super::gpu_watch::Look;
 use crate::devices::cuda::CopyEngines;
 use crate::devices::{NUMBERS_MAX, Seen};
-
-/// How often GPUs are looked at in the time that an operation may wait.
-const LOOKS: u32 = 4;
-/// And after what time at the latest: a GPU that is lost while operations are under way is told of within it. A look is two copies of 8 bytes a rank, some tens of
-/// microseconds of the thread that sets up, and none where nothing is known to be under way, but for every [`ASK_ALL_EVERY`]th.
-const LOOK_AFTER_MAX: Duration = Duration::from_secs(5);
-/// And while kernels' stamps tell how long collectives come (`strategy/overlap.rs` of `mccs-device`). The pause doubles after every [`IDLE_LOOKS`] in which nothing
-/// was launched.
-const LEARN_AFTER: Duration = Duration::from_millis(250);
-const IDLE_LOOKS: u32 = 8;
-/// So often all are asked: of graphs that hold sends and receives alone, or have come and gone since the last look, nobody else knows how often they ran.
-const ASK_ALL_EVERY: u32 = 8;
-/// From asking GPUs how far they are to looking at the answer: a few times what it takes.
-const ANSWER_WITHIN: Duration = Duration::from_millis(5);
 
 /// What was known at the last look: operations launched and ended, by rank, and groups of sends and receives. Those in graphs were never launched here, and
 /// nobody waits for them.
@@ -60,62 +47,20 @@ impl LargeWatch {
     }
 }
 
-/// How soon communicators are looked at again whose stamps tell how long collectives come.
-#[derive(Debug, Default)]
-pub(super) struct Learning {
-    launched: u64,
-    idle_looks: u32,
-}
-
-impl Learning {
-    /// The pause before the next look; `launched` is how many operations ranks have launched so far.
-    fn pause(&mut self, launched: u64) -> Duration {
-        self.idle_looks = if launched == self.launched { self.idle_looks.saturating_add(1) } else { 0 };
-        self.launched = launched;
-        LEARN_AFTER * (1 << (self.idle_looks / IDLE_LOOKS).min(8))
-    }
-}
-
-/// The next time to look at communicators of GPUs.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Look {
-    /// To ask GPUs how far they are.
-    Ask(Instant),
-    /// To look at what they answered.
-    Judge(Instant),
-}
-
-impl Look {
-    /// When it is due.
-    pub(super) fn at(self) -> Instant {
-        match self {
-            Look::Ask(at) | Look::Judge(at) => at,
-        }
-    }
-}
-
 impl ProxyEngine {
     /// Looks at communicators of GPUs from now on.
     pub(super) fn watch_gpus(&mut self, now: Instant) {
-        let next = self.next_ask(now);
-        if self.look_at_gpus.is_none_or(|look| look.at() > next.at()) {
-            self.look_at_gpus = Some(next);
-        }
+        let launched = self.launched_while_learning();
+        self.gpu_watch.ask_soon(launched, now);
     }
 
-    fn next_ask(&mut self, now: Instant) -> Look {
+    /// Operations that ranks have launched of communicators that [learn](crate::devices::cuda::Strategies::learns); none if none does.
+    fn launched_while_learning(&self) -> Option<u64> {
         let launched = |(_, live): (Handle, &Comm)| {
             let direct = live.info.direct.as_ref().filter(|direct| direct.strategies().learns())?;
             live.failure.is_none().then(|| (0..live.nranks()).map(|rank| direct.page().launched(rank)).sum::<u64>())
         };
-        let launched = self.comms.iter().filter_map(launched).reduce(u64::wrapping_add);
-        let pause = self.pause_of_looks();
-        Look::Ask(now + launched.map_or(pause, |launched| self.learning.pause(launched).min(pause)))
-    }
-
-    fn pause_of_looks(&self) -> Duration {
-        let part = self.timeouts.operation.map(|timeout| timeout / LOOKS);
-        part.map_or(LOOK_AFTER_MAX, |part| part.min(LOOK_AFTER_MAX))
+        self.comms.iter().filter_map(launched).reduce(u64::wrapping_add)
     }
 
     /// A GPU is lost: so is every communicator that has a rank there.
@@ -128,18 +73,11 @@ impl ProxyEngine {
     /// Ends communicators of GPUs that do not say how far they are, or in which operations have waited for too long. Nothing tells when such operations
     /// begin, so they are looked at several times in the time that they have.
     pub(super) fn end_late_direct(&mut self, now: Instant) {
-        let Some(look) = self.look_at_gpus.filter(|look| look.at() <= now) else { return };
+        let Some(look) = self.gpu_watch.due(now) else { return };
         let of_gpus = |(comm, live): (Handle, &Comm)| live.info.direct.is_some().then_some(comm);
         let comms: Vec<_> = self.comms.iter().filter_map(of_gpus).collect();
         if let Look::Ask(_) = look {
-            self.look_at_gpus = (!comms.is_empty()).then(|| Look::Judge(now + ANSWER_WITHIN));
-            let pause = self.pause_of_looks();
-            // The first look is one of them.
-            let due = *self.ask_all_at.get_or_insert(now + pause * (ASK_ALL_EVERY - 1));
-            let asks_all = due <= now;
-            if asks_all {
-                self.ask_all_at = Some(now + pause * ASK_ALL_EVERY);
-            }
+            let asks_all = self.gpu_watch.asked(!comms.is_empty(), now);
             let live = comms.iter().filter_map(|comm| self.comms.get(*comm)).filter(|live| live.failure.is_none());
             for live in live {
                 live.info.direct.iter().for_each(|direct| direct.strategies().renew_captured());
@@ -149,7 +87,7 @@ impl ProxyEngine {
             }
             return;
         }
-        let timeout = self.timeouts.operation;
+        let timeout = self.gpu_watch.timeout();
         for comm in comms {
             let Some(live) = self.comms.get_mut(comm) else { continue };
             if let Some(epoch) = live.info.direct.as_ref().and_then(|direct| direct.adapt(now)) {
@@ -172,7 +110,8 @@ impl ProxyEngine {
             }
         }
         // After what was chosen: a communicator that learns from now on is looked at soon.
-        self.look_at_gpus = Some(self.next_ask(now));
+        let launched = self.launched_while_learning();
+        self.gpu_watch.judged(launched, now);
     }
 }
 
@@ -340,18 +279,9 @@ fn describe_p2p_wait(page: &DirectPage, seen: &[(u64, u64)], named: impl Fn(u32)
 mod tests {
     use mccs_ipc::direct::P2pLaunched;
 
-    use super::*;
+    use std::time::Duration;
 
-    #[test]
-    fn communicators_that_learn_are_looked_at_often_while_they_run() {
-        let mut learning = Learning::default();
-        let mut pauses = |launched: u64, times: usize| (0..times).map(|_| learning.pause(launched)).last();
-        assert_eq!(pauses(5, 1), Some(LEARN_AFTER));
-        assert_eq!(pauses(5, 7), Some(LEARN_AFTER));
-        assert_eq!(pauses(5, 1), Some(LEARN_AFTER * 2));
-        assert!(pauses(5, 1000) > Some(LOOK_AFTER_MAX), "as seldom as others");
-        assert_eq!(pauses(6, 1), Some(LEARN_AFTER));
-    }
+    use super::*;
 
     #[test]
     fn large_operations_are_late_by_what_has_ended_and_not_while_they_wait_for_queues() {

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use mccs_ipc::types::{DataType, ErrorClass, Handle};
 
 use super::ProxyEngine;
-use super::comm::{Comm, Failure, far_pair};
+use super::comm::{Comm, Failure};
 use super::describe::{describe, signature};
 use super::jobs::{Job, too_many_jobs};
 use super::operation::Operation;
+use super::p2p_queues::direction;
 use crate::devices::RemoteMessage;
 use crate::engines::transport::{ChannelFault, PoolWorkers, Tag};
 use crate::model::Action;
@@ -141,7 +142,7 @@ impl ProxyEngine {
         let Some(live) = self.comms.get_mut(comm) else { return };
         let Some(span) = &live.span else { return };
         let (rank, dtype) = (operation.rank, operation.dtype);
-        let (src, dst) = far_pair(&operation);
+        let (src, dst) = direction(&operation);
         let (Some(device), Some(operand)) = (self.device.point_to_point(), operation.message().cloned()) else {
             return self.refuse_messages(comm, &[&operation]);
         };
@@ -162,7 +163,7 @@ impl ProxyEngine {
         self.recorder.record(pair);
         let message = RemoteMessage { src, dst, rank, operand: &operand };
         let network = Some((&network, pair_tag(dtype, bytes)));
-        let workers = &mut PoolWorkers::new(&mut self.mail, self.mailbox.sender(), network);
+        let workers = &mut PoolWorkers::new(&mut self.mail, self.transport_events.clone(), network);
         if let Err(error) = device.exchange(&message, job, workers) {
             self.abandon_far(job, Failure::new(ErrorClass::Internal, error.to_string()));
         }
@@ -183,7 +184,7 @@ impl ProxyEngine {
         if let Some(live) = self.comms.get_mut(comm) {
             live.touch(now);
             live.pair_jobs -= 1;
-            next = live.next_far(operation);
+            next = live.p2p.next_remote(operation);
             let took = now.saturating_duration_since(began);
             let bytes = operation.message().map_or(0, |moved| moved.bytes);
             if matches!(operation.action, Action::Send { .. }) {
@@ -194,7 +195,7 @@ impl ProxyEngine {
             }
         }
         self.finish_one(operation.session.id, operation.stream.index);
-        self.expect_progress(now);
+        self.deadline.expect_progress(now);
         if let Some(next) = next {
             self.start_far(comm, next, now);
         }

@@ -130,7 +130,7 @@ impl Gates {
 impl ProxyEngine {
     /// Watches a stream if its next operation has not started and waits for a GPU.
     pub(super) fn watch_gate(&mut self, session: SessionId, index: u32, now: Instant) {
-        let Some(stream) = self.stream(session, index) else { return };
+        let Some(stream) = self.streams.get_mut(session, index) else { return };
         if stream.may_be_held_back() && stream.note_watched(true) {
             let tenant = Arc::clone(&stream.session.tenant);
             self.gates.push(&tenant, (session, index));
@@ -142,7 +142,7 @@ impl ProxyEngine {
     pub(super) fn look_at_gates(&mut self, now: Instant) {
         for _ in 0..self.gates.count.min(LOOKS_MAX) {
             let Some((session, index)) = self.gates.pop() else { return };
-            match self.stream(session, index) {
+            match self.streams.get_mut(session, index) {
                 Some(stream) if stream.is_held_back() => {
                     self.gates.put_back((session, index));
                     continue;
@@ -150,7 +150,7 @@ impl ProxyEngine {
                 Some(stream) => {
                     stream.note_watched(false);
                     let share = stream.session.tenant.share;
-                    self.turns.enter(share).push(Event::Advance { session, stream: index });
+                    self.work.push(share, Event::Advance { session, stream: index });
                 }
                 // It has ended.
                 None => {}

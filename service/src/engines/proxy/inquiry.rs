@@ -21,7 +21,6 @@ use super::comm::{Comm, Member};
 use super::describe::{describe, describe_call};
 use super::gpu_looks::{GpuLooks, GpuStall, LooksLeft};
 use super::operation::Operation;
-use super::turns::TenantWork;
 use crate::engines::transport::TransportMessage;
 use crate::exchange::protocol::{AccountBody, CommId, Name, Request};
 use crate::model::link::FlowWait;
@@ -155,7 +154,8 @@ impl Comm {
     /// `far` are operations whose peers are on other hosts; `gpus` is how far GPUs were, twice, where ranks use them themselves.
     fn account(&self, far: &[&Operation], flows: Vec<FlowWait>, gpus: Option<&GpuLooks>, now: Instant) -> HostAccount {
         let mut pairs: BTreeMap<u32, Vec<PairAccount>> = BTreeMap::new();
-        self.pair_accounts().into_iter().for_each(|((rank, _), pair)| pairs.entry(rank).or_default().push(pair));
+        let is_here = |rank| self.index_of(rank).is_some();
+        self.p2p.accounts(is_here).into_iter().for_each(|((rank, _), pair)| pairs.entry(rank).or_default().push(pair));
         let stall = gpus.and_then(|looks| self.gpu_stall(looks));
         let of = |(member, info): (&Member, &RankInfo)| {
             let pairs = pairs.remove(&member.rank).unwrap_or_default();
@@ -306,7 +306,7 @@ impl ProxyEngine {
             return self.tell_host(host, question, id, HostAccount::of_busy());
         };
         for engine in &network.engines {
-            let (links, reply) = (network.links, self.mailbox.sender());
+            let (links, reply) = (network.links, self.transport_events.clone());
             self.mail.tell(engine, TransportMessage::TellWaits { links, question: number, reply });
         }
         let wanted = Wanted::By { host: host.clone(), question, comm: id.clone() };
@@ -351,7 +351,7 @@ impl ProxyEngine {
     ) -> Option<HostAccount> {
         let live = self.comms.get(comm)?;
         let mut account = live.account(&self.far_jobs(comm), flows, gpus, now);
-        account.queued = self.turns.queue(live.share()).map_or(0, TenantWork::waiting) as u64;
+        account.queued = self.work.waiting(live.share()) as u64;
         if let Some(span) = &live.span {
             let sent = self.registry.flows.sent_by(span.network.links.0, FLOWS_TOLD_MAX);
             account.carried = self.registry.flows.carried_by(span.network.links.0, FLOWS_TOLD_MAX);

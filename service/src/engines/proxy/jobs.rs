@@ -61,16 +61,20 @@ impl ProxyEngine {
             Action::Send { peer } | Action::Recv { peer }
                 if self.comms.get(comm).is_some_and(|live| live.is_far(*peer)) =>
             {
-                self.expect_progress(due);
-                let starts = self.comms.get_mut(comm).and_then(|live| live.offer_far(operation, due));
+                self.deadline.expect_progress(due);
+                let starts = self.comms.get_mut(comm).and_then(|live| {
+                    live.touch(due);
+                    live.p2p.offer_remote(operation)
+                });
                 if let Some(operation) = starts {
                     self.start_far(comm, operation, now);
                 }
             }
             _ => {
                 let Some(live) = self.comms.get_mut(comm) else { return };
-                let pair = live.offer(operation, due);
-                self.expect_progress(due);
+                live.touch(due);
+                let pair = live.p2p.offer(operation);
+                self.deadline.expect_progress(due);
                 if let Some((send, recv)) = pair {
                     self.start_pair(comm, send, recv, now);
                 } else {
@@ -119,9 +123,9 @@ impl ProxyEngine {
             let pair = |at_ns| Record::PairStarted { at_ns, comm, job, from: ranks.0, to: ranks.1, bytes: from.bytes };
             self.recorder.record(pair);
         }
-        let workers = &mut PoolWorkers::new(&mut self.mail, self.mailbox.sender(), None);
+        let workers = &mut PoolWorkers::new(&mut self.mail, self.transport_events.clone(), None);
         if device.copy(&from, &to, job, workers) == Launched::Finished {
-            self.unpaid_ns += work_ns(from.bytes + to.bytes);
+            self.work.charge(work_ns(from.bytes + to.bytes));
             self.finish_job(job, now);
         }
     }
@@ -131,14 +135,6 @@ impl ProxyEngine {
         let message = format!("bug: the service executes no sends and receives on device {}", self.device.name());
         self.kill(comm, Failure::new(ErrorClass::Internal, message));
         operations.iter().for_each(|operation| self.fail(operation));
-    }
-
-    /// Something has begun to wait then: looks at the time in time.
-    pub(super) fn expect_progress(&mut self, since: Instant) {
-        if let Some(timeout) = self.timeouts.operation {
-            let late = since + timeout;
-            self.look_for_late_at = Some(self.look_for_late_at.map_or(late, |at| at.min(late)));
-        }
     }
 
     /// Operations that run, and whose peers are on other hosts.
@@ -153,12 +149,9 @@ impl ProxyEngine {
 
     /// Ends communicators in which operations have waited for too long.
     pub(super) fn end_late(&mut self, now: Instant) {
-        let Some(timeout) = self.timeouts.operation.filter(|_| self.look_for_late_at.is_some_and(|at| at <= now))
-        else {
-            return;
-        };
+        let Some(timeout) = self.deadline.due(now) else { return };
         let waiting: Vec<_> = self.comms.iter().filter_map(|(comm, live)| Some((comm, live.waits_since()?))).collect();
-        self.look_for_late_at = waiting.iter().map(|(_, since)| *since + timeout).filter(|at| *at > now).min();
+        self.deadline.looked(waiting.iter().map(|(_, since)| *since), now);
         for (comm, _) in waiting.into_iter().filter(|(_, since)| *since + timeout <= now) {
             let Some(live) = self.comms.get(comm) else { continue };
             let message = format!("nothing has happened for {timeout:?}: {}", live.describe_wait(&self.far_jobs(comm)));
@@ -173,7 +166,7 @@ impl ProxyEngine {
         let played = live.play_rounds(&mut ended);
         let any = !ended.is_empty();
         for operation in ended.drain(..) {
-            self.unpaid_ns += work_ns(operation.buffers.host_bytes());
+            self.work.charge(work_ns(operation.buffers.host_bytes()));
             self.finish_one(operation.session.id, operation.stream.index);
         }
         self.ended_rounds = ended;
@@ -211,13 +204,13 @@ impl ProxyEngine {
             Ok((schedule, job)) => {
                 live.record_start(job, &self.recorder);
                 let network = live.span.as_ref().map(|span| (&span.network, live.tag()));
-                let workers = &mut PoolWorkers::new(&mut self.mail, self.mailbox.sender(), network);
+                let workers = &mut PoolWorkers::new(&mut self.mail, self.transport_events.clone(), network);
                 let calls = Calls(&live.running);
                 match self.device.launch(&live.collective(comm, &schedule, &calls), job, workers) {
                     Ok(Launched::Running) => {}
                     Ok(Launched::Finished) => {
                         let touched = live.running.iter().map(|operation| operation.buffers.host_bytes());
-                        self.unpaid_ns += work_ns(touched.sum());
+                        self.work.charge(work_ns(touched.sum()));
                         self.finish_job(job, now);
                     }
                     Err(error) => {
@@ -268,7 +261,7 @@ impl ProxyEngine {
                 }
                 self.finish_one(send.session.id, send.stream.index);
                 self.finish_one(recv.session.id, recv.stream.index);
-                self.expect_progress(now);
+                self.deadline.expect_progress(now);
                 self.settle(comm);
             }
             None => {}
@@ -299,7 +292,7 @@ impl ProxyEngine {
             live.running = running;
         }
         // What waits behind it was not late while it ran.
-        self.expect_progress(now);
+        self.deadline.expect_progress(now);
         // The next one starts as an event of its own: a long row of short ones is no chain of calls.
         self.settle(comm);
     }
@@ -307,10 +300,10 @@ impl ProxyEngine {
     /// One operation of a stream has ended.
     pub(super) fn finish_one(&mut self, session: SessionId, index: u32) {
         let now = self.now;
-        let Some(stream) = self.stream(session, index) else { return };
+        let Some(stream) = self.streams.get_mut(session, index) else { return };
         if stream.finish_one(now) {
             let share = stream.session.tenant.share;
-            self.turns.enter(share).push(Event::Advance { session, stream: index });
+            self.work.push(share, Event::Advance { session, stream: index });
         }
     }
 
@@ -327,7 +320,7 @@ impl ProxyEngine {
     pub(super) fn count_failed(&mut self, session: SessionId, index: u32, ticket: u64, (comm, rank): (Handle, u32)) {
         let is_told = self.member(comm, rank).is_some_and(|member| !member.left);
         let failure = self.failure_of(comm);
-        let Some(stream) = self.stream(session, index) else { return };
+        let Some(stream) = self.streams.get_mut(session, index) else { return };
         stream.session.count_failed();
         if !is_told && stream.is_news(comm) {
             stream.session.report(Handle::NONE, stream.handle, ticket, failure.class, &failure.message);

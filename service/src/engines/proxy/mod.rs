@@ -14,6 +14,7 @@ mod asked;
 mod at_once;
 mod cluster;
 mod comm;
+mod deadline;
 mod describe;
 mod direct;
 #[cfg(test)]
@@ -21,20 +22,22 @@ mod direct_tests;
 mod far;
 mod gates;
 mod gpu_looks;
+mod gpu_watch;
 mod inquiry;
 mod jobs;
 mod joining;
 mod operation;
+mod p2p_queues;
 mod preparing;
 mod reconfigure;
 mod rendezvous;
 mod rounds;
 mod setups;
 mod stream;
+mod streams;
 mod turns;
 mod wishes;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -43,10 +46,11 @@ use mccs_ipc::types::{ErrorClass, Handle};
 
 pub use self::asked::{Asked, OperatorAnswer, OperatorReply, WishOf};
 use self::comm::{Comm, Failure, Member};
+use self::deadline::OperationDeadline;
 pub use self::describe::signature;
-use self::direct::{Learning, Look};
 use self::gates::Gates;
 pub use self::gates::StreamGate;
+use self::gpu_watch::GpuWatch;
 use self::inquiry::Inquiries;
 pub use self::inquiry::Looks;
 use self::jobs::Job;
@@ -57,19 +61,20 @@ pub use self::reconfigure::Reconfigured;
 use self::rendezvous::Rendezvous;
 pub use self::setups::Cluster;
 use self::setups::Setups;
-use self::stream::{Arrival, Entry, Head, Stream, Task};
-use self::turns::{ITEM_NS, TenantWork};
+use self::stream::{Arrival, Entry, Head, Task};
+use self::streams::Streams;
+use self::turns::{ITEM_NS, WorkQueues};
 pub use self::wishes::Wish;
 use self::wishes::Wishes;
 use crate::devices::{Buffers, Device, DeviceEvent, DeviceEvents};
-use crate::engines::transport::TransportMail;
+use crate::engines::transport::{TransportEvent, TransportEvents, TransportMail};
 use crate::exchange::protocol::Request;
 use crate::handles::HandleTable;
 use crate::model::{Action, SessionId};
 use crate::plans::ScheduleCache;
 use crate::registry::Registry;
 use crate::registry::late::LateTold;
-use crate::runtime::{Account, Context, Engine, Lanes, Mailbox, Progress, Turns};
+use crate::runtime::{Account, Context, Engine, Lanes, Mailbox, Progress};
 use crate::telemetry::LogBudget;
 use crate::telemetry::recorder::Recorder;
 
@@ -110,38 +115,31 @@ pub struct ProxyEngine {
     device: Box<dyn Device>,
     /// To transport engines.
     mail: TransportMail,
+    /// Where these answer.
+    transport_events: TransportEvents,
     /// What found no room in `mailbox`, where the device keeps it.
     device_events: Option<Arc<DeviceEvents>>,
     /// From devices, transports, other hosts and operators.
     mailbox: Mailbox<ProxyMessage>,
-    /// From tenants.
-    lanes: Lanes<ProxyMessage>,
     /// What tenants have left here, and whose turn it is.
-    turns: Turns<TenantWork>,
+    work: WorkQueues,
     /// When the poll began.
     now: Instant,
-    /// Work done at once, on this thread, that its tenant has not paid for yet.
-    unpaid_ns: u64,
     registry: Arc<Registry>,
     make_schedules: MakeSchedules,
     /// Whether ranks of several processes are refused on one GPU.
     refuses_duplicate_gpus: bool,
-    streams: HashMap<SessionId, Vec<Option<Stream>>>,
+    streams: Streams,
     comms: HandleTable<Comm>,
     jobs: HandleTable<Job>,
     rendezvous: Rendezvous<JoinRequest>,
     late: LateTold,
     /// Communicators whose ranks are all there, while the device prepares what they share.
     preparing: HandleTable<Preparing>,
-    timeouts: Timeouts,
-    /// When some operation may have waited for too long.
-    look_for_late_at: Option<Instant>,
-    /// When to look at communicators of GPUs next, while there are any.
-    look_at_gpus: Option<Look>,
-    /// When all GPUs are asked next, also those that nothing is known to run on.
-    ask_all_at: Option<Instant>,
-    /// Looks at communicators that [learn](crate::devices::cuda::Strategies::learns).
-    learning: Learning,
+    /// When operations have waited for too long.
+    deadline: OperationDeadline,
+    /// When communicators of GPUs are looked at.
+    gpu_watch: GpuWatch,
     /// Tenants cause these lines.
     log_budget: LogBudget,
     /// Streams that wait for GPUs.
@@ -171,28 +169,24 @@ impl ProxyEngine {
         let name = name(device.as_ref());
         let recorder = registry.recorders.recorder(name.clone());
         ProxyEngine {
-            lanes: Lanes::new(0, mailbox.waker().clone()),
-            turns: Turns::default(),
+            work: WorkQueues::new(Lanes::new(0, mailbox.waker().clone())),
             now: Instant::now(),
-            unpaid_ns: 0,
             device,
             mail: TransportMail::default(),
+            transport_events: ProxyMessage::transport_events(mailbox.sender()),
             device_events: None,
             mailbox,
             registry,
             make_schedules,
             refuses_duplicate_gpus: false,
-            streams: HashMap::new(),
+            streams: Streams::default(),
             comms: HandleTable::new(COMMS_MAX),
             jobs: HandleTable::new(JOBS_MAX),
             rendezvous: Rendezvous::new(timeouts.init),
             late: LateTold::new(name),
             preparing: HandleTable::new(PREPARING_MAX),
-            timeouts,
-            look_for_late_at: None,
-            look_at_gpus: None,
-            ask_all_at: None,
-            learning: Learning::default(),
+            deadline: OperationDeadline::new(timeouts.operation),
+            gpu_watch: GpuWatch::new(timeouts.operation),
             log_budget: LogBudget::default(),
             gates: Gates::default(),
             setups: cluster.map(|cluster| Setups::new(cluster, terms)),
@@ -219,7 +213,7 @@ impl ProxyEngine {
     /// Reads these lanes, too. They are to wake whom the mailbox wakes.
     #[must_use]
     pub fn with_lanes(self, lanes: Lanes<ProxyMessage>) -> Self {
-        ProxyEngine { lanes, ..self }
+        ProxyEngine { work: WorkQueues::new(lanes), ..self }
     }
 
     /// What the engine holds: 0 when all sessions are closed and all communicators over.
@@ -254,27 +248,13 @@ impl ProxyEngine {
             ProxyMessage::Posted { comm } => self.may_start(comm),
             ProxyMessage::SessionClosed { session } => self.close_session(session),
             ProxyMessage::StreamGated { session, stream, gate } => {
-                let index = stream.index as usize;
-                let streams = self.streams.entry(session.id).or_default();
-                if streams.len() <= index {
-                    streams.resize_with(index + 1, || None);
-                }
-                streams[index] = Some(Stream::gated(session, stream, gate));
+                self.streams.open_gated(session, stream, gate);
             }
-            ProxyMessage::StreamClosed { session, stream } => {
-                if let Some(slot) = self.streams.get_mut(&session).and_then(|s| s.get_mut(stream as usize)) {
-                    *slot = None;
-                }
-            }
-            ProxyMessage::JobDone { job, fault } => self.end_job(job, fault.as_deref(), now),
-            ProxyMessage::SetTransports(transports) => self.mail.set_engines(transports),
-            ProxyMessage::Listening { links, engine, listener } => self.listening(links, engine, listener),
-            ProxyMessage::LinksFailed { links, fault } => self.links_failed(links, &fault, now),
+            ProxyMessage::StreamClosed { session, stream } => self.streams.close(session, stream),
             ProxyMessage::Device(event) => self.device_event(event, now),
+            ProxyMessage::Transport(event) => self.transport_event(event, now),
             ProxyMessage::Exchange(event) => self.exchange_event(event, now),
             ProxyMessage::SetPace { comm, pace } => self.set_pace(&comm, &pace),
-            ProxyMessage::EpochPrepared { links, epoch, made } => self.epoch_prepared(links, epoch, made),
-            ProxyMessage::FlowWaits { question, waits } => self.flow_waits(question, waits, now),
             ProxyMessage::Wish { number, wish, asked } => self.wish(number, &wish, asked, now),
             ProxyMessage::Grant { wish, answer } => self.grant(wish, answer),
             ProxyMessage::WhyStuck { number, looks, asked } => self.why_stuck(number, looks, asked, now),
@@ -293,14 +273,21 @@ impl ProxyEngine {
         }
     }
 
+    fn transport_event(&mut self, event: TransportEvent, now: Instant) {
+        match event {
+            TransportEvent::JobDone { job, fault } => self.end_job(job, fault.as_deref(), now),
+            TransportEvent::Listening { links, engine, listener } => self.listening(links, engine, listener),
+            TransportEvent::LinksFailed { links, fault } => self.links_failed(links, &fault, now),
+            TransportEvent::EpochPrepared { links, epoch, made } => self.epoch_prepared(links, epoch, made),
+            TransportEvent::FlowWaits { question, waits } => self.flow_waits(question, waits, now),
+            TransportEvent::PoolChanged(engines) => self.mail.set_engines(engines),
+        }
+    }
+
     fn member(&mut self, comm: Handle, rank: u32) -> Option<&mut Member> {
         let live = self.comms.get_mut(comm)?;
         let at = live.index_of(rank)?;
         live.members.get_mut(at)
-    }
-
-    fn stream(&mut self, session: SessionId, stream: u32) -> Option<&mut Stream> {
-        self.streams.get_mut(&session)?.get_mut(stream as usize)?.as_mut()
     }
 
     fn enqueue(&mut self, operation: Operation, now: Instant) {
@@ -316,22 +303,15 @@ impl ProxyEngine {
             }
             _ => Task::Own(Box::new(operation)),
         };
-        let streams = self.streams.entry(session.id).or_default();
-        let index = handle.index as usize;
-        if streams.len() <= index {
-            streams.resize_with(index + 1, || None);
-        }
-        let stream = streams[index].get_or_insert_with(|| Stream::new(Arc::clone(&session), handle));
-        stream.handle = handle;
-        stream.push(Entry { ticket, called_at, group_continues, task });
-        self.turns.enter(session.tenant.share).push(Event::Advance { session: session.id, stream: handle.index });
+        self.streams.open(&session, handle).push(Entry { ticket, called_at, group_continues, task });
+        self.work.push(session.tenant.share, Event::Advance { session: session.id, stream: handle.index });
     }
 
     /// Starts what a stream may start.
     fn advance(&mut self, session: SessionId, index: u32, now: Instant) {
-        while let Some(head) = self.stream(session, index).and_then(|stream| stream.start_next(now)) {
+        while let Some(head) = self.streams.get_mut(session, index).and_then(|stream| stream.start_next(now)) {
             let Head { ticket, task, arrival } = head;
-            self.unpaid_ns += ITEM_NS;
+            self.work.charge(ITEM_NS);
             match task {
                 Task::Collective { comm, rank, seq } => self.arrive(session, index, ticket, (comm, rank, seq), arrival),
                 Task::Own(operation) => self.start_own(operation, arrival),
@@ -343,7 +323,7 @@ impl ProxyEngine {
 
     fn arrive(&mut self, session: SessionId, index: u32, ticket: u64, whose: (Handle, u32, u64), arrival: Arrival) {
         let (comm, rank, seq) = whose;
-        self.expect_progress(arrival.due);
+        self.deadline.expect_progress(arrival.due);
         if self.comms.get_mut(comm).is_some_and(|live| live.arrive(rank, seq, arrival, &self.recorder)) {
             self.may_start(comm);
             return;
@@ -454,7 +434,7 @@ impl ProxyEngine {
             self.kill(handle, Failure::new(ErrorClass::Remote, message));
             self.settle(handle);
         }
-        self.streams.remove(&session);
+        self.streams.close_all(session);
         self.forward(ProxyMessage::SessionClosed { session });
     }
 }
@@ -469,7 +449,7 @@ impl Engine for ProxyEngine {
     }
 
     fn account(&self) -> Option<Arc<Account>> {
-        Some(self.turns.account())
+        Some(self.work.account())
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
@@ -488,11 +468,11 @@ impl Engine for ProxyEngine {
         self.end_late_direct(cx.now);
         self.end_late_inquiries(cx.now);
         self.end_late_wishes(cx.now);
-        if handled > 0 || backlog || !self.turns.is_empty() {
+        if handled > 0 || backlog || !self.work.is_empty() {
             Progress::Busy
         } else {
             let suspected_until = self.setups.as_ref().and_then(Setups::suspected_until);
-            let looks = [self.look_for_late_at, self.look_at_gpus.map(Look::at)];
+            let looks = [self.deadline.look_at(), self.gpu_watch.look_at()];
             let deadlines =
                 [self.rendezvous.next_deadline(), suspected_until, self.inquiries.deadline(), self.wishes.deadline()];
             let deadlines = deadlines.into_iter().chain(looks).chain([self.gates.look_at(cx.now)]);
@@ -501,7 +481,7 @@ impl Engine for ProxyEngine {
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
-        self.mailbox.is_empty() && self.lanes.is_empty()
+        self.mailbox.is_empty() && self.work.has_no_mail()
     }
 
     /// GPUs are to come to operations, or transports and other hosts to end them.

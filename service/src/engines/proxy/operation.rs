@@ -14,17 +14,15 @@ use super::asked::{Asked, OperatorAnswer, WishOf};
 use super::gates::StreamGate;
 use super::inquiry::Looks;
 use super::wishes::Wish;
-use crate::devices::{Buffers, DeviceEvent, OpenedPart, Operand, RankCall, RankCalls};
-use crate::engines::transport::{ChannelFault, TransportHandle};
+use crate::devices::{Buffers, DeviceEvent, DeviceEvents, OpenedPart, Operand, RankCall, RankCalls};
+use crate::engines::transport::{TransportEvent, TransportEvents};
 use crate::exchange::protocol::{self as exchange, CommId, Name};
-use crate::model::link::{FlowWait, LinksId};
 use crate::model::rate_limit::Pace;
 use crate::model::{Action, Refused, Scalar, SessionId, SetupError};
 use crate::registry::CommInfo;
 use crate::runtime::Sender;
 use crate::session::Session;
 use crate::tenants::Charge;
-use crate::transports::{ListenerHandle, TransportError};
 
 /// One operation of one rank, validated: all memory it names is mapped and long enough.
 pub struct Operation {
@@ -154,18 +152,10 @@ pub enum ProxyMessage {
     StreamGated { session: Arc<Session>, stream: Handle, gate: StreamGate },
     /// A stream has ended.
     StreamClosed { session: SessionId, stream: u32 },
-    /// Transport engines have finished a job. Nothing uses its operations' memory any more.
-    JobDone { job: Handle, fault: Option<Arc<ChannelFault>> },
-    /// A transport engine listens for a communicator that is to be, or cannot.
-    Listening { links: LinksId, engine: usize, listener: Result<ListenerHandle, TransportError> },
-    /// Links of a communicator have failed at a transport engine.
-    LinksFailed { links: LinksId, fault: Arc<ChannelFault> },
     /// From the device.
     Device(DeviceEvent),
-    /// A transport engine has made the links of a strategy to come, or cannot.
-    EpochPrepared { links: LinksId, epoch: u32, made: Result<(), TransportError> },
-    /// A transport engine has told what a communicator's channels wait for.
-    FlowWaits { question: u64, waits: Vec<FlowWait> },
+    /// From transport engines.
+    Transport(TransportEvent),
     /// The operator asks why the communicator with this number is stuck.
     WhyStuck { number: u64, looks: Looks, asked: Asked },
     /// An operator here wants something of the communicator with this number; asked where its root is.
@@ -177,8 +167,26 @@ pub enum ProxyMessage {
     Reconfigure { number: u64, change: Box<StrategyChange>, window: Option<u32>, expected: u64, asked: Asked },
     /// News from other hosts.
     Exchange(exchange::Event),
-    /// The pool of transport engines has changed.
-    SetTransports(Vec<TransportHandle>),
+}
+
+impl ProxyMessage {
+    /// Where transport engines' events go that are for the proxy engine with this mailbox.
+    #[must_use]
+    pub fn transport_events(proxy: Sender<ProxyMessage>) -> TransportEvents {
+        TransportEvents::to(move |event| match proxy.send(ProxyMessage::Transport(event)) {
+            Err(ProxyMessage::Transport(event)) => Err(event),
+            _ => Ok(()),
+        })
+    }
+
+    /// Where a device's events go that are for the proxy engine with this mailbox.
+    #[must_use]
+    pub fn device_events(proxy: Sender<ProxyMessage>) -> DeviceEvents {
+        DeviceEvents::new(Box::new(move |event| match proxy.send(ProxyMessage::Device(event)) {
+            Err(ProxyMessage::Device(event)) => Err(event),
+            _ => Ok(()),
+        }))
+    }
 }
 
 /// From a proxy engine to a session's daemon engine.

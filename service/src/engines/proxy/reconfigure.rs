@@ -324,7 +324,7 @@ impl ProxyEngine {
         let Network { links: id, engines, .. } = span.network.clone();
         for (index, engine) in engines.iter().enumerate() {
             let next = Box::new(live.links_of(&next, index, engines.len(), &links));
-            let message = TransportMessage::PrepareEpoch { links: id, next, reply: self.mailbox.sender() };
+            let message = TransportMessage::PrepareEpoch { links: id, next, reply: self.transport_events.clone() };
             self.mail.tell(engine, message);
         }
         live.changes.preparing = Some(Preparing { next, window, engines_left: engines.len() });

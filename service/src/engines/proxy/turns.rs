@@ -1,6 +1,7 @@
 //! Whose work is done next: tenants take turns, so that each waits for its own backlog and not for another's.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 use mccs_ipc::types::Handle;
@@ -8,7 +9,7 @@ use mccs_ipc::types::Handle;
 use super::operation::ProxyMessage;
 use super::{Event, PROXY_LANE_MAX, ProxyEngine};
 use crate::model::SessionId;
-use crate::runtime::{Context, LaneReceiver};
+use crate::runtime::{Account, Context, LaneReceiver, Lanes, Share, Turns};
 
 /// What a message or an event takes, besides what it runs at once.
 pub(super) const ITEM_NS: u64 = 300;
@@ -17,7 +18,7 @@ const POLL_NS: u64 = 50_000;
 
 /// What a tenant has left at the engine.
 #[derive(Default)]
-pub(super) struct TenantWork {
+struct TenantWork {
     /// First: they are what earlier messages led to.
     events: VecDeque<Event>,
     lane: Option<LaneReceiver<ProxyMessage>>,
@@ -26,7 +27,7 @@ pub(super) struct TenantWork {
 }
 
 impl TenantWork {
-    pub(super) fn push(&mut self, event: Event) {
+    fn push(&mut self, event: Event) {
         self.events.push_back(event);
     }
 
@@ -36,7 +37,7 @@ impl TenantWork {
     }
 
     /// Messages and events that wait for the tenant's turn.
-    pub(super) fn waiting(&self) -> usize {
+    fn waiting(&self) -> usize {
         self.events.len() + self.behind.len() + self.lane.as_ref().map_or(0, LaneReceiver::waiting)
     }
 
@@ -58,6 +59,81 @@ enum Item {
     Message(ProxyMessage),
 }
 
+/// What all tenants have left at the engine, whose turn it is, and what that costs.
+pub(super) struct WorkQueues {
+    /// From tenants.
+    lanes: Lanes<ProxyMessage>,
+    turns: Turns<TenantWork>,
+    /// Work done at once, on the engine's thread, that its tenant has not paid for yet.
+    unpaid_ns: u64,
+}
+
+impl WorkQueues {
+    pub(super) fn new(lanes: Lanes<ProxyMessage>) -> Self {
+        WorkQueues { lanes, turns: Turns::default(), unpaid_ns: 0 }
+    }
+
+    /// Leaves an event for its tenant's next turn.
+    pub(super) fn push(&mut self, share: Share, event: Event) {
+        self.turns.enter(share).push(event);
+    }
+
+    /// The same, behind all that the tenant has sent before.
+    fn push_behind(&mut self, share: Share, event: Event) {
+        self.turns.enter(share).push_behind(event);
+    }
+
+    /// Work was done at once for whoever has the turn.
+    pub(super) fn charge(&mut self, ns: u64) {
+        self.unpaid_ns += ns;
+    }
+
+    /// What was charged is nobody's.
+    fn forgive(&mut self) {
+        self.unpaid_ns = 0;
+    }
+
+    /// Has whoever has the turn pay for an item and what was charged. Returns what that comes to.
+    fn pay(&mut self) -> u64 {
+        let ns = ITEM_NS + std::mem::take(&mut self.unpaid_ns);
+        self.turns.spend(ns);
+        ns
+    }
+
+    /// The next thing to do, of the tenant whose turn it is.
+    fn next(&mut self) -> Option<Item> {
+        while let Some((share, lane)) = self.lanes.pop_listed() {
+            self.turns.enter(share).lane.get_or_insert(lane);
+        }
+        loop {
+            let (_, work) = self.turns.turn()?;
+            if let Some(item) = work.pop() {
+                return Some(item);
+            }
+            self.turns.leave();
+        }
+    }
+
+    /// Messages and events that wait for a tenant's turn.
+    pub(super) fn waiting(&self, share: Share) -> usize {
+        self.turns.queue(share).map_or(0, TenantWork::waiting)
+    }
+
+    /// Whether nobody waits for a turn.
+    pub(super) fn is_empty(&self) -> bool {
+        self.turns.is_empty()
+    }
+
+    /// Whether nothing has come from tenants that was not looked at.
+    pub(super) fn has_no_mail(&self) -> bool {
+        self.lanes.is_empty()
+    }
+
+    pub(super) fn account(&self) -> Arc<Account> {
+        self.turns.account()
+    }
+}
+
 impl ProxyEngine {
     /// Does a bounded amount of work: first what devices, transports and other hosts tell, which is as much as runs; then tenants
     /// in turns. Returns how many things were done.
@@ -70,31 +146,16 @@ impl ProxyEngine {
                     message => self.handle(message, cx.now),
                 }
                 // Not the next tenant's.
-                self.unpaid_ns = 0;
-            } else if let Some(item) = self.next_item() {
+                self.work.forgive();
+            } else if let Some(item) = self.work.next() {
                 self.do_item(item, cx.now);
-                let ns = ITEM_NS + std::mem::take(&mut self.unpaid_ns);
-                self.turns.spend(ns);
-                spent_ns += ns;
+                spent_ns += self.work.pay();
             } else {
                 break;
             }
             handled += 1;
         }
         handled
-    }
-
-    fn next_item(&mut self) -> Option<Item> {
-        while let Some((share, lane)) = self.lanes.pop_listed() {
-            self.turns.enter(share).lane.get_or_insert(lane);
-        }
-        loop {
-            let (_, work) = self.turns.turn()?;
-            if let Some(item) = work.pop() {
-                return Some(item);
-            }
-            self.turns.leave();
-        }
     }
 
     fn do_item(&mut self, item: Item, now: Instant) {
@@ -108,12 +169,11 @@ impl ProxyEngine {
 
     /// Another proxy engine tells of a session's end: that comes behind what the session has sent here itself.
     fn close_behind(&mut self, session: SessionId) {
-        let stream = self.streams.get(&session).and_then(|streams| streams.iter().flatten().next());
         let member =
             || self.comms.iter().find_map(|(_, live)| live.members.iter().find(|one| one.session.id == session));
-        let known = stream.map(|stream| &stream.session).or_else(|| member().map(|member| &member.session));
+        let known = self.streams.session(session).or_else(|| member().map(|member| &member.session));
         match known.map(|session| session.tenant.share) {
-            Some(share) => self.turns.enter(share).push_behind(Event::Close { session }),
+            Some(share) => self.work.push_behind(share, Event::Close { session }),
             None => self.close_session(session),
         }
     }
@@ -121,7 +181,7 @@ impl ProxyEngine {
     /// A communicator may have a collective to start.
     pub(super) fn may_start(&mut self, comm: Handle) {
         if let Some(live) = self.comms.get(comm) {
-            self.turns.enter(live.share()).push(Event::Ready { comm });
+            self.work.push(live.share(), Event::Ready { comm });
         }
     }
 }

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::{ErrorClass, Handle};
 
+use super::events::{TransportEvent, TransportEvents};
 use super::links::Links;
-use crate::engines::proxy::ProxyMessage;
 use crate::model::Name;
 use crate::model::link::{FlowWait, LinksId};
-use crate::runtime::{Sender, Share};
+use crate::runtime::Share;
 use crate::transports::TransportError;
 
 /// What a step of a channel did.
@@ -111,7 +111,7 @@ impl Activity {
 /// All channels of one operation.
 pub struct WholeJob {
     handle: Handle,
-    done: Sender<ProxyMessage>,
+    done: TransportEvents,
     unfinished: AtomicUsize,
     fault: OnceLock<Arc<ChannelFault>>,
     activity: Option<Activity>,
@@ -121,7 +121,7 @@ impl WholeJob {
     /// An operation of `channels` channels, whose end is told to `done`. `activity` is its communicator's, where that has
     /// other hosts.
     #[must_use]
-    pub fn new(handle: Handle, done: Sender<ProxyMessage>, channels: usize, activity: Option<&Activity>) -> Arc<Self> {
+    pub fn new(handle: Handle, done: TransportEvents, channels: usize, activity: Option<&Activity>) -> Arc<Self> {
         let (unfinished, activity) = (AtomicUsize::new(channels), activity.cloned());
         Arc::new(WholeJob { handle, done, unfinished, fault: OnceLock::new(), activity })
     }
@@ -134,14 +134,15 @@ impl WholeJob {
     }
 
     /// One of the channels has ended.
-    pub(super) fn end(&self, fault: Option<Arc<ChannelFault>>) -> Option<(Sender<ProxyMessage>, ProxyMessage)> {
+    pub(super) fn end(&self, fault: Option<Arc<ChannelFault>>) -> Option<(TransportEvents, TransportEvent)> {
         if let Some(fault) = fault {
             let _ = self.fault.set(fault);
         }
         // Pairs with the other channels' decrements: the last one sees what all have done, and their faults.
         let is_last = self.unfinished.fetch_sub(1, Ordering::AcqRel) == 1;
-        is_last
-            .then(|| (self.done.clone(), ProxyMessage::JobDone { job: self.handle, fault: self.fault.get().cloned() }))
+        is_last.then(|| {
+            (self.done.clone(), TransportEvent::JobDone { job: self.handle, fault: self.fault.get().cloned() })
+        })
     }
 
     /// The job of which they are.
@@ -149,7 +150,7 @@ impl WholeJob {
         self.handle
     }
 
-    pub(super) fn proxy(&self) -> &Sender<ProxyMessage> {
+    pub(super) fn proxy(&self) -> &TransportEvents {
         &self.done
     }
 }

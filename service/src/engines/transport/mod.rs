@@ -11,6 +11,7 @@
 
 mod channel;
 mod channel_run;
+mod events;
 pub mod links;
 mod mail;
 pub mod path_words;
@@ -25,12 +26,12 @@ use std::time::Instant;
 use mccs_ipc::types::Handle;
 
 pub use self::channel::{Activity, ChannelFault, ChannelJob, ChannelWork, Stepped, WholeJob};
+pub use self::events::{TransportEvent, TransportEvents};
 use self::links::{Links, NextEpoch, PaceHere, Peers, Ways};
 pub use self::mail::TransportMail;
 pub use self::pool::{MakeLinks, PoolError, TransportPool};
 pub use self::workers::{Network, PoolWorkers, Tag};
 use crate::devices::{Piece, PieceJob};
-use crate::engines::proxy::ProxyMessage;
 use crate::model::link::LinksId;
 use crate::runtime::{Account, Context, Engine, Mailbox, Progress, Sender, Share, Turns, WakerSlot};
 use crate::telemetry::recorder::{Record, Recorder, job_number};
@@ -51,7 +52,7 @@ pub struct AssignedJob {
     /// Its handle at the proxy engine.
     pub handle: Handle,
     /// The proxy engine.
-    pub done: Sender<ProxyMessage>,
+    pub done: TransportEvents,
 }
 
 /// To a transport engine.
@@ -60,14 +61,14 @@ pub enum TransportMessage {
     Run(AssignedJob),
     /// Do this.
     RunChannel(ChannelWork),
-    /// Open a listener for a communicator. Answered by [`ProxyMessage::Listening`].
+    /// Open a listener for a communicator. Answered by [`TransportEvent::Listening`].
     Listen {
         /// Its links, new.
         links: LinksId,
         /// To be given back: which of the communicator's engines this is.
         engine: usize,
         /// Whom to answer.
-        reply: Sender<ProxyMessage>,
+        reply: TransportEvents,
     },
     /// A communicator's other hosts are known.
     SetPeers {
@@ -76,14 +77,14 @@ pub enum TransportMessage {
         /// Who is where.
         peers: Arc<Peers>,
     },
-    /// Make links of a strategy to come. Answered by [`ProxyMessage::EpochPrepared`].
+    /// Make links of a strategy to come. Answered by [`TransportEvent::EpochPrepared`].
     PrepareEpoch {
         /// The communicator's links.
         links: LinksId,
         /// The strategy.
         next: Box<NextEpoch>,
         /// Whom to answer.
-        reply: Sender<ProxyMessage>,
+        reply: TransportEvents,
     },
     /// A strategy is over, or is not going to be.
     EndEpoch {
@@ -106,14 +107,14 @@ pub enum TransportMessage {
         /// How.
         here: PaceHere,
     },
-    /// Say what a communicator's channels wait for. Answered by [`ProxyMessage::FlowWaits`].
+    /// Say what a communicator's channels wait for. Answered by [`TransportEvent::FlowWaits`].
     TellWaits {
         /// Its links.
         links: LinksId,
         /// To be given back.
         question: u64,
         /// Whom to answer.
-        reply: Sender<ProxyMessage>,
+        reply: TransportEvents,
     },
     /// A communicator is over. Work on its channels ends as failed.
     CloseLinks {
@@ -147,9 +148,9 @@ pub struct TransportEngine {
     /// Channels of each tenant that were stepped in this poll; kept for its memory.
     stepped: Vec<(Share, usize)>,
     /// Whom to tell of strategies that are prepared; one proxy engine has them all.
-    prepares_for: Option<Sender<ProxyMessage>>,
+    prepares_for: Option<TransportEvents>,
     /// What a full mailbox has not taken yet, in order.
-    untold: VecDeque<(Sender<ProxyMessage>, ProxyMessage)>,
+    untold: VecDeque<(TransportEvents, TransportEvent)>,
     retiring: bool,
     recorder: Recorder,
 }
@@ -203,7 +204,7 @@ impl TransportEngine {
         links + jobs + self.channels.len() + self.untold.len()
     }
 
-    fn tell(&mut self, to: Sender<ProxyMessage>, message: ProxyMessage) {
+    fn tell(&mut self, to: TransportEvents, message: TransportEvent) {
         self.untold.push_back((to, message));
         self.tell_untold();
     }
@@ -222,7 +223,7 @@ impl TransportEngine {
         while let Some((links, epoch, made)) = self.links.as_mut().and_then(Links::prepared)
             && let Some(proxy) = self.prepares_for.clone()
         {
-            self.tell(proxy, ProxyMessage::EpochPrepared { links, epoch, made });
+            self.tell(proxy, TransportEvent::EpochPrepared { links, epoch, made });
         }
     }
 
@@ -236,7 +237,7 @@ impl TransportEngine {
             TransportMessage::Listen { links, engine, reply } => {
                 let no_links = TransportError::NoSuch("network");
                 let listener = self.links.as_mut().map_or(Err(no_links), |own| own.listen(links));
-                self.tell(reply, ProxyMessage::Listening { links, engine, listener });
+                self.tell(reply, TransportEvent::Listening { links, engine, listener });
             }
             TransportMessage::SetPeers { links, peers } => {
                 if let Some(own) = &mut self.links {
@@ -250,7 +251,7 @@ impl TransportEngine {
                     .map_or(Err(TransportError::NoSuch("network")), |own| own.prepare(links, &next, now));
                 match made {
                     Ok(()) => self.prepares_for = Some(reply),
-                    Err(_) => self.tell(reply, ProxyMessage::EpochPrepared { links, epoch: next.epoch, made }),
+                    Err(_) => self.tell(reply, TransportEvent::EpochPrepared { links, epoch: next.epoch, made }),
                 }
             }
             TransportMessage::EndEpoch { links, epoch } => {
@@ -271,7 +272,7 @@ impl TransportEngine {
             TransportMessage::TellWaits { links, question, reply } => {
                 let of_links = self.channels.iter().filter(|running| running.work.links == Some(links));
                 let waits = of_links.flat_map(|running| running.work.job.waits()).collect();
-                self.tell(reply, ProxyMessage::FlowWaits { question, waits });
+                self.tell(reply, TransportEvent::FlowWaits { question, waits });
             }
             TransportMessage::CloseLinks { links } => {
                 if let Some(own) = &mut self.links {
@@ -314,7 +315,7 @@ impl TransportEngine {
                 queue.push_back(job);
                 None
             }
-            Piece::RanLast => Some((job.done, ProxyMessage::JobDone { job: job.handle, fault: None })),
+            Piece::RanLast => Some((job.done, TransportEvent::JobDone { job: job.handle, fault: None })),
             Piece::NoneLeft => None,
         };
         let is_empty = queue.is_empty();
@@ -378,7 +379,7 @@ impl TransportEngine {
                     if let (Some(links), Some(own)) = (links, &mut self.links) {
                         let fault = Arc::new(own.reason(links, fault));
                         own.break_off(links);
-                        self.tell(proxy, ProxyMessage::LinksFailed { links, fault: Arc::clone(&fault) });
+                        self.tell(proxy, TransportEvent::LinksFailed { links, fault: Arc::clone(&fault) });
                         self.fail_channels(links, &fault);
                     } else {
                         // Also work for other hosts on an engine that reaches none: both would be a bug, and neither may hang.

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::events::{TransportEvent, TransportEvents};
 use super::links::Links;
 use super::{TRANSPORT_MAILBOX_MAX, TRANSPORTS_MAX, TransportEngine, TransportHandle, TransportMessage};
-use crate::engines::proxy::ProxyMessage;
-use crate::runtime::{Engine as _, Mailbox, RuntimeError, Runtimes, Sender};
+use crate::runtime::{Engine as _, Mailbox, RuntimeError, Runtimes};
 use crate::telemetry::recorder::Recorders;
 use crate::transports::TransportError;
 
@@ -18,7 +18,7 @@ pub type MakeLinks = Box<dyn FnMut() -> Result<Option<Links>, TransportError> + 
 /// All transport engines of a service. Used on the control path only.
 pub struct TransportPool {
     runtimes: Arc<Runtimes>,
-    proxies: Vec<Sender<ProxyMessage>>,
+    proxies: Vec<TransportEvents>,
     state: Mutex<State>,
     /// Where engines record what they do.
     recorders: Arc<Recorders>,
@@ -54,7 +54,7 @@ impl TransportPool {
     #[must_use]
     pub fn new(
         runtimes: Arc<Runtimes>,
-        proxies: Vec<Sender<ProxyMessage>>,
+        proxies: Vec<TransportEvents>,
         placement: Placement,
         make_links: MakeLinks,
         recorders: Arc<Recorders>,
@@ -102,7 +102,7 @@ impl TransportPool {
         }
         state.transports.truncate(count);
         for proxy in &self.proxies {
-            if proxy.send(ProxyMessage::SetTransports(state.transports.clone())).is_err() {
+            if proxy.send(TransportEvent::PoolChanged(state.transports.clone())).is_err() {
                 // Told to some proxies or to none: engines that nobody gives work end.
                 for started in state.transports.iter().filter(|t| before.iter().all(|b| b.number != t.number)) {
                     let _ = started.sender.send(TransportMessage::Retire);

@@ -56,8 +56,8 @@ impl ChannelJob for Endless {
 struct Setup {
     engine: TransportEngine,
     to_engine: Sender<TransportMessage>,
-    to_proxy: Sender<ProxyMessage>,
-    proxy: Mailbox<ProxyMessage>,
+    to_proxy: TransportEvents,
+    proxy: Mailbox<TransportEvent>,
 }
 
 impl Setup {
@@ -68,7 +68,9 @@ impl Setup {
         let listen = ListenOptions::new([127, 0, 0, 1].into());
         let links = Links::new(Box::new(transport), listen, FlowOptions::default());
         let proxy = Mailbox::new(64);
-        Setup { engine: TransportEngine::new(0, mailbox, Some(links)), to_engine, to_proxy: proxy.sender(), proxy }
+        let sender = proxy.sender();
+        let to_proxy = TransportEvents::to(move |event| sender.send(event));
+        Setup { engine: TransportEngine::new(0, mailbox, Some(links)), to_engine, to_proxy, proxy }
     }
 
     fn tell(&self, message: TransportMessage) {
@@ -103,7 +105,7 @@ impl Setup {
     fn failed_jobs(&mut self) -> Vec<Handle> {
         let messages = std::iter::from_fn(|| self.proxy.pop());
         let failed = messages.filter_map(|message| match message {
-            ProxyMessage::JobDone { job, fault } => Some((job, fault)),
+            TransportEvent::JobDone { job, fault } => Some((job, fault)),
             _ => None,
         });
         failed.map(|(job, fault)| fault.map(|_| job).unwrap()).collect()

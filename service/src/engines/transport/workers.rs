@@ -5,13 +5,12 @@ use std::sync::Arc;
 use mccs_ipc::types::Handle;
 
 use super::channel_run::{ChannelRun, Remote};
+use super::events::TransportEvents;
 use super::mail::TransportMail;
 use super::{Activity, AssignedJob, ChannelWork, TransportHandle, TransportMessage, WholeJob};
 use crate::collective::Shape;
 use crate::devices::{BoundSchedule, LaunchError, Launched, PieceJob, Workers};
-use crate::engines::proxy::ProxyMessage;
 use crate::model::link::{LinkKey, LinksId};
-use crate::runtime::Sender;
 use crate::telemetry::recorder::job_number;
 
 /// How a communicator with ranks on other hosts reaches them.
@@ -35,14 +34,14 @@ pub struct Tag(pub u32);
 pub struct PoolWorkers<'a> {
     mail: &'a mut TransportMail,
     /// Hears of the end.
-    done: Sender<ProxyMessage>,
+    done: TransportEvents,
     /// Where there are other hosts, with what messages to them say.
     network: Option<(&'a Network, Tag)>,
 }
 
 impl<'a> PoolWorkers<'a> {
     /// Workers that tell `done` of the end; `network` where there are other hosts.
-    pub fn new(mail: &'a mut TransportMail, done: Sender<ProxyMessage>, network: Option<(&'a Network, Tag)>) -> Self {
+    pub fn new(mail: &'a mut TransportMail, done: TransportEvents, network: Option<(&'a Network, Tag)>) -> Self {
         PoolWorkers { mail, done, network }
     }
 

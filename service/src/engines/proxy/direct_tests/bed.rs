@@ -247,7 +247,7 @@ impl Bed {
     /// Looks at GPUs, and at what they answer, when the engine wants to.
     pub(super) fn look_at_gpus(&mut self) {
         for _ in 0..2 {
-            let due = self.engine.look_at_gpus.expect("there is a communicator").at();
+            let due = self.engine.gpu_watch.look_at().expect("there is a communicator");
             self.poll_at(due);
         }
     }
@@ -255,9 +255,9 @@ impl Bed {
     /// Looks until GPUs have been asked that nothing is known to run on.
     pub(super) fn look_until_all_are_asked(&mut self) {
         loop {
-            let before = self.engine.ask_all_at;
+            let before = self.engine.gpu_watch.all_asked_at();
             self.look_at_gpus();
-            if before.is_some() && self.engine.ask_all_at != before {
+            if before.is_some() && self.engine.gpu_watch.all_asked_at() != before {
                 return;
             }
         }

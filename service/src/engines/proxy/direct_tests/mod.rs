@@ -324,7 +324,7 @@ fn gpus_are_looked_at_within_seconds_also_where_operations_may_wait_for_ever() {
     let mut bed = Bed::new(Execution::Ranks, 2);
     let comm = bed.comm();
     let page = comm.direct.as_ref().expect("on GPUs").page();
-    assert_eq!(bed.engine.timeouts.operation, None);
+    assert_eq!(bed.engine.gpu_watch.timeout(), None);
     let direct = comm.direct.as_ref().expect("on GPUs");
     page.launch(0, 1);
     bed.tell(&[(0, 0); 2]);
