@@ -14,9 +14,9 @@ use mccs_controller::links::Links;
 use mccs_controller::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
 use mccs_controller::plan::{Wants, plan_all};
 use mccs_controller::state::{Controller, Output, Question};
+use mccs_model::{CommId, Name};
 use mccs_policy::Profile;
 use mccs_policy::random::Random;
-use mccs_service::exchange::protocol::{CommId, Name};
 use mccs_telemetry::placed::{Began, Chosen, HostRanks};
 
 use crate::simulator::report::cpu_s;

@@ -17,12 +17,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use clap::Parser;
 use mccs_eval::pinning::pin;
-use mccs_eval::stats::Latencies;
-use mccs_eval::stats::median;
+use mccs_eval::stats::{Latencies, median};
 use mccs_runtime::{Context, Progress};
-use mccs_service::transports::rdma::{DeviceChoice, Driver, LIBRARY, RdmaOptions, RdmaTransport, Verbs};
-use mccs_service::transports::tcp::TcpTransport;
-use mccs_service::transports::{
+use mccs_transport::rdma::{DeviceChoice, Driver, LIBRARY, RdmaOptions, RdmaTransport, Verbs};
+use mccs_transport::tcp::TcpTransport;
+use mccs_transport::{
     FlowOptions, FlowSpec, FlowState, ListenOptions, MemoryKind, MemorySpan, RecvFlow, Request, SendFlow, Status,
     Transport,
 };

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use mccs_config::job::Host;
 use mccs_config::service::{Address, Exchange, HostConfig};
 use mccs_config::{JobFile, ServiceConfig};
-use mccs_service::exchange::keys;
+use mccs_exchange::keys;
 
 use super::PrivateFile;
 use super::planner::Site;

@@ -2,8 +2,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use mccs_config::{JobFile, ServiceConfig};
-use mccs_service::exchange::protocol::Name;
-use mccs_service::exchange::tls::{Tls, TlsFiles};
+use mccs_exchange::tls::{Tls, TlsFiles};
+use mccs_model::Name;
 
 use super::*;
 
