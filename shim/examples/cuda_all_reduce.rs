@@ -3,7 +3,7 @@
 //!
 //! `MCCS_SOCKET=... MCCS_UNIQUE_ID=00112233445566778899aabbccddeeff MCCS_NRANKS=2 MCCS_RANK=0 cuda_all_reduce`
 
-use mccs::{Client, DataType, RedOp, group_end, group_start};
+use mccs::{Client, DataType, Group, RedOp};
 use mccs_cuda::{Context, DeviceMemory, Module, OwnedStream, copy_to_host, gpus};
 
 /// Element i becomes (i + rank) % 7. Usually a program has kernels of its own framework's.
@@ -70,10 +70,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // SAFETY: all buffers are this program's own, of the communicator's context and long enough, and live to the end.
     unsafe {
         fill.launch(stream.raw(), COUNT.div_ceil(256), 256, &arguments)?;
-        group_start();
+        let group = Group::begin();
         comm.send(own, COUNT.into(), DataType::F32, next, raw)?;
         comm.recv(other, COUNT.into(), DataType::F32, last, raw)?;
-        group_end()?;
+        group.end()?;
         comm.all_reduce(own, own, COUNT.into(), DataType::F32, RedOp::Sum.into(), raw)?;
         stream.raw().synchronize()?;
     }

@@ -17,6 +17,7 @@ extern "C" {
 
 typedef struct mccsClient *mccsClient_t;
 typedef struct mccsComm *mccsComm_t;
+typedef struct mccsBootstrap *mccsBootstrap_t;
 /* Made by mccsStreamCreate for communicators of the host's memory. For communicators of GPUs: a cudaStream_t or CUstream of the
  * communicator's context, null for its default stream. */
 typedef void *mccsStream_t;
@@ -131,6 +132,20 @@ mccsResult_t mccsBarrier(mccsComm_t comm, mccsStream_t stream);
 /* Operations of this thread between start and end are enqueued together, at the end; sends and receives start together. */
 mccsResult_t mccsGroupStart(void);
 mccsResult_t mccsGroupEnd(void);
+
+/* Ranks that tell each other bytes on the host, before they have a communicator or beside it. The id may be one that a communicator has,
+ * too. Calls wait for all ranks, which make them in the same order; all name as many bytes, and `all` has room for those of every rank. */
+mccsResult_t mccsBootstrapInit(mccsBootstrap_t *bootstrap, mccsClient_t client, int nranks, const mccsUniqueId *id, int rank,
+                               const char *root_address);
+mccsResult_t mccsBootstrapAllGather(mccsBootstrap_t bootstrap, const void *own, void *all, size_t bytes);
+mccsResult_t mccsBootstrapBarrier(mccsBootstrap_t bootstrap);
+mccsResult_t mccsBootstrapDestroy(mccsBootstrap_t bootstrap);
+
+/* 1: something is of no use any more; 2: a call was refused; 3: a session or a communicator begins or ends. */
+typedef void (*mccsLogHandler_t)(int level, const char *message, void *user);
+/* Has the library tell a function what happens, from any thread, within calls; the function calls nothing of this library's. Null: nobody,
+ * and no thread is in the function any more. The library prints nothing itself. */
+mccsResult_t mccsSetLogHandler(mccsLogHandler_t handler, void *user);
 
 const char *mccsGetErrorString(mccsResult_t result);
 /* Text of this thread's last error; valid until its next one. */

@@ -31,7 +31,7 @@ pub struct CommunicatorBuilder {
     pub(crate) nranks: u32,
     pub(crate) root_address: Option<String>,
     pub(crate) options: JoinOptions,
-    timeout: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
 }
 
 /// A join that the service was asked for.

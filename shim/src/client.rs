@@ -19,6 +19,8 @@ use std::os::fd::AsFd;
 
 use crate::builder::{CommunicatorBuilder, Joining};
 use crate::cuda::{GpuRegions, Watch};
+use crate::error::Origin;
+use crate::log::{LogLevel, log};
 use crate::memory::Regions;
 use crate::requests::{Answer, Requests};
 use crate::stream::Left;
@@ -45,6 +47,8 @@ pub(crate) struct Inner {
     /// Streams to be given back when their work has ended.
     pub(crate) left_streams: Mutex<Vec<Left>>,
     failures: Mutex<Failures>,
+    /// As whom this session has joined communicators, until it leaves them.
+    members: Mutex<HashMap<Handle, (UniqueId, u32)>>,
     pub(crate) regions: RwLock<Regions>,
     pub(crate) gpu_regions: Mutex<GpuRegions>,
     pub(crate) watch: Watch,
@@ -141,6 +145,7 @@ impl Client {
             submission: Mutex::new(Submission::new(commands.map_err(|error| system(&error))?)),
             left_streams: Mutex::default(),
             failures: Mutex::new(failures),
+            members: Mutex::default(),
             regions: RwLock::default(),
             gpu_regions: Mutex::default(),
             watch: Watch::new(process),
@@ -195,6 +200,12 @@ impl Client {
     /// Waits until all ranks of a communicator have joined.
     pub(crate) fn wait_for_join(&self, joining: &Joining, rank: &CommunicatorBuilder) -> Result<Answer, Error> {
         if let Some(answer) = self.0.requests.wait_until(joining.request, joining.deadline)? {
+            if let (Response::Comm { comm, .. }, _) = &answer {
+                locked(&self.0.members).insert(*comm, (rank.id, rank.rank));
+                log(LogLevel::Info, || {
+                    format!("rank {} of {} has joined communicator {}", rank.rank, rank.nranks, rank.id)
+                });
+            }
             return Ok(answer);
         }
         // The others may come after all, and would wait for this rank.
@@ -212,6 +223,7 @@ impl Client {
              that are missing",
             rank.nranks, rank.id, rank.rank
         );
+        log(LogLevel::Warning, || message.clone());
         Err(Error::Refused { class: ErrorClass::Timeout, message })
     }
 
@@ -307,7 +319,9 @@ impl Inner {
         let mut failures = locked(&self.failures);
         while let Ok(Some(completion)) = failures.completions.try_pop() {
             let class = ErrorClass::from_wire(completion.class).unwrap_or(ErrorClass::Internal);
-            let error = Error::Failed { class, message: completion.message() };
+            let origin = self.origin(completion.comm, completion.ticket);
+            let error = Error::Failed { class, message: completion.message(), origin };
+            log(LogLevel::Error, || error.to_string());
             if completion.comm != Handle::NONE {
                 failures.comms.entry(completion.comm).or_insert_with(|| error.clone());
             }
@@ -319,9 +333,22 @@ impl Inner {
             StreamWord::at(&self.segment, self.layout.words_offset, self.layout.words).map_or(0, StreamWord::load);
         if lost > 0 && failures.lost.is_none() {
             let message = format!("{lost} failures came that nobody fetched in time: any operation may have failed");
-            failures.lost = Some(Error::Failed { class: ErrorClass::System, message });
+            failures.lost = Some(Error::Failed { class: ErrorClass::System, message, origin: None });
         }
         failures
+    }
+
+    /// Which communicator a handle stands for, and which operation on its stream; 0 is none.
+    pub(crate) fn origin(&self, comm: Handle, ticket: u64) -> Option<Origin> {
+        let (communicator, rank) = *locked(&self.members).get(&comm)?;
+        Some(Origin { communicator, rank, operation: Some(ticket).filter(|ticket| *ticket > 0) })
+    }
+
+    /// A rank has left.
+    pub(crate) fn has_left(&self, comm: Handle) {
+        if let Some((id, rank)) = locked(&self.members).remove(&comm) {
+            log(LogLevel::Info, || format!("rank {rank} has left communicator {id}"));
+        }
     }
 
     /// The error that ended a communicator, if one did.

@@ -523,7 +523,9 @@ impl Communicator {
             return Ok(());
         }
         self.client.0.settle_comm(&self.shared)?;
-        self.client.0.requests.call(Request::DestroyComm { comm: self.shared.handle }, &[]).map(drop)
+        let left = self.client.0.requests.call(Request::DestroyComm { comm: self.shared.handle }, &[]);
+        self.client.0.has_left(self.shared.handle);
+        left.map(drop)
     }
 }
 
@@ -532,6 +534,7 @@ impl Drop for Communicator {
         if !self.shared.left.swap(true, Ordering::AcqRel) && self.client.0.settle_comm(&self.shared).is_ok() {
             // Without waiting: a rank that drops its communicator with work outstanding must not hang here.
             self.client.0.requests.send_and_forget(Request::DestroyComm { comm: self.shared.handle });
+            self.client.0.has_left(self.shared.handle);
         }
     }
 }

@@ -1,10 +1,24 @@
 //! What can go wrong, and whose fault it is.
 
+use mccs_cuda::DriverError;
 use mccs_ipc::handshake::HandshakeError;
-use mccs_ipc::types::ErrorClass;
+use mccs_ipc::types::{ErrorClass, UniqueId};
 
-/// An error of this library.
+/// Which rank of which communicator an error is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Origin {
+    /// The communicator, as its ranks named it.
+    pub communicator: UniqueId,
+    /// This process' rank of it.
+    pub rank: u32,
+    /// The operation, by its number on its stream, from 1; none where the communicator failed at rest.
+    pub operation: Option<u64>,
+}
+
+/// An error of this library. [`Error::class`] says who is at fault, [`Error::origin`] where it happened.
 #[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// The caller: an argument is wrong. Nothing was enqueued.
     #[error("invalid argument: {0}")]
@@ -22,22 +36,28 @@ pub enum Error {
     },
     /// An operation failed; its communicator is of no use any more.
     #[error("{class}: {message}")]
+    #[non_exhaustive]
     Failed {
         /// Who is at fault.
         class: ErrorClass,
-        /// Why.
+        /// Why, for a person: it names ranks and operations.
         message: String,
+        /// Which communicator, where that is known.
+        origin: Option<Origin>,
     },
     /// The service has died, or has ended this session.
     #[error("the mccs-service has gone: {0}")]
     ServiceGone(String),
     /// The CUDA driver, or what is missing for it.
     #[error("CUDA: {message}")]
+    #[non_exhaustive]
     Cuda {
         /// What the driver returned (`CUresult`); none where it was not asked.
         code: Option<u32>,
         /// Which call, and its word for it.
         message: String,
+        /// The driver's error, if it is that.
+        source: Option<DriverError>,
     },
     /// The operating system refused something on this side.
     #[error("system error: {0}")]
@@ -56,9 +76,18 @@ impl Error {
         }
     }
 
+    /// Which communicator, rank and operation failed, where the error is about one.
+    #[must_use]
+    pub fn origin(&self) -> Option<Origin> {
+        match self {
+            Error::Failed { origin, .. } => *origin,
+            _ => None,
+        }
+    }
+
     /// What CUDA needs and this process lacks.
     pub(crate) fn no_cuda(reason: impl ToString) -> Self {
-        Error::Cuda { code: None, message: reason.to_string() }
+        Error::Cuda { code: None, message: reason.to_string(), source: None }
     }
 
     /// What the driver returned, if it was the driver.
@@ -74,9 +103,9 @@ impl Error {
     }
 }
 
-impl From<mccs_cuda::DriverError> for Error {
-    fn from(error: mccs_cuda::DriverError) -> Self {
-        Error::Cuda { code: error.driver_code(), message: error.to_string() }
+impl From<DriverError> for Error {
+    fn from(error: DriverError) -> Self {
+        Error::Cuda { code: error.driver_code(), message: error.to_string(), source: Some(error) }
     }
 }
 

@@ -1,7 +1,10 @@
 //! Groups: operations that start together, as in NCCL. A group belongs to the thread that opens it.
+//!
+//! Programs in Rust use [`Group`]. The functions are for bindings of other languages, where begin and end of a group are calls.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use mccs_ipc::command::{Command, FLAG_GROUP_CONTINUES, Opcode};
@@ -11,8 +14,59 @@ use crate::cuda::CollectedCall;
 use crate::cuda::p2p::{self, Collected as CollectedP2p};
 use crate::{Error, Stream};
 
+/// An open group of the calling thread: its operations are collected, and enqueued together by [`Group::end`]. Groups nest; the
+/// outermost one enqueues. A group that is dropped without `end`, as `?` does, drops all that it and the groups around it have
+/// collected.
+///
+/// ```no_run
+/// # fn pass_on(comm: &mccs::Communicator, own: mccs::Span, other: mccs::Span, stream: &mccs::Stream) -> Result<(), mccs::Error> {
+/// let group = mccs::Group::begin();
+/// comm.send(own, 1024, mccs::DataType::F32, 1, stream)?;
+/// comm.recv(other, 1024, mccs::DataType::F32, 1, stream)?;
+/// group.end()
+/// # }
+/// ```
+#[must_use = "a group that is dropped enqueues nothing"]
+pub struct Group {
+    /// It belongs to its thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Group {
+    /// Opens a group.
+    #[expect(clippy::new_without_default, reason = "beginning has an effect")]
+    pub fn begin() -> Group {
+        group_start();
+        Group { thread: PhantomData }
+    }
+
+    /// Closes the group. The outermost one enqueues what was collected, in the order that [`group_end`] has.
+    ///
+    /// # Errors
+    /// As [`group_end`]; [`Error::InvalidArgument`] where a group inside was dropped.
+    pub fn end(self) -> Result<(), Error> {
+        std::mem::forget(self);
+        group_end()
+    }
+
+    /// As [`group_estimate_us`].
+    #[must_use]
+    pub fn estimate_us(&self) -> Option<f64> {
+        group_estimate_us()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        with_group(|group| group.is_dropped = true);
+        let _ = group_drop();
+    }
+}
+
 #[derive(Default)]
-struct Group {
+struct Collection {
+    /// A group inside was dropped: nothing is enqueued.
+    is_dropped: bool,
     depth: u32,
     operations: Vec<Collected>,
     /// Collectives of GPUs.
@@ -32,11 +86,11 @@ struct Collected {
 pub(crate) type Numbered = (Arc<CommShared>, Command);
 
 thread_local! {
-    static GROUP: RefCell<Group> = RefCell::default();
+    static GROUP: RefCell<Collection> = RefCell::default();
 }
 
 /// `None` while the thread ends and its group is gone: an operation from a destructor there is on its own.
-fn with_group<T>(f: impl FnOnce(&mut Group) -> T) -> Option<T> {
+fn with_group<T>(f: impl FnOnce(&mut Collection) -> T) -> Option<T> {
     GROUP.try_with(|group| f(&mut group.borrow_mut())).ok()
 }
 
@@ -46,10 +100,10 @@ pub fn group_start() {
 }
 
 /// Closes a group. Returns what it has collected, if it is the outermost one.
-fn close() -> Result<Group, Error> {
+fn close() -> Result<Collection, Error> {
     let collected = with_group(|group| {
         group.depth = group.depth.checked_sub(1)?;
-        Some(if group.depth == 0 { std::mem::take(group) } else { Group::default() })
+        Some(if group.depth == 0 { std::mem::take(group) } else { Collection::default() })
     });
     collected.flatten().ok_or_else(|| Error::argument("group_end without group_start"))
 }
@@ -58,7 +112,7 @@ fn close() -> Result<Group, Error> {
 /// others. By what was measured on idle GPUs; nothing where the service carries any of it out, of which nothing is known.
 #[must_use]
 pub fn group_estimate_us() -> Option<f64> {
-    let estimate = |group: &mut Group| {
+    let estimate = |group: &mut Collection| {
         if !group.operations.is_empty() {
             return None;
         }
@@ -95,7 +149,10 @@ pub fn group_drop() -> Result<(), Error> {
 /// and receives than may be in flight: then nothing of the group is enqueued. [`Error::ServiceGone`]. Those of collectives on GPUs:
 /// then nothing that comes after it is enqueued.
 pub fn group_end() -> Result<(), Error> {
-    let Group { operations, calls, p2p, .. } = close()?;
+    let Collection { is_dropped, operations, calls, p2p, .. } = close()?;
+    if is_dropped {
+        return Err(Error::argument("a group inside was dropped before its end; all of the group is dropped"));
+    }
     let mut streams: Vec<(Stream, Vec<Numbered>)> = Vec::new();
     // The service ends a session that names a communicator that is gone.
     if operations.iter().any(|operation| operation.comm.has_left()) {

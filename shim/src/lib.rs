@@ -5,8 +5,9 @@
 //! the caller one copy of 128 bytes into a ring, a small collective the copy of its contribution to a shared-memory exchange where its
 //! peers find it.
 //!
-//! The library never panics, prints, reads the environment unasked, or changes anything about the process. It starts no threads but those that
-//! communicators of GPUs need: one that waits for the service to go, and one that joins for graphs.
+//! The library never panics, prints, reads the environment unasked, or changes anything about the process; [`set_log_handler`] has it tell
+//! what happens. It starts no threads but those that communicators of GPUs need (one waits for the service to go, one joins for graphs),
+//! and one for a rank that gave up joining.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), mccs::Error> {
@@ -22,6 +23,9 @@
 //! # }
 //! ```
 
+#![deny(missing_docs)]
+
+mod bootstrap;
 mod builder;
 mod client;
 mod communicator;
@@ -31,17 +35,20 @@ mod error;
 mod ffi;
 
 mod group;
+mod log;
 mod memory;
 mod requests;
 mod round;
 mod stream;
 mod submission;
 
+pub use bootstrap::Bootstrap;
 pub use builder::CommunicatorBuilder;
 pub use client::{Client, unique_id};
 pub use communicator::{Communicator, ReduceOperator, Scalar};
-pub use error::Error;
-pub use group::{group_drop, group_end, group_estimate_us, group_start};
+pub use error::{Error, Origin};
+pub use group::{Group, group_drop, group_end, group_estimate_us, group_start};
+pub use log::{LogLevel, clear_log_handler, set_log_handler};
 pub use mccs_ipc::protocol::JoinOptions;
 pub use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, RedOp, UniqueId};
 pub use memory::{Region, Span};

@@ -1,6 +1,6 @@
 //! Sends, receives, groups, streams.
 
-use mccs::{CommunicatorBuilder, DataType, RedOp, group_end, group_start};
+use mccs::{CommunicatorBuilder, DataType, Group, RedOp};
 use mccs_tests::TestService;
 
 /// Every rank sends to and receives from everybody, itself included, in one group.
@@ -19,13 +19,13 @@ fn all_to_all_by_a_group_of_sends_and_receives() {
             for peer in 0..nranks as usize {
                 input[peer * bytes as usize..][..bytes as usize].fill(round ^ (me * 16 + peer as u8));
             }
-            group_start();
+            let group = Group::begin();
             for peer in 0..nranks {
                 let at = u64::from(peer) * bytes;
                 rank.comm.send(send.at(at), bytes, DataType::U8, peer, &rank.stream).expect("send");
                 rank.comm.recv(recv.at(at), bytes, DataType::U8, peer, &rank.stream).expect("recv");
             }
-            group_end().expect("group");
+            group.end().expect("group");
             rank.stream.synchronize().expect("completed");
             for peer in 0..nranks as usize {
                 let right = round ^ (peer as u8 * 16 + me);
@@ -78,15 +78,47 @@ fn several_ranks_in_one_thread() {
     // SAFETY: nothing is in flight.
     let bytes = unsafe { memory.as_mut_slice() };
     bytes.copy_from_slice(&[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]);
-    group_start();
+    let group = Group::begin();
     for (comm, stream) in comms.iter().zip(&streams) {
         let place = memory.at(4 * u64::from(comm.rank()));
         comm.all_reduce(place, place, 1, DataType::U32, RedOp::Sum, stream).expect("enqueued");
     }
-    group_end().expect("group");
+    group.end().expect("group");
     streams.iter().for_each(|stream| stream.synchronize().expect("completed"));
     assert_eq!(bytes, [6, 0, 0, 0, 6, 0, 0, 0, 6, 0, 0, 0]);
-    assert!(group_end().is_err(), "no group is open");
+    assert!(mccs::group_end().is_err(), "no group is open");
+}
+
+/// As `?` leaves it: nothing of it is enqueued, and the next group is not part of it.
+#[test]
+fn a_group_that_is_dropped_enqueues_nothing() {
+    let service = TestService::start("");
+    service.ranks(0, 2, |rank| {
+        let (memory, peer) = (rank.client.allocate(16).expect("memory"), 1 - rank.comm.rank());
+        // SAFETY: nothing is in flight.
+        let bytes = unsafe { memory.as_mut_slice() };
+        let exchange = || {
+            rank.comm.send(memory.at(0), 1, DataType::U64, peer, &rank.stream).expect("collected");
+            rank.comm.recv(memory.at(8), 1, DataType::U64, peer, &rank.stream).expect("collected");
+        };
+        bytes[0] = 1;
+        let group = Group::begin();
+        exchange();
+        drop(group);
+        // One inside takes those around it with it.
+        let outer = Group::begin();
+        exchange();
+        drop(Group::begin());
+        let ended = outer.end().expect_err("dropped").to_string();
+        assert!(ended.contains("a group inside was dropped"), "{ended}");
+        assert_eq!(bytes[8..], [0; 8]);
+        bytes[0] = 2;
+        let group = Group::begin();
+        exchange();
+        group.end().expect("enqueued");
+        rank.stream.synchronize().expect("completed");
+        assert_eq!(bytes[8], 2);
+    });
 }
 
 /// Memory that the program already had, moved under it into shared pages.
@@ -143,13 +175,13 @@ fn a_group_over_the_quota_is_refused_and_nothing_else_happens() {
     service.ranks(0, 2, |rank| {
         let (memory, peer) = (rank.client.allocate(4096).expect("memory"), 1 - rank.comm.rank());
         for pairs in [5, 4] {
-            group_start();
+            let group = Group::begin();
             for i in 0..pairs {
                 let (send, recv) = (memory.at(i * 8), memory.at(2048 + i * 8));
                 rank.comm.send(send, 1, DataType::U64, peer, &rank.stream).expect("collected");
                 rank.comm.recv(recv, 1, DataType::U64, peer, &rank.stream).expect("collected");
             }
-            let ended = group_end();
+            let ended = group.end();
             assert_eq!(ended.is_ok(), pairs == 4, "{ended:?}");
             rank.stream.synchronize().expect("completed");
         }
@@ -165,14 +197,14 @@ fn a_group_over_several_streams_has_one_quota() {
         let (memory, me) = (rank.client.allocate(4096).expect("memory"), rank.comm.rank());
         let other = rank.client.create_stream().expect("a stream");
         for operations in [40, 32] {
-            group_start();
+            let group = Group::begin();
             for i in 0..operations {
                 rank.comm.send(memory.at(8 * i), 1, DataType::U64, 1 - me, &rank.stream).expect("collected");
             }
             for i in 0..operations {
                 rank.comm.recv(memory.at(2048 + 8 * i), 1, DataType::U64, 1 - me, &other).expect("collected");
             }
-            let ended = group_end();
+            let ended = group.end();
             if operations == 32 {
                 ended.expect("as many as may be");
             } else {

@@ -136,10 +136,10 @@ fn a_communicator_destroyed_inside_a_group_costs_the_group() {
     let service = TestService::start("");
     let client = service.connect(0);
     let (comm, stream) = (alone(&client), client.create_stream().expect("a stream"));
-    mccs::group_start();
+    let group = mccs::Group::begin();
     comm.barrier(&stream).expect("collected");
     drop(comm);
-    assert!(matches!(mccs::group_end(), Err(Error::InvalidArgument(_))));
+    assert!(matches!(group.end(), Err(Error::InvalidArgument(_))));
     stream.synchronize().expect("nothing was enqueued");
     client.create_stream().expect("the session lives");
 }

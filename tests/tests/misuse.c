@@ -3,6 +3,10 @@
 #include "expect.h"
 #include <sys/mman.h>
 
+static void count_lines(int level, const char *message, void *user) {
+    if (level == 3 && message != NULL) ++*(int *)user;
+}
+
 int main(void) {
     mccsClient_t client;
     mccsComm_t comm, comms[2];
@@ -28,6 +32,26 @@ int main(void) {
     EXPECT(mccsInvalidArgument, mccsCommInitRank(&comm, client, 1, &id, 0, (mccsMemory_t)7, NULL));
     EXPECT(mccsInvalidArgument, mccsCommInitRank(&comm, client, 1, &id, 0, mccsMemoryHost, ""));
     EXPECT(mccsInvalidArgument, mccsSetInitTimeout(NULL, 1));
+    mccsBootstrap_t bootstrap;
+    int own = 7, all = 0, lines = 0;
+    EXPECT(mccsSuccess, mccsSetLogHandler(count_lines, &lines));
+    EXPECT(mccsInvalidArgument, mccsBootstrapInit(NULL, client, 1, &id, 0, NULL));
+    EXPECT(mccsInvalidArgument, mccsBootstrapInit(&bootstrap, NULL, 1, &id, 0, NULL));
+    EXPECT(mccsInvalidArgument, mccsBootstrapInit(&bootstrap, client, 1, &id, 1, NULL));
+    EXPECT(mccsSuccess, mccsBootstrapInit(&bootstrap, client, 1, &id, 0, NULL));
+    if (lines != 1) return 1; /* it has joined */
+    EXPECT(mccsSuccess, mccsSetLogHandler(NULL, NULL));
+    EXPECT(mccsInvalidArgument, mccsBootstrapAllGather(NULL, &own, &all, sizeof own));
+    EXPECT(mccsInvalidArgument, mccsBootstrapAllGather(bootstrap, NULL, &all, sizeof own));
+    EXPECT(mccsInvalidArgument, mccsBootstrapAllGather(bootstrap, &own, NULL, sizeof own));
+    EXPECT(mccsSuccess, mccsBootstrapAllGather(bootstrap, NULL, NULL, 0));
+    EXPECT(mccsSuccess, mccsBootstrapAllGather(bootstrap, &own, &all, sizeof own));
+    if (all != 7) return 1;
+    EXPECT(mccsInvalidArgument, mccsBootstrapBarrier(NULL));
+    EXPECT(mccsSuccess, mccsBootstrapBarrier(bootstrap));
+    EXPECT(mccsInvalidArgument, mccsBootstrapDestroy(NULL));
+    EXPECT(mccsSuccess, mccsBootstrapDestroy(bootstrap));
+    if (lines != 1) return 1; /* nobody was told */
     /* The other rank never comes. */
     EXPECT(mccsSuccess, mccsSetInitTimeout(client, 50));
     EXPECT(mccsTimeout, mccsCommInitRank(&comm, client, 2, &id, 0, mccsMemoryHost, NULL));

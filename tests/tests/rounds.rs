@@ -63,13 +63,10 @@ fn run(rank: &Rank, program: &[(Call, usize)], pace: u64) -> Vec<Call> {
     let mut expected = u64::from(me + 1);
     for ((call, stream), (memory, recv_at)) in program.iter().zip(&regions) {
         let stream = &streams[*stream];
-        let grouped = pick(8) == 0;
-        if grouped {
-            mccs::group_start();
-        }
+        let group = (pick(8) == 0).then(mccs::Group::begin);
         call.enqueue(&rank.comm, memory.at(0), memory.at(*recv_at as u64), stream).expect("enqueued");
-        if grouped {
-            mccs::group_end().expect("enqueued");
+        if let Some(group) = group {
+            group.end().expect("enqueued");
         }
         let length = if call.count == 60 { 1000 } else { 1 };
         rank.comm

@@ -169,7 +169,7 @@ impl Rank {
         if side == Side::Nccl {
             return self.nccl.as_ref().context("there is no NCCL here")?.enqueue_p2p(list, stream);
         }
-        mccs::group_start();
+        let group = mccs::Group::begin();
         for P2pMessage { is_send, peer, buffer, bytes } in list.iter().copied() {
             // SAFETY: places in this rank's own buffers, which are long enough for the pattern.
             unsafe {
@@ -180,7 +180,7 @@ impl Rank {
                 }
             }
         }
-        Ok(mccs::group_end()?)
+        Ok(group.end()?)
     }
 
     /// Average time of a pattern's groups back to back, as the stream sees it: the slowest rank's. Buffers must have room for

@@ -8,6 +8,8 @@
 //!
 //! Calls return what NCCL's documentation says; names, numbers and signatures are those of `nccl.h`.
 
+#![deny(missing_docs)]
+
 mod collective_config;
 mod collectives;
 mod communicators;
@@ -26,13 +28,12 @@ mod one_sided;
 mod operators;
 mod p2p;
 mod parameters;
+mod pnccl_aliases;
 mod profiler;
 mod properties;
 mod queries;
 mod seat;
 mod suspend;
-mod teams;
-mod twins;
 mod windows;
 
 use std::cell::RefCell;

@@ -52,7 +52,7 @@ impl Properties {
             device_api_support: false,
             multimem_support: false,
             gin_type: 0,
-            // Each rank is alone in its team (`teams.rs`).
+            // Each rank is alone in its team (`device_comm.rs`).
             lsa_teams: comm.nranks as c_int,
             host_rma_support: false,
             railed_gin_type: 0,

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use mccs::Error;
 
 use super::communicators::Comm;
-use super::teams::Team;
+use super::device_comm::Team;
 use super::{SUCCESS, Status, guard, guard_in_group, put, refused};
 
 /// Every flag of `ncclCommWindowRegister` (`NCCL_WIN_*`).

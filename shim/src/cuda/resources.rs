@@ -71,6 +71,7 @@ pub(super) fn import(context: &Context, handle: IpcHandle) -> Result<Arc<Importe
         message: format!(
             "{error}: the service's memory; its `[cuda] handles = \"never\"` is for drivers that open none here"
         ),
+        source: Some(error),
     };
     shared(&IMPORTS, context, &handle, || ImportedMemory::open(context, &handle).map_err(refused))
 }

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     fn failed(class: ErrorClass) -> Error {
-        Error::Failed { class, message: "rank 1 aborted".into() }
+        Error::Failed { class, message: "rank 1 aborted".into(), origin: None }
     }
 
     #[test]
@@ -99,7 +99,7 @@ mod tests {
             failed(ErrorClass::System),
             Error::argument("no"),
             Error::ServiceGone("it has gone".into()),
-            Error::Cuda { code: Some(700), message: "an illegal address".into() },
+            Error::Cuda { code: Some(700), message: "an illegal address".into(), source: None },
         ];
         assert!(own.iter().all(|error| !surfacing.passes_over(error, Instant::now())));
     }

@@ -10,7 +10,7 @@ use super::collectives::rank;
 use super::operators::{Operators, data_type};
 use super::{CClient, PendingJoin, SUCCESS, Status, guard, object, of_thread, put, status_of, text};
 use crate::cuda::CudaCommunicator;
-use crate::{Communicator, Error, ReduceOperator, Scalar};
+use crate::{Communicator, CommunicatorBuilder, Error, ReduceOperator, Scalar};
 
 /// Behind `mccsComm_t`, which is a count of it: calls under way have counts of their own, so that a thread may abort a communicator in
 /// which others wait.
@@ -110,6 +110,27 @@ unsafe fn taken(handle: *mut CComm) -> Result<Arc<CComm>, Error> {
     unsafe { object(handle, "comm").map(|_| Arc::from_raw(handle)) }
 }
 
+/// A rank that is about to join, as C names it.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+pub(super) unsafe fn builder(
+    client: *mut CClient,
+    (own_rank, nranks): (i32, i32),
+    id: *const UniqueId,
+    root_address: *const c_char,
+) -> Result<CommunicatorBuilder, Error> {
+    // SAFETY: the caller's contract.
+    let (client, id, root) = unsafe { (object(client, "client")?, id.as_ref(), text(root_address, "root address")?) };
+    let id = id.ok_or_else(|| Error::argument("id is null"))?;
+    let nranks = u32::try_from(nranks).map_err(|_| Error::argument(format!("nranks {nranks} is negative")))?;
+    let builder = client.client.communicator(*id, rank(own_rank)?, nranks).root_address(root);
+    Ok(match client.init_timeout() {
+        Some(timeout) => builder.timeout(timeout),
+        None => builder,
+    })
+}
+
 /// See `mccs.h`.
 ///
 /// # Safety
@@ -125,18 +146,11 @@ pub unsafe extern "C" fn mccsCommInitRank(
     root_address: *const c_char,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's contract.
-        let (client, id, root) =
-            unsafe { (object(client, "client")?, id.as_ref(), text(root_address, "root address")?) };
-        let id = id.ok_or_else(|| Error::argument("id is null"))?;
         if comm.is_null() {
             return Err(Error::argument("comm is null"));
         }
-        let nranks = u32::try_from(nranks).map_err(|_| Error::argument(format!("nranks {nranks} is negative")))?;
-        let mut builder = client.client.communicator(*id, rank(own_rank)?, nranks).root_address(root);
-        if let Some(timeout) = client.init_timeout() {
-            builder = builder.timeout(timeout);
-        }
+        // SAFETY: the caller's contract.
+        let builder = unsafe { builder(client, (own_rank, nranks), id, root_address) }?;
         let made = match memory {
             HOST => {
                 let join = PendingJoin { joining: builder.send_join()?, rank: builder, target: comm };

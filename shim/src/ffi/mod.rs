@@ -3,6 +3,7 @@
 //! Every function catches panics, checks pointers for null, and leaves a text for [`mccsGetLastError`]. Addresses are
 //! looked up in the client's table of regions.
 
+mod bootstrap;
 mod collectives;
 mod communicators;
 mod objects;

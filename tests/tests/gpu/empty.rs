@@ -31,11 +31,11 @@ fn call_in_group(comm: &CudaCommunicator, place: &Place, stream: &OwnedStream) -
     let call = call(0, place.nranks, 1000);
     let at = Buffers::of(stream.context(), &call)?;
     at.fill(&call, comm.rank())?;
-    mccs::group_start();
+    let group = mccs::Group::begin();
     call_all(comm, stream.raw())?;
     enqueue(comm, &call, &at, stream.raw())?;
     call_all(comm, stream.raw())?;
-    mccs::group_end()?;
+    group.end()?;
     // SAFETY: the stream lives.
     unsafe { stream.raw().synchronize()? };
     at.check(&call, comm.rank())

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, ensure};
 use mccs::cuda::CudaCommunicator;
-use mccs::{DataType, Error, group_end, group_start};
+use mccs::{DataType, Error, Group};
 use mccs_control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_cuda::{Context, DeviceMemory, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host};
 use mccs_eval::workload::{Call, POISON};
@@ -106,7 +106,7 @@ impl Exchange {
 
     /// Enqueues a group: some ranks receive first.
     fn enqueue(&self, comm: &CudaCommunicator, streams: &[RawStream]) -> anyhow::Result<()> {
-        group_start();
+        let group = Group::begin();
         for is_send in if self.rank.is_multiple_of(2) { [true, false] } else { [false, true] } {
             for (number, message, at) in self.placed(is_send) {
                 let stream = streams[number % streams.len()].as_ptr();
@@ -120,7 +120,7 @@ impl Exchange {
                 }
             }
         }
-        Ok(group_end()?)
+        Ok(group.end()?)
     }
 
     fn check(&self, seed: u64) -> anyhow::Result<()> {
@@ -420,7 +420,7 @@ fn aborts_a_receive(place: &Place) -> anyhow::Result<()> {
         match rank.comm.rank() {
             // SAFETY: the buffer has room, and lives to the end.
             0 => unsafe {
-                group_start();
+                let group = Group::begin();
                 for peer in 1..place.nranks {
                     rank.comm.recv(memory.address(), 1 << 20, DataType::U8, peer, rank.stream.raw().as_ptr())?;
                     rank.comm.send(
@@ -431,7 +431,7 @@ fn aborts_a_receive(place: &Place) -> anyhow::Result<()> {
                         rank.stream.raw().as_ptr(),
                     )?;
                 }
-                group_end()?;
+                group.end()?;
                 rank.stream.raw().synchronize()?;
             },
             1 => aborts_later(&rank)?,
@@ -466,18 +466,18 @@ fn errs(place: &Place) -> anyhow::Result<()> {
         refused(recv(0, 1, 0), "is no place for")?;
         refused(recv(at, u64::MAX, 0), "larger than memory")?;
         refused(send(at, 1, rank), "sends to and receives from oneself")?;
-        refused(group_end(), "group_end without group_start")?;
-        group_start();
+        refused(mccs::group_end(), "group_end without group_start")?;
+        let group = Group::begin();
         send(at, 1, rank)?;
         recv(at + 4096, 2, rank)?;
-        refused(group_end(), "number 1 differs")?;
+        refused(group.end(), "number 1 differs")?;
         let other = OwnedStream::new(&context)?;
         let captured = Graph::capture(&stream, |_| {
-            group_start();
+            let group = Group::begin();
             // SAFETY: the buffer has room, and lives to the end.
             unsafe { comm.send(at, 1, DataType::F32, rank, other.raw().as_ptr())? };
             recv(at + 4096, 1, rank)?;
-            refused(group_end(), "are captured into one graph, or none of them is")
+            refused(group.end(), "are captured into one graph, or none of them is")
         });
         ensure!(captured.is_ok(), "{:?}", captured.err());
         together.wait();
@@ -485,14 +485,14 @@ fn errs(place: &Place) -> anyhow::Result<()> {
         let (next, last) = ((rank + 1) % place.nranks, (rank + place.nranks - 1) % place.nranks);
         // SAFETY: nothing is in flight.
         unsafe { copy_from_host(at, &content(rank as usize, 1, 2000).collect::<Vec<_>>())? };
-        group_start();
+        let group = Group::begin();
         (0..500).try_for_each(|index| send(at + 4 * index, 1, next))?;
         for index in 0..500 {
             recv(at + 4096 + 4 * index, 1, last)?;
             send(at, 0, rank)?;
             recv(at, 0, rank)?;
         }
-        group_end()?;
+        group.end()?;
         let mut output = vec![0; 2000];
         // SAFETY: stream and buffer live.
         unsafe {
@@ -500,10 +500,10 @@ fn errs(place: &Place) -> anyhow::Result<()> {
             copy_to_host(&mut output, at + 4096)?;
         }
         ensure!(output.iter().copied().eq(content(last as usize, 1, 2000)));
-        group_start();
+        let group = Group::begin();
         send(at, 1, next)?;
         comm.destroy()?;
-        refused(group_end(), "destroyed inside a group")
+        refused(group.end(), "destroyed inside a group")
     })
 }
 

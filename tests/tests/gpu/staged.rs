@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use mccs::{CollectiveKind, DataType, RedOp, ReduceOperator, group_end, group_start};
+use mccs::{CollectiveKind, DataType, Group, RedOp, ReduceOperator};
 use mccs_cuda::{DeviceMemory, Event, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host};
 use mccs_eval::workload::Call;
 use mccs_tests::TestService;
@@ -375,13 +375,13 @@ fn refuses_large_groups(place: &Place) -> anyhow::Result<()> {
         let (from, to) =
             (DeviceMemory::zeroed(&context, BYTES as usize)?, DeviceMemory::zeroed(&context, BYTES as usize)?);
         let exchange = |stream: RawStream, bytes: u64| {
-            group_start();
+            let group = Group::begin();
             // SAFETY: buffers have so many bytes, and live to the end.
             unsafe {
                 comm.send(from.address(), bytes, DataType::U8, next, stream.as_ptr())?;
                 comm.recv(to.address(), bytes, DataType::U8, last, stream.as_ptr())?;
             }
-            anyhow::Ok(group_end()?)
+            anyhow::Ok(group.end()?)
         };
         together.wait();
         let captured = Graph::capture(&stream, |stream| exchange(stream, BYTES));

@@ -236,10 +236,10 @@ fn sends_and_receives_go_new_ways_after_a_change() {
                 // SAFETY: nothing is in flight.
                 let buffer = unsafe { memory.as_mut_slice() };
                 buffer.fill(me as u8 + 2 * (round + rounds * number));
-                mccs::group_start();
+                let group = mccs::Group::begin();
                 rank.comm.send(memory.at(0), bytes, DataType::U8, peer, &rank.stream).expect("enqueued");
                 rank.comm.recv(memory.at(bytes), bytes, DataType::U8, peer, &rank.stream).expect("enqueued");
-                mccs::group_end().expect("ends");
+                group.end().expect("ends");
                 rank.stream.synchronize().expect("completed");
                 // SAFETY: as above.
                 let came = &unsafe { memory.as_mut_slice() }[bytes as usize..];

@@ -2,7 +2,7 @@
 
 use std::sync::Barrier;
 
-use mccs::{DataType, RedOp, group_end, group_start};
+use mccs::{DataType, Group, RedOp};
 use mccs_ipc::types::CollectiveKind;
 use mccs_tests::hosts::{TestHosts, in_threads};
 use mccs_tests::{Rank, run_checked};
@@ -167,13 +167,13 @@ fn exchange_all(rank: &Rank, bytes: u64, number: u64) {
     for peer in 0..nranks {
         fill(&mut all[part(0, peer)][..bytes as usize], me, peer, number);
     }
-    group_start();
+    let group = Group::begin();
     for peer in 0..nranks {
         let at = u64::from(peer) * bytes;
         rank.comm.send(memory.at(at), bytes, DataType::U8, peer, &rank.stream).expect("send");
         rank.comm.recv(memory.at(half + at), bytes, DataType::U8, peer, &rank.stream).expect("recv");
     }
-    group_end().expect("group");
+    group.end().expect("group");
     rank.stream.synchronize().expect("completed");
     for peer in 0..nranks {
         assert!(is_right(&all[part(half, peer)][..bytes as usize], peer, me, number), "from {peer} to {me}");
@@ -210,10 +210,10 @@ fn messages_and_collectives_run_at_once() {
             let (first, rest) = all.split_at_mut(bytes as usize);
             fill(first, me, peer, number);
             rest.fill(1);
-            group_start();
+            let group = Group::begin();
             rank.comm.send(memory.at(0), bytes, DataType::U8, peer, &other).expect("send");
             rank.comm.recv(memory.at(bytes), bytes, DataType::U8, peer, &other).expect("recv");
-            group_end().expect("group");
+            group.end().expect("group");
             let place = memory.at(2 * bytes);
             rank.comm.all_reduce(place, place, 2 * bytes, DataType::U8, RedOp::Sum, &rank.stream).expect("enqueued");
             rank.stream.synchronize().expect("completed");

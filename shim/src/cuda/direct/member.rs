@@ -315,7 +315,8 @@ impl Member {
             self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.handle, cuda_error: None });
         }
         let message = contradiction(fault.sender, fault.came, fault.receiver, fault.expected);
-        Some(Error::Failed { class: ErrorClass::InvalidUsage, message })
+        let origin = self.client.0.origin(self.handle, 0);
+        Some(Error::Failed { class: ErrorClass::InvalidUsage, message, origin })
     }
 
     /// Ends the communicator on all ranks, which hear what the driver said to this one. The service ends what runs there when it has been told.
@@ -372,5 +373,5 @@ impl Member {
 
 /// Of a communicator of which no more is known.
 fn aborted() -> Error {
-    Error::Failed { class: ErrorClass::Remote, message: "the communicator was aborted".into() }
+    Error::Failed { class: ErrorClass::Remote, message: "the communicator was aborted".into(), origin: None }
 }

@@ -427,6 +427,7 @@ impl DirectCommunicator {
             let _ = member.end(error.cuda_code());
         });
         member.leave();
+        member.client.0.has_left(member.handle);
         member.client.0.requests.call(Request::DestroyComm { comm: member.handle }, &[])?;
         self.end_large(&mut order);
         member.graphs.keep((Arc::clone(&self.member), order.launches.event(), self.p2p.event()));

@@ -3,8 +3,8 @@
 
 /// Defines functions that are others by another name: jumps, which know nothing of arguments. The library is linked so that they lead to its own
 /// functions, whoever has put others in their place (`build.rs`).
-macro_rules! twins {
-    ($($twin:ident = $($name:ident)::+;)+) => {
+macro_rules! aliases {
+    ($($alias:ident = $($name:ident)::+;)+) => {
         $(
             /// See `nccl.h`.
             ///
@@ -12,7 +12,7 @@ macro_rules! twins {
             /// As for the function without `p`.
             #[unsafe(no_mangle)]
             #[unsafe(naked)]
-            pub unsafe extern "C" fn $twin() {
+            pub unsafe extern "C" fn $alias() {
                 #[cfg(target_arch = "x86_64")]
                 std::arch::naked_asm!("jmp {}", sym crate::$($name)::+);
                 #[cfg(target_arch = "aarch64")]
@@ -22,7 +22,7 @@ macro_rules! twins {
     };
 }
 
-twins! {
+aliases! {
     pncclAllGather = collectives::ncclAllGather;
     pncclAllGatherConfig = collectives::ncclAllGatherConfig;
     pncclAllReduce = collectives::ncclAllReduce;
@@ -110,13 +110,13 @@ twins! {
     pncclSend = p2p::ncclSend;
     pncclSetEncryption = encryption::ncclSetEncryption;
     pncclSignal = one_sided::ncclSignal;
-    pncclTeamCft = teams::ncclTeamCft;
-    pncclTeamCftMultimem = teams::ncclTeamCftMultimem;
-    pncclTeamLsa = teams::ncclTeamLsa;
-    pncclTeamRail = teams::ncclTeamRail;
-    pncclTeamRankToLsa = teams::ncclTeamRankToLsa;
-    pncclTeamRankToWorld = teams::ncclTeamRankToWorld;
-    pncclTeamWorld = teams::ncclTeamWorld;
+    pncclTeamCft = device_comm::ncclTeamCft;
+    pncclTeamCftMultimem = device_comm::ncclTeamCftMultimem;
+    pncclTeamLsa = device_comm::ncclTeamLsa;
+    pncclTeamRail = device_comm::ncclTeamRail;
+    pncclTeamRankToLsa = device_comm::ncclTeamRankToLsa;
+    pncclTeamRankToWorld = device_comm::ncclTeamRankToWorld;
+    pncclTeamWorld = device_comm::ncclTeamWorld;
     pncclWaitSignal = one_sided::ncclWaitSignal;
     pncclWinGetUserPtr = windows::ncclWinGetUserPtr;
 }

@@ -1,0 +1,114 @@
+//! What programs have besides collectives: time-outs of their own, a log handler, bytes that ranks tell each other, and errors that say where.
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use mccs::{DataType, Error, ErrorClass, LogLevel, RedOp, clear_log_handler, set_log_handler};
+use mccs_tests::{TestService, watchdog};
+use rand::{Rng, SeedableRng};
+
+/// The handler is the process'.
+static ONE_HANDLER: Mutex<()> = Mutex::new(());
+
+#[test]
+fn a_rank_gives_up_after_its_own_time_and_does_not_haunt_the_others() {
+    watchdog();
+    let service = TestService::start("");
+    let (client, id) = (service.connect(0), mccs::unique_id().expect("an id"));
+    let (begin, timeout) = (Instant::now(), Duration::from_millis(50));
+    let error = client.communicator(id, 0, 2).timeout(timeout).join().err().expect("rank 1 is late");
+    assert!(begin.elapsed() >= timeout);
+    assert_eq!(error.class(), ErrorClass::Timeout, "{error}");
+    assert!(error.to_string().contains("rank 0") && error.to_string().contains(&id.to_string()), "{error}");
+    // The other rank comes after all: it joins, and hears that nobody is there.
+    let comm =
+        service.connect(0).communicator(id, 1, 2).join().expect("rank 0 has not told the service that it gave up");
+    while comm.async_error().is_none() {
+        std::thread::yield_now();
+    }
+    // The session is as good as before.
+    client.communicator(mccs::unique_id().expect("an id"), 0, 1).timeout(Duration::MAX).join().expect("joined");
+}
+
+#[test]
+fn an_empty_root_address_is_refused() {
+    let service = TestService::start("");
+    let (client, id) = (service.connect(0), mccs::unique_id().expect("an id"));
+    let error = client.communicator(id, 0, 1).root_address("").join().err().expect("refused");
+    assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
+    assert_eq!(client.root_address(), None, "the service knows no other hosts");
+}
+
+#[test]
+fn ranks_tell_each_other_bytes_of_any_length_before_they_have_a_communicator() {
+    watchdog();
+    const NRANKS: u32 = 3;
+    let (service, id) = (TestService::start(""), mccs::unique_id().expect("an id"));
+    let seed = u64::from_le_bytes(id.0[..8].try_into().expect("eight bytes"));
+    let told = |rank: u32, round: u64| {
+        let mut rng = rand::rngs::StdRng::seed_from_u64(seed ^ round << 8 ^ u64::from(rank));
+        let mut bytes = vec![0; if round == 0 { 0 } else { rng.random_range(0..10_000) }];
+        rng.fill(&mut bytes[..]);
+        bytes
+    };
+    std::thread::scope(|scope| {
+        for rank in 0..NRANKS {
+            let (client, told) = (service.connect(0), &told);
+            scope.spawn(move || {
+                let mut bootstrap = client.communicator(id, rank, NRANKS).join_bootstrap().expect("joined");
+                for round in 0..8 {
+                    let all = bootstrap.all_gather(&told(rank, round)).expect("told");
+                    let expected: Vec<_> = (0..NRANKS).map(|rank| told(rank, round)).collect();
+                    assert!(all == expected, "seed {seed}, rank {rank}, round {round}");
+                    bootstrap.barrier().expect("met");
+                }
+                // A communicator of the same name.
+                let comm = client.communicator(id, rank, NRANKS).join().expect("joined");
+                assert_eq!((comm.rank(), bootstrap.rank(), bootstrap.nranks()), (rank, rank, NRANKS));
+            });
+        }
+    });
+}
+
+#[test]
+fn a_failed_operation_says_which_communicator_rank_and_operation() {
+    watchdog();
+    let (service, id) = (TestService::start(""), mccs::unique_id().expect("an id"));
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let client = service.connect(0);
+            scope.spawn(move || {
+                let comm = client.communicator(id, rank, 2).join().expect("joined");
+                let (stream, memory) =
+                    (client.create_stream().expect("a stream"), client.allocate(4096).expect("memory"));
+                let place = memory.at(0);
+                // The second operation's types differ.
+                for dtype in [DataType::F32, if rank == 0 { DataType::F32 } else { DataType::I32 }] {
+                    comm.all_reduce(place, place, 16, dtype, RedOp::Sum, &stream).expect("enqueued");
+                }
+                let error = stream.synchronize().expect_err("a contradiction");
+                let origin = error.origin().expect("of a communicator");
+                assert_eq!((origin.communicator, origin.rank), (id, rank), "{error}");
+                assert_ne!(origin.operation, Some(1), "the first one was right");
+                assert_eq!(comm.async_error().and_then(|error| error.origin()).map(|origin| origin.rank), Some(rank));
+            });
+        }
+    });
+}
+
+#[test]
+fn the_log_handler_hears_what_happens_until_it_is_cleared() {
+    watchdog();
+    let _one = ONE_HANDLER.lock();
+    let (service, id) = (TestService::start(""), mccs::unique_id().expect("an id"));
+    let heard: &'static Mutex<Vec<(LogLevel, String)>> = Box::leak(Box::default());
+    set_log_handler(move |level, message| heard.lock().expect("whole").push((level, message.to_owned())));
+    let client = service.connect(0);
+    client.communicator(id, 0, 1).join().expect("joined").destroy().expect("left");
+    clear_log_handler();
+    client.communicator(mccs::unique_id().expect("an id"), 0, 1).join().expect("joined");
+    let name = id.to_string();
+    let of_it: Vec<_> = heard.lock().expect("whole").iter().filter(|(_, line)| line.contains(&name)).cloned().collect();
+    let lines = ["rank 0 of 1 has joined communicator ", "rank 0 has left communicator "];
+    assert_eq!(of_it, lines.map(|line| (LogLevel::Info, format!("{line}{name}"))));
+}
