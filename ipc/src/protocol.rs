@@ -19,7 +19,7 @@ use crate::types::{ErrorClass, Handle, UniqueId};
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 15;
+pub const VERSION: u32 = 16;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most file descriptors in one message: a page's, and those of all areas of a communicator.
@@ -27,7 +27,7 @@ pub const MESSAGE_FDS_MAX: usize = 1 + DIRECT_RANKS_MAX as usize;
 /// Most segments of a region of a GPU's memory: PyTorch makes them 20 MiB long, so this is a buffer of 80 GiB.
 pub const GPU_SEGMENTS_MAX: usize = 4096;
 
-/// Longest name of a communicator, in bytes.
+/// Longest name of a communicator, and of a job, in bytes.
 pub const COMM_NAME_BYTES_MAX: usize = 64;
 
 /// What a tenant asks of a communicator when it joins.
@@ -35,6 +35,8 @@ pub const COMM_NAME_BYTES_MAX: usize = 64;
 pub struct JoinOptions {
     /// The tenant's name for it: at most [`COMM_NAME_BYTES_MAX`] bytes without control characters. Empty: none.
     pub name: String,
+    /// The job that it is part of, as the launcher calls it; as the name.
+    pub job: String,
     /// Traffic class of its packets to other hosts, as in the IP header: the code point in the upper six bits. The operator says which are
     /// allowed.
     pub traffic_class: Option<u8>,
@@ -49,10 +51,11 @@ impl JoinOptions {
         name
     }
 
-    /// Whether the name is as it must be.
+    /// Whether the names are as they must be.
     #[must_use]
-    pub fn has_valid_name(&self) -> bool {
-        self.name.len() <= COMM_NAME_BYTES_MAX && !self.name.chars().any(char::is_control)
+    pub fn has_valid_names(&self) -> bool {
+        let is_valid = |name: &String| name.len() <= COMM_NAME_BYTES_MAX && !name.chars().any(char::is_control);
+        is_valid(&self.name) && is_valid(&self.job)
     }
 }
 

@@ -6,7 +6,7 @@ use mccs_ipc::direct::GpuUuid;
 use mccs_ipc::protocol::{JoinOptions, Request};
 use mccs_ipc::types::UniqueId;
 
-use crate::{Client, Communicator, Error};
+use crate::{Client, Communicator, Error, job};
 
 /// A rank that is about to join a communicator; see [`Client::communicator`].
 ///
@@ -44,7 +44,7 @@ pub(crate) struct Joining {
 
 impl CommunicatorBuilder {
     pub(crate) fn new(client: &Client, id: UniqueId, (rank, nranks): (u32, u32)) -> Self {
-        let (client, options) = (client.clone(), JoinOptions::default());
+        let (client, options) = (client.clone(), JoinOptions { job: job::of_environment(), ..JoinOptions::default() });
         CommunicatorBuilder { client, id, rank, nranks, root_address: None, options, timeout: None }
     }
 
@@ -69,9 +69,10 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// Both at once.
+    /// All at once. Without a job's name the environment's stays.
     pub fn options(mut self, options: JoinOptions) -> Self {
-        self.options = options;
+        let job = if options.job.is_empty() { self.options.job } else { options.job.clone() };
+        self.options = JoinOptions { job, ..options };
         self
     }
 

@@ -35,6 +35,7 @@ mod error;
 mod ffi;
 
 mod group;
+mod job;
 mod log;
 mod memory;
 mod requests;

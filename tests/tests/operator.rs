@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mccs::Client;
+use mccs::{Client, JoinOptions};
 use mccs_config::ServiceConfig;
 use mccs_config::change::StrategyChange;
 use mccs_control::{ControlAnswer, ControlRequest, call};
@@ -226,4 +226,20 @@ fn who_waits_for_ranks_is_shown_until_they_come() {
         let _all = [first].into_iter().chain(others).map(|rank| rank.join().expect("a rank")).collect::<Vec<_>>();
         service.wait_until_ranks_are_there();
     });
+}
+
+#[test]
+fn the_job_that_a_launcher_names_is_shown_beside_sessions_and_communicators() {
+    let service = TestService::start("");
+    let client = service.connect(0);
+    let join = |job: &str| {
+        let options = JoinOptions { job: job.into(), ..JoinOptions::default() };
+        client.communicator(mccs::unique_id().expect("an id"), 0, 1).options(options).join().expect("joined")
+    };
+    let comms = ["4711 train", "4712 other"].map(join);
+    let ControlAnswer::Communicators(shown) = ask(&service, &ControlRequest::Communicators) else { panic!("none") };
+    assert_eq!(shown.iter().map(|comm| comm.job.as_str()).collect::<Vec<_>>(), ["4711 train", "4712 other"]);
+    let ControlAnswer::Sessions(sessions) = ask(&service, &ControlRequest::Sessions) else { panic!("none") };
+    assert_eq!(sessions[0].job, "4711 train", "a session's first communicator says it");
+    drop(comms);
 }

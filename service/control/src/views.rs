@@ -83,6 +83,9 @@ pub struct SessionView {
     pub session: u64,
     /// Whose it is.
     pub tenant: String,
+    /// The job of its communicators, as its launcher calls it; empty before there are any.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub job: String,
     /// The process.
     pub pid: i32,
     /// Its user.
@@ -131,6 +134,9 @@ pub struct CommView {
     /// What its tenant calls it; empty where it has no name.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
+    /// The job that it is part of, as its launcher calls it; empty where that is not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub job: String,
     /// Traffic class of its packets to other hosts, where it has one of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traffic_class: Option<u8>,

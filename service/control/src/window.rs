@@ -192,7 +192,10 @@ fn overview(socket: &Path) -> Result<Overview, TraceError> {
 fn note(comms: &mut BTreeMap<u64, CommName>, overview: &Overview) -> String {
     for comm in &overview.communicators {
         let ranks = comm.ranks.iter().map(|rank| rank.rank).collect();
-        comms.insert(comm.communicator, CommName { tenant: comm.tenant.clone(), name: comm.name.clone(), ranks });
+        comms.insert(
+            comm.communicator,
+            CommName { tenant: comm.tenant.clone(), name: comm.name.clone(), job: comm.job.clone(), ranks },
+        );
     }
     overview.host.clone()
 }

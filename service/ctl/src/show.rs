@@ -49,7 +49,7 @@ pub fn gpus(gpus: &[GpuView]) {
 /// Connected processes.
 pub fn sessions(sessions: &[SessionView]) {
     say!(
-        "{:>8} {:<16} {:>8} {:>6} {:>11} {:>10} {:>7} {:>7}",
+        "{:>8} {:<16} {:>8} {:>6} {:>11} {:>10} {:>7} {:>7}  job",
         "session",
         "tenant",
         "pid",
@@ -61,7 +61,7 @@ pub fn sessions(sessions: &[SessionView]) {
     );
     for s in sessions {
         say!(
-            "{:>8} {:<16} {:>8} {:>6} {:>11} {:>10} {:>7} {:>7}",
+            "{:>8} {:<16} {:>8} {:>6} {:>11} {:>10} {:>7} {:>7}  {}",
             s.session,
             s.tenant,
             s.pid,
@@ -69,7 +69,8 @@ pub fn sessions(sessions: &[SessionView]) {
             s.operations,
             s.in_flight,
             s.failed,
-            s.copied
+            s.copied,
+            s.job
         );
     }
     say!();
@@ -103,6 +104,7 @@ pub fn comms(comms: &[CommView]) {
         let tag = c.ranks.iter().find_map(|rank| rank.user_tag);
         progress.extend(tag.map(|tag| format!("(last tag {tag})")));
         progress.extend((!c.name.is_empty()).then(|| format!("({})", c.name)));
+        progress.extend((!c.job.is_empty()).then(|| format!("(job {})", c.job)));
         say!(
             "{:>6} {:<12} {:<8} {:>6} {:>11} {:>12.1} {:>9.2} {:>5.0} {:>7} {:>6}  {}",
             c.communicator,

@@ -474,6 +474,7 @@ mod tests {
                 communicator: 42,
                 unique_id: "u".into(),
                 name: String::new(),
+                job: String::new(),
                 traffic_class: None,
                 tenant: "blue".into(),
                 device: "host".into(),

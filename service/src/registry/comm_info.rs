@@ -54,6 +54,8 @@ pub struct CommInfo {
     pub id: UniqueId,
     /// What its tenant calls it; empty where it has no name.
     pub name: String,
+    /// The job that it is part of, as its launcher calls it; empty where that is not known.
+    pub job: String,
     /// Traffic class of its packets to other hosts, where its tenant has asked for one that the operator allows.
     pub traffic_class: Option<u8>,
     /// Whose it is.

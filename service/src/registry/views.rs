@@ -19,6 +19,7 @@ pub fn session_view(session: &Session, comms: &[Arc<CommInfo>]) -> SessionView {
     SessionView {
         session: session.id,
         tenant: session.tenant.name.clone(),
+        job: session.job().to_owned(),
         pid: session.peer.pid,
         uid: session.peer.uid,
         operations: (counted(&session.counters.commands).saturating_add(counted(&session.counters.rounds)))
@@ -52,6 +53,7 @@ impl CommInfo {
             communicator: comm.number,
             unique_id: comm.id.to_string(),
             name: comm.name.clone(),
+            job: comm.job.clone(),
             traffic_class: comm.traffic_class,
             tenant: comm.tenant.clone(),
             device: comm.device.clone(),

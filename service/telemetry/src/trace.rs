@@ -21,6 +21,8 @@ pub struct CommName {
     pub tenant: String,
     /// What its tenant calls it; empty where it has no name.
     pub name: String,
+    /// The job that it is part of; empty where that is not known.
+    pub job: String,
     /// Ranks of this host.
     pub ranks: BTreeSet<u32>,
 }
@@ -254,7 +256,11 @@ fn track_name(window: &Window, track: &Track) -> String {
         channel => format!("channel {channel}"),
     };
     let titled = |comm: &u64| match window.comms.get(comm) {
+        Some(known) if !known.name.is_empty() && !known.job.is_empty() => {
+            format!("comm {comm} ({}, job {})", known.name, known.job)
+        }
         Some(known) if !known.name.is_empty() => format!("comm {comm} ({})", known.name),
+        Some(known) if !known.job.is_empty() => format!("comm {comm} (job {})", known.job),
         _ => format!("comm {comm}"),
     };
     match track {

@@ -39,6 +39,8 @@ pub struct Session {
     pub counters: SessionCounters,
     /// Asked once: a look at /proc.
     opens: OnceLock<Opens>,
+    /// The job that it is part of, as its launcher calls it.
+    job: OnceLock<String>,
     /// Whether the segment's pages go with the session, whoever keeps its descriptor.
     gives_back: AtomicBool,
 }
@@ -121,6 +123,7 @@ impl Session {
             waker,
             counters: SessionCounters::default(),
             opens: OnceLock::new(),
+            job: OnceLock::new(),
             gives_back: AtomicBool::new(false),
         }
     }
@@ -161,6 +164,19 @@ impl Session {
                 apart: true,
             })
         })
+    }
+
+    /// The job that it is part of, as its launcher calls it; empty before its first communicator.
+    #[must_use]
+    pub fn job(&self) -> &str {
+        self.job.get().map_or("", String::as_str)
+    }
+
+    /// A communicator of it says of which job it is; the first one counts.
+    pub fn is_of_job(&self, job: &str) {
+        if !job.is_empty() {
+            self.job.get_or_init(|| job.to_owned());
+        }
     }
 
     /// The tenant has gone, or is not to be trusted: the segment's pages go when the last operation has ended. When it is the service

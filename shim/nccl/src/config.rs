@@ -114,7 +114,7 @@ impl CommConfig {
         let name = (!read.comm_name.is_null()).then(|| unsafe { CStr::from_ptr(read.comm_name) });
         let name = name.map_or_else(String::new, |name| JoinOptions::name_of(&name.to_string_lossy()));
         let is_blocking = Some(read.since(2_14_00, read.blocking) != 0);
-        Ok(CommConfig { is_blocking, options: Some(JoinOptions { name, traffic_class }) })
+        Ok(CommConfig { is_blocking, options: Some(JoinOptions { name, traffic_class, ..JoinOptions::default() }) })
     }
 }
 

@@ -16,9 +16,12 @@ use crate::victim::{SETTINGS, attack};
 fn a_name_that_is_too_long_or_has_lines_is_refused() {
     let service = TestService::start("");
     let raw = Raw::connect(&service);
-    for (number, name) in (7..).zip(["x".repeat(65), "two\nlines".into()]) {
+    let wrong = ["x".repeat(65), "two\nlines".into()];
+    let names = wrong.iter().map(|name| (name.clone(), String::new()));
+    let jobs = wrong.iter().map(|job| (String::new(), job.clone()));
+    for (number, (name, job)) in (7..).zip(names.chain(jobs)) {
         let id = mccs::unique_id().expect("an id");
-        let (root_address, options) = (String::new(), JoinOptions { name, traffic_class: None });
+        let (root_address, options) = (String::new(), JoinOptions { name, job, traffic_class: None });
         let request = Request::InitRank { id, rank: 0, nranks: 1, gpu: None, root_address, by_engines: false, options };
         raw.socket.send(&RequestEnvelope { id: number, request }, &[]).expect("sent");
         let (answer, _) = receive(&raw.socket).expect("an answer");

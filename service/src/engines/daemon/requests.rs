@@ -161,7 +161,7 @@ impl SessionEngine {
                 _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
             },
             Request::InitRank { id: unique_id, rank, nranks, gpu, root_address, by_engines, options } => {
-                if !options.has_valid_name() {
+                if !options.has_valid_names() {
                     let message = format!(
                         "a communicator's name has at most {COMM_NAME_BYTES_MAX} bytes, and no control characters"
                     );
@@ -420,6 +420,7 @@ impl SessionEngine {
         };
         let (session, reply) = (Arc::clone(&self.session), self.replies.sender());
         let options = self.allowed(options);
+        session.is_of_job(&options.job);
         let join = JoinRequest { session, request, tenant_comm, id, rank, nranks, gpu, root, options, charge, reply };
         self.send(place, ProxyMessage::Join(Box::new(join)));
     }

@@ -397,6 +397,14 @@ fn communicators(text: &mut Text, overview: &Overview) {
         }
     }
     let mut family = text.family(
+        "mccs_communicator_job",
+        Kind::Gauge,
+        "1, by the job that a communicator is part of, where that is known.",
+    );
+    for comm in comms.iter().filter(|comm| !comm.job.is_empty()) {
+        family.sample(&[("tenant", &comm.tenant), ("communicator", &comm.communicator), ("job", &comm.job)], 1u64);
+    }
+    let mut family = text.family(
         "mccs_communicator_busy_seconds_total",
         Kind::Counter,
         "Time in which such a collective was running.",

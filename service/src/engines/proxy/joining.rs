@@ -68,6 +68,7 @@ impl ProxyEngine {
             number: self.registry.next_number(),
             id,
             name: requests.first().map_or_else(String::new, |request| request.options.name.clone()),
+            job: requests.first().map_or_else(String::new, |request| request.options.job.clone()),
             traffic_class: requests.first().and_then(|request| request.options.traffic_class),
             tenant: requests.first().map_or_else(String::new, |request| request.session.tenant.name.clone()),
             device: if is_staged { STAGED.into() } else { self.device.name().into() },

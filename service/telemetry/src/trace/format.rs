@@ -171,7 +171,7 @@ fn records() -> impl Strategy<Value = Vec<Record>> {
 proptest! {
     #[test]
     fn whatever_was_recorded_makes_a_file_that_is_shown_whole(proxy in records(), transport in records()) {
-        let names = |rank| CommName { tenant: "\"a\" <b>\n".into(), name: "\\\"n".into(), ranks: BTreeSet::from([rank]) };
+        let names = |rank| CommName { tenant: "\"a\" <b>\n".into(), name: "\\\"n".into(), job: "j\n\"".into(), ranks: BTreeSet::from([rank]) };
         let window = Window {
             host: "h0".into(),
             from_ns: 1_000,

@@ -48,6 +48,7 @@ pub(super) fn window() -> Window {
     let name = |tenant: &str, ranks: &[u32]| CommName {
         tenant: tenant.into(),
         name: String::new(),
+        job: String::new(),
         ranks: ranks.iter().copied().collect(),
     };
     Window {

@@ -60,6 +60,7 @@ fn overview() -> Overview {
             communicator: 5,
             unique_id: "u".into(),
             name: "data \"parallel\"".into(),
+            job: "4711 train".into(),
             traffic_class: None,
             tenant,
             device: "host".into(),

@@ -192,7 +192,7 @@ impl Bed {
                 nranks,
                 gpu: Some(*gpu),
                 root: None,
-                options: JoinOptions { name: self.name.clone(), traffic_class: None },
+                options: JoinOptions { name: self.name.clone(), ..JoinOptions::default() },
                 charge: Arc::new(tenant.charge(Resource::Communicators, 1).expect("within the quota")),
                 reply: replies.sender(),
             };
