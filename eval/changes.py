@@ -109,16 +109,16 @@ def main():
     parser.add_argument("--measured", type=int, default=1000, help="changes of each size whose gaps are measured")
     parser.add_argument("--bytes", default="65536,8388608")
     parser.add_argument("--depth", type=int, default=1, help="checked calls that are made before they are waited for, at most")
-    parser.add_argument("--paths", default="", help="source ports of ways through the network, comma-separated")
-    parser.add_argument("--devices", action="store_true", help="ways also differ by the device that they leave by")
-    parser.add_argument("--paces", action="store_true", help="what the tenant may have changes as well")
+    parser.add_argument("--paths", default="", help="source ports of paths through the network, comma-separated")
+    parser.add_argument("--devices", action="store_true", help="paths also differ by their device")
+    parser.add_argument("--paces", action="store_true", help="caps, weights and windows change as well")
     options = parser.parse_args()
     if options.table:
         for path in options.table:
             rewrite(parser, path)
         return
     if not options.name:
-        parser.error("on which fabric, and by which name?")
+        parser.error("give a fabric and a name: FABRIC.toml NAME")
     varied = ["rings", "algorithm"] + ["ways", "ways of single flows"] * bool(options.paths) + ["devices"] * options.devices
     ways = [argument for ports in options.paths.split(",") if ports for argument in ("--path", ports)]
     ways += [argument for device in DEVICES for argument in ("--device", device)] * options.devices

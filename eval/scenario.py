@@ -185,15 +185,15 @@ def main():
     parser.add_argument("--job", help="only this one, from the beginning")
     parser.add_argument("--fabric", help="another than the scenario's")
     parser.add_argument("--suffix", help="of the results' name")
-    parser.add_argument("--stolen", type=float, default=1, help="runs are repeated of whose time on the cores other guests of the machine took more than this part")
-    parser.add_argument("--no-goal", action="store_true", help="times may be others than the simulated ones, which have no latencies")
+    parser.add_argument("--stolen", type=float, default=1, help="most of the cores' time that other guests may take; a run with more is repeated")
+    parser.add_argument("--no-goal", action="store_true", help="do not fail where times differ from the simulated ones")
     options = parser.parse_args()
     if options.table:
         for path in options.table:
             rewrite(parser, path)
         return
     if not options.scenario:
-        parser.error("which scenario?")
+        parser.error("give a scenario: SCENARIO.toml")
     scenario = Scenario.load(options.scenario, options.longer, options.more, options.fabric, options.job)
     variants = {variant["name"]: variant for variant in scenario.toml["variant"]}
     if options.variant:
