@@ -4,8 +4,8 @@ use mccs_config::service::{Device, TransportKind};
 use mccs_ipc::types::ErrorClass;
 use nix::errno::Errno;
 
-use super::PortRange;
 use super::rdma::{is_of_peer, status_text};
+use super::{FLOWS_MAX, LISTENERS_MAX, PortRange};
 
 /// Why a call of a transport failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -228,6 +228,16 @@ pub enum Fault {
 }
 
 impl TransportError {
+    pub(crate) const NO_FLOW: TransportError = TransportError::NoSuch("flow");
+    pub(crate) const TOO_MANY_FLOWS: TransportError = TransportError::TooMany { what: "flows", limit: FLOWS_MAX };
+    pub(crate) const TOO_MANY_LISTENERS: TransportError =
+        TransportError::TooMany { what: "listeners", limit: LISTENERS_MAX };
+
+    /// What has happened to the flow of this number, to or from a peer.
+    pub(crate) fn of_flow(peer: &str, direction: &'static str, number: u64, fault: Fault) -> Self {
+        TransportError::Flow { peer: peer.to_owned(), direction, number, fault }
+    }
+
     /// Who is at fault.
     #[must_use]
     pub fn class(&self) -> ErrorClass {

@@ -120,8 +120,6 @@ pub struct Faulty {
     now: Option<Instant>,
 }
 
-const NO_FLOW: TransportError = TransportError::NoSuch("flow");
-
 impl Faulty {
     /// Wraps a transport.
     #[must_use]
@@ -139,8 +137,7 @@ impl Faulty {
             told: vec![0; usize::from(spec.options.requests.max(1))].into(),
             bytes_left,
         };
-        let full = TransportError::TooMany { what: "flows", limit: FLOWS_MAX };
-        self.flows.insert(flow).map(FlowId).map_err(|_| full)
+        self.flows.insert(flow).map(FlowId).map_err(|_| TransportError::TOO_MANY_FLOWS)
     }
 
     /// What users call a flow of the wrapped transport.
@@ -211,20 +208,20 @@ impl Faulty {
 impl DataPath for Faulty {
     fn isend(&mut self, flow: SendFlow, message: MemorySpan, tag: u32) -> Result<Option<Request>, TransportError> {
         let handle = FlowId::from(flow).0;
-        let flow = self.flows.get(handle).ok_or(NO_FLOW)?;
+        let flow = self.flows.get(handle).ok_or(TransportError::NO_FLOW)?;
         flow.check()?;
-        let Inner::Send(inner) = flow.inner else { return Err(NO_FLOW) };
+        let Inner::Send(inner) = flow.inner else { return Err(TransportError::NO_FLOW) };
         let request = self.inner.isend(inner, message, tag)?;
         let posted = self.posted(handle, request);
         if posted.is_some() && !self.spend(handle, message.bytes) {
-            self.flows.get(handle).map_or(Err(NO_FLOW), Flow::check)?;
+            self.flows.get(handle).map_or(Err(TransportError::NO_FLOW), Flow::check)?;
         }
         Ok(posted)
     }
 
     fn irecv(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
         let handle = FlowId::from(flow).0;
-        let flow = self.flows.get(handle).ok_or(NO_FLOW)?;
+        let flow = self.flows.get(handle).ok_or(TransportError::NO_FLOW)?;
         flow.check()?;
         match flow.inner {
             Inner::Recv(inner) => {
@@ -232,13 +229,13 @@ impl DataPath for Faulty {
                 Ok(self.posted(handle, request))
             }
             Inner::Late { .. } => Ok(None),
-            _ => Err(NO_FLOW),
+            _ => Err(TransportError::NO_FLOW),
         }
     }
 
     fn flush(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
         let handle = FlowId::from(flow).0;
-        let flow = self.flows.get(handle).ok_or(NO_FLOW)?;
+        let flow = self.flows.get(handle).ok_or(TransportError::NO_FLOW)?;
         flow.check()?;
         match flow.inner {
             Inner::Recv(inner) => {
@@ -246,15 +243,15 @@ impl DataPath for Faulty {
                 Ok(self.posted(handle, request))
             }
             Inner::Late { .. } => Ok(None),
-            _ => Err(NO_FLOW),
+            _ => Err(TransportError::NO_FLOW),
         }
     }
 
     fn test(&mut self, request: Request) -> Result<Status, TransportError> {
         let handle = request.flow.0;
-        let flow = self.flows.get_mut(handle).ok_or(NO_FLOW)?;
+        let flow = self.flows.get_mut(handle).ok_or(TransportError::NO_FLOW)?;
         flow.check()?;
-        let Some(inner) = flow.inner_id() else { return Err(NO_FLOW) };
+        let Some(inner) = flow.inner_id() else { return Err(TransportError::NO_FLOW) };
         if flow.stalled_until > self.now {
             let bytes = if request.kind == RequestKind::Message { *flow.told(request.number) } else { 0 };
             return Ok(Status::Running { bytes });
@@ -275,7 +272,7 @@ impl DataPath for Faulty {
         *told = now;
         // A send has spent its bytes when it was posted.
         if matches!(flow.inner, Inner::Recv(_)) && !self.spend(handle, now.saturating_sub(before)) {
-            self.flows.get(handle).map_or(Err(NO_FLOW), Flow::check)?;
+            self.flows.get(handle).map_or(Err(TransportError::NO_FLOW), Flow::check)?;
         }
         Ok(status)
     }
@@ -417,7 +414,7 @@ impl Transport for Faulty {
     }
 
     fn state(&self, flow: FlowId) -> Result<FlowState, TransportError> {
-        let flow = self.flows.get(flow.0).ok_or(NO_FLOW)?;
+        let flow = self.flows.get(flow.0).ok_or(TransportError::NO_FLOW)?;
         flow.check()?;
         flow.inner_id().map_or(Ok(FlowState::Connecting), |inner| self.inner.state(inner))
     }

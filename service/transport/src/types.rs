@@ -107,6 +107,18 @@ pub(crate) enum RequestKind {
     Flush,
 }
 
+impl Request {
+    /// A message of a flow, or a buffer for one.
+    pub(crate) fn message(flow: FlowId, number: u64) -> Self {
+        Request { flow, kind: RequestKind::Message, number }
+    }
+
+    /// A flush that is done when it is posted.
+    pub(crate) fn flushed(flow: FlowId) -> Self {
+        Request { flow, kind: RequestKind::Flush, number: 0 }
+    }
+}
+
 /// How far a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
@@ -124,6 +136,11 @@ pub enum Status {
         /// Of a receive: what the sender gave with the message. Otherwise 0.
         tag: u32,
     },
+}
+
+impl Status {
+    /// Of a flush.
+    pub(crate) const FLUSHED: Status = Status::Done { bytes: 0, tag: 0 };
 }
 
 /// Whether a flow carries messages yet.

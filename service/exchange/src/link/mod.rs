@@ -16,10 +16,10 @@
 //!
 //! Deliberately absent: what frames mean ([`super::protocol`]), and repeating what a broken link lost.
 
-mod complaints;
 mod connection;
+mod handshake_errors;
+mod keepalive;
 mod peers;
-mod silence;
 mod socket;
 #[cfg(test)]
 mod tests;
@@ -32,15 +32,15 @@ use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use self::complaints::Complaints;
 use self::connection::{Broken, Connection};
+use self::handshake_errors::HandshakeErrors;
+use self::keepalive::{Found, Keepalive, LOOK_EVERY};
 use self::peers::{Ending, Peers};
-use self::silence::{Found, LOOK_EVERY, Silence};
 use super::limits::{STRANGERS_MAX, STRANGERS_PER_ADDRESS_MAX};
 use super::protocol::{LinkId, Name};
 use super::tls::Tls;
 
-pub use self::complaints::Refusals;
+pub use self::handshake_errors::Refusals;
 
 /// Token of the listener; links' tokens are their numbers.
 const LISTENER_TOKEN: u64 = u64::MAX;
@@ -118,7 +118,7 @@ struct Link {
     deadline: Option<Instant>,
     /// Whether it stands in `ready`.
     is_ready: bool,
-    silence: Silence,
+    keepalive: Keepalive,
     is_in_doubt: bool,
 }
 
@@ -150,7 +150,7 @@ pub struct Links {
     credit: usize,
     /// Whether the kernel has told all it knew at the last tick.
     asked: bool,
-    complaints: Complaints,
+    handshake_errors: HandshakeErrors,
 }
 
 impl Links {
@@ -178,7 +178,7 @@ impl Links {
             look_at: None,
             credit: 0,
             asked: false,
-            complaints: Complaints::default(),
+            handshake_errors: HandshakeErrors::default(),
         })
     }
 
@@ -191,7 +191,7 @@ impl Links {
     /// How often strangers were refused.
     #[must_use]
     pub fn refusals(&self) -> Refusals {
-        self.complaints.refusals
+        self.handshake_errors.refusals
     }
 
     /// Looks at the time, and allows another portion of work.
@@ -221,7 +221,7 @@ impl Links {
     fn look(&mut self, now: Instant) {
         let (mut dead, mut needless) = (Vec::new(), Vec::new());
         for (id, link) in &mut self.links {
-            let found = link.silence.look(link.connection.stream(), link.connection.is_connecting(), now);
+            let found = link.keepalive.look(link.connection.stream(), link.connection.is_connecting(), now);
             match found {
                 Found::Nothing => {}
                 Found::Owed | Found::Doubtful => self.look_at = Some(now + LOOK_EVERY),
@@ -359,8 +359,8 @@ impl Links {
         self.next += 1;
         let deadline = Some(now + self.options.handshake_timeout);
         let failures = host.as_ref().map_or(0, |host| self.peers.failures(host));
-        let (is_up, is_ready, silence, is_in_doubt) = (false, false, Silence::after(failures), false);
-        self.links.insert(id, Link { connection, host, address, is_up, deadline, is_ready, silence, is_in_doubt });
+        let (is_up, is_ready, keepalive, is_in_doubt) = (false, false, Keepalive::after(failures), false);
+        self.links.insert(id, Link { connection, host, address, is_up, deadline, is_ready, keepalive, is_in_doubt });
         self.look_at.get_or_insert(now + LOOK_EVERY);
         Ok(id)
     }
@@ -378,13 +378,13 @@ impl Links {
             }
             Err(error) => {
                 (self.acceptable, self.accept_again_at) = (false, Some(now + ACCEPT_AGAIN_AFTER));
-                self.complaints.refuse(self.options.listen.ip(), format!("cannot accept: {error}"), now);
+                self.handshake_errors.refuse(self.options.listen.ip(), format!("cannot accept: {error}"), now);
                 return;
             }
         };
         let strangers = self.links.values().filter(|link| link.host.is_none() && link.address == from).count();
         if strangers >= STRANGERS_PER_ADDRESS_MAX {
-            self.complaints.refuse(from, Broken::Crowd.to_string(), now);
+            self.handshake_errors.refuse(from, Broken::Crowd.to_string(), now);
             return;
         }
         let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
@@ -393,7 +393,7 @@ impl Links {
             self.watch(Connection::new(stream, session, false), None, from, now)
         });
         if let Err(error) = watched {
-            self.complaints.refuse(from, error.to_string(), now);
+            self.handshake_errors.refuse(from, error.to_string(), now);
         }
     }
 
@@ -476,7 +476,7 @@ impl Links {
             Some(host) => self.events.push_back(LinkEvent::Failed { host, reason }),
             // Whoever hangs up without a word asked whether it is answered (`engines/controller/probes.rs`): nobody was refused.
             None if said_nothing && matches!(broken, Broken::ClosedEarly | Broken::Io(_)) => {}
-            None => self.complaints.refuse(address, reason, now),
+            None => self.handshake_errors.refuse(address, reason, now),
         }
     }
 

@@ -26,13 +26,13 @@
 mod agreement;
 mod comms;
 mod faults;
+mod join_result;
 mod life;
 mod member;
 mod message;
 mod ring;
 mod root;
 mod session;
-mod verdicts;
 mod wire;
 
 use std::time::{Duration, Instant};

@@ -7,7 +7,7 @@
 //!                        +-- contradiction, time-out, a host lost or withdrawn --> Refused to all who reported
 //! ```
 //!
-//! Ranks that come after a contradiction was found are refused with the same words (`verdicts.rs`).
+//! Ranks that come after a contradiction was found are refused with the same words (`join_result.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use mccs_ipc::types::{ErrorClass, UniqueId};
 
 use super::faults::Lost;
+use super::join_result::JoinResults;
 use super::message::{Message, RingHost};
-use super::verdicts::Verdicts;
 use super::wire::Wire;
 use crate::limits::{SETUP_TIMEOUT, SETUPS_MAX, SETUPS_PER_TENANT_MAX};
 use mccs_model::gathering::{GatheringKey, Late, late_after, listed, missing_ranks, of_each_tenant};
@@ -52,7 +52,7 @@ pub(super) struct Roots {
     /// Of set-ups, and when those are late that are not.
     deadlines: BTreeSet<(Instant, CommKey)>,
     late_changes: u64,
-    verdicts: Verdicts,
+    join_results: JoinResults,
     incarnation: u64,
     next_number: u64,
     /// For ranks to join.
@@ -67,7 +67,7 @@ impl Roots {
             by_comm,
             deadlines,
             late_changes: 0,
-            verdicts: Verdicts::default(),
+            join_results: JoinResults::default(),
             incarnation,
             next_number: 0,
             timeout,
@@ -108,14 +108,14 @@ impl Roots {
                 let joined = self.setups.get(&other).into_iter().flat_map(|setup| setup.joined.keys());
                 let heard: BTreeSet<u32> = joined.chain(&ranks).copied().collect();
                 for key in [&other, &key] {
-                    self.verdicts.keep(key, failure.clone(), heard.clone(), until);
+                    self.join_results.keep(key, failure.clone(), heard.clone(), until);
                 }
                 self.refuse(&other, &failure, None, wire, now);
                 wire.send(from, Message::Refused { key, attempt, failure }, now);
                 return;
             }
-            let verdict = self.verdicts.on(&key, &ranks, now);
-            if let Some(failure) = verdict.or_else(|| self.is_full(&key).then(full)) {
+            let result = self.join_results.on(&key, &ranks, now);
+            if let Some(failure) = result.or_else(|| self.is_full(&key).then(full)) {
                 wire.send(from, Message::Refused { key, attempt, failure }, now);
                 return;
             }
@@ -133,7 +133,7 @@ impl Roots {
             let heard = setup.joined.keys().copied().chain(ranks).collect();
             // Not for as long as ranks may take to join: the same id may be tried again.
             let until = now + self.timeout.min(SETUP_TIMEOUT);
-            self.verdicts.keep(&key, failure.clone(), heard, until);
+            self.join_results.keep(&key, failure.clone(), heard, until);
             return self.refuse(&key, &failure, None, wire, now);
         }
         reporter.first = reporter.first.min(first);

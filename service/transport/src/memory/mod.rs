@@ -47,7 +47,7 @@ struct Flow {
 impl Flow {
     fn error(&self, fault: Fault) -> TransportError {
         let direction = if self.side == Side::Sender { "to" } else { "from" };
-        TransportError::Flow { peer: self.peer.clone(), direction, number: self.number, fault }
+        TransportError::of_flow(&self.peer, direction, self.number, fault)
     }
 
     fn check(&self) -> Result<(), TransportError> {
@@ -104,8 +104,6 @@ pub struct MemoryTransport {
     turn: usize,
 }
 
-const NO_FLOW: TransportError = TransportError::NoSuch("flow");
-
 impl MemoryTransport {
     fn new(network: MemoryNetwork, host: HostId) -> Self {
         MemoryTransport {
@@ -131,9 +129,8 @@ impl MemoryTransport {
         now: Instant,
         link: impl FnOnce(&mut World) -> Result<Handle, TransportError>,
     ) -> Result<FlowId, TransportError> {
-        let too_many = TransportError::TooMany { what: "flows", limit: FLOWS_MAX };
         if self.flows.len() >= FLOWS_MAX as usize {
-            return Err(too_many);
+            return Err(TransportError::TOO_MANY_FLOWS);
         }
         let link = link(&mut self.network.lock())?;
         let flow = Flow {
@@ -150,11 +147,11 @@ impl MemoryTransport {
             peer_timeout: spec.options.peer_timeout,
             reached: side == Side::Receiver,
         };
-        self.flows.insert(flow).map(FlowId).map_err(|_| too_many)
+        self.flows.insert(flow).map(FlowId).map_err(|_| TransportError::TOO_MANY_FLOWS)
     }
 
     fn post(&mut self, id: FlowId, side: Side, span: MemorySpan, tag: u32) -> Result<Option<Request>, TransportError> {
-        let flow = self.flows.get_mut(id.0).ok_or(NO_FLOW)?;
+        let flow = self.flows.get_mut(id.0).ok_or(TransportError::NO_FLOW)?;
         flow.check()?;
         let buffer = self.regions.resolve(span)?;
         let number = flow.ring.push(span.key, buffer, (), &mut self.regions);
@@ -163,7 +160,7 @@ impl MemoryTransport {
         {
             link.post(side, buffer, tag);
         }
-        Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
+        Ok(number.map(|number| Request::message(id, number)))
     }
 }
 
@@ -179,15 +176,15 @@ impl DataPath for MemoryTransport {
     /// Done at once: the processor wrote the bytes.
     fn flush(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
         let id = FlowId::from(flow);
-        self.flows.get(id.0).ok_or(NO_FLOW)?.check()?;
+        self.flows.get(id.0).ok_or(TransportError::NO_FLOW)?.check()?;
         self.regions.resolve(buffer)?;
-        Ok(Some(Request { flow: id, kind: RequestKind::Flush, number: 0 }))
+        Ok(Some(Request::flushed(id)))
     }
 
     fn test(&mut self, request: Request) -> Result<Status, TransportError> {
-        let flow = self.flows.get_mut(request.flow.0).ok_or(NO_FLOW)?;
+        let flow = self.flows.get_mut(request.flow.0).ok_or(TransportError::NO_FLOW)?;
         if request.kind == RequestKind::Flush {
-            return Ok(Status::Done { bytes: 0, tag: 0 });
+            return Ok(Status::FLUSHED);
         }
         match (flow.ring.test(request.number)?, flow.fault) {
             (Some(done), _) => Ok(done),
@@ -238,12 +235,11 @@ impl Transport for MemoryTransport {
     fn listen(&mut self, options: &ListenOptions) -> Result<(Listener, ListenerHandle), TransportError> {
         options.validate()?;
         let (number, handle) = self.network.lock().listen(self.host);
-        let full = TransportError::TooMany { what: "listeners", limit: LISTENERS_MAX };
         match self.listeners.insert(number) {
             Ok(listener) => Ok((Listener(listener), handle)),
             Err(number) => {
                 self.network.lock().close_listener(number);
-                Err(full)
+                Err(TransportError::TOO_MANY_LISTENERS)
             }
         }
     }
@@ -279,7 +275,7 @@ impl Transport for MemoryTransport {
     }
 
     fn state(&self, flow: FlowId) -> Result<FlowState, TransportError> {
-        let flow = self.flows.get(flow.0).ok_or(NO_FLOW)?;
+        let flow = self.flows.get(flow.0).ok_or(TransportError::NO_FLOW)?;
         flow.check()?;
         Ok(if flow.connected { FlowState::Connected } else { FlowState::Connecting })
     }

@@ -6,7 +6,7 @@ use super::super::{
     Abilities, FlowOptions, FlowPath, LocalDevices, PathControl, PathEvent, PathEvents, PortEvent, PortEvents,
     SendFlow, TransportError, WireStatistics, WireStats, is_device_up,
 };
-use super::{Member, MultiTransport, NO_FLOW, outside};
+use super::{Member, MultiTransport, outside};
 use mccs_runtime::Progress;
 
 /// What at least one of the transports can do; asked once.
@@ -88,7 +88,7 @@ impl WireStatistics for MultiTransport {
 
 impl LocalDevices for MultiTransport {
     fn is_device_up(&self, options: &FlowOptions) -> Result<bool, TransportError> {
-        let member = self.members.get(self.place_of(options)?).ok_or(NO_FLOW)?;
+        let member = self.members.get(self.place_of(options)?).ok_or(TransportError::NO_FLOW)?;
         is_device_up(member.transport.local_devices(), options)
     }
 }

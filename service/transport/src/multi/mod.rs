@@ -40,7 +40,6 @@ const FLOW_BITS: u32 = 24;
 
 const _: () = assert!(FLOWS_MAX <= 1 << FLOW_BITS);
 
-const NO_FLOW: TransportError = TransportError::NoSuch("flow");
 const NO_MEMORY: TransportError = TransportError::NoSuch("registered memory");
 
 struct Member {
@@ -103,12 +102,12 @@ impl MultiTransport {
     /// The member that a flow belongs to, and what that calls it.
     fn of_flow(&self, flow: FlowId) -> Result<(&Member, FlowId), TransportError> {
         let (place, flow) = inside(flow);
-        self.members.get(place).map(|member| (member, flow)).ok_or(NO_FLOW)
+        self.members.get(place).map(|member| (member, flow)).ok_or(TransportError::NO_FLOW)
     }
 
     fn of_flow_mut(&mut self, flow: FlowId) -> Result<(&mut Member, FlowId), TransportError> {
         let (place, flow) = inside(flow);
-        self.members.get_mut(place).map(|member| (member, flow)).ok_or(NO_FLOW)
+        self.members.get_mut(place).map(|member| (member, flow)).ok_or(TransportError::NO_FLOW)
     }
 
     /// What the member of a flow calls memory.
@@ -128,7 +127,7 @@ impl MultiTransport {
     /// The member that is to carry a flow, which knows all memory from here on.
     fn begin(&mut self, spec: &FlowSpec) -> Result<usize, TransportError> {
         let place = self.place_of(&spec.options)?;
-        let member = self.members.get_mut(place).ok_or(NO_FLOW)?;
+        let member = self.members.get_mut(place).ok_or(TransportError::NO_FLOW)?;
         if !member.is_in_use() {
             for (_, memory) in self.memory.iter_mut() {
                 // SAFETY: promised for as long as it is registered, which it is until `deregister` has had it forgotten.
@@ -266,11 +265,10 @@ impl Transport for MultiTransport {
                 }
             }
         }
-        let full = TransportError::TooMany { what: "listeners", limit: LISTENERS_MAX };
         let made = match listened.and_then(|()| handle::of(&handles)) {
             Ok(handle) => match self.listeners.insert(listeners) {
                 Ok(listener) => return Ok((Listener(listener), handle)),
-                Err(listeners) => (listeners, full),
+                Err(listeners) => (listeners, TransportError::TOO_MANY_LISTENERS),
             },
             Err(error) => (listeners, error),
         };
@@ -303,7 +301,7 @@ impl Transport for MultiTransport {
         now: Instant,
     ) -> Result<SendFlow, TransportError> {
         let place = self.begin(spec)?;
-        let member = self.members.get_mut(place).ok_or(NO_FLOW)?;
+        let member = self.members.get_mut(place).ok_or(TransportError::NO_FLOW)?;
         let part = handle::part(listener, member.kind)?;
         let part = part.ok_or_else(|| TransportError::NoTransport { host: spec.peer.clone(), kind: member.kind })?;
         let flow = member.transport.connect(&part, spec, now)?;
@@ -315,7 +313,7 @@ impl Transport for MultiTransport {
         let listeners = self.listeners.get(listener.0);
         let listener =
             listeners.and_then(|listeners| listeners.get(place)).ok_or(TransportError::NoSuch("listener"))?;
-        let member = self.members.get_mut(place).ok_or(NO_FLOW)?;
+        let member = self.members.get_mut(place).ok_or(TransportError::NO_FLOW)?;
         let flow = member.transport.accept(*listener, spec, now)?;
         Ok(RecvFlow(outside(place, flow.into())))
     }

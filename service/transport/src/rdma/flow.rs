@@ -137,7 +137,7 @@ impl Flow {
 
     pub(in crate::rdma) fn error(&self, fault: Fault) -> TransportError {
         let direction = if matches!(self.half, Half::Send(_)) { "to" } else { "from" };
-        TransportError::Flow { peer: self.spec.peer.clone(), direction, number: self.spec.number, fault }
+        TransportError::of_flow(&self.spec.peer, direction, self.spec.number, fault)
     }
 
     pub(in crate::rdma) fn check(&self) -> Result<(), TransportError> {

@@ -75,11 +75,9 @@ use crate::{
 /// The library's file where the operator names none.
 pub const LIBRARY: &str = "libibverbs.so.1";
 
-const NO_FLOW: TransportError = TransportError::NoSuch("flow");
-
 /// A flow that its user has not closed.
 fn open(flows: &mut HandleTable<Flow>, id: FlowId) -> Result<&mut Flow, TransportError> {
-    flows.get_mut(id.0).filter(|flow| flow.lingers_until.is_none()).ok_or(NO_FLOW)
+    flows.get_mut(id.0).filter(|flow| flow.lingers_until.is_none()).ok_or(TransportError::NO_FLOW)
 }
 
 /// One engine's transport: components that own their state, and the flows between them. See the module's documentation.
@@ -225,7 +223,7 @@ impl Transport for RdmaTransport {
     }
 
     fn state(&self, flow: FlowId) -> Result<FlowState, TransportError> {
-        let flow = self.flows.get(flow.0).filter(|flow| flow.lingers_until.is_none()).ok_or(NO_FLOW)?;
+        let flow = self.flows.get(flow.0).filter(|flow| flow.lingers_until.is_none()).ok_or(TransportError::NO_FLOW)?;
         flow.check()?;
         Ok(if flow.is_connected { FlowState::Connected } else { FlowState::Connecting })
     }

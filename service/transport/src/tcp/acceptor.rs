@@ -195,8 +195,7 @@ impl Acceptor {
     ) -> Result<(ListenerId, ListenerHandle), TransportError> {
         options.validate()?;
         let cookie = random()?;
-        let full = TransportError::TooMany { what: "listeners", limit: LISTENERS_MAX };
-        let listener = self.listeners.insert(Listener::new(cookie)).map_err(|_| full)?;
+        let listener = self.listeners.insert(Listener::new(cookie)).map_err(|_| TransportError::TOO_MANY_LISTENERS)?;
         match self.port(options.address, watches) {
             Ok(address) => Ok((ListenerId(listener), Address { address, listener, cookie }.to_handle())),
             Err(error) => {

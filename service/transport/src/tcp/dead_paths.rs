@@ -188,7 +188,7 @@ fn what_was_done_comes_though_its_path_and_then_its_flow_end() {
         }
         bed.a.close(bed.send.into());
         assert_eq!(bed.a.usage().flows, 0);
-        assert_eq!(bed.a.test(send), Err(NO_FLOW));
+        assert_eq!(bed.a.test(send), Err(TransportError::NO_FLOW));
         bed.sent.reverse();
         let start = Instant::now();
         while !matches!(bed.b.test(recv).expect("lives"), Status::Done { .. }) {

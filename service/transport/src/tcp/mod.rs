@@ -135,7 +135,7 @@ struct Flow {
 impl Flow {
     fn error(&self, fault: Fault) -> TransportError {
         let direction = if matches!(self.half, Half::Send(_)) { "to" } else { "from" };
-        TransportError::Flow { peer: self.peer.clone(), direction, number: self.number, fault }
+        TransportError::of_flow(&self.peer, direction, self.number, fault)
     }
 
     fn check(&self) -> Result<(), TransportError> {
@@ -170,8 +170,6 @@ pub struct TcpTransport {
     /// Makes attempts to connect differ.
     attempts: u64,
 }
-
-const NO_FLOW: TransportError = TransportError::NoSuch("flow");
 
 impl TcpTransport {
     /// A transport without listeners and flows.
@@ -382,44 +380,44 @@ impl TcpTransport {
 impl DataPath for TcpTransport {
     fn isend(&mut self, flow: SendFlow, message: MemorySpan, tag: u32) -> Result<Option<Request>, TransportError> {
         let id = FlowId::from(flow);
-        let flow = self.flows.get_mut(id.0).ok_or(NO_FLOW)?;
+        let flow = self.flows.get_mut(id.0).ok_or(TransportError::NO_FLOW)?;
         flow.check()?;
         let buffer = self.regions.resolve(message)?;
-        let Half::Send(sender) = &mut flow.half else { return Err(NO_FLOW) };
+        let Half::Send(sender) = &mut flow.half else { return Err(TransportError::NO_FLOW) };
         let number = sender.post(message.key, buffer, tag, &mut self.regions);
         self.keepalive.want();
         // At once, not at the next poll: that is what a small message's latency consists of.
         self.pump(id.0);
-        Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
+        Ok(number.map(|number| Request::message(id, number)))
     }
 
     fn irecv(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
         let id = FlowId::from(flow);
-        let flow = self.flows.get_mut(id.0).ok_or(NO_FLOW)?;
+        let flow = self.flows.get_mut(id.0).ok_or(TransportError::NO_FLOW)?;
         flow.check()?;
         let target = self.regions.resolve(buffer)?;
-        let Half::Recv(receiver) = &mut flow.half else { return Err(NO_FLOW) };
+        let Half::Recv(receiver) = &mut flow.half else { return Err(TransportError::NO_FLOW) };
         let number = receiver.post(buffer.key, target, &mut self.regions);
         // What has come waits for this buffer.
         self.enqueue(id.0);
         if let Some(flow) = self.flows.get_mut(id.0) {
             self.reading.await_message(id.0, flow);
         }
-        Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
+        Ok(number.map(|number| Request::message(id, number)))
     }
 
     /// Done at once: the processor wrote the bytes.
     fn flush(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
         let id = FlowId::from(flow);
-        self.flows.get(id.0).ok_or(NO_FLOW)?.check()?;
+        self.flows.get(id.0).ok_or(TransportError::NO_FLOW)?.check()?;
         self.regions.resolve(buffer)?;
-        Ok(Some(Request { flow: id, kind: RequestKind::Flush, number: 0 }))
+        Ok(Some(Request::flushed(id)))
     }
 
     fn test(&mut self, request: Request) -> Result<Status, TransportError> {
-        let flow = self.flows.get_mut(request.flow.0).ok_or(NO_FLOW)?;
+        let flow = self.flows.get_mut(request.flow.0).ok_or(TransportError::NO_FLOW)?;
         if request.kind == RequestKind::Flush {
-            return Ok(Status::Done { bytes: 0, tag: 0 });
+            return Ok(Status::FLUSHED);
         }
         let status = match &mut flow.half {
             Half::Send(sender) => sender.test(request.number)?,
@@ -522,7 +520,7 @@ impl Transport for TcpTransport {
     }
 
     fn state(&self, flow: FlowId) -> Result<FlowState, TransportError> {
-        let flow = self.flows.get(flow.0).ok_or(NO_FLOW)?;
+        let flow = self.flows.get(flow.0).ok_or(TransportError::NO_FLOW)?;
         flow.check()?;
         Ok(if flow.is_connected() { FlowState::Connected } else { FlowState::Connecting })
     }

@@ -13,7 +13,7 @@ use super::socket::{self, Moved, Socket};
 use super::watches::Watched;
 use super::wire::{Address, Hello, Verdict, encode_resumed};
 use super::{Flow, Half, TcpTransport, device};
-use crate::{FLOWS_MAX, Fault, FlowId, FlowOptions, FlowSpec, ListenerHandle, TransportError};
+use crate::{Fault, FlowId, FlowOptions, FlowSpec, ListenerHandle, TransportError};
 
 /// Flows that wait to be connected, and when the first of them has waited for too long.
 #[derive(Debug, Default)]
@@ -147,8 +147,7 @@ impl TcpTransport {
             resumption: 0,
         };
         let half = Half::Send(Sender::new(hello, Box::new(Route::new(to, options))));
-        let full = TransportError::TooMany { what: "flows", limit: FLOWS_MAX };
-        let handle = self.add_flow(spec, half, None, now).ok_or(full)?;
+        let handle = self.add_flow(spec, half, None, now).ok_or(TransportError::TOO_MANY_FLOWS)?;
         for connection in 0..options.connections {
             if let Err(fault) = self.dial(handle, connection) {
                 let error = self.flows.get(handle).map(|flow| flow.error(fault));
@@ -173,8 +172,7 @@ impl TcpTransport {
             return Err(TransportError::NoSuch("listener"));
         }
         let half = Half::Recv(Receiver::new(spec.options.requests));
-        let full = TransportError::TooMany { what: "flows", limit: FLOWS_MAX };
-        let handle = self.add_flow(spec, half, Some(listener), now).ok_or(full)?;
+        let handle = self.add_flow(spec, half, Some(listener), now).ok_or(TransportError::TOO_MANY_FLOWS)?;
         match self.acceptor.expect(listener, spec.number, FlowId(handle)) {
             Some(Ok(Placed::Complete(flow, arrivals))) => self.complete(flow, arrivals),
             Some(Ok(Placed::Waiting)) => {}

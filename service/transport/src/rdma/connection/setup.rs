@@ -9,13 +9,13 @@ use std::time::Instant;
 
 use mccs_ipc::types::Handle;
 
+use crate::rdma::RdmaTransport;
 use crate::rdma::connection::wire::Record;
 use crate::rdma::data_path::receiver::Receiver;
 use crate::rdma::data_path::sender::Sender;
 use crate::rdma::flow::{Flow, Half, Stage};
 use crate::rdma::options::SOURCE_PORT_MIN;
-use crate::rdma::{NO_FLOW, RdmaTransport};
-use crate::{CONNECTIONS_MAX, FLOWS_MAX, Fault, FlowSpec, Listener, ListenerHandle, TransportError};
+use crate::{CONNECTIONS_MAX, Fault, FlowSpec, Listener, ListenerHandle, TransportError};
 
 /// What an error of a flow's control channel means for the flow.
 pub(in crate::rdma) fn fault_of(error: &TransportError) -> Fault {
@@ -76,7 +76,7 @@ impl RdmaTransport {
             }
             Err(mut flow) => {
                 self.channels.end(&mut flow.control);
-                Err(TransportError::TooMany { what: "flows", limit: FLOWS_MAX })
+                Err(TransportError::TOO_MANY_FLOWS)
             }
         }
     }
@@ -122,7 +122,7 @@ impl RdmaTransport {
         handle: Handle,
         now: Instant,
     ) -> Result<(Vec<u8>, u64), TransportError> {
-        let flow = self.flows.get_mut(handle).ok_or(NO_FLOW)?;
+        let flow = self.flows.get_mut(handle).ok_or(TransportError::NO_FLOW)?;
         if flow.connection_number > 1 {
             return Ok((Vec::new(), 0));
         }

@@ -14,7 +14,7 @@ use std::os::fd::BorrowedFd;
 
 use crate::rdma::flow::Half;
 use crate::rdma::wakeup::Woken;
-use crate::rdma::{NO_FLOW, RdmaTransport, open};
+use crate::rdma::{RdmaTransport, open};
 use crate::{DataPath, Fault, FlowId, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, TransportError};
 use mccs_runtime::{Context, Progress};
 
@@ -29,13 +29,13 @@ impl DataPath for RdmaTransport {
         let flow = open(&mut self.flows, id)?;
         flow.check()?;
         let buffer = self.memory.regions.resolve(message)?;
-        let Half::Send(sender) = &mut flow.half else { return Err(NO_FLOW) };
+        let Half::Send(sender) = &mut flow.half else { return Err(TransportError::NO_FLOW) };
         let number = sender.post(message.key, buffer, tag, &mut self.memory.regions);
         // At once, not at the next poll: that is what a small message's latency consists of.
         if number.is_some() {
             self.pump(id.0);
         }
-        Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
+        Ok(number.map(|number| Request::message(id, number)))
     }
 
     fn irecv(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
@@ -43,7 +43,7 @@ impl DataPath for RdmaTransport {
         let flow = open(&mut self.flows, id)?;
         flow.check()?;
         let target = self.memory.regions.resolve(buffer)?;
-        let Half::Recv(receiver) = &mut flow.half else { return Err(NO_FLOW) };
+        let Half::Recv(receiver) = &mut flow.half else { return Err(TransportError::NO_FLOW) };
         if receiver.takes_short() && self.memory.is_gpu(buffer.key) {
             let problem = "must be off where memory of a GPU is posted".into();
             return Err(TransportError::Option { option: "takes_short", problem });
@@ -51,7 +51,7 @@ impl DataPath for RdmaTransport {
         let number = receiver.post(buffer.key, target, &mut self.memory.regions);
         // At the next poll: credits of all that is posted until then go together.
         self.enqueue(id.0);
-        Ok(number.map(|number| Request { flow: id, kind: RequestKind::Message, number }))
+        Ok(number.map(|number| Request::message(id, number)))
     }
 
     /// Done at once for host memory: what a device writes there is visible when its completion is. A GPU's is read.
@@ -61,7 +61,7 @@ impl DataPath for RdmaTransport {
         flow.check()?;
         let target = self.memory.regions.resolve(buffer)?;
         let port = flow.connection.as_ref().map_or(0, |connection| connection.port);
-        let done = Some(Request { flow: id, kind: RequestKind::Flush, number: 0 });
+        let done = Some(Request::flushed(id));
         if target.bytes == 0 || !self.memory.is_gpu(buffer.key) {
             return Ok(done);
         }
@@ -78,8 +78,8 @@ impl DataPath for RdmaTransport {
             let port = (request.number >> FLUSH_PORT_SHIFT) as usize;
             let read = request.number & ((1 << FLUSH_PORT_SHIFT) - 1);
             return match self.devices.is_flushed(port, read) {
-                _ if read == 0 => Ok(Status::Done { bytes: 0, tag: 0 }),
-                Some(true) => Ok(Status::Done { bytes: 0, tag: 0 }),
+                _ if read == 0 => Ok(Status::FLUSHED),
+                Some(true) => Ok(Status::FLUSHED),
                 Some(false) => flow.check().map(|()| Status::Running { bytes: 0 }),
                 None => Err(flow.error(Fault::NoPort)),
             };

@@ -31,17 +31,17 @@ pub(super) enum Found {
 
 /// For how long a link has brought no answer.
 #[derive(Debug)]
-pub(super) struct Silence {
+pub(super) struct Keepalive {
     /// Looks until an attempt to connect is given up.
     connecting_looks: u32,
     looks: u32,
     looked_at: Option<Instant>,
 }
 
-impl Silence {
+impl Keepalive {
     /// Of a link to a host that so many attempts have not reached: the first ones are short, since another may find another path.
     pub(super) fn after(failures: u32) -> Self {
-        Silence { connecting_looks: CONNECTING_LOOKS << (failures / 2).min(6), looks: 0, looked_at: None }
+        Keepalive { connecting_looks: CONNECTING_LOOKS << (failures / 2).min(6), looks: 0, looked_at: None }
     }
 
     /// Looks at a connection's socket.
@@ -84,7 +84,7 @@ mod tests {
         let mut stream = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
         let (_reads_nothing, _) = listener.accept().expect("the other end");
         stream.set_nonblocking(true).expect("set");
-        let mut silence = Silence::after(0);
+        let mut silence = Keepalive::after(0);
         // Until it takes no more.
         loop {
             match stream.write(&[0; 1 << 16]) {

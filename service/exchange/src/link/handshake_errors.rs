@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use mccs_telemetry::LogBudget;
 
-/// Addresses that are remembered; of more, the one that complained first is forgotten.
+/// Addresses that are remembered; of more, the one that was refused first is forgotten.
 const ADDRESSES_MAX: usize = 256;
 /// The same about the same address is said again after so long.
 const AGAIN_AFTER: Duration = Duration::from_secs(600);
@@ -22,13 +22,13 @@ pub struct Refusals {
 
 /// What was said about whom.
 #[derive(Default)]
-pub(super) struct Complaints {
+pub(super) struct HandshakeErrors {
     said: BTreeMap<IpAddr, (String, Instant)>,
     budget: LogBudget,
     pub(super) refusals: Refusals,
 }
 
-impl Complaints {
+impl HandshakeErrors {
     /// A connection from an address was refused.
     pub(super) fn refuse(&mut self, address: IpAddr, reason: String, now: Instant) {
         self.refusals.connections += 1;
@@ -56,19 +56,19 @@ mod tests {
 
     #[test]
     fn the_same_is_said_once_and_a_crowd_is_cut() {
-        let (mut complaints, start) = (Complaints::default(), Instant::now());
+        let (mut handshake_errors, start) = (HandshakeErrors::default(), Instant::now());
         let from = |n: u32| IpAddr::from(n.to_be_bytes());
         for _ in 0..100 {
-            complaints.refuse(from(1), "garbage".into(), start);
+            handshake_errors.refuse(from(1), "garbage".into(), start);
         }
-        assert_eq!(complaints.refusals, Refusals { connections: 100, lines: 1 });
-        complaints.refuse(from(1), "another version".into(), start);
-        complaints.refuse(from(1), "another version".into(), start + AGAIN_AFTER);
-        assert_eq!(complaints.refusals.lines, 3);
+        assert_eq!(handshake_errors.refusals, Refusals { connections: 100, lines: 1 });
+        handshake_errors.refuse(from(1), "another version".into(), start);
+        handshake_errors.refuse(from(1), "another version".into(), start + AGAIN_AFTER);
+        assert_eq!(handshake_errors.refusals.lines, 3);
         for n in 0..10_000 {
-            complaints.refuse(from(n), "garbage".into(), start + AGAIN_AFTER);
+            handshake_errors.refuse(from(n), "garbage".into(), start + AGAIN_AFTER);
         }
-        assert!(complaints.refusals.lines < 100, "{:?}", complaints.refusals);
-        assert_eq!(complaints.said.len(), ADDRESSES_MAX);
+        assert!(handshake_errors.refusals.lines < 100, "{:?}", handshake_errors.refusals);
+        assert_eq!(handshake_errors.said.len(), ADDRESSES_MAX);
     }
 }

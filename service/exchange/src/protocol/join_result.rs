@@ -1,17 +1,17 @@
 //! Set-ups that were refused because ranks contradict each other: a rank that comes after that is told the same.
 //!
 //! Without it a late rank would begin a set-up of its own, and wait in it until its time is over for ranks that have been refused and
-//! do not come again. Who was refused and does come again begins anew, and with that the verdict is forgotten.
+//! do not come again. Who was refused and does come again begins anew, and with that the result is forgotten.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
 use mccs_model::{CommKey, Failure};
 
-/// Verdicts that are kept; the oldest goes first. Ranks of one job come within seconds of each other.
-const VERDICTS_MAX: usize = 1024;
+/// Results that are kept; the oldest goes first. Ranks of one job come within seconds of each other.
+const RESULTS_MAX: usize = 1024;
 
-struct Verdict {
+struct JoinResult {
     failure: Failure,
     /// Ranks that have heard it, or will.
     heard: BTreeSet<u32>,
@@ -20,34 +20,34 @@ struct Verdict {
 
 /// See the module's documentation.
 #[derive(Default)]
-pub(super) struct Verdicts {
-    by_key: BTreeMap<CommKey, Verdict>,
+pub(super) struct JoinResults {
+    by_key: BTreeMap<CommKey, JoinResult>,
     /// In the order in which they came; some are gone.
     order: VecDeque<CommKey>,
 }
 
-impl Verdicts {
+impl JoinResults {
     /// A set-up was refused, of which these ranks have come.
     pub(super) fn keep(&mut self, key: &CommKey, failure: Failure, heard: BTreeSet<u32>, until: Instant) {
-        if self.order.len() >= VERDICTS_MAX
+        if self.order.len() >= RESULTS_MAX
             && let Some(oldest) = self.order.pop_front()
         {
             self.by_key.remove(&oldest);
         }
         self.order.retain(|known| known != key);
         self.order.push_back(key.clone());
-        self.by_key.insert(key.clone(), Verdict { failure, heard, until });
+        self.by_key.insert(key.clone(), JoinResult { failure, heard, until });
     }
 
     /// What ranks that join are told, where they are late for a set-up that was refused.
     pub(super) fn on(&mut self, key: &CommKey, ranks: &[u32], now: Instant) -> Option<Failure> {
-        let verdict = self.by_key.get_mut(key)?;
-        if verdict.until <= now || ranks.iter().any(|rank| verdict.heard.contains(rank)) {
+        let result = self.by_key.get_mut(key)?;
+        if result.until <= now || ranks.iter().any(|rank| result.heard.contains(rank)) {
             self.by_key.remove(key);
             return None;
         }
-        verdict.heard.extend(ranks);
-        Some(verdict.failure.clone())
+        result.heard.extend(ranks);
+        Some(result.failure.clone())
     }
 }
 
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn they_are_few_and_do_not_last() {
-        let (mut verdicts, now) = (Verdicts::default(), Instant::now());
+        let (mut results, now) = (JoinResults::default(), Instant::now());
         let key = |number: u32| {
             let mut id = [0; 16];
             id[..4].copy_from_slice(&number.to_le_bytes());
@@ -70,16 +70,16 @@ mod tests {
         };
         let failure = Failure::new(ErrorClass::InvalidArgument, "they disagree");
         let until = now + Duration::from_secs(1);
-        for number in 0..=VERDICTS_MAX as u32 {
-            verdicts.keep(&key(number), failure.clone(), BTreeSet::from([1]), until);
+        for number in 0..=RESULTS_MAX as u32 {
+            results.keep(&key(number), failure.clone(), BTreeSet::from([1]), until);
         }
-        assert_eq!((verdicts.by_key.len(), verdicts.order.len()), (VERDICTS_MAX, VERDICTS_MAX));
-        assert_eq!(verdicts.on(&key(0), &[0], now), None, "the oldest");
-        assert_eq!(verdicts.on(&key(1), &[0, 2], now), Some(failure.clone()));
-        assert_eq!(verdicts.on(&key(1), &[2], now), None, "it has heard it, and comes again");
-        assert_eq!(verdicts.on(&key(1), &[3], now), None, "and that is a new beginning for all");
-        assert_eq!(verdicts.on(&key(2), &[0], until), None, "too long ago");
-        verdicts.keep(&key(3), failure, BTreeSet::new(), until);
-        assert!(verdicts.order.len() <= VERDICTS_MAX);
+        assert_eq!((results.by_key.len(), results.order.len()), (RESULTS_MAX, RESULTS_MAX));
+        assert_eq!(results.on(&key(0), &[0], now), None, "the oldest");
+        assert_eq!(results.on(&key(1), &[0, 2], now), Some(failure.clone()));
+        assert_eq!(results.on(&key(1), &[2], now), None, "it has heard it, and comes again");
+        assert_eq!(results.on(&key(1), &[3], now), None, "and that is a new beginning for all");
+        assert_eq!(results.on(&key(2), &[0], until), None, "too long ago");
+        results.keep(&key(3), failure, BTreeSet::new(), until);
+        assert!(results.order.len() <= RESULTS_MAX);
     }
 }
