@@ -21,8 +21,8 @@ use crate::engines::exchange::{EventSink, start_exchange};
 use crate::engines::metrics::start_metrics;
 use crate::engines::proxy::{Cluster, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, Timeouts};
 use crate::engines::sockets::SocketWatch;
-use crate::engines::transport::links::Ways;
-use crate::engines::transport::path_words::PathWords;
+use crate::engines::transport::links::PathAssignment;
+use crate::engines::transport::path_events::PathEventLog;
 use crate::engines::transport::{TRANSPORTS_MAX, TransportPool};
 use crate::exchange::protocol::{Event, Request};
 use crate::memory::UnmapWorker;
@@ -124,9 +124,10 @@ impl Service {
                     start_controller(&runtimes, main, &settings, inputs, outputs, (&registry, &words, &control_gpus))?;
                 }
                 let transport = transport_factory.as_ref().map(|transport_factory| transport_factory.first);
-                let ways = Arc::new(Ways { transport, paths: settings.paths.clone(), ..Ways::default() });
+                let assignment =
+                    Arc::new(PathAssignment { transport, paths: settings.paths.clone(), ..PathAssignment::default() });
                 let engines_per_comm = settings.channels as usize;
-                Some(Cluster { own, exchange, engines_per_comm, ways, gpus: direct_gpus })
+                Some(Cluster { own, exchange, engines_per_comm, assignment, gpus: direct_gpus })
             }
             None => None,
         };
@@ -273,7 +274,7 @@ fn start_transports(
     main: u32,
     proxy: crate::runtime::Sender<ProxyMessage>,
     transport_factory: Option<TransportFactory>,
-    (registry, words): (&Arc<Registry>, &Arc<PathWords>),
+    (registry, words): (&Arc<Registry>, &Arc<PathEventLog>),
 ) -> anyhow::Result<TransportPool> {
     let words = Arc::clone(words);
     let (meters, recorders) = (Arc::clone(&registry.flows), Arc::clone(&registry.recorders));
@@ -291,7 +292,7 @@ fn start_transports(
     let make_links = move || {
         let Some(transport_factory) = &mut transport_factory else { return Ok(None) };
         let links = transport_factory.links()?.with_meters(Arc::clone(&meters));
-        Ok(Some(links.with_path_words(Arc::clone(&words))))
+        Ok(Some(links.with_path_events(Arc::clone(&words))))
     };
     let pool = TransportPool::new(
         Arc::clone(runtimes),
@@ -323,7 +324,7 @@ fn start_controller(
     settings: &ControllerSettings,
     inputs: Mailbox<ControllerInput>,
     (exchange, proxy): (Sender<Request>, Sender<ProxyMessage>),
-    (registry, words, gpus): (&Arc<Registry>, &Arc<PathWords>, &Option<Sender<ProxyMessage>>),
+    (registry, words, gpus): (&Arc<Registry>, &Arc<PathEventLog>, &Option<Sender<ProxyMessage>>),
 ) -> anyhow::Result<()> {
     let runtime = if settings.is_here() { runtimes.start_runtime("mccs-controller")? } else { main };
     let engine = ControllerEngine::new(settings, inputs, (exchange, proxy), Arc::clone(registry), Arc::clone(words));

@@ -136,7 +136,7 @@ pub struct Settings {
     pub choice: Choice,
     /// Channels of rings and trees.
     pub channels: u32,
-    /// Ways through the network that channels go round; none: all flows are alike.
+    /// Paths through the network that channels go round; none: all flows are alike.
     pub paths: Vec<FlowPath>,
     /// Links to other hosts' services, if there are others.
     pub exchange: Option<ExchangeSettings>,

@@ -41,7 +41,7 @@ use crate::controller::answer::ControllerRequest;
 use crate::controller::equipment::Equipment;
 use crate::controller::message::{Act, AgentMessage, BodyError, ControllerMessage};
 use crate::controller::state::{Controller, Output, Question, Ticket};
-use crate::engines::transport::path_words::PathWords;
+use crate::engines::transport::path_events::PathEventLog;
 use crate::exchange::protocol::{CommId, ControlBody, Event, Name, Request};
 use crate::model::Refused;
 use crate::registry::{CommInfo, Registry};
@@ -198,7 +198,7 @@ pub struct ControllerEngine {
     exchange: Sender<Request>,
     proxy: Sender<ProxyMessage>,
     registry: Arc<Registry>,
-    words: Arc<PathWords>,
+    words: Arc<PathEventLog>,
     probes: Probes,
     cluster: ClusterAsker,
     interfaces: Watch,
@@ -224,7 +224,7 @@ impl ControllerEngine {
         mailbox: Mailbox<ControllerInput>,
         (exchange, proxy): (Sender<Request>, Sender<ProxyMessage>),
         registry: Arc<Registry>,
-        words: Arc<PathWords>,
+        words: Arc<PathEventLog>,
     ) -> Self {
         let now = Instant::now();
         let role = settings.is_here().then(|| Role::new(settings, now));

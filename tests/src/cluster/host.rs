@@ -9,7 +9,7 @@ use mccs_config::service::TransportKind;
 use mccs_runtime::{Context, Engine, Mailbox, Progress, Sender};
 use mccs_service::devices::host::{HostDevice, HostOptions};
 use mccs_service::engines::proxy::{Cluster as ClusterLink, ProxyEngine, ProxyMessage, Timeouts};
-use mccs_service::engines::transport::links::{Links, Ways};
+use mccs_service::engines::transport::links::{Links, PathAssignment};
 use mccs_service::engines::transport::{TransportEngine, TransportEvent, TransportHandle};
 use mccs_service::exchange::protocol::{Event, Exchange, Name, Options as ExchangeOptions, Request};
 use mccs_service::plans::ScheduleCache;
@@ -84,7 +84,7 @@ impl SimHost {
             own: own.clone(),
             exchange: requests.sender(),
             engines_per_comm: 2,
-            ways: Arc::new(Ways { transport: Some(TRANSPORTS[0]), ..Ways::default() }),
+            assignment: Arc::new(PathAssignment { transport: Some(TRANSPORTS[0]), ..PathAssignment::default() }),
             gpus: None,
         };
         let engine =

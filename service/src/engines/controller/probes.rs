@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use crate::engines::transport::path_words::PathWord;
+use crate::engines::transport::path_events::PeerPathEvent;
 use crate::exchange::protocol::Name;
 use crate::transports::FlowPath;
 use crate::transports::rdma::interface_of;
@@ -66,8 +66,8 @@ impl Probes {
     }
 
     /// A flow has found something out.
-    pub(super) fn hear(&mut self, word: PathWord, now: Instant) {
-        let PathWord { peer, path, answers } = word;
+    pub(super) fn hear(&mut self, word: PeerPathEvent, now: Instant) {
+        let PeerPathEvent { peer, path, answers } = word;
         let is_full = self.probed.len() >= PATHS_MAX;
         let known = self.probed.iter_mut().find(|probed| (&probed.peer, &probed.path) == (&peer, &path));
         match known {
@@ -200,7 +200,7 @@ mod tests {
     /// What is known of a path to a host after it was tried once.
     fn tried(host: &Silent, peer: &Name, now: &mut Instant) -> (Probes, Vec<Verdict>) {
         let mut probes = Probes::new(vec![(peer.clone(), host.address)], None);
-        probes.hear(PathWord { peer: peer.clone(), path: FlowPath::default(), answers: false }, *now);
+        probes.hear(PeerPathEvent { peer: peer.clone(), path: FlowPath::default(), answers: false }, *now);
         let verdicts = probes.poll(*now);
         *now += ANSWER_TIME;
         (probes, verdicts)

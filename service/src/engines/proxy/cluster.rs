@@ -200,7 +200,7 @@ impl ProxyEngine {
         let Some(setups) = &mut self.setups else { return };
         let (comm, key) = (membership.comm.clone(), membership.key.clone());
         let class = setups.setups.get(&key).and_then(Setup::traffic_class);
-        let peers = match peers_of(&membership, payloads, &setups.terms, &setups.cluster.ways.of_class(class)) {
+        let peers = match peers_of(&membership, payloads, &setups.terms, &setups.cluster.assignment.of_class(class)) {
             Ok(peers) => Arc::new(peers),
             Err((host, problem)) => {
                 let message = format!("the service of host {host} cannot be joined: {problem}");

@@ -22,7 +22,7 @@ use super::stream::Arrival;
 use crate::collective::Schedule;
 use crate::devices::Collective;
 use crate::engines::transport::Network;
-use crate::engines::transport::links::Ways;
+use crate::engines::transport::links::PathAssignment;
 use crate::exchange::protocol::CommId;
 use crate::model::Action;
 use crate::plans::ScheduleCache;
@@ -137,7 +137,7 @@ impl Comm {
     pub(super) fn new(
         members: Vec<Member>,
         schedules: ScheduleCache,
-        ways: Arc<Ways>,
+        assignment: Arc<PathAssignment>,
         info: Arc<CommInfo>,
         span: Option<Span>,
         now: Instant,
@@ -153,7 +153,7 @@ impl Comm {
             broken: Vec::new(),
             failure: None,
             schedules,
-            changes: Changes::new(ways),
+            changes: Changes::new(assignment),
             last_whole: None,
             average_took: Duration::ZERO,
             info,

@@ -110,9 +110,9 @@ impl ProxyEngine {
             answers.push((rank, request, tenant_comm, reply));
         }
         let span = across.map(|across| across.span);
-        let ways = self.setups.as_ref().map(Setups::first_ways).unwrap_or_default();
-        let ways = ways.of_class(info.traffic_class);
-        let comm = match self.comms.insert(Comm::new(members, schedules, ways, Arc::clone(&info), span, now)) {
+        let assignment = self.setups.as_ref().map(Setups::first_assignment).unwrap_or_default();
+        let assignment = assignment.of_class(info.traffic_class);
+        let comm = match self.comms.insert(Comm::new(members, schedules, assignment, Arc::clone(&info), span, now)) {
             Ok(comm) => comm,
             Err(refused) => {
                 let message = format!("the service has {COMMS_MAX} communicators, the most it can have");

@@ -32,7 +32,7 @@ use super::ProxyEngine;
 use super::asked::{Asked, OperatorAnswer};
 use super::comm::{Comm, Failure};
 use crate::devices::DirectGroup;
-use crate::engines::transport::links::{NextEpoch, PaceHere, Ways};
+use crate::engines::transport::links::{NextEpoch, PaceHere, PathAssignment};
 use crate::engines::transport::{Network, TransportMessage};
 use crate::exchange::protocol::{ChangeBody, CommId, Decision, Refusal, Request, Text, Whose};
 use crate::model::Refused;
@@ -68,7 +68,7 @@ pub struct Reconfigured {
 struct Next {
     epoch: u32,
     schedules: ScheduleCache,
-    ways: Arc<Ways>,
+    assignment: Arc<PathAssignment>,
 }
 
 struct Preparing {
@@ -81,7 +81,7 @@ struct Preparing {
 /// Strategies of a communicator besides the one in force.
 pub(super) struct Changes {
     /// Of the strategy in force.
-    ways: Arc<Ways>,
+    assignment: Arc<PathAssignment>,
     /// With the first operation of each; ascending, also by number.
     decided: VecDeque<(u64, Next)>,
     preparing: Option<Preparing>,
@@ -93,9 +93,9 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// None, after a first strategy with these ways.
-    pub(super) fn new(ways: Arc<Ways>) -> Self {
-        Changes { ways, decided: VecDeque::new(), preparing: None, limit: None, asked: None, is_by_hand: false }
+    /// None, after a first strategy with these paths.
+    pub(super) fn new(assignment: Arc<PathAssignment>) -> Self {
+        Changes { assignment, decided: VecDeque::new(), preparing: None, limit: None, asked: None, is_by_hand: false }
     }
 
     /// Whether collective number `number` may start.
@@ -115,13 +115,13 @@ impl Comm {
         if change.is_of_gpus() {
             return Err("large_from, ll128 and max_ctas are for communicators whose collectives GPUs carry out".into());
         }
-        let (_, schedules, ways) = self.last_decided();
+        let (_, schedules, assignment) = self.last_decided();
         let number = u32::try_from(epoch).ok().filter(|epoch| *epoch <= EPOCH_MAX);
         let number = number.ok_or_else(|| Refused::own(format!("a communicator has at most {EPOCH_MAX} changes")))?;
         let schedules = schedules.changed(change, epoch).map_err(|error| error.to_string())?;
         let channels = schedules.strategy().ring_orders.len();
-        let ways = Arc::new(changed_ways(ways, change, channels, &self.info.hosts)?);
-        Ok(Next { epoch: number, schedules, ways })
+        let assignment = Arc::new(changed_assignment(assignment, change, channels, &self.info.hosts)?);
+        Ok(Next { epoch: number, schedules, assignment })
     }
 
     /// Whether its strategy may change now, from one that whoever wants it may expect.
@@ -148,18 +148,18 @@ impl Comm {
         Ok(Reconfigured { epoch, cut: from.saturating_sub(1) })
     }
 
-    /// The strategy that was decided last, and its ways.
-    fn last_decided(&self) -> (u64, &ScheduleCache, &Ways) {
+    /// The strategy that was decided last, and its paths.
+    fn last_decided(&self) -> (u64, &ScheduleCache, &PathAssignment) {
         match self.changes.decided.back() {
-            Some((_, next)) => (next.epoch.into(), &next.schedules, &next.ways),
-            None => (self.info.epoch.load(Ordering::Relaxed), &self.schedules, &self.changes.ways),
+            Some((_, next)) => (next.epoch.into(), &next.schedules, &next.assignment),
+            None => (self.info.epoch.load(Ordering::Relaxed), &self.schedules, &self.changes.assignment),
         }
     }
 
     /// Tells who watches what was decided last.
     pub(super) fn tell_chosen(&self) {
         let Some(placed) = &self.info.placed else { return };
-        let (epoch, schedules, ways) = self.last_decided();
+        let (epoch, schedules, assignment) = self.last_decided();
         let host = |place: u16| self.info.hosts.get(usize::from(place)).cloned().unwrap_or_default();
         let flow = |((channel, from, to), path): (&(u16, u16, u16), &u16)| FlowChoice {
             channel: (*channel).into(),
@@ -167,11 +167,11 @@ impl Comm {
             to: host(*to),
             path: (*path).into(),
         };
-        let mut flows: Vec<FlowChoice> = ways.chosen.iter().map(flow).collect();
+        let mut flows: Vec<FlowChoice> = assignment.chosen.iter().map(flow).collect();
         flows.sort_by(|a, b| (a.channel, &a.from, &a.to).cmp(&(b.channel, &b.from, &b.to)));
         let (rings, algorithm) = (schedules.strategy().ring_orders.clone(), schedules.strategy().choice.into());
-        let paths = ways.paths.iter().map(mccs_config::service::FlowPath::from).collect();
-        placed.set_chosen(Some(Chosen { epoch, rings, algorithm, transport: ways.transport, paths, flows }));
+        let paths = assignment.paths.iter().map(mccs_config::service::FlowPath::from).collect();
+        placed.set_chosen(Some(Chosen { epoch, rings, algorithm, transport: assignment.transport, paths, flows }));
     }
 
     /// Links of a strategy between this host and others, as one of the network's engines has them.
@@ -182,7 +182,7 @@ impl Comm {
             let wanted = |key: &&LinkKey| is_here(key.src) == sends && is_here(key.dst) != sends;
             links.iter().filter(own).filter(wanted).copied().collect()
         };
-        NextEpoch { epoch: next.epoch, ways: Arc::clone(&next.ways), sends: of(true), recvs: of(false) }
+        NextEpoch { epoch: next.epoch, assignment: Arc::clone(&next.assignment), sends: of(true), recvs: of(false) }
     }
 
     /// Takes the strategy of the next collective. Returns the numbers of those that are over.
@@ -196,7 +196,7 @@ impl Comm {
 
     fn put_in_force(&mut self, next: Next, over: &mut Vec<u32>) {
         self.info.epoch.store(next.epoch.into(), Ordering::Relaxed);
-        (self.schedules, self.changes.ways) = (next.schedules, next.ways);
+        (self.schedules, self.changes.assignment) = (next.schedules, next.assignment);
         if let Some(span) = &mut self.span {
             over.push(std::mem::replace(&mut span.network.epoch, next.epoch));
         }
@@ -209,14 +209,19 @@ impl Comm {
     }
 }
 
-/// What a change makes of a strategy's ways through the network. `hosts` are the communicator's.
-fn changed_ways(ways: &Ways, change: &StrategyChange, channels: usize, hosts: &[String]) -> Result<Ways, String> {
+/// What a change makes of a strategy's paths through the network. `hosts` are the communicator's.
+fn changed_assignment(
+    assignment: &PathAssignment,
+    change: &StrategyChange,
+    channels: usize,
+    hosts: &[String],
+) -> Result<PathAssignment, String> {
     let paths = change.paths.as_ref().map(|paths| paths.iter().map(FlowPath::from).collect());
     let keeps_chosen = change.flows.is_none() && paths.is_none();
-    let mut changed = Ways {
-        transport: change.transport.or(ways.transport),
-        paths: paths.unwrap_or_else(|| ways.paths.clone()),
-        chosen: ways.chosen.clone(),
+    let mut changed = PathAssignment {
+        transport: change.transport.or(assignment.transport),
+        paths: paths.unwrap_or_else(|| assignment.paths.clone()),
+        chosen: assignment.chosen.clone(),
     };
     if !keeps_chosen {
         changed.chosen.clear();
@@ -379,8 +384,8 @@ impl ProxyEngine {
                     over.push(never.epoch);
                 }
                 for engine in &network.engines {
-                    let (links, ways) = (network.links, Arc::clone(&next.ways));
-                    self.mail.tell(engine, TransportMessage::SteerPairs { links, ways });
+                    let (links, assignment) = (network.links, Arc::clone(&next.assignment));
+                    self.mail.tell(engine, TransportMessage::SetPairPaths { links, assignment });
                 }
                 changes.decided.push_back((cut, next));
                 if let Some(placed) = live.info.placed.as_ref().filter(|_| changes.asked.is_some()) {
@@ -471,23 +476,27 @@ mod tests {
         let hosts = ["a".to_owned(), "b".to_owned()];
         let first =
             change("[[path]]\ndscp = 1\n[[path]]\ndscp = 2\n[[flow]]\nchannel = 0\nfrom = 'a'\nto = 'b'\npath = 1");
-        let made = changed_ways(&Ways::default(), &first, 2, &hosts).unwrap();
+        let made = changed_assignment(&PathAssignment::default(), &first, 2, &hosts).unwrap();
         assert_eq!((made.paths.len(), made.chosen.get(&(0, 0, 1))), (2, Some(&1)));
-        assert_eq!(changed_ways(&made, &change("algorithm = 'ring'"), 2, &hosts).unwrap(), made);
-        assert!(changed_ways(&made, &change("[[path]]\ndscp = 3"), 2, &hosts).unwrap().chosen.is_empty());
+        assert_eq!(changed_assignment(&made, &change("algorithm = 'ring'"), 2, &hosts).unwrap(), made);
+        assert!(changed_assignment(&made, &change("[[path]]\ndscp = 3"), 2, &hosts).unwrap().chosen.is_empty());
         let flow = |from: &str, to: &str, channel: u32, path: u32| {
             let text = format!("[[flow]]\nchannel = {channel}\nfrom = {from:?}\nto = {to:?}\npath = {path}");
-            changed_ways(&made, &change(&text), 2, &hosts)
+            changed_assignment(&made, &change(&text), 2, &hosts)
         };
         assert_eq!(flow("b", "a", 1, 0).unwrap().chosen.into_iter().collect::<Vec<_>>(), [((1, 1, 0), 0)]);
         assert!(flow("c", "a", 0, 0).unwrap_err().contains("its hosts are a, b"));
         assert!(flow("a", "a", 0, 0).unwrap_err().contains("itself"));
         assert!(flow("a", "b", 2, 0).unwrap_err().contains("channel 2"));
         assert!(flow("a", "b", 0, 2).unwrap_err().contains("path 2"));
-        assert!(changed_ways(&made, &first, 2, &[]).unwrap_err().contains("no flows"));
-        let rdma = changed_ways(&made, &change("transport = 'rdma'"), 2, &hosts).unwrap();
-        assert_eq!(rdma, Ways { transport: Some(TransportKind::Rdma), ..made.clone() });
-        assert_eq!(changed_ways(&rdma, &change("channels = 2"), 2, &hosts).unwrap(), rdma, "what is absent stays");
-        assert!(changed_ways(&made, &change("transport = 'tcp'"), 2, &[]).unwrap_err().contains("no flows"));
+        assert!(changed_assignment(&made, &first, 2, &[]).unwrap_err().contains("no flows"));
+        let rdma = changed_assignment(&made, &change("transport = 'rdma'"), 2, &hosts).unwrap();
+        assert_eq!(rdma, PathAssignment { transport: Some(TransportKind::Rdma), ..made.clone() });
+        assert_eq!(
+            changed_assignment(&rdma, &change("channels = 2"), 2, &hosts).unwrap(),
+            rdma,
+            "what is absent stays"
+        );
+        assert!(changed_assignment(&made, &change("transport = 'tcp'"), 2, &[]).unwrap_err().contains("no flows"));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use mccs_ipc::types::Handle;
 
 use super::operation::{JoinRequest, ProxyMessage};
-use crate::engines::transport::links::{PeerHost, Peers, Ways};
+use crate::engines::transport::links::{PathAssignment, PeerHost, Peers};
 use crate::engines::transport::{Activity, Network, TransportHandle};
 use crate::exchange::protocol::{CommId, CommKey, Membership, Name, Payload, Request};
 use crate::model::link::LinksId;
@@ -29,8 +29,8 @@ pub struct Cluster {
     pub exchange: Sender<Request>,
     /// Most engines that a communicator uses: one for each channel.
     pub engines_per_comm: usize,
-    /// Ways through the network of a communicator's first strategy.
-    pub ways: Arc<Ways>,
+    /// Paths through the network of a communicator's first strategy.
+    pub assignment: Arc<PathAssignment>,
     /// Who gets ranks on GPUs that are all on this host after all; nobody, where they are staged all the same.
     pub gpus: Option<Sender<ProxyMessage>>,
 }
@@ -70,7 +70,7 @@ pub(super) struct Setups {
 
 impl Setups {
     pub(super) fn new(cluster: Cluster, terms: String) -> Self {
-        let terms = match cluster.ways.transport {
+        let terms = match cluster.assignment.transport {
             Some(kind) => format!("{terms}, flows over {kind}"),
             None => terms,
         };
@@ -143,8 +143,8 @@ impl Setups {
     }
 
     /// See [`Cluster::ways`].
-    pub(super) fn first_ways(&self) -> Arc<Ways> {
-        Arc::clone(&self.cluster.ways)
+    pub(super) fn first_assignment(&self) -> Arc<PathAssignment> {
+        Arc::clone(&self.cluster.assignment)
     }
 
     pub(super) fn suspected_until(&self) -> Option<Instant> {
@@ -249,7 +249,7 @@ pub(super) fn peers_of(
     membership: &Membership,
     payloads: &[Payload],
     terms: &str,
-    ways: &Arc<Ways>,
+    assignment: &Arc<PathAssignment>,
 ) -> Result<Peers, (Name, String)> {
     let mut hosts = Vec::with_capacity(membership.hosts.len());
     for (index, name) in membership.hosts.iter().enumerate() {
@@ -258,8 +258,8 @@ pub(super) fn peers_of(
         let listeners = listeners_of(payload, terms).map_err(|problem| (name.clone(), problem))?;
         hosts.push(PeerHost { name: name.clone(), listeners, pairs: Arc::default() });
     }
-    let (host_of_rank, ways) = (membership.host_of_rank.clone(), Arc::clone(ways));
-    Ok(Peers { hosts, host_of_rank, ways, all: Arc::default() })
+    let (host_of_rank, assignment) = (membership.host_of_rank.clone(), Arc::clone(assignment));
+    Ok(Peers { hosts, host_of_rank, assignment, all: Arc::default() })
 }
 
 #[cfg(test)]

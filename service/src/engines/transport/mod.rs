@@ -14,7 +14,7 @@ mod channel_run;
 mod events;
 pub mod links;
 mod mail;
-pub mod path_words;
+pub mod path_events;
 mod pool;
 mod workers;
 
@@ -27,7 +27,7 @@ use mccs_ipc::types::Handle;
 
 pub use self::channel::{Activity, ChannelFault, ChannelJob, ChannelWork, Stepped, WholeJob};
 pub use self::events::{TransportEvent, TransportEvents};
-use self::links::{Links, NextEpoch, PaceHere, Peers, Ways};
+use self::links::{Links, NextEpoch, PaceHere, PathAssignment, Peers};
 pub use self::mail::TransportMail;
 pub use self::pool::{MakeLinks, PoolError, TransportPool};
 pub use self::workers::{Network, PoolWorkers, Tag};
@@ -93,12 +93,12 @@ pub enum TransportMessage {
         /// Its number.
         epoch: u32,
     },
-    /// Let a communicator's sends and receives take these ways from now on.
-    SteerPairs {
+    /// Let a communicator's sends and receives take these paths from now on.
+    SetPairPaths {
         /// The communicator's links.
         links: LinksId,
         /// Of the strategy that was decided last.
-        ways: Arc<Ways>,
+        assignment: Arc<PathAssignment>,
     },
     /// Let a communicator's flows send so fast, and then, from now on.
     SetPace {
@@ -259,9 +259,9 @@ impl TransportEngine {
                     own.end_epoch(links, epoch);
                 }
             }
-            TransportMessage::SteerPairs { links, ways } => {
+            TransportMessage::SetPairPaths { links, assignment } => {
                 if let Some(own) = &mut self.links {
-                    own.steer_pairs(links, &ways);
+                    own.set_pair_paths(links, &assignment);
                 }
             }
             TransportMessage::SetPace { links, here } => {

@@ -6,7 +6,7 @@
 //!                                    or, of a strategy to come, when it is prepared
 //! ```
 //!
-//! A link leads from one program of a schedule to another, on a channel (`key.rs`), a way through the network (`ways.rs`), and sends as fast as its
+//! A link leads from one program of a schedule to another, on a channel (`key.rs`), a way through the network (`paths.rs`), and sends as fast as its
 //! communicator's pace lets it (`paced.rs`). Both hosts
 //! run the same schedules, so the one knows to connect and the other to accept without asking. Links of two epochs share nothing but
 //! the listener: those of the next are there before those of the last go.
@@ -14,7 +14,7 @@
 //! Deliberately absent: what is sent (jobs know), and which failure is whose fault (the proxy engine knows more).
 
 mod paced;
-mod ways;
+mod paths;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -24,10 +24,10 @@ use mccs_config::service::TransportKind;
 
 pub use self::paced::PaceHere;
 use self::paced::Paced;
-use self::ways::detours;
-pub use self::ways::{NextEpoch, PeerHost, Peers, Ways};
+use self::paths::detours;
+pub use self::paths::{NextEpoch, PathAssignment, PeerHost, Peers};
 use super::channel::ChannelFault;
-use super::path_words::{PathWord, PathWords};
+use super::path_events::{PathEventLog, PeerPathEvent};
 use crate::collective::CHANNELS_MAX;
 use crate::model::Name;
 use crate::model::link::{LinkKey, LinksId, first_number};
@@ -90,9 +90,9 @@ struct LinkSet {
     listener: Listener,
     peers: Option<Arc<Peers>>,
     /// Of strategies that are not over.
-    epochs: BTreeMap<u32, Arc<Ways>>,
+    epochs: BTreeMap<u32, Arc<PathAssignment>>,
     /// Of point-to-point operations.
-    pairs: Arc<Ways>,
+    pairs: Arc<PathAssignment>,
     /// Ordered, like `recvs`, so that a simulation closes them in the same order each time.
     sends: BTreeMap<LinkKey, Sending>,
     recvs: BTreeMap<LinkKey, (RecvFlow, Arc<FlowMeter>)>,
@@ -125,7 +125,7 @@ pub struct Links {
     wire_look_at: Option<Instant>,
     wire_next: usize,
     /// Where what flows find out about paths is told.
-    words: Arc<PathWords>,
+    path_events: Arc<PathEventLog>,
     /// The engine's.
     recorder: Recorder,
     /// What flows say of paths may be much.
@@ -139,7 +139,7 @@ impl Links {
         let (sets, broken, staging) = (HashMap::new(), BTreeSet::new(), Vec::new());
         let (preparing, wake_at) = (BTreeSet::new(), None);
         let (message_bytes, meters, recorder) = (MESSAGE_BYTES_MAX, Arc::default(), Recorder::default());
-        let words = Arc::default();
+        let path_events = Arc::default();
         Links {
             transport,
             listen,
@@ -154,7 +154,7 @@ impl Links {
             meters,
             wire_look_at: None,
             wire_next: 0,
-            words,
+            path_events,
             recorder,
             budget: LogBudget::default(),
         }
@@ -175,8 +175,8 @@ impl Links {
 
     /// Tells others what flows find out about paths.
     #[must_use]
-    pub fn with_path_words(self, words: Arc<PathWords>) -> Self {
-        Links { words, ..self }
+    pub fn with_path_events(self, path_events: Arc<PathEventLog>) -> Self {
+        Links { path_events, ..self }
     }
 
     /// Reads what became of packets, of some flows at a time.
@@ -216,7 +216,7 @@ impl Links {
                     tracing::info!(to = %peer, channel = link.channel, path = by, more, "a flow goes on over a path")
                 }
             }
-            self.words.say(PathWord { peer, path, answers });
+            self.path_events.push(PeerPathEvent { peer, path, answers });
         }
         while let Some(PortEvent { flow, port }) = self.transport.port_events().and_then(PortEvents::take_port_event) {
             if let Some(meter) = self.meter_of(flow) {
@@ -302,8 +302,8 @@ impl Links {
     /// Says where a communicator's other hosts are.
     pub(super) fn set_peers(&mut self, id: LinksId, peers: Arc<Peers>) {
         if let Some(set) = self.sets.get_mut(&id) {
-            set.epochs.insert(0, Arc::clone(&peers.ways));
-            set.pairs = Arc::clone(&peers.ways);
+            set.epochs.insert(0, Arc::clone(&peers.assignment));
+            set.pairs = Arc::clone(&peers.assignment);
             set.peers = Some(peers);
         }
     }
@@ -361,7 +361,7 @@ impl Links {
     /// A flow cannot be begun; [`Links::end_epoch`] closes the others.
     pub(super) fn prepare(&mut self, id: LinksId, next: &NextEpoch, now: Instant) -> Result<(), TransportError> {
         let set = self.sets.get_mut(&id).ok_or(TransportError::NoSuch("link"))?;
-        set.epochs.insert(next.epoch, Arc::clone(&next.ways));
+        set.epochs.insert(next.epoch, Arc::clone(&next.assignment));
         self.check_devices(id, next)?;
         next.sends.iter().try_for_each(|link| self.send_flow(id, *link, now).map(drop))?;
         next.recvs.iter().try_for_each(|link| self.recv_flow(id, *link, now).map(drop))?;
@@ -372,8 +372,8 @@ impl Links {
     /// Whether the devices by which a strategy's flows are to leave are there, and up. One that goes down later is left by its flows.
     fn check_devices(&self, id: LinksId, next: &NextEpoch) -> Result<(), TransportError> {
         let Some(peers) = self.sets.get(&id).and_then(|set| set.peers.as_ref()) else { return Ok(()) };
-        let begin = begins_with((&self.flow, &self.flows), next.ways.transport)?;
-        let named = |link: &LinkKey| peers.path(*link, &next.ways).filter(|path| path.device.is_some());
+        let begin = begins_with((&self.flow, &self.flows), next.assignment.transport)?;
+        let named = |link: &LinkKey| peers.path(*link, &next.assignment).filter(|path| path.device.is_some());
         // Many links, few paths.
         let mut paths: Vec<&FlowPath> = Vec::new();
         for path in next.sends.iter().filter_map(named) {
@@ -448,10 +448,11 @@ impl Links {
         let host = peers.host_of(link.dst).ok_or(TransportError::NoSuch("peer"))?;
         let listener =
             host.listeners.get(link.engine(host.listeners.len())).ok_or(TransportError::NoSuch("listener"))?;
-        let ways = if link.epoch == LinkKey::PAIRS_EPOCH { Some(&set.pairs) } else { set.epochs.get(&link.epoch) };
-        let ways = ways.ok_or(TransportError::NoSuch("strategy"))?;
-        let begin = begins_with((&self.flow, &self.flows), ways.transport)?;
-        let mut options = steered(begin, peers, link, ways);
+        let assignment =
+            if link.epoch == LinkKey::PAIRS_EPOCH { Some(&set.pairs) } else { set.epochs.get(&link.epoch) };
+        let assignment = assignment.ok_or(TransportError::NoSuch("strategy"))?;
+        let begin = begins_with((&self.flow, &self.flows), assignment.transport)?;
+        let mut options = with_path_of(begin, peers, link, assignment);
         let mut connect =
             |options: &_| self.transport.connect(listener, &spec(link, link.dst, &host.name, options), now);
         let flow = match connect(&options) {
@@ -473,15 +474,15 @@ impl Links {
         Ok((flow, meter))
     }
 
-    /// A strategy is decided: point-to-point operations take its ways from now on. They stay with the transport that they began with, which
+    /// A strategy is decided: point-to-point operations take its paths from now on. They stay with the transport that they began with, which
     /// hosts agree on; the way is the sender's own affair.
-    pub(super) fn steer_pairs(&mut self, id: LinksId, ways: &Arc<Ways>) {
+    pub(super) fn set_pair_paths(&mut self, id: LinksId, assignment: &Arc<PathAssignment>) {
         let Some(set) = self.sets.get_mut(&id) else { return };
-        let Some(peers) = set.peers.as_ref().filter(|_| ways.transport == set.pairs.transport) else { return };
-        let Ok(begin) = begins_with((&self.flow, &self.flows), ways.transport) else { return };
-        set.pairs = Arc::clone(ways);
+        let Some(peers) = set.peers.as_ref().filter(|_| assignment.transport == set.pairs.transport) else { return };
+        let Ok(begin) = begins_with((&self.flow, &self.flows), assignment.transport) else { return };
+        set.pairs = Arc::clone(assignment);
         for (link, sending) in set.sends.range(LinkKey::first_of(LinkKey::PAIRS_EPOCH)..) {
-            let options = steered(begin, peers, *link, ways);
+            let options = with_path_of(begin, peers, *link, assignment);
             if let Some(paths) = self.transport.path_control() {
                 paths.set_path(sending.flow, &options.path(), &options.detours);
             }
@@ -504,9 +505,9 @@ impl Links {
         }
         let peers = set.peers.as_ref().ok_or(TransportError::NoSuch("peer"))?;
         let host = peers.host_of(link.src).ok_or(TransportError::NoSuch("peer"))?;
-        let ways = set.epochs.get(&link.epoch);
-        let begin = begins_with((&self.flow, &self.flows), ways.unwrap_or(&peers.ways).transport)?;
-        let class = ways.map(|ways| ways.class()).unwrap_or_default();
+        let assignment = set.epochs.get(&link.epoch);
+        let begin = begins_with((&self.flow, &self.flows), assignment.unwrap_or(&peers.assignment).transport)?;
+        let class = assignment.map(|assignment| assignment.class()).unwrap_or_default();
         let spec = spec(link, link.src, &host.name, &begin.on(&class));
         let flow = self.transport.accept(set.listener, &spec, now)?;
         let name = flow_name(id, link, false, &host.name, (begin.transport, None));
@@ -550,10 +551,10 @@ fn begins_with<'a>(
 }
 
 /// The same on its path.
-fn steered(begin: &FlowOptions, peers: &Peers, link: LinkKey, ways: &Arc<Ways>) -> FlowOptions {
-    let path = peers.path(link, ways);
+fn with_path_of(begin: &FlowOptions, peers: &Peers, link: LinkKey, assignment: &Arc<PathAssignment>) -> FlowOptions {
+    let path = peers.path(link, assignment);
     let options = path.map_or_else(|| begin.clone(), |path| begin.on(path));
-    FlowOptions { detours: detours(begin, path, [ways, &peers.ways]), ..options }
+    FlowOptions { detours: detours(begin, path, [assignment, &peers.assignment]), ..options }
 }
 
 fn spec(link: LinkKey, peer: u32, host: &Name, options: &FlowOptions) -> FlowSpec {

@@ -28,15 +28,15 @@ pub struct Peers {
     pub hosts: Vec<PeerHost>,
     /// By rank, its host's place in `hosts`.
     pub host_of_rank: Vec<u16>,
-    /// Ways through the network of its first strategy.
-    pub ways: Arc<Ways>,
+    /// Paths through the network of its first strategy.
+    pub assignment: Arc<PathAssignment>,
     /// All that this host sends of the communicator, by whichever engine.
     pub all: Arc<SharedBucket>,
 }
 
-/// Ways through the network that a strategy gives a communicator.
+/// Paths through the network that a strategy gives a communicator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Ways {
+pub struct PathAssignment {
     /// What carries the flows, where hosts have a choice.
     pub transport: Option<TransportKind>,
     /// Channels go round them. None: all flows are alike.
@@ -45,12 +45,12 @@ pub struct Ways {
     pub chosen: BTreeMap<(u16, u16, u16), u16>,
 }
 
-impl Ways {
+impl PathAssignment {
     /// The same with packets of a traffic class, as in the IP header, on paths that have no code point of their own.
     #[must_use]
     pub fn of_class(self: &Arc<Self>, class: Option<u8>) -> Arc<Self> {
         let Some(dscp) = class.map(|class| class >> 2) else { return Arc::clone(self) };
-        let mut marked = Ways::clone(self);
+        let mut marked = PathAssignment::clone(self);
         if marked.paths.is_empty() {
             marked.paths.push(FlowPath::default());
         }
@@ -85,7 +85,7 @@ pub struct NextEpoch {
     /// Its number.
     pub epoch: u32,
     /// Where its flows go.
-    pub ways: Arc<Ways>,
+    pub assignment: Arc<PathAssignment>,
     /// Links that are made before its first operation; others as for the first strategy.
     pub sends: Vec<LinkKey>,
     /// As `sends`, in the other direction.
@@ -105,21 +105,25 @@ impl Peers {
     }
 
     /// The path of a link's flow, if it has one.
-    pub(super) fn path<'a>(&self, link: LinkKey, ways: &'a Ways) -> Option<&'a FlowPath> {
+    pub(super) fn path<'a>(&self, link: LinkKey, assignment: &'a PathAssignment) -> Option<&'a FlowPath> {
         if link.channel == LinkKey::PAIRS {
-            ways.path((link.src + link.dst) as u16, None)
+            assignment.path((link.src + link.dst) as u16, None)
         } else {
-            ways.path(link.channel, self.place_of(link.src).zip(self.place_of(link.dst)))
+            assignment.path(link.channel, self.place_of(link.src).zip(self.place_of(link.dst)))
         }
     }
 }
 
 /// Other ways than its own for a flow whose path dies: those of its strategy, then those that all communicators begin with.
-pub(super) fn detours(flow: &FlowOptions, own: Option<&FlowPath>, ways: [&Arc<Ways>; 2]) -> Arc<[FlowPath]> {
+pub(super) fn detours(
+    flow: &FlowOptions,
+    own: Option<&FlowPath>,
+    assignment: [&Arc<PathAssignment>; 2],
+) -> Arc<[FlowPath]> {
     if flow.path_timeout.is_none() {
         return Arc::default();
     }
-    let all = ways.iter().flat_map(|ways| &ways.paths);
+    let all = assignment.iter().flat_map(|assignment| &assignment.paths);
     // Beginning behind its own, so that those of a dead path do not all take the same one.
     let place = all.clone().position(|path| Some(path) == own).map_or(0, |place| place + 1);
     let mut detours = Vec::new();
@@ -140,12 +144,12 @@ mod tests {
 
     #[test]
     fn packets_of_a_class_have_its_code_point_where_the_operator_says_none() {
-        let none = Arc::new(Ways::default());
+        let none = Arc::new(PathAssignment::default());
         assert_eq!(none.of_class(None), none);
-        let dscps = |ways: Arc<Ways>| ways.paths.iter().map(|path| path.dscp).collect::<Vec<_>>();
+        let dscps = |assignment: Arc<PathAssignment>| assignment.paths.iter().map(|path| path.dscp).collect::<Vec<_>>();
         assert_eq!(dscps(none.of_class(Some(104))), [Some(26)]);
         let paths = vec![FlowPath { dscp: Some(8), ..FlowPath::default() }, FlowPath::default()];
-        let two = Arc::new(Ways { paths, ..Ways::default() });
+        let two = Arc::new(PathAssignment { paths, ..PathAssignment::default() });
         assert_eq!(dscps(two.of_class(Some(0))), [Some(8), Some(0)], "the operator's comes first");
     }
     use crate::transports::PortRange;
@@ -159,7 +163,8 @@ mod tests {
             priority: Some(priority),
         };
         let class = |paths: Vec<FlowPath>| {
-            let FlowPath { device, source_ports, dscp, priority } = Ways { paths, ..Ways::default() }.class();
+            let FlowPath { device, source_ports, dscp, priority } =
+                PathAssignment { paths, ..PathAssignment::default() }.class();
             assert_eq!((device, source_ports), (None, None), "device and port are the sender's");
             (dscp, priority)
         };
@@ -174,17 +179,18 @@ mod tests {
         let link = |channel| LinkKey { epoch: 0, channel, src: 0, dst: 1 };
         assert_eq!((link(0).engine(2), link(1).engine(2), link(2).engine(2)), (0, 1, 0));
         let port = |port| FlowPath { source_ports: Some(PortRange { first: port, last: port }), ..FlowPath::default() };
-        let mut ways = Ways { paths: vec![port(7), port(8)], ..Ways::default() };
-        let peers = Peers { hosts: Vec::new(), host_of_rank: vec![0, 1], ways: Arc::default(), all: Arc::default() };
-        let ports = |ways: &Ways| {
-            let path = |channel| peers.path(link(channel), ways).and_then(|path| path.source_ports);
+        let mut assignment = PathAssignment { paths: vec![port(7), port(8)], ..PathAssignment::default() };
+        let peers =
+            Peers { hosts: Vec::new(), host_of_rank: vec![0, 1], assignment: Arc::default(), all: Arc::default() };
+        let ports = |assignment: &PathAssignment| {
+            let path = |channel| peers.path(link(channel), assignment).and_then(|path| path.source_ports);
             [0, 1, 2].map(|channel| path(channel).map_or(0, |ports| ports.first))
         };
-        assert_eq!(ports(&ways), [7, 8, 7]);
-        ways.chosen.insert((2, 0, 1), 1);
-        ways.chosen.insert((0, 1, 0), 1);
-        assert_eq!(ports(&ways), [7, 8, 8]);
-        assert_eq!(ports(&Ways::default()), [0; 3]);
+        assert_eq!(ports(&assignment), [7, 8, 7]);
+        assignment.chosen.insert((2, 0, 1), 1);
+        assignment.chosen.insert((0, 1, 0), 1);
+        assert_eq!(ports(&assignment), [7, 8, 8]);
+        assert_eq!(ports(&PathAssignment::default()), [0; 3]);
         assert_eq!(LinkKey::of_pair(3, 5).engine(3), 2);
         assert_eq!(link(7).engine(0), 0);
     }
