@@ -34,7 +34,6 @@ pub struct Group {
 
 impl Group {
     /// Opens a group.
-    #[expect(clippy::new_without_default, reason = "beginning has an effect")]
     pub fn begin() -> Group {
         group_start();
         Group { thread: PhantomData }
