@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
-# Installs libmccs.so, mccs.h and mccs.pc below a prefix (default /usr/local). Build first: cargo build --release -p mccs
+# Installs libmccs.so, mccs.h, and what pkg-config and CMake find them by, below a prefix (default /usr/local). Build first: cargo build --release -p mccs
 set -euo pipefail
 prefix="${1:-/usr/local}"
 shim="$(cd "$(dirname "$0")" && pwd)"
 library="${CARGO_TARGET_DIR:-$shim/../target}/release/libmccs.so"
 version="$(sed -n 's/^version = "\(.*\)"/\1/p' "$shim/../Cargo.toml" | head -n 1)"
-install -d "$prefix/lib/pkgconfig" "$prefix/include"
+cmake="$prefix/lib/cmake/mccs"
+install -d "$prefix/lib/pkgconfig" "$cmake" "$prefix/include"
 install -m 755 "$library" "$prefix/lib/"
 install -m 644 "$shim/include/mccs.h" "$prefix/include/"
 sed -e "s|@PREFIX@|$prefix|" -e "s|@VERSION@|$version|" "$shim/mccs.pc.in" > "$prefix/lib/pkgconfig/mccs.pc"
+for file in mccsConfig.cmake mccsConfigVersion.cmake; do
+    sed -e "s|@VERSION@|$version|" "$shim/$file.in" > "$cmake/$file"
+done

@@ -3,7 +3,7 @@
 //!
 //! `MCCS_SOCKET=... MCCS_UNIQUE_ID=00112233445566778899aabbccddeeff MCCS_NRANKS=2 MCCS_RANK=0 cuda_all_reduce`
 
-use mccs::{Client, DataType, Group, RedOp};
+use mccs::{Client, Collective, Collectives, CudaSlice, CudaStreamRef, DataType, Group, RedOp};
 use mccs_cuda::{Context, DeviceMemory, Module, OwnedStream, copy_to_host, gpus};
 
 /// Element i becomes (i + rank) % 7. Usually a program has kernels of its own framework's.
@@ -74,7 +74,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         comm.send(own, COUNT.into(), DataType::F32, next, raw)?;
         comm.recv(other, COUNT.into(), DataType::F32, last, raw)?;
         group.end()?;
-        comm.all_reduce(own, own, COUNT.into(), DataType::F32, RedOp::Sum.into(), raw)?;
+        let (data, raw) = (CudaSlice::from_raw(own, DataType::F32, COUNT.into()), CudaStreamRef::from_raw(raw));
+        comm.enqueue(&Collective::AllReduce { send: data, recv: data, op: RedOp::Sum.into() }, &raw)?;
         stream.raw().synchronize()?;
     }
     if let Some(error) = comm.async_error() {

@@ -11,13 +11,14 @@
 //!
 //! ```no_run
 //! # fn main() -> Result<(), mccs::Error> {
-//! use mccs::{Client, DataType, RedOp};
+//! use mccs::{Client, Collective, Collectives, RedOp};
 //! let client = Client::connect("/run/mccs/mccs.sock")?;
 //! let id: mccs::UniqueId = "00112233445566778899aabbccddeeff".parse().map_err(mccs::Error::InvalidArgument)?;
 //! let comm = client.communicator(id, 0, 2).join()?;
 //! let stream = client.create_stream()?;
 //! let memory = client.allocate(1 << 20)?;
-//! comm.all_reduce(memory.at(0), memory.at(0), 1 << 18, DataType::F32, RedOp::Sum, &stream)?;
+//! let data = memory.at(0).elements::<f32>(1 << 18);
+//! comm.enqueue(&Collective::AllReduce { send: data, recv: data, op: RedOp::Sum.into() }, &stream)?;
 //! stream.synchronize()?;
 //! # Ok(())
 //! # }
@@ -28,6 +29,7 @@
 mod bootstrap;
 mod builder;
 mod client;
+mod collectives;
 mod communicator;
 pub mod cuda;
 mod error;
@@ -46,6 +48,7 @@ mod submission;
 pub use bootstrap::Bootstrap;
 pub use builder::CommunicatorBuilder;
 pub use client::{Client, unique_id};
+pub use collectives::{Collective, Collectives, CudaPlace, CudaSlice, CudaStreamRef, Element, HostSlice, Place, Slice};
 pub use communicator::{Communicator, ReduceOperator, Scalar};
 pub use error::{Error, Origin};
 pub use group::{Group, group_drop, group_end, group_estimate_us, group_start};

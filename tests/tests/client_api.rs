@@ -3,7 +3,10 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use mccs::{DataType, Error, ErrorClass, LogLevel, RedOp, clear_log_handler, set_log_handler};
+use mccs::{
+    Collective, Collectives, DataType, Error, ErrorClass, Group, LogLevel, RedOp, Slice, clear_log_handler,
+    set_log_handler,
+};
 use mccs_tests::{TestService, watchdog};
 use rand::{Rng, SeedableRng};
 
@@ -67,6 +70,53 @@ fn ranks_tell_each_other_bytes_of_any_length_before_they_have_a_communicator() {
                 assert_eq!((comm.rank(), bootstrap.rank(), bootstrap.nranks()), (rank, rank, NRANKS));
             });
         }
+    });
+}
+
+/// Written once for the host's memory and GPUs: the sum of all ranks' elements, and then everybody's sums.
+fn sum_and_gather<C: Collectives>(
+    comm: &C,
+    own: Slice<C::Place>,
+    all: Slice<C::Place>,
+    stream: &C::Stream,
+) -> Result<(), Error> {
+    let (rank, count) = (u64::from(comm.rank()), own.count());
+    let group = Group::begin();
+    comm.enqueue(&Collective::AllReduce { send: own, recv: own, op: RedOp::Sum.into() }, stream)?;
+    let place = all.range(rank * count..(rank + 1) * count)?;
+    comm.enqueue(&Collective::Gather { send: own, recv: (rank == 0).then_some(all), root: 0 }, stream)?;
+    comm.enqueue(&Collective::Broadcast { send: (rank == 0).then_some(all), recv: all, root: 0 }, stream)?;
+    comm.enqueue(&Collective::AllGather { send: place, recv: all }, stream)?;
+    group.end()
+}
+
+#[test]
+fn collectives_take_slices_that_carry_count_and_type() {
+    watchdog();
+    const NRANKS: u32 = 3;
+    let service = TestService::start("");
+    let seed = u64::from(std::process::id());
+    let own = |rank: u32| {
+        let mut rng = rand::rngs::StdRng::seed_from_u64(seed ^ u64::from(rank) << 40);
+        (0..50).map(|_| rng.random_range(0..1 << 20)).collect::<Vec<u32>>()
+    };
+    let sums: Vec<u32> = (0..50).map(|at| (0..NRANKS).map(|rank| own(rank)[at]).sum()).collect();
+    service.ranks(0, NRANKS, |rank| {
+        let elements = own(rank.comm.rank());
+        let (count, nranks) = (elements.len() as u64, u64::from(NRANKS));
+        let memory = rank.client.allocate(4 * count * (nranks + 1)).expect("memory");
+        // SAFETY: nothing is in flight.
+        let bytes = unsafe { memory.as_mut_slice() };
+        bytes.chunks_exact_mut(4).zip(&elements).for_each(|(place, value)| place.copy_from_slice(&value.to_ne_bytes()));
+        let (own, all) = (memory.at(0).elements::<u32>(count), memory.at(4 * count).elements::<u32>(count * nranks));
+        sum_and_gather(&rank.comm, own, all, &rank.stream).expect("enqueued");
+        rank.stream.synchronize().expect("completed");
+        let found: Vec<_> =
+            bytes.chunks_exact(4).map(|value| u32::from_ne_bytes([value[0], value[1], value[2], value[3]])).collect();
+        assert_eq!(found[..sums.len() * 4], [&sums[..]; 4].concat(), "seed {seed}");
+        let wrong = Collective::AllGather { send: own, recv: own };
+        let refused = rank.comm.enqueue(&wrong, &rank.stream).expect_err("too short").to_string();
+        assert!(refused.contains("receives 50 elements, and 150 are asked for"), "{refused}");
     });
 }
 

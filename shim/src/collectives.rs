@@ -1,0 +1,363 @@
+//! Collectives on typed slices: one interface over the host's memory and GPUs.
+
+use std::fmt;
+use std::ops::Range;
+
+use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
+
+use crate::communicator::Call;
+use crate::cuda::{CudaCall, CudaCommunicator, CudaStream};
+use crate::{Communicator, Error, ReduceOperator, Span, Stream};
+
+/// A type that elements have here and in a [`DataType`].
+pub trait Element: Copy {
+    /// The type's name for collectives.
+    const DATA_TYPE: DataType;
+}
+
+macro_rules! elements {
+    ($($type:ty = $name:ident),+ $(,)?) => {
+        $(impl Element for $type { const DATA_TYPE: DataType = DataType::$name; })+
+    };
+}
+
+elements! {
+    i8 = I8, u8 = U8, i32 = I32, u32 = U32, i64 = I64, u64 = U64, f32 = F32, f64 = F64,
+    half::f16 = F16, half::bf16 = Bf16,
+}
+
+/// A kind of memory: where its elements can begin.
+pub trait Place: Copy + fmt::Debug {
+    /// No place, for what has no elements.
+    const NONE: Self;
+    /// The same, further on.
+    #[must_use]
+    fn further(self, bytes: u64) -> Self;
+}
+
+impl Place for Span {
+    const NONE: Span = Span::NONE;
+
+    fn further(self, bytes: u64) -> Span {
+        self.offset(bytes)
+    }
+}
+
+/// An address of GPU memory, which [`CudaSlice::from_raw`] vouches for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CudaPlace(u64);
+
+impl Place for CudaPlace {
+    const NONE: CudaPlace = CudaPlace(0);
+
+    fn further(self, bytes: u64) -> CudaPlace {
+        CudaPlace(self.0.wrapping_add(bytes))
+    }
+}
+
+/// Elements of one type, one behind the other: where they begin, how many there are, and which type they have.
+#[derive(Debug, Clone, Copy)]
+pub struct Slice<P> {
+    place: P,
+    count: u64,
+    data_type: DataType,
+}
+
+/// Elements in memory that the service maps; see [`Span::elements`].
+pub type HostSlice = Slice<Span>;
+/// Elements in GPU memory.
+pub type CudaSlice = Slice<CudaPlace>;
+
+impl<P: Place> Slice<P> {
+    /// How many elements there are.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Their type.
+    #[must_use]
+    pub fn data_type(&self) -> DataType {
+        self.data_type
+    }
+
+    /// Some of the elements, by their numbers.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a range that is not inside.
+    pub fn range(self, range: Range<u64>) -> Result<Self, Error> {
+        let Range { start, end } = range;
+        if start > end || end > self.count {
+            return Err(Error::argument(format!("elements {start}..{end} of {}", self.count)));
+        }
+        let place = self.place.further(start * self.data_type.size_bytes() as u64);
+        Ok(Slice { place, count: end - start, ..self })
+    }
+}
+
+impl Span {
+    /// So many elements from here on. That they are inside the region is checked by the calls that use them.
+    #[must_use]
+    pub fn elements<T: Element>(self, count: u64) -> HostSlice {
+        self.elements_of(T::DATA_TYPE, count)
+    }
+
+    /// As [`Span::elements`], of a type that only runs know.
+    #[must_use]
+    pub fn elements_of(self, data_type: DataType, count: u64) -> HostSlice {
+        Slice { place: self, count, data_type }
+    }
+}
+
+impl CudaSlice {
+    /// So many elements from a device address on.
+    ///
+    /// # Safety
+    /// The memory must be of the context of the communicators that it is used with, or reached by it, and stay so until all operations on
+    /// it have ended; nobody else may use it meanwhile.
+    #[must_use]
+    pub unsafe fn from_raw(address: u64, data_type: DataType, count: u64) -> Self {
+        Slice { place: CudaPlace(address), count, data_type }
+    }
+}
+
+/// A stream of the caller's, for communicators of GPUs.
+#[derive(Debug, Clone, Copy)]
+pub struct CudaStreamRef(CudaStream);
+
+impl CudaStreamRef {
+    /// A `CUstream` or `cudaStream_t`; null is the default stream.
+    ///
+    /// # Safety
+    /// It must be of the context of the communicators that it is used with, and live until all operations on it have ended.
+    #[must_use]
+    pub unsafe fn from_raw(stream: CudaStream) -> Self {
+        CudaStreamRef(stream)
+    }
+}
+
+/// What a collective does, and on which elements. Buffers that only the root has are `None` elsewhere. In place: as each kind says.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+#[allow(
+    missing_docs,
+    reason = "fields: what is sent, where the result comes to, how elements are combined, and the root's rank"
+)]
+pub enum Collective<P> {
+    /// Combines all ranks' elements; every rank gets the result. As many are received as sent. In place: the same place twice.
+    AllReduce { send: Slice<P>, recv: Slice<P>, op: ReduceOperator },
+    /// Combines all ranks' elements; each rank gets its part, of n equal ones. In place: `recv` is the rank's part of `send`.
+    ReduceScatter { send: Slice<P>, recv: Slice<P>, op: ReduceOperator },
+    /// Combines all ranks' elements; the root gets the result. In place: the same place twice.
+    Reduce { send: Slice<P>, recv: Option<Slice<P>>, op: ReduceOperator, root: u32 },
+    /// Every rank gets all ranks' elements, in rank order. In place: `send` is the rank's part of `recv`.
+    AllGather { send: Slice<P>, recv: Slice<P> },
+    /// Every rank gets the root's elements. In place: the same place twice.
+    Broadcast { send: Option<Slice<P>>, recv: Slice<P>, root: u32 },
+    /// Part s of rank r's n equal parts goes to rank s, as its part r. Never in place.
+    AllToAll { send: Slice<P>, recv: Slice<P> },
+    /// The root gets all ranks' elements, in rank order. In place: the root's `send` is its part of `recv`.
+    Gather { send: Slice<P>, recv: Option<Slice<P>>, root: u32 },
+    /// Each rank gets its part of the root's elements. In place: the root's `recv` is its part of `send`.
+    Scatter { send: Option<Slice<P>>, recv: Slice<P>, root: u32 },
+    /// Ends when all ranks have come to it.
+    Barrier,
+}
+
+/// A collective with its slices' counts and types checked, as calls take it.
+#[derive(Debug, PartialEq, Eq)]
+struct Counts {
+    kind: CollectiveKind,
+    /// By the kind's rule.
+    count: u64,
+    data_type: DataType,
+    root: u32,
+}
+
+impl<P: Place> Collective<P> {
+    /// Its kind, buffers, operator and root.
+    fn parts(&self) -> (CollectiveKind, [Option<Slice<P>>; 2], ReduceOperator, u32) {
+        use Collective as C;
+        use CollectiveKind as K;
+        let sum = RedOp::Sum.into();
+        match *self {
+            C::AllReduce { send, recv, op } => (K::AllReduce, [Some(send), Some(recv)], op, 0),
+            C::ReduceScatter { send, recv, op } => (K::ReduceScatter, [Some(send), Some(recv)], op, 0),
+            C::Reduce { send, recv, op, root } => (K::Reduce, [Some(send), recv], op, root),
+            C::AllGather { send, recv } => (K::AllGather, [Some(send), Some(recv)], sum, 0),
+            C::Broadcast { send, recv, root } => (K::Broadcast, [send, Some(recv)], sum, root),
+            C::AllToAll { send, recv } => (K::AllToAll, [Some(send), Some(recv)], sum, 0),
+            C::Gather { send, recv, root } => (K::Gather, [Some(send), recv], sum, root),
+            C::Scatter { send, recv, root } => (K::Scatter, [send, Some(recv)], sum, root),
+            C::Barrier => (K::Barrier, [None, None], sum, 0),
+        }
+    }
+
+    /// Checks that its slices are as long as the kind says, and of one type, on this rank.
+    fn counts(&self, rank: u32, nranks: u32) -> Result<Counts, Error> {
+        let (kind, [send, recv], _, root) = self.parts();
+        let Some(some) = send.or(recv) else { return Ok(Counts { kind, count: 0, data_type: DataType::U8, root }) };
+        let data_type = some.data_type;
+        if [send, recv].iter().flatten().any(|slice| slice.data_type != data_type) {
+            return Err(Error::argument(format!("{kind}: elements sent and received have different types")));
+        }
+        // The buffer that has `count` elements by the kind's rule, or a part of them for each rank.
+        let count = match kind {
+            CollectiveKind::AllToAll => some.count / u64::from(nranks.max(1)),
+            CollectiveKind::ReduceScatter | CollectiveKind::Broadcast | CollectiveKind::Scatter => {
+                recv.map_or(0, |recv| recv.count)
+            }
+            _ => some.count,
+        };
+        let sides = [
+            ("sends", send, kind.send_count(count, nranks, rank, root)),
+            ("receives", recv, kind.recv_count(count, nranks, rank, root)),
+        ];
+        for (verb, slice, needed) in sides {
+            let found = slice.map_or(0, |slice| slice.count);
+            // What a rank has besides is not used: the root's buffer of a broadcast, on the others.
+            if needed != Some(found) && needed != Some(0) {
+                let needed = needed.map_or_else(|| "more than memory has".into(), |needed| needed.to_string());
+                return Err(Error::argument(format!(
+                    "{kind}: rank {rank} {verb} {found} elements, and {needed} are asked for"
+                )));
+            }
+        }
+        Ok(Counts { kind, count, data_type, root })
+    }
+}
+
+/// A rank that takes part in collectives: of the host's memory, or of GPUs. Calls return at once, and complete in the order of their
+/// stream; all ranks make the same calls in the same order. Calls may be made from any thread.
+pub trait Collectives {
+    /// Where elements are.
+    type Place: Place;
+    /// What orders operations.
+    type Stream: ?Sized;
+
+    /// This rank.
+    fn rank(&self) -> u32;
+
+    /// Number of ranks.
+    fn nranks(&self) -> u32;
+
+    /// Enqueues a collective, or keeps it for the end of the thread's group.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] where slices are not as long as the collective says or of different types, and nothing is enqueued;
+    /// [`Error::Failed`] once the communicator has failed. Failures of the operation come from the stream of the host's memory, or from
+    /// [`Collectives::async_error`].
+    fn enqueue(&self, collective: &Collective<Self::Place>, stream: &Self::Stream) -> Result<(), Error>;
+
+    /// The error that ended the communicator, if one did: on any rank.
+    fn async_error(&self) -> Option<Error>;
+}
+
+/// Where the elements of both buffers begin.
+fn places<P: Place>(collective: &Collective<P>) -> [P; 2] {
+    let (_, buffers, ..) = collective.parts();
+    buffers.map(|slice| slice.map_or(P::NONE, |slice| slice.place))
+}
+
+impl Collectives for Communicator {
+    type Place = Span;
+    type Stream = Stream;
+
+    fn rank(&self) -> u32 {
+        self.rank()
+    }
+
+    fn nranks(&self) -> u32 {
+        self.nranks()
+    }
+
+    fn enqueue(&self, collective: &Collective<Span>, stream: &Stream) -> Result<(), Error> {
+        let Counts { kind, count, data_type: dtype, root } = collective.counts(self.rank(), self.nranks())?;
+        let ([send, recv], (.., op, _)) = (places(collective), collective.parts());
+        self.collective(&Call { kind, send, recv, count, dtype, op, scalar_at: None, root, user_tag: 0 }, stream)
+    }
+
+    fn async_error(&self) -> Option<Error> {
+        self.async_error()
+    }
+}
+
+impl Collectives for CudaCommunicator {
+    type Place = CudaPlace;
+    type Stream = CudaStreamRef;
+
+    fn rank(&self) -> u32 {
+        self.rank()
+    }
+
+    fn nranks(&self) -> u32 {
+        self.nranks()
+    }
+
+    fn enqueue(&self, collective: &Collective<CudaPlace>, stream: &CudaStreamRef) -> Result<(), Error> {
+        let Counts { kind, count, data_type: dtype, root } = collective.counts(self.rank(), self.nranks())?;
+        let ([CudaPlace(send), CudaPlace(recv)], (.., op, _)) = (places(collective), collective.parts());
+        let call = CudaCall { kind, send, recv, count, dtype, op, root, user_tag: 0 };
+        // SAFETY: whoever made the slices and the stream has vouched for them (`from_raw`).
+        unsafe { self.collective(&call, stream.0) }
+    }
+
+    fn async_error(&self) -> Option<Error> {
+        self.async_error()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slice(count: u64) -> CudaSlice {
+        // SAFETY: of no communicator.
+        unsafe { CudaSlice::from_raw(4096, DataType::F32, count) }
+    }
+
+    #[test]
+    fn counts_follow_from_slices_on_every_rank() {
+        let (op, nranks, root) = (RedOp::Sum.into(), 4, 2);
+        for rank in 0..nranks {
+            let at_root = |count| (rank == root).then(|| slice(count));
+            let whole = slice(12);
+            let (one, all) = (slice(3), slice(12));
+            let right = [
+                (Collective::AllReduce { send: whole, recv: whole, op }, 12),
+                (Collective::ReduceScatter { send: all, recv: one, op }, 3),
+                (Collective::Reduce { send: whole, recv: at_root(12), op, root }, 12),
+                (Collective::AllGather { send: one, recv: all }, 3),
+                (Collective::Broadcast { send: at_root(12), recv: whole, root }, 12),
+                (Collective::AllToAll { send: all, recv: all }, 3),
+                (Collective::Gather { send: one, recv: at_root(12), root }, 3),
+                (Collective::Scatter { send: at_root(12), recv: one, root }, 3),
+            ];
+            for (collective, count) in right {
+                let counts = collective.counts(rank, nranks).expect("right");
+                assert_eq!((counts.count, counts.data_type), (count, DataType::F32), "{collective:?}, rank {rank}");
+            }
+        }
+    }
+
+    #[test]
+    fn lengths_and_types_that_contradict_each_other_are_refused() {
+        let op = RedOp::Sum.into();
+        let other = Slice { data_type: DataType::I32, ..slice(4) };
+        let wrong = [
+            Collective::AllReduce { send: slice(4), recv: slice(5), op },
+            Collective::AllReduce { send: slice(4), recv: other, op },
+            Collective::ReduceScatter { send: slice(4), recv: slice(4), op },
+            Collective::AllGather { send: slice(4), recv: slice(4) },
+            Collective::AllToAll { send: slice(5), recv: slice(5) },
+            Collective::Reduce { send: slice(4), recv: None, op, root: 0 },
+            Collective::Broadcast { send: None, recv: slice(4), root: 0 },
+        ];
+        for collective in wrong {
+            let error = collective.counts(0, 2).expect_err("wrong");
+            assert!(matches!(error, Error::InvalidArgument(_)), "{collective:?}: {error}");
+        }
+        assert_eq!(slice(9).range(2..5).expect("inside").place, CudaPlace(4096 + 8));
+        assert!(slice(9).range(2..10).is_err());
+    }
+}
