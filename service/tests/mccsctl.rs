@@ -3,15 +3,22 @@
 mod programs;
 
 use std::collections::BTreeSet;
+use std::fs::Permissions;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mccs::{Client, Communicator, DataType, RedOp, ReduceOperator, Stream};
+use nix::unistd::geteuid;
 
 use self::programs::{Program, address, make_keys, mccsctl};
+
+/// A user without rights.
+const NOBODY: u32 = 65_534;
 
 type Rank = (Client, Communicator, Stream);
 
@@ -649,6 +656,11 @@ fn who_is_stuck_is_named_and_what_happens_is_seen() {
         let said = bed.complains(&["merge-traces", of, "--out", &merged.display().to_string()]);
         assert!(said.contains(why) && !merged.exists(), "{said}");
     }
+    // What is there stays until there is another.
+    std::fs::write(&merged, "an earlier one").expect("a file");
+    let said = bed.complains(&["merge-traces", &other, "--out", &merged.display().to_string()]);
+    assert_eq!(std::fs::read_to_string(&merged).expect("a file"), "an earlier one", "{said}");
+    assert!(!bed.at("merged.json.part").exists());
     let why = bed.complains(&["trace", "--communicator", "nosuch", "--out", &file]);
     assert!(why.contains("unique id nosuch"), "{why}");
     let why = bed.complains(&["trace", "--seconds", "0.05", "--out", "/nowhere/trace.json"]);
@@ -738,4 +750,23 @@ fn a_watch_shows_what_happens_while_it_runs() {
         assert!(std::iter::repeat_with(&mut rate).any(|rate| rate > 0));
     });
     assert!(std::iter::repeat_with(&mut rate).any(|rate| rate == 0));
+}
+
+#[test]
+fn a_socket_that_one_may_not_reach_is_told_from_one_that_is_not_there() {
+    let bed = Bed::start();
+    let own = Permissions::from_mode(if geteuid().is_root() { 0o700 } else { 0 });
+    std::fs::set_permissions(bed.folder.path(), own).expect("set");
+    let mut asks = mccsctl();
+    asks.arg("--socket").arg(bed.at("mccs-control.sock")).arg("show");
+    if geteuid().is_root() {
+        asks.uid(NOBODY);
+    }
+    let output = asks.output().expect("it runs");
+    std::fs::set_permissions(bed.folder.path(), Permissions::from_mode(0o700)).expect("set");
+    let why = complaint(&output);
+    assert!(why.contains("may not use") && why.contains("EACCES"), "{why}");
+    let missing = mccsctl().args(["--socket", "/nowhere/mccs-control.sock", "show"]).output().expect("it runs");
+    let missing = complaint(&missing);
+    assert!(missing.contains("/nowhere/mccs-control.sock") && !missing.contains("may not"), "{missing}");
 }
