@@ -10,7 +10,7 @@ use mccs_ipc::handshake::{Listener, Socket, SocketError};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::controller::ControllerInput;
-use super::proxy::{Asked, Looks, OperatorAnswer, OperatorReply, ProxyMessage, Wish};
+use super::proxy::{Looks, OperatorAnswer, OperatorReply, OperatorRequest, ProxyMessage, ReplyTo};
 use super::transport::TransportPool;
 use crate::control::{
     Call, Chunk, ControlAnswer, ControlRequest, DrainView, GpuView, HostView, REQUEST_BYTES_MAX, TRACE_MAX, TraceBegun,
@@ -302,12 +302,20 @@ impl ControlEngine {
                 done(runtimes.move_engine(engine, runtime).map_err(|error| error.to_string()))
             }
             ControlRequest::Reconfigure { communicator, change, window } => {
-                let wish = Wish::Change { change: Box::new(change), window };
-                return self.ask(communicator, number, |number, asked| ProxyMessage::Wish { number, wish, asked });
+                let request = OperatorRequest::Change { change: Box::new(change), window };
+                return self.ask(communicator, number, |number, asked| ProxyMessage::OperatorRequest {
+                    number,
+                    request,
+                    asked,
+                });
             }
             ControlRequest::Unpin { communicator } => {
-                let wish = Wish::Unpin;
-                return self.ask(communicator, number, |number, asked| ProxyMessage::Wish { number, wish, asked });
+                let request = OperatorRequest::Unpin;
+                return self.ask(communicator, number, |number, asked| ProxyMessage::OperatorRequest {
+                    number,
+                    request,
+                    asked,
+                });
             }
             ControlRequest::WhyStuck { communicator } => {
                 return self.ask_why_stuck(communicator, number, Looks::UntilCertain);
@@ -318,7 +326,7 @@ impl ControlEngine {
             ControlRequest::Cluster { stuck } => {
                 let none = "service.toml names no [controller], whose agents ask other hosts: ask on each host";
                 let Some(controller) = controller else { return Some(ControlAnswer::Refused(none.into())) };
-                let asked = Asked::new(number, self.replies.sender());
+                let asked = ReplyTo::new(number, self.replies.sender());
                 match controller.send(ControllerInput::Cluster { stuck, asked }) {
                     Ok(()) => return None,
                     Err(_) => ControlAnswer::Refused("the controller's agent is too busy; try again".into()),
@@ -327,7 +335,7 @@ impl ControlEngine {
             ControlRequest::Controller { request } => {
                 let none = "service.toml names no [controller]: nobody decides for the cluster";
                 let Some(controller) = controller else { return Some(ControlAnswer::Refused(none.into())) };
-                let asked = Asked::new(number, self.replies.sender());
+                let asked = ReplyTo::new(number, self.replies.sender());
                 match controller.send(ControllerInput::Asked { request, by: by.to_owned(), asked }) {
                     Ok(()) => return None,
                     Err(_) => ControlAnswer::Refused("the controller is too busy; try again".into()),
@@ -341,9 +349,9 @@ impl ControlEngine {
         &self,
         communicator: u64,
         connection: u64,
-        message: impl FnOnce(u64, Asked) -> ProxyMessage,
+        message: impl FnOnce(u64, ReplyTo) -> ProxyMessage,
     ) -> Option<ControlAnswer> {
-        let asked = Asked::new(connection, self.replies.sender());
+        let asked = ReplyTo::new(connection, self.replies.sender());
         let sent = self.controlled.proxy_of(communicator).send(message(communicator, asked));
         let busy = "the proxy engine is too busy; try again";
         sent.is_err().then(|| ControlAnswer::Refused(busy.into()))

@@ -35,7 +35,7 @@ use self::interfaces::Watch;
 use self::memory::Memory;
 use self::past::Past;
 use self::probes::{Probes, Verdict};
-use super::proxy::{Asked, OperatorAnswer, OperatorReply, ProxyMessage};
+use super::proxy::{OperatorAnswer, OperatorReply, ProxyMessage, ReplyTo};
 use crate::controller::agent::{Agent, AgentOutput, Live};
 use crate::controller::answer::ControllerRequest;
 use crate::controller::equipment::Equipment;
@@ -74,7 +74,7 @@ pub enum ControllerInput {
         /// User and command.
         by: String,
         /// To be answered.
-        asked: Asked,
+        asked: ReplyTo,
     },
     /// An operator did something on this host.
     Acted(Act),
@@ -83,7 +83,7 @@ pub enum ControllerInput {
         /// Whether what is stuck is to be found out.
         stuck: bool,
         /// To be answered.
-        asked: Asked,
+        asked: ReplyTo,
     },
 }
 
@@ -147,7 +147,7 @@ struct Role {
     files: Option<Files>,
     memory: Option<Memory>,
     past: Option<Past>,
-    asked: BTreeMap<Ticket, Asked>,
+    asked: BTreeMap<Ticket, ReplyTo>,
     next_ticket: Ticket,
     /// Inputs came that nothing was made of yet.
     unsettled_since: Option<Instant>,
@@ -305,7 +305,7 @@ impl ControllerEngine {
             match output {
                 AgentOutput::Tell(message) => self.tell(self.agent.controller().clone(), message.encode()),
                 AgentOutput::Change { question, number, expected_epoch, change } => {
-                    let asked = Asked::new(question, self.replies.sender());
+                    let asked = ReplyTo::new(question, self.replies.sender());
                     let (change, expected) = (Box::new(change), expected_epoch);
                     let message = ProxyMessage::Reconfigure { number, change, window: None, expected, asked };
                     if let Err(ProxyMessage::Reconfigure { asked, .. }) = self.proxy.send(message) {

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use mccs_collective::Choice;
 use mccs_model::rate_limit::Pace;
 use mccs_runtime::Mailbox;
-use mccs_service::engines::proxy::{Asked, Looks, OperatorAnswer, ProxyMessage};
+use mccs_service::engines::proxy::{Looks, OperatorAnswer, ProxyMessage, ReplyTo};
 use mccs_service::exchange::protocol::{CommId, LinkTimes, Name};
 use mccs_service::transports::faulty::Faults;
 use mccs_service::transports::memory::{HostId, MemoryNetwork, MemoryNetworkOptions};
@@ -403,7 +403,7 @@ impl Cluster {
         let of = self.hosts[host].as_ref().expect("a host that lives");
         let number = of.registry.comms().first().expect("a communicator").number;
         let message =
-            ProxyMessage::WhyStuck { number, looks: Looks::UntilCertain, asked: Asked::new(0, answers.sender()) };
+            ProxyMessage::WhyStuck { number, looks: Looks::UntilCertain, asked: ReplyTo::new(0, answers.sender()) };
         assert!(of.proxy.send(message).is_ok(), "the proxy engine has no room");
         loop {
             self.run_for(Duration::from_millis(1));
@@ -426,7 +426,7 @@ impl Cluster {
             let of = self.hosts[host].as_ref().expect("a host that lives");
             let number = of.registry.comms().first().expect("a communicator").number;
             let message =
-                ProxyMessage::WhyStuck { number, looks: Looks::UntilCertain, asked: Asked::new(0, answers.sender()) };
+                ProxyMessage::WhyStuck { number, looks: Looks::UntilCertain, asked: ReplyTo::new(0, answers.sender()) };
             assert!(of.proxy.send(message).is_ok(), "the proxy engine has no room");
             self.run_for(Duration::from_millis(1));
         }

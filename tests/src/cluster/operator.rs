@@ -8,7 +8,7 @@ use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_config::service::{Algorithm, FlowPath};
 use mccs_model::rate_limit::{LocalWindow, Pace};
 use mccs_runtime::Mailbox;
-use mccs_service::engines::proxy::{Asked, OperatorReply, ProxyMessage, Wish};
+use mccs_service::engines::proxy::{OperatorReply, OperatorRequest, ProxyMessage, ReplyTo};
 use mccs_service::exchange::protocol::Name;
 use mccs_service::registry::CommInfo;
 use rand::Rng;
@@ -39,11 +39,11 @@ impl Operator {
         let comm = &comms[rng.random_range(0..comms.len())];
         let change = Box::new(change_of(comm, rng));
         let window = rng.random_bool(0.7).then(|| rng.random_range(1..4));
-        let asked = Asked::new(self.asked, self.answers.sender());
+        let asked = ReplyTo::new(self.asked, self.answers.sender());
         self.asked += 1;
         // A full mailbox drops the question, and so answers it.
-        let wish = Wish::Change { change, window };
-        let _ = host.proxy.send(ProxyMessage::Wish { number: comm.number, wish, asked });
+        let request = OperatorRequest::Change { change, window };
+        let _ = host.proxy.send(ProxyMessage::OperatorRequest { number: comm.number, request, asked });
     }
 
     /// At the end: whether a question was not answered, or more than once.

@@ -15,7 +15,7 @@ use mccs_control::cluster::{ClusterHost, ClusterView, CommSummary, HostSummary, 
 use serde::{Deserialize, Serialize};
 
 use crate::controller::message::BodyError;
-use crate::engines::proxy::{Asked, Looks, OperatorAnswer, OperatorReply, ProxyMessage};
+use crate::engines::proxy::{Looks, OperatorAnswer, OperatorReply, ProxyMessage, ReplyTo};
 use crate::exchange::protocol::{ControlBody, Name};
 use crate::model::Refused;
 use crate::registry::{CommInfo, Registry};
@@ -87,7 +87,7 @@ struct Summarizing {
 
 /// An operator's question.
 struct Waiting {
-    asked: Asked,
+    asked: ReplyTo,
     hosts: BTreeMap<Name, Option<HostSummary>>,
     until: Instant,
 }
@@ -132,7 +132,7 @@ impl ClusterAsker {
     }
 
     /// An operator here wants to know. `replies` takes what proxy engines answer.
-    pub(super) fn ask(&mut self, stuck: bool, asked: Asked, replies: &Sender<OperatorReply>, now: Instant) {
+    pub(super) fn ask(&mut self, stuck: bool, asked: ReplyTo, replies: &Sender<OperatorReply>, now: Instant) {
         if self.waiting.len() >= QUESTIONS_MAX {
             let reason = format!("{QUESTIONS_MAX} such questions are being answered here; try again in some seconds");
             return asked.answer(Err(reason.into()));
@@ -178,7 +178,7 @@ impl ClusterAsker {
                 }
                 self.next += 1;
                 let question = QUESTION_BASE | self.next;
-                let asked = Asked::new(question, replies.clone());
+                let asked = ReplyTo::new(question, replies.clone());
                 let message = ProxyMessage::WhyStuck { number: comm.number, looks: Looks::UntilCertain, asked };
                 let proxy = comm.direct.as_ref().and(self.gpus.as_ref()).unwrap_or(&self.proxy);
                 // An engine that is too busy answers nothing: the question drops, and is counted as not looked at.
@@ -366,7 +366,7 @@ mod tests {
     fn all_hosts_are_told_of_also_those_that_do_not_answer() {
         let mut bed = bed();
         let sender = bed.replies.sender();
-        bed.asker.ask(false, Asked::new(7, sender.clone()), &sender, bed.now);
+        bed.asker.ask(false, ReplyTo::new(7, sender.clone()), &sender, bed.now);
         let Some(Tell { to, message: PeerMessage::AskSummary { question, stuck: false } }) = bed.asker.next_tell()
         else {
             panic!("b is to be asked");
@@ -382,7 +382,7 @@ mod tests {
         assert_eq!((&told.hosts[2].summary, told.hosts[2].trouble.as_deref()), (&None, Some("refused")));
         assert!(told.hosts[0].summary.as_ref().is_some_and(|own| own.unreachable == ["c"]));
         // One that is silent is waited for, and said to be.
-        bed.asker.ask(false, Asked::new(7, sender.clone()), &sender, bed.now);
+        bed.asker.ask(false, ReplyTo::new(7, sender.clone()), &sender, bed.now);
         bed.asker.expire(bed.now + SUMMARY_TIME - Duration::from_millis(1));
         assert!(view(&bed).is_none());
         assert_eq!(bed.asker.next_deadline(), Some(bed.now + SUMMARY_TIME));
@@ -402,9 +402,9 @@ mod tests {
         };
         assert_eq!((to, summary.looked_at, summary.not_looked_at), (name("b"), 0, 0));
         for _ in 0..QUESTIONS_MAX {
-            bed.asker.ask(false, Asked::new(7, sender.clone()), &sender, bed.now);
+            bed.asker.ask(false, ReplyTo::new(7, sender.clone()), &sender, bed.now);
         }
-        bed.asker.ask(false, Asked::new(8, sender.clone()), &sender, bed.now);
+        bed.asker.ask(false, ReplyTo::new(8, sender.clone()), &sender, bed.now);
         assert!(matches!(bed.replies.pop(), Some((8, Err(refused))) if refused.reason.contains("try again")));
         // Answers of others' questions, and of the agent's, are none of these.
         assert!(!bed.asker.answered(5, &Ok(OperatorAnswer::Done)));

@@ -169,8 +169,8 @@ impl ProxyEngine {
             Event::Decided { comm, change, decision } => self.change_decided(&comm, change, decision),
             Event::Inquiry { comm, from, question } => self.inquired(&comm, &from, question, now),
             Event::Account { from, question, body, .. } => self.accounted(&from, question, &body, now),
-            Event::Wished { comm, from, question, body } => self.wished(comm, from, question, &body),
-            Event::Granted { comm, question, body } => self.granted(&comm, question, &body),
+            Event::Wished { comm, from, question, body } => self.forwarded_request(comm, from, question, &body),
+            Event::Granted { comm, question, body } => self.response(&comm, question, &body),
             Event::ProposalRefused { comm, reason } => self.proposal_refused(&comm, &reason),
         }
     }
@@ -290,12 +290,12 @@ impl ProxyEngine {
         let mut failure = failure_of(failure);
         if failure.class == ErrorClass::Timeout {
             // The host that waited for too long does not know which ranks here it waited for.
-            let far = self.far_jobs(handle);
+            let far = self.remote_inflight(handle);
             let mut silent = self.comms.get(handle).map_or_else(Vec::new, |live| live.silent(&far));
             silent.push(failure.message.to_string());
             failure = Failure::new(failure.class, silent.join("; "));
         }
-        self.kill(handle, failure);
+        self.abort(handle, failure);
     }
 
     /// A communicator has failed here: other hosts are told, and its links closed.

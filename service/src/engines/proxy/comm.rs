@@ -183,7 +183,7 @@ impl Comm {
     }
 
     /// Whether a rank is on another host.
-    pub(super) fn is_far(&self, rank: u32) -> bool {
+    pub(super) fn is_remote(&self, rank: u32) -> bool {
         self.span.is_some() && self.index_of(rank).is_none()
     }
 

@@ -67,7 +67,7 @@ impl ProxyEngine {
     pub(super) fn end_on_gpu(&mut self, gpu: usize, reason: &Arc<str>) {
         let is_there = |live: &Comm| live.members.iter().any(|member| member.gpu == Some(gpu));
         let hit: Vec<_> = self.comms.iter().filter(|(_, live)| is_there(live)).map(|(comm, _)| comm).collect();
-        hit.into_iter().for_each(|comm| self.kill(comm, Failure::new(ErrorClass::System, Arc::clone(reason))));
+        hit.into_iter().for_each(|comm| self.abort(comm, Failure::new(ErrorClass::System, Arc::clone(reason))));
     }
 
     /// Ends communicators of GPUs that do not say how far they are, or in which operations have waited for too long. Nothing tells when such operations
@@ -95,17 +95,20 @@ impl ProxyEngine {
             }
             let fault = live.info.direct.as_ref().and_then(|direct| direct.fault().map(str::to_owned));
             if let Some(failure) = live.contradiction().filter(|_| live.failure.is_none()) {
-                self.kill(comm, failure);
+                self.abort(comm, failure);
             } else if let Some(fault) = fault {
-                self.kill(comm, Failure::new(ErrorClass::System, format!("a GPU does not say how far it is: {fault}")));
+                self.abort(
+                    comm,
+                    Failure::new(ErrorClass::System, format!("a GPU does not say how far it is: {fault}")),
+                );
             } else if let Some(failure) = live.out_of_numbers().filter(|_| live.failure.is_none()) {
-                self.kill(comm, failure);
+                self.abort(comm, failure);
             } else if let Some(since) = live.direct_waits_since(now) {
                 if let Some(failure) = live.ending_rank() {
-                    self.kill(comm, failure);
+                    self.abort(comm, failure);
                 } else if let Some(timeout) = timeout.filter(|timeout| since + *timeout <= now) {
                     let message = format!("nothing has happened for {timeout:?}: {}", live.describe_direct_wait());
-                    self.kill(comm, Failure::new(ErrorClass::Timeout, message));
+                    self.abort(comm, Failure::new(ErrorClass::Timeout, message));
                 }
             }
         }

@@ -4,39 +4,39 @@
 //! Operation --> stream queue --head--> communicator --all ranks there--> device --done--> words, next heads
 //! ```
 //!
-//! Whose turn it is says `turns.rs`. What runs is in `jobs.rs`; communicators are made in `joining.rs`, those with ranks on other hosts in `cluster.rs` and `setups.rs`,
-//! and `far.rs` is work with those hosts.
+//! Whose turn it is says `turns.rs`. What runs is in `inflight.rs`; communicators are made in `joining.rs`, those with ranks on other hosts in `cluster.rs` and `setups.rs`,
+//! and `remote_p2p.rs` is work with those hosts.
 //!
 //! Everything a tenant can cause here is bounded by its own quotas, and touches only its own sessions and communicators.
 
-mod asked;
 #[cfg(test)]
 mod at_once;
 mod cluster;
 mod comm;
 mod deadline;
 mod describe;
+mod diagnostics;
 mod direct;
 #[cfg(test)]
 mod direct_tests;
-mod far;
+mod forwarded_requests;
 mod gates;
-mod gpu_looks;
+mod gpu_progress;
 mod gpu_watch;
-mod inquiry;
-mod jobs;
+mod inflight;
 mod joining;
 mod operation;
 mod p2p_queues;
 mod preparing;
 mod reconfigure;
+mod remote_p2p;
 mod rendezvous;
+mod reply_to;
 mod rounds;
 mod setups;
 mod stream;
 mod streams;
 mod turns;
-mod wishes;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -44,28 +44,28 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::{ErrorClass, Handle};
 
-pub use self::asked::{Asked, OperatorAnswer, OperatorReply, WishOf};
 use self::comm::{Comm, Failure, Member};
 use self::deadline::OperationDeadline;
 pub use self::describe::signature;
+use self::diagnostics::Diagnostics;
+pub use self::diagnostics::Looks;
+use self::forwarded_requests::ForwardedRequests;
+pub use self::forwarded_requests::OperatorRequest;
 use self::gates::Gates;
 pub use self::gates::StreamGate;
 use self::gpu_watch::GpuWatch;
-use self::inquiry::Inquiries;
-pub use self::inquiry::Looks;
-use self::jobs::Job;
+use self::inflight::Inflight;
 use self::joining::refuse_all;
 pub use self::operation::{JoinRequest, Operation, ProxyMessage, ProxyReply, RoundState};
 use self::preparing::{PREPARING_MAX, Preparing};
 pub use self::reconfigure::Reconfigured;
 use self::rendezvous::Rendezvous;
+pub use self::reply_to::{ForwardedRequest, OperatorAnswer, OperatorReply, ReplyTo};
 pub use self::setups::Cluster;
 use self::setups::Setups;
 use self::stream::{Arrival, Entry, Head, Task};
 use self::streams::Streams;
 use self::turns::{ITEM_NS, WorkQueues};
-pub use self::wishes::Wish;
-use self::wishes::Wishes;
 use crate::devices::{Buffers, Device, DeviceEvent, DeviceEvents};
 use crate::engines::transport::{TransportEvent, TransportEvents, TransportMail};
 use crate::exchange::protocol::Request;
@@ -131,7 +131,7 @@ pub struct ProxyEngine {
     refuses_duplicate_gpus: bool,
     streams: Streams,
     comms: HandleTable<Comm>,
-    jobs: HandleTable<Job>,
+    inflight: HandleTable<Inflight>,
     rendezvous: Rendezvous<JoinRequest>,
     late: LateTold,
     /// Communicators whose ranks are all there, while the device prepares what they share.
@@ -147,8 +147,8 @@ pub struct ProxyEngine {
     /// Communicators with ranks on other hosts.
     setups: Option<Setups>,
     /// Why communicators are stuck.
-    inquiries: Inquiries,
-    wishes: Wishes,
+    diagnostics: Diagnostics,
+    forwarded: ForwardedRequests,
     /// Rounds that have ended, for a moment; kept for its memory.
     ended_rounds: Vec<Operation>,
     recorder: Recorder,
@@ -181,7 +181,7 @@ impl ProxyEngine {
             refuses_duplicate_gpus: false,
             streams: Streams::default(),
             comms: HandleTable::new(COMMS_MAX),
-            jobs: HandleTable::new(JOBS_MAX),
+            inflight: HandleTable::new(JOBS_MAX),
             rendezvous: Rendezvous::new(timeouts.init),
             late: LateTold::new(name),
             preparing: HandleTable::new(PREPARING_MAX),
@@ -190,8 +190,8 @@ impl ProxyEngine {
             log_budget: LogBudget::default(),
             gates: Gates::default(),
             setups: cluster.map(|cluster| Setups::new(cluster, terms)),
-            inquiries: Inquiries::default(),
-            wishes: Wishes::default(),
+            diagnostics: Diagnostics::default(),
+            forwarded: ForwardedRequests::default(),
             ended_rounds: Vec::new(),
             recorder,
         }
@@ -220,7 +220,7 @@ impl ProxyEngine {
     #[must_use]
     pub fn held(&self) -> usize {
         let setups = self.setups.as_ref().map_or(0, Setups::held);
-        self.streams.len() + self.comms.len() + self.jobs.len() + setups
+        self.streams.len() + self.comms.len() + self.inflight.len() + setups
     }
 
     fn handle(&mut self, message: ProxyMessage, now: Instant) {
@@ -230,7 +230,7 @@ impl ProxyEngine {
             ProxyMessage::Leave { comm, rank, request, tenant_comm, reply } => {
                 if let Some(member) = self.member(comm, rank) {
                     member.leaving = Some((request, reply));
-                    self.settle(comm);
+                    self.reap(comm);
                 } else {
                     let _ = reply.send(ProxyReply::Left { request, tenant_comm });
                 }
@@ -240,7 +240,7 @@ impl ProxyEngine {
                     Some(code) => format!("rank {rank}: {}", mccs_cuda::name_of(code)),
                     None => format!("rank {rank} aborted the communicator"),
                 };
-                self.kill(comm, Failure::new(ErrorClass::Remote, message));
+                self.abort(comm, Failure::new(ErrorClass::Remote, message));
                 if let Some((tenant_comm, reply)) = asked {
                     let _ = reply.send(ProxyReply::Aborted { tenant_comm });
                 }
@@ -255,8 +255,10 @@ impl ProxyEngine {
             ProxyMessage::Transport(event) => self.transport_event(event, now),
             ProxyMessage::Exchange(event) => self.exchange_event(event, now),
             ProxyMessage::SetPace { comm, pace } => self.set_pace(&comm, &pace),
-            ProxyMessage::Wish { number, wish, asked } => self.wish(number, &wish, asked, now),
-            ProxyMessage::Grant { wish, answer } => self.grant(wish, answer),
+            ProxyMessage::OperatorRequest { number, request, asked } => {
+                self.operator_request(number, &request, asked, now)
+            }
+            ProxyMessage::ForwardedResponse { request, answer } => self.respond(request, answer),
             ProxyMessage::WhyStuck { number, looks, asked } => self.why_stuck(number, looks, asked, now),
             ProxyMessage::Reconfigure { number, change, window, expected, asked } => {
                 self.reconfigure(number, &change, (window, Some(expected)), asked);
@@ -268,7 +270,7 @@ impl ProxyEngine {
         match event {
             DeviceEvent::JobDone { job } => self.end_job(job, None, now),
             DeviceEvent::Prepared { key, prepared } => self.prepared(key, prepared.map(|prepared| *prepared), now),
-            DeviceEvent::CommFailed { comm, message } => self.kill(comm, Failure::new(ErrorClass::System, message)),
+            DeviceEvent::CommFailed { comm, message } => self.abort(comm, Failure::new(ErrorClass::System, message)),
             DeviceEvent::GpuLost { gpu, reason } => self.end_on_gpu(gpu, &reason),
         }
     }
@@ -338,7 +340,7 @@ impl ProxyEngine {
     }
 
     /// Ends a communicator with an error on every rank. What already runs ends by itself.
-    fn kill(&mut self, comm: Handle, failure: Failure) {
+    fn abort(&mut self, comm: Handle, failure: Failure) {
         let Some(live) = self.comms.get_mut(comm) else { return };
         if live.failure.is_some() {
             return;
@@ -367,11 +369,11 @@ impl ProxyEngine {
         }
         self.fail_elsewhere(comm, &failure);
         failed.iter().for_each(|operation| self.fail(operation));
-        self.settle(comm);
+        self.reap(comm);
     }
 
     /// Lets ranks go that wanted to leave, and removes a communicator that nobody is in.
-    fn settle(&mut self, comm: Handle) {
+    fn reap(&mut self, comm: Handle) {
         let Some(live) = self.comms.get_mut(comm) else { return };
         let mut departed = Vec::new();
         for at in 0..live.members.len() {
@@ -431,8 +433,8 @@ impl ProxyEngine {
                 }
             }
             let message = format!("rank {rank} (process {pid}) has gone");
-            self.kill(handle, Failure::new(ErrorClass::Remote, message));
-            self.settle(handle);
+            self.abort(handle, Failure::new(ErrorClass::Remote, message));
+            self.reap(handle);
         }
         self.streams.close_all(session);
         self.forward(ProxyMessage::SessionClosed { session });
@@ -466,15 +468,19 @@ impl Engine for ProxyEngine {
         self.late.tell(&self.registry, self.rendezvous.late_changes(), || self.rendezvous.late(), cx.now);
         self.end_late(cx.now);
         self.end_late_direct(cx.now);
-        self.end_late_inquiries(cx.now);
-        self.end_late_wishes(cx.now);
+        self.end_late_diagnostics(cx.now);
+        self.end_late_requests(cx.now);
         if handled > 0 || backlog || !self.work.is_empty() {
             Progress::Busy
         } else {
             let suspected_until = self.setups.as_ref().and_then(Setups::suspected_until);
             let looks = [self.deadline.look_at(), self.gpu_watch.look_at()];
-            let deadlines =
-                [self.rendezvous.next_deadline(), suspected_until, self.inquiries.deadline(), self.wishes.deadline()];
+            let deadlines = [
+                self.rendezvous.next_deadline(),
+                suspected_until,
+                self.diagnostics.deadline(),
+                self.forwarded.deadline(),
+            ];
             let deadlines = deadlines.into_iter().chain(looks).chain([self.gates.look_at(cx.now)]);
             Progress::Idle { wake_at: deadlines.flatten().min() }
         }
@@ -486,6 +492,6 @@ impl Engine for ProxyEngine {
 
     /// GPUs are to come to operations, or transports and other hosts to end them.
     fn awaits_others(&self) -> bool {
-        !self.gates.is_empty() || !self.jobs.is_empty()
+        !self.gates.is_empty() || !self.inflight.is_empty()
     }
 }

@@ -10,10 +10,10 @@ use mccs_ipc::protocol::JoinOptions;
 use mccs_ipc::types::{DataType, ErrorClass, Handle, UniqueId};
 use mccs_kernels::scalar_bits_at;
 
-use super::asked::{Asked, OperatorAnswer, WishOf};
+use super::diagnostics::Looks;
+use super::forwarded_requests::OperatorRequest;
 use super::gates::StreamGate;
-use super::inquiry::Looks;
-use super::wishes::Wish;
+use super::reply_to::{ForwardedRequest, OperatorAnswer, ReplyTo};
 use crate::devices::{Buffers, DeviceEvent, DeviceEvents, OpenedPart, Operand, RankCall, RankCalls};
 use crate::engines::transport::{TransportEvent, TransportEvents};
 use crate::exchange::protocol::{self as exchange, CommId, Name};
@@ -157,14 +157,14 @@ pub enum ProxyMessage {
     /// From transport engines.
     Transport(TransportEvent),
     /// The operator asks why the communicator with this number is stuck.
-    WhyStuck { number: u64, looks: Looks, asked: Asked },
+    WhyStuck { number: u64, looks: Looks, asked: ReplyTo },
     /// An operator here wants something of the communicator with this number; asked where its root is.
-    Wish { number: u64, wish: Wish, asked: Asked },
+    OperatorRequest { number: u64, request: OperatorRequest, asked: ReplyTo },
     /// What has become of something that an operator on another host wants.
-    Grant { wish: WishOf, answer: Result<OperatorAnswer, Refused> },
+    ForwardedResponse { request: ForwardedRequest, answer: Result<OperatorAnswer, Refused> },
     /// The controller changes the strategy of the communicator with this number; see [`CommInfo::number`]. At most `window` more
     /// collectives start while hosts agree. Refused if the strategy that was decided last is not that of epoch `expected`.
-    Reconfigure { number: u64, change: Box<StrategyChange>, window: Option<u32>, expected: u64, asked: Asked },
+    Reconfigure { number: u64, change: Box<StrategyChange>, window: Option<u32>, expected: u64, asked: ReplyTo },
     /// News from other hosts.
     Exchange(exchange::Event),
 }

@@ -29,8 +29,8 @@ use mccs_ipc::direct::Cut;
 use mccs_ipc::types::{ErrorClass, Handle};
 
 use super::ProxyEngine;
-use super::asked::{Asked, OperatorAnswer};
 use super::comm::{Comm, Failure};
+use super::reply_to::{OperatorAnswer, ReplyTo};
 use crate::devices::DirectGroup;
 use crate::engines::transport::links::{NextEpoch, PaceHere, PathAssignment};
 use crate::engines::transport::{Network, TransportMessage};
@@ -87,7 +87,7 @@ pub(super) struct Changes {
     preparing: Option<Preparing>,
     /// No collective from this number on may start before the change is decided.
     limit: Option<u64>,
-    asked: Option<Asked>,
+    asked: Option<ReplyTo>,
     /// An operator has asked for it, not the controller.
     is_by_hand: bool,
 }
@@ -263,7 +263,7 @@ impl ProxyEngine {
         number: u64,
         change: &StrategyChange,
         (window, expected): (Option<u32>, Option<u64>),
-        asked: Asked,
+        asked: ReplyTo,
     ) {
         let comm = self.comm_numbered(number);
         let Some(live) = comm.and_then(|comm| self.comms.get_mut(comm)) else {
@@ -378,7 +378,7 @@ impl ProxyEngine {
                 let prepared = preparing.filter(|p| u64::from(p.next.epoch) == change && started <= cut);
                 let Some(Preparing { next, .. }) = prepared else {
                     let message = format!("change {change} holds from {cut} on, for which this host is not prepared");
-                    return self.kill(comm, Failure::new(ErrorClass::Internal, message));
+                    return self.abort(comm, Failure::new(ErrorClass::Internal, message));
                 };
                 while let Some((_, never)) = changes.decided.pop_back_if(|(earlier, _)| *earlier >= cut) {
                     over.push(never.epoch);

@@ -265,7 +265,7 @@ impl Bed {
 
     /// Why its communicator is stuck. `between` happens before each look at GPUs but the first.
     pub(super) fn why_stuck(&mut self, mut between: impl FnMut(&Self)) -> StuckReport {
-        let asked = Asked::new(4, self.answers.sender());
+        let asked = ReplyTo::new(4, self.answers.sender());
         assert!(
             self.proxy
                 .send(ProxyMessage::WhyStuck { number: self.comm().number, looks: Looks::UntilCertain, asked })
@@ -286,9 +286,9 @@ impl Bed {
     /// What an operator is told who wants a change.
     pub(super) fn reconfigure(&mut self, change: &str) -> Result<Reconfigured, String> {
         let change = StrategyChange::parse(change, "a change").expect("well-formed");
-        let wish = Wish::Change { change: Box::new(change), window: None };
-        let (number, asked) = (self.comm().number, Asked::new(3, self.answers.sender()));
-        assert!(self.proxy.send(ProxyMessage::Wish { number, wish, asked }).is_ok());
+        let request = OperatorRequest::Change { change: Box::new(change), window: None };
+        let (number, asked) = (self.comm().number, ReplyTo::new(3, self.answers.sender()));
+        assert!(self.proxy.send(ProxyMessage::OperatorRequest { number, request, asked }).is_ok());
         self.poll();
         match self.answers.pop() {
             Some((3, Ok(OperatorAnswer::Reconfigured(made)))) => Ok(made),

@@ -138,7 +138,7 @@ fn an_operator_for_whose_question_there_is_no_room_is_told_so_at_once() {
     let mut bed = Bed::new(Execution::Ranks, 3);
     let number = bed.comm().number;
     for question in 0..65 {
-        let asked = Asked::new(question, bed.answers.sender());
+        let asked = ReplyTo::new(question, bed.answers.sender());
         assert!(bed.proxy.send(ProxyMessage::WhyStuck { number, looks: Looks::UntilCertain, asked }).is_ok());
         bed.poll();
     }
@@ -172,7 +172,7 @@ fn a_host_that_asks_when_there_is_no_room_is_told_so_at_once() {
     let account: HostAccount = serde_json::from_slice(body.bytes()).expect("an account");
     assert_eq!((to, account), (name("c"), HostAccount::of_busy()));
     // An operator's question has room all the same.
-    bed.engine.why_stuck(bed.comm().number, Looks::UntilCertain, Asked::new(4, bed.answers.sender()), now);
+    bed.engine.why_stuck(bed.comm().number, Looks::UntilCertain, ReplyTo::new(4, bed.answers.sender()), now);
     assert!(matches!(exchange.pop(), Some(Request::Inquire { .. })) && bed.answers.pop().is_none());
 }
 

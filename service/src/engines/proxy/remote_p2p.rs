@@ -11,7 +11,7 @@ use mccs_ipc::types::{DataType, ErrorClass, Handle};
 use super::ProxyEngine;
 use super::comm::{Comm, Failure};
 use super::describe::{describe, signature};
-use super::jobs::{Job, too_many_jobs};
+use super::inflight::{Inflight, too_many_jobs};
 use super::operation::Operation;
 use super::p2p_queues::direction;
 use crate::devices::RemoteMessage;
@@ -49,8 +49,8 @@ impl ProxyEngine {
         let Some(comm) = self.setups.as_ref().and_then(|setups| setups.comm_with(links)) else { return };
         let Some(live) = self.comms.get_mut(comm).filter(|live| live.failure.is_none()) else { return };
         if let ChannelFault::Mismatch { rank, host, is_pair, .. } = fault {
-            let far = self.jobs.iter().filter_map(|(_, job)| match job {
-                Job::Far { comm: of, operation, .. } if *of == comm => Some(operation.as_ref()),
+            let far = self.inflight.iter().filter_map(|(_, job)| match job {
+                Inflight::Remote { comm: of, operation, .. } if *of == comm => Some(operation.as_ref()),
                 _ => None,
             });
             // A job that has reported its end has left its operations with what is broken.
@@ -76,7 +76,7 @@ impl ProxyEngine {
                     own.unwrap_or_else(|| "one was called here".into()),
                 )
             };
-            return self.kill(comm, Failure::new(ErrorClass::InvalidUsage, message));
+            return self.abort(comm, Failure::new(ErrorClass::InvalidUsage, message));
         }
         let failure = Failure::new(fault.class(), fault.to_string());
         if let Some(span) = &mut live.span
@@ -103,42 +103,42 @@ impl ProxyEngine {
             if !away.is_empty() {
                 failure.message = format!("{}; not reached now: {}", failure.message, away.join(", ")).into();
             }
-            self.kill(comm, failure);
+            self.abort(comm, failure);
         }
     }
 
     /// A job's links have broken. Its operations fail with the communicator.
     pub(super) fn break_job(&mut self, job: Handle, fault: &ChannelFault, now: Instant) {
         self.recorder.record(|at_ns| Record::Ended { at_ns, job: job_number(job), is_failed: true });
-        let (comm, operations) = match self.jobs.remove(job) {
-            Some(Job::Collective { comm, .. }) => {
+        let (comm, operations) = match self.inflight.remove(job) {
+            Some(Inflight::Collective { comm, .. }) => {
                 let running = self.comms.get_mut(comm).map(|live| std::mem::take(&mut live.running));
                 (comm, running.unwrap_or_default())
             }
-            Some(Job::Far { comm, operation, .. }) => {
+            Some(Inflight::Remote { comm, operation, .. }) => {
                 if let Some(live) = self.comms.get_mut(comm) {
                     live.pair_jobs -= 1;
                 }
                 (comm, vec![*operation])
             }
-            Some(Job::Pair { .. }) | None => return,
+            Some(Inflight::Pair { .. }) | None => return,
         };
         let Some(live) = self.comms.get_mut(comm) else { return };
         if live.failure.is_some() {
             operations.iter().for_each(|operation| self.fail(operation));
-            return self.settle(comm);
+            return self.reap(comm);
         }
         let links = live.span.as_ref().map(|span| span.network.links);
         live.broken.extend(operations);
         match links {
             // Told by the engine whose link it was, if that could tell; now in any case.
             Some(links) => self.links_failed(links, fault, now),
-            None => self.kill(comm, Failure::new(ErrorClass::Internal, format!("an operation failed: {fault}"))),
+            None => self.abort(comm, Failure::new(ErrorClass::Internal, format!("an operation failed: {fault}"))),
         }
     }
 
     /// Starts a send or receive whose peer is on another host.
-    pub(super) fn start_far(&mut self, comm: Handle, operation: Box<Operation>, now: Instant) {
+    pub(super) fn start_remote(&mut self, comm: Handle, operation: Box<Operation>, now: Instant) {
         let Some(live) = self.comms.get_mut(comm) else { return };
         let Some(span) = &live.span else { return };
         let (rank, dtype) = (operation.rank, operation.dtype);
@@ -147,11 +147,11 @@ impl ProxyEngine {
             return self.refuse_messages(comm, &[&operation]);
         };
         let network = span.network.clone();
-        let job = match self.jobs.insert(Job::Far { comm, operation, began: now }) {
+        let job = match self.inflight.insert(Inflight::Remote { comm, operation, began: now }) {
             Ok(job) => job,
             Err(refused) => {
-                self.kill(comm, too_many_jobs());
-                if let Job::Far { operation, .. } = refused {
+                self.abort(comm, too_many_jobs());
+                if let Inflight::Remote { operation, .. } = refused {
                     self.fail(&operation);
                 }
                 return;
@@ -165,21 +165,21 @@ impl ProxyEngine {
         let network = Some((&network, pair_tag(dtype, bytes)));
         let workers = &mut PoolWorkers::new(&mut self.mail, self.transport_events.clone(), network);
         if let Err(error) = device.exchange(&message, job, workers) {
-            self.abandon_far(job, Failure::new(ErrorClass::Internal, error.to_string()));
+            self.abandon_remote(job, Failure::new(ErrorClass::Internal, error.to_string()));
         }
     }
 
     /// A job could not be launched.
-    fn abandon_far(&mut self, job: Handle, failure: Failure) {
-        let Some(Job::Far { comm, operation, .. }) = self.jobs.remove(job) else { return };
+    fn abandon_remote(&mut self, job: Handle, failure: Failure) {
+        let Some(Inflight::Remote { comm, operation, .. }) = self.inflight.remove(job) else { return };
         if let Some(live) = self.comms.get_mut(comm) {
             live.pair_jobs -= 1;
         }
-        self.kill(comm, failure);
+        self.abort(comm, failure);
         self.fail(&operation);
     }
 
-    pub(super) fn finish_far(&mut self, comm: Handle, operation: &Operation, began: Instant, now: Instant) {
+    pub(super) fn finish_remote(&mut self, comm: Handle, operation: &Operation, began: Instant, now: Instant) {
         let mut next = None;
         if let Some(live) = self.comms.get_mut(comm) {
             live.touch(now);
@@ -197,9 +197,9 @@ impl ProxyEngine {
         self.finish_one(operation.session.id, operation.stream.index);
         self.deadline.expect_progress(now);
         if let Some(next) = next {
-            self.start_far(comm, next, now);
+            self.start_remote(comm, next, now);
         }
-        self.settle(comm);
+        self.reap(comm);
     }
 }
 

@@ -24,7 +24,7 @@ impl Look {
 
 /// Two looks at GPUs, some time apart.
 #[derive(Debug, Default)]
-pub(super) struct GpuLooks {
+pub(super) struct GpuProgress {
     first: Option<Look>,
     second: Option<Look>,
 }
@@ -51,7 +51,7 @@ pub(super) struct GpuStall {
 
 impl Comm {
     /// Looks at what GPUs have answered; after the first look they are asked once more.
-    pub(super) fn look(&self, looks: &mut GpuLooks) -> LooksLeft {
+    pub(super) fn look(&self, looks: &mut GpuProgress) -> LooksLeft {
         let look = self.info.direct.as_ref().filter(|direct| direct.is_answered()).map(|direct| {
             let (seen, groups) = direct.seen(self.nranks());
             let large = direct.large().map(|large| (large.begun_and_ended(), large.waits_for_queues()));
@@ -68,7 +68,7 @@ impl Comm {
     }
 
     /// What did not end between two looks, if something could have.
-    pub(super) fn gpu_stall(&self, looks: &GpuLooks) -> Option<GpuStall> {
+    pub(super) fn gpu_stall(&self, looks: &GpuProgress) -> Option<GpuStall> {
         let direct = self.info.direct.as_ref()?;
         if let Some(fault) = direct.fault() {
             let what = format!("a GPU does not say how far it is: {fault}");

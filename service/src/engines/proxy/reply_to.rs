@@ -28,7 +28,7 @@ pub type OperatorReply = (u64, Result<OperatorAnswer, Refused>);
 
 /// Something that an operator on another host wants of a communicator.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WishOf {
+pub struct ForwardedRequest {
     /// Which communicator.
     pub comm: CommId,
     /// Which host.
@@ -38,27 +38,27 @@ pub struct WishOf {
 }
 
 /// A question that waits for an answer. Answered when dropped, if not before.
-pub struct Asked(Option<Asker>);
+pub struct ReplyTo(Option<Asker>);
 
 /// Who waits.
 enum Asker {
     /// An operator here.
     Operator(u64, Sender<OperatorReply>),
     /// One on another host, whom the proxy engine answers.
-    Host(WishOf, Sender<ProxyMessage>),
+    Host(ForwardedRequest, Sender<ProxyMessage>),
 }
 
-impl Asked {
+impl ReplyTo {
     /// To be answered as `question`.
     #[must_use]
     pub fn new(question: u64, reply: Sender<OperatorReply>) -> Self {
-        Asked(Some(Asker::Operator(question, reply)))
+        ReplyTo(Some(Asker::Operator(question, reply)))
     }
 
     /// To be answered by `proxy`, on another host.
     #[must_use]
-    pub fn by_host(wish: WishOf, proxy: Sender<ProxyMessage>) -> Self {
-        Asked(Some(Asker::Host(wish, proxy)))
+    pub fn by_host(request: ForwardedRequest, proxy: Sender<ProxyMessage>) -> Self {
+        ReplyTo(Some(Asker::Host(request, proxy)))
     }
 
     /// Answers it.
@@ -70,13 +70,13 @@ impl Asked {
         // A full or gone mailbox means that nobody waits for the answer, or that whoever does gives up in time.
         match self.0.take() {
             Some(Asker::Operator(question, reply)) => drop(reply.send((question, answer))),
-            Some(Asker::Host(wish, proxy)) => drop(proxy.send(ProxyMessage::Grant { wish, answer })),
+            Some(Asker::Host(request, proxy)) => drop(proxy.send(ProxyMessage::ForwardedResponse { request, answer })),
             None => {}
         }
     }
 }
 
-impl Drop for Asked {
+impl Drop for ReplyTo {
     fn drop(&mut self) {
         self.send(Err(Refused::own("the communicator has ended")));
     }
@@ -90,8 +90,8 @@ mod tests {
     fn whoever_asks_is_answered_once() {
         let mailbox = crate::runtime::Mailbox::new(4);
         let answer = OperatorAnswer::Reconfigured(Reconfigured { epoch: 1, cut: 2 });
-        Asked::new(7, mailbox.sender()).answer(Ok(answer.clone()));
-        drop(Asked::new(8, mailbox.sender()));
+        ReplyTo::new(7, mailbox.sender()).answer(Ok(answer.clone()));
+        drop(ReplyTo::new(8, mailbox.sender()));
         assert_eq!(mailbox.pop(), Some((7, Ok(answer))));
         assert!(matches!(mailbox.pop(), Some((8, Err(_)))));
         assert!(mailbox.pop().is_none());

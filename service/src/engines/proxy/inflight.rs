@@ -19,7 +19,7 @@ use crate::telemetry::traffic::PairSide;
 use crate::tenants::Charge;
 
 /// What a running job is for.
-pub(super) enum Job {
+pub(super) enum Inflight {
     Collective {
         comm: Handle,
         /// For its scratch memory.
@@ -32,7 +32,7 @@ pub(super) enum Job {
         began: Instant,
     },
     /// A send or receive whose peer is on another host.
-    Far {
+    Remote {
         comm: Handle,
         operation: Box<Operation>,
         began: Instant,
@@ -47,7 +47,7 @@ impl ProxyEngine {
             Action::Invalid { class, message } => {
                 let text = format!("rank {} made an invalid call: {message}", operation.rank);
                 let failure = Failure::new(*class, text);
-                self.kill(comm, failure);
+                self.abort(comm, failure);
                 self.fail(&operation);
             }
             _ if self.comms.get(comm).is_none_or(|live| live.failure.is_some()) => {
@@ -59,7 +59,7 @@ impl ProxyEngine {
                 self.refuse_messages(comm, &[&operation]);
             }
             Action::Send { peer } | Action::Recv { peer }
-                if self.comms.get(comm).is_some_and(|live| live.is_far(*peer)) =>
+                if self.comms.get(comm).is_some_and(|live| live.is_remote(*peer)) =>
             {
                 self.deadline.expect_progress(due);
                 let starts = self.comms.get_mut(comm).and_then(|live| {
@@ -67,7 +67,7 @@ impl ProxyEngine {
                     live.p2p.offer_remote(operation)
                 });
                 if let Some(operation) = starts {
-                    self.start_far(comm, operation, now);
+                    self.start_remote(comm, operation, now);
                 }
             }
             _ => {
@@ -100,17 +100,17 @@ impl ProxyEngine {
                     describe(&recv)
                 ),
             );
-            self.kill(comm, failure);
+            self.abort(comm, failure);
             self.fail(&send);
             self.fail(&recv);
             return;
         }
         let ranks = (send.rank, recv.rank);
-        let job = match self.jobs.insert(Job::Pair { comm, send, recv, began: now }) {
+        let job = match self.inflight.insert(Inflight::Pair { comm, send, recv, began: now }) {
             Ok(job) => job,
-            Err(Job::Pair { send, recv, .. }) => {
+            Err(Inflight::Pair { send, recv, .. }) => {
                 let failure = too_many_jobs();
-                self.kill(comm, failure);
+                self.abort(comm, failure);
                 self.fail(&send);
                 self.fail(&recv);
                 return;
@@ -133,15 +133,15 @@ impl ProxyEngine {
     /// Fails sends and receives that the service does not execute, with their communicator.
     pub(super) fn refuse_messages(&mut self, comm: Handle, operations: &[&Operation]) {
         let message = format!("bug: the service executes no sends and receives on device {}", self.device.name());
-        self.kill(comm, Failure::new(ErrorClass::Internal, message));
+        self.abort(comm, Failure::new(ErrorClass::Internal, message));
         operations.iter().for_each(|operation| self.fail(operation));
     }
 
     /// Operations that run, and whose peers are on other hosts.
-    pub(super) fn far_jobs(&self, of: Handle) -> Vec<&Operation> {
-        let jobs = self.jobs.iter().map(|(_, job)| job);
+    pub(super) fn remote_inflight(&self, of: Handle) -> Vec<&Operation> {
+        let jobs = self.inflight.iter().map(|(_, job)| job);
         jobs.filter_map(|job| match job {
-            Job::Far { comm, operation, .. } if *comm == of => Some(operation.as_ref()),
+            Inflight::Remote { comm, operation, .. } if *comm == of => Some(operation.as_ref()),
             _ => None,
         })
         .collect()
@@ -154,8 +154,9 @@ impl ProxyEngine {
         self.deadline.looked(waiting.iter().map(|(_, since)| *since), now);
         for (comm, _) in waiting.into_iter().filter(|(_, since)| *since + timeout <= now) {
             let Some(live) = self.comms.get(comm) else { continue };
-            let message = format!("nothing has happened for {timeout:?}: {}", live.describe_wait(&self.far_jobs(comm)));
-            self.kill(comm, Failure::new(ErrorClass::Timeout, message));
+            let message =
+                format!("nothing has happened for {timeout:?}: {}", live.describe_wait(&self.remote_inflight(comm)));
+            self.abort(comm, Failure::new(ErrorClass::Timeout, message));
         }
     }
 
@@ -171,9 +172,9 @@ impl ProxyEngine {
         }
         self.ended_rounds = ended;
         if let Err(failure) = played {
-            self.kill(comm, failure);
+            self.abort(comm, failure);
         } else if any {
-            self.settle(comm);
+            self.reap(comm);
         }
     }
 
@@ -184,7 +185,7 @@ impl ProxyEngine {
             && let Some((rank, departed)) = live.waits_for_departed()
         {
             let message = format!("rank {departed} has left the communicator, and rank {rank} waits for it");
-            self.kill(comm, Failure::new(ErrorClass::Remote, message));
+            self.abort(comm, Failure::new(ErrorClass::Remote, message));
             return;
         }
         if !live.is_ready() {
@@ -197,7 +198,7 @@ impl ProxyEngine {
                 Failure::new(ErrorClass::Internal, format!("no schedule for this collective: {error}"))
             })?;
             let _charge = live.charge_scratch(&schedule)?;
-            let job = self.jobs.insert(Job::Collective { comm, _charge }).map_err(|_| too_many_jobs())?;
+            let job = self.inflight.insert(Inflight::Collective { comm, _charge }).map_err(|_| too_many_jobs())?;
             Ok((schedule, job))
         });
         match prepared {
@@ -214,7 +215,7 @@ impl ProxyEngine {
                         self.finish_job(job, now);
                     }
                     Err(error) => {
-                        self.jobs.remove(job);
+                        self.inflight.remove(job);
                         self.strand(comm, Failure::new(ErrorClass::Internal, error.to_string()));
                     }
                 }
@@ -227,7 +228,7 @@ impl ProxyEngine {
     fn strand(&mut self, comm: Handle, failure: Failure) {
         // Empty unless the operations had already been taken off their queues.
         let stranded = self.comms.get_mut(comm).map(|live| std::mem::take(&mut live.running)).unwrap_or_default();
-        self.kill(comm, failure);
+        self.abort(comm, failure);
         stranded.iter().for_each(|operation| self.fail(operation));
     }
 
@@ -240,17 +241,17 @@ impl ProxyEngine {
     }
 
     fn finish_job(&mut self, job: Handle, now: Instant) {
-        let ended = self.jobs.remove(job);
+        let ended = self.inflight.remove(job);
         // Jobs that nobody records have the numbers of others: each device counts its own.
-        let is_untimed = matches!(&ended, Some(Job::Collective { comm, .. })
+        let is_untimed = matches!(&ended, Some(Inflight::Collective { comm, .. })
             if self.comms.get(*comm).is_some_and(|live| !live.info.is_timed()));
         if !is_untimed {
             self.recorder.record(|at_ns| Record::Ended { at_ns, job: job_number(job), is_failed: false });
         }
         match ended {
-            Some(Job::Far { comm, operation, began }) => self.finish_far(comm, &operation, began, now),
-            Some(Job::Collective { comm, .. }) => self.finish_collective(comm, now),
-            Some(Job::Pair { comm, send, recv, began }) => {
+            Some(Inflight::Remote { comm, operation, began }) => self.finish_remote(comm, &operation, began, now),
+            Some(Inflight::Collective { comm, .. }) => self.finish_collective(comm, now),
+            Some(Inflight::Pair { comm, send, recv, began }) => {
                 if let Some(live) = self.comms.get_mut(comm) {
                     live.touch(now);
                     live.pair_jobs -= 1;
@@ -262,7 +263,7 @@ impl ProxyEngine {
                 self.finish_one(send.session.id, send.stream.index);
                 self.finish_one(recv.session.id, recv.stream.index);
                 self.deadline.expect_progress(now);
-                self.settle(comm);
+                self.reap(comm);
             }
             None => {}
         }
@@ -294,7 +295,7 @@ impl ProxyEngine {
         // What waits behind it was not late while it ran.
         self.deadline.expect_progress(now);
         // The next one starts as an event of its own: a long row of short ones is no chain of calls.
-        self.settle(comm);
+        self.reap(comm);
     }
 
     /// One operation of a stream has ended.
@@ -346,7 +347,7 @@ mod tests {
         assert!(rank.call(64) && rank.call(64));
         (0..4).for_each(|_| bed.poll());
         let failed = rank.session.counters.failed.load(Ordering::Relaxed);
-        assert_eq!((rank.ended(), failed, bed.engine.jobs.len()), (2, 2, 0));
+        assert_eq!((rank.ended(), failed, bed.engine.inflight.len()), (2, 2, 0));
         let live = bed.engine.comms.get(rank.comm).expect("its rank has not left");
         assert_eq!((live.info.totals(), live.running.len()), ((0, 0), 0));
         let failure = live.failure.clone().expect("a failure");
@@ -361,7 +362,7 @@ mod tests {
         assert!(rank.call(64) && rank.enqueue(Action::Send { peer: 0 }, 64, Instant::now()));
         (0..4).for_each(|_| bed.poll());
         let failed = rank.session.counters.failed.load(Ordering::Relaxed);
-        assert_eq!((rank.ended(), failed, bed.engine.jobs.len()), (2, 1, 0));
+        assert_eq!((rank.ended(), failed, bed.engine.inflight.len()), (2, 1, 0));
         let failure = bed.engine.comms.get(rank.comm).and_then(|live| live.failure.clone()).expect("a failure");
         assert_eq!(failure.class, ErrorClass::Internal);
         assert!(failure.message.contains("no sends and receives on device at once"), "{}", failure.message);

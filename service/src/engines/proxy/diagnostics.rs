@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 use mccs_ipc::types::Handle;
 
 use super::ProxyEngine;
-use super::asked::{Asked, OperatorAnswer};
 use super::comm::{Comm, Member};
 use super::describe::{describe, describe_call};
-use super::gpu_looks::{GpuLooks, GpuStall, LooksLeft};
+use super::gpu_progress::{GpuProgress, GpuStall, LooksLeft};
 use super::operation::Operation;
+use super::reply_to::{OperatorAnswer, ReplyTo};
 use crate::engines::transport::TransportMessage;
 use crate::exchange::protocol::{AccountBody, CommId, Name, Request};
 use crate::model::link::FlowWait;
@@ -70,13 +70,13 @@ struct Gathering {
     engines_left: usize,
     flows: Vec<FlowWait>,
     /// Where GPUs are asked: when `until` is over they are looked at, twice, and that is the account's time.
-    gpus: Option<GpuLooks>,
+    gpus: Option<GpuProgress>,
     until: Instant,
 }
 
 /// An operator's question, which several looks may take.
 struct Inquiring {
-    asked: Asked,
+    asked: ReplyTo,
     comm: Handle,
     communicator: u64,
     looks: Looks,
@@ -123,13 +123,13 @@ impl Inquiring {
 
 /// Questions that are being answered, by number.
 #[derive(Default)]
-pub(super) struct Inquiries {
+pub(super) struct Diagnostics {
     next: u64,
     gathering: BTreeMap<u64, Gathering>,
     inquiring: BTreeMap<u64, Inquiring>,
 }
 
-impl Inquiries {
+impl Diagnostics {
     /// When the first of them has taken too long.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let gathering = self.gathering.values().map(|gathering| gathering.until);
@@ -152,7 +152,13 @@ impl Inquiries {
 
 impl Comm {
     /// `far` are operations whose peers are on other hosts; `gpus` is how far GPUs were, twice, where ranks use them themselves.
-    fn account(&self, far: &[&Operation], flows: Vec<FlowWait>, gpus: Option<&GpuLooks>, now: Instant) -> HostAccount {
+    fn account(
+        &self,
+        far: &[&Operation],
+        flows: Vec<FlowWait>,
+        gpus: Option<&GpuProgress>,
+        now: Instant,
+    ) -> HostAccount {
         let mut pairs: BTreeMap<u32, Vec<PairAccount>> = BTreeMap::new();
         let is_here = |rank| self.index_of(rank).is_some();
         self.p2p.accounts(is_here).into_iter().for_each(|((rank, _), pair)| pairs.entry(rank).or_default().push(pair));
@@ -238,14 +244,14 @@ impl Comm {
 
 impl ProxyEngine {
     /// An operator asks why the communicator with a number is stuck.
-    pub(super) fn why_stuck(&mut self, communicator: u64, looks: Looks, asked: Asked, now: Instant) {
+    pub(super) fn why_stuck(&mut self, communicator: u64, looks: Looks, asked: ReplyTo, now: Instant) {
         let Some(comm) = self.comm_numbered(communicator) else {
             let failed = self.registry.failed.reason_of(communicator, now);
             let why = failed.map(|(reason, age)| format!(" any more: it failed {} s ago: {reason}", age.as_secs()));
             let why = why.unwrap_or_default();
             return asked.answer(Err(format!("there is no communicator {communicator} here{why}").into()));
         };
-        let Some(question) = self.inquiries.number(false) else {
+        let Some(question) = self.diagnostics.number(false) else {
             let reason = format!(
                 "{INQUIRIES_MAX} such questions are being answered here, those of `mccsctl watch` too; try again in some seconds"
             );
@@ -253,24 +259,24 @@ impl ProxyEngine {
         };
         let step = InquiryStep::Pausing { until: now };
         let inquiring = Inquiring { asked, comm, communicator, looks, first: None, step };
-        self.inquiries.inquiring.insert(question, inquiring);
+        self.diagnostics.inquiring.insert(question, inquiring);
         self.look_again(question, now);
     }
 
     /// Begins another look, under another number: an answer that was late for the one before is none for this one.
     fn look_again(&mut self, question: u64, now: Instant) {
-        let Some(mut inquiring) = self.inquiries.inquiring.remove(&question) else { return };
+        let Some(mut inquiring) = self.diagnostics.inquiring.remove(&question) else { return };
         let Some(live) = self.comms.get(inquiring.comm) else {
             return inquiring.asked.answer(Err("the communicator has ended".into()));
         };
-        let question = self.inquiries.next_number();
+        let question = self.diagnostics.next_number();
         // Nobody else knows more of one that has failed.
         let id = live.span.as_ref().filter(|_| live.failure.is_none()).map(|span| span.comm.clone());
         let time = if inquiring.first.is_none() { ACCOUNT_TIME } else { FURTHER_ACCOUNT_TIME };
         let handle = inquiring.comm;
         let look = |accounts| {
             inquiring.step = InquiryStep::Looking { began: now, accounts, until: now + time };
-            self.inquiries.inquiring.insert(question, inquiring);
+            self.diagnostics.inquiring.insert(question, inquiring);
         };
         match (id, &mut self.setups) {
             (Some(comm), Some(setups)) => {
@@ -280,7 +286,7 @@ impl ProxyEngine {
             _ => {
                 let (comm, wanted) = (handle, Wanted::Here { question });
                 let are_asked = live.info.direct.is_some() && live.failure.is_none();
-                let gpus = are_asked.then(GpuLooks::default);
+                let gpus = are_asked.then(GpuProgress::default);
                 let until = if are_asked { now + GPU_LOOKS_APART } else { now };
                 if are_asked {
                     live.info.ask();
@@ -288,8 +294,8 @@ impl ProxyEngine {
                 look(vec![(String::from(THIS_HOST), None)]);
                 let gathering = Gathering { comm, wanted, engines_left: 0, flows: Vec::new(), gpus, until };
                 if are_asked {
-                    let number = self.inquiries.next_number();
-                    self.inquiries.gathering.insert(number, gathering);
+                    let number = self.diagnostics.next_number();
+                    self.diagnostics.gathering.insert(number, gathering);
                 } else {
                     self.tell_account(gathering, now);
                 }
@@ -302,7 +308,7 @@ impl ProxyEngine {
         let comm = self.setups.as_ref().and_then(|setups| setups.comm_called(id));
         let Some((comm, live)) = comm.and_then(|comm| Some((comm, self.comms.get(comm)?))) else { return };
         let Some(network) = live.span.as_ref().map(|span| span.network.clone()) else { return };
-        let Some(number) = self.inquiries.number(true) else {
+        let Some(number) = self.diagnostics.number(true) else {
             return self.tell_host(host, question, id, HostAccount::of_busy());
         };
         for engine in &network.engines {
@@ -312,16 +318,16 @@ impl ProxyEngine {
         let wanted = Wanted::By { host: host.clone(), question, comm: id.clone() };
         let (engines_left, until) = (network.engines.len(), now + ACCOUNT_TIME / 2);
         let gathering = Gathering { comm, wanted, engines_left, flows: Vec::new(), gpus: None, until };
-        self.inquiries.gathering.insert(number, gathering);
+        self.diagnostics.gathering.insert(number, gathering);
     }
 
     /// A transport engine has told what channels wait for.
     pub(super) fn flow_waits(&mut self, number: u64, waits: Vec<FlowWait>, now: Instant) {
-        let Some(gathering) = self.inquiries.gathering.get_mut(&number) else { return };
+        let Some(gathering) = self.diagnostics.gathering.get_mut(&number) else { return };
         gathering.flows.extend(waits);
         gathering.engines_left = gathering.engines_left.saturating_sub(1);
         if gathering.engines_left == 0
-            && let Some(gathering) = self.inquiries.gathering.remove(&number)
+            && let Some(gathering) = self.diagnostics.gathering.remove(&number)
         {
             self.tell_account(gathering, now);
         }
@@ -346,11 +352,11 @@ impl ProxyEngine {
         &self,
         comm: Handle,
         flows: Vec<FlowWait>,
-        gpus: Option<&GpuLooks>,
+        gpus: Option<&GpuProgress>,
         now: Instant,
     ) -> Option<HostAccount> {
         let live = self.comms.get(comm)?;
-        let mut account = live.account(&self.far_jobs(comm), flows, gpus, now);
+        let mut account = live.account(&self.remote_inflight(comm), flows, gpus, now);
         account.queued = self.work.waiting(live.share()) as u64;
         if let Some(span) = &live.span {
             let sent = self.registry.flows.sent_by(span.network.links.0, FLOWS_TOLD_MAX);
@@ -371,7 +377,7 @@ impl ProxyEngine {
     }
 
     fn accounted_by(&mut self, host: &str, question: u64, account: Option<HostAccount>, now: Instant) {
-        let Some(inquiring) = self.inquiries.inquiring.get_mut(&question) else { return };
+        let Some(inquiring) = self.diagnostics.inquiring.get_mut(&question) else { return };
         let InquiryStep::Looking { accounts, .. } = &mut inquiring.step else { return };
         if let (Some((_, told)), Some(account)) = (accounts.iter_mut().find(|(name, _)| name == host), account) {
             *told = Some(account);
@@ -383,7 +389,7 @@ impl ProxyEngine {
 
     /// A look has ended, or taken too long: the operator is answered, or it is looked again.
     fn end_look(&mut self, question: u64, now: Instant) {
-        let Some(mut inquiring) = self.inquiries.inquiring.remove(&question) else { return };
+        let Some(mut inquiring) = self.diagnostics.inquiring.remove(&question) else { return };
         if self.comms.get(inquiring.comm).is_none() {
             return inquiring.asked.answer(Err("the communicator has ended".into()));
         }
@@ -395,31 +401,31 @@ impl ProxyEngine {
             Ok(report) => inquiring.asked.answer(Ok(OperatorAnswer::Stuck(Box::new(report)))),
             Err(until) => {
                 inquiring.step = InquiryStep::Pausing { until };
-                self.inquiries.inquiring.insert(question, inquiring);
+                self.diagnostics.inquiring.insert(question, inquiring);
             }
         }
     }
 
     /// Answers with what there is where others have taken too long.
-    pub(super) fn end_late_inquiries(&mut self, now: Instant) {
-        if self.inquiries.deadline().is_none_or(|deadline| deadline > now) {
+    pub(super) fn end_late_diagnostics(&mut self, now: Instant) {
+        if self.diagnostics.deadline().is_none_or(|deadline| deadline > now) {
             return;
         }
-        let late = self.inquiries.gathering.extract_if(.., |_, gathering| gathering.until <= now);
+        let late = self.diagnostics.gathering.extract_if(.., |_, gathering| gathering.until <= now);
         for (question, mut gathering) in late.collect::<Vec<_>>() {
             if let (Some(looks), Some(live)) = (&mut gathering.gpus, self.comms.get(gathering.comm))
                 && live.look(looks) == LooksLeft::One
             {
                 gathering.until = now + GPU_LOOKS_APART;
-                self.inquiries.gathering.insert(question, gathering);
+                self.diagnostics.gathering.insert(question, gathering);
                 continue;
             }
             self.tell_account(gathering, now);
         }
-        let late = self.inquiries.inquiring.iter().filter(|(_, inquiring)| inquiring.until() <= now);
+        let late = self.diagnostics.inquiring.iter().filter(|(_, inquiring)| inquiring.until() <= now);
         for question in late.map(|(question, _)| *question).collect::<Vec<_>>() {
             let is_pausing = |inquiring: &mut Inquiring| matches!(inquiring.step, InquiryStep::Pausing { .. });
-            match self.inquiries.inquiring.get_mut(&question).map(is_pausing) {
+            match self.diagnostics.inquiring.get_mut(&question).map(is_pausing) {
                 Some(true) => self.look_again(question, now),
                 Some(false) => self.end_look(question, now),
                 None => {}

@@ -1,7 +1,7 @@
 //! What operators want of communicators whose root is on another host: asked there, and the answer brought back.
 //!
 //! ```text
-//! operator --> Wish --> exchange --> the root's host:  Wished --> checked --> as for an operator there
+//! operator --> OperatorRequest --> exchange --> the root's host:  Wished --> checked --> as for an operator there
 //! operator <-- the answer, or the time is over <-- exchange <-- Grant <-- whatever became of it
 //! ```
 //!
@@ -16,20 +16,20 @@ use mccs_config::validate::{Problems, Validate};
 use serde::{Deserialize, Serialize};
 
 use super::ProxyEngine;
-use super::asked::{Asked, OperatorAnswer, WishOf};
 use super::reconfigure::{PREPARE_TIMEOUT, Reconfigured};
+use super::reply_to::{ForwardedRequest, OperatorAnswer, ReplyTo};
 use crate::exchange::protocol::{AccountBody, ChangeBody, CommId, Name, Request, Text};
 use crate::model::Refused;
 
 /// Time that the root's host has to answer: hosts agree within [`PREPARE_TIMEOUT`]. Shorter than the operator waits.
-const WISH_TIME: Duration = Duration::from_secs(PREPARE_TIMEOUT.as_secs() + 2);
-/// Wishes that wait for other hosts at a time; more are refused.
-const WISHES_MAX: usize = 64;
+const REQUEST_TIME: Duration = Duration::from_secs(PREPARE_TIMEOUT.as_secs() + 2);
+/// ForwardedRequests that wait for other hosts at a time; more are refused.
+const REQUESTS_MAX: usize = 64;
 
 /// What is wanted of a communicator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Wish {
+pub enum OperatorRequest {
     /// Another strategy.
     Change {
         /// What is to change.
@@ -41,11 +41,12 @@ pub enum Wish {
     Unpin,
 }
 
-impl Wish {
+impl OperatorRequest {
     /// What another host says that an operator there wants, if it can be wanted.
     fn read(body: &ChangeBody) -> Result<Self, String> {
-        let wish: Wish = serde_json::from_slice(body.bytes()).map_err(|error| format!("it cannot be read: {error}"))?;
-        wish.check().map(|()| wish)
+        let request: OperatorRequest =
+            serde_json::from_slice(body.bytes()).map_err(|error| format!("it cannot be read: {error}"))?;
+        request.check().map(|()| request)
     }
 
     /// What is wrong with it, in the operator's words.
@@ -53,7 +54,7 @@ impl Wish {
     /// # Errors
     /// All mistakes.
     pub fn check(&self) -> Result<(), String> {
-        let Wish::Change { change, .. } = self else { return Ok(()) };
+        let OperatorRequest::Change { change, .. } = self else { return Ok(()) };
         let mut problems = Problems::default();
         change.validate(&mut problems);
         if problems.count() == 0 {
@@ -67,38 +68,40 @@ impl Wish {
 /// The root's answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-enum Granted {
+enum ForwardedResponse {
     Reconfigured { epoch: u64, cut: u64 },
     Done,
     Refused { reason: String },
 }
 
-impl Granted {
+impl ForwardedResponse {
     /// What the root's host says, for the operator.
     fn read(body: &AccountBody, root: &Name) -> Result<OperatorAnswer, String> {
         match serde_json::from_slice(body.bytes()) {
-            Ok(Granted::Reconfigured { epoch, cut }) => Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut })),
-            Ok(Granted::Done) => Ok(OperatorAnswer::Done),
-            Ok(Granted::Refused { reason }) => Err(format!("host {root}: {}", Text::new(reason))),
+            Ok(ForwardedResponse::Reconfigured { epoch, cut }) => {
+                Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut }))
+            }
+            Ok(ForwardedResponse::Done) => Ok(OperatorAnswer::Done),
+            Ok(ForwardedResponse::Refused { reason }) => Err(format!("host {root}: {}", Text::new(reason))),
             Err(error) => Err(format!("what host {root} answers cannot be read: {error}")),
         }
     }
 }
 
 struct Waiting {
-    asked: Asked,
+    asked: ReplyTo,
     comm: CommId,
     until: Instant,
 }
 
 /// Operators who wait for other hosts, by the number of their question.
 #[derive(Default)]
-pub(super) struct Wishes {
+pub(super) struct ForwardedRequests {
     next: u64,
     waiting: BTreeMap<u64, Waiting>,
 }
 
-impl Wishes {
+impl ForwardedRequests {
     /// When the first has waited for too long.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.waiting.values().map(|waiting| waiting.until).min()
@@ -107,8 +110,8 @@ impl Wishes {
 
 impl ProxyEngine {
     /// An operator here wants something of the communicator with a number.
-    pub(super) fn wish(&mut self, number: u64, wish: &Wish, asked: Asked, now: Instant) {
-        if let Err(problems) = wish.check() {
+    pub(super) fn operator_request(&mut self, number: u64, request: &OperatorRequest, asked: ReplyTo, now: Instant) {
+        if let Err(problems) = request.check() {
             return asked.answer(Err(problems.into()));
         }
         let live = self.comm_numbered(number).and_then(|comm| self.comms.get(comm));
@@ -118,16 +121,18 @@ impl ProxyEngine {
         let far = live.span.as_ref().map(|span| span.comm.clone());
         match far.filter(|comm| !self.setups.as_ref().is_some_and(|setups| setups.is_own(&comm.root))) {
             Some(_) if live.failure.is_some() => asked.answer(Err("the communicator has failed".into())),
-            Some(comm) => self.ask_root(comm, wish, asked, now),
-            None => self.carry_out(number, wish, asked),
+            Some(comm) => self.ask_root(comm, request, asked, now),
+            None => self.carry_out(number, request, asked),
         }
     }
 
     /// What is wanted of a communicator whose root is here, or that has no other hosts.
-    fn carry_out(&mut self, number: u64, wish: &Wish, asked: Asked) {
-        match wish {
-            Wish::Change { change, window } => self.reconfigure(number, change, (*window, None), asked),
-            Wish::Unpin => asked.answer(self.unpin(number).map(|()| OperatorAnswer::Done).map_err(Refused::from)),
+    fn carry_out(&mut self, number: u64, request: &OperatorRequest, asked: ReplyTo) {
+        match request {
+            OperatorRequest::Change { change, window } => self.reconfigure(number, change, (*window, None), asked),
+            OperatorRequest::Unpin => {
+                asked.answer(self.unpin(number).map(|()| OperatorAnswer::Done).map_err(Refused::from))
+            }
         }
     }
 
@@ -142,44 +147,46 @@ impl ProxyEngine {
         Ok(())
     }
 
-    fn ask_root(&mut self, comm: CommId, wish: &Wish, asked: Asked, now: Instant) {
-        let body = serde_json::to_vec(wish).ok().and_then(|json| ChangeBody::new(&json));
+    fn ask_root(&mut self, comm: CommId, request: &OperatorRequest, asked: ReplyTo, now: Instant) {
+        let body = serde_json::to_vec(request).ok().and_then(|json| ChangeBody::new(&json));
         let Some(body) = body else {
             return asked.answer(Err("the change is too long to be told to other hosts".into()));
         };
-        if self.wishes.waiting.len() >= WISHES_MAX {
-            return asked.answer(Err(format!("{WISHES_MAX} changes wait for other hosts; try again").into()));
+        if self.forwarded.waiting.len() >= REQUESTS_MAX {
+            return asked.answer(Err(format!("{REQUESTS_MAX} changes wait for other hosts; try again").into()));
         }
-        self.wishes.next += 1;
-        let question = self.wishes.next;
-        self.wishes.waiting.insert(question, Waiting { asked, comm: comm.clone(), until: now + WISH_TIME });
+        self.forwarded.next += 1;
+        let question = self.forwarded.next;
+        self.forwarded.waiting.insert(question, Waiting { asked, comm: comm.clone(), until: now + REQUEST_TIME });
         self.setups.iter_mut().for_each(|setups| {
             setups.ask(Request::Wish { comm: comm.clone(), question, body: body.clone() });
         });
     }
 
     /// An operator on another host wants something of a communicator whose root is here.
-    pub(super) fn wished(&mut self, comm: CommId, from: Name, question: u64, body: &ChangeBody) {
+    pub(super) fn forwarded_request(&mut self, comm: CommId, from: Name, question: u64, body: &ChangeBody) {
         let number = self.comm_of(&comm).and_then(|handle| self.comms.get(handle)).map(|live| live.info.number);
-        let wish = Wish::read(body);
-        tracing::info!(%comm, %from, ?wish, "an operator on another host wants something of a communicator");
-        let asked = Asked::by_host(WishOf { comm, from, question }, self.mailbox.sender());
-        match (number, wish) {
-            (Some(number), Ok(wish)) => self.carry_out(number, &wish, asked),
+        let request = OperatorRequest::read(body);
+        tracing::info!(%comm, %from, ?request, "an operator on another host wants something of a communicator");
+        let asked = ReplyTo::by_host(ForwardedRequest { comm, from, question }, self.mailbox.sender());
+        match (number, request) {
+            (Some(number), Ok(request)) => self.carry_out(number, &request, asked),
             (None, _) => asked.answer(Err("the communicator has ended there".into())),
             (_, Err(reason)) => asked.answer(Err(reason.into())),
         }
     }
 
     /// What has become of it.
-    pub(super) fn grant(&mut self, wish: WishOf, answer: Result<OperatorAnswer, Refused>) {
-        let granted = match answer {
-            Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut })) => Granted::Reconfigured { epoch, cut },
-            Ok(_) => Granted::Done,
-            Err(refused) => Granted::Refused { reason: Text::new(refused.reason).as_str().to_owned() },
+    pub(super) fn respond(&mut self, request: ForwardedRequest, answer: Result<OperatorAnswer, Refused>) {
+        let response = match answer {
+            Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut })) => {
+                ForwardedResponse::Reconfigured { epoch, cut }
+            }
+            Ok(_) => ForwardedResponse::Done,
+            Err(refused) => ForwardedResponse::Refused { reason: Text::new(refused.reason).as_str().to_owned() },
         };
-        let Some(body) = serde_json::to_vec(&granted).ok().and_then(|json| AccountBody::new(&json)) else { return };
-        let WishOf { comm, from: to, question } = wish;
+        let Some(body) = serde_json::to_vec(&response).ok().and_then(|json| AccountBody::new(&json)) else { return };
+        let ForwardedRequest { comm, from: to, question } = request;
         self.setups.iter_mut().for_each(|setups| {
             let (comm, to, body) = (comm.clone(), to.clone(), body.clone());
             setups.ask(Request::Grant { comm, to, question, body });
@@ -187,32 +194,32 @@ impl ProxyEngine {
     }
 
     /// The root's host has answered.
-    pub(super) fn granted(&mut self, comm: &CommId, question: u64, body: &AccountBody) {
-        let Some(waiting) = self.wishes.waiting.remove(&question).filter(|waiting| waiting.comm == *comm) else {
+    pub(super) fn response(&mut self, comm: &CommId, question: u64, body: &AccountBody) {
+        let Some(waiting) = self.forwarded.waiting.remove(&question).filter(|waiting| waiting.comm == *comm) else {
             return;
         };
-        waiting.asked.answer(Granted::read(body, &comm.root).map_err(Refused::from));
+        waiting.asked.answer(ForwardedResponse::read(body, &comm.root).map_err(Refused::from));
     }
 
     /// Operators wait no longer than they would anyway, nor for a communicator that has ended.
-    pub(super) fn end_late_wishes(&mut self, now: Instant) {
-        if self.wishes.waiting.is_empty() {
+    pub(super) fn end_late_requests(&mut self, now: Instant) {
+        if self.forwarded.waiting.is_empty() {
             return;
         }
-        let mut waiting = std::mem::take(&mut self.wishes.waiting);
+        let mut waiting = std::mem::take(&mut self.forwarded.waiting);
         for (_, Waiting { asked, comm, until }) in
             waiting.extract_if(.., |_, waiting| waiting.until <= now || !self.lives(&waiting.comm))
         {
             let reason = match until <= now {
                 true => format!(
-                    "host {} has not answered within {WISH_TIME:?}: `mccsctl communicators` says which strategy is in force",
+                    "host {} has not answered within {REQUEST_TIME:?}: `mccsctl communicators` says which strategy is in force",
                     comm.root
                 ),
                 false => "the communicator has ended".to_owned(),
             };
             asked.answer(Err(reason.into()));
         }
-        self.wishes.waiting = waiting;
+        self.forwarded.waiting = waiting;
     }
 
     fn lives(&self, comm: &CommId) -> bool {
@@ -233,7 +240,7 @@ mod tests {
 
     /// What no service says: each is refused, with a reason, and nothing else happens.
     #[test]
-    fn wishes_of_broken_hosts_are_refused() {
+    fn requests_of_broken_hosts_are_refused() {
         let deep = "[".repeat(60_000);
         let unreadable = [
             "",
@@ -250,14 +257,15 @@ mod tests {
         ];
         for json in unreadable {
             let body = ChangeBody::new(json.as_bytes()).expect("short enough");
-            let refusal = Wish::read(&body).expect_err(json.get(..100).unwrap_or(json));
+            let refusal = OperatorRequest::read(&body).expect_err(json.get(..100).unwrap_or(json));
             assert!(refusal.starts_with("it cannot be read: ") && refusal.len() < 200, "{refusal}");
         }
         let body = ChangeBody::new(&[0xff; 100]).expect("short enough");
-        assert!(Wish::read(&body).is_err(), "no text at all");
+        assert!(OperatorRequest::read(&body).is_err(), "no text at all");
         // Readable, and nothing that an operator here could ask for.
         let json = r#"{"change":{"change":{"channels":0},"window":null}}"#;
-        let refusal = Wish::read(&ChangeBody::new(json.as_bytes()).expect("short enough")).expect_err("no channels");
+        let refusal =
+            OperatorRequest::read(&ChangeBody::new(json.as_bytes()).expect("short enough")).expect_err("no channels");
         assert!(refusal.contains("channels"), "{refusal}");
     }
 
@@ -268,20 +276,21 @@ mod tests {
             ["", "{}", "\"denied\"", "{\"reconfigured\":{\"epoch\":-1,\"cut\":0}}", "{\"refused\":{\"reason\":7}}"]
         {
             let body = AccountBody::new(json.as_bytes()).expect("short enough");
-            let refusal = Granted::read(&body, &root()).expect_err(json);
+            let refusal = ForwardedResponse::read(&body, &root()).expect_err(json);
             assert!(refusal.starts_with("what host host-a answers cannot be read: "), "{refusal}");
         }
         let reason = "x".repeat(ACCOUNT_BYTES_MAX - 100);
-        let body = serde_json::to_vec(&Granted::Refused { reason }).expect("json");
-        let refusal = Granted::read(&AccountBody::new(&body).expect("short enough"), &root()).expect_err("refused");
+        let body = serde_json::to_vec(&ForwardedResponse::Refused { reason }).expect("json");
+        let refusal =
+            ForwardedResponse::read(&AccountBody::new(&body).expect("short enough"), &root()).expect_err("refused");
         assert!(refusal.len() <= TEXT_BYTES_MAX + 20, "{} bytes", refusal.len());
     }
 
     proptest! {
         #[test]
         fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = Wish::read(&ChangeBody::new(&bytes).expect("short enough"));
-            let _ = Granted::read(&AccountBody::new(&bytes).expect("short enough"), &root());
+            let _ = OperatorRequest::read(&ChangeBody::new(&bytes).expect("short enough"));
+            let _ = ForwardedResponse::read(&AccountBody::new(&bytes).expect("short enough"), &root());
         }
     }
 }
