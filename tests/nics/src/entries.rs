@@ -588,6 +588,12 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut Pd, init: *mut QpInitAttr
     qp
 }
 
+/// None: the interface of newer programs is not there.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ibv_qp_to_qp_ex(_qp: *mut Qp) -> *mut c_void {
+    null_mut()
+}
+
 /// How long a QP waits for an answer, by the code of its attribute.
 fn retry_ns(code: u8) -> u64 {
     if code == 0 { 0 } else { 4096 << code.min(31) }
