@@ -50,7 +50,7 @@ pub fn build_executables() -> Result<()> {
     eprintln!("mccs-launch: building mccs-service, mccsctl and mccs-perf (profile {}) ...", build.profile);
     let mut command = Command::new(cargo);
     command
-        .args(["build", "--workspace", "--exclude", "mccs-launcher", "--bins"])
+        .args(["build", "--package", "mccs-service", "--package", "mccs-ctl", "--package", "mccs-eval", "--bins"])
         .arg("--manifest-path")
         .arg(&build.manifest)
         .arg("--target-dir")

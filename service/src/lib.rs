@@ -3,7 +3,6 @@
 //! See `docs/ARCHITECTURE.md` for the life of an operation through these modules.
 
 pub mod engines;
-pub mod plans;
 mod process_state;
 pub mod registry;
 pub mod service;

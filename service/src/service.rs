@@ -19,14 +19,13 @@ use crate::engines::controller::{CONTROLLER_MAILBOX_MAX, ControllerEngine, Contr
 use crate::engines::daemon::{Acceptor, Admission, GpuProxy, Proxies, SessionFactory};
 use crate::engines::exchange::{EventSink, start_exchange};
 use crate::engines::metrics::start_metrics;
-use crate::engines::proxy::{Cluster, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, Timeouts};
+use crate::engines::proxy::{Cluster, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, ScheduleCache, Timeouts};
 use crate::engines::sockets::SocketWatch;
 use crate::engines::transport::links::PathAssignment;
 use crate::engines::transport::path_events::PathEventLog;
 use crate::engines::transport::{TRANSPORTS_MAX, TransportPool};
 use crate::exchange::protocol::{Event, Request};
 use crate::memory::UnmapWorker;
-use crate::plans::ScheduleCache;
 use crate::registry::{Overseer, Registry};
 use crate::runtime::{Lanes, Mailbox, RuntimeOptions, Runtimes, Sender};
 pub use crate::settings::{CudaUse, NetworkSettings, Placement, RdmaSettings, Settings, TenantSettings, VerbsFrom};

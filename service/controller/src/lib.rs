@@ -32,6 +32,7 @@ pub mod equipment;
 mod heard;
 pub mod history;
 mod hosts;
+mod link_state;
 pub mod links;
 pub mod message;
 mod operator;

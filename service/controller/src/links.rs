@@ -4,32 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mccs_config::Rate;
 use mccs_config::service::{Device, TransportKind};
-use serde::{Deserialize, Serialize};
 
+pub use super::link_state::LinkState;
 use super::said::{SaidLink, SaidLinks};
 use mccs_policy::topology::{HostId, Port, Topology};
-
-/// How a link is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LinkState {
-    /// As the topology says.
-    Up,
-    /// It carries nothing.
-    Down,
-    /// Each of its directions carries so much.
-    Rate(Rate),
-}
-
-impl std::fmt::Display for LinkState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            LinkState::Up => f.write_str("up"),
-            LinkState::Down => f.write_str("down"),
-            LinkState::Rate(rate) => rate.fmt(f),
-        }
-    }
-}
 
 /// See the module's documentation. By lower and upper end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::links::LinkState;
+use super::link_state::LinkState;
 
 /// Links of which something is kept; a network with more that are out of order is not described by its topology any more.
 const LINKS_MAX: usize = 4096;

@@ -1,7 +1,9 @@
 //! What a policy decides.
 
-use super::view::CommId;
 use crate::topology::Port;
+
+/// A communicator, by the number that the controller gives it.
+pub type CommId = u64;
 
 /// What all communicators are to do, in the view's order.
 #[derive(Debug, Clone, PartialEq, Default, serde::Serialize)]

@@ -19,8 +19,8 @@ pub mod topology;
 mod view;
 pub mod windows;
 
-pub use decision::{Decision, Decisions, Flow, Way, Window, Yield};
-pub use view::{CommId, Job, Placed, Profile, RingChoice, Rules, TenantTerms, View, Weights};
+pub use decision::{CommId, Decision, Decisions, Flow, Way, Window, Yield};
+pub use view::{Job, Placed, Profile, RingChoice, Rules, TenantTerms, View, Weights};
 
 /// A way to decide.
 pub trait Policy: Sync {

@@ -6,11 +6,8 @@ use mccs_config::PolicyFile;
 use mccs_config::policy::{Channels, PolicySection, Rings};
 use mccs_config::service::{Algorithm, TransportKind};
 
-use super::{Flow, Way};
+use super::{CommId, Flow, Way};
 use crate::topology::{HostId, Topology};
-
-/// A communicator, by the number that the controller gives it.
-pub type CommId = u64;
 
 /// The cluster at a moment.
 #[derive(Debug, Clone, Copy)]

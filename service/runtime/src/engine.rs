@@ -6,6 +6,16 @@ use std::time::Instant;
 
 use super::{Account, Share};
 
+/// Number of an engine, for the life of the service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+pub struct EngineId(pub u64);
+
+impl std::fmt::Display for EngineId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// What a poll found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {

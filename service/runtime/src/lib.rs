@@ -24,9 +24,9 @@ mod turn_channel;
 mod turns;
 
 pub use account::Account;
-pub use engine::{Context, Engine, Progress};
+pub use engine::{Context, Engine, EngineId, Progress};
 pub use lanes::{LaneOpener, LaneReceiver, LaneSender, Lanes};
 pub use mailbox::{Mailbox, Sender, Waker, WakerSlot};
-pub use runtimes::{EngineId, EngineInfo, RuntimeError, RuntimeInfo, RuntimeOptions, Runtimes, work_by_tenant};
+pub use runtimes::{EngineInfo, RuntimeError, RuntimeInfo, RuntimeOptions, Runtimes, work_by_tenant};
 pub use turn_channel::{TurnReceiver, TurnSender, turn_channel};
 pub use turns::{Share, Turns, work_ns};

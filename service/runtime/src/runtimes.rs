@@ -12,17 +12,7 @@ use mccs_ipc::sync::Doorbell;
 
 use super::executor::{Adopted, Executor, Order, RuntimeStats};
 use super::mailbox::{ENGINES_MAX, EngineState, NO_RUNTIME, RUNTIMES_MAX, RuntimeState, RuntimeTable, Waker};
-use super::{Account, Engine, Share};
-
-/// Number of an engine, for the life of the service.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
-pub struct EngineId(pub u64);
-
-impl std::fmt::Display for EngineId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
-}
+use super::{Account, Engine, EngineId, Share};
 
 /// How runtimes behave.
 #[derive(Debug, Clone, Copy)]

@@ -11,7 +11,6 @@ use mccs_config::service::TransportKind;
 use serde::{Deserialize, Serialize};
 
 use super::lock;
-use super::stuck::looks::FlowBytes;
 use mccs_model::path::{FlowPath, PortRange, WireStats};
 
 /// Pairs of peer and path, by direction, that are counted apart after their flows have ended. Peers are the configuration's; an
@@ -53,6 +52,19 @@ pub fn path_called(name: &str) -> Option<FlowPath> {
         }
     }
     Some(path)
+}
+
+/// What a flow has carried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowBytes {
+    /// The channel, as [`LinkKey::channel`](mccs_model::link::LinkKey).
+    pub channel: u16,
+    /// Rank whose data it is.
+    pub from: u32,
+    /// Rank that is to get it.
+    pub to: u32,
+    /// Payload since it began.
+    pub bytes: u64,
 }
 
 /// Which flow it is.

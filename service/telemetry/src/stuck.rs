@@ -8,10 +8,10 @@ pub mod looks;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use self::looks::{FlowBytes, Progress};
+use self::looks::Progress;
 use serde::{Deserialize, Serialize};
 
-use crate::flows::{FlowName, FlowView};
+use crate::flows::{FlowBytes, FlowName, FlowView};
 use mccs_model::link::{FlowWait, LinkKey};
 
 /// Ranks that a host tells of, at most: those that lag come first.

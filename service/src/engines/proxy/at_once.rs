@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
 
+use super::schedule_cache::ScheduleCache;
 use super::{JoinRequest, Operation, PROXY_LANE_MAX, ProxyEngine, ProxyMessage, ProxyReply, RoundState, Timeouts};
 use crate::collective::{Choice, CostModel, Strategy};
 use crate::devices::{
@@ -13,7 +14,6 @@ use crate::devices::{
     Workers,
 };
 use crate::model::{Action, Scalar};
-use crate::plans::ScheduleCache;
 use crate::registry::Registry;
 use crate::runtime::{Context, Engine as _, LaneSender, Lanes, Mailbox, Sender};
 use crate::session::Session;

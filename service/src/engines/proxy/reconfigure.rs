@@ -31,6 +31,7 @@ use mccs_ipc::types::{ErrorClass, Handle};
 use super::ProxyEngine;
 use super::comm::{Comm, Failure};
 use super::reply_to::{OperatorAnswer, ReplyTo};
+use super::schedule_cache::ScheduleCache;
 use crate::devices::DirectGroup;
 use crate::engines::transport::links::{NextEpoch, PaceHere, PathAssignment};
 use crate::engines::transport::{Network, TransportMessage};
@@ -38,7 +39,6 @@ use crate::exchange::protocol::{ChangeBody, CommId, Decision, Refusal, Request, 
 use crate::model::Refused;
 use crate::model::link::{EPOCH_MAX, LinkKey, LinksId};
 use crate::model::rate_limit::Pace;
-use crate::plans::ScheduleCache;
 use crate::registry::Registry;
 use crate::telemetry::placed::Chosen;
 use crate::telemetry::profile::Noted;

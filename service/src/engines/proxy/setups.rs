@@ -51,7 +51,7 @@ pub(super) struct Setup {
 /// Everything about communicators across hosts that is not the communicators themselves.
 pub(super) struct Setups {
     pub(super) cluster: Cluster,
-    /// See [`crate::plans::ScheduleCache::terms`]; and what carries flows.
+    /// See [`super::schedule_cache::ScheduleCache::terms`]; and what carries flows.
     pub(super) terms: String,
     pub(super) setups: BTreeMap<CommKey, Setup>,
     pub(super) key_of_links: HashMap<LinksId, CommKey>,

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::flows::FlowBytes;
+
 use super::{HostAccount, PairAccount, RankAccount, StuckClass, StuckReport, blame};
 use mccs_model::link::{FlowWait, LinkKey};
 
@@ -18,19 +20,6 @@ pub type Accounts = Vec<(String, Option<HostAccount>)>;
 pub const QUIET_TIME: Duration = Duration::from_secs(1);
 /// When it is looked again, counted from the first look. Most jobs that run are known by the first of these.
 pub const LOOKS_AFTER: [Duration; 3] = [Duration::from_millis(100), Duration::from_millis(300), QUIET_TIME];
-
-/// What a flow has carried.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FlowBytes {
-    /// The channel, as [`FlowWait::channel`].
-    pub channel: u16,
-    /// Rank whose data it is.
-    pub from: u32,
-    /// Rank that is to get it.
-    pub to: u32,
-    /// Payload since it began.
-    pub bytes: u64,
-}
 
 /// What moved between two looks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]

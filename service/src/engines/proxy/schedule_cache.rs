@@ -6,8 +6,8 @@ use std::sync::Arc;
 use mccs_config::change::StrategyChange;
 use mccs_ipc::types::{CollectiveKind, RedOp};
 
+use super::operation::Operation;
 use crate::collective::{CostModel, Problem, Schedule, ScheduleError, Strategy, StrategyError, build};
-use crate::engines::proxy::Operation;
 use crate::model::Action;
 
 /// Schedules kept per communicator. A job repeats a few shapes; one that never repeats pays for building each.

@@ -1,0 +1,397 @@
+//! Layers: crates import only what is below them, and the modules of a folder import each other one way.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Crates of the workspace, a layer a row, from the top down. A crate imports crates of the rows below its own.
+const LAYERS: [&[&str]; 15] = [
+    &["mccs-tests"],
+    &["mccs-eval", "mccs-launcher", "mccs-ctl", "mccs-nccl"],
+    &["mccs-service"],
+    &["mccs-control", "mccs-device"],
+    &["mccs-controller", "mccs-tenants"],
+    &["mccs-transport", "mccs-exchange"],
+    &["mccs-telemetry"],
+    &["mccs-policy", "mccs-collective", "mccs-runtime", "mccs-net"],
+    &["mccs-model"],
+    &["mccs"],
+    &["mccs-emulated-driver", "mccs-emulated-nics"],
+    &["mccs-cuda"],
+    &["mccs-kernels"],
+    &["mccs-ipc"],
+    &["mccs-config"],
+];
+
+/// Modules that import each other, by crate and folder, and why that is so.
+const CIRCLES: &[(&str, &[&str], &str)] = &[
+    (
+        "mccs-config::service",
+        &["rdma", "tcp"],
+        "a path of TCP names a device, and RDMA takes TCP's options for its paths",
+    ),
+    ("mccs-cuda", &["api", "error"], "an error asks the driver for its name; calls of the driver end with an error"),
+    (
+        "mccs-cuda",
+        &["graph", "memory", "module", "stream"],
+        "each of the driver's objects has methods that take the others",
+    ),
+    ("mccs-eval::cuda", &["nccl", "p2p", "rank"], "a rank of a benchmark runs p2p and collectives over either library"),
+    ("mccs-eval::fabric", &["remove", "state"], "what a failed set-up has made is removed by its state"),
+    (
+        "mccs-eval::simulator",
+        &["cluster", "engine", "traffic"],
+        "the simulated cluster runs engines whose traffic it carries",
+    ),
+    (
+        "mccs",
+        &["builder", "client", "communicator", "cuda", "group", "memory", "round", "stream", "submission"],
+        "a client makes communicators, streams and memory, and each keeps its client alive",
+    ),
+    (
+        "mccs::cuda",
+        &["communicator", "direct", "p2p", "served", "staged"],
+        "the kinds of execution are methods of one communicator",
+    ),
+    ("mccs::cuda::staged", &["captured", "p2p"], "captured graphs replay p2p, which records itself in them"),
+    ("mccs::ffi", &["collectives", "communicators"], "C functions of both share the table of handles"),
+    (
+        "mccs-ipc",
+        &["direct", "large"],
+        "the control page holds the numbers of copy engines' operations, whose layout names its ranks",
+    ),
+    (
+        "mccs-controller",
+        &[
+            "answer",
+            "application",
+            "bursts",
+            "disk",
+            "hosts",
+            "message",
+            "operator",
+            "orders",
+            "pace",
+            "plan",
+            "rates",
+            "state",
+        ],
+        "the controller's methods stand beside what they work on; components with private fields come in their place",
+    ),
+    ("mccs-exchange::protocol", &["member", "ring"], "a member takes part in a ring, which says who is a member"),
+    ("mccs-runtime", &["executor", "mailbox", "runtimes"], "a waker routes to the executor that runs its engine"),
+    (
+        "mccs-transport::rdma",
+        &["connection", "data_path", "device", "flow", "wakeup"],
+        "a flow's connections lie on devices whose completions wake it",
+    ),
+    ("mccs-launcher", &["run", "summary"], "a run ends with a summary of its processes"),
+    ("mccs-launcher::spec", &["cluster", "planner"], "the plan of a cluster is a part of a job's plan"),
+    (
+        "mccs-service::engines::daemon",
+        &["on_gpus", "validate"],
+        "a command on GPUs is validated as the others, and differs in its operands",
+    ),
+    (
+        "mccs-service::engines::proxy",
+        &[
+            "asked",
+            "at_once",
+            "cluster",
+            "comm",
+            "describe",
+            "direct",
+            "gpu_looks",
+            "inquiry",
+            "joining",
+            "operation",
+            "p2p_queues",
+            "reconfigure",
+            "schedule_cache",
+            "stream",
+            "wishes",
+        ],
+        "the engine's methods stand beside what they work on; components with private fields come in their place",
+    ),
+    (
+        "mccs-service::engines::transport",
+        &["channel", "events", "links"],
+        "a channel steps over links, and links end with a channel's fault",
+    ),
+    ("mccs-service::engines::transport", &["channel_run", "workers"], "workers take pieces of the channel that runs"),
+    ("mccs-device", &["call", "cuda", "host", "workers"], "a call is bound to the memory of either backend"),
+    (
+        "mccs-device::cuda",
+        &["copy_engine", "group", "memory", "setup", "timing"],
+        "a group of ranks owns memory and copy engines, which set-up makes and timing reads",
+    ),
+    (
+        "mccs-device::cuda::memory",
+        &["imports", "segments"],
+        "a region is imported by handle or by segments, and counts alike",
+    ),
+    ("mccs-ctl", &["diff", "policy"], "a comparison is a command of policies, and shows strategies as they do"),
+    ("mccs-ctl", &["view", "watch"], "a watch shows views of two looks"),
+    (
+        "mccs-nccl",
+        &[
+            "communicators",
+            "debug",
+            "derived",
+            "group",
+            "grow",
+            "handles",
+            "lifecycle",
+            "logger",
+            "profiler",
+            "queries",
+            "teams",
+            "windows",
+        ],
+        "NCCL's functions work on one table of communicators, which names them all",
+    ),
+    (
+        "mccs-tests::cluster",
+        &["flight", "script"],
+        "a script says which operations fly, and a flight checks what it said",
+    ),
+    ("mccs-tests::sim", &["proxy", "talks", "world"], "a simulated world has proxies that talk through it"),
+    (
+        "mccs-emulated-driver",
+        &["capture", "device", "event", "graph", "object", "stream", "wait"],
+        "a driver's objects name each other: streams wait for events, graphs hold streams' work",
+    ),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Packages of the workspace: name, folder of the sources, and what each imports outside of its tests.
+fn packages() -> Vec<(String, PathBuf, Vec<String>)> {
+    let arguments = ["metadata", "--format-version", "1", "--no-deps", "--offline"];
+    let output = Command::new(env!("CARGO")).args(arguments).current_dir(root()).output().expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
+    let package = |package: &serde_json::Value| {
+        let dependencies = package["dependencies"].as_array().expect("a list");
+        let normal = dependencies.iter().filter(|one| one["kind"].is_null() && !one["path"].is_null());
+        let manifest = PathBuf::from(text(&package["manifest_path"]));
+        let sources = manifest.parent().expect("a folder").join("src");
+        (text(&package["name"]), sources, normal.map(|one| text(&one["name"])).collect())
+    };
+    metadata["packages"].as_array().expect("a list").iter().map(package).collect()
+}
+
+#[test]
+fn crates_import_only_crates_of_lower_layers() {
+    let layer_of = |name: &str| LAYERS.iter().position(|layer| layer.contains(&name));
+    let mut wrong = Vec::new();
+    for (name, _, imports) in packages() {
+        let Some(layer) = layer_of(&name) else {
+            wrong.push(format!("{name} has no layer: add it to LAYERS in tests/tests/layers.rs"));
+            continue;
+        };
+        let is_below = |import: &String| layer_of(import).is_some_and(|below| below > layer);
+        let upward = imports.into_iter().filter(|import| !is_below(import));
+        wrong.extend(upward.map(|import| format!("{name} imports {import}, which is no layer below it")));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// A path of modules, from the root of a crate.
+type Module = Vec<String>;
+
+/// Paths that a `use` tree names, such as `a::b` and `a::c` of `a::{b, c}`.
+fn leaves(tree: &str) -> Vec<String> {
+    let tree = tree.trim();
+    let Some((before, rest)) = tree.split_once('{') else {
+        let path = tree.split(" as ").next().unwrap_or(tree);
+        return vec![path.trim().trim_end_matches("::*").to_owned()];
+    };
+    let body = &rest[..rest.rfind('}').unwrap_or(rest.len())];
+    let (mut parts, mut depth, mut part) = (Vec::new(), 0, String::new());
+    for character in body.chars() {
+        match character {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(std::mem::take(&mut part));
+                continue;
+            }
+            _ => {}
+        }
+        part.push(character);
+    }
+    parts.push(part);
+    let parts = parts.iter().map(|part| part.trim()).filter(|part| !part.is_empty());
+    parts.flat_map(|part| leaves(part)).map(|leaf| format!("{before}{leaf}")).collect()
+}
+
+/// The `use` trees of a file, without those of its tests.
+fn uses(text: &str) -> Vec<String> {
+    let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or(text);
+    let mut trees = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.find("use ") {
+        let begins_line =
+            rest[..at].rsplit('\n').next().is_some_and(|before| before.is_empty() || before.starts_with("pub"));
+        rest = &rest[at + 4..];
+        if begins_line {
+            trees.extend(rest.split(';').next().map(|tree| tree.replace('\n', " ")));
+        }
+    }
+    trees
+}
+
+/// A crate's modules with their files' texts. Files of tests are left out.
+fn modules(sources: &Path) -> BTreeMap<Module, String> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![(sources.to_owned(), Module::new())];
+    while let Some((folder, module)) = folders.pop() {
+        for entry in fs::read_dir(&folder).into_iter().flatten() {
+            let path = entry.expect("an entry").path();
+            let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+            if name.ends_with("tests") || name == "bin" {
+                continue;
+            }
+            let child = || module.iter().cloned().chain([name.clone()]).collect::<Module>();
+            if path.is_dir() {
+                folders.push((path, child()));
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let is_of_folder = ["lib", "main", "mod"].contains(&name.as_str());
+                let of = if is_of_folder { module.clone() } else { child() };
+                found.entry(of).or_insert_with(String::new).push_str(&fs::read_to_string(&path).expect("a text"));
+            }
+        }
+    }
+    found
+}
+
+/// Where a path of a `use` in `module` begins, as a path from the crate's root; `None` where it is another crate's.
+fn absolute(module: &Module, path: &str, all: &BTreeMap<Module, String>) -> Option<Module> {
+    let mut segments = path.split("::").map(str::to_owned).peekable();
+    let mut at = module.clone();
+    match segments.peek()?.as_str() {
+        "crate" => at = Module::new(),
+        "self" | "super" => {
+            segments = path.split("::").map(str::to_owned).peekable();
+            while let Some(up) = segments.next_if(|one| one == "self" || one == "super") {
+                if up == "super" {
+                    at.pop();
+                }
+            }
+            at.extend(segments);
+            return Some(at);
+        }
+        first => {
+            let child: Module = at.iter().cloned().chain([first.to_owned()]).collect();
+            all.contains_key(&child).then_some(())?;
+            at.extend(segments);
+            return Some(at);
+        }
+    }
+    at.extend(segments.skip(1));
+    Some(at)
+}
+
+/// The module in which a path's item is, also where modules above it hand it on.
+fn home(path: &Module, all: &BTreeMap<Module, String>, handed_on: &BTreeMap<Module, Module>) -> Module {
+    let mut path = path.clone();
+    for _ in 0..8 {
+        match handed_on.get(&path) {
+            Some(further) if *further != path => path = further.clone(),
+            _ => break,
+        }
+    }
+    while !path.is_empty() && !all.contains_key(&path) {
+        path.pop();
+    }
+    path
+}
+
+/// Which modules of one folder import which others of it, by folder.
+fn sibling_imports(all: &BTreeMap<Module, String>) -> BTreeMap<Module, BTreeMap<String, BTreeSet<String>>> {
+    let paths = |module: &Module, text: &str| -> Vec<Module> {
+        let paths = uses(text).iter().flat_map(|tree| leaves(tree)).collect::<Vec<_>>();
+        paths.iter().filter_map(|path| absolute(module, path, all)).collect()
+    };
+    let mut handed_on = BTreeMap::new();
+    for (module, text) in all {
+        for path in
+            paths(module, text).into_iter().filter(|path| path.len() > module.len() + 1 && path.starts_with(module))
+        {
+            let name = path.last().cloned().into_iter();
+            handed_on.insert(module.iter().cloned().chain(name).collect::<Module>(), path);
+        }
+    }
+    let mut imports: BTreeMap<Module, BTreeMap<String, BTreeSet<String>>> = BTreeMap::new();
+    for (module, text) in all {
+        for path in paths(module, text) {
+            let to = home(&path, all, &handed_on);
+            let common = module.iter().zip(&to).take_while(|(one, other)| one == other).count();
+            if common < module.len() && common < to.len() {
+                let of_folder = imports.entry(module[..common].to_vec()).or_default();
+                of_folder.entry(module[common].clone()).or_default().insert(to[common].clone());
+            }
+        }
+    }
+    imports
+}
+
+/// The modules of a folder that reach themselves, by the circle that they are in.
+fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<Vec<String>> {
+    let reached = |from: &String| {
+        let (mut seen, mut left) = (BTreeSet::new(), vec![from]);
+        while let Some(next) = left.pop() {
+            left.extend(imports.get(next).into_iter().flatten().filter(|one| seen.insert((*one).clone())));
+        }
+        seen
+    };
+    let reaches: BTreeMap<&String, BTreeSet<String>> = imports.keys().map(|from| (from, reached(from))).collect();
+    let in_circle = reaches.iter().filter(|(from, seen)| seen.contains(**from));
+    let circle = |(from, seen): (&&String, &BTreeSet<String>)| {
+        seen.iter().filter(|one| reaches.get(one).is_some_and(|back| back.contains(*from))).cloned().collect::<Vec<_>>()
+    };
+    in_circle.map(circle).collect()
+}
+
+#[test]
+fn modules_of_a_folder_import_each_other_one_way() {
+    let mut wrong = Vec::new();
+    let mut found = BTreeSet::new();
+    for (name, sources, _) in packages() {
+        for (folder, imports) in sibling_imports(&modules(&sources)) {
+            let folder = [vec![name.clone()], folder].concat().join("::");
+            for circle in circles(&imports) {
+                let has = |modules: &[&str]| circle.iter().all(|one| modules.contains(&one.as_str()));
+                match CIRCLES.iter().position(|(of, modules, _)| *of == folder && has(modules)) {
+                    Some(row) => drop(found.insert(row)),
+                    None => wrong.push(format!("{folder}: {} import each other", circle.join(", "))),
+                }
+            }
+        }
+    }
+    let rows = CIRCLES.iter().enumerate().filter(|(row, _)| !found.contains(row));
+    let gone = |(_, (folder, modules, _)): (usize, &(&str, &[&str], &str))| {
+        format!("{folder}: {} do not import each other: remove the row of CIRCLES", modules.join(", "))
+    };
+    wrong.extend(rows.map(gone));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_circle_is_found_through_what_a_module_hands_on() {
+    let module = |path: &str| path.split("::").filter(|one| !one.is_empty()).map(str::to_owned).collect::<Module>();
+    let sources = [
+        ("", "mod a;\nmod b;\nmod c;\npub use self::b::B;\nuse std::fmt;\n"),
+        ("a", "use crate::{B, fmt as _};\nuse super::c::deep::C;\n"),
+        ("b", "use super::a::{\n    A,\n};\n#[cfg(test)]\nmod tests { }\n"),
+        ("c", "#[cfg(test)]\nmod tests {\nuse crate::a::A;\n}\n"),
+    ];
+    let all = sources.map(|(path, text)| (module(path), text.to_owned())).into();
+    let imports = sibling_imports(&all);
+    assert_eq!(circles(&imports[&Module::new()]), BTreeSet::from([vec!["a".to_owned(), "b".to_owned()]]));
+}
