@@ -146,7 +146,7 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
             "logger",
             "profiler",
             "queries",
-            "teams",
+            "device_comm",
             "windows",
         ],
         "NCCL's functions work on one table of communicators, which names them all",
