@@ -119,7 +119,7 @@ fn every_collective_is_right_over_emulated_nics() {
         .hosts
         .ranks(&PLACEMENT, |rank| {
             let mut wrong = 0;
-            for (number, kind) in CollectiveKind::ALL.into_iter().enumerate() {
+            for (number, kind) in CollectiveKind::ALL.iter().enumerate() {
                 for count in [1, 1000, 300_000] {
                     let seed = number as u64 * 1000 + count;
                     let count = if *kind == CollectiveKind::Barrier { 0 } else { count };
