@@ -211,7 +211,7 @@ fn leaves(tree: &str) -> Vec<String> {
     }
     parts.push(part);
     let parts = parts.iter().map(|part| part.trim()).filter(|part| !part.is_empty());
-    parts.flat_map(|part| leaves(part)).map(|leaf| format!("{before}{leaf}")).collect()
+    parts.flat_map(leaves).map(|leaf| format!("{before}{leaf}")).collect()
 }
 
 /// The `use` trees of a file, without those of its tests.
