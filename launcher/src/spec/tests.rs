@@ -193,7 +193,7 @@ fn services_that_need_not_find_each_other_are_left_alone() {
     let error = refused(&FAR.replace("10.0.0.2", "node1.example"));
     assert!(error.contains("no IP address"), "{error}");
     let alone = plan(&unknown.replace("ranks = 4\n    placement = \"round_robin\"", "place = [\"h0\"]"));
-    assert!(alone.hosts.iter().all(|host| !host.service.as_ref().unwrap().config.contains("exchange")));
+    assert!(alone.hosts.iter().all(|host| !host.service.as_ref().unwrap().config.contains("[exchange]")));
     let own = "[service.config.exchange]\nlisten = \"{address}:1\"\ncertificate = \"/c\"\nkey = \"/k\"\nauthority = \"/a\"\n\
                [[service.config.host]]\nname = \"h0-7000\"\naddress = \"10.0.0.1:1\"\n\
                [[service.config.host]]\nname = \"n1-7001\"\naddress = \"10.0.0.2:1\"\n[ssh]";
