@@ -38,7 +38,7 @@ pub unsafe extern "C" fn ncclSetEncryption(config: *const EncryptionConfig) -> S
             (MAGIC, NONE) => Ok(()),
             (MAGIC, PRE_SHARED_KEY) => Err(refused(
                 "ncclSetEncryption",
-                "services encrypt the links between hosts; the operator sets their keys ([exchange] certificate, key)",
+                "services encrypt control messages between hosts, with the operator's keys ([exchange] certificate, key), and no payload",
             )),
             (MAGIC, other) => wrong(&format!("mode {other} does not exist")),
             _ => wrong("the configuration was not made by NCCL_ENCRYPTION_CONFIG_INITIALIZER"),
