@@ -286,7 +286,8 @@ impl Client {
     /// allocated from the service: it may lie beside, or in, what the allocator keeps its books in.
     ///
     /// # Safety
-    /// Nobody may access the range during the call. A child process forked later shares the range instead of copying it.
+    /// Nobody may access the range during the call. The range stays mapped, and nothing else is mapped there, until the region is
+    /// dropped. A child process forked later shares the range instead of copying it.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a range that is not as above, [`Error::Refused`] over the tenant's quota.

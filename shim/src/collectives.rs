@@ -297,8 +297,12 @@ impl Collectives for CudaCommunicator {
     fn enqueue(&self, collective: &Collective<CudaPlace>, stream: &CudaStreamRef) -> Result<(), Error> {
         let Counts { kind, count, data_type: dtype, root } = collective.counts(self.rank(), self.nranks())?;
         let ([CudaPlace(send), CudaPlace(recv)], (.., op, _)) = (places(collective), collective.parts());
+        if matches!(op, ReduceOperator::PreMulSumAt(_)) {
+            let reason = "nobody vouches for the scalar's address here: use the call of CudaCommunicator";
+            return Err(Error::InvalidArgument(reason.into()));
+        }
         let call = CudaCall { kind, send, recv, count, dtype, op, root, user_tag: 0 };
-        // SAFETY: whoever made the slices and the stream has vouched for them (`from_raw`).
+        // SAFETY: whoever made the slices and the stream has vouched for them (`from_raw`). The operator names no memory.
         unsafe { self.collective(&call, stream.0) }
     }
 

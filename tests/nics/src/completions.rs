@@ -2,18 +2,78 @@
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
-use std::os::fd::RawFd;
-use std::sync::Mutex;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::AsRawFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::abi::{Cq, Wc};
+use crate::abi::{CompChannel, Cq, Wc};
+
+/// Events in order, and a pipe that wakes whoever waits for them. An event whose object is destroyed is forgotten.
+#[derive(Debug)]
+pub(crate) struct Events<T> {
+    queue: Mutex<VecDeque<T>>,
+    reader: PipeReader,
+    writer: PipeWriter,
+}
+
+impl<T> Events<T> {
+    pub(crate) fn new() -> io::Result<Self> {
+        let (reader, writer) = io::pipe()?;
+        // Whoever tells never waits: a full pipe wakes its reader as well.
+        // SAFETY: a descriptor of ours.
+        unsafe { libc::fcntl(writer.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        Ok(Events { queue: Mutex::default(), reader, writer })
+    }
+
+    /// What programs wait at, and may have not block.
+    pub(crate) fn fd(&self) -> c_int {
+        self.reader.as_raw_fd()
+    }
+
+    fn queue(&self) -> MutexGuard<'_, VecDeque<T>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn tell(&self, event: T) {
+        self.queue().push_back(event);
+        let _ = (&self.writer).write(&[1]);
+    }
+
+    /// The next event; waits for it, unless the descriptor does not block.
+    pub(crate) fn next(&self) -> io::Result<T> {
+        loop {
+            (&self.reader).read_exact(&mut [0])?;
+            if let Some(event) = self.queue().pop_front() {
+                return Ok(event);
+            }
+        }
+    }
+
+    pub(crate) fn forget(&self, mut is_gone: impl FnMut(&T) -> bool) {
+        self.queue().retain(|event| !is_gone(event));
+    }
+}
+
+/// A completion channel, which programs see as its first field.
+#[repr(C)]
+pub(crate) struct Channel {
+    pub abi: CompChannel,
+    pub events: Events<Told>,
+}
+
+/// A queue that has completions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Told(pub *mut Cq);
+// SAFETY: forgotten before the queue is destroyed.
+unsafe impl Send for Told {}
 
 /// A completion queue, which programs see as its first field.
 #[repr(C)]
 pub(crate) struct CompletionQueue {
     pub abi: Cq,
     state: Mutex<Entries>,
-    /// Where its channel is told; -1: nowhere.
-    pub told_at: RawFd,
+    /// Outlives it; null: none.
+    channel: *const Channel,
 }
 
 #[derive(Debug, Default)]
@@ -25,8 +85,13 @@ struct Entries {
 }
 
 impl CompletionQueue {
-    pub(crate) fn new(abi: Cq, room: usize, told_at: RawFd) -> Self {
-        CompletionQueue { abi, state: Mutex::new(Entries { room, ..Entries::default() }), told_at }
+    pub(crate) fn new(abi: Cq, room: usize, channel: *const Channel) -> Self {
+        CompletionQueue { abi, state: Mutex::new(Entries { room, ..Entries::default() }), channel }
+    }
+
+    fn channel(&self) -> Option<&Channel> {
+        // SAFETY: null, or a channel, which outlives its queues.
+        unsafe { self.channel.as_ref() }
     }
 
     fn entries(&self) -> std::sync::MutexGuard<'_, Entries> {
@@ -46,14 +111,22 @@ impl CompletionQueue {
     }
 
     fn tell(&self) {
-        let own = (&raw const self.abi) as u64;
-        // SAFETY: a pipe of ours, eight bytes; a full pipe wakes its reader as well.
-        unsafe { libc::write(self.told_at, own.to_ne_bytes().as_ptr().cast(), 8) };
+        if let Some(channel) = self.channel() {
+            channel.events.tell(Told((&raw const self.abi).cast_mut()));
+        }
+    }
+
+    /// Has its channel forget it.
+    pub(crate) fn leave_channel(&self) {
+        let own = Told((&raw const self.abi).cast_mut());
+        if let Some(channel) = self.channel() {
+            channel.events.forget(|told| *told == own);
+        }
     }
 
     /// Tells the channel of the next completion, once.
     pub(crate) fn arm(&self) {
-        self.entries().is_armed = self.told_at >= 0;
+        self.entries().is_armed = !self.channel.is_null();
     }
 
     /// Takes completions. `None`: some had no room, and the queue is of no use.

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,10 +11,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::abi::{self, AsyncEvent, Wc};
-use crate::completions::CompletionQueue;
+use crate::completions::{CompletionQueue, Events};
 use crate::files::{Listed, Port, now_ns};
 use crate::memory::Regions;
-use crate::queue_pair::{Failed, Lent, QueuePair};
+use crate::queue_pair::{Failed, Handle, Lent, QueuePair};
 
 /// The thread looks at least so often: a fault is a word that is changed, by whom may not ring.
 const LOOKS_AT_LEAST: Duration = Duration::from_millis(5);
@@ -28,8 +27,7 @@ pub(crate) struct Nic {
     pub port: Port,
     state: Mutex<State>,
     ends: AtomicBool,
-    /// Where asynchronous events go.
-    events: RawFd,
+    pub events: Events<AsyncEvent>,
 }
 
 /// What is behind the lock.
@@ -51,6 +49,15 @@ struct Due(*const CompletionQueue, Wc);
 // SAFETY: the queue is behind a lock of its own, and lives as long as a queue pair has completions for it.
 unsafe impl Send for Due {}
 
+// SAFETY: an address that is compared and handed on, not used.
+unsafe impl Send for AsyncEvent {}
+
+impl std::fmt::Debug for AsyncEvent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "event {}", self.event_type)
+    }
+}
+
 impl std::fmt::Debug for Wc {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "completion {} of queue pair {}: status {}", self.wr_id, self.qp_num, self.status)
@@ -64,7 +71,8 @@ impl std::fmt::Debug for crate::abi::Sge {
 }
 
 impl Nic {
-    pub(crate) fn open(folder: PathBuf, listed: Listed, events: RawFd) -> std::io::Result<Nic> {
+    pub(crate) fn open(folder: PathBuf, listed: Listed) -> std::io::Result<Nic> {
+        let events = Events::new()?;
         let port = Port::open(&folder, &listed)?;
         let words = port.words();
         let state = State {
@@ -111,9 +119,7 @@ impl Nic {
     }
 
     pub(crate) fn tell(&self, event_type: u32, element: *mut c_void) {
-        let event = AsyncEvent { element, event_type };
-        // SAFETY: a pipe of ours, and the bytes of an event; a full one loses it, as devices do.
-        unsafe { libc::write(self.events, (&raw const event).cast(), size_of::<AsyncEvent>()) };
+        self.events.tell(AsyncEvent { element, event_type });
     }
 
     /// Has all queue pairs go on. Gives when it is to be called again, whatever comes.
@@ -146,7 +152,7 @@ impl Nic {
         state.later.retain(|(at, Due(queue, wc))| {
             let is_due = *at <= now;
             if is_due {
-                // SAFETY: `destroy_qp` forgets what is still to come for a queue.
+                // SAFETY: `remove` forgets, under this lock, what is still to come for a queue.
                 unsafe { &**queue }.push(*wc);
             }
             !is_due
@@ -154,9 +160,10 @@ impl Nic {
         state.later.iter().map(|(at, _)| *at).min().unwrap_or(u64::MAX)
     }
 
-    /// Forgets a queue pair, and its completions that are still to come.
-    pub(crate) fn remove(&self, number: u32) {
+    /// Forgets a queue pair, its events, and its completions that are still to come.
+    pub(crate) fn remove(&self, number: u32, handle: Handle) {
         let mut state = self.lock();
+        self.events.forget(|event| event.element == handle.0);
         state.later.retain(|(_, Due(_, wc))| wc.qp_num != number);
         if let Some(queue_pair) = state.queue_pairs.remove(&number) {
             for queue in queue_pair.queues {

@@ -1,7 +1,6 @@
 //! The symbols. Each does what rdma-core's manual page says of it.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_uint, c_void};
-use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
@@ -13,7 +12,7 @@ use crate::abi::{
     self, AsyncEvent, CompChannel, Context, ContextOps, Cq, Device, DeviceAttr, Mr, Pd, PortAttr, Qp, QpAttr,
     QpInitAttr, RecvWr, SendWr, Sge, Wc,
 };
-use crate::completions::CompletionQueue;
+use crate::completions::{Channel, CompletionQueue, Events, Told};
 use crate::context::Nic;
 use crate::files::{Listed, Port, Ring, now_ns, read_list};
 use crate::memory::Region;
@@ -40,13 +39,6 @@ struct Opened {
     device: DeviceEntry,
     nic: Arc<Nic>,
     thread: Option<JoinHandle<()>>,
-    events: [RawFd; 2],
-}
-
-#[repr(C)]
-struct Channel {
-    abi: CompChannel,
-    write_end: RawFd,
 }
 
 fn fail<T>(errno: c_int) -> *mut T {
@@ -59,10 +51,29 @@ fn errno_of(error: &std::io::Error) -> c_int {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-fn zeroed<T>() -> T {
-    // SAFETY: only for structures of the ABI, whose fields are integers, pointers and locks at rest: all zero is a value.
-    unsafe { std::mem::zeroed() }
+/// Structures of which all zero is a value.
+///
+/// # Safety
+/// Integers, pointers and locks at rest alone.
+unsafe trait Zero: Sized {
+    fn zero() -> Self {
+        // SAFETY: the trait's promise.
+        unsafe { std::mem::zeroed() }
+    }
 }
+
+// SAFETY: integers and pointers.
+unsafe impl Zero for libc::Dl_info {}
+// SAFETY: a lock at rest.
+unsafe impl Zero for libc::pthread_mutex_t {}
+// SAFETY: the same.
+unsafe impl Zero for libc::pthread_cond_t {}
+// SAFETY: integers.
+unsafe impl Zero for DeviceAttr {}
+// SAFETY: integers.
+unsafe impl Zero for PortAttr {}
+// SAFETY: integers.
+unsafe impl Zero for QpAttr {}
 
 fn text<const N: usize>(text: &str) -> [c_char; N] {
     let mut found = [0; N];
@@ -70,18 +81,6 @@ fn text<const N: usize>(text: &str) -> [c_char; N] {
         *to = from as c_char;
     }
     found
-}
-
-fn pipe() -> std::io::Result<[RawFd; 2]> {
-    let mut ends = [0; 2];
-    // SAFETY: room for two descriptors.
-    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // The writer never waits: a reader that does not come loses events.
-    // SAFETY: a descriptor of ours.
-    unsafe { libc::fcntl(ends[1], libc::F_SETFL, libc::O_NONBLOCK) };
-    Ok(ends)
 }
 
 fn entry(folder: PathBuf, listed: Listed) -> DeviceEntry {
@@ -103,7 +102,7 @@ fn folder() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os("MCCS_NICS") {
         return Some(named.into());
     }
-    let mut found: libc::Dl_info = zeroed();
+    let mut found: libc::Dl_info = Zero::zero();
     // SAFETY: an address of this library, and room for what is known of it.
     if unsafe { libc::dladdr(ibv_fork_init as *const c_void, &raw mut found) } == 0 || found.dli_fname.is_null() {
         return None;
@@ -164,13 +163,12 @@ pub(crate) unsafe extern "C" fn ibv_get_device_guid(device: *mut Device) -> u64 
 pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Context {
     // SAFETY: a device of the list.
     let device = unsafe { &*device.cast::<DeviceEntry>() };
-    let opened = pipe().and_then(|events| {
-        let nic = Nic::open(device.folder.clone(), device.listed.clone(), events[1])?;
+    let opened = Nic::open(device.folder.clone(), device.listed.clone()).and_then(|nic| {
         let nic = Arc::new(nic);
         let thread = nic.serve()?;
-        Ok((events, nic, thread))
+        Ok((nic, thread))
     });
-    let (events, nic, thread) = match opened {
+    let (nic, thread) = match opened {
         Ok(opened) => opened,
         Err(error) => return fail(errno_of(&error)),
     };
@@ -187,13 +185,13 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut Device) -> *mut Con
         device: null_mut(),
         ops,
         cmd_fd: -1,
-        async_fd: events[0],
+        async_fd: nic.events.fd(),
         num_comp_vectors: 1,
-        mutex: zeroed(),
+        mutex: Zero::zero(),
         abi_compat: null_mut(),
     };
     let device = entry(device.folder.clone(), device.listed.clone());
-    let opened = Box::into_raw(Box::new(Opened { abi, device, nic, thread: Some(thread), events }));
+    let opened = Box::into_raw(Box::new(Opened { abi, device, nic, thread: Some(thread) }));
     // SAFETY: just made.
     unsafe { (*opened).abi.device = (&raw mut (*opened).device).cast() };
     opened.cast()
@@ -216,20 +214,16 @@ pub(crate) unsafe extern "C" fn ibv_close_device(context: *mut Context) -> c_int
     if let Some(thread) = opened.thread.take() {
         let _ = thread.join();
     }
-    for end in opened.events {
-        // SAFETY: ours, and nobody writes or reads any more.
-        unsafe { libc::close(end) };
-    }
     0
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_get_async_event(context: *mut Context, event: *mut AsyncEvent) -> c_int {
-    // SAFETY: an open context, and room for an event, which was written as a whole.
-    unsafe {
-        let read = libc::read((*context).async_fd, event.cast(), size_of::<AsyncEvent>());
-        if read == size_of::<AsyncEvent>() as isize { 0 } else { -1 }
-    }
+    // SAFETY: an open context.
+    let Ok(next) = unsafe { nic(context) }.events.next() else { return -1 };
+    // SAFETY: room for an event.
+    unsafe { event.write(next) };
+    0
 }
 
 #[unsafe(no_mangle)]
@@ -293,7 +287,7 @@ pub(crate) unsafe extern "C" fn ibv_query_device(context: *mut Context, attr: *m
         atomic_cap: 1,
         max_pkeys: 1,
         phys_port_cnt: 1,
-        ..zeroed()
+        ..Zero::zero()
     };
     // SAFETY: room for the structure.
     unsafe { attr.write(found) };
@@ -334,7 +328,7 @@ pub(crate) unsafe extern "C" fn ibv_query_port(context: *mut Context, port: u8, 
         active_speed,
         phys_state: if is_down { 3 } else { 5 },
         link_layer: 2,
-        ..zeroed()
+        ..Zero::zero()
     };
     // The entry point that programs are linked to has no more of the structure than this.
     const OLD_BYTES: usize = std::mem::offset_of!(PortAttr, flags);
@@ -452,10 +446,10 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut Mr) -> c_int {
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ibv_create_comp_channel(context: *mut Context) -> *mut CompChannel {
-    match pipe() {
-        Ok([read_end, write_end]) => {
-            let abi = CompChannel { context, fd: read_end, refcnt: 0 };
-            Box::into_raw(Box::new(Channel { abi, write_end })).cast()
+    match Events::new() {
+        Ok(events) => {
+            let abi = CompChannel { context, fd: events.fd(), refcnt: 0 };
+            Box::into_raw(Box::new(Channel { abi, events })).cast()
         }
         Err(error) => fail(errno_of(&error)),
     }
@@ -464,11 +458,7 @@ pub(crate) extern "C" fn ibv_create_comp_channel(context: *mut Context) -> *mut 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut CompChannel) -> c_int {
     // SAFETY: made by `ibv_create_comp_channel`, ended once, after its queues.
-    let channel = unsafe { Box::from_raw(channel.cast::<Channel>()) };
-    for end in [channel.abi.fd, channel.write_end] {
-        // SAFETY: ours.
-        unsafe { libc::close(end) };
-    }
+    drop(unsafe { Box::from_raw(channel.cast::<Channel>()) });
     0
 }
 
@@ -489,20 +479,19 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
         cq_context,
         handle: 0,
         cqe,
-        mutex: zeroed(),
-        cond: zeroed(),
+        mutex: Zero::zero(),
+        cond: Zero::zero(),
         comp_events_completed: 0,
         async_events_completed: 0,
     };
-    // SAFETY: null, or a channel that lives.
-    let told_at = if channel.is_null() { -1 } else { unsafe { (*channel.cast::<Channel>()).write_end } };
-    Box::into_raw(Box::new(CompletionQueue::new(abi, cqe as usize, told_at))).cast()
+    let channel = channel.cast_const().cast::<Channel>();
+    Box::into_raw(Box::new(CompletionQueue::new(abi, cqe as usize, channel))).cast()
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut Cq) -> c_int {
     // SAFETY: made by `ibv_create_cq`, ended once, after its queue pairs.
-    drop(unsafe { Box::from_raw(cq.cast::<CompletionQueue>()) });
+    unsafe { Box::from_raw(cq.cast::<CompletionQueue>()) }.leave_channel();
     0
 }
 
@@ -512,13 +501,10 @@ pub(crate) unsafe extern "C" fn ibv_get_cq_event(
     cq: *mut *mut Cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    let mut told = [0; 8];
-    // SAFETY: a channel that lives; addresses are written as a whole, of queues that live.
+    // SAFETY: a channel that lives.
+    let Ok(Told(found)) = (unsafe { &(*channel.cast::<Channel>()).events }).next() else { return -1 };
+    // SAFETY: room for both; a queue that is told is not destroyed.
     unsafe {
-        if libc::read((*channel).fd, told.as_mut_ptr().cast(), 8) != 8 {
-            return -1;
-        }
-        let found = u64::from_ne_bytes(told) as *mut Cq;
         cq.write(found);
         cq_context.write((*found).cq_context);
     }
@@ -537,7 +523,11 @@ unsafe extern "C" fn poll_cq(cq: *mut Cq, most: c_int, into: *mut Wc) -> c_int {
             at.write(wc);
             at = at.add(1);
         };
-        (*cq.cast::<CompletionQueue>()).take(place, most).unwrap_or(-1)
+        let taken = (*cq.cast::<CompletionQueue>()).take(place, most);
+        if taken.is_none() {
+            *libc::__errno_location() = libc::EOVERFLOW;
+        }
+        taken.unwrap_or(-1)
     }
 }
 
@@ -576,8 +566,8 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut Pd, init: *mut QpInitAttr
         qp_num: number,
         state: abi::QPS_RESET,
         qp_type: init.qp_type,
-        mutex: zeroed(),
-        cond: zeroed(),
+        mutex: Zero::zero(),
+        cond: Zero::zero(),
         events_completed: 0,
     }));
     let queues = [init.send_cq, init.recv_cq].map(|cq| cq.cast_const().cast::<CompletionQueue>());
@@ -684,7 +674,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
         let state = nic((*qp).context).lock();
         let Some(queue_pair) = state.queue_pairs.get(&(*qp).qp_num) else { return libc::EINVAL };
         let qp_state = queue_pair.state;
-        attr.write(QpAttr { qp_state, cur_qp_state: qp_state, path_mtu: 5, port_num: 1, ..zeroed() });
+        attr.write(QpAttr { qp_state, cur_qp_state: qp_state, path_mtu: 5, port_num: 1, ..Zero::zero() });
         (*init).qp_type = (*qp).qp_type;
         (*init).send_cq = (*qp).send_cq;
         (*init).recv_cq = (*qp).recv_cq;
@@ -697,20 +687,21 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut Qp) -> c_int {
     // SAFETY: made by `ibv_create_qp`, ended once, of an open context.
     let qp = unsafe { Box::from_raw(qp) };
     // SAFETY: as above.
-    unsafe { nic(qp.context) }.remove(qp.qp_num);
+    unsafe { nic(qp.context) }.remove(qp.qp_num, Handle((&raw const *qp).cast_mut().cast()));
     0
 }
 
-/// The parts of a request.
+/// The parts of a request; `None`: more than devices take.
 ///
 /// # Safety
 /// As many parts as the request says.
-unsafe fn parts(list: *mut Sge, count: c_int) -> Vec<Sge> {
-    if count <= 0 {
-        return Vec::new();
+unsafe fn parts(list: *mut Sge, count: c_int) -> Option<Vec<Sge>> {
+    match count {
+        ..=0 => Some(Vec::new()),
+        // SAFETY: the caller's promise.
+        1..=MAX_SGE => Some(unsafe { std::slice::from_raw_parts(list, count as usize) }.to_vec()),
+        _ => None,
     }
-    // SAFETY: the caller's promise.
-    unsafe { std::slice::from_raw_parts(list, count as usize) }.to_vec()
 }
 
 /// A request, with its own copy of inline data.
@@ -719,14 +710,19 @@ unsafe fn parts(list: *mut Sge, count: c_int) -> Vec<Sge> {
 /// Memory that the request names is there.
 unsafe fn request(wr: &SendWr, signals_all: bool) -> Option<Request> {
     // SAFETY: the caller's promise.
-    let parts = unsafe { parts(wr.sg_list, wr.num_sge) };
-    let mut found = Request::new(wr.wr_id, wr.opcode, parts);
+    let parts = unsafe { parts(wr.sg_list, wr.num_sge)? };
+    let bytes: u64 = parts.iter().map(|part| u64::from(part.length)).sum();
+    let is_atomic = matches!(wr.opcode, abi::WR_ATOMIC_CMP_AND_SWP | abi::WR_ATOMIC_FETCH_AND_ADD);
+    if bytes > MAX_MESSAGE_BYTES.into() || (is_atomic && bytes != 8) {
+        return None;
+    }
+    let mut found = Request::new(wr.wr_id, wr.opcode, parts, bytes as u32);
     if wr.send_flags & abi::SEND_INLINE != 0 {
         if found.bytes > MAX_INLINE_BYTES {
             return None;
         }
         let mut inline = Vec::with_capacity(found.bytes as usize);
-        for part in &found.parts {
+        for part in found.parts.iter().filter(|part| part.length > 0) {
             // SAFETY: inline data need no key: any memory of the program.
             inline
                 .extend_from_slice(unsafe { std::slice::from_raw_parts(part.addr as *const u8, part.length as usize) });
@@ -756,7 +752,10 @@ unsafe extern "C" fn post_send(qp: *mut Qp, first: *mut SendWr, refused: *mut *m
         let (mut next, mut code) = (first, 0);
         let now = now_ns();
         while !next.is_null() && code == 0 {
-            let Some(queue_pair) = state.queue_pairs.get_mut(&(*qp).qp_num) else { return libc::EINVAL };
+            let Some(queue_pair) = state.queue_pairs.get_mut(&(*qp).qp_num) else {
+                code = libc::EINVAL;
+                break;
+            };
             let has_ended = queue_pair.state == abi::QPS_ERR;
             code = match request(&*next, queue_pair.signals_all) {
                 None => libc::EINVAL,
@@ -791,13 +790,21 @@ unsafe extern "C" fn post_recv(qp: *mut Qp, first: *mut RecvWr, refused: *mut *m
         let mut state = nic.lock();
         let mut next = first;
         while !next.is_null() {
-            let Some(queue_pair) = state.queue_pairs.get_mut(&(*qp).qp_num) else { return libc::EINVAL };
-            if queue_pair.receives.len() >= queue_pair.recv_room {
-                refused.write(next);
-                return libc::ENOMEM;
-            }
-            let receive = Receive { wr_id: (*next).wr_id, parts: parts((*next).sg_list, (*next).num_sge) };
-            queue_pair.receives.push_back(receive);
+            let posted = state.queue_pairs.get_mut(&(*qp).qp_num).ok_or(libc::EINVAL).and_then(|queue_pair| {
+                if queue_pair.receives.len() >= queue_pair.recv_room {
+                    return Err(libc::ENOMEM);
+                }
+                let parts = parts((*next).sg_list, (*next).num_sge).ok_or(libc::EINVAL)?;
+                queue_pair.receives.push_back(Receive { wr_id: (*next).wr_id, parts });
+                Ok(queue_pair)
+            });
+            let queue_pair = match posted {
+                Ok(queue_pair) => queue_pair,
+                Err(code) => {
+                    refused.write(next);
+                    return code;
+                }
+            };
             if queue_pair.state == abi::QPS_ERR {
                 nic.fail(&mut state, (*qp).qp_num);
             }
@@ -811,6 +818,15 @@ unsafe extern "C" fn post_recv(qp: *mut Qp, first: *mut RecvWr, refused: *mut *m
 #[cfg(test)]
 pub(crate) mod tested {
     use super::*;
+
+    /// What serves an open device.
+    ///
+    /// # Safety
+    /// A context that is open.
+    pub(crate) unsafe fn nic_of<'a>(context: *mut Context) -> &'a Nic {
+        // SAFETY: the caller's promise.
+        unsafe { nic(context) }
+    }
 
     pub(crate) fn open_listed(folder: &Path, listed: &Listed) -> *mut Context {
         let device = Box::into_raw(Box::new(entry(folder.to_owned(), listed.clone())));

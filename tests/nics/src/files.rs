@@ -103,7 +103,7 @@ impl Mapping {
         base.map(|base| Mapping { base, bytes }).ok_or_else(io::Error::last_os_error)
     }
 
-    /// Opens a file, which is made where `is_new` or it is not there yet. All zero at first.
+    /// Opens a file; `makes` one where there is none. All zero at first.
     fn open(path: &Path, bytes: usize, makes: bool) -> io::Result<Mapping> {
         let file = OpenOptions::new().read(true).write(true).create(makes).truncate(false).open(path)?;
         if makes {

@@ -22,6 +22,8 @@ const ANSWER: u32 = 1 << 16;
 /// The port's queue of what is paid for, but not gone, at most.
 const AHEAD_NS: u64 = 200_000;
 const NEVER: u64 = u64::MAX;
+/// As many as a queue pair may have unanswered.
+const KEPT_RESULTS: usize = 1 << 14;
 
 /// A work request of the send queue.
 #[derive(Debug)]
@@ -43,8 +45,8 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    pub(crate) fn new(wr_id: u64, opcode: u32, parts: Vec<Sge>) -> Self {
-        let bytes = parts.iter().map(|part| part.length).sum();
+    /// Of `bytes` in all parts.
+    pub(crate) fn new(wr_id: u64, opcode: u32, parts: Vec<Sge>, bytes: u32) -> Self {
         Request {
             wr_id,
             opcode,
@@ -85,12 +87,20 @@ pub(crate) struct Receive {
     pub parts: Vec<Sge>,
 }
 
+/// What an answer carries.
+#[derive(Debug, Clone, Copy)]
+enum Source {
+    /// Memory that a key names, which is asked for each packet: the region may be gone by then.
+    Memory { rkey: u32, remote: u64 },
+    /// The word that an atomic operation has found.
+    Word(u64),
+}
+
 /// An answer that is still to go.
 #[derive(Debug)]
 struct Answer {
     psn: u64,
-    /// Where the data are; of atomic operations the word that was there.
-    from: Result<u64, u64>,
+    from: Source,
     total: u32,
     sent: u32,
 }
@@ -148,6 +158,8 @@ pub(crate) struct QueuePair {
     not_before_ns: u64,
     expected: u64,
     answers: VecDeque<Answer>,
+    /// What the last atomic operations of the peer have found, by number: an answer can be lost.
+    found: VecDeque<(u64, u64)>,
 }
 
 // SAFETY: completion queues outlive their queue pairs, which verbs demand, and are behind locks.
@@ -195,6 +207,7 @@ impl QueuePair {
             not_before_ns: 0,
             expected: 0,
             answers: VecDeque::new(),
+            found: VecDeque::new(),
         }
     }
 
@@ -219,14 +232,14 @@ impl QueuePair {
         lent.completions.push((self.queues[queue], Wc { qp_num: self.number, ..wc }));
     }
 
-    /// Ends all that is in its queues.
-    pub(crate) fn fail(&mut self, first: Option<u32>, lent: &mut Lent<'_>) {
+    /// Ends all that is in its queues. The request with packet `blamed.0` ends with status `blamed.1`.
+    pub(crate) fn fail(&mut self, blamed: Option<(u64, u32)>, lent: &mut Lent<'_>) {
         self.state = QPS_ERR;
-        let mut status = first.unwrap_or(WC_WR_FLUSH_ERR);
         for request in std::mem::take(&mut self.sends) {
+            let packets = request.first_psn..request.first_psn + request.packets;
+            let status = blamed.filter(|(psn, _)| packets.contains(psn)).map_or(WC_WR_FLUSH_ERR, |(_, status)| status);
             let wc = Wc { wr_id: request.wr_id, status, opcode: request.wc_opcode(), ..Wc::default() };
             self.complete(lent, 0, wc);
-            status = WC_WR_FLUSH_ERR;
         }
         for receive in std::mem::take(&mut self.receives) {
             let wc = Wc { wr_id: receive.wr_id, status: WC_WR_FLUSH_ERR, opcode: WC_RECV, ..Wc::default() };
@@ -249,15 +262,20 @@ impl QueuePair {
     fn step_with(&mut self, peer: &Peer, lent: &mut Lent<'_>) -> Result<u64, Failed> {
         let (filled, emptied) =
             (peer.ring.words().filled.load(Ordering::Acquire), self.own.words().emptied.load(Ordering::Relaxed));
+        let stepped = self.take_and_send(peer, lent);
+        let now = (peer.ring.words().filled.load(Ordering::Relaxed), self.own.words().emptied.load(Ordering::Relaxed));
+        if now != (filled, emptied) || stepped.is_err() {
+            peer.port.ring();
+        }
+        stepped
+    }
+
+    fn take_and_send(&mut self, peer: &Peer, lent: &mut Lent<'_>) -> Result<u64, Failed> {
         let next_arrival = self.take(lent)?;
         if self.state == QPS_RTS {
             self.acknowledge(peer, lent)?;
         }
         let next_send = self.send(peer, lent)?;
-        let now = (peer.ring.words().filled.load(Ordering::Relaxed), self.own.words().emptied.load(Ordering::Relaxed));
-        if now != (filled, emptied) {
-            peer.port.ring();
-        }
         Ok(next_arrival.min(next_send))
     }
 
@@ -281,25 +299,22 @@ impl QueuePair {
                 return Ok(head.deliver_at_ns);
             }
             let data = self.own.data(index);
+            let mut taken = Ok(());
             if lent.port.is_down.load(Ordering::Relaxed) == 0 && head.bytes as usize <= SLOT_BYTES {
                 lent.port.in_bytes.fetch_add(head.bytes.into(), Ordering::Relaxed);
-                if head.opcode & ANSWER != 0 {
-                    self.take_answer(&head, data, lent)?;
-                } else {
-                    self.take_request(&head, data, lent)?;
-                }
+                taken = match head.opcode & ANSWER {
+                    0 => self.take_request(&head, data, lent),
+                    _ => self.take_answer(&head, data, lent),
+                };
             }
             self.own.words().emptied.store(index + 1, Ordering::Release);
+            taken?;
         }
     }
 
+    /// Tells the peer that its request fails, and ends.
     fn refuse(&mut self, psn: u64, status: u32, lent: &mut Lent<'_>) -> Failed {
         self.own.words().refused.store((psn + 1) << 8 | u64::from(status), Ordering::Release);
-        // The slot is emptied, so that the peer looks.
-        self.own.words().emptied.fetch_add(1, Ordering::Release);
-        if let Some(peer) = &self.peer {
-            peer.port.ring();
-        }
         self.fail(None, lent);
         Failed { by_peer: true }
     }
@@ -310,10 +325,18 @@ impl QueuePair {
             self.own.words().again.store(self.expected + 1, Ordering::Release);
             return Ok(());
         }
-        // A read may come again, since its answer can be lost; an atomic operation is done once, and its answer is never lost alone.
-        if head.psn < self.expected && (head.opcode != WR_RDMA_READ || self.answers.iter().any(|of| of.psn == head.psn))
-        {
+        if head.psn < self.expected {
             self.own.words().arrived.store(self.expected, Ordering::Release);
+            // The answer was lost, unless it is still to go. A read is done again, an atomic operation is not.
+            if answers && !self.answers.iter().any(|answer| answer.psn == head.psn) {
+                match self.found.iter().find(|(psn, _)| *psn == head.psn) {
+                    Some((psn, word)) => {
+                        self.answers.push_back(Answer { psn: *psn, from: Source::Word(*word), total: 8, sent: 0 });
+                    }
+                    None if head.opcode == WR_RDMA_READ => self.take_question(head, lent)?,
+                    None => {}
+                }
+            }
             return Ok(());
         }
         if answers {
@@ -331,22 +354,28 @@ impl QueuePair {
         let is_read = head.opcode == WR_RDMA_READ;
         let (bytes, access) = if is_read { (head.total, ACCESS_REMOTE_READ) } else { (8, ACCESS_REMOTE_ATOMIC) };
         let address = lent.regions.address(head.rkey, head.remote, bytes.into(), access);
-        let allowed = self.access & access == access && (is_read || head.remote.is_multiple_of(8));
-        let (Ok(address), true) = (address, allowed) else {
+        let allowed = self.access & access == access;
+        let (Ok(address), true) = (address, allowed && (is_read || address.is_ok_and(|it| it.is_multiple_of(8))))
+        else {
             return Err(self.refuse(head.psn, WC_REM_ACCESS_ERR, lent));
         };
         let from = if is_read {
-            Ok(address)
+            Source::Memory { rkey: head.rkey, remote: head.remote }
         } else {
             // SAFETY: eight aligned bytes of a registered region.
             let word = unsafe { std::sync::atomic::AtomicU64::from_ptr(address as *mut u64) };
             let [compare_or_add, swap] = head.operands;
-            Err(match head.opcode {
+            let was = match head.opcode {
                 WR_ATOMIC_FETCH_AND_ADD => word.fetch_add(compare_or_add, Ordering::SeqCst),
                 _ => word
                     .compare_exchange(compare_or_add, swap, Ordering::SeqCst, Ordering::SeqCst)
                     .unwrap_or_else(|was| was),
-            })
+            };
+            self.found.push_back((head.psn, was));
+            if self.found.len() > KEPT_RESULTS {
+                self.found.pop_front();
+            }
+            Source::Word(was)
         };
         self.answers.push_back(Answer { psn: head.psn, from, total: bytes, sent: 0 });
         Ok(())
@@ -421,7 +450,7 @@ impl QueuePair {
         match placed {
             Ok(()) => Ok(()),
             Err(Denied) => {
-                self.fail(Some(WC_LOC_PROT_ERR), lent);
+                self.fail(Some((head.psn, WC_LOC_PROT_ERR)), lent);
                 Err(Failed { by_peer: false })
             }
         }
@@ -455,14 +484,14 @@ impl QueuePair {
         }
         let refused = words.refused.swap(0, Ordering::AcqRel);
         if refused != 0 {
-            self.fail(Some(refused as u32 & 0xff), lent);
+            self.fail(Some(((refused >> 8) - 1, refused as u32 & 0xff)), lent);
             return Err(Failed { by_peer: false });
         }
         let not_ready = words.not_ready.swap(0, Ordering::AcqRel);
         if not_ready > self.acknowledged && not_ready <= self.end_psn {
             self.rnr_tries += 1;
             if self.timers.rnr_retries < 7 && self.rnr_tries > self.timers.rnr_retries {
-                self.fail(Some(WC_RNR_RETRY_EXC_ERR), lent);
+                self.fail(Some((not_ready - 1, WC_RNR_RETRY_EXC_ERR)), lent);
                 return Err(Failed { by_peer: false });
             }
             self.next_psn = not_ready - 1;
@@ -476,7 +505,8 @@ impl QueuePair {
         if self.waits() && self.timers.retry_ns > 0 && lent.now_ns >= self.progress_ns + self.timers.retry_ns {
             self.tries += 1;
             if self.tries > self.timers.retries {
-                self.fail(Some(WC_RETRY_EXC_ERR), lent);
+                let first = self.sends.front().map(|request| (request.first_psn, WC_RETRY_EXC_ERR));
+                self.fail(first, lent);
                 return Err(Failed { by_peer: false });
             }
             self.progress_ns = lent.now_ns;
@@ -534,7 +564,7 @@ impl QueuePair {
     }
 
     fn send(&mut self, peer: &Peer, lent: &mut Lent<'_>) -> Result<u64, Failed> {
-        let after_answers = self.send_answers(peer, lent);
+        let after_answers = self.send_answers(peer, lent)?;
         if self.state != QPS_RTS {
             return Ok(after_answers);
         }
@@ -544,33 +574,30 @@ impl QueuePair {
         Ok(after_answers.min(after_requests).min(retry))
     }
 
-    fn send_answers(&mut self, peer: &Peer, lent: &mut Lent<'_>) -> u64 {
+    fn send_answers(&mut self, peer: &Peer, lent: &mut Lent<'_>) -> Result<u64, Failed> {
         while let Some(answer) = self.answers.front_mut() {
             let bytes = (answer.total - answer.sent).min(SLOT_BYTES as u32);
             let (index, deliver_at_ns) = match QueuePair::slot(peer, bytes, lent) {
                 Ok(slot) => slot,
-                Err(later) => return later,
+                Err(later) => return Ok(later),
             };
-            if !(answer.from.is_ok() && QueuePair::is_lost(peer, lent)) {
-                let data = peer.ring.data(index);
-                match answer.from {
-                    // SAFETY: a registered region, checked when the question came; whoever deregisters it has ended its queue pairs' use.
-                    Ok(from) => unsafe {
-                        std::ptr::copy_nonoverlapping(
-                            (from + u64::from(answer.sent)) as *const u8,
-                            data,
-                            bytes as usize,
-                        );
-                    },
-                    // SAFETY: a slot has more than eight bytes.
-                    Err(word) => unsafe { data.cast::<u64>().write(word) },
+            let data = peer.ring.data(index);
+            let (psn, offset, total) = (answer.psn, answer.sent, answer.total);
+            match answer.from {
+                Source::Memory { rkey, remote } => {
+                    let from = remote + u64::from(offset);
+                    let Ok(from) = lent.regions.address(rkey, from, bytes.into(), ACCESS_REMOTE_READ) else {
+                        return Err(self.refuse(psn, WC_REM_ACCESS_ERR, lent));
+                    };
+                    // SAFETY: of a region that is registered; the slot has room for `bytes`.
+                    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, data, bytes as usize) };
                 }
-                let (psn, offset, total) = (answer.psn, answer.sent, answer.total);
-                QueuePair::put(
-                    peer,
-                    index,
-                    Head { psn, deliver_at_ns, opcode: ANSWER, bytes, offset, total, ..Head::default() },
-                );
+                // SAFETY: a slot has more than eight bytes.
+                Source::Word(word) => unsafe { data.cast::<u64>().write(word) },
+            }
+            if !QueuePair::is_lost(peer, lent) {
+                let head = Head { psn, deliver_at_ns, opcode: ANSWER, bytes, offset, total, ..Head::default() };
+                QueuePair::put(peer, index, head);
             }
             lent.port.out_bytes.fetch_add(bytes.into(), Ordering::Relaxed);
             answer.sent += bytes;
@@ -578,7 +605,7 @@ impl QueuePair {
                 self.answers.pop_front();
             }
         }
-        NEVER
+        Ok(NEVER)
     }
 
     fn send_requests(&mut self, peer: &Peer, lent: &mut Lent<'_>) -> Result<u64, Failed> {
@@ -610,7 +637,7 @@ impl QueuePair {
                     }
                 };
                 if copied.is_err() {
-                    self.fail(Some(WC_LOC_PROT_ERR), lent);
+                    self.fail(Some((self.next_psn, WC_LOC_PROT_ERR)), lent);
                     return Err(Failed { by_peer: false });
                 }
                 QueuePair::put(

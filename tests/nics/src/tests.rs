@@ -85,8 +85,8 @@ impl Side {
         attr.qp_access_flags = ALL;
         attr.dest_qp_num = dest_qp_num;
         attr.ah_attr = AhAttr { dgid, is_global: 1, port_num: 1, ..attr.ah_attr };
-        // 4 ms, thrice; a receiver that is not ready is asked three times, after 0.1 ms.
-        (attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer) = (10, 3, 3, 8);
+        // 4 ms, eight times; a receiver that is not ready is asked three times, after 0.1 ms.
+        (attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer) = (10, 7, 3, 8);
         // SAFETY: a queue pair that lives.
         assert_eq!(unsafe { ibv_modify_qp(self.qp, &raw mut attr, ALL_ATTRIBUTES) }, 0, "state {state}");
     }
@@ -139,6 +139,12 @@ impl Side {
         // SAFETY: an open context.
         assert_eq!(unsafe { ibv_get_async_event(self.context, &raw mut event) }, 0);
         event
+    }
+
+    /// Has its keys be nobody's, as deregistration does; the registration is ended with this.
+    fn forget_memory(&self) {
+        // SAFETY: an open context, and a registration that lives.
+        unsafe { crate::entries::tested::nic_of(self.context).lock().regions.remove((*self.mr).rkey) };
     }
 
     /// Where a word is, for the peer.
@@ -243,9 +249,10 @@ fn a_read_brings_what_is_there_also_when_answers_are_lost() {
 }
 
 #[test]
-fn atomic_operations_give_what_was_there() {
+fn atomic_operations_give_what_was_there_also_when_answers_are_lost() {
     let mut pair = Pair::new(4);
     pair.sides[1].memory[1] = 40;
+    pair.fault(1, Fault::LossPpm(300_000));
     let [here, there] = &pair.sides;
     for (opcode, operands, was, is) in [
         (abi::WR_ATOMIC_FETCH_AND_ADD, [2, 0], 40, 42),
@@ -272,6 +279,35 @@ fn who_names_memory_that_is_none_hears_it_and_so_does_its_peer() {
     // Neither goes on.
     assert_eq!(here.post(abi::WR_RDMA_WRITE, &[here.part(0, 8)], there.remote(0), [0; 2]), 0);
     assert_eq!(here.completion().status, abi::WC_WR_FLUSH_ERR);
+}
+
+#[test]
+fn the_request_at_fault_is_blamed_and_those_behind_it_are_flushed() {
+    let pair = Pair::new(4);
+    let [here, there] = &pair.sides;
+    let (address, key) = there.remote(0).expect("a place");
+    // So late that all are under way before anything comes back.
+    pair.fault(0, Fault::Latency(20_000_000));
+    assert_eq!(here.post(abi::WR_RDMA_READ, &[here.part(0, 8)], there.remote(0), [0; 2]), 0);
+    assert_eq!(here.post(abi::WR_RDMA_WRITE, &[here.part(0, 8)], Some((address, key ^ 4)), [0; 2]), 0);
+    assert_eq!(here.post(abi::WR_RDMA_WRITE, &[here.part(0, 8)], there.remote(1), [0; 2]), 0);
+    let found: Vec<(u64, u32)> = (0..3).map(|_| here.completion()).map(|wc| (wc.wr_id, wc.status)).collect();
+    assert_eq!(found[1..], [(100, abi::WC_REM_ACCESS_ERR), (100, abi::WC_WR_FLUSH_ERR)]);
+    assert_eq!(found[0].0, 104, "the read, with its answer or flushed");
+}
+
+#[test]
+fn a_read_of_memory_that_is_deregistered_meanwhile_is_refused() {
+    let pair = Pair::new(LONG);
+    let [here, there] = &pair.sides;
+    // Slow enough that the answer is not all gone.
+    pair.fault(1, Fault::Rate(1000));
+    assert_eq!(here.post(abi::WR_RDMA_READ, &[here.part(0, LONG as u32 * 8)], there.remote(0), [0; 2]), 0);
+    while carried(pair.folder.path(), "h1", "nic").expect("a device").in_bytes == 0 {
+        std::thread::yield_now();
+    }
+    there.forget_memory();
+    assert_eq!(here.completion().status, abi::WC_REM_ACCESS_ERR);
 }
 
 #[test]
