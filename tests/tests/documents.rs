@@ -181,3 +181,31 @@ fn sentences_are_found_in_paragraphs_and_items() {
     let found: Vec<String> = sentences(text).into_iter().map(|(_, sentence)| sentence).collect();
     assert_eq!(found, ["One two three.", "Four:", "five.", "- six seven", "1.", "eight"]);
 }
+
+/// Files that pages and comments name in backticks, by any part of their path's end.
+#[test]
+fn files_that_pages_and_comments_name_are_there() {
+    let listed = std::process::Command::new("git").args(["ls-files"]).current_dir(root()).output().expect("git");
+    let listed = String::from_utf8(listed.stdout).expect("names");
+    let files: Vec<&str> = listed.lines().collect();
+    let is_there = |name: &str| files.iter().any(|file| *file == name || file.ends_with(&format!("/{name}")));
+    let mut missing = Vec::new();
+    for file in
+        files.iter().filter(|file| file.ends_with(".rs") || (file.starts_with("docs/") && file.ends_with(".md")))
+    {
+        let Ok(text) = std::fs::read_to_string(root().join(file)) else { continue };
+        for (number, line) in (1..).zip(text.lines()) {
+            let said =
+                if file.ends_with(".rs") { line.split_once("//").map_or("", |(_, comment)| comment) } else { line };
+            let quoted = said.split('`').skip(1).step_by(2);
+            let names = quoted.filter(|name| name.ends_with(".rs") || name.ends_with(".cuh"));
+            for name in names.filter(|name| !name.contains(|c: char| c.is_whitespace() || "{}*<>".contains(c))) {
+                let plain = name.trim_start_matches("../").trim_start_matches("./");
+                if !is_there(plain) {
+                    missing.push(format!("{file}:{number}: {name}"));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "named, and not there:\n{}", missing.join("\n"));
+}

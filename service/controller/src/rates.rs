@@ -7,7 +7,7 @@
 //! Rates are of payload, so that a link that is full shows a little less than it carries. What the switches' hash chooses is known to cross the
 //! links of its NICs, and no others.
 //!
-//! Deliberately absent: decisions. A policy sees demand and profiles (`policy/mod.rs`): one that followed rates would move flows, which change rates.
+//! Deliberately absent: decisions. A policy sees demand and profiles (`service/policy/src/lib.rs`): one that followed rates would move flows, which change rates.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};

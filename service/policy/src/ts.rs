@@ -6,7 +6,7 @@
 //!
 //! What is not sent when a window closes waits for the next one, and the iteration takes twice as long. So windows are longer than bursts, by as much as
 //! there is room for, and come a little less often than the job does by itself: who was late once is not late for ever. A job that comes less
-//! often all the same loses its profile (`telemetry/profile.rs`), and with it the window. Windows that the operator gave stay where they are, and others turn
+//! often all the same loses its profile (`service/telemetry/src/profile.rs`), and with it the window. Windows that the operator gave stay where they are, and others turn
 //! round them.
 //!
 //! Gaps are not told as windows. Who sends in one is in the way of those above when they are late, which makes them later, while the window

@@ -3,7 +3,7 @@
 //! Flows are assigned fairly over all paths. A job with a profile is known to send at certain times; at these, jobs of lower
 //! priority that share a link with it hold their flows to what it leaves them there. At all other times nobody is held back, so
 //! nothing is reserved while the first computes. Ours; the times come from profiles, as in CASSINI (NSDI 2024). Where a job's bursts
-//! are foreseen one by one (`telemetry/profile.rs`) they take the place of the times.
+//! are foreseen one by one (`service/telemetry/src/profile.rs`) they take the place of the times.
 
 use super::windows::{Shared, Use};
 use super::{Decisions, Job, Policy, Profile, View, Window, Yield, flows, shares};

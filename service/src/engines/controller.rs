@@ -11,7 +11,7 @@
 //! when it says that something has changed, before the answer to a change is passed on, so that a controller knows of a strategy
 //! before it hears that its order was carried out.
 //!
-//! Deliberately absent: decisions (`controller/deciding.rs`), and polling: an engine with nothing to do sleeps.
+//! Deliberately absent: decisions (`service/controller/src/deciding.rs`), and polling: an engine with nothing to do sleeps.
 
 pub mod cluster;
 mod files;

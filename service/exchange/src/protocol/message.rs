@@ -20,7 +20,7 @@ use crate::protocol::life::Life;
 use mccs_model::limits::NRANKS_MAX;
 use mccs_model::{AccountBody, ChangeBody, CommId, CommKey, ControlBody, Failure, Name, Payload};
 
-/// Version of the protocol, and of what controllers and agents tell each other in it (`controller/message.rs`). Services of
+/// Version of the protocol, and of what controllers and agents tell each other in it (`service/controller/src/message.rs`). Services of
 /// different versions refuse each other.
 pub const VERSION: u16 = 14;
 

@@ -3,7 +3,7 @@
 //! ```text
 //! operator --> WhyStuck --> Inquire --> every host:  Inquiry --> transport engines: what channels wait for
 //!                                                    all told --> Account --> the host that asked
-//!              all accounts, or the time is over --> telemetry/stuck.rs --> operator
+//!              all accounts, or the time is over --> service/telemetry/src/stuck.rs --> operator
 //! ```
 //!
 //! Nobody is accused by one look. Hosts are asked again until something has moved, or nothing has for

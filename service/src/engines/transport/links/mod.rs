@@ -6,7 +6,7 @@
 //!                                    or, of a strategy to come, when it is prepared
 //! ```
 //!
-//! A link leads from one program of a schedule to another, on a channel (`key.rs`), a way through the network (`paths.rs`), and sends as fast as its
+//! A link leads from one program of a schedule to another, on a channel, a path through the network (`paths.rs`), and sends as fast as its
 //! communicator's pace lets it (`paced.rs`). Both hosts
 //! run the same schedules, so the one knows to connect and the other to accept without asking. Links of two epochs share nothing but
 //! the listener: those of the next are there before those of the last go.

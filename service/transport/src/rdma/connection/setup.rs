@@ -1,4 +1,4 @@
-//! Flows until they are connected, and what their control channels say. From connection to connection: `failover.rs`; their end: `ending.rs`.
+//! Flows until they are connected, and what their control channels say. From connection to connection: `failover/`; their end: `close.rs`.
 //!
 //! ```text
 //! sender    Calling --reached--> Offered --Answer--> Connecting --> Open --broken--> Broken --a pause--> Offered ...

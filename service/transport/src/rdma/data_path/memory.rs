@@ -6,7 +6,7 @@
 //! later is never taken for the one that was there. Other memory is never kept: nobody says when it goes.
 //!
 //! A device other than the first that there is learns of memory when a flow first uses it there. What is long is pinned by a thread
-//! of its own (`aside.rs`), and the flows that are to use it wait: those of other tenants do not.
+//! of its own (`blocking_worker.rs`), and the flows that are to use it wait: those of other tenants do not.
 
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};

@@ -1,7 +1,7 @@
 //! What engines do with connected flows: they post messages and buffers, flush what GPUs are to see, test, and poll.
 //!
-//! A poll takes completions first, since all else waits for them; then it lets flows post in turn (`posting.rs`), and looks at what seldom
-//! happens when that is due (`waking.rs`).
+//! A poll takes completions first, since all else waits for them; then it lets flows post in turn (`send_scheduler.rs`), and looks at what seldom
+//! happens when that is due (`wakeup.rs`).
 
 pub(in crate::rdma) mod flusher;
 pub(in crate::rdma) mod memory;

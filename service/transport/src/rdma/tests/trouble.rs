@@ -1,4 +1,4 @@
-//! Bad luck on the fake driver, other than that of ports (`failover_tests.rs`) and memory (`memory_tests.rs`): what the transport gets over, and what it says about the rest.
+//! Bad luck on the fake driver, other than that of ports (`failover.rs`) and memory (`memory.rs`): what the transport gets over, and what it says about the rest.
 
 use std::collections::VecDeque;
 use std::time::Duration;
