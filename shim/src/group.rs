@@ -131,7 +131,7 @@ pub fn group_estimate_us() -> Option<f64> {
     with_group(estimate).flatten()
 }
 
-/// Closes a group as [`group_end`] does, but for that nothing of it is enqueued.
+/// Closes a group without enqueuing what it has. An inner group's calls stay with the outer one, which enqueues or drops them.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] without a group.

@@ -5,8 +5,8 @@
 //! the caller one copy of 128 bytes into a ring, a small collective the copy of its contribution to a shared-memory exchange where its
 //! peers find it.
 //!
-//! The library never panics, prints, reads the environment unasked, or changes anything about the process; [`set_log_handler`] has it tell
-//! what happens. It starts no threads but those that communicators of GPUs need (one waits for the service to go, one joins for graphs),
+//! The library never panics, prints, or changes anything about the process; [`set_log_handler`] has it tell what happens. Of the
+//! environment a communicator reads the job's name (`MCCS_JOB`, or what Slurm, PBS and LSF set), which operators see. It starts no threads but those that communicators of GPUs need (one waits for the service to go, one joins for graphs),
 //! and one for a rank that gave up joining.
 //!
 //! ```no_run

@@ -512,7 +512,7 @@ mod tests {
                 messages: seconds,
                 allotted_bps: Some(32_000_000),
                 port: None,
-                ways_left: 0,
+                paths_left: 0,
                 wire: WireView { segments: 1000, retransmits: 50, round_trip_us: Some(80) },
             }],
             paths: vec![PathView {
@@ -522,7 +522,7 @@ mod tests {
                 flows: 1,
                 bytes: 3_000_000 * seconds,
                 messages: 12 * seconds,
-                ways_left: 0,
+                paths_left: 0,
                 wire: WireView { segments: 1000 * seconds, retransmits: 50 * seconds, round_trip_us: Some(80) },
             }],
             hosts: Vec::new(),

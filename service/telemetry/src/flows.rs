@@ -114,7 +114,7 @@ impl Counters {
             messages: load(&self.messages),
             segments: load(&self.segments),
             retransmits: load(&self.retransmits),
-            ways_left: 0,
+            paths_left: 0,
         }
     }
 
@@ -215,7 +215,7 @@ pub struct FlowView {
     pub port: Option<String>,
     /// Times that it has left a way, port and queue pairs, for another: it carried nothing any more, or a better one was back.
     #[serde(default)]
-    pub ways_left: u64,
+    pub paths_left: u64,
 }
 
 impl FlowView {
@@ -251,7 +251,7 @@ pub struct PathView {
     pub messages: u64,
     /// Times that flows over RDMA have left their ways for others.
     #[serde(default)]
-    pub ways_left: u64,
+    pub paths_left: u64,
     /// What became of packets.
     #[serde(flatten)]
     pub wire: WireView,
@@ -264,7 +264,7 @@ struct Totals {
     messages: u64,
     segments: u64,
     retransmits: u64,
-    ways_left: u64,
+    paths_left: u64,
 }
 
 impl Totals {
@@ -274,7 +274,7 @@ impl Totals {
             messages: self.messages + other.messages,
             segments: self.segments + other.segments,
             retransmits: self.retransmits + other.retransmits,
-            ways_left: self.ways_left + other.ways_left,
+            paths_left: self.paths_left + other.paths_left,
         }
     }
 
@@ -284,7 +284,7 @@ impl Totals {
             messages: self.messages.saturating_sub(before.messages),
             segments: self.segments.saturating_sub(before.segments),
             retransmits: self.retransmits.saturating_sub(before.retransmits),
-            ways_left: self.ways_left,
+            paths_left: self.paths_left,
         }
     }
 }
@@ -302,21 +302,21 @@ struct Live {
     before: Totals,
     /// See [`FlowView::port`].
     port: Option<String>,
-    ways_left: u64,
+    paths_left: u64,
 }
 
 impl Live {
     /// What its path has carried.
     fn totals(&self) -> Totals {
-        Totals { ways_left: self.ways_left, ..self.counters.totals().since(self.before) }
+        Totals { paths_left: self.paths_left, ..self.counters.totals().since(self.before) }
     }
 
     fn view(&self) -> FlowView {
         let totals = self.totals();
         let (bytes, messages, wire) = (totals.bytes, totals.messages, self.counters.wire(totals));
         let allotted_bps = Some(self.counters.allotted_bps.load(Ordering::Relaxed)).filter(|bps| *bps != FREE);
-        let (port, ways_left) = (self.port.clone(), self.ways_left);
-        FlowView { name: self.name.clone(), bytes, messages, wire, allotted_bps, port, ways_left }
+        let (port, paths_left) = (self.port.clone(), self.paths_left);
+        FlowView { name: self.name.clone(), bytes, messages, wire, allotted_bps, port, paths_left }
     }
 }
 
@@ -362,7 +362,7 @@ impl FlowTable {
         flows.next += 1;
         let key = flows.key_of(&name);
         let live =
-            Live { name, key, counters: Arc::clone(&counters), before: Totals::default(), port: None, ways_left: 0 };
+            Live { name, key, counters: Arc::clone(&counters), before: Totals::default(), port: None, paths_left: 0 };
         flows.live.insert(number, live);
         FlowMeter { counters, number, table: Arc::clone(self) }
     }
@@ -378,7 +378,7 @@ impl FlowTable {
     fn goes_by(&self, number: u64, port: Option<String>) {
         if let Some(live) = lock(&self.flows).live.get_mut(&number) {
             let before = std::mem::replace(&mut live.port, port);
-            live.ways_left += u64::from(before.is_some());
+            live.paths_left += u64::from(before.is_some());
         }
     }
 
@@ -390,7 +390,7 @@ impl FlowTable {
         let to = flows.key_of(&name);
         let Some(live) = flows.live.get_mut(&number) else { return };
         let totals = live.totals();
-        live.ways_left = 0;
+        live.paths_left = 0;
         (live.name, live.before) = (name, live.counters.totals());
         let from = std::mem::replace(&mut live.key, to);
         flows.left(from, totals);
@@ -438,9 +438,9 @@ impl FlowTable {
             *round_trip_us = (*round_trip_us).max(live.counters.wire(*all).round_trip_us);
         }
         let view = |((peer, path, sends), (flows, totals, round_trip_us))| {
-            let Totals { bytes, messages, segments, retransmits, ways_left } = totals;
+            let Totals { bytes, messages, segments, retransmits, paths_left } = totals;
             let wire = WireView { segments, retransmits, round_trip_us };
-            PathView { peer, path, sends, flows, bytes, messages, ways_left, wire }
+            PathView { peer, path, sends, flows, bytes, messages, paths_left, wire }
         };
         paths.into_iter().map(view).collect()
     }
@@ -522,14 +522,14 @@ mod tests {
     fn ports_of_flows_are_told_and_how_often_ways_were_left() {
         let table = Arc::new(FlowTable::default());
         let meter = table.begin(name("b", "x", 1));
-        let told = || table.flows(1).0.pop().map(|flow| (flow.port, flow.ways_left));
+        let told = || table.flows(1).0.pop().map(|flow| (flow.port, flow.paths_left));
         assert_eq!(told(), Some((None, 0)));
-        for (port, ways_left) in [(Some("a:1"), 0), (None, 1), (None, 1), (Some("b:1"), 1), (Some("a:1"), 2)] {
+        for (port, paths_left) in [(Some("a:1"), 0), (None, 1), (None, 1), (Some("b:1"), 1), (Some("a:1"), 2)] {
             let port = port.map(str::to_owned);
             meter.goes_by(port.clone());
-            assert_eq!(told(), Some((port, ways_left)));
+            assert_eq!(told(), Some((port, paths_left)));
         }
-        let left = || table.paths().iter().map(|path| path.ways_left).collect::<Vec<_>>();
+        let left = || table.paths().iter().map(|path| path.paths_left).collect::<Vec<_>>();
         assert_eq!(left(), [2]);
         drop(meter);
         assert_eq!((told(), left()), (None, vec![2]));

@@ -13,7 +13,7 @@ fn sent(peer: &str, path: &str, bytes: u64) -> PathView {
         flows: 1,
         bytes,
         messages: 1,
-        ways_left: 0,
+        paths_left: 0,
         wire: mccs_telemetry::flows::WireView::default(),
     }
 }

@@ -1348,7 +1348,7 @@ fn what_goes_over_paths_and_links_is_shown_and_decides_nothing() {
             flows: 1,
             bytes,
             messages: 1,
-            ways_left: 0,
+            paths_left: 0,
             wire: WireView::default(),
         }];
     };

@@ -477,7 +477,7 @@ fn paths(text: &mut Text, overview: &Overview) {
         ("mccs_path_retransmits_total", Kind::Counter, "Packets that flows over TCP have sent again.", |p| {
             p.wire.retransmits
         }),
-        ("mccs_path_ways_left_total", Kind::Counter, "Times that flows over RDMA have left a way.", |p| p.ways_left),
+        ("mccs_paths_left_total", Kind::Counter, "Times that flows over RDMA have left a way.", |p| p.paths_left),
     ];
     for (name, kind, help, value) in values {
         let mut family = text.family(name, kind, help);
