@@ -11,7 +11,7 @@ use mccs_runtime::{Context, Progress};
 
 /// Posting and finishing requests, and driving the transport.
 pub trait DataPath: Send {
-    /// Sends a message, and `tag` with it, which means nothing to the transport. `None`: as many requests as [`FlowOptions::requests`] are unfinished or untested; try later.
+    /// Sends a message, and `tag` with it, which means nothing to the transport. `None`: as many requests as [`FlowOptions::requests`](crate::FlowOptions::requests) are unfinished or untested; try later.
     /// The bytes must not change until the request is done or the flow closed.
     ///
     /// # Errors

@@ -73,7 +73,7 @@ impl ScheduleCache {
     /// Links of a short and of a long all-reduce; see [`Schedule::links`].
     ///
     /// # Errors
-    /// [`PlanError`].
+    /// `PlanError`.
     pub fn links(&self) -> Result<BTreeSet<(u16, u32, u32)>, PlanError> {
         let problem = |count| Problem {
             kind: CollectiveKind::AllReduce,
@@ -96,7 +96,7 @@ impl ScheduleCache {
     /// The schedule for a collective that all ranks have called alike.
     ///
     /// # Errors
-    /// [`PlanError`].
+    /// `PlanError`.
     pub fn schedule_for(&mut self, operations: &[Operation]) -> Result<Arc<Schedule>, PlanError> {
         let Some(Operation { action: Action::Collective { kind, redop, root, .. }, count, dtype, .. }) =
             operations.first()
