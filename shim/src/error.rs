@@ -12,7 +12,8 @@ pub struct Origin {
     pub communicator: UniqueId,
     /// This process' rank of it.
     pub rank: u32,
-    /// The operation, by its number on its stream, from 1; none where the communicator failed at rest.
+    /// The operation, by its number among those of its stream that have gone to the service, from 1: not those that ranks have exchanged
+    /// by themselves. None where the communicator failed at rest.
     pub operation: Option<u64>,
 }
 

@@ -123,7 +123,8 @@ fn collectives_take_slices_that_carry_count_and_type() {
 #[test]
 fn a_failed_operation_says_which_communicator_rank_and_operation() {
     watchdog();
-    let (service, id) = (TestService::start(""), mccs::unique_id().expect("an id"));
+    let (service, id) =
+        (TestService::start("[host_device]\nshm_exchange_limit = \"0\"\n"), mccs::unique_id().expect("an id"));
     std::thread::scope(|scope| {
         for rank in 0..2 {
             let client = service.connect(0);
@@ -132,14 +133,15 @@ fn a_failed_operation_says_which_communicator_rank_and_operation() {
                 let (stream, memory) =
                     (client.create_stream().expect("a stream"), client.allocate(4096).expect("memory"));
                 let place = memory.at(0);
-                // The second operation's types differ.
-                for dtype in [DataType::F32, if rank == 0 { DataType::F32 } else { DataType::I32 }] {
-                    comm.all_reduce(place, place, 16, dtype, RedOp::Sum, &stream).expect("enqueued");
-                }
+                // The second operation's types differ. The first has ended: else it could fail with the communicator.
+                comm.all_reduce(place, place, 16, DataType::F32, RedOp::Sum, &stream).expect("enqueued");
+                stream.synchronize().expect("the first one is right");
+                let dtype = if rank == 0 { DataType::F32 } else { DataType::I32 };
+                comm.all_reduce(place, place, 16, dtype, RedOp::Sum, &stream).expect("enqueued");
                 let error = stream.synchronize().expect_err("a contradiction");
                 let origin = error.origin().expect("of a communicator");
                 assert_eq!((origin.communicator, origin.rank), (id, rank), "{error}");
-                assert_ne!(origin.operation, Some(1), "the first one was right");
+                assert_eq!(origin.operation, Some(2), "{error}");
                 assert_eq!(comm.async_error().and_then(|error| error.origin()).map(|origin| origin.rank), Some(rank));
             });
         }
