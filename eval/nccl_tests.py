@@ -11,7 +11,6 @@ provenance) and NAME.md after each collective. Binaries: target/release, or the 
 
 import argparse
 import json
-import os
 import pathlib
 import statistics
 import subprocess
@@ -134,7 +133,7 @@ def main():
         parser.error("name a folder of nccl-tests' programs: --threads, --processes, or both")
     about = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(), "machine": machine_of(options.nranks),
              "nccl": version_of(options.nccl), "command": " ".join(["eval/nccl_tests.py", *sys.argv[1:]]), "rounds": options.rounds,
-             "calls": options.calls, "cores": os.cpu_count()}
+             "calls": options.calls}
     with tempfile.TemporaryDirectory() as folder, services({"service": '[cuda]\nuse = "required"\n'}, folder) as sockets:
         failed = measure(options, Runner(options, sockets[0]), about)
     if failed:

@@ -653,6 +653,9 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
         }
         queue_pair.state = attr.qp_state;
         qp.state = attr.qp_state;
+        if attr.qp_state == abi::QPS_RESET {
+            queue_pair.reset();
+        }
         if attr.qp_state == abi::QPS_ERR {
             nic.fail(&mut state, qp.qp_num);
         }

@@ -211,6 +211,21 @@ impl QueuePair {
         }
     }
 
+    /// Forgets its peer, its requests and how far both were.
+    pub(crate) fn reset(&mut self) {
+        let words = self.own.words();
+        for word in [&words.filled, &words.emptied, &words.arrived, &words.again, &words.not_ready, &words.refused] {
+            word.store(0, Ordering::Release);
+        }
+        self.peer = None;
+        self.sends.clear();
+        self.receives.clear();
+        self.answers.clear();
+        self.found.clear();
+        (self.end_psn, self.next_psn, self.acknowledged, self.expected) = (0, 0, 0, 0);
+        (self.tries, self.rnr_tries, self.not_before_ns) = (0, 0, 0);
+    }
+
     pub(crate) fn connect(&mut self, ring: Ring, port: Port) {
         self.peer = Some(Peer { ring, port });
     }
@@ -253,10 +268,24 @@ impl QueuePair {
         if self.state != QPS_RTR && self.state != QPS_RTS {
             return Ok(NEVER);
         }
-        let Some(peer) = self.peer.take() else { return Ok(NEVER) };
+        let Some(peer) = self.peer.take() else { return self.wait_for_nobody(lent) };
         let stepped = self.step_with(&peer, lent);
         self.peer = Some(peer);
         stepped
+    }
+
+    /// Without a peer nothing is answered: the first request fails when all its retries are over.
+    fn wait_for_nobody(&mut self, lent: &mut Lent<'_>) -> Result<u64, Failed> {
+        let Some(first) = self.sends.front().map(|request| request.first_psn).filter(|_| self.timers.retry_ns > 0)
+        else {
+            return Ok(NEVER);
+        };
+        let over = self.progress_ns + self.timers.retry_ns * (u64::from(self.timers.retries) + 1);
+        if lent.now_ns < over {
+            return Ok(over);
+        }
+        self.fail(Some((first, WC_RETRY_EXC_ERR)), lent);
+        Err(Failed { by_peer: false })
     }
 
     fn step_with(&mut self, peer: &Peer, lent: &mut Lent<'_>) -> Result<u64, Failed> {

@@ -179,13 +179,18 @@ impl Pair {
         });
         write_list(folder.path(), &listed).expect("a list");
         let sides = listed.map(|listed| Side::new(folder.path(), listed, words));
+        let pair = Pair { sides, folder };
+        pair.connect();
+        pair
+    }
+
+    fn connect(&self) {
         for side in 0..2 {
-            let peer = &sides[1 - side];
-            sides[side].step(abi::QPS_INIT, None);
-            sides[side].step(abi::QPS_RTR, Some((peer.number(), peer.listed.gid())));
-            sides[side].step(abi::QPS_RTS, Some((peer.number(), peer.listed.gid())));
+            let (own, peer) = (&self.sides[side], &self.sides[1 - side]);
+            own.step(abi::QPS_INIT, None);
+            own.step(abi::QPS_RTR, Some((peer.number(), peer.listed.gid())));
+            own.step(abi::QPS_RTS, Some((peer.number(), peer.listed.gid())));
         }
-        Pair { sides, folder }
     }
 
     fn fault(&self, side: usize, fault: Fault) {
@@ -352,4 +357,32 @@ fn requests_beyond_the_queue_or_before_the_connection_are_refused() {
     assert_eq!(codes.next(), Some(libc::ENOMEM));
     here.step(abi::QPS_RESET, None);
     assert_eq!(here.post(abi::WR_RDMA_WRITE, &[here.part(0, 8)], there.remote(0), [0; 2]), libc::EINVAL);
+}
+
+#[test]
+fn a_peer_that_is_not_there_ends_the_connection_after_all_retries() {
+    let pair = Pair::new(4);
+    let [here, there] = &pair.sides;
+    here.step(abi::QPS_RESET, None);
+    here.step(abi::QPS_INIT, None);
+    for state in [abi::QPS_RTR, abi::QPS_RTS] {
+        here.step(state, Some((there.number() + 1000, there.listed.gid())));
+    }
+    assert_eq!(here.post(abi::WR_RDMA_WRITE, &[here.part(0, 8)], there.remote(0), [0; 2]), 0);
+    assert_eq!(here.completion().status, abi::WC_RETRY_EXC_ERR);
+}
+
+#[test]
+fn queue_pairs_that_were_reset_are_connected_again() {
+    let mut pair = Pair::new(4);
+    pair.sides[0].memory.copy_from_slice(&random(4, 5));
+    for _ in 0..3 {
+        let [here, there] = &pair.sides;
+        assert_eq!(here.post(abi::WR_RDMA_WRITE, &[here.part(0, 32)], there.remote(0), [0; 2]), 0);
+        assert_eq!(here.completion().status, abi::WC_SUCCESS);
+        assert_eq!(here.memory, there.memory);
+        pair.sides.iter().for_each(|side| side.step(abi::QPS_RESET, None));
+        pair.connect();
+        pair.sides[0].memory.reverse();
+    }
 }
