@@ -9,11 +9,11 @@ use crate::abi::{
     self, AhAttr, AsyncEvent, Context, Cq, Mr, Pd, Qp, QpAttr, QpCap, QpInitAttr, RecvWr, SendWr, Sge, Wc,
 };
 use crate::control::{Fault, carried, make};
+use crate::entries::completions::{ibv_create_cq, ibv_destroy_cq};
+use crate::entries::devices::{ibv_close_device, ibv_get_async_event};
+use crate::entries::memory::{ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr, ibv_reg_mr_iova2};
+use crate::entries::queue_pairs::{ibv_create_qp, ibv_destroy_qp, ibv_modify_qp};
 use crate::entries::tested::open_listed;
-use crate::entries::{
-    ibv_alloc_pd, ibv_close_device, ibv_create_cq, ibv_create_qp, ibv_dealloc_pd, ibv_dereg_mr, ibv_destroy_cq,
-    ibv_destroy_qp, ibv_get_async_event, ibv_modify_qp, ibv_reg_mr_iova2,
-};
 use crate::files::{Listed, write_list};
 
 /// A test that has not got further for so long hangs.
