@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use mccs_config::service::TransportKind;
 use mccs_config::topology::ActualHost;
 use mccs_controller::answer::{ControllerAnswer, ControllerRequest};
-use mccs_controller::basis::{Basis, Text};
+use mccs_controller::cluster_config::{ClusterConfig, Text};
 use mccs_controller::links::Links;
 use mccs_controller::message::{AgentMessage, ControllerMessage, Order, Outcome, Report};
 use mccs_controller::plan::{Wants, plan_all};
@@ -31,7 +31,7 @@ const TENANTS: usize = 10;
 /// A controller of a large cluster, all of whose hosts have reported.
 pub struct Planning {
     /// The first one, whose topology all others keep.
-    basis: Basis,
+    config: ClusterConfig,
     /// How long it took to read and check its files, in seconds of CPU time.
     pub read_s: f64,
     hosts: Vec<Name>,
@@ -134,7 +134,8 @@ impl Planning {
         let topology = Text { name: "topology.toml".into(), text: topology(hosts) };
         let cluster: Vec<_> = names.iter().map(|host| ActualHost::named(host.as_str())).collect();
         let began_s = cpu_s();
-        let basis = Basis::new(topology.clone(), policy("ecmp"), &cluster, None).map_err(anyhow::Error::msg)?;
+        let config =
+            ClusterConfig::new(topology.clone(), policy("ecmp"), &cluster, None).map_err(anyhow::Error::msg)?;
         let read_s = cpu_s() - began_s;
         controller.files(Some(topology), Some(policy("ecmp")), now);
         names.iter().skip(1).for_each(|host| controller.met(host, now));
@@ -144,7 +145,7 @@ impl Planning {
         for host in &names {
             controller.hear(host, AgentMessage::Synced { life: 1, is_paced: false }, now);
         }
-        let mut planning = Planning { basis, read_s, hosts: names, controller, reports, now, tickets: 0 };
+        let mut planning = Planning { config, read_s, hosts: names, controller, reports, now, tickets: 0 };
         planning.controller.settle(now);
         planning.carry_out()?;
         Ok(planning)
@@ -201,15 +202,15 @@ impl Planning {
         let mut reports: Vec<_> = reports.iter().collect();
         reports.sort_by_key(|report| report.began_ms);
         let cluster: Vec<_> = self.hosts.iter().map(|host| ActualHost::named(host.as_str())).collect();
-        let topology = self.basis.network.text.clone();
-        let basis = Basis::new(topology, policy(policy_name), &cluster, Some(&self.basis));
-        let basis = basis.map_err(anyhow::Error::msg)?;
+        let topology = self.config.network.text.clone();
+        let config = ClusterConfig::new(topology, policy(policy_name), &cluster, Some(&self.config));
+        let config = config.map_err(anyhow::Error::msg)?;
         let began_s = cpu_s();
-        let plans = plan_all(&basis, &Links::default(), &reports, &Wants::new());
+        let plans = plan_all(&config, &Links::default(), &reports, &Wants::new());
         let plan_s = cpu_s() - began_s;
         let has_plan = |(_, plan): &(_, Result<_, String>)| plan.is_ok();
         ensure!(plans.iter().all(has_plan), "a job has no place in the network");
-        drop((plans, basis));
+        drop((plans, config));
         let Text { name, text } = policy(policy_name);
         self.tickets += 1;
         let began_s = cpu_s();

@@ -11,7 +11,7 @@ use mccs_config::error::in_words;
 use mccs_config::limits::{FILE_BYTES_MAX, POLICY_BYTES_MAX};
 use mccs_config::service::TenantConfig;
 use mccs_config::topology::ActualHost;
-use mccs_service::controller::basis::{Basis, Text};
+use mccs_service::controller::cluster_config::{ClusterConfig, Text};
 use mccs_service::default_quotas::HostResources;
 use mccs_service::devices::cuda::{MPS_VARIABLE, QUEUES_MAX, QUEUES_VARIABLE};
 use mccs_service::engines::controller::ControllerSettings;
@@ -60,7 +60,7 @@ fn check_files(controller: &ControllerSettings) -> anyhow::Result<()> {
     let (topology, policy) = (read(topology, FILE_BYTES_MAX)?, read(policy, POLICY_BYTES_MAX)?);
     // What hosts have is known when they report.
     let cluster: Vec<_> = controller.hosts.iter().map(|host| ActualHost::named(host.as_str())).collect();
-    Basis::new(topology, policy, &cluster, None).map_err(anyhow::Error::msg)?;
+    ClusterConfig::new(topology, policy, &cluster, None).map_err(anyhow::Error::msg)?;
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use mccs_ipc::direct::Execution;
 use mccs_ipc::handshake::Listener;
 
 use crate::collective::{Algorithm, Choice, CostModel, Strategy};
-use crate::controller::equipment::{Equipment, TENANTS_MAX};
+use crate::controller::inventory::{Inventory, TENANTS_MAX};
 use crate::devices::cuda::{CudaDevice, Gpus, NoCuda};
 use crate::devices::host::{HostDevice, HostOptions};
 use crate::engines::control::{ControlEngine, Controlled};
@@ -113,13 +113,13 @@ impl Service {
                     let outputs = (exchange.clone(), proxy.clone());
                     let gpus = gpus.as_ref().map_or(0, |gpus| gpus.ids.len() as u32);
                     let rdma_ports = transport_factory.as_ref().and_then(TransportFactory::rdma_ports);
-                    let equipment = Equipment {
+                    let inventory = Inventory {
                         gpus,
                         rdma_ports,
                         interfaces: None,
                         tenants: Some(tenants).filter(|tenants| tenants.len() <= TENANTS_MAX),
                     };
-                    let settings = ControllerSettings { equipment, ..settings.clone() };
+                    let settings = ControllerSettings { inventory, ..settings.clone() };
                     start_controller(&runtimes, main, &settings, inputs, outputs, (&registry, &words, &control_gpus))?;
                 }
                 let transport = transport_factory.as_ref().map(|transport_factory| transport_factory.first);

@@ -64,17 +64,7 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
     (
         "mccs-controller",
         &[
-            "answer",
-            "application",
-            "bursts",
-            "disk",
-            "hosts",
-            "message",
-            "operator",
-            "orders",
-            "pace",
-            "plan",
-            "rates",
+            "answer", "rollout", "bursts", "disk", "hosts", "message", "operator", "orders", "pace", "plan", "rates",
             "state",
         ],
         "the controller's methods stand beside what they work on; components with private fields come in their place",

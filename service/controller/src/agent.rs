@@ -37,10 +37,10 @@ use mccs_config::service::FlowPath;
 use self::paces::Paced;
 use self::reports::Known;
 use super::clock::CommonClock;
-use super::equipment::{Equipment, Interfaces};
+use super::inventory::{Interfaces, Inventory};
+use super::link_overrides::LinkOverrides;
 use super::message::{Act, AgentMessage, ControllerMessage, Order, Outcome};
 use super::rates::RateWatch;
-use super::said::SaidLinks;
 use mccs_model::rate_limit::Pace;
 use mccs_model::{CommId, Name, Refused, Whose};
 use mccs_telemetry::LogBudget;
@@ -128,7 +128,7 @@ struct Carried {
 pub struct Agent {
     controller: Name,
     /// What this host has.
-    equipment: Equipment,
+    inventory: Inventory,
     life: Option<u64>,
     /// The newest life that was obeyed.
     newest_life: u64,
@@ -148,7 +148,7 @@ pub struct Agent {
     forgot_clock_at: Option<Instant>,
     /// Paths that are dead, with the host to which they lead.
     dead_paths: Vec<(String, FlowPath)>,
-    said: SaidLinks,
+    said: LinkOverrides,
     rates: RateWatch,
     /// What operators did here, and no controller was told yet.
     acts: VecDeque<Act>,
@@ -161,7 +161,7 @@ impl Agent {
     pub fn new(controller: Name) -> Self {
         Agent {
             controller,
-            equipment: Equipment::default(),
+            inventory: Inventory::default(),
             life: None,
             newest_life: 0,
             with_profiles: false,
@@ -175,7 +175,7 @@ impl Agent {
             is_time_wanted: false,
             forgot_clock_at: None,
             dead_paths: Vec::new(),
-            said: SaidLinks::default(),
+            said: LinkOverrides::default(),
             rates: RateWatch::default(),
             acts: VecDeque::new(),
             budget: LogBudget::default(),
@@ -184,21 +184,21 @@ impl Agent {
 
     /// The same, of a host that has this.
     #[must_use]
-    pub fn with_equipment(self, equipment: Equipment) -> Self {
-        Agent { equipment, ..self }
+    pub fn with_inventory(self, inventory: Inventory) -> Self {
+        Agent { inventory, ..self }
     }
 
     /// Which network interfaces the host has now, and which of them carry nothing. The controller is told where they are others.
     pub fn has_interfaces(&mut self, interfaces: Option<Interfaces>) -> Option<AgentOutput> {
-        if self.equipment.interfaces == interfaces {
+        if self.inventory.interfaces == interfaces {
             return None;
         }
-        self.equipment.interfaces = interfaces;
+        self.inventory.interfaces = interfaces;
         self.life.map(|_| AgentOutput::Tell(self.has()))
     }
 
     fn has(&self) -> AgentMessage {
-        AgentMessage::Has(Box::new(self.equipment.clone()))
+        AgentMessage::Has(Box::new(self.inventory.clone()))
     }
 
     /// An operator did something here. The controller is told, now or when there is one.

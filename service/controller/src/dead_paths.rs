@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mccs_config::service::{Device, FlowPath, TransportKind};
 
-use super::basis::Basis;
+use super::cluster_config::ClusterConfig;
 use mccs_model::Name;
 
 /// Paths that are kept; a cluster with more dead ones at a time has no network.
@@ -46,8 +46,8 @@ impl DeadPaths {
 
     /// Links that are dead, by lower and upper end, and who says so.
     #[must_use]
-    pub fn links(&self, basis: &Basis) -> BTreeMap<(String, String), String> {
-        let topology = &basis.network.topology;
+    pub fn links(&self, config: &ClusterConfig) -> BTreeMap<(String, String), String> {
+        let topology = &config.network.topology;
         let steered: Vec<_> =
             self.0.iter().filter_map(|(key, path)| Some((key, path, topology.spine_steered_to(path)?))).collect();
         // Spines over which one host is not answered by another; by a device of its own, where it has several.
@@ -62,7 +62,7 @@ impl DeadPaths {
         // By spine: leaves at either end of each dead path, and who says it.
         let mut by_spine: BTreeMap<u32, Vec<([&str; 2], String)>> = BTreeMap::new();
         for ((from, peer, (device, ..)), path, spine) in steered {
-            let (Some(a), Some(b)) = (basis.network.hosts.get(from.as_str()), basis.network.hosts.get(peer)) else {
+            let (Some(a), Some(b)) = (config.network.hosts.get(from.as_str()), config.network.hosts.get(peer)) else {
                 continue;
             };
             if silent.get(&(from, peer.as_str(), device.as_ref())).is_some_and(|spines| spines.len() >= all) {

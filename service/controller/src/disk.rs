@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use super::answer::{FileStanding, FileView};
-use super::basis::{Basis, Text};
+use super::cluster_config::{ClusterConfig, Text};
 
 /// Which of the operator's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,12 +129,12 @@ impl Disk {
     /// How both stand to what is in force; `taken_back` are those that a communicator refused.
     pub(super) fn view(
         &self,
-        basis: Option<&Basis>,
+        config: Option<&ClusterConfig>,
         taken_back: &(Option<Text>, Option<Text>),
         now: Instant,
     ) -> Vec<FileView> {
-        let topology = self.topology.view(basis.map(|basis| &basis.network.text), taken_back.0.as_ref(), now);
-        let policy = self.policy.view(basis.map(|basis| &basis.policy_text), taken_back.1.as_ref(), now);
+        let topology = self.topology.view(config.map(|config| &config.network.text), taken_back.0.as_ref(), now);
+        let policy = self.policy.view(config.map(|config| &config.policy_text), taken_back.1.as_ref(), now);
         policy.into_iter().chain(topology).collect()
     }
 }

@@ -99,7 +99,7 @@ impl Controller {
             self.history.note(format!("host {host} lost"), "", Went::Done, now);
         }
         // Its NICs that are down are so until it says something else.
-        if self.equipment.remove(host).is_some() {
+        if self.inventory.remove(host).is_some() {
             self.hosts_have_changed();
         }
         let cause = format!("host {host} was lost");
@@ -161,8 +161,8 @@ impl Controller {
 
     /// The hosts of the cluster, and what they have said of themselves.
     pub(super) fn actual_hosts(&self) -> Vec<ActualHost<'_>> {
-        let names = self.hosts.keys().map(|host| (host.as_str(), self.equipment.get(host)));
-        names.map(|(name, equipment)| equipment.map_or(ActualHost::named(name), |has| has.of(name))).collect()
+        let names = self.hosts.keys().map(|host| (host.as_str(), self.inventory.get(host)));
+        names.map(|(name, inventory)| inventory.map_or(ActualHost::named(name), |has| has.of(name))).collect()
     }
 
     pub(super) fn hosts_have_changed(&mut self) {
@@ -172,8 +172,8 @@ impl Controller {
     /// Compares the topology in force with what hosts have said since. What contradicts it is told; it stays in force, as all that was decided
     /// by it does.
     pub(super) fn compare_hosts(&mut self, now: Instant) {
-        let Some(basis) = &self.basis else { return };
-        let found = basis.contradictions(&self.actual_hosts());
+        let Some(config) = &self.config else { return };
+        let found = config.contradictions(&self.actual_hosts());
         for contradiction in found.iter().filter(|found| !self.contradictions.contains(found)) {
             tracing::warn!(contradiction, "the topology in force contradicts a host");
             self.history.note("topology contradicted by a host", contradiction.as_str(), Went::Done, now);

@@ -6,8 +6,8 @@
 //!            <-Report, Answer--     <-- communicators that began, changed, ended
 //! ```
 //!
-//! [`state`] holds the view, `hosts`, `heard` and `deciding` are what makes it another one and has it decide anew, [`orders`] tells what is not as decided, [`plan`] turns decisions of a policy into changes and [`pace`]s, [`agent`] reports and
-//! carries out, [`message`] is what the two say, [`equipment`] what hosts have of which topologies speak, [`bursts`] when those send for whom others make room, [`rates`] what goes over each path, [`said`] what all keep of an operator's words, `arrivals` in which order communicators are planned for, [`clock`] what time it is for all. All of it is without I/O
+//! [`state`] holds the view, `hosts`, `report_handler` and `decision_scheduler` are what makes it another one and has it decide anew, [`orders`] tells what is not as decided, [`plan`] turns decisions of a policy into changes and [`pace`]s, [`agent`] reports and
+//! carries out, [`message`] is what the two say, [`inventory`] what hosts have of which topologies speak, [`bursts`] when those send for whom others make room, [`rates`] what goes over each path, [`link_overrides`] what all keep of an operator's words, `admission_order` in which order communicators are planned for, [`clock`] what time it is for all. All of it is without I/O
 //! and clock; the controller engine connects it with the exchange, the registry, the operator and the files.
 //!
 //! Invariants: an order names the strategy that it replaces, so that whoever knows less changes nothing; what is as decided is
@@ -18,30 +18,30 @@
 //! Deliberately absent: election (the configuration names the host), and memory (agents report anew, and what was said to former
 //! lives; of links the engine keeps it on disk as well).
 
+mod admission_order;
 pub mod agent;
 pub mod answer;
-mod application;
-mod arrivals;
-pub mod basis;
 pub mod bursts;
 pub mod clock;
+pub mod cluster_config;
 pub mod dead_paths;
-mod deciding;
+mod decision_scheduler;
 pub mod disk;
-pub mod equipment;
-mod heard;
 pub mod history;
 mod hosts;
+pub mod inventory;
+mod link_faults;
+pub mod link_overrides;
 mod link_state;
 pub mod links;
 pub mod message;
 mod operator;
 pub mod orders;
-mod outages;
 pub mod pace;
 pub mod plan;
 pub mod rates;
-pub mod said;
+mod report_handler;
+mod rollout;
 pub mod state;
 
 #[cfg(test)]

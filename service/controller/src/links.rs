@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use mccs_config::Rate;
 use mccs_config::service::{Device, TransportKind};
 
+use super::link_overrides::{LinkOverride, LinkOverrides};
 pub use super::link_state::LinkState;
-use super::said::{SaidLink, SaidLinks};
 use mccs_policy::topology::{HostId, Port, Topology};
 
 /// See the module's documentation. By lower and upper end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Links {
-    said: SaidLinks,
+    said: LinkOverrides,
     /// How many words were heard.
     words: u64,
     /// Those that hosts have found dead, and why.
@@ -40,7 +40,7 @@ impl Links {
         (lower, upper): (&str, &str),
         state: LinkState,
         life: u64,
-    ) -> Result<Option<SaidLink>, String> {
+    ) -> Result<Option<LinkOverride>, String> {
         let links = topology.links_between(lower, upper);
         let rates = links.iter().map(|link| topology.rates()[link.index()]);
         let Some(most) = rates.max_by(f64::total_cmp) else {
@@ -62,7 +62,7 @@ impl Links {
     }
 
     /// A host has kept what an operator has said of a link. Returns whether that is news.
-    pub fn merge(&mut self, link: SaidLink) -> bool {
+    pub fn merge(&mut self, link: LinkOverride) -> bool {
         let is_news = self.said.merge(link);
         self.words += u64::from(is_news);
         is_news
@@ -75,7 +75,7 @@ impl Links {
     }
 
     /// All that hosts are to keep, in parts that fit a message.
-    pub fn to_keep(&self) -> impl Iterator<Item = Vec<SaidLink>> {
+    pub fn to_keep(&self) -> impl Iterator<Item = Vec<LinkOverride>> {
         self.said.messages()
     }
 

@@ -9,11 +9,11 @@ use mccs_config::validate::{Problems, Validate};
 use serde::{Deserialize, Serialize};
 
 use super::bursts::CommonBurst;
-use super::equipment::Equipment;
 use super::history::Went;
+use super::inventory::Inventory;
+use super::link_overrides::{self, LinkOverride};
 use super::pace::{HostPace, PERIOD_MAX};
 use super::rates::HostRates;
-use super::said::{self, SaidLink};
 use mccs_collective::CHANNELS_MAX;
 use mccs_model::limits::NRANKS_MAX;
 use mccs_model::{CommId, ControlBody, Name, Whose};
@@ -54,7 +54,7 @@ pub struct Report {
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum AgentMessage {
     /// What the host has, as far as the topology says it too; the first that it reports, and told again when that changes.
-    Has(Box<Equipment>),
+    Has(Box<Inventory>),
     /// A communicator began, or has another strategy.
     Report(Box<Report>),
     /// A communicator has ended or failed.
@@ -64,8 +64,8 @@ pub enum AgentMessage {
     },
     /// What operators have said of links, to any life of the controller; before [`AgentMessage::Synced`].
     Kept {
-        /// At most [`said::LINKS_PER_MESSAGE`] of them.
-        links: Vec<SaidLink>,
+        /// At most [`link_overrides::LINKS_PER_MESSAGE`] of them.
+        links: Vec<LinkOverride>,
     },
     /// An operator did something on this host.
     Acted(Box<Act>),
@@ -203,8 +203,8 @@ pub enum ControllerMessage {
     Keep {
         /// The controller's life.
         life: u64,
-        /// At most [`said::LINKS_PER_MESSAGE`] of them.
-        links: Vec<SaidLink>,
+        /// At most [`link_overrides::LINKS_PER_MESSAGE`] of them.
+        links: Vec<LinkOverride>,
     },
     /// A communicator's place in the order of arrivals: to be kept, and told whoever has the role next.
     Arrived {
@@ -285,8 +285,8 @@ impl AgentMessage {
                 report.check()?;
                 Some(&report.comm)
             }
-            AgentMessage::Has(equipment) => {
-                equipment.check().map_err(BodyError::Impossible)?;
+            AgentMessage::Has(inventory) => {
+                inventory.check().map_err(BodyError::Impossible)?;
                 None
             }
             AgentMessage::Gone { comm } => Some(comm),
@@ -299,7 +299,7 @@ impl AgentMessage {
                 None
             }
             AgentMessage::Kept { links } => {
-                said::check(links).map_err(BodyError::Impossible)?;
+                link_overrides::check(links).map_err(BodyError::Impossible)?;
                 None
             }
             AgentMessage::Path { peer: host, .. } | AgentMessage::Obeys { controller: host }
@@ -342,7 +342,7 @@ impl ControllerMessage {
             }
             ControllerMessage::Burst { burst, .. } => burst.check().map_err(BodyError::Impossible)?,
             ControllerMessage::Pace { pace, .. } => pace.check().map_err(BodyError::Impossible)?,
-            ControllerMessage::Keep { links, .. } => said::check(links).map_err(BodyError::Impossible)?,
+            ControllerMessage::Keep { links, .. } => link_overrides::check(links).map_err(BodyError::Impossible)?,
             ControllerMessage::Sync { .. }
             | ControllerMessage::Arrived { .. }
             | ControllerMessage::Time { .. }
@@ -416,7 +416,7 @@ pub fn whole_change(
 
 #[cfg(test)]
 mod tests {
-    use super::super::equipment::{INTERFACES_MAX, Interfaces, TENANTS_MAX};
+    use super::super::inventory::{INTERFACES_MAX, Interfaces, TENANTS_MAX};
     use super::super::links::LinkState;
     use super::super::pace::{FlowCap, YieldCap};
     use super::super::rates::PathRate;
@@ -461,24 +461,24 @@ mod tests {
     #[test]
     fn what_hosts_have_is_told_with_names_or_not_at_all() {
         let host = Name::new("a").unwrap();
-        let decoded = |equipment: &Equipment| {
-            AgentMessage::decode(&AgentMessage::Has(Box::new(equipment.clone())).encode().unwrap(), &host)
+        let decoded = |inventory: &Inventory| {
+            AgentMessage::decode(&AgentMessage::Has(Box::new(inventory.clone())).encode().unwrap(), &host)
         };
         let name = |number: usize| format!("{number:063}");
         let there = |all: Vec<String>| Some(Interfaces { down: (0..all.len() as u16).collect(), all });
         let tenants = |count| Some((0..count).map(name).collect::<Vec<_>>());
         let interfaces = there((0..INTERFACES_MAX).map(name).collect());
-        let most = Equipment { interfaces, tenants: tenants(TENANTS_MAX), ..Equipment::default() };
-        assert!(decoded(&Equipment { tenants: tenants(TENANTS_MAX + 1), ..Equipment::default() }).is_err());
-        for equipment in [Equipment { gpus: 3, ..Equipment::default() }, most] {
-            assert_eq!(decoded(&equipment), Ok(AgentMessage::Has(Box::new(equipment))));
+        let most = Inventory { interfaces, tenants: tenants(TENANTS_MAX), ..Inventory::default() };
+        assert!(decoded(&Inventory { tenants: tenants(TENANTS_MAX + 1), ..Inventory::default() }).is_err());
+        for inventory in [Inventory { gpus: 3, ..Inventory::default() }, most] {
+            assert_eq!(decoded(&inventory), Ok(AgentMessage::Has(Box::new(inventory))));
         }
         // Whoever does not say what it has besides is not compared with it.
         let less = AgentMessage::decode(&ControlBody::new(b"{\"has\":{\"gpus\":3}}").unwrap(), &host);
-        assert_eq!(less, Ok(AgentMessage::Has(Box::new(Equipment { gpus: 3, ..Equipment::default() }))));
+        assert_eq!(less, Ok(AgentMessage::Has(Box::new(Inventory { gpus: 3, ..Inventory::default() }))));
         let too_many = (0..=INTERFACES_MAX).map(name).collect();
         for interfaces in [vec![String::new()], vec!["a b".to_owned()], too_many] {
-            assert!(decoded(&Equipment { interfaces: there(interfaces), ..Equipment::default() }).is_err());
+            assert!(decoded(&Inventory { interfaces: there(interfaces), ..Inventory::default() }).is_err());
         }
     }
 
@@ -526,7 +526,7 @@ mod tests {
         };
         let change =
             whole_change(vec![vec![0, 1]], Algorithm::Ring, Some(TransportKind::Rdma), vec![path.clone()], vec![]);
-        let link = SaidLink { lower: "l".into(), upper: "u".into(), state: LinkState::Down, number: (1, 2) };
+        let link = LinkOverride { lower: "l".into(), upper: "u".into(), state: LinkState::Down, number: (1, 2) };
         let burst = CommonBurst { begins_ns: 1, lasts_ns: 2 };
         let window = Window { period_ns: 3, offset_ns: 1, length_ns: 2 };
         let pace = HostPace {
@@ -543,11 +543,11 @@ mod tests {
             path.device.clone().map(|device| vec![device]),
         );
         let tenants = Some(vec!["t".to_owned()]);
-        let equipment = Equipment { gpus: 8, interfaces, rdma_ports, tenants };
+        let inventory = Inventory { gpus: 8, interfaces, rdma_ports, tenants };
         let refused = Outcome::Refused { whose: Whose::Change, reason: "r".into() };
         let outcomes = [Outcome::Done { epoch: 1, cut: 2 }, Outcome::Stale { epoch: 3 }, refused];
         let of_agents = [
-            AgentMessage::Has(Box::new(equipment)),
+            AgentMessage::Has(Box::new(inventory)),
             AgentMessage::Report(Box::new(report())),
             AgentMessage::Gone { comm: comm.clone() },
             AgentMessage::Kept { links: vec![link.clone()] },

@@ -7,7 +7,7 @@ use super::answer::{
     CommunicatorView, ControllerAnswer, ControllerRequest, DiffView, FlowView, HistoryView, PolicyDiff, PolicyView,
     Standing, StrategyView,
 };
-use super::basis::{Basis, Text, not_there};
+use super::cluster_config::{ClusterConfig, Text, not_there};
 use super::history::{Cause, Entry, EntryKind, Went};
 use super::hosts::HostState;
 use super::links::{LinkState, Links};
@@ -85,15 +85,15 @@ impl Controller {
     fn apply(&mut self, policy: Text, question: &Question, now: Instant) -> Result<(), String> {
         self.refuse_if_not_obeyed()?;
         let file = policy.name.clone();
-        let basis = self.basis_of(self.topology_text()?, policy).inspect_err(|reason| {
+        let config = self.config_of(self.topology_text()?, policy).inspect_err(|reason| {
             tracing::warn!(file, reason, "policy refused; what was in force stays");
         });
-        let basis = basis?;
-        if self.application.is_some() {
+        let config = config?;
+        if self.rollout.is_some() {
             return Err("something else is being put in force; try again when it is".into());
         }
         let cause = Cause::of_operator("an operator asked", &question.by);
-        self.begin(basis, &cause, Some(question.ticket), now);
+        self.begin(config, &cause, Some(question.ticket), now);
         Ok(())
     }
 
@@ -105,14 +105,14 @@ impl Controller {
         now: Instant,
     ) -> Result<Begun, String> {
         self.refuse_if_not_obeyed()?;
-        let basis = self.basis.clone().ok_or("there is no topology in force")?;
-        let (lower, upper) = Links::ends(&basis.network.topology, (lower, upper));
-        let news = self.links.set(&basis.network.topology, (lower, upper), state, self.life)?;
+        let config = self.config.clone().ok_or("there is no topology in force")?;
+        let (lower, upper) = Links::ends(&config.network.topology, (lower, upper));
+        let news = self.links.set(&config.network.topology, (lower, upper), state, self.life)?;
         let is_news = news.is_some();
         news.into_iter().for_each(|link| self.have_kept(link));
         let what = format!("link {lower} {upper} {state}");
         tracing::info!(lower, upper, %state, "link noted");
-        if self.application.is_some() {
+        if self.rollout.is_some() {
             // It counts from now on all the same.
             let cause = Cause::of_operator("an operator said so", &question.by);
             self.history.note_caused(&*what, &cause, Went::Done, now);
@@ -125,10 +125,10 @@ impl Controller {
     }
 
     fn show(&self, refused_bodies: u64, now: Instant) -> PolicyView {
-        let basis = self.basis.as_deref();
+        let config = self.config.as_deref();
         let view = |held: &Held| {
-            let strategy = match basis {
-                Some(basis) => strategy_of(&held.report, &basis.network.topology),
+            let strategy = match config {
+                Some(config) => strategy_of(&held.report, &config.network.topology),
                 None => {
                     let Chosen { rings, algorithm, transport, .. } = held.report.chosen.clone();
                     StrategyView { rings, algorithm, transport, flows: Vec::new() }
@@ -151,42 +151,42 @@ impl Controller {
             }
         };
         let have_some: BTreeSet<&str> = self.comms.values().map(|held| &*held.report.tenant).collect();
-        let named = basis.into_iter().flat_map(|basis| &basis.rules.tenants).map(|terms| &terms.name);
+        let named = config.into_iter().flat_map(|config| &config.rules.tenants).map(|terms| &terms.name);
         PolicyView {
             life: self.life,
             turned_away: self.turned_away.iter().map(|(host, why)| (host.to_string(), why.clone())).collect(),
-            policy: basis.map(|basis| basis.policy.name().to_owned()),
-            policy_file: basis.map(|basis| basis.policy_text.name.clone()),
-            topology_file: basis.map(|basis| basis.network.text.name.clone()),
-            policy_text: basis.map(|basis| basis.policy_text.text.clone()),
-            files: self.disk.view(basis, &self.taken_back, now),
+            policy: config.map(|config| config.policy.name().to_owned()),
+            policy_file: config.map(|config| config.policy_text.name.clone()),
+            topology_file: config.map(|config| config.network.text.name.clone()),
+            policy_text: config.map(|config| config.policy_text.text.clone()),
+            files: self.disk.view(config, &self.taken_back, now),
             hosts: self.hosts().map(|(host, reports)| (host.to_string(), reports)).collect(),
             elsewhere: self.elsewhere.iter().map(|(host, other)| (host.to_string(), other.clone())).collect(),
             links: self.links.iter().map(|(lower, upper, state)| (lower.to_owned(), upper.to_owned(), state)).collect(),
-            not_enforced: basis.map(|basis| self.without_effect(basis)).unwrap_or_default(),
+            not_enforced: config.map(|config| self.without_effect(config)).unwrap_or_default(),
             contradictions: self.contradictions.clone(),
             dead_links: self.dead_links(),
             communicators: self.comms.values().map(view).collect(),
-            rates: basis.map_or_else(Box::default, |basis| {
-                let capacities = self.links.capacities(&basis.network.topology);
-                Box::new(self.rates.view(&basis.network.topology, &basis.network.hosts, &capacities))
+            rates: config.map_or_else(Box::default, |config| {
+                let capacities = self.links.capacities(&config.network.topology);
+                Box::new(self.rates.view(&config.network.topology, &config.network.hosts, &capacities))
             }),
             idle_tenants: named.filter(|name| !have_some.contains(name.as_str())).cloned().collect(),
             refused_bodies,
         }
     }
 
-    /// What of a basis has no effect: [`Basis::not_enforced`], and rules for tenants that no host that reports is configured with, and that have no
+    /// What of a config has no effect: [`ClusterConfig::not_enforced`], and rules for tenants that no host that reports is configured with, and that have no
     /// communicator. Where one of those hosts has not said whom it serves, nothing is known of that.
-    pub(super) fn without_effect(&self, basis: &Basis) -> Vec<String> {
+    pub(super) fn without_effect(&self, config: &ClusterConfig) -> Vec<String> {
         let mut there: BTreeSet<&str> = self.comms.values().map(|held| &*held.report.tenant).collect();
-        let mut are_known = !self.equipment.is_empty();
-        for equipment in self.equipment.values() {
-            are_known &= equipment.tenants.is_some();
-            there.extend(equipment.tenants.iter().flatten().map(String::as_str));
+        let mut are_known = !self.inventory.is_empty();
+        for inventory in self.inventory.values() {
+            are_known &= inventory.tenants.is_some();
+            there.extend(inventory.tenants.iter().flatten().map(String::as_str));
         }
-        let named = basis.rules.tenants.iter().map(|terms| &*terms.name).filter(|_| are_known);
-        basis.not_enforced.iter().cloned().chain(not_there(named, &there)).collect()
+        let named = config.rules.tenants.iter().map(|terms| &*terms.name).filter(|_| are_known);
+        config.not_enforced.iter().cloned().chain(not_there(named, &there)).collect()
     }
 
     fn told_history(&self, acts_only: bool, now: Instant) -> Vec<HistoryView> {
@@ -204,7 +204,7 @@ impl Controller {
     }
 
     fn diff(&self, policy: Text) -> Result<PolicyDiff, String> {
-        let basis = self.basis_of(self.topology_text()?, policy)?;
+        let config = self.config_of(self.topology_text()?, policy)?;
         let view = |(report, plan): (&Report, Result<Plan, String>)| {
             let paces_before = self.comms.get(&report.comm).map(Held::paces).unwrap_or_default();
             let paces_after = self.paces_to_tell(report, plan.as_ref().ok());
@@ -212,7 +212,7 @@ impl Controller {
             DiffView {
                 name: report.comm.to_string(),
                 tenant: report.tenant.clone(),
-                before: strategy_of(report, &basis.network.topology),
+                before: strategy_of(report, &config.network.topology),
                 changes: changes_strategy || paces_before != paces_after,
                 changes_strategy,
                 paces_before,
@@ -220,18 +220,18 @@ impl Controller {
                 is_pinned: report.is_pinned,
                 not_enforced: plan.as_ref().map(|plan| plan.not_enforced.clone()).unwrap_or_default(),
                 after: plan.map(|plan| match report.is_pinned {
-                    true => strategy_of(report, &basis.network.topology),
+                    true => strategy_of(report, &config.network.topology),
                     false => StrategyView {
                         algorithm: plan.algorithm,
                         transport: plan.transport,
-                        ..view_of(report, (&plan.rings, &plan.paths, &plan.flows), &basis.network.topology)
+                        ..view_of(report, (&plan.rings, &plan.paths, &plan.flows), &config.network.topology)
                     },
                 }),
             }
         };
-        let plans = plan_all(&basis, &self.links, &self.reports(), &self.wants);
+        let plans = plan_all(&config, &self.links, &self.reports(), &self.wants);
         let communicators = plans.into_iter().map(view).collect();
-        Ok(PolicyDiff { communicators, not_enforced: self.without_effect(&basis) })
+        Ok(PolicyDiff { communicators, not_enforced: self.without_effect(&config) })
     }
 
     /// What hosts that hear would have been told under a plan, as [`Held::paces`].

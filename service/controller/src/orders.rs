@@ -115,9 +115,9 @@ impl Controller {
                         self.wants.get_mut(comm).map(|by_host| by_host.remove(&host));
                     }
                     if held.paced.get(&host).unwrap_or(&HostPace::default()) != &pace
-                        && let Some(application) = &mut self.application
+                        && let Some(rollout) = &mut self.rollout
                     {
-                        application.paced.insert(comm.clone());
+                        rollout.paced.insert(comm.clone());
                     }
                     held.paced.insert(host.clone(), pace.clone());
                     let message = ControllerMessage::Pace { life: self.life, comm: comm.clone(), pace };

@@ -13,7 +13,7 @@ use mccs_config::limits;
 use mccs_config::policy::Channels;
 use mccs_config::service::{Algorithm, Device, FlowPath, TransportKind};
 
-use super::basis::{Basis, Network};
+use super::cluster_config::{ClusterConfig, Network};
 use super::links::Links;
 use super::message::{Report, whole_change};
 use super::pace::{HostPace, host_paces, leave_what_cannot_be_told};
@@ -83,24 +83,25 @@ pub type Wants = BTreeMap<CommId, BTreeMap<Name, Option<u64>>>;
 /// What all communicators are to do, in their order; or why one has no place in the network.
 #[must_use]
 pub fn plan_all<'a>(
-    basis: &Basis,
+    config: &ClusterConfig,
     links: &Links,
     reports: &[&'a Report],
     wants: &Wants,
 ) -> Vec<(&'a Report, Result<Plan, String>)> {
-    let capacities = links.capacities(&basis.network.topology);
-    let jobs: Vec<_> = (0..).zip(reports).map(|(number, report)| job_of(basis, &capacities, number, report)).collect();
+    let capacities = links.capacities(&config.network.topology);
+    let jobs: Vec<_> = (0..).zip(reports).map(|(number, report)| job_of(config, &capacities, number, report)).collect();
     let placed: Vec<Job> = jobs.iter().filter_map(|job| job.as_ref().ok().cloned()).collect();
-    let view = View { topology: &basis.network.topology, capacities: &capacities, jobs: &placed, rules: &basis.rules };
-    let decisions = basis.policy.decide(&view);
+    let view =
+        View { topology: &config.network.topology, capacities: &capacities, jobs: &placed, rules: &config.rules };
+    let decisions = config.policy.decide(&view);
     // Where tenants have shares each flow is held to what it is allotted: the network itself would divide by flows.
-    let has_shares = basis.rules.has_shares();
-    let weights = basis.rules.weights(&placed);
+    let has_shares = config.rules.has_shares();
+    let weights = config.rules.weights(&placed);
     let mut rates = if has_shares { shares::rates(&view, &decisions) } else { Vec::new() };
     if !rates.is_empty() && !wants.is_empty() {
         let of = |(decision, rates): (&Decision, &Vec<f64>)| {
             let report = reports.get(usize::try_from(decision.comm).ok()?)?;
-            wanted_part(&basis.network.topology, decision, rates, wants.get(&report.comm)?)
+            wanted_part(&config.network.topology, decision, rates, wants.get(&report.comm)?)
         };
         let parts: Vec<Option<f64>> = decisions.0.iter().zip(&rates).map(of).collect();
         rates = shares::with_what_is_left(&view, &decisions, &rates, &parts);
@@ -114,10 +115,10 @@ pub fn plan_all<'a>(
         let decision = &decisions.0[place];
         let report = usize::try_from(job.comm).ok().and_then(|number| reports.get(number));
         let report = report.ok_or("the policy has decided for nobody")?;
-        let transport = basis.rules.transport.or(report.began.transport);
+        let transport = config.rules.transport.or(report.began.transport);
         let rates = rates.get(place).map(Vec::as_slice);
-        let mut plan = plan(&basis.network.topology, (decision, transport), rates, comm_of);
-        plan.algorithm = basis.rules.algorithm.unwrap_or(report.began.algorithm);
+        let mut plan = plan(&config.network.topology, (decision, transport), rates, comm_of);
+        plan.algorithm = config.rules.algorithm.unwrap_or(report.began.algorithm);
         if has_shares {
             let weight_milli = Some((weights.of(&job.tenant) * 1000.0).round() as u64);
             plan.paces.iter_mut().for_each(|(_, pace)| pace.weight_milli = weight_milli);
@@ -155,16 +156,16 @@ fn wanted_part(
 
 /// Ranks are at their GPUs, where hosts say which; in host memory, which has no devices of its own, at the host's devices in their order,
 /// round and round. Those whose NIC carries nothing are taken for being at the others of their host, if one of these does.
-fn job_of(basis: &Basis, capacities: &[f64], number: u64, report: &Report) -> Result<Job, String> {
+fn job_of(config: &ClusterConfig, capacities: &[f64], number: u64, report: &Report) -> Result<Job, String> {
     let mut hosts = Vec::with_capacity(report.hosts.len());
     for place in &report.hosts {
-        let host = *basis
+        let host = *config
             .network
             .hosts
             .get(&place.host)
             .ok_or_else(|| format!("host {} is not in the topology", place.host))?;
-        let devices = basis.network.topology.device_count(host).max(1);
-        let up_link = |device: u32| basis.network.topology.up_link(basis.network.topology.port_of(host, device));
+        let devices = config.network.topology.device_count(host).max(1);
+        let up_link = |device: u32| config.network.topology.up_link(config.network.topology.port_of(host, device));
         let is_well = |device: &u32| {
             let up = up_link(*device);
             capacities[up.index()] > 0.0 && capacities[up.reverse().index()] > 0.0
@@ -177,9 +178,9 @@ fn job_of(basis: &Basis, capacities: &[f64], number: u64, report: &Report) -> Re
         let ranks = place.ranks.iter().copied().zip(devices).collect();
         hosts.push(Placed { host, ranks });
     }
-    let channels = match basis.rules.channels {
+    let channels = match config.rules.channels {
         Some(Channels::Count(count)) => count,
-        Some(Channels::Nics) => nics_of(&basis.network.topology, &hosts),
+        Some(Channels::Nics) => nics_of(&config.network.topology, &hosts),
         None => report.began.channels,
     };
     Ok(Job {
@@ -189,7 +190,7 @@ fn job_of(basis: &Basis, capacities: &[f64], number: u64, report: &Report) -> Re
         channels,
         ring_orders: report.chosen.rings.clone(),
         profile: report.profile,
-        pinned: report.is_pinned.then(|| ways_in_force(basis, report)),
+        pinned: report.is_pinned.then(|| ways_in_force(config, report)),
     })
 }
 
@@ -233,8 +234,8 @@ fn flows_in_force(report: &Report) -> impl Iterator<Item = FlowOf<'_>> {
 }
 
 /// The spine of each flow between hosts that is steered to one, by channel and hosts.
-fn ways_in_force(basis: &Basis, report: &Report) -> BTreeMap<(u32, HostId, HostId), u32> {
-    let Network { topology, hosts, .. } = &*basis.network;
+fn ways_in_force(config: &ClusterConfig, report: &Report) -> BTreeMap<(u32, HostId, HostId), u32> {
+    let Network { topology, hosts, .. } = &*config.network;
     let way = |(channel, from, to, path): FlowOf<'_>| {
         Some(((channel, *hosts.get(from)?, *hosts.get(to)?), topology.spine_steered_to(path?)?))
     };

@@ -11,13 +11,13 @@
 //!
 //! Nothing is decided before the hosts that are there have reported, so that a controller that has just started decides as the one
 //! before it. Where hosts remember a later life than its own it takes one after that: hosts let a single service of a name in, so
-//! whoever is let in has the role. Orders that belong to a policy, file or link that was put in force are its application: when one of
+//! whoever is let in has the role. Orders that belong to a policy, file or link that was put in force are its rollout: when one of
 //! them is refused for what it asks for, what was in force before is again.
 //!
 //! Without I/O and clock. Whoever calls an input then calls [`Controller::settle`], takes the outputs, and comes back at
 //! [`Controller::next_deadline`].
 //!
-//! Here is what it holds. `hosts.rs` has who is there, `heard.rs` what agents say, `deciding.rs` when it decides; `application.rs`,
+//! Here is what it holds. `hosts.rs` has who is there, `report_handler.rs` what agents say, `decision_scheduler.rs` when it decides; `rollout.rs`,
 //! `operator.rs` and `orders.rs` are what files and operators want, and what hosts are asked for.
 //!
 //! Deliberately absent: when a change takes effect (the hosts agree on that), and memory of former lives: everything is
@@ -28,21 +28,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::answer::ControllerAnswer;
-use super::application::Application;
-use super::basis::{Basis, Text};
 use super::bursts::Yielders;
+use super::cluster_config::{ClusterConfig, Text};
 use super::dead_paths::DeadPaths;
 use super::disk::Disk;
-use super::equipment::Equipment;
 use super::history::History;
 use super::hosts::HostState;
+use super::inventory::Inventory;
+use super::link_overrides::LinkOverride;
 use super::links::Links;
 use super::message::{ControllerMessage, Report};
 use super::orders::{Pending, Refusal};
 use super::pace::HostPace;
 use super::plan::{Plan, Wants};
 use super::rates::ClusterRates;
-use super::said::SaidLink;
+use super::rollout::Rollout;
 use mccs_model::{CommId, Name};
 
 /// Communicators of the cluster that are looked after; those beyond keep what they have.
@@ -131,7 +131,7 @@ pub struct Controller {
     pub(super) born: Instant,
     pub(super) hosts: BTreeMap<Name, HostState>,
     /// What hosts have, as they have said.
-    pub(super) equipment: BTreeMap<Name, Equipment>,
+    pub(super) inventory: BTreeMap<Name, Inventory>,
     pub(super) rates: ClusterRates,
     /// The topology in force is to be compared with the hosts.
     pub(super) is_to_compare: bool,
@@ -140,7 +140,7 @@ pub struct Controller {
     pub(super) grace_until: Instant,
     /// How long hosts may still be waited for, and since when that is counted.
     pub(super) patience: BTreeMap<Name, (Instant, Duration)>,
-    pub(super) basis: Option<Arc<Basis>>,
+    pub(super) config: Option<Arc<ClusterConfig>>,
     pub(super) with_profiles: bool,
     /// What was last read, whatever was thought of it; where that was taken back, what is in force again.
     pub(super) texts: (Option<Text>, Option<Text>),
@@ -178,7 +178,7 @@ pub struct Controller {
     pub(super) is_to_order: bool,
     /// Hosts may not have been told how flows are to leave them.
     pub(super) is_to_pace: bool,
-    pub(super) application: Option<Application>,
+    pub(super) rollout: Option<Rollout>,
     /// Hosts that do not let this service in, since they have another one of its name: in their words.
     pub(super) turned_away: BTreeMap<Name, String>,
     /// Hosts that obey another host, and which.
@@ -196,13 +196,13 @@ impl Controller {
             life,
             born: now,
             hosts: hosts.iter().map(|host| (host.clone(), HostState::Away)).collect(),
-            equipment: BTreeMap::new(),
+            inventory: BTreeMap::new(),
             rates: ClusterRates::default(),
             is_to_compare: false,
             contradictions: Vec::new(),
             grace_until: now + GRACE,
             patience: BTreeMap::new(),
-            basis: None,
+            config: None,
             with_profiles: false,
             texts: (None, None),
             taken_back: (None, None),
@@ -227,7 +227,7 @@ impl Controller {
             last_cause: String::new(),
             is_to_order: false,
             is_to_pace: false,
-            application: None,
+            rollout: None,
             turned_away: BTreeMap::new(),
             elsewhere: BTreeMap::new(),
             history: History::default(),
@@ -243,7 +243,7 @@ impl Controller {
     }
 
     /// What operators have said of links, from an earlier life; before anything else is heard.
-    pub fn remember(&mut self, links: Vec<SaidLink>) {
+    pub fn remember(&mut self, links: Vec<LinkOverride>) {
         for link in links {
             self.links.merge(link);
         }
@@ -255,12 +255,12 @@ impl Controller {
     }
 
     /// How many words about links were heard, and all that is known by them.
-    pub fn said(&self) -> (u64, impl FnOnce() -> Vec<SaidLink>) {
+    pub fn said(&self) -> (u64, impl FnOnce() -> Vec<LinkOverride>) {
         (self.links.words(), || self.links.to_keep().flatten().collect())
     }
 
     /// All hosts that hear are to keep what was said of a link.
-    pub(super) fn have_kept(&mut self, link: SaidLink) {
+    pub(super) fn have_kept(&mut self, link: LinkOverride) {
         let there = self.hosts.iter().filter(|(_, state)| **state == HostState::Synced);
         let message = ControllerMessage::Keep { life: self.life, links: vec![link] };
         self.outputs.extend(there.map(|(host, _)| Output::Tell { to: host.clone(), message: message.clone() }));

@@ -1,10 +1,10 @@
 //! A controller, agents and hosts that do what orders say, in one thread on a clock of the test's.
 
-mod bed;
 mod by_hand;
 mod dead;
-mod equipment;
+mod fixture;
 mod guide;
+mod inventory;
 mod nics;
 mod paces;
 mod properties;

@@ -14,7 +14,7 @@ use mccs_controller::answer::{
     Applied, ControllerAnswer, ControllerRequest, FileStanding, FileView, HistoryView, LinkRateView, PathRateView,
     PolicyView, RatesView, Standing, StrategyView,
 };
-use mccs_controller::basis::{not_enforced, not_there};
+use mccs_controller::cluster_config::{not_enforced, not_there};
 use mccs_controller::history::Went;
 use mccs_controller::links::LinkState;
 use mccs_policy::Profile;

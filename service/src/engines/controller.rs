@@ -11,7 +11,7 @@
 //! when it says that something has changed, before the answer to a change is passed on, so that a controller knows of a strategy
 //! before it hears that its order was carried out.
 //!
-//! Deliberately absent: decisions (`service/controller/src/deciding.rs`), and polling: an engine with nothing to do sleeps.
+//! Deliberately absent: decisions (`service/controller/src/decision_scheduler.rs`), and polling: an engine with nothing to do sleeps.
 
 pub mod cluster;
 mod files;
@@ -38,7 +38,7 @@ use self::probes::{Probes, Verdict};
 use super::proxy::{OperatorAnswer, OperatorReply, ProxyMessage, ReplyTo};
 use crate::controller::agent::{Agent, AgentOutput, Live};
 use crate::controller::answer::ControllerRequest;
-use crate::controller::equipment::Equipment;
+use crate::controller::inventory::Inventory;
 use crate::controller::message::{Act, AgentMessage, BodyError, ControllerMessage};
 use crate::controller::state::{Controller, Output, Question, Ticket};
 use crate::engines::transport::path_events::PathEventLog;
@@ -99,7 +99,7 @@ pub struct ControllerSettings {
     /// Where they are reached, and this host's address for flows, if it has one of its own: for probes of paths.
     pub addresses: (Vec<(Name, SocketAddr)>, Option<IpAddr>),
     /// What the service uses of its host's GPUs and RDMA devices; nothing as long as nobody has looked for them. The engine looks for interfaces.
-    pub equipment: Equipment,
+    pub inventory: Inventory,
     /// `topology.toml` and `policy.toml`, where this is the controller.
     pub files: Option<(PathBuf, PathBuf)>,
     /// Where the controller keeps what operators have said of links.
@@ -127,7 +127,7 @@ impl ControllerSettings {
                     .or(config.exchange.as_ref().map(|exchange| exchange.listen.0.ip()))
                     .filter(|address| !address.is_unspecified()),
             ),
-            equipment: Equipment::default(),
+            inventory: Inventory::default(),
             files: files.filter(|_| is_here),
             links: controller.links.clone().filter(|_| is_here),
             history: controller.history.clone().filter(|_| is_here),
@@ -235,10 +235,10 @@ impl ControllerEngine {
         let mut interfaces = Watch::new();
         let cluster =
             ClusterAsker::new(settings.own.clone(), settings.hosts.clone(), Arc::clone(&registry), proxy.clone());
-        let equipment = Equipment { interfaces: interfaces.all(Instant::now()), ..settings.equipment.clone() };
+        let inventory = Inventory { interfaces: interfaces.all(Instant::now()), ..settings.inventory.clone() };
         ControllerEngine {
             own: settings.own.clone(),
-            agent: Agent::new(settings.host.clone()).with_equipment(equipment),
+            agent: Agent::new(settings.host.clone()).with_inventory(inventory),
             role,
             mailbox,
             replies: Mailbox::new(REPLIES_MAX),

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use mccs_config::service::FlowPath;
 use mccs_config::topology::ActualHost;
 
-use super::bed::{Bed, TOPOLOGY, name, policy, text};
-use crate::basis::Basis;
+use super::fixture::{Fixture, TOPOLOGY, name, policy, text};
+use crate::cluster_config::ClusterConfig;
 use crate::dead_paths::DeadPaths;
 use crate::message::AgentMessage;
 
@@ -17,40 +17,45 @@ fn path(ports: &str) -> FlowPath {
 const SPINE0: &str = "20000-20099";
 const SPINE1: &str = "20100-20199";
 
-fn say(bed: &mut Bed, from: &str, to: &str, answers: bool) {
-    let output = bed.host(&name(from)).agent.path(&name(to), path(SPINE0), answers);
-    bed.carry_out(&name(from), output);
-    bed.run();
+fn say(fixture: &mut Fixture, from: &str, to: &str, answers: bool) {
+    let output = fixture.host(&name(from)).agent.path(&name(to), path(SPINE0), answers);
+    fixture.carry_out(&name(from), output);
+    fixture.run();
 }
 
 #[test]
 fn flows_leave_a_link_that_hosts_find_dead_and_come_back() {
-    let mut bed = Bed::new("ffa");
-    let comm = bed.begin_wide("t");
-    bed.run();
-    let before = bed.chosen(&comm).clone();
-    say(&mut bed, "host-a", "host-c", false);
-    let on = |bed: &Bed| bed.chosen(&comm).paths.iter().filter_map(|path| path.source_ports).collect::<Vec<_>>();
-    assert_eq!(on(&bed), ["20100-20199".parse().unwrap()]);
-    let view = bed.show();
+    let mut fixture = Fixture::new("ffa");
+    let comm = fixture.begin_wide("t");
+    fixture.run();
+    let before = fixture.chosen(&comm).clone();
+    say(&mut fixture, "host-a", "host-c", false);
+    let on =
+        |fixture: &Fixture| fixture.chosen(&comm).paths.iter().filter_map(|path| path.source_ports).collect::<Vec<_>>();
+    assert_eq!(on(&fixture), ["20100-20199".parse().unwrap()]);
+    let view = fixture.show();
     let dead: Vec<_> = view.dead_links.iter().map(|[lower, upper, _]| (&**lower, &**upper)).collect();
     // With two racks nobody can say which of the two it is.
     assert_eq!(dead, [("leaf0", "spine0"), ("leaf1", "spine0")]);
     assert!(view.dead_links[0][2].contains("host-a gets no answer from host-c"), "{:?}", view.dead_links);
     assert!(view.links.is_empty(), "nobody has said so");
-    assert!(bed.history().iter().any(|entry| entry.what == "link leaf0 spine0 found dead"));
+    assert!(fixture.history().iter().any(|entry| entry.what == "link leaf0 spine0 found dead"));
     // Who says it again, or for another host, changes nothing; nor does a controller that has to be told again.
-    let epoch = bed.chosen(&comm).epoch;
-    say(&mut bed, "host-a", "host-c", false);
-    say(&mut bed, "host-c", "host-b", false);
-    bed.restart_controller(2, policy("ffa"));
-    bed.run();
-    assert_eq!((bed.chosen(&comm).epoch, bed.show().dead_links.len()), (epoch, 2));
-    say(&mut bed, "host-a", "host-c", true);
-    assert_eq!((bed.chosen(&comm).epoch, bed.show().dead_links.len()), (epoch, 2), "another host still says it");
-    say(&mut bed, "host-c", "host-b", true);
-    assert_eq!((&bed.chosen(&comm).paths, &bed.chosen(&comm).flows), (&before.paths, &before.flows));
-    assert!(bed.show().dead_links.is_empty());
+    let epoch = fixture.chosen(&comm).epoch;
+    say(&mut fixture, "host-a", "host-c", false);
+    say(&mut fixture, "host-c", "host-b", false);
+    fixture.restart_controller(2, policy("ffa"));
+    fixture.run();
+    assert_eq!((fixture.chosen(&comm).epoch, fixture.show().dead_links.len()), (epoch, 2));
+    say(&mut fixture, "host-a", "host-c", true);
+    assert_eq!(
+        (fixture.chosen(&comm).epoch, fixture.show().dead_links.len()),
+        (epoch, 2),
+        "another host still says it"
+    );
+    say(&mut fixture, "host-c", "host-b", true);
+    assert_eq!((&fixture.chosen(&comm).paths, &fixture.chosen(&comm).flows), (&before.paths, &before.flows));
+    assert!(fixture.show().dead_links.is_empty());
 }
 
 /// A path is that of its device: where it leaves its host is where the device hangs, and another device's answer says nothing of it.
@@ -59,10 +64,11 @@ fn paths_by_devices_are_apart() {
     let rails = include_str!("../../../../config/examples/topology-rails.toml");
     let third = "[[leaf]]\nname = \"leaf9\"\n[[host]]\nname = \"host-z\"\nleaf = \"leaf9\"\n";
     let hosts = ["host-a", "host-b", "host-z"].map(ActualHost::named);
-    let basis = Basis::new(text("topology.toml", &format!("{rails}\n{third}")), policy("ffa"), &hosts, None).unwrap();
+    let config =
+        ClusterConfig::new(text("topology.toml", &format!("{rails}\n{third}")), policy("ffa"), &hosts, None).unwrap();
     let by = |device: &str| FlowPath { device: Some(device.parse().unwrap()), dscp: Some(8), ..FlowPath::default() };
     let mut dead = DeadPaths::default();
-    let links = |dead: &DeadPaths| dead.links(&basis).into_keys().collect::<Vec<_>>();
+    let links = |dead: &DeadPaths| dead.links(&config).into_keys().collect::<Vec<_>>();
     let link = |leaf: &str| (leaf.to_owned(), "spine0".to_owned());
     assert!(dead.hear(&name("host-a"), "host-z", &by("eth1"), false));
     assert_eq!(links(&dead), [link("leaf9"), link("rail1")]);
@@ -79,12 +85,12 @@ fn paths_by_devices_are_apart() {
 
 #[test]
 fn what_a_host_has_said_goes_with_it() {
-    let mut bed = Bed::new("ffa");
-    say(&mut bed, "host-d", "host-a", false);
-    assert_eq!(bed.show().dead_links.len(), 2);
-    bed.controller.lost(&name("host-d"), bed.now);
-    bed.run();
-    assert!(bed.show().dead_links.is_empty());
+    let mut fixture = Fixture::new("ffa");
+    say(&mut fixture, "host-d", "host-a", false);
+    assert_eq!(fixture.show().dead_links.len(), 2);
+    fixture.controller.lost(&name("host-d"), fixture.now);
+    fixture.run();
+    assert!(fixture.show().dead_links.is_empty());
 }
 
 /// Three racks, where one dead link can be told from the others.
@@ -92,14 +98,15 @@ fn what_a_host_has_said_goes_with_it() {
 fn the_link_that_all_dead_paths_share_is_the_dead_one() {
     let third = "[[leaf]]\nname = \"leaf2\"\n[[host]]\nname = \"host-e\"\nleaf = \"leaf2\"\n";
     let hosts = ["host-a", "host-b", "host-c", "host-d", "host-e"].map(ActualHost::named);
-    let basis =
-        Basis::new(text("topology.toml", &format!("{TOPOLOGY}\n{third}")), policy("ffa"), &hosts, None).unwrap();
+    let config =
+        ClusterConfig::new(text("topology.toml", &format!("{TOPOLOGY}\n{third}")), policy("ffa"), &hosts, None)
+            .unwrap();
     let found = |paths: &[(&str, &str, &str)]| {
         let mut dead = DeadPaths::default();
         for (from, to, ports) in paths {
             assert!(dead.hear(&name(from), to, &path(ports), false));
         }
-        dead.links(&basis).into_keys().collect::<Vec<_>>()
+        dead.links(&config).into_keys().collect::<Vec<_>>()
     };
     let link = |leaf: &str, spine: &str| (leaf.to_owned(), spine.to_owned());
     let one = [("host-a", "host-c", SPINE0), ("host-e", "host-b", SPINE0), ("host-d", "host-a", SPINE0)];
@@ -117,26 +124,26 @@ fn the_link_that_all_dead_paths_share_is_the_dead_one() {
     assert_eq!(found(&[("host-a", "host-b", SPINE0), ("host-a", "host-x", SPINE0), ("host-a", "host-c", "1-2")]), []);
     let mut dead = DeadPaths::default();
     assert!(!dead.hear(&name("host-a"), "host-c", &path(SPINE0), true), "it was not dead");
-    assert_eq!(dead.links(&basis), BTreeMap::new());
+    assert_eq!(dead.links(&config), BTreeMap::new());
 }
 
 /// A host loses its power: whoever sends to it is answered over no path.
 #[test]
 fn a_host_that_dies_is_not_taken_for_dead_links() {
-    let mut bed = Bed::new("ffa");
-    bed.begin("t", &[("host-a", &[0, 1]), ("host-c", &[2, 3])]);
-    let other = bed.begin("u", &[("host-b", &[0, 1]), ("host-d", &[2, 3])]);
-    bed.run();
-    let before = bed.chosen(&other).clone();
+    let mut fixture = Fixture::new("ffa");
+    fixture.begin("t", &[("host-a", &[0, 1]), ("host-c", &[2, 3])]);
+    let other = fixture.begin("u", &[("host-b", &[0, 1]), ("host-d", &[2, 3])]);
+    fixture.run();
+    let before = fixture.chosen(&other).clone();
     for ports in [SPINE0, SPINE1] {
         let message = AgentMessage::Path { peer: "host-c".into(), path: path(ports), answers: false };
-        bed.controller.hear(&name("host-a"), message, bed.now);
+        fixture.controller.hear(&name("host-a"), message, fixture.now);
     }
-    bed.run();
-    assert!(bed.show().dead_links.is_empty(), "{:?}", bed.show().dead_links);
-    assert_eq!(bed.chosen(&other), &before);
+    fixture.run();
+    assert!(fixture.show().dead_links.is_empty(), "{:?}", fixture.show().dead_links);
+    assert_eq!(fixture.chosen(&other), &before);
     // A link that is dead besides is found.
-    say(&mut bed, "host-b", "host-d", false);
-    assert_eq!(bed.show().dead_links.len(), 2);
-    assert_ne!(bed.chosen(&other).paths, before.paths);
+    say(&mut fixture, "host-b", "host-d", false);
+    assert_eq!(fixture.show().dead_links.len(), 2);
+    assert_ne!(fixture.chosen(&other).paths, before.paths);
 }

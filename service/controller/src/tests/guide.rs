@@ -1,13 +1,13 @@
 //! A policy that was added as `docs/guides/policy.md` says decides, when `policy.toml` names it.
 
-use super::bed::Bed;
+use super::fixture::Fixture;
 
 #[test]
 fn a_policy_of_ones_own_is_put_in_force_by_its_name() {
-    let mut bed = Bed::new("in_turn");
-    bed.begin_wide("t");
-    bed.run();
-    let view = bed.show();
+    let mut fixture = Fixture::new("in_turn");
+    fixture.begin_wide("t");
+    fixture.run();
+    let view = fixture.show();
     assert_eq!(view.policy.as_deref(), Some("in_turn"));
     // Between the racks the channels take the spines in turn.
     let crossing = view.communicators[0].strategy.flows.iter().filter(|flow| flow.way != "hash");

@@ -4,8 +4,8 @@ use mccs_config::TopologyFile;
 use mccs_config::service::TransportKind;
 use mccs_config::topology::ActualHost;
 
-use super::bed::{name, policy, text};
-use crate::basis::Basis;
+use super::fixture::{name, policy, text};
+use crate::cluster_config::ClusterConfig;
 use crate::links::Links;
 use crate::message::Report;
 use crate::plan::{Plan, Wants, plan, plan_all};
@@ -131,10 +131,10 @@ fn channels_of_nics_are_spread_over_them() {
     let hosts = ["host-a", "host-b"].map(|name| ActualHost { gpus: Some(4), ..ActualHost::named(name) });
     let topology_text = text("topology.toml", &named_text(["eth0", "eth1"]));
     let channels = text("policy.toml", "[policy]\nname = \"ffa\"\nchannels = \"nics\"\n");
-    let basis = Basis::new(topology_text, channels, &hosts, None).unwrap();
+    let config = ClusterConfig::new(topology_text, channels, &hosts, None).unwrap();
     let devices = |devices: [&[u32]; 2]| {
         let report = report_on(devices, 3);
-        let plan = plan_all(&basis, &Links::default(), &[&report], &Wants::new()).remove(0).1.unwrap();
+        let plan = plan_all(&config, &Links::default(), &[&report], &Wants::new()).remove(0).1.unwrap();
         let by = ways(&plan).into_iter().map(|(device, _)| device.unwrap());
         (plan.rings.len(), by.collect::<Vec<_>>())
     };
@@ -154,7 +154,7 @@ fn channels_of_nics_are_spread_over_them() {
 fn ranks_on_gpus_are_where_their_gpus_are() {
     let hosts = ["host-a", "host-b"].map(|name| ActualHost { gpus: Some(4), ..ActualHost::named(name) });
     let topology_text = text("topology.toml", &named_text(["eth0", "eth1"]));
-    let basis = Basis::new(topology_text, policy("ffa"), &hosts, None).unwrap();
+    let config = ClusterConfig::new(topology_text, policy("ffa"), &hosts, None).unwrap();
     let devices = |devices: [&[u32]; 2]| {
         let host = |(host, ranks): (&str, [u32; 2]), devices: &[u32]| HostRanks {
             host: host.into(),
@@ -173,7 +173,7 @@ fn ranks_on_gpus_are_where_their_gpus_are() {
             is_pinned: false,
             began: Began { channels: 2, transport: Some(TransportKind::Tcp), ..Began::default() },
         };
-        let mut plans = plan_all(&basis, &Links::default(), &[&report], &Wants::new());
+        let mut plans = plan_all(&config, &Links::default(), &[&report], &Wants::new());
         let by = ways(&plans.remove(0).1.unwrap()).into_iter().map(|(device, _)| device.unwrap());
         by.collect::<Vec<_>>()
     };

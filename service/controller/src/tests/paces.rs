@@ -2,7 +2,7 @@
 
 use mccs_config::TopologyFile;
 
-use super::bed::{TOPOLOGY, name};
+use super::fixture::{TOPOLOGY, name};
 use crate::message::ControllerMessage;
 use crate::plan::{Plan, plan};
 use mccs_model::CommId;

@@ -8,10 +8,10 @@ use mccs_config::change::StrategyChange;
 use mccs_config::service::FlowPath;
 use proptest::prelude::*;
 
-use super::bed::{Bed, name, policy, text, topology_with_nics};
+use super::fixture::{Fixture, name, policy, text, topology_with_nics};
 use crate::answer::{ControllerRequest, Standing};
-use crate::basis::Text;
-use crate::equipment::{Equipment, Interfaces};
+use crate::cluster_config::Text;
+use crate::inventory::{Interfaces, Inventory};
 use crate::links::LinkState;
 use crate::pace::HostPace;
 use mccs_model::{Refused, Whose};
@@ -86,9 +86,9 @@ const TERMS: [&str; 6] = [
     "[[reserve]]\ntenant = \"u\"\npaths = [\"spine1\"]\n[[tenant]]\nname = \"u\"\nshare_percent = 60\n",
 ];
 
-/// What there is besides the bed.
+/// What there is besides the fixture.
 struct World {
-    bed: Bed,
+    fixture: Fixture,
     life: u64,
     /// Hosts whose links to the controller are lost.
     away: [bool; 4],
@@ -98,19 +98,19 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let mut bed = Bed::new("ffa");
-        bed.topology = topology_with_nics(NICS);
+        let mut fixture = Fixture::new("ffa");
+        fixture.topology = topology_with_nics(NICS);
         for host in HOSTS.map(name) {
-            bed.equip(&host, Equipment { interfaces: Some(interfaces(0)), ..Equipment::default() });
+            fixture.set_inventory(&host, Inventory { interfaces: Some(interfaces(0)), ..Inventory::default() });
         }
-        bed.controller.files(Some(bed.topology.clone()), None, bed.now);
-        World { bed, life: 1, away: [false; 4], dead: BTreeSet::new() }
+        fixture.controller.files(Some(fixture.topology.clone()), None, fixture.now);
+        World { fixture, life: 1, away: [false; 4], dead: BTreeSet::new() }
     }
 
     fn restart_controller(&mut self, policy: Text) {
         self.life += 1;
         self.away = [false; 4];
-        self.bed.restart_controller(self.life, policy);
+        self.fixture.restart_controller(self.life, policy);
         // Its host's agent may have forgotten what its probes will say again.
         for (from, to, spine) in self.dead.clone().into_iter().filter(|(from, ..)| *from == 0) {
             self.path((from, to, spine), false);
@@ -126,8 +126,8 @@ impl World {
         let (from, to, spine) = path;
         let (from, to) = (name(HOSTS[from]), name(HOSTS[to]));
         let path = FlowPath { source_ports: SPINES[spine].parse().ok(), ..FlowPath::default() };
-        let told = self.bed.host(&from).agent.path(&to, path, answers);
-        self.bed.carry_out(&from, told);
+        let told = self.fixture.host(&from).agent.path(&to, path, answers);
+        self.fixture.carry_out(&from, told);
     }
 }
 
@@ -138,75 +138,75 @@ fn interfaces(down: usize) -> Interfaces {
 }
 
 fn befall(world: &mut World, what: Happens) {
-    let World { bed, away, .. } = world;
-    let some_comm = |bed: &Bed, pick: usize| {
-        let all: Vec<_> = bed.hosts.values().flat_map(|host| host.comms.keys().cloned()).collect();
+    let World { fixture, away, .. } = world;
+    let some_comm = |fixture: &Fixture, pick: usize| {
+        let all: Vec<_> = fixture.hosts.values().flat_map(|host| host.comms.keys().cloned()).collect();
         (!all.is_empty()).then(|| all[pick % all.len()].clone())
     };
     match what {
         Happens::Begin(host, tenant) => {
             let (other, third) = (HOSTS[(host + 1) % 4], HOSTS[(host + 2) % 4]);
-            bed.begin(TENANTS[tenant], &[(HOSTS[host], &[0, 3]), (other, &[1]), (third, &[2])]);
+            fixture.begin(TENANTS[tenant], &[(HOSTS[host], &[0, 3]), (other, &[1]), (third, &[2])]);
         }
         Happens::End(pick) => {
-            if let Some(comm) = some_comm(bed, pick) {
-                bed.end(&comm);
+            if let Some(comm) = some_comm(fixture, pick) {
+                fixture.end(&comm);
             }
         }
-        Happens::Steps(steps) => drop((0..steps).take_while(|_| bed.step()).count()),
-        Happens::Pass(ms) => bed.pass(Duration::from_millis(ms)),
+        Happens::Steps(steps) => drop((0..steps).take_while(|_| fixture.step()).count()),
+        Happens::Pass(ms) => fixture.pass(Duration::from_millis(ms)),
         Happens::Lose(host) => {
             away[host] = true;
             let host = name(HOSTS[host]);
-            bed.to_agents.retain(|(to, _)| *to != host);
-            bed.to_controller.retain(|(from, _)| *from != host);
-            bed.controller.lost(&host, bed.now);
-            bed.host(&host).agent.lost(&name("host-a"));
+            fixture.to_agents.retain(|(to, _)| *to != host);
+            fixture.to_controller.retain(|(from, _)| *from != host);
+            fixture.controller.lost(&host, fixture.now);
+            fixture.host(&host).agent.lost(&name("host-a"));
         }
         Happens::Meet(host) => {
             if std::mem::take(&mut away[host]) {
-                bed.controller.met(&name(HOSTS[host]), bed.now);
+                fixture.controller.met(&name(HOSTS[host]), fixture.now);
             }
         }
         Happens::Restart(with_ffa) => world.restart_controller(policy(if with_ffa { "ffa" } else { "ecmp" })),
         Happens::ByHand(pick) => {
-            if let Some(comm) = some_comm(bed, pick) {
+            if let Some(comm) = some_comm(fixture, pick) {
                 let rings = Some(vec![vec![3, 2, 1, 0]]);
-                bed.change_by_hand(&comm, StrategyChange { rings, ..StrategyChange::default() });
+                fixture.change_by_hand(&comm, StrategyChange { rings, ..StrategyChange::default() });
             }
         }
         Happens::Unpin(pick) => {
-            if let Some(comm) = some_comm(bed, pick) {
-                bed.unpin(&comm);
+            if let Some(comm) = some_comm(fixture, pick) {
+                fixture.unpin(&comm);
             }
         }
         Happens::Refuse(host, whose) => {
-            bed.host(&name(HOSTS[host])).refuses = whose.map(|whose| Refused { whose, reason: "it cannot".into() });
+            fixture.host(&name(HOSTS[host])).refuses = whose.map(|whose| Refused { whose, reason: "it cannot".into() });
         }
         Happens::Policy(which, terms) => {
             let file = format!("{}{}", policy(names()[which]).text, TERMS[terms]);
-            bed.controller.files(None, Some(text("policy.toml", &file)), bed.now);
+            fixture.controller.files(None, Some(text("policy.toml", &file)), fixture.now);
         }
         Happens::Apply(which) => {
             let text = format!("[policy]\nname = {:?}\n", names()[which]);
-            bed.ask(ControllerRequest::Apply { name: "apply.toml".into(), text });
+            fixture.ask(ControllerRequest::Apply { name: "apply.toml".into(), text });
         }
         Happens::Link(down) => {
             let state = if down { LinkState::Down } else { LinkState::Up };
-            bed.ask(ControllerRequest::Link { lower: "leaf1".into(), upper: "spine0".into(), state });
+            fixture.ask(ControllerRequest::Link { lower: "leaf1".into(), upper: "spine0".into(), state });
         }
-        Happens::NicsDown(host, nics) => bed.has_interfaces(&name(HOSTS[host]), Some(interfaces(nics))),
+        Happens::NicsDown(host, nics) => fixture.has_interfaces(&name(HOSTS[host]), Some(interfaces(nics))),
         Happens::Path { from, to, spine, answers } => world.path((from, to, spine), answers),
         Happens::Sends(pick, period) => {
-            if let Some(comm) = some_comm(bed, pick) {
+            if let Some(comm) = some_comm(fixture, pick) {
                 let measured = |ms| Measured {
                     period: Duration::from_millis(ms),
                     busy: Duration::from_millis(ms / 4),
-                    began: bed.now - Duration::from_millis(2 * ms),
+                    began: fixture.now - Duration::from_millis(2 * ms),
                 };
                 let profile = period.map(measured);
-                bed.host(&comm.root).comms.get_mut(&comm).unwrap().profile = profile;
-                bed.look(&comm.root);
+                fixture.host(&comm.root).comms.get_mut(&comm).unwrap().profile = profile;
+                fixture.look(&comm.root);
             }
         }
     }
@@ -218,9 +218,9 @@ fn holds(pace: &HostPace) -> bool {
 }
 
 /// What engines were told, but for times, which are of one life's clock.
-fn paces(bed: &Bed) -> Vec<(String, String, Option<u64>, usize, bool)> {
+fn paces(fixture: &Fixture) -> Vec<(String, String, Option<u64>, usize, bool)> {
     let told =
-        bed.hosts.iter().flat_map(|(host, state)| state.paces.iter().map(move |(comm, pace)| (host, comm, pace)));
+        fixture.hosts.iter().flat_map(|(host, state)| state.paces.iter().map(move |(comm, pace)| (host, comm, pace)));
     let told = told.filter(|(_, _, pace)| !pace.is_free());
     told.map(|(host, comm, pace)| {
         (host.to_string(), comm.to_string(), pace.cap_bps, pace.flows.len(), pace.window.is_some())
@@ -235,29 +235,33 @@ fn all_is_as_decided_after(happenings: Vec<Happens>) -> Result<(), TestCaseError
         befall(&mut world, what);
     }
     // All hosts are there and willing, and something changes.
-    world.bed.hosts.values_mut().for_each(|host| host.refuses = None);
+    world.fixture.hosts.values_mut().for_each(|host| host.refuses = None);
     for host in 1..4 {
         befall(&mut world, Happens::Meet(host));
     }
-    let bed = &mut world.bed;
-    bed.pass(Duration::from_secs(100));
-    bed.controller.files(Some(text("topology.toml", &format!("{}\n# again", bed.topology.text))), None, bed.now);
-    bed.pass(Duration::from_secs(100));
-    let view = bed.show();
-    let there: usize = bed.hosts.values().map(|host| host.comms.len()).sum();
+    let fixture = &mut world.fixture;
+    fixture.pass(Duration::from_secs(100));
+    fixture.controller.files(
+        Some(text("topology.toml", &format!("{}\n# again", fixture.topology.text))),
+        None,
+        fixture.now,
+    );
+    fixture.pass(Duration::from_secs(100));
+    let view = fixture.show();
+    let there: usize = fixture.hosts.values().map(|host| host.comms.len()).sum();
     prop_assert_eq!(view.communicators.len(), there);
-    let live = bed.hosts.values().flat_map(|host| host.comms.values());
+    let live = fixture.hosts.values().flat_map(|host| host.comms.values());
     let pinned: Vec<String> = live.filter(|live| live.is_pinned).map(|live| live.comm.to_string()).collect();
     for comm in &view.communicators {
         let is_pinned = pinned.contains(&comm.name);
         let expected = if is_pinned { Standing::Pinned } else { Standing::AsDecided };
-        prop_assert_eq!(&comm.state, &expected, "{:?}", bed.history());
+        prop_assert_eq!(&comm.state, &expected, "{:?}", fixture.history());
         prop_assert!(!is_pinned || comm.strategy.rings == [[3, 2, 1, 0]]);
     }
-    HOSTS.iter().for_each(|host| bed.pace(&name(host)));
-    let told = paces(bed);
+    HOSTS.iter().for_each(|host| fixture.pace(&name(host)));
+    let told = paces(fixture);
     // Engines keep to what is shown, host by host.
-    for (host, state) in &bed.hosts {
+    for (host, state) in &fixture.hosts {
         for (comm, pace) in &state.paces {
             let shown = view.communicators.iter().filter(|view| view.name == comm.to_string());
             let shown = shown.flat_map(|view| &view.paces).filter(|(of, _)| *of == host.as_str());
@@ -265,17 +269,17 @@ fn all_is_as_decided_after(happenings: Vec<Happens>) -> Result<(), TestCaseError
         }
     }
     // A controller that knows nothing comes to the same.
-    let made = bed.changes_made();
+    let made = fixture.changes_made();
     world.restart_controller(text("policy.toml", &view.policy_text.unwrap()));
-    let bed = &mut world.bed;
-    bed.run();
-    prop_assert_eq!(bed.changes_made(), made);
-    bed.pass(Duration::from_secs(1));
-    prop_assert_eq!(paces(bed), told);
-    let again = bed.show();
+    let fixture = &mut world.fixture;
+    fixture.run();
+    prop_assert_eq!(fixture.changes_made(), made);
+    fixture.pass(Duration::from_secs(1));
+    prop_assert_eq!(paces(fixture), told);
+    let again = fixture.show();
     prop_assert_eq!((again.links, again.dead_links), (view.links, view.dead_links));
     // Every question was answered.
-    prop_assert!(bed.hosts.values().all(|host| host.asked.is_empty()));
+    prop_assert!(fixture.hosts.values().all(|host| host.asked.is_empty()));
     Ok(())
 }
 

@@ -4,77 +4,79 @@
 use mccs_config::change::StrategyChange;
 use mccs_config::service::Algorithm;
 
-use super::bed::{Bed, name, policy, text};
+use super::fixture::{Fixture, name, policy, text};
 use crate::answer::{ControllerAnswer, ControllerRequest, Standing};
-use crate::basis::Text;
-use crate::equipment::Equipment;
+use crate::cluster_config::Text;
+use crate::inventory::Inventory;
 use mccs_model::CommId;
 
 fn says(rest: &str) -> Text {
     text("policy.toml", &format!("[policy]\nname = \"ffa\"\n{rest}\n"))
 }
 
-fn has(bed: &Bed, comm: &CommId) -> (usize, Algorithm) {
-    (bed.chosen(comm).rings.len(), bed.chosen(comm).algorithm)
+fn has(fixture: &Fixture, comm: &CommId) -> (usize, Algorithm) {
+    (fixture.chosen(comm).rings.len(), fixture.chosen(comm).algorithm)
 }
 
 #[test]
 fn a_policy_says_how_many_and_how_and_one_that_does_not_gives_back_what_was() {
-    let mut bed = Bed::new("ffa");
-    let first = bed.begin_wide("t");
-    bed.run();
-    assert_eq!(has(&bed, &first), (2, Algorithm::Auto));
-    bed.controller.files(None, Some(says("channels = 3\nalgorithm = \"host_ring\"")), bed.now);
-    let second = bed.begin("u", &[("host-c", &[0]), ("host-b", &[1])]);
-    bed.run();
+    let mut fixture = Fixture::new("ffa");
+    let first = fixture.begin_wide("t");
+    fixture.run();
+    assert_eq!(has(&fixture, &first), (2, Algorithm::Auto));
+    fixture.controller.files(None, Some(says("channels = 3\nalgorithm = \"host_ring\"")), fixture.now);
+    let second = fixture.begin("u", &[("host-c", &[0]), ("host-b", &[1])]);
+    fixture.run();
     for comm in [&first, &second] {
-        assert_eq!(has(&bed, comm), (3, Algorithm::HostRing));
-        let channels = bed.chosen(comm).flows.iter().map(|flow| flow.channel);
+        assert_eq!(has(&fixture, comm), (3, Algorithm::HostRing));
+        let channels = fixture.chosen(comm).flows.iter().map(|flow| flow.channel);
         assert_eq!(channels.max(), Some(2), "each has its ways");
     }
-    let view = bed.show();
+    let view = fixture.show();
     assert!(view.communicators.iter().all(|comm| comm.state == Standing::AsDecided));
     assert_eq!(view.communicators[0].strategy.algorithm, Algorithm::HostRing);
     // An algorithm that is changed alone is a change.
-    bed.controller.files(None, Some(says("channels = 3\nalgorithm = \"tree\"")), bed.now);
-    bed.run();
-    assert_eq!(has(&bed, &first), (3, Algorithm::Tree));
+    fixture.controller.files(None, Some(says("channels = 3\nalgorithm = \"tree\"")), fixture.now);
+    fixture.run();
+    assert_eq!(has(&fixture, &first), (3, Algorithm::Tree));
     // The controller that reads the file without the keys has not seen how they began.
-    bed.restart_controller(2, policy("ffa"));
-    bed.run();
-    assert_eq!([&first, &second].map(|comm| has(&bed, comm)), [(2, Algorithm::Auto); 2]);
-    let made = bed.changes_made();
-    bed.restart_controller(3, policy("ffa"));
-    bed.run();
-    assert_eq!(bed.changes_made(), made);
+    fixture.restart_controller(2, policy("ffa"));
+    fixture.run();
+    assert_eq!([&first, &second].map(|comm| has(&fixture, comm)), [(2, Algorithm::Auto); 2]);
+    let made = fixture.changes_made();
+    fixture.restart_controller(3, policy("ffa"));
+    fixture.run();
+    assert_eq!(fixture.changes_made(), made);
 }
 
 #[test]
 fn what_was_changed_by_hand_is_not_what_comes_back() {
-    let mut bed = Bed::new("ffa");
-    let comm = bed.begin_wide("t");
-    bed.run();
-    let rings = Some(vec![bed.chosen(&comm).rings[0].clone(); 5]);
+    let mut fixture = Fixture::new("ffa");
+    let comm = fixture.begin_wide("t");
+    fixture.run();
+    let rings = Some(vec![fixture.chosen(&comm).rings[0].clone(); 5]);
     let by_hand = StrategyChange { rings, algorithm: Some(Algorithm::Tree), ..StrategyChange::default() };
-    bed.change_by_hand(&comm, by_hand);
-    bed.controller.files(None, Some(says("channels = 1")), bed.now);
-    bed.run();
-    assert_eq!(has(&bed, &comm), (5, Algorithm::Tree), "pinned");
-    bed.unpin(&comm);
-    bed.run();
-    assert_eq!(has(&bed, &comm), (1, Algorithm::Auto));
-    bed.controller.files(None, Some(policy("ffa")), bed.now);
-    bed.run();
-    assert_eq!(has(&bed, &comm), (2, Algorithm::Auto));
+    fixture.change_by_hand(&comm, by_hand);
+    fixture.controller.files(None, Some(says("channels = 1")), fixture.now);
+    fixture.run();
+    assert_eq!(has(&fixture, &comm), (5, Algorithm::Tree), "pinned");
+    fixture.unpin(&comm);
+    fixture.run();
+    assert_eq!(has(&fixture, &comm), (1, Algorithm::Auto));
+    fixture.controller.files(None, Some(policy("ffa")), fixture.now);
+    fixture.run();
+    assert_eq!(has(&fixture, &comm), (2, Algorithm::Auto));
 }
 
 #[test]
 fn a_diff_shows_an_algorithm() {
-    let mut bed = Bed::new("ffa");
-    bed.begin_wide("t");
-    bed.run();
+    let mut fixture = Fixture::new("ffa");
+    fixture.begin_wide("t");
+    fixture.run();
     let Text { name, text } = says("algorithm = \"one_shot\"");
-    let Ok(ControllerAnswer::Diff(diff)) = bed.answer(ControllerRequest::Diff { name, text }) else { panic!("none") };
+    let Ok(ControllerAnswer::Diff(diff)) = fixture.answer(ControllerRequest::Diff { name, text }) else {
+        panic!("none")
+    };
     assert!(diff.communicators[0].changes_strategy);
     let after = diff.communicators[0].after.as_ref().unwrap();
     assert_eq!((diff.communicators[0].before.algorithm, after.algorithm), (Algorithm::Auto, Algorithm::OneShot));
@@ -83,16 +85,18 @@ fn a_diff_shows_an_algorithm() {
 
 #[test]
 fn rules_without_effect_are_named_before_and_after() {
-    let mut bed = Bed::new("pfa");
-    bed.begin_wide("t");
-    bed.run();
-    assert_eq!(bed.show().not_enforced, [""; 0]);
+    let mut fixture = Fixture::new("pfa");
+    fixture.begin_wide("t");
+    fixture.run();
+    assert_eq!(fixture.show().not_enforced, [""; 0]);
     let Text { name, text } = says("[[tenant]]\nname = \"t\"\npriority = 1");
     let request = ControllerRequest::Diff { name: name.clone(), text: text.clone() };
-    let Ok(ControllerAnswer::Diff(diff)) = bed.answer(request) else { panic!("none") };
-    let Ok(ControllerAnswer::Applied(applied)) = bed.answer(ControllerRequest::Apply { name, text }) else { panic!() };
+    let Ok(ControllerAnswer::Diff(diff)) = fixture.answer(request) else { panic!("none") };
+    let Ok(ControllerAnswer::Applied(applied)) = fixture.answer(ControllerRequest::Apply { name, text }) else {
+        panic!()
+    };
     assert!(diff.not_enforced[0].contains("policy ffa has none"), "{:?}", diff.not_enforced);
-    assert_eq!((&applied.not_enforced, &bed.show().not_enforced), (&diff.not_enforced, &diff.not_enforced));
+    assert_eq!((&applied.not_enforced, &fixture.show().not_enforced), (&diff.not_enforced, &diff.not_enforced));
 }
 
 #[test]
@@ -100,41 +104,41 @@ fn rules_for_tenants_that_nobody_is_are_named() {
     const WINDOW: &str = "[[window]]\ntenant = \"serch\"\nperiod = \"10ms\"\nlength = \"5ms\"\n";
     const RULES: &str = "[[tenant]]\nname = \"reserch\"\ncap = \"1Gbit/s\"\n[[tenant]]\nname = \"search\"\n\
                          [[reserve]]\ntenant = \"reserch\"\npaths = [\"spine0\"]\n";
-    let mut bed = Bed::new("ffa");
-    let serves = |bed: &mut Bed, host: &str, tenants: Option<&[&str]>| {
+    let mut fixture = Fixture::new("ffa");
+    let serves = |fixture: &mut Fixture, host: &str, tenants: Option<&[&str]>| {
         let tenants = tenants.map(|tenants| tenants.iter().map(ToString::to_string).collect());
-        bed.equip(&name(host), Equipment { tenants, ..Equipment::default() });
+        fixture.set_inventory(&name(host), Inventory { tenants, ..Inventory::default() });
     };
     for host in ["host-a", "host-b", "host-c"] {
-        serves(&mut bed, host, Some(&["research", "search"]));
+        serves(&mut fixture, host, Some(&["research", "search"]));
     }
-    serves(&mut bed, "host-d", None);
+    serves(&mut fixture, "host-d", None);
     let file = format!("[policy]\nname = \"pfa\"\n{RULES}{WINDOW}");
-    bed.controller.files(None, Some(text("policy.toml", &file)), bed.now);
-    bed.run();
+    fixture.controller.files(None, Some(text("policy.toml", &file)), fixture.now);
+    fixture.run();
     // One has not said.
     let is_of_tenants = |what: &String| what.starts_with("rules for tenant");
-    assert!(!bed.show().not_enforced.iter().any(is_of_tenants));
-    serves(&mut bed, "host-d", Some(&["search"]));
-    bed.restart_controller(2, text("policy.toml", &file));
-    bed.run();
+    assert!(!fixture.show().not_enforced.iter().any(is_of_tenants));
+    serves(&mut fixture, "host-d", Some(&["search"]));
+    fixture.restart_controller(2, text("policy.toml", &file));
+    fixture.run();
     let expected = [
         "rules for tenant \"reserch\": nobody is called so now; did you mean \"research\"?",
         "rules for tenant \"serch\": nobody is called so now; did you mean \"search\"?",
     ];
     let of_tenants = |all: Vec<String>| all.into_iter().filter(is_of_tenants).collect::<Vec<_>>();
-    assert_eq!(of_tenants(bed.show().not_enforced), expected);
+    assert_eq!(of_tenants(fixture.show().not_enforced), expected);
     let ask = |name: &str| ControllerRequest::Diff { name: name.into(), text: file.clone() };
-    let Ok(ControllerAnswer::Diff(diff)) = bed.answer(ask("diff.toml")) else { panic!("no diff") };
+    let Ok(ControllerAnswer::Diff(diff)) = fixture.answer(ask("diff.toml")) else { panic!("no diff") };
     assert_eq!(of_tenants(diff.not_enforced), expected);
-    let apply = |bed: &mut Bed| {
+    let apply = |fixture: &mut Fixture| {
         let request = ControllerRequest::Apply { name: "apply.toml".into(), text: file.clone() };
-        let Ok(ControllerAnswer::Applied(applied)) = bed.answer(request) else { panic!("not applied") };
+        let Ok(ControllerAnswer::Applied(applied)) = fixture.answer(request) else { panic!("not applied") };
         of_tenants(applied.not_enforced)
     };
-    assert_eq!(apply(&mut bed), expected);
+    assert_eq!(apply(&mut fixture), expected);
     // Who has a communicator is somebody, whoever was configured.
-    bed.begin_wide("serch");
-    bed.run();
-    assert_eq!(apply(&mut bed), expected[..1]);
+    fixture.begin_wide("serch");
+    fixture.run();
+    assert_eq!(apply(&mut fixture), expected[..1]);
 }

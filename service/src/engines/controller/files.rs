@@ -16,7 +16,7 @@ use mccs_config::{Bytes, document};
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 
-use crate::controller::basis::Text;
+use crate::controller::cluster_config::Text;
 use crate::controller::disk::FileRole;
 
 /// How long nothing has to change before files are read.

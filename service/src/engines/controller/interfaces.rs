@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket};
 
-use crate::controller::equipment::{INTERFACES_MAX, Interfaces, is_name};
+use crate::controller::inventory::{INTERFACES_MAX, Interfaces, is_name};
 use crate::transports::tcp;
 
 /// From the first word of the kernel's until interfaces are looked at.

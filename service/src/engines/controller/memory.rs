@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use crate::controller::said::{self, SaidLink};
+use crate::controller::link_overrides::{self, LinkOverride};
 
 /// Bytes of the file: thousands of links with the longest names.
 const FILE_BYTES_MAX: u64 = 16 << 20;
@@ -28,7 +28,7 @@ impl Memory {
     ///
     /// # Errors
     /// It is there and cannot be read: in words. A file is put aside, so that it is not lost; what is none is left alone.
-    pub(super) fn load(&self) -> Result<Vec<SaidLink>, String> {
+    pub(super) fn load(&self) -> Result<Vec<LinkOverride>, String> {
         let Some(text) = read(&self.path, FILE_BYTES_MAX)? else { return Ok(Vec::new()) };
         parse(&text).map_err(|reason| put_aside(&self.path, &reason))
     }
@@ -37,7 +37,7 @@ impl Memory {
     ///
     /// # Errors
     /// In words; it is tried again with the next word.
-    pub(super) fn store(&mut self, words: u64, links: impl FnOnce() -> Vec<SaidLink>) -> Result<(), String> {
+    pub(super) fn store(&mut self, words: u64, links: impl FnOnce() -> Vec<LinkOverride>) -> Result<(), String> {
         if self.written.replace(words).unwrap_or(0) == words {
             return Ok(());
         }
@@ -87,9 +87,9 @@ pub(super) fn read(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, Strin
     }
 }
 
-fn parse(text: &[u8]) -> Result<Vec<SaidLink>, String> {
-    let links: Vec<SaidLink> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-    links.chunks(said::LINKS_PER_MESSAGE).try_for_each(said::check).map_err(str::to_owned)?;
+fn parse(text: &[u8]) -> Result<Vec<LinkOverride>, String> {
+    let links: Vec<LinkOverride> = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    links.chunks(link_overrides::LINKS_PER_MESSAGE).try_for_each(link_overrides::check).map_err(str::to_owned)?;
     Ok(links)
 }
 
@@ -98,8 +98,8 @@ mod tests {
     use super::*;
     use crate::controller::links::LinkState;
 
-    fn link(lower: &str) -> SaidLink {
-        SaidLink { lower: lower.into(), upper: "spine0".into(), state: LinkState::Down, number: (u64::MAX, 1) }
+    fn link(lower: &str) -> LinkOverride {
+        LinkOverride { lower: lower.into(), upper: "spine0".into(), state: LinkState::Down, number: (u64::MAX, 1) }
     }
 
     #[test]

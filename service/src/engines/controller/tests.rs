@@ -15,7 +15,7 @@ fn settings(hosts: &[&str]) -> ControllerSettings {
         host: name(hosts[0]),
         hosts: hosts.iter().map(|host| name(host)).collect(),
         addresses: (Vec::new(), None),
-        equipment: Equipment::default(),
+        inventory: Inventory::default(),
         files: None,
         links: None,
         history: None,

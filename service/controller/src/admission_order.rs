@@ -8,7 +8,7 @@ use super::state::{Controller, Output};
 
 impl Controller {
     /// Gives those a place that have none: behind all that a controller has seen, whatever hosts' clocks show.
-    pub(super) fn number_arrivals(&mut self) {
+    pub(super) fn number_admissions(&mut self) {
         let arrivals = self.comms.values().filter_map(|held| held.report.arrival);
         let mut last = arrivals.max().unwrap_or(0);
         let mut new: Vec<&mut Report> = self.comms.values_mut().map(|held| &mut held.report).collect();

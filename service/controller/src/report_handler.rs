@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::equipment::Interfaces;
 use super::history::Went;
 use super::hosts::HostState;
+use super::inventory::Interfaces;
+use super::link_overrides::LinkOverride;
 use super::message::{AgentMessage, ControllerMessage, Report};
 use super::orders::Pending;
-use super::said::SaidLink;
 use super::state::{ALLOT_EVERY, COMMS_MAX, Controller, Held, Output};
 use mccs_model::{CommId, Name};
 
@@ -22,10 +22,10 @@ impl Controller {
         match message {
             // A host that is away, or was forgotten, begins with a report for a Sync.
             _ if self.hosts.get(from).is_none_or(|state| *state == HostState::Away) => {}
-            AgentMessage::Has(equipment) => {
-                if self.equipment.get(from) != Some(&*equipment) {
-                    self.are_down(from, equipment.interfaces.iter().flat_map(Interfaces::names_down), now);
-                    self.equipment.insert(from.clone(), *equipment);
+            AgentMessage::Has(inventory) => {
+                if self.inventory.get(from) != Some(&*inventory) {
+                    self.are_down(from, inventory.interfaces.iter().flat_map(Interfaces::names_down), now);
+                    self.inventory.insert(from.clone(), *inventory);
                     self.hosts_have_changed();
                 }
             }
@@ -87,9 +87,9 @@ impl Controller {
     }
 
     /// A host has kept what operators have said of links.
-    fn kept(&mut self, from: &Name, links: Vec<SaidLink>) {
+    fn kept(&mut self, from: &Name, links: Vec<LinkOverride>) {
         for link in links.into_iter().filter(|link| self.links.merge(link.clone())).collect::<Vec<_>>() {
-            let SaidLink { lower, upper, state, .. } = &link;
+            let LinkOverride { lower, upper, state, .. } = &link;
             self.because(format!("link {lower} {upper} {state}, as host {from} has kept it"));
             self.have_kept(link);
         }

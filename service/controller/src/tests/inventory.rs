@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use mccs_config::change::StrategyChange;
 use mccs_config::service::FlowPath;
 
-use super::bed::{Bed, TOPOLOGY, name, policy, text, topology_with_nics};
+use super::fixture::{Fixture, TOPOLOGY, name, policy, text, topology_with_nics};
 use crate::answer::{HistoryView, Standing};
-use crate::basis::Text;
-use crate::equipment::{Equipment, Interfaces};
+use crate::cluster_config::Text;
 use crate::history::Went;
+use crate::inventory::{Interfaces, Inventory};
 
 /// The example, where hosts call their only NIC something.
 fn called(interface: &str, rdma: &str) -> Text {
@@ -28,8 +28,8 @@ fn interfaces_that_are_up(names: &[&str]) -> Interfaces {
     Interfaces { all: names.iter().map(ToString::to_string).collect(), down: Vec::new() }
 }
 
-fn equipment(interfaces: &[&str], rdma_ports: &[&str]) -> Equipment {
-    Equipment {
+fn inventory(interfaces: &[&str], rdma_ports: &[&str]) -> Inventory {
+    Inventory {
         gpus: 0,
         interfaces: Some(interfaces_that_are_up(interfaces)),
         rdma_ports: Some(rdma_ports.iter().map(|port| port.parse().unwrap()).collect()),
@@ -38,20 +38,20 @@ fn equipment(interfaces: &[&str], rdma_ports: &[&str]) -> Equipment {
 }
 
 /// Hosts that have said what they have; the last of them has not.
-fn equipped() -> Bed {
-    let mut bed = Bed::new("ffa");
+fn equipped() -> Fixture {
+    let mut fixture = Fixture::new("ffa");
     for host in ["host-a", "host-b", "host-c"].map(name) {
-        bed.equip(&host, equipment(&["eth0", "lo"], &["mlx5_0:1"]));
+        fixture.set_inventory(&host, inventory(&["eth0", "lo"], &["mlx5_0:1"]));
     }
-    bed.run();
-    bed
+    fixture.run();
+    fixture
 }
 
 /// A file is read. Returns why it was refused, if it was.
-fn read(bed: &mut Bed, topology: Text) -> Option<String> {
-    bed.controller.files(Some(topology), None, bed.now);
-    bed.run();
-    match &bed.history().last().unwrap().went {
+fn read(fixture: &mut Fixture, topology: Text) -> Option<String> {
+    fixture.controller.files(Some(topology), None, fixture.now);
+    fixture.run();
+    match &fixture.history().last().unwrap().went {
         Went::Failed(why) => Some(why.clone()),
         _ => None,
     }
@@ -59,7 +59,7 @@ fn read(bed: &mut Bed, topology: Text) -> Option<String> {
 
 #[test]
 fn what_hosts_have_not_is_refused_where_it_is_named() {
-    let mut bed = equipped();
+    let mut fixture = equipped();
     let line = |topology: &Text, host: &str| {
         let name = format!("name = {host:?}");
         topology.text.lines().position(|line| line.starts_with(&name)).unwrap() + 3
@@ -67,81 +67,81 @@ fn what_hosts_have_not_is_refused_where_it_is_named() {
     // Without a communicator and with one.
     for has_comm in [false, true] {
         if has_comm {
-            bed.begin_wide("t");
-            bed.run();
+            fixture.begin_wide("t");
+            fixture.run();
         }
         let nowhere = called("nosuch0", "mlx5_0");
-        let why = read(&mut bed, nowhere.clone()).expect("refused");
+        let why = read(&mut fixture, nowhere.clone()).expect("refused");
         let complaints: Vec<&str> = why.lines().filter(|line| line.contains("nosuch0")).collect();
         assert_eq!(complaints.len(), 3, "the last host has not said what it has: {why}");
         let at = format!("topology.toml:{}:", line(&nowhere, "host-b"));
         assert!(complaints[1].contains(&at) && complaints[1].contains("host[1].nic[0].interface"), "{why}");
         assert!(complaints[1].contains("it has eth0, lo"), "{why}");
-        let why = read(&mut bed, called("eth0", "mlx5_0:2")).expect("refused");
+        let why = read(&mut fixture, called("eth0", "mlx5_0:2")).expect("refused");
         assert!(why.contains("host[0].nic[0].rdma") && why.contains("it uses mlx5_0:1"), "{why}");
-        assert_eq!((read(&mut bed, called("eth0", "mlx5_0")), bed.show().contradictions.len()), (None, 0));
+        assert_eq!((read(&mut fixture, called("eth0", "mlx5_0")), fixture.show().contradictions.len()), (None, 0));
         if has_comm {
-            let ways = bed.show().communicators.remove(0);
+            let ways = fixture.show().communicators.remove(0);
             assert_eq!(ways.state, Standing::AsDecided);
             let by: BTreeSet<bool> = ways.strategy.flows.iter().map(|flow| flow.way.ends_with(" by eth0")).collect();
             assert_eq!(by, BTreeSet::from([true]), "{:?}", ways.strategy.flows);
         }
-        assert_eq!(read(&mut bed, text("topology.toml", TOPOLOGY)), None);
+        assert_eq!(read(&mut fixture, text("topology.toml", TOPOLOGY)), None);
     }
 }
 
 #[test]
 fn a_host_says_so_when_its_interfaces_are_others() {
-    let mut bed = equipped();
+    let mut fixture = equipped();
     let (host, nowhere) = (name("host-b"), called("eth1", "mlx5_0"));
     for other in ["host-a", "host-c"].map(name) {
-        bed.has_interfaces(&other, Some(interfaces_that_are_up(&["eth1"])));
+        fixture.has_interfaces(&other, Some(interfaces_that_are_up(&["eth1"])));
     }
-    bed.run();
-    assert!(read(&mut bed, nowhere.clone()).is_some_and(|why| why.lines().count() == 1 && why.contains("host[1]")));
+    fixture.run();
+    assert!(read(&mut fixture, nowhere.clone()).is_some_and(|why| why.lines().count() == 1 && why.contains("host[1]")));
     // Another policy makes nobody forget it.
-    bed.controller.files(None, Some(policy("ecmp")), bed.now);
-    bed.run();
+    fixture.controller.files(None, Some(policy("ecmp")), fixture.now);
+    fixture.run();
     let still_refused = |entry: &HistoryView| matches!(&entry.went, Went::DoneBut(why) if why.contains("host[1]"));
-    assert!(bed.history().iter().any(still_refused), "{:?}", bed.history());
-    assert_eq!(bed.show().policy.as_deref(), Some("ecmp"));
-    let tell = |bed: &mut Bed, interfaces: Option<&[&str]>| {
+    assert!(fixture.history().iter().any(still_refused), "{:?}", fixture.history());
+    assert_eq!(fixture.show().policy.as_deref(), Some("ecmp"));
+    let tell = |fixture: &mut Fixture, interfaces: Option<&[&str]>| {
         let interfaces = interfaces.map(interfaces_that_are_up);
-        let told = bed.host(&host).agent.has_interfaces(interfaces.clone());
+        let told = fixture.host(&host).agent.has_interfaces(interfaces.clone());
         assert!(told.is_some());
-        assert!(bed.host(&host).agent.has_interfaces(interfaces).is_none(), "the same is no news");
-        bed.carry_out(&host, told);
-        bed.run();
+        assert!(fixture.host(&host).agent.has_interfaces(interfaces).is_none(), "the same is no news");
+        fixture.carry_out(&host, told);
+        fixture.run();
     };
-    tell(&mut bed, Some(&["eth0", "eth1"]));
+    tell(&mut fixture, Some(&["eth0", "eth1"]));
     // Nobody has to save it again.
-    let history = bed.history();
+    let history = fixture.history();
     let last = history.last().expect("an entry");
     assert!(last.why.contains("hosts have what its topology names") && last.went == Went::Done, "{last:?}");
-    assert_eq!(bed.show().contradictions.len(), 0);
+    assert_eq!(fixture.show().contradictions.len(), 0);
     // It goes: what is in force stays, and it is said.
-    tell(&mut bed, Some(&["eth0"]));
-    let view = bed.show();
+    tell(&mut fixture, Some(&["eth0"]));
+    let view = fixture.show();
     assert_eq!(view.contradictions.len(), 1, "{view:?}");
     assert!(view.contradictions[0].contains("host[1].nic[0].interface") && view.policy.is_some(), "{view:?}");
-    assert!(bed.history().iter().any(|entry| entry.what.contains("contradicted")));
+    assert!(fixture.history().iter().any(|entry| entry.what.contains("contradicted")));
     // It is there again; and then nobody knows.
     for interfaces in [Some(&["eth1"][..]), Some(&[]), None] {
         let is_contradicted = interfaces.is_some_and(<[_]>::is_empty);
-        tell(&mut bed, interfaces);
-        assert_eq!(bed.show().contradictions.len(), usize::from(is_contradicted));
+        tell(&mut fixture, interfaces);
+        assert_eq!(fixture.show().contradictions.len(), usize::from(is_contradicted));
     }
 }
 
 /// A host of two NICs loses one: flows leave it by the other, until it is there again.
 #[test]
 fn flows_leave_by_other_nics_while_one_is_down() {
-    let mut bed = equipped();
-    assert_eq!(read(&mut bed, topology_with_nics(["eth0", "lo"])), None);
-    let comm = bed.begin("t", &[("host-a", &[0, 1]), ("host-b", &[2, 3])]);
-    bed.run();
-    let leaves_by = |bed: &mut Bed| {
-        let chosen = bed.chosen(&comm);
+    let mut fixture = equipped();
+    assert_eq!(read(&mut fixture, topology_with_nics(["eth0", "lo"])), None);
+    let comm = fixture.begin("t", &[("host-a", &[0, 1]), ("host-b", &[2, 3])]);
+    fixture.run();
+    let leaves_by = |fixture: &mut Fixture| {
+        let chosen = fixture.chosen(&comm);
         let by = |from: &str| {
             let flows = chosen.flows.iter().filter(|flow| flow.from == from);
             let device = |path: u32| chosen.paths[path as usize].device.as_ref().map(ToString::to_string);
@@ -149,48 +149,49 @@ fn flows_leave_by_other_nics_while_one_is_down() {
         };
         ["host-a", "host-b"].map(by)
     };
-    let all = leaves_by(&mut bed);
+    let all = leaves_by(&mut fixture);
     assert!(all.iter().all(|by| by.contains("eth0")), "{all:?}");
     let host = name("host-b");
-    let tell = |bed: &mut Bed, down: &[u16]| {
-        bed.has_interfaces(&host, Some(Interfaces { down: down.to_vec(), ..interfaces_that_are_up(&["eth0", "lo"]) }));
-        bed.run();
+    let tell = |fixture: &mut Fixture, down: &[u16]| {
+        fixture
+            .has_interfaces(&host, Some(Interfaces { down: down.to_vec(), ..interfaces_that_are_up(&["eth0", "lo"]) }));
+        fixture.run();
     };
-    tell(&mut bed, &[0]);
-    assert_eq!(leaves_by(&mut bed)[1], BTreeSet::from(["lo".to_owned()]));
-    let dead = bed.show().dead_links;
+    tell(&mut fixture, &[0]);
+    assert_eq!(leaves_by(&mut fixture)[1], BTreeSet::from(["lo".to_owned()]));
+    let dead = fixture.show().dead_links;
     assert!(dead.len() == 1 && dead[0][0] == "host-b eth0" && dead[0][2].contains("its NIC is down"), "{dead:?}");
-    assert!(bed.history().iter().any(|entry| entry.what == "NIC eth0 of host host-b is down"));
+    assert!(fixture.history().iter().any(|entry| entry.what == "NIC eth0 of host host-b is down"));
     // Nobody says that it is up while its host says nothing.
-    bed.controller.lost(&host, bed.now);
-    bed.run();
-    assert!(!bed.history().iter().any(|entry| entry.what.contains("up again")));
-    bed.controller.met(&host, bed.now);
-    bed.run();
-    assert_eq!(bed.show().dead_links, dead);
-    tell(&mut bed, &[]);
-    assert_eq!(leaves_by(&mut bed), all);
-    assert!(bed.show().dead_links.is_empty());
+    fixture.controller.lost(&host, fixture.now);
+    fixture.run();
+    assert!(!fixture.history().iter().any(|entry| entry.what.contains("up again")));
+    fixture.controller.met(&host, fixture.now);
+    fixture.run();
+    assert_eq!(fixture.show().dead_links, dead);
+    tell(&mut fixture, &[]);
+    assert_eq!(leaves_by(&mut fixture), all);
+    assert!(fixture.show().dead_links.is_empty());
     // What is pinned stays by the NIC that is down, and is shown.
     let by_hand = StrategyChange {
         paths: Some(vec![FlowPath { device: "eth0".parse().ok(), ..FlowPath::default() }]),
         flows: Some(Vec::new()),
         ..StrategyChange::default()
     };
-    bed.change_by_hand(&comm, by_hand);
-    bed.run();
-    tell(&mut bed, &[0]);
-    let told = bed.show().communicators.remove(0).not_enforced;
+    fixture.change_by_hand(&comm, by_hand);
+    fixture.run();
+    tell(&mut fixture, &[0]);
+    let told = fixture.show().communicators.remove(0).not_enforced;
     assert!(
         told.iter().any(|what| what.starts_with("another NIC than eth0") && what.contains("from host-b")),
         "{told:?}"
     );
-    assert_eq!(bed.chosen(&comm).paths.len(), 1);
-    bed.unpin(&comm);
-    bed.run();
-    assert_eq!(leaves_by(&mut bed)[1], BTreeSet::from(["lo".to_owned()]));
-    tell(&mut bed, &[]);
+    assert_eq!(fixture.chosen(&comm).paths.len(), 1);
+    fixture.unpin(&comm);
+    fixture.run();
+    assert_eq!(leaves_by(&mut fixture)[1], BTreeSet::from(["lo".to_owned()]));
+    tell(&mut fixture, &[]);
     // With both down there is nothing better.
-    tell(&mut bed, &[0, 1]);
-    assert_eq!(leaves_by(&mut bed), all);
+    tell(&mut fixture, &[0, 1]);
+    assert_eq!(leaves_by(&mut fixture), all);
 }

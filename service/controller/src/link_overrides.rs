@@ -19,7 +19,7 @@ const NAME_BYTES_MAX: usize = 253;
 /// A word about a link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct SaidLink {
+pub struct LinkOverride {
     /// Leaf, or host.
     pub lower: String,
     /// Spine, or leaf.
@@ -35,14 +35,20 @@ type Said = (LinkState, (u64, u64));
 
 /// See the module's documentation. By lower and upper end.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SaidLinks(BTreeMap<(String, String), Said>);
+pub struct LinkOverrides(BTreeMap<(String, String), Said>);
 
-impl SaidLinks {
+impl LinkOverrides {
     /// An operator says how a link is, in a life of the controller. Returns the word, where it is news.
     ///
     /// # Errors
     /// Too many links are out of order.
-    pub fn say(&mut self, lower: &str, upper: &str, state: LinkState, life: u64) -> Result<Option<SaidLink>, String> {
+    pub fn say(
+        &mut self,
+        lower: &str,
+        upper: &str,
+        state: LinkState,
+        life: u64,
+    ) -> Result<Option<LinkOverride>, String> {
         let known = self.0.get(&(lower.to_owned(), upper.to_owned()));
         let (before, (last_life, count)) = known.copied().unwrap_or((LinkState::Up, (0, 0)));
         if before == state {
@@ -50,7 +56,7 @@ impl SaidLinks {
         }
         // A clock that was set back makes no word older than the one before.
         let number = (life.max(last_life), count.saturating_add(1));
-        let link = SaidLink { lower: lower.to_owned(), upper: upper.to_owned(), state, number };
+        let link = LinkOverride { lower: lower.to_owned(), upper: upper.to_owned(), state, number };
         match self.merge(link.clone()) {
             true => Ok(Some(link)),
             false => Err(format!("{LINKS_MAX} links are out of order already")),
@@ -58,8 +64,8 @@ impl SaidLinks {
     }
 
     /// A word that somebody else has heard or kept. Returns whether it is newer than what was known, and there is room for it.
-    pub fn merge(&mut self, link: SaidLink) -> bool {
-        let SaidLink { lower, upper, state, number } = link;
+    pub fn merge(&mut self, link: LinkOverride) -> bool {
+        let LinkOverride { lower, upper, state, number } = link;
         let key = (lower, upper);
         if self.0.get(&key).is_some_and(|(_, known)| *known >= number) {
             return false;
@@ -79,8 +85,8 @@ impl SaidLinks {
     }
 
     /// All of it, in parts that fit a message.
-    pub fn messages(&self) -> impl Iterator<Item = Vec<SaidLink>> {
-        let link = |((lower, upper), (state, number)): (&(String, String), &Said)| SaidLink {
+    pub fn messages(&self) -> impl Iterator<Item = Vec<LinkOverride>> {
+        let link = |((lower, upper), (state, number)): (&(String, String), &Said)| LinkOverride {
             lower: lower.clone(),
             upper: upper.clone(),
             state: *state,
@@ -104,7 +110,7 @@ impl SaidLinks {
 ///
 /// # Errors
 /// What is wrong with it, in words.
-pub fn check(links: &[SaidLink]) -> Result<(), &'static str> {
+pub fn check(links: &[LinkOverride]) -> Result<(), &'static str> {
     let is_name = |name: &String| (1..=NAME_BYTES_MAX).contains(&name.len());
     if links.len() > LINKS_PER_MESSAGE {
         Err("it has too many links")
@@ -121,7 +127,7 @@ mod tests {
 
     #[test]
     fn the_newest_word_about_a_link_counts_wherever_it_was_kept() {
-        let (mut ours, mut theirs) = (SaidLinks::default(), SaidLinks::default());
+        let (mut ours, mut theirs) = (LinkOverrides::default(), LinkOverrides::default());
         let down = ours.say("leaf0", "spine0", LinkState::Down, 5).unwrap().unwrap();
         assert!(theirs.merge(down.clone()) && !theirs.merge(down.clone()));
         assert_eq!(ours.say("leaf0", "spine0", LinkState::Down, 5), Ok(None), "said before");
@@ -137,7 +143,7 @@ mod tests {
 
     #[test]
     fn links_that_are_in_order_again_make_room_and_all_fit_messages() {
-        let mut said = SaidLinks::default();
+        let mut said = LinkOverrides::default();
         for number in 0..LINKS_MAX {
             assert!(said.say(&format!("leaf{number}"), "spine0", LinkState::Down, 1).unwrap().is_some());
         }
@@ -147,7 +153,8 @@ mod tests {
         assert_eq!(said.messages().map(|part| part.len()).sum::<usize>(), LINKS_MAX);
         assert!(said.messages().all(|part| check(&part).is_ok()));
         let name = "n".repeat(NAME_BYTES_MAX);
-        let link = SaidLink { lower: name.clone(), upper: name, state: LinkState::Down, number: (u64::MAX, u64::MAX) };
+        let link =
+            LinkOverride { lower: name.clone(), upper: name, state: LinkState::Down, number: (u64::MAX, u64::MAX) };
         let links = vec![link.clone(); LINKS_PER_MESSAGE];
         assert!(super::super::message::AgentMessage::Kept { links }.encode().is_ok());
         assert!(check(&vec![link; LINKS_PER_MESSAGE + 1]).is_err());

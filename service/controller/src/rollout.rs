@@ -1,6 +1,6 @@
 //! A policy, a topology or a link is put in force: what belongs together, and is taken back together.
 //!
-//! An application is of the communicators that were there when it was first decided for, and each of them is answered for once: it is as
+//! A rollout is of the communicators that were there when it was first decided for, and each of them is answered for once: it is as
 //! decided, or it is refused. A refusal for something of the communicator's own (it ends, it is busy, it is too slow) leaves it the strategy
 //! that it had, and is tried again, by itself, which counts while others are waited for: nobody's job keeps a policy from the others. One for what was asked for (a device or path that
 //! is not there) says that the policy or the topology is wrong: what was in force before is again, everywhere.
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::answer::{Applied, ControllerAnswer};
-use super::basis::{Basis, Text};
+use super::cluster_config::{ClusterConfig, Text};
 use super::disk::FileRole;
 use super::history::{Cause, Went};
 use super::orders::{ORDER_TIME, Pending, besides};
@@ -18,12 +18,12 @@ use super::state::{Controller, Output, Ticket};
 use mccs_model::{CommId, Whose};
 
 /// What is being put in force.
-pub(super) struct Application {
+pub(super) struct Rollout {
     pub(super) ticket: Option<Ticket>,
     /// In the history.
     entry: u64,
     /// What is put in force again, should an order be refused for what it asks for.
-    before: Option<Arc<Basis>>,
+    before: Option<Arc<ClusterConfig>>,
     /// Those that are not answered for yet; `None` before it was decided for any.
     waiting: Option<BTreeSet<CommId>>,
     /// Orders up to this one were given before.
@@ -49,9 +49,9 @@ impl Controller {
             return;
         }
         self.disk.read(topology.as_ref(), policy.as_ref());
-        if let Some(application) = &mut self.application {
-            let (earlier_topology, earlier_policy) = application.next.take().unwrap_or_default();
-            application.next = Some((topology.or(earlier_topology), policy.or(earlier_policy)));
+        if let Some(rollout) = &mut self.rollout {
+            let (earlier_topology, earlier_policy) = rollout.next.take().unwrap_or_default();
+            rollout.next = Some((topology.or(earlier_topology), policy.or(earlier_policy)));
             return;
         }
         let names = [&topology, &policy].map(|text| text.as_ref().map(|text| text.name.clone()));
@@ -83,15 +83,15 @@ impl Controller {
     /// Hosts have other devices since files were refused: what they contradicted then may be right now. If it is not, that was told.
     pub(super) fn try_files_again(&mut self, now: Instant) {
         let (Some(topology), Some(policy)) = self.texts.clone() else { return };
-        let Ok(basis) = self.basis_of(topology, policy) else { return };
+        let Ok(config) = self.config_of(topology, policy) else { return };
         self.is_refused = false;
         self.disk.accepted();
-        let is_in_force = |before: &Arc<Basis>| {
-            (&before.network.text, &before.policy_text) == (&basis.network.text, &basis.policy_text)
+        let is_in_force = |before: &Arc<ClusterConfig>| {
+            (&before.network.text, &before.policy_text) == (&config.network.text, &config.policy_text)
         };
         // An operator may have said meanwhile what was to be read.
-        if !self.basis.as_ref().is_some_and(is_in_force) {
-            self.begin(basis, &Cause::of_cluster("hosts have what its topology names"), None, now);
+        if !self.config.as_ref().is_some_and(is_in_force) {
+            self.begin(config, &Cause::of_cluster("hosts have what its topology names"), None, now);
         }
     }
 
@@ -127,25 +127,26 @@ impl Controller {
         let (Some(last_topology), Some(last_policy)) = (last_topology.clone(), last_policy.clone()) else {
             return Ok(None);
         };
-        let in_force = self.basis.as_deref().map(|basis| (basis.network.text.clone(), basis.policy_text.clone()));
+        let in_force = self.config.as_deref().map(|config| (config.network.text.clone(), config.policy_text.clone()));
         let (topology_in_force, policy_in_force) = in_force.unwrap_or((last_topology.clone(), last_policy.clone()));
         // Of two that only fit together one was saved first, and refused. Where both do not go together yet, the one that has changed may
         // fit what is in force; and if it does not, that is what is wrong with it.
-        let (basis, refused) = match self.basis_of(last_topology, last_policy) {
-            Ok(basis) => (basis, self.why_taken_back()),
-            Err(reason) => match self.basis_with_taken_back() {
-                Some(basis) => (basis, None),
+        let (config, refused) = match self.config_of(last_topology, last_policy) {
+            Ok(config) => (config, self.why_taken_back()),
+            Err(reason) => match self.config_with_taken_back() {
+                Some(config) => (config, None),
                 None => {
                     let (topology, policy) = (topology.unwrap_or(topology_in_force), policy.unwrap_or(policy_in_force));
-                    (self.basis_of(topology, policy)?, Some(reason))
+                    (self.config_of(topology, policy)?, Some(reason))
                 }
             },
         };
-        let is_news = self.basis.as_ref().is_none_or(|before| {
-            (&before.network.text.text, &before.policy_text.text) != (&basis.network.text.text, &basis.policy_text.text)
+        let is_news = self.config.as_ref().is_none_or(|before| {
+            (&before.network.text.text, &before.policy_text.text)
+                != (&config.network.text.text, &config.policy_text.text)
         });
         if is_news {
-            self.begin(basis, cause, None, now);
+            self.begin(config, cause, None, now);
         }
         Ok(refused)
     }
@@ -158,62 +159,62 @@ impl Controller {
     }
 
     /// Of two that were taken back together one was mended, and only fits the other one.
-    fn basis_with_taken_back(&mut self) -> Option<Basis> {
+    fn config_with_taken_back(&mut self) -> Option<ClusterConfig> {
         self.why_taken_back()?;
         let (topology, policy) = self.taken_back.clone();
         let (topology, policy) = (topology.or(self.texts.0.clone())?, policy.or(self.texts.1.clone())?);
-        let basis = self.basis_of(topology.clone(), policy.clone()).ok()?;
+        let config = self.config_of(topology.clone(), policy.clone()).ok()?;
         (self.texts, self.taken_back) = ((Some(topology), Some(policy)), (None, None));
-        Some(basis)
+        Some(config)
     }
 
     /// What counts of files from now on is what is in force again, so that nothing that is wrong with one of them is put on the other.
-    fn take_back_files(&mut self, before: &Basis) {
-        let Some(basis) = self.basis.clone() else { return };
+    fn take_back_files(&mut self, before: &ClusterConfig) {
+        let Some(config) = self.config.clone() else { return };
         let take_back = |(last, taken): (&mut Option<Text>, &mut Option<Text>), of: &Text, before: &Text| {
             if of != before && last.as_ref() == Some(of) {
                 *taken = last.replace(before.clone());
             }
         };
         let ((topology, policy), (taken_topology, taken_policy)) = (&mut self.texts, &mut self.taken_back);
-        take_back((topology, taken_topology), &basis.network.text, &before.network.text);
-        take_back((policy, taken_policy), &basis.policy_text, &before.policy_text);
+        take_back((topology, taken_topology), &config.network.text, &before.network.text);
+        take_back((policy, taken_policy), &config.policy_text, &before.policy_text);
     }
 
-    pub(super) fn basis_of(&self, topology: Text, policy: Text) -> Result<Basis, String> {
-        Basis::new(topology, policy, &self.actual_hosts(), self.basis.as_deref())
+    pub(super) fn config_of(&self, topology: Text, policy: Text) -> Result<ClusterConfig, String> {
+        ClusterConfig::new(topology, policy, &self.actual_hosts(), self.config.as_deref())
     }
 
     /// The topology that a policy is checked against.
     pub(super) fn topology_text(&self) -> Result<Text, String> {
-        let in_force = self.basis.as_ref().map(|basis| basis.network.text.clone());
+        let in_force = self.config.as_ref().map(|config| config.network.text.clone());
         in_force.or(self.texts.0.clone()).ok_or_else(|| "there is no topology yet".to_owned())
     }
 
-    /// Puts a basis in force.
-    pub(super) fn begin(&mut self, basis: Basis, cause: &Cause, ticket: Option<Ticket>, now: Instant) {
-        let (policy, file) = (basis.policy.name(), &basis.policy_text.name);
-        let besides = besides(&basis.not_enforced);
-        let what = format!("policy {policy} of {file}, topology of {}{besides}", basis.network.text.name);
+    /// Puts a config in force.
+    pub(super) fn begin(&mut self, config: ClusterConfig, cause: &Cause, ticket: Option<Ticket>, now: Instant) {
+        let (policy, file) = (config.policy.name(), &config.policy_text.name);
+        let besides = besides(&config.not_enforced);
+        let what = format!("policy {policy} of {file}, topology of {}{besides}", config.network.text.name);
         tracing::info!(policy, %file, why = cause.why, by = cause.by, "policy put in force");
-        self.uses_profiles(basis.policy.uses_profiles());
-        let before = self.basis.replace(Arc::new(basis));
+        self.uses_profiles(config.policy.uses_profiles());
+        let before = self.config.replace(Arc::new(config));
         self.is_to_compare = true;
         let is_said = ticket.is_some();
         self.start(what, cause, (before, ticket), now);
-        self.application.iter_mut().for_each(|application| application.is_said = is_said);
+        self.rollout.iter_mut().for_each(|rollout| rollout.is_said = is_said);
     }
 
-    /// Begins an application of what was changed already.
+    /// Begins a rollout of what was changed already.
     pub(super) fn start(
         &mut self,
         what: String,
         cause: &Cause,
-        (before, ticket): (Option<Arc<Basis>>, Option<Ticket>),
+        (before, ticket): (Option<Arc<ClusterConfig>>, Option<Ticket>),
         now: Instant,
     ) {
         let entry = self.history.note_caused(&*what, cause, Went::Pending, now);
-        self.application = Some(Application {
+        self.rollout = Some(Rollout {
             ticket,
             entry,
             before,
@@ -234,8 +235,8 @@ impl Controller {
 
     /// It was decided anew, for the communicators that are there.
     pub(super) fn note_decided(&mut self) {
-        if let Some(application) = &mut self.application {
-            application.waiting.get_or_insert_with(|| self.comms.keys().cloned().collect());
+        if let Some(rollout) = &mut self.rollout {
+            rollout.waiting.get_or_insert_with(|| self.comms.keys().cloned().collect());
         }
     }
 
@@ -247,12 +248,12 @@ impl Controller {
         refused: Option<(Whose, &str)>,
         now: Instant,
     ) {
-        let Some(application) = &mut self.application else { return };
-        let Some(waiting) = &mut application.waiting else { return };
+        let Some(rollout) = &mut self.rollout else { return };
+        let Some(waiting) = &mut rollout.waiting else { return };
         let plan = self.comms.get(&pending.comm).and_then(|held| held.plan.as_ref()?.as_ref().ok());
         // An order from before may have been for something else, and its communicator is asked for what is wanted now. Only who has not
         // answered in time is not waited for once more.
-        let is_of_it = order > application.last_order
+        let is_of_it = order > rollout.last_order
             || pending.until <= now
             || plan.is_some_and(|plan| plan.is_same_strategy(&pending.plan));
         if !is_of_it {
@@ -260,69 +261,69 @@ impl Controller {
         }
         // Who keeps what it has is asked again, and may be heard of while others are waited for.
         let others = |(comm, _): &(CommId, String)| *comm != pending.comm;
-        let mut was_heard_of = application.kept.extract_if(.., |kept| !others(kept)).count() > 0;
+        let mut was_heard_of = rollout.kept.extract_if(.., |kept| !others(kept)).count() > 0;
         if refused.is_none() {
             // What was refused is carried out after all.
-            was_heard_of |= application.failed.extract_if(.., |failed| !others(failed)).count() > 0;
+            was_heard_of |= rollout.failed.extract_if(.., |failed| !others(failed)).count() > 0;
         }
         if !waiting.remove(&pending.comm) && !was_heard_of {
             return;
         }
         let comm = pending.comm.clone();
         match refused {
-            None => application.changed.push(comm),
-            Some((Whose::Change, reason)) => application.failed.push((comm, reason.to_owned())),
-            Some((Whose::Communicator, reason)) => application.kept.push((comm, reason.to_owned())),
+            None => rollout.changed.push(comm),
+            Some((Whose::Change, reason)) => rollout.failed.push((comm, reason.to_owned())),
+            Some((Whose::Communicator, reason)) => rollout.kept.push((comm, reason.to_owned())),
         }
     }
 
     /// A communicator keeps what it has, and is not heard of any more.
     pub(super) fn note_kept(&mut self, comm: CommId, reason: String) {
-        if let Some(application) = &mut self.application
-            && application.waiting.as_mut().is_some_and(|waiting| waiting.remove(&comm))
+        if let Some(rollout) = &mut self.rollout
+            && rollout.waiting.as_mut().is_some_and(|waiting| waiting.remove(&comm))
         {
-            application.kept.push((comm, reason));
+            rollout.kept.push((comm, reason));
         }
     }
 
-    /// Ends an application whose communicators are all answered for. Returns whether there is more to do.
-    pub(super) fn finish_application(&mut self, now: Instant) -> bool {
-        let Some(application) = &mut self.application else { return false };
-        let (comms, Some(waiting)) = (&self.comms, &mut application.waiting) else { return false };
+    /// Ends a rollout whose communicators are all answered for. Returns whether there is more to do.
+    pub(super) fn finish_rollout(&mut self, now: Instant) -> bool {
+        let Some(rollout) = &mut self.rollout else { return false };
+        let (comms, Some(waiting)) = (&self.comms, &mut rollout.waiting) else { return false };
         waiting.retain(|comm| comms.get(comm).is_some_and(|held| !held.is_settled()));
         // Who is being asked again may say now that what was asked for is wrong.
         let is_asked = |(comm, _): &(CommId, String)| comms.get(comm).is_some_and(|held| held.order.is_some());
-        if !waiting.is_empty() || (now < application.retries_until && application.kept.iter().any(is_asked)) {
+        if !waiting.is_empty() || (now < rollout.retries_until && rollout.kept.iter().any(is_asked)) {
             return false;
         }
         // Who has ended could not be changed, and nobody minds.
-        application.failed.retain(|(comm, _)| comms.contains_key(comm));
-        application.kept.retain(|(comm, _)| comms.get(comm).is_some_and(|held| held.refusal.is_some()));
-        if let Some((comm, reason)) = application.failed.first()
-            && let Some(before) = application.before.take()
+        rollout.failed.retain(|(comm, _)| comms.contains_key(comm));
+        rollout.kept.retain(|(comm, _)| comms.get(comm).is_some_and(|held| held.refusal.is_some()));
+        if let Some((comm, reason)) = rollout.failed.first()
+            && let Some(before) = rollout.before.take()
         {
             let cause = format!("rolled back: communicator {comm}: {reason}");
-            application.is_rolled_back = true;
-            (application.waiting, application.last_order) = (None, self.next_order);
-            application.retries_until = now + ORDER_TIME;
-            application.kept.clear();
+            rollout.is_rolled_back = true;
+            (rollout.waiting, rollout.last_order) = (None, self.next_order);
+            rollout.retries_until = now + ORDER_TIME;
+            rollout.kept.clear();
             tracing::warn!(reason = cause, "policy taken back");
             let what = format!("policy {} of {}", before.policy.name(), before.policy_text.name);
             self.history.note(what, &*cause, Went::Done, now);
             self.uses_profiles(before.policy.uses_profiles());
             self.take_back_files(&before);
-            (self.basis, self.is_to_compare) = (Some(before), true);
+            (self.config, self.is_to_compare) = (Some(before), true);
             self.forgive();
             self.because(cause);
             return true;
         }
-        let Some(application) = self.application.take() else { return false };
-        let Application { ticket, entry, before, changed, paced, failed, kept, is_said, is_rolled_back, next, .. } =
-            application;
+        let Some(rollout) = self.rollout.take() else { return false };
+        let Rollout { ticket, entry, before, changed, paced, failed, kept, is_said, is_rolled_back, next, .. } =
+            rollout;
         self.remember_policy_before(before.as_deref());
         if is_said && !is_rolled_back {
             // It holds until the file says something else.
-            self.texts.1 = self.basis.as_ref().map(|basis| basis.policy_text.clone());
+            self.texts.1 = self.config.as_ref().map(|config| config.policy_text.clone());
             self.taken_back.1 = None;
         }
         let mut changed: Vec<String> = changed.iter().map(ToString::to_string).collect();
@@ -334,7 +335,7 @@ impl Controller {
         let named = |(comm, reason): (CommId, String)| (comm.to_string(), reason);
         let failed = failed.into_iter().map(named).collect();
         let kept = kept.into_iter().map(named).collect();
-        let not_enforced = self.basis.as_ref().map(|basis| self.without_effect(basis)).unwrap_or_default();
+        let not_enforced = self.config.as_ref().map(|config| self.without_effect(config)).unwrap_or_default();
         let away = self.hosts().filter(|(_, reports)| !reports).map(|(host, _)| host.to_string()).collect();
         let applied = Applied { changed, paced, failed, kept, rolled_back: is_rolled_back, not_enforced, away };
         let went = match (applied.failure(), applied.exceptions()) {
@@ -350,13 +351,13 @@ impl Controller {
         if let Some((topology, policy)) = next {
             self.files(topology, policy, now);
         }
-        self.application.is_some()
+        self.rollout.is_some()
     }
 
     /// Another policy is in force than before: an operator may want the one before again.
-    fn remember_policy_before(&mut self, before: Option<&Basis>) {
-        if let (Some(before), Some(basis)) = (before, self.basis.as_deref())
-            && before.policy_text.text != basis.policy_text.text
+    fn remember_policy_before(&mut self, before: Option<&ClusterConfig>) {
+        if let (Some(before), Some(config)) = (before, self.config.as_deref())
+            && before.policy_text.text != config.policy_text.text
         {
             self.policy_before = Some(before.policy_text.clone());
         }

@@ -1,6 +1,6 @@
 //! What decisions rest on: the network and the operator's policy, checked as a whole and against each other.
 //!
-//! A basis never changes: another file makes another basis, and whoever rolls back takes the one before.
+//! A cluster config never changes: another file makes another one, and whoever rolls back takes the one before.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl Network {
 }
 
 /// See the module's documentation.
-pub struct Basis {
+pub struct ClusterConfig {
     /// Which large clusters take a third of a second to read: whoever only has another policy keeps it.
     pub network: Arc<Network>,
     /// As it was read.
@@ -63,7 +63,7 @@ pub struct Basis {
     pub not_enforced: Vec<String>,
 }
 
-impl Basis {
+impl ClusterConfig {
     /// Reads and checks both files, for a cluster of these hosts. The topology is not read anew where it is that of `before`.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl Basis {
         topology: Text,
         policy_text: Text,
         cluster: &[ActualHost<'_>],
-        before: Option<&Basis>,
+        before: Option<&ClusterConfig>,
     ) -> Result<Self, String> {
         let network = match before {
             Some(before) if before.network.text == topology => {
@@ -91,7 +91,7 @@ impl Basis {
             .ok_or_else(|| format!("{}: there is no policy {:?}", policy_text.name, policy_file.policy.name))?;
         let rules = Rules::from_file(&policy_file, &network.topology);
         let not_enforced = not_enforced(&policy_file, Some(&network.file));
-        Ok(Basis { network, policy_text, rules, policy, not_enforced })
+        Ok(ClusterConfig { network, policy_text, rules, policy, not_enforced })
     }
 
     /// What of the topology contradicts hosts, by what they have said since: file, line, key and what would be right.

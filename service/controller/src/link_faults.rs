@@ -13,8 +13,8 @@ use mccs_policy::topology::Port;
 impl Controller {
     /// Concludes from what hosts say of paths which links are dead; `why_not` is why one is taken for dead no more.
     pub(super) fn find_dead_links(&mut self, why_not: &str, now: Instant) {
-        let Some(basis) = self.basis.clone() else { return };
-        let [dead, well] = self.links.set_found(self.dead_paths.links(&basis));
+        let Some(config) = self.config.clone() else { return };
+        let [dead, well] = self.links.set_found(self.dead_paths.links(&config));
         for (lower, upper, why) in dead {
             tracing::warn!(lower, upper, why, "link found dead");
             let what = format!("link {lower} {upper} found dead");
@@ -33,10 +33,11 @@ impl Controller {
     pub(super) fn are_down<'a>(&mut self, host: &Name, down: impl IntoIterator<Item = &'a str>, now: Instant) {
         let down = down.into_iter().filter_map(|name| name.parse().ok()).collect();
         let news = self.links.set_down(host.as_str(), down);
-        let Some(basis) = self.basis.clone() else { return };
-        let Some(id) = basis.network.hosts.get(host.as_str()) else { return };
+        let Some(config) = self.config.clone() else { return };
+        let Some(id) = config.network.hosts.get(host.as_str()) else { return };
         for (devices, is) in news.into_iter().zip(["down", "up again"]) {
-            let named = |device: &Device| basis.network.topology.port_called(*id, device, TransportKind::Tcp).is_some();
+            let named =
+                |device: &Device| config.network.topology.port_called(*id, device, TransportKind::Tcp).is_some();
             for device in devices.into_iter().filter(named) {
                 let what = format!("NIC {device} of host {host} is {is}");
                 tracing::warn!(%host, %device, "a NIC is {is}");
@@ -49,13 +50,13 @@ impl Controller {
     /// Links that hosts have found dead, or whose NIC is down: their ends, and why.
     pub(super) fn dead_links(&self) -> Vec<[String; 3]> {
         let found = self.links.found().map(|(lower, upper, why)| [lower, upper, why].map(str::to_owned));
-        let nics = self.basis.iter().flat_map(|basis| {
+        let nics = self.config.iter().flat_map(|config| {
             let link = |(port, device): (Port, &Device)| {
                 let (host, leaf) =
-                    (basis.network.topology.host_name(port.host), basis.network.topology.leaf_name(port));
+                    (config.network.topology.host_name(port.host), config.network.topology.leaf_name(port));
                 [format!("{host} {device}"), leaf.to_owned(), format!("host {host} says that its NIC is down")]
             };
-            self.links.nics_down(&basis.network.topology).map(link)
+            self.links.nics_down(&config.network.topology).map(link)
         });
         found.chain(nics).collect()
     }

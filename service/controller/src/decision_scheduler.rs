@@ -51,7 +51,7 @@ impl Controller {
         if std::mem::take(&mut self.is_to_compare) {
             self.compare_hosts(now);
         }
-        if self.application.is_none() && std::mem::take(&mut self.is_to_try_again) {
+        if self.rollout.is_none() && std::mem::take(&mut self.is_to_try_again) {
             self.try_files_again(now);
         }
         if self.waits_until(now).is_some() {
@@ -75,18 +75,18 @@ impl Controller {
                 }
                 self.place_orders(now);
             }
-            if !self.finish_application(now) {
+            if !self.finish_rollout(now) {
                 break;
             }
         }
     }
 
     fn decide(&mut self) {
-        let Some(basis) = self.basis.clone() else { return };
+        let Some(config) = self.config.clone() else { return };
         // It may be another topology.
-        let _ = self.links.set_found(self.dead_paths.links(&basis));
-        self.number_arrivals();
-        let plans = plan_all(&basis, &self.links, &self.reports(), &self.wants);
+        let _ = self.links.set_found(self.dead_paths.links(&config));
+        self.number_admissions();
+        let plans = plan_all(&config, &self.links, &self.reports(), &self.wants);
         let plans: Vec<_> = plans.into_iter().map(|(report, plan)| (report.comm.clone(), plan)).collect();
         for (comm, plan) in plans {
             if let Some(held) = self.comms.get_mut(&comm) {
@@ -110,7 +110,7 @@ impl Controller {
             |held: &Held| held.refusal.as_ref().filter(|refusal| refusal.may_retry).map(|refusal| refusal.until);
         let retries = self.comms.values().filter_map(retry);
         let reports = self.comms.values().filter_map(|held| held.refusal.as_ref()?.reports_until);
-        let has_work = self.cause.is_some() || self.is_to_order || self.application.is_some();
+        let has_work = self.cause.is_some() || self.is_to_order || self.rollout.is_some();
         let waits = self.waits_until(now).filter(|_| has_work);
         let orders = self.orders.values().map(|pending| pending.until);
         let decides = [self.allot_at, self.decides_at()].into_iter().flatten();

@@ -33,7 +33,7 @@ impl Interfaces {
 /// See the module's documentation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Equipment {
+pub struct Inventory {
     /// GPUs that its service uses.
     pub gpus: u32,
     /// Its network interfaces. `None` where that is not known.
@@ -47,7 +47,7 @@ pub struct Equipment {
     pub tenants: Option<Vec<String>>,
 }
 
-impl Equipment {
+impl Inventory {
     /// Beside the name of its host, as topologies are compared with it.
     #[must_use]
     pub fn of<'a>(&'a self, name: &'a str) -> ActualHost<'a> {

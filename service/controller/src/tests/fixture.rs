@@ -9,8 +9,8 @@ use mccs_config::service::TransportKind;
 
 use crate::agent::{Agent, AgentOutput, Live};
 use crate::answer::{ControllerAnswer, ControllerRequest, HistoryView, PolicyView};
-use crate::basis::Text;
-use crate::equipment::{Equipment, Interfaces};
+use crate::cluster_config::Text;
+use crate::inventory::{Interfaces, Inventory};
 use crate::message::{AgentMessage, ControllerMessage};
 use crate::state::{Controller, Output, Question, Ticket};
 use mccs_model::rate_limit::Pace;
@@ -52,7 +52,7 @@ pub fn policy(name: &str) -> Text {
 pub struct Host {
     pub agent: Agent,
     /// What it has, as its agent tells it.
-    equipment: Equipment,
+    inventory: Inventory,
     pub comms: BTreeMap<CommId, Live>,
     /// Changes that were asked for and not made yet.
     pub asked: VecDeque<(u64, u64, u64, StrategyChange)>,
@@ -77,7 +77,7 @@ impl Host {
 }
 
 /// See the module's documentation.
-pub struct Bed {
+pub struct Fixture {
     pub now: Instant,
     /// What controllers read when they start.
     pub topology: Text,
@@ -93,7 +93,7 @@ pub struct Bed {
     next_ticket: Ticket,
 }
 
-impl Bed {
+impl Fixture {
     /// The hosts of the example, with a controller on the first that has read a policy.
     pub fn new(policy_name: &str) -> Self {
         let names = ["host-a", "host-b", "host-c", "host-d"].map(name);
@@ -101,7 +101,7 @@ impl Bed {
         let host = |host: &Name| {
             let new = Host {
                 agent: Agent::new(names[0].clone()),
-                equipment: Equipment::default(),
+                inventory: Inventory::default(),
                 comms: BTreeMap::new(),
                 asked: VecDeque::new(),
                 refuses: None,
@@ -113,7 +113,7 @@ impl Bed {
             };
             (host.clone(), new)
         };
-        let mut bed = Bed {
+        let mut fixture = Fixture {
             now,
             topology: text("topology.toml", TOPOLOGY),
             unix_ms: 1,
@@ -126,23 +126,23 @@ impl Bed {
             next_comm: 0,
             next_ticket: 0,
         };
-        bed.controller.files(Some(bed.topology.clone()), Some(policy(policy_name)), now);
-        bed.meet_all();
-        bed
+        fixture.controller.files(Some(fixture.topology.clone()), Some(policy(policy_name)), now);
+        fixture.meet_all();
+        fixture
     }
 
-    /// The service of a host starts anew, with other equipment.
-    pub fn equip(&mut self, host: &Name, equipment: Equipment) {
+    /// The service of a host starts anew, with another inventory.
+    pub fn set_inventory(&mut self, host: &Name, inventory: Inventory) {
         let own = self.own.clone();
         let host = self.host(host);
-        host.agent = Agent::new(own).with_equipment(equipment.clone());
-        host.equipment = equipment;
+        host.agent = Agent::new(own).with_inventory(inventory.clone());
+        host.inventory = inventory;
     }
 
     /// A host has other interfaces than before.
     pub fn has_interfaces(&mut self, host: &Name, interfaces: Option<Interfaces>) {
         let of_host = self.host(host);
-        of_host.equipment.interfaces.clone_from(&interfaces);
+        of_host.inventory.interfaces.clone_from(&interfaces);
         let told = of_host.agent.has_interfaces(interfaces);
         self.carry_out(host, told);
     }
@@ -154,7 +154,7 @@ impl Bed {
     }
 
     /// The controller's service ends and starts again, with another life; what was on its way is lost, and what its agent knew but for
-    /// its equipment.
+    /// its inventory.
     pub fn restart_controller(&mut self, life: u64, policy: Text) {
         self.to_agents.clear();
         self.to_controller.clear();
@@ -163,8 +163,8 @@ impl Bed {
         let mut live = self.hosts.values().flat_map(|host| host.comms.values());
         if !live.any(|live| live.hosts.iter().any(|ranks| ranks.host == own.as_str())) {
             // Nothing there would have ended with it, so all of it does.
-            let equipment = self.hosts[&own].equipment.clone();
-            self.equip(&own, equipment);
+            let inventory = self.hosts[&own].inventory.clone();
+            self.set_inventory(&own, inventory);
             let host = self.host(&own);
             (host.paces, host.pace_uses) = (BTreeMap::new(), BTreeMap::new());
         }
@@ -353,9 +353,9 @@ impl Bed {
         self.run();
         let of_agent =
             |host: &Host, now: Instant| host.agent.next_deadline().into_iter().chain(host.next_look(now)).min();
-        let next = |bed: &Bed| {
-            let of_agents = bed.hosts.values().filter_map(|host| of_agent(host, bed.now));
-            of_agents.chain(bed.controller.next_deadline(bed.now)).min()
+        let next = |fixture: &Fixture| {
+            let of_agents = fixture.hosts.values().filter_map(|host| of_agent(host, fixture.now));
+            of_agents.chain(fixture.controller.next_deadline(fixture.now)).min()
         };
         while let Some(at) = next(self).filter(|at| *at <= until) {
             self.now = at.max(self.now + Duration::from_nanos(1));
