@@ -19,7 +19,7 @@ use crate::types::{ErrorClass, Handle, UniqueId};
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 16;
+pub const VERSION: u32 = 17;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most file descriptors in one message: a page's, and those of all areas of a communicator.
@@ -29,6 +29,54 @@ pub const GPU_SEGMENTS_MAX: usize = 4096;
 
 /// Longest name of a communicator, and of a job, in bytes.
 pub const COMM_NAME_BYTES_MAX: usize = 64;
+
+/// Most runs of ranks that a service tells: all must fit a message.
+pub const HOST_RUNS_MAX: usize = 512;
+
+/// What a communicator of the service's is to a caller, whose one communicator may be made of several. `whole` is the one that this
+/// session has joined for that rank before.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Role {
+    /// The caller's communicator, or what carries out whatever no part of it does.
+    #[default]
+    Whole,
+    /// What graphs replay of a whole in host memory, under another id: it has the same ranks.
+    Graphs { whole: Handle },
+    /// The service's copy engines, under the whole's id: for the same ranks, where all are at this service.
+    CopyEngines { whole: Handle },
+    /// Ranks of this service, under the whole's id: their kernels reach each other. Ranks count from 0 here.
+    Team { whole: Handle },
+    /// One rank of each service, in the order of services, under an id of its own: moves data between hosts. By its number.
+    Rail { whole: Handle, number: u32 },
+}
+
+impl Role {
+    /// The communicator that it is a part of.
+    #[must_use]
+    pub fn whole(self) -> Option<Handle> {
+        match self {
+            Role::Whole => None,
+            Role::Graphs { whole } | Role::CopyEngines { whole } | Role::Team { whole } | Role::Rail { whole, .. } => {
+                Some(whole)
+            }
+        }
+    }
+
+    /// Whether its ranks' GPUs reach each other, so that the service's device for GPUs has it.
+    #[must_use]
+    pub fn is_on_gpus(self) -> bool {
+        matches!(self, Role::CopyEngines { .. } | Role::Team { .. })
+    }
+}
+
+/// Consecutive ranks at one service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostRun {
+    /// Number of the service among those of the communicator, from 0.
+    pub host: u32,
+    /// How many.
+    pub ranks: u32,
+}
 
 /// What a tenant asks of a communicator when it joins.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,9 +163,8 @@ pub enum Request {
         gpu: Option<GpuUuid>,
         /// Address of the root's service; empty where all ranks are on this host.
         root_address: String,
-        /// Beside a communicator of the same id that the service carries out in host memory: the one of its copy engines, for
-        /// what is longer ([`Response::Comm`]).
-        by_engines: bool,
+        /// What it is to the caller, who sees one communicator.
+        role: Role,
         /// What the tenant asks of it.
         options: JoinOptions,
     },
@@ -168,13 +215,19 @@ pub enum Response {
     /// A communicator, ready for use. The memfd of its shared-memory exchange comes with it, or that of its page where it is one of GPUs.
     /// One of GPUs without `direct` is staged: to the service, its buffers are memory of the host, and `access` says how streams
     /// use their gates. From a payload as in `engines_from` on its collectives are for another communicator, which all its
-    /// ranks join `by_engines`.
+    /// ranks join as [`Role::CopyEngines`]. Where `hosts` says who is where, its ranks may join parts ([`Role::Team`], [`Role::Rail`])
+    /// for payloads from `rails_from` on.
     Comm {
         comm: Handle,
         shm_exchange: Option<ShmExchangeLayout>,
         direct: Option<DirectShare>,
         access: GateAccess,
         engines_from: Option<EnginesFrom>,
+        /// Its ranks in order, by the services where they are, if all are on GPUs and there are several services; at most
+        /// [`HOST_RUNS_MAX`], otherwise none.
+        hosts: Vec<HostRun>,
+        /// Payload in bytes; `u64::MAX`: from none.
+        rails_from: u64,
     },
     /// How a part of a communicator is opened, with a descriptor for each handle that is one.
     Part { handles: Vec<AreaHandle> },

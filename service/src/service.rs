@@ -152,6 +152,7 @@ impl Service {
             gpus,
             execution,
             engines_from: settings.cuda_options.engines_from(),
+            rails_from: settings.cuda_options.rails_from,
             access: settings.gate_access,
             root_address: root_address.into(),
         });

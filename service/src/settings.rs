@@ -294,6 +294,10 @@ impl Settings {
             },
             cuda_options: CudaOptions {
                 large_from: config.cuda.large_from,
+                rails_from: match (config.cuda.rails_from.0, config.cuda.execution) {
+                    (0, _) | (_, file::CudaExecution::Service) => u64::MAX,
+                    (bytes, file::CudaExecution::Ranks) => bytes,
+                },
                 slot_bytes: config.cuda.slot.0,
                 ll128: config.cuda.ll128,
                 max_ctas: config.cuda.max_ctas,

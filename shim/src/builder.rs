@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use mccs_ipc::direct::GpuUuid;
-use mccs_ipc::protocol::{JoinOptions, Request};
+use mccs_ipc::protocol::{JoinOptions, Request, Role};
 use mccs_ipc::types::UniqueId;
 
 use crate::{Client, Communicator, Error, job};
@@ -120,7 +120,7 @@ impl CommunicatorBuilder {
             nranks: self.nranks,
             gpu,
             root_address: self.root_address.clone().unwrap_or_default(),
-            by_engines: false,
+            role: Role::Whole,
             options: self.options.clone(),
         };
         let deadline = self.timeout.and_then(|timeout| Instant::now().checked_add(timeout));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytemuck::Zeroable as _;
 use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, Opcode};
 use mccs_ipc::handshake::{Socket, connect};
-use mccs_ipc::protocol::{JoinOptions, Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout};
+use mccs_ipc::protocol::{JoinOptions, Request, RequestEnvelope, Response, ResponseEnvelope, Role, SegmentLayout};
 use mccs_ipc::queue::{Producer, Push};
 use mccs_ipc::shm::{Mapping, make_whole};
 use mccs_ipc::sync::Doorbell;
@@ -134,9 +134,17 @@ impl Session {
                 let rank = decide(u64::from(nranks.clamp(1, 4)) + 1) as u32;
                 let root_address = if decide(16) == 0 { "h".to_owned() } else { String::new() };
                 let id = UniqueId([decide(IDS) as u8; 16]);
-                let (by_engines, options) = (decide(2) == 1, JoinOptions::default());
+                let whole = Self::handle(&self.comms, |comm| comm, decide);
+                let role = match decide(6) {
+                    0 => Role::Graphs { whole },
+                    1 => Role::CopyEngines { whole },
+                    2 => Role::Team { whole },
+                    3 => Role::Rail { whole, number: decide(3) as u32 },
+                    _ => Role::Whole,
+                };
+                let options = JoinOptions::default();
                 let gpu = (decide(8) == 0).then(|| [decide(2) as u8; 16]);
-                Request::InitRank { id, rank, nranks, gpu, root_address, by_engines, options }
+                Request::InitRank { id, rank, nranks, gpu, root_address, role, options }
             }
             9 => Request::DestroyComm { comm },
             10 => Request::AbortComm { comm, cuda_error: (decide(2) == 1).then_some(700) },

@@ -18,6 +18,8 @@ pub struct Cuda {
     pub usage: CudaUse,
     /// Payload from which collectives go by the service's copy engines, all or each (decisions 012, 023).
     pub large_from: LargeFrom,
+    /// Payload from which ranks of several hosts exchange by rails, their GPUs combining (decision 074). 0: never.
+    pub rails_from: Bytes,
     /// Most thread blocks of a kernel that carries a collective out, as NCCL's `maxCTAs`. None: as measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_ctas: Option<u32>,
@@ -45,6 +47,7 @@ impl Default for Cuda {
         Cuda {
             usage: CudaUse::default(),
             large_from: LargeFrom::default(),
+            rails_from: Bytes::kib(64),
             max_ctas: None,
             slot: Bytes::mib(192),
             ll128: true,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use mccs_ipc::protocol::HostRun;
 use mccs_ipc::types::{CollectiveKind, UniqueId};
 
 use mccs_telemetry::failed::FailedView;
@@ -66,6 +67,8 @@ pub struct CommInfo {
     pub nranks: u32,
     /// Its hosts, this one included; none where all ranks are here.
     pub hosts: Vec<String>,
+    /// Its ranks in order, by their hosts, if all are on GPUs and several hosts have some.
+    pub host_runs: Vec<HostRun>,
     /// Ranks of this host, ascending.
     pub ranks: Vec<RankInfo>,
     /// Collectives and point-to-point pairs completed.

@@ -74,8 +74,8 @@ impl CommunicatorBuilder {
             (Response::Comm { comm, access, engines_from, .. }, _) => {
                 let (id, rank, nranks, options) = (self.id, self.rank, self.nranks, self.options.clone());
                 let root_address = self.root_address.clone().unwrap_or_default();
-                let identity = Identity { id, rank, nranks, gpu, root_address, options };
-                let joined = Joined { identity, comm, access, engines_from };
+                let identity = Identity { id, rank, nranks, gpu, root_address, options, whole: comm };
+                let joined = Joined { identity, access, engines_from };
                 let made = ServedCommunicator::new(client, &joined, context)?;
                 Ok(CudaCommunicator::new(Backend::Served(Arc::new(made))))
             }

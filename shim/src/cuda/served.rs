@@ -10,7 +10,7 @@ use mccs_cuda::{Context, RawStream};
 use mccs_ipc::direct::GpuUuid;
 use mccs_ipc::gate::GateAccess;
 use mccs_ipc::large::{EnginesFrom, has_large};
-use mccs_ipc::protocol::{JoinOptions, Request, Response};
+use mccs_ipc::protocol::{JoinOptions, Request, Response, Role};
 use mccs_ipc::types::{Handle, RedOp, UniqueId};
 
 use super::call::Call;
@@ -41,12 +41,13 @@ pub(super) struct Identity {
     pub(super) gpu: GpuUuid,
     pub(super) root_address: String,
     pub(super) options: JoinOptions,
+    /// The communicator that the others are parts of.
+    pub(super) whole: Handle,
 }
 
 /// A rank that has joined, as the service named it.
 pub(super) struct Joined {
     pub(super) identity: Identity,
-    pub(super) comm: Handle,
     pub(super) access: GateAccess,
     pub(super) engines_from: Option<EnginesFrom>,
 }
@@ -54,8 +55,8 @@ pub(super) struct Joined {
 impl ServedCommunicator {
     /// Makes what a rank needs that has joined.
     pub(super) fn new(client: &Client, joined: &Joined, context: Context) -> Result<Self, Error> {
-        let Joined { identity, comm, access, .. } = joined;
-        let staged = StagedCommunicator::new(client.clone(), *comm, identity.clone(), context.clone(), *access)?;
+        let Joined { identity, access, .. } = joined;
+        let staged = StagedCommunicator::new(client.clone(), identity.clone(), context.clone(), *access)?;
         let join = |from| Engines::join(client, identity, context, from);
         match joined.engines_from.map(join).transpose() {
             Ok(engines) => Ok(ServedCommunicator { staged, engines: engines.flatten() }),
@@ -135,9 +136,9 @@ impl Engines {
     /// Joins the communicator of the engines; none where there are no engines between the ranks' GPUs, which all ranks learn alike.
     fn join(client: &Client, identity: &Identity, context: Context, from: EnginesFrom) -> Result<Option<Self>, Error> {
         let Identity { id, rank, nranks, gpu, .. } = *identity;
-        let options = identity.options.clone();
+        let (options, role) = (identity.options.clone(), Role::CopyEngines { whole: identity.whole });
         let (gpu, root_address) = (Some(gpu), String::new());
-        let request = Request::InitRank { id, rank, nranks, gpu, root_address, by_engines: true, options };
+        let request = Request::InitRank { id, rank, nranks, gpu, root_address, role, options };
         match client.0.requests.call(request, &[])? {
             (Response::Comm { comm, direct: Some(share), .. }, fds) => {
                 let made = DirectCommunicator::join(client, comm, (rank, nranks), context, &share, &fds)?;

@@ -28,7 +28,7 @@ use mccs::Error;
 use mccs_cuda::gpus;
 use mccs_eval::workload::Call;
 use mccs_ipc::handshake::{Socket, connect};
-use mccs_ipc::protocol::{JoinOptions, Request, RequestEnvelope, ResponseEnvelope};
+use mccs_ipc::protocol::{self, JoinOptions, Request, RequestEnvelope, ResponseEnvelope};
 use mccs_tests::{TestService, watchdog};
 
 use self::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody, everybody_plays};
@@ -255,7 +255,7 @@ fn join_with_gpu(service: &TestService, gpu: [u8; 16]) -> String {
         nranks: 1,
         gpu: Some(gpu),
         root_address,
-        by_engines: false,
+        role: protocol::Role::Whole,
         options: JoinOptions::default(),
     };
     socket.send(&RequestEnvelope { id: 1, request }, &[]).expect("sent");

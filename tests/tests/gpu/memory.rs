@@ -18,7 +18,7 @@ use mccs_ipc::command::{BufferRef, Command, Completion, Opcode};
 use mccs_ipc::direct::DirectPage;
 use mccs_ipc::handshake::{Socket, connect};
 use mccs_ipc::large::LargeWord;
-use mccs_ipc::protocol::{JoinOptions, Request, RequestEnvelope, Response, ResponseEnvelope};
+use mccs_ipc::protocol::{self, JoinOptions, Request, RequestEnvelope, Response, ResponseEnvelope};
 use mccs_ipc::queue::{Consumer, Producer, Push};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::Doorbell;
@@ -377,7 +377,7 @@ impl Raw {
             nranks: 2,
             gpu: Some(gpu),
             root_address,
-            by_engines: false,
+            role: protocol::Role::Whole,
             options: JoinOptions::default(),
         };
         raw.send(join, &[]);

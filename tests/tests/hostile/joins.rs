@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mccs_ipc::command::{BufferRef, Command, Opcode};
 use mccs_ipc::handshake::SocketError;
-use mccs_ipc::protocol::{JoinOptions, Request, RequestEnvelope, Response};
+use mccs_ipc::protocol::{JoinOptions, Request, RequestEnvelope, Response, Role};
 use mccs_ipc::types::{ErrorClass, UniqueId};
 use mccs_tenants::Resource;
 use mccs_tests::TestService;
@@ -22,7 +22,7 @@ fn a_name_that_is_too_long_or_has_lines_is_refused() {
     for (number, (name, job)) in (7..).zip(names.chain(jobs)) {
         let id = mccs::unique_id().expect("an id");
         let (root_address, options) = (String::new(), JoinOptions { name, job, traffic_class: None });
-        let request = Request::InitRank { id, rank: 0, nranks: 1, gpu: None, root_address, by_engines: false, options };
+        let request = Request::InitRank { id, rank: 0, nranks: 1, gpu: None, root_address, role: Role::Whole, options };
         raw.socket.send(&RequestEnvelope { id: number, request }, &[]).expect("sent");
         let (answer, _) = receive(&raw.socket).expect("an answer");
         let Response::Error { class, message } = answer.response else { panic!("{answer:?}") };
@@ -51,7 +51,7 @@ fn a_peer_that_goes_leaves_nobody_waiting_for_one_of_many_joins() {
                 nranks: 3,
                 gpu: None,
                 root_address,
-                by_engines: false,
+                role: Role::Whole,
                 options: JoinOptions::default(),
             };
             let envelope = RequestEnvelope { id: 100 + number as u64, request };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mccs_ipc::command::{BufferRef, Command, Opcode};
 use mccs_ipc::handshake::{Socket, connect};
-use mccs_ipc::protocol::{JoinOptions, Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout};
+use mccs_ipc::protocol::{JoinOptions, Request, RequestEnvelope, Response, ResponseEnvelope, Role, SegmentLayout};
 use mccs_ipc::queue::{Producer, Push};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::shm_exchange::ShmExchange;
@@ -61,7 +61,7 @@ impl Raw {
             nranks,
             gpu: None,
             root_address,
-            by_engines: false,
+            role: Role::Whole,
             options: JoinOptions::default(),
         };
         let (Response::Comm { comm, shm_exchange, .. }, fds) = raw.ask_with_fds(join, &[]) else {

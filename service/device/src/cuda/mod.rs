@@ -100,6 +100,8 @@ pub enum NoCuda {
 pub struct CudaOptions {
     /// Payload from which collectives go by copy engines, all or each.
     pub large_from: LargeFrom,
+    /// Payload from which ranks of several hosts exchange by rails; `u64::MAX`: they never do.
+    pub rails_from: u64,
     /// Bytes, of which each rank's GPU has two, that parts to be combined come into.
     pub slot_bytes: u64,
     /// Whether ranks' kernels may store lines with their flag inside.

@@ -21,6 +21,8 @@ pub struct Proxies {
     pub execution: Execution,
     /// From which payload on that goes by copy engines where the service carries it out; none where it never does.
     pub engines_from: Option<EnginesFrom>,
+    /// From which payload on ranks on GPUs of several hosts exchange by rails; `u64::MAX` where they never do.
+    pub rails_from: u64,
     /// How streams of GPUs tell the service, and wait for it.
     pub access: GateAccess,
     /// This host, as ranks of others name it when rank 0 is here; empty where there are no others.

@@ -9,7 +9,9 @@ use std::time::Instant;
 
 use mccs_ipc::direct::{CommPart, Execution, GpuUuid};
 use mccs_ipc::handshake::SocketError;
-use mccs_ipc::protocol::{COMM_NAME_BYTES_MAX, GPU_SEGMENTS_MAX, JoinOptions, Request, RequestEnvelope, Response};
+use mccs_ipc::protocol::{
+    COMM_NAME_BYTES_MAX, GPU_SEGMENTS_MAX, JoinOptions, Request, RequestEnvelope, Response, Role,
+};
 use mccs_ipc::shm::{Mapping, ShmError, is_whole};
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 
@@ -160,7 +162,7 @@ impl SessionEngine {
                 }
                 _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
             },
-            Request::InitRank { id: unique_id, rank, nranks, gpu, root_address, by_engines, options } => {
+            Request::InitRank { id: unique_id, rank, nranks, gpu, root_address, role, options } => {
                 if !options.has_valid_names() {
                     let message = format!(
                         "a communicator's name has at most {COMM_NAME_BYTES_MAX} bytes, and no control characters"
@@ -181,7 +183,7 @@ impl SessionEngine {
                         }
                     },
                 };
-                self.join(id, (unique_id, root), (rank, nranks), gpu, (by_engines, options));
+                self.join(id, (unique_id, root), (rank, nranks), gpu, (role, options));
             }
             Request::DestroyComm { comm } => match self.tables.comms.get(comm) {
                 Some(CommSlot::Ready { comm: proxy_comm, place, rank, .. }) => {
@@ -404,7 +406,7 @@ impl SessionEngine {
         (id, root): (UniqueId, Option<Name>),
         (rank, nranks): (u32, u32),
         gpu: Option<usize>,
-        (by_engines, options): (bool, JoinOptions),
+        (role, options): (Role, JoinOptions),
     ) {
         let charge = match self.session.tenant.charge_rank(id) {
             Ok(charge) => Arc::new(charge),
@@ -412,7 +414,8 @@ impl SessionEngine {
         };
         // Ranks that name a root may be on several hosts: then their data goes through memory of the host.
         let is_alone = root.is_none() && self.proxies.execution == Execution::Ranks;
-        let is_direct = gpu.is_some() && (is_alone || by_engines);
+        let in_host_memory = matches!(role, Role::Graphs { .. } | Role::Rail { .. });
+        let is_direct = gpu.is_some() && (is_alone && !in_host_memory || role.is_on_gpus());
         let place = if is_direct { Place::Gpus } else { Place::Host };
         let Ok(tenant_comm) = self.tables.comms.insert(CommSlot::Joining) else {
             let message = self.session.tenant.session_is_full(SessionResource::Ranks);
@@ -443,6 +446,7 @@ impl SessionEngine {
         match reply {
             ProxyReply::Joined { request, tenant_comm, comm, rank, info, memory, share } => {
                 let shm_exchange = info.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
+                let hosts_told = info.host_runs.clone();
                 let may_have_engines = info.is_staged() && info.hosts.len() <= 1 && info.nranks > 1;
                 if let Some(slot) = self.tables.comms.get_mut(tenant_comm)
                     && matches!(slot, CommSlot::Joining)
@@ -454,7 +458,8 @@ impl SessionEngine {
                 let direct = share.map(|share| share.of_rank(rank));
                 let access = self.proxies.access;
                 let engines_from = self.proxies.engines_from.filter(|_| may_have_engines);
-                let answer = Response::Comm { comm: tenant_comm, shm_exchange, direct, access, engines_from };
+                let (comm, hosts, rails_from) = (tenant_comm, hosts_told, self.proxies.rails_from);
+                let answer = Response::Comm { comm, shm_exchange, direct, access, engines_from, hosts, rails_from };
                 self.answer_with_shared(request, answer, &memory);
             }
             ProxyReply::JoinFailed { request, tenant_comm, class, message } => {

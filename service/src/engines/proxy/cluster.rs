@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
+use mccs_ipc::protocol::{HOST_RUNS_MAX, HostRun};
 use mccs_ipc::types::{ErrorClass, Handle};
 
 use super::ProxyEngine;
@@ -41,6 +42,18 @@ impl Across {
     pub(super) fn placed(&self) -> Placed {
         let hosts = placed_ranks(&self.hosts, &self.ranks_by_host, &self.gpus);
         Placed::new(self.span.comm.clone(), hosts)
+    }
+
+    /// Its ranks in order, by their hosts: none where a rank is on no GPU, or ranks lie so scattered that a message has no room.
+    pub(super) fn host_runs(&self) -> Vec<HostRun> {
+        let mut host_of_rank = vec![0; self.gpus.len()];
+        for (host, ranks) in (0..).zip(&self.ranks_by_host) {
+            ranks.iter().for_each(|rank| host_of_rank[*rank as usize] = host);
+        }
+        let runs = host_of_rank.chunk_by(|one, next| one == next);
+        let runs = runs.map(|run| HostRun { host: run[0], ranks: run.len() as u32 }).collect::<Vec<_>>();
+        let is_told = self.ranks_by_host.len() > 1 && self.gpus.iter().all(Option::is_some);
+        if is_told && runs.len() <= HOST_RUNS_MAX { runs } else { Vec::new() }
     }
 }
 

@@ -74,6 +74,7 @@ impl ProxyEngine {
             device: if is_staged { STAGED.into() } else { self.device.name().into() },
             nranks,
             hosts: across.iter().flat_map(|across| across.hosts.iter().map(ToString::to_string)).collect(),
+            host_runs: across.as_ref().map(Across::host_runs).unwrap_or_default(),
             ranks: requests.iter().map(rank_info).collect(),
             operations: 0.into(),
             bytes: 0.into(),

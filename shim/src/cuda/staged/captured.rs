@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use mccs_cuda::{Capture, Context, RawStream};
-use mccs_ipc::protocol::{Request, Response};
+use mccs_ipc::protocol::{Request, Response, Role};
 use mccs_ipc::types::UniqueId;
 
 use super::gated::{Access, Gated, Ticket};
@@ -399,9 +399,10 @@ unsafe extern "C" fn send_again(batch: *mut c_void) {
 }
 
 fn join(client: &Client, identity: Identity) -> Result<Arc<Communicator>, Error> {
-    let Identity { id, gpu, rank, nranks, root_address, options } = identity;
+    let Identity { id, gpu, rank, nranks, root_address, options, whole } = identity;
+    let role = Role::Graphs { whole };
     let id = UniqueId(id.0.map(|byte| byte ^ ID_MASK));
-    let request = Request::InitRank { id, rank, nranks, gpu: Some(gpu), root_address, by_engines: false, options };
+    let request = Request::InitRank { id, rank, nranks, gpu: Some(gpu), root_address, role, options };
     match client.0.requests.call(request, &[])? {
         (Response::Comm { comm, direct: None, .. }, _) => {
             client.0.begin_comm(comm);

@@ -33,7 +33,6 @@ use std::time::Duration;
 
 use mccs_cuda::{Capture, Context, Event, RawStream};
 use mccs_ipc::gate::GateAccess;
-use mccs_ipc::types::Handle;
 
 use self::call::{By, StagedCall};
 use self::captured::{Captured, Captures};
@@ -76,15 +75,9 @@ struct Order {
 }
 
 impl StagedCommunicator {
-    /// Makes what a rank needs that has joined as `handle`.
-    pub(super) fn new(
-        client: Client,
-        handle: Handle,
-        identity: Identity,
-        context: Context,
-        access: GateAccess,
-    ) -> Result<Self, Error> {
-        let Identity { rank, nranks, .. } = identity;
+    /// Makes what a rank needs that has joined.
+    pub(super) fn new(client: Client, identity: Identity, context: Context, access: GateAccess) -> Result<Self, Error> {
+        let Identity { rank, nranks, whole: handle, .. } = identity;
         // From here on it is left if anything fails.
         let comm = Arc::new(Communicator::new(client.clone(), handle, (rank, nranks), None));
         client.0.begin_comm(handle);
