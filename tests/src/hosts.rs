@@ -55,7 +55,7 @@ impl TestHosts {
     pub fn start_tuned(count: usize, settings: impl Fn(usize) -> String, tune: impl Fn(&mut Settings)) -> Self {
         let keys = tempfile::tempdir().expect("a directory");
         let names: Vec<String> = (0..count).map(|host| format!("h{host}")).collect();
-        mccs_service::exchange::keys::make(&names, keys.path(), false).expect("keys");
+        mccs_exchange::keys::make(&names, keys.path(), false).expect("keys");
         let addresses: Vec<Ipv4Addr> = names.iter().map(|_| address()).collect();
         let list: String = names
             .iter()

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use mccs_collective::{Algorithm, Choice};
+use mccs_exchange::protocol::{CommId, Name};
 use mccs_ipc::types::CollectiveKind;
 use mccs_model::rate_limit::Pace;
-use mccs_service::exchange::protocol::{CommId, Name};
-use mccs_service::transports::faulty::Faults;
 use mccs_telemetry::stuck::{StuckClass, StuckReport};
 use mccs_tests::cluster::{Cluster, Job, Misfortune, Options, Trouble};
+use mccs_transport::faulty::Faults;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 

@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use mccs_service::exchange::limits::PART_BYTES;
-use mccs_service::exchange::protocol::{Exchange, Name, Options, Request};
+use mccs_exchange::limits::PART_BYTES;
+use mccs_exchange::protocol::{Exchange, Name, Options, Request};
 use mccs_tests::sim::ledger::Job;
 use mccs_tests::sim::proxy::Manners;
 use mccs_tests::sim::world::{ALL_OVER, INIT_TIMEOUT, Misfortune, TIMES, World};
@@ -316,7 +316,7 @@ fn the_same_id_can_be_tried_again_after_a_failure() {
 fn parts_of_a_job_whose_tenant_hosts_call_differently_are_refused_at_once_on_both() {
     let (mut world, job) = calm_world(2, 1);
     let mut other = job.clone();
-    other.key.tenant = mccs_service::exchange::protocol::Name::new("somebody-else").unwrap();
+    other.key.tenant = mccs_exchange::protocol::Name::new("somebody-else").unwrap();
     world.start_missing(job, 1, ms(1));
     world.start_missing(other, 0, ms(1));
     world.run_until(world.now + ms(200));

@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Crates of the workspace, a layer a row, from the top down. A crate imports crates of the rows below its own.
-const LAYERS: [&[&str]; 15] = [
+const LAYERS: [&[&str]; 17] = [
     &["mccs-tests"],
     &["mccs-eval", "mccs-launcher", "mccs-ctl", "mccs-nccl"],
     &["mccs-service"],
+    &["mccs-engines"],
+    &["mccs-registry"],
     &["mccs-control", "mccs-device"],
     &["mccs-controller", "mccs-tenants"],
     &["mccs-transport", "mccs-exchange"],
@@ -79,21 +81,21 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
     ("mccs-launcher", &["run", "summary"], "a run ends with a summary of its processes"),
     ("mccs-launcher::spec", &["cluster", "planner"], "the plan of a cluster is a part of a job's plan"),
     (
-        "mccs-service::engines::daemon",
+        "mccs-engines::session",
         &["on_gpus", "validate"],
         "a command on GPUs is validated as the others, and differs in its operands",
     ),
     (
-        "mccs-service::engines::proxy",
+        "mccs-engines::proxy",
         &[],
         "the engine's methods stand beside what they work on; components with private fields come in their place",
     ),
     (
-        "mccs-service::engines::transport",
+        "mccs-engines::transport",
         &["channel", "events", "links"],
         "a channel steps over links, and links end with a channel's fault",
     ),
-    ("mccs-service::engines::transport", &["channel_run", "workers"], "workers take pieces of the channel that runs"),
+    ("mccs-engines::transport", &["channel_run", "workers"], "workers take pieces of the channel that runs"),
     ("mccs-device", &["call", "cuda", "host", "workers"], "a call is bound to the memory of either backend"),
     (
         "mccs-device::cuda",

@@ -6,7 +6,7 @@
 //! whose leaf is cut off: that says nothing of any link, and no flow would be better off on another.
 //!
 //! Deliberately absent: paths that nothing steers to, and those between pods, of which this says nothing; and probing, which is the
-//! agents' (`engines/controller/probes.rs`).
+//! agents' (`service/engines/src/controller/probes.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
 use mccs_ipc::types::{ErrorClass, UniqueId};
-use mccs_service::exchange::protocol::{
+use mccs_exchange::protocol::{
     AccountBody, AgreementMessage, ChangeBody, CommId, CommKey, ControlBody, Decision, Event, Exchange, Failure, Frame,
     Hello, Join, Life, LinkId, LinkTimes, Message, Name, Options, Output, Part, Payload, Refusal, Request, RingHost,
 };

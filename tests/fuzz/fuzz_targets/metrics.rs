@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use mccs_service::engines::metrics::http::{HEAD_BYTES_MAX, answer, asked};
+use mccs_engines::metrics::http::{HEAD_BYTES_MAX, answer, asked};
 
 fuzz_target!(|data: &[u8]| {
     let data = &data[..data.len().min(HEAD_BYTES_MAX)];

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
+use mccs_exchange::protocol::CommId;
 use mccs_ipc::records::{Read, RecordReader};
-use mccs_service::exchange::protocol::CommId;
-use mccs_service::registry::Registry;
+use mccs_registry::Registry;
 use mccs_telemetry::recorder::Record;
 
 /// A collective of a communicator of several hosts that has begun on one of them.
@@ -84,7 +84,7 @@ impl Epochs {
 
 #[cfg(test)]
 mod tests {
-    use mccs_service::exchange::protocol::Name;
+    use mccs_exchange::protocol::Name;
 
     use super::*;
 

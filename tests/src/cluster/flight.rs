@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use mccs_device::{Buffers, Operand};
+use mccs_engines::proxy::{Operation, RoundState};
 use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
 use mccs_model::{Action, Scalar};
-use mccs_service::devices::{Buffers, Operand};
-use mccs_service::engines::proxy::{Operation, RoundState};
 use mccs_tenants::session::Session;
 
 use super::script::Transfer;

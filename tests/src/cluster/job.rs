@@ -5,6 +5,8 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use mccs_engines::proxy::{JoinRequest, Operation, ProxyMessage, ProxyReply};
+use mccs_exchange::protocol::Name;
 use mccs_ipc::command::Completion;
 use mccs_ipc::handshake::PeerCredentials;
 use mccs_ipc::protocol::JoinOptions;
@@ -13,8 +15,6 @@ use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::StreamWord;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_runtime::{Mailbox, WakerSlot};
-use mccs_service::engines::proxy::{JoinRequest, Operation, ProxyMessage, ProxyReply};
-use mccs_service::exchange::protocol::Name;
 use mccs_tenants::Resource;
 use mccs_tenants::session::Session;
 use rand::rngs::StdRng;

@@ -17,13 +17,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_collective::Choice;
+use mccs_engines::proxy::{Looks, OperatorAnswer, ProxyMessage, ReplyTo};
+use mccs_exchange::protocol::{CommId, LinkTimes, Name};
 use mccs_model::rate_limit::Pace;
 use mccs_runtime::Mailbox;
-use mccs_service::engines::proxy::{Looks, OperatorAnswer, ProxyMessage, ReplyTo};
-use mccs_service::exchange::protocol::{CommId, LinkTimes, Name};
-use mccs_service::transports::faulty::Faults;
-use mccs_service::transports::memory::{HostId, MemoryNetwork, MemoryNetworkOptions};
 use mccs_telemetry::stuck::StuckReport;
+use mccs_transport::faulty::Faults;
+use mccs_transport::memory::{HostId, MemoryNetwork, MemoryNetworkOptions};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};

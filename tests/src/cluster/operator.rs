@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_config::service::{Algorithm, FlowPath};
+use mccs_engines::proxy::{OperatorReply, OperatorRequest, ProxyMessage, ReplyTo};
+use mccs_exchange::protocol::Name;
 use mccs_model::rate_limit::{LocalWindow, Pace};
+use mccs_registry::CommInfo;
 use mccs_runtime::Mailbox;
-use mccs_service::engines::proxy::{OperatorReply, OperatorRequest, ProxyMessage, ReplyTo};
-use mccs_service::exchange::protocol::Name;
-use mccs_service::registry::CommInfo;
 use rand::Rng;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;

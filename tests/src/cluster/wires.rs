@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash};
 use std::time::{Duration, Instant};
 
-use mccs_service::exchange::protocol::{LinkId, Name, Output};
+use mccs_exchange::protocol::{LinkId, Name, Output};
 use rand::Rng;
 use rand::rngs::StdRng;
 

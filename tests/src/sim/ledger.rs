@@ -7,8 +7,8 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
+use mccs_exchange::protocol::{CommId, CommKey, Decision, Failure, Membership, Name, Payload};
 use mccs_ipc::types::UniqueId;
-use mccs_service::exchange::protocol::{CommId, CommKey, Decision, Failure, Membership, Name, Payload};
 
 use super::network::HostIndex;
 

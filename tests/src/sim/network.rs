@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use mccs_service::exchange::protocol::LinkId;
+use mccs_exchange::protocol::LinkId;
 use rand::Rng;
 use rand::rngs::StdRng;
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use mccs_exchange::protocol::{ChangeBody, CommId, Event, Failure, Refusal, Request};
 use mccs_ipc::types::ErrorClass;
-use mccs_service::exchange::protocol::{ChangeBody, CommId, Event, Failure, Refusal, Request};
 use rand::Rng;
 
 use super::ledger::State;

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mccs_service::exchange::protocol::{ControlBody, Event, Name, Request};
+use mccs_exchange::protocol::{ControlBody, Event, Name, Request};
 
 use super::network::HostIndex;
 use super::world::World;

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
-use mccs_service::exchange::protocol::{
-    Counters, Exchange, Failure, Held, Join, LinkTimes, Name, Options, Output, Request,
-};
+use mccs_exchange::protocol::{Counters, Exchange, Failure, Held, Join, LinkTimes, Name, Options, Output, Request};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use mccs_engines::exchange::{ExchangeEngine, ExchangeError, ExchangeSettings};
+use mccs_exchange::keys;
+use mccs_exchange::limits::MAILBOX_MAX;
+use mccs_exchange::protocol::{CommId, CommKey, Event, Join, LinkTimes, Name, Payload, Request};
 use mccs_ipc::types::UniqueId;
+use mccs_registry::Registry;
 use mccs_runtime::{Context, Engine, Mailbox, Progress, Sender};
-use mccs_service::engines::exchange::{ExchangeEngine, ExchangeError, ExchangeSettings};
-use mccs_service::exchange::keys;
-use mccs_service::exchange::limits::MAILBOX_MAX;
-use mccs_service::exchange::protocol::{CommId, CommKey, Event, Join, LinkTimes, Name, Payload, Request};
-use mccs_service::registry::Registry;
 use mccs_telemetry::HostInfo;
 use mccs_tests::watchdog;
 

@@ -4,10 +4,10 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use mccs_engines::exchange::ExchangeError;
+use mccs_exchange::protocol::{Event, Failure, Request};
 use mccs_ipc::types::ErrorClass;
 use mccs_runtime::{Context, Engine, Progress};
-use mccs_service::engines::exchange::ExchangeError;
-use mccs_service::exchange::protocol::{Event, Failure, Request};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::bed::{Bed, Host, key};

@@ -2,9 +2,9 @@
 
 use std::io::{Read as _, Write as _};
 
+use mccs_exchange::limits::FRAME_BYTES_MAX;
+use mccs_exchange::protocol::{CommId, Failure, Message};
 use mccs_ipc::types::ErrorClass;
-use mccs_service::exchange::limits::FRAME_BYTES_MAX;
-use mccs_service::exchange::protocol::{CommId, Failure, Message};
 use mccs_tests::seeds;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};

@@ -2,7 +2,7 @@
 
 use mccs_config::ServiceConfig;
 use mccs_control::{ControlAnswer, ControlRequest, HostView, call};
-use mccs_service::exchange::keys;
+use mccs_exchange::keys;
 use mccs_service::service::{Service, Settings};
 use mccs_tests::{TestService, watchdog};
 

@@ -5,9 +5,9 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mccs_service::exchange::keys;
-use mccs_service::exchange::protocol::{Hello, Life};
-use mccs_service::exchange::tls::{Tls, TlsFiles};
+use mccs_exchange::keys;
+use mccs_exchange::protocol::{Hello, Life};
+use mccs_exchange::tls::{Tls, TlsFiles};
 use rustls::client::WantsClientCert;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::pki_types::pem::PemObject;
@@ -51,7 +51,7 @@ pub fn frame(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Three hosts, of which the first does not run, so that a stranger may take its place.
-pub fn bed_without_first(change: impl Fn(&mut mccs_service::engines::exchange::ExchangeSettings)) -> Bed {
+pub fn bed_without_first(change: impl Fn(&mut mccs_engines::exchange::ExchangeSettings)) -> Bed {
     let mut bed = Bed::new(3);
     bed.hosts.iter_mut().for_each(|host| change(&mut host.settings));
     for host in &mut bed.hosts[1..] {

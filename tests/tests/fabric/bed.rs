@@ -98,7 +98,7 @@ impl Bed {
     pub fn with_services(self, settings: &str, exchange: &str) -> Self {
         let mut bed = self;
         let names: Vec<String> = (0..HOSTS).map(|host| format!("h{host}")).collect();
-        mccs_service::exchange::keys::make(&names, bed.dir.path(), false).expect("keys");
+        mccs_exchange::keys::make(&names, bed.dir.path(), false).expect("keys");
         let entry = |(host, address)| format!("[[host]]\nname = \"h{host}\"\naddress = \"{address}:7400\"\n");
         let list: String = (0..HOSTS).zip(&bed.addresses).map(entry).collect();
         for host in 0..HOSTS {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use mccs_cuda::{Module, copy_to_host, gpus};
-use mccs_service::devices::cuda::QUEUES_VARIABLE;
+use mccs_device::cuda::QUEUES_VARIABLE;
 use mccs_tests::TestService;
 
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody, everybody_at};

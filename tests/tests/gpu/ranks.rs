@@ -15,8 +15,8 @@ use mccs::{Client, CollectiveKind, DataType, RedOp, ReduceOperator, UniqueId};
 use mccs_cuda::{
     Context, DeviceAddress, DeviceMemory, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host, gpus,
 };
+use mccs_device::cuda::{QUEUES_MAX, QUEUES_VARIABLE};
 use mccs_eval::workload::{Call, POISON};
-use mccs_service::devices::cuda::{QUEUES_MAX, QUEUES_VARIABLE};
 use mccs_tests::TestService;
 
 /// Names the role to the process.

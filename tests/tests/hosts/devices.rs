@@ -4,8 +4,8 @@ use mccs_config::ServiceConfig;
 use mccs_config::service::TransportKind;
 use mccs_control::ControlAnswer;
 use mccs_service::service::{Service, Settings, VerbsFrom};
-use mccs_service::transports::rdma::fake::{Fabric, FabricOptions};
 use mccs_tests::hosts::TestHosts;
+use mccs_transport::rdma::fake::{Fabric, FabricOptions};
 
 use crate::changes::{epochs, reconfigure};
 use crate::transports::{Work, beside_collectives, flows, on};
@@ -130,7 +130,7 @@ fn a_device_that_is_down_is_refused() {
 #[test]
 fn a_service_does_not_start_with_a_device_that_its_host_has_not() {
     let folder = tempfile::tempdir().expect("a directory");
-    mccs_service::exchange::keys::make(&["h0".to_owned()], folder.path(), false).expect("keys");
+    mccs_exchange::keys::make(&["h0".to_owned()], folder.path(), false).expect("keys");
     let refusal = |devices: &[&str], usage: &str| {
         let at = folder.path().display();
         let paths: String = devices.iter().map(|device| format!("[[strategy.path]]\ndevice = {device:?}\n")).collect();

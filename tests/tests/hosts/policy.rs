@@ -15,9 +15,9 @@ use mccs_controller::answer::{
 use mccs_controller::history::Went;
 use mccs_controller::links::LinkState;
 use mccs_ipc::types::CollectiveKind;
-use mccs_service::transports::rdma::fake::{Fabric, FabricOptions};
 use mccs_tests::Rank;
 use mccs_tests::hosts::{Raise, TestHosts, in_threads, run_until_stopped};
+use mccs_transport::rdma::fake::{Fabric, FabricOptions};
 
 use crate::call;
 use crate::traffic::{EXCHANGE_PORT, ports_of};

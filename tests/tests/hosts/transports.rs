@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mccs_config::service::TransportKind;
 use mccs_control::ControlAnswer;
 use mccs_service::service::{Settings, VerbsFrom};
-use mccs_service::transports::rdma::fake::{Fabric, FabricOptions};
 use mccs_telemetry::flows::FlowView;
 use mccs_tests::Rank;
 use mccs_tests::hosts::{Raise, TestHosts, in_threads, run_until_stopped};
+use mccs_transport::rdma::fake::{Fabric, FabricOptions};
 
 use crate::changes::{epochs, mixture, reconfigure};
 

@@ -474,7 +474,7 @@ impl Links {
         match host {
             Some(host) if is_up => self.events.push_back(LinkEvent::Down { link: id, host, reason }),
             Some(host) => self.events.push_back(LinkEvent::Failed { host, reason }),
-            // Whoever hangs up without a word asked whether it is answered (`engines/controller/probes.rs`): nobody was refused.
+            // Whoever hangs up without a word asked whether it is answered (`service/engines/src/controller/probes.rs`): nobody was refused.
             None if said_nothing && matches!(broken, Broken::ClosedEarly | Broken::Io(_)) => {}
             None => self.handshake_errors.refuse(address, reason, now),
         }

@@ -1,0 +1,638 @@
+//! The control engine: answers the operator.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use mccs_control::{
+    Call, Chunk, ControlAnswer, ControlRequest, DrainView, GpuView, HostView, REQUEST_BYTES_MAX, TRACE_MAX, TraceBegun,
+    chunks,
+};
+use mccs_controller::history::Went;
+use mccs_controller::message::Act;
+use mccs_ipc::handshake::{Listener, Socket, SocketError};
+use mccs_registry::{Overseer, session_view};
+use mccs_runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
+use mccs_telemetry::recorder::Recorders;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+
+use super::controller::ControllerInput;
+use super::proxy::{Looks, OperatorAnswer, OperatorReply, OperatorRequest, ProxyMessage, ReplyTo};
+use super::transport::TransportPool;
+
+/// Operators at a time; more wait to be accepted.
+const CONNECTIONS_MAX: usize = 16;
+/// Pause when the process is out of descriptors or memory.
+const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// Characters of the reason for which a host is emptied.
+const DRAIN_REASON_CHARS_MAX: usize = 200;
+/// What the listener is called among the descriptors.
+const LISTENER_TOKEN: u64 = u64::MAX;
+/// How long an operator may take to ask, or to read a part of the answer.
+const STEP_WITHIN: Duration = Duration::from_secs(10);
+/// The same where others wait to be accepted.
+const STEP_WITHIN_CROWDED: Duration = Duration::from_secs(1);
+/// Answers of other engines that may wait: each connection asks once, and some go before they are answered.
+const REPLIES_MAX: usize = 1024;
+
+struct Connection {
+    socket: Socket,
+    /// The user at the other end.
+    uid: u32,
+    greeted: bool,
+    request: Vec<u8>,
+    answer: VecDeque<Chunk>,
+    /// Goes with the first part of the answer.
+    memory: Option<OwnedFd>,
+    stage: Stage,
+    /// When it last did something.
+    since: Instant,
+}
+
+/// How far a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// It is being read.
+    Asking,
+    /// A proxy engine will answer.
+    Waiting,
+    /// The answer is being written.
+    Answered,
+}
+
+impl Connection {
+    /// How far it is, to see whether it moves.
+    fn progress(&self) -> (bool, usize, usize, Stage) {
+        (self.greeted, self.request.len(), self.answer.len(), self.stage)
+    }
+
+    /// When it has taken too long; never while another engine works on its answer.
+    fn deadline(&self, is_crowded: bool) -> Option<Instant> {
+        let within = if is_crowded { STEP_WITHIN_CROWDED } else { STEP_WITHIN };
+        (self.stage != Stage::Waiting).then(|| self.since + within)
+    }
+
+    fn set_answer(&mut self, answer: &ControlAnswer) {
+        self.answer = chunks(&serde_json::to_vec(answer).unwrap_or_default()).into();
+        self.stage = Stage::Answered;
+    }
+}
+
+/// What the operator may see and change.
+pub struct Controlled {
+    /// Sessions and communicators, engines and where they run.
+    pub overseer: Overseer,
+    /// Transport engines.
+    pub transports: Arc<TransportPool>,
+    /// Who has the communicators of the host device.
+    pub proxy: Sender<ProxyMessage>,
+    /// Who has those of GPUs that reach each other, where there are GPUs.
+    pub gpus: Option<Sender<ProxyMessage>>,
+    /// Who has, or knows, the controller role; where there is one.
+    pub controller: Option<Sender<ControllerInput>>,
+}
+
+impl Controlled {
+    /// Who has the communicator with a number, if there is one.
+    fn proxy_of(&self, number: u64) -> &Sender<ProxyMessage> {
+        let comm = self.overseer.registry.comms().into_iter().find(|comm| comm.number == number);
+        let of_gpus = comm.filter(|comm| comm.direct.is_some()).and(self.gpus.as_ref());
+        of_gpus.unwrap_or(&self.proxy)
+    }
+}
+
+/// See the module's documentation.
+pub struct ControlEngine {
+    listener: Listener,
+    /// Watches the connections: an engine's own descriptors never change.
+    epoll: Epoll,
+    connections: BTreeMap<u64, Connection>,
+    next: u64,
+    controlled: Controlled,
+    /// Whether the listener is watched: not while nobody can be let in, or it would keep the engine awake.
+    is_listening: bool,
+    /// Until when nobody is let in, since the process is out of descriptors or memory.
+    deaf_until: Option<Instant>,
+    /// Answers of proxy engines, by connection.
+    replies: Mailbox<OperatorReply>,
+    /// What operators do that other engines answer, by connection; also of those who have gone.
+    acts: BTreeMap<u64, Act>,
+    /// Until when engines record: whoever asked for it may be gone.
+    tracing_until: Option<Instant>,
+}
+
+impl ControlEngine {
+    /// Listens on `listener`.
+    ///
+    /// # Errors
+    /// The kernel's refusal of a descriptor.
+    pub fn new(listener: Listener, controlled: Controlled) -> std::io::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        epoll.add(&listener, EpollEvent::new(EpollFlags::EPOLLIN, LISTENER_TOKEN))?;
+        Ok(ControlEngine {
+            listener,
+            epoll,
+            connections: BTreeMap::new(),
+            next: 0,
+            controlled,
+            is_listening: true,
+            deaf_until: None,
+            replies: Mailbox::new(REPLIES_MAX),
+            acts: BTreeMap::new(),
+            tracing_until: None,
+        })
+    }
+
+    /// To be set before the engine is polled: answers of other engines wake it.
+    #[must_use]
+    pub fn waker(&self) -> &WakerSlot {
+        self.replies.waker()
+    }
+
+    fn accept(&mut self, now: Instant) -> bool {
+        self.deaf_until = self.deaf_until.filter(|until| now < *until);
+        if self.deaf_until.is_some() || self.connections.len() >= CONNECTIONS_MAX {
+            return false;
+        }
+        let (socket, peer) = match self.listener.accept() {
+            Ok(Some(accepted)) => accepted,
+            Ok(None) => return false,
+            Err(_) => {
+                self.deaf_until = Some(now + ACCEPT_AGAIN_AFTER);
+                return false;
+            }
+        };
+        let own = nix::unistd::geteuid().as_raw();
+        if peer.uid != 0 && peer.uid != own {
+            tracing::debug!(peer.uid, "control connection refused");
+            self.controlled.overseer.registry.refused.control.fetch_add(1, Ordering::Relaxed);
+            return true;
+        }
+        if self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, self.next)).is_ok() {
+            let (request, answer, stage) = (Vec::new(), VecDeque::new(), Stage::Asking);
+            let connection =
+                Connection { socket, uid: peer.uid, greeted: false, request, answer, memory: None, stage, since: now };
+            self.connections.insert(self.next, connection);
+            self.next += 1;
+        }
+        true
+    }
+
+    /// Watches the listener if somebody who comes can be let in.
+    fn listen(&mut self) {
+        let wanted = self.deaf_until.is_none() && self.connections.len() < CONNECTIONS_MAX;
+        if wanted && !self.is_listening {
+            let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER_TOKEN);
+            self.is_listening = self.epoll.add(&self.listener, event).is_ok();
+        } else if !wanted && self.is_listening {
+            let _ = self.epoll.delete(&self.listener);
+            self.is_listening = false;
+        }
+    }
+
+    /// The answer; `None` if another engine will give it to connection `number`. What changes something is logged, and told the controller.
+    fn answer(&mut self, number: u64, connection: &mut Connection) -> Option<ControlAnswer> {
+        let Call { request, by } = match serde_json::from_slice(&connection.request) {
+            Ok(call) => call,
+            Err(error) => return Some(ControlAnswer::Refused(format!("the request cannot be read: {error}"))),
+        };
+        let by = by.of_user(connection.uid);
+        let act = self.act_of(&request);
+        let answer = self.answer_to(request, &by, number, connection);
+        if let Some(what) = act {
+            let act = Act { what, by, went: Went::Pending };
+            match &answer {
+                Some(answer) => self.note_act(act, answer),
+                None => drop(self.acts.insert(number, act)),
+            }
+        }
+        answer
+    }
+
+    /// What a request changes here, in words. The controller notes by itself what it is asked for.
+    fn act_of(&self, request: &ControlRequest) -> Option<String> {
+        let comm = |number: u64| {
+            let comms = self.controlled.overseer.registry.comms();
+            let comm = comms.iter().find(|comm| comm.number == number).and_then(|comm| comm.placed.as_ref());
+            comm.map_or_else(|| format!("communicator {number}"), |placed| format!("communicator {}", placed.comm))
+        };
+        Some(match request {
+            ControlRequest::Drain { drains: Some(true), reason } => match reason {
+                Some(reason) => format!("drained, lets no session in: {}", reason_of_drain(reason)),
+                None => "drained, lets no session in".to_owned(),
+            },
+            ControlRequest::Drain { drains: Some(false), .. } => "lets sessions in again".to_owned(),
+            ControlRequest::ScaleTransports { count } => format!("has {count} transport engines"),
+            ControlRequest::MoveEngine { engine, runtime } => format!("engine {engine} moved to runtime {runtime}"),
+            ControlRequest::Reconfigure { communicator, .. } => format!("{} changed by hand", comm(*communicator)),
+            ControlRequest::Unpin { communicator } => format!("{} unpinned", comm(*communicator)),
+            _ => return None,
+        })
+    }
+
+    /// What an operator did is known by how it was answered.
+    fn note_act(&self, act: Act, answer: &ControlAnswer) {
+        let went = match answer {
+            ControlAnswer::Refused(reason) => Went::Failed(reason.clone()),
+            _ => Went::Done,
+        };
+        tracing::info!(what = act.what, by = act.by, ?went, "an operator asked");
+        if let Some(controller) = &self.controlled.controller {
+            // One that is too busy has it in the log alone.
+            let _ = controller.send(ControllerInput::Acted(Act { went, ..act }));
+        }
+    }
+
+    fn answer_to(
+        &mut self,
+        request: ControlRequest,
+        by: &str,
+        number: u64,
+        connection: &mut Connection,
+    ) -> Option<ControlAnswer> {
+        let Controlled { overseer, transports, controller, .. } = &self.controlled;
+        let Overseer { registry, runtimes, .. } = overseer;
+        let done = |result: Result<(), String>| result.map_or_else(ControlAnswer::Refused, |()| ControlAnswer::Done);
+        Some(match request {
+            ControlRequest::Sessions => {
+                let comms = registry.comms();
+                let view = |session: &Arc<_>| session_view(session, &comms);
+                ControlAnswer::Sessions(registry.sessions().iter().map(view).collect())
+            }
+            ControlRequest::Communicators => {
+                ControlAnswer::Communicators(registry.comms().iter().map(|comm| comm.view()).collect())
+            }
+            ControlRequest::Failed => ControlAnswer::Failed(registry.failed.view(Instant::now())),
+            ControlRequest::Engines => {
+                ControlAnswer::Engines { runtimes: runtimes.runtimes(), engines: overseer.engines() }
+            }
+            ControlRequest::Hosts => {
+                let now = Instant::now();
+                ControlAnswer::Hosts(registry.hosts().iter().map(|host| HostView::of(host, now)).collect())
+            }
+            ControlRequest::Joining => ControlAnswer::Joining(registry.late_views(Instant::now())),
+            ControlRequest::Gpus => ControlAnswer::Gpus(registry.gpus().iter().map(GpuView::of).collect()),
+            ControlRequest::Overview => ControlAnswer::Overview(Box::new(overseer.look())),
+            ControlRequest::Drain { drains, reason } => {
+                if let Some(drains) = drains {
+                    registry.set_draining(drains, reason.as_deref().map(reason_of_drain));
+                }
+                ControlAnswer::Drain(DrainView {
+                    draining: registry.is_draining(),
+                    reason: registry.draining_reason(),
+                    sessions: registry.sessions().len(),
+                    communicators: registry.comms().len(),
+                })
+            }
+            ControlRequest::Trace { duration_ms } => {
+                let recorders = Arc::clone(&registry.recorders);
+                return Some(self.begin_trace(&recorders, Duration::from_millis(duration_ms)));
+            }
+            ControlRequest::TraceRings => ControlAnswer::Tracing(trace_begun(&registry.recorders)),
+            ControlRequest::TraceRing { ring } => {
+                connection.memory = registry.recorders.memory(ring);
+                ControlAnswer::TraceRing
+            }
+            ControlRequest::ScaleTransports { count } => {
+                done(transports.resize(count).map_err(|error| error.to_string()))
+            }
+            ControlRequest::MoveEngine { engine, runtime } => {
+                done(runtimes.move_engine(engine, runtime).map_err(|error| error.to_string()))
+            }
+            ControlRequest::Reconfigure { communicator, change, window } => {
+                let request = OperatorRequest::Change { change: Box::new(change), window };
+                return self.ask(communicator, number, |number, asked| ProxyMessage::OperatorRequest {
+                    number,
+                    request,
+                    asked,
+                });
+            }
+            ControlRequest::Unpin { communicator } => {
+                let request = OperatorRequest::Unpin;
+                return self.ask(communicator, number, |number, asked| ProxyMessage::OperatorRequest {
+                    number,
+                    request,
+                    asked,
+                });
+            }
+            ControlRequest::WhyStuck { communicator } => {
+                return self.ask_why_stuck(communicator, number, Looks::UntilCertain);
+            }
+            ControlRequest::Accounts { communicator } => {
+                return self.ask_why_stuck(communicator, number, Looks::One);
+            }
+            ControlRequest::Cluster { stuck } => {
+                let none = "service.toml names no [controller], whose agents ask other hosts: ask on each host";
+                let Some(controller) = controller else { return Some(ControlAnswer::Refused(none.into())) };
+                let asked = ReplyTo::new(number, self.replies.sender());
+                match controller.send(ControllerInput::Cluster { stuck, asked }) {
+                    Ok(()) => return None,
+                    Err(_) => ControlAnswer::Refused("the controller's agent is too busy; try again".into()),
+                }
+            }
+            ControlRequest::Controller { request } => {
+                let none = "service.toml names no [controller]: nobody decides for the cluster";
+                let Some(controller) = controller else { return Some(ControlAnswer::Refused(none.into())) };
+                let asked = ReplyTo::new(number, self.replies.sender());
+                match controller.send(ControllerInput::Asked { request, by: by.to_owned(), asked }) {
+                    Ok(()) => return None,
+                    Err(_) => ControlAnswer::Refused("the controller is too busy; try again".into()),
+                }
+            }
+        })
+    }
+
+    /// Asks who has a communicator, for a connection. Returns an answer if that cannot be.
+    fn ask(
+        &self,
+        communicator: u64,
+        connection: u64,
+        message: impl FnOnce(u64, ReplyTo) -> ProxyMessage,
+    ) -> Option<ControlAnswer> {
+        let asked = ReplyTo::new(connection, self.replies.sender());
+        let sent = self.controlled.proxy_of(communicator).send(message(communicator, asked));
+        let busy = "the proxy engine is too busy; try again";
+        sent.is_err().then(|| ControlAnswer::Refused(busy.into()))
+    }
+
+    fn ask_why_stuck(&self, communicator: u64, connection: u64, looks: Looks) -> Option<ControlAnswer> {
+        self.ask(communicator, connection, |number, asked| ProxyMessage::WhyStuck { number, looks, asked })
+    }
+
+    /// Has engines record for so long, or for as long as somebody else wants, if that is longer.
+    fn begin_trace(&mut self, recorders: &Recorders, duration: Duration) -> ControlAnswer {
+        if duration.is_zero() || duration > TRACE_MAX {
+            return ControlAnswer::Refused(format!("a trace takes up to {TRACE_MAX:?}, and more than nothing"));
+        }
+        let until = Instant::now() + duration;
+        self.tracing_until = Some(self.tracing_until.map_or(until, |other| other.max(until)));
+        recorders.begin();
+        // What GPUs do is read from now on.
+        self.controlled.overseer.registry.comms().iter().for_each(|comm| comm.ask());
+        // The controller's agent learns the common clock meanwhile.
+        self.controlled.overseer.registry.note_comms();
+        ControlAnswer::Tracing(trace_begun(recorders))
+    }
+
+    /// Serves one connection a little. Returns whether it is to be kept.
+    fn serve(&mut self, number: u64, connection: &mut Connection) -> Result<(), SocketError> {
+        if !connection.greeted {
+            if connection.socket.recv_hello()?.is_none() {
+                return Ok(());
+            }
+            connection.socket.send_hello(0)?;
+            connection.greeted = true;
+        }
+        if connection.stage == Stage::Asking {
+            let Some((Chunk { more, bytes }, _)) = connection.socket.recv::<Chunk>()? else { return Ok(()) };
+            connection.request.extend(bytes);
+            if connection.request.len() > REQUEST_BYTES_MAX {
+                let message =
+                    format!("the request has more than {REQUEST_BYTES_MAX} bytes, the most that one may have");
+                connection.set_answer(&ControlAnswer::Refused(message));
+            } else if more {
+                return Ok(());
+            } else {
+                match self.answer(number, connection) {
+                    Some(answer) => connection.set_answer(&answer),
+                    None => connection.stage = Stage::Waiting,
+                }
+            }
+        }
+        if connection.stage == Stage::Waiting {
+            // Each connection asks once: what comes now is its end, as good as.
+            return connection.socket.recv::<Chunk>()?.map_or(Ok(()), |_| Err(SocketError::Closed));
+        }
+        while let Some(chunk) = connection.answer.front() {
+            let memory: Vec<_> = connection.memory.iter().map(AsFd::as_fd).collect();
+            match connection.socket.send(chunk, &memory) {
+                Ok(()) => {
+                    connection.answer.pop_front();
+                    connection.memory = None;
+                }
+                Err(SocketError::WouldBlock) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(SocketError::Closed)
+    }
+}
+
+/// As much of a reason as is kept and told, in one line.
+fn reason_of_drain(reason: &str) -> String {
+    reason.chars().map(|c| if c.is_control() { ' ' } else { c }).take(DRAIN_REASON_CHARS_MAX).collect()
+}
+
+fn trace_begun(recorders: &Recorders) -> TraceBegun {
+    let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    TraceBegun { from_ns: recorders.now_ns(), wall_ns: wall.as_nanos() as u64, rings: recorders.rings() }
+}
+
+impl Engine for ControlEngine {
+    fn name(&self) -> String {
+        "control".into()
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.epoll.0.as_fd()]
+    }
+
+    fn poll(&mut self, cx: &Context) -> Progress {
+        let mut busy = self.accept(cx.now);
+        if self.tracing_until.is_some_and(|until| until <= cx.now) {
+            self.tracing_until = None;
+            self.controlled.overseer.registry.recorders.end();
+        }
+        while let Some((number, answer)) = self.replies.pop() {
+            busy = true;
+            let answer = match answer {
+                Ok(OperatorAnswer::Reconfigured(made)) => {
+                    ControlAnswer::Reconfigured { epoch: made.epoch, cut: made.cut }
+                }
+                Ok(OperatorAnswer::Stuck(report)) => ControlAnswer::Stuck(report),
+                Ok(OperatorAnswer::Cluster(view)) => ControlAnswer::Cluster(view),
+                Ok(OperatorAnswer::Controller(answer)) => ControlAnswer::Controller(answer),
+                Ok(OperatorAnswer::Done) => ControlAnswer::Done,
+                Err(refused) => ControlAnswer::Refused(refused.reason),
+            };
+            if let Some(act) = self.acts.remove(&number) {
+                self.note_act(act, &answer);
+            }
+            // An operator who has gone has no connection any more.
+            if let Some(connection) = self.connections.get_mut(&number) {
+                connection.set_answer(&answer);
+                connection.since = cx.now;
+            }
+        }
+        let is_crowded = self.connections.len() >= CONNECTIONS_MAX;
+        for (number, mut connection) in std::mem::take(&mut self.connections) {
+            let before = connection.progress();
+            let is_kept = self.serve(number, &mut connection).is_ok();
+            if before != connection.progress() {
+                connection.since = cx.now;
+            }
+            // Who says nothing keeps nobody else out.
+            if is_kept && connection.deadline(is_crowded).is_none_or(|deadline| cx.now < deadline) {
+                // A reader that is slower than its answer keeps the engine awake: at most the few that may connect.
+                busy |= before != connection.progress() || !connection.answer.is_empty();
+                self.connections.insert(number, connection);
+            } else {
+                let _ = self.epoll.delete(&connection.socket);
+                busy = true;
+            }
+        }
+        self.listen();
+        let is_crowded = self.connections.len() >= CONNECTIONS_MAX;
+        let deadlines = self.connections.values().map(|connection| connection.deadline(is_crowded));
+        let wake_at = deadlines.chain([self.tracing_until, self.deaf_until]).flatten().min();
+        if busy { Progress::Busy } else { Progress::Idle { wake_at } }
+    }
+
+    fn prepare_to_sleep(&mut self) -> bool {
+        self.replies.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mccs_control::Caller;
+    use mccs_ipc::handshake::connect;
+    use mccs_registry::Registry;
+    use mccs_runtime::{RuntimeOptions, Runtimes};
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    use super::*;
+
+    /// An engine whose questions to the proxy engine nobody answers.
+    struct Bed {
+        engine: ControlEngine,
+        _proxy: Mailbox<ProxyMessage>,
+        directory: tempfile::TempDir,
+        /// Stands still, however long a test takes: nobody is too slow.
+        now: Instant,
+    }
+
+    impl Bed {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().expect("a directory");
+            let (registry, proxy) = (Arc::new(Registry::default()), Mailbox::new(64));
+            let runtimes =
+                Runtimes::new(RuntimeOptions { spin: Duration::ZERO, spin_while_waiting: Duration::ZERO, budget: 1 });
+            let transports = Arc::new(TransportPool::new(
+                Arc::clone(&runtimes),
+                Vec::new(),
+                Box::new(|_| Ok(0)),
+                Box::new(|| Ok(None)),
+                Arc::clone(&registry.recorders),
+            ));
+            let overseer = Overseer { host: "h".into(), since: Instant::now(), registry, runtimes };
+            let listener = Listener::bind(&directory.path().join("c")).expect("listens");
+            let controlled = Controlled { overseer, transports, proxy: proxy.sender(), gpus: None, controller: None };
+            let engine = ControlEngine::new(listener, controlled).expect("an engine");
+            Bed { engine, _proxy: proxy, directory, now: Instant::now() }
+        }
+
+        fn path(&self) -> std::path::PathBuf {
+            self.directory.path().join("c")
+        }
+
+        /// Polls until the engine has done what there is, and whether something it watches would wake it then.
+        fn settle(&mut self, is_there: impl Fn(&ControlEngine) -> bool) -> bool {
+            let cx = Context::new(self.now, 64);
+            while !is_there(&self.engine) || self.engine.poll(&cx) == Progress::Busy {
+                self.engine.poll(&cx);
+            }
+            let mut events = [EpollEvent::empty(); 4];
+            self.engine.epoll.wait(&mut events, nix::sys::epoll::EpollTimeout::ZERO).expect("looks") > 0
+        }
+    }
+
+    /// Connects on a thread of its own, as it takes the engine to be polled.
+    fn connected(bed: &mut Bed, and: impl FnOnce(&Socket) + Send) -> Socket {
+        let path = bed.path();
+        let count = bed.engine.connections.len();
+        std::thread::scope(|scope| {
+            let socket = scope.spawn(move || {
+                let socket = connect(&path).expect("connected");
+                and(&socket);
+                socket
+            });
+            while !socket.is_finished() {
+                bed.settle(|engine| engine.connections.len() >= count);
+            }
+            socket.join().expect("a connection")
+        })
+    }
+
+    fn ask(socket: &Socket, text: &[u8]) {
+        for chunk in chunks(text) {
+            // Refused before all of it was sent, or not taken yet.
+            while let Err(SocketError::WouldBlock) = socket.send(&chunk, &[]) {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    #[test]
+    fn who_goes_before_the_answer_comes_is_forgotten() {
+        let mut bed = Bed::new();
+        let text =
+            serde_json::to_vec(&Call { request: ControlRequest::WhyStuck { communicator: 1 }, by: Caller::default() });
+        let text = text.expect("a request");
+        let socket = connected(&mut bed, |socket| ask(socket, &text));
+        let waits = |engine: &ControlEngine| engine.connections.values().any(|one| one.stage == Stage::Waiting);
+        assert!(!bed.settle(waits), "nothing is left to be done for it");
+        drop(socket);
+        assert!(!bed.settle(|engine| engine.connections.is_empty()));
+    }
+
+    #[test]
+    fn who_finds_no_room_keeps_nobody_awake() {
+        let mut bed = Bed::new();
+        let mut sockets: Vec<_> = (0..CONNECTIONS_MAX).map(|_| connected(&mut bed, |_| ())).collect();
+        let path = bed.path();
+        let late = std::thread::spawn(move || connect(&path).expect("in the end"));
+        let mut comes = [PollFd::new(bed.engine.listener.as_fd(), PollFlags::POLLIN)];
+        poll(&mut comes, PollTimeout::NONE).expect("somebody comes");
+        assert!(!bed.settle(|_| true), "who waits outside");
+        sockets.pop();
+        while !late.is_finished() {
+            bed.settle(|_| true);
+        }
+        late.join().expect("let in");
+    }
+
+    #[test]
+    fn who_says_nothing_keeps_nobody_out() {
+        let mut bed = Bed::new();
+        let silent: Vec<_> = (0..CONNECTIONS_MAX).map(|_| connected(&mut bed, |_| ())).collect();
+        let now = bed.now;
+        bed.engine.poll(&Context::new(now, 64));
+        assert_eq!(bed.engine.connections.len(), CONNECTIONS_MAX, "they have only just come");
+        let later = now + 2 * STEP_WITHIN_CROWDED;
+        bed.engine.poll(&Context::new(later, 64));
+        assert!(bed.engine.connections.is_empty());
+        drop(silent);
+        // One alone has longer.
+        let one = connected(&mut bed, |_| ());
+        bed.engine.poll(&Context::new(now + 2 * STEP_WITHIN_CROWDED, 64));
+        assert_eq!(bed.engine.connections.len(), 1);
+        bed.engine.poll(&Context::new(now + 2 * STEP_WITHIN, 64));
+        assert!(bed.engine.connections.is_empty());
+        drop(one);
+    }
+
+    #[test]
+    fn a_request_that_is_too_long_is_refused_with_the_reason() {
+        let mut bed = Bed::new();
+        let socket = connected(&mut bed, |socket| ask(socket, &vec![b' '; REQUEST_BYTES_MAX + 1]));
+        bed.settle(|engine| engine.connections.is_empty());
+        assert!(socket.wait_readable(Duration::from_secs(600)));
+        let (chunk, _) = socket.recv::<Chunk>().expect("received").expect("an answer");
+        let answer: ControlAnswer = serde_json::from_slice(&chunk.bytes).expect("readable");
+        let ControlAnswer::Refused(reason) = answer else { panic!("{answer:?}") };
+        assert!(reason.contains("262144 bytes"), "{reason}");
+    }
+}

@@ -1,0 +1,641 @@
+//! The engine of the controller role, one in every service of a cluster that has one: the agent of its host and, where the
+//! configuration says so, the controller.
+//!
+//! ```text
+//! exchange: Met, Lost, Told --+                      +--> Tell --> exchange
+//! registry: comms changed ----+--> agent, controller +--> Reconfigure, SetPace --> proxy engine
+//! operator: Asked, files -----+                      +--> answers
+//! ```
+//!
+//! What other hosts tell is read with care: what cannot be read is counted, and logged within a budget. The registry is looked at
+//! when it says that something has changed, before the answer to a change is passed on, so that a controller knows of a strategy
+//! before it hears that its order was carried out.
+//!
+//! Deliberately absent: decisions (`service/controller/src/decision_scheduler.rs`), and polling: an engine with nothing to do sleeps.
+
+pub mod cluster;
+mod files;
+mod interfaces;
+mod memory;
+mod past;
+mod probes;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use mccs_controller::agent::{Agent, AgentOutput, Live};
+use mccs_controller::answer::ControllerRequest;
+use mccs_controller::inventory::Inventory;
+use mccs_controller::message::{Act, AgentMessage, BodyError, ControllerMessage};
+use mccs_controller::state::{Controller, Output, Question, Ticket};
+use mccs_exchange::protocol::{CommId, ControlBody, Event, Name, Request};
+use mccs_model::Refused;
+use mccs_registry::{CommInfo, Registry};
+use mccs_runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
+use mccs_telemetry::placed::PaceUse;
+use mccs_telemetry::{CommonTime, LogBudget};
+
+use self::cluster::{ClusterAsker, PeerMessage, Tell};
+use self::files::{Changed, Files};
+use self::interfaces::Watch;
+use self::memory::Memory;
+use self::past::Past;
+use self::probes::{Probes, Verdict};
+use super::proxy::{OperatorAnswer, OperatorReply, ProxyMessage, ReplyTo};
+use crate::transport::path_events::PathEventLog;
+
+/// Inputs that may wait: what a burst of arrivals on all hosts tells, while the controller decides.
+pub const CONTROLLER_MAILBOX_MAX: usize = 16_384;
+/// Answers of proxy engines that may wait; an agent has no more orders.
+const REPLIES_MAX: usize = 1024;
+/// Requests for which the exchange has no room yet, besides all that one decision of the controller's may be. With more, what was to be told is
+/// dropped, and told anew when there is room.
+const BACKLOG_MAX: usize = 16_384;
+/// Reports are made while no more requests than this wait.
+const REPORTS_AHEAD: usize = 64;
+/// How soon requests are offered again: nothing tells when the exchange has room.
+const OFFER_AGAIN_AFTER: Duration = Duration::from_millis(1);
+/// Inputs that follow each other are taken in together, for so long at most, before anything is decided.
+const SETTLE_WITHIN: Duration = Duration::from_millis(50);
+
+/// To the engine.
+pub enum ControllerInput {
+    /// A host was met or lost, or tells something.
+    Exchange(Event),
+    /// The operator asks.
+    Asked {
+        /// What.
+        request: ControllerRequest,
+        /// User and command.
+        by: String,
+        /// To be answered.
+        asked: ReplyTo,
+    },
+    /// An operator did something on this host.
+    Acted(Act),
+    /// An operator wants to know of all hosts.
+    Cluster {
+        /// Whether what is stuck is to be found out.
+        stuck: bool,
+        /// To be answered.
+        asked: ReplyTo,
+    },
+}
+
+/// What the engine is told.
+#[derive(Debug, Clone)]
+pub struct ControllerSettings {
+    /// This host.
+    pub own: Name,
+    /// The host that is obeyed.
+    pub host: Name,
+    /// All hosts.
+    pub hosts: Vec<Name>,
+    /// Where they are reached, and this host's address for flows, if it has one of its own: for probes of paths.
+    pub addresses: (Vec<(Name, SocketAddr)>, Option<IpAddr>),
+    /// What the service uses of its host's GPUs and RDMA devices; nothing as long as nobody has looked for them. The engine looks for interfaces.
+    pub inventory: Inventory,
+    /// `topology.toml` and `policy.toml`, where this is the controller.
+    pub files: Option<(PathBuf, PathBuf)>,
+    /// Where the controller keeps what operators have said of links.
+    pub links: Option<PathBuf>,
+    /// Where the controller keeps its history.
+    pub history: Option<PathBuf>,
+}
+
+impl ControllerSettings {
+    /// Of a checked configuration.
+    #[must_use]
+    pub fn new(config: &mccs_config::ServiceConfig, controller: &mccs_config::service::Controller) -> Self {
+        let name = |name: &str| Name::new(name).expect("invariant: a checked host's name is a DNS name");
+        let is_here = controller.host == config.name();
+        let files = controller.topology.clone().zip(controller.policy.clone());
+        ControllerSettings {
+            own: name(&config.name()),
+            host: name(&controller.host),
+            hosts: config.hosts.iter().map(|host| name(&host.name)).collect(),
+            addresses: (
+                config.hosts.iter().map(|host| (name(&host.name), host.address.0)).collect(),
+                config
+                    .tcp
+                    .address
+                    .or(config.exchange.as_ref().map(|exchange| exchange.listen.0.ip()))
+                    .filter(|address| !address.is_unspecified()),
+            ),
+            inventory: Inventory::default(),
+            files: files.filter(|_| is_here),
+            links: controller.links.clone().filter(|_| is_here),
+            history: controller.history.clone().filter(|_| is_here),
+        }
+    }
+
+    /// Whether this host has the controller role.
+    #[must_use]
+    pub fn is_here(&self) -> bool {
+        self.own == self.host
+    }
+}
+
+/// The controller and what belongs to it.
+struct Role {
+    controller: Controller,
+    files: Option<Files>,
+    memory: Option<Memory>,
+    past: Option<Past>,
+    asked: BTreeMap<Ticket, ReplyTo>,
+    next_ticket: Ticket,
+    /// Inputs came that nothing was made of yet.
+    unsettled_since: Option<Instant>,
+    /// When time alone makes the controller settle, as it said when it settled last: once that is past it says so no more.
+    settle_at: Option<Instant>,
+}
+
+impl Role {
+    fn new(settings: &ControllerSettings, now: Instant) -> Self {
+        // Ascends from one start of the service to the next.
+        let mut controller = Controller::new(unix().as_nanos() as u64, &settings.own, &settings.hosts, now);
+        let mut past = settings.history.clone().map(Past::new);
+        match past.as_mut().map(|past| past.load(now)) {
+            Some(Ok(entries)) => controller.history().remember(entries),
+            Some(Err(error)) => controller.unreadable("the history", error, now),
+            None => {}
+        }
+        let memory = settings.links.clone().map(Memory::new);
+        match memory.as_ref().map(Memory::load) {
+            Some(Ok(links)) => controller.remember(links),
+            Some(Err(error)) => controller.unreadable("what operators have said of links", error, now),
+            None => {}
+        }
+        let files = settings.files.clone().map(|(topology, policy)| Files::new(topology, policy, now));
+        let asked = BTreeMap::new();
+        Role { controller, files, memory, past, asked, next_ticket: 0, unsettled_since: Some(now), settle_at: None }
+    }
+
+    /// Keeps what operators have said of links, and what was done, where that is more than before.
+    fn keep(&mut self, now: Instant) {
+        if let Some(Err(error)) = self.past.as_mut().map(|past| past.store(self.controller.history(), now)) {
+            tracing::warn!(error, "the history is in memory alone");
+        }
+        let (words, links) = self.controller.said();
+        if let Some(Err(error)) = self.memory.as_mut().map(|memory| memory.store(words, links)) {
+            tracing::warn!(error, "what operators have said of links is kept by hosts alone");
+        }
+    }
+}
+
+/// See the module's documentation.
+pub struct ControllerEngine {
+    own: Name,
+    agent: Agent,
+    role: Option<Role>,
+    mailbox: Mailbox<ControllerInput>,
+    replies: Mailbox<OperatorReply>,
+    exchange: Sender<Request>,
+    proxy: Sender<ProxyMessage>,
+    registry: Arc<Registry>,
+    words: Arc<PathEventLog>,
+    probes: Probes,
+    cluster: ClusterAsker,
+    interfaces: Watch,
+    seen_changes: Option<u64>,
+    seen_bursts: u64,
+    /// Communicators with ranks here.
+    here: BTreeMap<CommId, Arc<PaceUse>>,
+    /// What the exchange had no room for, in order; and how much may wait.
+    backlog: VecDeque<Request>,
+    backlog_max: usize,
+    /// What the proxy engine had no room for.
+    untold: VecDeque<ProxyMessage>,
+    /// What was told and could not be read, or was none of the teller's business.
+    refused: u64,
+    budget: LogBudget,
+}
+
+impl ControllerEngine {
+    /// Reads the files, where this is the controller. Whoever runs it sets its wakers.
+    #[must_use]
+    pub fn new(
+        settings: &ControllerSettings,
+        mailbox: Mailbox<ControllerInput>,
+        (exchange, proxy): (Sender<Request>, Sender<ProxyMessage>),
+        registry: Arc<Registry>,
+        words: Arc<PathEventLog>,
+    ) -> Self {
+        let now = Instant::now();
+        let role = settings.is_here().then(|| Role::new(settings, now));
+        registry.set_watcher(mailbox.waker().clone());
+        words.set_reader(mailbox.waker().clone());
+        let (addresses, from) = settings.addresses.clone();
+        // Those that come from here on are heard of.
+        let mut interfaces = Watch::new();
+        let cluster =
+            ClusterAsker::new(settings.own.clone(), settings.hosts.clone(), Arc::clone(&registry), proxy.clone());
+        let inventory = Inventory { interfaces: interfaces.all(Instant::now()), ..settings.inventory.clone() };
+        ControllerEngine {
+            own: settings.own.clone(),
+            agent: Agent::new(settings.host.clone()).with_inventory(inventory),
+            role,
+            mailbox,
+            replies: Mailbox::new(REPLIES_MAX),
+            exchange,
+            proxy,
+            registry,
+            words,
+            probes: Probes::new(addresses, from),
+            cluster,
+            interfaces,
+            seen_changes: None,
+            seen_bursts: 0,
+            here: BTreeMap::new(),
+            backlog: VecDeque::new(),
+            backlog_max: BACKLOG_MAX,
+            untold: VecDeque::new(),
+            refused: 0,
+            budget: LogBudget::default(),
+        }
+    }
+
+    /// The same, on a host whose GPUs have a proxy engine of their own.
+    #[must_use]
+    pub fn with_gpus(mut self, gpus: Option<Sender<ProxyMessage>>) -> Self {
+        self.cluster.set_gpus(gpus);
+        self
+    }
+
+    /// To be set before the engine is polled.
+    #[must_use]
+    pub fn wakers(&self) -> [WakerSlot; 2] {
+        [self.mailbox.waker().clone(), self.replies.waker().clone()]
+    }
+
+    /// Looks at communicators, if something has become of any. Returns whether it has.
+    fn look(&mut self) -> bool {
+        let changes = self.registry.comm_changes();
+        if self.seen_changes.replace(changes) == Some(changes) {
+            return false;
+        }
+        let comms = self.registry.comms();
+        let placed = comms.iter().filter_map(|info| info.placed.as_ref());
+        self.here = placed.map(|placed| (placed.comm.clone(), Arc::clone(&placed.pace_use))).collect();
+        let live = |info: Arc<CommInfo>| {
+            let placed = info.placed.as_ref().filter(|placed| placed.comm.root == self.own)?;
+            Some(Live {
+                comm: placed.comm.clone(),
+                number: info.number,
+                tenant: info.tenant.clone(),
+                hosts: placed.hosts.clone(),
+                chosen: placed.chosen()?,
+                profile: placed.profile(),
+                is_pinned: placed.is_pinned(),
+                began: placed.began()?,
+            })
+        };
+        let live: Vec<Live> = comms.into_iter().filter_map(live).collect();
+        self.agent.look(live, unix().as_millis() as u64);
+        true
+    }
+
+    fn carry_out(&mut self, outputs: impl IntoIterator<Item = AgentOutput>) {
+        for output in outputs {
+            match output {
+                AgentOutput::Tell(message) => self.tell(self.agent.controller().clone(), message.encode()),
+                AgentOutput::Change { question, number, expected_epoch, change } => {
+                    let asked = ReplyTo::new(question, self.replies.sender());
+                    let (change, expected) = (Box::new(change), expected_epoch);
+                    let message = ProxyMessage::Reconfigure { number, change, window: None, expected, asked };
+                    if let Err(ProxyMessage::Reconfigure { asked, .. }) = self.proxy.send(message) {
+                        asked.answer(Err(Refused::own("the proxy engine is too busy")));
+                    }
+                }
+                AgentOutput::TestLinks => self.enqueue(Request::TestLinks),
+                AgentOutput::Pace { comm, pace } => {
+                    // Behind all before it: the last one counts.
+                    self.untold.push_back(ProxyMessage::SetPace { comm, pace: Arc::new(pace) });
+                    self.push_untold();
+                }
+            }
+        }
+    }
+
+    /// Looks at paths on which flows got no answer. Returns whether there was news.
+    fn look_at_paths(&mut self, now: Instant) -> bool {
+        let words = self.words.take();
+        let is_news = !words.is_empty();
+        if words.iter().any(|word| !word.answers) {
+            self.enqueue(Request::TestLinks);
+            let output = self.agent.suspects();
+            self.carry_out(output);
+        }
+        words.into_iter().for_each(|word| self.probes.hear(word, now));
+        let verdicts = self.probes.poll(now);
+        self.tell_paths(verdicts);
+        is_news
+    }
+
+    fn tell_paths(&mut self, verdicts: Vec<Verdict>) {
+        for Verdict { peer, path, answers } in verdicts {
+            let output = self.agent.path(&peer, (&path).into(), answers);
+            self.carry_out(output);
+        }
+    }
+
+    /// Looks at the host's interfaces, a moment after the kernel has said that there are others.
+    fn look_at_interfaces(&mut self, cx: &Context) {
+        if self.interfaces.changed(cx.is_readable, cx.now) {
+            let output = self.agent.has_interfaces(self.interfaces.all(cx.now));
+            self.carry_out(output);
+        }
+    }
+
+    /// Looks at what flows send, when that is due.
+    fn look_at_rates(&mut self, now: Instant) {
+        let has_comms = !self.here.is_empty();
+        if self.agent.next_look(has_comms, now).is_some_and(|at| at <= now) {
+            let output = self.agent.look_at_rates(&self.registry.flows.paths(), has_comms, now);
+            self.carry_out(output);
+        }
+    }
+
+    fn tell(&mut self, to: Name, body: Result<ControlBody, BodyError>) {
+        match body {
+            Ok(body) => self.enqueue(Request::Tell { to, body }),
+            Err(error) => {
+                if let Some(suppressed) = self.budget.take(Instant::now()) {
+                    tracing::warn!(%to, %error, suppressed, "a host is not told: its communicators keep what they have");
+                }
+            }
+        }
+    }
+
+    /// A request goes to the exchange, behind all before it.
+    fn enqueue(&mut self, request: Request) {
+        self.backlog.push_back(request);
+        if self.backlog.len() > self.backlog_max {
+            self.fall_behind();
+        }
+    }
+
+    /// Drops what waits for the exchange: who was to be told is told anew. Of the controller's hosts that is all that they know of it.
+    fn fall_behind(&mut self) {
+        let dropped = std::mem::take(&mut self.backlog);
+        tracing::warn!(
+            limit = self.backlog_max,
+            "the exchange is too slow for what hosts are to be told of control; they are told anew"
+        );
+        match &mut self.role {
+            Some(role) => {
+                let told = |request: Request| if let Request::Tell { to, .. } = request { Some(to) } else { None };
+                let now = Instant::now();
+                for host in dropped.into_iter().filter_map(told).collect::<BTreeSet<_>>() {
+                    role.controller.met(&host, now);
+                }
+                role.unsettled_since.get_or_insert(now);
+            }
+            None => {
+                let message = self.agent.fall_behind();
+                message.into_iter().for_each(|message| self.tell(self.agent.controller().clone(), message.encode()));
+            }
+        }
+    }
+
+    /// Makes reports, as many as there is room for.
+    fn report(&mut self) {
+        while self.backlog.len() < REPORTS_AHEAD
+            && let Some(report) = self.agent.next_report()
+        {
+            match report.encode() {
+                Ok(body) => self.enqueue(Request::Tell { to: self.agent.controller().clone(), body }),
+                Err(error) => self.say_unreported(&report, &error),
+            }
+        }
+    }
+
+    /// The controller takes the communicator to be as it was reported last, or does not know it, and asks in vain for other strategies.
+    fn say_unreported(&mut self, report: &AgentMessage, error: &BodyError) {
+        let comm = if let AgentMessage::Report(report) = report { report.comm.to_string() } else { String::new() };
+        if let Some(suppressed) = self.budget.take(Instant::now()) {
+            tracing::warn!(
+                comm,
+                %error,
+                suppressed,
+                "a communicator's strategy cannot be reported: the controller leaves it as it is, or as it was reported last"
+            );
+        }
+    }
+
+    fn take(&mut self, input: ControllerInput, now: Instant) {
+        match input {
+            ControllerInput::Exchange(Event::Met { host }) => {
+                self.role.iter_mut().for_each(|role| role.controller.met(&host, now));
+            }
+            ControllerInput::Exchange(Event::Lost { host }) => {
+                self.agent.lost(&host);
+                // It hears nothing of it.
+                self.backlog.retain(|request| !matches!(request, Request::Tell { to, .. } if *to == host));
+                let verdicts = self.probes.lost(&host);
+                self.tell_paths(verdicts);
+                self.role.iter_mut().for_each(|role| role.controller.lost(&host, now));
+            }
+            ControllerInput::Exchange(Event::TurnedAway { host, reason }) => {
+                self.role.iter_mut().for_each(|role| role.controller.turned_away(&host, &reason, now));
+            }
+            ControllerInput::Exchange(Event::Told { from, body }) => self.hear(&from, &body, now),
+            // The proxy engine's.
+            ControllerInput::Exchange(_) => {}
+            ControllerInput::Cluster { stuck, asked } => {
+                self.cluster.ask(stuck, asked, &self.replies.sender(), now);
+            }
+            ControllerInput::Acted(act) => {
+                let told = self.agent.acted(act);
+                self.carry_out(told);
+            }
+            ControllerInput::Asked { request, by, asked } => match &mut self.role {
+                Some(role) => {
+                    role.next_ticket += 1;
+                    role.asked.insert(role.next_ticket, asked);
+                    let question = Question { ticket: role.next_ticket, by };
+                    role.controller.asked(request, &question, self.refused, now);
+                }
+                None => asked
+                    .answer(Err(format!("the controller is on host {}: ask there", self.agent.controller()).into())),
+            },
+        }
+        if let Some(role) = &mut self.role {
+            role.unsettled_since.get_or_insert(now);
+        }
+    }
+
+    fn hear(&mut self, from: &Name, body: &ControlBody, now: Instant) {
+        if let Some(message) = PeerMessage::decode(body) {
+            return self.cluster.hear(from, message, &self.replies.sender(), now);
+        }
+        let refusal = match (ControllerMessage::decode(body), &mut self.role) {
+            (Ok(message), _) => {
+                self.look();
+                match self.agent.hear(from, message, now) {
+                    Ok(outputs) => return self.carry_out(outputs),
+                    Err(refusal) => {
+                        if refusal.has_asked {
+                            let controller = refusal.controller.to_string();
+                            self.tell(from.clone(), AgentMessage::Obeys { controller }.encode());
+                        }
+                        refusal.to_string()
+                    }
+                }
+            }
+            (Err(_), Some(role)) => match AgentMessage::decode(body, from) {
+                Ok(message) => return role.controller.hear(from, message, now),
+                Err(error) => error.to_string(),
+            },
+            (Err(error), None) => error.to_string(),
+        };
+        self.refused += 1;
+        if let Some(suppressed) = self.budget.take(now) {
+            tracing::warn!(%from, reason = refusal, suppressed, "what a host told about control is refused");
+        }
+    }
+
+    /// Lets the controller decide, and does what it says.
+    fn settle(&mut self, now: Instant) -> bool {
+        let Some(role) = &mut self.role else { return false };
+        let mut is_due = role.files.as_mut().is_some_and(|files| match files.changed(now) {
+            Some(Changed { topology, policy, unreadable }) => {
+                for (of, file, error) in unreadable {
+                    role.controller.lost_file(of, &file, error, now);
+                }
+                role.controller.files(topology, policy, now);
+                true
+            }
+            None => false,
+        });
+        is_due |= role.settle_at.is_some_and(|at| at <= now);
+        let has_waited = |since: Instant| self.mailbox.is_empty() || now.duration_since(since) >= SETTLE_WITHIN;
+        if is_due || role.unsettled_since.is_some_and(has_waited) {
+            role.unsettled_since = None;
+            role.controller.settle(now);
+            role.settle_at = role.controller.next_deadline(now);
+            self.backlog_max = BACKLOG_MAX + role.controller.tells_at_most();
+            role.keep(now);
+            is_due = true;
+        }
+        let mut told = Vec::new();
+        while let Some(output) = role.controller.poll_output() {
+            match output {
+                Output::Tell { to, message } => told.push((to, message.encode())),
+                Output::Answer { ticket, answer } => {
+                    if let Some(asked) = role.asked.remove(&ticket) {
+                        asked.answer(answer.map(OperatorAnswer::Controller).map_err(Refused::from));
+                    }
+                }
+            }
+        }
+        told.into_iter().for_each(|(to, body)| self.tell(to, body));
+        is_due
+    }
+
+    fn push_untold(&mut self) {
+        while let Some(message) = self.untold.pop_front() {
+            if let Err(message) = self.proxy.send(message) {
+                self.untold.push_front(message);
+                break;
+            }
+        }
+    }
+
+    /// Hands out what found no room before. Returns whether some still waits.
+    fn push_backlog(&mut self) -> bool {
+        while let Some(request) = self.backlog.pop_front() {
+            if let Err(request) = self.exchange.send(request) {
+                self.backlog.push_front(request);
+                break;
+            }
+        }
+        self.push_untold();
+        !self.backlog.is_empty() || !self.untold.is_empty()
+    }
+}
+
+fn unix() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+impl Engine for ControllerEngine {
+    fn name(&self) -> String {
+        if self.role.is_some() { "controller".into() } else { "controller's agent".into() }
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let of_files = self.role.iter().filter_map(|role| role.files.as_ref()?.descriptor());
+        of_files.chain(self.interfaces.descriptor()).collect()
+    }
+
+    fn poll(&mut self, cx: &Context) -> Progress {
+        // The agent takes what is foreseen below.
+        let bursts = self.registry.bursts();
+        let mut busy = self.look() | self.look_at_paths(cx.now);
+        busy |= std::mem::replace(&mut self.seen_bursts, bursts) != bursts;
+        for _ in 0..cx.budget {
+            let (reply, input) = (self.replies.pop(), self.mailbox.pop());
+            if reply.is_none() && input.is_none() {
+                break;
+            }
+            busy = true;
+            if let Some((question, answer)) = reply
+                && !self.cluster.answered(question, &answer)
+            {
+                self.look();
+                let made = match answer {
+                    Ok(OperatorAnswer::Reconfigured(made)) => Ok((made.epoch, made.cut)),
+                    Ok(_) => Err("it was answered with something else".into()),
+                    Err(reason) => Err(reason),
+                };
+                let outputs = self.agent.answered(question, made);
+                self.carry_out(outputs);
+            }
+            if let Some(input) = input {
+                self.take(input, cx.now);
+            }
+        }
+        self.cluster.expire(cx.now);
+        while let Some(Tell { to, message }) = self.cluster.next_tell() {
+            self.tell(to, message.encode());
+        }
+        busy |= self.settle(cx.now);
+        self.agent.want_time(self.registry.recorders.is_on());
+        let paces = self.agent.pace(&self.here, cx.now);
+        let common = |(common_ns, error): (u64, Duration)| CommonTime { common_ns, error_ns: error.as_nanos() as u64 };
+        self.registry.set_clock(self.agent.common_time(cx.now).map(common), cx.now);
+        self.carry_out(paces);
+        self.look_at_rates(cx.now);
+        self.look_at_interfaces(cx);
+        self.report();
+        let waits = self.push_backlog() || self.agent.has_reports();
+        if busy {
+            return Progress::Busy;
+        }
+        let again = waits.then(|| cx.now + OFFER_AGAIN_AFTER);
+        let deadlines = self.role.iter().flat_map(|role| {
+            let files = role.files.as_ref().and_then(Files::next_deadline);
+            [role.settle_at, files]
+        });
+        let look = self.agent.next_look(!self.here.is_empty(), cx.now);
+        let looks =
+            [look, self.cluster.next_deadline(), self.interfaces.next_deadline(), self.probes.next_deadline(cx.now)];
+        let own = looks.into_iter().chain([again, self.agent.next_deadline()]);
+        Progress::Idle { wake_at: deadlines.chain(own).flatten().min() }
+    }
+
+    fn prepare_to_sleep(&mut self) -> bool {
+        self.mailbox.is_empty()
+            && self.replies.is_empty()
+            && self.words.is_empty()
+            && self.seen_changes == Some(self.registry.comm_changes())
+            && self.seen_bursts == self.registry.bursts()
+    }
+}

@@ -1,0 +1,175 @@
+//! A proxy engine with a device that does collectives in the call, and ranks that are alone in their communicators.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use mccs_collective::{Choice, CostModel, Strategy};
+use mccs_device::{
+    Buffers, Collective, Device, LaunchError, Launched, NewGroup, Operand, PointToPoint, Prepare, Prepared, Shared,
+    Workers,
+};
+use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
+use mccs_model::{Action, Scalar};
+use mccs_registry::Registry;
+use mccs_runtime::{Context, Engine as _, LaneSender, Lanes, Mailbox, Sender};
+use mccs_tenants::session::Session;
+use mccs_tenants::{Quota, Resource, Tenant};
+
+use super::schedule_cache::ScheduleCache;
+use super::{JoinRequest, Operation, PROXY_LANE_MAX, ProxyEngine, ProxyMessage, ProxyReply, RoundState, Timeouts};
+
+/// A device that does every collective in the call, or refuses it, and no sends and receives.
+struct AtOnce {
+    refuses: Option<LaunchError>,
+}
+
+impl Device for AtOnce {
+    fn name(&self) -> &'static str {
+        "at once"
+    }
+
+    fn prepare(&mut self, _: &NewGroup<'_>, _: Handle) -> Prepare {
+        Prepare::Ready(Prepared { memory: Vec::new(), shared: Shared::Nothing })
+    }
+
+    fn launch(&mut self, _: &Collective<'_>, _: Handle, _: &mut dyn Workers) -> Result<Launched, LaunchError> {
+        self.refuses.clone().map_or(Ok(Launched::Finished), Err)
+    }
+
+    fn point_to_point(&mut self) -> Option<&mut dyn PointToPoint> {
+        None
+    }
+}
+
+pub(super) struct Bed {
+    pub(super) engine: ProxyEngine,
+    pub(super) proxy: Sender<ProxyMessage>,
+    lanes: mccs_runtime::LaneOpener<ProxyMessage>,
+}
+
+/// A rank of a communicator.
+pub(super) struct Rank {
+    pub(super) session: Arc<Session>,
+    pub(super) comm: Handle,
+    rank: u32,
+    lane: LaneSender<ProxyMessage>,
+    pub(super) sent: u64,
+}
+
+impl Bed {
+    pub(super) fn new() -> Self {
+        Self::with(None, None)
+    }
+
+    pub(super) fn with_timeout(operation: Option<Duration>) -> Self {
+        Self::with(operation, None)
+    }
+
+    /// One whose device refuses collectives.
+    pub(super) fn refusing(refuses: LaunchError) -> Self {
+        Self::with(None, Some(refuses))
+    }
+
+    fn with(operation: Option<Duration>, refuses: Option<LaunchError>) -> Self {
+        let mailbox = Mailbox::new(64);
+        let lanes = Lanes::new(4, mailbox.waker().clone());
+        let (proxy, opener) = (mailbox.sender(), lanes.opener());
+        let make_schedules = |nranks, hosts: &[Vec<u32>]| {
+            let strategy = Strategy::initial(Choice::Auto, nranks, 1, hosts);
+            ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
+        };
+        let timeouts = Timeouts { init: Duration::from_secs(60), operation };
+        let (device, registry) = (Box::new(AtOnce { refuses }), Arc::new(Registry::default()));
+        let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), timeouts, None);
+        Bed { engine: engine.with_lanes(lanes), proxy, lanes: opener }
+    }
+
+    pub(super) fn poll(&mut self) {
+        self.poll_at(Instant::now());
+    }
+
+    pub(super) fn poll_at(&mut self, now: Instant) {
+        self.engine.poll(&Context::new(now, 64));
+    }
+
+    pub(super) fn join(&mut self, number: u8, weight: u32) -> Rank {
+        self.join_all(number, weight, 1).remove(0)
+    }
+
+    /// All ranks of a communicator, in sessions of one tenant.
+    pub(super) fn join_all(&mut self, number: u8, weight: u32, nranks: u32) -> Vec<Rank> {
+        let tenant = Tenant::weighted(format!("tenant {number}"), Quota::least(), weight);
+        let lane = self.lanes.open(tenant.share, PROXY_LANE_MAX);
+        let charge = Arc::new(tenant.charge(Resource::Sessions, 1).expect("within the quota"));
+        let replies = Mailbox::new(4);
+        let sessions: Vec<_> =
+            (0..nranks).map(|rank| Session::for_tests(u64::from(number) + 100 * u64::from(rank), &tenant)).collect();
+        for (rank, session) in (0..).zip(&sessions) {
+            let join = JoinRequest {
+                session: Arc::clone(session),
+                request: 1,
+                tenant_comm: Handle::NONE,
+                id: UniqueId([number; 16]),
+                rank,
+                nranks,
+                gpu: None,
+                root: None,
+                options: mccs_ipc::protocol::JoinOptions::default(),
+                charge: Arc::clone(&charge),
+                reply: replies.sender(),
+            };
+            assert!(self.proxy.send(ProxyMessage::Join(Box::new(join))).is_ok());
+        }
+        self.poll();
+        let Some(ProxyReply::Joined { comm, .. }) = replies.pop() else { panic!("no communicator") };
+        let of = |(rank, session)| Rank { session, comm, rank, lane: lane.clone(), sent: 0 };
+        (0..).zip(sessions).map(of).collect()
+    }
+}
+
+impl Rank {
+    /// Calls an all-reduce of so many bytes. Returns whether there was room.
+    pub(super) fn call(&mut self, bytes: u64) -> bool {
+        self.call_at(bytes, Instant::now())
+    }
+
+    /// The same, as called then.
+    pub(super) fn call_at(&mut self, bytes: u64, called_at: Instant) -> bool {
+        let (kind, redop) = (CollectiveKind::AllReduce, RedOp::Sum);
+        self.enqueue(Action::Collective { kind, redop, scalar: Scalar::Bits(0), root: 0 }, bytes, called_at)
+    }
+
+    /// Does anything with so many bytes. Returns whether there was room.
+    pub(super) fn enqueue(&mut self, action: Action, bytes: u64, called_at: Instant) -> bool {
+        let operand = || Operand { bytes, ..Operand::NONE };
+        let operation = Operation {
+            session: Arc::clone(&self.session),
+            called_at,
+            stream: Handle { index: 0, generation: 1 },
+            ticket: self.sent + 1,
+            comm: self.comm,
+            tenant_comm: Handle::NONE,
+            rank: self.rank,
+            action,
+            dtype: DataType::F32,
+            count: bytes / 4,
+            buffers: Buffers::Host { send: operand(), recv: operand() },
+            group_continues: false,
+            rounds: 0,
+            round: RoundState::None,
+            user_tag: 0,
+        };
+        let is_sent = self.lane.send(ProxyMessage::Operation(operation)).is_ok();
+        self.sent += u64::from(is_sent);
+        is_sent
+    }
+
+    pub(super) fn ended(&self) -> u64 {
+        self.session.last_ended(0)
+    }
+
+    pub(super) fn failed(&self) -> u64 {
+        self.session.counters.failed.load(Ordering::Relaxed)
+    }
+}

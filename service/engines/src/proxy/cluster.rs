@@ -1,0 +1,356 @@
+//! Communicators with ranks on several hosts: how they come and go.
+//!
+//! ```text
+//!  first join: Listen --> transport engines
+//!  all listen: Join(rank, listeners) --> exchange         later joins at once
+//!  Gathered:   who is where, everybody's listeners --> transport engines;  Ready --> exchange
+//!  Complete:   a communicator like any other, whose schedules know the hosts
+//!  its end:    Leave, Close, or Fail --> exchange;  CloseLinks --> transport engines
+//! ```
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use mccs_exchange::protocol::{self as exchange, CommId, CommKey, Event, Join, Membership, Name, Payload, Request};
+use mccs_ipc::protocol::{HOST_RUNS_MAX, HostRun};
+use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_model::SessionId;
+use mccs_model::link::LinksId;
+use mccs_telemetry::placed::Placed;
+use mccs_transport::{ListenerHandle, TransportError};
+
+use super::ProxyEngine;
+use super::comm::{Failure, Span};
+use super::joining::shared_gpu;
+use super::operation::{JoinRequest, ProxyMessage, ProxyReply};
+use super::setups::{Setup, gpus_of, peers_of, placed_ranks};
+use crate::transport::{Network, TransportMessage};
+
+/// What a communicator is made of that spans hosts.
+pub(super) struct Across {
+    pub(super) span: Span,
+    pub(super) hosts: Vec<Name>,
+    /// As strategies take it.
+    pub(super) ranks_by_host: Vec<Vec<u32>>,
+    /// The GPU of every rank, if it is on one.
+    pub(super) gpus: Vec<Option<u32>>,
+}
+
+impl Across {
+    /// As a controller sees it.
+    pub(super) fn placed(&self) -> Placed {
+        let hosts = placed_ranks(&self.hosts, &self.ranks_by_host, &self.gpus);
+        Placed::new(self.span.comm.clone(), hosts)
+    }
+
+    /// Its ranks in order, by their hosts: none where a rank is on no GPU, or ranks lie so scattered that a message has no room.
+    pub(super) fn host_runs(&self) -> Vec<HostRun> {
+        let mut host_of_rank = vec![0; self.gpus.len()];
+        for (host, ranks) in (0..).zip(&self.ranks_by_host) {
+            ranks.iter().for_each(|rank| host_of_rank[*rank as usize] = host);
+        }
+        let runs = host_of_rank.chunk_by(|one, next| one == next);
+        let runs = runs.map(|run| HostRun { host: run[0], ranks: run.len() as u32 }).collect::<Vec<_>>();
+        let is_told = self.ranks_by_host.len() > 1 && self.gpus.iter().all(Option::is_some);
+        if is_told && runs.len() <= HOST_RUNS_MAX { runs } else { Vec::new() }
+    }
+}
+
+fn ranks_by_host(membership: &Membership) -> Vec<Vec<u32>> {
+    let mut ranks = vec![Vec::new(); membership.hosts.len()];
+    for (rank, host) in (0..).zip(&membership.host_of_rank) {
+        ranks[usize::from(*host)].push(rank);
+    }
+    ranks
+}
+
+fn join_failed(request: JoinRequest, class: ErrorClass, message: &str) {
+    let JoinRequest { request, tenant_comm, reply, .. } = request;
+    // A full or gone mailbox means that the session is ending: nobody waits for the answer.
+    let _ = reply.send(ProxyReply::JoinFailed { request, tenant_comm, class, message: message.to_owned() });
+}
+
+/// A failure in words that say where it comes from.
+fn failure_of(failure: &exchange::Failure) -> Failure {
+    Failure::new(failure.class, failure.message.as_str())
+}
+
+impl ProxyEngine {
+    /// A rank joins a communicator whose ranks may be on other hosts.
+    pub(super) fn join_across(&mut self, request: JoinRequest, now: Instant) {
+        let (Some(setups), Some(tenant)) = (&mut self.setups, Name::new(&request.session.tenant.name)) else {
+            let message = "this service joins ranks of its own host only: its configuration names no other hosts";
+            return join_failed(request, ErrorClass::InvalidUsage, message);
+        };
+        let key = CommKey { tenant, id: request.id };
+        if !setups.setups.contains_key(&key) {
+            let network = setups.begin(&key, self.mail.engines(), now);
+            for (engine, handle) in network.engines.iter().enumerate() {
+                let (links, reply) = (network.links, self.transport_events.clone());
+                self.mail.tell(handle, TransportMessage::Listen { links, engine, reply });
+            }
+        }
+        let Some(setup) = setups.setups.get_mut(&key) else { return };
+        if setup.is_lost {
+            let message = "another rank of this communicator has left while joining";
+            return join_failed(request, ErrorClass::Remote, message);
+        }
+        let payload = setup.payload(&setups.terms, request.gpu);
+        let join = payload.and_then(|payload| join_of(&key, &request, payload));
+        setup.requests.push(request);
+        if let Some(join) = join {
+            setups.ask(join);
+        }
+    }
+
+    /// A transport engine listens for a communicator, or cannot.
+    pub(super) fn listening(
+        &mut self,
+        links: LinksId,
+        engine: usize,
+        listener: Result<ListenerHandle, TransportError>,
+    ) {
+        let Some(setups) = &mut self.setups else { return };
+        let Some(key) = setups.key_of_links.get(&links).cloned() else { return };
+        let Some(setup) = setups.setups.get_mut(&key) else { return };
+        match listener {
+            Ok(listener) => {
+                setup.listeners[engine] = Some(listener);
+                let join = |request: &JoinRequest| join_of(&key, request, setup.payload(&setups.terms, request.gpu)?);
+                let joins: Vec<_> = setup.requests.iter().filter_map(join).collect();
+                joins.into_iter().for_each(|join| setups.ask(join));
+            }
+            // Nobody else has heard of these ranks yet; the others will find them missing.
+            Err(error) => self.end_setup(&key, error.class(), &error.to_string()),
+        }
+    }
+
+    fn end_setup(&mut self, key: &CommKey, class: ErrorClass, message: &str) {
+        let Some(setup) = self.setups.as_mut().and_then(|setups| setups.end(key)) else { return };
+        setup.requests.into_iter().for_each(|request| join_failed(request, class, message));
+        self.close_links(&setup.network);
+    }
+
+    fn close_links(&mut self, network: &Network) {
+        for engine in &network.engines {
+            self.mail.tell(engine, TransportMessage::CloseLinks { links: network.links });
+        }
+    }
+
+    /// A session has ended: communicators that its ranks were joining are not going to be.
+    pub(super) fn withdraw(&mut self, session: SessionId) {
+        let Some(setups) = &mut self.setups else { return };
+        let mut requests = Vec::new();
+        for (key, setup) in &mut setups.setups {
+            let Some(gone) = setup.requests.iter().find(|request| request.session.id == session) else { continue };
+            let message = format!("rank {} (process {}) left while joining", gone.rank, gone.session.peer.pid);
+            let failure = exchange::Failure::new(ErrorClass::Remote, message).by_rank(gone.rank);
+            setup.requests.retain(|request| request.session.id != session);
+            // Before all engines listen the exchange has not heard of any rank.
+            requests.push((key.clone(), failure, setup.is_known()));
+            setup.is_lost = true;
+        }
+        for (key, failure, is_known) in requests {
+            if is_known {
+                // The others here are answered when the exchange says that it has ended.
+                self.setups.iter_mut().for_each(|setups| {
+                    setups.ask(Request::Withdraw { key: key.clone(), failure: failure.clone() });
+                });
+            } else {
+                self.end_setup(&key, failure.class, failure.message.as_str());
+            }
+        }
+    }
+
+    /// News from the exchange.
+    pub(super) fn exchange_event(&mut self, event: Event, now: Instant) {
+        match event {
+            Event::JoinRefused { key, rank, failure } => self.join_refused(&key, rank, &failure),
+            Event::SetupFailed { key, failure } => self.end_setup(&key, failure.class, failure.message.as_str()),
+            Event::Gathered { membership, payloads } => self.gathered(membership, &payloads),
+            Event::Complete { key, comm } => self.complete(&key, comm, now),
+            Event::Failed { comm, failure } => self.failed_elsewhere(&comm, &failure),
+            // Nothing but words depends on it. Who leaves has ended its calls. A later collective waits for others of its host, whose next call ends
+            // the communicator there, or for nobody, and then the links end. What it has sent to a rank here may still be under way, so
+            // that a receive from it cannot be refused for this.
+            Event::Left { comm, ranks } => self.left_elsewhere(&comm, ranks),
+            Event::Linked { host, is_up } => self.setups.iter_mut().for_each(|setups| setups.linked(&host, is_up)),
+            // The controller's business.
+            Event::Met { .. } | Event::Lost { .. } | Event::TurnedAway { .. } | Event::Told { .. } => {}
+            Event::Prepare { comm, change, window, body } => self.prepare_change(&comm, change, window, &body),
+            Event::Decided { comm, change, decision } => self.change_decided(&comm, change, decision),
+            Event::Inquiry { comm, from, question } => self.inquired(&comm, &from, question, now),
+            Event::Account { from, question, body, .. } => self.accounted(&from, question, &body, now),
+            Event::Wished { comm, from, question, body } => self.forwarded_request(comm, from, question, &body),
+            Event::Granted { comm, question, body } => self.response(&comm, question, &body),
+            Event::ProposalRefused { comm, reason } => self.proposal_refused(&comm, &reason),
+        }
+    }
+
+    /// Ranks of another host have left.
+    fn left_elsewhere(&mut self, comm: &CommId, ranks: Vec<u32>) {
+        let Some(handle) = self.setups.as_ref().and_then(|setups| setups.comm_called(comm)) else { return };
+        if let Some(span) = self.comms.get_mut(handle).and_then(|live| live.span.as_mut()) {
+            span.left.extend(ranks);
+        }
+    }
+
+    fn join_refused(&mut self, key: &CommKey, rank: u32, failure: &exchange::Failure) {
+        let Some(setups) = &mut self.setups else { return };
+        let Some(setup) = setups.setups.get_mut(key) else { return };
+        // The last of two that claim the same rank is the one that was refused.
+        if let Some(at) = setup.requests.iter().rposition(|request| request.rank == rank) {
+            join_failed(setup.requests.remove(at), failure.class, failure.message.as_str());
+        }
+        if setup.requests.is_empty() {
+            self.end_setup(key, failure.class, failure.message.as_str());
+        }
+    }
+
+    fn gathered(&mut self, membership: Membership, payloads: &[Payload]) {
+        let refuses_duplicates = self.refuses_duplicate_gpus;
+        let Some(setups) = &mut self.setups else { return };
+        let (comm, key) = (membership.comm.clone(), membership.key.clone());
+        let class = setups.setups.get(&key).and_then(Setup::traffic_class);
+        let peers = match peers_of(&membership, payloads, &setups.terms, &setups.cluster.assignment.of_class(class)) {
+            Ok(peers) => Arc::new(peers),
+            Err((host, problem)) => {
+                let message = format!("the service of host {host} cannot be joined: {problem}");
+                let failure = exchange::Failure::new(ErrorClass::System, message).by_host(&host);
+                return setups.ask(Request::Fail { comm, failure });
+            }
+        };
+        let Some(setup) = setups.setups.get_mut(&key).filter(|setup| !setup.is_lost) else {
+            // Ranks of another attempt, which has ended here.
+            let failure = exchange::Failure::new(ErrorClass::Remote, "its ranks on this host have gone");
+            return setups.ask(Request::Fail { comm, failure });
+        };
+        if let Some(message) = shared_gpu(&setup.requests, refuses_duplicates) {
+            let failure = exchange::Failure::new(ErrorClass::InvalidUsage, message);
+            return setups.ask(Request::Fail { comm, failure });
+        }
+        (setup.membership, setup.gpus) = (Some(membership), gpus_of(payloads));
+        for engine in &setup.network.engines {
+            let (links, peers) = (setup.network.links, Arc::clone(&peers));
+            self.mail.tell(engine, TransportMessage::SetPeers { links, peers });
+        }
+        setups.ask(Request::Ready { comm });
+    }
+
+    fn complete(&mut self, key: &CommKey, comm: CommId, now: Instant) {
+        let Some(setups) = &mut self.setups else { return };
+        if setups.setups.get(key).is_none_or(|setup| setup.is_lost || setup.membership.is_none()) {
+            // It went while the exchange completed it.
+            let failure = exchange::Failure::new(ErrorClass::Remote, "a rank left while joining");
+            return self.end_complete(key, comm, failure);
+        }
+        let Some(Setup { network, mut requests, membership: Some(membership), gpus, .. }) = setups.end(key) else {
+            return;
+        };
+        requests.sort_by_key(|request| request.rank);
+        let nranks = membership.host_of_rank.len() as u32;
+        if membership.hosts.len() == 1 {
+            // All ranks are here after all.
+            let is_direct = setups.cluster.gpus.is_some() && requests.iter().all(|request| request.gpu.is_some());
+            setups.ask(Request::Close { comm });
+            self.close_links(&network);
+            if !is_direct {
+                return self.prepare(key.id, requests, now);
+            }
+            for request in requests {
+                self.forward(ProxyMessage::Join(Box::new(JoinRequest { root: None, ..request })));
+            }
+            return;
+        }
+        let span = Span { comm, left: BTreeSet::new(), network, suspected: None, is_told: false, is_closed: false };
+        let ranks_by_host = ranks_by_host(&membership);
+        let across = Across { span, hosts: membership.hosts, ranks_by_host, gpus };
+        self.create_comm(key.id, nranks, requests, Some(across), None, now);
+    }
+
+    /// Tells the proxy engine of the GPUs what may concern it. A session's end goes there by this way too, so that it comes behind
+    /// the session's ranks.
+    pub(super) fn forward(&mut self, message: ProxyMessage) {
+        if let Some(setups) = self.setups.as_mut().filter(|setups| setups.cluster.gpus.is_some()) {
+            setups.to_gpus.push_back(message);
+            setups.push_backlog();
+        }
+    }
+
+    /// A communicator is complete everywhere else, and cannot be here.
+    fn end_complete(&mut self, key: &CommKey, comm: CommId, failure: exchange::Failure) {
+        self.end_setup(key, failure.class, failure.message.as_str());
+        self.setups.iter_mut().for_each(|setups| {
+            setups.ask(Request::Fail { comm: comm.clone(), failure: failure.clone() });
+        });
+    }
+
+    /// A communicator has begun: it is found by what others call it.
+    pub(super) fn note_links(&mut self, comm: Handle) {
+        let (Some(setups), Some(live)) = (&mut self.setups, self.comms.get(comm)) else { return };
+        if let Some(span) = &live.span {
+            setups.comm_of_links.insert(span.network.links, comm);
+            setups.comm_of_id.insert(span.comm.clone(), comm);
+        }
+    }
+
+    fn failed_elsewhere(&mut self, comm: &CommId, failure: &exchange::Failure) {
+        let Some(handle) = self.setups.as_ref().and_then(|setups| setups.comm_called(comm)) else { return };
+        if let Some(span) = self.comms.get_mut(handle).and_then(|live| live.span.as_mut()) {
+            span.is_told = true;
+        }
+        let mut failure = failure_of(failure);
+        if failure.class == ErrorClass::Timeout {
+            // The host that waited for too long does not know which ranks here it waited for.
+            let far = self.remote_inflight(handle);
+            let mut silent = self.comms.get(handle).map_or_else(Vec::new, |live| live.silent(&far));
+            silent.push(failure.message.to_string());
+            failure = Failure::new(failure.class, silent.join("; "));
+        }
+        self.abort(handle, failure);
+    }
+
+    /// A communicator has failed here: other hosts are told, and its links closed.
+    pub(super) fn fail_elsewhere(&mut self, comm: Handle, failure: &Failure) {
+        let Some(span) = self.comms.get_mut(comm).and_then(|live| live.span.as_mut()) else { return };
+        let network = span.network.clone();
+        span.is_closed = true;
+        if !std::mem::replace(&mut span.is_told, true)
+            && let Some(setups) = &mut self.setups
+        {
+            let failure = exchange::Failure::new(failure.class, &*failure.message);
+            setups.ask(Request::Fail { comm: span.comm.clone(), failure });
+        }
+        self.close_links(&network);
+    }
+
+    /// A communicator could not begin here, and has elsewhere.
+    pub(super) fn never_begun(&mut self, span: Span, failure: &Failure) {
+        self.close_links(&span.network);
+        let failure = exchange::Failure::new(failure.class, &*failure.message);
+        self.setups.iter_mut().for_each(|setups| {
+            setups.ask(Request::Fail { comm: span.comm.clone(), failure: failure.clone() });
+        });
+    }
+
+    /// All ranks of this host have left a communicator.
+    pub(super) fn leave_cluster(&mut self, span: Span) {
+        if !span.is_closed {
+            self.close_links(&span.network);
+        }
+        let Some(setups) = &mut self.setups else { return };
+        setups.comm_of_links.remove(&span.network.links);
+        setups.comm_of_id.remove(&span.comm);
+        if !span.is_told {
+            setups.ask(Request::Close { comm: span.comm });
+        }
+    }
+}
+
+/// What a rank asks the exchange.
+fn join_of(key: &CommKey, request: &JoinRequest, payload: Payload) -> Option<Request> {
+    let JoinRequest { rank, nranks, root, .. } = request;
+    let root = root.clone()?;
+    Some(Request::Join(Box::new(Join { key: key.clone(), root, rank: *rank, nranks: *nranks, payload })))
+}

@@ -1,0 +1,296 @@
+//! What operators want of communicators whose root is on another host: asked there, and the answer brought back.
+//!
+//! ```text
+//! operator --> OperatorRequest --> exchange --> the root's host:  Wished --> checked --> as for an operator there
+//! operator <-- the answer, or the time is over <-- exchange <-- Grant <-- whatever became of it
+//! ```
+//!
+//! Who may ask is decided where the operator is: the control socket is root's and the service's own user's. Between hosts links are
+//! authenticated, and the root hears only hosts that have ranks of the communicator.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use mccs_config::change::StrategyChange;
+use mccs_config::validate::{Problems, Validate};
+use mccs_exchange::protocol::{AccountBody, ChangeBody, CommId, Name, Request, Text};
+use mccs_model::Refused;
+use serde::{Deserialize, Serialize};
+
+use super::ProxyEngine;
+use super::reconfigure::{PREPARE_TIMEOUT, Reconfigured};
+use super::reply_to::{ForwardedRequest, OperatorAnswer, ReplyTo};
+
+/// Time that the root's host has to answer: hosts agree within [`PREPARE_TIMEOUT`]. Shorter than the operator waits.
+const REQUEST_TIME: Duration = Duration::from_secs(PREPARE_TIMEOUT.as_secs() + 2);
+/// ForwardedRequests that wait for other hosts at a time; more are refused.
+const REQUESTS_MAX: usize = 64;
+
+/// What is wanted of a communicator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum OperatorRequest {
+    /// Another strategy.
+    Change {
+        /// What is to change.
+        change: Box<StrategyChange>,
+        /// Collectives that may start while hosts agree; the service chooses, if `None`.
+        window: Option<u32>,
+    },
+    /// That the controller decides for it again.
+    Unpin,
+}
+
+impl OperatorRequest {
+    /// What another host says that an operator there wants, if it can be wanted.
+    fn read(body: &ChangeBody) -> Result<Self, String> {
+        let request: OperatorRequest =
+            serde_json::from_slice(body.bytes()).map_err(|error| format!("it cannot be read: {error}"))?;
+        request.check().map(|()| request)
+    }
+
+    /// What is wrong with it, in the operator's words.
+    ///
+    /// # Errors
+    /// All mistakes.
+    pub fn check(&self) -> Result<(), String> {
+        let OperatorRequest::Change { change, .. } = self else { return Ok(()) };
+        let mut problems = Problems::default();
+        change.validate(&mut problems);
+        if problems.count() == 0 {
+            return Ok(());
+        }
+        let problems = problems.into_inner().into_iter().map(|(key, problem)| format!("{key}: {problem}"));
+        Err(problems.collect::<Vec<_>>().join("; "))
+    }
+}
+
+/// The root's answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+enum ForwardedResponse {
+    Reconfigured { epoch: u64, cut: u64 },
+    Done,
+    Refused { reason: String },
+}
+
+impl ForwardedResponse {
+    /// What the root's host says, for the operator.
+    fn read(body: &AccountBody, root: &Name) -> Result<OperatorAnswer, String> {
+        match serde_json::from_slice(body.bytes()) {
+            Ok(ForwardedResponse::Reconfigured { epoch, cut }) => {
+                Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut }))
+            }
+            Ok(ForwardedResponse::Done) => Ok(OperatorAnswer::Done),
+            Ok(ForwardedResponse::Refused { reason }) => Err(format!("host {root}: {}", Text::new(reason))),
+            Err(error) => Err(format!("what host {root} answers cannot be read: {error}")),
+        }
+    }
+}
+
+struct Waiting {
+    asked: ReplyTo,
+    comm: CommId,
+    until: Instant,
+}
+
+/// Operators who wait for other hosts, by the number of their question.
+#[derive(Default)]
+pub(super) struct ForwardedRequests {
+    next: u64,
+    waiting: BTreeMap<u64, Waiting>,
+}
+
+impl ForwardedRequests {
+    /// When the first has waited for too long.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.waiting.values().map(|waiting| waiting.until).min()
+    }
+}
+
+impl ProxyEngine {
+    /// An operator here wants something of the communicator with a number.
+    pub(super) fn operator_request(&mut self, number: u64, request: &OperatorRequest, asked: ReplyTo, now: Instant) {
+        if let Err(problems) = request.check() {
+            return asked.answer(Err(problems.into()));
+        }
+        let live = self.comm_numbered(number).and_then(|comm| self.comms.get(comm));
+        let Some(live) = live else {
+            return asked.answer(Err(format!("there is no communicator {number} here").into()));
+        };
+        let far = live.span.as_ref().map(|span| span.comm.clone());
+        match far.filter(|comm| !self.setups.as_ref().is_some_and(|setups| setups.is_own(&comm.root))) {
+            Some(_) if live.failure.is_some() => asked.answer(Err("the communicator has failed".into())),
+            Some(comm) => self.ask_root(comm, request, asked, now),
+            None => self.carry_out(number, request, asked),
+        }
+    }
+
+    /// What is wanted of a communicator whose root is here, or that has no other hosts.
+    fn carry_out(&mut self, number: u64, request: &OperatorRequest, asked: ReplyTo) {
+        match request {
+            OperatorRequest::Change { change, window } => self.reconfigure(number, change, (*window, None), asked),
+            OperatorRequest::Unpin => {
+                asked.answer(self.unpin(number).map(|()| OperatorAnswer::Done).map_err(Refused::from))
+            }
+        }
+    }
+
+    /// The controller may decide again for a communicator.
+    fn unpin(&mut self, number: u64) -> Result<(), String> {
+        let live = self.comm_numbered(number).and_then(|comm| self.comms.get(comm));
+        let live = live.ok_or_else(|| format!("there is no communicator {number} here"))?;
+        if !live.info.placed.as_ref().is_some_and(|placed| placed.pin(false)) {
+            return Err(format!("communicator {number} is not pinned"));
+        }
+        self.registry.note_comms();
+        Ok(())
+    }
+
+    fn ask_root(&mut self, comm: CommId, request: &OperatorRequest, asked: ReplyTo, now: Instant) {
+        let body = serde_json::to_vec(request).ok().and_then(|json| ChangeBody::new(&json));
+        let Some(body) = body else {
+            return asked.answer(Err("the change is too long to be told to other hosts".into()));
+        };
+        if self.forwarded.waiting.len() >= REQUESTS_MAX {
+            return asked.answer(Err(format!("{REQUESTS_MAX} changes wait for other hosts; try again").into()));
+        }
+        self.forwarded.next += 1;
+        let question = self.forwarded.next;
+        self.forwarded.waiting.insert(question, Waiting { asked, comm: comm.clone(), until: now + REQUEST_TIME });
+        self.setups.iter_mut().for_each(|setups| {
+            setups.ask(Request::Wish { comm: comm.clone(), question, body: body.clone() });
+        });
+    }
+
+    /// An operator on another host wants something of a communicator whose root is here.
+    pub(super) fn forwarded_request(&mut self, comm: CommId, from: Name, question: u64, body: &ChangeBody) {
+        let number = self.comm_of(&comm).and_then(|handle| self.comms.get(handle)).map(|live| live.info.number);
+        let request = OperatorRequest::read(body);
+        tracing::info!(%comm, %from, ?request, "an operator on another host wants something of a communicator");
+        let asked = ReplyTo::by_host(ForwardedRequest { comm, from, question }, self.mailbox.sender());
+        match (number, request) {
+            (Some(number), Ok(request)) => self.carry_out(number, &request, asked),
+            (None, _) => asked.answer(Err("the communicator has ended there".into())),
+            (_, Err(reason)) => asked.answer(Err(reason.into())),
+        }
+    }
+
+    /// What has become of it.
+    pub(super) fn respond(&mut self, request: ForwardedRequest, answer: Result<OperatorAnswer, Refused>) {
+        let response = match answer {
+            Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut })) => {
+                ForwardedResponse::Reconfigured { epoch, cut }
+            }
+            Ok(_) => ForwardedResponse::Done,
+            Err(refused) => ForwardedResponse::Refused { reason: Text::new(refused.reason).as_str().to_owned() },
+        };
+        let Some(body) = serde_json::to_vec(&response).ok().and_then(|json| AccountBody::new(&json)) else { return };
+        let ForwardedRequest { comm, from: to, question } = request;
+        self.setups.iter_mut().for_each(|setups| {
+            let (comm, to, body) = (comm.clone(), to.clone(), body.clone());
+            setups.ask(Request::Grant { comm, to, question, body });
+        });
+    }
+
+    /// The root's host has answered.
+    pub(super) fn response(&mut self, comm: &CommId, question: u64, body: &AccountBody) {
+        let Some(waiting) = self.forwarded.waiting.remove(&question).filter(|waiting| waiting.comm == *comm) else {
+            return;
+        };
+        waiting.asked.answer(ForwardedResponse::read(body, &comm.root).map_err(Refused::from));
+    }
+
+    /// Operators wait no longer than they would anyway, nor for a communicator that has ended.
+    pub(super) fn end_late_requests(&mut self, now: Instant) {
+        if self.forwarded.waiting.is_empty() {
+            return;
+        }
+        let mut waiting = std::mem::take(&mut self.forwarded.waiting);
+        for (_, Waiting { asked, comm, until }) in
+            waiting.extract_if(.., |_, waiting| waiting.until <= now || !self.lives(&waiting.comm))
+        {
+            let reason = match until <= now {
+                true => format!(
+                    "host {} has not answered within {REQUEST_TIME:?}: `mccsctl communicators` says which strategy is in force",
+                    comm.root
+                ),
+                false => "the communicator has ended".to_owned(),
+            };
+            asked.answer(Err(reason.into()));
+        }
+        self.forwarded.waiting = waiting;
+    }
+
+    fn lives(&self, comm: &CommId) -> bool {
+        self.comm_of(comm).and_then(|comm| self.comms.get(comm)).is_some_and(|live| live.failure.is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mccs_exchange::limits::{ACCOUNT_BYTES_MAX, TEXT_BYTES_MAX};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn root() -> Name {
+        Name::new("host-a").expect("a name")
+    }
+
+    /// What no service says: each is refused, with a reason, and nothing else happens.
+    #[test]
+    fn requests_of_broken_hosts_are_refused() {
+        let deep = "[".repeat(60_000);
+        let unreadable = [
+            "",
+            "null",
+            "\"unpinned\"",
+            "{\"change\":{}}",
+            "{\"change\":{\"change\":{},\"window\":-1}}",
+            "{\"change\":{\"change\":{},\"window\":4294967296}}",
+            "{\"change\":{\"change\":{\"rings\":[[0.5]]},\"window\":null}}",
+            "{\"change\":{\"change\":{\"colour\":1},\"window\":null}}",
+            "\"unpin\" \"unpin\"",
+            "\u{0}\u{0}",
+            &deep,
+        ];
+        for json in unreadable {
+            let body = ChangeBody::new(json.as_bytes()).expect("short enough");
+            let refusal = OperatorRequest::read(&body).expect_err(json.get(..100).unwrap_or(json));
+            assert!(refusal.starts_with("it cannot be read: ") && refusal.len() < 200, "{refusal}");
+        }
+        let body = ChangeBody::new(&[0xff; 100]).expect("short enough");
+        assert!(OperatorRequest::read(&body).is_err(), "no text at all");
+        // Readable, and nothing that an operator here could ask for.
+        let json = r#"{"change":{"change":{"channels":0},"window":null}}"#;
+        let refusal =
+            OperatorRequest::read(&ChangeBody::new(json.as_bytes()).expect("short enough")).expect_err("no channels");
+        assert!(refusal.contains("channels"), "{refusal}");
+    }
+
+    /// A root's answer is told to the operator whatever it is, as text that is not too long.
+    #[test]
+    fn answers_of_broken_roots_are_told_as_such() {
+        for json in
+            ["", "{}", "\"denied\"", "{\"reconfigured\":{\"epoch\":-1,\"cut\":0}}", "{\"refused\":{\"reason\":7}}"]
+        {
+            let body = AccountBody::new(json.as_bytes()).expect("short enough");
+            let refusal = ForwardedResponse::read(&body, &root()).expect_err(json);
+            assert!(refusal.starts_with("what host host-a answers cannot be read: "), "{refusal}");
+        }
+        let reason = "x".repeat(ACCOUNT_BYTES_MAX - 100);
+        let body = serde_json::to_vec(&ForwardedResponse::Refused { reason }).expect("json");
+        let refusal =
+            ForwardedResponse::read(&AccountBody::new(&body).expect("short enough"), &root()).expect_err("refused");
+        assert!(refusal.len() <= TEXT_BYTES_MAX + 20, "{} bytes", refusal.len());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = OperatorRequest::read(&ChangeBody::new(&bytes).expect("short enough"));
+            let _ = ForwardedResponse::read(&AccountBody::new(&bytes).expect("short enough"), &root());
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Gated streams: their operations start when a GPU has come to them.
+//!
+//! A GPU cannot ring a doorbell, so somebody has to look at its words. The engine does while an operation is the head of a
+//! gated stream and its word has not come: at every poll for as long as the runtime spins, and then with pauses that grow with the
+//! wait, an eighth of it, up to [`PAUSE_MAX`]. So what waited long starts at most an eighth later, and what waits for ever costs
+//! about a thousand looks a second, which by estimate is half a percent of a core. Without such operations nobody looks.
+//!
+//! A look takes in a bounded number of gates, and tenants take turns in it: however many gates one of them leaves closed, those of
+//! the others are looked at as often.
+
+use std::collections::VecDeque;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mccs_ipc::gate::Gate;
+use mccs_model::SessionId;
+use mccs_tenants::Tenant;
+use mccs_tenants::memory::Region;
+
+use super::{Event, ProxyEngine};
+
+/// Shortest pause between two looks: about what a sleep takes.
+const PAUSE_MIN: Duration = Duration::from_micros(50);
+/// Longest pause between two looks.
+const PAUSE_MAX: Duration = Duration::from_millis(1);
+/// Share of the time waited that a pause takes.
+const PAUSE_SHARE: u32 = 8;
+/// Words looked at in a poll: others of the runtime wait that long.
+const LOOKS_MAX: usize = 64;
+
+/// A gate in a session's memory.
+pub struct StreamGate {
+    gate: NonNull<Gate>,
+    /// Keeps it mapped.
+    _region: Arc<Region>,
+}
+
+// SAFETY: a gate is made of atomics, and lies in the region that is kept mapped, on whichever thread it is used.
+unsafe impl Send for StreamGate {}
+
+impl StreamGate {
+    /// The gate at an offset of a region; `None` where it would not lie in it, or not be aligned.
+    #[must_use]
+    pub fn new(region: Arc<Region>, offset_bytes: u64) -> Option<Self> {
+        let ptr = region.range(offset_bytes, Gate::BYTES)?;
+        // SAFETY: the range is in the region, which the new value keeps mapped.
+        let gate = NonNull::from(unsafe { Gate::at(ptr) }?);
+        Some(StreamGate { gate, _region: region })
+    }
+
+    fn gate(&self) -> &Gate {
+        // SAFETY: mapped and aligned, as `new` has seen to.
+        unsafe { self.gate.as_ref() }
+    }
+
+    /// Whether an operation may start.
+    pub(super) fn is_open(&self, ticket: u64) -> bool {
+        self.gate().ready() >= ticket
+    }
+
+    /// Operations up to this one have ended.
+    pub(super) fn end(&self, ticket: u64) {
+        self.gate().end(ticket);
+    }
+}
+
+/// Streams of a tenant whose next operation waits for its GPU.
+struct Watched {
+    tenant: Arc<Tenant>,
+    /// The next to look at first.
+    streams: VecDeque<(SessionId, u32)>,
+}
+
+/// Streams whose next operation waits for its GPU.
+#[derive(Default)]
+pub(super) struct Gates {
+    /// By tenant, of whom the first has the next look. Who has been here stays, for the memory: they are those of the configuration.
+    watched: VecDeque<Watched>,
+    /// Streams of all of them.
+    count: usize,
+    /// Since when none of them has opened.
+    since: Option<Instant>,
+}
+
+impl Gates {
+    /// Whether no stream waits for its GPU.
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Watches a stream; last of its tenant's.
+    fn push(&mut self, tenant: &Arc<Tenant>, stream: (SessionId, u32)) {
+        match self.watched.iter_mut().find(|watched| Arc::ptr_eq(&watched.tenant, tenant)) {
+            Some(watched) => watched.streams.push_back(stream),
+            None => {
+                self.watched.push_back(Watched { tenant: Arc::clone(tenant), streams: VecDeque::from([stream]) });
+            }
+        }
+        self.count += 1;
+    }
+
+    /// Takes the stream out that is to be looked at next. It is the next tenant's turn then.
+    fn pop(&mut self) -> Option<(SessionId, u32)> {
+        for _ in 0..self.watched.len() {
+            self.watched.rotate_left(1);
+            if let Some(stream) = self.watched.back_mut()?.streams.pop_front() {
+                self.count -= 1;
+                return Some(stream);
+            }
+        }
+        None
+    }
+
+    /// Watches the stream again that was taken out last.
+    fn put_back(&mut self, stream: (SessionId, u32)) {
+        if let Some(watched) = self.watched.back_mut() {
+            watched.streams.push_back(stream);
+            self.count += 1;
+        }
+    }
+
+    /// When to look again, if at all.
+    pub(super) fn look_at(&self, now: Instant) -> Option<Instant> {
+        let waited = now.saturating_duration_since(self.since.filter(|_| !self.is_empty())?);
+        Some(now + (waited / PAUSE_SHARE).clamp(PAUSE_MIN, PAUSE_MAX))
+    }
+}
+
+impl ProxyEngine {
+    /// Watches a stream if its next operation has not started and waits for a GPU.
+    pub(super) fn watch_gate(&mut self, session: SessionId, index: u32, now: Instant) {
+        let Some(stream) = self.streams.get_mut(session, index) else { return };
+        if stream.may_be_held_back() && stream.note_watched(true) {
+            let tenant = Arc::clone(&stream.session.tenant);
+            self.gates.push(&tenant, (session, index));
+            self.gates.since = Some(now);
+        }
+    }
+
+    /// Looks at gates, and goes on with the streams of those that have opened.
+    pub(super) fn look_at_gates(&mut self, now: Instant) {
+        for _ in 0..self.gates.count.min(LOOKS_MAX) {
+            let Some((session, index)) = self.gates.pop() else { return };
+            match self.streams.get_mut(session, index) {
+                Some(stream) if stream.is_held_back() => {
+                    self.gates.put_back((session, index));
+                    continue;
+                }
+                Some(stream) => {
+                    stream.note_watched(false);
+                    let share = stream.session.tenant.share;
+                    self.work.push(share, Event::Advance { session, stream: index });
+                }
+                // It has ended.
+                None => {}
+            }
+            self.gates.since = Some(now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mccs_tenants::Quota;
+
+    use super::*;
+
+    #[test]
+    fn a_tenants_closed_gates_keep_nobody_elses_waiting() {
+        let [many, few] = ["many", "few"].map(|name| Tenant::new(name.into(), Quota::least()));
+        let mut gates = Gates::default();
+        (0..10 * LOOKS_MAX as u32).for_each(|index| gates.push(&many, (1, index)));
+        (0..2).for_each(|index| gates.push(&few, (2, index)));
+        let mut seen = Vec::new();
+        // As `look_at_gates` does where all of them are closed.
+        for _ in 0..10 {
+            let mut of_few = 0;
+            for _ in 0..LOOKS_MAX {
+                let (session, index) = gates.pop().expect("one is left");
+                of_few += u32::from(session == 2);
+                seen.push((session, index));
+                gates.put_back((session, index));
+            }
+            assert!(of_few >= 2, "each look takes in all of them");
+        }
+        // Nobody is left out: of the many, half of the looks are enough for so many.
+        let of_many: std::collections::BTreeSet<_> = seen.iter().filter(|(session, _)| *session == 1).collect();
+        assert_eq!(of_many.len(), 5 * LOOKS_MAX);
+        assert!(!gates.is_empty());
+        while gates.pop().is_some() {}
+        assert!(gates.is_empty());
+    }
+}

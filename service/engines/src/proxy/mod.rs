@@ -1,0 +1,498 @@
+//! The proxy engine of a device: orders operations, matches ranks, launches plans, completes streams.
+//!
+//! ```text
+//! Operation --> stream queue --head--> communicator --all ranks there--> device --done--> words, next heads
+//! ```
+//!
+//! Whose turn it is says `turns.rs`. What runs is in `inflight.rs`; communicators are made in `joining.rs`, those with ranks on other hosts in `cluster.rs` and `setups.rs`,
+//! and `remote_p2p.rs` is work with those hosts.
+//!
+//! Everything a tenant can cause here is bounded by its own quotas, and touches only its own sessions and communicators.
+
+#[cfg(test)]
+mod at_once;
+mod cluster;
+mod comm;
+mod deadline;
+mod describe;
+mod diagnostics;
+mod direct;
+#[cfg(test)]
+mod direct_tests;
+mod forwarded_requests;
+mod gates;
+mod gpu_progress;
+mod gpu_watch;
+mod inflight;
+mod joining;
+mod operation;
+mod p2p_queues;
+mod preparing;
+mod reconfigure;
+mod remote_p2p;
+mod rendezvous;
+mod reply_to;
+mod rounds;
+mod schedule_cache;
+mod setups;
+mod stream;
+mod streams;
+mod turns;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use mccs_device::{Buffers, Device, DeviceEvent, DeviceEvents};
+use mccs_exchange::protocol::Request;
+use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_model::handles::HandleTable;
+use mccs_model::{Action, SessionId};
+use mccs_registry::Registry;
+use mccs_registry::late::LateTold;
+use mccs_runtime::{Account, Context, Engine, Lanes, Mailbox, Progress};
+use mccs_telemetry::LogBudget;
+use mccs_telemetry::recorder::Recorder;
+
+use self::comm::{Comm, Failure, Member};
+use self::deadline::OperationDeadline;
+pub use self::describe::signature;
+use self::diagnostics::Diagnostics;
+pub use self::diagnostics::Looks;
+use self::forwarded_requests::ForwardedRequests;
+pub use self::forwarded_requests::OperatorRequest;
+use self::gates::Gates;
+pub use self::gates::StreamGate;
+use self::gpu_watch::GpuWatch;
+use self::inflight::Inflight;
+use self::joining::refuse_all;
+pub use self::operation::{JoinRequest, Operation, ProxyMessage, ProxyReply, RoundState};
+use self::preparing::{PREPARING_MAX, Preparing};
+pub use self::reconfigure::Reconfigured;
+use self::rendezvous::Rendezvous;
+pub use self::reply_to::{ForwardedRequest, OperatorAnswer, OperatorReply, ReplyTo};
+pub use self::schedule_cache::ScheduleCache;
+pub use self::setups::Cluster;
+use self::setups::Setups;
+use self::stream::{Arrival, Entry, Head, Task};
+use self::streams::Streams;
+use self::turns::{ITEM_NS, WorkQueues};
+use crate::transport::{TransportEvent, TransportEvents, TransportMail};
+
+/// Messages that may wait at a proxy engine from devices, transports, other hosts and operators.
+pub const PROXY_MAILBOX_MAX: usize = 4096;
+/// Messages that may wait at a proxy engine from each tenant: a few bursts of its sessions' commands.
+pub const PROXY_LANE_MAX: usize = 512;
+/// Communicators of a device; quotas keep tenants far below.
+const COMMS_MAX: u32 = 1 << 20;
+/// Jobs of a device that run at a time.
+const JOBS_MAX: u32 = 1 << 20;
+
+/// Gives the schedules of a communicator of so many ranks, by host; none where all are here.
+pub type MakeSchedules = Box<dyn Fn(u32, &[Vec<u32>]) -> ScheduleCache + Send>;
+
+/// Things to do that other things led to: a queue of each tenant, so that a chain of completions is not a chain of calls, and the
+/// others of its tenant alone wait for it.
+enum Event {
+    /// A stream may start its next operations.
+    Advance { session: SessionId, stream: u32 },
+    /// A communicator may have a collective to start.
+    Ready { comm: Handle },
+    /// A session has ended.
+    Close { session: SessionId },
+}
+
+/// How long ranks wait for each other.
+#[derive(Debug, Clone, Copy)]
+pub struct Timeouts {
+    /// When they join a communicator.
+    pub init: Duration,
+    /// In an operation; for ever, if `None`.
+    pub operation: Option<Duration>,
+}
+
+/// See the module's documentation.
+pub struct ProxyEngine {
+    device: Box<dyn Device>,
+    /// To transport engines.
+    mail: TransportMail,
+    /// Where these answer.
+    transport_events: TransportEvents,
+    /// What found no room in `mailbox`, where the device keeps it.
+    device_events: Option<Arc<DeviceEvents>>,
+    /// From devices, transports, other hosts and operators.
+    mailbox: Mailbox<ProxyMessage>,
+    /// What tenants have left here, and whose turn it is.
+    work: WorkQueues,
+    /// When the poll began.
+    now: Instant,
+    registry: Arc<Registry>,
+    make_schedules: MakeSchedules,
+    /// Whether ranks of several processes are refused on one GPU.
+    refuses_duplicate_gpus: bool,
+    streams: Streams,
+    comms: HandleTable<Comm>,
+    inflight: HandleTable<Inflight>,
+    rendezvous: Rendezvous<JoinRequest>,
+    late: LateTold,
+    /// Communicators whose ranks are all there, while the device prepares what they share.
+    preparing: HandleTable<Preparing>,
+    /// When operations have waited for too long.
+    deadline: OperationDeadline,
+    /// When communicators of GPUs are looked at.
+    gpu_watch: GpuWatch,
+    /// Tenants cause these lines.
+    log_budget: LogBudget,
+    /// Streams that wait for GPUs.
+    gates: Gates,
+    /// Communicators with ranks on other hosts.
+    setups: Option<Setups>,
+    /// Why communicators are stuck.
+    diagnostics: Diagnostics,
+    forwarded: ForwardedRequests,
+    /// Rounds that have ended, for a moment; kept for its memory.
+    ended_rounds: Vec<Operation>,
+    recorder: Recorder,
+}
+
+impl ProxyEngine {
+    /// A proxy engine for `device`. `cluster` where there are other hosts.
+    #[must_use]
+    pub fn new(
+        device: Box<dyn Device>,
+        mailbox: Mailbox<ProxyMessage>,
+        registry: Arc<Registry>,
+        make_schedules: MakeSchedules,
+        timeouts: Timeouts,
+        cluster: Option<Cluster>,
+    ) -> Self {
+        let terms = make_schedules(1, &[]).terms();
+        let name = name(device.as_ref());
+        let recorder = registry.recorders.recorder(name.clone());
+        ProxyEngine {
+            work: WorkQueues::new(Lanes::new(0, mailbox.waker().clone())),
+            now: Instant::now(),
+            device,
+            mail: TransportMail::default(),
+            transport_events: ProxyMessage::transport_events(mailbox.sender()),
+            device_events: None,
+            mailbox,
+            registry,
+            make_schedules,
+            refuses_duplicate_gpus: false,
+            streams: Streams::default(),
+            comms: HandleTable::new(COMMS_MAX),
+            inflight: HandleTable::new(JOBS_MAX),
+            rendezvous: Rendezvous::new(timeouts.init),
+            late: LateTold::new(name),
+            preparing: HandleTable::new(PREPARING_MAX),
+            deadline: OperationDeadline::new(timeouts.operation),
+            gpu_watch: GpuWatch::new(timeouts.operation),
+            log_budget: LogBudget::default(),
+            gates: Gates::default(),
+            setups: cluster.map(|cluster| Setups::new(cluster, terms)),
+            diagnostics: Diagnostics::default(),
+            forwarded: ForwardedRequests::default(),
+            ended_rounds: Vec::new(),
+            recorder,
+        }
+    }
+
+    /// The same, where the operator says whether ranks of several processes are refused on one GPU.
+    #[must_use]
+    pub fn refusing_duplicate_gpus(mut self, refuses_duplicate_gpus: bool) -> Self {
+        self.refuses_duplicate_gpus = refuses_duplicate_gpus;
+        self
+    }
+
+    /// Has what the device tells come in, though the mailbox is full now and then.
+    #[must_use]
+    pub fn with_device_events(self, events: Arc<DeviceEvents>) -> Self {
+        ProxyEngine { device_events: Some(events), ..self }
+    }
+
+    /// Reads these lanes, too. They are to wake whom the mailbox wakes.
+    #[must_use]
+    pub fn with_lanes(self, lanes: Lanes<ProxyMessage>) -> Self {
+        ProxyEngine { work: WorkQueues::new(lanes), ..self }
+    }
+
+    /// What the engine holds: 0 when all sessions are closed and all communicators over.
+    #[must_use]
+    pub fn held(&self) -> usize {
+        let setups = self.setups.as_ref().map_or(0, Setups::held);
+        self.streams.len() + self.comms.len() + self.inflight.len() + setups
+    }
+
+    fn handle(&mut self, message: ProxyMessage, now: Instant) {
+        match message {
+            ProxyMessage::Operation(operation) => self.enqueue(operation, now),
+            ProxyMessage::Join(request) => self.join(*request, now),
+            ProxyMessage::Leave { comm, rank, request, tenant_comm, reply } => {
+                if let Some(member) = self.member(comm, rank) {
+                    member.leaving = Some((request, reply));
+                    self.reap(comm);
+                } else {
+                    let _ = reply.send(ProxyReply::Left { request, tenant_comm });
+                }
+            }
+            ProxyMessage::Abort { comm, rank, cuda_error, asked } => {
+                let message = match cuda_error {
+                    Some(code) => format!("rank {rank}: {}", mccs_cuda::name_of(code)),
+                    None => format!("rank {rank} aborted the communicator"),
+                };
+                self.abort(comm, Failure::new(ErrorClass::Remote, message));
+                if let Some((tenant_comm, reply)) = asked {
+                    let _ = reply.send(ProxyReply::Aborted { tenant_comm });
+                }
+            }
+            ProxyMessage::Posted { comm } => self.may_start(comm),
+            ProxyMessage::SessionClosed { session } => self.close_session(session),
+            ProxyMessage::StreamGated { session, stream, gate } => {
+                self.streams.open_gated(session, stream, gate);
+            }
+            ProxyMessage::StreamClosed { session, stream } => self.streams.close(session, stream),
+            ProxyMessage::Device(event) => self.device_event(event, now),
+            ProxyMessage::Transport(event) => self.transport_event(event, now),
+            ProxyMessage::Exchange(event) => self.exchange_event(event, now),
+            ProxyMessage::SetPace { comm, pace } => self.set_pace(&comm, &pace),
+            ProxyMessage::OperatorRequest { number, request, asked } => {
+                self.operator_request(number, &request, asked, now)
+            }
+            ProxyMessage::ForwardedResponse { request, answer } => self.respond(request, answer),
+            ProxyMessage::WhyStuck { number, looks, asked } => self.why_stuck(number, looks, asked, now),
+            ProxyMessage::Reconfigure { number, change, window, expected, asked } => {
+                self.reconfigure(number, &change, (window, Some(expected)), asked);
+            }
+        }
+    }
+
+    fn device_event(&mut self, event: DeviceEvent, now: Instant) {
+        match event {
+            DeviceEvent::JobDone { job } => self.end_job(job, None, now),
+            DeviceEvent::Prepared { key, prepared } => self.prepared(key, prepared.map(|prepared| *prepared), now),
+            DeviceEvent::CommFailed { comm, message } => self.abort(comm, Failure::new(ErrorClass::System, message)),
+            DeviceEvent::GpuLost { gpu, reason } => self.end_on_gpu(gpu, &reason),
+        }
+    }
+
+    fn transport_event(&mut self, event: TransportEvent, now: Instant) {
+        match event {
+            TransportEvent::JobDone { job, fault } => self.end_job(job, fault.as_deref(), now),
+            TransportEvent::Listening { links, engine, listener } => self.listening(links, engine, listener),
+            TransportEvent::LinksFailed { links, fault } => self.links_failed(links, &fault, now),
+            TransportEvent::EpochPrepared { links, epoch, made } => self.epoch_prepared(links, epoch, made),
+            TransportEvent::FlowWaits { question, waits } => self.flow_waits(question, waits, now),
+            TransportEvent::PoolChanged(engines) => self.mail.set_engines(engines),
+        }
+    }
+
+    fn member(&mut self, comm: Handle, rank: u32) -> Option<&mut Member> {
+        let live = self.comms.get_mut(comm)?;
+        let at = live.index_of(rank)?;
+        live.members.get_mut(at)
+    }
+
+    fn enqueue(&mut self, operation: Operation, now: Instant) {
+        let (session, handle) = (Arc::clone(&operation.session), operation.stream);
+        let (ticket, called_at, group_continues) = (operation.ticket, operation.called_at, operation.group_continues);
+        let (comm, rank) = (operation.comm, operation.rank);
+        let task = match (&operation.action, self.comms.get_mut(comm)) {
+            (Action::Collective { .. }, Some(live)) if live.failure.is_none() => {
+                if let Buffers::Gpu(own) = &operation.buffers {
+                    own.copy_engines.called(comm, rank);
+                }
+                Task::Collective { comm, rank, seq: live.enqueue(operation, now, &self.recorder) }
+            }
+            _ => Task::Own(Box::new(operation)),
+        };
+        self.streams.open(&session, handle).push(Entry { ticket, called_at, group_continues, task });
+        self.work.push(session.tenant.share, Event::Advance { session: session.id, stream: handle.index });
+    }
+
+    /// Starts what a stream may start.
+    fn advance(&mut self, session: SessionId, index: u32, now: Instant) {
+        while let Some(head) = self.streams.get_mut(session, index).and_then(|stream| stream.start_next(now)) {
+            let Head { ticket, task, arrival } = head;
+            self.work.charge(ITEM_NS);
+            match task {
+                Task::Collective { comm, rank, seq } => self.arrive(session, index, ticket, (comm, rank, seq), arrival),
+                Task::Own(operation) => self.start_own(operation, arrival),
+                Task::Started => {}
+            }
+        }
+        self.watch_gate(session, index, now);
+    }
+
+    fn arrive(&mut self, session: SessionId, index: u32, ticket: u64, whose: (Handle, u32, u64), arrival: Arrival) {
+        let (comm, rank, seq) = whose;
+        self.deadline.expect_progress(arrival.due);
+        if self.comms.get_mut(comm).is_some_and(|live| live.arrive(rank, seq, arrival, &self.recorder)) {
+            self.may_start(comm);
+            return;
+        }
+        self.count_failed(session, index, ticket, (comm, rank));
+        self.finish_one(session, index);
+    }
+
+    fn failure_of(&self, comm: Handle) -> Failure {
+        let failure = self.comms.get(comm).and_then(|comm| comm.failure.clone());
+        failure.unwrap_or_else(|| Failure::new(ErrorClass::InvalidUsage, "the communicator has been destroyed"))
+    }
+
+    /// Ends a communicator with an error on every rank. What already runs ends by itself.
+    fn abort(&mut self, comm: Handle, failure: Failure) {
+        let Some(live) = self.comms.get_mut(comm) else { return };
+        if live.failure.is_some() {
+            return;
+        }
+        let failure = live.contradiction().unwrap_or(failure);
+        let failure = Failure::new(failure.class, live.info.named(&failure.message));
+        self.registry.failed.note(live.info.failed_view(&failure.message), Instant::now());
+        if let Some(suppressed) = self.log_budget.take(Instant::now()) {
+            let (comm, tenant) = (live.info.number, &live.info.tenant);
+            tracing::warn!(comm, %tenant, reason = %failure.message, suppressed, "communicator failed");
+        }
+        if let Some(placed) = &live.info.placed {
+            placed.set_chosen(None);
+            self.registry.note_comms();
+        }
+        let failed = live.die(failure.clone());
+        // Ranks with nothing waiting learn it too.
+        for member in live.members.iter().filter(|member| !member.left) {
+            let first = failed.iter().find(|operation| operation.rank == member.rank);
+            let (stream, ticket) = first.map_or((Handle::NONE, 0), |operation| (operation.stream, operation.ticket));
+            member.session.report(member.tenant_comm, stream, ticket, failure.class, &failure.message);
+        }
+        // Who sees that it is aborted finds the reason.
+        if let Some(direct) = &live.info.direct {
+            direct.abort();
+        }
+        self.fail_elsewhere(comm, &failure);
+        failed.iter().for_each(|operation| self.fail(operation));
+        self.reap(comm);
+    }
+
+    /// Lets ranks go that wanted to leave, and removes a communicator that nobody is in.
+    fn reap(&mut self, comm: Handle) {
+        let Some(live) = self.comms.get_mut(comm) else { return };
+        let mut departed = Vec::new();
+        for at in 0..live.members.len() {
+            let rank = live.members[at].rank;
+            if live.members[at].leaving.is_some() && live.is_quiet(rank) {
+                live.depart(rank);
+                departed.push(rank);
+                if let Some((request, reply)) = live.members[at].leaving.take() {
+                    // A full or gone mailbox means that the session is ending: nobody waits for the answer.
+                    let tenant_comm = live.members[at].tenant_comm;
+                    let _ = reply.send(ProxyReply::Left { request, tenant_comm });
+                }
+            }
+        }
+        if live.is_over() {
+            if let Some(direct) = live.info.direct.as_ref().filter(|_| live.failure.is_none()) {
+                direct.left();
+            }
+            for (member, info) in live.members.iter().zip(&live.info.ranks) {
+                member.session.counters.rounds.fetch_add(live.info.rounds(info), Ordering::Relaxed);
+            }
+            self.registry.remove_comm(live.info.number);
+            if let Some(span) = self.comms.remove(comm).and_then(|live| live.span) {
+                self.leave_cluster(*span);
+            }
+        } else {
+            if let (Some(span), Some(setups)) = (&live.span, &mut self.setups)
+                && !departed.is_empty()
+            {
+                setups.ask(Request::Leave { comm: span.comm.clone(), ranks: departed });
+            }
+            self.may_start(comm);
+        }
+    }
+
+    fn close_session(&mut self, session: SessionId) {
+        for (refusal, members) in self.rendezvous.leave(session) {
+            refuse_all(&refusal, members);
+        }
+        self.withdraw(session);
+        self.stop_preparing(session);
+        let mut touched = Vec::new();
+        for (handle, comm) in self.comms.iter() {
+            // A rank that has asked to leave, and whose own work has ended, stays for others' sake alone, until that has ended.
+            let is_leaving = |member: &Member| member.leaving.is_some() && !comm.has_waiting(member.rank);
+            let is_live = |member: &&Member| member.session.id == session && !member.left && !is_leaving(member);
+            if let Some(member) = comm.members.iter().find(is_live) {
+                touched.push((handle, member.rank, member.session.peer.pid));
+            }
+        }
+        for (handle, rank, pid) in touched {
+            let Some(live) = self.comms.get_mut(handle) else { continue };
+            for at in 0..live.members.len() {
+                if live.members[at].session.id == session {
+                    live.depart(live.members[at].rank);
+                    live.members[at].leaving = None;
+                }
+            }
+            let message = format!("rank {rank} (process {pid}) has gone");
+            self.abort(handle, Failure::new(ErrorClass::Remote, message));
+            self.reap(handle);
+        }
+        self.streams.close_all(session);
+        self.forward(ProxyMessage::SessionClosed { session });
+    }
+}
+
+fn name(device: &dyn Device) -> String {
+    format!("proxy {}", device.name())
+}
+
+impl Engine for ProxyEngine {
+    fn name(&self) -> String {
+        name(self.device.as_ref())
+    }
+
+    fn account(&self) -> Option<Arc<Account>> {
+        Some(self.work.account())
+    }
+
+    fn poll(&mut self, cx: &Context) -> Progress {
+        self.now = cx.now;
+        self.look_at_gates(cx.now);
+        let handled = self.take_turns(cx);
+        let backlog = self.mail.push_backlog()
+            | self.device_events.as_ref().is_some_and(|events| events.push_backlog())
+            | self.setups.as_mut().is_some_and(Setups::push_backlog);
+        self.end_suspected(cx.now);
+        for (refusal, members) in self.rendezvous.expire(cx.now) {
+            refuse_all(&refusal, members);
+        }
+        self.late.tell(&self.registry, self.rendezvous.late_changes(), || self.rendezvous.late(), cx.now);
+        self.end_late(cx.now);
+        self.end_late_direct(cx.now);
+        self.end_late_diagnostics(cx.now);
+        self.end_late_requests(cx.now);
+        if handled > 0 || backlog || !self.work.is_empty() {
+            Progress::Busy
+        } else {
+            let suspected_until = self.setups.as_ref().and_then(Setups::suspected_until);
+            let looks = [self.deadline.look_at(), self.gpu_watch.look_at()];
+            let deadlines = [
+                self.rendezvous.next_deadline(),
+                suspected_until,
+                self.diagnostics.deadline(),
+                self.forwarded.deadline(),
+            ];
+            let deadlines = deadlines.into_iter().chain(looks).chain([self.gates.look_at(cx.now)]);
+            Progress::Idle { wake_at: deadlines.flatten().min() }
+        }
+    }
+
+    fn prepare_to_sleep(&mut self) -> bool {
+        self.mailbox.is_empty() && self.work.has_no_mail()
+    }
+
+    /// GPUs are to come to operations, or transports and other hosts to end them.
+    fn awaits_others(&self) -> bool {
+        !self.gates.is_empty() || !self.inflight.is_empty()
+    }
+}

@@ -1,0 +1,214 @@
+//! What proxy engines are told, and what they tell.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use mccs_config::change::StrategyChange;
+use mccs_device::{Buffers, DeviceEvent, DeviceEvents, OpenedPart, Operand, RankCall, RankCalls};
+use mccs_exchange::protocol::{self as exchange, CommId, Name};
+use mccs_ipc::direct::DirectShare;
+use mccs_ipc::protocol::JoinOptions;
+use mccs_ipc::types::{DataType, ErrorClass, Handle, UniqueId};
+use mccs_kernels::scalar_bits_at;
+use mccs_model::rate_limit::Pace;
+use mccs_model::{Action, Refused, Scalar, SessionId, SetupError};
+use mccs_registry::CommInfo;
+use mccs_runtime::Sender;
+use mccs_tenants::Charge;
+use mccs_tenants::session::Session;
+
+use super::diagnostics::Looks;
+use super::forwarded_requests::OperatorRequest;
+use super::gates::StreamGate;
+use super::reply_to::{ForwardedRequest, OperatorAnswer, ReplyTo};
+use crate::transport::{TransportEvent, TransportEvents};
+
+/// One operation of one rank, validated: all memory it names is mapped and long enough.
+pub struct Operation {
+    /// Whose it is.
+    pub session: Arc<Session>,
+    /// Stream as the tenant names it; its index is also that of its word.
+    pub stream: Handle,
+    /// Number in the stream.
+    pub ticket: u64,
+    /// When the service has found the call: deadlines count from it, and not from when the call's turn came.
+    pub called_at: Instant,
+    /// Communicator as the proxy names it, and as the tenant does; [`Handle::NONE`] for [`Action::Nop`].
+    pub comm: Handle,
+    /// See `comm`.
+    pub tenant_comm: Handle,
+    /// The rank.
+    pub rank: u32,
+    /// What to do.
+    pub action: Action,
+    /// Element type.
+    pub dtype: DataType,
+    /// Elements, by the collective's rule.
+    pub count: u64,
+    /// Source and destination.
+    pub buffers: Buffers,
+    /// Starts together with the next operation of its stream.
+    pub group_continues: bool,
+    /// Rounds of the shared-memory exchange that the rank has begun, this one included if it is one.
+    pub rounds: u64,
+    /// Whether it is a round.
+    pub round: RoundState,
+    /// The tenant's name for it; 0 is none.
+    pub user_tag: u64,
+}
+
+impl Operation {
+    /// The scalar of a pre-multiplied sum, as it is now.
+    pub(crate) fn scalar_bits(&self) -> u64 {
+        match (&self.action, &self.buffers) {
+            (Action::Collective { scalar: Scalar::Bits(bits), .. }, _) => *bits,
+            (Action::Collective { scalar: Scalar::At(distance), .. }, Buffers::Host { send, .. }) => {
+                // SAFETY: it was validated to lie in the region that the send operand keeps mapped.
+                unsafe { scalar_bits_at(self.dtype, send.ptr.wrapping_offset(*distance)) }
+            }
+            _ => 0,
+        }
+    }
+
+    /// What a send or receive moves, if the service is to move it.
+    pub(super) fn message(&self) -> Option<&Operand> {
+        match (&self.action, &self.buffers) {
+            (Action::Send { .. }, Buffers::Host { send, .. }) => Some(send),
+            (Action::Recv { .. }, Buffers::Host { recv, .. }) => Some(recv),
+            _ => None,
+        }
+    }
+}
+
+/// The operations of a collective, one a rank, as devices take them.
+pub(super) struct Calls<'a>(pub(super) &'a [Operation]);
+
+impl RankCalls for Calls<'_> {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn call(&self, index: usize) -> RankCall<'_> {
+        let operation = &self.0[index];
+        RankCall { rank: operation.rank, buffers: &operation.buffers, scalar_bits: operation.scalar_bits() }
+    }
+}
+
+/// What a collective has to do with its communicator's shared-memory exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RoundState {
+    /// Nothing.
+    None,
+    /// It is a round, and the rank has not posted its contribution yet.
+    ToPost,
+    /// It is a round, and the rank has posted.
+    Posted,
+}
+
+/// A rank that wants to join a communicator.
+pub struct JoinRequest {
+    /// Whose it is.
+    pub session: Arc<Session>,
+    /// Request to answer.
+    pub request: u64,
+    /// Communicator to be, as the tenant will name it.
+    pub tenant_comm: Handle,
+    /// Names the communicator.
+    pub id: UniqueId,
+    /// The rank.
+    pub rank: u32,
+    /// How many there are.
+    pub nranks: u32,
+    /// Its GPU, as the device counts them; none where its buffers are memory of the host.
+    pub gpu: Option<usize>,
+    /// The host of rank 0, where ranks may be on several hosts.
+    pub root: Option<Name>,
+    /// What the tenant asks of it. The traffic class is one that the operator allows.
+    pub options: JoinOptions,
+    /// The tenant's quota for it.
+    pub charge: Arc<Charge>,
+    /// Where to answer.
+    pub reply: Sender<ProxyReply>,
+}
+
+/// To a proxy engine.
+pub enum ProxyMessage {
+    /// An operation was enqueued.
+    Operation(Operation),
+    /// A rank joins.
+    Join(Box<JoinRequest>),
+    /// A rank leaves when its operations have ended. Answered to `request`.
+    Leave { comm: Handle, rank: u32, request: u64, tenant_comm: Handle, reply: Sender<ProxyReply> },
+    /// A tenant ends a communicator, which it calls so. Its session, if it waits, hears once all ranks can know.
+    Abort { comm: Handle, rank: u32, cuda_error: Option<u32>, asked: Option<(Handle, Sender<ProxyReply>)> },
+    /// How the flows of a communicator are to leave this host.
+    SetPace { comm: CommId, pace: Arc<Pace> },
+    /// A session has ended: everything it had goes.
+    SessionClosed { session: SessionId },
+    /// A rank has posted to a shared-memory exchange on which this engine waits for a post.
+    Posted { comm: Handle },
+    /// A stream begins whose operations wait for a GPU.
+    StreamGated { session: Arc<Session>, stream: Handle, gate: StreamGate },
+    /// A stream has ended.
+    StreamClosed { session: SessionId, stream: u32 },
+    /// From the device.
+    Device(DeviceEvent),
+    /// From transport engines.
+    Transport(TransportEvent),
+    /// The operator asks why the communicator with this number is stuck.
+    WhyStuck { number: u64, looks: Looks, asked: ReplyTo },
+    /// An operator here wants something of the communicator with this number; asked where its root is.
+    OperatorRequest { number: u64, request: OperatorRequest, asked: ReplyTo },
+    /// What has become of something that an operator on another host wants.
+    ForwardedResponse { request: ForwardedRequest, answer: Result<OperatorAnswer, Refused> },
+    /// The controller changes the strategy of the communicator with this number; see [`CommInfo::number`]. At most `window` more
+    /// collectives start while hosts agree. Refused if the strategy that was decided last is not that of epoch `expected`.
+    Reconfigure { number: u64, change: Box<StrategyChange>, window: Option<u32>, expected: u64, asked: ReplyTo },
+    /// News from other hosts.
+    Exchange(exchange::Event),
+}
+
+impl ProxyMessage {
+    /// Where transport engines' events go that are for the proxy engine with this mailbox.
+    #[must_use]
+    pub fn transport_events(proxy: Sender<ProxyMessage>) -> TransportEvents {
+        TransportEvents::to(move |event| match proxy.send(ProxyMessage::Transport(event)) {
+            Err(ProxyMessage::Transport(event)) => Err(event),
+            _ => Ok(()),
+        })
+    }
+
+    /// Where a device's events go that are for the proxy engine with this mailbox.
+    #[must_use]
+    pub fn device_events(proxy: Sender<ProxyMessage>) -> DeviceEvents {
+        DeviceEvents::new(Box::new(move |event| match proxy.send(ProxyMessage::Device(event)) {
+            Err(ProxyMessage::Device(event)) => Err(event),
+            _ => Ok(()),
+        }))
+    }
+}
+
+/// From a proxy engine to a session's daemon engine.
+pub enum ProxyReply {
+    /// The communicator is complete.
+    Joined {
+        request: u64,
+        tenant_comm: Handle,
+        comm: Handle,
+        rank: u32,
+        info: Arc<CommInfo>,
+        /// Of the shared-memory exchange or the page, which `info` has.
+        memory: Arc<[OwnedFd]>,
+        /// What the rank needs to know of the areas.
+        share: Option<Arc<DirectShare>>,
+    },
+    /// It is not going to be.
+    JoinFailed { request: u64, tenant_comm: Handle, class: ErrorClass, message: String },
+    /// A rank has left.
+    Left { request: u64, tenant_comm: Handle },
+    /// The communicator has ended.
+    Aborted { tenant_comm: Handle },
+    /// A part of a communicator's memory is there, or is not going to be.
+    Opened { request: u64, opened: Result<OpenedPart, SetupError> },
+}

@@ -1,0 +1,153 @@
+//! Sends and receives of a communicator that wait: for each other, or, where the peer is on another host, for those before them.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use mccs_model::Action;
+use mccs_telemetry::stuck::PairAccount;
+
+use super::operation::Operation;
+
+/// Sender and receiver.
+pub(super) fn direction(operation: &Operation) -> (u32, u32) {
+    match operation.action {
+        Action::Send { peer } => (operation.rank, peer),
+        Action::Recv { peer } => (peer, operation.rank),
+        _ => (operation.rank, operation.rank),
+    }
+}
+
+/// Sends and receives between two ranks that wait for each other, in order. One of the two is empty.
+#[derive(Default)]
+struct Pair {
+    sends: VecDeque<Box<Operation>>,
+    recvs: VecDeque<Box<Operation>>,
+    /// That have come here since the communicator began.
+    sends_called: u64,
+    recvs_called: u64,
+}
+
+impl Pair {
+    fn waiting(&self) -> impl Iterator<Item = &Operation> {
+        self.sends.iter().chain(&self.recvs).map(Box::as_ref)
+    }
+}
+
+/// Sends, or receives, between two ranks of which one is on another host: one at a time runs, so that they match in order.
+#[derive(Default)]
+struct RemotePair {
+    runs: bool,
+    /// Behind it.
+    waiting: VecDeque<Box<Operation>>,
+    /// That have come here since the communicator began.
+    called: u64,
+}
+
+/// See the module's documentation. By sender and receiver, ordered, so that the same calls fail in the same order each time.
+#[derive(Default)]
+pub(super) struct P2pQueues {
+    pairs: BTreeMap<(u32, u32), Pair>,
+    remote: BTreeMap<(u32, u32), RemotePair>,
+}
+
+impl P2pQueues {
+    /// Offers a send or receive; returns a matched pair (send, receive).
+    pub(super) fn offer(&mut self, operation: Box<Operation>) -> Option<(Box<Operation>, Box<Operation>)> {
+        let pair = self.pairs.entry(direction(&operation)).or_default();
+        match operation.action {
+            Action::Send { .. } => {
+                pair.sends_called += 1;
+                match pair.recvs.pop_front() {
+                    Some(recv) => return Some((operation, recv)),
+                    None => pair.sends.push_back(operation),
+                }
+            }
+            Action::Recv { .. } => {
+                pair.recvs_called += 1;
+                match pair.sends.pop_front() {
+                    Some(send) => return Some((send, operation)),
+                    None => pair.recvs.push_back(operation),
+                }
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// Offers a send or receive whose peer is on another host. Returned if it can start.
+    pub(super) fn offer_remote(&mut self, operation: Box<Operation>) -> Option<Box<Operation>> {
+        let pair = self.remote.entry(direction(&operation)).or_default();
+        pair.called += 1;
+        if std::mem::replace(&mut pair.runs, true) {
+            pair.waiting.push_back(operation);
+            return None;
+        }
+        Some(operation)
+    }
+
+    /// The next send or receive with another host that can start, after one has ended.
+    pub(super) fn next_remote(&mut self, ended: &Operation) -> Option<Box<Operation>> {
+        let pair = self.remote.get_mut(&direction(ended))?;
+        let next = pair.waiting.pop_front();
+        pair.runs = next.is_some();
+        next
+    }
+
+    /// Those that wait for the other side, which is on this host, too.
+    pub(super) fn unmatched(&self) -> impl Iterator<Item = &Operation> {
+        self.pairs.values().flat_map(Pair::waiting)
+    }
+
+    /// Those that wait for earlier ones with other hosts.
+    pub(super) fn remote_waiting(&self) -> impl Iterator<Item = &Operation> {
+        self.remote.values().flat_map(|pair| &pair.waiting).map(Box::as_ref)
+    }
+
+    /// Whether an operation of a rank waits.
+    pub(super) fn has_waiting(&self, rank: u32) -> bool {
+        self.unmatched().chain(self.remote_waiting()).any(|operation| operation.rank == rank)
+    }
+
+    /// A rank that waits for a peer that has left, and that one.
+    pub(super) fn waits_for_left(&self, has_left: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
+        self.pairs.iter().find_map(|((src, dst), pair)| {
+            if !pair.sends.is_empty() && has_left(*dst) {
+                Some((*src, *dst))
+            } else if !pair.recvs.is_empty() && has_left(*src) {
+                Some((*dst, *src))
+            } else {
+                None
+            }
+        })
+    }
+
+    /// Takes out all that wait.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = Operation> + use<> {
+        let pairs = std::mem::take(&mut self.pairs).into_values();
+        let remote = std::mem::take(&mut self.remote).into_values();
+        let waiting = pairs.flat_map(|pair| pair.sends.into_iter().chain(pair.recvs));
+        waiting.chain(remote.flat_map(|pair| pair.waiting)).map(|operation| *operation)
+    }
+
+    /// What ranks of this host have called, by rank and peer. `is_here` says which ranks those are.
+    pub(super) fn accounts(&self, is_here: impl Fn(u32) -> bool) -> BTreeMap<(u32, u32), PairAccount> {
+        let mut accounts = BTreeMap::new();
+        for ((src, dst), pair) in &self.pairs {
+            let own: &mut PairAccount = accounts.entry((*src, *dst)).or_default();
+            (own.sends, own.open_sends) = (pair.sends_called, pair.sends.len() as u64);
+            let own = accounts.entry((*dst, *src)).or_default();
+            (own.recvs, own.open_recvs) = (pair.recvs_called, pair.recvs.len() as u64);
+        }
+        for ((src, dst), pair) in &self.remote {
+            let open = pair.waiting.len() as u64 + u64::from(pair.runs);
+            if is_here(*src) {
+                let own = accounts.entry((*src, *dst)).or_default();
+                (own.sends, own.open_sends) = (pair.called, open);
+            } else {
+                let own = accounts.entry((*dst, *src)).or_default();
+                (own.recvs, own.open_recvs) = (pair.called, open);
+            }
+        }
+        accounts.iter_mut().for_each(|((_, peer), account)| account.peer = *peer);
+        accounts
+    }
+}

@@ -1,0 +1,120 @@
+//! Rounds: small collectives that ranks do among themselves on their communicator's shared-memory exchange. Here the parts of ranks that left
+//! theirs to the service are played, as far as others have posted; and here it shows if ranks contradict each other.
+
+use mccs_device::Buffers;
+use mccs_ipc::shm_exchange::{CollectiveSignature, SHM_EXCHANGE_RANKS_MAX, ShmExchange};
+use mccs_ipc::types::{ErrorClass, RedOp};
+use mccs_kernels::Source;
+
+use super::comm::{Comm, Failure};
+use super::describe::{call_difference, describe_call, signature};
+use super::operation::{Operation, RoundState};
+
+impl Comm {
+    /// Whether a rank has posted to a round.
+    pub(super) fn has_posted(&self, rank: u32, round: u64) -> bool {
+        self.info.shm_exchange.as_ref().is_some_and(|shm_exchange| shm_exchange.has_posted(rank, round))
+    }
+
+    /// Plays the parts of ranks that have left theirs to the service, as far as others have posted. Operations that have
+    /// ended go to `ended`.
+    pub(super) fn play_rounds(&mut self, ended: &mut Vec<Operation>) -> Result<(), Failure> {
+        let Some(shm_exchange) = self.info.shm_exchange.clone() else { return Ok(()) };
+        let mut asked = false;
+        loop {
+            let mut progress = false;
+            for rank in 0..self.nranks() {
+                while self.play_round(&shm_exchange, rank)? {
+                    progress = true;
+                    let member = &mut self.members[rank as usize];
+                    ended.extend(member.waiting.pop_front().map(|waiting| waiting.operation));
+                    member.first_seq += 1;
+                    if member.arrived().is_some_and(|operation| operation.round == RoundState::None) {
+                        self.ready += 1;
+                    }
+                }
+            }
+            if progress {
+                continue;
+            }
+            if !self.has_round_waiting()? || asked {
+                return Ok(());
+            }
+            // A post that came meanwhile is seen in the next turn; later ones are told.
+            shm_exchange.want_news();
+            asked = true;
+        }
+    }
+
+    /// Plays a rank's part of the round that is its next operation. Returns whether that has ended.
+    fn play_round(&mut self, shm_exchange: &ShmExchange, rank: u32) -> Result<bool, Failure> {
+        let Some(operation) = self.members[rank as usize].arrived_mut() else { return Ok(false) };
+        let Some(call) = signature(operation) else { return Ok(false) };
+        let round = operation.rounds;
+        let Buffers::Host { send, recv } = &operation.buffers else { return Ok(false) };
+        let (src, bytes, recv) = (send.ptr, send.bytes as usize, recv.ptr);
+        match operation.round {
+            RoundState::None => return Ok(false),
+            RoundState::ToPost => {
+                // SAFETY: the operand was validated and is kept mapped. The service needs no telling: it looks again.
+                let _ = unsafe { shm_exchange.post(rank, round, &call, operation.scalar_bits(), src, bytes) };
+                operation.round = RoundState::Posted;
+            }
+            RoundState::Posted => {}
+        }
+        let mut first_call = None;
+        let mut sources = [Source { ptr: std::ptr::null(), scalar_bits: None }; SHM_EXCHANGE_RANKS_MAX as usize];
+        for (peer, source) in (0..shm_exchange.layout().nranks).zip(&mut sources) {
+            let count = call.kind.send_count(call.count, shm_exchange.layout().nranks, peer, call.root).unwrap_or(0);
+            let Some(posted) = shm_exchange.contribution(peer, round, count as usize * call.dtype.size_bytes()) else {
+                return Ok(false);
+            };
+            let first = *first_call.get_or_insert(posted.call);
+            if posted.call != first {
+                return Err(self.rounds_differ(round, first, peer, posted.call));
+            }
+            let scalar_bits = (call.redop == RedOp::PreMulSum).then_some(posted.scalar_bits);
+            *source = Source { ptr: posted.data, scalar_bits };
+        }
+        let sources = &sources[..shm_exchange.layout().nranks as usize];
+        // SAFETY: contributions are as long as the shared-memory exchange was asked for; the operand was validated for this call and is
+        // kept mapped.
+        unsafe { mccs_kernels::finish_round(&call, rank, sources, recv) };
+        shm_exchange.complete(rank, round, call.payload_bytes(shm_exchange.layout().nranks));
+        Ok(true)
+    }
+
+    /// Rank 0 and another posted different calls.
+    fn rounds_differ(&self, round: u64, first: u64, peer: u32, theirs: u64) -> Failure {
+        let place = self.members[0].whole_started.saturating_add(round - 1);
+        let message = match (CollectiveSignature::from_wire(first), CollectiveSignature::from_wire(theirs)) {
+            (Some(first), Some(theirs)) => format!(
+                "ranks disagree on operation {place}: rank 0 called {}, rank {peer} called {} (different {})",
+                describe_call(&first),
+                describe_call(&theirs),
+                call_difference(&first, &theirs).unwrap_or("call")
+            ),
+            _ => format!("rank 0 or rank {peer} posted what is no call as operation {place}"),
+        };
+        Failure::new(ErrorClass::InvalidUsage, message)
+    }
+
+    /// Whether a rank's round waits for others. An error if one of those has called something else instead.
+    fn has_round_waiting(&self) -> Result<bool, Failure> {
+        let mut any = false;
+        for (rank, member) in self.members.iter().enumerate() {
+            let Some(operation) = member.arrived().filter(|operation| operation.round != RoundState::None) else {
+                continue;
+            };
+            any = true;
+            for (peer, other) in self.members.iter().enumerate().filter(|(peer, _)| *peer != rank) {
+                if !self.has_posted(peer as u32, operation.rounds)
+                    && let Some(theirs) = other.arrived()
+                {
+                    return Err(member.disagrees(operation, other, theirs, "operation"));
+                }
+            }
+        }
+        Ok(any)
+    }
+}

@@ -1,0 +1,291 @@
+//! Whose work is done next: tenants take turns, so that each waits for its own backlog and not for another's.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use mccs_ipc::types::Handle;
+use mccs_model::SessionId;
+use mccs_runtime::{Account, Context, LaneReceiver, Lanes, Share, Turns};
+
+use super::operation::ProxyMessage;
+use super::{Event, PROXY_LANE_MAX, ProxyEngine};
+
+/// What a message or an event takes, besides what it runs at once.
+pub(super) const ITEM_NS: u64 = 300;
+/// Work of one poll, about: the engines that share the thread wait so long.
+const POLL_NS: u64 = 50_000;
+
+/// What a tenant has left at the engine.
+#[derive(Default)]
+struct TenantWork {
+    /// First: they are what earlier messages led to.
+    events: VecDeque<Event>,
+    lane: Option<LaneReceiver<ProxyMessage>>,
+    /// What comes behind so many of the lane's messages, or behind its last one.
+    behind: VecDeque<(usize, Event)>,
+}
+
+impl TenantWork {
+    fn push(&mut self, event: Event) {
+        self.events.push_back(event);
+    }
+
+    /// Behind all messages that are in the lane now.
+    fn push_behind(&mut self, event: Event) {
+        self.behind.push_back((PROXY_LANE_MAX, event));
+    }
+
+    /// Messages and events that wait for the tenant's turn.
+    fn waiting(&self) -> usize {
+        self.events.len() + self.behind.len() + self.lane.as_ref().map_or(0, LaneReceiver::waiting)
+    }
+
+    fn pop(&mut self) -> Option<Item> {
+        if let Some(event) = self.events.pop_front() {
+            return Some(Item::Event(event));
+        }
+        let is_due = self.behind.front().is_some_and(|(left, _)| *left == 0);
+        if let Some(message) = self.lane.as_ref().filter(|_| !is_due).and_then(LaneReceiver::pop) {
+            self.behind.iter_mut().for_each(|(left, _)| *left = left.saturating_sub(1));
+            return Some(Item::Message(message));
+        }
+        self.behind.pop_front().map(|(_, event)| Item::Event(event))
+    }
+}
+
+enum Item {
+    Event(Event),
+    Message(ProxyMessage),
+}
+
+/// What all tenants have left at the engine, whose turn it is, and what that costs.
+pub(super) struct WorkQueues {
+    /// From tenants.
+    lanes: Lanes<ProxyMessage>,
+    turns: Turns<TenantWork>,
+    /// Work done at once, on the engine's thread, that its tenant has not paid for yet.
+    unpaid_ns: u64,
+}
+
+impl WorkQueues {
+    pub(super) fn new(lanes: Lanes<ProxyMessage>) -> Self {
+        WorkQueues { lanes, turns: Turns::default(), unpaid_ns: 0 }
+    }
+
+    /// Leaves an event for its tenant's next turn.
+    pub(super) fn push(&mut self, share: Share, event: Event) {
+        self.turns.enter(share).push(event);
+    }
+
+    /// The same, behind all that the tenant has sent before.
+    fn push_behind(&mut self, share: Share, event: Event) {
+        self.turns.enter(share).push_behind(event);
+    }
+
+    /// Work was done at once for whoever has the turn.
+    pub(super) fn charge(&mut self, ns: u64) {
+        self.unpaid_ns += ns;
+    }
+
+    /// What was charged is nobody's.
+    fn forgive(&mut self) {
+        self.unpaid_ns = 0;
+    }
+
+    /// Has whoever has the turn pay for an item and what was charged. Returns what that comes to.
+    fn pay(&mut self) -> u64 {
+        let ns = ITEM_NS + std::mem::take(&mut self.unpaid_ns);
+        self.turns.spend(ns);
+        ns
+    }
+
+    /// The next thing to do, of the tenant whose turn it is.
+    fn next(&mut self) -> Option<Item> {
+        while let Some((share, lane)) = self.lanes.pop_listed() {
+            self.turns.enter(share).lane.get_or_insert(lane);
+        }
+        loop {
+            let (_, work) = self.turns.turn()?;
+            if let Some(item) = work.pop() {
+                return Some(item);
+            }
+            self.turns.leave();
+        }
+    }
+
+    /// Messages and events that wait for a tenant's turn.
+    pub(super) fn waiting(&self, share: Share) -> usize {
+        self.turns.queue(share).map_or(0, TenantWork::waiting)
+    }
+
+    /// Whether nobody waits for a turn.
+    pub(super) fn is_empty(&self) -> bool {
+        self.turns.is_empty()
+    }
+
+    /// Whether nothing has come from tenants that was not looked at.
+    pub(super) fn has_no_mail(&self) -> bool {
+        self.lanes.is_empty()
+    }
+
+    pub(super) fn account(&self) -> Arc<Account> {
+        self.turns.account()
+    }
+}
+
+impl ProxyEngine {
+    /// Does a bounded amount of work: first what devices, transports and other hosts tell, which is as much as runs; then tenants
+    /// in turns. Returns how many things were done.
+    pub(super) fn take_turns(&mut self, cx: &Context) -> usize {
+        let (mut handled, mut spent_ns) = (0, 0);
+        while handled < cx.budget && spent_ns < POLL_NS {
+            if let Some(message) = self.mailbox.pop() {
+                match message {
+                    ProxyMessage::SessionClosed { session } => self.close_behind(session),
+                    message => self.handle(message, cx.now),
+                }
+                // Not the next tenant's.
+                self.work.forgive();
+            } else if let Some(item) = self.work.next() {
+                self.do_item(item, cx.now);
+                spent_ns += self.work.pay();
+            } else {
+                break;
+            }
+            handled += 1;
+        }
+        handled
+    }
+
+    fn do_item(&mut self, item: Item, now: Instant) {
+        match item {
+            Item::Event(Event::Advance { session, stream }) => self.advance(session, stream, now),
+            Item::Event(Event::Ready { comm }) => self.start_collective(comm, now),
+            Item::Event(Event::Close { session }) => self.close_session(session),
+            Item::Message(message) => self.handle(message, now),
+        }
+    }
+
+    /// Another proxy engine tells of a session's end: that comes behind what the session has sent here itself.
+    fn close_behind(&mut self, session: SessionId) {
+        let member =
+            || self.comms.iter().find_map(|(_, live)| live.members.iter().find(|one| one.session.id == session));
+        let known = self.streams.session(session).or_else(|| member().map(|member| &member.session));
+        match known.map(|session| session.tenant.share) {
+            Some(share) => self.work.push_behind(share, Event::Close { session }),
+            None => self.close_session(session),
+        }
+    }
+
+    /// A communicator may have a collective to start.
+    pub(super) fn may_start(&mut self, comm: Handle) {
+        if let Some(live) = self.comms.get(comm) {
+            self.work.push(live.share(), Event::Ready { comm });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::at_once::Bed;
+    use super::*;
+
+    #[test]
+    fn deadlines_count_from_the_call_and_not_from_its_turn() {
+        let mut bed = Bed::with_timeout(Some(Duration::from_secs(60)));
+        let (mut late, mut whole) = (bed.join_all(1, 1, 2), bed.join_all(2, 1, 2));
+        let t = Instant::now();
+        let after = |seconds| t + Duration::from_secs(seconds);
+        assert!(late[0].call_at(8, t));
+        assert!(whole.iter_mut().all(|rank| rank.call_at(8, t)));
+        // The engine has had no turn for them before.
+        bed.poll_at(after(61));
+        assert_eq!(late.iter().map(|rank| (rank.ended(), rank.failed())).collect::<Vec<_>>(), [(1, 1), (0, 0)]);
+        assert!(whole.iter().all(|rank| (rank.ended(), rank.failed()) == (1, 0)), "nobody waits for it");
+        // Of a call whose turn comes at once the time is the same.
+        assert!(whole[1].call_at(8, after(100)));
+        bed.poll_at(after(100));
+        bed.poll_at(after(159));
+        assert_eq!(whole[1].failed(), 0);
+        bed.poll_at(after(160));
+        assert_eq!(whole[1].failed(), 1);
+    }
+
+    #[test]
+    fn who_asks_why_hears_since_when_a_rank_waits_and_what_waits_for_its_turn() {
+        let mut bed = Bed::new();
+        let mut ranks = bed.join_all(1, 1, 2);
+        let t = Instant::now();
+        assert!(ranks[0].call_at(8, t));
+        bed.poll_at(t + Duration::from_secs(5));
+        assert!(ranks[1].call_at(8, t));
+        let account =
+            bed.engine.account_of(ranks[0].comm, Vec::new(), None, t + Duration::from_secs(7)).expect("it lives");
+        assert_eq!(account.ranks.iter().map(|rank| rank.waits_ms).collect::<Vec<_>>(), [None, Some(7000)]);
+        assert_eq!(account.queued, 1, "the other's call");
+    }
+
+    #[test]
+    fn one_call_waits_for_a_few_of_a_flood_and_not_for_all() {
+        let mut bed = Bed::new();
+        let (mut flood, mut victim) = (bed.join(1, 1), bed.join(2, 1));
+        while flood.call(120_000) {}
+        assert_eq!(flood.sent, PROXY_LANE_MAX as u64, "its lane is full");
+        bed.poll();
+        for n in 1..=20 {
+            while flood.call(120_000) {}
+            assert!(victim.call(1024), "another's lane has room");
+            let before = flood.ended();
+            while victim.ended() < n {
+                bed.poll();
+            }
+            let others = flood.ended() - before;
+            assert!(others <= 8, "call {n} waited for {others} of the flood");
+        }
+    }
+
+    #[test]
+    fn a_row_of_calls_behind_one_that_waited_lets_others_by() {
+        let mut bed = Bed::new();
+        let (mut flood, mut victim) = (bed.join(1, 1), bed.join(2, 1));
+        while flood.call(120_000) {}
+        // One poll does no more than its part of the row.
+        bed.poll();
+        let first = flood.ended();
+        assert!(first < flood.sent / 4, "{first} at once");
+        assert!(victim.call(8));
+        while victim.ended() < 1 {
+            bed.poll();
+        }
+        assert!(flood.ended() < first + 8);
+    }
+
+    #[test]
+    fn the_end_of_a_session_that_another_engine_tells_of_comes_behind_what_the_session_has_sent() {
+        let mut bed = Bed::new();
+        let mut rank = bed.join(1, 1);
+        for _ in 0..10 {
+            assert!(rank.call(8));
+        }
+        let session = rank.session.id;
+        assert!(bed.proxy.send(ProxyMessage::SessionClosed { session }).is_ok());
+        (0..10).for_each(|_| bed.poll());
+        assert_eq!((rank.ended(), bed.engine.held()), (10, 0));
+    }
+
+    #[test]
+    fn weights_divide_the_thread() {
+        let mut bed = Bed::new();
+        let (mut one, mut three) = (bed.join(1, 1), bed.join(2, 3));
+        for _ in 0..400 {
+            while one.call(20_000) {}
+            while three.call(20_000) {}
+            bed.poll();
+        }
+        let ratio = three.ended() as f64 / one.ended() as f64;
+        assert!((2.7..3.3).contains(&ratio), "{ratio}");
+    }
+}

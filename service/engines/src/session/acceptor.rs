@@ -1,0 +1,308 @@
+//! The engine that accepts connections on a socket, and makes a session of each.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use mccs_ipc::command::{Command, Completion};
+use mccs_ipc::handshake::{Listener, PeerCredentials, Socket, SocketError};
+use mccs_ipc::protocol::{Response, ResponseEnvelope, SegmentLayout};
+use mccs_ipc::queue::{Consumer, Producer, ring_bytes};
+use mccs_ipc::shm::Mapping;
+use mccs_ipc::sync::{Doorbell, StreamWord};
+use mccs_ipc::types::ErrorClass;
+use mccs_registry::Registry;
+use mccs_runtime::{Context, Engine, Mailbox, Progress, Runtimes, WakerSlot};
+use mccs_telemetry::LogBudget;
+use mccs_tenants::memory::UnmapWorker;
+use mccs_tenants::session::Session;
+use mccs_tenants::{Charge, FdCloser, Resource, Tenant};
+use nix::sys::resource::{Resource as Limit, getrlimit};
+
+use super::{HELLO_WITHIN, Proxies, SLOW_TO_CLOSE, SessionEngine, State, Tables, TenantLanes, TenantSocket};
+
+/// Answers that may wait at a session's engine besides two for each communicator of its tenant's quota: for the leaves, joins and aborts that it
+/// asks for in one poll, before which it takes all answers in. No answer may be lost, or its asker would wait for ever.
+const REPLIES_BESIDES: usize = 1024;
+/// How long to wait when the process is out of descriptors or memory.
+const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
+const DRAINING: &str = "the operator is emptying this host (mccsctl drain): it takes no new processes";
+
+/// Sizes of a session's segment.
+#[derive(Debug, Clone, Copy)]
+pub struct SessionLimits {
+    /// Slots of the command ring, a power of two.
+    pub command_ring: u32,
+    /// Slots of the completion ring, a power of two.
+    pub completion_ring: u32,
+    /// How long a tenant's waits poll before they sleep.
+    pub spin: Duration,
+}
+
+/// Makes sessions. Shared by all acceptors.
+pub struct SessionFactory {
+    /// Where their engines run.
+    pub runtimes: Arc<Runtimes>,
+    /// The runtime where they wait for the hello: who never says it does not disturb those who work.
+    pub greeting_runtime: u32,
+    /// The runtime of those that have been greeted.
+    pub serving_runtime: u32,
+    /// Sizes.
+    pub limits: SessionLimits,
+    /// The proxy engines.
+    pub proxies: Arc<Proxies>,
+    /// Where sessions are listed.
+    pub registry: Arc<Registry>,
+    /// Unmaps what they leave.
+    pub unmap_worker: UnmapWorker,
+    /// Tenants cause these lines.
+    pub log_budget: Mutex<LogBudget>,
+}
+
+fn layout(limits: &SessionLimits, words: u32) -> SegmentLayout {
+    let align = |bytes: u64| bytes.next_multiple_of(128);
+    let completions_offset = align(ring_bytes::<Command>(limits.command_ring));
+    let words_offset = completions_offset + align(ring_bytes::<Completion>(limits.completion_ring));
+    SegmentLayout {
+        segment_bytes: words_offset + (u64::from(words) + 1) * size_of::<StreamWord>() as u64,
+        commands_offset: 0,
+        commands_capacity: limits.command_ring,
+        completions_offset,
+        completions_capacity: limits.completion_ring,
+        words_offset,
+        words,
+    }
+}
+
+impl SessionFactory {
+    /// Whether a process has one. Who is at work may need another, for its graphs.
+    fn has_session(&self, peer: PeerCredentials) -> bool {
+        self.registry.sessions().iter().any(|session| (session.peer.pid, session.peer.uid) == (peer.pid, peer.uid))
+    }
+
+    /// Makes a session of a connection; or tells it why there is none.
+    fn start(&self, socket: Socket, peer: PeerCredentials, admission: &Admission) {
+        let tenant = Arc::clone(&admission.tenant);
+        let socket = TenantSocket::new(socket, Arc::clone(&tenant));
+        let charge = match tenant.charge(Resource::Sessions, 1) {
+            Ok(charge) => charge,
+            Err(error) => {
+                self.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
+                refuse(&socket, ErrorClass::InvalidUsage, &error.to_string());
+                return;
+            }
+        };
+        let layout = layout(&self.limits, tenant.quota.streams);
+        let parts = match Parts::make(&layout) {
+            Ok(parts) => parts,
+            Err(error) => {
+                let message = format!("the service cannot make a session: {error}; {}", descriptor_limit());
+                self.cannot(&message, peer);
+                return refuse(&socket, ErrorClass::System, &message);
+            }
+        };
+        let Parts { segment_fd, segment, commands, completions, doorbell } = parts;
+        // A communicator may be aborted while a rank leaves it.
+        let replies = Mailbox::new(2 * tenant.quota.ranks_of_session() as usize + REPLIES_BESIDES);
+        let waker: WakerSlot = replies.waker().clone();
+        let id = self.registry.next_number();
+        let quota = tenant.quota;
+        let session = Arc::new(Session::new(
+            id,
+            tenant,
+            peer,
+            segment,
+            (layout.words_offset, layout.words),
+            completions,
+            waker.clone(),
+        ));
+        self.registry.add_session(Arc::clone(&session));
+        let engine = SessionEngine {
+            state: State::Greeting { deadline: Instant::now() + HELLO_WITHIN },
+            session,
+            socket,
+            doorbell,
+            segment_fd: Some(segment_fd),
+            layout,
+            spin: self.limits.spin,
+            commands,
+            tables: Tables::new(&quota, layout.words),
+            proxies: Arc::clone(&self.proxies),
+            lanes: admission.lanes.clone(),
+            serving_runtime: self.serving_runtime,
+            has_sent: [false; 2],
+            replies,
+            outbox: VecDeque::new(),
+            registry: Arc::clone(&self.registry),
+            unmap_worker: self.unmap_worker.clone(),
+            deferred: None,
+            unsent: VecDeque::new(),
+            unsent_since: None,
+            is_deaf: false,
+            popped: 0,
+            held: None,
+            parked: VecDeque::new(),
+            aborting: HashMap::new(),
+            opening: 0,
+            _charge: charge,
+        };
+        let started = self.runtimes.start_engine(self.greeting_runtime, |own| {
+            waker.set(own);
+            Box::new(engine)
+        });
+        // The engine was dropped, and its socket has told that the service is stopping.
+        started.err().into_iter().for_each(|error| self.cannot(&format!("no engine for a session: {error}"), peer));
+    }
+
+    /// Tells the operator that somebody was refused for want of something.
+    fn cannot(&self, message: &str, peer: PeerCredentials) {
+        self.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
+        let mut budget = self.log_budget.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(suppressed) = budget.take(Instant::now()) {
+            tracing::warn!(pid = peer.pid, uid = peer.uid, suppressed, "{message}");
+        }
+    }
+}
+
+/// What a session is made of, and the kernel may refuse.
+struct Parts {
+    segment_fd: OwnedFd,
+    segment: Arc<Mapping>,
+    commands: Consumer<Command>,
+    completions: Producer<Completion>,
+    doorbell: Doorbell,
+}
+
+impl Parts {
+    fn make(layout: &SegmentLayout) -> anyhow::Result<Self> {
+        let (segment_fd, segment) = Mapping::create("mccs-session", layout.segment_bytes)?;
+        let segment = Arc::new(segment);
+        let commands = Consumer::new(Arc::clone(&segment), layout.commands_offset, layout.commands_capacity)?;
+        let completions = Producer::new(Arc::clone(&segment), layout.completions_offset, layout.completions_capacity)?;
+        Ok(Parts { segment_fd, segment, commands, completions, doorbell: Doorbell::new()? })
+    }
+}
+
+/// How many descriptors the service may have, and where that is said.
+fn descriptor_limit() -> String {
+    let (soft, hard) = getrlimit(Limit::RLIMIT_NOFILE).unwrap_or((0, 0));
+    format!("it may have {soft} descriptors (RLIMIT_NOFILE; at most {hard} without LimitNOFILE= in its unit)")
+}
+
+/// Tells a connection that there is no session for it.
+fn refuse(socket: &Socket, class: ErrorClass, message: &str) {
+    let response = Response::Error { class, message: message.to_owned() };
+    let _ = socket.send_hello(class.to_wire()).and_then(|()| socket.send(&ResponseEnvelope { id: 0, response }, &[]));
+}
+
+/// A tenant that may connect.
+pub struct Admission {
+    /// Who.
+    pub tenant: Arc<Tenant>,
+    /// The users that are it; all, if `None`.
+    pub uids: Option<Vec<u32>>,
+    /// Where its commands go.
+    pub lanes: TenantLanes,
+}
+
+/// See the module's documentation.
+pub struct Acceptor {
+    listener: Listener,
+    name: String,
+    /// Who may use this socket: the first that admits a user.
+    admissions: Vec<Admission>,
+    factory: Arc<SessionFactory>,
+    /// Closes sockets of those who are no tenants.
+    closer: FdCloser<Charge>,
+    /// Whether nobody is let in for now: who comes waits outside.
+    is_paused: bool,
+    /// Given up for a moment when the process is out of descriptors, to tell who comes so.
+    spare: Option<OwnedFd>,
+}
+
+fn spare() -> Option<OwnedFd> {
+    std::fs::File::open("/dev/null").ok().map(OwnedFd::from)
+}
+
+impl Acceptor {
+    /// Accepts for these tenants.
+    #[must_use]
+    pub fn new(listener: Listener, name: String, admissions: Vec<Admission>, factory: Arc<SessionFactory>) -> Self {
+        Acceptor { listener, name, admissions, factory, closer: FdCloser::default(), is_paused: false, spare: spare() }
+    }
+
+    fn admit(&self, socket: Socket, peer: PeerCredentials, now: Instant) {
+        let admits = |of: &&Admission| of.uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid));
+        let Some(admission) = self.admissions.iter().find(admits) else {
+            self.factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
+            let reason = "is no tenant of this socket; the operator's service.toml lists who is";
+            refuse(&socket, ErrorClass::InvalidUsage, &format!("user {} {reason}", peer.uid));
+            self.closer.close_later(socket);
+            return;
+        };
+        let tenant = &admission.tenant;
+        if tenant.closer.is_stuck(now) {
+            refuse(&socket, ErrorClass::InvalidUsage, SLOW_TO_CLOSE);
+            tenant.closer.close_later(socket);
+            return;
+        }
+        if self.factory.registry.is_draining() && !self.factory.has_session(peer) {
+            self.factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
+            let reason =
+                self.factory.registry.draining_reason().map_or_else(String::new, |reason| format!(": {reason}"));
+            refuse(&socket, ErrorClass::System, &format!("{DRAINING}{reason}"));
+            tenant.closer.close_later(socket);
+            return;
+        }
+        self.factory.start(socket, peer, admission);
+    }
+}
+
+impl Acceptor {
+    /// Tells whoever waits that the process has no descriptor for it, with one that was kept for this.
+    fn turn_away(&mut self, error: &SocketError) {
+        drop(self.spare.take());
+        if let Ok(Some((socket, peer))) = self.listener.accept() {
+            let message = format!("the service cannot accept a connection: {error}; {}", descriptor_limit());
+            self.factory.cannot(&message, peer);
+            refuse(&socket, ErrorClass::System, &message);
+        }
+        self.spare = spare();
+    }
+}
+
+impl Engine for Acceptor {
+    fn name(&self) -> String {
+        format!("acceptor {}", self.name)
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.listener.as_fd()]
+    }
+
+    fn poll(&mut self, cx: &Context) -> Progress {
+        // Who is refused has a socket to be closed as well: when no more of them can be taken, who comes waits outside.
+        self.is_paused = self.closer.is_full() || self.admissions.iter().any(|one| one.tenant.closer.is_full());
+        if self.is_paused {
+            return Progress::Idle { wake_at: Some(cx.now + ACCEPT_AGAIN_AFTER) };
+        }
+        match self.listener.accept() {
+            Ok(Some((socket, peer))) => {
+                self.admit(socket, peer, cx.now);
+                Progress::Busy
+            }
+            Ok(None) => Progress::IDLE,
+            Err(error) => {
+                self.turn_away(&error);
+                self.is_paused = true;
+                Progress::Idle { wake_at: Some(cx.now + ACCEPT_AGAIN_AFTER) }
+            }
+        }
+    }
+
+    fn ignores_descriptors(&self) -> bool {
+        self.is_paused
+    }
+}

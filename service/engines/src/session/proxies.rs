@@ -1,0 +1,75 @@
+//! The proxy engines that sessions send to, and what they say of the service.
+
+use std::sync::Arc;
+
+use mccs_device::cuda::Importer;
+use mccs_ipc::direct::{Execution, GpuUuid};
+use mccs_ipc::gate::GateAccess;
+use mccs_ipc::large::EnginesFrom;
+use mccs_runtime::{LaneOpener, LaneSender, Share};
+
+use crate::proxy::{PROXY_LANE_MAX, ProxyMessage};
+
+/// The proxy engines of a service.
+#[derive(Clone)]
+pub struct Proxies {
+    /// Of the host device.
+    pub host: LaneOpener<ProxyMessage>,
+    /// Of the GPUs; or why there are none.
+    pub gpus: Result<GpuProxy, Arc<str>>,
+    /// Who carries out what ranks on GPUs of this host alone call.
+    pub execution: Execution,
+    /// From which payload on that goes by copy engines where the service carries it out; none where it never does.
+    pub engines_from: Option<EnginesFrom>,
+    /// From which payload on ranks on GPUs of several hosts exchange by rails; `u64::MAX` where they never do.
+    pub rails_from: u64,
+    /// How streams of GPUs tell the service, and wait for it.
+    pub access: GateAccess,
+    /// This host, as ranks of others name it when rank 0 is here; empty where there are no others.
+    pub root_address: Arc<str>,
+}
+
+/// The proxy engine of the GPUs.
+#[derive(Clone)]
+pub struct GpuProxy {
+    /// Where to send to.
+    pub lanes: LaneOpener<ProxyMessage>,
+    /// UUIDs of the GPUs, as the device counts them.
+    pub ids: Arc<[GpuUuid]>,
+    /// Makes regions of tenants' memory there.
+    pub importer: Importer,
+}
+
+/// Which proxy engine something is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    Host,
+    Gpus,
+}
+
+/// A tenant's lanes to the proxy engines.
+#[derive(Clone)]
+pub struct TenantLanes {
+    host: LaneSender<ProxyMessage>,
+    gpus: Option<LaneSender<ProxyMessage>>,
+}
+
+impl Proxies {
+    /// Opens a tenant's lanes. Once for each tenant.
+    #[must_use]
+    pub fn open_lanes(&self, share: Share) -> TenantLanes {
+        let host = self.host.open(share, PROXY_LANE_MAX);
+        TenantLanes { host, gpus: self.gpus.as_ref().ok().map(|gpus| gpus.lanes.open(share, PROXY_LANE_MAX)) }
+    }
+}
+
+impl TenantLanes {
+    #[expect(clippy::result_large_err, reason = "a message that finds no room is given back as it is")]
+    pub(super) fn send(&self, place: Place, message: ProxyMessage) -> Result<(), ProxyMessage> {
+        match (place, &self.gpus) {
+            (Place::Host, _) => self.host.send(message),
+            (Place::Gpus, Some(gpus)) => gpus.send(message),
+            (Place::Gpus, None) => Ok(()),
+        }
+    }
+}

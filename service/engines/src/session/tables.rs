@@ -1,0 +1,60 @@
+//! What a session has: regions, streams, communicators.
+
+use std::sync::Arc;
+
+use mccs_device::cuda::{GpuRegion, Segment};
+use mccs_ipc::types::Handle;
+use mccs_model::handles::HandleTable;
+use mccs_registry::CommInfo;
+use mccs_tenants::Quota;
+use mccs_tenants::memory::Region;
+
+use super::Place;
+
+/// A stream, as far as its commands are checked.
+#[derive(Debug)]
+pub(super) struct StreamSlot {
+    pub(super) next_ticket: u64,
+    /// Operations of the group that has not been closed.
+    pub(super) group_length: u64,
+}
+
+/// A communicator of this session.
+pub(super) enum CommSlot {
+    /// Others are missing.
+    Joining,
+    /// Usable; `comm` is the proxy engine's name for it.
+    Ready {
+        comm: Handle,
+        /// Which proxy engine that is.
+        place: Place,
+        rank: u32,
+        info: Arc<CommInfo>,
+        /// Rounds of the shared-memory exchange that the rank has begun.
+        rounds: u64,
+    },
+    /// The rank leaves when its operations have ended. Until then the tenant can only end them.
+    Leaving { comm: Handle, place: Place, rank: u32 },
+}
+
+/// All handles of a session.
+pub(super) struct Tables {
+    pub(super) regions: HandleTable<Arc<Region>>,
+    pub(super) gpu_regions: HandleTable<Arc<GpuRegion>>,
+    /// Segments for the next region of a GPU's.
+    pub(super) gpu_segments: Vec<Segment>,
+    pub(super) streams: HandleTable<StreamSlot>,
+    pub(super) comms: HandleTable<CommSlot>,
+}
+
+impl Tables {
+    pub(super) fn new(quota: &Quota, streams: u32) -> Self {
+        Tables {
+            regions: HandleTable::new(quota.regions),
+            gpu_regions: HandleTable::new(quota.regions),
+            gpu_segments: Vec::new(),
+            streams: HandleTable::new(streams),
+            comms: HandleTable::new(u32::try_from(quota.ranks_of_session()).unwrap_or(u32::MAX)),
+        }
+    }
+}

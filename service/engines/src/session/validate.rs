@@ -1,0 +1,213 @@
+//! From a command, as a tenant wrote it, to an operation that is safe to run.
+//!
+//! The command has been copied out of shared memory once; nothing here looks back there. What only a broken or hostile
+//! shim can write fences the session; what a well-behaved one may write by mistake fails the call.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use mccs_device::{Buffers, Operand};
+use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, Opcode};
+use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp};
+use mccs_model::{Action, Scalar};
+use mccs_tenants::SessionResource;
+use mccs_tenants::session::Session;
+
+use super::Place;
+use super::on_gpus::fill_on_gpus;
+use super::tables::{CommSlot, Tables};
+use crate::proxy::{Operation, RoundState, signature};
+
+/// A session that cannot be trusted to go on: it is told why, and disconnected.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0}")]
+pub(super) struct Fence(pub(super) String);
+
+/// A call that fails, with its communicator.
+pub(super) struct Invalid(pub(super) ErrorClass, pub(super) String);
+
+pub(super) fn argument(message: impl Into<String>) -> Invalid {
+    Invalid(ErrorClass::InvalidArgument, message.into())
+}
+
+/// Turns a command into an operation, of one proxy engine or the other.
+pub(super) fn validate(
+    session: &Arc<Session>,
+    tables: &mut Tables,
+    command: &Command,
+    called_at: Instant,
+) -> Result<(Place, Operation), Fence> {
+    let group_max = session.tenant.quota.operations_in_flight;
+    let Some(stream) = tables.streams.get_mut(command.stream) else {
+        return Err(Fence(format!("a command names stream {:?}, which does not exist", command.stream)));
+    };
+    if command.ticket != stream.next_ticket {
+        let (actual, expected) = (command.ticket, stream.next_ticket);
+        return Err(Fence(format!("a command has ticket {actual} where {expected} comes next")));
+    }
+    stream.next_ticket += 1;
+    let group_continues = command.flags & FLAG_GROUP_CONTINUES != 0;
+    stream.group_length = if group_continues { stream.group_length + 1 } else { 0 };
+    if stream.group_length >= group_max {
+        return Err(Fence(session.tenant.session_is_full(SessionResource::GroupLength)));
+    }
+    let mut operation = Operation {
+        session: Arc::clone(session),
+        stream: command.stream,
+        ticket: command.ticket,
+        called_at,
+        comm: Handle::NONE,
+        tenant_comm: command.comm,
+        rank: 0,
+        action: Action::Nop,
+        dtype: DataType::U8,
+        count: command.count,
+        buffers: Buffers::NONE,
+        group_continues,
+        rounds: command.rounds,
+        round: RoundState::None,
+        user_tag: command.user_tag,
+    };
+    let opcode = Opcode::from_wire(command.opcode);
+    if opcode == Some(Opcode::Nop) {
+        return Ok((Place::Host, operation));
+    }
+    let Some(CommSlot::Ready { comm, place, rank, info, rounds }) = tables.comms.get_mut(command.comm) else {
+        return Err(no_comm(command));
+    };
+    let place = *place;
+    (operation.comm, operation.rank) = (*comm, *rank);
+    let nranks = info.nranks;
+    let group = info.direct.clone();
+    let layout = info.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
+    let is_round = command.flags & FLAG_ROUND != 0;
+    if rounds.checked_add(u64::from(is_round)).is_none_or(|least| command.rounds < least) {
+        return Err(Fence(format!("a command has {} rounds before it, there were {rounds}", command.rounds)));
+    }
+    *rounds = command.rounds;
+    let filled = match place {
+        Place::Host => fill(&mut operation, tables, command, opcode, nranks),
+        Place::Gpus => fill_on_gpus(&mut operation, tables, command, group.as_ref(), nranks)?,
+    };
+    if let Err(Invalid(class, message)) = filled {
+        operation.action = Action::Invalid { class, message: message.into() };
+        operation.buffers = Buffers::NONE;
+        return Ok((place, operation));
+    }
+    let must_be_round = signature(&operation).is_some_and(|call| layout.is_some_and(|layout| layout.takes(&call)));
+    match (must_be_round, is_round, command.flags & FLAG_POSTED != 0) {
+        (true, true, posted) => operation.round = if posted { RoundState::Posted } else { RoundState::ToPost },
+        (false, false, false) => {}
+        _ => {
+            return Err(Fence(
+                "a command takes a round of the shared-memory exchange for none, or the other way round".into(),
+            ));
+        }
+    }
+    Ok((place, operation))
+}
+
+/// The communicator, as the proxy engine names it, of a command that tells of a post.
+pub(super) fn posted(tables: &Tables, command: &Command) -> Result<Handle, Fence> {
+    match tables.comms.get(command.comm) {
+        Some(CommSlot::Ready { comm, place: Place::Host, .. }) => Ok(*comm),
+        _ => Err(no_comm(command)),
+    }
+}
+
+fn no_comm(command: &Command) -> Fence {
+    Fence(format!("a command names communicator {:?}, which does not exist", command.comm))
+}
+
+fn fill(
+    operation: &mut Operation,
+    tables: &Tables,
+    command: &Command,
+    opcode: Option<Opcode>,
+    nranks: u32,
+) -> Result<(), Invalid> {
+    let opcode = opcode.ok_or_else(|| argument(format!("unknown opcode {}", command.opcode)))?;
+    let dtype = DataType::from_wire(command.dtype);
+    let dtype = dtype.ok_or_else(|| argument(format!("unknown data type {}", command.dtype)))?;
+    operation.dtype = dtype;
+    if command.root >= nranks {
+        return Err(argument(format!("root or peer {} of {nranks} ranks", command.root)));
+    }
+    let buffer = |what, buffer, count| operand(tables, what, buffer, count, dtype);
+    match opcode {
+        Opcode::Nop | Opcode::Posted => operation.action = Action::Nop,
+        Opcode::Send => {
+            let send = buffer("send", &command.send, Some(command.count))?;
+            operation.buffers = Buffers::Host { send, recv: Operand::NONE };
+            operation.action = Action::Send { peer: command.root };
+        }
+        Opcode::Recv => {
+            let recv = buffer("receive", &command.recv, Some(command.count))?;
+            operation.buffers = Buffers::Host { send: Operand::NONE, recv };
+            operation.action = Action::Recv { peer: command.root };
+        }
+        Opcode::Collective => {
+            let kind = CollectiveKind::from_wire(command.kind);
+            let kind = kind.ok_or_else(|| argument(format!("unknown collective {}", command.kind)))?;
+            let redop = RedOp::from_wire(command.redop);
+            let redop = redop.ok_or_else(|| argument(format!("unknown reduction {}", command.redop)))?;
+            let (count, rank, root) = (command.count, operation.rank, command.root);
+            let send = buffer("send", &command.send, kind.send_count(count, nranks, rank, root))?;
+            let recv = buffer("receive", &command.recv, kind.recv_count(count, nranks, rank, root))?;
+            check_overlap(rank, (&send, &recv), kind, root)?;
+            let scalar = scalar(&send, command, dtype)?;
+            operation.buffers = Buffers::Host { send, recv };
+            operation.action = Action::Collective { kind, redop, scalar, root };
+        }
+    }
+    Ok(())
+}
+
+fn operand(
+    tables: &Tables,
+    what: &str,
+    buffer: &BufferRef,
+    count: Option<u64>,
+    dtype: DataType,
+) -> Result<Operand, Invalid> {
+    let bytes = count.and_then(|count| count.checked_mul(dtype.size_bytes() as u64));
+    let bytes = bytes.ok_or_else(|| argument(format!("the {what} buffer would be larger than memory")))?;
+    if bytes == 0 {
+        return Ok(Operand::NONE);
+    }
+    let region = tables.regions.get(buffer.region);
+    let region =
+        region.ok_or_else(|| argument(format!("the {what} buffer's region {:?} does not exist", buffer.region)))?;
+    let ptr = region.range(buffer.offset_bytes, bytes).ok_or_else(|| {
+        let (offset, size) = (buffer.offset_bytes, region.len_bytes());
+        argument(format!("the {what} buffer, {bytes} bytes at offset {offset}, leaves its region of {size} bytes"))
+    })?;
+    Ok(Operand { ptr, bytes, region: Some(Arc::clone(region)) })
+}
+
+fn scalar(send: &Operand, command: &Command, dtype: DataType) -> Result<Scalar, Invalid> {
+    let (true, Some(region)) = (command.flags & FLAG_SCALAR_AT != 0, &send.region) else {
+        return Ok(Scalar::Bits(command.scalar_bits));
+    };
+    let (offset, size) = (command.scalar_bits, region.len_bytes());
+    let at = region.range(offset, dtype.size_bytes() as u64);
+    let at = at.ok_or_else(|| argument(format!("the scalar at offset {offset} leaves its region of {size} bytes")))?;
+    Ok(Scalar::At((at as isize).wrapping_sub(send.ptr as isize)))
+}
+
+fn check_overlap(
+    rank: u32,
+    (send, recv): (&Operand, &Operand),
+    kind: CollectiveKind,
+    root: u32,
+) -> Result<(), Invalid> {
+    let range = |operand: &Operand| (operand.ptr as u64, operand.bytes);
+    if kind.accepts_buffers(rank, root, range(send), range(recv)) {
+        Ok(())
+    } else {
+        Err(Invalid(
+            ErrorClass::InvalidUsage,
+            format!("{kind}: send and receive buffers overlap, and not as in-place calls do"),
+        ))
+    }
+}

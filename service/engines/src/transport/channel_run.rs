@@ -1,0 +1,533 @@
+//! A channel of a message schedule: the programs of this host's ranks, stepped until they end.
+//!
+//! Between programs of this host a send only says where its data lies; the receiving step reads it there. That is safe
+//! because the verifier has proven that nothing overwrites it before. To other hosts data goes as messages of at most
+//! [`Links::message_bytes`], sent from and received into the ranks' buffers; only what is to be reduced is received into staging
+//! memory. A step that receives asks for a few messages ahead of the one it works on; one that sends never waits, as the
+//! verifier assumes: what a flow has no room for is queued.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use mccs_collective::{Channel, RankSpan, Schedule, Shape, Step};
+use mccs_device::BoundSchedule;
+use mccs_device::host::{Bound, RankBuffer};
+use mccs_model::link::{FlowWait, LinkKey, LinksId};
+use mccs_runtime::Share;
+use mccs_telemetry::flows::FlowMeter;
+use mccs_telemetry::recorder::Record;
+use mccs_transport::{MemoryKey, MemoryKind, MemorySpan, RecvFlow, Request, SendFlow, Status, TransportError};
+
+use super::channel::{ChannelFault, ChannelJob, Stepped};
+use super::links::{Links, Staging};
+use super::workers::Tag;
+
+/// Messages that a step asks for before they come: enough for a reduction to overlap with what arrives next.
+const RECEIVES_AHEAD: usize = 3;
+
+/// Where a channel's programs reach other hosts.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Remote {
+    pub(super) links: LinksId,
+    /// As links know the strategy.
+    pub(super) epoch: u32,
+    /// As links know the channel; not its place in the schedule.
+    pub(super) channel: u16,
+    pub(super) tag: Tag,
+    /// As recorders know the job.
+    pub(super) job: u64,
+}
+
+impl Remote {
+    fn link(&self, src: u32, dst: u32) -> LinkKey {
+        LinkKey { epoch: self.epoch, channel: self.channel, src, dst }
+    }
+}
+
+/// A link that leaves this host.
+struct Outgoing {
+    src: u32,
+    dst: u32,
+    flow: SendFlow,
+    meter: Arc<FlowMeter>,
+    /// What the flow had no room for, and how many elements of the first of them have been posted.
+    queue: VecDeque<RankSpan>,
+    posted: u64,
+    /// Posted, and not ended.
+    sends: VecDeque<Sent>,
+}
+
+/// A message that was posted.
+struct Sent {
+    request: Request,
+    bytes: u64,
+    /// When, if that is recorded.
+    since_ns: u64,
+}
+
+struct Incoming {
+    src: u32,
+    dst: u32,
+    flow: RecvFlow,
+    meter: Arc<FlowMeter>,
+}
+
+/// A message that was asked for.
+struct Receive {
+    request: Request,
+    count: u64,
+    /// When it was, if that is recorded.
+    since_ns: u64,
+    /// Where it goes if it is to be reduced.
+    staging: Option<Staging>,
+}
+
+/// Where a program is.
+#[derive(Default)]
+struct Cursor {
+    step: usize,
+    /// Elements of the step that are done.
+    done: u64,
+    /// Elements of the step that were asked for.
+    asked: u64,
+    /// Whether the only message of a step without elements was asked for.
+    asked_empty: bool,
+    receives: VecDeque<Receive>,
+}
+
+pub(super) struct ChannelRun {
+    schedule: Arc<Schedule>,
+    index: usize,
+    bound: Arc<Bound>,
+    remote: Option<Remote>,
+    piece_count: u64,
+    /// Programs of this host, and where they are.
+    cursors: Vec<(u32, Cursor)>,
+    /// What programs of this host offer each other, by (sender, receiver).
+    offers: Vec<((u32, u32), VecDeque<RankSpan>)>,
+    outgoing: Vec<Outgoing>,
+    incoming: Vec<Incoming>,
+    keys: Vec<(RankBuffer, MemoryKey)>,
+    spare_staging: Vec<Staging>,
+}
+
+/// What a step of a program did.
+enum Ran {
+    /// Nothing can be done now.
+    Waits,
+    /// Posted requests, and can do nothing more now.
+    Posted,
+    /// Something, and the step goes on.
+    Part,
+    /// Ended without moving data here: others may go on at once.
+    Offered,
+    /// Ended.
+    Whole,
+}
+
+fn channels(schedule: &Schedule) -> &[Channel] {
+    match &schedule.shape {
+        Shape::Message(channels) => channels,
+        Shape::Direct(_) => &[],
+    }
+}
+
+impl ChannelRun {
+    /// Channel `index` of a message schedule; `remote` where it has programs of other hosts.
+    pub(super) fn new(of: &BoundSchedule, index: usize, remote: Option<Remote>) -> Self {
+        let BoundSchedule { schedule, bound, piece_bytes, .. } = of.clone();
+        let programs = channels(&schedule).get(index).map_or(&[][..], |channel| &channel.programs);
+        let is_here = |ranks: &[u32]| ranks.first().is_some_and(|rank| bound.is_here(*rank));
+        let here = (0..).zip(programs).filter(|(_, program)| is_here(&program.ranks));
+        let cursors = here.map(|(number, _)| (number, Cursor::default())).collect();
+        ChannelRun {
+            index,
+            piece_count: (piece_bytes / bound.element_bytes()).max(1),
+            schedule,
+            bound,
+            remote,
+            cursors,
+            offers: Vec::new(),
+            outgoing: Vec::new(),
+            incoming: Vec::new(),
+            keys: Vec::new(),
+            spare_staging: Vec::new(),
+        }
+    }
+
+    /// Runs a channel without links, which never waits: the verifier has proven it.
+    pub(super) fn run_to_end(mut self) {
+        let now = Instant::now();
+        while let Ok(Stepped::Moved) = self.step(None, now) {}
+    }
+
+    /// Steps programs until they wait, or have moved a piece.
+    fn advance(&mut self, mut links: Option<&mut Links>, now: Instant) -> Result<Stepped, ChannelFault> {
+        let schedule = Arc::clone(&self.schedule);
+        let Some(channel) = channels(&schedule).get(self.index) else { return Ok(Stepped::Ended) };
+        let mut cursors = std::mem::take(&mut self.cursors);
+        let stepped = self.advance_cursors(channel, &mut cursors, &mut links, now);
+        self.cursors = cursors;
+        let (stepped, posted) = (stepped?, self.post_sends(links, now)?);
+        let all_sent = self.outgoing.iter().all(|out| out.queue.is_empty() && out.sends.is_empty());
+        Ok(match stepped {
+            Stepped::Ended if all_sent => Stepped::Ended,
+            Stepped::Ended | Stepped::Waits if !posted => Stepped::Waits,
+            _ => Stepped::Moved,
+        })
+    }
+
+    fn advance_cursors(
+        &mut self,
+        channel: &Channel,
+        cursors: &mut [(u32, Cursor)],
+        links: &mut Option<&mut Links>,
+        now: Instant,
+    ) -> Result<Stepped, ChannelFault> {
+        let (mut offered, mut moved, mut left) = (true, false, self.piece_count);
+        while offered {
+            offered = false;
+            let mut all_ended = true;
+            for (number, cursor) in &mut *cursors {
+                let Some(program) = channel.programs.get(*number as usize) else { continue };
+                while let Some(step) = program.steps.get(cursor.step) {
+                    let ran = self.run(channel, *number, step, cursor, links.as_deref_mut(), now)?;
+                    if matches!(ran, Ran::Offered | Ran::Whole) {
+                        debug_assert!(cursor.receives.is_empty(), "bug: a step has ended with receives in flight");
+                        (cursor.step, cursor.done, cursor.asked, cursor.asked_empty) = (cursor.step + 1, 0, 0, false);
+                    }
+                    match ran {
+                        Ran::Waits => break,
+                        Ran::Posted => {
+                            moved = true;
+                            break;
+                        }
+                        Ran::Part => return Ok(Stepped::Moved),
+                        Ran::Offered => offered = true,
+                        // Short operations end in one go: every further poll would add to their time.
+                        Ran::Whole => {
+                            moved = true;
+                            left = left.saturating_sub(step.count().max(1));
+                            if left == 0 {
+                                return Ok(Stepped::Moved);
+                            }
+                        }
+                    }
+                }
+                all_ended &= cursor.step >= program.steps.len();
+            }
+            if all_ended {
+                return Ok(Stepped::Ended);
+            }
+        }
+        Ok(if moved { Stepped::Moved } else { Stepped::Waits })
+    }
+
+    fn run(
+        &mut self,
+        channel: &Channel,
+        own: u32,
+        step: &Step,
+        cursor: &mut Cursor,
+        links: Option<&mut Links>,
+        now: Instant,
+    ) -> Result<Ran, ChannelFault> {
+        let (peer, is_send) = match step {
+            Step::Copy { .. } | Step::Reduce { .. } => return Ok(self.run_local(step, None, cursor)),
+            Step::Send { peer, .. } => (*peer, true),
+            Step::Recv { peer, .. } | Step::RecvReduce { peer, .. } => (*peer, false),
+        };
+        let first_rank = |number: u32| channel.programs.get(number as usize).and_then(|p| p.ranks.first().copied());
+        let (Some(own_rank), Some(peer_rank)) = (first_rank(own), first_rank(peer)) else {
+            return Err(TransportError::NoSuch("program").into());
+        };
+        if self.bound.is_here(peer_rank) {
+            let (src, dst) = if is_send { (own, peer) } else { (peer, own) };
+            return Ok(self.run_here((src, dst), step, cursor));
+        }
+        let (Some(links), Some(remote)) = (links, self.remote) else {
+            return Err(TransportError::NoSuch("link").into());
+        };
+        if let Step::Send { src, .. } = step {
+            self.send(&remote, (own_rank, peer_rank), *src, links, now)
+        } else {
+            self.receive(&remote, (peer_rank, own_rank), step, cursor, links, now)
+        }
+    }
+
+    /// Between two programs of this host.
+    fn run_here(&mut self, link: (u32, u32), step: &Step, cursor: &mut Cursor) -> Ran {
+        let at = self.offers.iter().position(|(of, _)| *of == link);
+        let at = at.unwrap_or_else(|| {
+            self.offers.push((link, VecDeque::new()));
+            self.offers.len() - 1
+        });
+        if let Step::Send { src, .. } = step {
+            self.offers[at].1.push_back(*src);
+            return Ran::Offered;
+        }
+        let Some(offer) = self.offers[at].1.front().copied() else { return Ran::Waits };
+        let ran = self.run_local(step, Some(offer), cursor);
+        if matches!(ran, Ran::Whole) {
+            self.offers[at].1.pop_front();
+        }
+        ran
+    }
+
+    /// Moves a piece of a step whose data is all on this host.
+    fn run_local(&self, step: &Step, offer: Option<RankSpan>, cursor: &mut Cursor) -> Ran {
+        let total = step.count();
+        let (from, count) = (cursor.done, (total - cursor.done).min(self.piece_count));
+        let bound = &self.bound;
+        // SAFETY: the spans are of the schedule that was bound, and so are offers. The verifier has proven that no step beside this one uses them.
+        unsafe {
+            match (step, offer) {
+                (Step::Copy { src, dsts }, _) => bound.copy_span(bound.address(src, from), dsts, from, count),
+                (Step::Recv { dsts, .. }, Some(offer)) => {
+                    bound.copy_span(bound.address(&offer, from), dsts, from, count);
+                }
+                (Step::RecvReduce { srcs, dsts, incoming_raw, srcs_raw, finish, .. }, Some(offer)) => {
+                    let incoming = bound.source(&offer, from, *incoming_raw);
+                    bound.reduce_spans(Some(incoming), (srcs, *srcs_raw), dsts, from, count, *finish);
+                }
+                (Step::Reduce { srcs, dsts, srcs_raw, finish }, _) => {
+                    bound.reduce_spans(None, (srcs, *srcs_raw), dsts, from, count, *finish);
+                }
+                _ => {}
+            }
+        }
+        cursor.done += count;
+        if cursor.done >= total { Ran::Whole } else { Ran::Part }
+    }
+
+    /// Queues a send to another host.
+    fn send(
+        &mut self,
+        remote: &Remote,
+        (src, dst): (u32, u32),
+        span: RankSpan,
+        links: &mut Links,
+        now: Instant,
+    ) -> Result<Ran, ChannelFault> {
+        let at = match self.outgoing.iter().position(|out| (out.src, out.dst) == (src, dst)) {
+            Some(at) => at,
+            None => {
+                let (flow, meter) = links.send_flow(remote.links, remote.link(src, dst), now)?;
+                let (queue, sends) = (VecDeque::new(), VecDeque::new());
+                self.outgoing.push(Outgoing { src, dst, flow, meter, queue, posted: 0, sends });
+                self.outgoing.len() - 1
+            }
+        };
+        self.outgoing[at].queue.push_back(span);
+        Ok(Ran::Offered)
+    }
+
+    /// Posts what flows have room for. Returns whether it did.
+    fn post_sends(&mut self, links: Option<&mut Links>, now: Instant) -> Result<bool, ChannelFault> {
+        let (Some(links), Some(remote)) = (links, self.remote) else { return Ok(false) };
+        let (message_count, mut any) = (links.message_bytes() / self.bound.element_bytes(), false);
+        for at in 0..self.outgoing.len() {
+            self.outgoing[at].forget_sent(&remote, links)?;
+            let link = remote.link(self.outgoing[at].src, self.outgoing[at].dst);
+            while let Some(span) = self.outgoing[at].queue.front().copied() {
+                let posted = self.outgoing[at].posted;
+                let count = (span.span.count - posted).min(message_count);
+                let (under_way, bytes) = (self.outgoing[at].sends.len(), count * self.bound.element_bytes());
+                if !links.may_send(remote.links, link, under_way, bytes, now) {
+                    break;
+                }
+                let message = self.memory(&span, posted, count, links)?;
+                let out = &mut self.outgoing[at];
+                let Some(request) = links.transport.isend(out.flow, message, remote.tag.0)? else { break };
+                any = true;
+                out.meter.count(message.bytes);
+                links.sent(remote.links, link, message.bytes, now);
+                out.sends.push_back(Sent { request, bytes: message.bytes, since_ns: links.recorder().now_ns() });
+                out.posted += count;
+                if out.posted >= span.span.count {
+                    out.queue.pop_front();
+                    out.posted = 0;
+                }
+            }
+        }
+        Ok(any)
+    }
+
+    /// Works on a message from another host, and asks for the next ones.
+    fn receive(
+        &mut self,
+        remote: &Remote,
+        (src, dst): (u32, u32),
+        step: &Step,
+        cursor: &mut Cursor,
+        links: &mut Links,
+        now: Instant,
+    ) -> Result<Ran, ChannelFault> {
+        let at = self.incoming.iter().position(|incoming| (incoming.src, incoming.dst) == (src, dst));
+        let at = match at {
+            Some(at) => at,
+            None => {
+                let (flow, meter) = links.recv_flow(remote.links, remote.link(src, dst), now)?;
+                self.incoming.push(Incoming { src, dst, flow, meter });
+                self.incoming.len() - 1
+            }
+        };
+        let flow = self.incoming[at].flow;
+        let asked = self.ask(flow, step, cursor, links)?;
+        let Some(receive) = cursor.receives.front() else { return Ok(Ran::Waits) };
+        let Status::Done { bytes, tag } = links.transport.test(receive.request)? else {
+            return Ok(if asked { Ran::Posted } else { Ran::Waits });
+        };
+        let Some(Receive { count, since_ns, staging, .. }) = cursor.receives.pop_front() else { return Ok(Ran::Waits) };
+        let expected_bytes = count * self.bound.element_bytes();
+        if tag != remote.tag.0 || bytes != expected_bytes {
+            // Still registered: `release` gives it back.
+            self.spare_staging.extend(staging);
+            return Err(links.mismatch(remote.links, remote.link(src, dst), (bytes, expected_bytes)));
+        }
+        self.incoming[at].meter.count(bytes);
+        let (job, channel, from, to) = (remote.job, remote.channel, src, dst);
+        let chunk = |at_ns| Record::Chunk { since_ns, at_ns, job, channel, from, to, sends: false, bytes };
+        links.recorder().record(chunk);
+        let (from, bound) = (cursor.done, &self.bound);
+        match (step, staging) {
+            (Step::Recv { dsts, .. }, _) => {
+                if let [first, others @ ..] = dsts.as_slice() {
+                    // SAFETY: as in `run_local`; the message has arrived.
+                    unsafe { bound.copy_span(bound.address(first, from), others, from, count) };
+                }
+            }
+            (Step::RecvReduce { srcs, dsts, srcs_raw, finish, .. }, Some(staging)) => {
+                let incoming = Bound::plain_source(staging.ptr());
+                // SAFETY: as in `run_local`; staging memory has the message, which has arrived.
+                unsafe { bound.reduce_spans(Some(incoming), (srcs, *srcs_raw), dsts, from, count, *finish) };
+                self.spare_staging.push(staging);
+            }
+            _ => {}
+        }
+        cursor.done += count;
+        if cursor.done >= step.count() {
+            return Ok(Ran::Whole);
+        }
+        self.ask(flow, step, cursor, links)?;
+        Ok(Ran::Part)
+    }
+
+    /// Asks for messages of a step before they come. Returns whether it did.
+    fn ask(
+        &mut self,
+        flow: RecvFlow,
+        step: &Step,
+        cursor: &mut Cursor,
+        links: &mut Links,
+    ) -> Result<bool, ChannelFault> {
+        let (total, before) = (step.count(), cursor.receives.len());
+        let message_count = links.message_bytes() / self.bound.element_bytes();
+        while cursor.receives.len() < RECEIVES_AHEAD && (cursor.asked < total || (total == 0 && !cursor.asked_empty)) {
+            let count = (total - cursor.asked).min(message_count);
+            let (buffer, staging) = match step {
+                Step::Recv { dsts, .. } => {
+                    let first = dsts.first().ok_or(TransportError::NoSuch("destination"))?;
+                    (self.memory(first, cursor.asked, count, links)?, None)
+                }
+                _ => {
+                    let staging = self.spare_staging.pop().map_or_else(|| links.take_staging(), Ok)?;
+                    (staging.span(count * self.bound.element_bytes()), Some(staging))
+                }
+            };
+            match links.transport.irecv(flow, buffer) {
+                Ok(Some(request)) => {
+                    let since_ns = links.recorder().now_ns();
+                    cursor.receives.push_back(Receive { request, count, since_ns, staging });
+                }
+                not_posted => {
+                    self.spare_staging.extend(staging);
+                    not_posted?;
+                    break;
+                }
+            }
+            cursor.asked += count;
+            cursor.asked_empty = true;
+        }
+        Ok(cursor.receives.len() > before)
+    }
+
+    /// Part of a buffer, as the transport knows it.
+    fn memory(
+        &mut self,
+        at: &RankSpan,
+        from: u64,
+        count: u64,
+        links: &mut Links,
+    ) -> Result<MemorySpan, TransportError> {
+        let buffer = RankBuffer { rank: at.rank, buffer: at.span.buffer };
+        let element_bytes = self.bound.element_bytes();
+        let key = match self.keys.iter().find(|(of, _)| *of == buffer) {
+            Some((_, key)) => *key,
+            None => {
+                let (ptr, bytes) = self.bound.extent(buffer);
+                // SAFETY: the operations in flight keep their regions mapped, and `bound` its scratch memory, until the job
+                // has reported its end; before that, `release` deregisters.
+                let key = unsafe { links.transport.register(ptr, bytes, MemoryKind::Host) }?;
+                self.keys.push((buffer, key));
+                key
+            }
+        };
+        Ok(MemorySpan { key, offset: (at.span.offset + from) * element_bytes, bytes: count * element_bytes })
+    }
+}
+
+impl Outgoing {
+    fn forget_sent(&mut self, remote: &Remote, links: &mut Links) -> Result<(), TransportError> {
+        let (job, channel, from, to) = (remote.job, remote.channel, self.src, self.dst);
+        while let Some(Sent { request, bytes, since_ns }) = self.sends.front() {
+            let (bytes, since_ns) = (*bytes, *since_ns);
+            if matches!(links.transport.test(*request)?, Status::Running { .. }) {
+                break;
+            }
+            self.sends.pop_front();
+            let chunk = |at_ns| Record::Chunk { since_ns, at_ns, job, channel, from, to, sends: true, bytes };
+            links.recorder().record(chunk);
+        }
+        Ok(())
+    }
+}
+
+impl ChannelJob for ChannelRun {
+    fn share(&self) -> Share {
+        self.bound.share()
+    }
+
+    fn step(&mut self, links: Option<&mut Links>, now: Instant) -> Result<Stepped, ChannelFault> {
+        self.advance(links, now)
+    }
+
+    fn waits(&self) -> Vec<FlowWait> {
+        let (Some(remote), Some(channel)) = (self.remote, channels(&self.schedule).get(self.index)) else {
+            return Vec::new();
+        };
+        let first_rank = |number: u32| channel.programs.get(number as usize).and_then(|p| p.ranks.first().copied());
+        let channel_number = remote.channel;
+        let wait = |from, to, is_receive, step| FlowWait { channel: channel_number, from, to, is_receive, step };
+        let receives =
+            self.cursors.iter().filter(|(_, cursor)| !cursor.receives.is_empty()).filter_map(|(own, cursor)| {
+                let step = channel.programs.get(*own as usize)?.steps.get(cursor.step)?;
+                let (Step::Recv { peer, .. } | Step::RecvReduce { peer, .. }) = step else { return None };
+                Some(wait(first_rank(*peer)?, first_rank(*own)?, true, cursor.step as u64))
+            });
+        let is_left = |out: &&Outgoing| !out.queue.is_empty() || !out.sends.is_empty();
+        let sends = self.outgoing.iter().filter(is_left).map(|out| wait(out.src, out.dst, false, 0));
+        receives.chain(sends).collect()
+    }
+
+    fn release(&mut self, links: &mut Links) {
+        for (_, key) in self.keys.drain(..) {
+            let freed = links.transport.deregister(key);
+            debug_assert!(freed.is_ok(), "bug: a channel has ended while requests use its memory: {freed:?}");
+        }
+        let receives = self.cursors.iter_mut().flat_map(|(_, cursor)| cursor.receives.drain(..));
+        let staging = receives.filter_map(|receive| receive.staging).chain(self.spare_staging.drain(..));
+        staging.for_each(|staging| links.give_staging(staging));
+    }
+}

@@ -1,0 +1,131 @@
+//! How fast links send, and when: by their communicator's pace, and what its tenant may send out of this host.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use mccs_model::link::{LinkKey, LinksId};
+use mccs_model::rate_limit::{Bucket, Pace, SharedBucket};
+use mccs_telemetry::placed::PaceUse;
+
+use super::{LinkSet, Links, Sending};
+
+/// How a communicator's flows leave this host.
+#[derive(Clone)]
+pub struct PaceHere {
+    /// How fast, and when.
+    pub pace: Arc<Pace>,
+    /// Where it is counted what they make of it.
+    pub pace_use: Arc<PaceUse>,
+    /// What its tenant sends from here, all its communicators by all engines; where that has a cap.
+    pub tenant: Option<Arc<SharedBucket>>,
+}
+
+/// All links on a channel to a host, of whichever ranks and strategies.
+pub(super) struct Paced {
+    /// What the communicator's pace says of them, in bits per second.
+    cap_bps: Option<u64>,
+    /// Point-to-point operations have one that engines share.
+    bucket: Bucket,
+}
+
+/// What holds a link back.
+struct Held<'a> {
+    paced: &'a mut Paced,
+    /// In place of its own bucket.
+    pairs: Option<&'a SharedBucket>,
+    /// Besides, where flows have caps of their own.
+    all: &'a SharedBucket,
+    /// Besides, where its tenant has a cap of this host: in bits per second.
+    tenant: Option<(&'a SharedBucket, u64)>,
+    /// The link's in that.
+    turn: &'a mut Option<(Instant, u64)>,
+}
+
+impl Paced {
+    pub(super) fn new(cap_bps: Option<u64>, now: Instant) -> Self {
+        Paced { cap_bps, bucket: Bucket::new(now) }
+    }
+}
+
+impl Links {
+    /// From now on a communicator's flows keep to this.
+    pub(in crate::transport) fn set_pace(&mut self, id: LinksId, here: PaceHere, now: Instant) {
+        let Some(set) = self.sets.get_mut(&id) else { return };
+        let pace = &here.pace;
+        let before = set.pace.as_ref().map(|before| &*before.pace);
+        for ((channel, to), paced) in &mut set.paced {
+            match before {
+                Some(before) => paced.bucket.repace(before, paced.cap_bps, now),
+                None => paced.bucket = Bucket::new(now),
+            }
+            let host = set.peers.as_ref().and_then(|peers| peers.hosts.get(usize::from(*to)));
+            paced.cap_bps = host.and_then(|host| pace.cap_of(*channel, &host.name));
+        }
+        let is_same = |tenant: &Arc<SharedBucket>| here.tenant.as_ref().is_some_and(|other| Arc::ptr_eq(tenant, other));
+        let keeps_turns = set.pace.as_ref().and_then(|before| before.tenant.as_ref()).is_some_and(is_same);
+        for sending in set.sends.values_mut() {
+            sending.meter.allot(set.paced.get(&sending.of).and_then(|paced| paced.cap_bps));
+            sending.turn = sending.turn.filter(|_| keeps_turns);
+        }
+        set.pace = (!here.pace.is_free()).then_some(here);
+    }
+
+    /// Whether a link that has so many unfinished messages may send another one, of so many bytes, now, by its communicator's pace. If not the engine
+    /// is woken when it may, unless it has to wait for one of these.
+    pub fn may_send(&mut self, id: LinksId, link: LinkKey, under_way: usize, bytes: u64, now: Instant) -> bool {
+        let Some((pace, pace_use, Held { paced, pairs, all, tenant, turn })) = self.paced(id, link) else {
+            return true;
+        };
+        if !pace.has_room(under_way) {
+            return false;
+        }
+        let own = match pairs {
+            Some(pairs) => pairs.may_send_by(pace, paced.cap_bps, now),
+            None => paced.bucket.may_send(pace, paced.cap_bps, now),
+        };
+        let common = pace.common_bps().map_or(Ok(()), |_| all.may_send(now));
+        let mut held = own.err().max(common.err());
+        // Last, so that nobody has a turn who could not use it.
+        if let (None, Some((tenant, host_cap_bps))) = (held, tenant) {
+            let own = turn.filter(|(_, of)| *of == bytes);
+            let (at, _) = *turn.insert(own.unwrap_or_else(|| (tenant.take_turn(bytes, host_cap_bps, now), bytes)));
+            held = (at > now).then_some(at);
+        }
+        let Some(at) = held else { return true };
+        pace_use.held();
+        self.wake_at = Some(self.wake_at.map_or(at, |other| other.min(at)));
+        false
+    }
+
+    /// A link has sent.
+    pub fn sent(&mut self, id: LinksId, link: LinkKey, bytes: u64, now: Instant) {
+        if let Some((pace, pace_use, Held { paced, pairs, all, tenant, turn })) = self.paced(id, link) {
+            pace_use.sent(bytes);
+            if let (None, Some((tenant, host_cap_bps))) = (turn.take(), tenant) {
+                tenant.sent(bytes, host_cap_bps, now);
+            }
+            match pairs {
+                Some(pairs) => pairs.sent_by(pace, paced.cap_bps, bytes, now),
+                None => paced.bucket.sent(bytes, now),
+            }
+            if let Some(common_bps) = pace.common_bps() {
+                all.sent(bytes, common_bps, now);
+            }
+        }
+    }
+
+    fn paced(&mut self, id: LinksId, link: LinkKey) -> Option<(&Pace, &PaceUse, Held<'_>)> {
+        let LinkSet { pace, sends, paced, peers, .. } = self.sets.get_mut(&id)?;
+        let (PaceHere { pace, pace_use, tenant }, peers) = (pace.as_ref()?, peers.as_ref()?);
+        let Sending { of, turn, .. } = sends.get_mut(&link)?;
+        let host = peers.hosts.get(usize::from(of.1))?;
+        let pairs = (link.channel == LinkKey::PAIRS).then_some(&*host.pairs);
+        let tenant = tenant.as_deref().zip(pace.host_cap_bps);
+        Some((pace, pace_use, Held { paced: paced.get_mut(of)?, pairs, all: &peers.all, tenant, turn }))
+    }
+
+    /// When something that was refused since this was last asked may go on.
+    pub(in crate::transport) fn take_wake_at(&mut self) -> Option<Instant> {
+        self.wake_at.take()
+    }
+}

@@ -1,0 +1,196 @@
+//! Who is where in a communicator, and which way through the network its flows take.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mccs_config::service::TransportKind;
+use mccs_exchange::protocol::Name;
+use mccs_model::link::LinkKey;
+use mccs_model::rate_limit::SharedBucket;
+use mccs_transport::{FlowOptions, FlowPath, ListenerHandle};
+
+/// A host of a communicator.
+#[derive(Debug, Clone)]
+pub struct PeerHost {
+    /// Its name.
+    pub name: Name,
+    /// Where its engines accept, by engine.
+    pub listeners: Vec<ListenerHandle>,
+    /// What point-to-point operations send there, which several engines do.
+    pub pairs: Arc<SharedBucket>,
+}
+
+/// Who is where in a communicator.
+#[derive(Debug, Clone)]
+pub struct Peers {
+    /// All its hosts.
+    pub hosts: Vec<PeerHost>,
+    /// By rank, its host's place in `hosts`.
+    pub host_of_rank: Vec<u16>,
+    /// Paths through the network of its first strategy.
+    pub assignment: Arc<PathAssignment>,
+    /// All that this host sends of the communicator, by whichever engine.
+    pub all: Arc<SharedBucket>,
+}
+
+/// Paths through the network that a strategy gives a communicator.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PathAssignment {
+    /// What carries the flows, where hosts have a choice.
+    pub transport: Option<TransportKind>,
+    /// Channels go round them. None: all flows are alike.
+    pub paths: Vec<FlowPath>,
+    /// Flows that go another way than their channel, by channel and places of the two hosts: the place of theirs in `paths`.
+    pub chosen: BTreeMap<(u16, u16, u16), u16>,
+}
+
+impl PathAssignment {
+    /// The same with packets of a traffic class, as in the IP header, on paths that have no code point of their own.
+    #[must_use]
+    pub fn of_class(self: &Arc<Self>, class: Option<u8>) -> Arc<Self> {
+        let Some(dscp) = class.map(|class| class >> 2) else { return Arc::clone(self) };
+        let mut marked = PathAssignment::clone(self);
+        if marked.paths.is_empty() {
+            marked.paths.push(FlowPath::default());
+        }
+        marked.paths.iter_mut().for_each(|path| path.dscp = path.dscp.or(Some(dscp)));
+        Arc::new(marked)
+    }
+
+    fn path(&self, channel: u16, hosts: Option<(u16, u16)>) -> Option<&FlowPath> {
+        let round = usize::from(channel).checked_rem(self.paths.len())?;
+        let chosen = hosts.and_then(|(from, to)| self.chosen.get(&(channel, from, to)));
+        self.paths.get(chosen.map_or(round, |chosen| usize::from(*chosen)))
+    }
+
+    /// The path's class of service, for the end that receives: acknowledgements that wait behind others' data hold up a flow that goes
+    /// first. A code point that all paths have is a class; others steer, and what is sent back finds its own way when one dies.
+    pub(super) fn class(&self) -> FlowPath {
+        let (mut dscps, mut priorities) =
+            (self.paths.iter().map(|path| path.dscp), self.paths.iter().map(|path| path.priority));
+        let first = self.paths.first().filter(|_| self.paths.len() > 1).cloned().unwrap_or_default();
+        FlowPath {
+            device: None,
+            source_ports: None,
+            dscp: first.dscp.filter(|_| dscps.all(|dscp| dscp == first.dscp)),
+            priority: first.priority.filter(|_| priorities.all(|priority| priority == first.priority)),
+        }
+    }
+}
+
+/// Links of a strategy to come, at one engine.
+#[derive(Debug, Clone)]
+pub struct NextEpoch {
+    /// Its number.
+    pub epoch: u32,
+    /// Where its flows go.
+    pub assignment: Arc<PathAssignment>,
+    /// Links that are made before its first operation; others as for the first strategy.
+    pub sends: Vec<LinkKey>,
+    /// As `sends`, in the other direction.
+    pub recvs: Vec<LinkKey>,
+}
+
+impl Peers {
+    /// The host of a rank.
+    #[must_use]
+    pub fn host_of(&self, rank: u32) -> Option<&PeerHost> {
+        self.hosts.get(usize::from(*self.host_of_rank.get(rank as usize)?))
+    }
+
+    /// The place of a rank's host in `hosts`.
+    pub(super) fn place_of(&self, rank: u32) -> Option<u16> {
+        self.host_of_rank.get(rank as usize).copied()
+    }
+
+    /// The path of a link's flow, if it has one.
+    pub(super) fn path<'a>(&self, link: LinkKey, assignment: &'a PathAssignment) -> Option<&'a FlowPath> {
+        if link.channel == LinkKey::PAIRS {
+            assignment.path((link.src + link.dst) as u16, None)
+        } else {
+            assignment.path(link.channel, self.place_of(link.src).zip(self.place_of(link.dst)))
+        }
+    }
+}
+
+/// Other ways than its own for a flow whose path dies: those of its strategy, then those that all communicators begin with.
+pub(super) fn detours(
+    flow: &FlowOptions,
+    own: Option<&FlowPath>,
+    assignment: [&Arc<PathAssignment>; 2],
+) -> Arc<[FlowPath]> {
+    if flow.path_timeout.is_none() {
+        return Arc::default();
+    }
+    let all = assignment.iter().flat_map(|assignment| &assignment.paths);
+    // Beginning behind its own, so that those of a dead path do not all take the same one.
+    let place = all.clone().position(|path| Some(path) == own).map_or(0, |place| place + 1);
+    let mut detours = Vec::new();
+    let in_turn = all.clone().skip(place).chain(all.clone().take(place)).map(|path| flow.on(path).path());
+    // Where nobody has named another way, the switches may know one.
+    let nowhere = FlowPath::default();
+    for path in in_turn.filter(|path| *path != nowhere).chain([nowhere.clone()]) {
+        if !detours.contains(&path) {
+            detours.push(path);
+        }
+    }
+    detours.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_of_a_class_have_its_code_point_where_the_operator_says_none() {
+        let none = Arc::new(PathAssignment::default());
+        assert_eq!(none.of_class(None), none);
+        let dscps = |assignment: Arc<PathAssignment>| assignment.paths.iter().map(|path| path.dscp).collect::<Vec<_>>();
+        assert_eq!(dscps(none.of_class(Some(104))), [Some(26)]);
+        let paths = vec![FlowPath { dscp: Some(8), ..FlowPath::default() }, FlowPath::default()];
+        let two = Arc::new(PathAssignment { paths, ..PathAssignment::default() });
+        assert_eq!(dscps(two.of_class(Some(0))), [Some(8), Some(0)], "the operator's comes first");
+    }
+    use mccs_transport::PortRange;
+
+    #[test]
+    fn a_code_point_of_all_paths_is_a_class_and_others_steer() {
+        let path = |port, dscp, priority| FlowPath {
+            device: Some("eth0".parse().expect("a device")),
+            source_ports: Some(PortRange { first: port, last: port }),
+            dscp: Some(dscp),
+            priority: Some(priority),
+        };
+        let class = |paths: Vec<FlowPath>| {
+            let FlowPath { device, source_ports, dscp, priority } =
+                PathAssignment { paths, ..PathAssignment::default() }.class();
+            assert_eq!((device, source_ports), (None, None), "device and port are the sender's");
+            (dscp, priority)
+        };
+        assert_eq!(class(vec![path(1, 8, 2), path(2, 8, 2)]), (Some(8), Some(2)));
+        assert_eq!(class(vec![path(1, 8, 2), path(2, 9, 2)]), (None, Some(2)));
+        assert_eq!(class(vec![path(1, 8, 2)]), (None, None), "one path may be steered by it");
+        assert_eq!(class(Vec::new()), (None, None));
+    }
+
+    #[test]
+    fn channels_go_round_the_engines() {
+        let link = |channel| LinkKey { epoch: 0, channel, src: 0, dst: 1 };
+        assert_eq!((link(0).engine(2), link(1).engine(2), link(2).engine(2)), (0, 1, 0));
+        let port = |port| FlowPath { source_ports: Some(PortRange { first: port, last: port }), ..FlowPath::default() };
+        let mut assignment = PathAssignment { paths: vec![port(7), port(8)], ..PathAssignment::default() };
+        let peers =
+            Peers { hosts: Vec::new(), host_of_rank: vec![0, 1], assignment: Arc::default(), all: Arc::default() };
+        let ports = |assignment: &PathAssignment| {
+            let path = |channel| peers.path(link(channel), assignment).and_then(|path| path.source_ports);
+            [0, 1, 2].map(|channel| path(channel).map_or(0, |ports| ports.first))
+        };
+        assert_eq!(ports(&assignment), [7, 8, 7]);
+        assignment.chosen.insert((2, 0, 1), 1);
+        assignment.chosen.insert((0, 1, 0), 1);
+        assert_eq!(ports(&assignment), [7, 8, 8]);
+        assert_eq!(ports(&PathAssignment::default()), [0; 3]);
+        assert_eq!(LinkKey::of_pair(3, 5).engine(3), 2);
+        assert_eq!(link(7).engine(0), 0);
+    }
+}

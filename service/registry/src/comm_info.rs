@@ -1,0 +1,364 @@
+//! A communicator as the operator sees it: what it is, and what it has done.
+//!
+//! The data path only touches atomics of the communicator at hand.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use mccs_ipc::protocol::HostRun;
+use mccs_ipc::types::{CollectiveKind, UniqueId};
+use mccs_telemetry::failed::FailedView;
+use mccs_telemetry::placed::Placed;
+use mccs_telemetry::plausible::Plausible;
+use mccs_telemetry::straggler;
+use mccs_telemetry::traffic::{PairSide, RecentTraffic, TenantTraffic, traffic};
+
+use mccs_device::cuda::KernelBlocks;
+use mccs_device::host::TenantShmExchange;
+use mccs_device::{CarriedOutBy, DirectGroup, Reading, TimedCollective};
+use mccs_model::SessionId;
+
+/// How far a rank is: counts of collectives, so the last sequence number plus one.
+#[derive(Debug)]
+pub struct RankInfo {
+    /// The rank.
+    pub rank: u32,
+    /// Its session.
+    pub session: SessionId,
+    /// Its process.
+    pub pid: i32,
+    /// Rounds of the shared-memory exchange that it has begun, as far as it has told.
+    pub rounds: AtomicU64,
+    /// Enqueued by the tenant; this and the following without rounds.
+    pub enqueued: AtomicU64,
+    /// Started on all ranks.
+    pub started: AtomicU64,
+    /// Completed.
+    pub completed: AtomicU64,
+    /// The last tag that it has given an operation of the service's; 0 is none.
+    pub user_tag: AtomicU64,
+    /// Time by which it has come later to started collectives than the first rank of this host. What copy engines carry out does not count.
+    pub late_ns: AtomicU64,
+}
+
+/// Device of communicators whose buffers are on GPUs, and that run in memory of the host.
+pub const STAGED: &str = "staged";
+
+/// A communicator as the operator sees it.
+#[derive(Debug)]
+pub struct CommInfo {
+    /// Its number, for the life of the service.
+    pub number: u64,
+    /// The tenant's name for it.
+    pub id: UniqueId,
+    /// What its tenant calls it; empty where it has no name.
+    pub name: String,
+    /// The job that it is part of, as its launcher calls it; empty where that is not known.
+    pub job: String,
+    /// Traffic class of its packets to other hosts, where its tenant has asked for one that the operator allows.
+    pub traffic_class: Option<u8>,
+    /// Whose it is.
+    pub tenant: String,
+    /// Device it runs on.
+    pub device: String,
+    /// Its ranks on all hosts.
+    pub nranks: u32,
+    /// Its hosts, this one included; none where all ranks are here.
+    pub hosts: Vec<String>,
+    /// Its ranks in order, by their hosts, if all are on GPUs and several hosts have some.
+    pub host_runs: Vec<HostRun>,
+    /// Ranks of this host, ascending.
+    pub ranks: Vec<RankInfo>,
+    /// Collectives and point-to-point pairs completed.
+    pub operations: AtomicU64,
+    /// Their payload, counted as nccl-tests does.
+    pub bytes: AtomicU64,
+    /// Payload times the collective's bus factor: what an ideal ring moves over each link.
+    pub bus_bytes: AtomicU64,
+    /// Time in which a collective was running. Of what ranks do among themselves a sample is timed, here and in what follows, and stands for the rest.
+    pub busy_ns: AtomicU64,
+    /// Time that ranks' kernels held multiprocessors, of all ranks and multiprocessors together. What copy engines carry out holds none, but
+    /// for combining, which is not counted.
+    pub multiprocessor_ns: AtomicU64,
+    /// Collectives that end on no rank before all have come, and the part of `busy_ns` that is theirs.
+    pub joint: [AtomicU64; 2],
+    /// Of `operations`, the point-to-point pairs; without those of ranks on GPUs, which [`CommInfo::pairs`] has.
+    pub pairs: AtomicU64,
+    /// What its collectives are like now.
+    pub recent: RecentTraffic,
+    /// All its tenant's collectives.
+    pub traffic: Arc<TenantTraffic>,
+    /// What flows' names say of it, where it has other hosts.
+    pub links: Option<u64>,
+    /// Operations that failed.
+    pub failed: AtomicU64,
+    /// Number of the strategy in force.
+    pub epoch: AtomicU64,
+    /// Where its ranks do small collectives among themselves.
+    pub shm_exchange: Option<Arc<TenantShmExchange>>,
+    /// Where its ranks, on GPUs, do collectives among themselves.
+    pub direct: Option<Arc<DirectGroup>>,
+    /// What a controller has to know, where there are other hosts.
+    pub placed: Option<Placed>,
+    /// What was told of what its ranks say of collectives.
+    pub plausible: Plausible,
+    /// The same of point-to-point pairs.
+    pub plausible_pairs: Plausible,
+}
+
+impl CommInfo {
+    /// The last tag that a rank has given an operation, whoever carries it out; 0 is none.
+    #[must_use]
+    pub fn user_tag(&self, rank: &RankInfo) -> u64 {
+        match &self.direct {
+            Some(direct) if direct.page().last_tag(rank.rank) != 0 => direct.page().last_tag(rank.rank),
+            _ => rank.user_tag.load(Ordering::Relaxed),
+        }
+    }
+
+    /// A message about it, with its name where it has one.
+    #[must_use]
+    pub fn named(&self, message: &Arc<str>) -> Arc<str> {
+        let name = format!(" (communicator {})", self.name);
+        if self.name.is_empty() || message.contains(&name) {
+            return Arc::clone(message);
+        }
+        format!("{message}{name}").into()
+    }
+
+    /// What is kept of it when it has failed.
+    #[must_use]
+    pub fn failed_view(&self, reason: &str) -> FailedView {
+        FailedView {
+            communicator: self.number,
+            unique_id: self.id.to_string(),
+            tenant: self.tenant.clone(),
+            nranks: self.nranks,
+            hosts: self.hosts.clone(),
+            operations: self.totals().0,
+            reason: reason.into(),
+            age_seconds: 0,
+        }
+    }
+
+    /// Whether its buffers are on GPUs, and it runs in memory of the host.
+    #[must_use]
+    pub fn is_staged(&self) -> bool {
+        self.device == STAGED
+    }
+}
+
+/// Raises a counter of a communicator that its proxy engine alone writes, which costs less than to add together with others.
+fn raise(counter: &AtomicU64, by: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+}
+
+/// How far a rank is with all its collectives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RankProgress {
+    /// Begun by the tenant.
+    pub enqueued: u64,
+    /// Begun by all ranks.
+    pub started: u64,
+    /// Ended.
+    pub completed: u64,
+}
+
+impl CommInfo {
+    /// Counts a completed collective.
+    pub fn count_collective(&self, kind: CollectiveKind, count: u64, dtype_bytes: usize, took: Duration) {
+        let (bytes, bus_bytes) = traffic(kind, count.saturating_mul(dtype_bytes as u64), u64::from(self.nranks));
+        self.count_operation(bytes);
+        self.count_time(kind, (bytes, bus_bytes), took, (1, straggler::is_joint(kind)));
+    }
+
+    /// Counts the time of collectives that are alike: how many, and whether none ends before all ranks have come. The proxy engine does so, and who looks at
+    /// what ranks did.
+    fn count_time(
+        &self,
+        kind: CollectiveKind,
+        (bytes, bus_bytes): (u64, u64),
+        took: Duration,
+        (times, is_joint): (u64, bool),
+    ) {
+        let took_ns = (took.as_nanos() as u64).saturating_mul(times);
+        self.bus_bytes.fetch_add(bus_bytes.saturating_mul(times), Ordering::Relaxed);
+        self.busy_ns.fetch_add(took_ns, Ordering::Relaxed);
+        if is_joint {
+            let [operations, time_ns] = &self.joint;
+            operations.fetch_add(times, Ordering::Relaxed);
+            time_ns.fetch_add(took_ns, Ordering::Relaxed);
+        }
+        self.recent.count(kind, bus_bytes, took);
+        self.traffic.count(kind, bytes, took, times);
+    }
+
+    /// Counts what has come to be known of how long collectives took that ranks did among themselves, and copy engines.
+    pub(super) fn count_times(&self) {
+        if let Some(direct) = &self.direct {
+            let blocks = direct.strategies().blocks();
+            direct.take_times(|reading, by| {
+                self.count_reading(reading);
+                if by == CarriedOutBy::Kernels {
+                    self.count_multiprocessors(reading, &blocks);
+                }
+            });
+        }
+        if let Some(shm_exchange) = &self.shm_exchange {
+            self.count_reading(&shm_exchange.take_times(Instant::now()));
+        }
+    }
+
+    fn count_reading(&self, reading: &Reading) {
+        for (timed, times) in reading.weighted() {
+            let TimedCollective { kind, payload_bytes, took, late } = timed;
+            let count_bytes = payload_bytes / kind.payload_count(1, self.nranks).max(1);
+            // None of them ends before all ranks have come.
+            self.count_time(*kind, traffic(*kind, count_bytes, u64::from(self.nranks)), *took, (times, true));
+            for rank in &self.ranks {
+                let late = late.get(rank.rank as usize).map_or(0, |late| late.as_nanos() as u64);
+                rank.late_ns.fetch_add(late.saturating_mul(times), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Counts what ranks' kernels held: a block has a multiprocessor for itself, also while it waits for other ranks.
+    fn count_multiprocessors(&self, reading: &Reading, blocks: &KernelBlocks) {
+        for (timed, times) in reading.weighted() {
+            let ran_ns = timed.ran_on_all(self.nranks).as_nanos() as u64;
+            let held_ns = ran_ns.saturating_mul(u64::from(blocks.of(timed.kind, timed.payload_bytes)));
+            self.multiprocessor_ns.fetch_add(held_ns.saturating_mul(times), Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a collective that was handed to GPUs: how long it takes is not known yet.
+    pub fn count_handed_out(&self, kind: CollectiveKind, count: u64, dtype_bytes: usize) {
+        let (bytes, _) = traffic(kind, count.saturating_mul(dtype_bytes as u64), u64::from(self.nranks));
+        self.count_operation(bytes);
+    }
+
+    fn count_operation(&self, bytes: u64) {
+        raise(&self.operations, 1);
+        raise(&self.bytes, bytes);
+        for rank in &self.ranks {
+            raise(&rank.completed, 1);
+        }
+    }
+
+    /// Whether the proxy engine knows when its collectives begin and end: those of ranks on GPUs are handed out, and end there.
+    #[must_use]
+    pub fn is_timed(&self) -> bool {
+        self.direct.is_none()
+    }
+
+    /// Of collectives that were handed to GPUs, those that have ended there.
+    fn of_handed_out(&self, handed_out: u64) -> u64 {
+        let large = self.direct.as_ref().and_then(|direct| direct.large());
+        large.map_or(handed_out, |large| handed_out.min(large.begun_and_ended().1))
+    }
+
+    /// Counts a completed send and its receive; where they are on two hosts, the sender's counts.
+    pub fn count_pair(&self, bytes: u64) {
+        raise(&self.operations, 1);
+        raise(&self.pairs, 1);
+        raise(&self.bytes, bytes);
+    }
+
+    /// Sides of a point-to-point operation on this host took so long, from when it could begin here. What ends at once has no time.
+    pub fn time_pair(&self, sides: &[PairSide], bytes: u64, took: Duration) {
+        if self.is_timed() && !took.is_zero() {
+            sides.iter().for_each(|side| self.recent.count_pair(*side, bytes, took));
+        }
+    }
+
+    /// Asks GPUs how far they are: [`CommInfo::progress`] and [`CommInfo::totals`] tell what was last known, as do the times.
+    pub fn ask(&self) {
+        self.count_times();
+        if let Some(direct) = &self.direct {
+            direct.ask();
+        }
+    }
+
+    /// How far one of `ranks` is. What a shared-memory exchange says is the tenant's word.
+    #[must_use]
+    pub fn progress(&self, info: &RankInfo) -> RankProgress {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (mut by_all, mut ended) = (0, 0);
+        if let Some(shm_exchange) = &self.shm_exchange {
+            by_all = self.rank_numbers().map(|rank| shm_exchange.posted(rank)).min().unwrap_or(0);
+            ended = shm_exchange.completed(info.rank).0;
+        }
+        if let Some(direct) = &self.direct {
+            by_all = self.rank_numbers().map(|rank| direct.page().launched(rank)).min().unwrap_or(0);
+            ended = direct.ended(info.rank);
+        }
+        RankProgress {
+            enqueued: load(&info.enqueued).saturating_add(self.rounds(info)),
+            started: load(&info.started).saturating_add(by_all),
+            completed: self.of_handed_out(load(&info.completed)).saturating_add(ended),
+        }
+    }
+
+    /// Rounds that one of `ranks` has begun.
+    #[must_use]
+    pub fn rounds(&self, info: &RankInfo) -> u64 {
+        let told = info.rounds.load(Ordering::Relaxed);
+        let launched = self.direct.as_ref().map_or(0, |direct| direct.page().launched(info.rank));
+        self.shm_exchange.as_ref().map_or(told, |shm_exchange| shm_exchange.posted(info.rank).max(told)).max(launched)
+    }
+
+    fn rank_numbers(&self) -> std::ops::Range<u32> {
+        0..self.nranks
+    }
+
+    /// Operations completed on all ranks, and their payload. What ranks say counts as far as it can be true: a tenant's sums are of all its
+    /// communicators, those included that have ended.
+    #[must_use]
+    pub fn totals(&self) -> (u64, u64) {
+        let rounds = self
+            .shm_exchange
+            .iter()
+            .flat_map(|shm_exchange| self.rank_numbers().map(|rank| shm_exchange.completed(rank)))
+            .min();
+        let (mut operations, mut bytes) = rounds.unwrap_or((0, 0));
+        if let Some(direct) = &self.direct {
+            operations = self.rank_numbers().map(|rank| direct.ended(rank)).min().unwrap_or(0);
+            bytes = self.rank_numbers().map(|rank| direct.payload_bytes(rank)).min().unwrap_or(0);
+        }
+        // All ranks together contribute no more than all slots hold.
+        let layout = self.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
+        let bytes_max =
+            layout.map_or(GPU_PAYLOAD_MAX, |layout| u64::from(layout.nranks) * u64::from(layout.slot_bytes));
+        let (operations, bytes) = self.plausible.told(Instant::now(), (operations, bytes), bytes_max);
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (pairs, pair_bytes) = self.pairs_on_gpus();
+        let operations = operations.saturating_add(pairs);
+        let bytes = bytes.saturating_add(pair_bytes);
+        (self.of_handed_out(load(&self.operations)).saturating_add(operations), load(&self.bytes).saturating_add(bytes))
+    }
+
+    /// Of the operations of [`CommInfo::totals`], the point-to-point pairs.
+    #[must_use]
+    pub fn pairs(&self) -> u64 {
+        self.pairs.load(Ordering::Relaxed).saturating_add(self.pairs_on_gpus().0)
+    }
+
+    /// Sends that ranks on GPUs have done among themselves, and their bytes.
+    fn pairs_on_gpus(&self) -> (u64, u64) {
+        let Some(direct) = &self.direct else { return (0, 0) };
+        let add = |all: (u64, u64), sent: (u64, u64)| (all.0.saturating_add(sent.0), all.1.saturating_add(sent.1));
+        let sent = self.rank_numbers().map(|rank| direct.sent(rank)).fold((0, 0), add);
+        self.plausible_pairs.told(Instant::now(), sent, GPU_PAYLOAD_MAX)
+    }
+
+    /// Average bus bandwidth while busy, in GB/s.
+    #[must_use]
+    pub fn busbw_gbps(&self) -> f64 {
+        let busy_ns = self.busy_ns.load(Ordering::Relaxed);
+        if busy_ns == 0 { 0.0 } else { self.bus_bytes.load(Ordering::Relaxed) as f64 / busy_ns as f64 }
+    }
+}
+
+/// More than the memory of all GPUs of a host, of which no collective's payload is longer.
+const GPU_PAYLOAD_MAX: u64 = 1 << 43;

@@ -1,0 +1,330 @@
+//! Where the control path finds everything that lives in the service. Its locks are taken when something begins or ends, and by the operator's
+//! queries.
+//!
+//! It imports devices and the operator's protocol, whose views it makes, and knows no engine.
+//!
+//! The most important: [`Registry`], all that lives; [`CommInfo`], a communicator as everybody but its proxy engine sees it; [`Overseer`],
+//! the views of the whole.
+
+mod comm_info;
+pub mod late;
+mod overseer;
+mod views;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+use mccs_model::SessionId;
+use mccs_model::gathering::Late;
+use mccs_runtime::WakerSlot;
+use mccs_telemetry::failed::FailedComms;
+use mccs_telemetry::flows::FlowTable;
+use mccs_telemetry::late::LateView;
+use mccs_telemetry::recorder::Recorders;
+use mccs_telemetry::{CommonTime, GpuInfo, HostInfo};
+use mccs_tenants::Tenant;
+use mccs_tenants::session::Session;
+
+pub use self::comm_info::{CommInfo, RankInfo, RankProgress, STAGED};
+pub use self::overseer::Overseer;
+pub use self::views::session_view;
+
+/// What a tenant's communicators have done, those included that have ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TenantTotals {
+    /// Operations completed.
+    pub operations: u64,
+    /// Of those, point-to-point pairs.
+    pub pairs: u64,
+    /// Their payload.
+    pub bytes: u64,
+    /// Operations that failed.
+    pub failed: u64,
+}
+
+impl TenantTotals {
+    fn add(&mut self, comm: &CommInfo) {
+        // First, since there may be more of them meanwhile, but not more than of all.
+        self.pairs = self.pairs.saturating_add(comm.pairs());
+        let (operations, bytes) = comm.totals();
+        self.operations = self.operations.saturating_add(operations);
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.failed = self.failed.saturating_add(comm.failed.load(Ordering::Relaxed));
+    }
+}
+
+/// Live ones, and what those that have ended have left behind, by tenant: together, so that nothing counts twice.
+#[derive(Default)]
+struct Comms {
+    live: BTreeMap<u64, Arc<CommInfo>>,
+    /// Over, but for what their GPUs have still to say.
+    leaving: BTreeMap<u64, Arc<CommInfo>>,
+    ended: BTreeMap<String, TenantTotals>,
+}
+
+impl Comms {
+    /// Nothing of a communicator will come to be known any more. Whoever drops it must not hold the lock: memory goes with it.
+    fn left(&mut self, number: u64) -> Option<Arc<CommInfo>> {
+        let comm = self.leaving.remove(&number)?;
+        comm.count_times();
+        self.ended.entry(comm.tenant.clone()).or_default().add(&comm);
+        Some(comm)
+    }
+}
+
+/// Connections that were refused, by who would have served them.
+#[derive(Debug, Default)]
+pub struct Refused {
+    /// Tenants' sockets: no tenant, over a quota, or while the host is drained.
+    pub tenants: AtomicU64,
+    /// The operator's socket.
+    pub control: AtomicU64,
+    /// The exchange: strangers.
+    pub exchange: AtomicU64,
+    /// Metrics: too many at once, too slow, or not HTTP.
+    pub metrics: AtomicU64,
+}
+
+/// Everything that lives in the service, by number; and the hosts and tenants it knows, by name.
+#[derive(Default)]
+pub struct Registry {
+    hosts: Mutex<BTreeMap<String, HostInfo>>,
+    tenants: Mutex<BTreeMap<String, Arc<Tenant>>>,
+    sessions: Mutex<BTreeMap<SessionId, Arc<Session>>>,
+    comms: Arc<Mutex<Comms>>,
+    /// By who gathers their ranks.
+    late: Mutex<BTreeMap<String, Vec<Late>>>,
+    next_number: AtomicU64,
+    /// Grows when a communicator of several hosts begins, ends, or gets another strategy.
+    comm_changes: AtomicU64,
+    /// Grows when a burst is foreseen.
+    bursts: AtomicU64,
+    /// In nanoseconds; 0 where the clock is not known, or not needed.
+    clock_error: AtomicU64,
+    /// What the cluster's common clock has shown last, and when.
+    clock: Mutex<Option<(Instant, CommonTime)>>,
+    /// Why the operator empties the host; empty where nothing was said.
+    draining: Mutex<Option<String>>,
+    is_draining: AtomicBool,
+    /// In seconds of the Unix epoch; 0 where there is none.
+    certificate_end: AtomicU64,
+    watcher: OnceLock<WakerSlot>,
+    gpus: OnceLock<Arc<[GpuInfo]>>,
+    /// Flows to and from other hosts.
+    pub flows: Arc<FlowTable>,
+    /// Communicators that have failed.
+    pub failed: FailedComms,
+    /// Connections refused.
+    pub refused: Refused,
+    /// What engines did last.
+    pub recorders: Arc<Recorders>,
+}
+
+impl Registry {
+    /// A number that no session or communicator has had.
+    pub fn next_number(&self) -> u64 {
+        self.next_number.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// A session has begun.
+    pub fn add_session(&self, session: Arc<Session>) {
+        lock(&self.sessions).insert(session.id, session);
+    }
+
+    /// A session has ended.
+    pub fn remove_session(&self, session: SessionId) {
+        lock(&self.sessions).remove(&session);
+    }
+
+    /// The service has GPUs. Said once.
+    pub fn set_gpus(&self, gpus: Arc<[GpuInfo]>) {
+        let _ = self.gpus.set(gpus);
+    }
+
+    /// Those that it has.
+    #[must_use]
+    pub fn gpus(&self) -> &[GpuInfo] {
+        self.gpus.get().map_or(&[], |gpus| gpus)
+    }
+
+    /// A host's state has changed.
+    pub fn set_host(&self, host: HostInfo) {
+        lock(&self.hosts).insert(host.name.clone(), host);
+    }
+
+    /// All hosts now.
+    #[must_use]
+    pub fn hosts(&self) -> Vec<HostInfo> {
+        lock(&self.hosts).values().cloned().collect()
+    }
+
+    /// A tenant that may connect.
+    pub fn add_tenant(&self, tenant: Arc<Tenant>) {
+        lock(&self.tenants).insert(tenant.name.clone(), tenant);
+    }
+
+    /// All tenants.
+    #[must_use]
+    pub fn tenants(&self) -> Vec<Arc<Tenant>> {
+        lock(&self.tenants).values().cloned().collect()
+    }
+
+    /// A communicator is complete.
+    pub fn add_comm(&self, comm: Arc<CommInfo>) {
+        let is_watched = comm.placed.is_some();
+        lock(&self.comms).live.insert(comm.number, comm);
+        if is_watched {
+            self.note_comms();
+        }
+    }
+
+    /// A communicator is over.
+    pub fn remove_comm(&self, number: u64) {
+        let mut comms = lock(&self.comms);
+        let Some(comm) = comms.live.remove(&number) else { return };
+        comms.leaving.insert(number, Arc::clone(&comm));
+        drop(comms);
+        let all = Arc::clone(&self.comms);
+        let is_told = move || {
+            let comm = lock(&all).left(number);
+            drop(comm);
+        };
+        match &comm.direct {
+            Some(direct) => direct.ask_at_last(Box::new(is_told)),
+            None => is_told(),
+        }
+        if comm.placed.is_some() {
+            self.note_comms();
+        }
+    }
+
+    /// Communicators that wait for ranks for long, all of which the same one gathers.
+    pub fn set_late(&self, gatherer: &str, late: Vec<Late>) {
+        lock(&self.late).insert(gatherer.to_owned(), late);
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn late(&self) -> Vec<Late> {
+        lock(&self.late).values().flatten().cloned().collect()
+    }
+
+    /// All of them, as the operator sees them.
+    #[must_use]
+    pub fn late_views(&self, now: Instant) -> Vec<LateView> {
+        self.late().iter().map(|late| LateView::of(late, now)).collect()
+    }
+
+    /// Something has become of a communicator of several hosts: who watches is woken.
+    pub fn note_comms(&self) {
+        self.comm_changes.fetch_add(1, Ordering::Release);
+        if let Some(watcher) = self.watcher.get() {
+            watcher.wake();
+        }
+    }
+
+    /// What this host takes the cluster's common clock to show now, where it needs one.
+    pub fn set_clock(&self, time: Option<CommonTime>, now: Instant) {
+        self.clock_error.store(time.map_or(0, |time| time.error_ns.max(1)), Ordering::Relaxed);
+        if let Some(time) = time {
+            *lock(&self.clock) = Some((now, time));
+        }
+    }
+
+    /// What was said last, and when.
+    #[must_use]
+    pub fn clock(&self) -> Option<(Instant, CommonTime)> {
+        *lock(&self.clock)
+    }
+
+    /// What was said last.
+    #[must_use]
+    pub fn clock_error_ns(&self) -> Option<u64> {
+        Some(self.clock_error.load(Ordering::Relaxed)).filter(|ns| *ns > 0)
+    }
+
+    /// The operator wants the host empty, or in use again: whether processes without a session are refused.
+    pub fn set_draining(&self, drains: bool, reason: Option<String>) {
+        let mut why = lock(&self.draining);
+        // Who asks again without a reason leaves the one that was given.
+        *why = if drains { reason.or(why.take()) } else { None };
+        self.is_draining.store(drains, Ordering::Relaxed);
+    }
+
+    /// Why the host is being emptied, where the operator has said.
+    #[must_use]
+    pub fn draining_reason(&self) -> Option<String> {
+        lock(&self.draining).clone()
+    }
+
+    /// Until when other hosts take this one for who it is, in seconds of the Unix epoch.
+    pub fn set_certificate_end(&self, unix_s: u64) {
+        self.certificate_end.store(unix_s, Ordering::Relaxed);
+    }
+
+    /// What was said last.
+    #[must_use]
+    pub fn certificate_end(&self) -> Option<u64> {
+        Some(self.certificate_end.load(Ordering::Relaxed)).filter(|unix_s| *unix_s > 0)
+    }
+
+    /// What was said last.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.is_draining.load(Ordering::Relaxed)
+    }
+
+    /// A burst is foreseen of a communicator for which others make room: who watches is woken.
+    pub fn note_burst(&self) {
+        self.bursts.fetch_add(1, Ordering::Release);
+        if let Some(watcher) = self.watcher.get() {
+            watcher.wake();
+        }
+    }
+
+    /// Differs after a burst was foreseen.
+    #[must_use]
+    pub fn bursts(&self) -> u64 {
+        self.bursts.load(Ordering::Acquire)
+    }
+
+    /// Differs after something has become of a communicator.
+    #[must_use]
+    pub fn comm_changes(&self) -> u64 {
+        self.comm_changes.load(Ordering::Acquire)
+    }
+
+    /// Whom to wake when something becomes of a communicator; the first counts.
+    pub fn set_watcher(&self, watcher: WakerSlot) {
+        let _ = self.watcher.set(watcher);
+    }
+
+    /// What each tenant's communicators have done since the service began, and those of them that live.
+    #[must_use]
+    pub fn totals(&self) -> (BTreeMap<String, TenantTotals>, Vec<Arc<CommInfo>>) {
+        let comms = lock(&self.comms);
+        let mut totals = comms.ended.clone();
+        for comm in comms.live.values().chain(comms.leaving.values()) {
+            totals.entry(comm.tenant.clone()).or_default().add(comm);
+        }
+        (totals, comms.live.values().cloned().collect())
+    }
+
+    /// All sessions now.
+    #[must_use]
+    pub fn sessions(&self) -> Vec<Arc<Session>> {
+        lock(&self.sessions).values().cloned().collect()
+    }
+
+    /// All communicators now.
+    #[must_use]
+    pub fn comms(&self) -> Vec<Arc<CommInfo>> {
+        lock(&self.comms).live.values().cloned().collect()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
