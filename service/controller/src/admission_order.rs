@@ -4,30 +4,24 @@
 //! that one plans in the same order.
 
 use super::message::{ControllerMessage, Report};
-use super::state::{Controller, Output};
+use super::outbox::Outbox;
 
-impl Controller {
-    /// Gives those a place that have none: behind all that a controller has seen, whatever hosts' clocks show.
-    pub(super) fn number_admissions(&mut self) {
-        let arrivals = self.comms.values().filter_map(|held| held.report.arrival);
-        let mut last = arrivals.max().unwrap_or(0);
-        let mut new: Vec<&mut Report> = self.comms.values_mut().map(|held| &mut held.report).collect();
-        new.retain(|report| report.arrival.is_none());
-        new.sort_by(|a, b| (a.began_ms, &a.comm).cmp(&(b.began_ms, &b.comm)));
-        for report in new {
-            last = last.saturating_add(1);
-            report.arrival = Some(last);
-            let (to, comm) = (report.comm.root.clone(), report.comm.clone());
-            let message = ControllerMessage::Arrived { life: self.life, comm, arrival: last };
-            self.outputs.push_back(Output::Tell { to, message });
-        }
+/// Gives those a place that have none: behind all that a controller has seen, whatever hosts' clocks show. Their hosts are told.
+pub(super) fn number(reports: Vec<&mut Report>, outbox: &mut Outbox) {
+    let mut last = reports.iter().filter_map(|report| report.arrival).max().unwrap_or(0);
+    let mut new = reports;
+    new.retain(|report| report.arrival.is_none());
+    new.sort_by(|a, b| (a.began_ms, &a.comm).cmp(&(b.began_ms, &b.comm)));
+    for report in new {
+        last = last.saturating_add(1);
+        report.arrival = Some(last);
+        let message = ControllerMessage::Arrived { life: outbox.life(), comm: report.comm.clone(), arrival: last };
+        outbox.tell(report.comm.root.clone(), message);
     }
+}
 
-    /// All communicators in the order in which they arrived.
-    pub(super) fn reports(&self) -> Vec<&Report> {
-        let mut reports: Vec<&Report> = self.comms.values().map(|held| &held.report).collect();
-        let place = |report: &Report| (report.arrival.unwrap_or(u64::MAX), report.began_ms);
-        reports.sort_by(|a, b| (place(a), &a.comm).cmp(&(place(b), &b.comm)));
-        reports
-    }
+/// All in the order in which they arrived.
+pub(super) fn sort(reports: &mut [&Report]) {
+    let place = |report: &Report| (report.arrival.unwrap_or(u64::MAX), report.began_ms);
+    reports.sort_by(|a, b| (place(a), &a.comm).cmp(&(place(b), &b.comm)));
 }

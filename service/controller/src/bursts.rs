@@ -4,15 +4,9 @@
 //! periods: each burst takes as long as the network lets it. Whoever makes room for a communicator holds back in the window
 //! that was told last, once; where none is told any more, because the job has stopped or its host is away, nobody is held back.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-
-use super::message::ControllerMessage;
-use super::pace::HostPace;
-use super::state::{Controller, Output};
-use mccs_model::{CommId, Name};
 
 /// Longer bursts would stall others for longer than operations may take.
 const LASTS_MAX: Duration = Duration::from_secs(3600);
@@ -55,31 +49,5 @@ impl CommonBurst {
     pub fn check(&self) -> Result<(), &'static str> {
         let is_good = (1..=LASTS_MAX.as_nanos() as u64).contains(&self.lasts_ns);
         is_good.then_some(()).ok_or("it has a burst that cannot be")
-    }
-}
-
-/// Which hosts make room for which communicators, as they were told.
-#[derive(Debug, Default)]
-pub(super) struct Yielders(BTreeMap<CommId, BTreeSet<Name>>);
-
-impl Yielders {
-    /// From all paces that hosts were told.
-    pub(super) fn of<'a>(told: impl Iterator<Item = (&'a Name, &'a HostPace)>) -> Self {
-        let mut yielders: BTreeMap<CommId, BTreeSet<Name>> = BTreeMap::new();
-        for (host, pace) in told {
-            for yields in &pace.yields {
-                yielders.entry(yields.to.clone()).or_default().insert(host.clone());
-            }
-        }
-        Yielders(yielders)
-    }
-}
-
-impl Controller {
-    /// A burst of a communicator is foreseen: the hosts that make room for it are told.
-    pub(super) fn foreseen(&mut self, comm: &CommId, burst: CommonBurst) {
-        let hosts = self.yielders.0.get(comm).into_iter().flatten();
-        let message = ControllerMessage::Burst { life: self.life, comm: comm.clone(), burst };
-        self.outputs.extend(hosts.map(|host| Output::Tell { to: host.clone(), message: message.clone() }));
     }
 }

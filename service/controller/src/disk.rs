@@ -126,15 +126,15 @@ impl Disk {
         }
     }
 
-    /// How both stand to what is in force; `taken_back` are those that a communicator refused.
+    /// How both stand to what is in force; the texts are those that a communicator refused.
     pub(super) fn view(
         &self,
         config: Option<&ClusterConfig>,
-        taken_back: &(Option<Text>, Option<Text>),
+        (topology, policy): (Option<&Text>, Option<&Text>),
         now: Instant,
     ) -> Vec<FileView> {
-        let topology = self.topology.view(config.map(|config| &config.network.text), taken_back.0.as_ref(), now);
-        let policy = self.policy.view(config.map(|config| &config.policy_text), taken_back.1.as_ref(), now);
+        let topology = self.topology.view(config.map(|config| &config.network.text), topology, now);
+        let policy = self.policy.view(config.map(|config| &config.policy_text), policy, now);
         policy.into_iter().chain(topology).collect()
     }
 }

@@ -1,27 +1,30 @@
-//! The hosts of the cluster: which of them are there, which have reported and for how long the others are waited for, which obey somebody
-//! else, and whether what they have contradicts the topology.
+//! The hosts of the cluster: which are there, which have reported, for how long the others are waited for, and which obey somebody else.
 //!
 //! ```text
-//! Away --met: Sync--> Asked --Synced--> Synced        lost: Away again, and what was known by its reports is forgotten
+//! Away --met: Sync--> Asked --Synced--> Synced        lost: Away again
 //!                       |
 //!                       +-----Obeys---> Elsewhere     until it is met again
 //! ```
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use mccs_config::topology::ActualHost;
-
+use super::effects::Effects;
 use super::history::Went;
 use super::message::ControllerMessage;
-use super::orders::Pending;
-use super::state::{Controller, Output, SYNC_TIME};
+use super::outbox::Outbox;
 use mccs_model::Name;
 
+/// How long hosts that are not there are waited for at the start.
+pub const GRACE: Duration = Duration::from_secs(3);
+/// How long a host that was met may take to report, be it once or several times within a minute: whoever has to be asked
+/// again and again does not keep the others waiting.
+pub const SYNC_TIME: Duration = Duration::from_secs(10);
 /// See [`SYNC_TIME`].
 const SYNC_TIME_IS_FOR: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum HostState {
+enum HostState {
     /// Not there, or no longer.
     Away,
     /// Asked to report.
@@ -32,121 +35,160 @@ pub(super) enum HostState {
     Elsewhere,
 }
 
-impl Controller {
-    /// Hosts of the cluster, and whether they report.
-    pub fn hosts(&self) -> impl Iterator<Item = (&Name, bool)> {
-        self.hosts.iter().map(|(host, state)| (host, *state == HostState::Synced))
-    }
+/// See the module's documentation.
+pub(super) struct Hosts {
+    own: Name,
+    states: BTreeMap<Name, HostState>,
+    grace_until: Instant,
+    /// How long hosts may still be waited for, and since when that is counted.
+    patience: BTreeMap<Name, (Instant, Duration)>,
+    /// Whether hosts report when communicators send.
+    with_profiles: bool,
+    /// Hosts that do not let this service in, since they have another one of its name: in their words.
+    turned_away: BTreeMap<Name, String>,
+    /// Hosts that obey another host, and which.
+    elsewhere: BTreeMap<Name, String>,
+}
 
-    /// Whether hosts obey another one, and none but its own this one.
-    pub(super) fn is_obeyed_by_none(&self) -> bool {
-        let may_obey = |state: &HostState| matches!(state, HostState::Asked { .. } | HostState::Synced);
-        let mut others = self.hosts.iter().filter(|(host, _)| **host != self.own);
-        !self.elsewhere.is_empty() && !others.any(|(_, state)| may_obey(state))
-    }
-
-    /// A host is there, and has heard nothing yet.
-    pub fn met(&mut self, host: &Name, now: Instant) {
-        self.forget(host, &format!("host {host} reports anew"));
-        self.rates.forget(host);
-        if self.dead_paths.forget(host) {
-            self.find_dead_links(&format!("host {host}, which said that it is dead, reports anew"), now);
+impl Hosts {
+    /// A cluster of these hosts, of which none has been met.
+    pub(super) fn new(own: &Name, hosts: &[Name], now: Instant) -> Self {
+        Hosts {
+            own: own.clone(),
+            states: hosts.iter().map(|host| (host.clone(), HostState::Away)).collect(),
+            grace_until: now + GRACE,
+            patience: BTreeMap::new(),
+            with_profiles: false,
+            turned_away: BTreeMap::new(),
+            elsewhere: BTreeMap::new(),
         }
+    }
+
+    /// All hosts, and whether they report.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Name, bool)> {
+        self.states.iter().map(|(host, state)| (host, *state == HostState::Synced))
+    }
+
+    /// Those that have reported: they hear what is told.
+    pub(super) fn synced(&self) -> impl Iterator<Item = &Name> {
+        self.iter().filter(|(_, reports)| *reports).map(|(host, _)| host)
+    }
+
+    /// Those that are there.
+    pub(super) fn there(&self) -> impl Iterator<Item = &Name> {
+        self.states.iter().filter(|(_, state)| **state != HostState::Away).map(|(host, _)| host)
+    }
+
+    pub(super) fn is_synced(&self, host: &Name) -> bool {
+        self.states.get(host) == Some(&HostState::Synced)
+    }
+
+    /// Whether a host is of the cluster, and was met.
+    pub(super) fn is_there(&self, host: &Name) -> bool {
+        self.states.get(host).is_some_and(|state| *state != HostState::Away)
+    }
+
+    /// A host is there, and is asked to report.
+    pub(super) fn met(&mut self, host: &Name, outbox: &mut Outbox, now: Instant) {
         self.turned_away.remove(host);
         self.elsewhere.remove(host);
-        self.comms.values_mut().for_each(|held| drop(held.paced.remove(host)));
-        self.unsure.remove(host);
         self.count_patience(host, now);
-        if let Some(state) = self.hosts.get_mut(host) {
+        if let Some(state) = self.states.get_mut(host) {
             let (since, left) = self.patience.entry(host.clone()).or_insert((now, SYNC_TIME));
             if now.saturating_duration_since(*since) >= SYNC_TIME_IS_FOR {
                 (*since, *left) = (now, SYNC_TIME);
             }
             *state = HostState::Asked { until: now + *left };
-            self.ask_for_reports(host.clone());
+            self.ask_for_reports(host.clone(), outbox);
         }
     }
 
     /// A host is not waited for any longer: what of its time is left.
-    pub(super) fn count_patience(&mut self, host: &Name, now: Instant) {
-        if let (Some(HostState::Asked { until }), Some((_, left))) = (self.hosts.get(host), self.patience.get_mut(host))
+    fn count_patience(&mut self, host: &Name, now: Instant) {
+        if let (Some(HostState::Asked { until }), Some((_, left))) =
+            (self.states.get(host), self.patience.get_mut(host))
         {
             *left = until.saturating_duration_since(now);
         }
     }
 
-    fn ask_for_reports(&mut self, host: Name) {
-        let message = ControllerMessage::Sync { life: self.life, with_profiles: self.with_profiles };
-        self.outputs.push_back(Output::Tell { to: host, message });
+    fn ask_for_reports(&self, host: Name, outbox: &mut Outbox) {
+        let message = ControllerMessage::Sync { life: outbox.life(), with_profiles: self.with_profiles };
+        outbox.tell(host, message);
     }
 
-    /// Another policy is in force: it may want to know more, or less.
-    pub(super) fn uses_profiles(&mut self, with_profiles: bool) {
-        if std::mem::replace(&mut self.with_profiles, with_profiles) != with_profiles {
-            let there = self.hosts.iter().filter(|(_, state)| **state != HostState::Away);
-            let there: Vec<Name> = there.map(|(host, _)| host.clone()).collect();
-            there.into_iter().for_each(|host| self.ask_for_reports(host));
-        }
-    }
-
-    /// A host is no longer there. Communicators with their root there have failed, or are out of reach.
-    pub fn lost(&mut self, host: &Name, now: Instant) {
+    /// A host has reported all.
+    pub(super) fn have_reported(&mut self, host: &Name, now: Instant) {
         self.count_patience(host, now);
-        let Some(state) = self.hosts.get_mut(host) else { return };
-        self.elsewhere.remove(host);
-        self.rates.forget(host);
-        if std::mem::replace(state, HostState::Away) != HostState::Away {
-            self.history.note(format!("host {host} lost"), "", Went::Done, now);
-        }
-        // Its NICs that are down are so until it says something else.
-        if self.inventory.remove(host).is_some() {
-            self.hosts_have_changed();
-        }
-        let cause = format!("host {host} was lost");
-        if self.forget(host, &cause) {
-            self.because(cause);
-        }
-        if self.dead_paths.forget(host) {
-            self.find_dead_links(&format!("host {host}, which said that it is dead, was lost"), now);
+        self.states.insert(host.clone(), HostState::Synced);
+    }
+
+    /// A policy is put in force: hosts that are there report anew where it wants to know more than the one before, or less.
+    pub(super) fn use_profiles(&mut self, with_profiles: bool, outbox: &mut Outbox) {
+        if std::mem::replace(&mut self.with_profiles, with_profiles) != with_profiles {
+            self.there().for_each(|host| self.ask_for_reports(host.clone(), outbox));
         }
     }
 
-    /// Forgets communicators with their root on a host, and says why of orders that are under way. Returns whether there were any.
-    pub(super) fn forget(&mut self, host: &Name, why: &str) -> bool {
-        let before = self.comms.len();
-        for (_, held) in self.comms.extract_if(.., |comm, _| comm.root == *host) {
-            // It may come back, and then has what its other hosts were told.
-            self.unsure.extend(held.paced.into_keys());
+    /// A host is no longer there. Returns whether it is of the cluster.
+    pub(super) fn lost(&mut self, host: &Name, effects: &mut Effects, now: Instant) -> bool {
+        self.count_patience(host, now);
+        let Some(state) = self.states.get_mut(host) else { return false };
+        self.elsewhere.remove(host);
+        if std::mem::replace(state, HostState::Away) != HostState::Away {
+            effects.history.note(format!("host {host} lost"), "", Went::Done, now);
         }
-        let comms = &self.comms;
-        self.wants.retain(|comm, by_host| {
-            by_host.remove(host);
-            comms.contains_key(comm) && !by_host.is_empty()
-        });
-        for (_, Pending { entry, .. }) in self.orders.extract_if(.., |_, pending| pending.comm.root == *host) {
-            self.history.went(entry, Went::Failed(why.to_owned()));
-        }
-        before != self.comms.len()
+        true
     }
 
     /// A host has another service of this one's name, and does not let this one in. It is tried again until it does.
-    pub fn turned_away(&mut self, host: &Name, reason: &str, now: Instant) {
+    pub(super) fn turned_away(&mut self, host: &Name, reason: &str, effects: &mut Effects, now: Instant) {
         if self.turned_away.insert(host.clone(), reason.to_owned()).is_none() {
             tracing::error!(%host, reason, "turned away: this service orders nothing there");
-            self.history.note(format!("turned away by host {host}"), reason, Went::Done, now);
+            effects.history.note(format!("turned away by host {host}"), reason, Went::Done, now);
         }
     }
 
-    /// Whoever is let in comes after all lives that hosts remember, also if the clock was set back.
-    pub(super) fn outlive(&mut self, life: u64, now: Instant) {
-        if life < self.life {
-            return;
+    /// A host obeys another host's controller.
+    pub(super) fn obeys(&mut self, host: &Name, controller: String, effects: &mut Effects, now: Instant) {
+        self.states.insert(host.clone(), HostState::Elsewhere);
+        let what = format!("not obeyed by host {host}: the controller of its service.toml is {controller}");
+        if self.elsewhere.insert(host.clone(), controller.clone()) != Some(controller) {
+            tracing::warn!(from = %host, what, "two hosts have the controller's role");
+            effects.history.note(what, "", Went::Done, now);
         }
-        (self.life, self.born) = (life.saturating_add(1), now);
-        self.history.note(format!("begins anew as life {}, after life {life}", self.life), "", Went::Done, now);
-        let there = self.hosts.iter().filter(|(_, state)| **state != HostState::Away);
-        let there: Vec<Name> = there.map(|(host, _)| host.clone()).collect();
-        there.iter().for_each(|host| self.met(host, now));
+    }
+
+    /// Hosts that do not let this service in, and why.
+    pub(super) fn turned_away_by(&self) -> impl Iterator<Item = (String, String)> {
+        self.turned_away.iter().map(|(host, why)| (host.to_string(), why.clone()))
+    }
+
+    /// Hosts that obey another host, and which.
+    pub(super) fn elsewhere(&self) -> impl Iterator<Item = (String, String)> {
+        self.elsewhere.iter().map(|(host, other)| (host.to_string(), other.clone()))
+    }
+
+    /// Whether hosts obey another one, and none but its own this one.
+    fn is_obeyed_by_none(&self) -> bool {
+        let may_obey = |state: &HostState| matches!(state, HostState::Asked { .. } | HostState::Synced);
+        let mut others = self.states.iter().filter(|(host, _)| **host != self.own);
+        !self.elsewhere.is_empty() && !others.any(|(_, state)| may_obey(state))
+    }
+
+    /// # Errors
+    /// Nobody would obey what an operator wants, and what is to be done about it.
+    pub(super) fn check_obedience(&self) -> Result<(), String> {
+        if let Some((host, reason)) = self.turned_away.first_key_value() {
+            return Err(format!("host {host} turns this service away: {reason}"));
+        }
+        if self.is_obeyed_by_none() {
+            let others = self.elsewhere.iter().map(|(host, controller)| format!("{host} obeys {controller}"));
+            let others: Vec<_> = others.collect();
+            let mend = "one host is the controller, the same in the service.toml of all";
+            return Err(format!("no other host obeys this one: {}; {mend}", others.join(", ")));
+        }
+        Ok(())
     }
 
     /// Until when hosts are waited for.
@@ -156,28 +198,6 @@ impl Controller {
             HostState::Asked { until } => Some(*until),
             HostState::Synced | HostState::Elsewhere => None,
         };
-        self.hosts.values().filter_map(until).filter(|until| *until > now).max()
-    }
-
-    /// The hosts of the cluster, and what they have said of themselves.
-    pub(super) fn actual_hosts(&self) -> Vec<ActualHost<'_>> {
-        let names = self.hosts.keys().map(|host| (host.as_str(), self.inventory.get(host)));
-        names.map(|(name, inventory)| inventory.map_or(ActualHost::named(name), |has| has.of(name))).collect()
-    }
-
-    pub(super) fn hosts_have_changed(&mut self) {
-        (self.is_to_compare, self.is_to_try_again) = (true, self.is_refused);
-    }
-
-    /// Compares the topology in force with what hosts have said since. What contradicts it is told; it stays in force, as all that was decided
-    /// by it does.
-    pub(super) fn compare_hosts(&mut self, now: Instant) {
-        let Some(config) = &self.config else { return };
-        let found = config.contradictions(&self.actual_hosts());
-        for contradiction in found.iter().filter(|found| !self.contradictions.contains(found)) {
-            tracing::warn!(contradiction, "the topology in force contradicts a host");
-            self.history.note("topology contradicted by a host", contradiction.as_str(), Went::Done, now);
-        }
-        self.contradictions = found;
+        self.states.values().filter_map(until).filter(|until| *until > now).max()
     }
 }

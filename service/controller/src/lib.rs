@@ -6,9 +6,17 @@
 //!            <-Report, Answer--     <-- communicators that began, changed, ended
 //! ```
 //!
-//! [`state`] holds the view, `hosts`, `report_handler` and `decision_scheduler` are what makes it another one and has it decide anew, [`orders`] tells what is not as decided, [`plan`] turns decisions of a policy into changes and [`pace`]s, [`agent`] reports and
-//! carries out, [`message`] is what the two say, [`inventory`] what hosts have of which topologies speak, [`bursts`] when those send for whom others make room, [`rates`] what goes over each path, [`link_overrides`] what all keep of an operator's words, `admission_order` in which order communicators are planned for, [`clock`] what time it is for all. All of it is without I/O
-//! and clock; the controller engine connects it with the exchange, the registry, the operator and the files.
+//! | module | what |
+//! | --- | --- |
+//! | [`state`] | the controller: routes inputs to components, which own what it knows |
+//! | [`agent`] | the agent of a host: reports, and carries out orders |
+//! | [`message`], [`answer`] | what the two say to each other, and what operators ask and are answered |
+//! | [`cluster_config`], [`plan`], [`pace`] | from files and reports to what communicators and hosts are to do |
+//! | [`communicator`], [`orders`], `rollout` | what is not as decided, what is asked for it, and what is taken back together |
+//! | [`links`], [`link_overrides`], [`dead_paths`] | links that are not as the topology says |
+//! | [`clock`], [`bursts`], [`rates`] | the common clock, bursts that others make room for, what flows send |
+//!
+//! All of it is without I/O and clock; the controller engine connects it with the exchange, the registry, the operator and the files.
 //!
 //! Invariants: an order names the strategy that it replaces, so that whoever knows less changes nothing; what is as decided is
 //! left alone; what is refused is in the history with the reason.
@@ -24,25 +32,31 @@ pub mod answer;
 pub mod bursts;
 pub mod clock;
 pub mod cluster_config;
+pub mod communicator;
+pub mod communicators;
+mod config_store;
 pub mod dead_paths;
 mod decision_scheduler;
 pub mod disk;
+mod effects;
 pub mod history;
-mod hosts;
+pub mod hosts;
+mod inventories;
 pub mod inventory;
 mod link_faults;
 pub mod link_overrides;
 mod link_state;
 pub mod links;
 pub mod message;
-mod operator;
 pub mod orders;
+pub mod outbox;
 pub mod pace;
+mod pace_table;
 pub mod plan;
 pub mod rates;
-mod report_handler;
 mod rollout;
 pub mod state;
+mod views;
 
 #[cfg(test)]
 mod tests;

@@ -16,7 +16,6 @@ use mccs_config::service::{FlowPath, TransportKind};
 use serde::{Deserialize, Serialize};
 
 use super::answer::{LinkRateView, PathRateView, RatesView};
-use super::operator::way_name;
 use mccs_model::Name;
 use mccs_policy::topology::{HostId, LinkId, Port, Topology};
 use mccs_telemetry::flows::{PathView, path_called, path_name};
@@ -215,6 +214,19 @@ impl ClusterRates {
         links.truncate(SHOWN_MAX);
         RatesView { paths, links, more_paths, more_links, others_bps }
     }
+}
+
+/// What operators call a path: its spine, or what steers to it; and its NIC.
+pub(super) fn way_name(path: &FlowPath, topology: &Topology) -> String {
+    let spine = topology.spine_steered_to(path);
+    let way = match (path.source_ports, path.dscp, spine) {
+        (None, None, _) => "hash".to_owned(),
+        (None, Some(dscp), None) if topology.is_class(dscp) => "hash".to_owned(),
+        (_, _, Some(spine)) => topology.spine_name(spine).to_owned(),
+        (Some(ports), _, None) => format!("source ports {ports}"),
+        (None, Some(dscp), None) => format!("code point {dscp}"),
+    };
+    path.device.as_ref().map_or(way.clone(), |device| format!("{way} by {device}"))
 }
 
 /// The links that a path between two hosts is known to cross.

@@ -7,6 +7,21 @@
 //!                                   +--> compare with what hosts were told              --> Pace, which holds at once
 //! ```
 //!
+//! [`Controller`] routes inputs to components, each of which owns its state:
+//!
+//! | component | owns |
+//! | --- | --- |
+//! | `Hosts` | who is there, has reported, or obeys somebody else |
+//! | `Inventories` | what hosts have, and what of the topology contradicts it |
+//! | `ConfigStore` | the cluster's config in force, and the files that it is from |
+//! | `Rollouts` | what is being put in force |
+//! | `Communicators` | what hosts report, what is planned, what was refused |
+//! | `Orders` | orders that are under way |
+//! | `PaceTable` | what hosts were told of how flows leave them |
+//! | `LinkFaults` | links that are not as the topology says |
+//! | `ClusterRates` | what flows send |
+//! | `Effects` | outputs, the history, and when it is decided again |
+//!
 //! What an operator has chosen by hand is *pinned*: all else is planned around it, and it is not ordered otherwise.
 //!
 //! Nothing is decided before the hosts that are there have reported, so that a controller that has just started decides as the one
@@ -17,174 +32,46 @@
 //! Without I/O and clock. Whoever calls an input then calls [`Controller::settle`], takes the outputs, and comes back at
 //! [`Controller::next_deadline`].
 //!
-//! Here is what it holds. `hosts.rs` has who is there, `report_handler.rs` what agents say, `decision_scheduler.rs` when it decides; `rollout.rs`,
-//! `operator.rs` and `orders.rs` are what files and operators want, and what hosts are asked for.
-//!
 //! Deliberately absent: when a change takes effect (the hosts agree on that), and memory of former lives: everything is
 //! reported again, also what operators have said of links, which hosts keep.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod operator_requests;
+mod report_handler;
+
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::answer::ControllerAnswer;
-use super::bursts::Yielders;
-use super::cluster_config::{ClusterConfig, Text};
-use super::dead_paths::DeadPaths;
-use super::disk::Disk;
-use super::history::History;
-use super::hosts::HostState;
-use super::inventory::Inventory;
+use super::answer::{Applied, ControllerAnswer};
+use super::cluster_config::ClusterConfig;
+use super::communicators::Communicators;
+use super::config_store::{ConfigStore, Texts};
+use super::effects::Effects;
+use super::history::{Cause, History, Went};
+use super::hosts::Hosts;
+use super::inventories::Inventories;
+use super::link_faults::LinkFaults;
 use super::link_overrides::LinkOverride;
-use super::links::Links;
-use super::message::{ControllerMessage, Report};
-use super::orders::{Pending, Refusal};
-use super::pace::HostPace;
-use super::plan::{Plan, Wants};
+use super::orders::{Answered, Orders, besides};
+use super::outbox::{Output, Ticket};
+use super::pace_table::PaceTable;
+use super::plan::plan_all;
 use super::rates::ClusterRates;
-use super::rollout::Rollout;
-use mccs_model::{CommId, Name};
-
-/// Communicators of the cluster that are looked after; those beyond keep what they have.
-pub const COMMS_MAX: usize = 1 << 16;
-/// How long hosts that are not there are waited for at the start.
-pub const GRACE: Duration = Duration::from_secs(3);
-/// How long a host that was met may take to report, be it once or several times within a minute: whoever has to be asked
-/// again and again does not keep the others waiting.
-pub const SYNC_TIME: Duration = Duration::from_secs(10);
-
-/// Rates are allotted anew at most so often when tenants want more or less of them.
-pub const ALLOT_EVERY: Duration = Duration::from_millis(500);
-
-/// Who asked, to be given back with the answer.
-pub type Ticket = u64;
-
-/// An operator's question: who is to be answered, and who asks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Question {
-    /// Given back with the answer.
-    pub ticket: Ticket,
-    /// User and command.
-    pub by: String,
-}
-
-/// What is to be done.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Output {
-    /// Tell an agent.
-    Tell {
-        /// Its host.
-        to: Name,
-        /// What.
-        message: ControllerMessage,
-    },
-    /// Answer an operator.
-    Answer {
-        /// Who.
-        ticket: Ticket,
-        /// What.
-        answer: Result<Box<ControllerAnswer>, String>,
-    },
-}
-
-/// A communicator.
-pub(super) struct Held {
-    pub(super) report: Report,
-    /// Or why it has none; `None` before there was a decision.
-    pub(super) plan: Option<Result<Plan, String>>,
-    pub(super) order: Option<u64>,
-    pub(super) refusal: Option<Refusal>,
-    /// What hosts were told of how flows leave them; those that were told nothing are free.
-    pub(super) paced: BTreeMap<Name, HostPace>,
-}
-
-impl Held {
-    /// Whether nothing more is to be asked of it at once: it is as decided, not to be changed, or has refused.
-    pub(super) fn is_settled(&self) -> bool {
-        match &self.plan {
-            _ if self.order.is_some() => false,
-            None => false,
-            Some(Err(_)) => true,
-            Some(Ok(plan)) => {
-                let epoch = self.report.chosen.epoch;
-                // Where its strategy is another one meanwhile its host says which.
-                let refuses = |refusal: &Refusal| refusal.is_of(plan, epoch) && refusal.reports_until.is_none();
-                self.report.is_pinned
-                    || plan.is_met_by(&self.report.chosen)
-                    || self.refusal.as_ref().is_some_and(refuses)
-            }
-        }
-    }
-
-    /// What hosts were told, where that is something.
-    pub(super) fn paces(&self) -> Vec<(String, HostPace)> {
-        let paced = self.paced.iter().filter(|(_, pace)| !pace.is_free());
-        paced.map(|(host, pace)| (host.to_string(), pace.clone())).collect()
-    }
-}
+use super::rollout::{Ended, Finish, Rollouts, Start};
+use super::views::Cluster;
+use mccs_model::Name;
 
 /// See the module's documentation.
 pub struct Controller {
-    pub(super) own: Name,
-    pub(super) life: u64,
-    /// When the common clock showed `life`.
-    pub(super) born: Instant,
-    pub(super) hosts: BTreeMap<Name, HostState>,
-    /// What hosts have, as they have said.
-    pub(super) inventory: BTreeMap<Name, Inventory>,
-    pub(super) rates: ClusterRates,
-    /// The topology in force is to be compared with the hosts.
-    pub(super) is_to_compare: bool,
-    /// What contradicts them of it.
-    pub(super) contradictions: Vec<String>,
-    pub(super) grace_until: Instant,
-    /// How long hosts may still be waited for, and since when that is counted.
-    pub(super) patience: BTreeMap<Name, (Instant, Duration)>,
-    pub(super) config: Option<Arc<ClusterConfig>>,
-    pub(super) with_profiles: bool,
-    /// What was last read, whatever was thought of it; where that was taken back, what is in force again.
-    pub(super) texts: (Option<Text>, Option<Text>),
-    /// What was last read, where that was taken back.
-    pub(super) taken_back: (Option<Text>, Option<Text>),
-    /// The policy that was in force before this one.
-    pub(super) policy_before: Option<Text>,
-    /// The files as they are on the disk.
-    pub(super) disk: Disk,
-    /// That was refused, and may have been for what hosts had then.
-    pub(super) is_refused: bool,
-    pub(super) is_to_try_again: bool,
-    pub(super) links: Links,
-    pub(super) dead_paths: DeadPaths,
-    pub(super) links_tested_at: Option<Instant>,
-    pub(super) comms: BTreeMap<CommId, Held>,
-    /// What flows want of what they are allotted.
-    pub(super) wants: Wants,
-    pub(super) yielders: Yielders,
-    /// When rates are allotted anew for it, and when they were last.
-    pub(super) allot_at: Option<Instant>,
-    pub(super) allotted_at: Instant,
-    /// Hosts that keep to paces which an earlier life has told.
-    pub(super) unsure: BTreeSet<Name>,
-    pub(super) orders: BTreeMap<u64, Pending>,
-    pub(super) next_order: u64,
-    /// Why everything is to be decided again.
-    pub(super) cause: Option<String>,
-    /// It is of tenants alone, for whom a pause is made ([`PAUSE_FOR_EACH`]).
-    pub(super) is_of_tenants: bool,
-    /// When it was decided last.
-    pub(super) decided_at: Option<Instant>,
-    /// Why it was decided last.
-    pub(super) last_cause: String,
-    pub(super) is_to_order: bool,
-    /// Hosts may not have been told how flows are to leave them.
-    pub(super) is_to_pace: bool,
-    pub(super) rollout: Option<Rollout>,
-    /// Hosts that do not let this service in, since they have another one of its name: in their words.
-    pub(super) turned_away: BTreeMap<Name, String>,
-    /// Hosts that obey another host, and which.
-    pub(super) elsewhere: BTreeMap<Name, String>,
-    pub(super) history: History,
-    pub(super) outputs: VecDeque<Output>,
+    hosts: Hosts,
+    inventories: Inventories,
+    config: ConfigStore,
+    rollouts: Rollouts,
+    comms: Communicators,
+    orders: Orders,
+    paces: PaceTable,
+    faults: LinkFaults,
+    rates: ClusterRates,
+    effects: Effects,
 }
 
 impl Controller {
@@ -192,46 +79,16 @@ impl Controller {
     #[must_use]
     pub fn new(life: u64, own: &Name, hosts: &[Name], now: Instant) -> Self {
         let mut controller = Controller {
-            own: own.clone(),
-            life,
-            born: now,
-            hosts: hosts.iter().map(|host| (host.clone(), HostState::Away)).collect(),
-            inventory: BTreeMap::new(),
+            hosts: Hosts::new(own, hosts, now),
+            inventories: Inventories::default(),
+            config: ConfigStore::default(),
+            rollouts: Rollouts::default(),
+            comms: Communicators::default(),
+            orders: Orders::default(),
+            paces: PaceTable::default(),
+            faults: LinkFaults::default(),
             rates: ClusterRates::default(),
-            is_to_compare: false,
-            contradictions: Vec::new(),
-            grace_until: now + GRACE,
-            patience: BTreeMap::new(),
-            config: None,
-            with_profiles: false,
-            texts: (None, None),
-            taken_back: (None, None),
-            policy_before: None,
-            disk: Disk::default(),
-            is_refused: false,
-            is_to_try_again: false,
-            links: Links::default(),
-            dead_paths: DeadPaths::default(),
-            links_tested_at: None,
-            comms: BTreeMap::new(),
-            wants: Wants::new(),
-            yielders: Yielders::default(),
-            allot_at: None,
-            allotted_at: now,
-            unsure: BTreeSet::new(),
-            orders: BTreeMap::new(),
-            next_order: 0,
-            cause: None,
-            is_of_tenants: false,
-            decided_at: None,
-            last_cause: String::new(),
-            is_to_order: false,
-            is_to_pace: false,
-            rollout: None,
-            turned_away: BTreeMap::new(),
-            elsewhere: BTreeMap::new(),
-            history: History::default(),
-            outputs: VecDeque::new(),
+            effects: Effects::new(life, now),
         };
         controller.met(own, now);
         controller
@@ -239,35 +96,273 @@ impl Controller {
 
     /// The next thing to be done.
     pub fn poll_output(&mut self) -> Option<Output> {
-        self.outputs.pop_front()
+        self.effects.outbox.pop()
     }
 
     /// What operators have said of links, from an earlier life; before anything else is heard.
     pub fn remember(&mut self, links: Vec<LinkOverride>) {
-        for link in links {
-            self.links.merge(link);
-        }
+        self.faults.remember(links);
     }
 
     /// What it did, why, and how it went.
     pub fn history(&mut self) -> &mut History {
-        &mut self.history
+        &mut self.effects.history
     }
 
     /// How many words about links were heard, and all that is known by them.
     pub fn said(&self) -> (u64, impl FnOnce() -> Vec<LinkOverride>) {
-        (self.links.words(), || self.links.to_keep().flatten().collect())
+        let links = self.faults.links();
+        (links.words(), || links.to_keep().flatten().collect())
     }
 
-    /// All hosts that hear are to keep what was said of a link.
-    pub(super) fn have_kept(&mut self, link: LinkOverride) {
-        let there = self.hosts.iter().filter(|(_, state)| **state == HostState::Synced);
-        let message = ControllerMessage::Keep { life: self.life, links: vec![link] };
-        self.outputs.extend(there.map(|(host, _)| Output::Tell { to: host.clone(), message: message.clone() }));
+    /// A host is there, and has heard nothing yet.
+    pub fn met(&mut self, host: &Name, now: Instant) {
+        self.forget_root(host, &format!("host {host} reports anew"));
+        self.rates.forget(host);
+        if self.faults.forget(host) {
+            self.find_dead_links(&format!("host {host}, which said that it is dead, reports anew"), now);
+        }
+        self.paces.forget_told(host);
+        self.hosts.met(host, &mut self.effects.outbox, now);
     }
 
-    /// Orders that were refused may be given again at once: the operator wants something anew.
-    pub(super) fn forgive(&mut self) {
-        self.comms.values_mut().for_each(|held| held.refusal = None);
+    /// A host is no longer there. Communicators with their root there have failed, or are out of reach.
+    pub fn lost(&mut self, host: &Name, now: Instant) {
+        if !self.hosts.lost(host, &mut self.effects, now) {
+            return;
+        }
+        self.rates.forget(host);
+        // Its NICs that are down are so until it says something else.
+        if self.inventories.lost(host) {
+            self.config.hosts_have_changed();
+        }
+        let cause = format!("host {host} was lost");
+        if self.forget_root(host, &cause) {
+            self.effects.decisions.because(cause);
+        }
+        if self.faults.forget(host) {
+            self.find_dead_links(&format!("host {host}, which said that it is dead, was lost"), now);
+        }
+    }
+
+    /// A host has another service of this one's name, and does not let this one in. It is tried again until it does.
+    pub fn turned_away(&mut self, host: &Name, reason: &str, now: Instant) {
+        self.hosts.turned_away(host, reason, &mut self.effects, now);
+    }
+
+    /// Forgets communicators with their root on a host, and says why of orders that are under way. Returns whether there were any.
+    fn forget_root(&mut self, host: &Name, why: &str) -> bool {
+        let were_some = self.comms.forget_root(host);
+        self.paces.forget_root(host);
+        self.orders.forget_root(host, why, &mut self.effects.history);
+        were_some
+    }
+
+    fn find_dead_links(&mut self, why_not: &str, now: Instant) {
+        self.faults.find_dead(self.config.in_force(), why_not, &mut self.effects, now);
+    }
+
+    /// Does what inputs and time have made due.
+    pub fn settle(&mut self, now: Instant) {
+        self.expire(now);
+        let config = self.config.in_force();
+        self.inventories.compare(config, &self.hosts, &mut self.effects.history, now);
+        if !self.rollouts.is_under_way()
+            && self.config.take_try_again()
+            && let Some(config) = self.config.try_again(&self.inventories.actual_hosts(&self.hosts))
+        {
+            // What they contradicted then is right now.
+            self.begin(config, &Cause::of_cluster("hosts have what its topology names"), None, now);
+        }
+        if self.hosts.waits_until(now).is_some() {
+            return;
+        }
+        self.effects.decisions.allot_if_due(now);
+        loop {
+            if self.effects.decisions.take_due(self.comms.len(), now) {
+                self.decide();
+                self.rollouts.decided(&self.comms);
+            }
+            while self.effects.decisions.take_to_order() {
+                // Whoever answers an order changes nothing of them, and there may be many.
+                if self.effects.decisions.take_to_pace() {
+                    self.rollouts.paced(self.paces.tell(&self.comms, &self.hosts, &mut self.effects.outbox));
+                }
+                let refused = self.orders.place(&mut self.comms, &mut self.effects, now);
+                self.have_answered(refused);
+            }
+            if !self.finish_rollout(now) {
+                break;
+            }
+        }
+    }
+
+    /// Gives up what has taken too long, and looks again at what was refused.
+    fn expire(&mut self, now: Instant) {
+        let late = self.orders.expire(&mut self.comms, &mut self.effects, now);
+        self.have_answered(late);
+        for (comm, reason) in self.comms.take_unreported(now) {
+            self.rollouts.kept(comm, reason);
+        }
+        if self.comms.values().any(|communicator| communicator.is_retry_due(now)) {
+            self.effects.decisions.order();
+        }
+    }
+
+    fn have_answered(&mut self, answered: impl IntoIterator<Item = Answered>) {
+        answered.into_iter().for_each(|answered| self.rollouts.answered(answered, &self.comms));
+    }
+
+    fn decide(&mut self) {
+        let Some(config) = self.config.in_force() else { return };
+        self.faults.update_found(config);
+        self.comms.number(&mut self.effects.outbox);
+        let plans = plan_all(config, self.faults.links(), &self.comms.reports(), self.paces.wants());
+        let plans = plans.into_iter().map(|(report, plan)| (report.comm.clone(), plan)).collect();
+        self.comms.decided(plans);
+        self.effects.decisions.order_and_pace();
+    }
+
+    /// Files of the operator have changed. What is refused changes nothing.
+    fn change_files(&mut self, files: Texts, now: Instant) {
+        self.config.note_changed(&files);
+        let Err(files) = self.rollouts.defer(files) else { return };
+        let what = files.names();
+        let cause = Cause::of_operator("a file has changed", &format!("file {what}"));
+        let chosen = self.config.choose(&files, &self.inventories.actual_hosts(&self.hosts), now);
+        let refused = match chosen {
+            Ok(chosen) => {
+                if let Some(config) = chosen.config {
+                    self.begin(config, &cause, None, now);
+                }
+                chosen.refused.map(|reason| {
+                    let other = "in force with what was in force before of the other file, which is refused";
+                    tracing::warn!(files = what, reason, "{other}");
+                    Went::DoneBut(format!("the other file is still refused: {reason}"))
+                })
+            }
+            Err(reason) => {
+                tracing::warn!(files = what, reason, "files refused; what was in force stays");
+                Some(Went::Failed(reason))
+            }
+        };
+        if let Some(went) = refused {
+            self.effects.history.note_caused(format!("{what} read"), &cause, went, now);
+        }
+    }
+
+    /// Puts a config in force, for an operator who waits for an answer, or for a file.
+    fn begin(&mut self, config: ClusterConfig, cause: &Cause, ticket: Option<Ticket>, now: Instant) {
+        let (policy, file) = (config.policy.name(), &config.policy_text.name);
+        let besides = besides(&config.not_enforced);
+        let what = format!("policy {policy} of {file}, topology of {}{besides}", config.network.text.name);
+        tracing::info!(policy, %file, why = cause.why, by = cause.by, "policy put in force");
+        self.hosts.use_profiles(config.policy.uses_profiles(), &mut self.effects.outbox);
+        let before = self.config.put_in_force(Arc::new(config));
+        self.inventories.compare_again();
+        self.start(what, cause, Start { before, ticket, is_said: ticket.is_some() }, now);
+    }
+
+    /// Begins a rollout of what was changed already.
+    fn start(&mut self, what: String, cause: &Cause, start: Start, now: Instant) {
+        let entry = self.effects.history.note_caused(&*what, cause, Went::Pending, now);
+        self.rollouts.start(start, entry, self.orders.last(), now);
+        self.comms.forgive();
+        self.effects.decisions.because(what);
+    }
+
+    /// Ends a rollout whose communicators are all answered for. Returns whether there is more to do.
+    fn finish_rollout(&mut self, now: Instant) -> bool {
+        match self.rollouts.finish(&self.comms, self.orders.last(), now) {
+            Finish::Waits => false,
+            Finish::RollBack { before, why } => {
+                tracing::warn!(reason = why, "policy taken back");
+                let what = format!("policy {} of {}", before.policy.name(), before.policy_text.name);
+                self.effects.history.note(what, &*why, Went::Done, now);
+                self.hosts.use_profiles(before.policy.uses_profiles(), &mut self.effects.outbox);
+                self.config.take_back(before);
+                self.inventories.compare_again();
+                self.comms.forgive();
+                self.effects.decisions.because(why);
+                true
+            }
+            Finish::Ended(ended) => {
+                self.end_rollout(*ended, now);
+                self.rollouts.is_under_way()
+            }
+        }
+    }
+
+    fn end_rollout(&mut self, mut ended: Ended, now: Instant) {
+        let is_said = ended.start.is_said && !ended.applied.rolled_back;
+        self.config.keep(ended.start.before.as_deref(), is_said);
+        self.note_paced(&ended.applied.paced, now);
+        let not_enforced = self.config.in_force().map(|config| self.cluster().without_effect(config));
+        let away = self.hosts.iter().filter(|(_, reports)| !reports).map(|(host, _)| host.to_string()).collect();
+        ended.applied = Applied { not_enforced: not_enforced.unwrap_or_default(), away, ..ended.applied };
+        self.effects.history.went(ended.entry, ended.went());
+        if let Some(ticket) = ended.start.ticket {
+            self.effects.outbox.answer(ticket, Ok(ControllerAnswer::Applied(ended.applied)));
+        }
+        if let Some(files) = ended.next {
+            self.change_files(files, now);
+        }
+    }
+
+    /// Hosts were told other paces, for which there are no orders that the history would tell of.
+    fn note_paced(&mut self, comms: &[String], now: Instant) {
+        let Some(first) = comms.first() else { return };
+        let more = match comms.len() - 1 {
+            0 => String::new(),
+            more => format!(", and of {more} more"),
+        };
+        let what = format!("caps, shares, windows and times to yield of communicator {first}{more} told to hosts");
+        let Effects { history, decisions, .. } = &mut self.effects;
+        history.note(what, decisions.last_cause(), Went::Done, now);
+    }
+
+    /// What operators are shown.
+    fn cluster(&self) -> Cluster<'_> {
+        Cluster {
+            life: self.effects.outbox.life(),
+            hosts: &self.hosts,
+            inventories: &self.inventories,
+            config: &self.config,
+            faults: &self.faults,
+            comms: &self.comms,
+            paces: &self.paces,
+            rates: &self.rates,
+        }
+    }
+
+    /// What a single decision may have to tell: an order and a place for each communicator, and a pace for each of its hosts.
+    #[must_use]
+    pub fn tells_at_most(&self) -> usize {
+        self.comms.values().map(|communicator| 2 + communicator.report().hosts.len()).sum()
+    }
+
+    /// When [`Controller::settle`] is next due, if time alone makes it.
+    #[must_use]
+    pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        let waits = self.hosts.waits_until(now);
+        let has_work = self.effects.decisions.has_work() || self.rollouts.is_under_way();
+        let decides = self.effects.decisions.next_deadline(self.comms.len());
+        let decides = decides.map(|at| waits.map_or(at, |until| until.max(at)));
+        let refused = self.comms.values().filter_map(|communicator| communicator.next_deadline(now));
+        let others = [self.orders.next_deadline(), waits.filter(|_| has_work), decides];
+        refused.chain(others.into_iter().flatten()).min()
+    }
+}
+
+#[cfg(test)]
+impl Controller {
+    /// The text of the topology in force.
+    pub(crate) fn topology_text(&self) -> Option<&str> {
+        self.config.in_force().map(|config| &*config.network.text.text)
+    }
+
+    /// What hosts have reported, in the order in which communicators arrived.
+    pub(crate) fn reports(&self) -> Vec<&super::message::Report> {
+        self.comms.reports()
     }
 }

@@ -6,8 +6,8 @@ use mccs_config::service::FlowPath;
 
 use super::fixture::{Fixture, name, policy, text};
 use crate::answer::{ControllerAnswer, ControllerRequest, Standing};
+use crate::hosts::GRACE;
 use crate::links::LinkState;
-use crate::state::GRACE;
 use mccs_model::CommId;
 
 const SPINES: [&str; 2] = ["20000-20099", "20100-20199"];

@@ -12,7 +12,8 @@ use crate::answer::{ControllerAnswer, ControllerRequest, HistoryView, PolicyView
 use crate::cluster_config::Text;
 use crate::inventory::{Interfaces, Inventory};
 use crate::message::{AgentMessage, ControllerMessage};
-use crate::state::{Controller, Output, Question, Ticket};
+use crate::outbox::{Output, Question, Ticket};
+use crate::state::Controller;
 use mccs_model::rate_limit::Pace;
 use mccs_model::{CommId, Name, Refused};
 use mccs_telemetry::flows::PathView;

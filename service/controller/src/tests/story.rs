@@ -12,13 +12,14 @@ use crate::answer::{
     Applied, ControllerAnswer, ControllerRequest, DiffView, FileStanding, HistoryView, LinkRateView, PolicyDiff,
     RatesView, Standing, StrategyView,
 };
+use crate::communicator::{ORDER_TIME, PAUSE, PAUSE_MAX};
 use crate::history::{EntryKind, HISTORY_MAX, Went};
+use crate::hosts::{GRACE, SYNC_TIME};
 use crate::inventory::Inventory;
 use crate::links::LinkState;
 use crate::message::{Act, AgentMessage, ControllerMessage, Order};
-use crate::orders::{ORDER_TIME, ORDERS_MAX, PAUSE, PAUSE_MAX};
+use crate::orders::ORDERS_MAX;
 use crate::pace::HostPace;
-use crate::state::{GRACE, SYNC_TIME};
 use mccs_model::limits::NRANKS_MAX;
 use mccs_model::rate_limit::Pace;
 use mccs_model::{CommId, Refused};
@@ -1216,12 +1217,8 @@ fn a_file_that_was_rolled_back_takes_no_later_one_with_it() {
         refuse(fixture, None);
     };
     let stands = |fixture: &mut Fixture, topology: &str, policy: &str| {
-        let config = fixture.controller.config.as_deref().unwrap();
-        assert!(
-            config.network.text.text.ends_with(topology),
-            "{topology}: {:?}",
-            fixture.controller.history().iter().last()
-        );
+        let in_force = fixture.controller.topology_text().unwrap().to_owned();
+        assert!(in_force.ends_with(topology), "{topology}: {:?}", fixture.controller.history().iter().last());
         assert_eq!(fixture.show().policy.as_deref(), Some(policy));
     };
     // A policy: topologies come and go, and it is not among what is put in force until it is another one.
@@ -1283,7 +1280,7 @@ fn of_two_files_that_were_rolled_back_together_the_one_that_is_mended_takes_the_
     fixture.controller.files(None, Some(reserve("spine9", "")), fixture.now);
     fixture.run();
     assert_eq!(fixture.show().policy.as_deref(), Some("pfa"));
-    assert_eq!(fixture.controller.config.as_deref().unwrap().network.text.text, renamed);
+    assert_eq!(fixture.controller.topology_text(), Some(&*renamed));
     assert_eq!(fixture.history().pop().unwrap().went, Went::Done, "{:?}", fixture.history());
 }
 

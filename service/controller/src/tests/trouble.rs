@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use super::fixture::{Fixture, name, policy, text};
 use crate::answer::{Applied, ControllerAnswer, ControllerRequest};
+use crate::communicator::{ORDER_TIME, PAUSE};
 use crate::history::Went;
+use crate::hosts::SYNC_TIME;
 use crate::message::{AgentMessage, ControllerMessage};
-use crate::orders::{ORDER_TIME, PAUSE};
-use crate::state::{SYNC_TIME, Ticket};
+use crate::outbox::Ticket;
 use mccs_model::{CommId, Refused};
 
 fn ask_for_ecmp(fixture: &mut Fixture) -> Ticket {

@@ -1,0 +1,238 @@
+//! The cluster's config in force, and the operator's texts: as they were last read, taken back, and in force before.
+//!
+//! ```text
+//! files --read--> checked against each other and the hosts --> in force --refused by a communicator--> taken back
+//!                            |
+//!                            +--> refused: what was in force stays, and both are tried again when hosts change
+//! ```
+//!
+//! Texts of two files that only fit together may be saved one after the other. The first is refused, and is put in force with the second.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use mccs_config::topology::ActualHost;
+
+use super::answer::FileView;
+use super::cluster_config::{ClusterConfig, Text};
+use super::disk::{Disk, FileRole};
+
+/// Texts of the operator's two files; `None` where one is not known, or not meant.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Texts {
+    pub(super) topology: Option<Text>,
+    pub(super) policy: Option<Text>,
+}
+
+impl Texts {
+    pub(super) fn are_none(&self) -> bool {
+        self.topology.is_none() && self.policy.is_none()
+    }
+
+    /// These, or else the others.
+    pub(super) fn or(self, others: Texts) -> Texts {
+        Texts { topology: self.topology.or(others.topology), policy: self.policy.or(others.policy) }
+    }
+
+    fn both(self) -> Option<(Text, Text)> {
+        self.topology.zip(self.policy)
+    }
+
+    /// What messages call them.
+    pub(super) fn names(&self) -> String {
+        let names = [&self.topology, &self.policy].into_iter().flatten().map(|text| &*text.name);
+        names.collect::<Vec<_>>().join(" and ")
+    }
+}
+
+/// What follows from texts that were read.
+#[derive(Default)]
+pub(super) struct Chosen {
+    /// To be put in force, where it says anything else than what is.
+    pub(super) config: Option<ClusterConfig>,
+    /// Why one of the files is not in force as it was last read, where the other one is.
+    pub(super) refused: Option<String>,
+}
+
+/// See the module's documentation.
+#[derive(Default)]
+pub(super) struct ConfigStore {
+    in_force: Option<Arc<ClusterConfig>>,
+    /// What was last read, whatever was thought of it; where that was taken back, what is in force again.
+    read: Texts,
+    /// What was last read, where that was taken back.
+    taken_back: Texts,
+    /// The policy that was in force before this one.
+    policy_before: Option<Text>,
+    /// The files as they are on the disk.
+    disk: Disk,
+    /// What was read last was refused, and may have been for what hosts had then.
+    is_refused: bool,
+    is_to_try_again: bool,
+}
+
+impl ConfigStore {
+    pub(super) fn in_force(&self) -> Option<&ClusterConfig> {
+        self.in_force.as_deref()
+    }
+
+    /// The policy that an operator may want again.
+    pub(super) fn policy_before(&self) -> Option<&Text> {
+        self.policy_before.as_ref()
+    }
+
+    /// Reads and checks two texts.
+    fn check(&self, topology: Text, policy: Text, cluster: &[ActualHost<'_>]) -> Result<ClusterConfig, String> {
+        ClusterConfig::new(topology, policy, cluster, self.in_force.as_deref())
+    }
+
+    /// Another policy, with the topology that is in force, or was read.
+    ///
+    /// # Errors
+    /// What is wrong with it, or that there is no topology.
+    pub(super) fn with_policy(&self, policy: Text, cluster: &[ActualHost<'_>]) -> Result<ClusterConfig, String> {
+        let in_force = self.in_force.as_ref().map(|config| config.network.text.clone());
+        let topology = in_force.or(self.read.topology.clone()).ok_or("there is no topology yet")?;
+        self.check(topology, policy, cluster)
+    }
+
+    /// Files have changed on the disk.
+    pub(super) fn note_changed(&mut self, changed: &Texts) {
+        self.disk.read(changed.topology.as_ref(), changed.policy.as_ref());
+    }
+
+    /// A file of the operator is gone, or cannot be read.
+    pub(super) fn note_lost(&mut self, role: FileRole, file: &str, error: &str, now: Instant) {
+        self.disk.lost(role, file, error, now);
+    }
+
+    /// What files that have changed come to.
+    ///
+    /// # Errors
+    /// They are refused, and why; what is in force stays.
+    pub(super) fn choose(
+        &mut self,
+        changed: &Texts,
+        cluster: &[ActualHost<'_>],
+        now: Instant,
+    ) -> Result<Chosen, String> {
+        let chosen = self.fit(changed, cluster);
+        let (topology, policy) = (changed.topology.is_some(), changed.policy.is_some());
+        let refused = match &chosen {
+            Ok(Chosen { refused: None, .. }) => None,
+            Ok(Chosen { refused: Some(reason), .. }) => Some((reason, (!topology, !policy))),
+            Err(reason) => Some((reason, (topology, policy))),
+        };
+        self.is_refused = refused.is_some();
+        match refused {
+            None => self.disk.accepted(),
+            Some((reason, files)) => self.disk.refused(reason, files, now),
+        }
+        chosen
+    }
+
+    /// Finds texts that fit each other among those that were read, taken back and in force.
+    fn fit(&mut self, changed: &Texts, cluster: &[ActualHost<'_>]) -> Result<Chosen, String> {
+        self.read = changed.clone().or(std::mem::take(&mut self.read));
+        self.taken_back.topology.take_if(|_| changed.topology.is_some());
+        self.taken_back.policy.take_if(|_| changed.policy.is_some());
+        // Until both were read there is nothing to check them against.
+        let Some((topology, policy)) = self.read.clone().both() else { return Ok(Chosen::default()) };
+        let in_force = self.in_force.as_deref().map(|config| (config.network.text.clone(), config.policy_text.clone()));
+        let (topology_in_force, policy_in_force) = in_force.unwrap_or((topology.clone(), policy.clone()));
+        // Of two that only fit together one was saved first, and refused. Where both do not go together yet, the one that has changed may
+        // fit what is in force; and if it does not, that is what is wrong with it.
+        let (config, refused) = match self.check(topology, policy, cluster) {
+            Ok(config) => (config, self.why_taken_back()),
+            Err(reason) => match self.with_taken_back(cluster) {
+                Some(config) => (config, None),
+                None => {
+                    let topology = changed.topology.clone().unwrap_or(topology_in_force);
+                    let policy = changed.policy.clone().unwrap_or(policy_in_force);
+                    (self.check(topology, policy, cluster)?, Some(reason))
+                }
+            },
+        };
+        let says = |config: &ClusterConfig| (config.network.text.text.clone(), config.policy_text.text.clone());
+        let is_news = self.in_force.as_ref().is_none_or(|before| says(before) != says(&config));
+        Ok(Chosen { config: Some(config).filter(|_| is_news), refused })
+    }
+
+    /// What of files is not in force as it was last read, since a communicator has refused it.
+    fn why_taken_back(&self) -> Option<String> {
+        let file = self.taken_back.topology.as_ref().or(self.taken_back.policy.as_ref())?;
+        Some(format!("{} was rolled back, and is tried again when it changes", file.name))
+    }
+
+    /// Of two that were taken back together one was mended, and only fits the other one.
+    fn with_taken_back(&mut self, cluster: &[ActualHost<'_>]) -> Option<ClusterConfig> {
+        self.why_taken_back()?;
+        let texts = self.taken_back.clone().or(self.read.clone());
+        let (topology, policy) = texts.clone().both()?;
+        let config = self.check(topology, policy, cluster).ok()?;
+        (self.read, self.taken_back) = (texts, Texts::default());
+        Some(config)
+    }
+
+    /// Hosts have other devices: files that were refused for what hosts had may be right now.
+    pub(super) fn hosts_have_changed(&mut self) {
+        self.is_to_try_again = self.is_refused;
+    }
+
+    /// Tries files again that were refused, if hosts have changed. Returns what is to be put in force; if they are still wrong, that was told.
+    pub(super) fn try_again(&mut self, cluster: &[ActualHost<'_>]) -> Option<ClusterConfig> {
+        let (topology, policy) = self.read.clone().both()?;
+        let config = self.check(topology, policy, cluster).ok()?;
+        self.is_refused = false;
+        self.disk.accepted();
+        // An operator may have said meanwhile what was to be read.
+        let is_in_force = |before: &Arc<ClusterConfig>| {
+            (&before.network.text, &before.policy_text) == (&config.network.text, &config.policy_text)
+        };
+        (!self.in_force.as_ref().is_some_and(is_in_force)).then_some(config)
+    }
+
+    /// Whether files that were refused are to be tried again; whoever asks then does.
+    pub(super) fn take_try_again(&mut self) -> bool {
+        std::mem::take(&mut self.is_to_try_again)
+    }
+
+    /// Puts another config in force. Returns the one before.
+    pub(super) fn put_in_force(&mut self, config: Arc<ClusterConfig>) -> Option<Arc<ClusterConfig>> {
+        self.in_force.replace(config)
+    }
+
+    /// Puts the config in force again that was before. It counts from now on as what was read, so that nothing that is wrong with one file
+    /// is put on the other.
+    pub(super) fn take_back(&mut self, before: Arc<ClusterConfig>) {
+        if let Some(config) = &self.in_force {
+            let take_back = |last: &mut Option<Text>, taken: &mut Option<Text>, of: &Text, before: &Text| {
+                if of != before && last.as_ref() == Some(of) {
+                    *taken = last.replace(before.clone());
+                }
+            };
+            let (read, taken) = (&mut self.read, &mut self.taken_back);
+            take_back(&mut read.topology, &mut taken.topology, &config.network.text, &before.network.text);
+            take_back(&mut read.policy, &mut taken.policy, &config.policy_text, &before.policy_text);
+        }
+        self.in_force = Some(before);
+    }
+
+    /// A config stays in force, in place of the one before: an operator may want the policy of that one again.
+    pub(super) fn keep(&mut self, before: Option<&ClusterConfig>, is_said: bool) {
+        let Some(config) = &self.in_force else { return };
+        if let Some(before) = before.filter(|before| before.policy_text.text != config.policy_text.text) {
+            self.policy_before = Some(before.policy_text.clone());
+        }
+        if is_said {
+            // The operator's word holds until the file says something else.
+            (self.read.policy, self.taken_back.policy) = (Some(config.policy_text.clone()), None);
+        }
+    }
+
+    /// How files stand to what is in force.
+    pub(super) fn view(&self, now: Instant) -> Vec<FileView> {
+        let Texts { topology, policy } = &self.taken_back;
+        self.disk.view(self.in_force.as_deref(), (topology.as_ref(), policy.as_ref()), now)
+    }
+}

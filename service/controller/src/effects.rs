@@ -1,0 +1,27 @@
+//! What a component may cause beyond itself: outputs, entries of the history, and another decision.
+
+use std::time::Instant;
+
+use super::decision_scheduler::DecisionScheduler;
+use super::history::{History, Went};
+use super::outbox::Outbox;
+
+/// See the module's documentation.
+pub(super) struct Effects {
+    pub(super) outbox: Outbox,
+    pub(super) history: History,
+    pub(super) decisions: DecisionScheduler,
+}
+
+impl Effects {
+    pub(super) fn new(life: u64, now: Instant) -> Self {
+        let (outbox, decisions) = (Outbox::new(life, now), DecisionScheduler::new(now));
+        Effects { outbox, history: History::default(), decisions }
+    }
+
+    /// Notes that something has happened in the cluster, for which all is decided again.
+    pub(super) fn decide_for(&mut self, what: String, why: &str, now: Instant) {
+        self.history.note(&*what, why, Went::Done, now);
+        self.decisions.because(what);
+    }
+}

@@ -1,0 +1,95 @@
+//! Outputs of the controller: messages for agents and answers for operators, in order.
+//!
+//! The outbox has the controller's *life*, with which every message to an agent is stamped. Agents obey the latest life that they
+//! have heard of.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use super::answer::ControllerAnswer;
+use super::link_overrides::LinkOverride;
+use super::message::ControllerMessage;
+use mccs_model::Name;
+
+/// Who asked, to be given back with the answer.
+pub type Ticket = u64;
+
+/// An operator's question: who is to be answered, and who asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// Given back with the answer.
+    pub ticket: Ticket,
+    /// User and command.
+    pub by: String,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Output {
+    /// Tell an agent.
+    Tell {
+        /// Its host.
+        to: Name,
+        /// What.
+        message: ControllerMessage,
+    },
+    /// Answer an operator.
+    Answer {
+        /// Who.
+        ticket: Ticket,
+        /// What.
+        answer: Result<Box<ControllerAnswer>, String>,
+    },
+}
+
+/// See the module's documentation.
+pub(super) struct Outbox {
+    life: u64,
+    /// When the common clock showed `life`.
+    born: Instant,
+    outputs: VecDeque<Output>,
+}
+
+impl Outbox {
+    pub(super) fn new(life: u64, now: Instant) -> Self {
+        Outbox { life, born: now, outputs: VecDeque::new() }
+    }
+
+    pub(super) fn life(&self) -> u64 {
+        self.life
+    }
+
+    /// Begins a life after this one. Returns its number.
+    pub(super) fn outlive(&mut self, life: u64, now: Instant) -> u64 {
+        (self.life, self.born) = (life.saturating_add(1), now);
+        self.life
+    }
+
+    /// What the common clock shows.
+    pub(super) fn common_ns(&self, now: Instant) -> u64 {
+        self.life.saturating_add(now.saturating_duration_since(self.born).as_nanos() as u64)
+    }
+
+    pub(super) fn tell(&mut self, to: Name, message: ControllerMessage) {
+        self.outputs.push_back(Output::Tell { to, message });
+    }
+
+    pub(super) fn tell_all<'a>(&mut self, hosts: impl Iterator<Item = &'a Name>, message: &ControllerMessage) {
+        hosts.for_each(|host| self.tell(host.clone(), message.clone()));
+    }
+
+    /// Has hosts keep what an operator has said of links.
+    pub(super) fn have_kept<'a>(&mut self, hosts: impl Iterator<Item = &'a Name>, links: Vec<LinkOverride>) {
+        let message = ControllerMessage::Keep { life: self.life, links };
+        self.tell_all(hosts, &message);
+    }
+
+    pub(super) fn answer(&mut self, ticket: Ticket, answer: Result<ControllerAnswer, String>) {
+        self.outputs.push_back(Output::Answer { ticket, answer: answer.map(Box::new) });
+    }
+
+    /// The next thing to be done.
+    pub(super) fn pop(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+}
