@@ -63,14 +63,6 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
         &["direct", "large"],
         "the control page holds the numbers of copy engines' operations, whose layout names its ranks",
     ),
-    (
-        "mccs-controller",
-        &[
-            "answer", "rollout", "bursts", "disk", "hosts", "message", "operator", "orders", "pace", "plan", "rates",
-            "state",
-        ],
-        "the controller's methods stand beside what they work on; components with private fields come in their place",
-    ),
     ("mccs-exchange::protocol", &["member", "ring"], "a member takes part in a ring, which says who is a member"),
     ("mccs-runtime", &["executor", "mailbox", "runtimes"], "a waker routes to the executor that runs its engine"),
     (

@@ -11,7 +11,7 @@
 //! when it says that something has changed, before the answer to a change is passed on, so that a controller knows of a strategy
 //! before it hears that its order was carried out.
 //!
-//! Deliberately absent: decisions (`service/controller/src/decision_scheduler.rs`), and polling: an engine with nothing to do sleeps.
+//! Deliberately absent: decisions (`service/controller/src/state.rs`), and polling: an engine with nothing to do sleeps.
 
 pub mod cluster;
 mod files;
@@ -33,7 +33,8 @@ use mccs_controller::agent::{Agent, AgentOutput, Live};
 use mccs_controller::answer::ControllerRequest;
 use mccs_controller::inventory::Inventory;
 use mccs_controller::message::{Act, AgentMessage, BodyError, ControllerMessage};
-use mccs_controller::state::{Controller, Output, Question, Ticket};
+use mccs_controller::outbox::{Output, Question, Ticket};
+use mccs_controller::state::Controller;
 use mccs_exchange::protocol::{CommId, ControlBody, Event, Name, Request};
 use mccs_model::Refused;
 use mccs_registry::{CommInfo, Registry};

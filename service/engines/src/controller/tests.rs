@@ -1,6 +1,6 @@
 use mccs_controller::answer::{ControllerAnswer, Standing};
+use mccs_controller::communicator::{ORDER_TIME, PAUSE};
 use mccs_controller::message::Report;
-use mccs_controller::orders::{ORDER_TIME, PAUSE};
 use mccs_telemetry::placed::{Began, Chosen, HostRanks};
 
 use super::*;
