@@ -8,7 +8,7 @@ use mccs_config::change::StrategyChange;
 use mccs_config::service::TransportKind;
 
 use crate::agent::{Agent, AgentOutput, Live};
-use crate::answer::{ControllerAnswer, ControllerRequest, HistoryView, PolicyView};
+use crate::answer::{Applied, ControllerAnswer, ControllerRequest, HistoryView, PolicyView};
 use crate::cluster_config::Text;
 use crate::inventory::{Interfaces, Inventory};
 use crate::message::{AgentMessage, ControllerMessage};
@@ -18,6 +18,9 @@ use mccs_model::rate_limit::Pace;
 use mccs_model::{CommId, Name, Refused};
 use mccs_telemetry::flows::PathView;
 use mccs_telemetry::placed::{Began, Chosen, HostRanks, PaceUse};
+
+/// Two tenants.
+pub const TWO_TENANTS: [&str; 2] = ["t", "u"];
 
 pub const TOPOLOGY: &str = include_str!("../../../../config/examples/topology.toml");
 
@@ -413,4 +416,20 @@ pub fn change_by(live: &mut Live, change: StrategyChange, epoch: u64) {
         paths: change.paths.unwrap_or(before.paths),
         flows: change.flows.unwrap_or(before.flows),
     });
+}
+
+/// An operator asks for a policy of this name.
+pub fn apply(policy: &str) -> ControllerRequest {
+    ControllerRequest::Apply { name: "new.toml".into(), text: format!("[policy]\nname = {policy:?}\n") }
+}
+
+/// Hosts refuse changes for this reason, or make them again.
+pub fn refuse(fixture: &mut Fixture, reason: Option<&str>) {
+    fixture.hosts.values_mut().for_each(|host| host.refuses = reason.map(Refused::from));
+}
+
+/// What an operator is answered who applied a policy.
+pub fn applied(answer: Result<ControllerAnswer, String>) -> Applied {
+    let Ok(ControllerAnswer::Applied(applied)) = answer else { panic!("not applied: {answer:?}") };
+    applied
 }

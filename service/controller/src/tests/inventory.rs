@@ -58,7 +58,7 @@ fn read(fixture: &mut Fixture, topology: Text) -> Option<String> {
 }
 
 #[test]
-fn what_hosts_have_not_is_refused_where_it_is_named() {
+fn a_topology_that_names_missing_devices_is_refused_with_their_line() {
     let mut fixture = equipped();
     let line = |topology: &Text, host: &str| {
         let name = format!("name = {host:?}");
@@ -91,7 +91,7 @@ fn what_hosts_have_not_is_refused_where_it_is_named() {
 }
 
 #[test]
-fn a_host_says_so_when_its_interfaces_are_others() {
+fn a_host_reports_its_interfaces_when_they_change() {
     let mut fixture = equipped();
     let (host, nowhere) = (name("host-b"), called("eth1", "mlx5_0"));
     for other in ["host-a", "host-c"].map(name) {

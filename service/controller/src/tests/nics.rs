@@ -85,7 +85,7 @@ fn flows_leave_by_the_nic_that_was_chosen() {
 }
 
 #[test]
-fn what_has_no_name_on_all_hosts_is_said_and_left() {
+fn a_nic_without_a_name_on_all_hosts_is_named_and_not_steered_to() {
     let second_has_none = topology(RAILS);
     let other_names = named(["eth0", "ens7"]);
     for (topology, transport, words) in [

@@ -19,7 +19,7 @@ fn has(fixture: &Fixture, comm: &CommId) -> (usize, Algorithm) {
 }
 
 #[test]
-fn a_policy_says_how_many_and_how_and_one_that_does_not_gives_back_what_was() {
+fn channels_and_algorithm_of_a_policy_end_with_it() {
     let mut fixture = Fixture::new("ffa");
     let first = fixture.begin_wide("t");
     fixture.run();
@@ -50,7 +50,7 @@ fn a_policy_says_how_many_and_how_and_one_that_does_not_gives_back_what_was() {
 }
 
 #[test]
-fn what_was_changed_by_hand_is_not_what_comes_back() {
+fn a_strategy_by_hand_does_not_come_back_after_a_policy() {
     let mut fixture = Fixture::new("ffa");
     let comm = fixture.begin_wide("t");
     fixture.run();
@@ -100,7 +100,7 @@ fn rules_without_effect_are_named_before_and_after() {
 }
 
 #[test]
-fn rules_for_tenants_that_nobody_is_are_named() {
+fn rules_for_unknown_tenants_are_named() {
     const WINDOW: &str = "[[window]]\ntenant = \"serch\"\nperiod = \"10ms\"\nlength = \"5ms\"\n";
     const RULES: &str = "[[tenant]]\nname = \"reserch\"\ncap = \"1Gbit/s\"\n[[tenant]]\nname = \"search\"\n\
                          [[reserve]]\ntenant = \"reserch\"\npaths = [\"spine0\"]\n";

@@ -15,7 +15,7 @@ fn apply(transport: &str) -> ControllerRequest {
 }
 
 #[test]
-fn a_policy_says_what_carries_flows_and_one_that_does_not_lets_them_go_back() {
+fn a_transport_of_a_policy_ends_with_it() {
     let mut fixture = Fixture::new("ffa");
     let comms = [fixture.begin_wide("t"), fixture.begin("u", &[("host-c", &[0]), ("host-b", &[1])])];
     fixture.run();

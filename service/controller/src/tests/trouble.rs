@@ -39,7 +39,7 @@ fn begin_two(fixture: &mut Fixture) -> [CommId; 2] {
 
 /// Two hosts whose clocks differ: whoever comes later comes later, for this controller and the next.
 #[test]
-fn who_came_first_is_known_whatever_hosts_clocks_show() {
+fn the_order_of_arrival_is_kept_whatever_hosts_clocks_show() {
     let mut fixture = Fixture::new("ffa");
     fixture.unix_ms = 1_000_000;
     let first = fixture.begin_wide("t");
@@ -66,7 +66,7 @@ fn who_came_first_is_known_whatever_hosts_clocks_show() {
 }
 
 #[test]
-fn what_has_ended_and_was_not_told_yet_is_told_when_all_is_reported_anew() {
+fn an_end_that_was_not_told_is_told_when_a_host_reports_anew() {
     let mut fixture = Fixture::new("ffa");
     let [_, gone] = begin_two(&mut fixture);
     let host = fixture.host(&gone.root);
@@ -82,7 +82,7 @@ fn what_has_ended_and_was_not_told_yet_is_told_when_all_is_reported_anew() {
 }
 
 #[test]
-fn a_communicator_of_which_no_more_is_reported_keeps_no_policy_from_the_others() {
+fn a_communicator_that_is_reported_no_more_ends_no_rollout_of_the_others() {
     let mut fixture = Fixture::new("ffa");
     let [there, gone] = begin_two(&mut fixture);
     fixture.end(&gone);
@@ -96,7 +96,7 @@ fn a_communicator_of_which_no_more_is_reported_keeps_no_policy_from_the_others()
 }
 
 #[test]
-fn who_is_being_asked_again_is_waited_for_as_long_as_an_order_may_take() {
+fn a_communicator_that_is_asked_again_is_waited_for_as_long_as_an_order_may_take() {
     for answers in [true, false] {
         let mut fixture = Fixture::new("ffa");
         let [again, slow] = begin_two(&mut fixture);
@@ -126,7 +126,7 @@ fn who_is_being_asked_again_is_waited_for_as_long_as_an_order_may_take() {
 }
 
 #[test]
-fn who_has_refused_a_policy_and_then_follows_it_does_not_take_it_back() {
+fn a_communicator_that_follows_a_policy_after_a_refusal_rolls_nothing_back() {
     let mut fixture = Fixture::new("ffa");
     let [again, slow] = begin_two(&mut fixture);
     refuse(&mut fixture, &again, Some("no port is free".into()));
@@ -144,7 +144,7 @@ fn who_has_refused_a_policy_and_then_follows_it_does_not_take_it_back() {
 }
 
 #[test]
-fn a_host_that_has_fallen_behind_again_and_again_does_not_keep_the_others_waiting() {
+fn a_host_that_falls_behind_again_and_again_does_not_keep_others_waiting() {
     let mut fixture = Fixture::new("ffa");
     fixture.run();
     let behind = |fixture: &mut Fixture| {
@@ -174,7 +174,7 @@ fn a_host_that_has_fallen_behind_again_and_again_does_not_keep_the_others_waitin
 }
 
 #[test]
-fn orders_of_a_host_that_is_lost_are_under_way_no_more() {
+fn orders_of_a_lost_host_are_given_up() {
     let mut fixture = Fixture::new("ffa");
     let [comm, _] = begin_two(&mut fixture);
     let lost = fixture.begin("t", &[("host-b", &[0]), ("host-c", &[1])]);
@@ -193,7 +193,7 @@ fn orders_of_a_host_that_is_lost_are_under_way_no_more() {
 }
 
 #[test]
-fn links_that_were_found_dead_are_forgotten_with_who_said_so() {
+fn dead_links_are_forgotten_with_the_host_that_said_so() {
     let mut fixture = Fixture::new("ffa");
     let path = mccs_config::service::FlowPath {
         source_ports: Some("20000-20099".parse().unwrap()),
@@ -221,7 +221,7 @@ fn capped_in_a_window() -> (Fixture, CommId) {
 
 /// Who hears no more what the time is keeps to its times while its clock is good enough, and to its caps for ever.
 #[test]
-fn times_end_when_the_clock_is_not_good_enough_any_more() {
+fn windows_end_when_the_clock_is_too_inexact() {
     let (mut fixture, comm) = capped_in_a_window();
     fixture.pass(Duration::from_secs(2));
     let name = fixture.hosts.keys().find(|name| **name != fixture.own).expect("another host").clone();
@@ -246,7 +246,7 @@ fn times_end_when_the_clock_is_not_good_enough_any_more() {
 
 /// The controller starts anew and goes before it has said what the time is: times that rest on the clock of its life before end as well.
 #[test]
-fn times_of_a_clock_that_nobody_tells_end() {
+fn windows_end_when_nobody_tells_the_time() {
     let (mut fixture, comm) = capped_in_a_window();
     fixture.pass(Duration::from_secs(2));
     let name = fixture.hosts.keys().find(|name| **name != fixture.own).expect("another host").clone();

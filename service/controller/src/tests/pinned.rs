@@ -29,7 +29,7 @@ fn ports(fixture: &Fixture, comm: &CommId) -> Vec<u16> {
 }
 
 #[test]
-fn what_was_chosen_by_hand_stays_and_others_make_room_for_it() {
+fn a_strategy_by_hand_stays_and_others_make_room_for_it() {
     let mut fixture = Fixture::new("ffa");
     let comms = [fixture.begin_wide("t"), fixture.begin("u", &[("host-b", &[0]), ("host-d", &[1])])];
     fixture.run();
@@ -62,7 +62,7 @@ fn what_was_chosen_by_hand_stays_and_others_make_room_for_it() {
 }
 
 #[test]
-fn what_is_pinned_to_a_link_that_is_down_stays_there_and_is_shown() {
+fn a_strategy_pinned_to_a_link_that_is_down_stays_and_is_shown() {
     let mut fixture = Fixture::new("ffa");
     let comms = [fixture.begin_wide("t"), fixture.begin_wide("u")];
     fixture.run();
@@ -81,7 +81,7 @@ fn what_is_pinned_to_a_link_that_is_down_stays_there_and_is_shown() {
 
 /// Caps and shares of its tenant hold for a pinned strategy too, on the ways that it has.
 #[test]
-fn shares_are_of_the_ways_that_a_pinned_strategy_has() {
+fn shares_are_of_the_paths_that_a_pinned_strategy_has() {
     let mut fixture = Fixture::new("ffa");
     let comms = [fixture.begin_wide("t"), fixture.begin_wide("u")];
     fixture.run();
@@ -99,7 +99,7 @@ fn shares_are_of_the_ways_that_a_pinned_strategy_has() {
 }
 
 #[test]
-fn what_was_said_of_links_outlives_controllers() {
+fn link_overrides_outlive_controllers() {
     let mut fixture = Fixture::new("ffa");
     let comm = fixture.begin("t", &[("host-b", &[0, 1]), ("host-c", &[2, 3])]);
     fixture.run();

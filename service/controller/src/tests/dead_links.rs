@@ -84,7 +84,7 @@ fn paths_by_devices_are_apart() {
 }
 
 #[test]
-fn what_a_host_has_said_goes_with_it() {
+fn dead_paths_of_a_lost_host_are_forgotten() {
     let mut fixture = Fixture::new("ffa");
     say(&mut fixture, "host-d", "host-a", false);
     assert_eq!(fixture.show().dead_links.len(), 2);
