@@ -14,10 +14,11 @@
 //! Deliberately absent: decisions (`service/controller/src/state.rs`), and polling: an engine with nothing to do sleeps.
 
 pub mod cluster;
-mod files;
+mod config_watcher;
+mod history_store;
 mod interfaces;
-mod memory;
-mod past;
+mod kept_file;
+mod link_override_store;
 mod probes;
 #[cfg(test)]
 mod tests;
@@ -43,10 +44,10 @@ use mccs_telemetry::placed::PaceUse;
 use mccs_telemetry::{CommonTime, LogBudget};
 
 use self::cluster::{ClusterAsker, PeerMessage, Tell};
-use self::files::{Changed, Files};
+use self::config_watcher::{Changed, ConfigWatcher};
+use self::history_store::HistoryStore;
 use self::interfaces::Watch;
-use self::memory::Memory;
-use self::past::Past;
+use self::link_override_store::LinkOverrideStore;
 use self::probes::{Probes, Verdict};
 use super::proxy::{OperatorAnswer, OperatorReply, ProxyMessage, ReplyTo};
 use crate::transport::path_events::PathEventLog;
@@ -146,9 +147,9 @@ impl ControllerSettings {
 /// The controller and what belongs to it.
 struct Role {
     controller: Controller,
-    files: Option<Files>,
-    memory: Option<Memory>,
-    past: Option<Past>,
+    watcher: Option<ConfigWatcher>,
+    overrides: Option<LinkOverrideStore>,
+    history: Option<HistoryStore>,
     asked: BTreeMap<Ticket, ReplyTo>,
     next_ticket: Ticket,
     /// Inputs came that nothing was made of yet.
@@ -161,30 +162,39 @@ impl Role {
     fn new(settings: &ControllerSettings, now: Instant) -> Self {
         // Ascends from one start of the service to the next.
         let mut controller = Controller::new(unix().as_nanos() as u64, &settings.own, &settings.hosts, now);
-        let mut past = settings.history.clone().map(Past::new);
-        match past.as_mut().map(|past| past.load(now)) {
+        let mut history = settings.history.clone().map(HistoryStore::new);
+        match history.as_mut().map(|store| store.load(now)) {
             Some(Ok(entries)) => controller.history().remember(entries),
             Some(Err(error)) => controller.unreadable("the history", error, now),
             None => {}
         }
-        let memory = settings.links.clone().map(Memory::new);
-        match memory.as_ref().map(Memory::load) {
+        let overrides = settings.links.clone().map(LinkOverrideStore::new);
+        match overrides.as_ref().map(LinkOverrideStore::load) {
             Some(Ok(links)) => controller.remember(links),
             Some(Err(error)) => controller.unreadable("what operators have said of links", error, now),
             None => {}
         }
-        let files = settings.files.clone().map(|(topology, policy)| Files::new(topology, policy, now));
+        let watcher = settings.files.clone().map(|(topology, policy)| ConfigWatcher::new(topology, policy, now));
         let asked = BTreeMap::new();
-        Role { controller, files, memory, past, asked, next_ticket: 0, unsettled_since: Some(now), settle_at: None }
+        Role {
+            controller,
+            watcher,
+            overrides,
+            history,
+            asked,
+            next_ticket: 0,
+            unsettled_since: Some(now),
+            settle_at: None,
+        }
     }
 
     /// Keeps what operators have said of links, and what was done, where that is more than before.
     fn keep(&mut self, now: Instant) {
-        if let Some(Err(error)) = self.past.as_mut().map(|past| past.store(self.controller.history(), now)) {
+        if let Some(Err(error)) = self.history.as_mut().map(|store| store.store(self.controller.history(), now)) {
             tracing::warn!(error, "the history is in memory alone");
         }
         let (words, links) = self.controller.said();
-        if let Some(Err(error)) = self.memory.as_mut().map(|memory| memory.store(words, links)) {
+        if let Some(Err(error)) = self.overrides.as_mut().map(|store| store.store(words, links)) {
             tracing::warn!(error, "what operators have said of links is kept by hosts alone");
         }
     }
@@ -505,7 +515,7 @@ impl ControllerEngine {
     /// Lets the controller decide, and does what it says.
     fn settle(&mut self, now: Instant) -> bool {
         let Some(role) = &mut self.role else { return false };
-        let mut is_due = role.files.as_mut().is_some_and(|files| match files.changed(now) {
+        let mut is_due = role.watcher.as_mut().is_some_and(|watcher| match watcher.changed(now) {
             Some(Changed { topology, policy, unreadable }) => {
                 for (of, file, error) in unreadable {
                     role.controller.lost_file(of, &file, error, now);
@@ -572,7 +582,7 @@ impl Engine for ControllerEngine {
     }
 
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        let of_files = self.role.iter().filter_map(|role| role.files.as_ref()?.descriptor());
+        let of_files = self.role.iter().filter_map(|role| role.watcher.as_ref()?.descriptor());
         of_files.chain(self.interfaces.descriptor()).collect()
     }
 
@@ -622,7 +632,7 @@ impl Engine for ControllerEngine {
         }
         let again = waits.then(|| cx.now + OFFER_AGAIN_AFTER);
         let deadlines = self.role.iter().flat_map(|role| {
-            let files = role.files.as_ref().and_then(Files::next_deadline);
+            let files = role.watcher.as_ref().and_then(ConfigWatcher::next_deadline);
             [role.settle_at, files]
         });
         let look = self.agent.next_look(!self.here.is_empty(), cx.now);

@@ -40,15 +40,15 @@ struct File {
 }
 
 /// See the module's documentation.
-pub(super) struct Files {
+pub(super) struct ConfigWatcher {
     topology: File,
     policy: File,
     watch: Option<Watch>,
     read_at: Option<Instant>,
 }
 
-impl Files {
-    /// Both are read at the first [`Files::changed`].
+impl ConfigWatcher {
+    /// Both are read at the first [`ConfigWatcher::changed`].
     pub(super) fn new(topology: PathBuf, policy: PathBuf, now: Instant) -> Self {
         let watch = Watch::new([&topology, &policy]);
         let watch = watch.inspect_err(|error| {
@@ -57,7 +57,7 @@ impl Files {
         let file = |role, path, bytes_max| File { role, path, bytes_max, last: None };
         let topology = file(FileRole::Topology, topology, FILE_BYTES_MAX);
         let policy = file(FileRole::Policy, policy, POLICY_BYTES_MAX);
-        Files { topology, policy, watch: watch.ok(), read_at: Some(now) }
+        ConfigWatcher { topology, policy, watch: watch.ok(), read_at: Some(now) }
     }
 
     /// Readable when something has changed.
@@ -65,7 +65,7 @@ impl Files {
         self.watch.as_ref().map(|watch| watch.inotify.as_fd())
     }
 
-    /// When [`Files::changed`] is next due.
+    /// When [`ConfigWatcher::changed`] is next due.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.read_at
     }
@@ -216,23 +216,23 @@ mod tests {
 
     use super::*;
 
-    struct Bed {
+    struct Fixture {
         folder: tempfile::TempDir,
-        files: Files,
+        watcher: ConfigWatcher,
         now: Instant,
     }
 
-    impl Bed {
+    impl Fixture {
         /// Files in a folder `conf`, which `make` makes in a folder of the test's own.
         fn new(make: impl FnOnce(&Path)) -> Self {
             let folder = tempfile::tempdir().unwrap();
             make(folder.path());
             let now = Instant::now();
             let path = |name: &str| folder.path().join("conf").join(name);
-            let files = Files::new(path("topology.toml"), path("policy.toml"), now);
-            let mut bed = Bed { folder, files, now };
-            bed.files.changed(now).expect("they are read at once");
-            bed
+            let watcher = ConfigWatcher::new(path("topology.toml"), path("policy.toml"), now);
+            let mut fixture = Fixture { folder, watcher, now };
+            fixture.watcher.changed(now).expect("they are read at once");
+            fixture
         }
 
         fn path(&self, name: &str) -> PathBuf {
@@ -242,12 +242,12 @@ mod tests {
         /// Waits for a change, and returns the policy that is read then.
         fn policy(&mut self) -> Option<String> {
             loop {
-                let mut fds = [PollFd::new(self.files.descriptor().unwrap(), PollFlags::POLLIN)];
+                let mut fds = [PollFd::new(self.watcher.descriptor().unwrap(), PollFlags::POLLIN)];
                 poll(&mut fds, PollTimeout::NONE).unwrap();
-                assert!(self.files.changed(self.now).is_none(), "not before it is quiet");
-                if self.files.next_deadline().is_some() {
+                assert!(self.watcher.changed(self.now).is_none(), "not before it is quiet");
+                if self.watcher.next_deadline().is_some() {
                     self.now += QUIET_TIME;
-                    return self.files.changed(self.now).unwrap().policy.map(|text| text.text);
+                    return self.watcher.changed(self.now).unwrap().policy.map(|text| text.text);
                 }
             }
         }
@@ -263,23 +263,23 @@ mod tests {
     #[test]
     fn a_file_that_is_being_written_is_read_when_it_is_closed() {
         use std::io::Write as _;
-        let mut bed = Bed::new(|folder| make_conf(&folder.join("conf"), "1"));
-        let mut file = std::fs::File::create(bed.path("conf/policy.toml")).unwrap();
+        let mut fixture = Fixture::new(|folder| make_conf(&folder.join("conf"), "1"));
+        let mut file = std::fs::File::create(fixture.path("conf/policy.toml")).unwrap();
         file.write_all(b"weight = 3").unwrap();
-        assert!(bed.files.changed(bed.now).is_none());
-        bed.now += 10 * QUIET_TIME;
-        assert!(bed.files.changed(bed.now).is_none());
+        assert!(fixture.watcher.changed(fixture.now).is_none());
+        fixture.now += 10 * QUIET_TIME;
+        assert!(fixture.watcher.changed(fixture.now).is_none());
         file.write_all(b"0").unwrap();
         drop(file);
-        assert_eq!(bed.policy().as_deref(), Some("weight = 30"));
+        assert_eq!(fixture.policy().as_deref(), Some("weight = 30"));
         // Who never closes it is not waited for; and what is beside it is no news, however often it is written.
-        let mut file = std::fs::File::create(bed.path("conf/policy.toml")).unwrap();
+        let mut file = std::fs::File::create(fixture.path("conf/policy.toml")).unwrap();
         file.write_all(b"2").unwrap();
-        assert!(bed.files.changed(bed.now).is_none());
+        assert!(fixture.watcher.changed(fixture.now).is_none());
         for beside in 0..10 {
-            std::fs::write(bed.path("conf/beside"), beside.to_string()).unwrap();
-            bed.now += WRITING_TIME / 10;
-            let read = bed.files.changed(bed.now);
+            std::fs::write(fixture.path("conf/beside"), beside.to_string()).unwrap();
+            fixture.now += WRITING_TIME / 10;
+            let read = fixture.watcher.changed(fixture.now);
             assert_eq!(read.is_some_and(|read| read.policy.is_some()), beside == 9);
         }
     }
@@ -287,60 +287,60 @@ mod tests {
     /// What is in force stays; that the file is gone is told, once, and that it is back as well.
     #[test]
     fn a_file_that_is_deleted_is_told_once_and_read_again_when_it_is_back() {
-        let mut bed = Bed::new(|folder| make_conf(&folder.join("conf"), "1"));
-        let changed = |bed: &mut Bed| {
-            let mut fds = [PollFd::new(bed.files.descriptor().unwrap(), PollFlags::POLLIN)];
+        let mut fixture = Fixture::new(|folder| make_conf(&folder.join("conf"), "1"));
+        let changed = |fixture: &mut Fixture| {
+            let mut fds = [PollFd::new(fixture.watcher.descriptor().unwrap(), PollFlags::POLLIN)];
             poll(&mut fds, PollTimeout::NONE).unwrap();
-            bed.files.changed(bed.now);
-            bed.now += WRITING_TIME;
-            bed.files.changed(bed.now).expect("something has happened")
+            fixture.watcher.changed(fixture.now);
+            fixture.now += WRITING_TIME;
+            fixture.watcher.changed(fixture.now).expect("something has happened")
         };
-        std::fs::remove_file(bed.path("conf/policy.toml")).unwrap();
-        let gone = changed(&mut bed);
+        std::fs::remove_file(fixture.path("conf/policy.toml")).unwrap();
+        let gone = changed(&mut fixture);
         let [(FileRole::Policy, file, why)] = &gone.unreadable[..] else { panic!("{:?}", gone.unreadable) };
         assert!(file.ends_with("policy.toml") && why.contains("No such file"), "{file}: {why}");
-        std::fs::write(bed.path("conf/topology.toml"), "other").unwrap();
-        assert!(changed(&mut bed).unreadable.is_empty(), "it was told");
-        std::fs::write(bed.path("conf/policy.toml"), "1").unwrap();
-        assert_eq!(changed(&mut bed).policy.map(|text| text.text).as_deref(), Some("1"), "it is readable again");
+        std::fs::write(fixture.path("conf/topology.toml"), "other").unwrap();
+        assert!(changed(&mut fixture).unreadable.is_empty(), "it was told");
+        std::fs::write(fixture.path("conf/policy.toml"), "1").unwrap();
+        assert_eq!(changed(&mut fixture).policy.map(|text| text.text).as_deref(), Some("1"), "it is readable again");
     }
 
     #[test]
     fn a_folder_that_is_replaced_is_watched() {
-        let mut bed = Bed::new(|folder| make_conf(&folder.join("conf"), "1"));
+        let mut fixture = Fixture::new(|folder| make_conf(&folder.join("conf"), "1"));
         for (number, policy) in [(1, "2"), (2, "3")] {
-            make_conf(&bed.path("new"), policy);
-            std::fs::rename(bed.path("conf"), bed.path(&format!("old{number}"))).unwrap();
-            std::fs::rename(bed.path("new"), bed.path("conf")).unwrap();
-            assert_eq!(bed.policy().as_deref(), Some(policy));
+            make_conf(&fixture.path("new"), policy);
+            std::fs::rename(fixture.path("conf"), fixture.path(&format!("old{number}"))).unwrap();
+            std::fs::rename(fixture.path("new"), fixture.path("conf")).unwrap();
+            assert_eq!(fixture.policy().as_deref(), Some(policy));
             // In the new one files are watched as well, and in the old one nothing.
             let again = format!("{policy} again");
-            std::fs::write(bed.path(&format!("old{number}/policy.toml")), "old").unwrap();
-            std::fs::write(bed.path("conf/policy.toml"), &again).unwrap();
-            assert_eq!(bed.policy(), Some(again));
+            std::fs::write(fixture.path(&format!("old{number}/policy.toml")), "old").unwrap();
+            std::fs::write(fixture.path("conf/policy.toml"), &again).unwrap();
+            assert_eq!(fixture.policy(), Some(again));
         }
-        assert!(bed.files.watch.as_ref().unwrap().names.len() <= bed.path("conf").ancestors().count());
+        assert!(fixture.watcher.watch.as_ref().unwrap().names.len() <= fixture.path("conf").ancestors().count());
     }
 
     #[test]
     fn a_link_to_a_folder_that_is_replaced_is_followed() {
         use std::os::unix::fs::symlink;
-        let mut bed = Bed::new(|folder| {
+        let mut fixture = Fixture::new(|folder| {
             make_conf(&folder.join("a"), "1");
             make_conf(&folder.join("b"), "2");
             symlink("a", folder.join("conf")).unwrap();
         });
-        symlink("b", bed.path("link")).unwrap();
-        std::fs::rename(bed.path("link"), bed.path("conf")).unwrap();
-        assert_eq!(bed.policy().as_deref(), Some("2"));
-        std::fs::write(bed.path("b/policy.toml"), "3").unwrap();
-        assert_eq!(bed.policy().as_deref(), Some("3"));
+        symlink("b", fixture.path("link")).unwrap();
+        std::fs::rename(fixture.path("link"), fixture.path("conf")).unwrap();
+        assert_eq!(fixture.policy().as_deref(), Some("2"));
+        std::fs::write(fixture.path("b/policy.toml"), "3").unwrap();
+        assert_eq!(fixture.policy().as_deref(), Some("3"));
     }
 
     #[test]
     fn files_behind_links_are_watched_where_they_are() {
         use std::os::unix::fs::symlink;
-        let mut bed = Bed::new(|folder| {
+        let mut fixture = Fixture::new(|folder| {
             make_conf(&folder.join("elsewhere/1"), "1");
             std::fs::create_dir(folder.join("conf")).unwrap();
             // By two links, one of them relative, and through a link to a folder.
@@ -350,33 +350,33 @@ mod tests {
             symlink("../elsewhere/1/topology.toml", folder.join("conf/topology.toml")).unwrap();
         });
         // As editors save it, and written in place.
-        std::fs::write(bed.path("elsewhere/1/new"), "2").unwrap();
-        std::fs::rename(bed.path("elsewhere/1/new"), bed.path("elsewhere/1/policy.toml")).unwrap();
-        assert_eq!(bed.policy().as_deref(), Some("2"));
-        std::fs::write(bed.path("elsewhere/1/policy.toml"), "3").unwrap();
-        assert_eq!(bed.policy().as_deref(), Some("3"));
+        std::fs::write(fixture.path("elsewhere/1/new"), "2").unwrap();
+        std::fs::rename(fixture.path("elsewhere/1/new"), fixture.path("elsewhere/1/policy.toml")).unwrap();
+        assert_eq!(fixture.policy().as_deref(), Some("2"));
+        std::fs::write(fixture.path("elsewhere/1/policy.toml"), "3").unwrap();
+        assert_eq!(fixture.policy().as_deref(), Some("3"));
         // Another folder, another link to the file, and a file in the link's place.
-        make_conf(&bed.path("elsewhere/2"), "4");
-        symlink("2", bed.path("elsewhere/next")).unwrap();
-        std::fs::rename(bed.path("elsewhere/next"), bed.path("elsewhere/now")).unwrap();
-        assert_eq!(bed.policy().as_deref(), Some("4"));
-        std::fs::write(bed.path("elsewhere/2/policy.toml"), "5").unwrap();
-        assert_eq!(bed.policy().as_deref(), Some("5"));
-        symlink("elsewhere/1/policy.toml", bed.path("other")).unwrap();
-        std::fs::rename(bed.path("other"), bed.path("link.toml")).unwrap();
-        assert_eq!(bed.policy().as_deref(), Some("3"));
-        std::fs::write(bed.path("elsewhere/1/policy.toml"), "6").unwrap();
-        assert_eq!(bed.policy().as_deref(), Some("6"));
-        std::fs::write(bed.path("plain"), "7").unwrap();
-        std::fs::rename(bed.path("plain"), bed.path("conf/policy.toml")).unwrap();
-        assert_eq!(bed.policy().as_deref(), Some("7"));
+        make_conf(&fixture.path("elsewhere/2"), "4");
+        symlink("2", fixture.path("elsewhere/next")).unwrap();
+        std::fs::rename(fixture.path("elsewhere/next"), fixture.path("elsewhere/now")).unwrap();
+        assert_eq!(fixture.policy().as_deref(), Some("4"));
+        std::fs::write(fixture.path("elsewhere/2/policy.toml"), "5").unwrap();
+        assert_eq!(fixture.policy().as_deref(), Some("5"));
+        symlink("elsewhere/1/policy.toml", fixture.path("other")).unwrap();
+        std::fs::rename(fixture.path("other"), fixture.path("link.toml")).unwrap();
+        assert_eq!(fixture.policy().as_deref(), Some("3"));
+        std::fs::write(fixture.path("elsewhere/1/policy.toml"), "6").unwrap();
+        assert_eq!(fixture.policy().as_deref(), Some("6"));
+        std::fs::write(fixture.path("plain"), "7").unwrap();
+        std::fs::rename(fixture.path("plain"), fixture.path("conf/policy.toml")).unwrap();
+        assert_eq!(fixture.policy().as_deref(), Some("7"));
     }
 
     /// As Kubernetes mounts a ConfigMap: a link for each file, into a folder that is replaced by way of another.
     #[test]
     fn files_of_a_config_map_are_watched() {
         use std::os::unix::fs::symlink;
-        let mut bed = Bed::new(|folder| {
+        let mut fixture = Fixture::new(|folder| {
             let conf = folder.join("conf");
             make_conf(&conf.join("..1"), "1");
             symlink("..1", conf.join("..data")).unwrap();
@@ -385,10 +385,10 @@ mod tests {
                 .for_each(|file| symlink(Path::new("..data").join(file), conf.join(file)).unwrap());
         });
         for (number, policy) in [("..2", "2"), ("..3", "3")] {
-            make_conf(&bed.path("conf").join(number), policy);
-            symlink(number, bed.path("conf/..data_tmp")).unwrap();
-            std::fs::rename(bed.path("conf/..data_tmp"), bed.path("conf/..data")).unwrap();
-            assert_eq!(bed.policy().as_deref(), Some(policy));
+            make_conf(&fixture.path("conf").join(number), policy);
+            symlink(number, fixture.path("conf/..data_tmp")).unwrap();
+            std::fs::rename(fixture.path("conf/..data_tmp"), fixture.path("conf/..data")).unwrap();
+            assert_eq!(fixture.policy().as_deref(), Some(policy));
         }
     }
 
@@ -396,14 +396,14 @@ mod tests {
     #[test]
     fn a_file_whose_mode_changes_is_read() {
         use std::os::unix::fs::PermissionsExt;
-        let mut bed = Bed::new(|folder| {
+        let mut fixture = Fixture::new(|folder| {
             make_conf(&folder.join("conf"), "1");
             std::fs::create_dir(folder.join("elsewhere")).unwrap();
             std::fs::hard_link(folder.join("conf/policy.toml"), folder.join("elsewhere/policy.toml")).unwrap();
         });
-        std::fs::write(bed.path("elsewhere/policy.toml"), "2").unwrap();
-        std::fs::set_permissions(bed.path("conf/policy.toml"), std::fs::Permissions::from_mode(0o640)).unwrap();
-        assert_eq!(bed.policy().as_deref(), Some("2"));
+        std::fs::write(fixture.path("elsewhere/policy.toml"), "2").unwrap();
+        std::fs::set_permissions(fixture.path("conf/policy.toml"), std::fs::Permissions::from_mode(0o640)).unwrap();
+        assert_eq!(fixture.policy().as_deref(), Some("2"));
     }
 
     #[test]
@@ -416,14 +416,14 @@ mod tests {
 
     #[test]
     fn a_policy_that_no_request_could_bring_is_not_read() {
-        let mut bed = Bed::new(|folder| make_conf(&folder.join("conf"), "1"));
+        let mut fixture = Fixture::new(|folder| make_conf(&folder.join("conf"), "1"));
         let most = " ".repeat(POLICY_BYTES_MAX.0 as usize);
-        std::fs::write(bed.path("conf/policy.toml"), &most).unwrap();
-        assert_eq!(bed.policy().as_ref(), Some(&most));
-        std::fs::write(bed.path("conf/policy.toml"), most + " ").unwrap();
-        assert!(bed.files.changed(bed.now).is_none());
-        bed.now += QUIET_TIME;
-        let changed = bed.files.changed(bed.now).unwrap();
+        std::fs::write(fixture.path("conf/policy.toml"), &most).unwrap();
+        assert_eq!(fixture.policy().as_ref(), Some(&most));
+        std::fs::write(fixture.path("conf/policy.toml"), most + " ").unwrap();
+        assert!(fixture.watcher.changed(fixture.now).is_none());
+        fixture.now += QUIET_TIME;
+        let changed = fixture.watcher.changed(fixture.now).unwrap();
         let [(_, file, why)] = &changed.unreadable[..] else { panic!("{:?}", changed.unreadable) };
         assert!(
             changed.policy.is_none() && file.ends_with("policy.toml") && why.contains("longer than 120KiB"),
@@ -433,11 +433,11 @@ mod tests {
 
     #[test]
     fn a_folder_may_come_later() {
-        let mut bed = Bed::new(|_| ());
+        let mut fixture = Fixture::new(|_| ());
         // What goes on beside it is no news.
-        std::fs::write(bed.path("other"), "").unwrap();
-        make_conf(&bed.path("new"), "1");
-        std::fs::rename(bed.path("new"), bed.path("conf")).unwrap();
-        assert_eq!(bed.policy().as_deref(), Some("1"));
+        std::fs::write(fixture.path("other"), "").unwrap();
+        make_conf(&fixture.path("new"), "1");
+        std::fs::rename(fixture.path("new"), fixture.path("conf")).unwrap();
+        assert_eq!(fixture.policy().as_deref(), Some("1"));
     }
 }

@@ -1,4 +1,4 @@
-//! The controller's history on the disk of its host, so that it is known after the service has ended.
+//! Keeps the controller's history on the disk of its host. It is known again after the service has ended.
 //!
 //! Lines of JSON, an entry each; an entry that has gone on since has another line, and the last one counts. Lines are added as long as
 //! there is room; then the entries that the controller still knows take the place of all. So are they written anew after a line was written
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use mccs_controller::history::{Entry, EntryKind, History, Went};
 use serde::{Deserialize, Serialize};
 
-use super::memory::{put_aside, read, replace};
+use super::kept_file::{put_aside, read, replace};
 use super::unix;
 
 /// Bytes of the file: some entries more than the controller knows, for who reads the file.
@@ -38,7 +38,7 @@ struct Line {
 }
 
 /// See the module's documentation.
-pub(super) struct Past {
+pub(super) struct HistoryStore {
     path: PathBuf,
     bytes_max: usize,
     /// Bytes of the file; `None` where it is to be written anew.
@@ -47,9 +47,9 @@ pub(super) struct Past {
     is_failing: bool,
 }
 
-impl Past {
+impl HistoryStore {
     pub(super) fn new(path: PathBuf) -> Self {
-        Past { path, bytes_max: FILE_BYTES_MAX, bytes: None, is_failing: false }
+        HistoryStore { path, bytes_max: FILE_BYTES_MAX, bytes: None, is_failing: false }
     }
 
     /// What was kept, in order. Nothing, where there is no file yet.
@@ -132,10 +132,10 @@ mod tests {
     use super::*;
 
     /// A history and what keeps it, as after a start.
-    fn start(path: &std::path::Path, now: Instant) -> (Past, History) {
-        let (mut past, mut history) = (Past::new(path.to_owned()), History::default());
-        history.remember(past.load(now).unwrap());
-        (past, history)
+    fn start(path: &std::path::Path, now: Instant) -> (HistoryStore, History) {
+        let (mut store, mut history) = (HistoryStore::new(path.to_owned()), History::default());
+        history.remember(store.load(now).unwrap());
+        (store, history)
     }
 
     fn told(history: &History) -> Vec<(u64, String, Went)> {
@@ -146,19 +146,19 @@ mod tests {
     fn what_was_done_is_known_again_and_how_it_went() {
         let folder = tempfile::tempdir().unwrap();
         let (path, now) = (folder.path().join("history.jsonl"), Instant::now());
-        let (mut past, mut history) = start(&path, now);
+        let (mut store, mut history) = start(&path, now);
         let first = history.note("first", "why", Went::Pending, now);
-        past.store(&mut history, now).unwrap();
+        store.store(&mut history, now).unwrap();
         history.went(first, Went::DoneBut("one".into()));
         history.note("second", "", Went::Failed("no\nway".into()), now);
-        past.store(&mut history, now).unwrap();
+        store.store(&mut history, now).unwrap();
         let later = now + Duration::from_secs(5);
-        let (mut past, mut again) = start(&path, later);
+        let (mut store, mut again) = start(&path, later);
         assert_eq!(told(&again), told(&history));
         let at = again.iter().next().unwrap().at;
         assert!(later.duration_since(at) < Duration::from_secs(5) && at <= later, "by the wall clock, not the test's");
         again.note("third", "", Went::Done, later);
-        past.store(&mut again, later).unwrap();
+        store.store(&mut again, later).unwrap();
         let (_, last) = start(&path, later);
         assert_eq!(told(&last).iter().map(|(number, ..)| *number).collect::<Vec<_>>(), [1, 2, 3]);
     }
@@ -167,18 +167,18 @@ mod tests {
     fn a_line_that_was_written_by_half_is_left_out_and_the_file_mended() {
         let folder = tempfile::tempdir().unwrap();
         let (path, now) = (folder.path().join("history.jsonl"), Instant::now());
-        let (mut past, mut history) = start(&path, now);
+        let (mut store, mut history) = start(&path, now);
         history.note("first", "", Went::Done, now);
         history.note("second", "", Went::Done, now);
-        past.store(&mut history, now).unwrap();
+        store.store(&mut history, now).unwrap();
         let whole = std::fs::read(&path).unwrap();
         let first_line = whole.iter().position(|byte| *byte == b'\n').unwrap() + 1;
         for length in first_line..whole.len() {
             std::fs::write(&path, &whole[..length]).unwrap();
-            let (mut past, mut history) = start(&path, now);
+            let (mut store, mut history) = start(&path, now);
             assert_eq!(told(&history).len(), 1, "{length}");
             history.note("another", "", Went::Done, now);
-            past.store(&mut history, now).unwrap();
+            store.store(&mut history, now).unwrap();
             assert_eq!(told(&start(&path, now).1), told(&history), "{length}");
         }
     }
@@ -187,16 +187,16 @@ mod tests {
     fn the_file_has_a_bound_and_what_is_none_of_ours_is_put_aside() {
         let folder = tempfile::tempdir().unwrap();
         let (path, now) = (folder.path().join("history.jsonl"), Instant::now());
-        let (mut past, mut history) = start(&path, now);
-        past.bytes_max = 100 * HISTORY_MAX;
+        let (mut store, mut history) = start(&path, now);
+        store.bytes_max = 100 * HISTORY_MAX;
         for number in 0..3 * HISTORY_MAX {
             history.note(format!("{number:050}"), "", Went::Done, now);
-            past.store(&mut history, now).unwrap();
+            store.store(&mut history, now).unwrap();
             assert!(std::fs::metadata(&path).unwrap().len() <= 200 * HISTORY_MAX as u64);
         }
         assert_eq!(told(&start(&path, now).1), told(&history));
         std::fs::write(&path, "host = \"a\"\n").unwrap();
-        let why = Past::new(path.clone()).load(now).unwrap_err();
+        let why = HistoryStore::new(path.clone()).load(now).unwrap_err();
         assert!(why.contains("history.jsonl.unreadable") && !path.exists(), "{why}");
     }
 
@@ -204,14 +204,14 @@ mod tests {
     fn a_file_that_cannot_be_written_is_said_once_and_written_whole_when_it_can() {
         let folder = tempfile::tempdir().unwrap();
         let (path, now) = (folder.path().join("missing").join("history.jsonl"), Instant::now());
-        let (mut past, mut history) = start(&path, now);
+        let (mut store, mut history) = start(&path, now);
         history.note("first", "", Went::Done, now);
-        assert!(past.store(&mut history, now).unwrap_err().contains("cannot be written"));
+        assert!(store.store(&mut history, now).unwrap_err().contains("cannot be written"));
         history.note("second", "", Went::Done, now);
-        past.store(&mut history, now).unwrap();
+        store.store(&mut history, now).unwrap();
         std::fs::create_dir(path.parent().unwrap()).unwrap();
         history.note("third", "", Went::Done, now);
-        past.store(&mut history, now).unwrap();
+        store.store(&mut history, now).unwrap();
         assert_eq!(told(&start(&path, now).1), told(&history));
     }
 }
