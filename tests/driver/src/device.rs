@@ -16,6 +16,9 @@ pub(crate) const MEMORY_BYTES: u64 = 16 << 30;
 /// 0: streams neither write words nor wait for them.
 const WORDS_VARIABLE: &str = "MCCS_EMULATED_WORDS";
 
+/// 0: memory has no dma-bufs.
+const DMA_BUF_VARIABLE: &str = "MCCS_EMULATED_DMA_BUF";
+
 /// A GPU, and its context.
 pub(crate) struct Device {
     pub(crate) number: usize,
@@ -44,6 +47,12 @@ pub(crate) fn all() -> &'static [Device] {
 pub(crate) fn has_words() -> bool {
     static HAS_WORDS: OnceLock<bool> = OnceLock::new();
     *HAS_WORDS.get_or_init(|| std::env::var(WORDS_VARIABLE).map_or(true, |text| text != "0"))
+}
+
+/// Whether memory has descriptors for other devices.
+pub(crate) fn has_dma_buffers() -> bool {
+    static HAS_DMA_BUFFERS: OnceLock<bool> = OnceLock::new();
+    *HAS_DMA_BUFFERS.get_or_init(|| std::env::var(DMA_BUF_VARIABLE).map_or(true, |text| text != "0"))
 }
 
 /// The GPU with an ordinal.
@@ -110,6 +119,10 @@ impl Device {
         self.retained.fetch_add(1, Ordering::AcqRel);
     }
 
+    pub(crate) fn is_retained(&self) -> bool {
+        self.retained.load(Ordering::Acquire) > 0
+    }
+
     /// Gives the context back. With the last one the driver would destroy all that is in it; here it stays, and cannot be made current.
     pub(crate) fn release(&self) -> Done {
         let less = |count: usize| count.checked_sub(1);
@@ -164,11 +177,15 @@ impl Device {
         const MULTIPROCESSORS: u32 = 16;
         const CAPABILITY_MAJOR: u32 = 75;
         const CAPABILITY_MINOR: u32 = 76;
+        const GPU_DIRECT_RDMA: u32 = 116;
         const CAN_USE_64_BIT_STREAM_MEM_OPS: u32 = 122;
+        const DMA_BUF: u32 = 124;
         match attribute {
             MULTIPROCESSORS => Ok(132),
             CAPABILITY_MAJOR => Ok(9),
             CAPABILITY_MINOR => Ok(0),
+            GPU_DIRECT_RDMA => Ok(1),
+            DMA_BUF => Ok(i32::from(has_dma_buffers())),
             CAN_USE_64_BIT_STREAM_MEM_OPS => Ok(i32::from(has_words())),
             _ => Err(INVALID_VALUE),
         }

@@ -158,6 +158,11 @@ entries! {
         device.retain();
         context.set(device.context())
     }
+    fn cuDevicePrimaryCtxGetState(device: c_int, flags: Out<c_uint>, is_active: Out<c_int>) {
+        let is_retained = device::by_ordinal(device)?.is_retained();
+        flags.set_if_wanted(0);
+        is_active.set(c_int::from(is_retained))
+    }
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) { device::by_ordinal(device)?.release() }
     fn cuCtxPushCurrent_v2(context: usize) { device::push(context) }
     fn cuCtxSetCurrent(context: usize) {
@@ -229,6 +234,17 @@ entries! {
         base.set_if_wanted(first);
         bytes.set_if_wanted(range.bytes as usize);
         Ok(())
+    }
+    fn cuMemGetHandleForAddressRange(handle: Out<c_int>, address: u64, bytes: usize, kind: c_uint, flags: u64) {
+        const DMA_BUF: c_uint = 1;
+        device::current()?;
+        if kind != DMA_BUF || flags != 0 {
+            return Err(INVALID_VALUE);
+        }
+        if !device::has_dma_buffers() {
+            return Err(NOT_SUPPORTED);
+        }
+        handle.set(memory::dma_buffer(address, bytes as u64)?)
     }
     fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, address: u64) {
         device::current()?;

@@ -238,6 +238,22 @@ pub(crate) fn export(address: u64) -> Done<Handle> {
     if matches!(range.kind, Kind::Allocated) { Ok(handle::of(&range.physical)) } else { Err(INVALID_VALUE) }
 }
 
+/// A descriptor for devices of others' of whole pages of one allocation. It maps nothing anywhere, as with the driver.
+pub(crate) fn dma_buffer(address: u64, bytes: u64) -> Done<i32> {
+    let table = table();
+    let (base, range) = table.at(address).ok_or(INVALID_VALUE)?;
+    let is_whole = address.is_multiple_of(PAGE_BYTES) && bytes.is_multiple_of(PAGE_BYTES) && bytes > 0;
+    let room = range.bytes.next_multiple_of(PAGE_BYTES) - (address - base);
+    if !is_whole || bytes > room {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: a terminated name; the descriptor is the caller's.
+    match unsafe { libc::memfd_create(c"dma-buf".as_ptr(), libc::MFD_CLOEXEC) } {
+        ..0 => Err(crate::code::OPERATING_SYSTEM),
+        fd => Ok(fd),
+    }
+}
+
 /// Opens another process' allocation in a context. Again, it is the same.
 pub(crate) fn import(device: &Device, handle: &Handle) -> Done<u64> {
     capture::forbid()?;

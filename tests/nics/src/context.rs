@@ -13,6 +13,7 @@ use std::time::Duration;
 use crate::abi::{self, AsyncEvent, Wc};
 use crate::completions::{CompletionQueue, Events};
 use crate::files::{Listed, Port, now_ns};
+use crate::gpu::Copies;
 use crate::memory::Regions;
 use crate::queue_pair::{Failed, Handle, Lent, QueuePair};
 
@@ -34,6 +35,7 @@ pub(crate) struct Nic {
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub regions: Regions,
+    pub copies: Copies,
     pub queue_pairs: BTreeMap<u32, QueuePair>,
     /// Completions that are not told yet, and when they are.
     later: Vec<(u64, Due)>,
@@ -70,6 +72,12 @@ impl std::fmt::Debug for crate::abi::Sge {
     }
 }
 
+/// For so long a device's thread looks on after something has come: `MCCS_NICS_SPIN_US`, where there are processors for it.
+fn spin_ns() -> u64 {
+    let named = std::env::var("MCCS_NICS_SPIN_US").ok();
+    named.and_then(|micros| micros.parse::<u64>().ok()).unwrap_or(0).saturating_mul(1000)
+}
+
 impl Nic {
     pub(crate) fn open(folder: PathBuf, listed: Listed) -> std::io::Result<Nic> {
         let events = Events::new()?;
@@ -89,11 +97,18 @@ impl Nic {
     pub(crate) fn serve(self: &Arc<Self>) -> std::io::Result<JoinHandle<()>> {
         let nic = Arc::clone(self);
         std::thread::Builder::new().name(format!("nic {}", self.listed.name)).spawn(move || {
+            let (spin_ns, mut rung, mut rung_ns) = (spin_ns(), 0, 0);
             while !nic.ends.load(Ordering::Acquire) {
                 let seen = nic.port.words().doorbell.load(Ordering::SeqCst);
                 let next = nic.progress(&mut nic.lock());
-                let wait = Duration::from_nanos(next.saturating_sub(now_ns())).min(LOOKS_AT_LEAST);
-                if !wait.is_zero() {
+                let now = now_ns();
+                if std::mem::replace(&mut rung, seen) != seen {
+                    rung_ns = now;
+                }
+                let wait = Duration::from_nanos(next.saturating_sub(now)).min(LOOKS_AT_LEAST);
+                if wait.is_zero() || now < rung_ns + spin_ns {
+                    std::thread::yield_now();
+                } else {
                     nic.port.sleep(seen, wait);
                 }
             }
@@ -129,8 +144,9 @@ impl Nic {
         let mut completions = Vec::new();
         let mut failed = Vec::new();
         let mut next = u64::MAX;
-        let State { regions, queue_pairs, chance, .. } = state;
-        let mut lent = Lent { regions, port: self.port.words(), now_ns: now, chance, completions: &mut completions };
+        let State { regions, copies, queue_pairs, chance, .. } = state;
+        let port = self.port.words();
+        let mut lent = Lent { regions, copies, port, now_ns: now, chance, completions: &mut completions };
         for queue_pair in queue_pairs.values_mut() {
             match queue_pair.step(&mut lent) {
                 Ok(at) => next = next.min(at),
@@ -165,7 +181,8 @@ impl Nic {
         let mut state = self.lock();
         self.events.forget(|event| event.element == handle.0);
         state.later.retain(|(_, Due(_, wc))| wc.qp_num != number);
-        if let Some(queue_pair) = state.queue_pairs.remove(&number) {
+        if let Some(mut queue_pair) = state.queue_pairs.remove(&number) {
+            queue_pair.settle();
             for queue in queue_pair.queues {
                 // SAFETY: completion queues outlive their queue pairs.
                 unsafe { &*queue }.forget(number);
@@ -198,10 +215,10 @@ impl Nic {
     /// Ends all that is in a queue pair's queues.
     pub(crate) fn fail(&self, state: &mut State, number: u32) {
         let (now, mut completions) = (now_ns(), Vec::new());
-        let State { regions, queue_pairs, chance, .. } = state;
+        let State { regions, copies, queue_pairs, chance, .. } = state;
         if let Some(queue_pair) = queue_pairs.get_mut(&number) {
-            let mut lent =
-                Lent { regions, port: self.port.words(), now_ns: now, chance, completions: &mut completions };
+            let port = self.port.words();
+            let mut lent = Lent { regions, copies, port, now_ns: now, chance, completions: &mut completions };
             queue_pair.fail(None, &mut lent);
         }
         self.hand_on(state, completions, now);

@@ -25,6 +25,10 @@ pub enum Fault {
     QueuePair(u32),
     /// The device is lost to those who have opened it.
     Fatal,
+    /// Whether memory of GPUs can be registered by dma-buf.
+    DmaBuf(bool),
+    /// Whether it can be registered by address, as with the peer-memory module.
+    PeerMemory(bool),
 }
 
 /// Bytes that a device has sent and taken.
@@ -59,6 +63,8 @@ pub fn make(folder: &Path, host: &str, device: &str, fault: Fault) -> io::Result
         Fault::CompletionDelay(ns) => words.completion_delay_ns.store(ns, order),
         Fault::QueuePair(number) => words.failing_qp.store(number, order),
         Fault::Fatal => drop(words.fatal.fetch_add(1, order)),
+        Fault::DmaBuf(is_taken) => words.refuses_dma_buf.store(u32::from(!is_taken), order),
+        Fault::PeerMemory(is_taken) => words.refuses_peer_memory.store(u32::from(!is_taken), order),
     }
     port.ring();
     Ok(())

@@ -8,13 +8,67 @@ use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Data of a slot: packets of a device that has a very large MTU, so that copies are long.
-pub(crate) const SLOT_BYTES: usize = 64 << 10;
-/// Slots of a queue pair.
-pub(crate) const SLOTS: u64 = 16;
+use crate::gpu::{Gpu, Pinned};
+
+/// Slots of queue pairs, the same for all of a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RingShape {
+    /// Data of a slot, in bytes: packets of a device that has a very large MTU, so that copies are long. Copy engines want more.
+    pub slot_bytes: u32,
+    /// Slots of a queue pair.
+    pub slots: u32,
+}
+
+impl Default for RingShape {
+    fn default() -> Self {
+        RingShape { slot_bytes: 64 << 10, slots: 16 }
+    }
+}
+
+impl RingShape {
+    const PAGE_BYTES: usize = 4096;
+
+    fn is_valid(self) -> bool {
+        let RingShape { slot_bytes, slots } = self;
+        (4096..=16 << 20).contains(&slot_bytes) && slot_bytes.is_multiple_of(4096) && (2..=4096).contains(&slots)
+    }
+
+    fn data_at(self) -> usize {
+        HEADS_AT + (self.slots as usize * size_of::<Head>()).next_multiple_of(RingShape::PAGE_BYTES)
+    }
+
+    fn bytes(self) -> usize {
+        self.data_at() + self.slots as usize * self.slot_bytes as usize
+    }
+
+    /// Of a folder.
+    pub(crate) fn read(folder: &Path) -> io::Result<RingShape> {
+        let text = match std::fs::read_to_string(folder.join("ring")) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(RingShape::default()),
+            text => text?,
+        };
+        let mut numbers = text.split_whitespace().map_while(|word| word.parse().ok());
+        let found = numbers.next().zip(numbers.next()).map(|(slot_bytes, slots)| RingShape { slot_bytes, slots });
+        let none = || io::Error::new(io::ErrorKind::InvalidData, format!("no shape of rings: {text}"));
+        found.filter(|shape| shape.is_valid()).ok_or_else(none)
+    }
+
+    /// Has the folder's queue pairs be so, those that are made from now on: no process may have any.
+    ///
+    /// # Errors
+    /// Slots are not of whole pages up to 16 MiB, there are not 2 to 4096, or the file cannot be written.
+    pub fn write(self, folder: &Path) -> io::Result<()> {
+        if !self.is_valid() {
+            let problem = format!("{self:?}: slots have whole pages of 4096 bytes, 16 MiB at most, and are 2 to 4096");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
+        }
+        std::fs::write(folder.join("ring"), format!("{} {}\n", self.slot_bytes, self.slots))
+    }
+}
 
 /// One device, as the folder's list has it: a line `host name address Mbit/s latency_ns`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -149,6 +203,9 @@ pub(crate) struct PortWords {
     pub failing_qp: AtomicU32,
     /// One more: the device is lost to those who have opened it.
     pub fatal: AtomicU32,
+    /// Not 0: memory of GPUs is not taken by dma-buf, or not by address.
+    pub refuses_dma_buf: AtomicU32,
+    pub refuses_peer_memory: AtomicU32,
     pub out_bytes: AtomicU64,
     pub in_bytes: AtomicU64,
 }
@@ -238,32 +295,36 @@ pub(crate) struct QpWords {
     pub refused: AtomicU64,
 }
 
-const HEADS_AT: usize = 4096;
-const DATA_AT: usize = 8192;
-const QP_BYTES: usize = DATA_AT + SLOTS as usize * SLOT_BYTES;
+const HEADS_AT: usize = RingShape::PAGE_BYTES;
 
 /// A queue pair's page, as its owner or its peer maps it.
 #[derive(Debug)]
 pub(crate) struct Ring {
+    /// Ends before the memory does.
+    pinned: OnceLock<Pinned>,
     mapping: Mapping,
+    shape: RingShape,
     /// The owner's, who removes it.
     path: Option<PathBuf>,
 }
 
 impl Ring {
-    fn path_of(folder: &Path, gid: [u8; 16], number: u32) -> PathBuf {
-        folder.join(format!("qp-{}-{number}", hex(gid)))
+    fn new(folder: &Path, gid: [u8; 16], number: u32, makes: bool) -> io::Result<Ring> {
+        let shape = RingShape::read(folder)?;
+        let path = folder.join(format!("qp-{}-{number}", hex(gid)));
+        if makes {
+            let _ = std::fs::remove_file(&path);
+        }
+        let mapping = Mapping::open(&path, shape.bytes(), makes)?;
+        Ok(Ring { pinned: OnceLock::new(), mapping, shape, path: makes.then_some(path) })
     }
 
     pub(crate) fn create(folder: &Path, gid: [u8; 16], number: u32) -> io::Result<Ring> {
-        let path = Ring::path_of(folder, gid, number);
-        let _ = std::fs::remove_file(&path);
-        let mapping = Mapping::open(&path, QP_BYTES, true)?;
-        Ok(Ring { mapping, path: Some(path) })
+        Ring::new(folder, gid, number, true)
     }
 
     pub(crate) fn open(folder: &Path, gid: [u8; 16], number: u32) -> io::Result<Ring> {
-        Ok(Ring { mapping: Mapping::open(&Ring::path_of(folder, gid, number), QP_BYTES, false)?, path: None })
+        Ring::new(folder, gid, number, false)
     }
 
     pub(crate) fn words(&self) -> &QpWords {
@@ -271,14 +332,27 @@ impl Ring {
         unsafe { &*self.mapping.at::<QpWords>(0) }
     }
 
-    /// Where the head of slot `index` lies, for whoever has the slot.
-    pub(crate) fn head(&self, index: u64) -> *mut Head {
-        self.mapping.at(HEADS_AT + (index % SLOTS) as usize * size_of::<Head>())
+    pub(crate) fn shape(&self) -> RingShape {
+        self.shape
     }
 
-    /// Where its data lie: `SLOT_BYTES`.
+    fn place(&self, index: u64) -> usize {
+        (index % u64::from(self.shape.slots)) as usize
+    }
+
+    /// Where the head of slot `index` lies, for whoever has the slot.
+    pub(crate) fn head(&self, index: u64) -> *mut Head {
+        self.mapping.at(HEADS_AT + self.place(index) * size_of::<Head>())
+    }
+
+    /// Where its data lie: `slot_bytes`.
     pub(crate) fn data(&self, index: u64) -> *mut u8 {
-        self.mapping.at::<[u8; SLOT_BYTES]>(DATA_AT + (index % SLOTS) as usize * SLOT_BYTES).cast()
+        self.mapping.at(self.shape.data_at() + self.place(index) * self.shape.slot_bytes as usize)
+    }
+
+    /// Has copy engines reach its slots, from the first copy of a GPU's on. Without it they still do, and slowly.
+    pub(crate) fn pin(&self, gpu: Gpu) {
+        self.pinned.get_or_init(|| Pinned::new(gpu, self.mapping.base.as_ptr(), self.mapping.bytes));
     }
 }
 

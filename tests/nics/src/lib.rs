@@ -9,7 +9,10 @@
 //! with acknowledgements, retries, receivers that are not ready, and the errors that end them. [`control`] makes faults: a port that goes
 //! down, loss, a slow port, a failing queue pair, late completions, a lost device.
 //!
-//! Deliberately absent: datagrams, shared receive queues, memory windows, memory of GPUs.
+//! Memory of GPUs is registered by dma-buf or by address. Copy engines move its bytes to and from the slots, one crossing on each side.
+//! A process that has not loaded the CUDA driver never asks for it.
+//!
+//! Deliberately absent: datagrams, shared receive queues, memory windows, atomic operations on memory of GPUs.
 
 mod abi;
 mod completions;
@@ -17,9 +20,10 @@ mod context;
 pub mod control;
 mod entries;
 mod files;
+mod gpu;
 mod memory;
 mod queue_pair;
 #[cfg(test)]
 mod tests;
 
-pub use files::{Listed, read_list, write_list};
+pub use files::{Listed, RingShape, read_list, write_list};

@@ -1,8 +1,12 @@
 //! Registered memory: what keys allow, and copies between it and slots.
+//!
+//! The processor copies memory of the host at once. Copy engines copy that of GPUs, which is done later.
 
 use std::collections::HashMap;
 
 use crate::abi::{ACCESS_LOCAL_WRITE, Sge};
+use crate::files::Ring;
+use crate::gpu::{CallFailed, Copies, Gpu, Pending, Way};
 
 /// A registered region.
 #[derive(Debug, Clone, Copy)]
@@ -13,6 +17,61 @@ pub(crate) struct Region {
     pub base: u64,
     pub bytes: u64,
     pub access: u32,
+    /// Whose memory it is; `None`: the host's.
+    pub gpu: Option<Gpu>,
+}
+
+/// Where bytes of a region are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub address: u64,
+    pub gpu: Option<Gpu>,
+}
+
+/// A slot, what copies to it and from it, and the number of the queue pair that they are for.
+pub(crate) struct Slot<'a> {
+    pub ring: &'a Ring,
+    pub data: *mut u8,
+    pub copies: &'a mut Copies,
+    pub lane: u32,
+    pub pending: Pending,
+}
+
+impl<'a> Slot<'a> {
+    pub(crate) fn new(ring: &'a Ring, index: u64, copies: &'a mut Copies, lane: u32) -> Self {
+        Slot { ring, data: ring.data(index), copies, lane, pending: Pending::default() }
+    }
+
+    /// Copies between memory and the slot, from `at` on there.
+    ///
+    /// # Safety
+    /// The memory is there until `pending` is done, and the slot has room.
+    pub(crate) unsafe fn copy(&mut self, memory: Place, at: usize, bytes: usize, way: Way) -> Result<(), Denied> {
+        let slot = self.data.wrapping_add(at);
+        let Some(gpu) = memory.gpu else {
+            let memory = memory.address as *mut u8;
+            // SAFETY: the caller's promise.
+            unsafe {
+                match way {
+                    Way::ToGpu => std::ptr::copy_nonoverlapping(slot, memory, bytes),
+                    Way::FromGpu => std::ptr::copy_nonoverlapping(memory, slot, bytes),
+                }
+            }
+            return Ok(());
+        };
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.ring.pin(gpu);
+        let slot = slot.addr() as u64;
+        let (to, from) = match way {
+            Way::ToGpu => (memory.address, slot),
+            Way::FromGpu => (slot, memory.address),
+        };
+        // SAFETY: the caller's promise; the slot is kept until `pending` is done.
+        let launched = unsafe { self.copies.launch((gpu, way, self.lane), (to, from), bytes, &mut self.pending) };
+        launched.map_err(|CallFailed| Denied)
+    }
 }
 
 /// All regions of a context, by key. One number is a region's local and remote key.
@@ -40,55 +99,48 @@ impl Regions {
         self.regions.remove(&key);
     }
 
-    /// The address of `bytes` from `iova` on, if the key allows `access` there.
-    pub(crate) fn address(&self, key: u32, iova: u64, bytes: u64, access: u32) -> Result<u64, Denied> {
+    /// Where `bytes` from `iova` on are, if the key allows `access` there.
+    pub(crate) fn place(&self, key: u32, iova: u64, bytes: u64, access: u32) -> Result<Place, Denied> {
         let region = self.regions.get(&key).ok_or(Denied)?;
         let offset = iova.checked_sub(region.iova).ok_or(Denied)?;
         let end = offset.checked_add(bytes).ok_or(Denied)?;
         if end > region.bytes || region.access & access != access {
             return Err(Denied);
         }
-        Ok(region.base + offset)
+        Ok(Place { address: region.base + offset, gpu: region.gpu })
     }
 
-    /// Copies `bytes` of the parts' data, from `offset` on, to `to`.
+    /// Copies `bytes` between the parts' memory, from `offset` on, and a slot.
     ///
     /// # Safety
-    /// `to` has room, and whoever registered the memory keeps it.
-    pub(crate) unsafe fn gather(&self, parts: &[Sge], offset: u32, to: *mut u8, bytes: u32) -> Result<(), Denied> {
+    /// Whoever registered the memory keeps it until the slot's copies are done, and the slot has room.
+    pub(crate) unsafe fn copy(
+        &self,
+        parts: &[Sge],
+        offset: u32,
+        slot: &mut Slot<'_>,
+        bytes: u32,
+        way: Way,
+    ) -> Result<(), Denied> {
         has_room(parts, offset, bytes)?;
+        let access = if way == Way::ToGpu { ACCESS_LOCAL_WRITE } else { 0 };
         let mut done = 0;
-        for (address, length) in self.pieces(parts, offset, bytes, 0) {
-            // SAFETY: `address` lies in a registered region, `to` has room for all pieces.
-            unsafe { std::ptr::copy_nonoverlapping(address? as *const u8, to.add(done), length as usize) };
+        for (place, length) in self.pieces(parts, offset, bytes, access) {
+            // SAFETY: the place lies in a registered region, the slot has room for all pieces.
+            unsafe { slot.copy(place?, done, length as usize, way)? };
             done += length as usize;
         }
         Ok(())
     }
 
-    /// Copies `bytes` from `from` to the parts' memory, from `offset` on.
-    ///
-    /// # Safety
-    /// `from` has as many, and whoever registered the memory keeps it.
-    pub(crate) unsafe fn scatter(&self, parts: &[Sge], offset: u32, from: *const u8, bytes: u32) -> Result<(), Denied> {
-        has_room(parts, offset, bytes)?;
-        let mut done = 0;
-        for (address, length) in self.pieces(parts, offset, bytes, ACCESS_LOCAL_WRITE) {
-            // SAFETY: `address` lies in a registered region, `from` has as many bytes as all pieces.
-            unsafe { std::ptr::copy_nonoverlapping(from.add(done), address? as *mut u8, length as usize) };
-            done += length as usize;
-        }
-        Ok(())
-    }
-
-    /// Addresses and lengths of `bytes` from `offset` on in a list of parts.
+    /// Places and lengths of `bytes` from `offset` on in a list of parts.
     fn pieces<'a>(
         &'a self,
         parts: &'a [Sge],
         offset: u32,
         bytes: u32,
         access: u32,
-    ) -> impl Iterator<Item = (Result<u64, Denied>, u32)> + 'a {
+    ) -> impl Iterator<Item = (Result<Place, Denied>, u32)> + 'a {
         let (mut skip, mut left) = (offset, bytes);
         parts.iter().filter_map(move |part| {
             let skipped = skip.min(part.length);
@@ -96,7 +148,7 @@ impl Regions {
             let length = (part.length - skipped).min(left);
             left -= length;
             let iova = part.addr + u64::from(skipped);
-            (length > 0).then(|| (self.address(part.lkey, iova, length.into(), access), length))
+            (length > 0).then(|| (self.place(part.lkey, iova, length.into(), access), length))
         })
     }
 }
@@ -117,18 +169,24 @@ mod tests {
         let mut regions = Regions::default();
         let parts = memory.each_mut().map(|part| {
             let base = part.as_mut_ptr() as u64;
-            let key = regions.add(Region { iova: 1000, base, bytes: 10, access: ACCESS_LOCAL_WRITE });
+            let key = regions.add(Region { iova: 1000, base, bytes: 10, access: ACCESS_LOCAL_WRITE, gpu: None });
             Sge { addr: 1003, length: 6, lkey: key }
         });
+        let folder = tempfile::tempdir().expect("a folder");
+        let ring = Ring::create(folder.path(), [1; 16], 1).expect("a ring");
+        let mut copies = Copies::default();
+        let mut slot = Slot::new(&ring, 0, &mut copies, 0);
         let data: Vec<u8> = (1..=12).collect();
         // SAFETY: the regions' memory lives, and both sides have the bytes that are named.
         unsafe {
-            regions.scatter(&parts, 0, data.as_ptr(), 4).expect("the first part");
-            regions.scatter(&parts, 4, data.as_ptr().add(4), 8).expect("of both");
-            let mut back = [0; 8];
-            regions.gather(&parts, 4, back.as_mut_ptr(), 8).expect("of both");
-            assert_eq!(back[..], data[4..]);
-            assert_eq!(regions.scatter(&parts, 8, data.as_ptr(), 8), Err(Denied), "there is no room");
+            slot.data.copy_from(data.as_ptr(), 12);
+            regions.copy(&parts, 0, &mut slot, 4, Way::ToGpu).expect("the first part");
+            slot.data = ring.data(0).add(4);
+            regions.copy(&parts, 4, &mut slot, 8, Way::ToGpu).expect("of both");
+            slot.data = ring.data(1);
+            regions.copy(&parts, 4, &mut slot, 8, Way::FromGpu).expect("of both");
+            assert_eq!(std::slice::from_raw_parts(slot.data, 8), &data[4..]);
+            assert_eq!(regions.copy(&parts, 8, &mut slot, 8, Way::ToGpu), Err(Denied), "there is no room");
         }
         assert_eq!(memory, [[0, 0, 0, 1, 2, 3, 4, 5, 6, 0], [0, 0, 0, 7, 8, 9, 10, 11, 12, 0]]);
     }
@@ -136,8 +194,12 @@ mod tests {
     #[test]
     fn a_key_is_good_for_its_region_and_its_access_alone() {
         let mut regions = Regions::default();
-        let key = regions.add(Region { iova: 4096, base: 1 << 20, bytes: 100, access: ACCESS_LOCAL_WRITE });
-        assert_eq!(regions.address(key, 4106, 90, 0), Ok((1 << 20) + 10));
+        let region = Region { iova: 4096, base: 1 << 20, bytes: 100, access: ACCESS_LOCAL_WRITE, gpu: None };
+        let key = regions.add(region);
+        let address = |regions: &Regions, key, iova, bytes, access| {
+            regions.place(key, iova, bytes, access).map(|place| place.address)
+        };
+        assert_eq!(address(&regions, key, 4106, 90, 0), Ok((1 << 20) + 10));
         for (key, iova, bytes, access) in [
             (key + 2, 4096, 1, 0),
             (key, 4095, 1, 0),
@@ -145,9 +207,9 @@ mod tests {
             (key, u64::MAX, 2, 0),
             (key, 4096, 1, crate::abi::ACCESS_REMOTE_WRITE),
         ] {
-            assert_eq!(regions.address(key, iova, bytes, access), Err(Denied), "{iova} {bytes} {access}");
+            assert_eq!(address(&regions, key, iova, bytes, access), Err(Denied), "{iova} {bytes} {access}");
         }
         regions.remove(key);
-        assert_eq!(regions.address(key, 4096, 1, 0), Err(Denied));
+        assert_eq!(address(&regions, key, 4096, 1, 0), Err(Denied));
     }
 }

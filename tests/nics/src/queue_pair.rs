@@ -1,6 +1,9 @@
 //! A reliable connection: requests go in packets, each with a number, to the peer's ring. The peer takes them in order, and says how far
 //! it is. What is not acknowledged in time is sent again from there on.
 //!
+//! Memory of GPUs is copied later than the host's: a packet is put into the ring, or taken out of it, when its copies are done, and
+//! those before it. A completion says that the copies have ended.
+//!
 //! A read's answer, and an atomic operation's, comes in packets of its own, which name the request and have no place in the
 //! peer's order.
 
@@ -14,8 +17,9 @@ use crate::abi::{
     WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, Wc,
 };
 use crate::completions::CompletionQueue;
-use crate::files::{Head, Port, PortWords, Ring, SLOT_BYTES, SLOTS};
-use crate::memory::{Denied, Regions};
+use crate::files::{Head, Port, PortWords, Ring};
+use crate::gpu::{Copies, Pending, Way};
+use crate::memory::{Denied, Place, Regions, Slot};
 
 /// Of slots: the answer to a read or an atomic operation.
 const ANSWER: u32 = 1 << 16;
@@ -105,6 +109,22 @@ struct Answer {
     sent: u32,
 }
 
+/// A packet whose data are on their way into the peer's slot.
+#[derive(Debug)]
+struct Filling {
+    pending: Pending,
+    head: Head,
+}
+
+/// A packet whose data are on their way out of the own slot, and what follows.
+#[derive(Debug, Default)]
+struct Arriving {
+    pending: Pending,
+    /// The peer's packets that have arrived then.
+    arrived: u64,
+    completion: Option<Wc>,
+}
+
 #[derive(Debug)]
 struct Peer {
     ring: Ring,
@@ -126,6 +146,7 @@ pub(crate) struct Timers {
 /// What its context lends a queue pair for a step.
 pub(crate) struct Lent<'a> {
     pub regions: &'a Regions,
+    pub copies: &'a mut Copies,
     pub port: &'a PortWords,
     pub now_ns: u64,
     /// A number that differs from step to step, for losses.
@@ -158,6 +179,8 @@ pub(crate) struct QueuePair {
     not_before_ns: u64,
     expected: u64,
     answers: VecDeque<Answer>,
+    filling: VecDeque<Filling>,
+    arriving: VecDeque<Arriving>,
     /// What the last atomic operations of the peer have found, by number: an answer can be lost.
     found: VecDeque<(u64, u64)>,
 }
@@ -207,12 +230,15 @@ impl QueuePair {
             not_before_ns: 0,
             expected: 0,
             answers: VecDeque::new(),
+            filling: VecDeque::new(),
+            arriving: VecDeque::new(),
             found: VecDeque::new(),
         }
     }
 
     /// Forgets its peer, its requests and how far both were.
     pub(crate) fn reset(&mut self) {
+        self.settle();
         let words = self.own.words();
         for word in [&words.filled, &words.emptied, &words.arrived, &words.again, &words.not_ready, &words.refused] {
             word.store(0, Ordering::Release);
@@ -226,6 +252,17 @@ impl QueuePair {
         (self.tries, self.rnr_tries, self.not_before_ns) = (0, 0, 0);
     }
 
+    /// Waits for the copies that are under way: whose memory they touch may take it back.
+    pub(crate) fn settle(&mut self) {
+        self.filling.drain(..).for_each(|packet| packet.pending.wait());
+        self.arriving.drain(..).for_each(|packet| packet.pending.wait());
+    }
+
+    /// Whether copies are under way.
+    fn copies(&self) -> bool {
+        !self.filling.is_empty() || !self.arriving.is_empty()
+    }
+
     pub(crate) fn connect(&mut self, ring: Ring, port: Port) {
         self.peer = Some(Peer { ring, port });
     }
@@ -234,7 +271,7 @@ impl QueuePair {
         request.first_psn = self.end_psn;
         request.packets = match request.has_answer() {
             true => 1,
-            false => u64::from(request.bytes).div_ceil(SLOT_BYTES as u64).max(1),
+            false => u64::from(request.bytes).div_ceil(self.own.shape().slot_bytes.into()).max(1),
         };
         if self.acknowledged == self.end_psn && self.sends.is_empty() {
             self.progress_ns = now_ns;
@@ -250,6 +287,13 @@ impl QueuePair {
     /// Ends all that is in its queues. The request with packet `blamed.0` ends with status `blamed.1`.
     pub(crate) fn fail(&mut self, blamed: Option<(u64, u32)>, lent: &mut Lent<'_>) {
         self.state = QPS_ERR;
+        let arriving = self.arriving.iter_mut().filter_map(|packet| packet.completion.take());
+        let unfinished: Vec<Wc> = arriving.collect();
+        self.settle();
+        for wc in unfinished {
+            let wc = Wc { wr_id: wc.wr_id, status: WC_WR_FLUSH_ERR, opcode: WC_RECV, ..Wc::default() };
+            self.complete(lent, 1, wc);
+        }
         for request in std::mem::take(&mut self.sends) {
             let packets = request.first_psn..request.first_psn + request.packets;
             let status = blamed.filter(|(psn, _)| packets.contains(psn)).map_or(WC_WR_FLUSH_ERR, |(_, status)| status);
@@ -305,7 +349,8 @@ impl QueuePair {
             self.acknowledge(peer, lent)?;
         }
         let next_send = self.send(peer, lent)?;
-        Ok(next_arrival.min(next_send))
+        let next = next_arrival.min(next_send);
+        Ok(if self.copies() { lent.now_ns } else { next })
     }
 
     /// Whether something of it is under way.
@@ -317,8 +362,9 @@ impl QueuePair {
     /// Takes packets out of the own ring.
     fn take(&mut self, lent: &mut Lent<'_>) -> Result<u64, Failed> {
         loop {
+            self.finish_arrivals(lent);
             let words = self.own.words();
-            let index = words.emptied.load(Ordering::Relaxed);
+            let index = words.emptied.load(Ordering::Relaxed) + self.arriving.len() as u64;
             if index >= words.filled.load(Ordering::Acquire) {
                 return Ok(NEVER);
             }
@@ -327,35 +373,61 @@ impl QueuePair {
             if head.deliver_at_ns > lent.now_ns {
                 return Ok(head.deliver_at_ns);
             }
-            let data = self.own.data(index);
+            let mut packet = Arriving { arrived: self.expected, ..Arriving::default() };
             let mut taken = Ok(());
-            if lent.port.is_down.load(Ordering::Relaxed) == 0 && head.bytes as usize <= SLOT_BYTES {
+            if lent.port.is_down.load(Ordering::Relaxed) == 0 && head.bytes <= self.own.shape().slot_bytes {
                 lent.port.in_bytes.fetch_add(head.bytes.into(), Ordering::Relaxed);
                 taken = match head.opcode & ANSWER {
-                    0 => self.take_request(&head, data, lent),
-                    _ => self.take_answer(&head, data, lent),
+                    0 => self.take_request(&head, index, &mut packet, lent),
+                    _ => self.take_answer(&head, index, lent),
                 };
             }
-            self.own.words().emptied.store(index + 1, Ordering::Release);
+            if taken.is_err() {
+                packet.pending.wait();
+                self.own.words().emptied.store(index + 1, Ordering::Release);
+            }
             taken?;
+            packet.arrived = self.expected;
+            self.arriving.push_back(packet);
+        }
+    }
+
+    /// Empties slots whose copies are done, in order, and says what has arrived.
+    fn finish_arrivals(&mut self, lent: &mut Lent<'_>) {
+        while self.arriving.front().is_some_and(|packet| packet.pending.is_done()) {
+            let packet = self.arriving.pop_front().expect("invariant: there is a first one");
+            if let Some(wc) = packet.completion {
+                self.complete(lent, 1, wc);
+            }
+            let words = self.own.words();
+            words.arrived.store(packet.arrived, Ordering::Release);
+            words.emptied.fetch_add(1, Ordering::Release);
         }
     }
 
     /// Tells the peer that its request fails, and ends.
     fn refuse(&mut self, psn: u64, status: u32, lent: &mut Lent<'_>) -> Failed {
+        // Requests before it are done.
+        self.arriving.iter().for_each(|packet| packet.pending.wait());
+        self.finish_arrivals(lent);
         self.own.words().refused.store((psn + 1) << 8 | u64::from(status), Ordering::Release);
         self.fail(None, lent);
         Failed { by_peer: true }
     }
 
-    fn take_request(&mut self, head: &Head, data: *const u8, lent: &mut Lent<'_>) -> Result<(), Failed> {
+    fn take_request(
+        &mut self,
+        head: &Head,
+        index: u64,
+        packet: &mut Arriving,
+        lent: &mut Lent<'_>,
+    ) -> Result<(), Failed> {
         let answers = matches!(head.opcode, WR_RDMA_READ | WR_ATOMIC_CMP_AND_SWP | WR_ATOMIC_FETCH_AND_ADD);
         if head.psn > self.expected {
             self.own.words().again.store(self.expected + 1, Ordering::Release);
             return Ok(());
         }
         if head.psn < self.expected {
-            self.own.words().arrived.store(self.expected, Ordering::Release);
             // The answer was lost, unless it is still to go. A read is done again, an atomic operation is not.
             if answers && !self.answers.iter().any(|answer| answer.psn == head.psn) {
                 match self.found.iter().find(|(psn, _)| *psn == head.psn) {
@@ -370,11 +442,10 @@ impl QueuePair {
         }
         if answers {
             self.take_question(head, lent)?;
-        } else if !self.take_data(head, data, lent)? {
+        } else if !self.take_data(head, index, packet, lent)? {
             return Ok(());
         }
         self.expected = self.expected.max(head.psn + 1);
-        self.own.words().arrived.store(self.expected, Ordering::Release);
         Ok(())
     }
 
@@ -382,10 +453,11 @@ impl QueuePair {
     fn take_question(&mut self, head: &Head, lent: &mut Lent<'_>) -> Result<(), Failed> {
         let is_read = head.opcode == WR_RDMA_READ;
         let (bytes, access) = if is_read { (head.total, ACCESS_REMOTE_READ) } else { (8, ACCESS_REMOTE_ATOMIC) };
-        let address = lent.regions.address(head.rkey, head.remote, bytes.into(), access);
+        let place = lent.regions.place(head.rkey, head.remote, bytes.into(), access);
         let allowed = self.access & access == access;
-        let (Ok(address), true) = (address, allowed && (is_read || address.is_ok_and(|it| it.is_multiple_of(8))))
-        else {
+        // Words of GPUs are not the processor's.
+        let is_word = |place: Place| place.gpu.is_none() && place.address.is_multiple_of(8);
+        let (Ok(Place { address, .. }), true) = (place, allowed && (is_read || place.is_ok_and(is_word))) else {
             return Err(self.refuse(head.psn, WC_REM_ACCESS_ERR, lent));
         };
         let from = if is_read {
@@ -411,7 +483,13 @@ impl QueuePair {
     }
 
     /// A part of a write or a send. `false`: nobody has posted a receive for it.
-    fn take_data(&mut self, head: &Head, data: *const u8, lent: &mut Lent<'_>) -> Result<bool, Failed> {
+    fn take_data(
+        &mut self,
+        head: &Head,
+        index: u64,
+        packet: &mut Arriving,
+        lent: &mut Lent<'_>,
+    ) -> Result<bool, Failed> {
         let is_last = head.offset.saturating_add(head.bytes) >= head.total;
         let is_send = matches!(head.opcode, WR_SEND | WR_SEND_WITH_IMM);
         let has_imm = matches!(head.opcode, WR_SEND_WITH_IMM | WR_RDMA_WRITE_WITH_IMM);
@@ -423,26 +501,25 @@ impl QueuePair {
             self.own.words().not_ready.store(head.psn + 1, Ordering::Release);
             return Ok(false);
         }
+        let mut slot = Slot::new(&self.own, index, lent.copies, self.number);
         // SAFETY: the slot has `bytes`, which were checked against its room; regions are kept by whoever registered them.
         let placed = unsafe {
             if is_send {
                 let receive = self.receives.front().map_or(&[][..], |receive| &receive.parts);
-                lent.regions.scatter(receive, head.offset, data, head.bytes)
+                lent.regions.copy(receive, head.offset, &mut slot, head.bytes, Way::ToGpu)
             } else if head.bytes > 0 {
                 let to = head.remote.saturating_add(head.offset.into());
                 let may = self.access & ACCESS_REMOTE_WRITE != 0;
-                let address = lent.regions.address(head.rkey, to, head.bytes.into(), ACCESS_REMOTE_WRITE);
-                address.and_then(|address| {
-                    if !may {
-                        return Err(Denied);
-                    }
-                    std::ptr::copy_nonoverlapping(data, address as *mut u8, head.bytes as usize);
-                    Ok(())
+                let place = lent.regions.place(head.rkey, to, head.bytes.into(), ACCESS_REMOTE_WRITE);
+                place.and_then(|place| match may {
+                    true => slot.copy(place, 0, head.bytes as usize, Way::ToGpu),
+                    false => Err(Denied),
                 })
             } else {
                 Ok(())
             }
         };
+        packet.pending = slot.pending;
         if placed.is_err() {
             let status = if is_send { WC_REM_INV_REQ_ERR } else { WC_REM_ACCESS_ERR };
             if is_send && let Some(receive) = self.receives.pop_front() {
@@ -457,13 +534,14 @@ impl QueuePair {
         {
             let opcode = if is_send { WC_RECV } else { WC_RECV_RDMA_WITH_IMM };
             let (imm_data, wc_flags) = if has_imm { (head.imm, WC_WITH_IMM) } else { (0, 0) };
-            let wc = Wc { wr_id: receive.wr_id, opcode, byte_len: head.total, imm_data, wc_flags, ..Wc::default() };
-            self.complete(lent, 1, wc);
+            packet.completion =
+                Some(Wc { wr_id: receive.wr_id, opcode, byte_len: head.total, imm_data, wc_flags, ..Wc::default() });
         }
         Ok(true)
     }
 
-    fn take_answer(&mut self, head: &Head, data: *const u8, lent: &mut Lent<'_>) -> Result<(), Failed> {
+    /// A part of an answer. Its copy is waited for: who reads into memory of a GPU reads little.
+    fn take_answer(&mut self, head: &Head, index: u64, lent: &mut Lent<'_>) -> Result<(), Failed> {
         let Some(request) = self.sends.iter_mut().find(|request| request.first_psn == head.psn && request.has_answer())
         else {
             return Ok(());
@@ -472,8 +550,10 @@ impl QueuePair {
         if head.offset != request.answered {
             return Ok(());
         }
+        let mut slot = Slot::new(&self.own, index, lent.copies, self.number);
         // SAFETY: as in `take_data`.
-        let placed = unsafe { lent.regions.scatter(&request.parts, head.offset, data, head.bytes) };
+        let placed = unsafe { lent.regions.copy(&request.parts, head.offset, &mut slot, head.bytes, Way::ToGpu) };
+        slot.pending.wait();
         request.answered += head.bytes;
         self.progress_ns = lent.now_ns;
         match placed {
@@ -553,10 +633,10 @@ impl QueuePair {
     }
 
     /// Whether there is room and time for a packet of so many bytes, and when it arrives.
-    fn slot(peer: &Peer, bytes: u32, lent: &Lent<'_>) -> Result<(u64, u64), u64> {
+    fn slot(&self, peer: &Peer, bytes: u32, lent: &Lent<'_>) -> Result<(u64, u64), u64> {
         let words = peer.ring.words();
-        let index = words.filled.load(Ordering::Relaxed);
-        if index - words.emptied.load(Ordering::Acquire).min(index) >= SLOTS {
+        let index = words.filled.load(Ordering::Relaxed) + self.filling.len() as u64;
+        if index - words.emptied.load(Ordering::Acquire).min(index) >= peer.ring.shape().slots.into() {
             return Err(NEVER);
         }
         let free =
@@ -585,14 +665,19 @@ impl QueuePair {
         loss > 0 && (*lent.chance >> 33) % 1_000_000 < loss.into()
     }
 
-    /// Puts a packet into the peer's ring.
-    fn put(peer: &Peer, index: u64, head: Head) {
-        // SAFETY: a slot that is not filled is the sender's.
-        unsafe { peer.ring.head(index).write_volatile(head) };
-        peer.ring.words().filled.store(index + 1, Ordering::Release);
+    /// Puts packets into the peer's ring whose data are there, in order.
+    fn put_filled(&mut self, peer: &Peer) {
+        while self.filling.front().is_some_and(|packet| packet.pending.is_done()) {
+            let Filling { head, .. } = self.filling.pop_front().expect("invariant: there is a first one");
+            let index = peer.ring.words().filled.load(Ordering::Relaxed);
+            // SAFETY: a slot that is not filled is the sender's.
+            unsafe { peer.ring.head(index).write_volatile(head) };
+            peer.ring.words().filled.store(index + 1, Ordering::Release);
+        }
     }
 
     fn send(&mut self, peer: &Peer, lent: &mut Lent<'_>) -> Result<u64, Failed> {
+        self.put_filled(peer);
         let after_answers = self.send_answers(peer, lent)?;
         if self.state != QPS_RTS {
             return Ok(after_answers);
@@ -604,33 +689,38 @@ impl QueuePair {
     }
 
     fn send_answers(&mut self, peer: &Peer, lent: &mut Lent<'_>) -> Result<u64, Failed> {
-        while let Some(answer) = self.answers.front_mut() {
-            let bytes = (answer.total - answer.sent).min(SLOT_BYTES as u32);
-            let (index, deliver_at_ns) = match QueuePair::slot(peer, bytes, lent) {
+        while let Some(&Answer { psn, from, total, sent }) = self.answers.front() {
+            let bytes = (total - sent).min(peer.ring.shape().slot_bytes);
+            let (index, deliver_at_ns) = match self.slot(peer, bytes, lent) {
                 Ok(slot) => slot,
                 Err(later) => return Ok(later),
             };
-            let data = peer.ring.data(index);
-            let (psn, offset, total) = (answer.psn, answer.sent, answer.total);
-            match answer.from {
+            let mut slot = Slot::new(&peer.ring, index, lent.copies, self.number);
+            match from {
                 Source::Memory { rkey, remote } => {
-                    let from = remote + u64::from(offset);
-                    let Ok(from) = lent.regions.address(rkey, from, bytes.into(), ACCESS_REMOTE_READ) else {
-                        return Err(self.refuse(psn, WC_REM_ACCESS_ERR, lent));
-                    };
+                    let place = lent.regions.place(rkey, remote + u64::from(sent), bytes.into(), ACCESS_REMOTE_READ);
                     // SAFETY: of a region that is registered; the slot has room for `bytes`.
-                    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, data, bytes as usize) };
+                    let copied = place.and_then(|place| unsafe { slot.copy(place, 0, bytes as usize, Way::FromGpu) });
+                    if copied.is_err() {
+                        return Err(self.refuse(psn, WC_REM_ACCESS_ERR, lent));
+                    }
                 }
                 // SAFETY: a slot has more than eight bytes.
-                Source::Word(word) => unsafe { data.cast::<u64>().write(word) },
+                Source::Word(word) => unsafe { slot.data.cast::<u64>().write(word) },
             }
-            if !QueuePair::is_lost(peer, lent) {
-                let head = Head { psn, deliver_at_ns, opcode: ANSWER, bytes, offset, total, ..Head::default() };
-                QueuePair::put(peer, index, head);
+            let pending = slot.pending;
+            if QueuePair::is_lost(peer, lent) {
+                pending.wait();
+            } else {
+                let head = Head { psn, deliver_at_ns, opcode: ANSWER, bytes, offset: sent, total, ..Head::default() };
+                self.filling.push_back(Filling { pending, head });
+                self.put_filled(peer);
             }
             lent.port.out_bytes.fetch_add(bytes.into(), Ordering::Relaxed);
-            answer.sent += bytes;
-            if answer.sent >= answer.total {
+            if let Some(answer) = self.answers.front_mut() {
+                answer.sent += bytes;
+            }
+            if sent + bytes >= total {
                 self.answers.pop_front();
             }
         }
@@ -643,52 +733,51 @@ impl QueuePair {
         }
         let mut at = self.sends.iter().position(|request| request.first_psn + request.packets > self.next_psn);
         while let Some(request) = at.and_then(|at| self.sends.get(at)) {
-            let offset = ((self.next_psn - request.first_psn) * SLOT_BYTES as u64) as u32;
-            let bytes = if request.has_answer() {
-                0
-            } else {
-                (request.bytes - offset.min(request.bytes)).min(SLOT_BYTES as u32)
-            };
-            let (index, deliver_at_ns) = match QueuePair::slot(peer, bytes, lent) {
+            let (slot_bytes, end_psn) = (peer.ring.shape().slot_bytes, request.first_psn + request.packets);
+            let offset = ((self.next_psn - request.first_psn) * u64::from(slot_bytes)) as u32;
+            let bytes =
+                if request.has_answer() { 0 } else { (request.bytes - offset.min(request.bytes)).min(slot_bytes) };
+            let (index, deliver_at_ns) = match self.slot(peer, bytes, lent) {
                 Ok(slot) => slot,
                 Err(later) => return Ok(later),
             };
             if !QueuePair::is_lost(peer, lent) {
-                let data = peer.ring.data(index);
+                let mut slot = Slot::new(&peer.ring, index, lent.copies, self.number);
                 // SAFETY: the slot has room for `bytes`; the regions are kept until the request ends.
                 let copied = unsafe {
                     match &request.inline {
                         Some(inline) => {
-                            std::ptr::copy_nonoverlapping(inline.as_ptr().add(offset as usize), data, bytes as usize);
+                            let from = inline.as_ptr().add(offset as usize);
+                            std::ptr::copy_nonoverlapping(from, slot.data, bytes as usize);
                             Ok(())
                         }
-                        None => lent.regions.gather(&request.parts, offset, data, bytes),
+                        None => lent.regions.copy(&request.parts, offset, &mut slot, bytes, Way::FromGpu),
                     }
                 };
+                let pending = slot.pending;
                 if copied.is_err() {
+                    pending.wait();
                     self.fail(Some((self.next_psn, WC_LOC_PROT_ERR)), lent);
                     return Err(Failed { by_peer: false });
                 }
-                QueuePair::put(
-                    peer,
-                    index,
-                    Head {
-                        psn: self.next_psn,
-                        remote: request.remote,
-                        deliver_at_ns,
-                        operands: request.operands,
-                        opcode: request.opcode,
-                        bytes,
-                        rkey: request.rkey,
-                        imm: request.imm,
-                        offset,
-                        total: request.bytes,
-                    },
-                );
+                let head = Head {
+                    psn: self.next_psn,
+                    remote: request.remote,
+                    deliver_at_ns,
+                    operands: request.operands,
+                    opcode: request.opcode,
+                    bytes,
+                    rkey: request.rkey,
+                    imm: request.imm,
+                    offset,
+                    total: request.bytes,
+                };
+                self.filling.push_back(Filling { pending, head });
+                self.put_filled(peer);
             }
             lent.port.out_bytes.fetch_add(bytes.into(), Ordering::Relaxed);
             self.next_psn += 1;
-            if self.next_psn == request.first_psn + request.packets {
+            if self.next_psn == end_psn {
                 at = at.map(|at| at + 1);
             }
         }

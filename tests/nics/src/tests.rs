@@ -226,7 +226,8 @@ fn a_long_write_arrives_whole_also_when_packets_are_lost() {
         assert_eq!((come.imm_data, come.wc_flags, come.byte_len), (0x0102_0304, abi::WC_WITH_IMM, LONG as u32 * 8));
         assert!(from.memory == to.memory, "all words");
         let sent = carried(pair.folder.path(), "h1", "nic").expect("a device").out_bytes;
-        assert!(if loss == 0 { sent == LONG as u64 * 8 } else { sent > LONG as u64 * 8 }, "{sent} bytes");
+        // Also without losses: an answer may take longer than the timer, on a busy host.
+        assert!(sent > LONG as u64 * 8 - u64::from(loss == 0), "{sent} bytes");
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail};
 use clap::{Parser, Subcommand};
 use mccs_emulated_nics::control::{Fault, carried, make};
-use mccs_emulated_nics::{Listed, write_list};
+use mccs_emulated_nics::{Listed, RingShape, write_list};
 
 #[derive(Parser)]
 #[command(about)]
@@ -33,8 +33,14 @@ enum What {
         /// Time from device to device.
         #[arg(long, default_value_t = 1500)]
         latency_ns: u64,
+        /// Bytes of a slot; copy engines need 512 KiB to carry 400 Gbit/s.
+        #[arg(long, default_value_t = RingShape::default().slot_bytes)]
+        slot_bytes: u32,
+        /// Slots of a queue pair.
+        #[arg(long, default_value_t = RingShape::default().slots)]
+        slots: u32,
     },
-    /// Makes a fault: down, up, fatal, loss PPM, rate MBIT_PER_S, latency NS, late NS, qp NUMBER.
+    /// Makes a fault: down, up, fatal, loss PPM, rate MBIT_PER_S, latency NS, late NS, qp NUMBER, dma-buf 0|1, peer-memory 0|1.
     Fault {
         host: String,
         device: String,
@@ -49,7 +55,7 @@ enum What {
 fn main() -> anyhow::Result<()> {
     let Arguments { folder, what } = Arguments::parse();
     match what {
-        What::Init { hosts, devices, gbit_per_s, latency_ns } => {
+        What::Init { hosts, devices, gbit_per_s, latency_ns, slot_bytes, slots } => {
             let listed = hosts.iter().zip(0..).flat_map(|(host, number): (_, u8)| {
                 (0..devices).map(move |device| Listed {
                     host: host.clone(),
@@ -60,6 +66,7 @@ fn main() -> anyhow::Result<()> {
                 })
             });
             std::fs::create_dir_all(&folder)?;
+            RingShape { slot_bytes, slots }.write(&folder)?;
             write_list(&folder, &listed.collect::<Vec<_>>()).with_context(|| format!("writing {}", folder.display()))
         }
         What::Fault { host, device, kind, value } => {
@@ -72,7 +79,11 @@ fn main() -> anyhow::Result<()> {
                 "latency" => Fault::Latency(value),
                 "late" => Fault::CompletionDelay(value),
                 "qp" => Fault::QueuePair(u32::try_from(value)?),
-                _ => bail!("there is no fault {kind}: down, up, fatal, loss, rate, latency, late or qp"),
+                "dma-buf" => Fault::DmaBuf(value != 0),
+                "peer-memory" => Fault::PeerMemory(value != 0),
+                _ => bail!(
+                    "there is no fault {kind}: down, up, fatal, loss, rate, latency, late, qp, dma-buf or peer-memory"
+                ),
             };
             make(&folder, &host, &device, fault).with_context(|| format!("{} of {host}", device))
         }

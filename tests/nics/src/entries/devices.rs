@@ -285,6 +285,17 @@ pub(crate) unsafe extern "C" fn ibv_query_port(context: *mut Context, port: u8, 
     0
 }
 
+/// In units of 100 Mbit/s.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn ibv_query_port_speed(context: *mut Context, port: u32, speed: *mut u64) -> c_int {
+    if port != 1 {
+        return libc::EINVAL;
+    }
+    // SAFETY: an open context, and room for a number.
+    unsafe { speed.write(nic(context).port.words().mbit_per_s.load(Ordering::Relaxed) / 100) };
+    0
+}
+
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_query_gid(
     context: *mut Context,

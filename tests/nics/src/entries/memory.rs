@@ -1,9 +1,12 @@
 //! Protection domains and registrations.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
 
 use super::{fail, nic};
 use crate::abi::{Context, Mr, Pd};
+use crate::gpu;
 use crate::memory::Region;
 
 #[unsafe(no_mangle)]
@@ -47,31 +50,55 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut Mr {
-    if length == 0 {
-        return fail(libc::EINVAL);
+    // SAFETY: a protection domain that lives, of an open context.
+    let port = unsafe { nic((*pd).context) }.port.words();
+    let gpu = if length == 0 { None } else { gpu::owner(addr as u64, length as u64) };
+    let is_refused = gpu.is_some() && port.refuses_peer_memory.load(Ordering::Relaxed) != 0;
+    if length == 0 || is_refused {
+        // The kernel finds no pages there.
+        return fail(if length == 0 { libc::EINVAL } else { libc::EFAULT });
     }
-    // SAFETY: a protection domain that lives.
-    let context = unsafe { (*pd).context };
-    if !may_lock(length) {
+    if gpu.is_none() && !may_lock(length) {
         return fail(libc::ENOMEM);
     }
-    let region = Region { iova, base: addr as u64, bytes: length as u64, access };
-    // SAFETY: its context is open.
-    let key = unsafe { nic(context) }.lock().regions.add(region);
-    Box::into_raw(Box::new(Mr { context, pd, addr, length, handle: key, lkey: key, rkey: key }))
+    // SAFETY: as above.
+    unsafe { add(pd, addr, Region { iova, base: addr as u64, bytes: length as u64, access, gpu }) }
 }
 
-/// Buffers of other devices cannot be had: the driver of this one is no kernel's.
+/// # Safety
+/// A protection domain that lives, of an open context.
+unsafe fn add(pd: *mut Pd, addr: *mut c_void, region: Region) -> *mut Mr {
+    // SAFETY: the caller's promise.
+    let context = unsafe { (*pd).context };
+    // SAFETY: the same.
+    let key = unsafe { nic(context) }.lock().regions.add(region);
+    Box::into_raw(Box::new(Mr { context, pd, addr, length: region.bytes as usize, handle: key, lkey: key, rkey: key }))
+}
+
+/// A buffer of another device's. Its descriptor leads this process to no address: `iova` is where the GPU has the bytes, as programs that
+/// register memory of GPUs say it.
 #[unsafe(no_mangle)]
-pub(crate) extern "C" fn ibv_reg_dmabuf_mr(
-    _pd: *mut Pd,
+pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut Pd,
     _offset: u64,
-    _length: usize,
-    _iova: u64,
-    _fd: c_int,
-    _access: c_int,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
 ) -> *mut Mr {
-    fail(libc::EOPNOTSUPP)
+    // SAFETY: a protection domain that lives, of an open context.
+    let port = unsafe { nic((*pd).context) }.port.words();
+    if port.refuses_dma_buf.load(Ordering::Relaxed) != 0 {
+        return fail(libc::EOPNOTSUPP);
+    }
+    // Programs ask with a descriptor that is none whether buffers are taken at all.
+    if !gpu::is_descriptor(fd) {
+        return fail(libc::EBADF);
+    }
+    let Some(gpu) = gpu::owner(iova, length as u64).filter(|_| length > 0) else { return fail(libc::EINVAL) };
+    let region = Region { iova, base: iova, bytes: length as u64, access: access as u32, gpu: Some(gpu) };
+    // SAFETY: as above.
+    unsafe { add(pd, null_mut(), region) }
 }
 
 #[unsafe(no_mangle)]
@@ -79,6 +106,9 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut Mr) -> c_int {
     // SAFETY: made by a registration, ended once.
     let mr = unsafe { Box::from_raw(mr) };
     // SAFETY: its context is open.
-    unsafe { nic(mr.context) }.lock().regions.remove(mr.lkey);
+    let mut state = unsafe { nic(mr.context) }.lock();
+    state.regions.remove(mr.lkey);
+    // From here on nothing touches it.
+    state.copies.wait();
     0
 }

@@ -57,6 +57,17 @@ pub(crate) extern "C" fn ibv_qp_to_qp_ex(_qp: *mut Qp) -> *mut c_void {
     null_mut()
 }
 
+/// What vendors' devices agree on beyond the standard: nothing here.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ibv_query_ece(_qp: *mut Qp, _ece: *mut [u32; 3]) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn ibv_set_ece(_qp: *mut Qp, _ece: *mut [u32; 3]) -> c_int {
+    libc::EOPNOTSUPP
+}
+
 /// How long a QP waits for an answer, by the code of its attribute.
 fn retry_ns(code: u8) -> u64 {
     if code == 0 { 0 } else { 4096 << code.min(31) }

@@ -1,0 +1,405 @@
+// The calls that NCCL's RDMA transport makes, in its order and with its attributes, on two emulated devices: symbols by their
+// versions, an announcement of each receive written into the sender's memory, the data by a write and a write with immediate,
+// a flush by a read on a queue pair that is connected to itself. Data are random, and checked; with memory of GPUs where
+// asked for.
+//
+// usage: nccl_sequence LIBRARY host|dma-buf|peer check|rate
+//
+// LIBRARY is the emulated devices as tests/nics/versioned links them; MCCS_NICS names their folder, which has hosts h0 and h1
+// with a device each. `rate` prints what the devices carry. Needs no headers but libc's.
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CHECK(condition, ...) \
+    do { \
+        if (!(condition)) { \
+            fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition); \
+            fprintf(stderr, __VA_ARGS__); \
+            fprintf(stderr, " (errno %d)\n", errno); \
+            _exit(1); \
+        } \
+    } while (0)
+
+// What of verbs.h is used here, as programs see it.
+struct device { void *ops[2]; int node_type, transport_type; char name[64], dev_name[64], dev_path[256], ibdev_path[256]; };
+struct cq;
+struct qp { void *context, *qp_context, *pd, *send_cq, *recv_cq, *srq; uint32_t handle, qp_num; };
+struct sge { uint64_t addr; uint32_t length, lkey; };
+struct send_wr {
+    uint64_t wr_id; struct send_wr *next; struct sge *sg_list; int num_sge; uint32_t opcode; unsigned send_flags; uint32_t imm_data;
+    uint64_t remote_addr; uint32_t rkey; char rest[76];
+};
+struct recv_wr { uint64_t wr_id; struct recv_wr *next; struct sge *sg_list; int num_sge; };
+struct wc {
+    uint64_t wr_id; uint32_t status, opcode, vendor_err, byte_len, imm_data, qp_num, src_qp; unsigned wc_flags;
+    uint16_t pkey_index, slid; uint8_t sl, dlid_path_bits;
+};
+struct context {
+    struct device *device; void *before_poll[11]; int (*poll_cq)(struct cq *, int, struct wc *); void *between[13];
+    int (*post_send)(struct qp *, struct send_wr *, struct send_wr **); int (*post_recv)(struct qp *, struct recv_wr *, struct recv_wr **);
+};
+struct mr { void *context, *pd, *addr; size_t length; uint32_t handle, lkey, rkey; };
+struct device_attr { char fw[64]; uint64_t node_guid, sys_image_guid, max_mr_size; char rest[139]; uint8_t ports; char tail[8]; };
+struct port_attr { uint32_t state, max_mtu, active_mtu; int gid_tbl_len; uint32_t others[4]; uint16_t pkeys, lid, sm_lid; uint8_t more[5], width, speed, phys, link_layer; char rest[32]; };
+union gid { uint8_t raw[16]; uint64_t words[2]; };
+struct qp_cap { uint32_t max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data; };
+struct qp_init { void *qp_context; struct cq *send_cq, *recv_cq; void *srq; struct qp_cap cap; uint32_t type; int sq_sig_all; };
+struct ah { union gid dgid; uint32_t flow_label; uint8_t sgid_index, hop_limit, traffic_class; uint16_t dlid; uint8_t sl, bits, rate, is_global, port; };
+struct qp_attr {
+    uint32_t state, current, mtu, migration, qkey, rq_psn, sq_psn, dest_qp; unsigned access; struct qp_cap cap; struct ah ah, other;
+    uint16_t pkey_index, other_pkey; uint8_t notify, draining, rd_atomic, dest_rd_atomic, min_rnr, port, timeout, retry, rnr_retry, a, b; uint32_t limit;
+};
+struct event { void *element; int type; };
+enum { RESET, INIT, RTR, RTS };
+enum { STATE = 1, ACCESS = 1 << 3, PKEY = 1 << 4, PORT = 1 << 5, AV = 1 << 7, MTU = 1 << 8, TIMEOUT = 1 << 9, RETRY = 1 << 10, RNR_RETRY = 1 << 11,
+       RQ_PSN = 1 << 12, RD_ATOMIC = 1 << 13, MIN_RNR = 1 << 15, SQ_PSN = 1 << 16, DEST_RD = 1 << 17, DEST_QP = 1 << 20 };
+enum { LOCAL_WRITE = 1, REMOTE_WRITE = 2, REMOTE_READ = 4, REMOTE_ATOMIC = 8, RELAXED = 1 << 20 };
+enum { WRITE = 0, WRITE_IMM = 1, READ = 4, SIGNALED = 2, INLINE = 8, ETHERNET = 2, RC = 2 };
+
+#define SYMBOLS(X) \
+    X(struct device **, get_device_list, (int *), "1.1") X(void, free_device_list, (struct device **), "1.1") \
+    X(const char *, get_device_name, (struct device *), "1.1") X(struct context *, open_device, (struct device *), "1.1") \
+    X(int, close_device, (struct context *), "1.1") X(int, get_async_event, (struct context *, struct event *), "1.1") \
+    X(void, ack_async_event, (struct event *), "1.1") X(int, query_device, (struct context *, struct device_attr *), "1.1") \
+    X(int, query_port, (struct context *, uint8_t, struct port_attr *), "1.1") X(int, query_gid, (struct context *, uint8_t, int, union gid *), "1.1") \
+    X(int, query_qp, (struct qp *, struct qp_attr *, int, struct qp_init *), "1.1") X(void *, alloc_pd, (struct context *), "1.1") \
+    X(int, dealloc_pd, (void *), "1.1") X(struct mr *, reg_mr, (void *, void *, size_t, int), "1.1") \
+    X(struct mr *, reg_mr_iova2, (void *, void *, size_t, uint64_t, unsigned), "1.8") \
+    X(struct mr *, reg_dmabuf_mr, (void *, uint64_t, size_t, uint64_t, int, int), "1.12") X(int, dereg_mr, (struct mr *), "1.1") \
+    X(struct cq *, create_cq, (struct context *, int, void *, void *, int), "1.1") X(int, destroy_cq, (struct cq *), "1.1") \
+    X(struct qp *, create_qp, (void *, struct qp_init *), "1.1") X(int, modify_qp, (struct qp *, struct qp_attr *, int), "1.1") \
+    X(int, destroy_qp, (struct qp *), "1.1") X(int, fork_init, (void), "1.1") X(const char *, event_type_str, (int), "1.1") \
+    X(int, query_ece, (struct qp *, void *), "1.10") X(int, set_ece, (struct qp *, void *), "1.10") \
+    X(int, query_port_speed, (struct context *, uint8_t, uint64_t *), "1.16")
+#define DECLARE(returns, name, arguments, version) static returns (*name) arguments;
+SYMBOLS(DECLARE)
+
+#define CUDA(X) \
+    X(cuInit, (unsigned)) X(cuDeviceGetCount, (int *)) X(cuDeviceGet, (int *, int)) X(cuDevicePrimaryCtxRetain, (void **, int)) \
+    X(cuCtxPushCurrent_v2, (void *)) X(cuMemAlloc_v2, (uint64_t *, size_t)) X(cuMemFree_v2, (uint64_t)) \
+    X(cuMemcpyHtoD_v2, (uint64_t, const void *, size_t)) X(cuMemcpyDtoH_v2, (void *, uint64_t, size_t)) \
+    X(cuMemsetD8_v2, (uint64_t, uint8_t, size_t)) X(cuCtxSynchronize, (void)) X(cuMemGetHandleForAddressRange, (void *, uint64_t, size_t, int, uint64_t))
+#define DECLARE_CUDA(name, arguments) static int (*name) arguments;
+CUDA(DECLARE_CUDA)
+#define OK(call) do { int code = (call); CHECK(code == 0, "code %d", code); } while (0)
+
+// A connection has this many slots for receives; `REQUESTS` is also how many writes are under way.
+enum { SLOTS = 32, REQUESTS = 16, BUFFER = 16 << 20, ROUNDS = 60 };
+// What a receiver writes to its sender: where a message may go.
+struct announcement { uint64_t addr, bytes, number; uint32_t rkey, pad[9]; };
+struct hello { uint32_t qpn; union gid gid; uint64_t announcements; uint32_t rkey; };
+
+static struct context *context;
+static void *pd;
+static struct cq *cq;
+static struct mr *buffer_mr;
+static uint64_t buffer;
+static int is_gpu;
+static volatile struct announcement announcements[SLOTS];
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static uint64_t next_random(uint64_t *state) {
+    *state += 0x9e3779b97f4a7c15;
+    uint64_t z = *state;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    return z ^ (z >> 31);
+}
+
+static void *events(void *unused) {
+    struct event event;
+    while (get_async_event(context, &event) == 0) {
+        fprintf(stderr, "event: %s\n", event_type_str(event.type));
+        ack_async_event(&event);
+    }
+    return unused;
+}
+
+static void load(const char *library) {
+    void *handle = dlopen(library, RTLD_NOW);
+    CHECK(handle, "%s", dlerror());
+#define LOAD(returns, name, arguments, version) CHECK(*(void **)&name = dlvsym(handle, "ibv_" #name, "IBVERBS_" version), "%s", #name);
+    SYMBOLS(LOAD)
+}
+
+static void open_device_of(int host) {
+    int count = 0;
+    CHECK(fork_init() == 0, "fork");
+    struct device **list = get_device_list(&count);
+    CHECK(list && count == 1, "%d devices", count);
+    CHECK(context = open_device(list[0]), "opens");
+    CHECK(strcmp(get_device_name(list[0]), list[0]->name) == 0, "name");
+    free_device_list(list);
+    struct device_attr device = {0};
+    struct port_attr port = {0};
+    uint64_t speed = 0;
+    CHECK(query_device(context, &device) == 0 && device.ports == 1 && device.sys_image_guid, "%d ports", device.ports);
+    CHECK(query_port(context, 1, &port) == 0 && port.state == 4 && port.link_layer == ETHERNET && port.gid_tbl_len == 1, "state %u", port.state);
+    CHECK(query_port_speed(context, 1, &speed) == 0 && speed > 0, "speed");
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, events, NULL) == 0 && pthread_detach(thread) == 0, "thread of host %d", host);
+    // Asks whether dma-bufs are taken at all.
+    CHECK(pd = alloc_pd(context), "domain");
+    errno = 0;
+    CHECK(!reg_dmabuf_mr(pd, 0, 0, 0, -1, 0) && errno == EBADF, "a descriptor that is none");
+    CHECK(dealloc_pd(pd) == 0 && (pd = alloc_pd(context)), "domain");
+}
+
+static void open_gpu(int host) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW), *primary;
+    CHECK(driver, "%s", dlerror());
+#define LOAD_CUDA(name, arguments) CHECK(*(void **)&name = dlsym(driver, #name), "%s", #name);
+    CUDA(LOAD_CUDA)
+    int count = 0, gpu = 0;
+    OK(cuInit(0));
+    OK(cuDeviceGetCount(&count));
+    OK(cuDeviceGet(&gpu, host % count));
+    OK(cuDevicePrimaryCtxRetain(&primary, gpu));
+    OK(cuCtxPushCurrent_v2(primary));
+}
+
+static void register_buffer(const char *kind) {
+    const int access = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | RELAXED;
+    if (!is_gpu) {
+        buffer = (uint64_t)(uintptr_t)aligned_alloc(4096, BUFFER);
+        buffer_mr = reg_mr_iova2(pd, (void *)(uintptr_t)buffer, BUFFER, buffer, (unsigned)access);
+    } else {
+        OK(cuMemAlloc_v2(&buffer, BUFFER));
+        if (strcmp(kind, "dma-buf") == 0) {
+            int fd = -1;
+            OK(cuMemGetHandleForAddressRange(&fd, buffer, BUFFER, 1, 0));
+            buffer_mr = reg_dmabuf_mr(pd, 0, BUFFER, buffer, fd, access);
+            close(fd);
+        } else {
+            buffer_mr = reg_mr_iova2(pd, (void *)(uintptr_t)buffer, BUFFER, buffer, (unsigned)access);
+        }
+    }
+    CHECK(buffer_mr, "registers %s", kind);
+}
+
+static struct qp *make_qp(int sends, int receives, unsigned access) {
+    struct qp_init init = {.send_cq = cq, .recv_cq = cq, .type = RC, .cap = {(uint32_t)sends, (uint32_t)receives, 1, 1, 64}};
+    struct qp *qp = create_qp(pd, &init);
+    CHECK(qp, "queue pair");
+    struct qp_attr attr = {.state = INIT, .port = 1, .access = access};
+    CHECK(modify_qp(qp, &attr, STATE | PKEY | PORT | ACCESS) == 0, "INIT");
+    uint32_t ece[3] = {0};
+    int code = query_ece(qp, ece);
+    CHECK(code == 0 || code == EOPNOTSUPP || code == ENOTSUP, "%d", code);
+    return qp;
+}
+
+static void connect_qp(struct qp *qp, uint32_t peer, union gid gid) {
+    struct qp_attr attr = {.state = RTR, .mtu = 5, .dest_qp = peer, .dest_rd_atomic = 1, .min_rnr = 12};
+    attr.ah = (struct ah){.dgid = gid, .hop_limit = 255, .is_global = 1, .port = 1};
+    CHECK(modify_qp(qp, &attr, STATE | AV | MTU | DEST_QP | RQ_PSN | DEST_RD | MIN_RNR) == 0, "RTR");
+    attr = (struct qp_attr){.state = RTS, .timeout = 20, .retry = 7, .rnr_retry = 7, .rd_atomic = 1};
+    CHECK(modify_qp(qp, &attr, STATE | TIMEOUT | RETRY | RNR_RETRY | SQ_PSN | RD_ATOMIC) == 0, "RTS");
+}
+
+static void post(struct qp *qp, struct send_wr *wr) {
+    struct send_wr *bad = NULL;
+    int code = context->post_send(qp, wr, &bad);
+    CHECK(code == 0, "posting: %d", code);
+}
+
+static struct wc completion(void) {
+    struct wc wc = {0};
+    for (;;) {
+        int count = context->poll_cq(cq, 1, &wc);
+        CHECK(count >= 0, "polling");
+        if (count == 1) break;
+    }
+    CHECK(wc.status == 0, "status %u of opcode %u", wc.status, wc.opcode);
+    return wc;
+}
+
+// Bytes of a round's message, and where it begins: the same on both sides.
+static size_t shape(int round, uint64_t *offset) {
+    static const size_t sizes[] = {1, 8, 4095, 65536, 65537, 1 << 20, (4 << 20) + 12345, 0};
+    *offset = (uint64_t)(round % SLOTS) * 8;
+    return sizes[round % 8];
+}
+
+static void fill(uint8_t *data, size_t bytes, uint64_t seed) {
+    for (size_t at = 0; at < bytes; at++) data[at] = (uint8_t)(next_random(&seed) >> 56);
+}
+
+static void send_all(struct qp *qp, uint64_t seed) {
+    uint8_t *data = malloc(BUFFER);
+    for (int round = 0; round < ROUNDS; round++) {
+        volatile struct announcement *slot = &announcements[round % SLOTS];
+        while (slot->number != (uint64_t)round + 1) {
+        }
+        __sync_synchronize();
+        uint64_t offset;
+        size_t bytes = shape(round, &offset);
+        CHECK(slot->bytes >= bytes && slot->rkey, "round %d", round);
+        fill(data, bytes, seed + (uint64_t)round);
+        // Such copies may have their last bytes still to go.
+        if (is_gpu && bytes) OK(cuMemcpyHtoD_v2(buffer + offset, data, bytes));
+        if (is_gpu) OK(cuCtxSynchronize());
+        if (!is_gpu) memcpy((void *)(uintptr_t)(buffer + offset), data, bytes);
+        struct sge sge = {buffer + offset, (uint32_t)bytes, buffer_mr->lkey};
+        struct send_wr last = {.wr_id = (uint64_t)round, .opcode = WRITE_IMM, .send_flags = SIGNALED, .imm_data = __builtin_bswap32((uint32_t)bytes)};
+        struct send_wr first = {.wr_id = (uint64_t)round, .next = &last, .opcode = WRITE, .sg_list = &sge, .num_sge = 1, .remote_addr = slot->addr, .rkey = slot->rkey};
+        if (bytes > 8192) {
+            // The data first, then what tells of them.
+            post(qp, &first);
+        } else {
+            last.sg_list = &sge;
+            last.num_sge = bytes ? 1 : 0;
+            last.remote_addr = slot->addr;
+            last.rkey = slot->rkey;
+            post(qp, &last);
+        }
+        struct wc wc = completion();
+        CHECK(wc.wr_id == (uint64_t)round && wc.opcode == 1, "round %d", round);
+    }
+    free(data);
+}
+
+static void announce(struct qp *qp, struct mr *own, struct announcement *slot, const struct hello *peer, int place, int is_inline) {
+    struct sge sge = {(uint64_t)(uintptr_t)slot, sizeof *slot, own->lkey};
+    struct send_wr wr = {.wr_id = (uint64_t)place, .opcode = WRITE, .sg_list = &sge, .num_sge = 1, .rkey = peer->rkey};
+    wr.remote_addr = peer->announcements + (uint64_t)place * sizeof *slot;
+    wr.send_flags = (place == 0 ? SIGNALED : 0) | (is_inline ? INLINE : 0);
+    post(qp, &wr);
+}
+
+static void receive_all(struct qp *qp, struct qp *flush, const struct hello *peer, uint64_t seed) {
+    static struct announcement slots[SLOTS];
+    static int scratch;
+    struct mr *slots_mr = reg_mr(pd, slots, sizeof slots, REMOTE_WRITE | LOCAL_WRITE | REMOTE_READ);
+    struct mr *scratch_mr = reg_mr(pd, &scratch, sizeof scratch, LOCAL_WRITE);
+    CHECK(slots_mr && scratch_mr, "registers");
+    uint8_t *data = malloc(BUFFER), *wanted = malloc(BUFFER);
+    for (int round = 0; round < ROUNDS; round++) {
+        uint64_t offset;
+        size_t bytes = shape(round, &offset);
+        if (is_gpu) OK(cuMemsetD8_v2(buffer, 0xee, BUFFER));
+        if (is_gpu) OK(cuCtxSynchronize());
+        if (!is_gpu) memset((void *)(uintptr_t)buffer, 0xee, BUFFER);
+        struct recv_wr wr = {.wr_id = (uint64_t)round}, *bad = NULL;
+        CHECK(context->post_recv(qp, &wr, &bad) == 0, "posting");
+        int place = round % SLOTS;
+        slots[place] = (struct announcement){.addr = buffer + offset, .bytes = bytes, .number = (uint64_t)round + 1, .rkey = buffer_mr->rkey};
+        announce(qp, slots_mr, &slots[place], peer, place, round % 2);
+        struct wc wc = completion();
+        if (wc.opcode == 1) wc = completion();
+        CHECK(wc.opcode == 129 && wc.wr_id == (uint64_t)round && wc.imm_data == __builtin_bswap32((uint32_t)bytes), "round %d: opcode %u", round, wc.opcode);
+        if (bytes) {
+            struct sge sge = {(uint64_t)(uintptr_t)&scratch, 1, scratch_mr->lkey};
+            struct send_wr read = {.wr_id = 1000, .opcode = READ, .sg_list = &sge, .num_sge = 1, .send_flags = SIGNALED, .remote_addr = buffer + offset, .rkey = buffer_mr->rkey};
+            post(flush, &read);
+            wc = completion();
+            CHECK(wc.opcode == 2 && wc.wr_id == 1000, "flush");
+        }
+        if (is_gpu) OK(cuMemcpyDtoH_v2(data, buffer, BUFFER));
+        if (!is_gpu) memcpy(data, (void *)(uintptr_t)buffer, BUFFER);
+        fill(wanted, bytes, seed + (uint64_t)round);
+        CHECK(memcmp(data + offset, wanted, bytes) == 0, "data of round %d, %zu bytes", round, bytes);
+        CHECK(bytes == 0 || (uint8_t)scratch == wanted[0], "what the flush has read, round %d", round);
+        for (size_t at = offset + bytes; at < BUFFER; at++) CHECK(data[at] == 0xee, "byte %zu behind round %d", at, round);
+    }
+    CHECK(dereg_mr(slots_mr) == 0 && dereg_mr(scratch_mr) == 0, "forgets");
+    free(data);
+    free(wanted);
+}
+
+// Writes of all sizes, several under way: what the devices carry one way.
+static void measure(struct qp *qp, const struct announcement *to) {
+    for (size_t bytes = 8; bytes <= BUFFER / 2; bytes *= 8) {
+        int rounds = bytes > 65536 ? 400 : 2000, posted = 0, done = 0;
+        double start = 0;
+        for (int warm = 1; warm >= 0; warm--) {
+            start = now();
+            for (posted = done = 0; done < rounds; done++) {
+                for (; posted < rounds && posted - done < (warm ? 1 : REQUESTS); posted++) {
+                    struct sge sge = {buffer, (uint32_t)bytes, buffer_mr->lkey};
+                    struct send_wr wr = {.opcode = WRITE, .sg_list = &sge, .num_sge = 1, .send_flags = SIGNALED, .remote_addr = to->addr, .rkey = to->rkey};
+                    post(qp, &wr);
+                }
+                completion();
+            }
+            if (warm) printf("%zu bytes: %.2f us a write; ", bytes, (now() - start) / rounds * 1e6);
+        }
+        printf("%.3f GB/s\n", (double)bytes * rounds / (now() - start) / 1e9);
+        fflush(stdout);
+    }
+}
+
+static void swap(int fd, const void *own, void *peer, size_t bytes) {
+    CHECK(send(fd, own, bytes, 0) == (ssize_t)bytes && recv(fd, peer, bytes, MSG_WAITALL) == (ssize_t)bytes, "the other side is gone");
+}
+
+static void run(int host, int fd, const char *kind, int is_check, uint64_t seed) {
+    open_device_of(host);
+    if (is_gpu) open_gpu(host);
+    register_buffer(kind);
+    CHECK(cq = create_cq(context, 2 * SLOTS, NULL, NULL, 0), "queue");
+    struct qp *qp = make_qp(2 * SLOTS, host ? SLOTS : 0, REMOTE_WRITE), *flush = NULL;
+    struct mr *fifo = reg_mr(pd, (void *)(uintptr_t)announcements, sizeof announcements, REMOTE_WRITE | LOCAL_WRITE | REMOTE_READ);
+    CHECK(fifo, "registers");
+    struct hello own = {.qpn = qp->qp_num, .announcements = (uint64_t)(uintptr_t)announcements, .rkey = fifo->rkey}, peer;
+    CHECK(query_gid(context, 1, 0, &own.gid) == 0, "GID");
+    swap(fd, &own, &peer, sizeof own);
+    if (host == 1) {
+        flush = make_qp(SLOTS, 0, REMOTE_WRITE | REMOTE_READ | LOCAL_WRITE);
+        connect_qp(flush, flush->qp_num, own.gid);
+    }
+    connect_qp(qp, peer.qpn, peer.gid);
+    struct announcement mine = {.addr = buffer, .rkey = buffer_mr->rkey}, theirs;
+    swap(fd, &mine, &theirs, sizeof mine);
+    if (!is_check) {
+        if (host == 0) measure(qp, &theirs);
+    } else if (host == 0) {
+        send_all(qp, seed);
+    } else {
+        receive_all(qp, flush, &peer, seed);
+    }
+    // Nobody goes while the other still needs an answer.
+    swap(fd, &own, &peer, sizeof own);
+    CHECK(destroy_qp(qp) == 0 && (!flush || destroy_qp(flush) == 0), "queue pairs");
+    CHECK(dereg_mr(fifo) == 0 && dereg_mr(buffer_mr) == 0, "regions");
+    CHECK(destroy_cq(cq) == 0 && dealloc_pd(pd) == 0, "queue");
+    if (is_gpu) OK(cuMemFree_v2(buffer));
+    // A thread waits for events until the process ends, as in NCCL.
+    printf("host %d: right\n", host);
+    fflush(stdout);
+}
+
+int main(int count, char **arguments) {
+    CHECK(count == 4, "usage: nccl_sequence LIBRARY host|dma-buf|peer check|rate");
+    is_gpu = strcmp(arguments[2], "host") != 0;
+    int is_check = strcmp(arguments[3], "check") == 0, ends[2];
+    uint64_t seed = (uint64_t)time(NULL) * 1000003 + (uint64_t)getpid();
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "sockets");
+    pid_t child = fork();
+    CHECK(child >= 0, "fork");
+    int host = child == 0;
+    close(ends[!host]);
+    setenv("MCCS_NICS_HOST", host ? "h1" : "h0", 1);
+    alarm(300);
+    load(arguments[1]);
+    run(host, ends[host], arguments[2], is_check, seed);
+    if (child == 0) _exit(0);
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child && status == 0, "host 1 ends with %d", status);
+    return 0;
+}

@@ -1,0 +1,363 @@
+//! Memory of GPUs: the CUDA driver that this process has loaded, and copies by its copy engines.
+//!
+//! A copy is launched, and is done when its stream has raised a word in host memory, which costs nothing to ask for. Copies of one queue
+//! pair in one direction keep their order: they go by one stream.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+type Code = u32;
+type Handle = *const c_void;
+
+macro_rules! driver {
+    ($(fn $name:ident($($arg:ident: $type:ty),*);)+) => {
+        /// The entry points that are used, by the driver's names.
+        #[allow(non_snake_case, reason = "names of the driver's")]
+        struct Driver {
+            $($name: unsafe extern "C" fn($($arg: $type),*) -> Code,)+
+        }
+
+        impl Driver {
+            fn of(library: *mut c_void) -> Option<Driver> {
+                Some(Driver {
+                    $($name: {
+                        let name = concat!(stringify!($name), "\0");
+                        // SAFETY: an open library, and a terminated name.
+                        let found = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
+                        if found.is_null() {
+                            return None;
+                        }
+                        // SAFETY: the signature is that of cuda.h.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($type),*) -> Code>(found) }
+                    },)+
+                })
+            }
+        }
+    };
+}
+
+driver! {
+    fn cuDeviceGetCount(count: *mut c_int);
+    fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, is_active: *mut c_int);
+    fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int);
+    fn cuCtxPushCurrent_v2(context: Handle);
+    fn cuCtxPopCurrent_v2(context: *mut Handle);
+    fn cuCtxGetCurrent(context: *mut Handle);
+    fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, address: u64);
+    fn cuMemHostRegister_v2(ptr: *mut c_void, bytes: usize, flags: c_uint);
+    fn cuMemHostUnregister(ptr: *mut c_void);
+    fn cuStreamCreate(stream: *mut Handle, flags: c_uint);
+    fn cuStreamDestroy_v2(stream: Handle);
+    fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: Handle);
+    fn cuStreamWriteValue64_v2(stream: Handle, address: u64, value: u64, flags: c_uint);
+    fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint);
+}
+
+/// The driver, of a process that has loaded it. One that has not pays for a look at its own libraries.
+fn driver() -> Option<&'static Driver> {
+    static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
+    let names: [&CStr; 2] = [c"libcuda.so.1", c"libcuda.so"];
+    if let Some(found) = DRIVER.get() {
+        return found.as_ref();
+    }
+    let loaded = names.iter().find_map(|name| {
+        // SAFETY: nothing is loaded, and so nothing runs.
+        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
+        (!library.is_null()).then_some(library)
+    })?;
+    DRIVER.get_or_init(|| Driver::of(loaded)).as_ref()
+}
+
+/// A call has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CallFailed;
+
+fn ok(code: Code) -> Result<(), CallFailed> {
+    if code == 0 { Ok(()) } else { Err(CallFailed) }
+}
+
+/// A GPU's primary context.
+struct Context {
+    driver: &'static Driver,
+    handle: Handle,
+    ordinal: c_int,
+}
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for Context {}
+// SAFETY: the same.
+unsafe impl Sync for Context {}
+
+/// A GPU of this process; its context stays.
+#[derive(Clone, Copy)]
+pub(crate) struct Gpu(&'static Context);
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GPU {}", self.0.ordinal)
+    }
+}
+
+/// A context is current as long as this lives, and calls disturb no capture of a graph.
+struct Current(&'static Driver, c_uint);
+
+impl Current {
+    fn new(driver: &'static Driver, context: Handle) -> Result<Current, CallFailed> {
+        const RELAXED: c_uint = 2;
+        // SAFETY: a context that stays, and an integer.
+        unsafe {
+            ok((driver.cuCtxPushCurrent_v2)(context))?;
+            let mut mode = RELAXED;
+            let _ = (driver.cuThreadExchangeStreamCaptureMode)(&raw mut mode);
+            Ok(Current(driver, mode))
+        }
+    }
+}
+
+impl Drop for Current {
+    fn drop(&mut self) {
+        let mut popped = std::ptr::null();
+        // SAFETY: room for what was current and for a mode.
+        unsafe {
+            let _ = (self.0.cuThreadExchangeStreamCaptureMode)(&raw mut self.1);
+            let _ = (self.0.cuCtxPopCurrent_v2)(&raw mut popped);
+        }
+    }
+}
+
+impl Driver {
+    fn attribute(&self, attribute: c_uint, address: u64) -> Option<c_int> {
+        let mut value: c_int = 0;
+        // SAFETY: room for the attribute, which is an integer.
+        ok(unsafe { (self.cuPointerGetAttribute)((&raw mut value).cast(), attribute, address) }).ok().map(|()| value)
+    }
+
+    /// The number of the GPU whose memory begins at an address, as the current context knows it.
+    fn owner(&self, address: u64) -> Option<c_int> {
+        const MEMORY_TYPE: c_uint = 2;
+        const DEVICE_ORDINAL: c_uint = 9;
+        const OF_DEVICE: c_int = 2;
+        self.attribute(MEMORY_TYPE, address).filter(|of| *of == OF_DEVICE)?;
+        self.attribute(DEVICE_ORDINAL, address)
+    }
+
+    /// Contexts that this process uses.
+    fn active(&'static self) -> impl Iterator<Item = Handle> {
+        let mut count = 0;
+        // SAFETY: room for a number.
+        let _ = unsafe { (self.cuDeviceGetCount)(&raw mut count) };
+        (0..count).filter_map(move |ordinal| {
+            let (mut flags, mut is_active) = (0, 0);
+            // SAFETY: room for both.
+            let code = unsafe { (self.cuDevicePrimaryCtxGetState)(ordinal, &raw mut flags, &raw mut is_active) };
+            (code == 0 && is_active != 0).then(|| context(self, ordinal).ok()).flatten().map(|gpu| gpu.0.handle)
+        })
+    }
+}
+
+/// A GPU's context, retained once.
+fn context(driver: &'static Driver, ordinal: c_int) -> Result<Gpu, CallFailed> {
+    static CONTEXTS: Mutex<BTreeMap<c_int, Gpu>> = Mutex::new(BTreeMap::new());
+    let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(found) = contexts.get(&ordinal) {
+        return Ok(*found);
+    }
+    let mut handle = std::ptr::null();
+    // SAFETY: room for a handle.
+    ok(unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut handle, ordinal) })?;
+    let gpu = Gpu(Box::leak(Box::new(Context { driver, handle, ordinal })));
+    contexts.insert(ordinal, gpu);
+    Ok(gpu)
+}
+
+/// The GPU that all of a range belongs to; `None`: the host's, or nobody's.
+pub(crate) fn owner(address: u64, bytes: u64) -> Option<Gpu> {
+    let driver = driver()?;
+    let mut current = std::ptr::null();
+    // SAFETY: room for a handle.
+    let _ = unsafe { (driver.cuCtxGetCurrent)(&raw mut current) };
+    let of = |address| match current.is_null() {
+        false => driver.owner(address),
+        true => driver.active().find_map(|context| {
+            let _current = Current::new(driver, context).ok()?;
+            driver.owner(address)
+        }),
+    };
+    let ordinal = of(address)?;
+    let last = address.checked_add(bytes.max(1) - 1)?;
+    (of(last) == Some(ordinal)).then(|| context(driver, ordinal).ok()).flatten()
+}
+
+const PORTABLE_AND_MAPPED: c_uint = 3;
+
+/// Host memory that copy engines reach at full speed.
+#[derive(Debug)]
+pub(crate) struct Pinned(Option<(Gpu, *mut u8)>);
+
+// SAFETY: an address that is handed to the driver.
+unsafe impl Send for Pinned {}
+// SAFETY: the same.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// Of memory that stays as long as this.
+    pub(crate) fn new(gpu: Gpu, memory: *mut u8, bytes: usize) -> Pinned {
+        let register = || {
+            let _current = Current::new(gpu.0.driver, gpu.0.handle)?;
+            // SAFETY: memory that is mapped.
+            ok(unsafe { (gpu.0.driver.cuMemHostRegister_v2)(memory.cast(), bytes, PORTABLE_AND_MAPPED) })
+        };
+        Pinned(register().ok().map(|()| (gpu, memory)))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Some((gpu, memory)) = self.0
+            && let Ok(_current) = Current::new(gpu.0.driver, gpu.0.handle)
+        {
+            // SAFETY: registered by `new`, and still mapped.
+            let _ = unsafe { (gpu.0.driver.cuMemHostUnregister)(memory.cast()) };
+        }
+    }
+}
+
+/// Copies that are under way; none is done.
+#[derive(Debug, Default)]
+pub(crate) struct Pending(Vec<(&'static AtomicU64, u64)>);
+
+impl Pending {
+    pub(crate) fn is_done(&self) -> bool {
+        self.0.iter().all(|(word, value)| word.load(Ordering::Acquire) >= *value)
+    }
+
+    /// Waits: for microseconds, unless the GPU is lost.
+    pub(crate) fn wait(&self) {
+        while !self.is_done() {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Which way bytes go, seen from the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Way {
+    ToGpu,
+    FromGpu,
+}
+
+/// Streams of a way: queue pairs are dealt among them, so that one's copies overlap the words of another's.
+const LANES: u32 = 2;
+
+/// A stream, and the word that it raises by one for each copy.
+struct Engine {
+    gpu: Gpu,
+    stream: Handle,
+    word: &'static AtomicU64,
+    launched: u64,
+}
+
+// SAFETY: the driver's handles may be used from any thread.
+unsafe impl Send for Engine {}
+
+impl Engine {
+    fn new(gpu: Gpu) -> Result<Engine, CallFailed> {
+        const NON_BLOCKING: c_uint = 1;
+        let driver = gpu.0.driver;
+        let _current = Current::new(driver, gpu.0.handle)?;
+        // A page of its own, which stays: words may be asked for after their stream.
+        // SAFETY: new memory at an address that the kernel chooses.
+        let page = unsafe {
+            let (read_write, anonymous) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            libc::mmap(null_mut(), 4096, read_write, anonymous, -1, 0)
+        };
+        if page == libc::MAP_FAILED {
+            return Err(CallFailed);
+        }
+        let mut stream = std::ptr::null();
+        // SAFETY: a page that stays, in which all zero is a word; room for a handle.
+        let word = unsafe {
+            ok((driver.cuMemHostRegister_v2)(page, 4096, PORTABLE_AND_MAPPED))?;
+            ok((driver.cuStreamCreate)(&raw mut stream, NON_BLOCKING))?;
+            &*page.cast::<AtomicU64>()
+        };
+        Ok(Engine { gpu, stream, word, launched: 0 })
+    }
+
+    /// Launches a copy.
+    ///
+    /// # Safety
+    /// Both ranges are there until the copy is done.
+    unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), CallFailed> {
+        let driver = self.gpu.0.driver;
+        let _current = Current::new(driver, self.gpu.0.handle)?;
+        // SAFETY: the caller's promise; the word stays.
+        unsafe {
+            ok((driver.cuMemcpyAsync)(to, from, bytes, self.stream))?;
+            let word = std::ptr::from_ref(self.word).addr() as u64;
+            ok((driver.cuStreamWriteValue64_v2)(self.stream, word, self.launched + 1, 0))?;
+        }
+        self.launched += 1;
+        Ok(())
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if let Ok(_current) = Current::new(self.gpu.0.driver, self.gpu.0.handle) {
+            // SAFETY: made by `new`; what it still has to do is done all the same.
+            let _ = unsafe { (self.gpu.0.driver.cuStreamDestroy_v2)(self.stream) };
+        }
+    }
+}
+
+/// The copy engines that a device uses.
+#[derive(Default)]
+pub(crate) struct Copies {
+    engines: BTreeMap<(c_int, Way, u32), Engine>,
+}
+
+impl std::fmt::Debug for Copies {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} copy engines", self.engines.len())
+    }
+}
+
+impl Copies {
+    /// Launches a copy for a queue pair, and notes it in `pending`.
+    ///
+    /// # Safety
+    /// Both ranges are there until `pending` is done.
+    pub(crate) unsafe fn launch(
+        &mut self,
+        (gpu, way, lane): (Gpu, Way, u32),
+        (to, from): (u64, u64),
+        bytes: usize,
+        pending: &mut Pending,
+    ) -> Result<(), CallFailed> {
+        let key = (gpu.0.ordinal, way, lane % LANES);
+        let engine = match self.engines.entry(key) {
+            std::collections::btree_map::Entry::Occupied(engine) => engine.into_mut(),
+            std::collections::btree_map::Entry::Vacant(free) => free.insert(Engine::new(gpu)?),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { engine.copy(to, from, bytes)? };
+        pending.0.push((engine.word, engine.launched));
+        Ok(())
+    }
+
+    /// Waits until all copies are done: memory is about to go.
+    pub(crate) fn wait(&self) {
+        let all = self.engines.values().map(|engine| (engine.word, engine.launched));
+        Pending(all.collect()).wait();
+    }
+}
+
+/// Whether a descriptor is open: all that can be known here of a dma-buf.
+pub(crate) fn is_descriptor(fd: c_int) -> bool {
+    // SAFETY: asks for flags.
+    unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
+}
