@@ -19,7 +19,7 @@ use mccs_telemetry::recorder::Recorders;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::controller::ControllerInput;
-use super::proxy::{Looks, OperatorAnswer, OperatorReply, OperatorRequest, ProxyMessage, ReplyTo};
+use super::proxy::{Looks, OperatorAnswer, OperatorMessage, OperatorReply, OperatorRequest, ProxyMessage, ReplyTo};
 use super::transport::TransportPool;
 
 /// Operators at a time; more wait to be accepted.
@@ -238,7 +238,7 @@ impl ControlEngine {
             ControlAnswer::Refused(reason) => Went::Failed(reason.clone()),
             _ => Went::Done,
         };
-        tracing::info!(what = act.what, by = act.by, ?went, "an operator asked");
+        tracing::info!(what = act.what, by = act.by, ?went, "an operator reply_to");
         if let Some(controller) = &self.controlled.controller {
             // One that is too busy has it in the log alone.
             let _ = controller.send(ControllerInput::Acted(Act { went, ..act }));
@@ -303,18 +303,18 @@ impl ControlEngine {
             }
             ControlRequest::Reconfigure { communicator, change, window } => {
                 let request = OperatorRequest::Change { change: Box::new(change), window };
-                return self.ask(communicator, number, |number, asked| ProxyMessage::OperatorRequest {
+                return self.ask(communicator, number, |number, reply_to| OperatorMessage::Request {
                     number,
                     request,
-                    asked,
+                    reply_to,
                 });
             }
             ControlRequest::Unpin { communicator } => {
                 let request = OperatorRequest::Unpin;
-                return self.ask(communicator, number, |number, asked| ProxyMessage::OperatorRequest {
+                return self.ask(communicator, number, |number, reply_to| OperatorMessage::Request {
                     number,
                     request,
-                    asked,
+                    reply_to,
                 });
             }
             ControlRequest::WhyStuck { communicator } => {
@@ -326,8 +326,8 @@ impl ControlEngine {
             ControlRequest::Cluster { stuck } => {
                 let none = "service.toml names no [controller], whose agents ask other hosts: ask on each host";
                 let Some(controller) = controller else { return Some(ControlAnswer::Refused(none.into())) };
-                let asked = ReplyTo::new(number, self.replies.sender());
-                match controller.send(ControllerInput::Cluster { stuck, asked }) {
+                let reply_to = ReplyTo::new(number, self.replies.sender());
+                match controller.send(ControllerInput::Cluster { stuck, reply_to }) {
                     Ok(()) => return None,
                     Err(_) => ControlAnswer::Refused("the controller's agent is too busy; try again".into()),
                 }
@@ -335,8 +335,8 @@ impl ControlEngine {
             ControlRequest::Controller { request } => {
                 let none = "service.toml names no [controller]: nobody decides for the cluster";
                 let Some(controller) = controller else { return Some(ControlAnswer::Refused(none.into())) };
-                let asked = ReplyTo::new(number, self.replies.sender());
-                match controller.send(ControllerInput::Asked { request, by: by.to_owned(), asked }) {
+                let reply_to = ReplyTo::new(number, self.replies.sender());
+                match controller.send(ControllerInput::Request { request, by: by.to_owned(), reply_to }) {
                     Ok(()) => return None,
                     Err(_) => ControlAnswer::Refused("the controller is too busy; try again".into()),
                 }
@@ -349,16 +349,16 @@ impl ControlEngine {
         &self,
         communicator: u64,
         connection: u64,
-        message: impl FnOnce(u64, ReplyTo) -> ProxyMessage,
+        message: impl FnOnce(u64, ReplyTo) -> OperatorMessage,
     ) -> Option<ControlAnswer> {
-        let asked = ReplyTo::new(connection, self.replies.sender());
-        let sent = self.controlled.proxy_of(communicator).send(message(communicator, asked));
+        let reply_to = ReplyTo::new(connection, self.replies.sender());
+        let sent = self.controlled.proxy_of(communicator).send(message(communicator, reply_to).into());
         let busy = "the proxy engine is too busy; try again";
         sent.is_err().then(|| ControlAnswer::Refused(busy.into()))
     }
 
     fn ask_why_stuck(&self, communicator: u64, connection: u64, looks: Looks) -> Option<ControlAnswer> {
-        self.ask(communicator, connection, |number, asked| ProxyMessage::WhyStuck { number, looks, asked })
+        self.ask(communicator, connection, |number, reply_to| OperatorMessage::WhyStuck { number, looks, reply_to })
     }
 
     /// Has engines record for so long, or for as long as somebody else wants, if that is longer.

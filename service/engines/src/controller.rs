@@ -49,7 +49,7 @@ use self::history_store::HistoryStore;
 use self::interfaces::Watch;
 use self::link_override_store::LinkOverrideStore;
 use self::probes::{Probes, Verdict};
-use super::proxy::{OperatorAnswer, OperatorReply, ProxyMessage, ReplyTo};
+use super::proxy::{ControllerOrder, OperatorAnswer, OperatorReply, ProxyMessage, ReplyTo};
 use crate::transport::path_events::PathEventLog;
 
 /// Inputs that may wait: what a burst of arrivals on all hosts tells, while the controller decides.
@@ -71,13 +71,13 @@ pub enum ControllerInput {
     /// A host was met or lost, or tells something.
     Exchange(Event),
     /// The operator asks.
-    Asked {
+    Request {
         /// What.
         request: ControllerRequest,
         /// User and command.
         by: String,
         /// To be answered.
-        asked: ReplyTo,
+        reply_to: ReplyTo,
     },
     /// An operator did something on this host.
     Acted(Act),
@@ -86,7 +86,7 @@ pub enum ControllerInput {
         /// Whether what is stuck is to be found out.
         stuck: bool,
         /// To be answered.
-        asked: ReplyTo,
+        reply_to: ReplyTo,
     },
 }
 
@@ -150,7 +150,7 @@ struct Role {
     watcher: Option<ConfigWatcher>,
     overrides: Option<LinkOverrideStore>,
     history: Option<HistoryStore>,
-    asked: BTreeMap<Ticket, ReplyTo>,
+    replies: BTreeMap<Ticket, ReplyTo>,
     next_ticket: Ticket,
     /// Inputs came that nothing was made of yet.
     unsettled_since: Option<Instant>,
@@ -175,13 +175,13 @@ impl Role {
             None => {}
         }
         let watcher = settings.files.clone().map(|(topology, policy)| ConfigWatcher::new(topology, policy, now));
-        let asked = BTreeMap::new();
+        let replies = BTreeMap::new();
         Role {
             controller,
             watcher,
             overrides,
             history,
-            asked,
+            replies,
             next_ticket: 0,
             unsettled_since: Some(now),
             settle_at: None,
@@ -317,17 +317,19 @@ impl ControllerEngine {
             match output {
                 AgentOutput::Tell(message) => self.tell(self.agent.controller().clone(), message.encode()),
                 AgentOutput::Change { question, number, expected_epoch, change } => {
-                    let asked = ReplyTo::new(question, self.replies.sender());
+                    let reply_to = ReplyTo::new(question, self.replies.sender());
                     let (change, expected) = (Box::new(change), expected_epoch);
-                    let message = ProxyMessage::Reconfigure { number, change, window: None, expected, asked };
-                    if let Err(ProxyMessage::Reconfigure { asked, .. }) = self.proxy.send(message) {
-                        asked.answer(Err(Refused::own("the proxy engine is too busy")));
+                    let order = ControllerOrder::Reconfigure { number, change, window: None, expected, reply_to };
+                    if let Err(ProxyMessage::Controller(ControllerOrder::Reconfigure { reply_to, .. })) =
+                        self.proxy.send(order.into())
+                    {
+                        reply_to.answer(Err(Refused::own("the proxy engine is too busy")));
                     }
                 }
                 AgentOutput::TestLinks => self.enqueue(Request::TestLinks),
                 AgentOutput::Pace { comm, pace } => {
                     // Behind all before it: the last one counts.
-                    self.untold.push_back(ProxyMessage::SetPace { comm, pace: Arc::new(pace) });
+                    self.untold.push_back(ControllerOrder::SetPace { comm, pace: Arc::new(pace) }.into());
                     self.push_untold();
                 }
             }
@@ -459,22 +461,24 @@ impl ControllerEngine {
             ControllerInput::Exchange(Event::Told { from, body }) => self.hear(&from, &body, now),
             // The proxy engine's.
             ControllerInput::Exchange(_) => {}
-            ControllerInput::Cluster { stuck, asked } => {
-                self.cluster.ask(stuck, asked, &self.replies.sender(), now);
+            ControllerInput::Cluster { stuck, reply_to } => {
+                self.cluster.ask(stuck, reply_to, &self.replies.sender(), now);
             }
             ControllerInput::Acted(act) => {
                 let told = self.agent.acted(act);
                 self.carry_out(told);
             }
-            ControllerInput::Asked { request, by, asked } => match &mut self.role {
+            ControllerInput::Request { request, by, reply_to } => match &mut self.role {
                 Some(role) => {
                     role.next_ticket += 1;
-                    role.asked.insert(role.next_ticket, asked);
+                    role.replies.insert(role.next_ticket, reply_to);
                     let question = Question { ticket: role.next_ticket, by };
                     role.controller.asked(request, &question, self.refused, now);
                 }
-                None => asked
-                    .answer(Err(format!("the controller is on host {}: ask there", self.agent.controller()).into())),
+                None => {
+                    reply_to
+                        .answer(Err(format!("the controller is on host {}: ask there", self.agent.controller()).into()))
+                }
             },
         }
         if let Some(role) = &mut self.role {
@@ -540,8 +544,8 @@ impl ControllerEngine {
             match output {
                 Output::Tell { to, message } => told.push((to, message.encode())),
                 Output::Answer { ticket, answer } => {
-                    if let Some(asked) = role.asked.remove(&ticket) {
-                        asked.answer(answer.map(OperatorAnswer::Controller).map_err(Refused::from));
+                    if let Some(reply_to) = role.replies.remove(&ticket) {
+                        reply_to.answer(answer.map(OperatorAnswer::Controller).map_err(Refused::from));
                     }
                 }
             }

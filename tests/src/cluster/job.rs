@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mccs_engines::proxy::{JoinRequest, Operation, ProxyMessage, ProxyReply};
+use mccs_engines::proxy::{JoinRequest, Operation, ProxyMessage, ProxyReply, SessionMessage};
 use mccs_exchange::protocol::Name;
 use mccs_ipc::command::Completion;
 use mccs_ipc::handshake::PeerCredentials;
@@ -232,7 +232,9 @@ impl SimRank {
             assert_eq!(connected.incarnation, host.incarnation, "a rank outlives its service");
         }
         while let Some(operation) = self.unsent.pop_front() {
-            if let Err(ProxyMessage::Operation(operation)) = host.proxy.send(ProxyMessage::Operation(operation)) {
+            if let Err(ProxyMessage::Session(SessionMessage::Operation(operation))) =
+                host.proxy.send(SessionMessage::Operation(operation).into())
+            {
                 self.unsent.push_front(operation);
                 return Ok(Some(now));
             }
@@ -269,7 +271,7 @@ impl SimRank {
             charge: Arc::new(charge),
             reply: connected.replies.sender(),
         };
-        if host.proxy.send(ProxyMessage::Join(Box::new(request))).is_err() {
+        if host.proxy.send(SessionMessage::Join(Box::new(request)).into()).is_err() {
             return Some(now);
         }
         self.state = State::Joining;
@@ -360,7 +362,7 @@ impl SimRank {
         let Some(mut flights) = unit.flights((rank, self.nranks), self.trouble, rng) else {
             self.is_stuck = match self.trouble {
                 Trouble::Abort(_) => {
-                    host.proxy.send(ProxyMessage::Abort { comm, rank, cuda_error: None, asked: None }).is_ok()
+                    host.proxy.send(SessionMessage::Abort { comm, rank, cuda_error: None, reply: None }.into()).is_ok()
                 }
                 _ => true,
             };
@@ -390,7 +392,7 @@ impl SimRank {
     fn leave(&mut self, comm: Handle, end: Option<RankEnd>, host: &SimHost, now: Instant) -> Option<Instant> {
         let Some(connected) = &self.connected else { return None };
         let (rank, tenant_comm, reply) = (self.rank, Handle::NONE, connected.replies.sender());
-        let message = ProxyMessage::Leave { comm, rank, request: 2, tenant_comm, reply };
+        let message = SessionMessage::Leave { comm, rank, request: 2, tenant_comm, reply }.into();
         if host.proxy.send(message).is_ok() {
             self.state = State::Leaving(end);
         }
@@ -422,7 +424,7 @@ impl SimRank {
 
     fn close(&mut self, end: RankEnd, host: &SimHost, now: Instant) -> Option<Instant> {
         let Some(connected) = &self.connected else { return None };
-        if host.proxy.send(ProxyMessage::SessionClosed { session: connected.session.id }).is_err() {
+        if host.proxy.send(SessionMessage::Closed { session: connected.session.id }.into()).is_err() {
             return Some(now);
         }
         self.connected = None;

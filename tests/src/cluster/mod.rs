@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_collective::Choice;
-use mccs_engines::proxy::{Looks, OperatorAnswer, ProxyMessage, ReplyTo};
+use mccs_engines::proxy::{ControllerOrder, Looks, OperatorAnswer, OperatorMessage, ReplyTo};
 use mccs_exchange::protocol::{CommId, LinkTimes, Name};
 use mccs_model::rate_limit::Pace;
 use mccs_runtime::Mailbox;
@@ -388,7 +388,7 @@ impl Cluster {
             for comm in host.registry.comms() {
                 let Some(placed) = &comm.placed else { continue };
                 let pace = Arc::new(pace_of(number, &placed.comm));
-                let message = ProxyMessage::SetPace { comm: placed.comm.clone(), pace };
+                let message = ControllerOrder::SetPace { comm: placed.comm.clone(), pace }.into();
                 assert!(host.proxy.send(message).is_ok(), "the proxy engine has no room");
             }
         }
@@ -402,8 +402,12 @@ impl Cluster {
         let (answers, asked_at) = (Mailbox::new(1), self.now);
         let of = self.hosts[host].as_ref().expect("a host that lives");
         let number = of.registry.comms().first().expect("a communicator").number;
-        let message =
-            ProxyMessage::WhyStuck { number, looks: Looks::UntilCertain, asked: ReplyTo::new(0, answers.sender()) };
+        let message = OperatorMessage::WhyStuck {
+            number,
+            looks: Looks::UntilCertain,
+            reply_to: ReplyTo::new(0, answers.sender()),
+        }
+        .into();
         assert!(of.proxy.send(message).is_ok(), "the proxy engine has no room");
         loop {
             self.run_for(Duration::from_millis(1));
@@ -425,8 +429,12 @@ impl Cluster {
         for _ in 0..often {
             let of = self.hosts[host].as_ref().expect("a host that lives");
             let number = of.registry.comms().first().expect("a communicator").number;
-            let message =
-                ProxyMessage::WhyStuck { number, looks: Looks::UntilCertain, asked: ReplyTo::new(0, answers.sender()) };
+            let message = OperatorMessage::WhyStuck {
+                number,
+                looks: Looks::UntilCertain,
+                reply_to: ReplyTo::new(0, answers.sender()),
+            }
+            .into();
             assert!(of.proxy.send(message).is_ok(), "the proxy engine has no room");
             self.run_for(Duration::from_millis(1));
         }

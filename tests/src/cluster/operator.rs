@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_config::service::{Algorithm, FlowPath};
-use mccs_engines::proxy::{OperatorReply, OperatorRequest, ProxyMessage, ReplyTo};
+use mccs_engines::proxy::{ControllerOrder, OperatorMessage, OperatorReply, OperatorRequest, ReplyTo};
 use mccs_exchange::protocol::Name;
 use mccs_model::rate_limit::{LocalWindow, Pace};
 use mccs_registry::CommInfo;
@@ -39,11 +39,11 @@ impl Operator {
         let comm = &comms[rng.random_range(0..comms.len())];
         let change = Box::new(change_of(comm, rng));
         let window = rng.random_bool(0.7).then(|| rng.random_range(1..4));
-        let asked = ReplyTo::new(self.asked, self.answers.sender());
+        let reply_to = ReplyTo::new(self.asked, self.answers.sender());
         self.asked += 1;
         // A full mailbox drops the question, and so answers it.
         let request = OperatorRequest::Change { change, window };
-        let _ = host.proxy.send(ProxyMessage::OperatorRequest { number: comm.number, request, asked });
+        let _ = host.proxy.send(OperatorMessage::Request { number: comm.number, request, reply_to }.into());
     }
 
     /// At the end: whether a question was not answered, or more than once.
@@ -119,7 +119,7 @@ pub(super) fn free(host: &SimHost) -> bool {
 
 fn tell_pace(host: &SimHost, comm: &CommInfo, pace: Pace) -> bool {
     let Some(placed) = &comm.placed else { return true };
-    host.proxy.send(ProxyMessage::SetPace { comm: placed.comm.clone(), pace: Arc::new(pace) }).is_ok()
+    host.proxy.send(ControllerOrder::SetPace { comm: placed.comm.clone(), pace: Arc::new(pace) }.into()).is_ok()
 }
 
 /// Any mixture of what there is, or nothing.

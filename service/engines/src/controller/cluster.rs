@@ -20,7 +20,7 @@ use mccs_runtime::Sender;
 use mccs_telemetry::stuck::StuckClass;
 use serde::{Deserialize, Serialize};
 
-use crate::proxy::{Looks, OperatorAnswer, OperatorReply, ProxyMessage, ReplyTo};
+use crate::proxy::{Looks, OperatorAnswer, OperatorMessage, OperatorReply, ProxyMessage, ReplyTo};
 
 /// Operators' questions, and hosts', that are being answered at a time; more are refused.
 const QUESTIONS_MAX: usize = 16;
@@ -87,7 +87,7 @@ struct Summarizing {
 
 /// An operator's question.
 struct Waiting {
-    asked: ReplyTo,
+    reply_to: ReplyTo,
     hosts: BTreeMap<Name, Option<HostSummary>>,
     until: Instant,
 }
@@ -132,10 +132,10 @@ impl ClusterAsker {
     }
 
     /// An operator here wants to know. `replies` takes what proxy engines answer.
-    pub(super) fn ask(&mut self, stuck: bool, asked: ReplyTo, replies: &Sender<OperatorReply>, now: Instant) {
+    pub(super) fn ask(&mut self, stuck: bool, reply_to: ReplyTo, replies: &Sender<OperatorReply>, now: Instant) {
         if self.waiting.len() >= QUESTIONS_MAX {
             let reason = format!("{QUESTIONS_MAX} such questions are being answered here; try again in some seconds");
-            return asked.answer(Err(reason.into()));
+            return reply_to.answer(Err(reason.into()));
         }
         self.next += 1;
         let question = self.next;
@@ -149,7 +149,7 @@ impl ClusterAsker {
         }
         let hosts = others.into_iter().chain([self.own.clone()]).map(|host| (host, None)).collect();
         let until = now + if stuck { STUCK_TIME } else { SUMMARY_TIME };
-        self.waiting.insert(question, Waiting { asked, hosts, until });
+        self.waiting.insert(question, Waiting { reply_to, hosts, until });
         self.summarize(Wants::Operator { question }, stuck, replies, now);
     }
 
@@ -178,11 +178,11 @@ impl ClusterAsker {
                 }
                 self.next += 1;
                 let question = QUESTION_BASE | self.next;
-                let asked = ReplyTo::new(question, replies.clone());
-                let message = ProxyMessage::WhyStuck { number: comm.number, looks: Looks::UntilCertain, asked };
+                let reply_to = ReplyTo::new(question, replies.clone());
+                let message = OperatorMessage::WhyStuck { number: comm.number, looks: Looks::UntilCertain, reply_to };
                 let proxy = comm.direct.as_ref().and(self.gpus.as_ref()).unwrap_or(&self.proxy);
                 // An engine that is too busy answers nothing: the question drops, and is counted as not looked at.
-                if proxy.send(message).is_ok() {
+                if proxy.send(message.into()).is_ok() {
                     left.insert(question, (comm.number, comm.tenant.clone()));
                 }
             }
@@ -279,7 +279,7 @@ impl ClusterAsker {
     }
 
     fn answer(&mut self, question: u64) {
-        let Some(Waiting { asked, mut hosts, .. }) = self.waiting.remove(&question) else { return };
+        let Some(Waiting { reply_to, mut hosts, .. }) = self.waiting.remove(&question) else { return };
         let known = self.registry.hosts();
         let host = |name: &Name| {
             let was_asked = hosts.contains_key(name);
@@ -297,7 +297,7 @@ impl ClusterAsker {
         };
         let hosts = self.hosts.iter().map(host).collect();
         let view = ClusterView { asked: self.own.to_string(), hosts };
-        asked.answer(Ok(OperatorAnswer::Cluster(Box::new(view))));
+        reply_to.answer(Ok(OperatorAnswer::Cluster(Box::new(view))));
     }
 
     /// Answers with what there is where others have taken too long.

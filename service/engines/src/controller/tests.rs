@@ -183,7 +183,7 @@ fn the_last_pace_of_a_communicator_is_the_last_that_engines_hear_of() {
     let comm = CommId { root: name("a"), incarnation: 1, number: 1 };
     let mut heard = Vec::new();
     let mut hear = || match proxy.pop() {
-        Some(ProxyMessage::SetPace { pace, .. }) => heard.push(pace.cap_bps),
+        Some(ProxyMessage::Controller(ControllerOrder::SetPace { pace, .. })) => heard.push(pace.cap_bps),
         Some(_) => panic!("something else"),
         None => {}
     };

@@ -17,7 +17,9 @@ use mccs_tenants::session::Session;
 use mccs_tenants::{Quota, Resource, Tenant};
 
 use super::schedule_cache::ScheduleCache;
-use super::{JoinRequest, Operation, PROXY_LANE_MAX, ProxyEngine, ProxyMessage, ProxyReply, RoundState, Timeouts};
+use super::{
+    JoinRequest, Operation, PROXY_LANE_MAX, ProxyEngine, ProxyMessage, ProxyReply, RoundState, SessionMessage, Timeouts,
+};
 
 /// A device that does every collective in the call, or refuses it, and no sends and receives.
 struct AtOnce {
@@ -45,7 +47,7 @@ impl Device for AtOnce {
 pub(super) struct Bed {
     pub(super) engine: ProxyEngine,
     pub(super) proxy: Sender<ProxyMessage>,
-    lanes: mccs_runtime::LaneOpener<ProxyMessage>,
+    lanes: mccs_runtime::LaneOpener<SessionMessage>,
 }
 
 /// A rank of a communicator.
@@ -53,7 +55,7 @@ pub(super) struct Rank {
     pub(super) session: Arc<Session>,
     pub(super) comm: Handle,
     rank: u32,
-    lane: LaneSender<ProxyMessage>,
+    lane: LaneSender<SessionMessage>,
     pub(super) sent: u64,
 }
 
@@ -119,7 +121,7 @@ impl Bed {
                 charge: Arc::clone(&charge),
                 reply: replies.sender(),
             };
-            assert!(self.proxy.send(ProxyMessage::Join(Box::new(join))).is_ok());
+            assert!(self.proxy.send(SessionMessage::Join(Box::new(join)).into()).is_ok());
         }
         self.poll();
         let Some(ProxyReply::Joined { comm, .. }) = replies.pop() else { panic!("no communicator") };
@@ -160,7 +162,7 @@ impl Rank {
             round: RoundState::None,
             user_tag: 0,
         };
-        let is_sent = self.lane.send(ProxyMessage::Operation(operation)).is_ok();
+        let is_sent = self.lane.send(SessionMessage::Operation(operation)).is_ok();
         self.sent += u64::from(is_sent);
         is_sent
     }

@@ -23,7 +23,8 @@ use mccs_transport::{ListenerHandle, TransportError};
 use super::ProxyEngine;
 use super::comm::{Failure, Span};
 use super::joining::shared_gpu;
-use super::operation::{JoinRequest, ProxyMessage, ProxyReply};
+use super::message::SessionMessage;
+use super::operation::{JoinRequest, ProxyReply};
 use super::setups::{Setup, gpus_of, peers_of, placed_ranks};
 use crate::transport::{Network, TransportMessage};
 
@@ -259,7 +260,7 @@ impl ProxyEngine {
                 return self.prepare(key.id, requests, now);
             }
             for request in requests {
-                self.forward(ProxyMessage::Join(Box::new(JoinRequest { root: None, ..request })));
+                self.forward(SessionMessage::Join(Box::new(JoinRequest { root: None, ..request })));
             }
             return;
         }
@@ -271,7 +272,7 @@ impl ProxyEngine {
 
     /// Tells the proxy engine of the GPUs what may concern it. A session's end goes there by this way too, so that it comes behind
     /// the session's ranks.
-    pub(super) fn forward(&mut self, message: ProxyMessage) {
+    pub(super) fn forward(&mut self, message: SessionMessage) {
         if let Some(setups) = self.setups.as_mut().filter(|setups| setups.cluster.gpus.is_some()) {
             setups.to_gpus.push_back(message);
             setups.push_backlog();

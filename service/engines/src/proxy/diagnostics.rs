@@ -28,7 +28,7 @@ use super::comm::{Comm, Member};
 use super::describe::{describe, describe_call};
 use super::gpu_progress::{GpuProgress, GpuStall, LooksLeft};
 use super::operation::Operation;
-use super::reply_to::{OperatorAnswer, ReplyTo};
+use super::reply_to::{Looks, OperatorAnswer, ReplyTo};
 use crate::transport::TransportMessage;
 
 /// Time that hosts have to answer the first look.
@@ -45,15 +45,6 @@ const INQUIRIES_MAX: usize = 64;
 
 /// What reports call the host of a communicator that is on no other.
 const THIS_HOST: &str = "this host";
-
-/// How often hosts are asked for a question.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Looks {
-    /// Once: for what hosts know, whoever waits at that moment.
-    One,
-    /// Until it is certain who is stuck, or that nobody is.
-    UntilCertain,
-}
 
 /// Who wants an account of this host.
 enum Wanted {
@@ -76,7 +67,7 @@ struct Gathering {
 
 /// An operator's question, which several looks may take.
 struct Inquiring {
-    asked: ReplyTo,
+    reply_to: ReplyTo,
     comm: Handle,
     communicator: u64,
     looks: Looks,
@@ -244,21 +235,21 @@ impl Comm {
 
 impl ProxyEngine {
     /// An operator asks why the communicator with a number is stuck.
-    pub(super) fn why_stuck(&mut self, communicator: u64, looks: Looks, asked: ReplyTo, now: Instant) {
+    pub(super) fn why_stuck(&mut self, communicator: u64, looks: Looks, reply_to: ReplyTo, now: Instant) {
         let Some(comm) = self.comm_numbered(communicator) else {
             let failed = self.registry.failed.reason_of(communicator, now);
             let why = failed.map(|(reason, age)| format!(" any more: it failed {} s ago: {reason}", age.as_secs()));
             let why = why.unwrap_or_default();
-            return asked.answer(Err(format!("there is no communicator {communicator} here{why}").into()));
+            return reply_to.answer(Err(format!("there is no communicator {communicator} here{why}").into()));
         };
         let Some(question) = self.diagnostics.number(false) else {
             let reason = format!(
                 "{INQUIRIES_MAX} such questions are being answered here, those of `mccsctl watch` too; try again in some seconds"
             );
-            return asked.answer(Err(reason.into()));
+            return reply_to.answer(Err(reason.into()));
         };
         let step = InquiryStep::Pausing { until: now };
-        let inquiring = Inquiring { asked, comm, communicator, looks, first: None, step };
+        let inquiring = Inquiring { reply_to, comm, communicator, looks, first: None, step };
         self.diagnostics.inquiring.insert(question, inquiring);
         self.look_again(question, now);
     }
@@ -267,7 +258,7 @@ impl ProxyEngine {
     fn look_again(&mut self, question: u64, now: Instant) {
         let Some(mut inquiring) = self.diagnostics.inquiring.remove(&question) else { return };
         let Some(live) = self.comms.get(inquiring.comm) else {
-            return inquiring.asked.answer(Err("the communicator has ended".into()));
+            return inquiring.reply_to.answer(Err("the communicator has ended".into()));
         };
         let question = self.diagnostics.next_number();
         // Nobody else knows more of one that has failed.
@@ -391,14 +382,14 @@ impl ProxyEngine {
     fn end_look(&mut self, question: u64, now: Instant) {
         let Some(mut inquiring) = self.diagnostics.inquiring.remove(&question) else { return };
         if self.comms.get(inquiring.comm).is_none() {
-            return inquiring.asked.answer(Err("the communicator has ended".into()));
+            return inquiring.reply_to.answer(Err("the communicator has ended".into()));
         }
         let pause = InquiryStep::Pausing { until: now };
         let InquiryStep::Looking { began, accounts, .. } = std::mem::replace(&mut inquiring.step, pause) else {
             return;
         };
         match inquiring.judge(began, accounts, now) {
-            Ok(report) => inquiring.asked.answer(Ok(OperatorAnswer::Stuck(Box::new(report)))),
+            Ok(report) => inquiring.reply_to.answer(Ok(OperatorAnswer::Stuck(Box::new(report)))),
             Err(until) => {
                 inquiring.step = InquiryStep::Pausing { until };
                 self.diagnostics.inquiring.insert(question, inquiring);

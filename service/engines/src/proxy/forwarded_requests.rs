@@ -11,59 +11,19 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use mccs_config::change::StrategyChange;
-use mccs_config::validate::{Problems, Validate};
 use mccs_exchange::protocol::{AccountBody, ChangeBody, CommId, Name, Request, Text};
 use mccs_model::Refused;
 use serde::{Deserialize, Serialize};
 
 use super::ProxyEngine;
-use super::reconfigure::{PREPARE_TIMEOUT, Reconfigured};
-use super::reply_to::{ForwardedRequest, OperatorAnswer, ReplyTo};
+use super::message::OperatorMessage;
+use super::reconfigure::PREPARE_TIMEOUT;
+use super::reply_to::{ForwardedRequest, OperatorAnswer, OperatorRequest, Reconfigured, ReplyTo};
 
 /// Time that the root's host has to answer: hosts agree within [`PREPARE_TIMEOUT`]. Shorter than the operator waits.
 const REQUEST_TIME: Duration = Duration::from_secs(PREPARE_TIMEOUT.as_secs() + 2);
 /// ForwardedRequests that wait for other hosts at a time; more are refused.
 const REQUESTS_MAX: usize = 64;
-
-/// What is wanted of a communicator.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum OperatorRequest {
-    /// Another strategy.
-    Change {
-        /// What is to change.
-        change: Box<StrategyChange>,
-        /// Collectives that may start while hosts agree; the service chooses, if `None`.
-        window: Option<u32>,
-    },
-    /// That the controller decides for it again.
-    Unpin,
-}
-
-impl OperatorRequest {
-    /// What another host says that an operator there wants, if it can be wanted.
-    fn read(body: &ChangeBody) -> Result<Self, String> {
-        let request: OperatorRequest =
-            serde_json::from_slice(body.bytes()).map_err(|error| format!("it cannot be read: {error}"))?;
-        request.check().map(|()| request)
-    }
-
-    /// What is wrong with it, in the operator's words.
-    ///
-    /// # Errors
-    /// All mistakes.
-    pub fn check(&self) -> Result<(), String> {
-        let OperatorRequest::Change { change, .. } = self else { return Ok(()) };
-        let mut problems = Problems::default();
-        change.validate(&mut problems);
-        if problems.count() == 0 {
-            return Ok(());
-        }
-        let problems = problems.into_inner().into_iter().map(|(key, problem)| format!("{key}: {problem}"));
-        Err(problems.collect::<Vec<_>>().join("; "))
-    }
-}
 
 /// The root's answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,7 +49,7 @@ impl ForwardedResponse {
 }
 
 struct Waiting {
-    asked: ReplyTo,
+    reply_to: ReplyTo,
     comm: CommId,
     until: Instant,
 }
@@ -110,28 +70,28 @@ impl ForwardedRequests {
 
 impl ProxyEngine {
     /// An operator here wants something of the communicator with a number.
-    pub(super) fn operator_request(&mut self, number: u64, request: &OperatorRequest, asked: ReplyTo, now: Instant) {
+    pub(super) fn operator_request(&mut self, number: u64, request: &OperatorRequest, reply_to: ReplyTo, now: Instant) {
         if let Err(problems) = request.check() {
-            return asked.answer(Err(problems.into()));
+            return reply_to.answer(Err(problems.into()));
         }
         let live = self.comm_numbered(number).and_then(|comm| self.comms.get(comm));
         let Some(live) = live else {
-            return asked.answer(Err(format!("there is no communicator {number} here").into()));
+            return reply_to.answer(Err(format!("there is no communicator {number} here").into()));
         };
         let far = live.span.as_ref().map(|span| span.comm.clone());
         match far.filter(|comm| !self.setups.as_ref().is_some_and(|setups| setups.is_own(&comm.root))) {
-            Some(_) if live.failure.is_some() => asked.answer(Err("the communicator has failed".into())),
-            Some(comm) => self.ask_root(comm, request, asked, now),
-            None => self.carry_out(number, request, asked),
+            Some(_) if live.failure.is_some() => reply_to.answer(Err("the communicator has failed".into())),
+            Some(comm) => self.ask_root(comm, request, reply_to, now),
+            None => self.carry_out(number, request, reply_to),
         }
     }
 
     /// What is wanted of a communicator whose root is here, or that has no other hosts.
-    fn carry_out(&mut self, number: u64, request: &OperatorRequest, asked: ReplyTo) {
+    fn carry_out(&mut self, number: u64, request: &OperatorRequest, reply_to: ReplyTo) {
         match request {
-            OperatorRequest::Change { change, window } => self.reconfigure(number, change, (*window, None), asked),
+            OperatorRequest::Change { change, window } => self.reconfigure(number, change, (*window, None), reply_to),
             OperatorRequest::Unpin => {
-                asked.answer(self.unpin(number).map(|()| OperatorAnswer::Done).map_err(Refused::from))
+                reply_to.answer(self.unpin(number).map(|()| OperatorAnswer::Done).map_err(Refused::from))
             }
         }
     }
@@ -147,17 +107,17 @@ impl ProxyEngine {
         Ok(())
     }
 
-    fn ask_root(&mut self, comm: CommId, request: &OperatorRequest, asked: ReplyTo, now: Instant) {
+    fn ask_root(&mut self, comm: CommId, request: &OperatorRequest, reply_to: ReplyTo, now: Instant) {
         let body = serde_json::to_vec(request).ok().and_then(|json| ChangeBody::new(&json));
         let Some(body) = body else {
-            return asked.answer(Err("the change is too long to be told to other hosts".into()));
+            return reply_to.answer(Err("the change is too long to be told to other hosts".into()));
         };
         if self.forwarded.waiting.len() >= REQUESTS_MAX {
-            return asked.answer(Err(format!("{REQUESTS_MAX} changes wait for other hosts; try again").into()));
+            return reply_to.answer(Err(format!("{REQUESTS_MAX} changes wait for other hosts; try again").into()));
         }
         self.forwarded.next += 1;
         let question = self.forwarded.next;
-        self.forwarded.waiting.insert(question, Waiting { asked, comm: comm.clone(), until: now + REQUEST_TIME });
+        self.forwarded.waiting.insert(question, Waiting { reply_to, comm: comm.clone(), until: now + REQUEST_TIME });
         self.setups.iter_mut().for_each(|setups| {
             setups.ask(Request::Wish { comm: comm.clone(), question, body: body.clone() });
         });
@@ -168,11 +128,14 @@ impl ProxyEngine {
         let number = self.comm_of(&comm).and_then(|handle| self.comms.get(handle)).map(|live| live.info.number);
         let request = OperatorRequest::read(body);
         tracing::info!(%comm, %from, ?request, "an operator on another host wants something of a communicator");
-        let asked = ReplyTo::by_host(ForwardedRequest { comm, from, question }, self.mailbox.sender());
+        let (asked, own) = (ForwardedRequest { comm, from, question }, self.mailbox.sender());
+        let reply_to = ReplyTo::to(move |answer| {
+            let _ = own.send(OperatorMessage::ForwardedResponse { request: asked, answer }.into());
+        });
         match (number, request) {
-            (Some(number), Ok(request)) => self.carry_out(number, &request, asked),
-            (None, _) => asked.answer(Err("the communicator has ended there".into())),
-            (_, Err(reason)) => asked.answer(Err(reason.into())),
+            (Some(number), Ok(request)) => self.carry_out(number, &request, reply_to),
+            (None, _) => reply_to.answer(Err("the communicator has ended there".into())),
+            (_, Err(reason)) => reply_to.answer(Err(reason.into())),
         }
     }
 
@@ -198,7 +161,7 @@ impl ProxyEngine {
         let Some(waiting) = self.forwarded.waiting.remove(&question).filter(|waiting| waiting.comm == *comm) else {
             return;
         };
-        waiting.asked.answer(ForwardedResponse::read(body, &comm.root).map_err(Refused::from));
+        waiting.reply_to.answer(ForwardedResponse::read(body, &comm.root).map_err(Refused::from));
     }
 
     /// Operators wait no longer than they would anyway, nor for a communicator that has ended.
@@ -207,7 +170,7 @@ impl ProxyEngine {
             return;
         }
         let mut waiting = std::mem::take(&mut self.forwarded.waiting);
-        for (_, Waiting { asked, comm, until }) in
+        for (_, Waiting { reply_to, comm, until }) in
             waiting.extract_if(.., |_, waiting| waiting.until <= now || !self.lives(&waiting.comm))
         {
             let reason = match until <= now {
@@ -217,7 +180,7 @@ impl ProxyEngine {
                 ),
                 false => "the communicator has ended".to_owned(),
             };
-            asked.answer(Err(reason.into()));
+            reply_to.answer(Err(reason.into()));
         }
         self.forwarded.waiting = waiting;
     }

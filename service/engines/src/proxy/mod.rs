@@ -25,6 +25,7 @@ mod gpu_progress;
 mod gpu_watch;
 mod inflight;
 mod joining;
+mod message;
 mod operation;
 mod p2p_queues;
 mod preparing;
@@ -58,19 +59,19 @@ use self::comm::{Comm, Failure, Member};
 use self::deadline::OperationDeadline;
 pub use self::describe::signature;
 use self::diagnostics::Diagnostics;
-pub use self::diagnostics::Looks;
 use self::forwarded_requests::ForwardedRequests;
-pub use self::forwarded_requests::OperatorRequest;
 use self::gates::Gates;
 pub use self::gates::StreamGate;
 use self::gpu_watch::GpuWatch;
 use self::inflight::Inflight;
 use self::joining::refuse_all;
-pub use self::operation::{JoinRequest, Operation, ProxyMessage, ProxyReply, RoundState};
+pub use self::message::{ControllerOrder, OperatorMessage, ProxyMessage, SessionMessage};
+pub use self::operation::{JoinRequest, Operation, ProxyReply, RoundState};
 use self::preparing::{PREPARING_MAX, Preparing};
-pub use self::reconfigure::Reconfigured;
 use self::rendezvous::Rendezvous;
-pub use self::reply_to::{ForwardedRequest, OperatorAnswer, OperatorReply, ReplyTo};
+pub use self::reply_to::{
+    ForwardedRequest, Looks, OperatorAnswer, OperatorReply, OperatorRequest, OperatorResult, Reconfigured, ReplyTo,
+};
 pub use self::schedule_cache::ScheduleCache;
 pub use self::setups::Cluster;
 use self::setups::Setups;
@@ -213,7 +214,7 @@ impl ProxyEngine {
 
     /// Reads these lanes, too. They are to wake whom the mailbox wakes.
     #[must_use]
-    pub fn with_lanes(self, lanes: Lanes<ProxyMessage>) -> Self {
+    pub fn with_lanes(self, lanes: Lanes<SessionMessage>) -> Self {
         ProxyEngine { work: WorkQueues::new(lanes), ..self }
     }
 
@@ -226,9 +227,20 @@ impl ProxyEngine {
 
     fn handle(&mut self, message: ProxyMessage, now: Instant) {
         match message {
-            ProxyMessage::Operation(operation) => self.enqueue(operation, now),
-            ProxyMessage::Join(request) => self.join(*request, now),
-            ProxyMessage::Leave { comm, rank, request, tenant_comm, reply } => {
+            ProxyMessage::Session(message) => self.session_message(message, now),
+            ProxyMessage::Device(event) => self.device_event(event, now),
+            ProxyMessage::Transport(event) => self.transport_event(event, now),
+            ProxyMessage::Exchange(event) => self.exchange_event(event, now),
+            ProxyMessage::Controller(order) => self.controller_order(order),
+            ProxyMessage::Operator(message) => self.operator_message(message, now),
+        }
+    }
+
+    fn session_message(&mut self, message: SessionMessage, now: Instant) {
+        match message {
+            SessionMessage::Operation(operation) => self.enqueue(operation, now),
+            SessionMessage::Join(request) => self.join(*request, now),
+            SessionMessage::Leave { comm, rank, request, tenant_comm, reply } => {
                 if let Some(member) = self.member(comm, rank) {
                     member.leaving = Some((request, reply));
                     self.reap(comm);
@@ -236,34 +248,41 @@ impl ProxyEngine {
                     let _ = reply.send(ProxyReply::Left { request, tenant_comm });
                 }
             }
-            ProxyMessage::Abort { comm, rank, cuda_error, asked } => {
+            SessionMessage::Abort { comm, rank, cuda_error, reply } => {
                 let message = match cuda_error {
                     Some(code) => format!("rank {rank}: {}", mccs_cuda::name_of(code)),
                     None => format!("rank {rank} aborted the communicator"),
                 };
                 self.abort(comm, Failure::new(ErrorClass::Remote, message));
-                if let Some((tenant_comm, reply)) = asked {
+                if let Some((tenant_comm, reply)) = reply {
                     let _ = reply.send(ProxyReply::Aborted { tenant_comm });
                 }
             }
-            ProxyMessage::Posted { comm } => self.may_start(comm),
-            ProxyMessage::SessionClosed { session } => self.close_session(session),
-            ProxyMessage::StreamGated { session, stream, gate } => {
+            SessionMessage::Posted { comm } => self.may_start(comm),
+            SessionMessage::Closed { session } => self.close_session(session),
+            SessionMessage::StreamGated { session, stream, gate } => {
                 self.streams.open_gated(session, stream, gate);
             }
-            ProxyMessage::StreamClosed { session, stream } => self.streams.close(session, stream),
-            ProxyMessage::Device(event) => self.device_event(event, now),
-            ProxyMessage::Transport(event) => self.transport_event(event, now),
-            ProxyMessage::Exchange(event) => self.exchange_event(event, now),
-            ProxyMessage::SetPace { comm, pace } => self.set_pace(&comm, &pace),
-            ProxyMessage::OperatorRequest { number, request, asked } => {
-                self.operator_request(number, &request, asked, now)
+            SessionMessage::StreamClosed { session, stream } => self.streams.close(session, stream),
+        }
+    }
+
+    fn controller_order(&mut self, order: ControllerOrder) {
+        match order {
+            ControllerOrder::SetPace { comm, pace } => self.set_pace(&comm, &pace),
+            ControllerOrder::Reconfigure { number, change, window, expected, reply_to } => {
+                self.reconfigure(number, &change, (window, Some(expected)), reply_to);
             }
-            ProxyMessage::ForwardedResponse { request, answer } => self.respond(request, answer),
-            ProxyMessage::WhyStuck { number, looks, asked } => self.why_stuck(number, looks, asked, now),
-            ProxyMessage::Reconfigure { number, change, window, expected, asked } => {
-                self.reconfigure(number, &change, (window, Some(expected)), asked);
+        }
+    }
+
+    fn operator_message(&mut self, message: OperatorMessage, now: Instant) {
+        match message {
+            OperatorMessage::Request { number, request, reply_to } => {
+                self.operator_request(number, &request, reply_to, now);
             }
+            OperatorMessage::ForwardedResponse { request, answer } => self.respond(request, answer),
+            OperatorMessage::WhyStuck { number, looks, reply_to } => self.why_stuck(number, looks, reply_to, now),
         }
     }
 
@@ -438,7 +457,7 @@ impl ProxyEngine {
             self.reap(handle);
         }
         self.streams.close_all(session);
-        self.forward(ProxyMessage::SessionClosed { session });
+        self.forward(SessionMessage::Closed { session });
     }
 }
 

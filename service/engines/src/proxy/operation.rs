@@ -1,28 +1,20 @@
-//! What proxy engines are told, and what they tell.
+//! Operations and joins of ranks, and what their sessions are answered.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mccs_config::change::StrategyChange;
-use mccs_device::{Buffers, DeviceEvent, DeviceEvents, OpenedPart, Operand, RankCall, RankCalls};
-use mccs_exchange::protocol::{self as exchange, CommId, Name};
+use mccs_device::{Buffers, OpenedPart, Operand, RankCall, RankCalls};
+use mccs_exchange::protocol::Name;
 use mccs_ipc::direct::DirectShare;
 use mccs_ipc::protocol::JoinOptions;
 use mccs_ipc::types::{DataType, ErrorClass, Handle, UniqueId};
 use mccs_kernels::scalar_bits_at;
-use mccs_model::rate_limit::Pace;
-use mccs_model::{Action, Refused, Scalar, SessionId, SetupError};
+use mccs_model::{Action, Scalar, SetupError};
 use mccs_registry::CommInfo;
 use mccs_runtime::Sender;
 use mccs_tenants::Charge;
 use mccs_tenants::session::Session;
-
-use super::diagnostics::Looks;
-use super::forwarded_requests::OperatorRequest;
-use super::gates::StreamGate;
-use super::reply_to::{ForwardedRequest, OperatorAnswer, ReplyTo};
-use crate::transport::{TransportEvent, TransportEvents};
 
 /// One operation of one rank, validated: all memory it names is mapped and long enough.
 pub struct Operation {
@@ -132,64 +124,7 @@ pub struct JoinRequest {
     pub reply: Sender<ProxyReply>,
 }
 
-/// To a proxy engine.
-pub enum ProxyMessage {
-    /// An operation was enqueued.
-    Operation(Operation),
-    /// A rank joins.
-    Join(Box<JoinRequest>),
-    /// A rank leaves when its operations have ended. Answered to `request`.
-    Leave { comm: Handle, rank: u32, request: u64, tenant_comm: Handle, reply: Sender<ProxyReply> },
-    /// A tenant ends a communicator, which it calls so. Its session, if it waits, hears once all ranks can know.
-    Abort { comm: Handle, rank: u32, cuda_error: Option<u32>, asked: Option<(Handle, Sender<ProxyReply>)> },
-    /// How the flows of a communicator are to leave this host.
-    SetPace { comm: CommId, pace: Arc<Pace> },
-    /// A session has ended: everything it had goes.
-    SessionClosed { session: SessionId },
-    /// A rank has posted to a shared-memory exchange on which this engine waits for a post.
-    Posted { comm: Handle },
-    /// A stream begins whose operations wait for a GPU.
-    StreamGated { session: Arc<Session>, stream: Handle, gate: StreamGate },
-    /// A stream has ended.
-    StreamClosed { session: SessionId, stream: u32 },
-    /// From the device.
-    Device(DeviceEvent),
-    /// From transport engines.
-    Transport(TransportEvent),
-    /// The operator asks why the communicator with this number is stuck.
-    WhyStuck { number: u64, looks: Looks, asked: ReplyTo },
-    /// An operator here wants something of the communicator with this number; asked where its root is.
-    OperatorRequest { number: u64, request: OperatorRequest, asked: ReplyTo },
-    /// What has become of something that an operator on another host wants.
-    ForwardedResponse { request: ForwardedRequest, answer: Result<OperatorAnswer, Refused> },
-    /// The controller changes the strategy of the communicator with this number; see [`CommInfo::number`]. At most `window` more
-    /// collectives start while hosts agree. Refused if the strategy that was decided last is not that of epoch `expected`.
-    Reconfigure { number: u64, change: Box<StrategyChange>, window: Option<u32>, expected: u64, asked: ReplyTo },
-    /// News from other hosts.
-    Exchange(exchange::Event),
-}
-
-impl ProxyMessage {
-    /// Where transport engines' events go that are for the proxy engine with this mailbox.
-    #[must_use]
-    pub fn transport_events(proxy: Sender<ProxyMessage>) -> TransportEvents {
-        TransportEvents::to(move |event| match proxy.send(ProxyMessage::Transport(event)) {
-            Err(ProxyMessage::Transport(event)) => Err(event),
-            _ => Ok(()),
-        })
-    }
-
-    /// Where a device's events go that are for the proxy engine with this mailbox.
-    #[must_use]
-    pub fn device_events(proxy: Sender<ProxyMessage>) -> DeviceEvents {
-        DeviceEvents::new(Box::new(move |event| match proxy.send(ProxyMessage::Device(event)) {
-            Err(ProxyMessage::Device(event)) => Err(event),
-            _ => Ok(()),
-        }))
-    }
-}
-
-/// From a proxy engine to a session's daemon engine.
+/// From a proxy engine to a session engine.
 pub enum ProxyReply {
     /// The communicator is complete.
     Joined {

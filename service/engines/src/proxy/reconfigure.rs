@@ -39,7 +39,7 @@ use mccs_transport::{FlowPath, TransportError};
 
 use super::ProxyEngine;
 use super::comm::{Comm, Failure};
-use super::reply_to::{OperatorAnswer, ReplyTo};
+use super::reply_to::{OperatorAnswer, Reconfigured, ReplyTo};
 use super::schedule_cache::ScheduleCache;
 use crate::transport::links::{NextEpoch, PaceHere, PathAssignment};
 use crate::transport::{Network, TransportMessage};
@@ -54,15 +54,6 @@ const WINDOW_MIN: u32 = 2;
 const WINDOW_MAX: u32 = 4096;
 /// Changes that are decided and not in force. Each holds links.
 const DECIDED_MAX: usize = 8;
-
-/// What became of a change that the operator asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reconfigured {
-    /// Number of the new strategy.
-    pub epoch: u64,
-    /// First collective under it.
-    pub cut: u64,
-}
 
 /// A strategy that is not in force yet.
 struct Next {
@@ -87,7 +78,7 @@ pub(super) struct Changes {
     preparing: Option<Preparing>,
     /// No collective from this number on may start before the change is decided.
     limit: Option<u64>,
-    asked: Option<ReplyTo>,
+    reply_to: Option<ReplyTo>,
     /// An operator has asked for it, not the controller.
     is_by_hand: bool,
 }
@@ -95,7 +86,14 @@ pub(super) struct Changes {
 impl Changes {
     /// None, after a first strategy with these paths.
     pub(super) fn new(assignment: Arc<PathAssignment>) -> Self {
-        Changes { assignment, decided: VecDeque::new(), preparing: None, limit: None, asked: None, is_by_hand: false }
+        Changes {
+            assignment,
+            decided: VecDeque::new(),
+            preparing: None,
+            limit: None,
+            reply_to: None,
+            is_by_hand: false,
+        }
     }
 
     /// Whether collective number `number` may start.
@@ -105,7 +103,7 @@ impl Changes {
 
     /// The communicator has failed: whoever waits is told.
     pub(super) fn end(&mut self) {
-        self.asked = None;
+        self.reply_to = None;
     }
 }
 
@@ -129,7 +127,7 @@ impl Comm {
         if self.failure.is_some() {
             return Err(Refused::own("the communicator has failed"));
         }
-        if self.changes.asked.is_some() {
+        if self.changes.reply_to.is_some() {
             return Err(Refused::own("another change is being decided"));
         }
         match self.last_decided().0 {
@@ -256,40 +254,40 @@ impl ProxyEngine {
         self.comms.iter().find(|(_, live)| live.info.number == number).map(|(comm, _)| comm)
     }
 
-    /// The strategy of the communicator with a number is to change, with the terms of [`super::ProxyMessage::Reconfigure`]: because the
+    /// The strategy of the communicator with a number is to change, with the terms of [`ControllerOrder::Reconfigure`](super::ControllerOrder::Reconfigure): because the
     /// controller orders it, which expects a certain strategy, or an operator, whose choice is pinned.
     pub(super) fn reconfigure(
         &mut self,
         number: u64,
         change: &StrategyChange,
         (window, expected): (Option<u32>, Option<u64>),
-        asked: ReplyTo,
+        reply_to: ReplyTo,
     ) {
         let comm = self.comm_numbered(number);
         let Some(live) = comm.and_then(|comm| self.comms.get_mut(comm)) else {
-            return asked.answer(Err(Refused::own(format!("there is no communicator {number} here"))));
+            return reply_to.answer(Err(Refused::own(format!("there is no communicator {number} here"))));
         };
         let may_change = live.may_change(expected);
         if let Some(direct) = &live.info.direct {
             let changed = may_change.and_then(|()| live.change_direct(direct, change));
-            return asked.answer(changed.map(OperatorAnswer::Reconfigured));
+            return reply_to.answer(changed.map(OperatorAnswer::Reconfigured));
         }
         let next = may_change.and_then(|()| live.next(change, live.info.epoch.load(Ordering::Relaxed) + 1));
         let (next, body) = match (next, serde_json::to_vec(change).ok().and_then(|json| ChangeBody::new(&json))) {
             (Ok(next), Some(body)) => (next, body),
-            (Err(reason), _) => return asked.answer(Err(reason)),
-            (_, None) => return asked.answer(Err(Refused::own("the change is too long to be told to other hosts"))),
+            (Err(reason), _) => return reply_to.answer(Err(reason)),
+            (_, None) => return reply_to.answer(Err(Refused::own("the change is too long to be told to other hosts"))),
         };
         match (&live.span, &mut self.setups) {
             (Some(span), Some(setups)) => {
                 let (comm, window) = (span.comm.clone(), window.unwrap_or_else(|| live.window()));
-                (live.changes.asked, live.changes.is_by_hand) = (Some(asked), expected.is_none());
+                (live.changes.reply_to, live.changes.is_by_hand) = (Some(reply_to), expected.is_none());
                 setups.ask(Request::Propose { comm, window, body, timeout: PREPARE_TIMEOUT });
             }
             _ => {
                 let epoch = next.epoch.into();
                 live.put_in_force(next, &mut Vec::new());
-                asked.answer(Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut: live.next_number() })));
+                reply_to.answer(Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut: live.next_number() })));
             }
         }
     }
@@ -297,9 +295,9 @@ impl ProxyEngine {
     /// The exchange would not propose a change.
     pub(super) fn proposal_refused(&mut self, comm: &CommId, reason: &Text) {
         let live = self.comm_of(comm).and_then(|comm| self.comms.get_mut(comm));
-        if let Some(asked) = live.and_then(|live| live.changes.asked.take()) {
+        if let Some(reply_to) = live.and_then(|live| live.changes.reply_to.take()) {
             // It looks at the communicator alone.
-            asked.answer(Err(Refused::own(reason.as_str())));
+            reply_to.answer(Err(Refused::own(reason.as_str())));
         }
     }
 
@@ -388,7 +386,7 @@ impl ProxyEngine {
                     self.mail.tell(engine, TransportMessage::SetPairPaths { links, assignment });
                 }
                 changes.decided.push_back((cut, next));
-                if let Some(placed) = live.info.placed.as_ref().filter(|_| changes.asked.is_some()) {
+                if let Some(placed) = live.info.placed.as_ref().filter(|_| changes.reply_to.is_some()) {
                     placed.pin(changes.is_by_hand);
                 }
                 live.tell_chosen();
@@ -400,9 +398,9 @@ impl ProxyEngine {
                 Err(Refused::from(&refusal))
             }
         };
-        let asked = self.comms.get_mut(comm).and_then(|live| live.changes.asked.take());
-        if let Some(asked) = asked {
-            asked.answer(answer);
+        let reply_to = self.comms.get_mut(comm).and_then(|live| live.changes.reply_to.take());
+        if let Some(reply_to) = reply_to {
+            reply_to.answer(answer);
         }
         self.end_epochs(&network, &over);
         self.may_start(comm);

@@ -1,13 +1,71 @@
-//! Questions of the operator that are answered later.
+//! What operators ask, and their answers, which come later.
 
+use mccs_config::change::StrategyChange;
+use mccs_config::validate::{Problems, Validate};
 use mccs_control::cluster::ClusterView;
 use mccs_controller::answer::ControllerAnswer;
+use mccs_exchange::protocol::ChangeBody;
 use mccs_model::{CommId, Name, Refused};
 use mccs_runtime::Sender;
 use mccs_telemetry::stuck::StuckReport;
+use serde::{Deserialize, Serialize};
 
-use super::operation::ProxyMessage;
-use super::reconfigure::Reconfigured;
+/// What became of a change that the operator asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reconfigured {
+    /// Number of the new strategy.
+    pub epoch: u64,
+    /// First collective under it.
+    pub cut: u64,
+}
+
+/// How often hosts are asked for a question.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Looks {
+    /// Once: for what hosts know, whoever waits at that moment.
+    One,
+    /// Until it is certain who is stuck, or that nobody is.
+    UntilCertain,
+}
+
+/// What is wanted of a communicator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum OperatorRequest {
+    /// Another strategy.
+    Change {
+        /// What is to change.
+        change: Box<StrategyChange>,
+        /// Collectives that may start while hosts agree; the service chooses, if `None`.
+        window: Option<u32>,
+    },
+    /// That the controller decides for it again.
+    Unpin,
+}
+
+impl OperatorRequest {
+    /// What another host says that an operator there wants, if it can be wanted.
+    pub(super) fn read(body: &ChangeBody) -> Result<Self, String> {
+        let request: OperatorRequest =
+            serde_json::from_slice(body.bytes()).map_err(|error| format!("it cannot be read: {error}"))?;
+        request.check().map(|()| request)
+    }
+
+    /// What is wrong with it, in the operator's words.
+    ///
+    /// # Errors
+    /// All mistakes.
+    pub fn check(&self) -> Result<(), String> {
+        let OperatorRequest::Change { change, .. } = self else { return Ok(()) };
+        let mut problems = Problems::default();
+        change.validate(&mut problems);
+        if problems.count() == 0 {
+            return Ok(());
+        }
+        let problems = problems.into_inner().into_iter().map(|(key, problem)| format!("{key}: {problem}"));
+        Err(problems.collect::<Vec<_>>().join("; "))
+    }
+}
 
 /// What the operator is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +83,7 @@ pub enum OperatorAnswer {
 }
 
 /// The question's number, and its answer or why there is none.
-pub type OperatorReply = (u64, Result<OperatorAnswer, Refused>);
+pub type OperatorReply = (u64, OperatorResult);
 
 /// Something that an operator on another host wants of a communicator.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,41 +96,33 @@ pub struct ForwardedRequest {
     pub question: u64,
 }
 
-/// A question that waits for an answer. Answered when dropped, if not before.
-pub struct ReplyTo(Option<Asker>);
+/// What a question is answered with, or why there is no answer.
+pub type OperatorResult = Result<OperatorAnswer, Refused>;
 
-/// Who waits.
-enum Asker {
-    /// An operator here.
-    Operator(u64, Sender<OperatorReply>),
-    /// One on another host, whom the proxy engine answers.
-    Host(ForwardedRequest, Sender<ProxyMessage>),
-}
+/// A question that waits for an answer. Answered when dropped, if not before.
+pub struct ReplyTo(Option<Box<dyn FnOnce(OperatorResult) + Send>>);
 
 impl ReplyTo {
     /// To be answered as `question`.
     #[must_use]
-    pub fn new(question: u64, reply: Sender<OperatorReply>) -> Self {
-        ReplyTo(Some(Asker::Operator(question, reply)))
+    pub fn new(question: u64, replies: Sender<OperatorReply>) -> Self {
+        // A full or gone mailbox means that nobody waits for the answer, or that whoever does gives up in time.
+        ReplyTo::to(move |answer| drop(replies.send((question, answer))))
     }
 
-    /// To be answered by `proxy`, on another host.
-    #[must_use]
-    pub fn by_host(request: ForwardedRequest, proxy: Sender<ProxyMessage>) -> Self {
-        ReplyTo(Some(Asker::Host(request, proxy)))
+    /// To be answered by this call.
+    pub fn to(reply: impl FnOnce(OperatorResult) + Send + 'static) -> Self {
+        ReplyTo(Some(Box::new(reply)))
     }
 
     /// Answers it.
-    pub fn answer(mut self, answer: Result<OperatorAnswer, Refused>) {
+    pub fn answer(mut self, answer: OperatorResult) {
         self.send(answer);
     }
 
-    fn send(&mut self, answer: Result<OperatorAnswer, Refused>) {
-        // A full or gone mailbox means that nobody waits for the answer, or that whoever does gives up in time.
-        match self.0.take() {
-            Some(Asker::Operator(question, reply)) => drop(reply.send((question, answer))),
-            Some(Asker::Host(request, proxy)) => drop(proxy.send(ProxyMessage::ForwardedResponse { request, answer })),
-            None => {}
+    fn send(&mut self, answer: OperatorResult) {
+        if let Some(reply) = self.0.take() {
+            reply(answer);
         }
     }
 }

@@ -11,7 +11,8 @@ use mccs_runtime::Sender;
 use mccs_telemetry::placed::HostRanks;
 use mccs_transport::ListenerHandle;
 
-use super::operation::{JoinRequest, ProxyMessage};
+use super::message::{ProxyMessage, SessionMessage};
+use super::operation::JoinRequest;
 use crate::transport::links::{PathAssignment, PeerHost, Peers};
 use crate::transport::{Activity, Network, TransportHandle};
 
@@ -65,7 +66,7 @@ pub(super) struct Setups {
     /// Hosts to which the exchange had a link and has none now.
     pub(super) unlinked: BTreeSet<Name>,
     /// What the proxy engine of the GPUs had no room for yet, in order.
-    pub(super) to_gpus: VecDeque<ProxyMessage>,
+    pub(super) to_gpus: VecDeque<SessionMessage>,
 }
 
 impl Setups {
@@ -123,7 +124,7 @@ impl Setups {
             }
         }
         while let (Some(gpus), Some(message)) = (&self.cluster.gpus, self.to_gpus.pop_front()) {
-            if let Err(message) = gpus.send(message) {
+            if let Err(ProxyMessage::Session(message)) = gpus.send(message.into()) {
                 self.to_gpus.push_front(message);
                 return true;
             }

@@ -8,7 +8,7 @@ use mccs_ipc::types::Handle;
 use mccs_model::SessionId;
 use mccs_runtime::{Account, Context, LaneReceiver, Lanes, Share, Turns};
 
-use super::operation::ProxyMessage;
+use super::message::{ProxyMessage, SessionMessage};
 use super::{Event, PROXY_LANE_MAX, ProxyEngine};
 
 /// What a message or an event takes, besides what it runs at once.
@@ -21,7 +21,7 @@ const POLL_NS: u64 = 50_000;
 struct TenantWork {
     /// First: they are what earlier messages led to.
     events: VecDeque<Event>,
-    lane: Option<LaneReceiver<ProxyMessage>>,
+    lane: Option<LaneReceiver<SessionMessage>>,
     /// What comes behind so many of the lane's messages, or behind its last one.
     behind: VecDeque<(usize, Event)>,
 }
@@ -56,20 +56,20 @@ impl TenantWork {
 
 enum Item {
     Event(Event),
-    Message(ProxyMessage),
+    Message(SessionMessage),
 }
 
 /// What all tenants have left at the engine, whose turn it is, and what that costs.
 pub(super) struct WorkQueues {
     /// From tenants.
-    lanes: Lanes<ProxyMessage>,
+    lanes: Lanes<SessionMessage>,
     turns: Turns<TenantWork>,
     /// Work done at once, on the engine's thread, that its tenant has not paid for yet.
     unpaid_ns: u64,
 }
 
 impl WorkQueues {
-    pub(super) fn new(lanes: Lanes<ProxyMessage>) -> Self {
+    pub(super) fn new(lanes: Lanes<SessionMessage>) -> Self {
         WorkQueues { lanes, turns: Turns::default(), unpaid_ns: 0 }
     }
 
@@ -142,7 +142,7 @@ impl ProxyEngine {
         while handled < cx.budget && spent_ns < POLL_NS {
             if let Some(message) = self.mailbox.pop() {
                 match message {
-                    ProxyMessage::SessionClosed { session } => self.close_behind(session),
+                    ProxyMessage::Session(SessionMessage::Closed { session }) => self.close_behind(session),
                     message => self.handle(message, cx.now),
                 }
                 // Not the next tenant's.
@@ -163,7 +163,7 @@ impl ProxyEngine {
             Item::Event(Event::Advance { session, stream }) => self.advance(session, stream, now),
             Item::Event(Event::Ready { comm }) => self.start_collective(comm, now),
             Item::Event(Event::Close { session }) => self.close_session(session),
-            Item::Message(message) => self.handle(message, now),
+            Item::Message(message) => self.session_message(message, now),
         }
     }
 
@@ -271,7 +271,7 @@ mod tests {
             assert!(rank.call(8));
         }
         let session = rank.session.id;
-        assert!(bed.proxy.send(ProxyMessage::SessionClosed { session }).is_ok());
+        assert!(bed.proxy.send(SessionMessage::Closed { session }.into()).is_ok());
         (0..10).for_each(|_| bed.poll());
         assert_eq!((rank.ended(), bed.engine.held()), (10, 0));
     }

@@ -42,7 +42,7 @@ use self::proxies::Place;
 pub use self::proxies::{GpuProxy, Proxies, TenantLanes};
 use self::tables::Tables;
 use self::validate::{Fence, posted, validate};
-use crate::proxy::{ProxyMessage, ProxyReply, RoundState};
+use crate::proxy::{ProxyReply, RoundState, SessionMessage};
 
 /// How long a new connection has to say hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
@@ -97,7 +97,7 @@ pub struct SessionEngine {
     serving_runtime: u32,
     replies: Mailbox<ProxyReply>,
     /// Messages that the tenant's lane had no room for yet. While there are any, nothing new is taken in.
-    outbox: VecDeque<(Place, ProxyMessage)>,
+    outbox: VecDeque<(Place, SessionMessage)>,
     registry: Arc<Registry>,
     unmap_worker: UnmapWorker,
     /// A request for memory that waits for what the tenant has freed to be gone, with its descriptor.
@@ -193,7 +193,7 @@ impl Drop for TenantSocket {
 }
 
 impl SessionEngine {
-    fn send(&mut self, place: Place, message: ProxyMessage) {
+    fn send(&mut self, place: Place, message: SessionMessage) {
         self.has_sent[place as usize] = true;
         if self.outbox.is_empty() {
             if let Err(message) = self.lanes.send(place, message) {
@@ -234,7 +234,7 @@ impl SessionEngine {
             let session = self.session.id;
             let has_sent = self.has_sent;
             let told = [Place::Host, Place::Gpus].into_iter().filter(|place| has_sent[*place as usize]);
-            self.outbox.extend(told.map(|place| (place, ProxyMessage::SessionClosed { session })));
+            self.outbox.extend(told.map(|place| (place, SessionMessage::Closed { session })));
         }
     }
 
@@ -310,7 +310,7 @@ impl SessionEngine {
             self.popped += 1;
             if command.opcode == Opcode::Posted as u32 {
                 let comm = posted(&self.tables, &command)?;
-                self.send(Place::Host, ProxyMessage::Posted { comm });
+                self.send(Place::Host, SessionMessage::Posted { comm });
                 continue;
             }
             self.session.begin_operation();
@@ -319,7 +319,7 @@ impl SessionEngine {
             if operation.round == RoundState::None {
                 self.session.counters.commands.fetch_add(1, Ordering::Relaxed);
             }
-            self.send(place, ProxyMessage::Operation(operation));
+            self.send(place, SessionMessage::Operation(operation));
         }
         // Also where commands are left in the ring for now.
         self.commands.release();

@@ -8,13 +8,13 @@ use mccs_ipc::gate::GateAccess;
 use mccs_ipc::large::EnginesFrom;
 use mccs_runtime::{LaneOpener, LaneSender, Share};
 
-use crate::proxy::{PROXY_LANE_MAX, ProxyMessage};
+use crate::proxy::{PROXY_LANE_MAX, SessionMessage};
 
 /// The proxy engines of a service.
 #[derive(Clone)]
 pub struct Proxies {
     /// Of the host device.
-    pub host: LaneOpener<ProxyMessage>,
+    pub host: LaneOpener<SessionMessage>,
     /// Of the GPUs; or why there are none.
     pub gpus: Result<GpuProxy, Arc<str>>,
     /// Who carries out what ranks on GPUs of this host alone call.
@@ -33,7 +33,7 @@ pub struct Proxies {
 #[derive(Clone)]
 pub struct GpuProxy {
     /// Where to send to.
-    pub lanes: LaneOpener<ProxyMessage>,
+    pub lanes: LaneOpener<SessionMessage>,
     /// UUIDs of the GPUs, as the device counts them.
     pub ids: Arc<[GpuUuid]>,
     /// Makes regions of tenants' memory there.
@@ -50,8 +50,8 @@ pub(super) enum Place {
 /// A tenant's lanes to the proxy engines.
 #[derive(Clone)]
 pub struct TenantLanes {
-    host: LaneSender<ProxyMessage>,
-    gpus: Option<LaneSender<ProxyMessage>>,
+    host: LaneSender<SessionMessage>,
+    gpus: Option<LaneSender<SessionMessage>>,
 }
 
 impl Proxies {
@@ -65,7 +65,7 @@ impl Proxies {
 
 impl TenantLanes {
     #[expect(clippy::result_large_err, reason = "a message that finds no room is given back as it is")]
-    pub(super) fn send(&self, place: Place, message: ProxyMessage) -> Result<(), ProxyMessage> {
+    pub(super) fn send(&self, place: Place, message: SessionMessage) -> Result<(), SessionMessage> {
         match (place, &self.gpus) {
             (Place::Host, _) => self.host.send(message),
             (Place::Gpus, Some(gpus)) => gpus.send(message),

@@ -23,7 +23,7 @@ use mccs_tenants::{Resource, SessionResource};
 use super::proxies::{GpuProxy, Place};
 use super::tables::{CommSlot, StreamSlot};
 use super::{SLOW_TO_CLOSE, SessionEngine, State};
-use crate::proxy::{JoinRequest, ProxyMessage, ProxyReply, StreamGate};
+use crate::proxy::{JoinRequest, ProxyReply, SessionMessage, StreamGate};
 
 /// Most requests that wait for commands before them; the rest waits in the socket. Covers a tenant that lets go of all it
 /// has at once.
@@ -192,7 +192,7 @@ impl SessionEngine {
                         *slot = CommSlot::Leaving { comm: comm_at_proxy, place, rank };
                     }
                     let (request, tenant_comm) = (id, comm);
-                    self.send(place, ProxyMessage::Leave { comm: comm_at_proxy, rank, request, tenant_comm, reply });
+                    self.send(place, SessionMessage::Leave { comm: comm_at_proxy, rank, request, tenant_comm, reply });
                 }
                 _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
             },
@@ -201,8 +201,8 @@ impl SessionEngine {
                     CommSlot::Ready { comm: proxy_comm, place, rank, .. }
                     | CommSlot::Leaving { comm: proxy_comm, place, rank, .. },
                 ) => {
-                    let (place, rank, asked) = (*place, *rank, Some((comm, self.replies.sender())));
-                    let message = ProxyMessage::Abort { comm: *proxy_comm, rank, cuda_error, asked };
+                    let (place, rank, reply) = (*place, *rank, Some((comm, self.replies.sender())));
+                    let message = SessionMessage::Abort { comm: *proxy_comm, rank, cuda_error, reply };
                     let waiting = self.aborting.entry(comm).or_default();
                     if waiting.len() >= ABORTS_WAITING_MAX {
                         return self.refuse(id, ErrorClass::InvalidUsage, "the communicator is being aborted");
@@ -255,7 +255,7 @@ impl SessionEngine {
         };
         let Some(stream) = self.add_stream(id) else { return };
         let session = Arc::clone(&self.session);
-        self.send(Place::Host, ProxyMessage::StreamGated { session, stream, gate });
+        self.send(Place::Host, SessionMessage::StreamGated { session, stream, gate });
         self.answer(id, Response::Stream { stream, word: stream.index }, &[]);
     }
 
@@ -271,7 +271,7 @@ impl SessionEngine {
             Some(true) => {
                 self.tables.streams.remove(stream);
                 for place in [Place::Host, Place::Gpus] {
-                    self.send(place, ProxyMessage::StreamClosed { session: self.session.id, stream: stream.index });
+                    self.send(place, SessionMessage::StreamClosed { session: self.session.id, stream: stream.index });
                 }
                 self.answer(id, Response::Done, &[]);
             }
@@ -425,7 +425,7 @@ impl SessionEngine {
         let options = self.allowed(options);
         session.is_of_job(&options.job);
         let join = JoinRequest { session, request, tenant_comm, id, rank, nranks, gpu, root, options, charge, reply };
-        self.send(place, ProxyMessage::Join(Box::new(join)));
+        self.send(place, SessionMessage::Join(Box::new(join)));
     }
 
     /// What a tenant asks of a communicator, without a traffic class that the operator does not allow.

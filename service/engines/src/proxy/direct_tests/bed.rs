@@ -196,7 +196,7 @@ impl Bed {
                 charge: Arc::new(tenant.charge(Resource::Communicators, 1).expect("within the quota")),
                 reply: replies.sender(),
             };
-            assert!(self.proxy.send(ProxyMessage::Join(Box::new(request))).is_ok());
+            assert!(self.proxy.send(SessionMessage::Join(Box::new(request)).into()).is_ok());
         }
         self.poll();
         (0..nranks).map(|_| replies.pop().expect("an answer to each")).collect()
@@ -221,7 +221,7 @@ impl Bed {
         let replies = Mailbox::new(16);
         for rank in 0..nranks {
             let (request, tenant_comm, reply) = (2, Handle::NONE, replies.sender());
-            assert!(self.proxy.send(ProxyMessage::Leave { comm, rank, request, tenant_comm, reply }).is_ok());
+            assert!(self.proxy.send(SessionMessage::Leave { comm, rank, request, tenant_comm, reply }.into()).is_ok());
         }
         self.poll();
     }
@@ -265,10 +265,13 @@ impl Bed {
 
     /// Why its communicator is stuck. `between` happens before each look at GPUs but the first.
     pub(super) fn why_stuck(&mut self, mut between: impl FnMut(&Self)) -> StuckReport {
-        let asked = ReplyTo::new(4, self.answers.sender());
+        let reply_to = ReplyTo::new(4, self.answers.sender());
         assert!(
             self.proxy
-                .send(ProxyMessage::WhyStuck { number: self.comm().number, looks: Looks::UntilCertain, asked })
+                .send(
+                    OperatorMessage::WhyStuck { number: self.comm().number, looks: Looks::UntilCertain, reply_to }
+                        .into()
+                )
                 .is_ok()
         );
         let mut wake_at = self.poll_at(Instant::now());
@@ -287,8 +290,8 @@ impl Bed {
     pub(super) fn reconfigure(&mut self, change: &str) -> Result<Reconfigured, String> {
         let change = StrategyChange::parse(change, "a change").expect("well-formed");
         let request = OperatorRequest::Change { change: Box::new(change), window: None };
-        let (number, asked) = (self.comm().number, ReplyTo::new(3, self.answers.sender()));
-        assert!(self.proxy.send(ProxyMessage::OperatorRequest { number, request, asked }).is_ok());
+        let (number, reply_to) = (self.comm().number, ReplyTo::new(3, self.answers.sender()));
+        assert!(self.proxy.send(OperatorMessage::Request { number, request, reply_to }.into()).is_ok());
         self.poll();
         match self.answers.pop() {
             Some((3, Ok(OperatorAnswer::Reconfigured(made)))) => Ok(made),

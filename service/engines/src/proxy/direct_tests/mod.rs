@@ -138,8 +138,10 @@ fn an_operator_for_whose_question_there_is_no_room_is_told_so_at_once() {
     let mut bed = Bed::new(Execution::Ranks, 3);
     let number = bed.comm().number;
     for question in 0..65 {
-        let asked = ReplyTo::new(question, bed.answers.sender());
-        assert!(bed.proxy.send(ProxyMessage::WhyStuck { number, looks: Looks::UntilCertain, asked }).is_ok());
+        let reply_to = ReplyTo::new(question, bed.answers.sender());
+        assert!(
+            bed.proxy.send(OperatorMessage::WhyStuck { number, looks: Looks::UntilCertain, reply_to }.into()).is_ok()
+        );
         bed.poll();
     }
     // All others wait for the second look at GPUs.
@@ -222,7 +224,7 @@ fn what_gpus_are_handed_is_counted_and_not_timed() {
             round: RoundState::None,
             user_tag: 4711,
         };
-        assert!(bed.proxy.send(ProxyMessage::Operation(operation)).is_ok());
+        assert!(bed.proxy.send(SessionMessage::Operation(operation).into()).is_ok());
     }
     bed.poll();
     let info = bed.comm();
@@ -295,7 +297,7 @@ fn what_gpus_counted_last_is_known_when_a_communicator_has_ended() {
 fn one_that_has_failed_is_left_alone() {
     let mut bed = Bed::new(Execution::Ranks, 2);
     let comm = bed.engine.comms.iter().map(|(comm, _)| comm).next().expect("a communicator");
-    assert!(bed.proxy.send(ProxyMessage::Abort { comm, rank: 1, cuda_error: None, asked: None }).is_ok());
+    assert!(bed.proxy.send(SessionMessage::Abort { comm, rank: 1, cuda_error: None, reply: None }.into()).is_ok());
     bed.poll();
     assert_eq!(bed.reconfigure("ll128 = false"), Err("the communicator has failed".into()));
     let group = bed.comm();
@@ -394,7 +396,7 @@ fn a_gpu_that_is_lost_ends_the_communicators_on_it_and_no_others() {
 fn what_the_driver_said_to_a_rank_the_others_hear() {
     let mut bed = Bed::new(Execution::Ranks, 2);
     let comm = bed.engine.comms.iter().map(|(comm, _)| comm).next().expect("a communicator");
-    assert!(bed.proxy.send(ProxyMessage::Abort { comm, rank: 1, cuda_error: Some(700), asked: None }).is_ok());
+    assert!(bed.proxy.send(SessionMessage::Abort { comm, rank: 1, cuda_error: Some(700), reply: None }.into()).is_ok());
     bed.poll();
     assert_eq!(bed.failure().as_deref(), Some("rank 1: CUDA_ERROR_ILLEGAL_ADDRESS (700)"));
 }
