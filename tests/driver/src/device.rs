@@ -6,13 +6,17 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::code::{Code, Done, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED};
+use crate::code::{Code, Done, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_UNSUPPORTED};
 use crate::stream::Stream;
 
 /// How many GPUs there are.
 const GPUS_VARIABLE: &str = "MCCS_EMULATED_GPUS";
 /// Bytes that each of them has. Memory that nobody has written takes none of the host's.
 pub(crate) const MEMORY_BYTES: u64 = 16 << 30;
+/// Pairs of GPUs between which the driver has no peer access, as `0-1,0-2`.
+const UNREACHED_VARIABLE: &str = "MCCS_EMULATED_UNREACHED";
+/// Pairs for which it claims to have it, and what one writes to the other is lost, as with some IOMMUs.
+const LOSSY_VARIABLE: &str = "MCCS_EMULATED_LOSSY";
 /// 0: streams neither write words nor wait for them.
 const WORDS_VARIABLE: &str = "MCCS_EMULATED_WORDS";
 
@@ -53,6 +57,25 @@ pub(crate) fn has_words() -> bool {
 pub(crate) fn has_dma_buffers() -> bool {
     static HAS_DMA_BUFFERS: OnceLock<bool> = OnceLock::new();
     *HAS_DMA_BUFFERS.get_or_init(|| std::env::var(DMA_BUF_VARIABLE).map_or(true, |text| text != "0"))
+}
+
+/// The pairs that a variable names, both ways.
+fn pairs(variable: &str) -> HashSet<(usize, usize)> {
+    let text = std::env::var(variable).unwrap_or_default();
+    let pair = |text: &str| text.split_once('-').and_then(|(one, other)| Some((one.parse().ok()?, other.parse().ok()?)));
+    text.split(',').filter_map(pair).flat_map(|(one, other)| [(one, other), (other, one)]).collect()
+}
+
+/// Whether the driver has peer access between two GPUs, as it says.
+pub(crate) fn claims_access(one: usize, other: usize) -> bool {
+    static UNREACHED: OnceLock<HashSet<(usize, usize)>> = OnceLock::new();
+    one != other && !UNREACHED.get_or_init(|| pairs(UNREACHED_VARIABLE)).contains(&(one, other))
+}
+
+/// Whether what a GPU writes to another's memory is lost.
+pub(crate) fn loses(from: usize, to: usize) -> bool {
+    static LOSSY: OnceLock<HashSet<(usize, usize)>> = OnceLock::new();
+    LOSSY.get_or_init(|| pairs(LOSSY_VARIABLE)).contains(&(from, to))
 }
 
 /// The GPU with an ordinal.
@@ -146,6 +169,9 @@ impl Device {
     pub(crate) fn enable(&self, peer: &Device) -> Done {
         if peer.number == self.number {
             return Err(INVALID_DEVICE);
+        }
+        if !claims_access(self.number, peer.number) {
+            return Err(PEER_ACCESS_UNSUPPORTED);
         }
         let is_new = self.peers.lock().unwrap_or_else(PoisonError::into_inner).insert(peer.number);
         if is_new { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }

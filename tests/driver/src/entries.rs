@@ -144,7 +144,7 @@ entries! {
     }
     fn cuDeviceCanAccessPeer(can: Out<c_int>, device: c_int, peer: c_int) {
         let (device, peer) = (device::by_ordinal(device)?, device::by_ordinal(peer)?);
-        can.set(c_int::from(device.number != peer.number))
+        can.set(c_int::from(device::claims_access(device.number, peer.number)))
     }
     fn cuDeviceGetP2PAttribute(value: Out<c_int>, attribute: c_uint, device: c_int, peer: c_int) {
         const ATTRIBUTES: std::ops::RangeInclusive<c_uint> = 1..=4;
@@ -211,10 +211,11 @@ entries! {
         let (dst_is_pageable, src_is_pageable) =
             (memory::reach_by_copies(dst, bytes)?, memory::reach_by_copies(src, bytes)?);
         let stream = stream::find(stream)?;
-        let copy = move |_: &'static Device| {
+        let copy = move |device: &'static Device| {
             // It may have been freed.
             memory::reach_by_copies(dst, bytes).and(memory::reach_by_copies(src, bytes))
                 .map_err(|_| crate::code::ILLEGAL_ADDRESS)?;
+            let (dst, src) = (memory::as_seen_by(device, dst, bytes), memory::as_seen_by(device, src, bytes));
             memory::copy(dst, src, bytes);
             Ok(())
         };

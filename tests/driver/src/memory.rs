@@ -12,7 +12,7 @@ use crate::capture;
 use crate::code::{
     Done, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY,
 };
-use crate::device::{Device, MEMORY_BYTES};
+use crate::device::{self, Device, MEMORY_BYTES};
 use crate::handle::{self, Handle};
 use crate::physical::{PAGE_BYTES, Physical, What};
 use crate::stream;
@@ -331,6 +331,33 @@ pub(crate) fn reach(device: &Device, address: u64, bytes: u64) -> Done {
         at = table.reached_from(device, at).ok_or(ILLEGAL_ADDRESS)?;
     }
     Ok(())
+}
+
+/// Where a GPU's accesses to an address go: there, or nowhere if it loses what it writes to the memory's GPU.
+pub(crate) fn as_seen_by(device: &Device, address: u64, bytes: u64) -> u64 {
+    let owner = table().at(address).map(|(_, range)| range.device());
+    if !owner.is_some_and(|owner| device::loses(device.number, owner)) {
+        return address;
+    }
+    // As aligned as the address, in memory that nobody reads.
+    nowhere(bytes + LARGE_PAGE_BYTES) + address % LARGE_PAGE_BYTES
+}
+
+/// So many bytes of memory, the same for all.
+fn nowhere(bytes: u64) -> u64 {
+    static NOWHERE: Mutex<Option<(u64, u64)>> = Mutex::new(None);
+    let mut nowhere = NOWHERE.lock().unwrap_or_else(PoisonError::into_inner);
+    match *nowhere {
+        Some((address, room)) if room >= bytes => address,
+        _ => {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists. It stays: somebody may still write there.
+            let made = unsafe { libc::mmap(std::ptr::null_mut(), bytes as usize, access, flags, -1, 0) };
+            assert!(made != libc::MAP_FAILED, "no memory for what is lost");
+            nowhere.insert((made.addr() as u64, bytes)).0
+        }
+    }
 }
 
 /// Fails where streams of a GPU can neither write a word nor wait for it: in memory of another GPU's, or the host's that is not registered.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::capture;
-use crate::code::{Done, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OPERATING_SYSTEM};
+use crate::code::{Done, INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OPERATING_SYSTEM, PEER_ACCESS_UNSUPPORTED};
 use crate::device;
 use crate::memory::{self, Kind, LARGE_PAGE_BYTES, Table, table};
 use crate::physical::{Physical, What, number_in_proc};
@@ -302,9 +302,14 @@ pub(crate) fn set_access(address: u64, bytes: u64, to: &[Access]) -> Done {
     let mut table = table();
     let mut any = false;
     for (_, range) in table.ranges.range_mut(address..address + bytes) {
+        let owner = range.device();
         let Kind::Segment { access, .. } = &mut range.kind else { return Err(INVALID_VALUE) };
         for one in to.iter().filter(|one| one.flags == READ_AND_WRITE) {
-            access.push(device_of(one.location)?.number);
+            let number = device_of(one.location)?.number;
+            if number != owner && !device::claims_access(number, owner) {
+                return Err(PEER_ACCESS_UNSUPPORTED);
+            }
+            access.push(number);
         }
         any = true;
     }

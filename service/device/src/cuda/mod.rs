@@ -14,6 +14,7 @@ mod copy_engine;
 mod gpu_health;
 mod group;
 mod memory;
+mod peer_access;
 mod setup;
 mod strategy;
 mod timing;
@@ -43,6 +44,7 @@ use crate::cuda::gpu_health::GpuHealth;
 use crate::cuda::memory::deferred_free::DeferredFrees;
 pub use crate::cuda::memory::imports::{GpuOperand, GpuRegion, Importer, RegionRefused};
 pub use crate::cuda::memory::segments::{Segment, SegmentRefused};
+use crate::cuda::peer_access::PeerAccess;
 use crate::cuda::setup::{Order, Orders, Setup};
 pub use crate::cuda::strategy::overlap::PauseMeter;
 pub use crate::cuda::strategy::{Abilities, KernelBlocks, Strategies, StrategyRefused};
@@ -148,6 +150,8 @@ pub struct Gpus {
     kernels: Vec<Arc<Kernels>>,
     /// Who may have streams that wait there.
     queues: Arc<HwQueues<CopyEngines, Arc<Flight>>>,
+    /// Which of them reach each other.
+    peers: PeerAccess,
 }
 
 impl Gpus {
@@ -185,7 +189,10 @@ impl Gpus {
         }
         let info = |(gpu, _): &(Gpu, _)| GpuInfo::new(gpu.id.to_string(), gpu.name.clone(), gpu.pci_bus_id.clone());
         let infos = gpus.iter().map(info).collect();
-        Ok(Gpus { gpus, faults, infos, kernels: Vec::new(), queues: Arc::new(HwQueues::new(queues_of_process())) })
+        let (peers, queues) = (PeerAccess::check(&gpus), Arc::new(HwQueues::new(queues_of_process())));
+        let gpus = Gpus { gpus, faults, infos, kernels: Vec::new(), queues, peers };
+        gpus.unreached().for_each(|unreached| tracing::warn!("{unreached}"));
+        Ok(gpus)
     }
 
     /// What was found and does not work, in words.
@@ -208,6 +215,23 @@ impl Gpus {
         Ok(())
     }
 
+    /// A number for each GPU, in order: those with the same reach each other's memory, as was tried.
+    #[must_use]
+    pub fn groups(&self) -> Vec<u32> {
+        self.peers.groups()
+    }
+
+    /// Pairs that do not, in words: the one that writes, and why.
+    pub fn unreached(&self) -> impl Iterator<Item = String> {
+        let all = 0..self.gpus.len();
+        all.clone().flat_map(move |from| all.clone().map(move |to| (from, to))).filter_map(|pair| self.unreached_pair(pair))
+    }
+
+    fn unreached_pair(&self, (from, to): (usize, usize)) -> Option<String> {
+        let named = |gpu: usize| format!("{} ({})", self.gpus[gpu].0.id, self.gpus[gpu].0.pci_bus_id);
+        self.peers.objection((from, &named(from)), (to, &named(to)))
+    }
+
     /// Their UUIDs, in order.
     #[must_use]
     pub fn ids(&self) -> Vec<GpuUuid> {
@@ -226,14 +250,8 @@ impl Gpus {
         if ranks.len() > DIRECT_RANKS_MAX as usize {
             return Some(format!("a communicator of GPUs has at most {DIRECT_RANKS_MAX} ranks on a host"));
         }
-        let named = |gpu: usize| format!("{} ({})", self.gpus[gpu].0.id, self.gpus[gpu].0.pci_bus_id);
-        ranks.iter().flat_map(|from| ranks.iter().map(move |to| (*from, *to))).find_map(|(from, to)| {
-            match self.gpus[from].0.reaches(&self.gpus[to].0) {
-                Ok(true) => None,
-                Ok(false) => Some(format!("GPU {} cannot reach the memory of {}", named(from), named(to))),
-                Err(error) => Some(format!("GPU {}: {error}", named(from))),
-            }
-        })
+        let pairs = ranks.iter().flat_map(|from| ranks.iter().map(move |to| (*from, *to)));
+        pairs.into_iter().find_map(|pair| self.unreached_pair(pair))
     }
 }
 

@@ -124,13 +124,13 @@ impl Running {
     /// So many bytes at an address, which must be there.
     fn at(&self, address: u64, bytes: u64) -> Result<u64, Stop> {
         memory::reach(self.device, address, bytes)?;
-        Ok(address)
+        Ok(memory::as_seen_by(self.device, address, bytes))
     }
 
     /// A word that must be there.
     fn word(&self, address: u64) -> Result<&'static std::sync::atomic::AtomicU64, Stop> {
-        self.at(address, 8)?;
-        if address.is_multiple_of(8) { Ok(word(address)) } else { Err(Stop::Failed(ILLEGAL_ADDRESS)) }
+        let seen = self.at(address, 8)?;
+        if address.is_multiple_of(8) { Ok(word(seen)) } else { Err(Stop::Failed(ILLEGAL_ADDRESS)) }
     }
 
     /// Copies.
