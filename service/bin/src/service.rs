@@ -126,7 +126,7 @@ impl Service {
                 let assignment =
                     Arc::new(PathAssignment { transport, paths: settings.paths.clone(), ..PathAssignment::default() });
                 let engines_per_comm = settings.channels as usize;
-                Some(Cluster { own, exchange, engines_per_comm, assignment, gpus: direct_gpus })
+                Some(Cluster { own, exchange, engines_per_comm, assignment })
             }
             None => None,
         };
@@ -135,7 +135,8 @@ impl Service {
             mailbox.waker().set(waker);
             let make_schedules = Box::new(make_schedules);
             let engine = ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, timeouts, cluster);
-            Box::new(engine.with_lanes(lanes).refusing_duplicate_gpus(refuses_duplicate_gpus))
+            let engine = engine.with_lanes(lanes).with_gpu_proxy(direct_gpus);
+            Box::new(engine.refusing_duplicate_gpus(refuses_duplicate_gpus))
         })?;
         let transports = Arc::new(start_transports(
             &runtimes,
@@ -244,7 +245,7 @@ fn start_gpus(
     }
     tracing::info!(gpus = gpus.describe(), "GPUs");
     registry.set_gpus(gpus.infos());
-    let ids = gpus.ids().into();
+    let (ids, groups) = (gpus.ids().into(), gpus.groups().into());
     let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
     let lanes = Lanes::new(settings.tenants.len(), mailbox.waker().clone());
     let (sender, opener) = (mailbox.sender(), lanes.opener());
@@ -265,7 +266,7 @@ fn start_gpus(
         let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), timeouts, None);
         Box::new(engine.with_lanes(lanes).with_device_events(events).refusing_duplicate_gpus(refuses_duplicate_gpus))
     })?;
-    Ok(Ok((GpuProxy { lanes: opener, ids, importer }, sender, freeing)))
+    Ok(Ok((GpuProxy { lanes: opener, ids, groups, importer }, sender, freeing)))
 }
 
 fn start_transports(

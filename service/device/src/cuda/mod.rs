@@ -224,7 +224,9 @@ impl Gpus {
     /// Pairs that do not, in words: the one that writes, and why.
     pub fn unreached(&self) -> impl Iterator<Item = String> {
         let all = 0..self.gpus.len();
-        all.clone().flat_map(move |from| all.clone().map(move |to| (from, to))).filter_map(|pair| self.unreached_pair(pair))
+        all.clone()
+            .flat_map(move |from| all.clone().map(move |to| (from, to)))
+            .filter_map(|pair| self.unreached_pair(pair))
     }
 
     fn unreached_pair(&self, (from, to): (usize, usize)) -> Option<String> {

@@ -92,7 +92,9 @@ impl PeerAccess {
         let (from_name, to_name) = (from.1, to.1);
         match self.of(from.0, to.0) {
             Verdict::Reached => None,
-            Verdict::Absent => Some(format!("GPU {from_name} cannot reach the memory of {to_name}: the driver has no peer access there")),
+            Verdict::Absent => Some(format!(
+                "GPU {from_name} cannot reach the memory of {to_name}: the driver has no peer access there"
+            )),
             Verdict::Lost => Some(format!(
                 "GPU {from_name} cannot reach the memory of {to_name}: the driver claims peer access, but what was written did not arrive. An \
                  IOMMU or the switches' ACS redirects such writes: boot with iommu=pt or iommu=off, and switch ACS off"
@@ -149,7 +151,8 @@ impl<'a> Probes<'a> {
 
     /// What a GPU writes, to whomever.
     fn pattern(&self, writer: usize) -> Vec<u8> {
-        let word = |index: u64| (self.seed ^ (writer as u64) << 56).wrapping_add(index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let word =
+            |index: u64| (self.seed ^ (writer as u64) << 56).wrapping_add(index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (0..PROBE_BYTES as u64 / 8).flat_map(|index| word(index | 1 << 20).to_le_bytes()).collect()
     }
 

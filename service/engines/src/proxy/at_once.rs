@@ -116,6 +116,8 @@ impl Bed {
                 rank,
                 nranks,
                 gpu: None,
+                gpu_group: None,
+                role: mccs_ipc::protocol::Role::Whole,
                 root: None,
                 options: mccs_ipc::protocol::JoinOptions::default(),
                 charge: Arc::clone(&charge),

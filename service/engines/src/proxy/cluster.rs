@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mccs_exchange::protocol::{self as exchange, CommId, CommKey, Event, Join, Membership, Name, Payload, Request};
-use mccs_ipc::protocol::{HOST_RUNS_MAX, HostRun};
+use mccs_ipc::protocol::HostRun;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_model::SessionId;
 use mccs_model::link::LinksId;
@@ -23,9 +23,9 @@ use mccs_transport::{ListenerHandle, TransportError};
 use super::ProxyEngine;
 use super::comm::{Failure, Span};
 use super::joining::shared_gpu;
-use super::message::SessionMessage;
 use super::operation::{JoinRequest, ProxyReply};
 use super::setups::{Setup, gpus_of, peers_of, placed_ranks};
+use super::sites::{self, GpuPlace};
 use crate::transport::{Network, TransportMessage};
 
 /// What a communicator is made of that spans hosts.
@@ -35,7 +35,7 @@ pub(super) struct Across {
     /// As strategies take it.
     pub(super) ranks_by_host: Vec<Vec<u32>>,
     /// The GPU of every rank, if it is on one.
-    pub(super) gpus: Vec<Option<u32>>,
+    pub(super) gpus: Vec<Option<GpuPlace>>,
 }
 
 impl Across {
@@ -45,16 +45,13 @@ impl Across {
         Placed::new(self.span.comm.clone(), hosts)
     }
 
-    /// Its ranks in order, by their hosts: none where a rank is on no GPU, or ranks lie so scattered that a message has no room.
+    /// See [`sites::host_runs`].
     pub(super) fn host_runs(&self) -> Vec<HostRun> {
-        let mut host_of_rank = vec![0; self.gpus.len()];
-        for (host, ranks) in (0..).zip(&self.ranks_by_host) {
-            ranks.iter().for_each(|rank| host_of_rank[*rank as usize] = host);
+        let mut ranks: Vec<_> = self.gpus.iter().map(|gpu| (0, *gpu)).collect();
+        for (host, of_host) in (0..).zip(&self.ranks_by_host) {
+            of_host.iter().for_each(|rank| ranks[*rank as usize].0 = host);
         }
-        let runs = host_of_rank.chunk_by(|one, next| one == next);
-        let runs = runs.map(|run| HostRun { host: run[0], ranks: run.len() as u32 }).collect::<Vec<_>>();
-        let is_told = self.ranks_by_host.len() > 1 && self.gpus.iter().all(Option::is_some);
-        if is_told && runs.len() <= HOST_RUNS_MAX { runs } else { Vec::new() }
+        sites::host_runs(&ranks)
     }
 }
 
@@ -97,7 +94,7 @@ impl ProxyEngine {
             let message = "another rank of this communicator has left while joining";
             return join_failed(request, ErrorClass::Remote, message);
         }
-        let payload = setup.payload(&setups.terms, request.gpu);
+        let payload = setup.payload(&setups.terms, request.gpu_place());
         let join = payload.and_then(|payload| join_of(&key, &request, payload));
         setup.requests.push(request);
         if let Some(join) = join {
@@ -118,7 +115,8 @@ impl ProxyEngine {
         match listener {
             Ok(listener) => {
                 setup.listeners[engine] = Some(listener);
-                let join = |request: &JoinRequest| join_of(&key, request, setup.payload(&setups.terms, request.gpu)?);
+                let join =
+                    |request: &JoinRequest| join_of(&key, request, setup.payload(&setups.terms, request.gpu_place())?);
                 let joins: Vec<_> = setup.requests.iter().filter_map(join).collect();
                 joins.into_iter().for_each(|join| setups.ask(join));
             }
@@ -253,30 +251,14 @@ impl ProxyEngine {
         let nranks = membership.host_of_rank.len() as u32;
         if membership.hosts.len() == 1 {
             // All ranks are here after all.
-            let is_direct = setups.cluster.gpus.is_some() && requests.iter().all(|request| request.gpu.is_some());
             setups.ask(Request::Close { comm });
             self.close_links(&network);
-            if !is_direct {
-                return self.prepare(key.id, requests, now);
-            }
-            for request in requests {
-                self.forward(SessionMessage::Join(Box::new(JoinRequest { root: None, ..request })));
-            }
-            return;
+            return self.complete_here(key.id, requests, now);
         }
         let span = Span { comm, left: BTreeSet::new(), network, suspected: None, is_told: false, is_closed: false };
         let ranks_by_host = ranks_by_host(&membership);
         let across = Across { span, hosts: membership.hosts, ranks_by_host, gpus };
         self.create_comm(key.id, nranks, requests, Some(across), None, now);
-    }
-
-    /// Tells the proxy engine of the GPUs what may concern it. A session's end goes there by this way too, so that it comes behind
-    /// the session's ranks.
-    pub(super) fn forward(&mut self, message: SessionMessage) {
-        if let Some(setups) = self.setups.as_mut().filter(|setups| setups.cluster.gpus.is_some()) {
-            setups.to_gpus.push_back(message);
-            setups.push_backlog();
-        }
     }
 
     /// A communicator is complete everywhere else, and cannot be here.

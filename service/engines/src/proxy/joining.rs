@@ -13,9 +13,11 @@ use mccs_telemetry::traffic::RecentTraffic;
 
 use super::cluster::Across;
 use super::comm::{Comm, Failure, Member};
+use super::message::SessionMessage;
 use super::operation::{JoinRequest, ProxyReply};
 use super::rendezvous::Joined;
 use super::setups::Setups;
+use super::sites::host_runs;
 use super::{COMMS_MAX, ProxyEngine};
 
 impl ProxyEngine {
@@ -30,8 +32,18 @@ impl ProxyEngine {
             Joined::Refused(refusal, members) => refuse_all(&refusal, members),
             Joined::Complete(requests) => match shared_gpu(&requests, self.refuses_duplicate_gpus) {
                 Some(message) => refuse_all(&SetupError { class: ErrorClass::InvalidUsage, message }, requests),
-                None => self.prepare(id, requests, now),
+                None => self.complete_here(id, requests, now),
             },
+        }
+    }
+
+    /// All ranks of a communicator of this host alone are there, ascending.
+    pub(super) fn complete_here(&mut self, id: UniqueId, requests: Vec<JoinRequest>, now: Instant) {
+        if !self.gpu_proxy.takes(&requests) {
+            return self.prepare(id, requests, now);
+        }
+        for request in requests {
+            self.gpu_proxy.send(SessionMessage::Join(Box::new(JoinRequest { root: None, ..request })));
         }
     }
 
@@ -64,6 +76,7 @@ impl ProxyEngine {
             Shared::DeviceInitiated { share, group } => (None, Some(Arc::from(share)), Some(Arc::new(group))),
         };
         let is_staged = direct.is_none() && requests.iter().any(|request| request.gpu.is_some());
+        let here: Vec<_> = requests.iter().map(|request| (0, request.gpu_place().filter(|_| is_staged))).collect();
         let info = Arc::new(CommInfo {
             number: self.registry.next_number(),
             id,
@@ -74,7 +87,7 @@ impl ProxyEngine {
             device: if is_staged { STAGED.into() } else { self.device.name().into() },
             nranks,
             hosts: across.iter().flat_map(|across| across.hosts.iter().map(ToString::to_string)).collect(),
-            host_runs: across.as_ref().map(Across::host_runs).unwrap_or_default(),
+            host_runs: across.as_ref().map_or_else(|| host_runs(&here), Across::host_runs),
             ranks: requests.iter().map(rank_info).collect(),
             operations: 0.into(),
             bytes: 0.into(),

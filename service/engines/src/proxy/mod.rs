@@ -22,6 +22,7 @@ mod direct_tests;
 mod forwarded_requests;
 mod gates;
 mod gpu_progress;
+mod gpu_proxy;
 mod gpu_watch;
 mod inflight;
 mod joining;
@@ -36,6 +37,7 @@ mod reply_to;
 mod rounds;
 mod schedule_cache;
 mod setups;
+mod sites;
 mod stream;
 mod streams;
 mod turns;
@@ -51,7 +53,7 @@ use mccs_model::handles::HandleTable;
 use mccs_model::{Action, SessionId};
 use mccs_registry::Registry;
 use mccs_registry::late::LateTold;
-use mccs_runtime::{Account, Context, Engine, Lanes, Mailbox, Progress};
+use mccs_runtime::{Account, Context, Engine, Lanes, Mailbox, Progress, Sender};
 use mccs_telemetry::LogBudget;
 use mccs_telemetry::recorder::Recorder;
 
@@ -62,6 +64,7 @@ use self::diagnostics::Diagnostics;
 use self::forwarded_requests::ForwardedRequests;
 use self::gates::Gates;
 pub use self::gates::StreamGate;
+use self::gpu_proxy::GpuProxy;
 use self::gpu_watch::GpuWatch;
 use self::inflight::Inflight;
 use self::joining::refuse_all;
@@ -148,6 +151,8 @@ pub struct ProxyEngine {
     gates: Gates,
     /// Communicators with ranks on other hosts.
     setups: Option<Setups>,
+    /// Who has communicators of GPUs that reach each other; nobody, where this engine has all.
+    gpu_proxy: GpuProxy,
     /// Why communicators are stuck.
     diagnostics: Diagnostics,
     forwarded: ForwardedRequests,
@@ -192,6 +197,7 @@ impl ProxyEngine {
             log_budget: LogBudget::default(),
             gates: Gates::default(),
             setups: cluster.map(|cluster| Setups::new(cluster, terms)),
+            gpu_proxy: GpuProxy::default(),
             diagnostics: Diagnostics::default(),
             forwarded: ForwardedRequests::default(),
             ended_rounds: Vec::new(),
@@ -204,6 +210,12 @@ impl ProxyEngine {
     pub fn refusing_duplicate_gpus(mut self, refuses_duplicate_gpus: bool) -> Self {
         self.refuses_duplicate_gpus = refuses_duplicate_gpus;
         self
+    }
+
+    /// Hands ranks on GPUs that reach each other to the proxy engine of these.
+    #[must_use]
+    pub fn with_gpu_proxy(self, sender: Option<Sender<ProxyMessage>>) -> Self {
+        ProxyEngine { gpu_proxy: GpuProxy::new(sender), ..self }
     }
 
     /// Has what the device tells come in, though the mailbox is full now and then.
@@ -222,7 +234,7 @@ impl ProxyEngine {
     #[must_use]
     pub fn held(&self) -> usize {
         let setups = self.setups.as_ref().map_or(0, Setups::held);
-        self.streams.len() + self.comms.len() + self.inflight.len() + setups
+        self.streams.len() + self.comms.len() + self.inflight.len() + setups + self.gpu_proxy.held()
     }
 
     fn handle(&mut self, message: ProxyMessage, now: Instant) {
@@ -457,7 +469,8 @@ impl ProxyEngine {
             self.reap(handle);
         }
         self.streams.close_all(session);
-        self.forward(SessionMessage::Closed { session });
+        // By this way too, so that it comes behind the session's ranks.
+        self.gpu_proxy.send(SessionMessage::Closed { session });
     }
 }
 
@@ -480,7 +493,8 @@ impl Engine for ProxyEngine {
         let handled = self.take_turns(cx);
         let backlog = self.mail.push_backlog()
             | self.device_events.as_ref().is_some_and(|events| events.push_backlog())
-            | self.setups.as_mut().is_some_and(Setups::push_backlog);
+            | self.setups.as_mut().is_some_and(Setups::push_backlog)
+            | self.gpu_proxy.push_backlog();
         self.end_suspected(cx.now);
         for (refusal, members) in self.rendezvous.expire(cx.now) {
             refuse_all(&refusal, members);

@@ -7,7 +7,7 @@ use std::time::Instant;
 use mccs_device::{Buffers, OpenedPart, Operand, RankCall, RankCalls};
 use mccs_exchange::protocol::Name;
 use mccs_ipc::direct::DirectShare;
-use mccs_ipc::protocol::JoinOptions;
+use mccs_ipc::protocol::{JoinOptions, Role};
 use mccs_ipc::types::{DataType, ErrorClass, Handle, UniqueId};
 use mccs_kernels::scalar_bits_at;
 use mccs_model::{Action, Scalar, SetupError};
@@ -15,6 +15,8 @@ use mccs_registry::CommInfo;
 use mccs_runtime::Sender;
 use mccs_tenants::Charge;
 use mccs_tenants::session::Session;
+
+use super::sites::GpuPlace;
 
 /// One operation of one rank, validated: all memory it names is mapped and long enough.
 pub struct Operation {
@@ -114,6 +116,10 @@ pub struct JoinRequest {
     pub nranks: u32,
     /// Its GPU, as the device counts them; none where its buffers are memory of the host.
     pub gpu: Option<usize>,
+    /// GPUs of this host with the same number reach each other; none without a GPU.
+    pub gpu_group: Option<u32>,
+    /// What the communicator is to the caller.
+    pub role: Role,
     /// The host of rank 0, where ranks may be on several hosts.
     pub root: Option<Name>,
     /// What the tenant asks of it. The traffic class is one that the operator allows.
@@ -122,6 +128,18 @@ pub struct JoinRequest {
     pub charge: Arc<Charge>,
     /// Where to answer.
     pub reply: Sender<ProxyReply>,
+}
+
+impl JoinRequest {
+    /// Where its GPU is.
+    pub(super) fn gpu_place(&self) -> Option<GpuPlace> {
+        Some(GpuPlace { gpu: u32::try_from(self.gpu?).ok()?, group: self.gpu_group? })
+    }
+
+    /// Whether ranks' kernels may execute its collectives, if all GPUs reach each other.
+    pub(super) fn may_be_on_gpus(&self) -> bool {
+        self.gpu.is_some() && !matches!(self.role, Role::Graphs { .. } | Role::Rail { .. })
+    }
 }
 
 /// From a proxy engine to a session engine.

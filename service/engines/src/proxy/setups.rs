@@ -11,8 +11,8 @@ use mccs_runtime::Sender;
 use mccs_telemetry::placed::HostRanks;
 use mccs_transport::ListenerHandle;
 
-use super::message::{ProxyMessage, SessionMessage};
 use super::operation::JoinRequest;
+use super::sites::GpuPlace;
 use crate::transport::links::{PathAssignment, PeerHost, Peers};
 use crate::transport::{Activity, Network, TransportHandle};
 
@@ -32,8 +32,6 @@ pub struct Cluster {
     pub engines_per_comm: usize,
     /// Paths through the network of a communicator's first strategy.
     pub assignment: Arc<PathAssignment>,
-    /// Who gets ranks on GPUs that are all on this host after all; nobody, where they are staged all the same.
-    pub gpus: Option<Sender<ProxyMessage>>,
 }
 
 /// A communicator that is being set up.
@@ -44,7 +42,7 @@ pub(super) struct Setup {
     pub(super) requests: Vec<JoinRequest>,
     pub(super) membership: Option<Membership>,
     /// With the membership: the GPU of every rank, if it is on one.
-    pub(super) gpus: Vec<Option<u32>>,
+    pub(super) gpus: Vec<Option<GpuPlace>>,
     /// Whether a rank has gone that the exchange may think is there.
     pub(super) is_lost: bool,
 }
@@ -65,8 +63,6 @@ pub(super) struct Setups {
     pub(super) suspected: VecDeque<(Instant, Handle)>,
     /// Hosts to which the exchange had a link and has none now.
     pub(super) unlinked: BTreeSet<Name>,
-    /// What the proxy engine of the GPUs had no room for yet, in order.
-    pub(super) to_gpus: VecDeque<SessionMessage>,
 }
 
 impl Setups {
@@ -86,7 +82,6 @@ impl Setups {
             backlog: VecDeque::new(),
             suspected: VecDeque::new(),
             unlinked: BTreeSet::new(),
-            to_gpus: VecDeque::new(),
         }
     }
 
@@ -123,12 +118,6 @@ impl Setups {
                 return true;
             }
         }
-        while let (Some(gpus), Some(message)) = (&self.cluster.gpus, self.to_gpus.pop_front()) {
-            if let Err(ProxyMessage::Session(message)) = gpus.send(message.into()) {
-                self.to_gpus.push_front(message);
-                return true;
-            }
-        }
         false
     }
 
@@ -140,7 +129,6 @@ impl Setups {
             + self.comm_of_id.len()
             + self.backlog.len()
             + self.suspected.len()
-            + self.to_gpus.len()
     }
 
     /// See [`Cluster::ways`].
@@ -188,10 +176,9 @@ impl Setups {
 
 impl Setup {
     /// What a rank of this host, on a GPU or on none, tells all others, once all engines listen.
-    pub(super) fn payload(&self, terms: &str, gpu: Option<usize>) -> Option<Payload> {
+    pub(super) fn payload(&self, terms: &str, gpu: Option<GpuPlace>) -> Option<Payload> {
         let handles: Option<Vec<&[u8]>> =
             self.listeners.iter().map(|listener| listener.as_ref().map(ListenerHandle::as_bytes)).collect();
-        let gpu = gpu.and_then(|gpu| u32::try_from(gpu).ok());
         Payload::new(&postcard::to_stdvec(&(terms, handles?, gpu)).ok()?)
     }
 
@@ -207,20 +194,20 @@ impl Setup {
 }
 
 /// What a rank told: terms, listeners of its host, and its GPU.
-type Told<'a> = (&'a str, Vec<&'a [u8]>, Option<u32>);
+type Told<'a> = (&'a str, Vec<&'a [u8]>, Option<GpuPlace>);
 
 fn told(payload: &Payload) -> Result<Told<'_>, postcard::Error> {
     postcard::from_bytes(payload.bytes())
 }
 
 /// The GPU of every rank, if it is on one.
-pub(super) fn gpus_of(payloads: &[Payload]) -> Vec<Option<u32>> {
+pub(super) fn gpus_of(payloads: &[Payload]) -> Vec<Option<GpuPlace>> {
     payloads.iter().map(|payload| told(payload).ok().and_then(|(_, _, gpu)| gpu)).collect()
 }
 
 /// Who is where, as controllers are told; `gpus` by rank. Where only some ranks of a host are on GPUs none counts as being there.
-pub(super) fn placed_ranks(hosts: &[Name], ranks_by_host: &[Vec<u32>], gpus: &[Option<u32>]) -> Vec<HostRanks> {
-    let gpu_of = |rank: &u32| gpus.get(*rank as usize).copied().flatten();
+pub(super) fn placed_ranks(hosts: &[Name], ranks_by_host: &[Vec<u32>], gpus: &[Option<GpuPlace>]) -> Vec<HostRanks> {
+    let gpu_of = |rank: &u32| gpus.get(*rank as usize).copied().flatten().map(|place| place.gpu);
     let of_host = |(host, ranks): (&Name, &Vec<u32>)| HostRanks {
         host: host.to_string(),
         ranks: ranks.clone(),
@@ -269,15 +256,16 @@ mod tests {
 
     #[test]
     fn ranks_are_where_their_gpus_are() {
+        let place = |gpu| Some(GpuPlace { gpu, group: 0 });
         let setup = |listener: Option<ListenerHandle>| {
             let network =
                 Network { links: LinksId(1), epoch: 0, engines: Vec::new(), activity: Activity::new(Instant::now()) };
             let (requests, gpus) = (Vec::new(), Vec::new());
             Setup { network, listeners: vec![listener], requests, membership: None, gpus, is_lost: false }
         };
-        assert!(setup(None).payload("ours", Some(2)).is_none(), "it does not listen yet");
+        assert!(setup(None).payload("ours", place(2)).is_none(), "it does not listen yet");
         let setup = setup(Some(ListenerHandle::from_bytes(&[1; 8]).unwrap()));
-        let told = [Some(2), Some(3), None, Some(0), None].map(|gpu| setup.payload("ours", gpu).unwrap());
+        let told = [place(2), place(3), None, place(0), None].map(|gpu| setup.payload("ours", gpu).unwrap());
         assert!(told.iter().all(|payload| listeners_of(payload, "ours").unwrap().len() == 1));
         let hosts = ["a", "b", "c"].map(|name| Name::new(name).unwrap());
         let placed = placed_ranks(&hosts, &[vec![1, 0], vec![2, 3], vec![4]], &gpus_of(&told));
@@ -293,7 +281,7 @@ mod tests {
         let listeners = |payload: &Payload| listeners_of(payload, "ours");
         let good = payload("ours", vec![vec![1; 8]; 2]);
         assert_eq!(listeners(&good).unwrap().len(), 2);
-        assert_eq!(gpus_of(&[good, Payload::new(&[0xff; 9]).unwrap()]), [Some(3), None]);
+        assert_eq!(gpus_of(&[good, Payload::new(&[0xff; 9]).unwrap()]), [place(3), None]);
         assert!(listeners(&payload("ours", Vec::new())).is_err());
         assert!(listeners(&payload("ours", vec![vec![1; 8]; ENGINES_PER_COMM_MAX + 1])).is_err());
         assert!(listeners(&payload("ours", vec![vec![1; 1000]])).is_err());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mccs_device::cuda::Importer;
-use mccs_ipc::direct::{Execution, GpuUuid};
+use mccs_ipc::direct::{DIRECT_RANKS_MAX, Execution, GpuUuid};
 use mccs_ipc::gate::GateAccess;
 use mccs_ipc::large::EnginesFrom;
 use mccs_runtime::{LaneOpener, LaneSender, Share};
@@ -36,6 +36,8 @@ pub struct GpuProxy {
     pub lanes: LaneOpener<SessionMessage>,
     /// UUIDs of the GPUs, as the device counts them.
     pub ids: Arc<[GpuUuid]>,
+    /// Of each: those with the same number reach each other.
+    pub groups: Arc<[u32]>,
     /// Makes regions of tenants' memory there.
     pub importer: Importer,
 }
@@ -55,6 +57,17 @@ pub struct TenantLanes {
 }
 
 impl Proxies {
+    /// Which GPUs a GPU reaches: those of the same number.
+    pub(super) fn gpu_group(&self, gpu: usize) -> Option<u32> {
+        self.gpus.as_ref().ok().and_then(|gpus| gpus.groups.get(gpu).copied())
+    }
+
+    /// Whether all ranks of a communicator of GPUs of this host reach each other, whatever their GPUs are.
+    pub(super) fn all_reach_each_other(&self, nranks: u32) -> bool {
+        let groups = self.gpus.as_ref().map_or(&[][..], |gpus| &gpus.groups);
+        nranks <= DIRECT_RANKS_MAX && groups.iter().all(|group| *group == 0)
+    }
+
     /// Opens a tenant's lanes. Once for each tenant.
     #[must_use]
     pub fn open_lanes(&self, share: Share) -> TenantLanes {

@@ -412,8 +412,10 @@ impl SessionEngine {
             Ok(charge) => Arc::new(charge),
             Err(error) => return self.refuse(request, ErrorClass::InvalidUsage, error.to_string()),
         };
-        // Ranks that name a root may be on several hosts: then their data goes through memory of the host.
-        let is_alone = root.is_none() && self.proxies.execution == Execution::Ranks;
+        // Ranks that name a root may be on several hosts, and GPUs of one host may not reach each other. Then their data go through memory of the host,
+        // whose proxy engine hands on those that turn out to reach each other.
+        let is_alone =
+            root.is_none() && self.proxies.execution == Execution::Ranks && self.proxies.all_reach_each_other(nranks);
         let in_host_memory = matches!(role, Role::Graphs { .. } | Role::Rail { .. });
         let is_direct = gpu.is_some() && (is_alone && !in_host_memory || role.is_on_gpus());
         let place = if is_direct { Place::Gpus } else { Place::Host };
@@ -424,7 +426,22 @@ impl SessionEngine {
         let (session, reply) = (Arc::clone(&self.session), self.replies.sender());
         let options = self.allowed(options);
         session.is_of_job(&options.job);
-        let join = JoinRequest { session, request, tenant_comm, id, rank, nranks, gpu, root, options, charge, reply };
+        let gpu_group = gpu.and_then(|gpu| self.proxies.gpu_group(gpu));
+        let join = JoinRequest {
+            session,
+            request,
+            tenant_comm,
+            id,
+            rank,
+            nranks,
+            gpu,
+            gpu_group,
+            role,
+            root,
+            options,
+            charge,
+            reply,
+        };
         self.send(place, SessionMessage::Join(Box::new(join)));
     }
 

@@ -12,7 +12,7 @@ use mccs_device::{
 };
 use mccs_ipc::direct::{AreaHandle, AreaName, DirectPage, DirectShare, Execution, LAYOUT_WORDS};
 use mccs_ipc::handshake::PeerCredentials;
-use mccs_ipc::protocol::JoinOptions;
+use mccs_ipc::protocol::{JoinOptions, Role};
 use mccs_ipc::types::UniqueId;
 use mccs_kernels::cuda::AreaCounts;
 use mccs_model::{GpuStrategy, SetupError};
@@ -191,6 +191,8 @@ impl Bed {
                 rank,
                 nranks,
                 gpu: Some(*gpu),
+                gpu_group: Some(0),
+                role: Role::Whole,
                 root: None,
                 options: JoinOptions { name: self.name.clone(), ..JoinOptions::default() },
                 charge: Arc::new(tenant.charge(Resource::Communicators, 1).expect("within the quota")),

@@ -156,7 +156,7 @@ fn a_host_that_asks_when_there_is_no_room_is_told_so_at_once() {
     let mut bed = Bed::new(Execution::Ranks, 3);
     let exchange = Mailbox::new(16);
     let (assignment, sender) = (Arc::default(), exchange.sender());
-    let cluster = Cluster { own: name("a"), exchange: sender, engines_per_comm: 1, assignment, gpus: None };
+    let cluster = Cluster { own: name("a"), exchange: sender, engines_per_comm: 1, assignment };
     let mut setups = Setups::new(cluster, String::new());
     // It has ranks on other hosts, too, and its engines have not said yet what they wait for.
     let (handle, live) = bed.engine.comms.iter_mut().next().expect("a communicator");
