@@ -85,7 +85,6 @@ impl SimHost {
             exchange: requests.sender(),
             engines_per_comm: 2,
             assignment: Arc::new(PathAssignment { transport: Some(TRANSPORTS[0]), ..PathAssignment::default() }),
-            gpus: None,
         };
         let engine =
             ProxyEngine::new(device, mailbox, Arc::clone(&registry), Box::new(make_schedules), timeouts, Some(cluster));

@@ -266,6 +266,8 @@ impl SimRank {
             rank: self.rank,
             nranks: self.nranks,
             gpu: None,
+            gpu_group: None,
+            role: mccs_ipc::protocol::Role::Whole,
             root: Name::new(&format!("h{}", self.root)),
             options: JoinOptions::default(),
             charge: Arc::new(charge),

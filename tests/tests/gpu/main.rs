@@ -1,6 +1,7 @@
 //! Ranks on GPUs, from the outside: graphs, streams, tenants, and what happens when something goes wrong. Run by
 //! `tests/gpu.sh` where there are GPUs; the service is in this process, and ranks are in others.
 
+mod apart;
 mod changes;
 mod deaths;
 mod divided;
@@ -53,6 +54,7 @@ const ROLES: &[(&str, Role)] = &[("checks", checks), ("stays", stays), ("mixes_c
 fn plays_its_role() {
     watchdog();
     let more = [
+        apart::ROLES,
         deaths::ROLES,
         empty::ROLES,
         losses::ROLES,

@@ -281,7 +281,7 @@ mod tests {
         let listeners = |payload: &Payload| listeners_of(payload, "ours");
         let good = payload("ours", vec![vec![1; 8]; 2]);
         assert_eq!(listeners(&good).unwrap().len(), 2);
-        assert_eq!(gpus_of(&[good, Payload::new(&[0xff; 9]).unwrap()]), [place(3), None]);
+        assert_eq!(gpus_of(&[good, Payload::new(&[0xff; 9]).unwrap()]), [Some(GpuPlace { gpu: 3, group: 0 }), None]);
         assert!(listeners(&payload("ours", Vec::new())).is_err());
         assert!(listeners(&payload("ours", vec![vec![1; 8]; ENGINES_PER_COMM_MAX + 1])).is_err());
         assert!(listeners(&payload("ours", vec![vec![1; 1000]])).is_err());
