@@ -37,6 +37,7 @@ tests_on() {
     skip=()
     echo "== tests of GPUs, on $1 emulated (at $SECONDS s)"
     leave_out under_mps "there is no MPS server without the driver's programs"
+    leave_out gpus_that_do_not_reach "it takes GPUs without peer access, and has lines below"
     if [ "$1" = 2 ]; then
         leave_out who_writes_back_to_a_gather "it takes three GPUs, and has a line below"
     else
@@ -216,6 +217,9 @@ tests_on 3
 echo "== who writes over what ranks wait for one after the other, on 3 emulated GPUs (at $SECONDS s)"
 MCCS_EMULATED_GPUS=3 "$gpu_tests" --ignored who_writes_back_to_a_gather
 tests_without_words
+echo "== GPUs without peer access, and with access that loses data (at $SECONDS s)"
+MCCS_EMULATED_GPUS=3 MCCS_EMULATED_UNREACHED=0-1,0-2,1-2 "$gpu_tests" --ignored gpus_that_do_not_reach
+MCCS_EMULATED_GPUS=4 MCCS_EMULATED_LOSSY=0-2,0-3,1-2,1-3 "$gpu_tests" --ignored gpus_that_do_not_reach
 
 # A process for each of two ranks, told who they are as mccs-launch tells them; each at a service,
 # where there are two.

@@ -63,6 +63,8 @@ pub struct GpuView {
     pub name: String,
     /// Where it sits.
     pub pci_bus_id: String,
+    /// In words, whose memory it does not reach, as was tried at start: data to those go through memory of the host.
+    pub unreached: Vec<String>,
     /// The error after which the service cannot use it any more, if there was one.
     pub lost: Option<String>,
 }
@@ -71,8 +73,14 @@ impl GpuView {
     /// A GPU now.
     #[must_use]
     pub fn of(gpu: &GpuInfo) -> Self {
-        let GpuInfo { id, name, pci_bus_id, lost } = gpu;
-        GpuView { gpu: id.clone(), name: name.clone(), pci_bus_id: pci_bus_id.clone(), lost: lost.get().cloned() }
+        let GpuInfo { id, name, pci_bus_id, unreached, lost } = gpu;
+        GpuView {
+            gpu: id.clone(),
+            name: name.clone(),
+            pci_bus_id: pci_bus_id.clone(),
+            unreached: unreached.clone(),
+            lost: lost.get().cloned(),
+        }
     }
 }
 

@@ -43,6 +43,7 @@ pub fn gpus(gpus: &[GpuView]) {
         let state = g.lost.as_ref().map_or_else(|| "in use".to_owned(), |error| format!("lost: {error}"));
         say!("{:<40} {:<24} {:<16} {state}", g.gpu, g.name, g.pci_bus_id);
     }
+    gpus.iter().flat_map(|gpu| &gpu.unreached).for_each(|unreached| say!("{unreached}"));
     say!();
 }
 

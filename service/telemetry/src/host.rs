@@ -30,6 +30,8 @@ pub struct GpuInfo {
     pub name: String,
     /// Where it sits.
     pub pci_bus_id: String,
+    /// In words, whose memory it does not reach, as was tried at start.
+    pub unreached: Vec<String>,
     /// Why it is of no use to the service any more, if it is not.
     pub lost: OnceLock<String>,
 }
@@ -38,7 +40,7 @@ impl GpuInfo {
     /// One that works.
     #[must_use]
     pub fn new(id: String, name: String, pci_bus_id: String) -> Self {
-        GpuInfo { id, name, pci_bus_id, lost: OnceLock::new() }
+        GpuInfo { id, name, pci_bus_id, unreached: Vec::new(), lost: OnceLock::new() }
     }
 }
 

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::code::{Code, Done, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_UNSUPPORTED};
+use crate::code::{
+    Code, Done, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_UNSUPPORTED,
+};
 use crate::stream::Stream;
 
 /// How many GPUs there are.
@@ -62,7 +64,8 @@ pub(crate) fn has_dma_buffers() -> bool {
 /// The pairs that a variable names, both ways.
 fn pairs(variable: &str) -> HashSet<(usize, usize)> {
     let text = std::env::var(variable).unwrap_or_default();
-    let pair = |text: &str| text.split_once('-').and_then(|(one, other)| Some((one.parse().ok()?, other.parse().ok()?)));
+    let pair =
+        |text: &str| text.split_once('-').and_then(|(one, other)| Some((one.parse().ok()?, other.parse().ok()?)));
     text.split(',').filter_map(pair).flat_map(|(one, other)| [(one, other), (other, one)]).collect()
 }
 

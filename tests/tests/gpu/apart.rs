@@ -2,6 +2,7 @@
 //! without peer access, which `tests/gpu-emulated.sh` emulates.
 
 use anyhow::ensure;
+use mccs_control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_tests::TestService;
 
 use super::ranks::{Place, Player, Rank, Role, everybody};
@@ -28,6 +29,10 @@ fn gpus_that_do_not_reach_each_other_work_together() {
     let service = TestService::start(TENANTS);
     let place = everybody(&service, 0);
     assert!(place.gpus > 1, "needs two GPUs");
+    let answer = ask(&service.control_socket(), &ControlRequest::Gpus).expect("an answer");
+    let ControlAnswer::Gpus(gpus) = answer else { panic!("{answer:?}") };
+    let reasons: Vec<_> = gpus.iter().flat_map(|gpu| &gpu.unreached).collect();
+    assert!(reasons.iter().any(|reason| reason.contains("peer access")), "the operator hears why: {reasons:?}");
     Player::start("checks_through_the_host", &place).ends_well();
 }
 

@@ -187,11 +187,10 @@ impl Gpus {
         if mccs_kernels::cuda::IMAGE.is_none() {
             return Err(NoCuda::NoKernels);
         }
-        let info = |(gpu, _): &(Gpu, _)| GpuInfo::new(gpu.id.to_string(), gpu.name.clone(), gpu.pci_bus_id.clone());
-        let infos = gpus.iter().map(info).collect();
         let (peers, queues) = (PeerAccess::check(&gpus), Arc::new(HwQueues::new(queues_of_process())));
-        let gpus = Gpus { gpus, faults, infos, kernels: Vec::new(), queues, peers };
-        gpus.unreached().for_each(|unreached| tracing::warn!("{unreached}"));
+        let mut gpus = Gpus { gpus, faults, infos: Arc::default(), kernels: Vec::new(), queues, peers };
+        gpus.infos = (0..gpus.gpus.len()).map(|gpu| gpus.info(gpu)).collect();
+        gpus.infos.iter().flat_map(|gpu| &gpu.unreached).for_each(|unreached| tracing::warn!("{unreached}"));
         Ok(gpus)
     }
 
@@ -221,12 +220,10 @@ impl Gpus {
         self.peers.groups()
     }
 
-    /// Pairs that do not, in words: the one that writes, and why.
-    pub fn unreached(&self) -> impl Iterator<Item = String> {
-        let all = 0..self.gpus.len();
-        all.clone()
-            .flat_map(move |from| all.clone().map(move |to| (from, to)))
-            .filter_map(|pair| self.unreached_pair(pair))
+    fn info(&self, number: usize) -> GpuInfo {
+        let gpu = &self.gpus[number].0;
+        let unreached = (0..self.gpus.len()).filter_map(|to| self.unreached_pair((number, to))).collect();
+        GpuInfo { unreached, ..GpuInfo::new(gpu.id.to_string(), gpu.name.clone(), gpu.pci_bus_id.clone()) }
     }
 
     fn unreached_pair(&self, (from, to): (usize, usize)) -> Option<String> {
