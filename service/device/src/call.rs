@@ -9,19 +9,18 @@ use mccs_tenants::memory::Region;
 
 use super::cuda::{CopyEngines, GpuOperand};
 
-/// A validated range of a tenant's memory, or none.
+/// A validated range of a tenant's memory, or none. It keeps the range mapped.
 #[derive(Clone)]
 pub struct Operand {
     /// First byte; dangling where `bytes` is 0.
-    pub ptr: *mut u8,
-    /// Length.
-    pub bytes: u64,
-    /// Keeps the range mapped.
-    pub region: Option<Arc<Region>>,
+    ptr: *mut u8,
+    bytes: u64,
+    /// Keeps the range mapped; `None` where whoever made the operand does.
+    region: Option<Arc<Region>>,
 }
 
-// SAFETY: `ptr` points into `region`, which the operand keeps mapped, on whichever thread it is used. The memory is
-// shared with the tenant's process and only ever accessed through raw pointers.
+// SAFETY: `ptr` points into `region`, which the operand keeps mapped, on whichever thread it is used, or to memory that the
+// caller of `from_raw` vouches for. It may be shared with the tenant's process, and is only ever accessed through raw pointers.
 unsafe impl Send for Operand {}
 // SAFETY: as above; a shared operand hands out the same raw pointer.
 unsafe impl Sync for Operand {}
@@ -29,6 +28,40 @@ unsafe impl Sync for Operand {}
 impl Operand {
     /// No buffer.
     pub const NONE: Operand = Operand { ptr: std::ptr::dangling_mut(), bytes: 0, region: None };
+
+    /// A range of a region, or `None` where it leaves the region.
+    #[must_use]
+    pub fn in_region(region: &Arc<Region>, offset_bytes: u64, bytes: u64) -> Option<Self> {
+        let ptr = region.range(offset_bytes, bytes)?;
+        Some(Operand { ptr, bytes, region: Some(Arc::clone(region)) })
+    }
+
+    /// A range in no region: of a test.
+    ///
+    /// # Safety
+    /// `bytes` from `ptr` on are mapped, and may be read and written, until all that the operand was given to has ended.
+    #[must_use]
+    pub unsafe fn from_raw(ptr: *mut u8, bytes: u64) -> Self {
+        Operand { ptr, bytes, region: None }
+    }
+
+    /// First byte; dangling where there are none.
+    #[must_use]
+    pub fn ptr(&self) -> *mut u8 {
+        self.ptr
+    }
+
+    /// Length.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The region that it is in.
+    #[must_use]
+    pub fn region(&self) -> Option<&Arc<Region>> {
+        self.region.as_ref()
+    }
 }
 
 /// A rank's buffers, by where they are.
@@ -62,7 +95,7 @@ impl Buffers {
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
         match self {
-            Buffers::Host { send, recv } => send.bytes.saturating_add(recv.bytes),
+            Buffers::Host { send, recv } => send.bytes().saturating_add(recv.bytes()),
             Buffers::Gpu(_) => 0,
         }
     }
@@ -111,6 +144,16 @@ pub struct Collective<'a> {
     pub ranks: &'a dyn RankCalls,
     /// Whether there are ranks of other hosts.
     pub spans_hosts: bool,
+}
+
+impl Collective<'_> {
+    /// Buffers in host memory, of each rank that has them there.
+    pub(crate) fn host_operands(&self) -> impl Iterator<Item = [&Operand; 2]> {
+        self.ranks.iter().filter_map(|call| match call.buffers {
+            Buffers::Host { send, recv } => Some([send, recv]),
+            Buffers::Gpu(_) => None,
+        })
+    }
 }
 
 /// A send or receive whose peer is on another host.

@@ -60,7 +60,7 @@ pub enum Piece {
     NoneLeft,
 }
 
-/// A message schedule bound to memory: workers run its channels.
+/// A message schedule bound to memory, which it keeps mapped: workers run its channels.
 #[derive(Clone)]
 pub struct BoundSchedule {
     /// The steps.

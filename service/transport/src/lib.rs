@@ -35,6 +35,7 @@ mod abilities;
 #[cfg(test)]
 mod conformance;
 mod error;
+#[cfg(any(test, feature = "testing"))]
 pub mod faulty;
 pub mod host_regions;
 pub mod memory;

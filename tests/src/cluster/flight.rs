@@ -150,7 +150,8 @@ impl Flight {
     /// Its operations, with tickets from the stream's last one on.
     pub(super) fn operations(&mut self, caller: &Caller<'_>, last_ticket: &mut u64) -> Vec<Operation> {
         let ptr = self.memory.as_mut_ptr().cast::<u8>();
-        let operand = |span: Span| Operand { ptr: ptr.wrapping_add(span.at), bytes: span.bytes as u64, region: None };
+        // SAFETY: a span is inside `memory`, which the flight keeps until its operations have ended.
+        let operand = |span: Span| unsafe { Operand::from_raw(ptr.wrapping_add(span.at), span.bytes as u64) };
         let operation = |(action, send, recv): &(Action, Span, Span)| {
             *last_ticket += 1;
             Operation {

@@ -1,9 +1,12 @@
 //! A schedule's spans bound to memory.
 
+use std::sync::Arc;
+
 use mccs_collective::{Buffer, RankSpan};
 use mccs_ipc::types::{DataType, RedOp};
 use mccs_kernels::{Source, Store};
 use mccs_runtime::Share;
+use mccs_tenants::memory::Region;
 
 use super::HostDevice;
 use crate::{Buffers, Collective, LaunchError, Operand};
@@ -24,6 +27,8 @@ struct RankMemory {
     recv: (*mut u8, u64),
     scratch: (*mut u8, u64),
     scalar_bits: u64,
+    /// Keep what `send` and `recv` lead to mapped; see [`Bound::keep_mapped`].
+    regions: [Option<Arc<Region>>; 2],
 }
 
 /// Where the buffers of this host's ranks are, and how elements combine.
@@ -42,9 +47,9 @@ pub struct Bound {
     _scratch: Vec<u64>,
 }
 
-// SAFETY: the pointers lead into regions that the operations in flight keep mapped until the job has reported its end
-// (the proxy engine holds the operations), and into `_scratch`. Schedules are proven free of conflicts between steps
-// that run in parallel.
+// SAFETY: the pointers lead into regions that are kept mapped: by the caller of a launch until it returns, and by the binding itself
+// where other threads have it (`keep_mapped`); and into `_scratch`. Schedules are proven free of conflicts between steps that run in
+// parallel.
 unsafe impl Send for Bound {}
 // SAFETY: as above.
 unsafe impl Sync for Bound {}
@@ -66,13 +71,14 @@ impl Bound {
             };
             let own_scratch = (free.cast(), scratch_bytes(call.rank));
             free = free.wrapping_add(own_scratch.1.div_ceil(8) as usize);
-            touched_bytes = touched_bytes.saturating_add(send.bytes).saturating_add(recv.bytes);
+            touched_bytes = touched_bytes.saturating_add(send.bytes()).saturating_add(recv.bytes());
             ranks.push(RankMemory {
                 rank: call.rank,
-                send: (send.ptr, send.bytes),
-                recv: (recv.ptr, recv.bytes),
+                send: (send.ptr(), send.bytes()),
+                recv: (recv.ptr(), recv.bytes()),
                 scratch: own_scratch,
                 scalar_bits: call.scalar_bits,
+                regions: [None, None],
             });
         }
         let redop = schedule.problem.kind.reduces().then_some(collective.redop);
@@ -85,15 +91,16 @@ impl Bound {
     pub(crate) fn of_operands(operands: &[(u32, &Operand)], streaming_bytes: u64) -> Self {
         let memory = |(rank, operand): &(u32, &Operand)| RankMemory {
             rank: *rank,
-            send: (operand.ptr, operand.bytes),
-            recv: (operand.ptr, operand.bytes),
+            send: (operand.ptr(), operand.bytes()),
+            recv: (operand.ptr(), operand.bytes()),
             scratch: (std::ptr::dangling_mut(), 0),
             scalar_bits: 0,
+            regions: [None, None],
         };
-        let touched_bytes = operands.iter().fold(0u64, |sum, (_, operand)| sum.saturating_add(operand.bytes));
+        let touched_bytes = operands.iter().fold(0u64, |sum, (_, operand)| sum.saturating_add(operand.bytes()));
         let store = if touched_bytes > streaming_bytes { Store::Streaming } else { Store::Cached };
         let ranks = operands.iter().map(memory).collect();
-        let share = operands.iter().find_map(|(_, operand)| operand.region.as_ref().map(|region| region.share()));
+        let share = operands.iter().find_map(|(_, operand)| operand.region().map(|region| region.share()));
         Bound {
             ranks,
             nranks: 2,
@@ -103,6 +110,14 @@ impl Bound {
             share: share.unwrap_or(Share::SERVICE),
             store,
             _scratch: Vec::new(),
+        }
+    }
+
+    /// Keeps the operands' regions mapped for as long as the binding lives, which may be longer than their operations do: other threads get
+    /// it. `operands` are those that it was made of, in the same order.
+    pub(crate) fn keep_mapped<'a>(&mut self, operands: impl Iterator<Item = [&'a Operand; 2]>) {
+        for (memory, operands) in self.ranks.iter_mut().zip(operands) {
+            memory.regions = operands.map(|operand| operand.region().cloned());
         }
     }
 

@@ -53,17 +53,31 @@ impl HostDevice {
         HostDevice { options }
     }
 
-    /// Runs moves between this host's ranks.
-    fn run_moves(&self, moves: MoveJob, handle: Handle, workers: &mut dyn Workers) -> Launched {
+    /// Runs moves between this host's ranks, whose buffers are these.
+    fn run_moves<'a>(
+        &self,
+        mut moves: MoveJob,
+        operands: impl Iterator<Item = [&'a Operand; 2]>,
+        handle: Handle,
+        workers: &mut dyn Workers,
+    ) -> Launched {
         if moves.touched_bytes() <= self.options.inline_bytes {
             while moves.run_piece() == Piece::Ran {}
             return Launched::Finished;
         }
+        moves.keep_mapped(operands);
         workers.run_pieces(Arc::new(moves), handle);
         Launched::Running
     }
 
-    fn bound_schedule(&self, schedule: Arc<Schedule>, bound: Bound) -> BoundSchedule {
+    /// Steps for other threads, on these buffers.
+    fn bound_schedule<'a>(
+        &self,
+        schedule: Arc<Schedule>,
+        mut bound: Bound,
+        operands: impl Iterator<Item = [&'a Operand; 2]>,
+    ) -> BoundSchedule {
+        bound.keep_mapped(operands);
         let is_short = bound.touched_bytes() <= self.options.inline_bytes;
         BoundSchedule { schedule, bound: Arc::new(bound), piece_bytes: self.options.piece_bytes, is_short }
     }
@@ -123,9 +137,11 @@ impl Device for HostDevice {
         match &schedule.shape {
             Shape::Direct(_) => {
                 let moves = MoveJob::new(schedule, bound, self.options.piece_bytes);
-                Ok(self.run_moves(moves, job, workers))
+                Ok(self.run_moves(moves, collective.host_operands(), job, workers))
             }
-            Shape::Message(_) => workers.run_channels(self.bound_schedule(schedule, bound), job),
+            Shape::Message(_) => {
+                workers.run_channels(self.bound_schedule(schedule, bound, collective.host_operands()), job)
+            }
         }
     }
 
@@ -136,11 +152,12 @@ impl Device for HostDevice {
 
 impl PointToPoint for HostDevice {
     fn copy(&mut self, from: &Operand, to: &Operand, job: Handle, workers: &mut dyn Workers) -> Launched {
-        let span = |rank, buffer| RankSpan { rank, span: Span::new(buffer, 0, from.bytes) };
+        let span = |rank, buffer| RankSpan { rank, span: Span::new(buffer, 0, from.bytes()) };
         let step = Move { srcs: vec![span(0, Buffer::Send)], dsts: vec![span(1, Buffer::Recv)] };
-        let moves = if from.bytes == 0 { Vec::new() } else { vec![step] };
+        let moves = if from.bytes() == 0 { Vec::new() } else { vec![step] };
         let bound = Bound::of_operands(&[(0, from), (1, to)], self.options.streaming_bytes);
-        self.run_moves(MoveJob::of_moves(moves, bound, self.options.piece_bytes), job, workers)
+        let moves = MoveJob::of_moves(moves, bound, self.options.piece_bytes);
+        self.run_moves(moves, [[from, from], [to, to]].into_iter(), job, workers)
     }
 
     fn exchange(
@@ -150,8 +167,9 @@ impl PointToPoint for HostDevice {
         workers: &mut dyn Workers,
     ) -> Result<(), LaunchError> {
         let RemoteMessage { src, dst, rank, operand } = *message;
-        let schedule = Arc::new(message_schedule(src, dst, operand.bytes));
+        let schedule = Arc::new(message_schedule(src, dst, operand.bytes()));
         let bound = Bound::of_operands(&[(rank, operand)], self.options.streaming_bytes);
-        workers.run_message(self.bound_schedule(schedule, bound), (src, dst), job)
+        let operands = std::iter::once([operand, operand]);
+        workers.run_message(self.bound_schedule(schedule, bound, operands), (src, dst), job)
     }
 }

@@ -7,7 +7,7 @@ use mccs_collective::{Move, Schedule, Shape};
 use mccs_runtime::{Share, work_ns};
 
 use super::bound::Bound;
-use crate::{Piece, PieceJob};
+use crate::{Operand, Piece, PieceJob};
 
 enum Moves {
     Scheduled(Arc<Schedule>),
@@ -50,6 +50,11 @@ impl MoveJob {
         job.pieces = job.pieces_per_move * job.moves().len() as u64;
         job.unfinished = AtomicU64::new(job.pieces);
         job
+    }
+
+    /// As [`Bound::keep_mapped`].
+    pub(crate) fn keep_mapped<'a>(&mut self, operands: impl Iterator<Item = [&'a Operand; 2]>) {
+        self.bound.keep_mapped(operands);
     }
 
     /// Bytes of all operands.

@@ -89,7 +89,7 @@ impl ProxyEngine {
         let (Some(device), (Some(from), Some(to))) = (self.device.point_to_point(), operands) else {
             return self.refuse_messages(comm, &[&send, &recv]);
         };
-        if from.bytes != to.bytes || send.dtype != recv.dtype {
+        if from.bytes() != to.bytes() || send.dtype != recv.dtype {
             let failure = Failure::new(
                 ErrorClass::InvalidUsage,
                 format!(
@@ -120,12 +120,13 @@ impl ProxyEngine {
         if let Some(live) = self.comms.get_mut(comm) {
             live.pair_jobs += 1;
             let (comm, job) = (live.info.number, job_number(job));
-            let pair = |at_ns| Record::PairStarted { at_ns, comm, job, from: ranks.0, to: ranks.1, bytes: from.bytes };
+            let pair =
+                |at_ns| Record::PairStarted { at_ns, comm, job, from: ranks.0, to: ranks.1, bytes: from.bytes() };
             self.recorder.record(pair);
         }
         let workers = &mut PoolWorkers::new(&mut self.mail, self.transport_events.clone(), None);
         if device.copy(&from, &to, job, workers) == Launched::Finished {
-            self.work.charge(work_ns(from.bytes + to.bytes));
+            self.work.charge(work_ns(from.bytes() + to.bytes()));
             self.finish_job(job, now);
         }
     }
@@ -255,7 +256,7 @@ impl ProxyEngine {
                 if let Some(live) = self.comms.get_mut(comm) {
                     live.touch(now);
                     live.pair_jobs -= 1;
-                    let bytes = send.message().map_or(0, |sent| sent.bytes);
+                    let bytes = send.message().map_or(0, mccs_device::Operand::bytes);
                     live.info.count_pair(bytes);
                     let took = now.saturating_duration_since(began);
                     live.info.time_pair(&[PairSide::Send, PairSide::Recv], bytes, took);

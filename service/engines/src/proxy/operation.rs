@@ -59,7 +59,7 @@ impl Operation {
             (Action::Collective { scalar: Scalar::Bits(bits), .. }, _) => *bits,
             (Action::Collective { scalar: Scalar::At(distance), .. }, Buffers::Host { send, .. }) => {
                 // SAFETY: it was validated to lie in the region that the send operand keeps mapped.
-                unsafe { scalar_bits_at(self.dtype, send.ptr.wrapping_offset(*distance)) }
+                unsafe { scalar_bits_at(self.dtype, send.ptr().wrapping_offset(*distance)) }
             }
             _ => 0,
         }

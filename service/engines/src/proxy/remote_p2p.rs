@@ -158,7 +158,7 @@ impl ProxyEngine {
             }
         };
         live.pair_jobs += 1;
-        let (comm, job_as_recorded, bytes) = (live.info.number, job_number(job), operand.bytes);
+        let (comm, job_as_recorded, bytes) = (live.info.number, job_number(job), operand.bytes());
         let pair = |at_ns| Record::PairStarted { at_ns, comm, job: job_as_recorded, from: src, to: dst, bytes };
         self.recorder.record(pair);
         let message = RemoteMessage { src, dst, rank, operand: &operand };
@@ -186,7 +186,7 @@ impl ProxyEngine {
             live.pair_jobs -= 1;
             next = live.p2p.next_remote(operation);
             let took = now.saturating_duration_since(began);
-            let bytes = operation.message().map_or(0, |moved| moved.bytes);
+            let bytes = operation.message().map_or(0, mccs_device::Operand::bytes);
             if matches!(operation.action, Action::Send { .. }) {
                 live.info.count_pair(bytes);
                 live.info.time_pair(&[PairSide::Send], bytes, took);

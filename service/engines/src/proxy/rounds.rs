@@ -52,7 +52,7 @@ impl Comm {
         let Some(call) = signature(operation) else { return Ok(false) };
         let round = operation.rounds;
         let Buffers::Host { send, recv } = &operation.buffers else { return Ok(false) };
-        let (src, bytes, recv) = (send.ptr, send.bytes as usize, recv.ptr);
+        let (src, bytes, recv) = (send.ptr(), send.bytes() as usize, recv.ptr());
         match operation.round {
             RoundState::None => return Ok(false),
             RoundState::ToPost => {

@@ -178,21 +178,20 @@ fn operand(
     let region = tables.regions.get(buffer.region);
     let region =
         region.ok_or_else(|| argument(format!("the {what} buffer's region {:?} does not exist", buffer.region)))?;
-    let ptr = region.range(buffer.offset_bytes, bytes).ok_or_else(|| {
+    Operand::in_region(region, buffer.offset_bytes, bytes).ok_or_else(|| {
         let (offset, size) = (buffer.offset_bytes, region.len_bytes());
         argument(format!("the {what} buffer, {bytes} bytes at offset {offset}, leaves its region of {size} bytes"))
-    })?;
-    Ok(Operand { ptr, bytes, region: Some(Arc::clone(region)) })
+    })
 }
 
 fn scalar(send: &Operand, command: &Command, dtype: DataType) -> Result<Scalar, Invalid> {
-    let (true, Some(region)) = (command.flags & FLAG_SCALAR_AT != 0, &send.region) else {
+    let (true, Some(region)) = (command.flags & FLAG_SCALAR_AT != 0, send.region()) else {
         return Ok(Scalar::Bits(command.scalar_bits));
     };
     let (offset, size) = (command.scalar_bits, region.len_bytes());
     let at = region.range(offset, dtype.size_bytes() as u64);
     let at = at.ok_or_else(|| argument(format!("the scalar at offset {offset} leaves its region of {size} bytes")))?;
-    Ok(Scalar::At((at as isize).wrapping_sub(send.ptr as isize)))
+    Ok(Scalar::At((at as isize).wrapping_sub(send.ptr() as isize)))
 }
 
 fn check_overlap(
@@ -201,7 +200,7 @@ fn check_overlap(
     kind: CollectiveKind,
     root: u32,
 ) -> Result<(), Invalid> {
-    let range = |operand: &Operand| (operand.ptr as u64, operand.bytes);
+    let range = |operand: &Operand| (operand.ptr() as u64, operand.bytes());
     if kind.accepts_buffers(rank, root, range(send), range(recv)) {
         Ok(())
     } else {

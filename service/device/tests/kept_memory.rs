@@ -1,0 +1,115 @@
+//! Work that other threads have keeps its memory mapped, whatever becomes of the operations that it was made for.
+
+use std::os::fd::AsFd;
+use std::sync::{Arc, Weak};
+
+use mccs_device::host::{HostDevice, HostOptions};
+use mccs_device::{
+    BoundSchedule, LaunchError, Launched, Operand, Piece, PieceJob, PointToPoint, RemoteMessage, Workers,
+};
+use mccs_ipc::shm::Mapping;
+use mccs_ipc::types::Handle;
+use mccs_tenants::memory::{Pages, Region, UnmapWorker};
+use mccs_tenants::{Quota, Resource, Tenant};
+use rand::Rng;
+
+const BYTES: u64 = 1 << 16;
+const JOB: Handle = Handle { index: 0, generation: 1 };
+
+/// Workers that keep what they are given.
+#[derive(Default)]
+struct Kept {
+    pieces: Vec<Arc<dyn PieceJob>>,
+    schedules: Vec<BoundSchedule>,
+}
+
+impl Workers for Kept {
+    fn run_pieces(&mut self, pieces: Arc<dyn PieceJob>, _job: Handle) {
+        self.pieces.push(pieces);
+    }
+
+    fn run_channels(&mut self, schedule: BoundSchedule, _job: Handle) -> Result<Launched, LaunchError> {
+        self.schedules.push(schedule);
+        Ok(Launched::Running)
+    }
+
+    fn run_message(&mut self, schedule: BoundSchedule, _ranks: (u32, u32), _job: Handle) -> Result<(), LaunchError> {
+        self.schedules.push(schedule);
+        Ok(())
+    }
+}
+
+/// A device that runs nothing at once.
+fn device() -> HostDevice {
+    let options =
+        HostOptions { inline_bytes: 0, piece_bytes: BYTES / 4, streaming_bytes: u64::MAX, shm_exchange_slot_bytes: 0 };
+    HostDevice::new(options)
+}
+
+/// A tenant's region, and the same memory as the tenant maps it.
+fn region(unmap_worker: &UnmapWorker) -> (Arc<Region>, Mapping) {
+    let (fd, mapping) = Mapping::create("kept-memory", BYTES).expect("a memfd");
+    let tenants = Mapping::map(fd.as_fd(), BYTES).expect("mapped again");
+    let tenant = Tenant::new("t".into(), Quota { memory_bytes: BYTES, ..Quota::least() });
+    let charges = [(Resource::MemoryBytes, BYTES), (Resource::Mappings, 1)]
+        .map(|(resource, amount)| tenant.charge(resource, amount).expect("within its quota"));
+    (Arc::new(Region::new(mapping, Pages::Service, BYTES, charges, unmap_worker.clone())), tenants)
+}
+
+fn whole(region: &Arc<Region>) -> Operand {
+    Operand::in_region(region, 0, BYTES).expect("all of the region")
+}
+
+fn is_mapped(region: &Weak<Region>) -> bool {
+    region.upgrade().is_some()
+}
+
+#[test]
+fn pieces_keep_memory_mapped_until_they_are_dropped() {
+    let unmap_worker = UnmapWorker::start().expect("a thread");
+    let ((from, source), (to, destination)) = (region(&unmap_worker), region(&unmap_worker));
+    let mut sent = vec![0; BYTES as usize];
+    rand::rng().fill(&mut *sent);
+    // SAFETY: the mapping has as many bytes, and nobody else uses them yet.
+    unsafe { source.as_ptr().copy_from_nonoverlapping(sent.as_ptr(), sent.len()) };
+    let mut kept = Kept::default();
+    let launched = device().copy(&whole(&from), &whole(&to), JOB, &mut kept);
+    assert_eq!(launched, Launched::Running);
+    let weak = [Arc::downgrade(&from), Arc::downgrade(&to)];
+    // The operations have gone: their session has ended, say.
+    drop((from, to));
+    assert!(weak.iter().all(is_mapped), "the pieces are to come");
+    let job = kept.pieces.pop().expect("pieces");
+    while job.run_piece() == Piece::Ran {}
+    let mut received = vec![0; sent.len()];
+    // SAFETY: as above; the pieces have run.
+    unsafe { destination.as_ptr().copy_to_nonoverlapping(received.as_mut_ptr(), received.len()) };
+    assert!(received == sent);
+    drop(job);
+    assert!(!weak.iter().any(is_mapped), "nobody uses them any more");
+}
+
+#[test]
+fn a_message_to_another_host_keeps_memory_mapped_until_it_is_dropped() {
+    let unmap_worker = UnmapWorker::start().expect("a thread");
+    let (from, _) = region(&unmap_worker);
+    let (operand, mut kept) = (whole(&from), Kept::default());
+    let message = RemoteMessage { src: 0, dst: 1, rank: 0, operand: &operand };
+    device().exchange(&message, JOB, &mut kept).expect("given to the workers");
+    let weak = Arc::downgrade(&from);
+    drop((from, operand));
+    assert!(is_mapped(&weak), "the message is to be sent");
+    kept.schedules.clear();
+    assert!(!is_mapped(&weak), "nobody uses it any more");
+}
+
+#[test]
+fn an_operand_is_inside_its_region() {
+    let unmap_worker = UnmapWorker::start().expect("a thread");
+    let (region, _) = region(&unmap_worker);
+    let operand = Operand::in_region(&region, BYTES - 8, 8).expect("the last bytes");
+    assert_eq!((operand.ptr() as usize - whole(&region).ptr() as usize, operand.bytes()), (BYTES as usize - 8, 8));
+    for (offset_bytes, bytes) in [(BYTES - 8, 9), (BYTES + 1, 0), (u64::MAX, 2), (0, u64::MAX)] {
+        assert!(Operand::in_region(&region, offset_bytes, bytes).is_none(), "{bytes} bytes at {offset_bytes}");
+    }
+}
