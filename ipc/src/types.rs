@@ -5,6 +5,11 @@
 
 use serde::{Deserialize, Serialize};
 
+/// A text that is no id, or no name of a type or operator. The message says what would be one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ParseError(String);
+
 macro_rules! wire_enum {
     ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $value:literal => $text:literal),+ $(,)? }) => {
         $(#[$meta])*
@@ -38,11 +43,12 @@ macro_rules! wire_enum {
         }
 
         impl std::str::FromStr for $name {
-            type Err = String;
-            fn from_str(text: &str) -> Result<Self, String> {
+            type Err = ParseError;
+            fn from_str(text: &str) -> Result<Self, ParseError> {
+                let unknown = || format!("unknown {} {text:?}; known: {}", stringify!($name), [$($text),+].join(", "));
                 match text {
                     $($text => Ok($name::$variant),)+
-                    _ => Err(format!("unknown {} {text:?}; known: {}", stringify!($name), [$($text),+].join(", "))),
+                    _ => Err(ParseError(unknown())),
                 }
             }
         }
@@ -240,11 +246,11 @@ impl std::fmt::Debug for UniqueId {
 }
 
 impl std::str::FromStr for UniqueId {
-    type Err = String;
+    type Err = ParseError;
 
     /// Reads 32 hexadecimal digits.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("a unique id is 32 hexadecimal digits, not {text:?}");
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        let wrong = || ParseError(format!("a unique id is 32 hexadecimal digits, not {text:?}"));
         if text.len() != 32 || !text.is_ascii() {
             return Err(wrong());
         }

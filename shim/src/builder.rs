@@ -96,9 +96,19 @@ impl CommunicatorBuilder {
     /// Joins several ranks from one thread: none waits for the others before all have been announced.
     ///
     /// # Errors
-    /// The first error of any of them, as for [`CommunicatorBuilder::join`].
+    /// The first error of any of them, as for [`CommunicatorBuilder::join`]. Then none of them is a member. Where one cannot be
+    /// announced, those before it are given up: their communicators end if the other ranks still come.
     pub fn join_all(ranks: &[CommunicatorBuilder]) -> Result<Vec<Communicator>, Error> {
-        let joining = ranks.iter().map(CommunicatorBuilder::send_join).collect::<Result<Vec<_>, _>>()?;
+        let mut joining = Vec::with_capacity(ranks.len());
+        for rank in ranks {
+            match rank.send_join() {
+                Ok(announced) => joining.push(announced),
+                Err(error) => {
+                    ranks.iter().zip(&joining).for_each(|(rank, joining)| rank.client.give_up_join(joining));
+                    return Err(error);
+                }
+            }
+        }
         // All answers are taken, so that none is left over when one is an error.
         let joined: Vec<_> = ranks.iter().zip(&joining).map(|(rank, joining)| rank.finish_join(joining)).collect();
         joined.into_iter().collect()

@@ -208,7 +208,18 @@ impl Client {
             }
             return Ok(answer);
         }
-        // The others may come after all, and would wait for this rank.
+        self.give_up_join(joining);
+        let message = format!(
+            "the {} ranks of communicator {} have not all joined within the time that rank {} gave them; mccsctl why-stuck names those \
+             that are missing",
+            rank.nranks, rank.id, rank.rank
+        );
+        log(LogLevel::Warning, || message.clone());
+        Err(Error::Refused { class: ErrorClass::Timeout, message })
+    }
+
+    /// Leaves a communicator as soon as it exists: the others may come after all, and would wait for this rank.
+    pub(crate) fn give_up_join(&self, joining: &Joining) {
         let (client, request) = (self.clone(), joining.request);
         let end = move || {
             if let Ok((Response::Comm { comm, .. }, _)) = client.0.requests.wait(request) {
@@ -218,13 +229,6 @@ impl Client {
         };
         // Without a thread the rank stays until the session ends.
         let _ = std::thread::Builder::new().name("mccs-gives-up".into()).spawn(end);
-        let message = format!(
-            "the {} ranks of communicator {} have not all joined within the time that rank {} gave them; mccsctl why-stuck names those \
-             that are missing",
-            rank.nranks, rank.id, rank.rank
-        );
-        log(LogLevel::Warning, || message.clone());
-        Err(Error::Refused { class: ErrorClass::Timeout, message })
     }
 
     /// Makes a communicator of what the service has answered to a rank.

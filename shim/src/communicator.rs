@@ -92,6 +92,10 @@ impl ReduceOperator {
 
 /// A rank's membership in a communicator. Operations may be called from any thread; all ranks must call the same
 /// collectives in the same order.
+///
+/// Collectives have two forms, which enqueue the same commands and may be mixed. [`Collectives::enqueue`](crate::Collectives::enqueue)
+/// takes typed slices, and code over it runs on the host's memory and on GPUs: programs in Rust use that. The methods here have
+/// NCCL's arguments, one each: for bindings, for programs that are ported, and for measurements beside NCCL.
 pub struct Communicator {
     client: Client,
     shared: Arc<CommShared>,

@@ -2,7 +2,7 @@
 
 use mccs_cuda::DriverError;
 use mccs_ipc::handshake::HandshakeError;
-use mccs_ipc::types::{ErrorClass, UniqueId};
+use mccs_ipc::types::{ErrorClass, ParseError, UniqueId};
 
 /// Which rank of which communicator an error is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,6 +113,12 @@ impl From<DriverError> for Error {
 impl From<mccs_cuda::Unavailable> for Error {
     fn from(reason: mccs_cuda::Unavailable) -> Self {
         Error::no_cuda(reason)
+    }
+}
+
+impl From<ParseError> for Error {
+    fn from(error: ParseError) -> Self {
+        Error::InvalidArgument(error.to_string())
     }
 }
 

@@ -1,6 +1,7 @@
 //! Groups: operations that start together, as in NCCL. A group belongs to the thread that opens it.
 //!
-//! Programs in Rust use [`Group`]. The functions are for bindings of other languages, where begin and end of a group are calls.
+//! Programs in Rust use [`Group`]. The functions are for bindings of other languages, where begin and end of a group are calls
+//! (`mccs::bindings`).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -9,11 +9,14 @@
 //! environment a communicator reads the job's name (`MCCS_JOB`, or what Slurm, PBS and LSF set), which operators see. It starts no threads but those that communicators of GPUs need (one waits for the service to go, one joins for graphs),
 //! and one for a rank that gave up joining.
 //!
+//! Counts, offsets and sizes of memory are `u64`, as the service and other hosts know them. What is mapped here has a `usize`:
+//! [`Region::len_bytes`], and the memory that [`Client::register`] takes.
+//!
 //! ```no_run
 //! # fn main() -> Result<(), mccs::Error> {
 //! use mccs::{Client, Collective, Collectives, RedOp};
 //! let client = Client::connect("/run/mccs/mccs.sock")?;
-//! let id: mccs::UniqueId = "00112233445566778899aabbccddeeff".parse().map_err(mccs::Error::InvalidArgument)?;
+//! let id: mccs::UniqueId = "00112233445566778899aabbccddeeff".parse()?;
 //! let comm = client.communicator(id, 0, 2).join()?;
 //! let stream = client.create_stream()?;
 //! let memory = client.allocate(1 << 20)?;
@@ -51,9 +54,14 @@ pub use client::{Client, unique_id};
 pub use collectives::{Collective, Collectives, CudaPlace, CudaSlice, CudaStreamRef, Element, HostSlice, Place, Slice};
 pub use communicator::{Communicator, ReduceOperator, Scalar};
 pub use error::{Error, Origin};
-pub use group::{Group, group_drop, group_end, group_estimate_us, group_start};
+pub use group::Group;
 pub use log::{LogLevel, clear_log_handler, set_log_handler};
 pub use mccs_ipc::protocol::JoinOptions;
-pub use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, RedOp, UniqueId};
+pub use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, ParseError, RedOp, UniqueId};
 pub use memory::{Region, Span};
 pub use stream::Stream;
+
+/// For bindings of other languages, where begin and end of a group are calls. Programs in Rust use [`Group`].
+pub mod bindings {
+    pub use crate::group::{group_drop, group_end, group_estimate_us, group_start};
+}

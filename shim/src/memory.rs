@@ -14,6 +14,10 @@ use crate::client::{locked, unexpected};
 use crate::{Client, Error};
 
 /// Memory that the service maps too. Given back on drop; operations in flight still end.
+///
+/// Dropping a region waits for the service's answer, one round trip over the session's socket, or until the service has gone. So the
+/// service knows of it before any other session's next request, and the tenant's quota has room for that. Programs that must not wait
+/// drop regions on a thread of their own: a region is [`Send`].
 pub struct Region {
     client: Client,
     handle: Handle,

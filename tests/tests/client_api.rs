@@ -34,6 +34,34 @@ fn a_rank_gives_up_after_its_own_time_and_does_not_haunt_the_others() {
 }
 
 #[test]
+fn ranks_that_were_announced_are_given_up_when_another_one_cannot_be() {
+    watchdog();
+    let service = TestService::start("");
+    let (client, id) = (service.connect(0), mccs::unique_id().expect("an id"));
+    let no_message_has_room = "h".repeat(1 << 20);
+    let first = client.communicator(id, 0, 3);
+    let second = client.communicator(id, 1, 3).root_address(&*no_message_has_room);
+    let error = mccs::CommunicatorBuilder::join_all(&[first, second]).err().expect("it cannot be sent");
+    assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
+    // The other ranks come all the same: they hear that rank 0 has given up.
+    let others = [1, 2].map(|rank| client.communicator(id, rank, 3));
+    let comms = mccs::CommunicatorBuilder::join_all(&others).expect("rank 0 was announced");
+    while comms.iter().any(|comm| comm.async_error().is_none()) {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn texts_that_name_nothing_are_refused_with_what_would() {
+    let error: Error = "0011".parse::<mccs::UniqueId>().expect_err("too short").into();
+    assert!(matches!(&error, Error::InvalidArgument(why) if why.contains("32 hexadecimal digits")), "{error}");
+    let error: Error = "float128".parse::<mccs::DataType>().expect_err("no such type").into();
+    assert!(matches!(&error, Error::InvalidArgument(why) if why.contains("bfloat16")), "{error}");
+    let id = mccs::unique_id().expect("an id");
+    assert_eq!(id.to_string().parse::<mccs::UniqueId>(), Ok(id));
+}
+
+#[test]
 fn an_empty_root_address_is_refused() {
     let service = TestService::start("");
     let (client, id) = (service.connect(0), mccs::unique_id().expect("an id"));

@@ -86,7 +86,7 @@ fn several_ranks_in_one_thread() {
     group.end().expect("group");
     streams.iter().for_each(|stream| stream.synchronize().expect("completed"));
     assert_eq!(bytes, [6, 0, 0, 0, 6, 0, 0, 0, 6, 0, 0, 0]);
-    assert!(mccs::group_end().is_err(), "no group is open");
+    assert!(mccs::bindings::group_end().is_err(), "no group is open");
 }
 
 /// As `?` leaves it: nothing of it is enqueued, and the next group is not part of it.

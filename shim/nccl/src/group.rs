@@ -77,7 +77,7 @@ fn with_group<R>(act: impl FnOnce(&mut Group) -> R) -> Result<R, Error> {
 pub extern "C" fn ncclGroupStart() -> Status {
     guard(|| {
         with_group(|group| group.depth += 1)?;
-        mccs::group_start();
+        mccs::bindings::group_start();
         Ok(())
     })
 }
@@ -89,13 +89,14 @@ pub extern "C" fn ncclGroupEnd() -> Status {
     guard_status(|| {
         let Group { depth, pending, error } = close()?;
         if let Some(error) = error {
-            mccs::group_drop()?;
+            mccs::bindings::group_drop()?;
             profiler::drop_group();
             give_up(pending, &error);
             return Err(error);
         }
         let made = make(pending);
-        let ended = if depth > 0 { mccs::group_end() } else { profiler::end_group(mccs::group_end) };
+        let ended =
+            if depth > 0 { mccs::bindings::group_end() } else { profiler::end_group(mccs::bindings::group_end) };
         ended.and(made)
     })
 }
@@ -108,8 +109,8 @@ pub extern "C" fn ncclGroupEnd() -> Status {
 pub unsafe extern "C" fn ncclGroupSimulateEnd(info: *mut c_void) -> Status {
     guard(|| {
         let Group { depth, pending, error, .. } = close()?;
-        let estimate = mccs::group_estimate_us();
-        mccs::group_drop()?;
+        let estimate = mccs::bindings::group_estimate_us();
+        mccs::bindings::group_drop()?;
         if depth > 0 {
             return Ok(());
         }

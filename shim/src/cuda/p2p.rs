@@ -187,7 +187,7 @@ macro_rules! p2p {
                 ///
                 /// # Errors
                 /// [`Error::InvalidArgument`], and nothing is enqueued; outside of a group also those of
-                /// [`group_end`](crate::group_end). Failures of the operation itself: [`CudaCommunicator::async_error`].
+                /// [`Group::end`](crate::Group::end). Failures of the operation itself: [`CudaCommunicator::async_error`].
                 pub unsafe fn $name(
                     &self,
                     buffer: DeviceAddress,

@@ -152,7 +152,7 @@ fn span(client: &Client, address: usize) -> Span {
 #[unsafe(no_mangle)]
 pub extern "C" fn mccsGroupStart() -> Status {
     guard(|| {
-        crate::group_start();
+        crate::bindings::group_start();
         of_thread(|thread| thread.group_depth += 1)?;
         Ok(SUCCESS)
     })
@@ -162,7 +162,7 @@ pub extern "C" fn mccsGroupStart() -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn mccsGroupEnd() -> Status {
     guard(|| {
-        let enqueued = crate::group_end();
+        let enqueued = crate::bindings::group_end();
         let joins = of_thread(|thread| {
             thread.group_depth = thread.group_depth.saturating_sub(1);
             if thread.group_depth == 0 { std::mem::take(&mut thread.joins) } else { Vec::new() }

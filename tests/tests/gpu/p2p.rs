@@ -466,7 +466,7 @@ fn errs(place: &Place) -> anyhow::Result<()> {
         refused(recv(0, 1, 0), "is no place for")?;
         refused(recv(at, u64::MAX, 0), "larger than memory")?;
         refused(send(at, 1, rank), "sends to and receives from oneself")?;
-        refused(mccs::group_end(), "group_end without group_start")?;
+        refused(mccs::bindings::group_end(), "group_end without group_start")?;
         let group = Group::begin();
         send(at, 1, rank)?;
         recv(at + 4096, 2, rank)?;
