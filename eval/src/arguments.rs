@@ -54,11 +54,11 @@ pub fn exit(program: &str, outcome: anyhow::Result<()>) -> ExitCode {
 ///
 /// # Errors
 /// A name that is none of `T`'s; the text says which there are.
-pub fn list<T: std::str::FromStr<Err = String> + Copy>(text: &str, all: &[T]) -> anyhow::Result<Vec<T>> {
+pub fn list<T: std::str::FromStr<Err: std::fmt::Display> + Copy>(text: &str, all: &[T]) -> anyhow::Result<Vec<T>> {
     if text == "all" {
         return Ok(all.to_vec());
     }
-    text.split(',').map(|name| name.parse().map_err(anyhow::Error::msg)).collect()
+    text.split(',').map(|name| name.parse().map_err(|error| anyhow::anyhow!("{error}"))).collect()
 }
 
 /// Makes seeds differ from run to run.

@@ -60,3 +60,48 @@ fn c_programs_run_and_misuse_is_refused() {
     compile(&workspace().join("tests/tests/misuse.c"), &library, &misuse);
     assert!(start(&misuse, 0).wait().expect("misuse").success());
 }
+
+/// As `docs/CLIENT.md` says, into a folder of the test's own.
+#[test]
+fn an_installed_library_is_found_by_pkg_config_and_cmake() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let (target, prefix) = (directory.path().join("target"), directory.path().join("prefix"));
+    std::fs::create_dir_all(target.join("release")).expect("a directory");
+    std::fs::copy(library_directory().join("libmccs.so"), target.join("release/libmccs.so")).expect("copied");
+    let installed = Command::new("bash")
+        .arg(workspace().join("shim/install.sh"))
+        .arg(&prefix)
+        .env("CARGO_TARGET_DIR", &target)
+        .status()
+        .expect("bash");
+    assert!(installed.success());
+    let flags = Command::new("pkg-config")
+        .args(["--cflags", "--libs", "mccs"])
+        .env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"))
+        .output()
+        .expect("pkg-config");
+    assert!(flags.status.success(), "{}", String::from_utf8_lossy(&flags.stderr));
+    let flags = String::from_utf8(flags.stdout).expect("UTF-8");
+    let program = directory.path().join("all_reduce");
+    let compiled = Command::new("cc")
+        .arg(workspace().join("shim/examples/c/all_reduce.c"))
+        .args(flags.split_whitespace())
+        .arg("-o")
+        .arg(&program)
+        .status()
+        .expect("a C compiler");
+    assert!(compiled.success(), "{flags}");
+    let service = TestService::start("");
+    let rank = Command::new(&program)
+        .env("LD_LIBRARY_PATH", prefix.join("lib"))
+        .env("MCCS_SOCKET", service.socket(0))
+        .envs([("MCCS_RANK", "0"), ("MCCS_NRANKS", "1"), ("MCCS_UNIQUE_ID", "00112233445566778899aabbccddeeff")])
+        .status()
+        .expect("a C program");
+    assert!(rank.success());
+    // What CMake reads names files that are there.
+    let config = std::fs::read_to_string(prefix.join("lib/cmake/mccs/mccsConfig.cmake")).expect("installed");
+    for file in ["lib/libmccs.so", "include"] {
+        assert!(config.contains(&format!("${{_mccs_prefix}}/{file}\"")) && prefix.join(file).exists(), "{file}");
+    }
+}

@@ -1,5 +1,6 @@
 //! Documents: links lead to what exists, indexes name every page, and lines are short enough to read.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -208,4 +209,21 @@ fn files_that_pages_and_comments_name_are_there() {
         }
     }
     assert!(missing.is_empty(), "named, and not there:\n{}", missing.join("\n"));
+}
+
+/// The page on NCCL says what becomes of each field that a program can set.
+#[test]
+fn every_field_of_nccls_configuration_has_a_row() {
+    let read = |file: &str| fs::read_to_string(root().join(file)).expect("a tracked file");
+    let header = read("tests/tests/nccl_functions.h");
+    let (before, _) = header.split_once("} ncclConfig_t;").expect("the structure");
+    let (_, structure) = before.rsplit_once("typedef struct {").expect("its beginning");
+    let declared = structure.split([';', ',']).filter_map(|one| one.trim().rsplit([' ', '*']).next());
+    let declared: BTreeSet<&str> = declared.filter(|field| !field.is_empty()).collect();
+    assert!(declared.len() > 20, "{declared:?}");
+    let page = read("docs/NCCL.md");
+    let (_, section) = page.split_once("## Fields of `ncclConfig_t`\n").expect("the section");
+    let rows = section.split("\n## ").next().expect("some text").lines().filter(|line| line.starts_with("| `"));
+    let named = rows.filter_map(|row| row.split(" | ").next()).flat_map(|fields| fields.split('`').skip(1).step_by(2));
+    assert_eq!(named.collect::<BTreeSet<&str>>(), declared, "rows of docs/NCCL.md, fields of the header");
 }

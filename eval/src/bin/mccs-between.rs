@@ -10,7 +10,7 @@ use mccs_telemetry::traffic::traffic;
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
-    #[arg(long, default_value = "all_reduce", value_parser = kind)]
+    #[arg(long, default_value = "all_reduce")]
     operation: CollectiveKind,
     /// Size, as mccs-perf counts it.
     #[arg(long)]
@@ -28,10 +28,6 @@ struct Arguments {
     channels: u32,
     #[arg(long, default_value_t = 0)]
     root: u32,
-}
-
-fn kind(text: &str) -> Result<CollectiveKind, String> {
-    text.parse()
 }
 
 /// `strategy.algorithm` of service.toml.
