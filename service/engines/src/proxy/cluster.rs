@@ -26,7 +26,6 @@ use super::joining::shared_gpu;
 use super::operation::{JoinRequest, ProxyReply};
 use super::setups::{Setup, gpus_of, peers_of, placed_ranks};
 use super::sites::{self, GpuPlace};
-use crate::transport::{Network, TransportMessage};
 
 /// What a communicator is made of that spans hosts.
 pub(super) struct Across {
@@ -83,11 +82,8 @@ impl ProxyEngine {
         };
         let key = CommKey { tenant, id: request.id };
         if !setups.setups.contains_key(&key) {
-            let network = setups.begin(&key, self.mail.engines(), now);
-            for (engine, handle) in network.engines.iter().enumerate() {
-                let (links, reply) = (network.links, self.transport_events.clone());
-                self.mail.tell(handle, TransportMessage::Listen { links, engine, reply });
-            }
+            let network = setups.begin(&key, self.transports.engines(), now);
+            self.transports.listen(&network);
         }
         let Some(setup) = setups.setups.get_mut(&key) else { return };
         if setup.is_lost {
@@ -128,13 +124,7 @@ impl ProxyEngine {
     fn end_setup(&mut self, key: &CommKey, class: ErrorClass, message: &str) {
         let Some(setup) = self.setups.as_mut().and_then(|setups| setups.end(key)) else { return };
         setup.requests.into_iter().for_each(|request| join_failed(request, class, message));
-        self.close_links(&setup.network);
-    }
-
-    fn close_links(&mut self, network: &Network) {
-        for engine in &network.engines {
-            self.mail.tell(engine, TransportMessage::CloseLinks { links: network.links });
-        }
+        self.transports.close_links(&setup.network);
     }
 
     /// A session has ended: communicators that its ranks were joining are not going to be.
@@ -230,10 +220,7 @@ impl ProxyEngine {
             return setups.ask(Request::Fail { comm, failure });
         }
         (setup.membership, setup.gpus) = (Some(membership), gpus_of(payloads));
-        for engine in &setup.network.engines {
-            let (links, peers) = (setup.network.links, Arc::clone(&peers));
-            self.mail.tell(engine, TransportMessage::SetPeers { links, peers });
-        }
+        self.transports.set_peers(&setup.network, &peers);
         setups.ask(Request::Ready { comm });
     }
 
@@ -252,7 +239,7 @@ impl ProxyEngine {
         if membership.hosts.len() == 1 {
             // All ranks are here after all.
             setups.ask(Request::Close { comm });
-            self.close_links(&network);
+            self.transports.close_links(&network);
             return self.complete_here(key.id, requests, now);
         }
         let span = Span { comm, left: BTreeSet::new(), network, suspected: None, is_told: false, is_closed: false };
@@ -305,12 +292,12 @@ impl ProxyEngine {
             let failure = exchange::Failure::new(failure.class, &*failure.message);
             setups.ask(Request::Fail { comm: span.comm.clone(), failure });
         }
-        self.close_links(&network);
+        self.transports.close_links(&network);
     }
 
     /// A communicator could not begin here, and has elsewhere.
     pub(super) fn never_begun(&mut self, span: Span, failure: &Failure) {
-        self.close_links(&span.network);
+        self.transports.close_links(&span.network);
         let failure = exchange::Failure::new(failure.class, &*failure.message);
         self.setups.iter_mut().for_each(|setups| {
             setups.ask(Request::Fail { comm: span.comm.clone(), failure: failure.clone() });
@@ -320,7 +307,7 @@ impl ProxyEngine {
     /// All ranks of this host have left a communicator.
     pub(super) fn leave_cluster(&mut self, span: Span) {
         if !span.is_closed {
-            self.close_links(&span.network);
+            self.transports.close_links(&span.network);
         }
         let Some(setups) = &mut self.setups else { return };
         setups.comm_of_links.remove(&span.network.links);

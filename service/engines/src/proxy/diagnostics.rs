@@ -29,7 +29,6 @@ use super::describe::{describe, describe_call};
 use super::gpu_progress::{GpuProgress, GpuStall, LooksLeft};
 use super::operation::Operation;
 use super::reply_to::{Looks, OperatorAnswer, ReplyTo};
-use crate::transport::TransportMessage;
 
 /// Time that hosts have to answer the first look.
 const ACCOUNT_TIME: Duration = Duration::from_secs(1);
@@ -302,10 +301,7 @@ impl ProxyEngine {
         let Some(number) = self.diagnostics.number(true) else {
             return self.tell_host(host, question, id, HostAccount::of_busy());
         };
-        for engine in &network.engines {
-            let (links, reply) = (network.links, self.transport_events.clone());
-            self.mail.tell(engine, TransportMessage::TellWaits { links, question: number, reply });
-        }
+        self.transports.ask_waits(&network, number);
         let wanted = Wanted::By { host: host.clone(), question, comm: id.clone() };
         let (engines_left, until) = (network.engines.len(), now + ACCOUNT_TIME / 2);
         let gathering = Gathering { comm, wanted, engines_left, flows: Vec::new(), gpus: None, until };

@@ -16,7 +16,7 @@ use super::describe::describe;
 use super::operation::{Calls, Operation};
 use super::stream::Arrival;
 use super::{Event, JOBS_MAX, ProxyEngine};
-use crate::transport::{ChannelFault, PoolWorkers};
+use crate::transport::ChannelFault;
 
 /// What a running job is for.
 pub(super) enum Inflight {
@@ -124,7 +124,7 @@ impl ProxyEngine {
                 |at_ns| Record::PairStarted { at_ns, comm, job, from: ranks.0, to: ranks.1, bytes: from.bytes() };
             self.recorder.record(pair);
         }
-        let workers = &mut PoolWorkers::new(&mut self.mail, self.transport_events.clone(), None);
+        let workers = &mut self.transports.workers(None);
         if device.copy(&from, &to, job, workers) == Launched::Finished {
             self.work.charge(work_ns(from.bytes() + to.bytes()));
             self.finish_job(job, now);
@@ -206,7 +206,7 @@ impl ProxyEngine {
             Ok((schedule, job)) => {
                 live.record_start(job, &self.recorder);
                 let network = live.span.as_ref().map(|span| (&span.network, live.tag()));
-                let workers = &mut PoolWorkers::new(&mut self.mail, self.transport_events.clone(), network);
+                let workers = &mut self.transports.workers(network);
                 let calls = Calls(&live.running);
                 match self.device.launch(&live.collective(comm, &schedule, &calls), job, workers) {
                     Ok(Launched::Running) => {}

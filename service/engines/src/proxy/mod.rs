@@ -40,6 +40,7 @@ mod setups;
 mod sites;
 mod stream;
 mod streams;
+mod transports;
 mod turns;
 
 use std::sync::Arc;
@@ -80,8 +81,9 @@ pub use self::setups::Cluster;
 use self::setups::Setups;
 use self::stream::{Arrival, Entry, Head, Task};
 use self::streams::Streams;
+use self::transports::Transports;
 use self::turns::{ITEM_NS, WorkQueues};
-use crate::transport::{TransportEvent, TransportEvents, TransportMail};
+use crate::transport::TransportEvent;
 
 /// Messages that may wait at a proxy engine from devices, transports, other hosts and operators.
 pub const PROXY_MAILBOX_MAX: usize = 4096;
@@ -118,10 +120,7 @@ pub struct Timeouts {
 /// See the module's documentation.
 pub struct ProxyEngine {
     device: Box<dyn Device>,
-    /// To transport engines.
-    mail: TransportMail,
-    /// Where these answer.
-    transport_events: TransportEvents,
+    transports: Transports,
     /// What found no room in `mailbox`, where the device keeps it.
     device_events: Option<Arc<DeviceEvents>>,
     /// From devices, transports, other hosts and operators.
@@ -179,8 +178,7 @@ impl ProxyEngine {
             work: WorkQueues::new(Lanes::new(0, mailbox.waker().clone())),
             now: Instant::now(),
             device,
-            mail: TransportMail::default(),
-            transport_events: ProxyMessage::transport_events(mailbox.sender()),
+            transports: Transports::new(ProxyMessage::transport_events(mailbox.sender())),
             device_events: None,
             mailbox,
             registry,
@@ -314,7 +312,7 @@ impl ProxyEngine {
             TransportEvent::LinksFailed { links, fault } => self.links_failed(links, &fault, now),
             TransportEvent::EpochPrepared { links, epoch, made } => self.epoch_prepared(links, epoch, made),
             TransportEvent::FlowWaits { question, waits } => self.flow_waits(question, waits, now),
-            TransportEvent::PoolChanged(engines) => self.mail.set_engines(engines),
+            TransportEvent::PoolChanged(engines) => self.transports.set_engines(engines),
         }
     }
 
@@ -491,7 +489,7 @@ impl Engine for ProxyEngine {
         self.now = cx.now;
         self.look_at_gates(cx.now);
         let handled = self.take_turns(cx);
-        let backlog = self.mail.push_backlog()
+        let backlog = self.transports.push_backlog()
             | self.device_events.as_ref().is_some_and(|events| events.push_backlog())
             | self.setups.as_mut().is_some_and(Setups::push_backlog)
             | self.gpu_proxy.push_backlog();

@@ -42,7 +42,6 @@ use super::comm::{Comm, Failure};
 use super::reply_to::{OperatorAnswer, Reconfigured, ReplyTo};
 use super::schedule_cache::ScheduleCache;
 use crate::transport::links::{NextEpoch, PaceHere, PathAssignment};
-use crate::transport::{Network, TransportMessage};
 
 /// Time that hosts have to prepare for a change. Shorter than the operator waits for an answer.
 pub(super) const PREPARE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -324,13 +323,9 @@ impl ProxyEngine {
         let key = |(channel, src, dst)| LinkKey { epoch: next.epoch, channel, src, dst };
         let links: Vec<_> = links.into_iter().map(key).collect();
         let span = live.span.as_ref().ok_or_else(|| Refused::own("the communicator has no other hosts"))?;
-        let Network { links: id, engines, .. } = span.network.clone();
-        for (index, engine) in engines.iter().enumerate() {
-            let next = Box::new(live.links_of(&next, index, engines.len(), &links));
-            let message = TransportMessage::PrepareEpoch { links: id, next, reply: self.transport_events.clone() };
-            self.mail.tell(engine, message);
-        }
-        live.changes.preparing = Some(Preparing { next, window, engines_left: engines.len() });
+        let engines = span.network.engines.len();
+        self.transports.prepare_epoch(&span.network, |engine| live.links_of(&next, engine, engines, &links));
+        live.changes.preparing = Some(Preparing { next, window, engines_left: engines });
         Ok(())
     }
 
@@ -381,10 +376,7 @@ impl ProxyEngine {
                 while let Some((_, never)) = changes.decided.pop_back_if(|(earlier, _)| *earlier >= cut) {
                     over.push(never.epoch);
                 }
-                for engine in &network.engines {
-                    let (links, assignment) = (network.links, Arc::clone(&next.assignment));
-                    self.mail.tell(engine, TransportMessage::SetPairPaths { links, assignment });
-                }
+                self.transports.set_pair_paths(&network, &next.assignment);
                 changes.decided.push_back((cut, next));
                 if let Some(placed) = live.info.placed.as_ref().filter(|_| changes.reply_to.is_some()) {
                     placed.pin(changes.is_by_hand);
@@ -402,7 +394,7 @@ impl ProxyEngine {
         if let Some(reply_to) = reply_to {
             reply_to.answer(answer);
         }
-        self.end_epochs(&network, &over);
+        self.transports.end_epochs(&network, &over);
         self.may_start(comm);
     }
 
@@ -411,15 +403,7 @@ impl ProxyEngine {
         let Some(live) = self.comms.get_mut(comm) else { return };
         let over = live.take_next();
         if let Some(network) = live.span.as_ref().filter(|_| !over.is_empty()).map(|span| span.network.clone()) {
-            self.end_epochs(&network, &over);
-        }
-    }
-
-    fn end_epochs(&mut self, network: &Network, epochs: &[u32]) {
-        for epoch in epochs {
-            for engine in &network.engines {
-                self.mail.tell(engine, TransportMessage::EndEpoch { links: network.links, epoch: *epoch });
-            }
+            self.transports.end_epochs(&network, &over);
         }
     }
 
@@ -430,12 +414,8 @@ impl ProxyEngine {
         let (Some(span), Some(placed)) = (&live.span, &live.info.placed) else { return };
         let owner = live.members.first().map(|member| &member.session.tenant);
         let tenant = owner.zip(pace.host_cap_bps).map(|(tenant, cap_bps)| tenant.capped(cap_bps));
-        let network = span.network.clone();
         let here = PaceHere { pace: Arc::clone(pace), pace_use: Arc::clone(&placed.pace_use), tenant };
-        for engine in &network.engines {
-            let (links, here) = (network.links, here.clone());
-            self.mail.tell(engine, TransportMessage::SetPace { links, here });
-        }
+        self.transports.set_pace(&span.network, &here);
     }
 
     pub(super) fn comm_of(&self, id: &CommId) -> Option<Handle> {

@@ -19,7 +19,7 @@ use super::describe::{describe, signature};
 use super::inflight::{Inflight, too_many_jobs};
 use super::operation::Operation;
 use super::p2p_queues::direction;
-use crate::transport::{ChannelFault, PoolWorkers, Tag};
+use crate::transport::{ChannelFault, Tag};
 
 /// How long the exchange may take to tell why a link has broken. Long enough for hosts that are busy: who is not told in time
 /// blames a neighbour that has only passed the failure on.
@@ -163,7 +163,7 @@ impl ProxyEngine {
         self.recorder.record(pair);
         let message = RemoteMessage { src, dst, rank, operand: &operand };
         let network = Some((&network, pair_tag(dtype, bytes)));
-        let workers = &mut PoolWorkers::new(&mut self.mail, self.transport_events.clone(), network);
+        let workers = &mut self.transports.workers(network);
         if let Err(error) = device.exchange(&message, job, workers) {
             self.abandon_remote(job, Failure::new(ErrorClass::Internal, error.to_string()));
         }
