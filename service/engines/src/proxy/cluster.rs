@@ -179,7 +179,7 @@ impl ProxyEngine {
 
     /// Ranks of another host have left.
     fn left_elsewhere(&mut self, comm: &CommId, ranks: Vec<u32>) {
-        let Some(handle) = self.setups.as_ref().and_then(|setups| setups.comm_called(comm)) else { return };
+        let Some(handle) = self.comms.called(comm) else { return };
         if let Some(span) = self.comms.get_mut(handle).and_then(|live| live.span.as_mut()) {
             span.left.extend(ranks);
         }
@@ -256,17 +256,8 @@ impl ProxyEngine {
         });
     }
 
-    /// A communicator has begun: it is found by what others call it.
-    pub(super) fn note_links(&mut self, comm: Handle) {
-        let (Some(setups), Some(live)) = (&mut self.setups, self.comms.get(comm)) else { return };
-        if let Some(span) = &live.span {
-            setups.comm_of_links.insert(span.network.links, comm);
-            setups.comm_of_id.insert(span.comm.clone(), comm);
-        }
-    }
-
     fn failed_elsewhere(&mut self, comm: &CommId, failure: &exchange::Failure) {
-        let Some(handle) = self.setups.as_ref().and_then(|setups| setups.comm_called(comm)) else { return };
+        let Some(handle) = self.comms.called(comm) else { return };
         if let Some(span) = self.comms.get_mut(handle).and_then(|live| live.span.as_mut()) {
             span.is_told = true;
         }
@@ -310,8 +301,6 @@ impl ProxyEngine {
             self.transports.close_links(&span.network);
         }
         let Some(setups) = &mut self.setups else { return };
-        setups.comm_of_links.remove(&span.network.links);
-        setups.comm_of_id.remove(&span.comm);
         if !span.is_told {
             setups.ask(Request::Close { comm: span.comm });
         }

@@ -235,7 +235,7 @@ impl Comm {
 impl ProxyEngine {
     /// An operator asks why the communicator with a number is stuck.
     pub(super) fn why_stuck(&mut self, communicator: u64, looks: Looks, reply_to: ReplyTo, now: Instant) {
-        let Some(comm) = self.comm_numbered(communicator) else {
+        let Some(comm) = self.comms.numbered(communicator) else {
             let failed = self.registry.failed.reason_of(communicator, now);
             let why = failed.map(|(reason, age)| format!(" any more: it failed {} s ago: {reason}", age.as_secs()));
             let why = why.unwrap_or_default();
@@ -295,7 +295,7 @@ impl ProxyEngine {
 
     /// A host asks how a communicator is here.
     pub(super) fn inquired(&mut self, id: &CommId, host: &Name, question: u64, now: Instant) {
-        let comm = self.setups.as_ref().and_then(|setups| setups.comm_called(id));
+        let comm = self.comms.called(id);
         let Some((comm, live)) = comm.and_then(|comm| Some((comm, self.comms.get(comm)?))) else { return };
         let Some(network) = live.span.as_ref().map(|span| span.network.clone()) else { return };
         let Some(number) = self.diagnostics.number(true) else {

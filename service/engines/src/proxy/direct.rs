@@ -65,9 +65,9 @@ impl ProxyEngine {
 
     /// A GPU is lost: so is every communicator that has a rank there.
     pub(super) fn end_on_gpu(&mut self, gpu: usize, reason: &Arc<str>) {
-        let is_there = |live: &Comm| live.members.iter().any(|member| member.gpu == Some(gpu));
-        let hit: Vec<_> = self.comms.iter().filter(|(_, live)| is_there(live)).map(|(comm, _)| comm).collect();
-        hit.into_iter().for_each(|comm| self.abort(comm, Failure::new(ErrorClass::System, Arc::clone(reason))));
+        for comm in self.comms.on_gpu(gpu) {
+            self.abort(comm, Failure::new(ErrorClass::System, Arc::clone(reason)));
+        }
     }
 
     /// Ends communicators of GPUs that do not say how far they are, or in which operations have waited for too long. Nothing tells when such operations

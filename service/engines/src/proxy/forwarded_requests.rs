@@ -74,7 +74,7 @@ impl ProxyEngine {
         if let Err(problems) = request.check() {
             return reply_to.answer(Err(problems.into()));
         }
-        let live = self.comm_numbered(number).and_then(|comm| self.comms.get(comm));
+        let live = self.comms.numbered(number).and_then(|comm| self.comms.get(comm));
         let Some(live) = live else {
             return reply_to.answer(Err(format!("there is no communicator {number} here").into()));
         };
@@ -98,7 +98,7 @@ impl ProxyEngine {
 
     /// The controller may decide again for a communicator.
     fn unpin(&mut self, number: u64) -> Result<(), String> {
-        let live = self.comm_numbered(number).and_then(|comm| self.comms.get(comm));
+        let live = self.comms.numbered(number).and_then(|comm| self.comms.get(comm));
         let live = live.ok_or_else(|| format!("there is no communicator {number} here"))?;
         if !live.info.placed.as_ref().is_some_and(|placed| placed.pin(false)) {
             return Err(format!("communicator {number} is not pinned"));
@@ -125,7 +125,7 @@ impl ProxyEngine {
 
     /// An operator on another host wants something of a communicator whose root is here.
     pub(super) fn forwarded_request(&mut self, comm: CommId, from: Name, question: u64, body: &ChangeBody) {
-        let number = self.comm_of(&comm).and_then(|handle| self.comms.get(handle)).map(|live| live.info.number);
+        let number = self.comms.called(&comm).and_then(|handle| self.comms.get(handle)).map(|live| live.info.number);
         let request = OperatorRequest::read(body);
         tracing::info!(%comm, %from, ?request, "an operator on another host wants something of a communicator");
         let (asked, own) = (ForwardedRequest { comm, from, question }, self.mailbox.sender());
@@ -186,7 +186,7 @@ impl ProxyEngine {
     }
 
     fn lives(&self, comm: &CommId) -> bool {
-        self.comm_of(comm).and_then(|comm| self.comms.get(comm)).is_some_and(|live| live.failure.is_none())
+        self.comms.called(comm).and_then(|comm| self.comms.get(comm)).is_some_and(|live| live.failure.is_none())
     }
 }
 

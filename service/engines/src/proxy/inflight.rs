@@ -151,7 +151,7 @@ impl ProxyEngine {
     /// Ends communicators in which operations have waited for too long.
     pub(super) fn end_late(&mut self, now: Instant) {
         let Some(timeout) = self.deadline.due(now) else { return };
-        let waiting: Vec<_> = self.comms.iter().filter_map(|(comm, live)| Some((comm, live.waits_since()?))).collect();
+        let waiting = self.comms.waiting();
         self.deadline.looked(waiting.iter().map(|(_, since)| *since), now);
         for (comm, _) in waiting.into_iter().filter(|(_, since)| *since + timeout <= now) {
             let Some(live) = self.comms.get(comm) else { continue };
@@ -320,8 +320,8 @@ impl ProxyEngine {
 
     /// An operation fails. Its tenant knows why from the failure of the communicator, unless it has left that one.
     pub(super) fn count_failed(&mut self, session: SessionId, index: u32, ticket: u64, (comm, rank): (Handle, u32)) {
-        let is_told = self.member(comm, rank).is_some_and(|member| !member.left);
-        let failure = self.failure_of(comm);
+        let is_told = self.comms.member_mut(comm, rank).is_some_and(|member| !member.left);
+        let failure = self.comms.failure_of(comm);
         let Some(stream) = self.streams.get_mut(session, index) else { return };
         stream.session.count_failed();
         if !is_told && stream.is_news(comm) {

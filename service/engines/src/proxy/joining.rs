@@ -11,14 +11,15 @@ use mccs_registry::{CommInfo, RankInfo, STAGED};
 use mccs_telemetry::plausible::{COLLECTIVE_TIME_MIN, MESSAGE_TIME_MIN, Plausible};
 use mccs_telemetry::traffic::RecentTraffic;
 
+use super::ProxyEngine;
 use super::cluster::Across;
 use super::comm::{Comm, Failure, Member};
+use super::communicators::COMMS_MAX;
 use super::message::SessionMessage;
 use super::operation::{JoinRequest, ProxyReply};
 use super::rendezvous::Joined;
 use super::setups::Setups;
 use super::sites::host_runs;
-use super::{COMMS_MAX, ProxyEngine};
 
 impl ProxyEngine {
     pub(super) fn join(&mut self, request: JoinRequest, now: Instant) {
@@ -146,7 +147,6 @@ impl ProxyEngine {
         if info.direct.is_some() {
             self.watch_gpus(now);
         }
-        self.note_links(comm);
         for (rank, request, tenant_comm, reply) in answers {
             let (info, memory, share) = (Arc::clone(&info), memory.clone(), share.clone());
             let _ = reply.send(ProxyReply::Joined { request, tenant_comm, comm, rank, info, memory, share });

@@ -13,6 +13,7 @@
 mod at_once;
 mod cluster;
 mod comm;
+mod communicators;
 mod deadline;
 mod describe;
 mod diagnostics;
@@ -58,7 +59,8 @@ use mccs_runtime::{Account, Context, Engine, Lanes, Mailbox, Progress, Sender};
 use mccs_telemetry::LogBudget;
 use mccs_telemetry::recorder::Recorder;
 
-use self::comm::{Comm, Failure, Member};
+use self::comm::{Failure, Member};
+use self::communicators::Communicators;
 use self::deadline::OperationDeadline;
 pub use self::describe::signature;
 use self::diagnostics::Diagnostics;
@@ -89,8 +91,6 @@ use crate::transport::TransportEvent;
 pub const PROXY_MAILBOX_MAX: usize = 4096;
 /// Messages that may wait at a proxy engine from each tenant: a few bursts of its sessions' commands.
 pub const PROXY_LANE_MAX: usize = 512;
-/// Communicators of a device; quotas keep tenants far below.
-const COMMS_MAX: u32 = 1 << 20;
 /// Jobs of a device that run at a time.
 const JOBS_MAX: u32 = 1 << 20;
 
@@ -134,7 +134,7 @@ pub struct ProxyEngine {
     /// Whether ranks of several processes are refused on one GPU.
     refuses_duplicate_gpus: bool,
     streams: Streams,
-    comms: HandleTable<Comm>,
+    comms: Communicators,
     inflight: HandleTable<Inflight>,
     rendezvous: Rendezvous<JoinRequest>,
     late: LateTold,
@@ -185,7 +185,7 @@ impl ProxyEngine {
             make_schedules,
             refuses_duplicate_gpus: false,
             streams: Streams::default(),
-            comms: HandleTable::new(COMMS_MAX),
+            comms: Communicators::new(),
             inflight: HandleTable::new(JOBS_MAX),
             rendezvous: Rendezvous::new(timeouts.init),
             late: LateTold::new(name),
@@ -232,7 +232,7 @@ impl ProxyEngine {
     #[must_use]
     pub fn held(&self) -> usize {
         let setups = self.setups.as_ref().map_or(0, Setups::held);
-        self.streams.len() + self.comms.len() + self.inflight.len() + setups + self.gpu_proxy.held()
+        self.streams.len() + self.comms.held() + self.inflight.len() + setups + self.gpu_proxy.held()
     }
 
     fn handle(&mut self, message: ProxyMessage, now: Instant) {
@@ -251,7 +251,7 @@ impl ProxyEngine {
             SessionMessage::Operation(operation) => self.enqueue(operation, now),
             SessionMessage::Join(request) => self.join(*request, now),
             SessionMessage::Leave { comm, rank, request, tenant_comm, reply } => {
-                if let Some(member) = self.member(comm, rank) {
+                if let Some(member) = self.comms.member_mut(comm, rank) {
                     member.leaving = Some((request, reply));
                     self.reap(comm);
                 } else {
@@ -316,12 +316,6 @@ impl ProxyEngine {
         }
     }
 
-    fn member(&mut self, comm: Handle, rank: u32) -> Option<&mut Member> {
-        let live = self.comms.get_mut(comm)?;
-        let at = live.index_of(rank)?;
-        live.members.get_mut(at)
-    }
-
     fn enqueue(&mut self, operation: Operation, now: Instant) {
         let (session, handle) = (Arc::clone(&operation.session), operation.stream);
         let (ticket, called_at, group_continues) = (operation.ticket, operation.called_at, operation.group_continues);
@@ -364,17 +358,9 @@ impl ProxyEngine {
         self.finish_one(session, index);
     }
 
-    fn failure_of(&self, comm: Handle) -> Failure {
-        let failure = self.comms.get(comm).and_then(|comm| comm.failure.clone());
-        failure.unwrap_or_else(|| Failure::new(ErrorClass::InvalidUsage, "the communicator has been destroyed"))
-    }
-
     /// Ends a communicator with an error on every rank. What already runs ends by itself.
     fn abort(&mut self, comm: Handle, failure: Failure) {
-        let Some(live) = self.comms.get_mut(comm) else { return };
-        if live.failure.is_some() {
-            return;
-        }
+        let Some(live) = self.comms.sound_mut(comm) else { return };
         let failure = live.contradiction().unwrap_or(failure);
         let failure = Failure::new(failure.class, live.info.named(&failure.message));
         self.registry.failed.note(live.info.failed_view(&failure.message), Instant::now());

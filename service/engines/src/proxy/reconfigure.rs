@@ -248,11 +248,6 @@ fn changed_assignment(
 }
 
 impl ProxyEngine {
-    /// The communicator that operators call by a number.
-    pub(super) fn comm_numbered(&self, number: u64) -> Option<Handle> {
-        self.comms.iter().find(|(_, live)| live.info.number == number).map(|(comm, _)| comm)
-    }
-
     /// The strategy of the communicator with a number is to change, with the terms of [`ControllerOrder::Reconfigure`](super::ControllerOrder::Reconfigure): because the
     /// controller orders it, which expects a certain strategy, or an operator, whose choice is pinned.
     pub(super) fn reconfigure(
@@ -262,7 +257,7 @@ impl ProxyEngine {
         (window, expected): (Option<u32>, Option<u64>),
         reply_to: ReplyTo,
     ) {
-        let comm = self.comm_numbered(number);
+        let comm = self.comms.numbered(number);
         let Some(live) = comm.and_then(|comm| self.comms.get_mut(comm)) else {
             return reply_to.answer(Err(Refused::own(format!("there is no communicator {number} here"))));
         };
@@ -293,7 +288,7 @@ impl ProxyEngine {
 
     /// The exchange would not propose a change.
     pub(super) fn proposal_refused(&mut self, comm: &CommId, reason: &Text) {
-        let live = self.comm_of(comm).and_then(|comm| self.comms.get_mut(comm));
+        let live = self.comms.called(comm).and_then(|comm| self.comms.get_mut(comm));
         if let Some(reply_to) = live.and_then(|live| live.changes.reply_to.take()) {
             // It looks at the communicator alone.
             reply_to.answer(Err(Refused::own(reason.as_str())));
@@ -312,7 +307,7 @@ impl ProxyEngine {
 
     fn begin_to_prepare(&mut self, id: &CommId, change: u64, window: u32, body: &ChangeBody) -> Result<(), Refused> {
         let has_ended = || Refused::own("the communicator has ended here");
-        let comm = self.comm_of(id).ok_or_else(has_ended)?;
+        let comm = self.comms.called(id).ok_or_else(has_ended)?;
         let live = self.comms.get_mut(comm).ok_or_else(has_ended)?;
         if live.changes.decided.len() >= DECIDED_MAX {
             return Err(Refused::own(format!("{DECIDED_MAX} changes wait for their first operation already")));
@@ -331,7 +326,7 @@ impl ProxyEngine {
 
     /// A transport engine has made the links of a strategy, or cannot.
     pub(super) fn epoch_prepared(&mut self, links: LinksId, epoch: u32, made: Result<(), TransportError>) {
-        let comm = self.setups.as_ref().and_then(|setups| setups.comm_with(links));
+        let comm = self.comms.with_links(links);
         let Some(live) = comm.and_then(|comm| self.comms.get_mut(comm)) else { return };
         let (Some(span), launched) = (&live.span, live.next_number()) else { return };
         let (id, change) = (span.comm.clone(), u64::from(epoch));
@@ -359,8 +354,8 @@ impl ProxyEngine {
 
     /// A change is decided on all hosts.
     pub(super) fn change_decided(&mut self, id: &CommId, change: u64, decision: Decision) {
-        let Some(comm) = self.comm_of(id) else { return };
-        let Some(live) = self.comms.get_mut(comm).filter(|live| live.failure.is_none()) else { return };
+        let Some(comm) = self.comms.called(id) else { return };
+        let Some(live) = self.comms.sound_mut(comm) else { return };
         let Some(network) = live.span.as_ref().map(|span| span.network.clone()) else { return };
         let started = live.next_number();
         let (changes, mut over) = (&mut live.changes, Vec::new());
@@ -409,17 +404,13 @@ impl ProxyEngine {
 
     /// From now on a communicator's flows leave this host so. Nothing is agreed on: results are the same whatever it is.
     pub(super) fn set_pace(&mut self, id: &CommId, pace: &Arc<Pace>) {
-        let Some(live) = self.comm_of(id).and_then(|comm| self.comms.get_mut(comm)) else { return };
+        let Some(live) = self.comms.called(id).and_then(|comm| self.comms.get_mut(comm)) else { return };
         live.meter.set_window(pace.window.as_ref().map(|window| window.period));
         let (Some(span), Some(placed)) = (&live.span, &live.info.placed) else { return };
         let owner = live.members.first().map(|member| &member.session.tenant);
         let tenant = owner.zip(pace.host_cap_bps).map(|(tenant, cap_bps)| tenant.capped(cap_bps));
         let here = PaceHere { pace: Arc::clone(pace), pace_use: Arc::clone(&placed.pace_use), tenant };
         self.transports.set_pace(&span.network, &here);
-    }
-
-    pub(super) fn comm_of(&self, id: &CommId) -> Option<Handle> {
-        self.setups.as_ref()?.comm_called(id)
     }
 }
 

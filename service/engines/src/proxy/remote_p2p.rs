@@ -46,8 +46,8 @@ fn tag(place: u64, call: u64) -> Tag {
 impl ProxyEngine {
     /// A link has broken: see the module's documentation.
     pub(super) fn links_failed(&mut self, links: LinksId, fault: &ChannelFault, now: Instant) {
-        let Some(comm) = self.setups.as_ref().and_then(|setups| setups.comm_with(links)) else { return };
-        let Some(live) = self.comms.get_mut(comm).filter(|live| live.failure.is_none()) else { return };
+        let Some(comm) = self.comms.with_links(links) else { return };
+        let Some(live) = self.comms.sound_mut(comm) else { return };
         if let ChannelFault::Mismatch { rank, host, is_pair, .. } = fault {
             let far = self.inflight.iter().filter_map(|(_, job)| match job {
                 Inflight::Remote { comm: of, operation, .. } if *of == comm => Some(operation.as_ref()),
@@ -94,8 +94,7 @@ impl ProxyEngine {
         while let Some(setups) = &mut self.setups
             && let Some((_, comm)) = setups.suspected.pop_front_if(|(until, _)| *until <= now)
         {
-            let live = self.comms.get_mut(comm).filter(|live| live.failure.is_none());
-            let Some(live) = live else { continue };
+            let Some(live) = self.comms.sound_mut(comm) else { continue };
             let Some(mut failure) = live.span.as_mut().and_then(|span| span.suspected.take()) else { continue };
             // The link that was seen to break first may lead to a host that has only passed it on: who is not there is named besides.
             let hosts = live.info.placed.iter().flat_map(|placed| &placed.hosts).map(|host| &host.host);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use mccs_exchange::protocol::{CommId, CommKey, Membership, Name, Payload, Request};
+use mccs_exchange::protocol::{CommKey, Membership, Name, Payload, Request};
 use mccs_ipc::types::Handle;
 use mccs_model::link::LinksId;
 use mccs_runtime::Sender;
@@ -54,8 +54,6 @@ pub(super) struct Setups {
     pub(super) terms: String,
     pub(super) setups: BTreeMap<CommKey, Setup>,
     pub(super) key_of_links: HashMap<LinksId, CommKey>,
-    pub(super) comm_of_links: HashMap<LinksId, Handle>,
-    pub(super) comm_of_id: BTreeMap<CommId, Handle>,
     next_links: u64,
     /// What the exchange had no room for yet, in order.
     backlog: VecDeque<Request>,
@@ -76,8 +74,6 @@ impl Setups {
             terms,
             setups: BTreeMap::new(),
             key_of_links: HashMap::new(),
-            comm_of_links: HashMap::new(),
-            comm_of_id: BTreeMap::new(),
             next_links: 0,
             backlog: VecDeque::new(),
             suspected: VecDeque::new(),
@@ -123,12 +119,7 @@ impl Setups {
 
     /// What is left of communicators.
     pub(super) fn held(&self) -> usize {
-        self.setups.len()
-            + self.key_of_links.len()
-            + self.comm_of_links.len()
-            + self.comm_of_id.len()
-            + self.backlog.len()
-            + self.suspected.len()
+        self.setups.len() + self.key_of_links.len() + self.backlog.len() + self.suspected.len()
     }
 
     /// See [`Cluster::ways`].
@@ -155,16 +146,6 @@ impl Setups {
         let setup = Setup { network: network.clone(), listeners, requests, membership: None, gpus, is_lost: false };
         self.setups.insert(key.clone(), setup);
         network
-    }
-
-    /// The communicator with these links.
-    pub(super) fn comm_with(&self, links: LinksId) -> Option<Handle> {
-        self.comm_of_links.get(&links).copied()
-    }
-
-    /// The communicator that others call so.
-    pub(super) fn comm_called(&self, comm: &CommId) -> Option<Handle> {
-        self.comm_of_id.get(comm).copied()
     }
 
     pub(super) fn end(&mut self, key: &CommKey) -> Option<Setup> {

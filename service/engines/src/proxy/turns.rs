@@ -169,9 +169,7 @@ impl ProxyEngine {
 
     /// Another proxy engine tells of a session's end: that comes behind what the session has sent here itself.
     fn close_behind(&mut self, session: SessionId) {
-        let member =
-            || self.comms.iter().find_map(|(_, live)| live.members.iter().find(|one| one.session.id == session));
-        let known = self.streams.session(session).or_else(|| member().map(|member| &member.session));
+        let known = self.streams.session(session).or_else(|| self.comms.session(session));
         match known.map(|session| session.tenant.share) {
             Some(share) => self.work.push_behind(share, Event::Close { session }),
             None => self.close_session(session),

@@ -157,14 +157,13 @@ fn a_host_that_asks_when_there_is_no_room_is_told_so_at_once() {
     let exchange = Mailbox::new(16);
     let (assignment, sender) = (Arc::default(), exchange.sender());
     let cluster = Cluster { own: name("a"), exchange: sender, engines_per_comm: 1, assignment };
-    let mut setups = Setups::new(cluster, String::new());
+    let setups = Setups::new(cluster, String::new());
     // It has ranks on other hosts, too, and its engines have not said yet what they wait for.
-    let (handle, live) = bed.engine.comms.iter_mut().next().expect("a communicator");
+    let (handle, _) = bed.engine.comms.iter().next().expect("a communicator");
     let comm = CommId { root: name("a"), incarnation: 1, number: 1 };
-    setups.comm_of_id.insert(comm.clone(), handle);
     let network = Network { links: LinksId(1), epoch: 0, engines: Vec::new(), activity: Activity::new(Instant::now()) };
     let (left, suspected, is_told, is_closed) = (BTreeSet::new(), None, false, false);
-    live.span = Some(Box::new(Span { comm: comm.clone(), left, network, suspected, is_told, is_closed }));
+    bed.engine.comms.set_span(handle, Span { comm: comm.clone(), left, network, suspected, is_told, is_closed });
     bed.engine.setups = Some(setups);
     let now = Instant::now();
     (0..64).for_each(|question| bed.engine.inquired(&comm, &name("b"), question, now));
