@@ -53,7 +53,7 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
     ),
     (
         "mccs::cuda",
-        &["communicator", "direct", "p2p", "served", "staged"],
+        &["communicator", "direct", "p2p", "rails", "served", "staged"],
         "the kinds of execution are methods of one communicator",
     ),
     ("mccs::cuda::staged", &["captured", "p2p"], "captured graphs replay p2p, which records itself in them"),

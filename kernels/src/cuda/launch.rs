@@ -98,6 +98,16 @@ pub struct DirectCall {
     pub nranks: u32,
 }
 
+/// Elements from one rank's block to the next's, where a buffer has one for each rank: at least a call's count. What is between stays as it
+/// is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Strides {
+    /// In the send buffer.
+    pub send: u64,
+    /// In the receive buffer.
+    pub recv: u64,
+}
+
 /// A kernel launch, but for addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch<A> {
@@ -224,12 +234,25 @@ impl Launch<DirectArgs> {
         algorithm: Algorithm,
         blocks: u32,
     ) -> Option<Launch<DirectArgs>> {
+        Self::direct_apart(call, Strides { send: call.count, recv: call.count }, layout, algorithm, blocks)
+    }
+
+    /// The same for a call whose blocks lie apart: a part of a larger collective takes a part of every block. Strides are the same on all ranks.
+    #[must_use]
+    pub fn direct_apart(
+        call: &DirectCall,
+        strides: Strides,
+        layout: &AreaLayout,
+        algorithm: Algorithm,
+        blocks: u32,
+    ) -> Option<Launch<DirectArgs>> {
         let valid = layout.is_valid() && call.nranks == layout.nranks && call.rank < call.nranks;
         if !valid || call.root >= call.nranks || blocks == 0 {
             return None;
         }
         // The longest buffer of any rank must be addressable.
-        call.kind.payload_count(call.count, call.nranks).checked_mul(8).filter(|bytes| *bytes < 1 << 56)?;
+        let longest = call.count.max(strides.send).max(strides.recv);
+        call.kind.payload_count(longest, call.nranks).checked_mul(8).filter(|bytes| *bytes < 1 << 56)?;
         let mut args = DirectArgs {
             scalar_bits: call.scalar_bits,
             ll_offset: layout.ll_offset(),
@@ -259,7 +282,7 @@ impl Launch<DirectArgs> {
         if algorithm.is_two_shot() {
             two_shots(call, algorithm, &mut args)?;
         } else {
-            one_shot(call, &mut args);
+            one_shot(call, strides, &mut args);
         }
         let part = if args.shard_bytes != 0 { args.shard_bytes.min(args.bytes) } else { args.bytes };
         let reduces = call.kind.reduces();
@@ -354,7 +377,7 @@ fn all_but(nranks: u32, rank: u32) -> u32 {
     ((1 << nranks) - 1) & !(1 << rank)
 }
 
-fn one_shot(call: &DirectCall, args: &mut DirectArgs) {
+fn one_shot(call: &DirectCall, strides: Strides, args: &mut DirectArgs) {
     use CollectiveKind as Kind;
     let &DirectCall { kind, rank, root, nranks, .. } = call;
     let (others, root_bit, is_root) = (all_but(nranks, rank), 1 << root, rank == root);
@@ -367,10 +390,10 @@ fn one_shot(call: &DirectCall, args: &mut DirectArgs) {
         Kind::Barrier => (0, 0),
     };
     if matches!(kind, Kind::ReduceScatter | Kind::AllToAll | Kind::Scatter) {
-        args.send_stride = args.bytes;
+        args.send_stride = strides.send * call.dtype.size_bytes() as u64;
     }
     if matches!(kind, Kind::AllGather | Kind::AllToAll | Kind::Gather) {
-        args.recv_stride = args.bytes;
+        args.recv_stride = strides.recv * call.dtype.size_bytes() as u64;
     }
     let keeps = match kind {
         Kind::AllReduce | Kind::ReduceScatter => KEEP,

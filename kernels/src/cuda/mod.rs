@@ -56,7 +56,7 @@ mod tests;
 
 pub use abi::{DirectArgs, RANKS_MAX, ReduceArgs};
 pub use area::{AreaCounts, AreaLayout, Stamp};
-pub use launch::{Algorithm, DirectCall, LargeBuffers, Launch, functions, reduce_functions};
+pub use launch::{Algorithm, DirectCall, LargeBuffers, Launch, Strides, functions, reduce_functions};
 pub use p2p::{
     MESSAGES_MAX, P2pArgs, P2pError, P2pHead, P2pLaunch, P2pMessage, contradiction, header_parts, pairs_with_oneself,
 };

@@ -145,6 +145,50 @@ fn check(kind: CollectiveKind, nranks: u32, root: u32, count: u64, algorithm: Al
     }
 }
 
+/// Blocks of four bytes an element, so far apart, with a pattern between.
+fn spread(blocks: &[u8], count: usize, stride: usize) -> Vec<u8> {
+    if blocks.len() <= 4 * count {
+        return blocks.to_vec();
+    }
+    let spread = |block: &[u8]| [block, &vec![0xa5; 4 * (stride - count)][..]].concat();
+    blocks.chunks(4 * count).flat_map(spread).collect()
+}
+
+#[test]
+fn blocks_may_lie_apart() {
+    use CollectiveKind as Kind;
+    const COUNT: usize = 1001;
+    for kind in [Kind::ReduceScatter, Kind::AllGather, Kind::AllToAll, Kind::Gather, Kind::Scatter] {
+        for (algorithm, strides) in Algorithm::ALL.into_iter().flat_map(|a| [(a, (1001, 1300)), (a, (2000, 1004))]) {
+            let (nranks, root, count) = (4, 2, COUNT as u64);
+            let (layout, calls) = (AreaLayout::initial(nranks), calls(kind, nranks, root, count));
+            let launch = |(send, recv): (usize, usize)| -> Option<Vec<DirectArgs>> {
+                let strides = Strides { send: send as u64, recv: recv as u64 };
+                let of = |call| Launch::direct_apart(call, strides, &layout, algorithm, 8).map(|launch| launch.args);
+                calls.iter().map(of).collect()
+            };
+            let (Some(close), Some(apart)) = (launch((COUNT, COUNT)), launch(strides)) else { continue };
+            let bytes = |count: Option<u64>| 4 * count.expect("small") as usize;
+            let input = |rank: u32| -> Vec<u8> {
+                let bytes = bytes(kind.send_count(count, nranks, rank, root));
+                (0..bytes).map(|at| (at as u32 * (7 + rank) % 251) as u8).collect()
+            };
+            let sends: Vec<_> = (0..nranks).map(input).collect();
+            let empty = |rank| vec![0xa5; bytes(kind.recv_count(count, nranks, rank, root))];
+            let mut wanted: Vec<Vec<u8>> = (0..nranks).map(empty).collect();
+            let mut got: Vec<Vec<u8>> = wanted.iter().map(|recv| spread(recv, COUNT, strides.1)).collect();
+            play(&close, kind.reduces(), &sends, &mut wanted);
+            let sends: Vec<_> = sends.iter().map(|send| spread(send, COUNT, strides.0)).collect();
+            play(&apart, kind.reduces(), &sends, &mut got);
+            let wanted: Vec<Vec<u8>> = wanted.iter().map(|recv| spread(recv, COUNT, strides.1)).collect();
+            assert!(got == wanted, "{kind} {algorithm:?} {strides:?}");
+            if !algorithm.is_simple() {
+                apart.iter().enumerate().for_each(|(rank, args)| check_parts(args, rank, "apart"));
+            }
+        }
+    }
+}
+
 /// What is written down of a small operation's messages, and what strides and shards say.
 fn check_parts(args: &DirectArgs, rank: usize, what: &str) {
     let told = |part: Part| (part.at as usize, part.bytes as usize);

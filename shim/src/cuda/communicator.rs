@@ -71,11 +71,11 @@ impl CommunicatorBuilder {
                 let made = DirectCommunicator::join(client, comm, place, context, &share, &fds)?;
                 Ok(CudaCommunicator::new(Backend::Direct(Arc::new(made))))
             }
-            (Response::Comm { comm, access, engines_from, .. }, _) => {
+            (Response::Comm { comm, access, engines_from, hosts, rails_from, .. }, _) => {
                 let (id, rank, nranks, options) = (self.id, self.rank, self.nranks, self.options.clone());
                 let root_address = self.root_address.clone().unwrap_or_default();
                 let identity = Identity { id, rank, nranks, gpu, root_address, options, whole: comm };
-                let joined = Joined { identity, access, engines_from };
+                let joined = Joined { identity, access, engines_from, hosts, rails_from };
                 let made = ServedCommunicator::new(client, &joined, context)?;
                 Ok(CudaCommunicator::new(Backend::Served(Arc::new(made))))
             }
@@ -128,6 +128,16 @@ impl CudaCommunicator {
     #[must_use]
     pub fn is_served(&self) -> bool {
         matches!(self.backend, Backend::Served(_))
+    }
+
+    /// Payload in bytes from which GPUs of several hosts combine what they call, and the service only moves it; none where it carries
+    /// everything out, or nothing.
+    #[must_use]
+    pub fn rails_from(&self) -> Option<u64> {
+        match &self.backend {
+            Backend::Direct(_) => None,
+            Backend::Served(comm) => comm.rails_from(),
+        }
     }
 
     /// Calls collectives that the operator's recorders show under a tag of the caller's; 0 is none.

@@ -14,6 +14,7 @@
 //! Operations work in CUDA graphs (`graphs.rs`): a captured call's number is what the GPU counts when it runs. Graphs and calls of a communicator
 //! may be launched into any streams; they run in the order of their launches.
 
+mod alone;
 mod call;
 mod communicator;
 mod direct;
@@ -21,6 +22,7 @@ mod estimate;
 mod graphs;
 pub(crate) mod p2p;
 mod profile;
+mod rails;
 mod resources;
 mod served;
 mod staged;

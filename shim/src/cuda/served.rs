@@ -1,8 +1,9 @@
 //! Communicators of GPUs whose collectives the service carries out: what is short in memory of the host, what is long by its
 //! copy engines and kernels, where all ranks are on one host.
 //!
-//! To the service these are two communicators of one id. Which of them a collective goes to follows from its payload, so that all
-//! ranks choose the same. They share nothing but the caller's streams.
+//! To the service these are two communicators of one id; where ranks are on several hosts, there are others for what the GPUs combine
+//! (`rails`). Which of them a collective goes to follows from its payload, so that all ranks choose the same. They share nothing but the
+//! caller's streams.
 
 use std::sync::Arc;
 
@@ -10,11 +11,12 @@ use mccs_cuda::{Context, RawStream};
 use mccs_ipc::direct::GpuUuid;
 use mccs_ipc::gate::GateAccess;
 use mccs_ipc::large::{EnginesFrom, has_large};
-use mccs_ipc::protocol::{JoinOptions, Request, Response, Role};
+use mccs_ipc::protocol::{HostRun, JoinOptions, Request, Response, Role};
 use mccs_ipc::types::{Handle, RedOp, UniqueId};
 
 use super::call::Call;
 use super::direct::DirectCommunicator;
+use super::rails::Rails;
 use super::staged::{StagedCommunicator, StagedP2p};
 use super::{CudaStream, GpuMemory, cuda_error};
 use crate::client::unexpected;
@@ -24,6 +26,7 @@ use crate::{Client, Error};
 pub(super) struct ServedCommunicator {
     staged: StagedCommunicator,
     engines: Option<Engines>,
+    rails: Option<Rails>,
 }
 
 /// The service's engines, and the payload from which collectives go by them.
@@ -50,6 +53,8 @@ pub(super) struct Joined {
     pub(super) identity: Identity,
     pub(super) access: GateAccess,
     pub(super) engines_from: Option<EnginesFrom>,
+    pub(super) hosts: Vec<HostRun>,
+    pub(super) rails_from: u64,
 }
 
 impl ServedCommunicator {
@@ -57,11 +62,13 @@ impl ServedCommunicator {
     pub(super) fn new(client: &Client, joined: &Joined, context: Context) -> Result<Self, Error> {
         let Joined { identity, access, .. } = joined;
         let staged = StagedCommunicator::new(client.clone(), identity.clone(), context.clone(), *access)?;
+        let by_rails = (&*joined.hosts, joined.rails_from);
+        let rails = Rails::join(client, identity, &context, &staged, by_rails);
         let join = |from| Engines::join(client, identity, context, from);
-        match joined.engines_from.map(join).transpose() {
-            Ok(engines) => Ok(ServedCommunicator { staged, engines: engines.flatten() }),
+        match rails.and_then(|rails| Ok((rails, joined.engines_from.map(join).transpose()?))) {
+            Ok((rails, engines)) => Ok(ServedCommunicator { staged, engines: engines.flatten(), rails }),
             Err(error) => {
-                // The others may have joined both.
+                // The others may have joined all.
                 let _ = staged.abort();
                 Err(error)
             }
@@ -92,21 +99,38 @@ impl ServedCommunicator {
     pub(super) unsafe fn collective(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            match self.engines.as_ref().filter(|engines| engines.take(call)) {
-                // Commands to the engines are not sent again.
-                Some(engines) if !RawStream::from_ptr(stream).is_capturing().map_err(cuda_error)? => {
-                    engines.comm.collective(call, stream)
+            // What goes by other parts is not sent again: graphs have a communicator for that.
+            let is_captured = || RawStream::from_ptr(stream).is_capturing().map_err(cuda_error);
+            match (&self.engines, &self.rails) {
+                (Some(engines), _) if engines.take(call) && !is_captured()? => engines.comm.collective(call, stream),
+                (_, Some(rails)) if rails.take(call) && !is_captured()? => {
+                    if let Some(error) = self.async_error() {
+                        return Err(error);
+                    }
+                    rails.collective(call, RawStream::from_ptr(stream), |error| self.give_up(error))
                 }
                 _ => self.staged.collective(call, stream),
             }
         }
     }
 
+    /// The communicator ends on all ranks, and streams go on: in this order, or others would take for a contribution what was never copied.
+    fn give_up(&self, error: &Error) {
+        self.staged.give_up(error);
+        self.rails.iter().for_each(|rails| rails.give_up(error));
+    }
+
+    /// See [`super::CudaCommunicator::rails_from`].
+    pub(super) fn rails_from(&self) -> Option<u64> {
+        self.rails.as_ref().map(Rails::payload_min)
+    }
+
     /// See [`super::CudaCommunicator::async_error`].
     pub(super) fn async_error(&self) -> Option<Error> {
         // Both are asked: the one gives memory back that was freed.
         let of_engines = self.engines.as_ref().and_then(|engines| engines.comm.async_error());
-        self.staged.async_error().or(of_engines)
+        let of_rails = self.rails.as_ref().and_then(Rails::async_error);
+        self.staged.async_error().or(of_engines).or(of_rails)
     }
 
     /// See [`super::CudaCommunicator::gpu_memory`].
@@ -122,13 +146,15 @@ impl ServedCommunicator {
     /// See [`super::CudaCommunicator::abort`].
     pub(super) fn abort(&self) -> Result<(), Error> {
         let engines = self.engines.as_ref().map_or(Ok(()), |engines| engines.comm.abort());
-        self.staged.abort().and(engines)
+        let rails = self.rails.as_ref().map_or(Ok(()), Rails::abort);
+        self.staged.abort().and(engines).and(rails)
     }
 
     /// Leaves when this rank's operations have ended.
     pub(super) fn leave(&self) -> Result<(), Error> {
         let engines = self.engines.as_ref().map_or(Ok(()), |engines| engines.comm.leave());
-        self.staged.leave().and(engines)
+        let rails = self.rails.as_ref().map_or(Ok(()), Rails::leave);
+        rails.and(self.staged.leave()).and(engines)
     }
 }
 

@@ -13,6 +13,7 @@ mod memory;
 mod mps;
 mod p2p;
 mod process_groups;
+mod rails;
 mod ranks;
 mod room;
 mod staged;
@@ -62,6 +63,7 @@ fn plays_its_role() {
         mps::ROLES,
         p2p::ROLES,
         process_groups::ROLES,
+        rails::ROLES,
         room::ROLES,
         staged::ROLES,
     ];

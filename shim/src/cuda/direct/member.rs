@@ -33,7 +33,7 @@ pub(in crate::cuda) struct Member {
     pub(super) rank: u32,
     pub(super) nranks: u32,
     pub(in crate::cuda) context: Context,
-    kernels: Arc<Kernels>,
+    pub(super) kernels: Arc<Kernels>,
     pub(super) layout: AreaLayout,
     /// First bytes of the ranks' areas, as this context sees them.
     pub(super) areas: [DeviceAddress; DIRECT_RANKS_MAX as usize],

@@ -23,8 +23,8 @@ use mccs_cuda::{Capture, Context, DeviceAddress, RawStream};
 use mccs_ipc::direct::{AreaPart, DirectPage, DirectShare, DirectTerms, Execution};
 use mccs_ipc::large::LargeLayout;
 use mccs_ipc::protocol::{Request, Response};
-use mccs_ipc::types::{CollectiveKind, Handle, RedOp};
-use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectArgs, DirectCall, DirectStrategy, Launch, Stamp};
+use mccs_ipc::types::{CollectiveKind, Handle};
+use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectArgs, DirectCall, DirectStrategy, Launch, Stamp, Strides};
 
 use self::large::{Combine, LargeOrder};
 use self::launcher::Launcher;
@@ -34,6 +34,7 @@ pub(super) use self::p2p::P2p;
 use self::rate_limit::RateLimit;
 pub(crate) use self::regions::GpuRegions;
 pub use self::regions::REGISTERED_MAX;
+use super::alone::run_alone;
 use super::call::{Call, checked};
 use super::{CudaStream, GpuMemory, cuda_error};
 use crate::client::{locked, unexpected};
@@ -178,9 +179,36 @@ impl DirectCommunicator {
     /// # Safety
     /// As for [`super::CudaCommunicator::all_reduce`].
     unsafe fn enqueue(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
+        let checked = checked(call, self.member.rank, self.member.nranks)?;
+        // SAFETY: the caller's contract is passed on.
+        unsafe { self.enqueue_checked(call, (&checked, None), RawStream::from_ptr(stream)) }
+    }
+
+    /// Launches a part of a larger collective, of several ranks and never in a graph, whose blocks lie apart: always by kernels. `call` has its
+    /// addresses.
+    ///
+    /// # Safety
+    /// As for [`super::CudaCommunicator::all_reduce`], of buffers whose blocks lie so far apart.
+    pub(super) unsafe fn part(
+        &self,
+        call: &Call,
+        checked: &DirectCall,
+        strides: Strides,
+        stream: RawStream,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's contract is passed on.
+        unsafe { self.enqueue_checked(call, (checked, Some(strides)), stream) }
+    }
+
+    /// # Safety
+    /// As for [`super::CudaCommunicator::all_reduce`].
+    unsafe fn enqueue_checked(
+        &self,
+        call: &Call,
+        (checked, strides): (&DirectCall, Option<Strides>),
+        stream: RawStream,
+    ) -> Result<(), Error> {
         let member = &*self.member;
-        let checked = checked(call, member.rank, member.nranks)?;
-        let stream = RawStream::from_ptr(stream);
         let mut order = locked(&self.order);
         if order.launches.has_left() {
             return Err(Error::argument("the communicator has been finalized"));
@@ -190,7 +218,7 @@ impl DirectCommunicator {
         }
         if member.nranks == 1 {
             member.check_whole()?;
-            return self.run_alone(&checked, call, stream);
+            return self.run_alone(checked, call, stream);
         }
         let _entered = member.context.enter().map_err(cuda_error)?;
         // SAFETY: the caller vouches for the stream.
@@ -205,13 +233,14 @@ impl DirectCommunicator {
         // Commands cannot be part of a graph: there everything goes the direct way, on all ranks alike.
         if chosen.is_none()
             && capture.is_none()
-            && let Some(layout) = self.large_way(&checked)
+            && strides.is_none()
+            && let Some(layout) = self.large_way(checked)
         {
             // SAFETY: the caller's contract is passed on.
             unsafe {
                 self.follow(&mut order, stream)?;
                 let combine = Combine { layout, blocks: strategy.combine_blocks.max(1) };
-                self.enqueue_large(&mut order, combine, &checked, call, stream)?;
+                self.enqueue_large(&mut order, combine, checked, call, stream)?;
                 return order.launches.launched(stream);
             }
         }
@@ -219,7 +248,8 @@ impl DirectCommunicator {
             return Err(Error::argument(format!("the service's engines have no way for {}", checked.kind)));
         }
         let chosen = strategy.kernel(checked.kind, payload_bytes);
-        let (mut launch, part) = chosen.and_then(|chosen| self.kernel(&checked, chosen)).ok_or_else(|| {
+        let strides = strides.unwrap_or(Strides { send: checked.count, recv: checked.count });
+        let (mut launch, part) = chosen.and_then(|chosen| self.kernel(checked, strides, chosen)).ok_or_else(|| {
             Error::argument(format!("the operator has no way for {} of {payload_bytes} bytes", checked.kind))
         })?;
         member.need(part)?;
@@ -274,12 +304,14 @@ impl DirectCommunicator {
     fn kernel(
         &self,
         checked: &DirectCall,
+        strides: Strides,
         (algorithm, blocks): (Algorithm, u32),
     ) -> Option<(Launch<DirectArgs>, AreaPart)> {
         // What does not fit the areas goes in chunks that do; all ranks come to the same.
         let ways = [algorithm, Algorithm::SimpleTwoShot, Algorithm::SimpleOneShot];
         ways.into_iter().find_map(|algorithm| {
-            Some((Launch::direct(checked, &self.member.layout, algorithm, blocks)?, algorithm.part()))
+            let launch = Launch::direct_apart(checked, strides, &self.member.layout, algorithm, blocks)?;
+            Some((launch, algorithm.part()))
         })
     }
 
@@ -345,31 +377,9 @@ impl DirectCommunicator {
 
     /// What a collective is to a single rank: its contribution becomes its result.
     fn run_alone(&self, checked: &DirectCall, call: &Call, stream: RawStream) -> Result<(), Error> {
-        const BLOCKS: u32 = 64;
-        let bytes = checked.count * checked.dtype.size_bytes() as u64;
-        if checked.kind == CollectiveKind::Barrier {
-            return Ok(());
-        }
         let _entered = self.member.context.enter().map_err(cuda_error)?;
         // SAFETY: the caller of the collective vouches for stream and buffers.
-        unsafe {
-            if checked.op == RedOp::PreMulSum {
-                let mut launch = Launch::reduce(checked.dtype, checked.op, None, true, BLOCKS);
-                let args = &mut launch.args;
-                (args.sources[0], args.destinations[0], args.scalars[0]) = (call.send, call.recv, checked.scalar_bits);
-                (args.source_count, args.destination_count, args.pieces) = (1, 1, 1);
-                (args.bytes, args.piece_bytes) = (bytes, bytes.next_multiple_of(16));
-                if checked.is_scalar_address {
-                    launch.scaled_from(checked.scalar_bits);
-                }
-                let function = self.member.function(launch.function)?;
-                function.launch(stream, launch.grid, launch.block, &launch.args).map_err(cuda_error)
-            } else if call.send == call.recv {
-                Ok(())
-            } else {
-                stream.copy(call.recv, call.send, bytes as usize).map_err(cuda_error)
-            }
-        }
+        unsafe { run_alone(&self.member.kernels, checked, (call.send, call.recv), stream) }
     }
 
     /// The strategy for operation `number`, which may begin.

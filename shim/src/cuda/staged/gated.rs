@@ -20,13 +20,13 @@ const HEAD_BYTES: u64 = 4096;
 /// Where words for tickets are.
 const TICKETS_OFFSET: u64 = Gate::BYTES;
 /// How many there are.
-pub(super) const TICKET_WORDS: u64 = (FACTORS_OFFSET - TICKETS_OFFSET) / size_of::<u64>() as u64;
+pub(in crate::cuda) const TICKET_WORDS: u64 = (FACTORS_OFFSET - TICKETS_OFFSET) / size_of::<u64>() as u64;
 /// Where factors of collectives are, one to a slot.
 const FACTORS_OFFSET: u64 = HEAD_BYTES - SLOTS * size_of::<u64>() as u64;
 
 /// Which of the gate's operations something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ticket {
+pub(in crate::cuda) enum Ticket {
     /// This one.
     Known(u64),
     /// So many behind the one that a word names when the GPU comes to it.
@@ -35,20 +35,20 @@ pub(super) enum Ticket {
 
 impl Ticket {
     /// In a word: none, so that nothing is told and nothing waited for.
-    pub(super) const NONE: u64 = 0;
+    pub(in crate::cuda) const NONE: u64 = 0;
 }
 
 /// How streams of a GPU tell and wait.
 #[derive(Clone)]
-pub(super) struct Access {
-    pub(super) way: GateAccess,
+pub(in crate::cuda) struct Access {
+    pub(in crate::cuda) way: GateAccess,
     /// Unless `way` has no use for it.
-    pub(super) kernel: Option<Arc<StageKernel>>,
+    pub(in crate::cuda) kernel: Option<Arc<StageKernel>>,
 }
 
 impl Access {
     /// As the operator wants it, as far as the driver can.
-    pub(super) fn new(context: &Context, wanted: GateAccess) -> Result<Self, Error> {
+    pub(in crate::cuda) fn new(context: &Context, wanted: GateAccess) -> Result<Self, Error> {
         let has_words = context.gpu().has_stream_words;
         let way = if has_words { wanted } else { GateAccess::Kernels };
         let kernel = if way == GateAccess::Words { None } else { StageKernel::of(context)? };
@@ -86,18 +86,18 @@ impl Awaited for GateMemory {
 
 /// See the module's documentation. Its unsafe methods enqueue: the GPU's stream must live, and `self` until it has come to
 /// what they enqueue.
-pub(super) struct Gated {
+pub(in crate::cuda) struct Gated {
     /// At the service.
-    pub(super) stream: Stream,
+    pub(in crate::cuda) stream: Stream,
     /// Before the region, whose memory it names.
     registration: HostRegistration,
     memory: Arc<GateMemory>,
-    pub(super) access: Access,
+    pub(in crate::cuda) access: Access,
 }
 
 impl Gated {
     /// With room for slots of so many bytes together.
-    pub(super) fn new(client: &Client, context: &Context, access: Access, bytes: u64) -> Result<Self, Error> {
+    pub(in crate::cuda) fn new(client: &Client, context: &Context, access: Access, bytes: u64) -> Result<Self, Error> {
         let region = client.allocate(HEAD_BYTES + bytes)?;
         let stream = client.create_gated_stream(&region, 0)?;
         // SAFETY: the region is mapped longer than it is registered: fields are dropped in order.
@@ -109,44 +109,44 @@ impl Gated {
     }
 
     /// Lets everything through, on both sides.
-    pub(super) fn release(&self) {
+    pub(in crate::cuda) fn release(&self) {
         self.memory.release();
     }
 
     /// Where the service sees what lies at an offset in the slots.
-    pub(super) fn span(&self, offset: u64) -> Span {
+    pub(in crate::cuda) fn span(&self, offset: u64) -> Span {
         self.memory.0.at(HEAD_BYTES + offset)
     }
 
     /// Where the GPU sees the same.
-    pub(super) fn address(&self, offset: u64) -> DeviceAddress {
+    pub(in crate::cuda) fn address(&self, offset: u64) -> DeviceAddress {
         self.registration.address() + HEAD_BYTES + offset
     }
 
     /// Room for a factor of the collective that goes through a slot: where the service sees it, as an offset in the region, and
     /// where the GPU does.
-    pub(super) fn factor(&self, slot: u64) -> (u64, DeviceAddress) {
+    pub(in crate::cuda) fn factor(&self, slot: u64) -> (u64, DeviceAddress) {
         let offset = FACTORS_OFFSET + slot * size_of::<u64>() as u64;
         (offset, self.registration.address() + offset)
     }
 
     /// The word that says how far the GPU is.
-    pub(super) fn ready(&self) -> DeviceAddress {
+    pub(in crate::cuda) fn ready(&self) -> DeviceAddress {
         self.registration.address() + Gate::READY_OFFSET
     }
 
     /// The word that says how far the service is.
-    pub(super) fn done(&self) -> DeviceAddress {
+    pub(in crate::cuda) fn done(&self) -> DeviceAddress {
         self.registration.address() + Gate::DONE_OFFSET
     }
 
     /// One of [`TICKET_WORDS`].
-    pub(super) fn ticket_word(&self, number: u64) -> DeviceAddress {
+    pub(in crate::cuda) fn ticket_word(&self, number: u64) -> DeviceAddress {
         self.registration.address() + ticket_offset(number)
     }
 
     /// Writes a word, before the GPU comes to what reads it.
-    pub(super) fn set_ticket(&self, number: u64, ticket: u64) {
+    pub(in crate::cuda) fn set_ticket(&self, number: u64, ticket: u64) {
         let offset = ticket_offset(number);
         // SAFETY: in the head of the region, which is mapped as long as `self` lives and aligned to pages; others only read it.
         let word = unsafe { AtomicU64::from_ptr(self.memory.0.as_ptr().add(offset as usize).cast()) };
@@ -154,7 +154,7 @@ impl Gated {
     }
 
     /// What a kernel writes, and waits for, without copies.
-    pub(super) fn words(&self, ticket: Ticket, tells: bool, waits: bool) -> StageArgs {
+    pub(in crate::cuda) fn words(&self, ticket: Ticket, tells: bool, waits: bool) -> StageArgs {
         let (value, ticket_word) = match ticket {
             Ticket::Known(value) => (value, 0),
             Ticket::Behind(word, index) => (index + 1, word),
@@ -173,7 +173,7 @@ impl Gated {
     ///
     /// # Safety
     /// As the type says.
-    pub(super) unsafe fn tell(&self, stream: RawStream, ticket: Ticket) -> Result<(), Error> {
+    pub(in crate::cuda) unsafe fn tell(&self, stream: RawStream, ticket: Ticket) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
         let told = unsafe {
             match (ticket, self.access.gate_kernel(ticket)) {
@@ -189,7 +189,7 @@ impl Gated {
     ///
     /// # Safety
     /// As the type says.
-    pub(super) unsafe fn wait(&self, stream: RawStream, ticket: Ticket) -> Result<(), Error> {
+    pub(in crate::cuda) unsafe fn wait(&self, stream: RawStream, ticket: Ticket) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
         let waits = unsafe {
             match (ticket, self.access.gate_kernel(ticket)) {

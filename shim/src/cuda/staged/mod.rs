@@ -24,15 +24,17 @@
 
 mod call;
 mod captured;
-mod gated;
+pub(super) mod gated;
 mod p2p;
 mod pieces;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mccs_cuda::{Capture, Context, Event, RawStream};
 use mccs_ipc::gate::GateAccess;
+use mccs_ipc::types::{DataType, RedOp};
 
 use self::call::{By, StagedCall};
 use self::captured::{Captured, Captures};
@@ -178,9 +180,20 @@ impl StagedCommunicator {
     }
 
     /// The communicator ends on all ranks, and streams go on: in this order, or others would take for a contribution what was never copied.
-    fn give_up(&self, error: &Error) {
+    pub(super) fn give_up(&self, error: &Error) {
         let _ = self.comm.abort_for(error.cuda_code(), || self.gated.release());
         self.gated.release();
+    }
+
+    /// The largest of what all ranks say. Waits for all.
+    pub(super) fn agree_on_max(&self, own: u64) -> Result<u64, Error> {
+        let (region, stream) = (self.client.allocate(size_of::<u64>() as u64)?, self.client.create_stream()?);
+        // SAFETY: the region is mapped as long as it lives, aligned to pages, and of one word; the service alone touches it meanwhile.
+        let word = unsafe { AtomicU64::from_ptr(region.as_ptr().cast()) };
+        word.store(own, Ordering::Relaxed);
+        self.comm.all_reduce(region.at(0), region.at(0), 1, DataType::U64, RedOp::Max, &stream)?;
+        stream.synchronize()?;
+        Ok(word.load(Ordering::Acquire))
     }
 
     /// See [`super::CudaCommunicator::async_error`].

@@ -1,0 +1,210 @@
+//! One collective by rails, on its way into the caller's stream.
+
+use mccs_cuda::{DeviceAddress, RawStream};
+use mccs_ipc::types::RedOp;
+use mccs_kernels::cuda::{DirectCall, Launch, RANKS_MAX, Strides};
+
+use super::order::order;
+use super::plan::{Exchange, Move, Place, Plan, Sizes, Stage};
+use super::{Rails, SLOTS, Team};
+use crate::communicator::Call as HostCall;
+use crate::cuda::alone::run_alone;
+use crate::cuda::call::Call;
+use crate::cuda::cuda_error;
+use crate::cuda::staged::gated::Ticket;
+use crate::{Error, Span};
+
+/// Calls of so many bytes are not divided among rails.
+const UNDIVIDED_BYTES: u64 = 16 << 10;
+/// A rail moves at least so much in a slice of a long call.
+const SLICE_BYTES_MIN: u64 = 256 << 10;
+/// What a rail of more than two hosts moves at least where hosts exchange parts of it.
+const EXCHANGE_BYTES_MIN: u64 = 64 << 10;
+/// Blocks that combine: they read over a bus, which a few keep busy.
+const COMBINE_BLOCKS: u32 = 32;
+
+/// What all stages of a call share. Its unsafe methods enqueue, and have the contract of
+/// [`CudaCommunicator::all_reduce`](crate::cuda::CudaCommunicator::all_reduce): slots and words live as long as the communicator,
+/// which is not dropped before they are out of use.
+pub(super) struct RailedCall<'a> {
+    pub(super) rails: &'a Rails,
+    pub(super) call: &'a Call,
+    /// The same, checked.
+    pub(super) whole: &'a DirectCall,
+    pub(super) stream: RawStream,
+}
+
+/// Of each slot, what its rails were last told to do: their tickets.
+#[derive(Default)]
+struct UnderWay([Vec<(u32, Ticket)>; SLOTS as usize]);
+
+impl RailedCall<'_> {
+    /// All slices. `next` counts those of the communicator.
+    ///
+    /// # Safety
+    /// As the type says.
+    pub(super) unsafe fn enqueue(&self, next: &mut u64) -> Result<(), Error> {
+        let plan = self.plan();
+        let slices = plan.slices();
+        let first = *next;
+        *next += slices.len() as u64;
+        let mut under_way = UnderWay::default();
+        for (index, segment) in order(slices.len(), plan.segments(), SLOTS as usize) {
+            let slot = (first + index as u64) % SLOTS;
+            for (rail, ticket) in under_way.0[slot as usize].drain(..) {
+                // SAFETY: the caller's contract is passed on, here and below.
+                unsafe { self.rails.rails[rail as usize].gated.wait(self.stream, ticket)? };
+            }
+            for stage in plan.stages(slices[index], segment) {
+                // SAFETY: as above.
+                let told = unsafe { self.stage(stage, slot)? };
+                under_way.0[slot as usize].extend(told);
+            }
+        }
+        Ok(())
+    }
+
+    fn plan(&self) -> Plan<'_> {
+        let Rails { layout, seat, slot_bytes, .. } = self.rails;
+        let size = self.size();
+        let sizes = Sizes {
+            slot: slot_bytes / size,
+            undivided: UNDIVIDED_BYTES / size,
+            slice_min: SLICE_BYTES_MIN / size,
+            exchange_from: EXCHANGE_BYTES_MIN / size,
+        };
+        let &DirectCall { kind, count, root, .. } = self.whole;
+        Plan { layout, seat: *seat, kind, count, root, sizes }
+    }
+
+    fn size(&self) -> u64 {
+        self.whole.dtype.size_bytes() as u64
+    }
+
+    /// Where the GPU sees a place. A rank may have no buffer that others have.
+    fn address(&self, place: Place, slot: u64) -> DeviceAddress {
+        let in_buffer = |buffer: DeviceAddress, at: u64| if buffer == 0 { 0 } else { buffer + at * self.size() };
+        match place {
+            Place::Send(at) => in_buffer(self.call.send, at),
+            Place::Recv(at) => in_buffer(self.call.recv, at),
+            Place::Slot { rail, at } => {
+                self.rails.rails[rail as usize].gated.address(slot * self.rails.slot_bytes + at * self.size())
+            }
+        }
+    }
+
+    /// Enqueues a stage. Returns a rail and its ticket, if it is now under way.
+    ///
+    /// # Safety
+    /// As the type says.
+    unsafe fn stage(&self, stage: Stage, slot: u64) -> Result<Option<(u32, Ticket)>, Error> {
+        // SAFETY: the caller's contract is passed on.
+        unsafe {
+            match stage {
+                Stage::Team(exchange) => self.exchange(exchange, slot)?,
+                Stage::Copy { from, to, count } => {
+                    let (from, to) = (self.address(from, slot), self.address(to, slot));
+                    if from != to {
+                        self.stream.copy(to, from, (count * self.size()) as usize).map_err(cuda_error)?;
+                    }
+                }
+                Stage::Combine { rail, first, count, to } => {
+                    let source = |host: u32| Place::Slot { rail, at: first + u64::from(host) * count };
+                    let sources = (0..self.rails.layout.hosts()).map(|host| self.address(source(host), slot));
+                    self.combine(&sources.collect::<Vec<_>>(), self.address(to, slot), count)?;
+                }
+                Stage::Rail(moved) => return self.begin(moved, slot).map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    /// # Safety
+    /// As the type says.
+    unsafe fn exchange(&self, exchange: Exchange, slot: u64) -> Result<(), Error> {
+        let Exchange { kind, root, count, .. } = exchange;
+        let (send, recv) = (self.address(exchange.send, slot), self.address(exchange.recv, slot));
+        let reduces = kind.reduces();
+        let op = match self.whole.op {
+            // Divided once, when all are combined.
+            RedOp::Avg => RedOp::Sum,
+            op => op,
+        };
+        let part = DirectCall {
+            kind,
+            op: if reduces { op } else { RedOp::Sum },
+            count,
+            root,
+            scalar_bits: if reduces { self.whole.scalar_bits } else { 0 },
+            is_scalar_address: reduces && self.whole.is_scalar_address,
+            rank: self.rails.seat.local,
+            nranks: self.rails.layout.team(self.rails.seat.host),
+            ..*self.whole
+        };
+        // SAFETY: the caller's contract is passed on.
+        unsafe {
+            match &self.rails.team {
+                Team::Alone => run_alone(&self.rails.kernels, &part, (send, recv), self.stream),
+                Team::Several(team) => {
+                    let call = Call { kind, send, recv, count, root, user_tag: 0, ..*self.call };
+                    let strides = Strides { send: exchange.send_stride, recv: exchange.recv_stride };
+                    team.part(&call, &part, strides, self.stream)
+                }
+            }
+        }
+    }
+
+    /// Combines parts of all hosts, in their order: as many at a time as a kernel takes.
+    ///
+    /// # Safety
+    /// As the type says.
+    unsafe fn combine(&self, parts: &[DeviceAddress], to: DeviceAddress, count: u64) -> Result<(), Error> {
+        let op = match self.whole.op {
+            RedOp::Avg | RedOp::PreMulSum => RedOp::Sum,
+            op => op,
+        };
+        let bytes = count * self.size();
+        let (mut done, mut left) = (None, parts);
+        while !left.is_empty() {
+            let (some, rest) = left.split_at(left.len().min(RANKS_MAX - usize::from(done.is_some())));
+            let divisor = (rest.is_empty() && self.whole.op == RedOp::Avg).then_some(self.whole.nranks);
+            let mut launch = Launch::reduce(self.whole.dtype, op, divisor, false, COMBINE_BLOCKS);
+            let args = &mut launch.args;
+            let sources = done.into_iter().chain(some.iter().copied());
+            args.sources.iter_mut().zip(sources).for_each(|(source, address)| *source = address);
+            args.source_count = (some.len() + usize::from(done.is_some())) as u32;
+            (args.destinations[0], args.destination_count, args.pieces) = (to, 1, 1);
+            (args.bytes, args.piece_bytes) = (bytes, bytes.next_multiple_of(16));
+            let function = self.rails.kernels.function(launch.function).map_err(cuda_error)?;
+            // SAFETY: the caller's contract is passed on.
+            unsafe { function.launch(self.stream, launch.grid, launch.block, &launch.args) }.map_err(cuda_error)?;
+            (done, left) = (Some(to), rest);
+        }
+        Ok(())
+    }
+
+    /// Has a rail move what is in its slot when the stream has come here.
+    ///
+    /// # Safety
+    /// As the type says.
+    unsafe fn begin(&self, moved: Move, slot: u64) -> Result<(u32, Ticket), Error> {
+        let Move { rail: number, kind, root, count, .. } = moved;
+        let rail = &self.rails.rails[number as usize];
+        let place = |at: u64| -> Span { rail.gated.span(slot * self.rails.slot_bytes + at * self.size()) };
+        let call = HostCall {
+            kind,
+            send: place(moved.send),
+            recv: place(moved.recv),
+            count,
+            dtype: self.whole.dtype,
+            op: RedOp::Sum.into(),
+            scalar_at: None,
+            root,
+            user_tag: self.call.user_tag,
+        };
+        let ticket = Ticket::Known(rail.comm.submit_alone(&call, &rail.gated.stream)?);
+        // SAFETY: the caller's contract is passed on.
+        unsafe { rail.gated.tell(self.stream, ticket)? };
+        Ok((number, ticket))
+    }
+}

@@ -1,0 +1,293 @@
+//! Collectives of GPUs of several hosts: combined by the GPUs, moved by the service.
+//!
+//! A rank has up to three kinds of parts beside the *whole* (`staged`), which carries out what these do not take:
+//!
+//! - its *team*: the ranks of its host, whose kernels reach each other;
+//! - its *rails*: communicators of one rank of each host, in memory of the host, which move what teams have combined. Teams of different
+//!   sizes have as many rails as the least common multiple of their sizes, and a rank acts for several.
+//!
+//! ```text
+//! caller's stream:  team reduce-scatter -> slot | ready = n | .................... | done >= n | combine | team all-gather
+//! service:                                      | an all-gather on the rails' slots, done = n |
+//! ```
+//!
+//! `plan.rs` says which stages a collective has, `order.rs` in which order a stream comes to them, `call.rs` enqueues them. Which calls go this way
+//! all ranks decide alike: by collective, payload and layout, and a number that they have agreed on.
+//!
+//! Absent on purpose: sends and receives, graphs, and short calls, which the whole carries out.
+
+mod call;
+mod layout;
+mod order;
+mod plan;
+#[cfg(test)]
+mod plan_tests;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use mccs_cuda::{Context, Event, Kernels, RawStream};
+use mccs_ipc::protocol::{HostRun, Request, Response, Role};
+use mccs_ipc::types::UniqueId;
+
+use self::call::RailedCall;
+use self::layout::{Layout, Seat};
+use self::plan::Plan;
+use super::call::{Call, checked};
+use super::cuda_error;
+use super::direct::DirectCommunicator;
+use super::resources::kernels;
+use super::served::Identity;
+use super::staged::StagedCommunicator;
+use super::staged::gated::{Access, Gated};
+use crate::client::{locked, unexpected};
+use crate::log::{LogLevel, log};
+use crate::{Client, Communicator, Error};
+
+/// Slices under way: one that the team combines, two that travel, one that is taken out.
+const SLOTS: u64 = 4;
+/// Bytes of a slot, of all rails of a rank together.
+const SLOT_BYTES: u64 = 8 << 20;
+/// How long a wait for this rank's operations sleeps between looks.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(50);
+/// What tells the ids of rails from those that callers have made, which are random; the rail's number tells them from each other.
+const ID_MASK: u8 = 0x5a;
+
+/// A rank's parts, and the payload from which collectives go by them.
+pub(super) struct Rails {
+    layout: Layout,
+    seat: Seat,
+    rank: u32,
+    from_bytes: u64,
+    team: Team,
+    rails: Vec<Rail>,
+    slot_bytes: u64,
+    kernels: Arc<Kernels>,
+    context: Context,
+    order: Mutex<Order>,
+}
+
+/// The ranks of this host.
+enum Team {
+    /// There is no other.
+    Alone,
+    Several(Box<DirectCommunicator>),
+}
+
+/// A rail of this rank's.
+struct Rail {
+    /// Before what it names.
+    comm: Arc<Communicator>,
+    gated: Gated,
+}
+
+/// What is done in one order, under one lock.
+struct Order {
+    /// Slices so far: the next one's slot goes on from there.
+    slices: u64,
+    /// The id of the caller's stream of the last call.
+    last_stream: Option<u64>,
+    /// Behind the last call.
+    last_call: Event,
+    left: bool,
+}
+
+impl Rails {
+    /// Joins the parts of a whole whose ranks are at these hosts; none where ranks have none, which all learn alike.
+    pub(super) fn join(
+        client: &Client,
+        identity: &Identity,
+        context: &Context,
+        whole: &StagedCommunicator,
+        (hosts, from_bytes): (&[HostRun], u64),
+    ) -> Result<Option<Self>, Error> {
+        let Some(layout) = Layout::new(hosts).filter(|layout| layout.nranks() == identity.nranks) else {
+            return Ok(None);
+        };
+        let seat = layout.seat(identity.rank);
+        // Where the operator wants none there is none to join; others, whose operators do, are told.
+        let wanted = (from_bytes != u64::MAX).then(|| Team::join(client, identity, context, (&layout, seat)));
+        let has_failed = matches!(wanted, Some(Err(_)));
+        let own = if has_failed { u64::MAX } else { from_bytes };
+        let from_bytes = whole.agree_on_max(own)?;
+        let team = match wanted {
+            Some(Ok(team)) if from_bytes != u64::MAX => team,
+            Some(Err(error)) => {
+                log(LogLevel::Warning, || format!("GPUs of several hosts exchange by host memory alone: {error}"));
+                return Ok(None);
+            }
+            _ => return Ok(None),
+        };
+        let slot_bytes = SLOT_BYTES / u64::from(layout.rails_each_max());
+        let each = layout.rails_each(seat.host);
+        let numbers = seat.local * each..(seat.local + 1) * each;
+        let join = |number| Rail::join(client, identity, context, (&layout, seat, number, SLOTS * slot_bytes));
+        let rails = numbers.map(join).collect::<Result<_, _>>()?;
+        let last_call = Event::new(context, false).map_err(cuda_error)?;
+        let order = Mutex::new(Order { slices: 0, last_stream: None, last_call, left: false });
+        let (kernels, context, rank) = (kernels(context)?, context.clone(), identity.rank);
+        Ok(Some(Rails { layout, seat, rank, from_bytes, team, rails, slot_bytes, kernels, context, order }))
+    }
+
+    /// The payload in bytes from which collectives go by rails.
+    pub(super) fn payload_min(&self) -> u64 {
+        self.from_bytes
+    }
+
+    /// Whether a collective, which is not captured, goes by rails: the same on all ranks.
+    pub(super) fn take(&self, call: &Call) -> bool {
+        let payload = call.kind.payload_count(call.count, self.layout.nranks());
+        let bytes = payload.saturating_mul(call.dtype.size_bytes() as u64);
+        bytes >= self.from_bytes && Plan::takes(&self.layout, call.kind)
+    }
+
+    /// Enqueues a collective. What fails on its way goes to `give_up`: other ranks may wait for what this one has not enqueued.
+    ///
+    /// # Safety
+    /// As for [`super::CudaCommunicator::all_reduce`].
+    pub(super) unsafe fn collective(
+        &self,
+        call: &Call,
+        stream: RawStream,
+        give_up: impl FnOnce(&Error),
+    ) -> Result<(), Error> {
+        let whole = checked(call, self.rank, self.layout.nranks())?;
+        let mut order = locked(&self.order);
+        if order.left {
+            return Err(Error::argument("the communicator has been finalized"));
+        }
+        let _entered = self.context.enter().map_err(cuda_error)?;
+        // SAFETY: the stream is the caller's, and lives; buffers are the caller's contract.
+        let enqueued = unsafe {
+            let id = stream.id().map_err(cuda_error)?;
+            if order.last_stream.is_some_and(|last| last != id) {
+                stream.wait(&order.last_call).map_err(cuda_error)?;
+            }
+            let enqueued = RailedCall { rails: self, call, whole: &whole, stream }.enqueue(&mut order.slices);
+            order.last_stream = Some(id);
+            // Behind what was enqueued in spite of an error, too.
+            enqueued.and(order.last_call.record(stream).map_err(cuda_error))
+        };
+        enqueued.inspect_err(give_up)
+    }
+
+    /// The error that ended a part, if one did.
+    pub(super) fn async_error(&self) -> Option<Error> {
+        let of_team = match &self.team {
+            Team::Alone => None,
+            Team::Several(team) => team.async_error(),
+        };
+        let of_rail = |rail: &Rail| rail.comm.client().0.comm_failure(rail.comm.handle());
+        self.rails.iter().find_map(of_rail).or(of_team)
+    }
+
+    /// Ends the parts on all ranks, and streams go on: in this order, or others would take for a contribution what was never copied.
+    pub(super) fn give_up(&self, error: &Error) {
+        let release = || self.rails.iter().for_each(|rail| rail.gated.release());
+        for rail in &self.rails {
+            let _ = rail.comm.abort_for(error.cuda_code(), release);
+        }
+        release();
+        if let Team::Several(team) = &self.team {
+            let _ = team.abort();
+        }
+    }
+
+    /// See [`super::CudaCommunicator::abort`]. The service lets streams go on.
+    pub(super) fn abort(&self) -> Result<(), Error> {
+        let rails = self.rails.iter().map(|rail| rail.comm.abort()).fold(Ok(()), Result::and);
+        let team = match &self.team {
+            Team::Alone => Ok(()),
+            Team::Several(team) => team.abort(),
+        };
+        rails.and(team)
+    }
+
+    /// Leaves when this rank's operations have ended.
+    pub(super) fn leave(&self) -> Result<(), Error> {
+        let mut order = locked(&self.order);
+        if std::mem::replace(&mut order.left, true) {
+            return Ok(());
+        }
+        let ended = self.wait_for_calls(&order);
+        let team = match &self.team {
+            Team::Alone => Ok(()),
+            Team::Several(team) => team.leave(),
+        };
+        let rails = self.rails.iter().map(|rail| rail.comm.leave()).fold(Ok(()), Result::and);
+        ended.and(team).and(rails)
+    }
+
+    fn wait_for_calls(&self, order: &Order) -> Result<(), Error> {
+        if order.last_stream.is_none() {
+            return Ok(());
+        }
+        while !order.last_call.has_happened().map_err(cuda_error)? {
+            std::thread::sleep(LOOK_AGAIN_AFTER);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Rails {
+    fn drop(&mut self) {
+        let _ = self.leave();
+    }
+}
+
+impl Team {
+    fn join(
+        client: &Client,
+        identity: &Identity,
+        context: &Context,
+        (layout, seat): (&Layout, Seat),
+    ) -> Result<Self, Error> {
+        let (rank, nranks) = (seat.local, layout.team(seat.host));
+        if nranks == 1 {
+            return Ok(Team::Alone);
+        }
+        let &Identity { id, gpu, whole, .. } = identity;
+        let (gpu, root_address, role) = (Some(gpu), String::new(), Role::Team { whole });
+        let options = identity.options.clone();
+        let request = Request::InitRank { id, rank, nranks, gpu, root_address, role, options };
+        match client.0.requests.call(request, &[])? {
+            (Response::Comm { comm, direct: Some(share), .. }, fds) => {
+                let made = DirectCommunicator::join(client, comm, (rank, nranks), context.clone(), &share, &fds)?;
+                Ok(Team::Several(Box::new(made)))
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+}
+
+impl Rail {
+    fn join(
+        client: &Client,
+        identity: &Identity,
+        context: &Context,
+        (layout, seat, number, bytes): (&Layout, Seat, u32, u64),
+    ) -> Result<Self, Error> {
+        let (rank, nranks) = (seat.host, layout.hosts());
+        let Identity { gpu, whole, ref root_address, ref options, .. } = *identity;
+        let (id, role) = (rail_id(identity.id, number), Role::Rail { whole, number });
+        let (gpu, root_address, options) = (Some(gpu), root_address.clone(), options.clone());
+        let request = Request::InitRank { id, rank, nranks, gpu, root_address, role, options };
+        match client.0.requests.call(request, &[])? {
+            (Response::Comm { comm, direct: None, access, .. }, _) => {
+                // From here on it is left if anything fails.
+                let comm = Arc::new(Communicator::new(client.clone(), comm, (rank, nranks), None));
+                client.0.begin_comm(comm.handle());
+                let gated = Gated::new(client, context, Access::new(context, access)?, bytes)?;
+                Ok(Rail { comm, gated })
+            }
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// The id of a rail of a whole.
+fn rail_id(UniqueId(whole): UniqueId, number: u32) -> UniqueId {
+    let mut id = whole.map(|byte| byte ^ ID_MASK);
+    id.iter_mut().zip(number.to_le_bytes()).for_each(|(byte, part)| *byte ^= part);
+    UniqueId(id)
+}

@@ -1,0 +1,330 @@
+//! Ranks on GPUs of several hosts that combine among themselves what the services move.
+
+use anyhow::ensure;
+use mccs::{CollectiveKind, DataType, RedOp, ReduceOperator, Scalar};
+use mccs_cuda::{DeviceMemory, OwnedStream, copy_from_host, copy_to_host};
+use mccs_eval::workload::{Call, POISON};
+use mccs_tests::hosts::TestHosts;
+
+use super::TENANTS;
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, enqueue_at, everybody};
+
+/// What processes of these tests do, besides what those of others do.
+pub const ROLES: &[(&str, Role)] = &[
+    ("combines", combines),
+    ("combines_all_types", combines_all_types),
+    ("combines_in_place", combines_in_place),
+    ("combines_in_turns", combines_in_turns),
+    ("combines_late", combines_late),
+    ("counts_what_rails_move", counts_what_rails_move),
+];
+
+const KINDS: [CollectiveKind; 8] = [
+    CollectiveKind::AllReduce,
+    CollectiveKind::AllGather,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::AllToAll,
+    CollectiveKind::Broadcast,
+    CollectiveKind::Reduce,
+    CollectiveKind::Gather,
+    CollectiveKind::Scatter,
+];
+
+/// Services where GPUs combine payloads of all sizes.
+fn everything() -> String {
+    TENANTS.replacen("[cuda]\n", "[cuda]\nrails_from = \"1B\"\n", 1)
+}
+
+/// Has teams of so many ranks, with a service each, play a role.
+fn play_in_teams(role: &str, hosts: &TestHosts, teams: &[u32]) -> Vec<String> {
+    let nranks = teams.iter().sum();
+    let whole = Place { nranks, root: "h0".into(), ..everybody(hosts.service(0), 0) };
+    let mut first = 0;
+    let players: Vec<_> = teams
+        .iter()
+        .enumerate()
+        .map(|(host, team)| {
+            let ranks = first..first + team;
+            first = ranks.end;
+            let place = Place { ranks, socket: hosts.service(host).socket(0), ..whole.clone() };
+            Player::start(role, &place)
+        })
+        .collect();
+    players.into_iter().map(Player::ends_well).collect()
+}
+
+/// Teams of as many ranks as there are GPUs, and fewer, on several hosts.
+fn teams() -> Vec<Vec<u32>> {
+    match mccs_cuda::gpus().expect("GPUs").len() {
+        0 => panic!("needs a GPU"),
+        1 => vec![vec![1, 1], vec![1, 1, 1]],
+        2 | 3 => vec![vec![2, 2], vec![2, 1], vec![2, 2, 2], vec![1, 1, 1]],
+        _ => vec![vec![4, 4], vec![4, 2], vec![2, 4, 1]],
+    }
+}
+
+fn every_kind(number: u64, nranks: u32, count: u64) -> Call {
+    let kind = KINDS[number as usize % KINDS.len()];
+    let root = if kind.has_root() { (number / 3) as u32 % nranks } else { 0 };
+    Call { kind, root, ..call(number, nranks, count) }
+}
+
+fn synchronize(stream: &OwnedStream) -> anyhow::Result<()> {
+    // SAFETY: the stream lives.
+    unsafe { stream.raw().synchronize()? };
+    Ok(())
+}
+
+/// Calls of all kinds, from one element to many slices, on two streams in turn, without waiting; then all are checked.
+fn combines(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        ensure!(comm.is_served() && comm.rails_from() == Some(1), "{:?}", comm.rails_from());
+        let other = OwnedStream::new(&context)?;
+        // Undivided, of one slice, of four slices, and of more slices than there are slots.
+        let counts = [1, 77, 4100, 50_001, 300_003];
+        let calls = counts.into_iter().enumerate().flat_map(|(turn, count)| {
+            (0..KINDS.len() as u64).map(move |n| every_kind(n + 8 * turn as u64, place.nranks, count))
+        });
+        let calls: Vec<_> = calls.chain([every_kind(96, place.nranks, 12_000_005)]).collect();
+        let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.fill(call, comm.rank()))?;
+        together.wait();
+        for (index, (call, at)) in calls.iter().zip(&at).enumerate() {
+            enqueue(&comm, call, at, if index % 3 == 0 { other.raw() } else { stream.raw() })?;
+        }
+        synchronize(&stream)?;
+        synchronize(&other)?;
+        ensure!(comm.async_error().is_none(), "{:?}", comm.async_error());
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.check(call, comm.rank()))
+    })
+}
+
+fn combines_all_types(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let (mut calls, mut number) = (Vec::new(), 0);
+        for dtype in DataType::ALL {
+            for redop in RedOp::ALL {
+                for kind in [CollectiveKind::AllReduce, CollectiveKind::ReduceScatter, CollectiveKind::Reduce] {
+                    number += 1;
+                    let count = [37, 20_001][(number % 7 == 0) as usize];
+                    let root = if kind.has_root() { number as u32 % place.nranks } else { 0 };
+                    let shape = call(number, place.nranks, count);
+                    calls.push(Call { kind, dtype: *dtype, redop: *redop, root, ..shape });
+                }
+            }
+        }
+        let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.fill(call, comm.rank()))?;
+        together.wait();
+        for (call, at) in calls.iter().zip(&at) {
+            let op = match call.redop {
+                RedOp::PreMulSum => ReduceOperator::PreMulSum(Scalar::Integer(call.scalar(comm.rank()))),
+                op => op.into(),
+            };
+            enqueue_at(&comm, (call, op), (at.send.address(), at.recv.address()), stream.raw())?;
+        }
+        synchronize(&stream)?;
+        ensure!(comm.async_error().is_none(), "{:?}", comm.async_error());
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.check(call, comm.rank()))
+    })
+}
+
+/// Where the input lies in the output, or the other way round.
+fn combines_in_place(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let (size, rank) = (size_of::<f32>() as u64, comm.rank());
+        let calls = [3, 5000, 400_001].into_iter().enumerate().flat_map(|(turn, count)| {
+            (0..KINDS.len() as u64).map(move |n| every_kind(n + 8 * turn as u64, place.nranks, count))
+        });
+        let calls: Vec<_> = calls.collect();
+        let room = |call: &Call| (0..place.nranks).map(|rank| call.send_count(rank).max(call.recv_count(rank))).max();
+        let memory = calls.iter().map(|call| DeviceMemory::zeroed(&context, room(call).unwrap_or(1).max(1) * 4));
+        let memory = memory.collect::<Result<Vec<_>, _>>()?;
+        let others = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
+        let mut places = Vec::new();
+        for ((call, memory), others) in calls.iter().zip(&memory).zip(&others) {
+            places.push(match call.in_place_elements(rank) {
+                // SAFETY: the memory has room for the longer of both, and nothing is in flight.
+                Some((send, recv)) => unsafe {
+                    copy_from_host(memory.address(), &vec![POISON; memory.len_bytes()])?;
+                    copy_from_host(memory.address() + send * size, &call.input(rank))?;
+                    (memory.address() + send * size, memory.address() + recv * size)
+                },
+                None => {
+                    others.fill(call, rank)?;
+                    (others.send.address(), others.recv.address())
+                }
+            });
+        }
+        together.wait();
+        for (call, at) in calls.iter().zip(&places) {
+            enqueue_at(&comm, (call, call.redop.into()), *at, stream.raw())?;
+        }
+        synchronize(&stream)?;
+        for (call, (_, recv)) in calls.iter().zip(&places) {
+            let mut output = vec![0; call.recv_count(rank) * size as usize];
+            // SAFETY: it has that many bytes.
+            unsafe { copy_to_host(&mut output, *recv)? };
+            let wrong = call.wrong_elements(rank, &output);
+            ensure!(wrong == 0, "{wrong} wrong elements of {call:?} in place on rank {rank}");
+        }
+        Ok(())
+    })
+}
+
+/// Calls that go by rails and such that the whole carries out, in turns, each checked.
+fn combines_in_turns(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let from = comm.rails_from().expect("rails");
+        ensure!(from == 64 << 10, "{from}");
+        let calls: Vec<_> = (0..48).map(|n| every_kind(n, place.nranks, [1000, 40_000, 5][n as usize % 3])).collect();
+        let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
+        together.wait();
+        for (call, at) in calls.iter().zip(&at) {
+            at.fill(call, comm.rank())?;
+            enqueue(&comm, call, at, stream.raw())?;
+            synchronize(&stream)?;
+            at.check(call, comm.rank())?;
+        }
+        Ok(())
+    })
+}
+
+/// The last rank's stream comes to its calls when all others wait for it.
+fn combines_late(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let calls: Vec<_> = (0..8).map(|n| every_kind(n, place.nranks, 70_001)).collect();
+        let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.fill(call, comm.rank()))?;
+        together.wait();
+        for (index, (call, at)) in calls.iter().zip(&at).enumerate() {
+            if comm.rank() as usize == index % place.nranks as usize {
+                std::thread::sleep(std::time::Duration::from_millis(30));
+            }
+            enqueue(&comm, call, at, stream.raw())?;
+        }
+        synchronize(&stream)?;
+        calls.iter().zip(&at).try_for_each(|(call, at)| at.check(call, comm.rank()))
+    })
+}
+
+/// Calls that rails have a form for, and stays.
+fn counts_what_rails_move(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        for kind in KINDS {
+            let call = Call { kind, ..call(0, place.nranks, 100) };
+            let at = Buffers::of(&context, &call)?;
+            at.fill(&call, comm.rank())?;
+            together.wait();
+            enqueue(&comm, &call, &at, stream.raw())?;
+            synchronize(&stream)?;
+            at.check(&call, comm.rank())?;
+        }
+        together.wait();
+        if comm.rank() == place.ranks.start {
+            println!("is done");
+        }
+        loop {
+            std::thread::park();
+        }
+    })
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn gpus_of_several_hosts_combine_what_the_services_move() {
+    for teams in teams() {
+        let hosts = TestHosts::start(teams.len(), &everything());
+        play_in_teams("combines", &hosts, &teams);
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn every_type_and_operator_goes_by_rails() {
+    let teams = teams();
+    for teams in [&teams[0], &teams[1]] {
+        let hosts = TestHosts::start(teams.len(), &everything());
+        play_in_teams("combines_all_types", &hosts, teams);
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn calls_in_place_go_by_rails() {
+    for teams in teams() {
+        let hosts = TestHosts::start(teams.len(), &everything());
+        play_in_teams("combines_in_place", &hosts, &teams);
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn short_and_long_calls_take_turns() {
+    let teams = &teams()[0];
+    let hosts = TestHosts::start(teams.len(), TENANTS);
+    play_in_teams("combines_in_turns", &hosts, teams);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_rank_may_come_late_to_what_rails_move() {
+    let teams = &teams()[0];
+    let hosts = TestHosts::start(teams.len(), &everything());
+    play_in_teams("combines_late", &hosts, teams);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn communicators_with_rails_do_not_wait_for_each_other() {
+    let teams = &teams()[0];
+    let hosts = TestHosts::start(teams.len(), &everything());
+    play_in_teams("mixes_communicators", &hosts, teams);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn factors_in_memory_of_gpus_go_by_rails() {
+    let teams = &teams()[0];
+    let hosts = TestHosts::start(teams.len(), &everything());
+    play_in_teams("scales", &hosts, teams);
+}
+
+/// One operator who wants no rails decides for all.
+#[test]
+#[ignore = "needs a GPU"]
+fn one_host_without_rails_is_one_for_all() {
+    let settings = |host: usize| match host {
+        0 => everything(),
+        _ => TENANTS.replacen("[cuda]\n", "[cuda]\nrails_from = \"0\"\n", 1),
+    };
+    let hosts = TestHosts::start_each(2, settings);
+    play_in_teams("stages", &hosts, &[1, 1]);
+    for host in [0, 1] {
+        super::wait_until(|| hosts.service(host).service().registry.comms().is_empty());
+    }
+}
+
+/// What is to go by rails does: that results are right does not tell.
+#[test]
+#[ignore = "needs a GPU"]
+fn the_whole_moves_nothing_that_rails_do() {
+    let teams = &teams()[0];
+    let hosts = TestHosts::start(teams.len(), &everything());
+    let whole = Place { nranks: teams.iter().sum(), root: "h0".into(), ..everybody(hosts.service(0), 0) };
+    let place = |host: u32| Place {
+        ranks: host * teams[0]..(host + 1) * teams[0],
+        socket: hosts.service(host as usize).socket(0),
+        ..whole.clone()
+    };
+    let mut players = [0, 1].map(|host| Player::start("counts_what_rails_move", &place(host)));
+    players.iter_mut().for_each(|player| player.hears("is done"));
+    let comms = hosts.service(0).service().registry.comms();
+    let of_whole: Vec<_> = comms.iter().filter(|comm| comm.id == whole.id && comm.is_staged()).collect();
+    // Ranks have agreed on what goes by rails.
+    assert_eq!(of_whole.iter().map(|comm| comm.totals().0).collect::<Vec<_>>(), [1]);
+    let rails: Vec<_> = comms.iter().filter(|comm| comm.id != whole.id && comm.is_staged()).collect();
+    assert_eq!(rails.len(), teams[0] as usize);
+    assert!(rails.iter().all(|rail| rail.totals().0 >= KINDS.len() as u64 && rail.nranks == 2));
+    players.iter_mut().for_each(Player::kill);
+}
