@@ -44,7 +44,7 @@ pub enum Role {
     Graphs { whole: Handle },
     /// The service's copy engines, under the whole's id: for the same ranks, where all are at this service.
     CopyEngines { whole: Handle },
-    /// Ranks of this service, under the whole's id: their kernels reach each other. Ranks count from 0 here.
+    /// Ranks of one of the whole's hosts, under an id of its own: their kernels reach each other. Ranks count from 0 here.
     Team { whole: Handle },
     /// One rank of each service, in the order of services, under an id of its own: moves data between hosts. By its number.
     Rail { whole: Handle, number: u32 },

@@ -50,8 +50,9 @@ const SLOTS: u64 = 4;
 const SLOT_BYTES: u64 = 8 << 20;
 /// How long a wait for this rank's operations sleeps between looks.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(50);
-/// What tells the ids of rails from those that callers have made, which are random; the rail's number tells them from each other.
-const ID_MASK: u8 = 0x5a;
+/// What tells the ids of rails and teams from those that callers have made, which are random; numbers tell them from each other.
+const RAIL_MASK: u8 = 0x5a;
+const TEAM_MASK: u8 = 0x3c;
 
 /// A rank's parts, and the payload from which collectives go by them.
 pub(super) struct Rails {
@@ -247,6 +248,7 @@ impl Team {
             return Ok(Team::Alone);
         }
         let &Identity { id, gpu, whole, .. } = identity;
+        let id = part_id(id, TEAM_MASK, seat.host);
         let (gpu, root_address, role) = (Some(gpu), String::new(), Role::Team { whole });
         let options = identity.options.clone();
         let request = Request::InitRank { id, rank, nranks, gpu, root_address, role, options };
@@ -269,7 +271,7 @@ impl Rail {
     ) -> Result<Self, Error> {
         let (rank, nranks) = (seat.host, layout.hosts());
         let Identity { gpu, whole, ref root_address, ref options, .. } = *identity;
-        let (id, role) = (rail_id(identity.id, number), Role::Rail { whole, number });
+        let (id, role) = (part_id(identity.id, RAIL_MASK, number), Role::Rail { whole, number });
         let (gpu, root_address, options) = (Some(gpu), root_address.clone(), options.clone());
         let request = Request::InitRank { id, rank, nranks, gpu, root_address, role, options };
         match client.0.requests.call(request, &[])? {
@@ -285,9 +287,9 @@ impl Rail {
     }
 }
 
-/// The id of a rail of a whole.
-fn rail_id(UniqueId(whole): UniqueId, number: u32) -> UniqueId {
-    let mut id = whole.map(|byte| byte ^ ID_MASK);
+/// The id of a rail of a whole, or of the team of a host: one service may have several, of GPUs that do not reach each other.
+fn part_id(UniqueId(whole): UniqueId, mask: u8, number: u32) -> UniqueId {
+    let mut id = whole.map(|byte| byte ^ mask);
     id.iter_mut().zip(number.to_le_bytes()).for_each(|(byte, part)| *byte ^= part);
     UniqueId(id)
 }
