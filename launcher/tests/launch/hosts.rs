@@ -2,7 +2,7 @@
 
 use nix::sys::signal::Signal;
 
-use crate::support::{Bed, Done, Pids, is_alive, send, wait_until};
+use crate::support::{Done, Fixture, Pids, is_alive, send, wait_until};
 
 /// Runs the command for `host` here, in a folder of its own; `down` cannot be reached, `deaf` never answers.
 const SSH: &str = "echo \"$*\" >> ssh-calls\n\
@@ -28,10 +28,10 @@ fn far(destination: &str) -> String {
     )
 }
 
-fn bed(run: &str, hosts: &str, jobs: &str) -> Bed {
-    let bed = Bed::with(run, &format!("{hosts}{jobs}"));
-    bed.script("ssh", SSH);
-    bed
+fn fixture(run: &str, hosts: &str, jobs: &str) -> Fixture {
+    let fixture = Fixture::with(run, &format!("{hosts}{jobs}"));
+    fixture.script("ssh", SSH);
+    fixture
 }
 
 const ECHO: &str = "[[job]]\nname = \"a\"\nranks = 4\nplacement = \"round_robin\"\n\
@@ -41,61 +41,61 @@ const ECHO: &str = "[[job]]\nname = \"a\"\nranks = 4\nplacement = \"round_robin\
 fn ranks_are_placed_on_two_hosts_with_a_service_each() {
     let config = "[service.config.service]\nname = \"mccs-{host}-{port}\"\n";
     let jobs = format!("{config}{ECHO}[[run.operator]]\ncommand = [\"echo\", \"view\", \"{{control}}\"]\n");
-    let bed = bed("", TWO, &jobs);
-    let done = bed.run(&[]);
+    let fixture = fixture("", TWO, &jobs);
+    let done = fixture.run(&[]);
     assert_eq!(done.code, 0, "{done:?}");
     for (rank, host) in [(0, 0), (1, 1), (2, 0), (3, 1)] {
-        let line = bed.read(&format!("out/a.{rank}.log"));
+        let line = fixture.read(&format!("out/a.{rank}.log"));
         assert!(line.starts_with(&format!("{rank}/4 on h{host}.0 at mccs-h0-7400 ")), "{line}");
         assert!(line.ends_with(&format!("-h{host}/a.sock\n")), "{line}");
         assert!(done.stdout.contains(&format!("[a {rank} h{host}] {rank}/4")), "{done:?}");
     }
     for (host, port) in [("h0", 7400), ("h1", 7401)] {
-        assert!(bed.read(&format!("out/service.{host}.toml")).contains(&format!("name = \"mccs-{host}-{port}\"")));
-        let log = bed.read(&format!("out/service.{host}.log"));
+        assert!(fixture.read(&format!("out/service.{host}.toml")).contains(&format!("name = \"mccs-{host}-{port}\"")));
+        let log = fixture.read(&format!("out/service.{host}.log"));
         assert!(log.contains("mccs-service ready") && log.ends_with("asked\n"), "{log}");
-        assert!(bed.read(&format!("out/operator-0.{host}.log")).contains(&format!("-{host}/mccs-control.sock")));
+        assert!(fixture.read(&format!("out/operator-0.{host}.log")).contains(&format!("-{host}/mccs-control.sock")));
         assert!(done.stdout.contains(&format!("service {host}")), "{done:?}");
     }
-    assert_eq!(bed.private_folders(), 0);
+    assert_eq!(fixture.private_folders(), 0);
 }
 
 #[test]
 fn a_host_over_ssh_is_as_any_other() {
-    let bed = bed("", &far("user@n1"), &format!("{ECHO}env = {{ QUOTED = \"it's $HOME\" }}\n"));
-    let done = bed.run(&[]);
+    let fixture = fixture("", &far("user@n1"), &format!("{ECHO}env = {{ QUOTED = \"it's $HOME\" }}\n"));
+    let done = fixture.run(&[]);
     assert_eq!(done.code, 0, "{done:?}");
-    assert!(bed.read("out/a.3.log").starts_with("3/4 on h1.0 at h0 "));
-    let call = bed.read("ssh-calls");
+    assert!(fixture.read("out/a.3.log").starts_with("3/4 on h1.0 at h0 "));
+    let call = fixture.read("ssh-calls");
     assert!(call.starts_with("-T -x -p 2222 -o BatchMode=yes "), "{call}");
     assert!(call.ends_with(" agent\n") && call.contains(" -- user@n1 exec "), "{call}");
     assert_eq!(call.lines().count(), 1, "one connection: {call}");
-    assert_eq!(bed.private_folders(), 0);
+    assert_eq!(fixture.private_folders(), 0);
 }
 
 #[test]
 fn a_host_that_cannot_be_reached_is_named_with_its_reason() {
-    let bed = bed("", &far("down"), ECHO);
-    let done = bed.run(&[]);
+    let fixture = fixture("", &far("down"), ECHO);
+    let done = fixture.run(&[]);
     assert_eq!(done.code, 2, "{done:?}");
     assert!(done.stderr.contains("host \"h1\" cannot be reached (exit status: 255)"), "{done:?}");
     assert!(done.stderr.contains("    ssh: connect to host down port 22: Connection refused"), "{done:?}");
-    assert!(done.stdout.contains("not started") && !bed.path("out/service.h0.log").exists(), "{done:?}");
-    assert_eq!(bed.private_folders(), 0);
+    assert!(done.stdout.contains("not started") && !fixture.path("out/service.h0.log").exists(), "{done:?}");
+    assert_eq!(fixture.private_folders(), 0);
 }
 
 #[test]
 fn a_host_that_does_not_answer_is_a_time_out() {
-    let bed = bed("connect_timeout = \"4s\"", &far("deaf"), ECHO);
-    let done = bed.run(&[]);
+    let fixture = fixture("connect_timeout = \"4s\"", &far("deaf"), ECHO);
+    let done = fixture.run(&[]);
     assert_eq!(done.code, 124, "{done:?}");
     assert!(done.stderr.contains("no answer from h1 within 4s"), "{done:?}");
-    bed.nobody_is_left();
+    fixture.nobody_is_left();
 }
 
 #[test]
 fn a_host_whose_shell_talks_first_is_refused() {
-    let done = bed("", &far("chatty"), ECHO).run(&[]);
+    let done = fixture("", &far("chatty"), ECHO).run(&[]);
     assert_eq!(done.code, 2, "{done:?}");
     assert!(done.stderr.contains("it wrote \"Welcome \" where its greeting should be"), "{done:?}");
 }
@@ -103,96 +103,96 @@ fn a_host_whose_shell_talks_first_is_refused() {
 #[test]
 fn a_far_host_without_a_program_is_refused_before_anything_starts() {
     let job = "[[job]]\nname = \"a\"\nranks = 1\nhosts = [\"h1\"]\ncommand = [\"no-such-program\"]\n";
-    let bed = bed("", &far("n1"), job);
-    let done = bed.run(&[]);
+    let fixture = fixture("", &far("n1"), job);
+    let done = fixture.run(&[]);
     assert_eq!(done.code, 2, "{done:?}");
     assert!(done.stderr.contains("host \"h1\" has no executable no-such-program"), "{done:?}");
-    assert!(!bed.path("out/service.h0.log").exists());
-    assert_eq!(bed.private_folders(), 0);
+    assert!(!fixture.path("out/service.h0.log").exists());
+    assert_eq!(fixture.private_folders(), 0);
 }
 
 #[test]
 fn a_folder_that_cannot_be_made_refuses_its_host() {
-    let bed = bed("", &TWO.replace("\"{dir}\"\n[[host]]", "\"{dir}/none\"\n[[host]]"), ECHO);
-    let done = bed.run(&[]);
+    let fixture = fixture("", &TWO.replace("\"{dir}\"\n[[host]]", "\"{dir}/none\"\n[[host]]"), ECHO);
+    let done = fixture.run(&[]);
     assert_eq!(done.code, 2, "{done:?}");
     assert!(done.stderr.contains("host \"h0\": the private folder"), "{done:?}");
-    assert_eq!(bed.private_folders(), 0);
+    assert_eq!(fixture.private_folders(), 0);
 }
 
 #[test]
 fn a_service_of_one_host_that_is_not_ready_is_shown_with_its_tail() {
     let service = "case $2 in *-h1/*) echo waiting for a door; exec sleep 1000;; esac\n\
                    echo mccs-service ready\nexec sleep 1000\n";
-    let bed = Bed::new(service, &format!("service.ready_timeout = \"4s\"\n{}{TWO}{ECHO}", Bed::head()));
-    let done = bed.run(&[]);
+    let fixture = Fixture::new(service, &format!("service.ready_timeout = \"4s\"\n{}{TWO}{ECHO}", Fixture::head()));
+    let done = fixture.run(&[]);
     assert_eq!(done.code, 124, "{done:?}");
     let text =
         "the service on h1 did not say \"mccs-service ready\" within 4s; its last lines:\n    waiting for a door";
     assert!(done.stderr.contains(text), "{done:?}");
-    bed.nobody_is_left();
+    fixture.nobody_is_left();
 }
 
 /// Ranks on both hosts, each with a child of its own.
-fn busy(hosts: &str) -> (Bed, std::process::Child, Pids) {
+fn busy(hosts: &str) -> (Fixture, std::process::Child, Pids) {
     let job = "[[job]]\nname = \"a\"\nranks = 2\nplacement = \"round_robin\"\ncommand = [\"{dir}/rank\"]\n\
                env = { HERE = \"{dir}\" }\n";
-    let bed = bed("", hosts, job);
-    bed.script(
+    let fixture = fixture("", hosts, job);
+    fixture.script(
         "rank",
         "cd $HERE\nsleep 1000 &\necho $! > child.$MCCS_RANK\necho $PPID > agent.$MCCS_RANK\necho $$ > rank.$MCCS_RANK\nwait\n",
     );
-    let launcher = bed.start();
-    let pids = ["rank.0", "rank.1", "child.0", "child.1"].map(|name| bed.await_number(name));
+    let launcher = fixture.start();
+    let pids = ["rank.0", "rank.1", "child.0", "child.1"].map(|name| fixture.await_number(name));
     assert!(pids.iter().all(|pid| is_alive(*pid)));
-    (bed, launcher, Pids(pids.to_vec()))
+    (fixture, launcher, Pids(pids.to_vec()))
 }
 
 #[test]
 fn ctrl_c_ends_everything_on_every_host() {
     for hosts in [TWO.to_owned(), far("n1")] {
-        let (bed, launcher, pids) = busy(&hosts);
+        let (fixture, launcher, pids) = busy(&hosts);
         send(&launcher, Signal::SIGINT);
         let done = Done::new(launcher.wait_with_output().unwrap());
         assert_eq!(done.code, 130, "{done:?}");
         for host in ["h0", "h1"] {
-            assert!(bed.read(&format!("out/service.{host}.log")).ends_with("asked\n"), "{done:?}");
+            assert!(fixture.read(&format!("out/service.{host}.log")).ends_with("asked\n"), "{done:?}");
         }
         pids.gone();
-        bed.nobody_is_left();
+        fixture.nobody_is_left();
     }
 }
 
 #[test]
 fn kill_9_of_the_launcher_ends_everything_on_every_host() {
     for hosts in [TWO.to_owned(), far("n1")] {
-        let (bed, mut launcher, pids) = busy(&hosts);
+        let (fixture, mut launcher, pids) = busy(&hosts);
         launcher.kill().unwrap();
         launcher.wait().unwrap();
         pids.gone();
-        bed.nobody_is_left();
+        fixture.nobody_is_left();
     }
 }
 
 #[test]
 fn kill_9_of_an_agent_ends_its_processes_and_the_run() {
     for hosts in [TWO.to_owned(), far("n1")] {
-        let (bed, launcher, pids) = busy(&hosts);
-        let agent = nix::unistd::Pid::from_raw(bed.await_number("agent.1"));
+        let (fixture, launcher, pids) = busy(&hosts);
+        let agent = nix::unistd::Pid::from_raw(fixture.await_number("agent.1"));
         nix::sys::signal::kill(agent, Signal::SIGKILL).unwrap();
         let done = Done::new(launcher.wait_with_output().unwrap());
         assert_eq!(done.code, 1, "{done:?}");
         assert!(done.stderr.contains("host \"h1\" is lost: its agent ended (signal: 9 (SIGKILL))"), "{done:?}");
         assert!(done.stdout.contains("lost\n"), "{done:?}");
         pids.gone();
-        bed.nobody_is_left();
+        fixture.nobody_is_left();
     }
 }
 
 #[test]
 fn a_far_host_that_hears_nothing_ends_by_itself() {
     let hosts = far("n1").replace("\"1m\"", "\"4s\"");
-    let (bed, launcher, Pids(pids)) = busy(&hosts);
+    let (fixture, launcher, Pids(pids)) = busy(&hosts);
     send(&launcher, Signal::SIGSTOP);
     wait_until("the end of rank 1", || !is_alive(pids[1]) && !is_alive(pids[3]));
     assert!(is_alive(pids[0]), "a local host waits for its launcher");
@@ -201,32 +201,32 @@ fn a_far_host_that_hears_nothing_ends_by_itself() {
     assert_eq!(done.code, 1, "{done:?}");
     assert!(done.stderr.contains("the launcher has said nothing for 4s"), "{done:?}");
     Pids(pids).gone();
-    bed.nobody_is_left();
+    fixture.nobody_is_left();
 }
 
 #[test]
 fn a_rank_that_fails_ends_those_on_other_hosts() {
     let job = "[[job]]\nname = \"a\"\nranks = 2\n\
                command = [\"sh\", \"-c\", \"[ $MCCS_RANK = 1 ] && exit 7; exec sleep 1000\"]\n";
-    let bed = bed("", TWO, job);
-    let done = bed.run(&["--json"]);
+    let fixture = fixture("", TWO, job);
+    let done = fixture.run(&["--json"]);
     assert_eq!(done.code, 7, "{done:?}");
     assert!(done.stderr.contains("[a 1 h1] ended with exit 7"), "{done:?}");
     let summary: serde_json::Value = serde_json::from_str(&done.stdout).expect("JSON");
     assert_eq!(summary["processes"][2]["status"], "SIGTERM");
     assert_eq!(summary["processes"][3]["host"], "h1");
-    bed.nobody_is_left();
+    fixture.nobody_is_left();
 }
 
 #[test]
 fn a_rank_that_hangs_is_a_time_out() {
     let job = "[[job]]\nname = \"a\"\nranks = 2\ntimeout = \"200ms\"\n\
                command = [\"sh\", \"-c\", \"[ $MCCS_RANK = 0 ] || exec sleep 1000\"]\n";
-    let bed = bed("", TWO, job);
-    let done = bed.run(&[]);
+    let fixture = fixture("", TWO, job);
+    let done = fixture.run(&[]);
     assert_eq!(done.code, 124, "{done:?}");
     assert!(done.stderr.contains("job a took longer than 200ms"), "{done:?}");
-    bed.nobody_is_left();
+    fixture.nobody_is_left();
 }
 
 #[test]
@@ -245,10 +245,10 @@ fn jobs_overlap_and_follow_each_other() {
         )
     };
     let jobs = [pair("a", "b"), pair("b", "a"), after("c", "b", "200ms"), after("d", "c", "0s"), after("e", "b", "0s")];
-    let bed = bed("", TWO, &jobs.concat());
-    let done = bed.run(&[]);
+    let fixture = fixture("", TWO, &jobs.concat());
+    let done = fixture.run(&[]);
     assert_eq!(done.code, 0, "{done:?}");
-    let order = bed.read("order");
+    let order = fixture.read("order");
     let place = |name: &str| order.lines().position(|line| line == name).expect("all ran");
     assert_eq!(order.lines().count(), 3);
     assert!(place("c") < place("d"), "{order}");
@@ -258,10 +258,10 @@ fn jobs_overlap_and_follow_each_other() {
 fn a_job_whose_forerunner_fails_never_starts() {
     let jobs = "[[job]]\nname = \"a\"\nranks = 1\ncommand = [\"false\"]\n\
                 [[job]]\nname = \"b\"\nranks = 1\nafter = \"a\"\ncommand = [\"sh\", \"-c\", \": > started\"]\n";
-    let bed = bed("", TWO, jobs);
-    let done = bed.run(&[]);
+    let fixture = fixture("", TWO, jobs);
+    let done = fixture.run(&[]);
     assert_eq!(done.code, 1, "{done:?}");
-    assert!(!bed.path("started").exists());
+    assert!(!fixture.path("started").exists());
     assert!(done.stdout.contains("b 0 h0") && done.stdout.contains("not started"), "{done:?}");
 }
 
@@ -269,7 +269,7 @@ fn a_job_whose_forerunner_fails_never_starts() {
 fn an_unknown_host_or_device_is_refused_with_its_line() {
     let jobs = "[[job]]\nname = \"a\"\nplace = [\"h0\", \"h3\"]\ncommand = [\"true\"]\n\
                 [[job]]\nname = \"b\"\nplace = [\"h1:4\"]\ncommand = [\"true\"]\n";
-    let done = bed("", TWO, jobs).run(&[]);
+    let done = fixture("", TWO, jobs).run(&[]);
     assert_eq!(done.code, 2, "{done:?}");
     assert!(
         done.stderr.contains("job.toml:17:16: job[0].place[1]: there is no host \"h3\"; did you mean \"h0\"?"),
@@ -282,28 +282,28 @@ fn an_unknown_host_or_device_is_refused_with_its_line() {
 fn much_output_of_many_ranks_arrives_whole() {
     let job = "[[job]]\nname = \"a\"\nranks = 4\n\
                command = [\"sh\", \"-c\", \"i=0; while [ $i -lt 20000 ]; do echo line $i; i=$((i+1)); done; printf end\"]\n";
-    let bed = bed("prefix = \"none\"", TWO, job);
-    let done = bed.run(&[]);
+    let fixture = fixture("prefix = \"none\"", TWO, job);
+    let done = fixture.run(&[]);
     assert_eq!(done.code, 0, "{}", done.stderr);
     let expected: String = (0..20_000).map(|i| format!("line {i}\n")).chain(["end".to_owned()]).collect();
     for rank in 0..4 {
-        assert!(bed.read(&format!("out/a.{rank}.log")) == expected, "rank {rank}");
+        assert!(fixture.read(&format!("out/a.{rank}.log")) == expected, "rank {rank}");
     }
 }
 
 #[test]
 fn a_dry_run_shows_the_way_to_every_host() {
-    let bed = bed(
+    let fixture = fixture(
         "",
         &far("n1"),
         &format!("{ECHO}[[job]]\nname = \"b\"\nranks = 1\nafter = \"a\"\nstart = \"2s\"\ncommand = [\"true\"]\n"),
     );
-    let done = Done::new(bed.command(&["plan", "job.toml"]).output().unwrap());
+    let done = Done::new(fixture.command(&["plan", "job.toml"]).output().unwrap());
     assert_eq!(done.code, 0, "{done:?}");
     for part in
         ["# host h1\nagent    ", " -- n1 'exec ", "[a 1 h1] MCCS_DEVICE=0 ", "# job b at 2s after the end of a\n"]
     {
         assert!(done.stdout.contains(part), "{part}: {}", done.stdout);
     }
-    assert!(!bed.path("ssh-calls").exists() && !bed.path("out").exists());
+    assert!(!fixture.path("ssh-calls").exists() && !fixture.path("out").exists());
 }

@@ -17,18 +17,18 @@ pub const SERVICE: &str = "echo \"config $2\"\n\
     echo mccs-service ready\n\
     while :; do sleep 0.05; done\n";
 
-pub struct Bed {
+pub struct Fixture {
     pub dir: TempDir,
 }
 
-impl Bed {
+impl Fixture {
     /// A folder whose service is the script `service`, and whose job file is `job_file` with `{dir}` replaced.
     pub fn new(service: &str, job_file: &str) -> Self {
         let dir = tempfile::tempdir().expect("a folder for the test");
-        let bed = Bed { dir };
-        bed.script("service", service);
-        bed.job_file(job_file);
-        bed
+        let fixture = Fixture { dir };
+        fixture.script("service", service);
+        fixture.job_file(job_file);
+        fixture
     }
 
     /// Writes the job file, with `{dir}` replaced.
@@ -37,9 +37,9 @@ impl Bed {
         std::fs::write(self.path("job.toml"), text).expect("the job file");
     }
 
-    /// A bed with the usual service; `run` are more lines of `[run]`, `jobs` the rest of the file.
+    /// A fixture with the usual service; `run` are more lines of `[run]`, `jobs` the rest of the file.
     pub fn with(run: &str, jobs: &str) -> Self {
-        Bed::new(SERVICE, &format!("{}{run}\n{jobs}", Self::head()))
+        Fixture::new(SERVICE, &format!("{}{run}\n{jobs}", Self::head()))
     }
 
     /// The start of a job file, up to within `[run]`.

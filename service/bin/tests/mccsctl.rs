@@ -23,7 +23,7 @@ const NOBODY: u32 = 65_534;
 type Rank = (Client, Communicator, Stream);
 
 /// Services of a cluster, of which that of the first host is the controller. End with the value.
-struct Bed {
+struct Fixture {
     _services: Vec<Program>,
     folder: tempfile::TempDir,
 }
@@ -38,10 +38,10 @@ fn topology(hosts: &[&str]) -> String {
     )
 }
 
-impl Bed {
+impl Fixture {
     /// With a single host.
     fn start() -> Self {
-        Bed::of(&["h0"])
+        Fixture::of(&["h0"])
     }
 
     fn of(hosts: &[&str]) -> Self {
@@ -72,7 +72,7 @@ impl Bed {
             std::fs::write(runtime.join("service.toml"), config).expect("a file");
             Program::start(&runtime.join("service.toml"))
         };
-        Bed { _services: addresses.iter().map(start).collect(), folder }
+        Fixture { _services: addresses.iter().map(start).collect(), folder }
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -112,7 +112,7 @@ impl Bed {
     }
 }
 
-impl Bed {
+impl Fixture {
     /// A communicator of a rank on each of two hosts.
     fn join_across(&self) -> (Rank, Rank) {
         let id = mccs::unique_id().expect("an id");
@@ -136,82 +136,82 @@ fn complaint(output: &Output) -> String {
 
 #[test]
 fn policies_are_checked_compared_put_in_force_and_remembered() {
-    let bed = Bed::start();
-    let good = bed.write("good.toml", "[policy]\nname = \"ffa\"\n");
-    let unknown = bed.write("unknown.toml", "[policy]\nname = \"best\"\n");
-    let elsewhere =
-        bed.write("elsewhere.toml", "[policy]\nname = \"pfa\"\n[[reserve]]\ntenant = \"a\"\npaths = [\"spine9\"]\n");
-    let topology = bed.at("topology.toml").display().to_string();
+    let fixture = Fixture::start();
+    let good = fixture.write("good.toml", "[policy]\nname = \"ffa\"\n");
+    let unknown = fixture.write("unknown.toml", "[policy]\nname = \"best\"\n");
+    let elsewhere = fixture
+        .write("elsewhere.toml", "[policy]\nname = \"pfa\"\n[[reserve]]\ntenant = \"a\"\npaths = [\"spine9\"]\n");
+    let topology = fixture.at("topology.toml").display().to_string();
 
-    assert!(bed.says(&["policy", "check", &good]).contains("no mistakes found"));
+    assert!(fixture.says(&["policy", "check", &good]).contains("no mistakes found"));
     let idle = "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"t\"\npriority = 1\n";
-    let idle = bed.write("idle.toml", idle);
+    let idle = fixture.write("idle.toml", idle);
     for command in ["check", "diff"] {
-        assert!(bed.says(&["policy", command, &idle]).contains("priorities (of t): policy ffa has none"));
+        assert!(fixture.says(&["policy", command, &idle]).contains("priorities (of t): policy ffa has none"));
     }
     // A host that says no tenant has one, called default.
-    while !bed.says(&["policy", "show"]).contains("host h0: reports") {
+    while !fixture.says(&["policy", "show"]).contains("host h0: reports") {
         std::thread::sleep(Duration::from_millis(2));
     }
-    let typo = bed.write("typo.toml", "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"defualt\"\nweight = 2\n");
-    let service = bed.at("service.toml").display().to_string();
+    let typo = fixture.write("typo.toml", "[policy]\nname = \"ffa\"\n[[tenant]]\nname = \"defualt\"\nweight = 2\n");
+    let service = fixture.at("service.toml").display().to_string();
     for command in [&["check", &typo, "--service", &service][..], &["diff", &typo], &["apply", &typo], &["show"]] {
-        let text = bed.says(&[&["policy"], command].concat());
+        let text = fixture.says(&[&["policy"], command].concat());
         assert!(
             text.contains("rules for tenant \"defualt\": nobody is called so now; did you mean \"default\"?"),
             "{text}"
         );
     }
-    bed.says(&["policy", "apply", &bed.at("policy.toml").display().to_string()]);
-    assert_eq!(bed.says_in_json(&["policy", "check", &good])["policy"], "ffa");
-    let why = bed.complains(&["policy", "check", &unknown]);
+    fixture.says(&["policy", "apply", &fixture.at("policy.toml").display().to_string()]);
+    assert_eq!(fixture.says_in_json(&["policy", "check", &good])["policy"], "ffa");
+    let why = fixture.complains(&["policy", "check", &unknown]);
     assert!(why.contains("unknown.toml") && why.contains("best") && why.contains("pfa_ts"), "{why}");
-    let why = bed.complains(&["policy", "check", &elsewhere, "--topology", &topology]);
+    let why = fixture.complains(&["policy", "check", &elsewhere, "--topology", &topology]);
     assert!(why.contains("elsewhere.toml") && why.contains("spine9"), "{why}");
-    let why = bed.complains(&["policy", "check", "/nowhere/policy.toml"]);
+    let why = fixture.complains(&["policy", "check", "/nowhere/policy.toml"]);
     assert!(why.contains("/nowhere/policy.toml"), "{why}");
 
-    assert!(bed.says(&["policy", "show"]).contains("policy ecmp"));
-    bed.says(&["policy", "diff", &good]);
-    assert!(bed.says(&["policy", "show"]).contains("policy ecmp"), "a comparison changes nothing");
-    assert!(bed.says(&["policy", "apply", &good]).contains("in force"));
-    assert!(bed.says(&["policy", "show"]).contains("policy ffa"));
+    assert!(fixture.says(&["policy", "show"]).contains("policy ecmp"));
+    fixture.says(&["policy", "diff", &good]);
+    assert!(fixture.says(&["policy", "show"]).contains("policy ecmp"), "a comparison changes nothing");
+    assert!(fixture.says(&["policy", "apply", &good]).contains("in force"));
+    assert!(fixture.says(&["policy", "show"]).contains("policy ffa"));
     for bad in [&unknown, &elsewhere] {
-        let why = bed.complains(&["policy", "apply", bad]);
+        let why = fixture.complains(&["policy", "apply", bad]);
         assert!(why.contains(Path::new(bad).file_name().and_then(|name| name.to_str()).expect("a name")), "{why}");
-        assert!(bed.says(&["policy", "show"]).contains("policy ffa"), "a mistake changes nothing");
+        assert!(fixture.says(&["policy", "show"]).contains("policy ffa"), "a mistake changes nothing");
     }
-    assert!(bed.says(&["policy", "history"]).contains("good.toml"));
-    let history = bed.says_in_json(&["policy", "history"]);
+    assert!(fixture.says(&["policy", "history"]).contains("good.toml"));
+    let history = fixture.says_in_json(&["policy", "history"]);
     assert!(history["controller"]["history"].as_array().is_some_and(|entries| !entries.is_empty()), "{history}");
-    let why = bed.complains(&["link", "leaf-h0", "spine7", "down"]);
+    let why = fixture.complains(&["link", "leaf-h0", "spine7", "down"]);
     assert!(why.contains("spine7"), "{why}");
 }
 
 #[test]
 fn a_host_is_emptied_without_harm_to_who_is_at_work() {
-    let bed = Bed::start();
-    let connect = || Client::connect(bed.at("mccs.sock"));
+    let fixture = Fixture::start();
+    let connect = || Client::connect(fixture.at("mccs.sock"));
     let held = connect().expect("a session");
     let reason = "a fan is replaced until noon, and whoever reads this in a pipe gets all of it, since no line is cut at 120 columns";
-    let drained = bed.says(&["drain", "--reason", reason]);
+    let drained = fixture.says(&["drain", "--reason", reason]);
     assert_eq!(drained, "no new processes; 1 sessions with 0 communicators\n");
-    assert!(bed.says(&["watch", "--once"]).contains(&format!("it is being emptied (drain), as {reason}: no")));
-    let history = bed.says(&["policy", "history", "--acts"]);
+    assert!(fixture.says(&["watch", "--once"]).contains(&format!("it is being emptied (drain), as {reason}: no")));
+    let history = fixture.says(&["policy", "history", "--acts"]);
     assert!(
         history.contains("drained, lets no session in: a fan is replaced") && history.contains("by uid "),
         "{history}"
     );
     let another = connect().expect("this process has a session");
-    let why = bed.complains(&["drain", "--wait", "0"]);
+    let why = fixture.complains(&["drain", "--wait", "0"]);
     assert!(why.contains("2 sessions with 0 communicators are left"), "{why}");
-    let why = bed.complains(&["drain", "--wait=-1"]);
+    let why = fixture.complains(&["drain", "--wait=-1"]);
     assert!(why.contains("--wait"), "{why}");
     drop((held, another));
-    assert!(bed.says(&["drain", "--wait", "100"]).contains(" 0 sessions"));
+    assert!(fixture.says(&["drain", "--wait", "100"]).contains(" 0 sessions"));
     let why = connect().err().expect("no session").to_string();
     assert!(why.contains("mccsctl drain") && why.contains("a fan is replaced"), "{why}");
-    assert_eq!(bed.says_in_json(&["drain", "--undo"])["draining"], false);
+    assert_eq!(fixture.says_in_json(&["drain", "--undo"])["draining"], false);
     connect().expect("a session");
 }
 
@@ -235,11 +235,11 @@ fn sum_until((client, comm, stream): &Rank, stop: &AtomicBool) {
 
 #[test]
 fn what_goes_over_the_network_is_shown_while_it_does() {
-    let bed = Bed::of(&["h0", "h1"]);
-    let (first, second) = bed.join_across();
+    let fixture = Fixture::of(&["h0", "h1"]);
+    let (first, second) = fixture.join_across();
     let stop = AtomicBool::new(false);
     let seen = |is_it: &dyn Fn(&str) -> bool| {
-        while !is_it(&bed.says(&["policy", "show"])) {
+        while !is_it(&fixture.says(&["policy", "show"])) {
             std::thread::sleep(Duration::from_millis(20));
         }
     };
@@ -259,7 +259,7 @@ fn what_goes_over_the_network_is_shown_while_it_does() {
             let is_it = |line: &str| line.starts_with(part) && line.ends_with(&format!(" of {capacity} Mbit/s"));
             seen(&|text| text.lines().any(is_it));
         }
-        let json = bed.says_in_json(&["policy", "show"]);
+        let json = fixture.says_in_json(&["policy", "show"]);
         let rates = &json["controller"]["show"]["rates"];
         assert!(rates["paths"][0]["bps"].is_u64() && rates["links"].is_array(), "{json}");
         drop(stopping);
@@ -279,35 +279,35 @@ impl Drop for Stopping<'_> {
 /// A policy that moves no flow is no less of a change: everything that it says differently is there to be read.
 #[test]
 fn what_a_policy_would_change_is_told_also_where_no_flow_moves() {
-    let bed = Bed::of(&["h0", "h1"]);
-    let _ranks = bed.join_across();
+    let fixture = Fixture::of(&["h0", "h1"]);
+    let _ranks = fixture.join_across();
     // Hosts have met, reported, and agreed on what is in force.
-    while !bed.says(&["policy", "show"]).contains("as decided") {
+    while !fixture.says(&["policy", "show"]).contains("as decided") {
         std::thread::sleep(Duration::from_millis(2));
     }
     let tenant = "[[tenant]]\nname = \"default\"\n";
     let window = "[[window]]\ntenant = \"default\"\nperiod = \"10ms\"\nlength = \"5ms\"\n";
     let rules = format!("[policy]\nname = \"ecmp\"\n{tenant}cap = \"10Gbit/s\"\nweight = 3\n{window}");
-    let paced = bed.write("paced.toml", &rules);
-    let text = bed.says(&["policy", "diff", &paced]);
+    let paced = fixture.write("paced.toml", &rules);
+    let text = fixture.says(&["policy", "diff", &paced]);
     let now = "- from h1: as they like";
     let then = "+ from h1: 10000.0 Mbit/s a flow";
     for part in ["tenant default: its rings and flows stay", now, then, "5.00 ms of each 10.00", "weight 3"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(!text.contains("nothing would change"), "{text}");
-    let json = bed.says_in_json(&["policy", "diff", &paced]);
+    let json = fixture.says_in_json(&["policy", "diff", &paced]);
     let told = &json["controller"]["diff"]["communicators"][0];
     assert_eq!((&told["changes"], &told["changes_strategy"]), (&true.into(), &false.into()), "{json}");
     assert_eq!(told["paces_before"].as_array().map(Vec::len), Some(0), "{json}");
     assert_eq!(told["paces_after"][1][1]["cap_bps"], 10_000_000_000_u64, "{json}");
-    assert!(bed.says(&["policy", "apply", &paced]).contains("0 communicators changed, 1 paced otherwise"));
-    assert!(bed.says(&["policy", "history"]).contains("caps, shares, windows"));
-    let text = bed.says(&["policy", "diff", &paced]);
+    assert!(fixture.says(&["policy", "apply", &paced]).contains("0 communicators changed, 1 paced otherwise"));
+    assert!(fixture.says(&["policy", "history"]).contains("caps, shares, windows"));
+    let text = fixture.says(&["policy", "diff", &paced]);
     assert!(text.contains("nothing would change") && text.contains("default: stays"), "{text}");
     // Taken back, and another queue instead.
-    let marked = bed.write("marked.toml", &format!("[policy]\nname = \"priority\"\n{tenant}priority = 2\n"));
-    let text = bed.says(&["policy", "diff", &marked]);
+    let marked = fixture.write("marked.toml", &format!("[policy]\nname = \"priority\"\n{tenant}priority = 2\n"));
+    let text = fixture.says(&["policy", "diff", &marked]);
     let mark = ", priority 2, class of code point 16";
     let added: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("+ ")).collect();
     assert!(added.iter().any(|line| line.contains(mark)), "{text}");
@@ -323,10 +323,10 @@ fn what_a_policy_would_change_is_told_also_where_no_flow_moves() {
 /// From any host: what all have, what is stuck, and what became of a communicator after it failed.
 #[test]
 fn the_cluster_is_seen_from_any_host_also_what_has_failed() {
-    let bed = Bed::of(&["h0", "h1"]);
-    let (first, second) = bed.join_across();
+    let fixture = Fixture::of(&["h0", "h1"]);
+    let (first, second) = fixture.join_across();
     let on_second = |arguments: &[&str]| {
-        let socket = bed.at("h1").join("mccs-control.sock");
+        let socket = fixture.at("h1").join("mccs-control.sock");
         mccsctl().arg("--socket").arg(socket).args(arguments).output().expect("runs")
     };
     let said = |output: Output| String::from_utf8(output.stdout).expect("text");
@@ -349,22 +349,23 @@ fn the_cluster_is_seen_from_any_host_also_what_has_failed() {
     assert!(well.status.success(), "{well:?}");
     assert!(said(well).contains("0 of 1 communicators are stuck"));
     // A rank leaves, and another one waits for it in vain.
-    let number = bed.says_in_json(&["communicators"])["communicators"][0]["communicator"].as_u64().expect("a number");
+    let number =
+        fixture.says_in_json(&["communicators"])["communicators"][0]["communicator"].as_u64().expect("a number");
     drop(second);
     let (client, comm, stream) = &first;
     let memory = client.allocate(64).expect("memory");
     let called = comm.all_reduce(memory.at(0), memory.at(0), 8, DataType::I32, RedOp::Sum, stream);
     assert!(called.and_then(|()| stream.synchronize()).is_err(), "rank 1 has left");
-    let failed = bed.says_in_json(&["failed"])["failed"][0].clone();
+    let failed = fixture.says_in_json(&["failed"])["failed"][0].clone();
     assert_eq!(failed["communicator"], number, "{failed}");
     let reason = failed["reason"].as_str().expect("text").to_owned();
-    assert!(bed.says(&["failed"]).contains(&reason), "{reason}");
+    assert!(fixture.says(&["failed"]).contains(&reason), "{reason}");
     drop(first);
     // When nothing of it is left, it is still known why.
-    while !bed.says_in_json(&["communicators"])["communicators"].as_array().expect("a list").is_empty() {
+    while !fixture.says_in_json(&["communicators"])["communicators"].as_array().expect("a list").is_empty() {
         std::thread::sleep(Duration::from_millis(2));
     }
-    let why = bed.complains(&["why-stuck", &number.to_string()]);
+    let why = fixture.complains(&["why-stuck", &number.to_string()]);
     assert!(why.contains("any more: it failed") && why.contains(&reason), "{why}");
     assert!(said(on_second(&["cluster"])).contains(&reason));
 }
@@ -397,18 +398,18 @@ fn documented(command: &str) -> BTreeSet<String> {
 
 #[test]
 fn json_has_the_keys_that_the_document_says() {
-    let bed = Bed::of(&["h0", "h1"]);
-    let (first, second) = bed.join_across();
+    let fixture = Fixture::of(&["h0", "h1"]);
+    let (first, second) = fixture.join_across();
     let memory = [&first, &second].map(|(client, ..)| client.allocate(1 << 20).expect("memory"));
     for (memory, (_, comm, stream)) in memory.iter().zip([&first, &second]) {
         comm.all_reduce(memory.at(0), memory.at(0), 1 << 18, DataType::I32, RedOp::Sum, stream).expect("enqueued");
     }
     [&first, &second].into_iter().for_each(|(_, _, stream)| stream.synchronize().expect("completed"));
-    while !bed.says(&["policy", "show"]).contains("as decided") {
+    while !fixture.says(&["policy", "show"]).contains("as decided") {
         std::thread::sleep(Duration::from_millis(2));
     }
-    let number = bed.says_in_json(&["communicators"])["communicators"][0]["communicator"].to_string();
-    let other = bed.write("other.toml", "[policy]\nname = \"ffa\"\n");
+    let number = fixture.says_in_json(&["communicators"])["communicators"][0]["communicator"].to_string();
+    let other = fixture.write("other.toml", "[policy]\nname = \"ffa\"\n");
     let commands: [(&str, &[&str]); 15] = [
         ("hosts", &["hosts"]),
         ("gpus", &["gpus"]),
@@ -428,7 +429,7 @@ fn json_has_the_keys_that_the_document_says() {
     ];
     for (command, arguments) in commands {
         let (mut found, known) = (BTreeSet::new(), documented(command));
-        keys_of(&bed.says_in_json(arguments), "", &mut found);
+        keys_of(&fixture.says_in_json(arguments), "", &mut found);
         assert!(!found.is_empty(), "{command}");
         let begins = |key: &String, with: &str| key.strip_prefix(with).is_some_and(|rest| rest.starts_with(['.', '[']));
         let has_children = |key: &str| known.iter().any(|other| begins(other, key));
@@ -441,7 +442,7 @@ fn json_has_the_keys_that_the_document_says() {
         let untold: Vec<_> = found.iter().filter(|key| !is_told(key)).collect();
         assert!(untold.is_empty(), "docs/JSON.md does not have of `{command}`: {untold:?}");
     }
-    let history = bed.says_in_json(&["policy", "history", "--acts"]);
+    let history = fixture.says_in_json(&["policy", "history", "--acts"]);
     assert_eq!(history["controller"]["history"].as_array().map(Vec::is_empty), Some(false), "{history}");
 }
 
@@ -452,7 +453,7 @@ struct Shown {
     epoch: u64,
 }
 
-impl Bed {
+impl Fixture {
     fn shown(&self) -> Shown {
         let json = self.says_in_json(&["policy", "show"]);
         let view = &json["controller"]["show"]["communicators"][0];
@@ -472,8 +473,8 @@ fn reconfigure<'a>(number: &'a str, arguments: &[&'a str]) -> Vec<&'a str> {
 
 #[test]
 fn a_strategy_is_chosen_by_hand_and_given_back() {
-    let bed = Bed::of(&["h0", "h1"]);
-    let (first, second) = bed.join_across();
+    let fixture = Fixture::of(&["h0", "h1"]);
+    let (first, second) = fixture.join_across();
     // A collective by whatever strategy is in force.
     let sum = || {
         let once = &AtomicBool::new(true);
@@ -481,84 +482,84 @@ fn a_strategy_is_chosen_by_hand_and_given_back() {
             [&first, &second].into_iter().for_each(|rank| drop(scope.spawn(move || sum_until(rank, once))));
         });
     };
-    while !bed.says(&["policy", "show"]).contains("as decided") {
+    while !fixture.says(&["policy", "show"]).contains("as decided") {
         std::thread::sleep(Duration::from_millis(2));
     }
-    let decided = bed.shown();
+    let decided = fixture.shown();
     assert_eq!(decided.state, "as_decided");
-    let number = bed.says_in_json(&["communicators"])["communicators"][0]["communicator"].to_string();
+    let number = fixture.says_in_json(&["communicators"])["communicators"][0]["communicator"].to_string();
     let number = number.as_str();
-    let why = bed.complains(&reconfigure(number, &["--ring", "0,0"]));
+    let why = fixture.complains(&reconfigure(number, &["--ring", "0,0"]));
     assert!(why.contains("refused") && why.contains("ring 0 names rank 0 twice"), "{why}");
-    let why = bed.complains(&reconfigure(number, &["--ring", "0,1,2"]));
+    let why = fixture.complains(&reconfigure(number, &["--ring", "0,1,2"]));
     assert!(why.contains("refused") && why.contains("ring 0"), "{why}");
-    let why = bed.complains(&reconfigure(number, &["--unpin"]));
+    let why = fixture.complains(&reconfigure(number, &["--unpin"]));
     assert!(why.contains("is not pinned"), "{why}");
-    let after = bed.shown();
+    let after = fixture.shown();
     assert_eq!((after.epoch, after.rings, after.state), (decided.epoch, decided.rings.clone(), "as_decided".into()));
 
     let holds = |text: &str, epoch: u64| text.starts_with(&format!("strategy {epoch} holds from collective "));
     let by_hand = decided.epoch + 1;
-    let text = bed.says(&reconfigure(number, &["--ring", "1,0"]));
+    let text = fixture.says(&reconfigure(number, &["--ring", "1,0"]));
     assert!(holds(&text, by_hand), "{text}");
     let is_pinned = |shown: &Shown, epoch: u64| shown.epoch == epoch && shown.state == "pinned";
-    let shown = bed.shown_with(|shown| is_pinned(shown, by_hand));
+    let shown = fixture.shown_with(|shown| is_pinned(shown, by_hand));
     assert_eq!(shown.rings, serde_json::json!([[1, 0]]));
     sum();
     // From a file; and options come on top of it.
-    let file = bed.write("change.toml", "algorithm = \"ring\"\nrings = [[0, 1], [1, 0], [0, 1]]\n");
-    let text = bed.says(&reconfigure(number, &["--file", &file]));
+    let file = fixture.write("change.toml", "algorithm = \"ring\"\nrings = [[0, 1], [1, 0], [0, 1]]\n");
+    let text = fixture.says(&reconfigure(number, &["--file", &file]));
     assert!(holds(&text, by_hand + 1), "{text}");
     sum();
-    let shown = bed.shown_with(|shown| is_pinned(shown, by_hand + 1));
+    let shown = fixture.shown_with(|shown| is_pinned(shown, by_hand + 1));
     assert_eq!(shown.rings, serde_json::json!([[0, 1], [1, 0], [0, 1]]));
     let channels = decided.rings.as_array().map_or(0, Vec::len);
     let turned = ["--ring", "1,0"].repeat(channels);
-    let made = bed.says_in_json(&reconfigure(number, &[&["--file", file.as_str()][..], &turned].concat()));
+    let made = fixture.says_in_json(&reconfigure(number, &[&["--file", file.as_str()][..], &turned].concat()));
     assert_eq!(made["reconfigured"]["epoch"], by_hand + 2, "{made}");
     sum();
-    let shown = bed.shown_with(|shown| is_pinned(shown, by_hand + 2));
+    let shown = fixture.shown_with(|shown| is_pinned(shown, by_hand + 2));
     assert_eq!(shown.rings, serde_json::json!(vec![[1, 0]; channels]));
-    let wrong = bed.write("wrong.toml", "rings = [[0, 1]]\nchannels = 2\n");
+    let wrong = fixture.write("wrong.toml", "rings = [[0, 1]]\nchannels = 2\n");
     for (wrong, why) in [(wrong.as_str(), "wrong.toml:2:1"), ("/nowhere/change.toml", "/nowhere/change.toml")] {
-        let complaint = bed.complains(&reconfigure(number, &["--file", wrong]));
+        let complaint = fixture.complains(&reconfigure(number, &["--file", wrong]));
         assert!(complaint.contains(why), "{complaint}");
     }
-    let why = bed.complains(&reconfigure(number, &["--channels", "2", "--window", "0"]));
+    let why = fixture.complains(&reconfigure(number, &["--channels", "2", "--window", "0"]));
     assert!(why.contains("the window is 1 to"), "{why}");
-    let why = bed.complains(&reconfigure(number, &["--transport", "rdma"]));
+    let why = fixture.complains(&reconfigure(number, &["--transport", "rdma"]));
     assert!(why.contains("refused"), "{why}");
-    assert_eq!(bed.shown().epoch, by_hand + 2, "a mistake changes nothing");
+    assert_eq!(fixture.shown().epoch, by_hand + 2, "a mistake changes nothing");
     let text = "--algorithm host_tree --channels 3 --transport tcp --window 5".split(' ').collect::<Vec<_>>();
-    let made = bed.says_in_json(&reconfigure(number, &text));
+    let made = fixture.says_in_json(&reconfigure(number, &text));
     // What hosts refuse has had a number as well.
     let by_options = made["reconfigured"]["epoch"].as_u64().expect("a number");
     assert!(by_options > by_hand + 2, "{made}");
     sum();
-    let shown = bed.shown_with(|shown| is_pinned(shown, by_options));
+    let shown = fixture.shown_with(|shown| is_pinned(shown, by_options));
     assert_eq!(shown.rings.as_array().map(Vec::len), Some(3));
-    let text = bed.says(&["policy", "show"]);
+    let text = fixture.says(&["policy", "show"]);
     assert!(text.contains("  algorithm host_tree\n") && text.contains("  flows over tcp\n"), "{text}");
 
     // The policy decides again.
-    assert_eq!(bed.says(&reconfigure(number, &["--unpin"])).trim(), "done");
-    let shown = bed.shown_with(|shown| shown.state == "as_decided");
+    assert_eq!(fixture.says(&reconfigure(number, &["--unpin"])).trim(), "done");
+    let shown = fixture.shown_with(|shown| shown.state == "as_decided");
     assert_eq!((shown.rings, shown.epoch), (decided.rings, by_options + 1));
     sum();
 }
 
 #[test]
 fn engines_become_more_and_fewer_and_move() {
-    let bed = Bed::start();
+    let fixture = Fixture::start();
     let engines = || {
-        let json = bed.says_in_json(&["engines"]);
+        let json = fixture.says_in_json(&["engines"]);
         let engines = json["engines"]["engines"].as_array().expect("a list").clone();
         let is_transport =
             |engine: &serde_json::Value| engine["name"].as_str().is_some_and(|name| name.starts_with("transport"));
         engines.into_iter().filter(is_transport).collect::<Vec<_>>()
     };
     for count in [3, 1, 2] {
-        assert_eq!(bed.says(&["scale-transports", &count.to_string()]), "done\n");
+        assert_eq!(fixture.says(&["scale-transports", &count.to_string()]), "done\n");
         // Those that are to end do so when they have done what they were at.
         while engines().len() != count {
             std::thread::sleep(Duration::from_millis(2));
@@ -568,7 +569,7 @@ fn engines_become_more_and_fewer_and_move() {
     let (engine, other) = (engines().remove(0), engines().remove(1));
     let (id, to) = (number(&engine, "id"), number(&other, "runtime"));
     assert_ne!(number(&engine, "runtime"), to);
-    assert_eq!(bed.says(&["move-engine", &id.to_string(), &to.to_string()]), "done\n");
+    assert_eq!(fixture.says(&["move-engine", &id.to_string(), &to.to_string()]), "done\n");
     while !engines().iter().any(|engine| number(engine, "id") == id && number(engine, "runtime") == to) {
         std::thread::sleep(Duration::from_millis(2));
     }
@@ -579,44 +580,44 @@ fn engines_become_more_and_fewer_and_move() {
         (&["move-engine", &id.to_string(), "99"], "no runtime has number 99"),
         (&["move-engine", "1"], "<RUNTIME>"),
     ] {
-        let complaint = bed.complains(wrong);
+        let complaint = fixture.complains(wrong);
         assert!(complaint.contains(why), "{complaint}");
     }
 }
 
 #[test]
 fn links_are_spoken_of() {
-    let bed = Bed::of(&["h0", "h1"]);
-    let _ranks = bed.join_across();
-    while !bed.says(&["policy", "show"]).contains("as decided") {
+    let fixture = Fixture::of(&["h0", "h1"]);
+    let _ranks = fixture.join_across();
+    while !fixture.says(&["policy", "show"]).contains("as decided") {
         std::thread::sleep(Duration::from_millis(2));
     }
     for (state, shown) in [("down", "down"), ("25Gbit/s", "25Gbit/s"), ("up", "up"), ("down", "down")] {
-        let said = bed.says(&["link", "leaf-h0", "spine0", state]);
+        let said = fixture.says(&["link", "leaf-h0", "spine0", state]);
         assert!(said.starts_with("in force"), "{said}");
-        let text = bed.says(&["policy", "show"]);
+        let text = fixture.says(&["policy", "show"]);
         let line = format!("  link leaf-h0 spine0: {shown}");
         assert_eq!(text.lines().any(|other| other == line), state != "up", "{state}: {text}");
-        let history = bed.says(&["policy", "history"]);
+        let history = fixture.says(&["policy", "history"]);
         assert!(history.contains(&format!("link leaf-h0 spine0 {state}")), "{history}");
     }
-    let json = bed.says_in_json(&["policy", "show"]);
+    let json = fixture.says_in_json(&["policy", "show"]);
     assert_eq!(json["controller"]["show"]["links"], serde_json::json!([["leaf-h0", "spine0", "down"]]));
-    let why = bed.complains(&["link", "leaf-h0", "spine0", "sideways"]);
+    let why = fixture.complains(&["link", "leaf-h0", "spine0", "sideways"]);
     assert!(why.contains("sideways") && why.contains("or say up, or down"), "{why}");
 }
 
 #[test]
 fn who_is_stuck_is_named_and_what_happens_is_seen() {
-    let bed = Bed::start();
-    let why = bed.complains(&["why-stuck", "999"]);
+    let fixture = Fixture::start();
+    let why = fixture.complains(&["why-stuck", "999"]);
     assert!(why.contains("999"), "{why}");
     let id = mccs::unique_id().expect("an id");
     let (first, second) = std::thread::scope(|scope| {
-        let second = scope.spawn(|| bed.join(id, 1));
-        (bed.join(id, 0), second.join().expect("a rank"))
+        let second = scope.spawn(|| fixture.join(id, 1));
+        (fixture.join(id, 0), second.join().expect("a rank"))
     });
-    let communicators = bed.says_in_json(&["communicators"]);
+    let communicators = fixture.says_in_json(&["communicators"]);
     let number = communicators["communicators"][0]["communicator"].as_u64().expect("a number").to_string();
 
     let call = |(client, comm, stream): &(Client, Communicator, Stream)| {
@@ -625,53 +626,53 @@ fn who_is_stuck_is_named_and_what_happens_is_seen() {
             .expect("enqueued");
         stream.synchronize().expect("completed");
     };
-    assert!(bed.says(&["why-stuck", &number]).contains("nobody waits"));
+    assert!(fixture.says(&["why-stuck", &number]).contains("nobody waits"));
     let (report, text) = std::thread::scope(|scope| {
         scope.spawn(|| call(&first));
         // Until it has been noticed that the first rank is in the call.
         let report = loop {
-            let report = bed.says_in_json(&["why-stuck", &number]);
+            let report = fixture.says_in_json(&["why-stuck", &number]);
             if report["stuck"]["class"] == "rank" {
                 break report;
             }
         };
-        let text = bed.says(&["why-stuck", &number]);
+        let text = fixture.says(&["why-stuck", &number]);
         call(&second);
         (report, text)
     });
     assert_eq!(report["stuck"]["culprits"][0]["rank"], 1, "{report}");
     assert!(text.contains("waits for ranks that have not called") && text.contains("rank 1 (process"), "{text}");
-    let seen = bed.says(&["watch", "--once", "--interval", "0.05"]);
+    let seen = fixture.says(&["watch", "--once", "--interval", "0.05"]);
     assert!(seen.contains(&number) && seen.contains("default"), "{seen}");
-    let file = bed.at("trace.json").display().to_string();
-    let traced = bed.run(&["trace", "--seconds", "0.05", "--out", &file]);
+    let file = fixture.at("trace.json").display().to_string();
+    let traced = fixture.run(&["trace", "--seconds", "0.05", "--out", &file]);
     assert!(traced.status.success() && traced.stdout.is_empty(), "{traced:?}");
     assert!(String::from_utf8_lossy(&traced.stderr).contains("trace.json"), "{traced:?}");
     let trace: serde_json::Value =
         serde_json::from_slice(&std::fs::read(&file).expect("a file")).expect("JSON, as Perfetto loads it");
     assert!(trace["traceEvents"].is_array() && trace["otherData"]["complete"] == true, "{trace}");
-    let (merged, other) = (bed.at("merged.json"), bed.at("other.json").display().to_string());
+    let (merged, other) = (fixture.at("merged.json"), fixture.at("other.json").display().to_string());
     std::fs::write(&other, "{}").expect("a file");
     for (of, why) in [(&other, "other.json is no trace"), (&String::from("nosuch.json"), "cannot read nosuch.json")] {
-        let said = bed.complains(&["merge-traces", of, "--out", &merged.display().to_string()]);
+        let said = fixture.complains(&["merge-traces", of, "--out", &merged.display().to_string()]);
         assert!(said.contains(why) && !merged.exists(), "{said}");
     }
     // What is there stays until there is another.
     std::fs::write(&merged, "an earlier one").expect("a file");
-    let said = bed.complains(&["merge-traces", &other, "--out", &merged.display().to_string()]);
+    let said = fixture.complains(&["merge-traces", &other, "--out", &merged.display().to_string()]);
     assert_eq!(std::fs::read_to_string(&merged).expect("a file"), "an earlier one", "{said}");
-    assert!(!bed.at("merged.json.part").exists());
-    let why = bed.complains(&["trace", "--communicator", "nosuch", "--out", &file]);
+    assert!(!fixture.at("merged.json.part").exists());
+    let why = fixture.complains(&["trace", "--communicator", "nosuch", "--out", &file]);
     assert!(why.contains("unique id nosuch"), "{why}");
-    let why = bed.complains(&["trace", "--seconds", "0.05", "--out", "/nowhere/trace.json"]);
+    let why = fixture.complains(&["trace", "--seconds", "0.05", "--out", "/nowhere/trace.json"]);
     assert!(why.contains("/nowhere/trace.json"), "{why}");
-    let why = bed.complains(&["trace", "--communicator", "77", "--out", &file]);
+    let why = fixture.complains(&["trace", "--communicator", "77", "--out", &file]);
     assert!(why.contains("no communicator 77"), "{why}");
     assert!(std::fs::read_to_string(&file).expect("the earlier trace").contains("traceEvents"));
-    let why = bed.complains(&["trace", "--seconds", "100000", "--out", &file]);
+    let why = fixture.complains(&["trace", "--seconds", "100000", "--out", &file]);
     assert!(why.contains("refused"), "{why}");
-    assert!(bed.says(&["show"]).contains("proxy"));
-    let shown = bed.says_in_json(&["show"]);
+    assert!(fixture.says(&["show"]).contains("proxy"));
+    let shown = fixture.says_in_json(&["show"]);
     for (part, many) in [("hosts", 1), ("sessions", 2), ("communicators", 1)] {
         assert_eq!(shown[part].as_array().map(Vec::len), Some(many), "{part} of {shown}");
     }
@@ -680,10 +681,10 @@ fn who_is_stuck_is_named_and_what_happens_is_seen() {
 
 #[test]
 fn who_reads_no_more_ends_it_quietly_and_a_full_disk_does_not() {
-    let bed = Bed::start();
+    let fixture = Fixture::start();
     for arguments in [&["show"][..], &["--json", "show"], &["watch", "--interval", "0.05"], &["--json", "watch"]] {
         let mut told = mccsctl();
-        told.arg("--socket").arg(bed.at("mccs-control.sock")).args(arguments);
+        told.arg("--socket").arg(fixture.at("mccs-control.sock")).args(arguments);
         let (reader, writer) = std::io::pipe().expect("a pipe");
         drop(reader);
         let output =
@@ -698,15 +699,15 @@ fn who_reads_no_more_ends_it_quietly_and_a_full_disk_does_not() {
 
 #[test]
 fn a_watch_shows_what_happens_while_it_runs() {
-    let bed = Bed::start();
+    let fixture = Fixture::start();
     let id = mccs::unique_id().expect("an id");
     let ranks = std::thread::scope(|scope| {
-        let second = scope.spawn(|| bed.join(id, 1));
-        [bed.join(id, 0), second.join().expect("a rank")]
+        let second = scope.spawn(|| fixture.join(id, 1));
+        [fixture.join(id, 0), second.join().expect("a rank")]
     });
     let watch = |arguments: &[&str]| {
         let mut watch = mccsctl();
-        watch.arg("--socket").arg(bed.at("mccs-control.sock")).args(arguments);
+        watch.arg("--socket").arg(fixture.at("mccs-control.sock")).args(arguments);
         Program(watch.stdout(Stdio::piped()).spawn().expect("runs"))
     };
     let calls = |many: usize| {
@@ -754,16 +755,16 @@ fn a_watch_shows_what_happens_while_it_runs() {
 
 #[test]
 fn a_socket_that_one_may_not_reach_is_told_from_one_that_is_not_there() {
-    let bed = Bed::start();
+    let fixture = Fixture::start();
     let own = Permissions::from_mode(if geteuid().is_root() { 0o700 } else { 0 });
-    std::fs::set_permissions(bed.folder.path(), own).expect("set");
+    std::fs::set_permissions(fixture.folder.path(), own).expect("set");
     let mut asks = mccsctl();
-    asks.arg("--socket").arg(bed.at("mccs-control.sock")).arg("show");
+    asks.arg("--socket").arg(fixture.at("mccs-control.sock")).arg("show");
     if geteuid().is_root() {
         asks.uid(NOBODY);
     }
     let output = asks.output().expect("it runs");
-    std::fs::set_permissions(bed.folder.path(), Permissions::from_mode(0o700)).expect("set");
+    std::fs::set_permissions(fixture.folder.path(), Permissions::from_mode(0o700)).expect("set");
     let why = complaint(&output);
     assert!(why.contains("may not use") && why.contains("EACCES"), "{why}");
     let missing = mccsctl().args(["--socket", "/nowhere/mccs-control.sock", "show"]).output().expect("it runs");

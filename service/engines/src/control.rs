@@ -506,7 +506,7 @@ mod tests {
     use super::*;
 
     /// An engine whose questions to the proxy engine nobody answers.
-    struct Bed {
+    struct Fixture {
         engine: ControlEngine,
         _proxy: Mailbox<ProxyMessage>,
         directory: tempfile::TempDir,
@@ -514,7 +514,7 @@ mod tests {
         now: Instant,
     }
 
-    impl Bed {
+    impl Fixture {
         fn new() -> Self {
             let directory = tempfile::tempdir().expect("a directory");
             let (registry, proxy) = (Arc::new(Registry::default()), Mailbox::new(64));
@@ -531,7 +531,7 @@ mod tests {
             let listener = Listener::bind(&directory.path().join("c")).expect("listens");
             let controlled = Controlled { overseer, transports, proxy: proxy.sender(), gpus: None, controller: None };
             let engine = ControlEngine::new(listener, controlled).expect("an engine");
-            Bed { engine, _proxy: proxy, directory, now: Instant::now() }
+            Fixture { engine, _proxy: proxy, directory, now: Instant::now() }
         }
 
         fn path(&self) -> std::path::PathBuf {
@@ -550,9 +550,9 @@ mod tests {
     }
 
     /// Connects on a thread of its own, as it takes the engine to be polled.
-    fn connected(bed: &mut Bed, and: impl FnOnce(&Socket) + Send) -> Socket {
-        let path = bed.path();
-        let count = bed.engine.connections.len();
+    fn connected(fixture: &mut Fixture, and: impl FnOnce(&Socket) + Send) -> Socket {
+        let path = fixture.path();
+        let count = fixture.engine.connections.len();
         std::thread::scope(|scope| {
             let socket = scope.spawn(move || {
                 let socket = connect(&path).expect("connected");
@@ -560,7 +560,7 @@ mod tests {
                 socket
             });
             while !socket.is_finished() {
-                bed.settle(|engine| engine.connections.len() >= count);
+                fixture.settle(|engine| engine.connections.len() >= count);
             }
             socket.join().expect("a connection")
         })
@@ -577,58 +577,58 @@ mod tests {
 
     #[test]
     fn who_goes_before_the_answer_comes_is_forgotten() {
-        let mut bed = Bed::new();
+        let mut fixture = Fixture::new();
         let text =
             serde_json::to_vec(&Call { request: ControlRequest::WhyStuck { communicator: 1 }, by: Caller::default() });
         let text = text.expect("a request");
-        let socket = connected(&mut bed, |socket| ask(socket, &text));
+        let socket = connected(&mut fixture, |socket| ask(socket, &text));
         let waits = |engine: &ControlEngine| engine.connections.values().any(|one| one.stage == Stage::Waiting);
-        assert!(!bed.settle(waits), "nothing is left to be done for it");
+        assert!(!fixture.settle(waits), "nothing is left to be done for it");
         drop(socket);
-        assert!(!bed.settle(|engine| engine.connections.is_empty()));
+        assert!(!fixture.settle(|engine| engine.connections.is_empty()));
     }
 
     #[test]
     fn who_finds_no_room_keeps_nobody_awake() {
-        let mut bed = Bed::new();
-        let mut sockets: Vec<_> = (0..CONNECTIONS_MAX).map(|_| connected(&mut bed, |_| ())).collect();
-        let path = bed.path();
+        let mut fixture = Fixture::new();
+        let mut sockets: Vec<_> = (0..CONNECTIONS_MAX).map(|_| connected(&mut fixture, |_| ())).collect();
+        let path = fixture.path();
         let late = std::thread::spawn(move || connect(&path).expect("in the end"));
-        let mut comes = [PollFd::new(bed.engine.listener.as_fd(), PollFlags::POLLIN)];
+        let mut comes = [PollFd::new(fixture.engine.listener.as_fd(), PollFlags::POLLIN)];
         poll(&mut comes, PollTimeout::NONE).expect("somebody comes");
-        assert!(!bed.settle(|_| true), "who waits outside");
+        assert!(!fixture.settle(|_| true), "who waits outside");
         sockets.pop();
         while !late.is_finished() {
-            bed.settle(|_| true);
+            fixture.settle(|_| true);
         }
         late.join().expect("let in");
     }
 
     #[test]
     fn who_says_nothing_keeps_nobody_out() {
-        let mut bed = Bed::new();
-        let silent: Vec<_> = (0..CONNECTIONS_MAX).map(|_| connected(&mut bed, |_| ())).collect();
-        let now = bed.now;
-        bed.engine.poll(&Context::new(now, 64));
-        assert_eq!(bed.engine.connections.len(), CONNECTIONS_MAX, "they have only just come");
+        let mut fixture = Fixture::new();
+        let silent: Vec<_> = (0..CONNECTIONS_MAX).map(|_| connected(&mut fixture, |_| ())).collect();
+        let now = fixture.now;
+        fixture.engine.poll(&Context::new(now, 64));
+        assert_eq!(fixture.engine.connections.len(), CONNECTIONS_MAX, "they have only just come");
         let later = now + 2 * STEP_WITHIN_CROWDED;
-        bed.engine.poll(&Context::new(later, 64));
-        assert!(bed.engine.connections.is_empty());
+        fixture.engine.poll(&Context::new(later, 64));
+        assert!(fixture.engine.connections.is_empty());
         drop(silent);
         // One alone has longer.
-        let one = connected(&mut bed, |_| ());
-        bed.engine.poll(&Context::new(now + 2 * STEP_WITHIN_CROWDED, 64));
-        assert_eq!(bed.engine.connections.len(), 1);
-        bed.engine.poll(&Context::new(now + 2 * STEP_WITHIN, 64));
-        assert!(bed.engine.connections.is_empty());
+        let one = connected(&mut fixture, |_| ());
+        fixture.engine.poll(&Context::new(now + 2 * STEP_WITHIN_CROWDED, 64));
+        assert_eq!(fixture.engine.connections.len(), 1);
+        fixture.engine.poll(&Context::new(now + 2 * STEP_WITHIN, 64));
+        assert!(fixture.engine.connections.is_empty());
         drop(one);
     }
 
     #[test]
     fn a_request_that_is_too_long_is_refused_with_the_reason() {
-        let mut bed = Bed::new();
-        let socket = connected(&mut bed, |socket| ask(socket, &vec![b' '; REQUEST_BYTES_MAX + 1]));
-        bed.settle(|engine| engine.connections.is_empty());
+        let mut fixture = Fixture::new();
+        let socket = connected(&mut fixture, |socket| ask(socket, &vec![b' '; REQUEST_BYTES_MAX + 1]));
+        fixture.settle(|engine| engine.connections.is_empty());
         assert!(socket.wait_readable(Duration::from_secs(600)));
         let (chunk, _) = socket.recv::<Chunk>().expect("received").expect("an answer");
         let answer: ControlAnswer = serde_json::from_slice(&chunk.bytes).expect("readable");

@@ -9,8 +9,8 @@ use mccs_tests::seeds;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
-use crate::bed::{key, name};
-use crate::strangers::{all_is_well, bed_without_first, connect_as_first, frame, hello};
+use crate::fixture::{key, name};
+use crate::strangers::{all_is_well, connect_as_first, fixture_without_first, frame, hello};
 
 /// Frames of a link.
 const FRAMES: usize = 60;
@@ -62,13 +62,13 @@ fn frames(rng: &mut StdRng) -> Vec<Vec<u8>> {
 
 #[test]
 fn whatever_a_host_that_is_let_in_says_costs_its_link_alone() {
-    let mut bed = bed_without_first(|_| {});
+    let mut fixture = fixture_without_first(|_| {});
     for seed in seeds(12) {
         println!("MCCS_SEED={seed}");
         let mut rng = StdRng::seed_from_u64(seed);
-        let mut stranger = connect_as_first(&bed);
+        let mut stranger = connect_as_first(&fixture);
         let said = frames(&mut rng);
-        bed.during(move || {
+        fixture.during(move || {
             stranger.write_all(&hello("a")).and_then(|()| stranger.flush()).expect("it is listened to");
             // A frame's length, and its kind.
             let mut answer = [0; 5];
@@ -77,10 +77,10 @@ fn whatever_a_host_that_is_let_in_says_costs_its_link_alone() {
             // The other side may have hung up: it should, sooner or later.
             let _ = said.iter().try_for_each(|one| stranger.write_all(one).and_then(|()| stranger.flush()));
         });
-        let first = bed.names[0].clone();
-        bed.until(|bed| !bed.hosts[1].is_up(&first));
-        let third = bed.names[2].clone();
-        bed.until(|bed| bed.hosts[1].is_up(&third));
+        let first = fixture.names[0].clone();
+        fixture.until(|fixture| !fixture.hosts[1].is_up(&first));
+        let third = fixture.names[2].clone();
+        fixture.until(|fixture| fixture.hosts[1].is_up(&third));
     }
-    all_is_well(bed);
+    all_is_well(fixture);
 }

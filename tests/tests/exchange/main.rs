@@ -2,8 +2,8 @@
 //!
 //! Most tests poll their engines by hand in one thread. Every host has a loopback address of its own, so tests do not meet.
 
-mod bed;
 mod cluster;
+mod fixture;
 mod frames;
 mod operator;
 mod proxy;

@@ -6,7 +6,7 @@ use mccs_exchange::keys;
 use mccs_service::service::{Service, Settings};
 use mccs_tests::{TestService, watchdog};
 
-use crate::bed::free_address;
+use crate::fixture::free_address;
 
 struct Two {
     directory: tempfile::TempDir,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::bed::free_address;
+use crate::fixture::free_address;
 
 /// What the proxy does to bytes.
 #[derive(Debug, Clone, Copy)]

@@ -16,21 +16,21 @@ use rustls::{
     ClientConfig, ClientConnection, ConfigBuilder, Connection, DigitallySignedStruct, SignatureScheme, StreamOwned,
 };
 
-use crate::bed::{Bed, key, name};
+use crate::fixture::{Fixture, key, name};
 
 pub type Stranger = StreamOwned<ClientConnection, TcpStream>;
 
-/// Connects to the second of the bed's hosts, as which it must prove itself, with these files.
-fn connect(bed: &Bed, files: &TlsFiles, own: &str) -> Stranger {
-    let hosts = [name(own), bed.names[1].clone()];
+/// Connects to the second of the fixture's hosts, as which it must prove itself, with these files.
+fn connect(fixture: &Fixture, files: &TlsFiles, own: &str) -> Stranger {
+    let hosts = [name(own), fixture.names[1].clone()];
     let tls = Tls::load(files, &hosts[0], &hosts).unwrap();
-    let Some(Connection::Client(session)) = tls.connect(&bed.names[1]) else { panic!("no client") };
-    StreamOwned::new(session, TcpStream::connect(bed.hosts[1].settings.listen).unwrap())
+    let Some(Connection::Client(session)) = tls.connect(&fixture.names[1]) else { panic!("no client") };
+    StreamOwned::new(session, TcpStream::connect(fixture.hosts[1].settings.listen).unwrap())
 }
 
-/// Connects as the first of the bed's hosts, which does not run.
-pub fn connect_as_first(bed: &Bed) -> Stranger {
-    connect(bed, &keys::files(&bed.keys(), "a"), "a")
+/// Connects as the first of the fixture's hosts, which does not run.
+pub fn connect_as_first(fixture: &Fixture) -> Stranger {
+    connect(fixture, &keys::files(&fixture.keys(), "a"), "a")
 }
 
 /// Writes, then reads until the other side hangs up. Returns whether it said anything.
@@ -51,46 +51,46 @@ pub fn frame(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Three hosts, of which the first does not run, so that a stranger may take its place.
-pub fn bed_without_first(change: impl Fn(&mut mccs_engines::exchange::ExchangeSettings)) -> Bed {
-    let mut bed = Bed::new(3);
-    bed.hosts.iter_mut().for_each(|host| change(&mut host.settings));
-    for host in &mut bed.hosts[1..] {
+pub fn fixture_without_first(change: impl Fn(&mut mccs_engines::exchange::ExchangeSettings)) -> Fixture {
+    let mut fixture = Fixture::new(3);
+    fixture.hosts.iter_mut().for_each(|host| change(&mut host.settings));
+    for host in &mut fixture.hosts[1..] {
         host.start().unwrap();
     }
-    bed
+    fixture
 }
 
 /// The first host starts after all, and a communicator is set up.
-pub fn all_is_well(mut bed: Bed) -> Bed {
-    bed.hosts[0].start().unwrap();
-    bed.join(&key(9), 2, 100);
-    bed.complete(&key(9));
-    bed
+pub fn all_is_well(mut fixture: Fixture) -> Fixture {
+    fixture.hosts[0].start().unwrap();
+    fixture.join(&key(9), 2, 100);
+    fixture.complete(&key(9));
+    fixture
 }
 
 #[test]
 fn who_has_a_certificate_of_another_authority_is_refused_on_both_sides() {
-    let mut bed = Bed::new(3);
-    let theirs = bed.directory.path().join("theirs");
+    let mut fixture = Fixture::new(3);
+    let theirs = fixture.directory.path().join("theirs");
     keys::make(&["a", "b", "c"], &theirs, false).unwrap();
-    let good = bed.hosts[0].settings.files.clone();
-    bed.hosts[0].settings.files = keys::files(&theirs, "a");
-    bed.start();
+    let good = fixture.hosts[0].settings.files.clone();
+    fixture.hosts[0].settings.files = keys::files(&theirs, "a");
+    fixture.start();
     // The one with the wrong keys connects, and finds that it does not trust whom it finds.
-    bed.until(|bed| bed.hosts[0].info("b").last_error.is_some_and(|error| error.contains("TLS")));
-    bed.until(|bed| bed.hosts[1].refused() > 3);
-    assert!(!bed.hosts[1].info("a").is_up);
-    bed.hosts[0].kill();
+    fixture.until(|fixture| fixture.hosts[0].info("b").last_error.is_some_and(|error| error.contains("TLS")));
+    fixture.until(|fixture| fixture.hosts[1].refused() > 3);
+    assert!(!fixture.hosts[1].info("a").is_up);
+    fixture.hosts[0].kill();
     // One that trusts anybody is refused by the other side.
-    let before = bed.hosts[1].refused();
+    let before = fixture.hosts[1].refused();
     let files = keys::files(&theirs, "a");
     let certificate = CertificateDer::from_pem_file(&files.certificate).unwrap();
     let key = PrivateKeyDer::from_pem_file(&files.key).unwrap();
-    let stranger = credulous(&bed, |builder| builder.with_client_auth_cert(vec![certificate], key).unwrap());
-    assert!(!bed.during(move || say(stranger, &hello("a"))));
-    bed.until(|bed| bed.hosts[1].refused() > before);
-    bed.hosts[0].settings.files = good;
-    all_is_well(bed);
+    let stranger = credulous(&fixture, |builder| builder.with_client_auth_cert(vec![certificate], key).unwrap());
+    assert!(!fixture.during(move || say(stranger, &hello("a"))));
+    fixture.until(|fixture| fixture.hosts[1].refused() > before);
+    fixture.hosts[0].settings.files = good;
+    all_is_well(fixture);
 }
 
 /// Trusts anybody, as an attacker would.
@@ -134,7 +134,7 @@ impl ServerCertVerifier for Credulous {
 
 /// Connects to the second host without a look at who it is.
 fn credulous(
-    bed: &Bed,
+    fixture: &Fixture,
     identity: impl FnOnce(ConfigBuilder<ClientConfig, WantsClientCert>) -> ClientConfig,
 ) -> Stranger {
     let builder = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
@@ -143,136 +143,139 @@ fn credulous(
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(Credulous));
     let session = ClientConnection::new(Arc::new(identity(builder)), ServerName::try_from("b").unwrap()).unwrap();
-    StreamOwned::new(session, TcpStream::connect(bed.hosts[1].settings.listen).unwrap())
+    StreamOwned::new(session, TcpStream::connect(fixture.hosts[1].settings.listen).unwrap())
 }
 
 #[test]
 fn who_has_no_certificate_is_refused() {
-    let mut bed = bed_without_first(|_| {});
-    let stranger = credulous(&bed, |builder| builder.with_no_client_auth());
-    assert!(!bed.during(move || say(stranger, &hello("a"))));
-    bed.until(|bed| bed.hosts[1].refused() == 1);
-    all_is_well(bed);
+    let mut fixture = fixture_without_first(|_| {});
+    let stranger = credulous(&fixture, |builder| builder.with_no_client_auth());
+    assert!(!fixture.during(move || say(stranger, &hello("a"))));
+    fixture.until(|fixture| fixture.hosts[1].refused() == 1);
+    all_is_well(fixture);
 }
 
 #[test]
 fn who_is_not_in_the_list_is_refused() {
-    let mut bed = Bed::new(3);
-    let keys_of_four = bed.directory.path().join("four");
+    let mut fixture = Fixture::new(3);
+    let keys_of_four = fixture.directory.path().join("four");
     keys::make(&["a", "b", "c", "x"], &keys_of_four, false).unwrap();
-    for host in &mut bed.hosts {
+    for host in &mut fixture.hosts {
         host.settings.files = keys::files(&keys_of_four, host.settings.own.as_str());
     }
-    bed.hosts[1].start().unwrap();
-    let stranger = connect(&bed, &keys::files(&keys_of_four, "x"), "x");
-    assert!(!bed.during(move || say(stranger, b"")));
-    bed.until(|bed| bed.hosts[1].refused() == 1);
-    bed.hosts[2].start().unwrap();
-    all_is_well(bed);
+    fixture.hosts[1].start().unwrap();
+    let stranger = connect(&fixture, &keys::files(&keys_of_four, "x"), "x");
+    assert!(!fixture.during(move || say(stranger, b"")));
+    fixture.until(|fixture| fixture.hosts[1].refused() == 1);
+    fixture.hosts[2].start().unwrap();
+    all_is_well(fixture);
 }
 
 #[test]
 fn who_says_another_name_than_its_certificate_is_refused() {
-    let mut bed = bed_without_first(|_| {});
-    let stranger = connect_as_first(&bed);
-    bed.during(move || say(stranger, &hello("c")));
-    let told =
-        |bed: &Bed| bed.hosts[1].info("a").last_error.is_some_and(|error| error.contains("says that it is host c"));
-    bed.until(told);
-    all_is_well(bed);
+    let mut fixture = fixture_without_first(|_| {});
+    let stranger = connect_as_first(&fixture);
+    fixture.during(move || say(stranger, &hello("c")));
+    let told = |fixture: &Fixture| {
+        fixture.hosts[1].info("a").last_error.is_some_and(|error| error.contains("says that it is host c"))
+    };
+    fixture.until(told);
+    all_is_well(fixture);
 }
 
 #[test]
 fn who_should_wait_to_be_connected_to_is_refused() {
-    let mut bed = Bed::new(3);
-    for host in &mut bed.hosts[1..2] {
+    let mut fixture = Fixture::new(3);
+    for host in &mut fixture.hosts[1..2] {
         host.start().unwrap();
     }
-    let stranger = connect(&bed, &keys::files(&bed.keys(), "c"), "c");
-    bed.during(move || say(stranger, b""));
-    bed.until(|bed| bed.hosts[1].refused() == 1);
-    bed.hosts[2].start().unwrap();
-    all_is_well(bed);
+    let stranger = connect(&fixture, &keys::files(&fixture.keys(), "c"), "c");
+    fixture.during(move || say(stranger, b""));
+    fixture.until(|fixture| fixture.hosts[1].refused() == 1);
+    fixture.hosts[2].start().unwrap();
+    all_is_well(fixture);
 }
 
 #[test]
 fn another_version_is_told_and_refused_each_time() {
-    let mut bed = bed_without_first(|_| {});
+    let mut fixture = fixture_without_first(|_| {});
     for _ in 0..3 {
-        let stranger = connect_as_first(&bed);
+        let stranger = connect_as_first(&fixture);
         let mut bytes = hello("a");
         bytes[4 + 5] = 99;
         // It learns with whom it speaks, and can say so to its operator.
-        assert!(bed.during(move || say(stranger, &bytes)));
+        assert!(fixture.during(move || say(stranger, &bytes)));
     }
-    let told = |bed: &Bed| bed.hosts[1].info("a").last_error.is_some_and(|error| error.contains("version 99"));
-    bed.until(told);
-    all_is_well(bed);
+    let told =
+        |fixture: &Fixture| fixture.hosts[1].info("a").last_error.is_some_and(|error| error.contains("version 99"));
+    fixture.until(told);
+    all_is_well(fixture);
 }
 
 #[test]
 fn garbage_is_refused_before_and_after_it_is_known_whose() {
-    let mut bed = bed_without_first(|_| {});
-    let address = bed.hosts[1].settings.listen;
+    let mut fixture = fixture_without_first(|_| {});
+    let address = fixture.hosts[1].settings.listen;
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 100], &[0x16, 0x03, 0x01, 0xff, 0xff, 1, 2, 3]] {
         let bytes = bytes.to_vec();
-        let before = bed.hosts[1].refused();
-        bed.during(move || {
+        let before = fixture.hosts[1].refused();
+        fixture.during(move || {
             let mut stranger = TcpStream::connect(address).unwrap();
             let _ = stranger.write_all(&bytes);
             let _ = stranger.shutdown(std::net::Shutdown::Write);
             let _ = stranger.read_to_end(&mut Vec::new());
         });
-        bed.until(|bed| bed.hosts[1].refused() > before);
+        fixture.until(|fixture| fixture.hosts[1].refused() > before);
     }
     let greeted = [hello("a"), frame(b"no frame of ours")].concat();
     for bytes in [frame(b"no frame of ours"), frame(&[]), u32::MAX.to_le_bytes().to_vec(), greeted] {
-        let stranger = connect_as_first(&bed);
-        bed.during(move || say(stranger, &bytes));
+        let stranger = connect_as_first(&fixture);
+        fixture.during(move || say(stranger, &bytes));
     }
-    bed.until(|bed| !bed.hosts[1].is_up(&bed.names[0]));
-    all_is_well(bed);
+    fixture.until(|fixture| !fixture.hosts[1].is_up(&fixture.names[0]));
+    all_is_well(fixture);
 }
 
 #[test]
 fn who_stops_halfway_is_let_go() {
-    let mut bed = bed_without_first(|settings| settings.handshake_timeout = Duration::from_millis(300));
-    let address = bed.hosts[1].settings.listen;
+    let mut fixture = fixture_without_first(|settings| settings.handshake_timeout = Duration::from_millis(300));
+    let address = fixture.hosts[1].settings.listen;
     // Nothing, half a TLS record, half a frame.
     for bytes in [&[][..], &[0x16, 3, 1]] {
         let bytes = bytes.to_vec();
-        bed.during(move || say(TcpStream::connect(address).unwrap(), &bytes));
+        fixture.during(move || say(TcpStream::connect(address).unwrap(), &bytes));
     }
-    assert_eq!(bed.hosts[1].refused(), 2);
-    let told = |bed: &Bed| bed.hosts[1].info("a").last_error.is_some_and(|error| error.contains("did not prove"));
+    assert_eq!(fixture.hosts[1].refused(), 2);
+    let told =
+        |fixture: &Fixture| fixture.hosts[1].info("a").last_error.is_some_and(|error| error.contains("did not prove"));
     // What is told is the last error: a dial of the host's own may have failed meanwhile.
-    while !told(&bed) {
-        let stranger = connect_as_first(&bed);
-        bed.during(move || say(stranger, &[100, 0, 0, 0, b'H', b'm']));
+    while !told(&fixture) {
+        let stranger = connect_as_first(&fixture);
+        fixture.during(move || say(stranger, &[100, 0, 0, 0, b'H', b'm']));
     }
-    all_is_well(bed);
+    all_is_well(fixture);
 }
 
 #[test]
 fn who_hangs_up_without_a_word_was_not_refused() {
-    let mut bed = bed_without_first(|_| {});
-    let address = bed.hosts[1].settings.listen;
-    bed.during(move || drop(TcpStream::connect(address).unwrap()));
+    let mut fixture = fixture_without_first(|_| {});
+    let address = fixture.hosts[1].settings.listen;
+    fixture.during(move || drop(TcpStream::connect(address).unwrap()));
     // It was there before whoever comes next.
-    bed.during(move || drop(TcpStream::connect(address).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n")));
-    bed.until(|bed| bed.hosts[1].refused() > 0);
-    let bed = all_is_well(bed);
-    assert_eq!(bed.hosts[1].refused(), 1);
+    fixture.during(move || drop(TcpStream::connect(address).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n")));
+    fixture.until(|fixture| fixture.hosts[1].refused() > 0);
+    let fixture = all_is_well(fixture);
+    assert_eq!(fixture.hosts[1].refused(), 1);
 }
 
 #[test]
 fn a_crowd_of_strangers_keeps_no_host_out() {
-    let mut bed = bed_without_first(|_| {});
-    let address = bed.hosts[1].settings.listen;
+    let mut fixture = fixture_without_first(|_| {});
+    let address = fixture.hosts[1].settings.listen;
     let crowd: Vec<_> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
     // So many of one address may stay until their time is over; the others are sent away.
-    bed.until(|bed| bed.hosts[1].refused() == 8);
-    assert_eq!(bed.hosts[1].engine.as_ref().unwrap().refusals().lines, 1);
-    all_is_well(bed);
+    fixture.until(|fixture| fixture.hosts[1].refused() == 8);
+    assert_eq!(fixture.hosts[1].engine.as_ref().unwrap().refusals().lines, 1);
+    all_is_well(fixture);
     drop(crowd);
 }

@@ -13,7 +13,7 @@ use mccs_telemetry::stuck::{Culprit, StuckClass, StuckReport};
 use mccs_tests::Rank;
 use mccs_tests::hosts::{Raise, in_threads};
 
-use crate::bed::{Bed, HOSTS};
+use crate::fixture::{Fixture, HOSTS};
 use crate::loss::Loss;
 
 /// Ways over the spines, as `service.toml` has them; two channels, one over each.
@@ -32,7 +32,7 @@ const TWO_EACH: [usize; 8] = [0, 0, 1, 1, 2, 2, 3, 3];
 
 /// What ranks have done so far.
 #[derive(Default)]
-struct Story {
+struct Timeline {
     begun: AtomicU64,
     ended: AtomicU64,
     /// When each rank has ended each call.
@@ -46,7 +46,7 @@ fn is_at_least(count: &AtomicU64, least: u64) {
 }
 
 /// All-reduces with checked data until `stop` is raised.
-fn reduce(rank: &Rank, story: &Story, stop: &AtomicU64) {
+fn reduce(rank: &Rank, timeline: &Timeline, stop: &AtomicU64) {
     let (nranks, own) = (rank.comm.nranks(), rank.comm.rank());
     let (memory, flag) = (rank.client.allocate(4 * COUNT).expect("memory"), rank.client.allocate(4).expect("memory"));
     for call in 0.. {
@@ -55,12 +55,12 @@ fn reduce(rank: &Rank, story: &Story, stop: &AtomicU64) {
         // SAFETY: nothing is in flight.
         let words: &mut [u32] = bytemuck::cast_slice_mut(unsafe { memory.as_mut_slice() });
         words.iter_mut().enumerate().for_each(|(index, word)| *word = value(own, index));
-        story.begun.fetch_add(1, Ordering::Relaxed);
+        timeline.begun.fetch_add(1, Ordering::Relaxed);
         let place = memory.at(0);
         rank.comm.all_reduce(place, place, COUNT, DataType::U32, RedOp::Sum, &rank.stream).expect("enqueued");
         rank.stream.synchronize().expect("completed");
-        story.ends.lock().expect("ends").push(Instant::now());
-        story.ended.fetch_add(1, Ordering::Relaxed);
+        timeline.ends.lock().expect("ends").push(Instant::now());
+        timeline.ended.fetch_add(1, Ordering::Relaxed);
         // SAFETY: nothing is in flight.
         let words: &mut [u32] = bytemuck::cast_slice_mut(unsafe { memory.as_mut_slice() });
         let sum = |index: usize| (0..nranks).map(|rank| value(rank, index)).sum::<u32>();
@@ -78,34 +78,34 @@ fn reduce(rank: &Rank, story: &Story, stop: &AtomicU64) {
 }
 
 /// Both directions of a link lose everything, until this is dropped.
-fn kill_link(bed: &Bed, leaf: &str, spine: &str) -> [Loss; 2] {
-    [Loss::start(&bed.namespace(leaf), spine, 1), Loss::start(&bed.namespace(spine), leaf, 1)]
+fn kill_link(fixture: &Fixture, leaf: &str, spine: &str) -> [Loss; 2] {
+    [Loss::start(&fixture.namespace(leaf), spine, 1), Loss::start(&fixture.namespace(spine), leaf, 1)]
 }
 
 /// A job of ranks on these hosts, under which something dies in the middle of an operation, until `then` has ended, which is called at once, with
 /// when that was. Returns how long the operation, or one after it, took from there.
 fn bear_death<Dead>(
-    (bed, placement): (&Bed, &[usize]),
+    (fixture, placement): (&Fixture, &[usize]),
     kill: impl FnOnce() -> Dead,
     then: impl FnOnce(Instant),
 ) -> Duration {
-    let (ranks, nranks) = (bed.join(placement), placement.len() as u64);
-    let (story, stop) = (Story::default(), AtomicU64::new(0));
+    let (ranks, nranks) = (fixture.join(placement), placement.len() as u64);
+    let (timeline, stop) = (Timeline::default(), AtomicU64::new(0));
     let died = std::thread::scope(|scope| {
         let stopping = Raise(&stop);
-        let work = scope.spawn(|| in_threads(ranks, |rank| reduce(&rank, &story, &stop)));
+        let work = scope.spawn(|| in_threads(ranks, |rank| reduce(&rank, &timeline, &stop)));
         // All are in the third call, and it takes a while.
-        is_at_least(&story.begun, 3 * nranks);
+        is_at_least(&timeline.begun, 3 * nranks);
         std::thread::sleep(Duration::from_millis(150));
         let _dead = kill();
         let died = Instant::now();
         then(died);
-        is_at_least(&story.ended, 6 * nranks);
+        is_at_least(&timeline.ended, 6 * nranks);
         drop(stopping);
         work.join().expect("ranks");
         died
     });
-    let ends = story.ends.into_inner().expect("ends");
+    let ends = timeline.ends.into_inner().expect("ends");
     // The last rank's end of a call is its end.
     let next = ends
         .chunks(placement.len())
@@ -118,16 +118,16 @@ fn bear_death<Dead>(
 #[test]
 #[ignore = "needs root"]
 fn a_link_of_a_spine_that_dies_silently_delays_and_fails_nothing() {
-    let bed = Bed::racks().with_services(WAYS, "");
-    let took = bear_death((&bed, &ONE_EACH), || kill_link(&bed, "leaf0", "spine0"), |_| ());
+    let fixture = Fixture::racks().with_services(WAYS, "");
+    let took = bear_death((&fixture, &ONE_EACH), || kill_link(&fixture, "leaf0", "spine0"), |_| ());
     println!("from the link's death until the next operation has ended: {took:?}");
-    assert!(bed.logs().contains("no answer over a path"), "{}", bed.logs());
+    assert!(fixture.logs().contains("no answer over a path"), "{}", fixture.logs());
 }
 
 /// What the controller on the first host shows.
-fn show(bed: &Bed) -> PolicyView {
+fn show(fixture: &Fixture) -> PolicyView {
     let request = ControlRequest::Controller { request: ControllerRequest::Show };
-    match call(&bed.dir.path().join("run0/mccs-control.sock"), &request).expect("an answer") {
+    match call(&fixture.dir.path().join("run0/mccs-control.sock"), &request).expect("an answer") {
         ControlAnswer::Controller(answer) => match *answer {
             ControllerAnswer::Show(view) => view,
             other => panic!("{other:?}"),
@@ -137,8 +137,8 @@ fn show(bed: &Bed) -> PolicyView {
 }
 
 /// Waits until the controller shows what is wanted; returns when that was.
-fn is_shown(bed: &Bed, wanted: impl Fn(&PolicyView) -> bool) -> Instant {
-    while !wanted(&show(bed)) {
+fn is_shown(fixture: &Fixture, wanted: impl Fn(&PolicyView) -> bool) -> Instant {
+    while !wanted(&show(fixture)) {
         std::thread::sleep(Duration::from_millis(2));
     }
     Instant::now()
@@ -154,8 +154,8 @@ fn spines(view: &PolicyView) -> Vec<&str> {
 }
 
 /// Starts services whose controller, on the first host, has this topology, and assigns flows.
-fn with_controller(bed: Bed, topology: &str) -> Bed {
-    let file = |name: &str| bed.dir.path().join(name);
+fn with_controller(fixture: Fixture, topology: &str) -> Fixture {
+    let file = |name: &str| fixture.dir.path().join(name);
     let (topology_path, policy_path) = (file("topology.toml"), file("policy.toml"));
     std::fs::write(&topology_path, topology).expect("a file");
     std::fs::write(&policy_path, "[policy]\nname = \"ffa\"\n").expect("a file");
@@ -164,13 +164,13 @@ fn with_controller(bed: Bed, topology: &str) -> Bed {
         "[strategy]\nalgorithm = \"ring\"\nchannels = 2\n[cuda]\nuse = \"off\"\n\
          [controller]\nhost = \"h0\"\ntopology = {topology_path:?}\npolicy = {policy_path:?}\n"
     );
-    bed.with_services(&settings, "")
+    fixture.with_services(&settings, "")
 }
 
 #[test]
 #[ignore = "needs root"]
 fn the_controller_leaves_a_link_that_dies_silently_and_returns_to_it() {
-    let bed = Bed::racks();
+    let fixture = Fixture::racks();
     let mut topology = "[rates]\nhost_leaf = \"1Gbit/s\"\nleaf_spine = \"1Gbit/s\"\n".to_owned();
     for number in 0..2 {
         topology += &format!(
@@ -180,25 +180,25 @@ fn the_controller_leaves_a_link_that_dies_silently_and_returns_to_it() {
     for host in 0..HOSTS {
         topology += &format!("[[host]]\nname = \"h{host}\"\ndevices = 1\nleaf = \"leaf{}\"\n", host / 2);
     }
-    let bed = with_controller(bed, &topology);
-    let kill = || kill_link(&bed, "leaf0", "spine0");
-    let took = bear_death((&bed, &ONE_EACH), kill, |died| {
-        let found = is_shown(&bed, |view| !view.dead_links.is_empty());
-        let in_force = is_shown(&bed, |view| is_in_force(view) && !spines(view).contains(&"spine0"));
+    let fixture = with_controller(fixture, &topology);
+    let kill = || kill_link(&fixture, "leaf0", "spine0");
+    let took = bear_death((&fixture, &ONE_EACH), kill, |died| {
+        let found = is_shown(&fixture, |view| !view.dead_links.is_empty());
+        let in_force = is_shown(&fixture, |view| is_in_force(view) && !spines(view).contains(&"spine0"));
         println!("from the link's death until it was found dead: {:?}", found - died);
         println!("from the link's death until another strategy was agreed on: {:?}", in_force - died);
     });
     println!("from the link's death until the next operation has ended: {took:?}");
-    is_shown(&bed, |view| view.dead_links.is_empty());
+    is_shown(&fixture, |view| view.dead_links.is_empty());
 }
 
 /// A host's second NIC, which is down until this is dropped.
-struct Down<'a>(&'a Bed);
+struct Down<'a>(&'a Fixture);
 
 impl<'a> Down<'a> {
-    fn pull(bed: &'a Bed) -> Self {
-        bed.second_device(PULLED, "down");
-        Down(bed)
+    fn pull(fixture: &'a Fixture) -> Self {
+        fixture.second_device(PULLED, "down");
+        Down(fixture)
     }
 }
 
@@ -214,38 +214,38 @@ const PULLED: usize = 1;
 #[test]
 #[ignore = "needs root"]
 fn the_controller_leaves_a_nic_that_is_pulled_and_returns_to_it() {
-    let bed = Bed::fabric();
+    let fixture = Fixture::fabric();
     let mut topology = "[rates]\nhost_leaf = \"1Gbit/s\"\n[[leaf]]\nname = \"leaf\"\n".to_owned();
     for host in 0..HOSTS {
-        bed.add_second_device(host);
+        fixture.add_second_device(host);
         topology += &format!("[[host]]\nname = \"h{host}\"\ndevices = 2\n");
         for device in 0..2 {
             topology += &format!("[[host.nic]]\nleaf = \"leaf\"\ninterface = \"eth{device}\"\ndevices = [{device}]\n");
         }
     }
-    let bed = with_controller(bed, &topology);
+    let fixture = with_controller(fixture, &topology);
     let host = format!("h{PULLED}");
     let uses_second = |view: &PolicyView| {
         let mut flows = view.communicators.iter().flat_map(|comm| &comm.strategy.flows);
         flows.any(|flow| flow.from == host && flow.way.ends_with("by eth1"))
     };
     let pull = || {
-        is_shown(&bed, |view| is_in_force(view) && uses_second(view));
-        Down::pull(&bed)
+        is_shown(&fixture, |view| is_in_force(view) && uses_second(view));
+        Down::pull(&fixture)
     };
-    let took = bear_death((&bed, &TWO_EACH), pull, |died| {
-        let told = is_shown(&bed, |view| view.dead_links.iter().any(|[nic, ..]| *nic == format!("{host} eth1")));
-        let in_force = is_shown(&bed, |view| is_in_force(view) && !uses_second(view));
+    let took = bear_death((&fixture, &TWO_EACH), pull, |died| {
+        let told = is_shown(&fixture, |view| view.dead_links.iter().any(|[nic, ..]| *nic == format!("{host} eth1")));
+        let in_force = is_shown(&fixture, |view| is_in_force(view) && !uses_second(view));
         println!("from when the NIC went down until its host had said so: {:?}", told - died);
         println!("from when the NIC went down until another strategy was agreed on: {:?}", in_force - died);
     });
     println!("from when the NIC went down until the next operation has ended: {took:?}");
-    is_shown(&bed, |view| view.dead_links.is_empty());
+    is_shown(&fixture, |view| view.dead_links.is_empty());
 }
 
 /// What a host's service says of the only communicator there.
-fn why_stuck(bed: &Bed, host: usize) -> StuckReport {
-    let control = bed.dir.path().join(format!("run{host}/mccs-control.sock"));
+fn why_stuck(fixture: &Fixture, host: usize) -> StuckReport {
+    let control = fixture.dir.path().join(format!("run{host}/mccs-control.sock"));
     let ControlAnswer::Communicators(comms) = call(&control, &ControlRequest::Communicators).expect("an answer") else {
         panic!("no communicators")
     };
@@ -268,21 +268,21 @@ fn a_flow_that_stalls_is_named() {
     // A spine for source ports 7350 to 7399, and one for the next fifty, which the services' links go over, as they listen at 7400.
     let ways = "[strategy]\nalgorithm = \"ring\"\nchannels = 1\n[[strategy.path]]\nsource_ports = \"7350-7399\"\n\
                 [tcp]\npath_timeout = \"0\"\nsilence_timeout = \"5m\"\n";
-    let bed = Bed::racks_with("[paths]\nfirst_port = 7350\nports = 50\n").with_services(ways, "");
-    let ranks = bed.join(&ONE_EACH);
-    let (story, stop) = (Story::default(), AtomicU64::new(0));
+    let fixture = Fixture::racks_with("[paths]\nfirst_port = 7350\nports = 50\n").with_services(ways, "");
+    let ranks = fixture.join(&ONE_EACH);
+    let (timeline, stop) = (Timeline::default(), AtomicU64::new(0));
     // What the ring sends from one rack to the other.
     let crosses = |culprit: &Culprit| [(Some(1), Some(2)), (Some(3), Some(0))].contains(&(culprit.rank, culprit.peer));
     let (asked, named, report) = std::thread::scope(|scope| {
         let stopping = Raise(&stop);
-        let work = scope.spawn(|| in_threads(ranks, |rank| reduce(&rank, &story, &stop)));
-        is_at_least(&story.begun, 3 * 4);
+        let work = scope.spawn(|| in_threads(ranks, |rank| reduce(&rank, &timeline, &stop)));
+        is_at_least(&timeline.begun, 3 * 4);
         let killed = Instant::now();
-        let dead = kill_link(&bed, "leaf0", "spine0");
+        let dead = kill_link(&fixture, "leaf0", "spine0");
         let (mut seen, mut since) = (Vec::new(), killed);
         let (asked, named, report) = loop {
             let asking = Instant::now();
-            let report = why_stuck(&bed, 1);
+            let report = why_stuck(&fixture, 1);
             if progress(&report) != seen {
                 (seen, since) = (progress(&report), Instant::now());
             }

@@ -331,7 +331,7 @@ mod tests {
         Name::new(text).expect("a name")
     }
 
-    struct Bed {
+    struct Fixture {
         asker: ClusterAsker,
         replies: Mailbox<OperatorReply>,
         _proxy: Mailbox<ProxyMessage>,
@@ -339,7 +339,7 @@ mod tests {
     }
 
     /// Host a of three, of which c cannot be reached.
-    fn bed() -> Bed {
+    fn fixture() -> Fixture {
         let (registry, proxy, now) = (Arc::new(Registry::default()), Mailbox::new(8), Instant::now());
         for (host, is_up) in [("a", true), ("b", true), ("c", false)] {
             registry.set_host(HostInfo {
@@ -353,11 +353,11 @@ mod tests {
         }
         let hosts = ["a", "b", "c"].map(name).to_vec();
         let asker = ClusterAsker::new(name("a"), hosts, registry, proxy.sender());
-        Bed { asker, replies: Mailbox::new(64), _proxy: proxy, now }
+        Fixture { asker, replies: Mailbox::new(64), _proxy: proxy, now }
     }
 
-    fn view(bed: &Bed) -> Option<ClusterView> {
-        match bed.replies.pop()? {
+    fn view(fixture: &Fixture) -> Option<ClusterView> {
+        match fixture.replies.pop()? {
             (7, Ok(OperatorAnswer::Cluster(view))) => Some(*view),
             other => panic!("{other:?}"),
         }
@@ -365,50 +365,51 @@ mod tests {
 
     #[test]
     fn all_hosts_are_told_of_also_those_that_do_not_answer() {
-        let mut bed = bed();
-        let sender = bed.replies.sender();
-        bed.asker.ask(false, ReplyTo::new(7, sender.clone()), &sender, bed.now);
-        let Some(Tell { to, message: PeerMessage::AskSummary { question, stuck: false } }) = bed.asker.next_tell()
+        let mut fixture = fixture();
+        let sender = fixture.replies.sender();
+        fixture.asker.ask(false, ReplyTo::new(7, sender.clone()), &sender, fixture.now);
+        let Some(Tell { to, message: PeerMessage::AskSummary { question, stuck: false } }) = fixture.asker.next_tell()
         else {
             panic!("b is to be asked");
         };
-        assert!(to == name("b") && bed.asker.next_tell().is_none() && view(&bed).is_none());
+        assert!(to == name("b") && fixture.asker.next_tell().is_none() && view(&fixture).is_none());
         let summary = HostSummary { sessions: 3, version: "of b".into(), ..HostSummary::default() };
         let told = PeerMessage::Summary { question, summary: Box::new(summary.clone()) };
         let told = PeerMessage::decode(&told.encode().expect("short")).expect("understood");
-        bed.asker.hear(&name("b"), told, &sender, bed.now);
-        let told = view(&bed).expect("all have answered");
+        fixture.asker.hear(&name("b"), told, &sender, fixture.now);
+        let told = view(&fixture).expect("all have answered");
         assert_eq!((told.asked.as_str(), told.hosts.len()), ("a", 3));
         assert_eq!((&told.hosts[1].summary, &told.hosts[1].trouble), (&Some(summary), &None));
         assert_eq!((&told.hosts[2].summary, told.hosts[2].trouble.as_deref()), (&None, Some("refused")));
         assert!(told.hosts[0].summary.as_ref().is_some_and(|own| own.unreachable == ["c"]));
         // One that is silent is waited for, and said to be.
-        bed.asker.ask(false, ReplyTo::new(7, sender.clone()), &sender, bed.now);
-        bed.asker.expire(bed.now + SUMMARY_TIME - Duration::from_millis(1));
-        assert!(view(&bed).is_none());
-        assert_eq!(bed.asker.next_deadline(), Some(bed.now + SUMMARY_TIME));
-        bed.asker.expire(bed.now + SUMMARY_TIME);
-        let told = view(&bed).expect("the time is over");
+        fixture.asker.ask(false, ReplyTo::new(7, sender.clone()), &sender, fixture.now);
+        fixture.asker.expire(fixture.now + SUMMARY_TIME - Duration::from_millis(1));
+        assert!(view(&fixture).is_none());
+        assert_eq!(fixture.asker.next_deadline(), Some(fixture.now + SUMMARY_TIME));
+        fixture.asker.expire(fixture.now + SUMMARY_TIME);
+        let told = view(&fixture).expect("the time is over");
         assert_eq!(told.hosts[1].trouble.as_deref(), Some("did not answer in time"));
-        assert_eq!(bed.asker.next_deadline(), None);
+        assert_eq!(fixture.asker.next_deadline(), None);
     }
 
     #[test]
     fn a_host_that_is_asked_answers_and_questions_are_bounded() {
-        let mut bed = bed();
-        let sender = bed.replies.sender();
-        bed.asker.hear(&name("b"), PeerMessage::AskSummary { question: 9, stuck: true }, &sender, bed.now);
-        let Some(Tell { to, message: PeerMessage::Summary { question: 9, summary } }) = bed.asker.next_tell() else {
+        let mut fixture = fixture();
+        let sender = fixture.replies.sender();
+        fixture.asker.hear(&name("b"), PeerMessage::AskSummary { question: 9, stuck: true }, &sender, fixture.now);
+        let Some(Tell { to, message: PeerMessage::Summary { question: 9, summary } }) = fixture.asker.next_tell()
+        else {
             panic!("b is to be answered");
         };
         assert_eq!((to, summary.looked_at, summary.not_looked_at), (name("b"), 0, 0));
         for _ in 0..QUESTIONS_MAX {
-            bed.asker.ask(false, ReplyTo::new(7, sender.clone()), &sender, bed.now);
+            fixture.asker.ask(false, ReplyTo::new(7, sender.clone()), &sender, fixture.now);
         }
-        bed.asker.ask(false, ReplyTo::new(8, sender.clone()), &sender, bed.now);
-        assert!(matches!(bed.replies.pop(), Some((8, Err(refused))) if refused.reason.contains("try again")));
+        fixture.asker.ask(false, ReplyTo::new(8, sender.clone()), &sender, fixture.now);
+        assert!(matches!(fixture.replies.pop(), Some((8, Err(refused))) if refused.reason.contains("try again")));
         // Answers of others' questions, and of the agent's, are none of these.
-        assert!(!bed.asker.answered(5, &Ok(OperatorAnswer::Done)));
-        assert!(bed.asker.answered(QUESTION_BASE | 5, &Ok(OperatorAnswer::Done)));
+        assert!(!fixture.asker.answered(5, &Ok(OperatorAnswer::Done)));
+        assert!(fixture.asker.answered(QUESTION_BASE | 5, &Ok(OperatorAnswer::Done)));
     }
 }

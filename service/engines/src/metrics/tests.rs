@@ -7,14 +7,14 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, connect, s
 
 use super::*;
 
-struct Bed {
+struct Fixture {
     engine: MetricsEngine,
     address: SocketAddr,
     /// Moved on by hand: nothing here waits for a deadline.
     now: Instant,
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         let overseer = Overseer {
             host: "h".into(),
@@ -28,7 +28,7 @@ impl Bed {
         };
         let engine = MetricsEngine::new((Ipv4Addr::LOCALHOST, 0).into(), overseer).unwrap();
         let address = engine.address().unwrap();
-        Bed { engine, address, now: Instant::now() }
+        Fixture { engine, address, now: Instant::now() }
     }
 
     fn connect(&self) -> TcpStream {
@@ -92,97 +92,97 @@ const REQUEST: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n";
 
 #[test]
 fn a_request_in_parts_is_answered_when_it_is_whole() {
-    let mut bed = Bed::new();
-    let mut socket = bed.connect();
+    let mut fixture = Fixture::new();
+    let mut socket = fixture.connect();
     for byte in REQUEST.chunks(7) {
         assert_eq!(taken(&mut socket), "");
         socket.write_all(byte).unwrap();
-        bed.settle();
+        fixture.settle();
     }
     let answer = taken(&mut socket);
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("\nmccs_info{host=\"h\""), "{answer}");
     // It is done with, and forgotten when the peer has closed.
-    assert_eq!((bed.engine.connections.len(), taken(&mut socket)), (1, String::new()));
+    assert_eq!((fixture.engine.connections.len(), taken(&mut socket)), (1, String::new()));
     drop(socket);
-    assert_eq!(bed.settle(), None);
-    assert_eq!((bed.engine.connections.len(), bed.refused()), (0, 0));
+    assert_eq!(fixture.settle(), None);
+    assert_eq!((fixture.engine.connections.len(), fixture.refused()), (0, 0));
 }
 
 #[test]
 fn of_requests_in_a_row_the_first_is_answered_and_the_rest_does_no_harm() {
-    let mut bed = Bed::new();
-    let mut socket = bed.connect();
+    let mut fixture = Fixture::new();
+    let mut socket = fixture.connect();
     socket.write_all(&REQUEST.repeat(1000)).unwrap();
-    bed.settle();
+    fixture.settle();
     let answer = taken(&mut socket);
     assert_eq!(answer.matches("HTTP/1.1 200 OK").count(), 1);
-    bed.now += CLOSE_WITHIN;
-    bed.settle();
-    assert_eq!((bed.engine.connections.len(), bed.refused()), (0, 0));
+    fixture.now += CLOSE_WITHIN;
+    fixture.settle();
+    assert_eq!((fixture.engine.connections.len(), fixture.refused()), (0, 0));
 }
 
 #[test]
 fn who_is_slow_is_given_up_and_nobody_waits_for_it() {
-    let mut bed = Bed::new();
-    let mut slow = bed.connect();
+    let mut fixture = Fixture::new();
+    let mut slow = fixture.connect();
     slow.write_all(b"GET /met").unwrap();
-    assert_eq!(bed.settle(), Some(bed.now + ASK_WITHIN));
-    let mut quick = bed.connect();
+    assert_eq!(fixture.settle(), Some(fixture.now + ASK_WITHIN));
+    let mut quick = fixture.connect();
     quick.write_all(REQUEST).unwrap();
-    bed.settle();
+    fixture.settle();
     assert!(taken(&mut quick).contains("200 OK"));
-    bed.now += ASK_WITHIN;
-    assert_eq!(bed.settle(), None);
-    assert_eq!((bed.engine.connections.len(), bed.refused()), (0, 1));
+    fixture.now += ASK_WITHIN;
+    assert_eq!(fixture.settle(), None);
+    assert_eq!((fixture.engine.connections.len(), fixture.refused()), (0, 1));
     assert_eq!(slow.read(&mut [0]).unwrap(), 0);
 }
 
 #[test]
 fn an_answer_that_is_not_taken_is_given_up() {
-    let mut bed = Bed::new();
+    let mut fixture = Fixture::new();
     // Longer than what the kernel keeps for a peer that does not read.
-    bed.engine.rendered = Some((bed.now, "x".repeat(32 << 20).into()));
-    let mut socket = bed.connect();
+    fixture.engine.rendered = Some((fixture.now, "x".repeat(32 << 20).into()));
+    let mut socket = fixture.connect();
     socket.write_all(REQUEST).unwrap();
-    assert_eq!(bed.settle(), Some(bed.now + TAKE_WITHIN));
+    assert_eq!(fixture.settle(), Some(fixture.now + TAKE_WITHIN));
     // Reading on wakes the engine again.
     let some = taken(&mut socket).len();
-    bed.settle();
+    fixture.settle();
     assert!(some > 0 && !taken(&mut socket).is_empty());
-    bed.now += TAKE_WITHIN;
-    assert_eq!(bed.settle(), None);
-    assert_eq!((bed.engine.connections.len(), bed.refused()), (0, 1));
+    fixture.now += TAKE_WITHIN;
+    assert_eq!(fixture.settle(), None);
+    assert_eq!((fixture.engine.connections.len(), fixture.refused()), (0, 1));
 }
 
 #[test]
 fn a_crowd_is_served_in_bounds() {
-    let mut bed = Bed::new();
-    let crowd: Vec<_> = (0..3 * CONNECTIONS_MAX).map(|_| bed.connect()).collect();
-    bed.settle();
-    assert_eq!(bed.engine.connections.len(), CONNECTIONS_MAX);
-    assert_eq!(bed.refused(), 2 * CONNECTIONS_MAX as u64);
+    let mut fixture = Fixture::new();
+    let crowd: Vec<_> = (0..3 * CONNECTIONS_MAX).map(|_| fixture.connect()).collect();
+    fixture.settle();
+    assert_eq!(fixture.engine.connections.len(), CONNECTIONS_MAX);
+    assert_eq!(fixture.refused(), 2 * CONNECTIONS_MAX as u64);
     // One that wants something gets it all the same.
-    let mut socket = bed.connect();
+    let mut socket = fixture.connect();
     socket.write_all(REQUEST).unwrap();
-    bed.settle();
+    fixture.settle();
     assert!(taken(&mut socket).contains("200 OK"));
     drop(crowd);
 }
 
 #[test]
 fn a_scrape_on_its_way_is_not_ended_by_a_crowd() {
-    let mut bed = Bed::new();
+    let mut fixture = Fixture::new();
     let length = 32 << 20;
-    bed.engine.rendered = Some((bed.now, "x".repeat(length).into()));
-    let mut scraper = bed.connect();
+    fixture.engine.rendered = Some((fixture.now, "x".repeat(length).into()));
+    let mut scraper = fixture.connect();
     scraper.write_all(REQUEST).unwrap();
-    bed.settle();
+    fixture.settle();
     let mut got = taken(&mut scraper);
-    let crowd: Vec<_> = (0..3 * CONNECTIONS_MAX).map(|_| bed.connect()).collect();
+    let crowd: Vec<_> = (0..3 * CONNECTIONS_MAX).map(|_| fixture.connect()).collect();
     while got.len() < length {
-        bed.settle();
+        fixture.settle();
         let more = taken(&mut scraper);
-        let goes_on = !more.is_empty() || bed.claims().contains(&Claim::Takes);
+        let goes_on = !more.is_empty() || fixture.claims().contains(&Claim::Takes);
         assert!(goes_on, "ended after {} bytes", got.len());
         got.push_str(&more);
     }
@@ -192,51 +192,51 @@ fn a_scrape_on_its_way_is_not_ended_by_a_crowd() {
 
 #[test]
 fn who_does_not_take_its_answer_makes_room_for_who_asks() {
-    let mut bed = Bed::new();
-    bed.engine.rendered = Some((bed.now, "x".repeat(32 << 20).into()));
-    let greedy: Vec<_> = std::iter::repeat_with(|| bed.connect_greedy()).take(CONNECTIONS_MAX).collect();
+    let mut fixture = Fixture::new();
+    fixture.engine.rendered = Some((fixture.now, "x".repeat(32 << 20).into()));
+    let greedy: Vec<_> = std::iter::repeat_with(|| fixture.connect_greedy()).take(CONNECTIONS_MAX).collect();
     greedy.iter().for_each(|mut socket| socket.write_all(REQUEST).unwrap());
-    while bed.claims() != [Claim::Takes; CONNECTIONS_MAX] {
-        bed.settle();
+    while fixture.claims() != [Claim::Takes; CONNECTIONS_MAX] {
+        fixture.settle();
     }
-    while bed.claims() != [Claim::Stalled; CONNECTIONS_MAX] {
-        bed.now += STALLED_AFTER;
-        bed.settle();
+    while fixture.claims() != [Claim::Stalled; CONNECTIONS_MAX] {
+        fixture.now += STALLED_AFTER;
+        fixture.settle();
     }
     // It has said nothing yet when others come.
-    let mut scraper = bed.connect();
-    bed.settle();
+    let mut scraper = fixture.connect();
+    fixture.settle();
     // Fewer than have stalled: now and then the kernel takes some more of an answer, much later.
-    let others: Vec<_> = (0..CONNECTIONS_MAX / 2).map(|_| bed.connect()).collect();
-    bed.settle();
+    let others: Vec<_> = (0..CONNECTIONS_MAX / 2).map(|_| fixture.connect()).collect();
+    fixture.settle();
     scraper.write_all(REQUEST).unwrap();
-    bed.settle();
+    fixture.settle();
     assert!(taken(&mut scraper).starts_with("HTTP/1.1 200 OK"));
-    assert_eq!(bed.refused(), 1 + others.len() as u64);
+    assert_eq!(fixture.refused(), 1 + others.len() as u64);
     drop((greedy, others));
 }
 
 #[test]
 fn the_text_is_made_once_for_all_that_ask_at_a_time() {
-    let mut bed = Bed::new();
-    let made = bed.engine.text(bed.now);
-    assert!(Arc::ptr_eq(&made, &bed.engine.text(bed.now + RENDER_EVERY / 2)));
-    assert!(!Arc::ptr_eq(&made, &bed.engine.text(bed.now + RENDER_EVERY)));
+    let mut fixture = Fixture::new();
+    let made = fixture.engine.text(fixture.now);
+    assert!(Arc::ptr_eq(&made, &fixture.engine.text(fixture.now + RENDER_EVERY / 2)));
+    assert!(!Arc::ptr_eq(&made, &fixture.engine.text(fixture.now + RENDER_EVERY)));
 }
 
 #[test]
 fn other_things_are_refused_with_a_status() {
-    let mut bed = Bed::new();
+    let mut fixture = Fixture::new();
     for (request, status) in [
         ("GET / HTTP/1.1\r\n\r\n", "404 Not Found"),
         ("POST /metrics HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", "405 Method Not Allowed"),
         ("\x16\x03\x01 hello", "400 Bad Request"),
     ] {
-        let mut socket = bed.connect();
+        let mut socket = fixture.connect();
         socket.write_all(request.as_bytes()).unwrap();
-        bed.settle();
+        fixture.settle();
         let answer = taken(&mut socket);
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}\r\n")), "{request:?} gets {answer:?}");
     }
-    assert_eq!(bed.refused(), 1);
+    assert_eq!(fixture.refused(), 1);
 }

@@ -12,14 +12,14 @@ use mccs::Client;
 use mccs_tests::hosts::join_all;
 use mccs_tests::{Rank, watchdog};
 
-/// Hosts of a bed.
+/// Hosts of a fixture.
 pub const HOSTS: usize = 4;
 
 /// Rate of every host's link before a test changes it.
 const RATE: &str = "1Gbit/s";
 
 /// See the module's documentation.
-pub struct Bed {
+pub struct Fixture {
     /// The fabric's name.
     pub name: String,
     pub dir: tempfile::TempDir,
@@ -48,26 +48,26 @@ pub fn run(words: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-impl Bed {
+impl Fixture {
     /// A fabric of one rack alone.
     pub fn fabric() -> Self {
         let hosts: String = (0..HOSTS).map(|host| format!("[[host]]\nname = \"h{host}\"\ndevices = 2\n")).collect();
         let addresses = std::array::from_fn(|host| format!("10.0.{host}.1"));
-        Bed::of(&format!("[rates]\nhost_leaf = {RATE:?}\n{hosts}"), addresses)
+        Fixture::of(&format!("[rates]\nhost_leaf = {RATE:?}\n{hosts}"), addresses)
     }
 
     /// Two racks of two hosts, and two spines: `spine0` for source ports 20000 to 20099, `spine1` for the next hundred.
     pub fn racks() -> Self {
-        Bed::racks_with("")
+        Fixture::racks_with("")
     }
 
-    /// As [`Bed::racks`], with other tables of the fabric's file.
+    /// As [`Fixture::racks`], with other tables of the fabric's file.
     pub fn racks_with(tables: &str) -> Self {
         let hosts: String =
             (0..HOSTS).map(|host| format!("[[host]]\nname = \"h{host}\"\nleaf = {}\n", host / 2)).collect();
         let rates = format!("[rates]\nhost_leaf = {RATE:?}\nleaf_spine = {RATE:?}\n");
         let addresses = std::array::from_fn(|host| format!("10.{}.{}.1", host / 2, host % 2));
-        Bed::of(&format!("leaves = 2\nspines = 2\n{rates}{tables}{hosts}"), addresses)
+        Fixture::of(&format!("leaves = 2\nspines = 2\n{rates}{tables}{hosts}"), addresses)
     }
 
     fn of(rest: &str, addresses: [String; HOSTS]) -> Self {
@@ -86,32 +86,32 @@ impl Bed {
             .spawn()
             .expect("mccs-fabric");
         assert_eq!(first_line(&mut fabric), "up", "needs root");
-        Bed { name, dir, addresses, fabric, services: Vec::new() }
+        Fixture { name, dir, addresses, fabric, services: Vec::new() }
     }
 
     /// A fabric with a service on each host. `settings` are more lines of `service.toml`, `exchange` of its `[exchange]`.
     pub fn start(settings: &str, exchange: &str) -> Self {
-        Bed::fabric().with_services(settings, exchange)
+        Fixture::fabric().with_services(settings, exchange)
     }
 
     /// Starts a service on each host.
     pub fn with_services(self, settings: &str, exchange: &str) -> Self {
-        let mut bed = self;
+        let mut fixture = self;
         let names: Vec<String> = (0..HOSTS).map(|host| format!("h{host}")).collect();
-        mccs_exchange::keys::make(&names, bed.dir.path(), false).expect("keys");
+        mccs_exchange::keys::make(&names, fixture.dir.path(), false).expect("keys");
         let entry = |(host, address)| format!("[[host]]\nname = \"h{host}\"\naddress = \"{address}:7400\"\n");
-        let list: String = (0..HOSTS).zip(&bed.addresses).map(entry).collect();
+        let list: String = (0..HOSTS).zip(&fixture.addresses).map(entry).collect();
         for host in 0..HOSTS {
-            let (folder, address) = (bed.dir.path().display(), &bed.addresses[host]);
+            let (folder, address) = (fixture.dir.path().display(), &fixture.addresses[host]);
             let text = format!(
                 "[service]\nname = \"h{host}\"\nruntime_dir = \"{folder}/run{host}\"\n{settings}\n[runtime]\n\
                  transport_engines = 1\n[exchange]\nlisten = \"{address}:7400\"\ncertificate = \"{folder}/h{host}.crt\"\n\
                  key = \"{folder}/h{host}.key\"\nauthority = \"{folder}/authority.crt\"\n{exchange}\n{list}"
             );
-            std::fs::write(bed.config(host), text).expect("a service's file");
+            std::fs::write(fixture.config(host), text).expect("a service's file");
         }
-        bed.services = (0..HOSTS).map(|host| Some(bed.spawn(host))).collect();
-        bed
+        fixture.services = (0..HOSTS).map(|host| Some(fixture.spawn(host))).collect();
+        fixture
     }
 
     fn config(&self, host: usize) -> PathBuf {
@@ -236,7 +236,7 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for Fixture {
     fn drop(&mut self) {
         for service in self.services.iter_mut().flatten() {
             let _ = service.kill();

@@ -98,13 +98,13 @@ impl Host {
     }
 }
 
-pub struct Bed {
+pub struct Fixture {
     pub hosts: Vec<Host>,
     pub names: Vec<Name>,
     pub directory: tempfile::TempDir,
 }
 
-impl Bed {
+impl Fixture {
     /// Hosts `a`, `b`, ... of which none runs.
     pub fn new(count: usize) -> Self {
         watchdog();
@@ -134,14 +134,14 @@ impl Bed {
             engine: None,
             sender: None,
         };
-        Bed { hosts: list.iter().map(host).collect(), names, directory }
+        Fixture { hosts: list.iter().map(host).collect(), names, directory }
     }
 
     /// The same, all of which run.
     pub fn running(count: usize) -> Self {
-        let mut bed = Bed::new(count);
-        bed.start();
-        bed
+        let mut fixture = Fixture::new(count);
+        fixture.start();
+        fixture
     }
 
     pub fn start(&mut self) {
@@ -160,7 +160,7 @@ impl Bed {
     }
 
     /// Polls until something is so; the watchdog ends what never is.
-    pub fn until(&mut self, mut is_so: impl FnMut(&Bed) -> bool) {
+    pub fn until(&mut self, mut is_so: impl FnMut(&Fixture) -> bool) {
         while !is_so(self) {
             if !self.poll() {
                 std::thread::sleep(Duration::from_micros(200));
@@ -176,9 +176,12 @@ impl Bed {
     }
 
     pub fn until_all_meet(&mut self) {
-        self.until(|bed| {
-            let others = |host: &Host| bed.names.iter().filter(|name| **name != host.settings.own).count();
-            bed.hosts.iter().all(|host| bed.names.iter().filter(|name| host.is_up(name)).count() == others(host))
+        self.until(|fixture| {
+            let others = |host: &Host| fixture.names.iter().filter(|name| **name != host.settings.own).count();
+            fixture
+                .hosts
+                .iter()
+                .all(|host| fixture.names.iter().filter(|name| host.is_up(name)).count() == others(host))
         });
     }
 
@@ -198,8 +201,8 @@ impl Bed {
     pub fn complete(&mut self, key: &CommKey) -> CommId {
         let mut is_ready = vec![false; self.hosts.len()];
         let mut comm = None;
-        self.until(|bed| {
-            for (host, is_ready) in bed.hosts.iter().zip(&mut is_ready) {
+        self.until(|fixture| {
+            for (host, is_ready) in fixture.hosts.iter().zip(&mut is_ready) {
                 for event in host.events.lock().unwrap().iter() {
                     match event {
                         Event::Gathered { membership, payloads } if membership.key == *key && !*is_ready => {
@@ -217,7 +220,7 @@ impl Bed {
                 }
             }
             let complete = |event: &Event| matches!(event, Event::Complete { key: of, .. } if of == key);
-            bed.hosts.iter().all(|host| host.has(complete))
+            fixture.hosts.iter().all(|host| host.has(complete))
         });
         comm.unwrap()
     }
