@@ -343,7 +343,7 @@ impl ProxyEngine {
         now: Instant,
     ) -> Option<HostAccount> {
         let live = self.comms.get(comm)?;
-        let mut account = live.account(&self.remote_inflight(comm), flows, gpus, now);
+        let mut account = live.account(&self.inflight.remote(comm), flows, gpus, now);
         account.queued = self.work.waiting(live.share()) as u64;
         if let Some(span) = &live.span {
             let sent = self.registry.flows.sent_by(span.network.links.0, FLOWS_TOLD_MAX);

@@ -11,9 +11,9 @@ use mccs_model::{Refused, SessionId};
 use mccs_runtime::Sender;
 use mccs_tenants::session::Session;
 
-use super::gates::StreamGate;
 use super::operation::{JoinRequest, Operation, ProxyReply};
 use super::reply_to::{ForwardedRequest, Looks, OperatorAnswer, OperatorRequest, ReplyTo};
+use super::semaphores::StreamSemaphore;
 use crate::transport::{TransportEvent, TransportEvents};
 
 /// To a proxy engine.
@@ -47,7 +47,7 @@ pub enum SessionMessage {
     /// A rank has posted to a shared-memory exchange on which this engine waits for a post.
     Posted { comm: Handle },
     /// A stream begins whose operations wait for a GPU.
-    StreamGated { session: Arc<Session>, stream: Handle, gate: StreamGate },
+    StreamOrdered { session: Arc<Session>, stream: Handle, semaphore: StreamSemaphore },
     /// A stream has ended.
     StreamClosed { session: SessionId, stream: u32 },
 }

@@ -4,7 +4,7 @@
 //! Operation --> stream queue --head--> communicator --all ranks there--> device --done--> words, next heads
 //! ```
 //!
-//! Whose turn it is says `turns.rs`. What runs is in `inflight.rs`; communicators are made in `joining.rs`, those with ranks on other hosts in `cluster.rs` and `setups.rs`,
+//! Whose turn it is says `turns.rs`. What starts and ends is in `execute.rs`; communicators are made in `joining.rs`, those with ranks on other hosts in `cluster.rs` and `setups.rs`,
 //! and `remote_p2p.rs` is work with those hosts.
 //!
 //! Everything a tenant can cause here is bounded by its own quotas, and touches only its own sessions and communicators.
@@ -20,8 +20,8 @@ mod diagnostics;
 mod direct;
 #[cfg(test)]
 mod direct_tests;
+mod execute;
 mod forwarded_requests;
-mod gates;
 mod gpu_progress;
 mod gpu_proxy;
 mod gpu_watch;
@@ -37,6 +37,7 @@ mod rendezvous;
 mod reply_to;
 mod rounds;
 mod schedule_cache;
+mod semaphores;
 mod setups;
 mod sites;
 mod stream;
@@ -65,11 +66,9 @@ use self::deadline::OperationDeadline;
 pub use self::describe::signature;
 use self::diagnostics::Diagnostics;
 use self::forwarded_requests::ForwardedRequests;
-use self::gates::Gates;
-pub use self::gates::StreamGate;
 use self::gpu_proxy::GpuProxy;
 use self::gpu_watch::GpuWatch;
-use self::inflight::Inflight;
+use self::inflight::InflightOperations;
 use self::joining::refuse_all;
 pub use self::message::{ControllerOrder, OperatorMessage, ProxyMessage, SessionMessage};
 pub use self::operation::{JoinRequest, Operation, ProxyReply, RoundState};
@@ -79,6 +78,7 @@ pub use self::reply_to::{
     ForwardedRequest, Looks, OperatorAnswer, OperatorReply, OperatorRequest, OperatorResult, Reconfigured, ReplyTo,
 };
 pub use self::schedule_cache::ScheduleCache;
+pub use self::semaphores::StreamSemaphore;
 pub use self::setups::Cluster;
 use self::setups::Setups;
 use self::stream::{Arrival, Entry, Head, Task};
@@ -91,22 +91,9 @@ use crate::transport::TransportEvent;
 pub const PROXY_MAILBOX_MAX: usize = 4096;
 /// Messages that may wait at a proxy engine from each tenant: a few bursts of its sessions' commands.
 pub const PROXY_LANE_MAX: usize = 512;
-/// Jobs of a device that run at a time.
-const JOBS_MAX: u32 = 1 << 20;
 
 /// Gives the schedules of a communicator of so many ranks, by host; none where all are here.
 pub type MakeSchedules = Box<dyn Fn(u32, &[Vec<u32>]) -> ScheduleCache + Send>;
-
-/// Things to do that other things led to: a queue of each tenant, so that a chain of completions is not a chain of calls, and the
-/// others of its tenant alone wait for it.
-enum Event {
-    /// A stream may start its next operations.
-    Advance { session: SessionId, stream: u32 },
-    /// A communicator may have a collective to start.
-    Ready { comm: Handle },
-    /// A session has ended.
-    Close { session: SessionId },
-}
 
 /// How long ranks wait for each other.
 #[derive(Debug, Clone, Copy)]
@@ -135,7 +122,7 @@ pub struct ProxyEngine {
     refuses_duplicate_gpus: bool,
     streams: Streams,
     comms: Communicators,
-    inflight: HandleTable<Inflight>,
+    inflight: InflightOperations,
     rendezvous: Rendezvous<JoinRequest>,
     late: LateTold,
     /// Communicators whose ranks are all there, while the device prepares what they share.
@@ -146,8 +133,6 @@ pub struct ProxyEngine {
     gpu_watch: GpuWatch,
     /// Tenants cause these lines.
     log_budget: LogBudget,
-    /// Streams that wait for GPUs.
-    gates: Gates,
     /// Communicators with ranks on other hosts.
     setups: Option<Setups>,
     /// Who has communicators of GPUs that reach each other; nobody, where this engine has all.
@@ -186,14 +171,13 @@ impl ProxyEngine {
             refuses_duplicate_gpus: false,
             streams: Streams::default(),
             comms: Communicators::new(),
-            inflight: HandleTable::new(JOBS_MAX),
+            inflight: InflightOperations::new(recorder.clone()),
             rendezvous: Rendezvous::new(timeouts.init),
             late: LateTold::new(name),
             preparing: HandleTable::new(PREPARING_MAX),
             deadline: OperationDeadline::new(timeouts.operation),
             gpu_watch: GpuWatch::new(timeouts.operation),
             log_budget: LogBudget::default(),
-            gates: Gates::default(),
             setups: cluster.map(|cluster| Setups::new(cluster, terms)),
             gpu_proxy: GpuProxy::default(),
             diagnostics: Diagnostics::default(),
@@ -270,8 +254,8 @@ impl ProxyEngine {
             }
             SessionMessage::Posted { comm } => self.may_start(comm),
             SessionMessage::Closed { session } => self.close_session(session),
-            SessionMessage::StreamGated { session, stream, gate } => {
-                self.streams.open_gated(session, stream, gate);
+            SessionMessage::StreamOrdered { session, stream, semaphore } => {
+                self.streams.open_ordered(session, stream, semaphore);
             }
             SessionMessage::StreamClosed { session, stream } => self.streams.close(session, stream),
         }
@@ -329,13 +313,13 @@ impl ProxyEngine {
             }
             _ => Task::Own(Box::new(operation)),
         };
-        self.streams.open(&session, handle).push(Entry { ticket, called_at, group_continues, task });
-        self.work.push(session.tenant.share, Event::Advance { session: session.id, stream: handle.index });
+        self.streams.enqueue(&session, handle, Entry { ticket, called_at, group_continues, task });
+        self.work.advance(session.tenant.share, session.id, handle.index);
     }
 
     /// Starts what a stream may start.
     fn advance(&mut self, session: SessionId, index: u32, now: Instant) {
-        while let Some(head) = self.streams.get_mut(session, index).and_then(|stream| stream.start_next(now)) {
+        while let Some(head) = self.streams.start_next(session, index, now) {
             let Head { ticket, task, arrival } = head;
             self.work.charge(ITEM_NS);
             match task {
@@ -344,7 +328,6 @@ impl ProxyEngine {
                 Task::Started => {}
             }
         }
-        self.watch_gate(session, index, now);
     }
 
     fn arrive(&mut self, session: SessionId, index: u32, ticket: u64, whose: (Handle, u32, u64), arrival: Arrival) {
@@ -473,7 +456,8 @@ impl Engine for ProxyEngine {
 
     fn poll(&mut self, cx: &Context) -> Progress {
         self.now = cx.now;
-        self.look_at_gates(cx.now);
+        let ProxyEngine { streams, work, .. } = self;
+        streams.look(cx.now, |share, session, stream| work.advance(share, session, stream));
         let handled = self.take_turns(cx);
         let backlog = self.transports.push_backlog()
             | self.device_events.as_ref().is_some_and(|events| events.push_backlog())
@@ -499,7 +483,7 @@ impl Engine for ProxyEngine {
                 self.diagnostics.deadline(),
                 self.forwarded.deadline(),
             ];
-            let deadlines = deadlines.into_iter().chain(looks).chain([self.gates.look_at(cx.now)]);
+            let deadlines = deadlines.into_iter().chain(looks).chain([self.streams.look_at(cx.now)]);
             Progress::Idle { wake_at: deadlines.flatten().min() }
         }
     }
@@ -510,6 +494,6 @@ impl Engine for ProxyEngine {
 
     /// GPUs are to come to operations, or transports and other hosts to end them.
     fn awaits_others(&self) -> bool {
-        !self.gates.is_empty() || !self.inflight.is_empty()
+        self.streams.await_gpus() || !self.inflight.is_empty()
     }
 }

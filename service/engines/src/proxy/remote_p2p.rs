@@ -10,13 +10,12 @@ use mccs_device::RemoteMessage;
 use mccs_ipc::types::{DataType, ErrorClass, Handle};
 use mccs_model::Action;
 use mccs_model::link::LinksId;
-use mccs_telemetry::recorder::{Record, job_number};
 use mccs_telemetry::traffic::PairSide;
 
 use super::ProxyEngine;
 use super::comm::{Comm, Failure};
 use super::describe::{describe, signature};
-use super::inflight::{Inflight, too_many_jobs};
+use super::inflight::Inflight;
 use super::operation::Operation;
 use super::p2p_queues::direction;
 use crate::transport::{ChannelFault, Tag};
@@ -49,12 +48,9 @@ impl ProxyEngine {
         let Some(comm) = self.comms.with_links(links) else { return };
         let Some(live) = self.comms.sound_mut(comm) else { return };
         if let ChannelFault::Mismatch { rank, host, is_pair, .. } = fault {
-            let far = self.inflight.iter().filter_map(|(_, job)| match job {
-                Inflight::Remote { comm: of, operation, .. } if *of == comm => Some(operation.as_ref()),
-                _ => None,
-            });
+            let remote = self.inflight.remote(comm);
             // A job that has reported its end has left its operations with what is broken.
-            let known = live.running.iter().chain(&live.broken).chain(far);
+            let known = live.running.iter().chain(&live.broken).chain(remote);
             let from = host.as_ref().map_or("another host", |host| host.as_str());
             let message = if *is_pair {
                 let mut receives = known.filter(|own| own.action == Action::Recv { peer: *rank });
@@ -108,7 +104,7 @@ impl ProxyEngine {
 
     /// A job's links have broken. Its operations fail with the communicator.
     pub(super) fn break_job(&mut self, job: Handle, fault: &ChannelFault, now: Instant) {
-        self.recorder.record(|at_ns| Record::Ended { at_ns, job: job_number(job), is_failed: true });
+        self.inflight.record_end(job, true);
         let (comm, operations) = match self.inflight.remove(job) {
             Some(Inflight::Collective { comm, .. }) => {
                 let running = self.comms.get_mut(comm).map(|live| std::mem::take(&mut live.running));
@@ -148,18 +144,11 @@ impl ProxyEngine {
         let network = span.network.clone();
         let job = match self.inflight.insert(Inflight::Remote { comm, operation, began: now }) {
             Ok(job) => job,
-            Err(refused) => {
-                self.abort(comm, too_many_jobs());
-                if let Inflight::Remote { operation, .. } = refused {
-                    self.fail(&operation);
-                }
-                return;
-            }
+            Err(refused) => return self.refuse_start(comm, refused),
         };
         live.pair_jobs += 1;
-        let (comm, job_as_recorded, bytes) = (live.info.number, job_number(job), operand.bytes());
-        let pair = |at_ns| Record::PairStarted { at_ns, comm, job: job_as_recorded, from: src, to: dst, bytes };
-        self.recorder.record(pair);
+        let bytes = operand.bytes();
+        self.inflight.record_pair(job, live.info.number, (src, dst), bytes);
         let message = RemoteMessage { src, dst, rank, operand: &operand };
         let network = Some((&network, pair_tag(dtype, bytes)));
         let workers = &mut self.transports.workers(network);

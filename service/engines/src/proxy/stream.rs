@@ -5,8 +5,8 @@
 //!           active entries, `pending` of them unfinished
 //! ```
 //!
-//! An operation on its own is a group of one. The stream's word rises when the whole head group has ended. Operations of a gated
-//! stream start when their GPU has come to them, too (`gates.rs`).
+//! An operation on its own is a group of one. The stream's word rises when the whole head group has ended. Operations of a
+//! semaphore-ordered stream start when their GPU has come to them, too (`semaphores.rs`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use std::time::Instant;
 use mccs_ipc::types::Handle;
 use mccs_tenants::session::Session;
 
-use super::gates::StreamGate;
 use super::operation::Operation;
+use super::semaphores::StreamSemaphore;
 
 /// One operation in its stream.
 pub(super) struct Entry {
@@ -65,8 +65,8 @@ pub(super) struct Stream {
     /// The last communicator whose end this stream was told of, after its rank had left it.
     told: Handle,
     /// Where a GPU says how far it has come.
-    gate: Option<StreamGate>,
-    /// Whether the gate is being looked at.
+    semaphore: Option<StreamSemaphore>,
+    /// Whether the semaphore is being looked at.
     is_watched: bool,
 }
 
@@ -81,14 +81,14 @@ impl Stream {
             group_closed: false,
             ended_at: None,
             told: Handle::NONE,
-            gate: None,
+            semaphore: None,
             is_watched: false,
         }
     }
 
     /// A stream whose operations wait for a GPU.
-    pub(super) fn gated(session: Arc<Session>, handle: Handle, gate: StreamGate) -> Self {
-        Stream { gate: Some(gate), ..Stream::new(session, handle) }
+    pub(super) fn ordered(session: Arc<Session>, handle: Handle, semaphore: StreamSemaphore) -> Self {
+        Stream { semaphore: Some(semaphore), ..Stream::new(session, handle) }
     }
 
     pub(super) fn push(&mut self, entry: Entry) {
@@ -106,15 +106,18 @@ impl Stream {
             return None;
         }
         let entry = self.queue.get_mut(self.active)?;
-        if self.gate.as_ref().is_some_and(|gate| !gate.is_open(entry.ticket)) {
+        if self.semaphore.as_ref().is_some_and(|semaphore| !semaphore.is_raised(entry.ticket)) {
             return None;
         }
         self.active += 1;
         self.pending += 1;
         self.group_closed = !entry.group_continues;
-        // When its gate opened nobody knows.
-        let due =
-            if self.gate.is_some() { now } else { self.ended_at.map_or(entry.called_at, |at| at.max(entry.called_at)) };
+        // When its semaphore was raised nobody knows.
+        let due = if self.semaphore.is_some() {
+            now
+        } else {
+            self.ended_at.map_or(entry.called_at, |at| at.max(entry.called_at))
+        };
         let task = std::mem::replace(&mut entry.task, Task::Started);
         Some(Head { ticket: entry.ticket, task, arrival: Arrival { due, at: now } })
     }
@@ -122,13 +125,13 @@ impl Stream {
     /// Whether the next operation waits for its GPU, and for nothing else.
     pub(super) fn is_held_back(&self) -> bool {
         let next = self.queue.get(self.active).filter(|_| !self.group_closed);
-        next.zip(self.gate.as_ref()).is_some_and(|(entry, gate)| !gate.is_open(entry.ticket))
+        next.zip(self.semaphore.as_ref()).is_some_and(|(entry, semaphore)| !semaphore.is_raised(entry.ticket))
     }
 
-    /// Whether there is a next operation for which the gate has to be looked at. That it was closed a moment ago does not count:
-    /// it may have opened since, and nobody would tell.
+    /// Whether there is a next operation for which the semaphore has to be looked at. That it was low a moment ago does not count:
+    /// it may have been raised since, and nobody would tell.
     pub(super) fn may_be_held_back(&self) -> bool {
-        self.gate.is_some() && !self.group_closed && self.active < self.queue.len()
+        self.semaphore.is_some() && !self.group_closed && self.active < self.queue.len()
     }
 
     /// Notes whether the gate is being looked at. Returns whether that is news.
@@ -148,8 +151,8 @@ impl Stream {
         self.active = 0;
         self.group_closed = false;
         self.ended_at = Some(now);
-        let tell_gate = || self.gate.iter().for_each(|gate| gate.end(last));
-        self.session.end_operations(self.handle.index, last, count as u64, tell_gate);
+        let raise = || self.semaphore.iter().for_each(|semaphore| semaphore.end(last));
+        self.session.end_operations(self.handle.index, last, count as u64, raise);
         true
     }
 }

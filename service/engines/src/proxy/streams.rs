@@ -1,19 +1,34 @@
-//! The streams of all sessions.
+//! The streams of all sessions, and those among them that wait for a GPU.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use mccs_ipc::types::Handle;
 use mccs_model::SessionId;
+use mccs_runtime::Share;
 use mccs_tenants::session::Session;
 
-use super::gates::StreamGate;
-use super::stream::Stream;
+use super::comm::Failure;
+use super::semaphores::{SemaphoreWatch, StreamSemaphore};
+use super::stream::{Entry, Head, Stream};
+
+/// An operation that fails.
+pub(super) struct Failed {
+    pub(super) session: SessionId,
+    /// Index of its stream.
+    pub(super) stream: u32,
+    pub(super) ticket: u64,
+    /// Whether its rank hears from the communicator.
+    pub(super) is_told: bool,
+}
 
 /// By session, and by the index of the stream's word.
 #[derive(Default)]
 pub(super) struct Streams {
     by_session: HashMap<SessionId, Vec<Option<Stream>>>,
+    /// Those whose next operation waits for its GPU.
+    held_back: SemaphoreWatch,
 }
 
 impl Streams {
@@ -22,21 +37,73 @@ impl Streams {
         self.by_session.len()
     }
 
-    pub(super) fn get_mut(&mut self, session: SessionId, index: u32) -> Option<&mut Stream> {
-        self.by_session.get_mut(&session)?.get_mut(index as usize)?.as_mut()
+    /// Whether a stream waits for its GPU.
+    pub(super) fn await_gpus(&self) -> bool {
+        !self.held_back.is_empty()
     }
 
-    /// A session's stream, which begins here if it is new.
-    pub(super) fn open(&mut self, session: &Arc<Session>, handle: Handle) -> &mut Stream {
+    /// When to [look](Streams::look) again, if at all.
+    pub(super) fn look_at(&self, now: Instant) -> Option<Instant> {
+        self.held_back.look_at(now)
+    }
+
+    /// Enqueues an operation in a session's stream, which begins here if it is new.
+    pub(super) fn enqueue(&mut self, session: &Arc<Session>, handle: Handle, entry: Entry) {
         let stream = self.slot(session.id, handle).get_or_insert_with(|| Stream::new(Arc::clone(session), handle));
         stream.handle = handle;
-        stream
+        stream.push(entry);
+    }
+
+    /// The next operation of a stream that may start now. Where it waits for its GPU the stream is looked at from now on.
+    pub(super) fn start_next(&mut self, session: SessionId, index: u32, now: Instant) -> Option<Head> {
+        let stream = get_mut(&mut self.by_session, session, index)?;
+        let head = stream.start_next(now);
+        if head.is_none() && stream.may_be_held_back() && stream.note_watched(true) {
+            self.held_back.push(&stream.session.tenant, (session, index));
+            self.held_back.touch(now);
+        }
+        head
+    }
+
+    /// Looks whether GPUs have come to operations. Streams that may go on are told to `goes_on`, with whose they are.
+    pub(super) fn look(&mut self, now: Instant, mut goes_on: impl FnMut(Share, SessionId, u32)) {
+        for _ in 0..self.held_back.next_look() {
+            let Some((session, index)) = self.held_back.pop() else { return };
+            match get_mut(&mut self.by_session, session, index) {
+                Some(stream) if stream.is_held_back() => {
+                    self.held_back.put_back((session, index));
+                    continue;
+                }
+                Some(stream) => {
+                    stream.note_watched(false);
+                    goes_on(stream.session.tenant.share, session, index);
+                }
+                // It has ended.
+                None => {}
+            }
+            self.held_back.touch(now);
+        }
+    }
+
+    /// One started operation of a stream has ended. Returns whose stream it is if it may go on to its next group.
+    pub(super) fn finish_one(&mut self, session: SessionId, index: u32, now: Instant) -> Option<Share> {
+        let stream = get_mut(&mut self.by_session, session, index)?;
+        stream.finish_one(now).then(|| stream.session.tenant.share)
+    }
+
+    /// An operation of `comm` fails. Its tenant hears why here, once for each stream, where it does not hear from the communicator itself.
+    pub(super) fn count_failed(&mut self, failed: &Failed, comm: Handle, failure: &Failure) {
+        let Some(stream) = get_mut(&mut self.by_session, failed.session, failed.stream) else { return };
+        stream.session.count_failed();
+        if !failed.is_told && stream.is_news(comm) {
+            stream.session.report(Handle::NONE, stream.handle, failed.ticket, failure.class, &failure.message);
+        }
     }
 
     /// Begins a stream whose operations wait for a GPU.
-    pub(super) fn open_gated(&mut self, session: Arc<Session>, handle: Handle, gate: StreamGate) {
+    pub(super) fn open_ordered(&mut self, session: Arc<Session>, handle: Handle, semaphore: StreamSemaphore) {
         let id = session.id;
-        *self.slot(id, handle) = Some(Stream::gated(session, handle, gate));
+        *self.slot(id, handle) = Some(Stream::ordered(session, handle, semaphore));
     }
 
     pub(super) fn close(&mut self, session: SessionId, index: u32) {
@@ -62,4 +129,12 @@ impl Streams {
         }
         &mut streams[index]
     }
+}
+
+fn get_mut(
+    streams: &mut HashMap<SessionId, Vec<Option<Stream>>>,
+    session: SessionId,
+    index: u32,
+) -> Option<&mut Stream> {
+    streams.get_mut(&session)?.get_mut(index as usize)?.as_mut()
 }

@@ -9,12 +9,23 @@ use mccs_model::SessionId;
 use mccs_runtime::{Account, Context, LaneReceiver, Lanes, Share, Turns};
 
 use super::message::{ProxyMessage, SessionMessage};
-use super::{Event, PROXY_LANE_MAX, ProxyEngine};
+use super::{PROXY_LANE_MAX, ProxyEngine};
 
 /// What a message or an event takes, besides what it runs at once.
 pub(super) const ITEM_NS: u64 = 300;
 /// Work of one poll, about: the engines that share the thread wait so long.
 const POLL_NS: u64 = 50_000;
+
+/// Things to do that other things led to: a queue of each tenant, so that a chain of completions is not a chain of calls, and the
+/// others of its tenant alone wait for it.
+pub(super) enum Event {
+    /// A stream may start its next operations.
+    Advance { session: SessionId, stream: u32 },
+    /// A communicator may have a collective to start.
+    Ready { comm: Handle },
+    /// A session has ended.
+    Close { session: SessionId },
+}
 
 /// What a tenant has left at the engine.
 #[derive(Default)]
@@ -76,6 +87,11 @@ impl WorkQueues {
     /// Leaves an event for its tenant's next turn.
     pub(super) fn push(&mut self, share: Share, event: Event) {
         self.turns.enter(share).push(event);
+    }
+
+    /// A stream may start its next operations.
+    pub(super) fn advance(&mut self, share: Share, session: SessionId, stream: u32) {
+        self.push(share, Event::Advance { session, stream });
     }
 
     /// The same, behind all that the tenant has sent before.

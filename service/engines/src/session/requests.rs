@@ -23,7 +23,7 @@ use mccs_tenants::{Resource, SessionResource};
 use super::proxies::{GpuProxy, Place};
 use super::tables::{CommSlot, StreamSlot};
 use super::{SLOW_TO_CLOSE, SessionEngine, State};
-use crate::proxy::{JoinRequest, ProxyReply, SessionMessage, StreamGate};
+use crate::proxy::{JoinRequest, ProxyReply, SessionMessage, StreamSemaphore};
 
 /// Most requests that wait for commands before them; the rest waits in the socket. Covers a tenant that lets go of all it
 /// has at once.
@@ -249,13 +249,13 @@ impl SessionEngine {
 
     fn create_gated_stream(&mut self, id: u64, region: Handle, offset_bytes: u64) {
         let known = self.tables.regions.get(region).map(Arc::clone);
-        let Some(gate) = known.and_then(|region| StreamGate::new(region, offset_bytes)) else {
+        let Some(semaphore) = known.and_then(|region| StreamSemaphore::new(region, offset_bytes)) else {
             let message = format!("there is no place for a gate at {offset_bytes} bytes of region {region:?}");
             return self.refuse(id, ErrorClass::InvalidArgument, message);
         };
         let Some(stream) = self.add_stream(id) else { return };
         let session = Arc::clone(&self.session);
-        self.send(Place::Host, SessionMessage::StreamGated { session, stream, gate });
+        self.send(Place::Host, SessionMessage::StreamOrdered { session, stream, semaphore });
         self.answer(id, Response::Stream { stream, word: stream.index }, &[]);
     }
 

@@ -1,11 +1,11 @@
-//! Gated streams: their operations start when a GPU has come to them.
+//! Semaphore-ordered streams: their operations start when a GPU has come to them.
 //!
-//! A GPU cannot ring a doorbell, so somebody has to look at its words. The engine does while an operation is the head of a
-//! gated stream and its word has not come: at every poll for as long as the runtime spins, and then with pauses that grow with the
+//! A GPU cannot ring a doorbell, so somebody has to look at its words. The engine does while an operation is the head of such
+//! a stream and its word has not come: at every poll for as long as the runtime spins, and then with pauses that grow with the
 //! wait, an eighth of it, up to [`PAUSE_MAX`]. So what waited long starts at most an eighth later, and what waits for ever costs
 //! about a thousand looks a second, which by estimate is half a percent of a core. Without such operations nobody looks.
 //!
-//! A look takes in a bounded number of gates, and tenants take turns in it: however many gates one of them leaves closed, those of
+//! A look takes in a bounded number of semaphores, and tenants take turns in it: however many one of them never raises, those of
 //! the others are looked at as often.
 
 use std::collections::VecDeque;
@@ -18,8 +18,6 @@ use mccs_model::SessionId;
 use mccs_tenants::Tenant;
 use mccs_tenants::memory::Region;
 
-use super::{Event, ProxyEngine};
-
 /// Shortest pause between two looks: about what a sleep takes.
 const PAUSE_MIN: Duration = Duration::from_micros(50);
 /// Longest pause between two looks.
@@ -29,39 +27,39 @@ const PAUSE_SHARE: u32 = 8;
 /// Words looked at in a poll: others of the runtime wait that long.
 const LOOKS_MAX: usize = 64;
 
-/// A gate in a session's memory.
-pub struct StreamGate {
-    gate: NonNull<Gate>,
+/// A timeline semaphore in a session's memory: a GPU raises it, and the service raises its other word.
+pub struct StreamSemaphore {
+    semaphore: NonNull<Gate>,
     /// Keeps it mapped.
     _region: Arc<Region>,
 }
 
-// SAFETY: a gate is made of atomics, and lies in the region that is kept mapped, on whichever thread it is used.
-unsafe impl Send for StreamGate {}
+// SAFETY: a semaphore is made of atomics, and lies in the region that is kept mapped, on whichever thread it is used.
+unsafe impl Send for StreamSemaphore {}
 
-impl StreamGate {
-    /// The gate at an offset of a region; `None` where it would not lie in it, or not be aligned.
+impl StreamSemaphore {
+    /// The semaphore at an offset of a region; `None` where it would not lie in it, or not be aligned.
     #[must_use]
     pub fn new(region: Arc<Region>, offset_bytes: u64) -> Option<Self> {
         let ptr = region.range(offset_bytes, Gate::BYTES)?;
         // SAFETY: the range is in the region, which the new value keeps mapped.
-        let gate = NonNull::from(unsafe { Gate::at(ptr) }?);
-        Some(StreamGate { gate, _region: region })
+        let semaphore = NonNull::from(unsafe { Gate::at(ptr) }?);
+        Some(StreamSemaphore { semaphore, _region: region })
     }
 
-    fn gate(&self) -> &Gate {
+    fn words(&self) -> &Gate {
         // SAFETY: mapped and aligned, as `new` has seen to.
-        unsafe { self.gate.as_ref() }
+        unsafe { self.semaphore.as_ref() }
     }
 
     /// Whether an operation may start.
-    pub(super) fn is_open(&self, ticket: u64) -> bool {
-        self.gate().ready() >= ticket
+    pub(super) fn is_raised(&self, ticket: u64) -> bool {
+        self.words().ready() >= ticket
     }
 
     /// Operations up to this one have ended.
     pub(super) fn end(&self, ticket: u64) {
-        self.gate().end(ticket);
+        self.words().end(ticket);
     }
 }
 
@@ -74,23 +72,33 @@ struct Watched {
 
 /// Streams whose next operation waits for its GPU.
 #[derive(Default)]
-pub(super) struct Gates {
+pub(super) struct SemaphoreWatch {
     /// By tenant, of whom the first has the next look. Who has been here stays, for the memory: they are those of the configuration.
     watched: VecDeque<Watched>,
     /// Streams of all of them.
     count: usize,
-    /// Since when none of them has opened.
+    /// Since when none of them has been raised.
     since: Option<Instant>,
 }
 
-impl Gates {
+impl SemaphoreWatch {
     /// Whether no stream waits for its GPU.
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
     }
 
+    /// Streams that a look takes in.
+    pub(super) fn next_look(&self) -> usize {
+        self.count.min(LOOKS_MAX)
+    }
+
+    /// Something has happened then.
+    pub(super) fn touch(&mut self, now: Instant) {
+        self.since = Some(now);
+    }
+
     /// Watches a stream; last of its tenant's.
-    fn push(&mut self, tenant: &Arc<Tenant>, stream: (SessionId, u32)) {
+    pub(super) fn push(&mut self, tenant: &Arc<Tenant>, stream: (SessionId, u32)) {
         match self.watched.iter_mut().find(|watched| Arc::ptr_eq(&watched.tenant, tenant)) {
             Some(watched) => watched.streams.push_back(stream),
             None => {
@@ -101,7 +109,7 @@ impl Gates {
     }
 
     /// Takes the stream out that is to be looked at next. It is the next tenant's turn then.
-    fn pop(&mut self) -> Option<(SessionId, u32)> {
+    pub(super) fn pop(&mut self) -> Option<(SessionId, u32)> {
         for _ in 0..self.watched.len() {
             self.watched.rotate_left(1);
             if let Some(stream) = self.watched.back_mut()?.streams.pop_front() {
@@ -113,7 +121,7 @@ impl Gates {
     }
 
     /// Watches the stream again that was taken out last.
-    fn put_back(&mut self, stream: (SessionId, u32)) {
+    pub(super) fn put_back(&mut self, stream: (SessionId, u32)) {
         if let Some(watched) = self.watched.back_mut() {
             watched.streams.push_back(stream);
             self.count += 1;
@@ -127,39 +135,6 @@ impl Gates {
     }
 }
 
-impl ProxyEngine {
-    /// Watches a stream if its next operation has not started and waits for a GPU.
-    pub(super) fn watch_gate(&mut self, session: SessionId, index: u32, now: Instant) {
-        let Some(stream) = self.streams.get_mut(session, index) else { return };
-        if stream.may_be_held_back() && stream.note_watched(true) {
-            let tenant = Arc::clone(&stream.session.tenant);
-            self.gates.push(&tenant, (session, index));
-            self.gates.since = Some(now);
-        }
-    }
-
-    /// Looks at gates, and goes on with the streams of those that have opened.
-    pub(super) fn look_at_gates(&mut self, now: Instant) {
-        for _ in 0..self.gates.count.min(LOOKS_MAX) {
-            let Some((session, index)) = self.gates.pop() else { return };
-            match self.streams.get_mut(session, index) {
-                Some(stream) if stream.is_held_back() => {
-                    self.gates.put_back((session, index));
-                    continue;
-                }
-                Some(stream) => {
-                    stream.note_watched(false);
-                    let share = stream.session.tenant.share;
-                    self.work.push(share, Event::Advance { session, stream: index });
-                }
-                // It has ended.
-                None => {}
-            }
-            self.gates.since = Some(now);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use mccs_tenants::Quota;
@@ -167,28 +142,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenants_closed_gates_keep_nobody_elses_waiting() {
+    fn semaphores_that_a_tenant_never_raises_keep_nobody_elses_waiting() {
         let [many, few] = ["many", "few"].map(|name| Tenant::new(name.into(), Quota::least()));
-        let mut gates = Gates::default();
-        (0..10 * LOOKS_MAX as u32).for_each(|index| gates.push(&many, (1, index)));
-        (0..2).for_each(|index| gates.push(&few, (2, index)));
+        let mut watch = SemaphoreWatch::default();
+        (0..10 * LOOKS_MAX as u32).for_each(|index| watch.push(&many, (1, index)));
+        (0..2).for_each(|index| watch.push(&few, (2, index)));
         let mut seen = Vec::new();
-        // As `look_at_gates` does where all of them are closed.
+        // As `Streams::look` does where none of them is raised.
         for _ in 0..10 {
             let mut of_few = 0;
             for _ in 0..LOOKS_MAX {
-                let (session, index) = gates.pop().expect("one is left");
+                let (session, index) = watch.pop().expect("one is left");
                 of_few += u32::from(session == 2);
                 seen.push((session, index));
-                gates.put_back((session, index));
+                watch.put_back((session, index));
             }
             assert!(of_few >= 2, "each look takes in all of them");
         }
         // Nobody is left out: of the many, half of the looks are enough for so many.
         let of_many: std::collections::BTreeSet<_> = seen.iter().filter(|(session, _)| *session == 1).collect();
         assert_eq!(of_many.len(), 5 * LOOKS_MAX);
-        assert!(!gates.is_empty());
-        while gates.pop().is_some() {}
-        assert!(gates.is_empty());
+        assert!(!watch.is_empty());
+        while watch.pop().is_some() {}
+        assert!(watch.is_empty());
     }
 }
