@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn unusable_payloads_are_refused() {
         let payload = |terms: &str, handles: Vec<Vec<u8>>| {
-            Payload::new(&postcard::to_stdvec(&(terms, handles, Some(3_u32))).unwrap()).unwrap()
+            Payload::new(&postcard::to_stdvec(&(terms, handles, Some(GpuPlace { gpu: 3, group: 0 }))).unwrap()).unwrap()
         };
         let listeners = |payload: &Payload| listeners_of(payload, "ours");
         let good = payload("ours", vec![vec![1; 8]; 2]);
