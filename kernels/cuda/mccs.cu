@@ -1,4 +1,5 @@
 // All kernels of mccs, under the names that kernels/src/cuda looks up: one module.
+#include "include/chain.cuh"
 #include "include/simple.cuh"
 #include "include/ll.cuh"
 #include "include/p2p.cuh"
@@ -18,6 +19,7 @@ using namespace mccs;
     DIRECT(mccs_ll128_##name, LL_THREADS_MAX, (ll_reduce<Ll128, TYPE>)) \
     DIRECT(mccs_pipeline_##name, LL_THREADS_MAX, (ll_pipeline<Ll128, TYPE>)) \
     DIRECT(mccs_simple_##name, SIMPLE_THREADS_MAX, simple_reduce<TYPE>)              \
+    DIRECT(mccs_chain_##name, CHAIN_THREADS_MAX, chain_reduce<TYPE>)              \
     LOCAL(mccs_reduce_##name, REDUCE_THREADS_MAX, reduce_pieces<TYPE>)
 
 DIRECT(mccs_ll_copy, LL_THREADS_MAX, ll_copy<Ll>)

@@ -33,17 +33,20 @@ pub enum Algorithm {
     Ll128OneShot = 5,
     /// As [`Algorithm::LlTwoShot`], in lines.
     Ll128TwoShot = 6,
+    /// Chunks along a chain of ranks, each of which adds its own data: reduce of 3 and 4 ranks.
+    SimpleChain = 7,
 }
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Algorithm; 6] = [
+    pub const ALL: [Algorithm; 7] = [
         Algorithm::LlOneShot,
         Algorithm::LlTwoShot,
         Algorithm::SimpleOneShot,
         Algorithm::SimpleTwoShot,
         Algorithm::Ll128OneShot,
         Algorithm::Ll128TwoShot,
+        Algorithm::SimpleChain,
     ];
 
     /// The algorithm that an integer names.
@@ -58,12 +61,12 @@ impl Algorithm {
         match self {
             Algorithm::LlOneShot | Algorithm::LlTwoShot => AreaPart::Head,
             Algorithm::Ll128OneShot | Algorithm::Ll128TwoShot => AreaPart::Ll128,
-            Algorithm::SimpleOneShot | Algorithm::SimpleTwoShot => AreaPart::Simple,
+            Algorithm::SimpleOneShot | Algorithm::SimpleTwoShot | Algorithm::SimpleChain => AreaPart::Simple,
         }
     }
 
     pub(super) fn is_simple(self) -> bool {
-        matches!(self, Algorithm::SimpleOneShot | Algorithm::SimpleTwoShot)
+        matches!(self, Algorithm::SimpleOneShot | Algorithm::SimpleTwoShot | Algorithm::SimpleChain)
     }
 
     fn is_two_shot(self) -> bool {
@@ -141,6 +144,10 @@ fn packets_warps_wanted(nranks: u32) -> u64 {
 }
 /// Ranks of pipelines of lines: as in cuda/include/ll.cuh, as is [`UNITS_A_LAP`]. Two have all in one shot; how more than four do is not known.
 const PIPELINE_RANKS: RangeInclusive<u32> = 3..=4;
+/// Ranks of chains: as far apart as the first and the last may be for chunks to be dealt out ([`AreaLayout::may_deal`]). How more than four do is not known.
+const CHAIN_RANKS: RangeInclusive<u32> = 3..=4;
+/// Warps that move bytes in a chain's block: as in cuda/include/chain.cuh.
+const CHAIN_WARPS: u32 = 12;
 /// Units that a warp of a pipeline has places for.
 const UNITS_A_LAP: u64 = 4;
 /// Bytes of a shard from which a pipeline is faster than two shots one after the other (docs/decisions/043).
@@ -187,6 +194,7 @@ pub fn functions() -> impl Iterator<Item = &'static str> {
             per_dtype!(dtype, "ll128"),
             per_dtype!(dtype, "pipeline"),
             per_dtype!(dtype, "simple"),
+            per_dtype!(dtype, "chain"),
             per_dtype!(dtype, "reduce"),
         ]
     };
@@ -279,10 +287,10 @@ impl Launch<DirectArgs> {
         if call.kind != CollectiveKind::Barrier {
             args.bytes = call.count * call.dtype.size_bytes() as u64;
         }
-        if algorithm.is_two_shot() {
-            two_shots(call, algorithm, &mut args)?;
-        } else {
-            one_shot(call, strides, &mut args);
+        match algorithm {
+            Algorithm::SimpleChain => chain(call, &mut args)?,
+            _ if algorithm.is_two_shot() => two_shots(call, algorithm, &mut args)?,
+            _ => one_shot(call, strides, &mut args),
         }
         let part = if args.shard_bytes != 0 { args.shard_bytes.min(args.bytes) } else { args.bytes };
         let reduces = call.kind.reduces();
@@ -337,6 +345,11 @@ impl Launch<DirectArgs> {
         } else {
             args.chunk_bytes = slice.div_ceil(slice.div_ceil(slot).max(1)).next_multiple_of(128) as u32;
         }
+        if algorithm == Algorithm::SimpleChain {
+            args.push_warps = CHAIN_WARPS;
+            let block = WARP * (CHAIN_WARPS + 2);
+            return Some(Launch { function: per_dtype!(call.dtype, "chain"), grid: grid as u32, block, args });
+        }
         // Two warps of control a role. Pushing and taking out go side by side for all peers: the same number of warps for each.
         let peers = call.nranks - 1;
         let fair = |most: u32| peers * (most / peers).max(1);
@@ -362,14 +375,23 @@ fn slots(call: &DirectCall, algorithm: Algorithm, layout: &AreaLayout) -> (u32, 
     let payload_bytes = call.kind.payload_count(call.count, call.nranks) * call.dtype.size_bytes() as u64;
     let wanted = match (call.kind, algorithm.is_two_shot()) {
         _ if call.nranks == 2 => layout.slots,
+        _ if algorithm == Algorithm::SimpleChain => 6,
         (CollectiveKind::AllReduce, true) => 4,
         (CollectiveKind::Reduce, true) | (CollectiveKind::Gather, false) if payload_bytes <= 64 << 20 => 6,
         (CollectiveKind::Reduce, true) | (CollectiveKind::Gather, false) => 4,
         _ => layout.slots,
     };
+    let wanted = wanted_by_bench(call.kind).unwrap_or(wanted);
     // All of them, so that those of other operations lie in the same bytes.
     let bytes = layout.slots * layout.slot_bytes;
     if bytes.is_multiple_of(128 * wanted) { (wanted, bytes / wanted) } else { (layout.slots, layout.slot_bytes) }
+}
+
+/// For one measurement: `MCCS_BENCH_SLOTS=reduce:3,all_to_all:6`, in the ranks' environment.
+fn wanted_by_bench(kind: CollectiveKind) -> Option<u32> {
+    static TEXT: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
+    let text = TEXT.get_or_init(|| std::env::var("MCCS_BENCH_SLOTS").ok()).as_deref()?;
+    text.split(',').filter_map(|one| one.split_once(':')).find(|(name, _)| *name == kind.name())?.1.parse().ok()
 }
 
 /// All ranks' bits but one's.
@@ -446,6 +468,26 @@ fn two_shots(call: &DirectCall, algorithm: Algorithm, args: &mut DirectArgs) -> 
             }
         }
         _ => return None,
+    }
+    Some(())
+}
+
+/// A reduce from rank to rank, the root last. Factors are for a reduction of all ranks' data at a time.
+fn chain(call: &DirectCall, args: &mut DirectArgs) -> Option<()> {
+    let &DirectCall { kind, op, rank, root, nranks, .. } = call;
+    if kind != CollectiveKind::Reduce || op == RedOp::PreMulSum || !CHAIN_RANKS.contains(&nranks) {
+        return None;
+    }
+    let (before, next) = ((rank + nranks - 1) % nranks, (rank + 1) % nranks);
+    if rank == root {
+        args.flags |= KEEP;
+    } else {
+        args.send_mask = 1 << next;
+        // The root divides the whole sum.
+        args.divisor = 0;
+    }
+    if before != root {
+        args.recv_mask = 1 << before;
     }
     Some(())
 }

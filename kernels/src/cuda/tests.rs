@@ -228,7 +228,7 @@ fn what_does_not_fit_is_refused() {
 
 #[test]
 fn packets_of_two_shots_stay_in_their_halves_and_chunks_in_their_slots() {
-    let (mut dealt, mut pipelines) = (0, 0);
+    let (mut dealt, mut pipelines, mut chains) = (0, 0, 0);
     for nranks in 2..=8 {
         let layout = AreaLayout::initial(nranks);
         for &kind in CollectiveKind::ALL {
@@ -260,6 +260,11 @@ fn packets_of_two_shots_stay_in_their_halves_and_chunks_in_their_slots() {
                             assert!((2..=8).contains(&args.slots) && args.slot_bytes.is_multiple_of(128));
                             assert!(u64::from(args.slice_bytes) * u64::from(launch.grid) >= part.min(args.bytes));
                             dealt += u32::from(is_dealt_well(&call, &layout, algorithm, &args));
+                            if algorithm == Algorithm::SimpleChain {
+                                assert_eq!((args.push_warps + 2, args.middle_warps), (launch.block / 32, 0));
+                                chains += 1;
+                                continue;
+                            }
                             let warps = args.push_warps + args.middle_warps + args.out_warps;
                             for (mask, warps) in [
                                 (args.send_mask, args.push_warps),
@@ -276,7 +281,7 @@ fn packets_of_two_shots_stay_in_their_halves_and_chunks_in_their_slots() {
         }
     }
     assert!(dealt > 100, "{dealt} operations whose chunks are dealt out");
-    assert!(pipelines > 10, "{pipelines} pipelines");
+    assert!(pipelines > 10 && chains > 10, "{pipelines} pipelines, {chains} chains");
 }
 
 /// Whether chunks are dealt out; if so, they are the whole message, and whoever deals waits for all that take chunks.
@@ -292,6 +297,11 @@ fn is_dealt_well(call: &DirectCall, layout: &AreaLayout, algorithm: Algorithm, a
     for rank in (0..call.nranks).filter(|rank| *rank != args.dealer) {
         let args = of(rank);
         assert_eq!((args.dealer, args.chunks), (dealers.dealer, dealers.chunks), "{call:?}");
+        if algorithm == Algorithm::SimpleChain {
+            // The first, which the others follow by a ring of slots each: places for deals are used again every 32 steps.
+            assert!(dealers.recv_mask == 0 && args.recv_mask != 0 && args.slots * (call.nranks - 1) + 3 < 32);
+            continue;
+        }
         // One that only sends is held back by who takes it, as the dealer is.
         let sends_alike = args.recv_mask == 0 && args.out_mask == 0 && args.send_mask & dealers.send_mask != 0;
         assert!(has(dealers.send_mask, rank as usize) || sends_alike, "{call:?}");

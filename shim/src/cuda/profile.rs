@@ -64,7 +64,7 @@ impl CudaCommunicator {
         let protocol = match algorithm {
             Algorithm::LlOneShot | Algorithm::LlTwoShot => "LL",
             Algorithm::Ll128OneShot | Algorithm::Ll128TwoShot => "LL128",
-            Algorithm::SimpleOneShot | Algorithm::SimpleTwoShot => "SIMPLE",
+            Algorithm::SimpleOneShot | Algorithm::SimpleTwoShot | Algorithm::SimpleChain => "SIMPLE",
         };
         let is_two_shot =
             matches!(algorithm, Algorithm::LlTwoShot | Algorithm::Ll128TwoShot | Algorithm::SimpleTwoShot);

@@ -300,6 +300,20 @@ impl Scene {
         })
     }
 
+    /// Reduces along chains, of many times as many chunks as there are slots.
+    fn of_chains(seed: u64) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let nranks = random.random_range(3..=4);
+        let layout = AreaLayout { slot_bytes: 128 * random.random_range(1..=3), ..small_layout(&mut random, nranks) };
+        Scene::of(seed, 0, random, layout, |random, seed| {
+            let (kind, dtype, redop) = (CollectiveKind::Reduce, draw(random, DataType::ALL), draw(random, RedOp::ALL));
+            let most = draw(random, &[300, 20_000]) / dtype.size_bytes() as u64;
+            let count = random.random_range(0..=most);
+            let root = random.random_range(0..nranks);
+            (Call { kind, dtype, redop, root, count, nranks, seed }, Algorithm::SimpleChain)
+        })
+    }
+
     fn of(
         seed: u64,
         abort_word: u64,
@@ -381,6 +395,20 @@ fn pipelines_in_any_order_of_threads() {
         scene.is_right();
     }
     assert!(scenes < 100 || again > scenes / 2, "{again} pipelines that use places again in {scenes} scenes");
+}
+
+#[test]
+#[ignore = "needs the headers of a CUDA compiler"]
+fn chains_in_any_order_of_threads() {
+    let (mut scenes, mut dealt) = (0, 0);
+    for seed in seeds(100) {
+        let scene = Scene::of_chains(seed);
+        let chunks = |called: &Called| called.call.count * called.call.dtype.size_bytes() as u64 / 384;
+        let is_long = |called: &&Called| chunks(called) > 2 * u64::from(scene.layout.blocks);
+        (scenes, dealt) = (scenes + 1, dealt + scene.calls.iter().filter(is_long).count());
+        scene.is_right();
+    }
+    assert!(scenes < 100 || dealt > scenes / 2, "{dealt} chains whose chunks are dealt out in {scenes} scenes");
 }
 
 /// How many elements are wrong of what ranks gather of each other's results, where the gather is on another stream, which goes on by the count of the

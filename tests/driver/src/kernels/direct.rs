@@ -1,4 +1,4 @@
-//! `mccs_ll_*`, `mccs_ll128_*` and `mccs_simple_*`: collectives between ranks, which meet in their areas.
+//! `mccs_ll_*`, `mccs_ll128_*`, `mccs_simple_*` and `mccs_chain_*`: collectives between ranks, which meet in their areas.
 //!
 //! Who sends which part to whom is the argument's, as of the kernels in `kernels/cuda/include`, and so are the rules: a rank writes to its
 //! peers' areas and reads its own; halves of areas alternate by the parity of the operation's number, which heads or data of all ranks make
@@ -45,7 +45,7 @@ pub(super) fn run(
 ) -> Result<(), Stop> {
     let running = Running::new(device, args.abort_word)?;
     let (rank, nranks) = (u64::from(args.rank), u64::from(args.nranks));
-    let is_too_large = form == Form::Simple && grid > args.area_blocks;
+    let is_too_large = matches!(form, Form::Simple | Form::Chain) && grid > args.area_blocks;
     if nranks > RANKS || rank >= nranks || is_too_large {
         return Err(Stop::Failed(ILLEGAL_ADDRESS));
     }
@@ -219,7 +219,7 @@ impl Operation<'_> {
         match self.form {
             Form::Ll => self.args.ll_slot_bytes / halves,
             Form::Ll128 => self.args.ll128_slot_bytes / halves,
-            Form::Simple => u64::from(self.args.chunk_bytes),
+            Form::Simple | Form::Chain => u64::from(self.args.chunk_bytes),
         }
     }
 
@@ -227,7 +227,7 @@ impl Operation<'_> {
     fn slots(&self) -> u64 {
         match self.form {
             Form::Ll | Form::Ll128 => 1,
-            Form::Simple => self.grid * u64::from(self.args.slots),
+            Form::Simple | Form::Chain => self.grid * u64::from(self.args.slots),
         }
     }
 
@@ -241,7 +241,7 @@ impl Operation<'_> {
         match self.form {
             Form::Ll => place(self.args.ll_offset, self.args.ll_slot_bytes),
             Form::Ll128 => place(self.args.ll128_offset, self.args.ll128_slot_bytes),
-            Form::Simple => {
+            Form::Simple | Form::Chain => {
                 let slots = u64::from(self.args.slots);
                 let block = step / slots % self.grid;
                 let ring = (self.parity() * PHASES + phase) * u64::from(self.args.area_blocks) + block;
@@ -359,13 +359,16 @@ impl Operation<'_> {
         let (own, args) = (self.rank, self.args);
         let part = self.part_bytes(own);
         let push = |peer| self.channel((own, peer, 0), self.send_part(peer), self.part_bytes(peer));
-        let mut pushes: Vec<_> = ranks(args.send_mask).map(push).collect();
+        // In a chain all but the first pass on what they combine, to the same rings.
+        let passes_on = self.form == Form::Chain && args.recv_mask != 0;
+        let mut pushes: Vec<_> = ranks(args.send_mask).filter(|_| !passes_on).map(push).collect();
         let is_whole = self.is_sharded() || self.dtype.is_some();
         // What comes is this rank's part, from whomever; or each rank's own.
         let take = |peer| self.channel((peer, own, 0), self.recv_part(if is_whole { own } else { peer }), part);
         let mut takes: Vec<_> = ranks(args.recv_mask).map(take).collect();
-        let relay = |peer| self.channel((own, peer, 1), 0, part);
-        let relays = RefCell::new(ranks(args.relay_mask).map(relay).collect::<Vec<_>>());
+        let (relay_mask, phase) = if passes_on { (args.send_mask, 0) } else { (args.relay_mask, 1) };
+        let relay = |peer| self.channel((own, peer, phase), 0, part);
+        let relays = RefCell::new(ranks(relay_mask).map(relay).collect::<Vec<_>>());
         let out = |peer| self.channel((peer, own, 1), self.recv_part(peer), self.part_bytes(peer));
         let mut outs: Vec<_> = ranks(args.out_mask).map(out).collect();
         let mut patience = Patience::new();
@@ -456,7 +459,10 @@ impl Operation<'_> {
         };
         let last = Some(u64::from(self.args.unsharded)).filter(|_| self.adds_own_last());
         let ranks = (0..self.nranks).filter(|rank| Some(*rank) != last);
-        let sources = ranks.map(source).collect::<Result<Vec<_>, Stop>>()?;
+        let sources = match self.form {
+            Form::Chain => vec![source(first.from)?, source(self.rank)?],
+            _ => ranks.map(source).collect::<Result<Vec<_>, Stop>>()?,
+        };
         let kept = (self.args.flags & KEEP != 0).then(|| self.recv_part(self.rank) + offset);
         let relayed: Vec<_> = relays.borrow().iter().map(|channel| self.slot(channel, step)).collect();
         let destinations = kept.into_iter().chain(relayed).map(|to| Ok(self.running.at(to, bytes)? as *mut u8));

@@ -48,6 +48,8 @@ pub(crate) enum Form {
     Ll,
     Ll128,
     Simple,
+    /// As [`Form::Simple`], from rank to rank.
+    Chain,
 }
 
 /// Element types, as functions are called.
@@ -85,9 +87,11 @@ impl Kernel {
             "ll" => Form::Ll,
             "ll128" | "pipeline" => Form::Ll128,
             "simple" => Form::Simple,
+            "chain" => Form::Chain,
             _ => return None,
         };
-        (dtype.is_some() || of == "copy" && family != "pipeline").then_some(Kernel::Direct(form, dtype))
+        (dtype.is_some() || of == "copy" && !["pipeline", "chain"].contains(&family))
+            .then_some(Kernel::Direct(form, dtype))
     }
 }
 
