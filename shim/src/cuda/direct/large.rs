@@ -39,6 +39,8 @@ pub(super) struct LargeOrder {
     staging: [Staging; 2],
     /// Slots on this rank's GPU, opened when a call first combines there: the communicator's own, and those that it shares.
     slots: [Option<Opened>; 2],
+    /// Room for [`Words`].
+    words: Vec<WordOperation>,
 }
 
 /// Events of a rank. All but the last are the service's.
@@ -52,7 +54,14 @@ struct StreamEvents {
 impl LargeOrder {
     pub(super) fn new(context: &Context, share: &DirectShare) -> Result<Self, Error> {
         let events = share.events.first().map(|events| StreamEvents::open(context, events)).transpose()?;
-        Ok(LargeOrder { enqueued: 0, events, stream: None, staging: Default::default(), slots: [None, None] })
+        Ok(LargeOrder {
+            enqueued: 0,
+            events,
+            stream: None,
+            staging: Default::default(),
+            slots: [None, None],
+            words: Vec::new(),
+        })
     }
 }
 
@@ -68,6 +77,34 @@ impl StreamEvents {
             return Err(malformed());
         }
         Ok(StreamEvents { called, done: open(&events.done)?, past: Event::new(context, false).map_err(cuda_error)? })
+    }
+}
+
+/// What a stream does with words next. Those that no other work lies between go to the driver in one call: each call costs the caller a microsecond.
+struct Words<'a> {
+    stream: RawStream,
+    next: &'a mut Vec<WordOperation>,
+}
+
+impl<'a> Words<'a> {
+    fn new(stream: RawStream, next: &'a mut Vec<WordOperation>) -> Self {
+        next.clear();
+        Words { stream, next }
+    }
+
+    fn push(&mut self, operation: WordOperation) {
+        self.next.push(operation);
+    }
+
+    /// The stream, behind all that was pushed.
+    ///
+    /// # Safety
+    /// As [`RawStream::words`].
+    unsafe fn stream(&mut self) -> Result<RawStream, Error> {
+        // SAFETY: the caller's contract.
+        unsafe { self.stream.words(self.next).map_err(cuda_error)? };
+        self.next.clear();
+        Ok(self.stream)
     }
 }
 
@@ -184,19 +221,23 @@ impl DirectCommunicator {
             user_tag: call.user_tag,
             ..Command::zeroed()
         };
-        if order.large.events.is_some() {
-            // SAFETY: the caller's contract is passed on.
-            return unsafe { self.enqueue_by_events(order, &command, (call, &at), (send_bytes, recv_bytes), stream) };
-        }
-        member.client.0.submit_on_gpus(&command)?;
-        order.large.enqueued = number;
         // SAFETY: the caller's contract is passed on.
         let enqueued = unsafe {
-            let combine = (combine, slots);
-            self.enqueue_by_words(combine, checked, (call, &at), (send_bytes, recv_bytes), number, stream)
+            if order.large.events.is_some() {
+                self.enqueue_by_events(order, &command, (call, &at), (send_bytes, recv_bytes), stream)
+            } else {
+                member.client.0.submit_on_gpus(&command)?;
+                order.large.enqueued = number;
+                let (combine, words) = ((combine, slots), Words::new(stream, &mut order.large.words));
+                let enqueued =
+                    self.enqueue_by_words(combine, checked, (call, &at), (send_bytes, recv_bytes), number, words);
+                // The service was told of what this rank's stream never comes to.
+                enqueued.inspect_err(|error| member.give_up(error))
+            }
         };
-        // The service was told of what this rank's stream never comes to.
-        enqueued.inspect_err(|error| member.give_up(error))
+        // Now that the GPU has its work.
+        self.look_for_freed();
+        enqueued
     }
 
     /// Where the others' parts come to, if this rank's stream combines them; opened with the first call that does.
@@ -255,27 +296,28 @@ impl DirectCommunicator {
         (call, at): (&Call, &Call),
         (send_bytes, recv_bytes): (u64, u64),
         number: u64,
-        stream: RawStream,
+        mut words: Words<'_>,
     ) -> Result<(), Error> {
         let member = &*self.member;
         let rank = member.rank;
         // SAFETY: words are on the registered page, which lives as long as `self`; the rest is the caller's contract.
         unsafe {
             if at.send != call.send {
-                stream.copy(at.send, call.send, send_bytes as usize).map_err(cuda_error)?;
+                words.stream()?.copy(at.send, call.send, send_bytes as usize).map_err(cuda_error)?;
             }
-            stream.write_word(self.word(rank, LargeWord::Ready), number).map_err(cuda_error)?;
-            if self.execution == Execution::Ranks {
-                self.keep(combine, checked, at, number, stream)?;
+            words.push(WordOperation::Write(self.word(rank, LargeWord::Ready), number));
+            match self.execution {
+                Execution::Ranks => self.keep(combine, checked, at, number, &mut words)?,
+                Execution::Service => words.push(WordOperation::Wait(self.word(rank, LargeWord::Kept), number)),
             }
-            let arrived = |peer| WordOperation::Wait(self.word(peer, LargeWord::Arrived), number);
-            let kept = WordOperation::Wait(self.word(rank, LargeWord::Kept), number);
-            let kept = Some(kept).filter(|_| self.execution == Execution::Service);
-            stream.words(&(0..member.nranks).map(arrived).chain(kept).collect::<Vec<_>>()).map_err(cuda_error)?;
+            for peer in 0..member.nranks {
+                words.push(WordOperation::Wait(self.word(peer, LargeWord::Arrived), number));
+            }
             if at.recv != call.recv {
-                stream.copy(call.recv, at.recv, recv_bytes as usize).map_err(cuda_error)?;
+                words.stream()?.copy(call.recv, at.recv, recv_bytes as usize).map_err(cuda_error)?;
             }
-            stream.write_word(self.word(rank, LargeWord::Finished), number).map_err(cuda_error)
+            words.push(WordOperation::Write(self.word(rank, LargeWord::Finished), number));
+            words.stream().map(drop)
         }
     }
 
@@ -342,7 +384,7 @@ impl DirectCommunicator {
         checked: &DirectCall,
         call: &Call,
         number: u64,
-        stream: RawStream,
+        words: &mut Words<'_>,
     ) -> Result<(), Error> {
         let &DirectCall { kind, dtype, op, count, root, rank, nranks, .. } = checked;
         let size = dtype.size_bytes() as u64;
@@ -352,7 +394,7 @@ impl DirectCommunicator {
                 return Ok(());
             }
             // SAFETY: the caller vouches for stream and buffers.
-            return unsafe { stream.copy(to, from, (count * size) as usize) }.map_err(cuda_error);
+            return unsafe { words.stream()?.copy(to, from, (count * size) as usize) }.map_err(cuda_error);
         }
         if !kind.reduces() {
             return Ok(());
@@ -365,12 +407,11 @@ impl DirectCommunicator {
             launch.args.done_word = self.word(rank, LargeWord::Reduced);
             launch.args.done_value = stage(number, piece);
             let function = self.member.function(launch.function)?;
-            let pushed = |peer| WordOperation::Wait(self.word(peer, LargeWord::Pushed), stage(number, piece));
-            // SAFETY: the caller vouches for stream and buffers; area and page live as long as `self`.
-            unsafe {
-                stream.words(&shards.awaited(rank).map(pushed).collect::<Vec<_>>()).map_err(cuda_error)?;
-                function.launch(stream, launch.grid, launch.block, &launch.args).map_err(cuda_error)?;
+            for peer in shards.awaited(rank) {
+                words.push(WordOperation::Wait(self.word(peer, LargeWord::Pushed), stage(number, piece)));
             }
+            // SAFETY: the caller vouches for stream and buffers; area and page live as long as `self`.
+            unsafe { function.launch(words.stream()?, launch.grid, launch.block, &launch.args) }.map_err(cuda_error)?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! made to be given away by descriptors (`cuMemCreate`), as the segments that a buffer lies in. An address may be freed and come again as
 //! something else, which is looked for before it is used.
 //!
-//! What its owner frees stays where it is until the service has closed it. Nobody tells, so regions are looked at in turn: some at each large
+//! What its owner frees stays where it is until the service has closed it. Nobody tells, so regions are looked at in turn: some after each large
 //! call, and whenever the program asks for errors. What a communicator was the last to use is given back when it leaves.
 //!
 //! Where there is room for no more of them, here or at the service, the one that was not used for longest goes; never one that a call has found and
@@ -31,8 +31,8 @@ use crate::requests::Requests;
 
 /// Buffers of GPUs that a session has registered at a time, at most: the one that was not used for longest goes.
 pub const REGISTERED_MAX: usize = 128;
-/// Regions that are looked at at a time, which takes the driver less than a microsecond each.
-const LOOK_AT: usize = 4;
+/// Regions that are looked at at a time, which takes the driver less than a microsecond each: of the caller's time, which bounds many a training step.
+const LOOK_AT: usize = 2;
 
 /// Regions by context and first address.
 #[derive(Default)]
@@ -135,11 +135,7 @@ impl GpuRegions {
     /// an error; only where the service has gone nothing else will do.
     pub(super) fn place(&mut self, member: &Member, address: DeviceAddress, bytes: u64) -> Result<Found, Error> {
         // Another thread may be capturing, which must not be disturbed.
-        while_capturing(|| {
-            self.look_at(&member.context, &member.client.0.requests, LOOK_AT);
-            self.find_or_register(member, address..address.saturating_add(bytes))
-        })
-        .map_err(cuda_error)?
+        while_capturing(|| self.find_or_register(member, address..address.saturating_add(bytes))).map_err(cuda_error)?
     }
 
     /// Gives back some of what was freed meanwhile.
