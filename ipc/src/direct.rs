@@ -7,6 +7,7 @@
 //! ```text
 //! head: abort, held, strategies published, captured | strategies | rank 0: launched, announced, graphs | rank 1 ...
 //!     | rank 0: sends and receives | rank 1 ... | words of large operations (`large.rs`) | rank 0: tags | rank 1 ...
+//!     | rank 0: when it called long collectives | rank 1 ...
 //! ```
 //!
 //! *Abort* is read by kernels that wait. A strategy holds from a number on, under an epoch; how ranks come to agree on that number is told in
@@ -16,6 +17,7 @@
 //! The page is shared by processes of one tenant; what they write there harms their own communicator. The service reads
 //! numbers from it, never an address or a length.
 
+mod calls;
 mod cut;
 mod p2p;
 mod tags;
@@ -24,6 +26,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
+pub use self::calls::LONG_BYTES;
 pub use self::cut::{Cut, CutError, DirectTerms, Publisher, STRATEGY_WORDS};
 use self::cut::{Head, Terms};
 pub use self::p2p::{P2pFault, P2pLaunched};
@@ -131,7 +134,7 @@ impl DirectShare {
 
 const TERMS_BYTES: u64 = size_of::<Terms>() as u64;
 /// Size of a page: whole pages of the system's, since GPUs map it.
-pub const DIRECT_PAGE_BYTES: u64 = (DirectPage::TAGS_OFFSET + tags::TAGS_BYTES).next_multiple_of(4096);
+pub const DIRECT_PAGE_BYTES: u64 = (DirectPage::CALLS_OFFSET + calls::CALLS_BYTES).next_multiple_of(4096);
 
 /// A mapped page.
 #[derive(Debug)]
@@ -174,6 +177,9 @@ impl DirectPage {
 
     /// Where tags begin.
     const TAGS_OFFSET: u64 = (Self::LARGE_OFFSET + LARGE_WORDS_BYTES).next_multiple_of(128);
+
+    /// Where times of calls begin.
+    const CALLS_OFFSET: u64 = (Self::TAGS_OFFSET + tags::TAGS_BYTES).next_multiple_of(128);
 
     /// Where kernels find the word that stops them.
     pub const ABORT_OFFSET: u64 = (std::mem::offset_of!(Terms, head) + std::mem::offset_of!(Head, abort)) as u64;

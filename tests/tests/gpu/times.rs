@@ -1,6 +1,7 @@
 //! How long collectives take that ranks, or copy engines, carry out on GPUs: for the operator's tables, and in a trace.
 
 use std::collections::BTreeMap;
+use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
 use mccs_control::window::trace;
@@ -21,6 +22,9 @@ pub const ROLES: &[(&str, Role)] = &[("comes_late", comes_late), ("computes_betw
 const LATE: Duration = Duration::from_millis(5);
 /// Calls over which how late ranks are shows, whatever else takes processors from them.
 const CALLS: u64 = 40;
+
+/// Calls of who runs ahead, for each that it waits for.
+const AHEAD: u32 = 8;
 
 /// Their tag.
 const TAG: u64 = 0x7fff_0123_4567_89ab;
@@ -55,7 +59,12 @@ fn comes_late(place: &Place) -> anyhow::Result<()> {
     })
 }
 
-/// Calls one long collective after the other, with longer pauses between them, until the test gives a sign; then checks that the result is right.
+/// Sleeps for so many nanoseconds, as a stream's work.
+unsafe extern "C" fn computes(nanoseconds: *mut c_void) {
+    std::thread::sleep(Duration::from_nanos(nanoseconds.addr() as u64));
+}
+
+/// Calls long collectives ahead of the GPU, with longer pauses of its stream between them, until the test gives a sign; then checks that the result is right.
 fn computes_between(place: &Place) -> anyhow::Result<()> {
     let rounds = Rounds::until(place, "ends");
     place.each_rank(|rank: Rank| {
@@ -63,12 +72,18 @@ fn computes_between(place: &Place) -> anyhow::Result<()> {
         let call = Call { count: (16 << 20) / u64::from(place.nranks) + 64, ..call };
         let (at, stream) = (Buffers::of(&rank.context, &call)?, OwnedStream::new(&rank.context)?);
         at.fill(&call, rank.comm.rank())?;
+        let mut pause = Duration::ZERO;
         while rounds.go_on(&rank) {
             let begin = Instant::now();
-            enqueue(&rank.comm, &call, &at, stream.raw())?;
+            for _ in 0..AHEAD {
+                let nanoseconds = std::ptr::without_provenance_mut(pause.as_nanos() as usize);
+                // SAFETY: the stream lives, and the function reads no memory.
+                unsafe { stream.raw().call(computes, nanoseconds)? };
+                enqueue(&rank.comm, &call, &at, stream.raw())?;
+            }
             // SAFETY: it lives.
             unsafe { stream.raw().synchronize()? };
-            std::thread::sleep(2 * begin.elapsed());
+            pause = 2 * (begin.elapsed() / AHEAD).saturating_sub(pause);
         }
         at.check(&call, rank.comm.rank())
     })

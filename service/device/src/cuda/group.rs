@@ -161,13 +161,13 @@ impl Ended {
         self.communicator.load(Ordering::Relaxed)
     }
 
-    /// What ranks, by number, have counted at `now`.
-    pub fn note_times(&self, ranks: &[AreaCounts], now: Instant) {
+    /// What ranks, by number, have counted at `now`, and when a rank called its long collective of a number, as far as it told.
+    pub fn note_times(&self, ranks: &[AreaCounts], called_ns: impl Fn(u32, u64) -> Option<u64>, now: Instant) {
         let mut taken = self.taken();
         let within = now.saturating_duration_since(taken.read_at);
         let reading = taken.times.read(ranks, within);
         taken.read_at = now;
-        taken.pauses.read(ranks);
+        taken.pauses.read(ranks, called_ns);
         taken.new.add(reading);
     }
 
@@ -259,8 +259,8 @@ impl DirectGroup {
     /// Chooses what carries long collectives out, where the operator leaves it open, by what was last known of how they come. Returns the number of a
     /// new strategy, if one was published.
     pub fn adapt(&self, now: Instant) -> Option<u64> {
-        let most_came_apart = self.ended.taken().pauses.verdict();
-        self.strategies.adapt(most_came_apart, now).map(|cut| cut.epoch)
+        let pattern = self.ended.taken().pauses.verdict();
+        self.strategies.adapt(pattern, now).map(|cut| cut.epoch)
     }
 
     /// Hands over what nobody has looked at yet of how long collectives took, of ranks' kernels and of copy engines. One caller at a time.

@@ -46,7 +46,7 @@ pub use crate::cuda::memory::imports::{GpuOperand, GpuRegion, Importer, RegionRe
 pub use crate::cuda::memory::segments::{Segment, SegmentRefused};
 use crate::cuda::peer_access::PeerAccess;
 use crate::cuda::setup::{Order, Orders, Setup};
-pub use crate::cuda::strategy::overlap::PauseMeter;
+pub use crate::cuda::strategy::overlap::{Pattern, PauseMeter};
 pub use crate::cuda::strategy::{Abilities, KernelBlocks, Strategies, StrategyRefused};
 use crate::{
     Buffers, Collective, Device, DeviceEvent, DeviceEvents, LaunchError, Launched, NewGroup, PointToPoint, Prepare,

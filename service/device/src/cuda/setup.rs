@@ -428,7 +428,7 @@ impl Setup {
         });
         let counted = counted.collect();
         let ranks: Vec<_> = ranks.into_iter().map(|(_, counts)| counts).collect();
-        ended.note_times(&ranks, Instant::now());
+        ended.note_times(&ranks, |rank, number| areas.page.called_ns(rank, number), Instant::now());
         counted
     }
 

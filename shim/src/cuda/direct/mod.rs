@@ -16,11 +16,11 @@ mod staging;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytemuck::Zeroable;
 use mccs_cuda::{Capture, Context, DeviceAddress, RawStream};
-use mccs_ipc::direct::{AreaPart, DirectPage, DirectShare, DirectTerms, Execution};
+use mccs_ipc::direct::{AreaPart, DirectPage, DirectShare, DirectTerms, Execution, LONG_BYTES};
 use mccs_ipc::large::LargeLayout;
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{CollectiveKind, Handle};
@@ -53,6 +53,8 @@ pub(super) struct DirectCommunicator {
     execution: Execution,
     /// Whether kernels tell when they run.
     is_timed: bool,
+    /// From when calls are timed.
+    joined: Instant,
     order: Mutex<Order>,
     looks_for_freed: RateLimit,
     /// Behind the order, whose graphs are of the member's kernels.
@@ -117,7 +119,8 @@ impl DirectCommunicator {
         let p2p = Arc::new(P2p::new(Arc::clone(&member))?);
         let &DirectShare { large, execution, is_timed, .. } = share;
         let (order, looks_for_freed) = (Mutex::new(order), RateLimit::new(LOOK_FOR_FREED_EVERY));
-        Ok(DirectCommunicator { member, large, execution, is_timed, order, looks_for_freed, p2p })
+        let joined = Instant::now();
+        Ok(DirectCommunicator { member, large, execution, is_timed, joined, order, looks_for_freed, p2p })
     }
 
     pub(super) fn rank(&self) -> u32 {
@@ -255,6 +258,10 @@ impl DirectCommunicator {
         member.need(part)?;
         if self.is_timed {
             launch.args.call = Stamp::call(checked.kind, payload_bytes);
+            if payload_bytes >= LONG_BYTES && capture.is_none() {
+                let now_ns = self.joined.elapsed().as_nanos() as u64;
+                member.page.called(member.rank, order.launched + 1, now_ns);
+            }
         }
         // SAFETY: the caller's contract is passed on.
         unsafe { self.launch(&mut order, launch, call, (stream, capture)) }

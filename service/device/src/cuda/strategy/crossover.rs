@@ -1,11 +1,11 @@
 //! From which size on collectives go by copy engines: part of the strategy of a communicator of GPUs.
 
 use mccs_config::service::Crossover;
+use mccs_ipc::direct::LONG_BYTES;
 use mccs_ipc::large::has_large;
 use mccs_ipc::types::{CollectiveKind, RedOp};
 use mccs_kernels::cuda::DirectStrategy;
 
-use crate::cuda::strategy::overlap::LONG_BYTES;
 use mccs_model::GpuStrategy;
 
 /// Payload, as nccl-tests counts it, from which copy engines were faster than the ranks' kernels on 2 and 4 H200 (`eval/results/cuda-crossovers-2.md`
@@ -18,6 +18,8 @@ fn measured(kind: CollectiveKind, nranks: u32, is_for_training: bool) -> u64 {
     use CollectiveKind as Kind;
     const MIB: u64 = 1 << 20;
     match kind {
+        // Of more than two ranks it takes engines 2.3 times as long as kernels, of 32 MiB 1.8 times: more than multiprocessors are worth.
+        Kind::ReduceScatter if is_for_training && nranks > 2 => 2 * LONG_BYTES,
         Kind::AllReduce | Kind::AllGather | Kind::ReduceScatter if is_for_training => LONG_BYTES,
         Kind::AllReduce if nranks > 2 => 256 * MIB,
         // The kernels are as fast, or faster.
@@ -33,6 +35,7 @@ fn measured(kind: CollectiveKind, nranks: u32, is_for_training: bool) -> u64 {
 pub(crate) fn strategy(nranks: u32, chosen: &GpuStrategy, is_for_training: bool) -> DirectStrategy {
     let measured_best = if chosen.ll128 { DirectStrategy::with_ll128(nranks) } else { DirectStrategy::initial(nranks) };
     let mut strategy = measured_best.with_max_blocks(chosen.max_ctas.unwrap_or(u32::MAX));
+    by_bench(&mut strategy);
     for kind in CollectiveKind::ALL.iter().filter(|kind| has_large(**kind, RedOp::Sum)) {
         strategy.large_from[*kind as usize] = match chosen.large_from.of(kind.name()) {
             Crossover::Measured => measured(*kind, nranks, is_for_training),
@@ -42,6 +45,30 @@ pub(crate) fn strategy(nranks: u32, chosen: &GpuStrategy, is_for_training: bool)
         };
     }
     strategy
+}
+
+/// For one measurement: `MCCS_BENCH_RULES=reduce:67108864:6:128,reduce:max:4:96`, in the service's environment: kind, most bytes, algorithm, blocks.
+fn by_bench(strategy: &mut DirectStrategy) {
+    let Ok(text) = std::env::var("MCCS_BENCH_RULES") else { return };
+    for kind in CollectiveKind::ALL {
+        let rules = text.split(',').filter_map(|rule| {
+            let fields: Vec<_> = rule.split(':').collect();
+            let [name, up_to, algorithm, blocks] = fields[..] else { return None };
+            let up_to_bytes = if up_to == "max" { u64::MAX } else { up_to.parse().ok()? };
+            let rule = mccs_kernels::cuda::Rule {
+                up_to_bytes,
+                algorithm: algorithm.parse().ok()?,
+                blocks: blocks.parse().ok()?,
+            };
+            (name == kind.name()).then_some(rule)
+        });
+        let rules: Vec<_> = rules.collect();
+        if !rules.is_empty() {
+            let all = &mut strategy.rules[*kind as usize];
+            all.fill(bytemuck::Zeroable::zeroed());
+            all.iter_mut().zip(rules).for_each(|(to, rule)| *to = rule);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -98,11 +125,10 @@ mod tests {
         };
         let goes_direct =
             |large_from, kind, bytes| strategy(4, &chosen(large_from), true).choose(kind, bytes).is_some();
-        for kind in [Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter] {
-            assert!(
-                goes_direct("measured", kind, LONG_BYTES - 1) && !goes_direct("measured", kind, LONG_BYTES),
-                "{kind}"
-            );
+        for (kind, from) in
+            [(Kind::AllReduce, LONG_BYTES), (Kind::AllGather, LONG_BYTES), (Kind::ReduceScatter, 32 * MIB)]
+        {
+            assert!(goes_direct("measured", kind, from - 1) && !goes_direct("measured", kind, from), "{kind}");
             assert!(goes_direct("0", kind, 1 << 40) && !goes_direct("1MiB", kind, MIB), "{kind}");
         }
         // Computation waits for it.

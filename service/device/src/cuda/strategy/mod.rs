@@ -18,7 +18,7 @@ use mccs_kernels::cuda::{AreaLayout, DirectCall, DirectStrategy, Launch};
 use mccs_model::GpuStrategy;
 
 use crate::cuda::strategy::crossover::strategy;
-use crate::cuda::strategy::overlap::Choice;
+use crate::cuda::strategy::overlap::{Choice, Pattern};
 
 /// Collectives whose crossover is another in training.
 const LONG_KINDS: [CollectiveKind; 3] =
@@ -155,14 +155,13 @@ impl Strategies {
         self.is_adaptive() && !self.state().choice.is_for_training()
     }
 
-    /// Chooses what carries long collectives out, by whether most came apart, if that has come to be known. Returns where a new strategy begins, if
-    /// one was published.
-    pub fn adapt(&self, most_came_apart: Option<bool>, now: Instant) -> Option<Cut> {
+    /// Chooses what carries long collectives out, by how they come, if that has come to be known. Returns where a new strategy begins, if one was published.
+    pub fn adapt(&self, pattern: Option<Pattern>, now: Instant) -> Option<Cut> {
         if !self.is_adaptive() {
             return None;
         }
         let mut state = self.state();
-        let next = state.choice.next(most_came_apart, now);
+        let next = state.choice.next(pattern, now);
         if next.is_for_training() == state.choice.is_for_training() {
             state.choice = next;
             return None;
@@ -308,20 +307,22 @@ mod tests {
         const MIB: u64 = 1 << 20;
         let now = Instant::now();
         let strategies = strategies(ABLE);
-        assert!(strategies.learns() && strategies.adapt(Some(false), now).is_none());
+        for pattern in [Pattern::BackToBack, Pattern::HostBound] {
+            assert!(strategies.learns() && strategies.adapt(Some(pattern), now).is_none());
+        }
         assert!(way(&strategies, 1, 25 * MIB).is_some());
         assert!(strategies.page().announce(0, 6));
-        assert_eq!(strategies.adapt(Some(true), now), Some(Cut { epoch: 1, from: 7 }));
+        assert_eq!(strategies.adapt(Some(Pattern::Overlapped), now), Some(Cut { epoch: 1, from: 7 }));
         assert_eq!([6, 7].map(|n| way(&strategies, n, 25 * MIB).is_some()), [true, false]);
         assert!(way(&strategies, 7, 15 * MIB).is_some());
         assert!(strategies.is_for_training() && !strategies.learns());
-        assert_eq!(strategies.adapt(Some(true), now), None, "it is so already");
+        assert_eq!(strategies.adapt(Some(Pattern::Overlapped), now), None, "it is so already");
         // What else the operator changes leaves it so; what is pinned holds.
         strategies.change(&change("max_ctas = 24")).expect("changed");
         assert!(way(&strategies, 7, 25 * MIB).is_none());
         strategies.change(&change("large_from = '0'")).expect("changed");
         assert!(way(&strategies, 7, 25 * MIB).is_some() && !strategies.is_adaptive());
-        assert_eq!(strategies.adapt(Some(true), now), None);
+        assert_eq!(strategies.adapt(Some(Pattern::Overlapped), now), None);
     }
 
     #[test]
@@ -333,7 +334,8 @@ mod tests {
             Abilities { opens_buffers: false, ..ABLE },
         ] {
             let strategies = strategies(abilities);
-            assert!(!strategies.is_adaptive() && strategies.adapt(Some(true), Instant::now()).is_none());
+            let adapted = strategies.adapt(Some(Pattern::Overlapped), Instant::now());
+            assert!(!strategies.is_adaptive() && adapted.is_none());
         }
     }
 

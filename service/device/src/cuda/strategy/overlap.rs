@@ -1,76 +1,149 @@
-//! Whether a communicator's long collectives come back to back, or with other work of the tenant's between them, as in training: from stamps.
+//! How a communicator's long collectives come: back to back; with other work of the tenant's between them, as in training; or so that the GPU waits for
+//! the host that calls them. From stamps, and from when ranks called.
 //!
 //! ```text
-//!              most came apart                     every PROBE_AFTER
+//!              overlapped                          every PROBE_AFTER
 //!   Kernels -------------------> CopyEngines ----------------------------> Probing (kernels)
-//!      ^                              ^      most came apart                 |
+//!      ^                              ^      overlapped                      |
 //!      |                              +--------------------------------------+
-//!      +------------------------ most came back to back ---------------------+
+//!      +------------------- back to back, or bound by the host --------------+
 //! ```
 //!
 //! Copy engines leave no stamps, so that now and then kernels carry collectives out for a moment, and tell.
 
 use std::time::{Duration, Instant};
 
+use mccs_ipc::direct::{DIRECT_RANKS_MAX, LONG_BYTES};
 use mccs_kernels::cuda::AreaCounts;
 
-/// Shorter collectives tell nothing: they go by kernels in any case.
-pub(crate) const LONG_BYTES: u64 = 16 << 20;
 /// So many make a verdict: less than a step of training has.
 const SAMPLE: u32 = 16;
 /// A collective came apart from the one before where the pause between them was longer than this part of the time that it took, and than a program
 /// takes that waits for each: some 20 us.
 const PAUSE_PART: u64 = 2;
 const PAUSE_MIN: Duration = Duration::from_micros(50);
+/// A GPU that comes to a collective so soon after its call had nothing else to do: a kernel or two, and the launch. Programs that run ahead of it do so by
+/// milliseconds.
+const AT_ONCE: Duration = Duration::from_micros(300);
+/// Clocks of GPUs and hosts come apart by less than this part of the time.
+const DRIFT_PART: u64 = 10_000;
 /// Kernels are tried again after so long.
 const PROBE_AFTER: Duration = Duration::from_secs(60);
 
-/// Reads pauses off stamps.
+/// How most long collectives come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pattern {
+    /// One after the other, as in benchmarks: what is fastest alone is fastest.
+    BackToBack,
+    /// With other work between them, called ahead of the GPU: a kernel takes multiprocessors from what computes beside it.
+    Overlapped,
+    /// With other work between them, and the GPU comes to each as soon as it is called: it has multiprocessors to spare, and what a call takes its caller
+    /// makes the step longer.
+    HostBound,
+}
+
+/// By how much a rank's GPU comes later to collectives than they are called, at least, and at which call that was. The two clocks are apart by anything.
+#[derive(Debug, Clone, Copy, Default)]
+struct Least(Option<(i64, u64)>);
+
+impl Least {
+    fn lead_ns((called_ns, began_ns): (u64, u64)) -> i64 {
+        began_ns.wrapping_sub(called_ns).cast_signed()
+    }
+
+    /// What it may be by another call, since clocks drift.
+    fn at(&self, called_ns: u64) -> i64 {
+        let drifted = |at_ns: u64| i64::try_from(called_ns.abs_diff(at_ns) / DRIFT_PART).unwrap_or(i64::MAX);
+        self.0.map_or(i64::MAX, |(least_ns, at_ns)| least_ns.saturating_add(drifted(at_ns)))
+    }
+
+    fn learn(&mut self, times: (u64, u64)) {
+        let lead_ns = Self::lead_ns(times);
+        if lead_ns <= self.at(times.0) {
+            self.0 = Some((lead_ns, times.0));
+        }
+    }
+
+    /// Whether the GPU came to a collective as soon as it was called.
+    fn is_at_once(&self, times: (u64, u64)) -> bool {
+        Self::lead_ns(times).saturating_sub(self.at(times.0)) < AT_ONCE.as_nanos() as i64
+    }
+}
+
+/// Reads off stamps how collectives come.
 #[derive(Debug, Default)]
 pub struct PauseMeter {
     seen: u64,
     long: u32,
     apart: u32,
+    at_once: u32,
+    /// By rank.
+    least: [Least; DIRECT_RANKS_MAX as usize],
+}
+
+/// Of a long collective on a rank.
+struct Ran {
+    pause_ns: u64,
+    took_ns: u64,
+    /// When it was called, by the rank's clock, and when it began, by its GPU's.
+    times: Option<(u64, u64)>,
 }
 
 impl PauseMeter {
-    /// What ranks, by number, have counted. A rank that came early to a collective has waited in it: the longest pause of all ranks is the
-    /// job's.
-    pub fn read(&mut self, ranks: &[AreaCounts]) {
+    /// What ranks, by number, have counted, and when they called which collective. A rank that came early to a collective has waited in it: the longest pause
+    /// of all ranks is the job's, and the rank that came last says what it waited for.
+    pub fn read(&mut self, ranks: &[AreaCounts], called_ns: impl Fn(u32, u64) -> Option<u64>) {
         let ended = ranks.iter().map(AreaCounts::operations).min().unwrap_or(0);
-        for number in *AreaCounts::last(ended).start().max(&(self.seen + 1))..=ended {
-            let Some(number) = u32::try_from(number).ok().filter(|number| *number > 1) else { continue };
-            let of_rank = |rank: &AreaCounts| {
-                let (before, this) = (rank.stamp(number - 1)?, rank.stamp(number)?);
-                let pause_ns = this.began_ns.saturating_sub(before.ended_ns);
-                Some((this.payload_bytes, pause_ns, this.ended_ns - this.began_ns))
-            };
-            let Some(of_ranks) = ranks.iter().map(of_rank).collect::<Option<Vec<_>>>() else { continue };
-            let pause_ns = of_ranks.iter().map(|rank| rank.1).max().unwrap_or(0);
-            let took_ns = of_ranks.iter().map(|rank| rank.2).min().unwrap_or(0);
-            if of_ranks.iter().all(|rank| rank.0 >= LONG_BYTES) {
-                self.long += 1;
-                self.apart += u32::from(pause_ns > (took_ns / PAUSE_PART).max(PAUSE_MIN.as_nanos() as u64));
-            }
-        }
+        let new = *AreaCounts::last(ended).start().max(&(self.seen + 1))..=ended;
+        let long: Vec<_> = new.filter_map(|number| long(ranks, number, &called_ns)).collect();
         self.seen = self.seen.max(ended);
+        for ran in &long {
+            let of_ranks = self.least.iter_mut().zip(ran);
+            of_ranks.for_each(|(least, ran)| ran.times.into_iter().for_each(|times| least.learn(times)));
+        }
+        for ran in &long {
+            let pause_ns = ran.iter().map(|rank| rank.pause_ns).max().unwrap_or(0);
+            let Some((rank, last)) = ran.iter().enumerate().min_by_key(|(_, rank)| rank.took_ns) else { continue };
+            let is_apart = pause_ns > (last.took_ns / PAUSE_PART).max(PAUSE_MIN.as_nanos() as u64);
+            let is_at_once = || last.times.is_some_and(|times| self.least[rank].is_at_once(times));
+            self.long += 1;
+            self.apart += u32::from(is_apart);
+            self.at_once += u32::from(is_apart && is_at_once());
+        }
     }
 
-    /// Whether most came apart, once enough have come; then it begins anew.
-    pub fn verdict(&mut self) -> Option<bool> {
-        let is_enough = self.long >= SAMPLE;
-        is_enough.then(|| {
-            let most = 2 * self.apart > self.long;
-            (self.long, self.apart) = (0, 0);
-            most
-        })
+    /// How most came, once enough have come; then it begins anew.
+    pub fn verdict(&mut self) -> Option<Pattern> {
+        if self.long < SAMPLE {
+            return None;
+        }
+        let pattern = match (2 * self.apart > self.long, 2 * self.at_once > self.apart) {
+            (false, _) => Pattern::BackToBack,
+            (true, false) => Pattern::Overlapped,
+            (true, true) => Pattern::HostBound,
+        };
+        (self.long, self.apart, self.at_once) = (0, 0, 0);
+        Some(pattern)
     }
+}
+
+/// A collective of all ranks, if it is long, and all have its stamps still.
+fn long(ranks: &[AreaCounts], number: u64, called_ns: impl Fn(u32, u64) -> Option<u64>) -> Option<Vec<Ran>> {
+    let at = u32::try_from(number).ok().filter(|number| *number > 1)?;
+    let of_rank = |(rank, counts): (u32, &AreaCounts)| {
+        let (before, this) = (counts.stamp(at - 1)?, counts.stamp(at)?);
+        let pause_ns = this.began_ns.saturating_sub(before.ended_ns);
+        let times = called_ns(rank, number).map(|called_ns| (called_ns, this.began_ns));
+        let ran = Ran { pause_ns, took_ns: this.ended_ns - this.began_ns, times };
+        (this.payload_bytes >= LONG_BYTES).then_some(ran)
+    };
+    (0..DIRECT_RANKS_MAX).zip(ranks).map(of_rank).collect()
 }
 
 /// What carries long collectives out, where the operator leaves it open.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// Ranks' kernels, which are faster alone.
+    /// Ranks' kernels, which are faster alone, and take their callers less.
     #[default]
     Kernels,
     /// Copy engines, which leave multiprocessors to the tenant; since then.
@@ -81,10 +154,10 @@ pub(crate) enum Choice {
 
 impl Choice {
     /// What follows on a verdict, if there is one.
-    pub(crate) fn next(self, verdict: Option<bool>, now: Instant) -> Choice {
+    pub(crate) fn next(self, verdict: Option<Pattern>, now: Instant) -> Choice {
         match (self, verdict) {
-            (Choice::Kernels | Choice::Probing, Some(true)) => Choice::CopyEngines(now),
-            (Choice::Probing, Some(false)) => Choice::Kernels,
+            (Choice::Kernels | Choice::Probing, Some(Pattern::Overlapped)) => Choice::CopyEngines(now),
+            (Choice::Probing, Some(_)) => Choice::Kernels,
             (Choice::CopyEngines(since), _) if now.saturating_duration_since(since) >= PROBE_AFTER => Choice::Probing,
             _ => self,
         }
@@ -97,77 +170,5 @@ impl Choice {
 }
 
 #[cfg(test)]
-mod tests {
-    use mccs_ipc::types::CollectiveKind;
-    use mccs_kernels::cuda::Stamp;
-
-    use super::*;
-
-    const US: u64 = 1_000;
-
-    /// Two ranks, of which the second comes `late_ns` later to each collective, by clocks of their own.
-    fn ranks(count: u32, bytes: u64, (took_ns, pause_ns): (u64, u64), late_ns: u64) -> [AreaCounts; 2] {
-        [(5_000, 0), (900_000_000, late_ns)].map(|(clock, late_ns)| {
-            let mut counts = AreaCounts::default();
-            counts.set_operations(count);
-            for number in 1..=count {
-                let (kind, payload_bytes) = (CollectiveKind::AllReduce, bytes);
-                let ended_ns = clock + u64::from(number) * (took_ns + pause_ns);
-                let began_ns = ended_ns - took_ns.saturating_sub(late_ns);
-                counts.set_stamp(Stamp { number, kind, payload_bytes, began_ns, ended_ns });
-            }
-            counts
-        })
-    }
-
-    fn verdict(ranks: &[AreaCounts]) -> Option<bool> {
-        let mut meter = PauseMeter::default();
-        meter.read(ranks);
-        meter.verdict()
-    }
-
-    #[test]
-    fn training_has_pauses_and_benchmarks_have_none() {
-        let buckets = |pause_ns| ranks(100, 25 << 20, (130 * US, pause_ns), 10 * US);
-        assert_eq!(verdict(&buckets(600 * US)), Some(true));
-        assert_eq!(verdict(&buckets(3 * US)), Some(false));
-        // Called alone, each with its synchronize.
-        assert_eq!(verdict(&buckets(20 * US)), Some(false));
-        assert_eq!(verdict(&ranks(100, 16 << 20, (51 * US, 30 * US), 0)), Some(false));
-        // Short ones, and few, tell nothing.
-        assert_eq!(verdict(&ranks(100, 1 << 20, (10 * US, 600 * US), 0)), None);
-        assert_eq!(verdict(&ranks(SAMPLE, 25 << 20, (130 * US, 600 * US), 0)), None, "the first has none before it");
-        assert_eq!(verdict(&[]), None);
-    }
-
-    #[test]
-    fn each_collective_counts_once() {
-        let mut meter = PauseMeter::default();
-        for _ in 0..2 {
-            meter.read(&ranks(1 + SAMPLE, 25 << 20, (130 * US, 600 * US), 0));
-        }
-        assert_eq!([meter.verdict(), meter.verdict()], [Some(true), None]);
-        meter.read(&ranks(1 + SAMPLE, 25 << 20, (130 * US, 600 * US), 0));
-        assert_eq!(meter.verdict(), None);
-    }
-
-    #[test]
-    fn copy_engines_are_chosen_for_who_computes_and_kernels_are_tried_now_and_then() {
-        let begin = Instant::now();
-        let after = |seconds| begin + Duration::from_secs(seconds);
-        let mut choice = Choice::default();
-        let mut step = |verdict, seconds| {
-            choice = choice.next(verdict, after(seconds));
-            choice
-        };
-        assert_eq!(step(None, 1), Choice::Kernels);
-        assert_eq!(step(Some(false), 2), Choice::Kernels);
-        assert_eq!(step(Some(true), 3), Choice::CopyEngines(after(3)));
-        assert_eq!(step(None, 62), Choice::CopyEngines(after(3)));
-        assert_eq!(step(None, 63), Choice::Probing);
-        assert_eq!(step(None, 64), Choice::Probing);
-        assert_eq!(step(Some(true), 65), Choice::CopyEngines(after(65)));
-        assert_eq!(step(None, 125), Choice::Probing);
-        assert_eq!(step(Some(false), 126), Choice::Kernels);
-    }
-}
+#[path = "overlap_tests.rs"]
+mod tests;

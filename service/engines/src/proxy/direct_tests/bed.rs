@@ -39,7 +39,8 @@ struct ToldAreas(Told, Stamped, AtLast);
 impl Areas for ToldAreas {
     fn read(&self, ended: &Arc<Ended>) {
         // So that there was time for it.
-        ended.note_times(&self.1.lock().expect("no test panics with it"), Instant::now() + Duration::from_secs(1));
+        let then = Instant::now() + Duration::from_secs(1);
+        ended.note_times(&self.1.lock().expect("no test panics with it"), |_, _| None, then);
         if let Some(told) = self.0.lock().expect("no test panics with it").clone() {
             ended.tell(told);
         }
