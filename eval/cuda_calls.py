@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What calls cost beside NCCL's: a collective without elements, and 8 bytes; on mccs also with a profiler plugin that counts events.
 
-usage: cuda_calls.py NAME --nccl FILE [--nranks N] [--rounds N] [--processes N]
+usage: cuda_calls.py NAME --nccl FILE [--nranks N] [--rounds N] [--processes N] [--limit SECONDS]
 
 Sides alternate, with new processes each time. Within them the plugin alternates between hearing of everything and of nothing.
 Needs N GPUs, and writes NAME.json (data and provenance) and NAME.md. Binaries: target/release, or the folder MCCS_BIN, with
@@ -14,6 +14,7 @@ import pathlib
 import statistics
 import sys
 import tempfile
+import time
 
 import bench
 from cuda import machine_of, version_of
@@ -27,8 +28,8 @@ def lines_of(options, library, environment, plugin):
     """A run's lines: with the plugin, or without any."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [BINARIES / "mccs-cuda-calls", "--library", library, "--nranks", options.nranks, "--rounds", options.rounds,
-                   "--json", file.name, *(["--plugin", PLUGIN] if plugin else [])]
-        bench.run([*map(str, command)], {**environment, "NCCL_PROFILER_PLUGIN": str(PLUGIN) if plugin else "none"}, timeout=300)
+                   "--seconds", options.timeout, "--json", file.name, *(["--plugin", PLUGIN] if plugin else [])]
+        bench.run([*map(str, command)], {**environment, "NCCL_PROFILER_PLUGIN": str(PLUGIN) if plugin else "none"}, timeout=options.timeout + 10)
         return json.load(open(file.name))["lines"]
 
 
@@ -37,9 +38,13 @@ def measure(options, socket):
     a median of pairs of one round, on mccs alone, since NCCL looks at a plugin's mask at other times."""
     sides = {MCCS: (BINARIES / "libnccl.so.2", {"MCCS_SOCKET": socket}), NCCL: (options.nccl, {"NCCL_NVLS_ENABLE": "0"})}
     times, added = {}, {MCCS: {}}
+    begin = time.monotonic()
     for number in range(options.processes):
         for side in bench.in_turn(sides, number):
             for plugin in (False, True) if side == MCCS else (False,):
+                if (side, 8, "listening" if plugin else "absent", "call_us") in times and time.monotonic() - begin > options.limit:
+                    print(f"{side}: not run, {options.limit} s are over", flush=True)
+                    continue
                 lines = lines_of(options, *sides[side], plugin)
                 for line in lines:
                     for whose in ("call_us", "stream_us"):
@@ -60,9 +65,9 @@ def text_of(about, times, added):
     rows = [[side, bytes, plugin, cell(side, bytes, plugin, "call_us"), cell(side, bytes, plugin, "stream_us") if bytes else "-"]
             for side in (MCCS, NCCL) for bytes in (0, 8) for plugin in ("absent", "silent", "listening")
             if (side, bytes, plugin, "call_us") in times]
-    more = [[side, *(f"{statistics.median(added[side][whose]):+.1f}" for whose in ("call_us", "stream_us"))] for side in added]
+    more = [[side, *(f"{statistics.median(added[side][whose]):+.2f}" for whose in ("call_us", "stream_us"))] for side in added]
     return (f"Calls on {about['machine']}, beside NCCL {about['nccl']}; commit {about['commit']}. All-reduce of floats, {about['nranks']} processes,\n"
-            f"400 calls back to back. Times in us: median (quartiles) of {about['rounds'] * about['processes']} rounds.\n\n"
+            f"400 calls back to back. Times in us: median (quartiles) of up to {about['rounds'] * about['processes']} rounds.\n\n"
             + bench.table(["side", "bytes", "plugin", "a call takes the caller", "and the stream"], rows)
             + "\n\nWhat a plugin that counts all events adds to 8 bytes, in percent of the round before or after:\n\n"
             + bench.table(["side", "caller", "stream"], more) + "\n")
@@ -74,7 +79,9 @@ def main():
     parser.add_argument("--nccl", required=True, help="NCCL's library")
     parser.add_argument("--nranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=51, help="rounds of a process")
-    parser.add_argument("--processes", type=int, default=4, help="times that each side starts processes")
+    parser.add_argument("--processes", type=int, default=3, help="times that each side starts processes")
+    parser.add_argument("--limit", type=int, default=40, help="seconds after which no side is run again")
+    parser.add_argument("--timeout", type=int, default=30, help="seconds of one side's processes")
     parser.add_argument("--out", default=str(bench.RESULTS))
     parser.add_argument("--commit", help="the commit that was built, where git does not know")
     options = parser.parse_args()

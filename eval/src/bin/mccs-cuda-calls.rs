@@ -1,17 +1,15 @@
 //! What calls of an NCCL library cost: without elements, and of 8 bytes with a profiler plugin that hears of them or does not.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use clap::Parser;
 use libloading::{Library, Symbol};
-use mccs::{CollectiveKind, DataType, RedOp};
 use mccs_cuda::{Context, DeviceMemory, Event, OwnedStream};
-use mccs_eval::cuda::nccl::{Nccl, NcclId};
-use mccs_eval::cuda::processes::run_ranks;
+use mccs_eval::cuda::nccl::{AllReduces, Nccl, NcclId};
+use mccs_eval::cuda::processes::run_ranks_within;
 use mccs_eval::stats::median;
-use mccs_eval::workload::Call;
 use serde::Serialize;
 
 /// Measures calls of an NCCL library, with a process a rank. Rank 0's times count.
@@ -33,6 +31,9 @@ struct Arguments {
     /// Calls of a measurement.
     #[arg(long, default_value_t = 400)]
     calls: u32,
+    /// Seconds after which it gives up: ranks wait for each other.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
     /// Write results here.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -72,13 +73,14 @@ fn main() -> anyhow::Result<()> {
     match arguments.rank {
         Some(rank) => run_rank(&arguments, rank).with_context(|| format!("rank {rank}")),
         None => {
-            ensure!(arguments.nranks > 0 && arguments.calls > 0, "--nranks and --calls must be at least 1");
+            let counts = [arguments.nranks as usize, arguments.calls as usize, arguments.rounds];
+            ensure!(!counts.contains(&0), "--nranks, --calls and --rounds must be at least 1");
             mccs_cuda::driver()?;
             // The library's first calls are made in a context.
             let context = context_of(0)?;
             let _entered = context.enter()?;
             let id: String = Nccl::unique_id(&arguments.library)?.0.iter().map(|byte| format!("{byte:02x}")).collect();
-            run_ranks(arguments.nranks, |rank| {
+            run_ranks_within(arguments.nranks, Some(Duration::from_secs(arguments.seconds)), |rank| {
                 ["--rank", &rank.to_string(), "--id", &id].into_iter().map(Into::into).collect()
             })
         }
@@ -104,6 +106,7 @@ fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
     let context = context_of(rank)?;
     let _entered = context.enter()?;
     let bench = Bench::join(arguments, &context, rank)?;
+    let calls = bench.nccl.all_reduces()?;
     let listen = arguments.plugin.as_deref().map(Listen::of).transpose()?;
     let plugins: &[Plugin] = if listen.is_some() { &[Plugin::Silent, Plugin::Listening] } else { &[Plugin::Absent] };
     let sides = [0, 8].into_iter().flat_map(|bytes| plugins.iter().map(move |&plugin| (bytes, plugin)));
@@ -115,7 +118,7 @@ fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
         for index in (first..lines.len()).chain(0..first) {
             let line = &mut lines[index];
             let before = listen.as_ref().map_or(0, |listen| listen.set(line.plugin == Plugin::Listening));
-            let (call_us, stream_us) = bench.measure(line.bytes, arguments.calls)?;
+            let (call_us, stream_us) = bench.measure(&calls, line.bytes, arguments.calls)?;
             let heard = listen.as_ref().map_or(0, |listen| listen.set(false)) - before;
             // Events of kernels may come later, so a silent plugin may hear of some.
             let listened = line.plugin == Plugin::Listening;
@@ -131,7 +134,7 @@ fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
         report(arguments, &context, &bench.nccl.version()?, &lines)?;
     }
     // No rank leaves while others measure.
-    bench.meet()
+    bench.meet(&calls)
 }
 
 fn report(arguments: &Arguments, context: &Context, version: &str, lines: &[Line]) -> anyhow::Result<()> {
@@ -175,7 +178,6 @@ impl Listen {
 /// A rank's communicator, and what it calls with.
 struct Bench {
     nccl: Nccl,
-    nranks: u32,
     stream: OwnedStream,
     events: [Event; 2],
     memory: DeviceMemory,
@@ -183,42 +185,36 @@ struct Bench {
 
 impl Bench {
     fn join(arguments: &Arguments, context: &Context, rank: u32) -> anyhow::Result<Self> {
-        let nranks = arguments.nranks;
         Ok(Bench {
-            nccl: Nccl::join(&arguments.library, id_of(&arguments.id)?, rank, nranks)?,
-            nranks,
+            nccl: Nccl::join(&arguments.library, id_of(&arguments.id)?, rank, arguments.nranks)?,
             stream: OwnedStream::new(context)?,
             events: [Event::new(context, true)?, Event::new(context, true)?],
             memory: DeviceMemory::zeroed(context, 4096)?,
         })
     }
 
-    fn call(&self, bytes: u64) -> Call {
-        let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::F32, RedOp::Sum);
-        Call { kind, dtype, redop, root: 0, count: bytes / 4, nranks: self.nranks, seed: 0 }
-    }
-
-    fn enqueue(&self, call: &Call) -> anyhow::Result<()> {
+    fn enqueue(&self, calls: &AllReduces<'_>, bytes: u64) -> anyhow::Result<()> {
         let (send, recv) = (self.memory.address(), self.memory.address() + 2048);
-        self.nccl.enqueue(call, send, recv, self.stream.raw().as_ptr())
+        // SAFETY: the halves of the memory have room for more than that, and live as long as the stream, which is synchronized.
+        unsafe { calls.enqueue((send, recv), bytes as usize / size_of::<f32>(), self.stream.raw().as_ptr()) }
     }
 
     /// All ranks come here.
-    fn meet(&self) -> anyhow::Result<()> {
-        self.enqueue(&self.call(4))?;
+    fn meet(&self, calls: &AllReduces<'_>) -> anyhow::Result<()> {
+        self.enqueue(calls, 4)?;
         // SAFETY: the stream lives.
         unsafe { self.stream.raw().synchronize()? };
         Ok(())
     }
 
     /// What a call takes the caller and the stream.
-    fn measure(&self, bytes: u64, calls: u32) -> anyhow::Result<(f64, f64)> {
-        let (call, stream) = (self.call(bytes), self.stream.raw());
-        self.meet()?;
+    fn measure(&self, all_reduces: &AllReduces<'_>, bytes: u64, calls: u32) -> anyhow::Result<(f64, f64)> {
+        let stream = self.stream.raw();
+        self.meet(all_reduces)?;
         // SAFETY: stream and events live, and are of one context.
         unsafe { self.events[0].record(stream)? };
         let begin = Instant::now();
-        (0..calls).try_for_each(|_| self.enqueue(&call))?;
+        (0..calls).try_for_each(|_| self.enqueue(all_reduces, bytes))?;
         let call_us = begin.elapsed().as_secs_f64() * 1e6 / f64::from(calls);
         // SAFETY: as above.
         unsafe {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use libloading::{Library, Symbol};
-use mccs::{CollectiveKind, DataType};
+use mccs::{CollectiveKind, DataType, RedOp};
 
 use super::p2p::P2pMessage;
 use crate::workload::Call;
@@ -150,7 +150,40 @@ impl Nccl {
     }
 }
 
+/// `ncclAllReduce` of a communicator, looked up once: for who measures what a call takes.
+pub struct AllReduces<'a> {
+    nccl: &'a Nccl,
+    function: unsafe extern "C" fn(*mut c_void, *mut c_void, usize, c_int, c_int, Comm, Stream) -> c_int,
+}
+
+impl AllReduces<'_> {
+    /// Enqueues a sum of floats.
+    ///
+    /// # Safety
+    /// Buffers of so many floats must live until the stream has come to its end, and the stream, too.
+    ///
+    /// # Errors
+    /// NCCL's.
+    pub unsafe fn enqueue(&self, (send, recv): (u64, u64), count: usize, stream: Stream) -> anyhow::Result<()> {
+        let (dtype, op) = (DataType::F32.to_wire() as c_int, RedOp::Sum.to_wire() as c_int);
+        // SAFETY: the signature is that of nccl.h, the communicator lives; the rest is the caller's contract.
+        let status = unsafe {
+            (self.function)(send as *mut c_void, recv as *mut c_void, count, dtype, op, self.nccl.comm, stream)
+        };
+        check(self.nccl.library, b"ncclAllReduce", status)
+    }
+}
+
 impl Nccl {
+    /// What enqueues all-reduces.
+    ///
+    /// # Errors
+    /// The library has none.
+    pub fn all_reduces(&self) -> anyhow::Result<AllReduces<'_>> {
+        // SAFETY: the signature is that of nccl.h. The library is never closed.
+        Ok(AllReduces { nccl: self, function: unsafe { *self.library.get(b"ncclAllReduce")? } })
+    }
+
     /// Enqueues sends and receives as a group.
     ///
     /// # Errors

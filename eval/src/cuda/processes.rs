@@ -1,11 +1,16 @@
 //! A process a rank: this program, started again for each.
 
 use std::ffi::OsString;
-use std::process::{Command, ExitCode};
+use std::process::{Child, Command, ExitCode};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
 use crate::arguments::exit;
+
+/// How long the other ranks have to say what they fail with, once one has failed.
+const FAIL_TOGETHER: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// What `main` of such a program does: `run` as the rank that it was started for, or `start` all of them.
 #[must_use]
@@ -23,16 +28,53 @@ pub fn run_or_start(
 /// # Errors
 /// A process could not be started, or failed: which ones, with their status.
 pub fn run_ranks(nranks: u32, more: impl Fn(u32) -> Vec<OsString>) -> anyhow::Result<()> {
+    run_ranks_within(nranks, None, more)
+}
+
+/// As [`run_ranks`], for so long at most. Ranks that wait for one that has failed are ended soon.
+///
+/// # Errors
+/// As [`run_ranks`]; and that the time is over.
+pub fn run_ranks_within(
+    nranks: u32,
+    most: Option<Duration>,
+    more: impl Fn(u32) -> Vec<OsString>,
+) -> anyhow::Result<()> {
     let own = std::env::current_exe()?;
     let start = |rank: u32| Command::new(&own).args(std::env::args_os().skip(1)).args(more(rank)).spawn();
-    let mut ranks = (0..nranks).map(start).collect::<Result<Vec<_>, _>>()?;
-    let mut failed = Vec::new();
-    for (rank, process) in ranks.iter_mut().enumerate() {
-        let status = process.wait()?;
-        if !status.success() {
-            failed.push(format!("rank {rank}: {status}"));
+    let mut ranks = Ranks((0..nranks).map(start).collect::<Result<Vec<_>, _>>()?);
+    let mut until = most.map(|most| Instant::now() + most);
+    loop {
+        let ends = ranks.0.iter_mut().map(Child::try_wait).collect::<Result<Vec<_>, _>>()?;
+        let failed = (0..).zip(&ends).filter_map(|(rank, end)| Some((rank, end.filter(|end| !end.success())?)));
+        let failed: Vec<_> = failed.map(|(rank, status): (u32, _)| format!("rank {rank}: {status}")).collect();
+        let is_over = until.is_some_and(|until| until <= Instant::now());
+        if ends.iter().all(Option::is_some) || is_over {
+            ensure!(failed.is_empty(), "{}", failed.join("; "));
+            ensure!(
+                !is_over,
+                "ranks take longer than {:?}: a GPU or the service does not go on",
+                most.unwrap_or_default()
+            );
+            return Ok(());
+        }
+        if !failed.is_empty() {
+            let soon = Instant::now() + FAIL_TOGETHER;
+            until = Some(until.map_or(soon, |until| until.min(soon)));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Processes that end when nobody waits for them any more.
+struct Ranks(Vec<Child>);
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for rank in &mut self.0 {
+            // It may have ended.
+            let _ = rank.kill();
+            let _ = rank.wait();
         }
     }
-    ensure!(failed.is_empty(), "{}", failed.join("; "));
-    Ok(())
 }
