@@ -236,3 +236,6 @@ impl ConfigStore {
         self.disk.view(self.in_force.as_deref(), (topology.as_ref(), policy.as_ref()), now)
     }
 }
+
+#[cfg(test)]
+mod tests;
