@@ -4,6 +4,7 @@ use anyhow::ensure;
 use mccs::{CollectiveKind, DataType, RedOp, ReduceOperator, Scalar};
 use mccs_cuda::{DeviceMemory, OwnedStream, copy_from_host, copy_to_host};
 use mccs_eval::workload::{Call, POISON};
+use mccs_tests::TestService;
 use mccs_tests::hosts::TestHosts;
 
 use super::TENANTS;
@@ -288,6 +289,16 @@ fn factors_in_memory_of_gpus_go_by_rails() {
     let teams = &teams()[0];
     let hosts = TestHosts::start(teams.len(), &everything());
     play_in_teams("scales", &hosts, teams);
+}
+
+/// Of one service: `tests/gpu-emulated.sh` emulates them.
+#[test]
+#[ignore = "needs two GPUs without peer access"]
+fn gpus_that_do_not_reach_each_other_go_by_rails() {
+    let service = TestService::start(&everything());
+    let place = everybody(&service, 0);
+    assert!(place.gpus > 1, "needs two GPUs");
+    Player::start("combines", &place).ends_well();
 }
 
 /// One operator who wants no rails decides for all.

@@ -1,9 +1,10 @@
 //! One collective by rails, on its way into the caller's stream.
 
 use mccs_cuda::{DeviceAddress, RawStream};
-use mccs_ipc::types::RedOp;
+use mccs_ipc::types::{CollectiveKind, RedOp};
 use mccs_kernels::cuda::{DirectCall, Launch, RANKS_MAX, Strides};
 
+use super::bounce::Moving;
 use super::order::order;
 use super::plan::{Exchange, Move, Place, Plan, Sizes, Stage};
 use super::{Rails, SLOTS, Team};
@@ -20,6 +21,9 @@ const UNDIVIDED_BYTES: u64 = 16 << 10;
 const SLICE_BYTES_MIN: u64 = 256 << 10;
 /// What a rail of more than two hosts moves at least where hosts exchange parts of it.
 const EXCHANGE_BYTES_MIN: u64 = 64 << 10;
+/// A rail's part of a call from which copy engines bring slices to slots and back: they take longer to begin than kernels, which hold
+/// multiprocessors.
+const BOUNCE_BYTES_MIN: u64 = 256 << 10;
 /// Blocks that combine: they read over a bus, which a few keep busy.
 const COMBINE_BLOCKS: u32 = 32;
 
@@ -34,9 +38,9 @@ pub(super) struct RailedCall<'a> {
     pub(super) stream: RawStream,
 }
 
-/// Of each slot, what its rails were last told to do: their tickets.
+/// Of each slot, what its rails were last told to do, with their tickets.
 #[derive(Default)]
-struct UnderWay([Vec<(u32, Ticket)>; SLOTS as usize]);
+struct UnderWay([Vec<(Move, Ticket)>; SLOTS as usize]);
 
 impl RailedCall<'_> {
     /// All slices. `next` counts those of the communicator.
@@ -51,9 +55,9 @@ impl RailedCall<'_> {
         let mut under_way = UnderWay::default();
         for (index, segment) in order(slices.len(), plan.segments(), SLOTS as usize) {
             let slot = (first + index as u64) % SLOTS;
-            for (rail, ticket) in under_way.0[slot as usize].drain(..) {
+            for (moved, ticket) in under_way.0[slot as usize].drain(..) {
                 // SAFETY: the caller's contract is passed on, here and below.
-                unsafe { self.rails.rails[rail as usize].gated.wait(self.stream, ticket)? };
+                unsafe { self.end(moved, slot, ticket)? };
             }
             for stage in plan.stages(slices[index], segment) {
                 // SAFETY: as above.
@@ -81,23 +85,32 @@ impl RailedCall<'_> {
         self.whole.dtype.size_bytes() as u64
     }
 
+    /// Whether copy engines bring slices to slots and back: for this rank alone to decide.
+    fn bounces(&self) -> bool {
+        use CollectiveKind as K;
+        let bytes = self.whole.count.saturating_mul(self.size());
+        let is_divided = matches!(self.whole.kind, K::AllReduce | K::Reduce | K::Broadcast);
+        bytes / if is_divided { u64::from(self.rails.layout.rails()) } else { 1 } >= BOUNCE_BYTES_MIN
+    }
+
     /// Where the GPU sees a place. A rank may have no buffer that others have.
     fn address(&self, place: Place, slot: u64) -> DeviceAddress {
         let in_buffer = |buffer: DeviceAddress, at: u64| if buffer == 0 { 0 } else { buffer + at * self.size() };
         match place {
             Place::Send(at) => in_buffer(self.call.send, at),
             Place::Recv(at) => in_buffer(self.call.recv, at),
+            Place::Slot { rail, at } if self.bounces() => self.rails.bounce.address(rail, slot, at * self.size()),
             Place::Slot { rail, at } => {
                 self.rails.rails[rail as usize].gated.address(slot * self.rails.slot_bytes + at * self.size())
             }
         }
     }
 
-    /// Enqueues a stage. Returns a rail and its ticket, if it is now under way.
+    /// Enqueues a stage. Returns a move and its ticket, if it is now under way.
     ///
     /// # Safety
     /// As the type says.
-    unsafe fn stage(&self, stage: Stage, slot: u64) -> Result<Option<(u32, Ticket)>, Error> {
+    unsafe fn stage(&self, stage: Stage, slot: u64) -> Result<Option<(Move, Ticket)>, Error> {
         // SAFETY: the caller's contract is passed on.
         unsafe {
             match stage {
@@ -187,7 +200,7 @@ impl RailedCall<'_> {
     ///
     /// # Safety
     /// As the type says.
-    unsafe fn begin(&self, moved: Move, slot: u64) -> Result<(u32, Ticket), Error> {
+    unsafe fn begin(&self, moved: Move, slot: u64) -> Result<(Move, Ticket), Error> {
         let Move { rail: number, kind, root, count, .. } = moved;
         let rail = &self.rails.rails[number as usize];
         let place = |at: u64| -> Span { rail.gated.span(slot * self.rails.slot_bytes + at * self.size()) };
@@ -204,7 +217,33 @@ impl RailedCall<'_> {
         };
         let ticket = Ticket::Known(rail.comm.submit_alone(&call, &rail.gated.stream)?);
         // SAFETY: the caller's contract is passed on.
-        unsafe { rail.gated.tell(self.stream, ticket)? };
-        Ok((number, ticket))
+        unsafe {
+            match self.bounces() {
+                true => self.rails.bounce.begin(self.stream, &self.moving(moved, slot), ticket)?,
+                false => rail.gated.tell(self.stream, ticket)?,
+            }
+        }
+        Ok((moved, ticket))
+    }
+
+    /// Has the stream wait until a rail has moved what is now in its slot.
+    ///
+    /// # Safety
+    /// As the type says.
+    unsafe fn end(&self, moved: Move, slot: u64, ticket: Ticket) -> Result<(), Error> {
+        let moving = self.moving(moved, slot);
+        // SAFETY: the caller's contract is passed on.
+        unsafe {
+            match self.bounces() {
+                true => self.rails.bounce.end(self.stream, &moving, ticket),
+                false => moving.rail.gated.wait(self.stream, ticket),
+            }
+        }
+    }
+
+    fn moving(&self, moved: Move, slot: u64) -> Moving<'_> {
+        let (hosts, host) = (self.rails.layout.hosts(), self.rails.seat.host);
+        let rail = &self.rails.rails[moved.rail as usize];
+        Moving { rail, moved, slot, element_bytes: self.size(), hosts, host }
     }
 }

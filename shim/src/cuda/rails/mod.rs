@@ -11,11 +11,13 @@
 //! service:                                      | an all-gather on the rails' slots, done = n |
 //! ```
 //!
-//! `plan.rs` says which stages a collective has, `order.rs` in which order a stream comes to them, `call.rs` enqueues them. Which calls go this way
+//! `plan.rs` says which stages a collective has, `order.rs` in which order a stream comes to them, `call.rs` enqueues them. Kernels read and
+//! write short slices in the slots themselves; copy engines bring long ones there and back (`bounce.rs`). Which calls go this way
 //! all ranks decide alike: by collective, payload and layout, and a number that they have agreed on.
 //!
 //! Absent on purpose: sends and receives, graphs, and short calls, which the whole carries out.
 
+mod bounce;
 mod call;
 mod layout;
 mod order;
@@ -30,6 +32,7 @@ use mccs_cuda::{Context, Event, Kernels, RawStream};
 use mccs_ipc::protocol::{HostRun, Request, Response, Role};
 use mccs_ipc::types::UniqueId;
 
+use self::bounce::Bounce;
 use self::call::RailedCall;
 use self::layout::{Layout, Seat};
 use self::plan::Plan;
@@ -48,6 +51,8 @@ use crate::{Client, Communicator, Error};
 const SLOTS: u64 = 4;
 /// Bytes of a slot, of all rails of a rank together.
 const SLOT_BYTES: u64 = 8 << 20;
+/// Slots begin at whole pages.
+const SLOT_ALIGN: u64 = 4096;
 /// How long a wait for this rank's operations sleeps between looks.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(50);
 /// What tells the ids of rails and teams from those that callers have made, which are random; numbers tell them from each other.
@@ -63,6 +68,7 @@ pub(super) struct Rails {
     team: Team,
     rails: Vec<Rail>,
     slot_bytes: u64,
+    bounce: Bounce,
     kernels: Arc<Kernels>,
     context: Context,
     order: Mutex<Order>,
@@ -119,15 +125,16 @@ impl Rails {
             }
             _ => return Ok(None),
         };
-        let slot_bytes = SLOT_BYTES / u64::from(layout.rails_each_max());
+        let slot_bytes = SLOT_BYTES / u64::from(layout.rails_each_max()) / SLOT_ALIGN * SLOT_ALIGN;
         let each = layout.rails_each(seat.host);
         let numbers = seat.local * each..(seat.local + 1) * each;
         let join = |number| Rail::join(client, identity, context, (&layout, seat, number, SLOTS * slot_bytes));
-        let rails = numbers.map(join).collect::<Result<_, _>>()?;
+        let rails = numbers.map(join).collect::<Result<Vec<_>, _>>()?;
+        let bounce = Bounce::new(context, rails.len(), slot_bytes)?;
         let last_call = Event::new(context, false).map_err(cuda_error)?;
         let order = Mutex::new(Order { slices: 0, last_stream: None, last_call, left: false });
         let (kernels, context, rank) = (kernels(context)?, context.clone(), identity.rank);
-        Ok(Some(Rails { layout, seat, rank, from_bytes, team, rails, slot_bytes, kernels, context, order }))
+        Ok(Some(Rails { layout, seat, rank, from_bytes, team, rails, slot_bytes, bounce, kernels, context, order }))
     }
 
     /// The payload in bytes from which collectives go by rails.
@@ -226,7 +233,8 @@ impl Rails {
         while !order.last_call.has_happened().map_err(cuda_error)? {
             std::thread::sleep(LOOK_AGAIN_AFTER);
         }
-        Ok(())
+        let _entered = self.context.enter().map_err(cuda_error)?;
+        self.bounce.wait()
     }
 }
 

@@ -9,7 +9,8 @@
 //! all_reduce, more hosts:  team reduce-scatter -> slot | rail all-to-all | combine -> slot | rail all-gather | team all-gather
 //! ```
 //!
-//! Slots are where rails read and write: memory of the host now, and of the GPU where a NIC reaches that. Everything counts in elements.
+//! Slots are where rails read and write: memory of the host now, and of the GPU where a NIC reaches that. Stages behind a move, up to the
+//! segment's end, touch no slot. Everything counts in elements.
 
 use mccs_ipc::types::CollectiveKind;
 
@@ -65,6 +66,39 @@ pub(super) struct Move {
     pub(super) count: u64,
     pub(super) send: u64,
     pub(super) recv: u64,
+}
+
+/// Elements of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) at: u64,
+    pub(super) count: u64,
+}
+
+impl Move {
+    /// What of a host's slot the rail reads: where slots have twins in the GPU's memory, it has to be brought there.
+    pub(super) fn goes_in(&self, hosts: u32, host: u32) -> impl Iterator<Item = Part> + use<> {
+        let count = self.kind.send_count(self.count, hosts, host, self.root).unwrap_or(0);
+        Some(Part { at: self.send, count }).filter(|part| part.count > 0).into_iter()
+    }
+
+    /// What of a host's slot the rail writes, but for what it has read there itself.
+    pub(super) fn comes_out(&self, hosts: u32, host: u32) -> impl Iterator<Item = Part> + use<> {
+        use CollectiveKind as K;
+        let count = self.kind.recv_count(self.count, hosts, host, self.root).unwrap_or(0);
+        let whole = Part { at: self.recv, count };
+        let own = self.recv + u64::from(host) * self.count;
+        let (before, behind) = match self.kind {
+            // Of what is in place, the own part stays.
+            K::AllGather | K::Gather if self.send == own && count > 0 => {
+                let behind = own + self.count;
+                (Part { at: self.recv, count: own - self.recv }, Part { at: behind, count: self.recv + count - behind })
+            }
+            K::Broadcast | K::Scatter if host == self.root => (Part { count: 0, ..whole }, Part { count: 0, ..whole }),
+            _ => (whole, Part { count: 0, ..whole }),
+        };
+        [before, behind].into_iter().filter(|part| part.count > 0)
+    }
 }
 
 /// A part of a call: the same on all ranks.
@@ -180,7 +214,7 @@ impl Plan<'_> {
         slices
     }
 
-    /// A segment of a slice: stages in order, of which moves of rails are the last.
+    /// A segment of a slice: stages in order.
     pub(super) fn stages(&self, slice: Slice, segment: usize) -> Vec<Stage> {
         use CollectiveKind as K;
         let mut stages = Stages { plan: self, slice, all: Vec::new() };

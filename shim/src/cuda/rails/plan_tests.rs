@@ -9,7 +9,7 @@ use rand::{Rng as _, SeedableRng as _};
 
 use super::layout::Layout;
 use super::order::order;
-use super::plan::{Exchange, Move, Place, Plan, Sizes, Stage};
+use super::plan::{Exchange, Move, Part, Place, Plan, Sizes, Stage};
 
 const KINDS: [CollectiveKind; 8] = [
     CollectiveKind::AllReduce,
@@ -57,7 +57,10 @@ struct Memory {
     recv: Vec<u64>,
     /// In place: where the receive buffer begins in the send buffer, or the other way round.
     place: InPlace,
+    /// Twins of slots, by rail and number: what stages see.
     slots: HashMap<(u32, usize), Vec<u64>>,
+    /// What rails see.
+    wire: HashMap<(u32, usize), Vec<u64>>,
     slot_count: u64,
 }
 
@@ -79,6 +82,17 @@ impl Memory {
                 let empty = vec![POISON; self.slot_count as usize];
                 (self.slots.entry((rail, slot)).or_insert(empty), at as usize)
             }
+        }
+    }
+
+    /// Brings parts of a slot to its twin, or the other way round: whatever rails see is what stages see afterwards.
+    fn bring(&mut self, moved: Move, slot: usize, parts: impl Iterator<Item = Part>) {
+        for Part { at, count } in parts {
+            let place = Place::Slot { rail: moved.rail, at };
+            let values = self.read(place, slot, count);
+            std::mem::swap(&mut self.slots, &mut self.wire);
+            self.write(place, slot, &values);
+            std::mem::swap(&mut self.slots, &mut self.wire);
         }
     }
 
@@ -213,6 +227,11 @@ fn run(layout: &Layout, ranks: &mut [Rank]) {
                 _ => None,
             });
             if let Some(all) = all.collect::<Option<Vec<_>>>() {
+                for (rank, slot, moved) in &all {
+                    let memory = &mut ranks[*rank].memory;
+                    memory.bring(*moved, *slot, moved.goes_in(layout.hosts(), seats[*rank].host));
+                    std::mem::swap(&mut memory.slots, &mut memory.wire);
+                }
                 take_part(
                     ranks,
                     all.iter().map(|(rank, slot, of)| {
@@ -238,6 +257,11 @@ fn run(layout: &Layout, ranks: &mut [Rank]) {
                         )
                     }),
                 );
+                for (rank, slot, moved) in &all {
+                    let memory = &mut ranks[*rank].memory;
+                    memory.bring(*moved, *slot, moved.comes_out(layout.hosts(), seats[*rank].host));
+                    std::mem::swap(&mut memory.slots, &mut memory.wire);
+                }
                 has_moved = true;
             }
         }
@@ -292,7 +316,7 @@ fn check(layout: &Layout, kind: CollectiveKind, count: u64, root: u32, sizes: Si
         });
         let mut stages: Vec<_> = staged.collect();
         stages.reverse();
-        let memory = Memory { send, recv, place, slots: HashMap::new(), slot_count: sizes.slot };
+        let memory = Memory { send, recv, place, slots: HashMap::new(), wire: HashMap::new(), slot_count: sizes.slot };
         ranks.push(Rank { stages, memory });
     }
     run(layout, &mut ranks);
