@@ -271,16 +271,20 @@ impl Default for HostDevice {
 pub struct Strategy {
     /// How collectives are carried out.
     pub algorithm: Algorithm,
-    /// Channels of a communicator.
-    pub channels: u32,
+    /// Channels of a communicator. Absent: one for each NIC of the host with most, over RDMA, and at least [`CHANNELS_MIN`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub channels: Option<u32>,
     /// Ways through the network: channels go round them. None: all flows are as `[tcp]` says.
     #[serde(rename = "path", skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<FlowPath>,
 }
 
+/// Channels of a communicator that one NIC, or sockets, need: one is reduced while the other's messages are under way.
+pub const CHANNELS_MIN: u32 = 2;
+
 impl Default for Strategy {
     fn default() -> Self {
-        Strategy { algorithm: Algorithm::Auto, channels: 2, paths: Vec::new() }
+        Strategy { algorithm: Algorithm::Auto, channels: None, paths: Vec::new() }
     }
 }
 
@@ -403,7 +407,9 @@ impl Validate for ServiceConfig {
         }
         problems.within("runtime.tenant_spin", &self.runtime.tenant_spin, &limits::SPIN);
         self.host_device.validate(problems);
-        problems.within("strategy.channels", &self.strategy.channels, &limits::CHANNELS);
+        if let Some(channels) = self.strategy.channels {
+            problems.within("strategy.channels", &channels, &limits::CHANNELS);
+        }
         self.validate_exchange(problems);
         FlowPath::validate_all(&self.strategy.paths, "strategy.path", problems);
         self.tcp.validate(problems);

@@ -3,13 +3,16 @@
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use mccs_config::service::TransportKind;
+use mccs_control::{CommView, HostView};
 use mccs_emulated_nics::control::{Carried, Fault, carried, make};
 use mccs_emulated_nics::{Listed, write_list};
 use mccs_eval::workload::Call;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
-use mccs_tests::hosts::{Raise, TestHosts, run_until_stopped};
+use mccs_registry::Registry;
+use mccs_tests::hosts::{Raise, TestHosts, in_threads, run_until_stopped};
 use mccs_tests::{run_checked, watchdog};
 
 /// Two hosts with two ranks each.
@@ -52,6 +55,53 @@ impl Fixture {
             )
         });
         Fixture { hosts, folder, devices }
+    }
+
+    /// Hosts with so many devices each, whose files say no more of RDMA than `keys` does: n0 and so on are of `h0`, further ones of `h1`. `before`
+    /// is done to the devices first.
+    fn by_default(devices: [usize; 2], keys: impl Fn(usize) -> String, before: impl Fn(&Path)) -> Self {
+        watchdog();
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+        let listed = |number: usize| Listed {
+            host: format!("h{}", usize::from(number >= devices[0])),
+            name: format!("n{number}"),
+            address: Ipv4Addr::new(10, 88, 0, number as u8 + 1),
+            mbit_per_s: 10_000,
+            latency_ns: 2000,
+        };
+        write_list(folder.path(), &(0..devices[0] + devices[1]).map(listed).collect::<Vec<_>>()).expect("a list");
+        before(folder.path());
+        let hosts = TestHosts::start_each(2, |host| {
+            let own = folder.path().join(format!("h{host}"));
+            std::fs::create_dir(&own).expect("a folder");
+            let library = copy_of_library(&own);
+            format!("[rdma]\nlibrary = {library:?}\n{}[host_device]\nshm_exchange_limit = \"0\"\n", keys(host))
+        });
+        Fixture { hosts, folder, devices: devices[0] }
+    }
+
+    /// All ranks join and add up, checked; what `h0`'s service says of the communicator meanwhile.
+    fn add_up(&self) -> CommView {
+        let shown = std::sync::Mutex::new(None);
+        let wrong = self.hosts.ranks(&PLACEMENT, |rank| {
+            let wrong: u64 = (0..4).map(|seed| run_checked(&rank, &all_reduce(200_000, seed), false)).sum();
+            if rank.comm.rank() == 0 {
+                *shown.lock().expect("whole") = self.registry(0).comms().first().map(|comm| comm.view());
+            }
+            wrong
+        });
+        assert_eq!(wrong.into_iter().sum::<u64>(), 0, "wrong elements");
+        shown.into_inner().expect("whole").expect("a communicator")
+    }
+
+    fn registry(&self, host: usize) -> &Registry {
+        &self.hosts.service(host).service().registry
+    }
+
+    /// A host, as its own service shows it.
+    fn own_view(&self, host: usize) -> HostView {
+        let views = self.registry(host).host_views(Instant::now());
+        views.into_iter().find(|view| view.own).expect("it knows itself")
     }
 
     fn host_of(&self, device: usize) -> String {
@@ -134,6 +184,73 @@ fn every_collective_is_right_over_emulated_nics() {
         .sum();
     assert_eq!(wrong, 0, "wrong elements");
     assert!(fixture.carried(0).out_bytes > before.out_bytes + 300_000, "the bytes went by the device");
+}
+
+#[test]
+fn hosts_with_nics_use_all_of_them_without_any_key() {
+    let fixture = Fixture::by_default([2, 2], |_| String::new(), |_| ());
+    let shown = fixture.add_up();
+    assert_eq!((shown.transport, shown.transport_reason), (Some(TransportKind::Rdma), None));
+    for device in 0..4 {
+        assert!(fixture.carried(device).out_bytes > 100_000, "n{device} carries a part");
+    }
+    let own = fixture.own_view(0);
+    let ports = own.rdma.expect("NICs");
+    assert!(ports.contains("n0 port 1") && ports.contains("n1 port 1") && !ports.contains("n2"), "{ports}");
+}
+
+#[test]
+fn hosts_with_other_numbers_of_nics_use_all_of_them() {
+    let fixture = Fixture::by_default([3, 1], |_| String::new(), |_| ());
+    assert_eq!(fixture.add_up().transport, Some(TransportKind::Rdma));
+    for device in 0..4 {
+        assert!(fixture.carried(device).out_bytes > 100_000, "n{device} carries a part");
+    }
+}
+
+#[test]
+fn one_host_without_nics_has_all_go_over_tcp_and_says_why() {
+    for (devices, keys, reason) in [
+        ([2, 0], "", "host h1: this host has no RDMA device"),
+        ([1, 1], "use = \"off\"\n", "host h1: rdma.use is \"off\""),
+        ([1, 1], "timeout = 22\n", "host h1: rdma.timeout: 22"),
+    ] {
+        let keys_of = |host| if host == 1 { keys.to_owned() } else { String::new() };
+        let fixture = Fixture::by_default(devices, keys_of, |_| ());
+        let shown = fixture.add_up();
+        assert_eq!(shown.transport, Some(TransportKind::Tcp));
+        let told = shown.transport_reason.expect("a reason");
+        assert!(told.starts_with(reason), "{told}");
+        assert_eq!(fixture.carried(0).out_bytes, 0, "nothing goes by n0");
+        let own = fixture.own_view(1);
+        assert!(told.ends_with(&own.no_rdma.expect("none")), "{told}");
+    }
+}
+
+#[test]
+fn a_host_whose_port_is_down_has_all_go_over_tcp() {
+    let down = |folder: &Path| make(folder, "h1", "n1", Fault::Down).expect("a device");
+    let fixture = Fixture::by_default([1, 1], |_| String::new(), down);
+    let told = fixture.add_up().transport_reason.expect("a reason");
+    assert!(told.starts_with("host h1: ") && told.contains("n1 port 1: its link is down"), "{told}");
+}
+
+#[test]
+fn who_requires_rdma_of_a_host_without_is_refused_with_what_that_lacks() {
+    let keys = |host| if host == 0 { "use = \"required\"\n".to_owned() } else { String::new() };
+    let fixture = Fixture::by_default([1, 0], keys, |_| ());
+    let id = mccs::unique_id().expect("an id");
+    let clients = (0..).zip(PLACEMENT).map(|(rank, host)| (rank, fixture.hosts.service(host).connect(0)));
+    let refusals = in_threads(clients.collect(), |(rank, client): (u32, mccs::Client)| {
+        let joining = client.communicator(id, rank, 4).root_address(Some("h0"));
+        joining.join().map(drop).expect_err("no communicator").to_string()
+    });
+    for refusal in refusals {
+        assert!(
+            refusal.contains("host h0 has rdma.use = \"required\", and host h1: this host has no RDMA"),
+            "{refusal}"
+        );
+    }
 }
 
 #[test]

@@ -14,14 +14,14 @@ use crate::validate::Problems;
 /// First UDP port from which RoCE v2 sends.
 const SOURCE_PORT_MIN: u16 = 49_152;
 
-/// `[rdma]`: flows over RDMA. Hosts that share communicators begin their flows alike: over TCP (`off`, `standby`), or over RDMA.
+/// `[rdma]`: flows over RDMA. The hosts of a communicator agree, as its ranks join, on what it begins with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rdma {
     /// Whether flows go over RDMA.
     #[serde(rename = "use")]
     pub usage: RdmaUse,
-    /// Devices, the preferred one first. Empty: those with this host's address for flows, or else all whose link is up.
+    /// Devices, the preferred one first. Empty: all whose link is up, of the kind and speed that carry most together.
     pub devices: Vec<Device>,
     /// Index of the GID on every device. Absent: RoCE v2 with this host's address, else RoCE v2 with an IPv4 address.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -54,7 +54,7 @@ pub struct Rdma {
 impl Default for Rdma {
     fn default() -> Self {
         Rdma {
-            usage: RdmaUse::Off,
+            usage: RdmaUse::Auto,
             devices: Vec::new(),
             gid_index: None,
             qps: 1,
@@ -104,14 +104,14 @@ impl FromStr for TransportKind {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RdmaUse {
-    /// If there is a device; else over TCP. For hosts that are all alike.
+    /// Those of a communicator all of whose hosts can; else over TCP.
+    #[default]
     Auto,
-    /// The service does not start without.
+    /// The service does not start without, nor does a communicator begin.
     Required,
     /// They begin over TCP, and go over RDMA where a strategy says so, if there is a device.
     Standby,
     /// Over TCP.
-    #[default]
     Off,
 }
 
@@ -183,6 +183,27 @@ impl Rdma {
         Duration::from_nanos(4096 << self.timeout.min(limits::RDMA_TIMEOUT.max)) * attempts
     }
 
+    fn timeout_problem(&self, tcp: &Tcp) -> Option<String> {
+        let (timeout, retries, silence) = (self.timeout, self.retries, &tcp.silence_timeout);
+        (self.time_to_find_out() >= silence.0).then(|| {
+            format!(
+                "{timeout} with rdma.retries = {retries} finds out that nobody answers after {:.1?}, when flows are to have gone on \
+                 elsewhere or to have failed: tcp.silence_timeout is {silence}",
+                self.time_to_find_out()
+            )
+        })
+    }
+
+    /// What of a configuration keeps a service that may do without RDMA from it. One that requires it is refused with this.
+    #[must_use]
+    pub fn obstacle(&self, paths: &[FlowPath], tcp: &Tcp) -> Option<String> {
+        let of_path = |(index, path): (usize, &FlowPath)| {
+            path.rdma_problem().map(|problem| format!("strategy.path[{index}].source_ports: {problem}"))
+        };
+        let of_timeout = self.timeout_problem(tcp).map(|problem| format!("rdma.timeout: {problem}"));
+        of_timeout.or_else(|| paths.iter().enumerate().find_map(of_path))
+    }
+
     pub(super) fn validate(&self, paths: &[FlowPath], tcp: &Tcp, problems: &mut Problems) {
         for (index, device) in self.devices.iter().enumerate() {
             if let Some(before) = self.devices[..index].iter().find(|before| before.meets(device)) {
@@ -214,30 +235,25 @@ impl Rdma {
         if self.library.is_empty() {
             problems.add("rdma.library", "must name the file of libibverbs, such as \"libibverbs.so.1\"");
         }
-        if self.usage != RdmaUse::Off && self.time_to_find_out() >= tcp.silence_timeout.0 {
-            let (timeout, retries, silence) = (self.timeout, self.retries, &tcp.silence_timeout);
-            problems.add(
-                "rdma.timeout",
-                format!(
-                    "{timeout} with rdma.retries = {retries} finds out that nobody answers after {:.1?}, when flows are to have gone on \
-                     elsewhere or to have failed: tcp.silence_timeout is {silence}",
-                    self.time_to_find_out()
-                ),
-            );
+        if let (RdmaUse::Required | RdmaUse::Standby, Some(problem)) = (self.usage, self.timeout_problem(tcp)) {
+            problems.add("rdma.timeout", problem);
         }
-        // On standby the first strategy's paths are those of sockets; a device says so itself where it cannot have a later one's.
-        if matches!(self.usage, RdmaUse::Off | RdmaUse::Standby) {
+        // Otherwise the first strategy's paths may be those of sockets; a service says so itself where its devices cannot have them.
+        if self.usage != RdmaUse::Required {
             return;
         }
         for (index, path) in paths.iter().enumerate() {
-            if let Some(ports) = path.source_ports.filter(|ports| ports.first < SOURCE_PORT_MIN) {
-                problems.add(
-                    format!("strategy.path[{index}].source_ports"),
-                    format!(
-                        "RoCE v2 sends from ports {SOURCE_PORT_MIN}-65535, so with rdma.use it cannot from {ports}"
-                    ),
-                );
+            if let Some(problem) = path.rdma_problem() {
+                problems.add(format!("strategy.path[{index}].source_ports"), problem);
             }
         }
+    }
+}
+
+impl FlowPath {
+    /// Why flows over RDMA cannot take it, on any device.
+    fn rdma_problem(&self) -> Option<String> {
+        let ports = self.source_ports.filter(|ports| ports.first < SOURCE_PORT_MIN)?;
+        Some(format!("RoCE v2 sends from ports {SOURCE_PORT_MIN}-65535, so over RDMA it cannot from {ports}"))
     }
 }

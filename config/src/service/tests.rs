@@ -113,18 +113,36 @@ fn rdma_names_devices_and_what_they_cannot_do() {
     let devices: Vec<_> = (0..17).map(|device| format!("mlx5_{device}")).collect();
     only(&format!("[rdma]\ndevices = {devices:?}\n"), 2, "rdma.devices", "at most 16");
     only("[rdma]\nuse = \"must\"\n", 2, "rdma.use", "required");
-    only("[rdma]\nuse = \"auto\"\ntimeout = 22\n", 3, "rdma.timeout", "137.4s");
+    only("[rdma]\nuse = \"required\"\ntimeout = 22\n", 3, "rdma.timeout", "137.4s");
     only("[tcp]\nsilence_timeout = \"500ms\"\n[rdma]\nuse = \"standby\"\ntimeout = 14\n", 5, "rdma.timeout", "500ms");
-    assert!(ServiceConfig::parse("[rdma]\nuse = \"auto\"\ntimeout = 22\nretries = 0\n", "x").is_ok());
-    assert!(ServiceConfig::parse("[rdma]\ntimeout = 22\n", "x").is_ok(), "nothing uses it");
+    assert!(ServiceConfig::parse("[rdma]\nuse = \"required\"\ntimeout = 22\nretries = 0\n", "x").is_ok());
+    assert!(ServiceConfig::parse("[rdma]\nuse = \"off\"\ntimeout = 22\n", "x").is_ok(), "nothing uses it");
     only("[rdma]\nmtu = 1500\n", 2, "rdma.mtu", "1024, 2048");
     only("[rdma]\ntimeout = 0\n", 2, "rdma.timeout", "for ever");
     only("[rdma]\nretries = 8\n", 2, "rdma.retries", "three bits");
     only("[rdma]\nstripe_from = \"1KiB\"\n", 2, "rdma.stripe_from", "4KiB");
     let paths = "[[strategy.path]]\nsource_ports = \"20000-20499\"\n";
     assert!(ServiceConfig::parse(paths, "x").is_ok());
-    only(&format!("{paths}[rdma]\nuse = \"auto\"\n"), 2, "strategy.path[0].source_ports", "49152-65535");
+    only(&format!("{paths}[rdma]\nuse = \"required\"\n"), 2, "strategy.path[0].source_ports", "49152-65535");
     assert!(ServiceConfig::parse(&format!("{paths}[rdma]\nuse = \"standby\"\n"), "x").is_ok());
+}
+
+#[test]
+fn a_service_that_may_do_without_rdma_does_so_where_its_file_forbids_it() {
+    let obstacle = |text: &str| {
+        let config = ServiceConfig::parse(text, "x").expect("right");
+        config.rdma.obstacle(&config.strategy.paths, &config.tcp)
+    };
+    assert_eq!(ServiceConfig::default().rdma.usage, RdmaUse::Auto);
+    assert_eq!(obstacle(""), None);
+    for (text, words) in [
+        ("[rdma]\ntimeout = 22\n", "rdma.timeout: 22"),
+        ("[tcp]\nsilence_timeout = \"500ms\"\n", "tcp.silence_timeout"),
+        ("[[strategy.path]]\n[[strategy.path]]\nsource_ports = \"20000-20499\"\n", "strategy.path[1].source_ports"),
+    ] {
+        let obstacle = obstacle(text).expect("an obstacle");
+        assert!(obstacle.contains(words), "{obstacle}");
+    }
 }
 
 #[test]

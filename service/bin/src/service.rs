@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use mccs_collective::{Algorithm, Choice, CostModel, Strategy};
+use mccs_config::service::{CHANNELS_MIN, Device, RdmaUse};
 use mccs_controller::inventory::{Inventory, TENANTS_MAX};
 use mccs_device::cuda::{CudaDevice, Gpus, NoCuda};
 use mccs_device::host::{HostDevice, HostOptions};
@@ -15,7 +16,7 @@ use mccs_engines::control::{ControlEngine, Controlled};
 use mccs_engines::controller::{CONTROLLER_MAILBOX_MAX, ControllerEngine, ControllerInput, ControllerSettings};
 use mccs_engines::exchange::{EventSink, start_exchange};
 use mccs_engines::metrics::start_metrics;
-use mccs_engines::proxy::{Cluster, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, ScheduleCache, Timeouts};
+use mccs_engines::proxy::{Cluster, Offer, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, ScheduleCache, Timeouts};
 use mccs_engines::session::{Acceptor, Admission, GpuProxy, Proxies, SessionFactory};
 use mccs_engines::sockets::SocketWatch;
 use mccs_engines::transport::links::PathAssignment;
@@ -29,6 +30,7 @@ use mccs_runtime::{Lanes, Mailbox, RuntimeOptions, Runtimes, Sender};
 use mccs_tenants::Tenant;
 use mccs_tenants::memory::UnmapWorker;
 
+use crate::bus;
 pub use crate::settings::{CudaUse, NetworkSettings, Placement, RdmaSettings, Settings, TenantSettings, VerbsFrom};
 use crate::transport_factory::TransportFactory;
 
@@ -78,7 +80,7 @@ impl Service {
         let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
         let lanes = Lanes::new(settings.tenants.len(), mailbox.waker().clone());
         let (proxy, host_lanes) = (mailbox.sender(), lanes.opener());
-        let (choice, channels) = (settings.choice, settings.channels);
+        let (choice, channels) = (settings.choice, settings.channels.unwrap_or(CHANNELS_MIN));
         let make_schedules = move |nranks, hosts: &[Vec<u32>]| {
             ScheduleCache::new(nranks, Strategy::initial(choice, nranks, channels, hosts), CostModel::for_hosts(hosts))
         };
@@ -87,10 +89,11 @@ impl Service {
         let shm_exchange_slot_bytes = if follows { settings.host_device.shm_exchange_slot_bytes } else { 0 };
         let device = Box::new(HostDevice::new(HostOptions { shm_exchange_slot_bytes, ..settings.host_device }));
         let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
-        let (gpus, control_gpus, freeing) = start_gpus(&runtimes, settings, proxy_runtime, &registry)?.map_or_else(
-            |none| (Err(none), None, None),
-            |(gpus, sender, freeing)| (Ok(gpus), Some(sender), Some(freeing)),
-        );
+        let (gpus, control_gpus, freeing) = start_gpus(&runtimes, settings, (proxy_runtime, &proxy), &registry)?
+            .map_or_else(
+                |none| (Err(none), None, None),
+                |(gpus, sender, freeing)| (Ok(gpus), Some(sender), Some(freeing)),
+            );
         let execution = settings.cuda_options.execution;
         let direct_gpus = control_gpus.clone().filter(|_| execution == Execution::Ranks);
         let proxy_registry = Arc::clone(&registry);
@@ -122,20 +125,28 @@ impl Service {
                     let settings = ControllerSettings { inventory, ..settings.clone() };
                     start_controller(&runtimes, main, &settings, inputs, outputs, (&registry, &words, &control_gpus))?;
                 }
-                let transport = transport_factory.as_ref().map(|transport_factory| transport_factory.first);
-                let assignment =
-                    Arc::new(PathAssignment { transport, paths: settings.paths.clone(), ..PathAssignment::default() });
-                let engines_per_comm = settings.channels as usize;
-                Some(Cluster { own, exchange, engines_per_comm, assignment })
+                let offer = transport_factory.as_ref().map_or_else(
+                    || Offer::without(RdmaUse::Off, settings.channels, "rdma.use is \"off\""),
+                    |transport_factory| transport_factory.offer(settings.channels),
+                );
+                let described = transport_factory.as_ref().map(TransportFactory::describe);
+                registry.set_rdma(described.unwrap_or_else(|| Err("rdma.use is \"off\"".into())));
+                let (nics, paths) = (nics_of(transport_factory.as_ref()), settings.paths.clone());
+                let of_gpus = bus::nics_by_gpu(Path::new("/sys"), &bus_ids(&registry), &nics);
+                registry.set_nics_of_gpus(of_gpus.iter().map(|nics| names_of(nics)).collect());
+                let nics_of_gpus = of_gpus.into_iter().map(Into::into).collect();
+                let engines_per_comm = settings.channels.map_or(nics.len().max(CHANNELS_MIN as usize), |n| n as usize);
+                let assignment = Arc::new(PathAssignment { paths, nics, ..PathAssignment::default() });
+                Some(Cluster { own, exchange, engines_per_comm, offer, assignment, nics_of_gpus })
             }
             None => None,
         };
-        let refuses_duplicate_gpus = settings.cuda_options.refuses_duplicate_gpus;
+        let (refuses_duplicate_gpus, other) = (settings.cuda_options.refuses_duplicate_gpus, control_gpus.clone());
         runtimes.start_engine(proxy_runtime, |waker| {
             mailbox.waker().set(waker);
             let make_schedules = Box::new(make_schedules);
             let engine = ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, timeouts, cluster);
-            let engine = engine.with_lanes(lanes).with_gpu_proxy(direct_gpus);
+            let engine = engine.with_lanes(lanes).with_gpu_proxy(direct_gpus).with_other(other);
             Box::new(engine.refusing_duplicate_gpus(refuses_duplicate_gpus))
         })?;
         let transports = Arc::new(start_transports(
@@ -218,7 +229,7 @@ impl Drop for Service {
 fn start_gpus(
     runtimes: &Arc<Runtimes>,
     settings: &Settings,
-    runtime: u32,
+    (runtime, host): (u32, &Sender<ProxyMessage>),
     registry: &Arc<Registry>,
 ) -> anyhow::Result<Result<StartedGpus, Arc<str>>> {
     let found = match settings.cuda {
@@ -260,13 +271,28 @@ fn start_gpus(
         ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
     };
     let registry = Arc::clone(registry);
-    let refuses_duplicate_gpus = settings.cuda_options.refuses_duplicate_gpus;
+    let (refuses_duplicate_gpus, other) = (settings.cuda_options.refuses_duplicate_gpus, Some(host.clone()));
     runtimes.start_engine(runtime, |waker| {
         mailbox.waker().set(waker);
         let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), timeouts, None);
-        Box::new(engine.with_lanes(lanes).with_device_events(events).refusing_duplicate_gpus(refuses_duplicate_gpus))
+        let engine = engine.with_lanes(lanes).with_device_events(events).with_other(other);
+        Box::new(engine.refusing_duplicate_gpus(refuses_duplicate_gpus))
     })?;
     Ok(Ok((GpuProxy { lanes: opener, ids, groups, importer }, sender, freeing)))
+}
+
+/// Where the service's GPUs sit.
+fn bus_ids(registry: &Registry) -> Vec<String> {
+    registry.gpus().iter().map(|gpu| gpu.pci_bus_id.clone()).collect()
+}
+
+fn names_of(nics: &[Device]) -> Vec<String> {
+    nics.iter().map(ToString::to_string).collect()
+}
+
+/// NICs that channels of flows over RDMA go round.
+fn nics_of(transport_factory: Option<&TransportFactory>) -> Arc<[Device]> {
+    transport_factory.and_then(TransportFactory::rdma_ports).unwrap_or_default().into()
 }
 
 fn start_transports(

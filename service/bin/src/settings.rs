@@ -68,6 +68,8 @@ pub struct NetworkSettings {
 pub struct RdmaSettings {
     /// When.
     pub usage: RdmaUse,
+    /// What keeps flows from it where they may do without.
+    pub obstacle: Option<String>,
     /// Where verbs are from.
     pub verbs: VerbsFrom,
     /// Devices and queue pairs.
@@ -133,8 +135,8 @@ pub struct Settings {
     pub network: Option<NetworkSettings>,
     /// Algorithm.
     pub choice: Choice,
-    /// Channels of rings and trees.
-    pub channels: u32,
+    /// Channels of rings and trees; as many as are needed, if `None`.
+    pub channels: Option<u32>,
     /// Paths through the network that channels go round; none: all flows are alike.
     pub paths: Vec<FlowPath>,
     /// Links to other hosts' services, if there are others.
@@ -192,7 +194,8 @@ fn rdma_settings(config: &mccs_config::ServiceConfig, address: IpAddr) -> Option
         ..flow_options(&config.tcp, address)
     };
     let verbs = VerbsFrom::Library(rdma.library.clone());
-    (rdma.usage != RdmaUse::Off).then_some(RdmaSettings { usage: rdma.usage, verbs, options, flow })
+    let obstacle = rdma.obstacle(&config.strategy.paths, &config.tcp);
+    (rdma.usage != RdmaUse::Off).then_some(RdmaSettings { usage: rdma.usage, obstacle, verbs, options, flow })
 }
 
 fn exchange_settings(

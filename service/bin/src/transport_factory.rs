@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use mccs_config::service::{Device, RdmaUse, TransportKind};
+use mccs_engines::proxy::{Nics, Offer};
 use mccs_engines::transport::links::Links;
 use mccs_transport::multi::MultiTransport;
 use mccs_transport::rdma::{Driver, NoRdma, RdmaOptions, RdmaTransport, Verbs};
@@ -16,19 +17,29 @@ use crate::settings::{NetworkSettings, RdmaSettings, VerbsFrom};
 /// See the module's documentation.
 pub(crate) struct TransportFactory {
     network: NetworkSettings,
-    rdma: Option<OpenRdma>,
-    /// What flows are carried by unless their strategy says otherwise.
-    pub(crate) first: TransportKind,
+    /// Verbs that are there, and wanted; or why not.
+    rdma: Result<OpenRdma, String>,
+    /// Whether flows of `[strategy]`'s paths cannot go over TCP.
+    needs_rdma: bool,
     /// Counts engines: each prefers another device.
     turn: usize,
 }
 
-/// Verbs that are there, and wanted.
 struct OpenRdma {
     driver: Arc<dyn Driver>,
     settings: RdmaSettings,
     /// Those that each engine's transport uses.
     ports: Vec<Device>,
+    nics: Nics,
+    /// The same for people.
+    described: String,
+}
+
+/// Why a service goes without RDMA that may.
+struct Without {
+    reason: String,
+    /// Whether the host looks as if it should have it.
+    is_odd: bool,
 }
 
 impl TransportFactory {
@@ -37,41 +48,55 @@ impl TransportFactory {
     /// # Errors
     /// The kernel does not take `[tcp]`, there is no RDMA where it is required, or a path names a device that this host has not.
     pub(crate) fn open(network: NetworkSettings, paths: &[FlowPath]) -> anyhow::Result<Self> {
-        let rdma = network.rdma.clone().map(open_rdma).transpose()?.flatten();
         tcp::try_out(network.address, &network.flow).context("this kernel does not take what [tcp] says of flows")?;
-        let first = match &rdma {
-            Some(rdma) if rdma.settings.usage != RdmaUse::Standby => TransportKind::Rdma,
-            _ => TransportKind::Tcp,
+        let usage = network.usage();
+        let rdma = match network.rdma.clone() {
+            None => Err(Without { reason: "rdma.use is \"off\"".into(), is_odd: false }),
+            Some(settings) => match open_rdma(settings) {
+                Err((error, _)) if usage == RdmaUse::Required => {
+                    return Err(error).context("[rdma] use = \"required\"");
+                }
+                Err((error, is_odd)) => Err(Without { reason: format!("{error:#}"), is_odd }),
+                Ok(open) => {
+                    match (check_devices(TransportKind::Rdma, &open.transport()?, &open.settings.flow, paths), usage) {
+                        (Err(error), RdmaUse::Required) => return Err(error),
+                        (Err(error), RdmaUse::Auto) => Err(Without { reason: format!("{error:#}"), is_odd: true }),
+                        (_, _) => Ok(open),
+                    }
+                }
+            },
         };
-        let transport_factory = TransportFactory { network, rdma, first, turn: 0 };
-        transport_factory.check_devices(paths)?;
-        Ok(transport_factory)
+        let is_tcp_right = match usage {
+            RdmaUse::Required => Ok(()),
+            _ => check_devices(TransportKind::Tcp, &TcpTransport::new()?, &network.flow, paths),
+        };
+        let needs_rdma = match (is_tcp_right, usage, &rdma) {
+            (Err(_), RdmaUse::Auto, Ok(_)) => true,
+            (Err(error), _, Err(without)) if without.is_odd => return Err(error.context(without.reason.clone())),
+            (Err(error), _, _) => return Err(error),
+            (Ok(()), usage, _) => usage == RdmaUse::Required,
+        };
+        say(usage, &rdma);
+        Ok(TransportFactory { network, rdma: rdma.map_err(|without| without.reason), needs_rdma, turn: 0 })
     }
 
-    /// Whether all devices are there that paths name. One that is down may come up; flows go on over others meanwhile.
-    fn check_devices(&self, paths: &[FlowPath]) -> anyhow::Result<()> {
-        if paths.iter().all(|path| path.device.is_none()) {
-            return Ok(());
+    /// What this host can do for communicators, and may; `channels` as in `[strategy]`.
+    pub(crate) fn offer(&self, channels: Option<u32>) -> Offer {
+        let usage = if self.needs_rdma { RdmaUse::Required } else { self.network.usage() };
+        match &self.rdma {
+            Ok(OpenRdma { nics, .. }) => Offer { channels, usage, rdma: Ok(*nics) },
+            Err(reason) => Offer::without(usage, channels, reason),
         }
-        let (transport, flow): (Box<dyn Transport>, _) = match &self.rdma {
-            Some(OpenRdma { driver, settings, .. }) if self.first == TransportKind::Rdma => {
-                (Box::new(RdmaTransport::new(driver, settings.options.clone())?), &settings.flow)
-            }
-            _ => (Box::new(TcpTransport::new()?), &self.network.flow),
-        };
-        for (place, path) in paths.iter().enumerate() {
-            let Some(device) = &path.device else { continue };
-            let is_up = is_device_up(transport.local_devices(), &flow.on(path));
-            if !is_up.with_context(|| format!("strategy.path[{place}].device, of flows over {}", self.first))? {
-                tracing::warn!(%device, "a device that a path of [strategy] names is down");
-            }
-        }
-        Ok(())
     }
 
     /// Ports that flows over RDMA can leave by, where there are such flows.
     pub(crate) fn rdma_ports(&self) -> Option<Vec<Device>> {
-        self.rdma.as_ref().map(|rdma| rdma.ports.clone())
+        self.rdma.as_ref().ok().map(|rdma| rdma.ports.clone())
+    }
+
+    /// The same for people; or why there are none.
+    pub(crate) fn describe(&self) -> Result<String, String> {
+        self.rdma.as_ref().map(|rdma| rdma.described.clone()).map_err(Clone::clone)
     }
 
     /// The links of one more engine, over all there is.
@@ -82,43 +107,90 @@ impl TransportFactory {
         let mut transports: Vec<(TransportKind, Box<dyn Transport>)> =
             vec![(TransportKind::Tcp, Box::new(TcpTransport::new()?))];
         let mut flows = BTreeMap::from([(TransportKind::Tcp, self.network.flow.clone())]);
-        if let Some(OpenRdma { driver, settings, .. }) = &self.rdma {
+        if let Ok(OpenRdma { driver, settings, .. }) = &self.rdma {
             let options = RdmaOptions { turn: self.turn, ..settings.options.clone() };
             self.turn += 1;
             transports.push((TransportKind::Rdma, Box::new(RdmaTransport::new(driver, options)?)));
             flows.insert(TransportKind::Rdma, settings.flow.clone());
         }
-        transports.sort_by_key(|(kind, _)| *kind != self.first);
-        let first: FlowOptions = flows.get(&self.first).unwrap_or(&self.network.flow).clone();
+        // The first one learns of memory before there are flows, which pins it. What may stay without flows is not the first.
+        let first = if self.needs_rdma { TransportKind::Rdma } else { TransportKind::Tcp };
+        transports.sort_by_key(|(kind, _)| *kind != first);
+        let first: FlowOptions = flows.get(&first).unwrap_or(&self.network.flow).clone();
         let listen = ListenOptions::new(self.network.address);
         Ok(Links::new(Box::new(MultiTransport::new(transports)?), listen, first).with_transports(flows))
     }
 }
 
-/// Opens the verbs library and looks at the devices; says what it has found, or what it lacks.
-fn open_rdma(settings: RdmaSettings) -> anyhow::Result<Option<OpenRdma>> {
+impl NetworkSettings {
+    fn usage(&self) -> RdmaUse {
+        self.rdma.as_ref().map_or(RdmaUse::Off, |rdma| rdma.usage)
+    }
+}
+
+impl OpenRdma {
+    fn transport(&self) -> Result<RdmaTransport, NoRdma> {
+        RdmaTransport::new(&self.driver, self.settings.options.clone())
+    }
+}
+
+/// Whether all devices are there that paths name. One that is down may come up; flows go on over others meanwhile.
+fn check_devices(
+    kind: TransportKind,
+    transport: &dyn Transport,
+    flow: &FlowOptions,
+    paths: &[FlowPath],
+) -> anyhow::Result<()> {
+    for (place, path) in paths.iter().enumerate() {
+        let Some(device) = &path.device else { continue };
+        let is_up = is_device_up(transport.local_devices(), &flow.on(path));
+        if !is_up.with_context(|| format!("strategy.path[{place}].device, of flows over {kind}"))? {
+            tracing::warn!(%device, "a device that a path of [strategy] names is down");
+        }
+    }
+    Ok(())
+}
+
+/// Opens the verbs library and looks at the devices; or says what is missing, and whether the host looks as if it should have it.
+fn open_rdma(settings: RdmaSettings) -> Result<OpenRdma, (anyhow::Error, bool)> {
     let found = || -> Result<_, NoRdma> {
         let driver: Arc<dyn Driver> = match &settings.verbs {
             VerbsFrom::Library(library) => Arc::new(Verbs::open(library)?),
             VerbsFrom::Driver(driver) => Arc::clone(driver),
         };
         let transport = RdmaTransport::new(&driver, settings.options.clone())?;
-        Ok((driver, transport.devices(), transport.describe()))
+        Ok((driver, transport))
     };
-    match (found(), settings.usage) {
-        (Ok((driver, ports, described)), usage) => {
-            match usage {
-                RdmaUse::Standby => {
-                    tracing::info!(ports = described, "flows go over TCP, and over RDMA where a strategy says so");
-                }
-                _ => tracing::info!(ports = described, "flows go over RDMA"),
-            }
-            Ok(Some(OpenRdma { driver, settings, ports }))
+    let (driver, transport) = found().map_err(|error| {
+        let is_odd = !matches!(error, NoRdma::Unavailable(_) | NoRdma::NoDevice);
+        (error.into(), is_odd)
+    })?;
+    if settings.usage == RdmaUse::Auto {
+        let obstacle = settings.obstacle.clone().map(|obstacle| (anyhow::anyhow!(obstacle), true));
+        obstacle.map_or(Ok(()), Err)?;
+        transport.try_memory().map_err(|error| (error.into(), true))?;
+    }
+    let (ports, speeds, described) = (transport.devices(), transport.ports(), transport.describe());
+    let nics = Nics {
+        count: ports.len() as u16,
+        gbit_per_s: speeds.iter().map(|port| port.gbit_per_s).sum(),
+        is_infiniband: speeds.first().is_some_and(|port| port.is_infiniband),
+    };
+    Ok(OpenRdma { driver, settings, ports, nics, described })
+}
+
+/// What carries flows, for the log: one line.
+fn say(usage: RdmaUse, rdma: &Result<OpenRdma, Without>) {
+    match (usage, rdma) {
+        (RdmaUse::Off, _) => {}
+        (RdmaUse::Standby, Ok(OpenRdma { described: ports, .. })) => {
+            tracing::info!(ports, "flows go over TCP, and over RDMA where a strategy says so");
         }
-        (Err(reason), RdmaUse::Required) => Err(reason).context("[rdma] use = \"required\""),
-        (Err(reason), _) => {
-            tracing::warn!(%reason, "no RDMA: flows go over TCP");
-            Ok(None)
+        (RdmaUse::Required, Ok(OpenRdma { described: ports, .. })) => tracing::info!(ports, "flows go over RDMA"),
+        (RdmaUse::Auto, Ok(OpenRdma { described: ports, .. })) => {
+            tracing::info!(ports, "flows go over RDMA where all hosts of a communicator can, else over TCP");
         }
+        (_, Err(Without { reason, is_odd: true })) => tracing::warn!(reason, "no RDMA: flows go over TCP"),
+        (_, Err(Without { reason, .. })) => tracing::info!(reason, "no RDMA: flows go over TCP"),
     }
 }

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use mccs_config::service::TransportKind;
 use mccs_model::GpuStrategy;
 use mccs_telemetry::traffic::{KindView, PairView};
 use mccs_telemetry::{GpuInfo, HostInfo};
@@ -23,12 +24,19 @@ pub struct HostView {
     pub since_seconds: u64,
     /// What last went wrong with it.
     pub last_error: Option<String>,
+    /// RDMA ports that its flows may leave by, if it is the one that answers and has some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma: Option<String>,
+    /// Why it has none, if it is the one that answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_rdma: Option<String>,
 }
 
 impl HostView {
-    /// A host now.
+    /// A host now; `rdma` says it of the one that answers.
     #[must_use]
-    pub fn of(host: &HostInfo, now: Instant) -> Self {
+    pub fn of(host: &HostInfo, rdma: Option<&Result<String, String>>, now: Instant) -> Self {
+        let rdma = rdma.filter(|_| host.is_own);
         HostView {
             host: host.name.clone(),
             address: host.address,
@@ -36,6 +44,8 @@ impl HostView {
             up: host.is_up,
             since_seconds: now.saturating_duration_since(host.since).as_secs(),
             last_error: host.last_error.clone(),
+            rdma: rdma.and_then(|rdma| rdma.as_ref().ok()).cloned(),
+            no_rdma: rdma.and_then(|rdma| rdma.as_ref().err()).cloned(),
         }
     }
 }
@@ -67,19 +77,23 @@ pub struct GpuView {
     pub unreached: Vec<String>,
     /// The error after which the service cannot use it any more, if there was one.
     pub lost: Option<String>,
+    /// RDMA NICs that its flows to other hosts leave by, nearest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<String>,
 }
 
 impl GpuView {
     /// A GPU now.
     #[must_use]
     pub fn of(gpu: &GpuInfo) -> Self {
-        let GpuInfo { id, name, pci_bus_id, unreached, lost } = gpu;
+        let GpuInfo { id, name, pci_bus_id, unreached, lost, nics } = gpu;
         GpuView {
             gpu: id.clone(),
             name: name.clone(),
             pci_bus_id: pci_bus_id.clone(),
             unreached: unreached.clone(),
             lost: lost.get().cloned(),
+            nics: nics.get().cloned().unwrap_or_default(),
         }
     }
 }
@@ -193,6 +207,18 @@ pub struct CommView {
     pub hosts: Vec<String>,
     /// What flows' names say of it, where there are other hosts.
     pub links: Option<u64>,
+    /// Number of the caller's communicator that it is a part of, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part_of: Option<u64>,
+    /// Which part: `team`, `rail 1 of 8`, `copy engines`, `graphs`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<String>,
+    /// What carries its flows to other hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<TransportKind>,
+    /// Why it began over TCP, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport_reason: Option<String>,
     /// Ranks of this host.
     pub ranks: Vec<RankView>,
 }

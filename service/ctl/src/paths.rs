@@ -6,6 +6,7 @@ use mccs_control::overview::Overview;
 use mccs_control::{ControlAnswer, ControlRequest, call};
 use mccs_telemetry::flows::{FlowView, PathView};
 
+use crate::show::over;
 use crate::view::{lost, round_trip};
 
 fn overview(socket: &Path) -> anyhow::Result<Overview> {
@@ -92,6 +93,11 @@ pub fn links(socket: &Path, json: bool) -> anyhow::Result<()> {
             wire.retransmits,
             lost(wire)
         );
+    }
+    for comm in &overview.communicators {
+        if let (Some(transport), Some(_)) = (comm.transport, &comm.transport_reason) {
+            say!("communicator {} goes over {}", comm.communicator, over(transport, comm));
+        }
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Tables of what a service has: hosts, GPUs, sessions, communicators, engines.
 
+use mccs_config::service::TransportKind;
 use mccs_control::{CommView, GpuView, HostView, SessionView};
 use mccs_model::GpuStrategy;
 use mccs_runtime::{EngineInfo, RuntimeInfo, work_by_tenant};
@@ -29,6 +30,10 @@ pub fn hosts(hosts: &[HostView]) {
             h.last_error.as_deref().unwrap_or("-")
         );
     }
+    for own in hosts.iter().filter(|host| host.own) {
+        own.rdma.iter().for_each(|ports| say!("RDMA by {ports}"));
+        own.no_rdma.iter().for_each(|reason| say!("no RDMA: {reason}"));
+    }
     say!();
 }
 
@@ -38,10 +43,11 @@ pub fn gpus(gpus: &[GpuView]) {
         say!("no GPUs: the service's log says why\n");
         return;
     }
-    say!("{:<40} {:<24} {:<16} state", "gpu", "name", "bus id");
+    say!("{:<40} {:<24} {:<16} {:<16} state", "gpu", "name", "bus id", "nics");
     for g in gpus {
         let state = g.lost.as_ref().map_or_else(|| "in use".to_owned(), |error| format!("lost: {error}"));
-        say!("{:<40} {:<24} {:<16} {state}", g.gpu, g.name, g.pci_bus_id);
+        let nics = if g.nics.is_empty() { "-".to_owned() } else { g.nics.join(",") };
+        say!("{:<40} {:<24} {:<16} {nics:<16} {state}", g.gpu, g.name, g.pci_bus_id);
     }
     gpus.iter().flat_map(|gpu| &gpu.unreached).for_each(|unreached| say!("{unreached}"));
     say!();
@@ -92,6 +98,9 @@ pub fn comms(comms: &[CommView]) {
         "failed",
         "epoch"
     );
+    // Parts under their whole.
+    let mut comms: Vec<_> = comms.iter().collect();
+    comms.sort_by_key(|c| (c.part_of.unwrap_or(c.communicator), c.part_of.is_some(), c.communicator));
     for c in comms {
         let mut progress: Vec<_> =
             c.ranks.iter().map(|rank| format!("{}/{}/{}", rank.enqueued, rank.started, rank.completed)).collect();
@@ -104,6 +113,9 @@ pub fn comms(comms: &[CommView]) {
         progress.extend(c.traffic_class.map(|class| format!("(traffic class {class})")));
         let tag = c.ranks.iter().find_map(|rank| rank.user_tag);
         progress.extend(tag.map(|tag| format!("(last tag {tag})")));
+        progress
+            .extend(c.part_of.zip(c.part.as_ref()).map(|(whole, part)| format!("({part} of communicator {whole})")));
+        progress.extend(c.transport.map(|transport| format!("(over {})", over(transport, c))));
         progress.extend((!c.name.is_empty()).then(|| format!("({})", c.name)));
         progress.extend((!c.job.is_empty()).then(|| format!("(job {})", c.job)));
         say!(
@@ -122,6 +134,12 @@ pub fn comms(comms: &[CommView]) {
         );
     }
     say!();
+}
+
+/// What carries a communicator's flows, and why that is not faster.
+pub fn over(transport: TransportKind, comm: &CommView) -> String {
+    let reason = comm.transport_reason.as_ref();
+    reason.map_or_else(|| transport.to_string(), |reason| format!("{transport}: {reason}"))
 }
 
 /// Communicators that wait for ranks.

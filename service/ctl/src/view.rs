@@ -496,6 +496,10 @@ mod tests {
                 nranks: 4,
                 hosts: vec!["h0".into(), "h1".into()],
                 links: Some(7),
+                part_of: None,
+                part: None,
+                transport: Some(mccs_config::service::TransportKind::Tcp),
+                transport_reason: Some("host h1: no RDMA".into()),
                 ranks: vec![rank(0, 0), rank(1, 250)],
             }],
             joining: vec![LateView {

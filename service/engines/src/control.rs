@@ -7,8 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mccs_control::{
-    Call, Chunk, ControlAnswer, ControlRequest, DrainView, GpuView, HostView, REQUEST_BYTES_MAX, TRACE_MAX, TraceBegun,
-    chunks,
+    Call, Chunk, ControlAnswer, ControlRequest, DrainView, GpuView, REQUEST_BYTES_MAX, TRACE_MAX, TraceBegun, chunks,
 };
 use mccs_controller::history::Went;
 use mccs_controller::message::Act;
@@ -270,7 +269,7 @@ impl ControlEngine {
             }
             ControlRequest::Hosts => {
                 let now = Instant::now();
-                ControlAnswer::Hosts(registry.hosts().iter().map(|host| HostView::of(host, now)).collect())
+                ControlAnswer::Hosts(registry.host_views(now))
             }
             ControlRequest::Joining => ControlAnswer::Joining(registry.late_views(Instant::now())),
             ControlRequest::Gpus => ControlAnswer::Gpus(registry.gpus().iter().map(GpuView::of).collect()),

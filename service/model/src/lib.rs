@@ -6,6 +6,7 @@
 //! The most important: [`Name`] and [`CommId`], by which hosts and communicators are known everywhere; [`Pace`](rate_limit::Pace),
 //! the rate limit of a communicator's flows; [`Refused`], why something that was asked for is not done.
 
+pub mod affinity;
 pub mod gathering;
 mod gpu_strategy;
 pub mod handles;

@@ -19,6 +19,8 @@ use mccs_device::host::TenantShmExchange;
 use mccs_device::{CarriedOutBy, DirectGroup, Reading, TimedCollective};
 use mccs_model::SessionId;
 
+use super::family::{Family, Joining, PartOf, Whole};
+
 /// How far a rank is: counts of collectives, so the last sequence number plus one.
 #[derive(Debug)]
 pub struct RankInfo {
@@ -68,6 +70,10 @@ pub struct CommInfo {
     pub hosts: Vec<String>,
     /// Its ranks in order, by their hosts, if all are on GPUs and several hosts have some.
     pub host_runs: Vec<HostRun>,
+    /// What it shares with its parts, or with the whole that it is a part of.
+    pub family: Arc<Family>,
+    /// What it is to another communicator, if it is a part.
+    pub part: Option<PartOf>,
     /// Ranks of this host, ascending.
     pub ranks: Vec<RankInfo>,
     /// Collectives and point-to-point pairs completed.
@@ -91,6 +97,8 @@ pub struct CommInfo {
     pub traffic: Arc<TenantTraffic>,
     /// What flows' names say of it, where it has other hosts.
     pub links: Option<u64>,
+    /// Why its flows began over TCP, if they did.
+    pub transport_reason: Option<String>,
     /// Operations that failed.
     pub failed: AtomicU64,
     /// Number of the strategy in force.
@@ -108,6 +116,25 @@ pub struct CommInfo {
 }
 
 impl CommInfo {
+    /// The number of the caller's communicator: its own, or that of the whole that it is a part of.
+    #[must_use]
+    pub fn whole(&self) -> u64 {
+        self.part.as_ref().map_or(self.number, |part| part.whole)
+    }
+
+    /// What a rank joins that is `rank` here, as a part of this.
+    ///
+    /// # Errors
+    /// Why it is no part of this.
+    pub fn part_for(&self, rank: u32, joining: Joining) -> Result<PartOf, String> {
+        if self.part.is_some() {
+            return Err("it is itself a part of another communicator".into());
+        }
+        let CommInfo { number, nranks, host_runs, family, .. } = self;
+        let (number, nranks, spans_services) = (*number, *nranks, self.hosts.len() > 1);
+        PartOf::new(Whole { number, nranks, spans_services, host_runs, family }, rank, joining)
+    }
+
     /// The last tag that a rank has given an operation, whoever carries it out; 0 is none.
     #[must_use]
     pub fn user_tag(&self, rank: &RankInfo) -> u64 {
@@ -121,10 +148,13 @@ impl CommInfo {
     #[must_use]
     pub fn named(&self, message: &Arc<str>) -> Arc<str> {
         let name = format!(" (communicator {})", self.name);
-        if self.name.is_empty() || message.contains(&name) {
-            return Arc::clone(message);
+        let part = self.part.as_ref().map_or_else(String::new, |part| format!(" ({})", part.describe()));
+        let lacks = |words: &String| !words.is_empty() && !message.contains(words.as_str());
+        let name = Some(name).filter(|name| !self.name.is_empty() && lacks(name));
+        match (Some(part).filter(lacks), name) {
+            (None, None) => Arc::clone(message),
+            (part, name) => format!("{message}{}{}", part.unwrap_or_default(), name.unwrap_or_default()).into(),
         }
-        format!("{message}{name}").into()
     }
 
     /// What is kept of it when it has failed.

@@ -7,6 +7,7 @@
 //! the views of the whole.
 
 mod comm_info;
+mod family;
 pub mod late;
 mod overseer;
 mod views;
@@ -16,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
+use mccs_control::HostView;
 use mccs_model::SessionId;
 use mccs_model::gathering::Late;
 use mccs_runtime::WakerSlot;
@@ -28,6 +30,7 @@ use mccs_tenants::Tenant;
 use mccs_tenants::session::Session;
 
 pub use self::comm_info::{CommInfo, RankInfo, RankProgress, STAGED};
+pub use self::family::{Family, Joining, PartOf};
 pub use self::overseer::Overseer;
 pub use self::views::session_view;
 
@@ -112,6 +115,7 @@ pub struct Registry {
     certificate_end: AtomicU64,
     watcher: OnceLock<WakerSlot>,
     gpus: OnceLock<Arc<[GpuInfo]>>,
+    rdma: OnceLock<Result<String, String>>,
     /// Flows to and from other hosts.
     pub flows: Arc<FlowTable>,
     /// Communicators that have failed.
@@ -147,6 +151,30 @@ impl Registry {
     #[must_use]
     pub fn gpus(&self) -> &[GpuInfo] {
         self.gpus.get().map_or(&[], |gpus| gpus)
+    }
+
+    /// RDMA ports that flows to other hosts may leave by, in words; or why there are none. Said once.
+    pub fn set_rdma(&self, rdma: Result<String, String>) {
+        let _ = self.rdma.set(rdma);
+    }
+
+    /// The NICs of each GPU, nearest first. Said once.
+    pub fn set_nics_of_gpus(&self, nics: Vec<Vec<String>>) {
+        for (gpu, nics) in self.gpus().iter().zip(nics) {
+            let _ = gpu.nics.set(nics);
+        }
+    }
+
+    /// The same, where there are other hosts.
+    #[must_use]
+    pub fn rdma(&self) -> Option<&Result<String, String>> {
+        self.rdma.get()
+    }
+
+    /// All hosts now, as the operator sees them.
+    #[must_use]
+    pub fn host_views(&self, now: Instant) -> Vec<HostView> {
+        self.hosts().iter().map(|host| HostView::of(host, self.rdma(), now)).collect()
     }
 
     /// A host's state has changed.

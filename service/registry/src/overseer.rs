@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use mccs_control::HostView;
 use mccs_control::overview::{
     COMMUNICATORS_TOLD_MAX, FLOWS_TOLD_MAX, Omitted, Overview, QuotaView, RANKS_TOLD_MAX, RefusedView, TenantView,
 };
@@ -74,7 +73,8 @@ impl Overseer {
                 tenant: tenant.name.clone(),
                 quotas: quotas(tenant),
                 in_flight: in_flight.get(&tenant.name).copied().unwrap_or(0),
-                communicators: comms.iter().filter(|comm| comm.tenant == tenant.name).count() as u64,
+                communicators: comms.iter().filter(|comm| comm.tenant == tenant.name && comm.part.is_none()).count()
+                    as u64,
                 operations: totals.operations,
                 pairs: totals.pairs,
                 bytes: totals.bytes,
@@ -92,7 +92,7 @@ impl Overseer {
             joining: registry.late_views(now),
             flows,
             paths: registry.flows.paths(),
-            hosts: registry.hosts().iter().map(|host| HostView::of(host, now)).collect(),
+            hosts: registry.host_views(now),
             draining: registry.is_draining(),
             draining_reason: registry.draining_reason(),
             certificate_end: registry.certificate_end(),

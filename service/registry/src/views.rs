@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use mccs_config::service::TransportKind;
 use mccs_control::{CommView, RankView, SessionView};
 use mccs_tenants::Resource;
 use mccs_tenants::session::Session;
@@ -48,6 +49,7 @@ impl CommInfo {
         let pairs = comm.pairs();
         let (operations, bytes) = comm.totals();
         let epoch = comm.epoch.load(Ordering::Relaxed);
+        let transport = comm.placed.as_ref().and_then(|placed| placed.chosen()?.transport);
         let captured = comm.direct.as_ref().and_then(|direct| direct.page().captured_terms());
         CommView {
             communicator: comm.number,
@@ -75,6 +77,10 @@ impl CommInfo {
             nranks: comm.nranks,
             hosts: comm.hosts.clone(),
             links: comm.links,
+            part_of: comm.part.as_ref().map(|part| part.whole),
+            part: comm.part.as_ref().map(|part| part.name.clone()),
+            transport,
+            transport_reason: comm.transport_reason.clone().filter(|_| transport == Some(TransportKind::Tcp)),
             ranks: comm.ranks.iter().map(rank).collect(),
         }
     }

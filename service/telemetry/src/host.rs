@@ -34,13 +34,15 @@ pub struct GpuInfo {
     pub unreached: Vec<String>,
     /// Why it is of no use to the service any more, if it is not.
     pub lost: OnceLock<String>,
+    /// NICs that its flows to other hosts leave by, nearest first.
+    pub nics: OnceLock<Vec<String>>,
 }
 
 impl GpuInfo {
     /// One that works.
     #[must_use]
     pub fn new(id: String, name: String, pci_bus_id: String) -> Self {
-        GpuInfo { id, name, pci_bus_id, unreached: Vec::new(), lost: OnceLock::new() }
+        GpuInfo { id, name, pci_bus_id, unreached: Vec::new(), lost: OnceLock::new(), nics: OnceLock::new() }
     }
 }
 

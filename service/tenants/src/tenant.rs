@@ -218,6 +218,12 @@ impl Tenant {
 }
 
 impl Charge {
+    /// The tenant's quota for a part of what this is for, which counts as that: it is given back when both have ended.
+    #[must_use]
+    pub fn part(self: &Arc<Self>) -> Charge {
+        Charge { tenant: Arc::clone(&self.tenant), resource: Resource::Ranks, amount: 0, _of: Some(Arc::clone(self)) }
+    }
+
     /// Whose it is.
     #[must_use]
     pub fn tenant(&self) -> &Arc<Tenant> {

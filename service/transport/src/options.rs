@@ -77,6 +77,8 @@ pub struct FlowOptions {
     /// Device of this host that the flow leaves by: a network interface, from whose address its sockets send (`tcp`), or the port that it
     /// comes home to (`rdma`). The sender's; its peer's port over RDMA is the counterpart.
     pub device: Option<Device>,
+    /// Port that a flow without `device` comes home to (`rdma`); by its engine's turn, if `None`. No part of its path: nobody has chosen it.
+    pub home: Option<Device>,
     /// Address to send from, where no device is named; the kernel chooses by its routes where there is none.
     pub source_address: Option<IpAddr>,
     /// Ports to send from: connection i takes the i-th, or the next one that is free. The kernel chooses where there are none.
@@ -119,6 +121,7 @@ impl Default for FlowOptions {
             transport: None,
             connections: 1,
             device: None,
+            home: None,
             source_address: None,
             source_ports: None,
             dscp: None,

@@ -108,6 +108,11 @@ fn list_of(folder: &Path) -> PathBuf {
     folder.join("devices")
 }
 
+/// Whether a folder has a list.
+pub(crate) fn is_listed(folder: &Path) -> bool {
+    list_of(folder).exists()
+}
+
 /// Reads the list of a folder.
 ///
 /// # Errors

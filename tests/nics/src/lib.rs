@@ -1,8 +1,8 @@
 //! RDMA devices without hardware, for tests: a library with libibverbs' symbols, to be loaded in its place.
 //!
 //! Devices are files of a folder that processes share: the one that `MCCS_NICS` names, or the library's own. A list there says
-//! which host has which ([`write_list`]). `MCCS_NICS_HOST` is the host whose devices a process sees; without it, it sees all. Bytes go from the sender's
-//! memory into slots of the receiver's queue pair, and from there into the receiver's memory: two copies, as with a real device. A
+//! which host has which ([`write_list`]). `MCCS_NICS_HOST` is the host whose devices a process sees; without it, it sees all. A library in a folder
+//! `h1` of that one sees those of host h1. Bytes go from the sender's memory into slots of the receiver's queue pair, and from there into the receiver's memory: two copies, as with a real device. A
 //! port carries so many bits a second in each direction, and takes some time from device to device.
 //!
 //! Queue pairs are reliable connections: writes, with and without immediate data, sends, reads and atomic operations, in order,

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_collective::{CostModel, Strategy};
-use mccs_config::service::TransportKind;
+use mccs_config::service::{RdmaUse, TransportKind};
 use mccs_device::host::{HostDevice, HostOptions};
 use mccs_engines::proxy::ScheduleCache;
-use mccs_engines::proxy::{Cluster as ClusterLink, ProxyEngine, ProxyMessage, Timeouts};
+use mccs_engines::proxy::{Cluster as ClusterLink, Offer, ProxyEngine, ProxyMessage, Timeouts};
 use mccs_engines::transport::links::{Links, PathAssignment};
 use mccs_engines::transport::{TransportEngine, TransportEvent, TransportHandle};
 use mccs_exchange::protocol::{Event, Exchange, Name, Options as ExchangeOptions, Request};
@@ -84,7 +84,9 @@ impl SimHost {
             own: own.clone(),
             exchange: requests.sender(),
             engines_per_comm: 2,
-            assignment: Arc::new(PathAssignment { transport: Some(TRANSPORTS[0]), ..PathAssignment::default() }),
+            offer: Offer::without(RdmaUse::Off, Some(channels), ""),
+            assignment: Arc::new(PathAssignment::default()),
+            nics_of_gpus: Vec::new(),
         };
         let engine =
             ProxyEngine::new(device, mailbox, Arc::clone(&registry), Box::new(make_schedules), timeouts, Some(cluster));

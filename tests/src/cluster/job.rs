@@ -271,6 +271,7 @@ impl SimRank {
             root: Name::new(&format!("h{}", self.root)),
             options: JoinOptions::default(),
             charge: Arc::new(charge),
+            part: None,
             reply: connected.replies.sender(),
         };
         if host.proxy.send(SessionMessage::Join(Box::new(request)).into()).is_err() {
@@ -394,7 +395,7 @@ impl SimRank {
     fn leave(&mut self, comm: Handle, end: Option<RankEnd>, host: &SimHost, now: Instant) -> Option<Instant> {
         let Some(connected) = &self.connected else { return None };
         let (rank, tenant_comm, reply) = (self.rank, Handle::NONE, connected.replies.sender());
-        let message = SessionMessage::Leave { comm, rank, request: 2, tenant_comm, reply }.into();
+        let message = SessionMessage::Leave { comm, rank, request: Some(2), tenant_comm, reply }.into();
         if host.proxy.send(message).is_ok() {
             self.state = State::Leaving(end);
         }
@@ -412,7 +413,7 @@ impl SimRank {
     fn leaving(&mut self, end: Option<RankEnd>, now: Instant, rng: &mut StdRng) -> Result<Option<Instant>, String> {
         let reply = self.connected.as_ref().and_then(|connected| connected.replies.pop());
         let Some(reply) = reply else { return Ok(None) };
-        if !matches!(reply, ProxyReply::Left { request: 2, .. }) {
+        if !matches!(reply, ProxyReply::Left { request: Some(2), .. }) {
             return Err(format!("rank {} wanted to leave and was told something else", self.rank));
         }
         (self.phase, self.next_unit) = (self.phase + 1, 0);

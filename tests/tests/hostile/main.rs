@@ -6,6 +6,7 @@ mod descriptors;
 mod floods;
 mod joins;
 mod memory;
+mod parts;
 mod random;
 mod raw;
 mod rounds;

@@ -129,6 +129,24 @@ impl Raw {
         StreamWord::at(&self.segment, self.layout.words_offset, self.stream.index).expect("a word")
     }
 
+    /// So many failures of communicators, and which they are of.
+    pub fn reports(self, count: usize) -> Vec<(Handle, String)> {
+        let (offset, capacity) = (self.layout.completions_offset, self.layout.completions_capacity);
+        let ring = mccs_ipc::queue::Consumer::<mccs_ipc::command::Completion>::new(
+            Arc::clone(&self.segment),
+            offset,
+            capacity,
+        );
+        let (mut completions, mut reports) = (ring.expect("a ring"), Vec::new());
+        while reports.len() < count {
+            match completions.try_pop().expect("a sound ring") {
+                Some(completion) => reports.push((completion.comm, completion.message())),
+                None => std::thread::yield_now(),
+            }
+        }
+        reports
+    }
+
     /// The message with which the call with ticket 1 fails.
     pub fn failed(self) -> String {
         assert!(self.word().wait(1, Duration::ZERO, Duration::from_secs(600)));

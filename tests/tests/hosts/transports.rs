@@ -154,7 +154,9 @@ fn hosts_that_begin_otherwise_are_refused_by_name() {
         joined.map(drop).expect_err("they begin otherwise").to_string()
     });
     for refusal in refusals {
-        let says = ["flows over tcp", "flows over rdma", "rdma.use"].iter().all(|what| refusal.contains(what));
+        let says = ["host h1 has rdma.use = \"required\"", "host h0: rdma.use is \"standby\""]
+            .iter()
+            .all(|what| refusal.contains(what));
         assert!(says, "{refusal}");
     }
 }

@@ -405,6 +405,30 @@ fn communicators(text: &mut Text, overview: &Overview) {
         family.sample(&[("tenant", &comm.tenant), ("communicator", &comm.communicator), ("job", &comm.job)], 1u64);
     }
     let mut family = text.family(
+        "mccs_communicator_part",
+        Kind::Gauge,
+        "1, by the communicator that one is a part of, which its caller sees alone, and which part it is.",
+    );
+    for comm in comms {
+        let (Some(whole), Some(part)) = (&comm.part_of, &comm.part) else { continue };
+        let labels: &Labels<'_> =
+            &[("tenant", &comm.tenant), ("communicator", &comm.communicator), ("whole", whole), ("part", part)];
+        family.sample(labels, 1u64);
+    }
+    let mut family = text.family(
+        "mccs_communicator_transport",
+        Kind::Gauge,
+        "1, by what carries a communicator's flows to other hosts, and why that is not RDMA.",
+    );
+    for comm in comms {
+        let Some(transport) = comm.transport else { continue };
+        let reason = comm.transport_reason.as_deref().unwrap_or_default();
+        let [tenant, number] = [&comm.tenant as &dyn Display, &comm.communicator];
+        let labels: &Labels<'_> =
+            &[("tenant", tenant), ("communicator", number), ("transport", &transport), ("reason", &reason)];
+        family.sample(labels, 1u64);
+    }
+    let mut family = text.family(
         "mccs_communicator_busy_seconds_total",
         Kind::Counter,
         "Time in which such a collective was running.",

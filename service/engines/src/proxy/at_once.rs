@@ -121,6 +121,7 @@ impl Bed {
                 root: None,
                 options: mccs_ipc::protocol::JoinOptions::default(),
                 charge: Arc::clone(&charge),
+                part: None,
                 reply: replies.sender(),
             };
             assert!(self.proxy.send(SessionMessage::Join(Box::new(join)).into()).is_ok());

@@ -22,10 +22,12 @@ use mccs_transport::{ListenerHandle, TransportError};
 
 use super::ProxyEngine;
 use super::comm::{Failure, Span};
-use super::joining::shared_gpu;
+use super::joining::{of_two_families, shared_gpu};
+use super::offer::Agreed;
 use super::operation::{JoinRequest, ProxyReply};
 use super::setups::{Setup, gpus_of, peers_of, placed_ranks};
 use super::sites::{self, GpuPlace};
+use crate::transport::links::PathAssignment;
 
 /// What a communicator is made of that spans hosts.
 pub(super) struct Across {
@@ -35,6 +37,8 @@ pub(super) struct Across {
     pub(super) ranks_by_host: Vec<Vec<u32>>,
     /// The GPU of every rank, if it is on one.
     pub(super) gpus: Vec<Option<GpuPlace>>,
+    /// What its hosts have agreed on, and the paths that its flows take then.
+    pub(super) agreed: (Agreed, Arc<PathAssignment>),
 }
 
 impl Across {
@@ -85,12 +89,13 @@ impl ProxyEngine {
             let network = setups.begin(&key, self.transports.engines(), now);
             self.transports.listen(&network);
         }
+        let offer = setups.offer_of(&request);
         let Some(setup) = setups.setups.get_mut(&key) else { return };
         if setup.is_lost {
             let message = "another rank of this communicator has left while joining";
             return join_failed(request, ErrorClass::Remote, message);
         }
-        let payload = setup.payload(&setups.terms, request.gpu_place());
+        let payload = setup.payload((&setups.terms, &offer), request.gpu_place());
         let join = payload.and_then(|payload| join_of(&key, &request, payload));
         setup.requests.push(request);
         if let Some(join) = join {
@@ -111,8 +116,11 @@ impl ProxyEngine {
         match listener {
             Ok(listener) => {
                 setup.listeners[engine] = Some(listener);
-                let join =
-                    |request: &JoinRequest| join_of(&key, request, setup.payload(&setups.terms, request.gpu_place())?);
+                let Some(setup) = setups.setups.get(&key) else { return };
+                let join = |request: &JoinRequest| {
+                    let told = (&*setups.terms, &setups.offer_of(request));
+                    join_of(&key, request, setup.payload(told, request.gpu_place())?)
+                };
                 let joins: Vec<_> = setup.requests.iter().filter_map(join).collect();
                 joins.into_iter().for_each(|join| setups.ask(join));
             }
@@ -148,6 +156,29 @@ impl ProxyEngine {
                 });
             } else {
                 self.end_setup(&key, failure.class, failure.message.as_str());
+            }
+        }
+    }
+
+    /// The whole has failed that these are to be a part of.
+    pub(super) fn withdraw_part(&mut self, whole: u64, failure: &Failure) {
+        let Some(setups) = &mut self.setups else { return };
+        let mut hit = Vec::new();
+        for (key, setup) in &mut setups.setups {
+            let is_of = |request: &JoinRequest| request.part.as_ref().is_some_and(|part| part.whole == whole);
+            if setup.requests.iter().any(is_of) {
+                hit.push((key.clone(), setup.is_known()));
+                setup.is_lost = true;
+            }
+        }
+        for (key, is_known) in hit {
+            if is_known {
+                let failure = exchange::Failure::new(failure.class, &*failure.message);
+                self.setups.iter_mut().for_each(|setups| {
+                    setups.ask(Request::Withdraw { key: key.clone(), failure: failure.clone() });
+                });
+            } else {
+                self.end_setup(&key, failure.class, &failure.message);
             }
         }
     }
@@ -202,8 +233,12 @@ impl ProxyEngine {
         let Some(setups) = &mut self.setups else { return };
         let (comm, key) = (membership.comm.clone(), membership.key.clone());
         let class = setups.setups.get(&key).and_then(Setup::traffic_class);
-        let peers = match peers_of(&membership, payloads, &setups.terms, &setups.cluster.assignment.of_class(class)) {
-            Ok(peers) => Arc::new(peers),
+        let first = setups.setups.get(&key).and_then(|setup| setup.requests.first());
+        let nics =
+            first.map_or_else(|| Arc::clone(&setups.cluster.assignment.nics), |rank| Arc::clone(setups.nics_of(rank)));
+        let paths = PathAssignment { nics, ..PathAssignment::clone(&setups.cluster.assignment.of_class(class)) };
+        let (peers, agreed) = match peers_of(&membership, payloads, &setups.terms, &paths) {
+            Ok((peers, agreed)) => (Arc::new(peers), agreed),
             Err((host, problem)) => {
                 let message = format!("the service of host {host} cannot be joined: {problem}");
                 let failure = exchange::Failure::new(ErrorClass::System, message).by_host(&host);
@@ -215,11 +250,14 @@ impl ProxyEngine {
             let failure = exchange::Failure::new(ErrorClass::Remote, "its ranks on this host have gone");
             return setups.ask(Request::Fail { comm, failure });
         };
-        if let Some(message) = shared_gpu(&setup.requests, refuses_duplicates) {
+        if let Some(message) =
+            shared_gpu(&setup.requests, refuses_duplicates).or_else(|| of_two_families(&setup.requests))
+        {
             let failure = exchange::Failure::new(ErrorClass::InvalidUsage, message);
             return setups.ask(Request::Fail { comm, failure });
         }
         (setup.membership, setup.gpus) = (Some(membership), gpus_of(payloads));
+        setup.agreed = (agreed, Arc::clone(&peers.assignment));
         self.transports.set_peers(&setup.network, &peers);
         setups.ask(Request::Ready { comm });
     }
@@ -231,7 +269,8 @@ impl ProxyEngine {
             let failure = exchange::Failure::new(ErrorClass::Remote, "a rank left while joining");
             return self.end_complete(key, comm, failure);
         }
-        let Some(Setup { network, mut requests, membership: Some(membership), gpus, .. }) = setups.end(key) else {
+        let Some(Setup { network, mut requests, membership: Some(membership), gpus, agreed, .. }) = setups.end(key)
+        else {
             return;
         };
         requests.sort_by_key(|request| request.rank);
@@ -244,8 +283,19 @@ impl ProxyEngine {
         }
         let span = Span { comm, left: BTreeSet::new(), network, suspected: None, is_told: false, is_closed: false };
         let ranks_by_host = ranks_by_host(&membership);
-        let across = Across { span, hosts: membership.hosts, ranks_by_host, gpus };
+        self.say_agreed(&agreed.0, now);
+        let across = Across { span, hosts: membership.hosts, ranks_by_host, gpus, agreed };
         self.create_comm(key.id, nranks, requests, Some(across), None, now);
+    }
+
+    /// A communicator begins whose hosts do not all have what is best: at most some of them are told in a while.
+    fn say_agreed(&mut self, agreed: &Agreed, now: Instant) {
+        let can = self.setups.as_ref().is_some_and(|setups| setups.cluster.offer.rdma.is_ok());
+        let Agreed { transport: Some(transport), reason, channels, remark } = agreed else { return };
+        let Some(reason) = reason.as_ref().filter(|_| can).or(remark.as_ref()) else { return };
+        if let Some(more) = self.log_budget.take(now) {
+            tracing::info!(%transport, channels, reason, more, "flows of a communicator begin so");
+        }
     }
 
     /// A communicator is complete everywhere else, and cannot be here.

@@ -39,7 +39,7 @@ const SCRATCH_FREE_BYTES: u64 = 16 << 20;
 
 /// Why a communicator is dead.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Failure {
+pub struct Failure {
     pub(super) class: ErrorClass,
     pub(super) message: Arc<str>,
 }
@@ -89,7 +89,7 @@ pub(super) struct Member {
     whole_enqueued: u64,
     /// Of those, the ones that have started.
     pub(super) whole_started: u64,
-    pub(super) leaving: Option<(u64, Sender<ProxyReply>)>,
+    pub(super) leaving: Option<(Option<u64>, Sender<ProxyReply>)>,
     pub(super) left: bool,
     _charge: Arc<Charge>,
 }

@@ -18,7 +18,6 @@ use super::communicators::COMMS_MAX;
 use super::message::SessionMessage;
 use super::operation::{JoinRequest, ProxyReply};
 use super::rendezvous::Joined;
-use super::setups::Setups;
 use super::sites::host_runs;
 
 impl ProxyEngine {
@@ -31,10 +30,12 @@ impl ProxyEngine {
         match self.rendezvous.join(key, (rank, nranks), owner, request, now) {
             Joined::Waiting => {}
             Joined::Refused(refusal, members) => refuse_all(&refusal, members),
-            Joined::Complete(requests) => match shared_gpu(&requests, self.refuses_duplicate_gpus) {
-                Some(message) => refuse_all(&SetupError { class: ErrorClass::InvalidUsage, message }, requests),
-                None => self.complete_here(id, requests, now),
-            },
+            Joined::Complete(requests) => {
+                match shared_gpu(&requests, self.refuses_duplicate_gpus).or_else(|| of_two_families(&requests)) {
+                    Some(message) => refuse_all(&SetupError { class: ErrorClass::InvalidUsage, message }, requests),
+                    None => self.complete_here(id, requests, now),
+                }
+            }
         }
     }
 
@@ -78,6 +79,7 @@ impl ProxyEngine {
         };
         let is_staged = direct.is_none() && requests.iter().any(|request| request.gpu.is_some());
         let here: Vec<_> = requests.iter().map(|request| (0, request.gpu_place().filter(|_| is_staged))).collect();
+        let part = requests.first().and_then(|request| request.part.clone());
         let info = Arc::new(CommInfo {
             number: self.registry.next_number(),
             id,
@@ -89,6 +91,8 @@ impl ProxyEngine {
             nranks,
             hosts: across.iter().flat_map(|across| across.hosts.iter().map(ToString::to_string)).collect(),
             host_runs: across.as_ref().map_or_else(|| host_runs(&here), Across::host_runs),
+            family: part.as_ref().map(|part| Arc::clone(&part.family)).unwrap_or_default(),
+            part,
             ranks: requests.iter().map(rank_info).collect(),
             operations: 0.into(),
             bytes: 0.into(),
@@ -100,6 +104,7 @@ impl ProxyEngine {
             recent: RecentTraffic::default(),
             traffic: requests.first().map(|request| Arc::clone(&request.session.tenant.traffic)).unwrap_or_default(),
             links: across.as_ref().map(|across| across.span.network.links.0),
+            transport_reason: across.as_ref().and_then(|across| across.agreed.0.reason.clone()),
             failed: 0.into(),
             epoch: 0.into(),
             shm_exchange,
@@ -117,6 +122,11 @@ impl ProxyEngine {
         let memory: Arc<[_]> = memory.into();
         let ranks_by_host = across.as_ref().map_or(&[][..], |across| &across.ranks_by_host);
         let schedules = (self.make_schedules)(nranks, ranks_by_host);
+        let agreed = across.as_ref().map(|across| across.agreed.clone());
+        let (schedules, assignment) = match agreed {
+            Some((agreed, assignment)) => (schedules.with_channels(agreed.channels), assignment),
+            None => (schedules, Arc::default()),
+        };
         let mut answers = Vec::with_capacity(requests.len());
         let mut members = Vec::with_capacity(requests.len());
         for request in requests {
@@ -125,8 +135,6 @@ impl ProxyEngine {
             answers.push((rank, request, tenant_comm, reply));
         }
         let span = across.map(|across| across.span);
-        let assignment = self.setups.as_ref().map(Setups::first_assignment).unwrap_or_default();
-        let assignment = assignment.of_class(info.traffic_class);
         let comm = match self.comms.insert(Comm::new(members, schedules, assignment, Arc::clone(&info), span, now)) {
             Ok(comm) => comm,
             Err(refused) => {
@@ -150,6 +158,10 @@ impl ProxyEngine {
         for (rank, request, tenant_comm, reply) in answers {
             let (info, memory, share) = (Arc::clone(&info), memory.clone(), share.clone());
             let _ = reply.send(ProxyReply::Joined { request, tenant_comm, comm, rank, info, memory, share });
+        }
+        // Its whole may have failed while it was set up.
+        if let Some((class, message)) = info.part.as_ref().and_then(|part| part.family.failure()) {
+            self.abort(comm, Failure::new(*class, Arc::clone(message)));
         }
     }
 }
@@ -188,6 +200,15 @@ fn in_one_process(requests: &[JoinRequest]) -> Option<String> {
              give each a process or a GPU of its own"
         ))
     })
+}
+
+/// What is wrong, where ranks of one service say of a communicator that it is part of several.
+pub(super) fn of_two_families(requests: &[JoinRequest]) -> Option<String> {
+    let what = |request: &JoinRequest| request.part.as_ref().map(|part| (part.whole, part.name.clone()));
+    let first = requests.first()?;
+    let other = requests.iter().find(|other| what(other) != what(first))?;
+    let (one, two) = (first.rank, other.rank);
+    Some(format!("ranks {one} and {two} join one communicator as parts of two: all ranks need the same whole and role"))
 }
 
 pub(super) fn refuse_all(refusal: &SetupError, members: Vec<JoinRequest>) {

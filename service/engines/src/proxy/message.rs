@@ -11,6 +11,7 @@ use mccs_model::{Refused, SessionId};
 use mccs_runtime::Sender;
 use mccs_tenants::session::Session;
 
+use super::comm::Failure;
 use super::operation::{JoinRequest, Operation, ProxyReply};
 use super::reply_to::{ForwardedRequest, Looks, OperatorAnswer, OperatorRequest, ReplyTo};
 use super::semaphores::StreamSemaphore;
@@ -30,6 +31,8 @@ pub enum ProxyMessage {
     Controller(ControllerOrder),
     /// From operators.
     Operator(OperatorMessage),
+    /// From the proxy engine of another device: a communicator with this number has failed, the whole or a part of it.
+    FamilyFailed { whole: u64, failure: Failure },
 }
 
 /// From a session engine.
@@ -38,8 +41,8 @@ pub enum SessionMessage {
     Operation(Operation),
     /// A rank joins.
     Join(Box<JoinRequest>),
-    /// A rank leaves when its operations have ended. Answered to `request`.
-    Leave { comm: Handle, rank: u32, request: u64, tenant_comm: Handle, reply: Sender<ProxyReply> },
+    /// A rank leaves when its operations have ended. Answered to `request`, or because its whole is left.
+    Leave { comm: Handle, rank: u32, request: Option<u64>, tenant_comm: Handle, reply: Sender<ProxyReply> },
     /// A tenant ends a communicator, which it calls so. Its session, if it waits, hears once all ranks can know.
     Abort { comm: Handle, rank: u32, cuda_error: Option<u32>, reply: Option<(Handle, Sender<ProxyReply>)> },
     /// The session has ended: everything it had goes.

@@ -21,6 +21,7 @@ mod direct;
 #[cfg(test)]
 mod direct_tests;
 mod execute;
+mod family;
 mod forwarded_requests;
 mod gpu_progress;
 mod gpu_proxy;
@@ -28,6 +29,7 @@ mod gpu_watch;
 mod inflight;
 mod joining;
 mod message;
+mod offer;
 mod operation;
 mod p2p_queues;
 mod preparing;
@@ -65,12 +67,14 @@ use self::communicators::Communicators;
 use self::deadline::OperationDeadline;
 pub use self::describe::signature;
 use self::diagnostics::Diagnostics;
+use self::family::Families;
 use self::forwarded_requests::ForwardedRequests;
 use self::gpu_proxy::GpuProxy;
 use self::gpu_watch::GpuWatch;
 use self::inflight::InflightOperations;
 use self::joining::refuse_all;
 pub use self::message::{ControllerOrder, OperatorMessage, ProxyMessage, SessionMessage};
+pub use self::offer::{Agreed, Nics, Offer};
 pub use self::operation::{JoinRequest, Operation, ProxyReply, RoundState};
 use self::preparing::{PREPARING_MAX, Preparing};
 use self::rendezvous::Rendezvous;
@@ -137,6 +141,7 @@ pub struct ProxyEngine {
     setups: Option<Setups>,
     /// Who has communicators of GPUs that reach each other; nobody, where this engine has all.
     gpu_proxy: GpuProxy,
+    families: Families,
     /// Why communicators are stuck.
     diagnostics: Diagnostics,
     forwarded: ForwardedRequests,
@@ -180,6 +185,7 @@ impl ProxyEngine {
             log_budget: LogBudget::default(),
             setups: cluster.map(|cluster| Setups::new(cluster, terms)),
             gpu_proxy: GpuProxy::default(),
+            families: Families::default(),
             diagnostics: Diagnostics::default(),
             forwarded: ForwardedRequests::default(),
             ended_rounds: Vec::new(),
@@ -227,6 +233,7 @@ impl ProxyEngine {
             ProxyMessage::Exchange(event) => self.exchange_event(event, now),
             ProxyMessage::Controller(order) => self.controller_order(order),
             ProxyMessage::Operator(message) => self.operator_message(message, now),
+            ProxyMessage::FamilyFailed { whole, failure } => self.abort_family(whole, &failure),
         }
     }
 
@@ -368,7 +375,9 @@ impl ProxyEngine {
         }
         self.fail_elsewhere(comm, &failure);
         failed.iter().for_each(|operation| self.fail(operation));
+        let info = self.comms.get(comm).map(|live| Arc::clone(&live.info));
         self.reap(comm);
+        info.iter().for_each(|info| self.fail_family(info, &failure));
     }
 
     /// Lets ranks go that wanted to leave, and removes a communicator that nobody is in.
@@ -462,7 +471,8 @@ impl Engine for ProxyEngine {
         let backlog = self.transports.push_backlog()
             | self.device_events.as_ref().is_some_and(|events| events.push_backlog())
             | self.setups.as_mut().is_some_and(Setups::push_backlog)
-            | self.gpu_proxy.push_backlog();
+            | self.gpu_proxy.push_backlog()
+            | self.families.tell();
         self.end_suspected(cx.now);
         for (refusal, members) in self.rendezvous.expire(cx.now) {
             refuse_all(&refusal, members);

@@ -11,7 +11,7 @@ use mccs_ipc::protocol::{JoinOptions, Role};
 use mccs_ipc::types::{DataType, ErrorClass, Handle, UniqueId};
 use mccs_kernels::scalar_bits_at;
 use mccs_model::{Action, Scalar, SetupError};
-use mccs_registry::CommInfo;
+use mccs_registry::{CommInfo, PartOf};
 use mccs_runtime::Sender;
 use mccs_tenants::Charge;
 use mccs_tenants::session::Session;
@@ -126,6 +126,8 @@ pub struct JoinRequest {
     pub options: JoinOptions,
     /// The tenant's quota for it.
     pub charge: Arc<Charge>,
+    /// What the communicator is to another one, if it is a part.
+    pub part: Option<PartOf>,
     /// Where to answer.
     pub reply: Sender<ProxyReply>,
 }
@@ -158,8 +160,8 @@ pub enum ProxyReply {
     },
     /// It is not going to be.
     JoinFailed { request: u64, tenant_comm: Handle, class: ErrorClass, message: String },
-    /// A rank has left.
-    Left { request: u64, tenant_comm: Handle },
+    /// A rank has left, which `request` asked for, if any.
+    Left { request: Option<u64>, tenant_comm: Handle },
     /// The communicator has ended.
     Aborted { tenant_comm: Handle },
     /// A part of a communicator's memory is there, or is not going to be.

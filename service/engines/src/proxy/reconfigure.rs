@@ -219,6 +219,7 @@ fn changed_assignment(
         transport: change.transport.or(assignment.transport),
         paths: paths.unwrap_or_else(|| assignment.paths.clone()),
         chosen: assignment.chosen.clone(),
+        nics: Arc::clone(&assignment.nics),
     };
     if !keeps_chosen {
         changed.chosen.clear();

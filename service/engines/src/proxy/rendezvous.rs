@@ -142,6 +142,13 @@ impl<M> Rendezvous<M> {
         failed
     }
 
+    /// Ends every gathering that has such a member.
+    pub fn end_with(&mut self, is_such: impl Fn(&M) -> bool) -> Vec<Vec<M>> {
+        let has = |gathering: &Gathering<M>| gathering.members.values().any(|(_, member)| is_such(member));
+        let hit: Vec<_> = self.gatherings.iter().filter(|(_, g)| has(g)).map(|(key, _)| key.clone()).collect();
+        hit.iter().map(|key| self.end(key)).collect()
+    }
+
     /// Fails every gathering whose time is over, and knows then which are [`Late`].
     pub fn expire(&mut self, now: Instant) -> Vec<(SetupError, Vec<M>)> {
         if self.due.is_none_or(|due| due > now) {

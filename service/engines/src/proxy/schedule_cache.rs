@@ -47,12 +47,23 @@ impl ScheduleCache {
     }
 
     /// What services of several hosts must have in common, in words: each builds its own schedules, and they fit only if all
-    /// come to the same ones.
+    /// come to the same ones. Their channels are agreed on besides (`offer.rs`).
     #[must_use]
     pub fn terms(&self) -> String {
         let algorithm = self.strategy.choice.name();
-        let (channels, version) = (self.strategy.ring_orders.len(), env!("CARGO_PKG_VERSION"));
-        format!("algorithm {algorithm}, channels {channels}, mccs {version}")
+        let version = env!("CARGO_PKG_VERSION");
+        format!("algorithm {algorithm}, mccs {version}")
+    }
+
+    /// The same with as many channels as hosts have agreed on.
+    #[must_use]
+    pub fn with_channels(self, channels: u32) -> Self {
+        if self.strategy.ring_orders.len() == channels as usize {
+            return self;
+        }
+        let rings = Strategy::initial(self.strategy.choice, self.nranks, channels, &self.strategy.hosts).ring_orders;
+        let strategy = Strategy { ring_orders: rings, ..self.strategy };
+        ScheduleCache::new(self.nranks, strategy, self.model)
     }
 
     /// What a change makes of it: the same communicator and model under another strategy.

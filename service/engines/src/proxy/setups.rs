@@ -4,13 +4,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use mccs_config::service::Device;
 use mccs_exchange::protocol::{CommKey, Membership, Name, Payload, Request};
+use mccs_ipc::protocol::Role;
 use mccs_ipc::types::Handle;
 use mccs_model::link::LinksId;
 use mccs_runtime::Sender;
 use mccs_telemetry::placed::HostRanks;
 use mccs_transport::ListenerHandle;
 
+use super::offer::{Agreed, Offer, agree};
 use super::operation::JoinRequest;
 use super::sites::GpuPlace;
 use crate::transport::links::{PathAssignment, PeerHost, Peers};
@@ -30,8 +33,12 @@ pub struct Cluster {
     pub exchange: Sender<Request>,
     /// Most engines that a communicator uses: one for each channel.
     pub engines_per_comm: usize,
-    /// Paths through the network of a communicator's first strategy.
+    /// What this host can do for communicators, and may.
+    pub offer: Offer,
+    /// Paths through the network of a communicator's first strategy, whatever carries its flows.
     pub assignment: Arc<PathAssignment>,
+    /// The nearest NICs of each GPU, which its rails use.
+    pub nics_of_gpus: Vec<Arc<[Device]>>,
 }
 
 /// A communicator that is being set up.
@@ -43,6 +50,8 @@ pub(super) struct Setup {
     pub(super) membership: Option<Membership>,
     /// With the membership: the GPU of every rank, if it is on one.
     pub(super) gpus: Vec<Option<GpuPlace>>,
+    /// With the membership: what its hosts have agreed on, and the paths that its flows take then.
+    pub(super) agreed: (Agreed, Arc<PathAssignment>),
     /// Whether a rank has gone that the exchange may think is there.
     pub(super) is_lost: bool,
 }
@@ -50,7 +59,7 @@ pub(super) struct Setup {
 /// Everything about communicators across hosts that is not the communicators themselves.
 pub(super) struct Setups {
     pub(super) cluster: Cluster,
-    /// See [`super::schedule_cache::ScheduleCache::terms`]; and what carries flows.
+    /// See [`super::schedule_cache::ScheduleCache::terms`].
     pub(super) terms: String,
     pub(super) setups: BTreeMap<CommKey, Setup>,
     pub(super) key_of_links: HashMap<LinksId, CommKey>,
@@ -65,10 +74,6 @@ pub(super) struct Setups {
 
 impl Setups {
     pub(super) fn new(cluster: Cluster, terms: String) -> Self {
-        let terms = match cluster.assignment.transport {
-            Some(kind) => format!("{terms}, flows over {kind}"),
-            None => terms,
-        };
         Setups {
             cluster,
             terms,
@@ -122,11 +127,6 @@ impl Setups {
         self.setups.len() + self.key_of_links.len() + self.backlog.len() + self.suspected.len()
     }
 
-    /// See [`Cluster::ways`].
-    pub(super) fn first_assignment(&self) -> Arc<PathAssignment> {
-        Arc::clone(&self.cluster.assignment)
-    }
-
     pub(super) fn suspected_until(&self) -> Option<Instant> {
         self.suspected.front().map(|(until, _)| *until)
     }
@@ -143,9 +143,22 @@ impl Setups {
         self.key_of_links.insert(links, key.clone());
         let listeners = vec![None; count];
         let (requests, gpus) = (Vec::new(), Vec::new());
-        let setup = Setup { network: network.clone(), listeners, requests, membership: None, gpus, is_lost: false };
+        let (network_here, membership, agreed) = (network.clone(), None, Default::default());
+        let setup = Setup { network: network_here, listeners, requests, membership, gpus, agreed, is_lost: false };
         self.setups.insert(key.clone(), setup);
         network
+    }
+
+    /// NICs that the communicator of a rank uses: of a rail those near its GPU, of others all.
+    pub(super) fn nics_of(&self, request: &JoinRequest) -> &Arc<[Device]> {
+        let gpu = request.gpu.filter(|_| matches!(request.role, Role::Rail { .. }));
+        let near = gpu.and_then(|gpu| self.cluster.nics_of_gpus.get(gpu)).filter(|near| !near.is_empty());
+        near.unwrap_or(&self.cluster.assignment.nics)
+    }
+
+    /// What a rank tells of this host.
+    pub(super) fn offer_of(&self, request: &JoinRequest) -> Offer {
+        self.cluster.offer.with_nics(self.nics_of(request).len() as u16)
     }
 
     pub(super) fn end(&mut self, key: &CommKey) -> Option<Setup> {
@@ -157,10 +170,10 @@ impl Setups {
 
 impl Setup {
     /// What a rank of this host, on a GPU or on none, tells all others, once all engines listen.
-    pub(super) fn payload(&self, terms: &str, gpu: Option<GpuPlace>) -> Option<Payload> {
+    pub(super) fn payload(&self, (terms, offer): (&str, &Offer), gpu: Option<GpuPlace>) -> Option<Payload> {
         let handles: Option<Vec<&[u8]>> =
             self.listeners.iter().map(|listener| listener.as_ref().map(ListenerHandle::as_bytes)).collect();
-        Payload::new(&postcard::to_stdvec(&(terms, handles?, gpu)).ok()?)
+        Payload::new(&postcard::to_stdvec(&(terms, handles?, gpu, offer)).ok()?)
     }
 
     /// The traffic class that its ranks ask for.
@@ -174,8 +187,8 @@ impl Setup {
     }
 }
 
-/// What a rank told: terms, listeners of its host, and its GPU.
-type Told<'a> = (&'a str, Vec<&'a [u8]>, Option<GpuPlace>);
+/// What a rank told: terms, listeners of its host, its GPU, and what its host offers.
+type Told<'a> = (&'a str, Vec<&'a [u8]>, Option<GpuPlace>, Offer);
 
 fn told(payload: &Payload) -> Result<Told<'_>, postcard::Error> {
     postcard::from_bytes(payload.bytes())
@@ -183,7 +196,7 @@ fn told(payload: &Payload) -> Result<Told<'_>, postcard::Error> {
 
 /// The GPU of every rank, if it is on one.
 pub(super) fn gpus_of(payloads: &[Payload]) -> Vec<Option<GpuPlace>> {
-    payloads.iter().map(|payload| told(payload).ok().and_then(|(_, _, gpu)| gpu)).collect()
+    payloads.iter().map(|payload| told(payload).ok().and_then(|(_, _, gpu, _)| gpu)).collect()
 }
 
 /// Who is where, as controllers are told; `gpus` by rank. Where only some ranks of a host are on GPUs none counts as being there.
@@ -198,41 +211,48 @@ pub(super) fn placed_ranks(hosts: &[Name], ranks_by_host: &[Vec<u32>], gpus: &[O
 }
 
 /// What a host's ranks told, if its schedules fit those of this host.
-pub(super) fn listeners_of(payload: &Payload, own_terms: &str) -> Result<Vec<ListenerHandle>, String> {
-    let (terms, handles, _) = told(payload).map_err(|error| format!("what it tells is unusable: {error}"))?;
+pub(super) fn listeners_of(payload: &Payload, own_terms: &str) -> Result<(Vec<ListenerHandle>, Offer), String> {
+    let (terms, handles, _, offer) = told(payload).map_err(|error| format!("what it tells is unusable: {error}"))?;
     if terms != own_terms {
         let terms: String = terms.chars().take(TERMS_SHOWN_MAX).collect();
         return Err(format!(
             "it has {terms:?}, and this host {own_terms:?}; \
-             all hosts need the same version, and the same [strategy] and rdma.use in service.toml"
+             all hosts need the same version, and the same [strategy] in service.toml"
         ));
     }
     if !(1..=ENGINES_PER_COMM_MAX).contains(&handles.len()) {
         return Err(format!("{} listeners, not 1 to {ENGINES_PER_COMM_MAX}", handles.len()));
     }
     let handles = handles.into_iter().map(ListenerHandle::from_bytes);
-    handles.collect::<Result<_, _>>().map_err(|error| error.to_string())
+    let handles = handles.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
+    Ok((handles, offer))
 }
 
 pub(super) fn peers_of(
     membership: &Membership,
     payloads: &[Payload],
     terms: &str,
-    assignment: &Arc<PathAssignment>,
-) -> Result<Peers, (Name, String)> {
-    let mut hosts = Vec::with_capacity(membership.hosts.len());
+    assignment: &PathAssignment,
+) -> Result<(Peers, Agreed), (Name, String)> {
+    let (mut hosts, mut offers) = (Vec::with_capacity(membership.hosts.len()), Vec::new());
     for (index, name) in membership.hosts.iter().enumerate() {
         let rank = membership.host_of_rank.iter().position(|host| usize::from(*host) == index);
         let payload = rank.and_then(|rank| payloads.get(rank)).ok_or_else(|| (name.clone(), "nothing".to_owned()))?;
-        let listeners = listeners_of(payload, terms).map_err(|problem| (name.clone(), problem))?;
+        let (listeners, offer) = listeners_of(payload, terms).map_err(|problem| (name.clone(), problem))?;
+        offers.push((name, offer));
         hosts.push(PeerHost { name: name.clone(), listeners, pairs: Arc::default() });
     }
-    let (host_of_rank, assignment) = (membership.host_of_rank.clone(), Arc::clone(assignment));
-    Ok(Peers { hosts, host_of_rank, assignment, all: Arc::default() })
+    let offers: Vec<_> = offers.iter().map(|(name, offer)| (*name, offer)).collect();
+    let agreed = agree(&offers).map_err(|(host, problem)| (host.clone(), problem))?;
+    let assignment = PathAssignment { transport: agreed.transport, ..assignment.clone() };
+    let (host_of_rank, assignment) = (membership.host_of_rank.clone(), Arc::new(assignment));
+    Ok((Peers { hosts, host_of_rank, assignment, all: Arc::default() }, agreed))
 }
 
 #[cfg(test)]
 mod tests {
+    use mccs_config::service::RdmaUse;
+
     use super::*;
 
     #[test]
@@ -242,12 +262,14 @@ mod tests {
             let network =
                 Network { links: LinksId(1), epoch: 0, engines: Vec::new(), activity: Activity::new(Instant::now()) };
             let (requests, gpus) = (Vec::new(), Vec::new());
-            Setup { network, listeners: vec![listener], requests, membership: None, gpus, is_lost: false }
+            let agreed = Default::default();
+            Setup { network, listeners: vec![listener], requests, membership: None, gpus, agreed, is_lost: false }
         };
-        assert!(setup(None).payload("ours", place(2)).is_none(), "it does not listen yet");
+        let offer = Offer::without(RdmaUse::Off, None, "");
+        assert!(setup(None).payload(("ours", &offer), place(2)).is_none(), "it does not listen yet");
         let setup = setup(Some(ListenerHandle::from_bytes(&[1; 8]).unwrap()));
-        let told = [place(2), place(3), None, place(0), None].map(|gpu| setup.payload("ours", gpu).unwrap());
-        assert!(told.iter().all(|payload| listeners_of(payload, "ours").unwrap().len() == 1));
+        let told = [place(2), place(3), None, place(0), None].map(|gpu| setup.payload(("ours", &offer), gpu).unwrap());
+        assert!(told.iter().all(|payload| listeners_of(payload, "ours").unwrap().0.len() == 1));
         let hosts = ["a", "b", "c"].map(|name| Name::new(name).unwrap());
         let placed = placed_ranks(&hosts, &[vec![1, 0], vec![2, 3], vec![4]], &gpus_of(&told));
         let devices: Vec<_> = placed.iter().map(|host| &host.devices[..]).collect();
@@ -257,9 +279,11 @@ mod tests {
     #[test]
     fn unusable_payloads_are_refused() {
         let payload = |terms: &str, handles: Vec<Vec<u8>>| {
-            Payload::new(&postcard::to_stdvec(&(terms, handles, Some(GpuPlace { gpu: 3, group: 0 }))).unwrap()).unwrap()
+            let offer = Offer::without(RdmaUse::Off, None, "");
+            let place = GpuPlace { gpu: 3, group: 0 };
+            Payload::new(&postcard::to_stdvec(&(terms, handles, Some(place), offer)).unwrap()).unwrap()
         };
-        let listeners = |payload: &Payload| listeners_of(payload, "ours");
+        let listeners = |payload: &Payload| Ok::<_, String>(listeners_of(payload, "ours")?.0);
         let good = payload("ours", vec![vec![1; 8]; 2]);
         assert_eq!(listeners(&good).unwrap().len(), 2);
         assert_eq!(gpus_of(&[good, Payload::new(&[0xff; 9]).unwrap()]), [Some(GpuPlace { gpu: 3, group: 0 }), None]);

@@ -17,11 +17,12 @@ use mccs_ipc::protocol::{
 };
 use mccs_ipc::shm::{Mapping, ShmError, is_whole};
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
+use mccs_registry::{Joining, PartOf};
 use mccs_tenants::memory::{Pages, Region};
-use mccs_tenants::{Resource, SessionResource};
+use mccs_tenants::{Charge, Resource, SessionResource};
 
 use super::proxies::{GpuProxy, Place};
-use super::tables::{CommSlot, StreamSlot};
+use super::tables::{CommSlot, Seat, StreamSlot};
 use super::{SLOW_TO_CLOSE, SessionEngine, State};
 use crate::proxy::{JoinRequest, ProxyReply, SessionMessage, StreamSemaphore};
 
@@ -185,17 +186,7 @@ impl SessionEngine {
                 };
                 self.join(id, (unique_id, root), (rank, nranks), gpu, (role, options));
             }
-            Request::DestroyComm { comm } => match self.tables.comms.get(comm) {
-                Some(CommSlot::Ready { comm: proxy_comm, place, rank, .. }) => {
-                    let (comm_at_proxy, place, rank, reply) = (*proxy_comm, *place, *rank, self.replies.sender());
-                    if let Some(slot) = self.tables.comms.get_mut(comm) {
-                        *slot = CommSlot::Leaving { comm: comm_at_proxy, place, rank };
-                    }
-                    let (request, tenant_comm) = (id, comm);
-                    self.send(place, SessionMessage::Leave { comm: comm_at_proxy, rank, request, tenant_comm, reply });
-                }
-                _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
-            },
+            Request::DestroyComm { comm } => self.destroy_comm(id, comm),
             Request::AbortComm { comm, cuda_error } => match self.tables.comms.get(comm) {
                 Some(
                     CommSlot::Ready { comm: proxy_comm, place, rank, .. }
@@ -408,9 +399,17 @@ impl SessionEngine {
         gpu: Option<usize>,
         (role, options): (Role, JoinOptions),
     ) {
-        let charge = match self.session.tenant.charge_rank(id) {
-            Ok(charge) => Arc::new(charge),
-            Err(error) => return self.refuse(request, ErrorClass::InvalidUsage, error.to_string()),
+        let joining = Joining { role, has_same_id: true, rank, nranks };
+        let part = match self.part_of(id, joining, gpu) {
+            Ok(part) => part,
+            Err(message) => return self.refuse(request, ErrorClass::InvalidArgument, message),
+        };
+        let (part, charge) = match part {
+            Some((part, charge)) => (Some(part), Arc::new(charge)),
+            None => match self.session.tenant.charge_rank(id) {
+                Ok(charge) => (None, Arc::new(charge)),
+                Err(error) => return self.refuse(request, ErrorClass::InvalidUsage, error.to_string()),
+            },
         };
         // Ranks that name a root may be on several hosts, and GPUs of one host may not reach each other. Then their data go through memory of the host,
         // whose proxy engine hands on those that turn out to reach each other.
@@ -419,13 +418,15 @@ impl SessionEngine {
         let in_host_memory = matches!(role, Role::Graphs { .. } | Role::Rail { .. });
         let is_direct = gpu.is_some() && (is_alone && !in_host_memory || role.is_on_gpus());
         let place = if is_direct { Place::Gpus } else { Place::Host };
-        let Ok(tenant_comm) = self.tables.comms.insert(CommSlot::Joining) else {
+        let seat = Seat { role, id, gpu, charge: Arc::clone(&charge) };
+        let Ok(tenant_comm) = self.tables.comms.insert(CommSlot::Joining(seat)) else {
             let message = self.session.tenant.session_is_full(SessionResource::Ranks);
             return self.refuse(request, ErrorClass::InvalidUsage, message);
         };
         let (session, reply) = (Arc::clone(&self.session), self.replies.sender());
         let options = self.allowed(options);
         session.is_of_job(&options.job);
+        part.iter().for_each(|part| part.family.joins());
         let gpu_group = gpu.and_then(|gpu| self.proxies.gpu_group(gpu));
         let join = JoinRequest {
             session,
@@ -440,9 +441,66 @@ impl SessionEngine {
             root,
             options,
             charge,
+            part,
             reply,
         };
         self.send(place, SessionMessage::Join(Box::new(join)));
+    }
+
+    /// What a rank joins as a part, with its share of the whole's quota; none where it joins a whole.
+    fn part_of(&self, id: UniqueId, joining: Joining, gpu: Option<usize>) -> Result<Option<(PartOf, Charge)>, String> {
+        let Some(whole) = joining.role.whole() else { return Ok(None) };
+        let refused = |why: String| Err(format!("a rank cannot join a part of communicator {whole:?}: {why}"));
+        let Some(CommSlot::Ready { rank, info, seat, .. }) = self.tables.comms.get(whole) else {
+            return refused("the session has no such rank".into());
+        };
+        if let Some((_, message)) = info.family.failure() {
+            return refused(format!("it has failed: {message}"));
+        }
+        if seat.gpu != gpu {
+            return refused("its rank is on another GPU".into());
+        }
+        if self.tables.comms.iter().any(|(_, slot)| slot.seat().role == joining.role) {
+            return refused("the rank has joined such a part before".into());
+        }
+        let joining = Joining { has_same_id: seat.id == id, ..joining };
+        match info.part_for(*rank, joining) {
+            Ok(part) => Ok(Some((part, seat.charge.part()))),
+            Err(why) => refused(why),
+        }
+    }
+
+    /// Whether a communicator is a whole, or a part of one that the session has.
+    fn has_its_whole(&self, comm: Handle) -> bool {
+        let whole = self.tables.comms.get(comm).and_then(|slot| slot.seat().role.whole());
+        whole.is_none_or(|whole| matches!(self.tables.comms.get(whole), Some(CommSlot::Ready { .. })))
+    }
+
+    /// A tenant leaves a communicator, and with a whole its parts.
+    fn destroy_comm(&mut self, request: u64, comm: Handle) {
+        match self.tables.comms.get(comm) {
+            Some(CommSlot::Ready { .. }) => {}
+            Some(CommSlot::Leaving { is_asked: false, .. }) => return self.answer(request, Response::Done, &[]),
+            _ => {
+                return self.refuse(request, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}"));
+            }
+        }
+        let is_part =
+            |slot: &CommSlot| slot.seat().role.whole() == Some(comm) && matches!(slot, CommSlot::Ready { .. });
+        let parts: Vec<Handle> =
+            self.tables.comms.iter().filter(|(_, slot)| is_part(slot)).map(|(part, _)| part).collect();
+        parts.into_iter().for_each(|part| self.leave(None, part));
+        self.leave(Some(request), comm);
+    }
+
+    /// A rank leaves when its operations have ended, because a request asks for it or its whole is left.
+    fn leave(&mut self, request: Option<u64>, tenant_comm: Handle) {
+        let Some(slot) = self.tables.comms.get_mut(tenant_comm) else { return };
+        let CommSlot::Ready { comm, place, rank, seat, .. } = slot else { return };
+        let (comm, place, rank, seat) = (*comm, *place, *rank, seat.clone());
+        *slot = CommSlot::Leaving { comm, place, rank, seat, is_asked: request.is_some() };
+        let reply = self.replies.sender();
+        self.send(place, SessionMessage::Leave { comm, rank, request, tenant_comm, reply });
     }
 
     /// What a tenant asks of a communicator, without a traffic class that the operator does not allow.
@@ -465,12 +523,20 @@ impl SessionEngine {
                 let shm_exchange = info.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
                 let hosts_told = info.host_runs.clone();
                 let may_have_engines = info.is_staged() && info.hosts.len() <= 1 && info.nranks > 1;
+                // Who was to be staged may have been found to have all peers on this host.
+                let place = if info.direct.is_some() { Place::Gpus } else { Place::Host };
                 if let Some(slot) = self.tables.comms.get_mut(tenant_comm)
-                    && matches!(slot, CommSlot::Joining)
+                    && let CommSlot::Joining(seat) = slot
                 {
-                    // Who was to be staged may have been found to have all peers on this host.
-                    let place = if info.direct.is_some() { Place::Gpus } else { Place::Host };
-                    *slot = CommSlot::Ready { comm, place, rank, info, rounds: 0 };
+                    *slot = CommSlot::Ready { comm, place, rank, info, rounds: 0, seat: seat.clone() };
+                }
+                if !self.has_its_whole(tenant_comm) {
+                    self.leave(None, tenant_comm);
+                    return self.refuse(
+                        request,
+                        ErrorClass::InvalidUsage,
+                        "its whole has been left while it was joined",
+                    );
                 }
                 let direct = share.map(|share| share.of_rank(rank));
                 let access = self.proxies.access;
@@ -485,7 +551,9 @@ impl SessionEngine {
             }
             ProxyReply::Left { request, tenant_comm } => {
                 self.tables.comms.remove(tenant_comm);
-                self.answer(request, Response::Done, &[]);
+                if let Some(request) = request {
+                    self.answer(request, Response::Done, &[]);
+                }
             }
             ProxyReply::Opened { request, opened } => {
                 self.opening -= 1;

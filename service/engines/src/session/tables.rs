@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use mccs_device::cuda::{GpuRegion, Segment};
-use mccs_ipc::types::Handle;
+use mccs_ipc::protocol::Role;
+use mccs_ipc::types::{Handle, UniqueId};
 use mccs_model::handles::HandleTable;
 use mccs_registry::CommInfo;
-use mccs_tenants::Quota;
 use mccs_tenants::memory::Region;
+use mccs_tenants::{Charge, Quota};
 
 use super::Place;
 
@@ -22,7 +23,7 @@ pub(super) struct StreamSlot {
 /// A communicator of this session.
 pub(super) enum CommSlot {
     /// Others are missing.
-    Joining,
+    Joining(Seat),
     /// Usable; `comm` is the proxy engine's name for it.
     Ready {
         comm: Handle,
@@ -32,9 +33,28 @@ pub(super) enum CommSlot {
         info: Arc<CommInfo>,
         /// Rounds of the shared-memory exchange that the rank has begun.
         rounds: u64,
+        seat: Seat,
     },
-    /// The rank leaves when its operations have ended. Until then the tenant can only end them.
-    Leaving { comm: Handle, place: Place, rank: u32 },
+    /// The rank leaves when its operations have ended. Until then the tenant can only end them. `is_asked`: by the tenant, and not because the
+    /// whole is left that it is a part of.
+    Leaving { comm: Handle, place: Place, rank: u32, seat: Seat, is_asked: bool },
+}
+
+/// What a session's rank has joined as.
+#[derive(Clone)]
+pub(super) struct Seat {
+    pub(super) role: Role,
+    pub(super) id: UniqueId,
+    pub(super) gpu: Option<usize>,
+    pub(super) charge: Arc<Charge>,
+}
+
+impl CommSlot {
+    pub(super) fn seat(&self) -> &Seat {
+        match self {
+            CommSlot::Joining(seat) | CommSlot::Ready { seat, .. } | CommSlot::Leaving { seat, .. } => seat,
+        }
+    }
 }
 
 /// All handles of a session.

@@ -72,7 +72,7 @@ pub(super) fn validate(
     if opcode == Some(Opcode::Nop) {
         return Ok((Place::Host, operation));
     }
-    let Some(CommSlot::Ready { comm, place, rank, info, rounds }) = tables.comms.get_mut(command.comm) else {
+    let Some(CommSlot::Ready { comm, place, rank, info, rounds, .. }) = tables.comms.get_mut(command.comm) else {
         return Err(no_comm(command));
     };
     let place = *place;

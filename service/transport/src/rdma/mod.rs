@@ -63,6 +63,7 @@ use self::flow::Flow;
 use self::flow_events::FlowEvents;
 pub use self::options::{DeviceChoice, RdmaOptions};
 use self::timers::Timers;
+use self::verbs::LinkLayer;
 pub use self::verbs::{Driver, Unavailable, Verbs, VerbsError, fake};
 pub(super) use self::verbs::{is_of_peer, status_text};
 use self::wakeup::{Wakeup, Watched};
@@ -74,6 +75,15 @@ use crate::{
 
 /// The library's file where the operator names none.
 pub const LIBRARY: &str = "libibverbs.so.1";
+
+/// What a port is attached to, and how fast it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortSpeed {
+    /// InfiniBand, which reaches no port of Ethernet.
+    pub is_infiniband: bool,
+    /// Its speed.
+    pub gbit_per_s: u32,
+}
 
 /// A flow that its user has not closed.
 fn open(flows: &mut HandleTable<Flow>, id: FlowId) -> Result<&mut Flow, TransportError> {
@@ -137,7 +147,27 @@ impl RdmaTransport {
     /// The ports that it uses, for the operator, the preferred one first.
     #[must_use]
     pub fn describe(&self) -> String {
-        self.devices.ports().iter().map(Port::describe).collect::<Vec<_>>().join("; ")
+        let used = self.devices.ports().iter().map(Port::describe).collect::<Vec<_>>().join("; ");
+        let left = self.devices.left().join("; ");
+        if left.is_empty() { used } else { format!("{used}; not used, slower or of another kind: {left}") }
+    }
+
+    /// Whether its devices take memory of this process.
+    ///
+    /// # Errors
+    /// Why one refuses.
+    pub fn try_memory(&self) -> Result<(), TransportError> {
+        self.devices.ports().iter().try_for_each(device::trial::try_memory)
+    }
+
+    /// What its ports are attached to, and how fast each is.
+    #[must_use]
+    pub fn ports(&self) -> Vec<PortSpeed> {
+        let speed = |port: &Port| PortSpeed {
+            is_infiniband: port.attributes.link_layer == LinkLayer::InfiniBand,
+            gbit_per_s: port.attributes.gbit_per_s,
+        };
+        self.devices.ports().iter().map(speed).collect()
     }
 
     /// The same ports as paths name them.

@@ -14,9 +14,9 @@ pub struct DeviceChoice {
 /// How a transport uses its devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdmaOptions {
-    /// Devices, the preferred one first. Empty: those whose port has `address`, or else all with an active port.
+    /// Devices, the preferred one first. Empty: all with an active port, of the kind and speed that carry most together.
     pub devices: Vec<DeviceChoice>,
-    /// This host's address, which picks the device and the GID where these are not given.
+    /// This host's address, which picks the GID where none is given.
     pub address: Option<IpAddr>,
     /// Place, counted round, of the port that flows of no path's device begin with: so that engines of one host go round its devices.
     pub turn: usize,

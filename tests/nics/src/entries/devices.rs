@@ -13,7 +13,7 @@ use super::work_requests::{post_recv, post_send};
 use super::{MAX_CQE, MAX_MESSAGE_BYTES, MAX_SGE, MAX_WRS, Zero, errno_of, fail, nic};
 use crate::abi::{self, AsyncEvent, Context, ContextOps, Device, DeviceAttr, PortAttr};
 use crate::context::Nic;
-use crate::files::{Listed, read_list};
+use crate::files::{Listed, is_listed, read_list};
 
 /// A device as programs see it, and which it is.
 #[repr(C)]
@@ -69,10 +69,17 @@ fn folder() -> Option<PathBuf> {
     Some(Path::new(OsStr::from_bytes(file.to_bytes())).parent()?.to_owned())
 }
 
-/// Devices of the host `MCCS_NICS_HOST`, or of all hosts.
+/// Devices of the host `MCCS_NICS_HOST`, or of all hosts. A library that lies in a folder of the devices' folder sees those of the host
+/// that this is named after.
 fn devices() -> std::io::Result<Vec<DeviceEntry>> {
     let folder = folder().ok_or(std::io::ErrorKind::NotFound)?;
     let host = std::env::var("MCCS_NICS_HOST").ok();
+    let (folder, host) = match (folder.parent(), folder.file_name().and_then(OsStr::to_str)) {
+        (Some(above), Some(name)) if !is_listed(&folder) && is_listed(above) => {
+            (above.to_owned(), Some(name.to_owned()))
+        }
+        _ => (folder, host),
+    };
     let listed = read_list(&folder)?;
     let seen = listed.into_iter().filter(|device| host.as_ref().is_none_or(|host| device.host == *host));
     Ok(seen.map(|listed| entry(folder.clone(), listed)).collect())

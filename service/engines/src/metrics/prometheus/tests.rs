@@ -35,6 +35,8 @@ fn overview() -> Overview {
         up: true,
         since_seconds: 1,
         last_error: None,
+        rdma: None,
+        no_rdma: None,
     };
     Overview {
         host: "h0".into(),
@@ -83,6 +85,10 @@ fn overview() -> Overview {
             nranks: 4,
             hosts: vec!["h0".into(), "h1".into()],
             links: Some(0),
+            part_of: Some(4),
+            part: Some("rail 1 of 2".into()),
+            transport: Some(mccs_config::service::TransportKind::Tcp),
+            transport_reason: Some("host h1: no RDMA".into()),
             ranks: vec![rank],
         }],
         joining: vec![LateView {

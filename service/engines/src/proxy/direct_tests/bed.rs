@@ -197,6 +197,7 @@ impl Bed {
                 root: None,
                 options: JoinOptions { name: self.name.clone(), ..JoinOptions::default() },
                 charge: Arc::new(tenant.charge(Resource::Communicators, 1).expect("within the quota")),
+                part: None,
                 reply: replies.sender(),
             };
             assert!(self.proxy.send(SessionMessage::Join(Box::new(request)).into()).is_ok());
@@ -223,7 +224,7 @@ impl Bed {
         let comm = self.engine.comms.iter().map(|(comm, _)| comm).next().expect("a communicator");
         let replies = Mailbox::new(16);
         for rank in 0..nranks {
-            let (request, tenant_comm, reply) = (2, Handle::NONE, replies.sender());
+            let (request, tenant_comm, reply) = (Some(2), Handle::NONE, replies.sender());
             assert!(self.proxy.send(SessionMessage::Leave { comm, rank, request, tenant_comm, reply }.into()).is_ok());
         }
         self.poll();

@@ -4,6 +4,7 @@ mod bed;
 
 use std::collections::BTreeSet;
 
+use mccs_config::service::RdmaUse;
 use mccs_device::{Buffers, Counted, DeviceEvent, NUMBERS_MAX};
 use mccs_exchange::protocol::{CommId, Name};
 use mccs_ipc::direct::{Execution, P2pLaunched};
@@ -156,7 +157,8 @@ fn a_host_that_asks_when_there_is_no_room_is_told_so_at_once() {
     let mut bed = Bed::new(Execution::Ranks, 3);
     let exchange = Mailbox::new(16);
     let (assignment, sender) = (Arc::default(), exchange.sender());
-    let cluster = Cluster { own: name("a"), exchange: sender, engines_per_comm: 1, assignment };
+    let (offer, nics_of_gpus) = (Offer::without(RdmaUse::Off, None, ""), Vec::new());
+    let cluster = Cluster { own: name("a"), exchange: sender, engines_per_comm: 1, offer, assignment, nics_of_gpus };
     let setups = Setups::new(cluster, String::new());
     // It has ranks on other hosts, too, and its engines have not said yet what they wait for.
     let (handle, _) = bed.engine.comms.iter().next().expect("a communicator");

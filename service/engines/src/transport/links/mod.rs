@@ -553,7 +553,8 @@ fn begins_with<'a>(
 /// The same on its path.
 fn with_path_of(begin: &FlowOptions, peers: &Peers, link: LinkKey, assignment: &Arc<PathAssignment>) -> FlowOptions {
     let path = peers.path(link, assignment);
-    let options = path.map_or_else(|| begin.clone(), |path| begin.on(path));
+    let mut options = path.map_or_else(|| begin.clone(), |path| begin.on(path));
+    options.home = assignment.nic(link).cloned();
     FlowOptions { detours: detours(begin, path, [assignment, &peers.assignment]), ..options }
 }
 

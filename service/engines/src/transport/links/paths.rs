@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use mccs_config::service::TransportKind;
+use mccs_config::service::{Device, TransportKind};
 use mccs_exchange::protocol::Name;
 use mccs_model::link::LinkKey;
 use mccs_model::rate_limit::SharedBucket;
@@ -42,6 +42,8 @@ pub struct PathAssignment {
     pub paths: Vec<FlowPath>,
     /// Flows that go another way than their channel, by channel and places of the two hosts: the place of theirs in `paths`.
     pub chosen: BTreeMap<(u16, u16, u16), u16>,
+    /// NICs of this host that channels of flows over RDMA go round, where paths name none.
+    pub nics: Arc<[Device]>,
 }
 
 impl PathAssignment {
@@ -61,6 +63,12 @@ impl PathAssignment {
         let round = usize::from(channel).checked_rem(self.paths.len())?;
         let chosen = hosts.and_then(|(from, to)| self.chosen.get(&(channel, from, to)));
         self.paths.get(chosen.map_or(round, |chosen| usize::from(*chosen)))
+    }
+
+    /// The NIC by which a link's flow leaves this host over RDMA, if its path does not name one.
+    pub(super) fn nic(&self, link: LinkKey) -> Option<&Device> {
+        let turn = if link.channel == LinkKey::PAIRS { (link.src + link.dst) as usize } else { link.channel.into() };
+        self.nics.get(turn.checked_rem(self.nics.len())?)
     }
 
     /// The path's class of service, for the end that receives: acknowledgements that wait behind others' data hold up a flow that goes

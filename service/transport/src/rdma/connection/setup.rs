@@ -40,9 +40,9 @@ impl RdmaTransport {
             let problem = format!("must be within {SOURCE_PORT_MIN}-65535, where RoCE v2 sends from, not {range}");
             return Err(TransportError::Option { option: "source_ports", problem });
         }
-        let home = match &options.device {
-            Some(device) => self.devices.named(device)?,
-            None => self.devices.options().turn % self.devices.len().max(1),
+        let home = match (&options.device, &options.home) {
+            (Some(device), _) | (None, Some(device)) => self.devices.named(device)?,
+            (None, None) => self.devices.options().turn % self.devices.len().max(1),
         };
         let message_bytes =
             self.devices.ports().iter().map(|port| port.attributes.message_bytes).min().unwrap_or(u32::MAX);

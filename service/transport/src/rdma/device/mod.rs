@@ -6,6 +6,7 @@
 pub(in crate::rdma) mod blocking_worker;
 pub(in crate::rdma) mod ports;
 pub(in crate::rdma) mod queues;
+pub(in crate::rdma) mod trial;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,6 +34,8 @@ pub(in crate::rdma) struct Devices {
     driver: Arc<dyn Driver>,
     options: RdmaOptions,
     ports: Vec<Port>,
+    /// Ports that are not used, in words.
+    left: Vec<String>,
     owners: Owners,
     /// Makes first packet numbers that differ from those of earlier connections.
     random: u64,
@@ -45,15 +48,20 @@ impl Devices {
     /// # Errors
     /// No port can be used, or the kernel has no random number.
     pub(in crate::rdma) fn find(driver: &Arc<dyn Driver>, options: RdmaOptions) -> Result<Self, NoRdma> {
-        let mut ports = ports::find(driver, &options)?;
+        let ports::Found { mut ports, left } = ports::find(driver, &options)?;
         ports.truncate(PORTS_MAX);
         let random = random().map_err(|errno| VerbsError { call: "/dev/urandom", errno })?;
         let owners = Owners::new(u32::MAX >> 1);
-        Ok(Devices { driver: Arc::clone(driver), options, ports, owners, random, look_at: None })
+        Ok(Devices { driver: Arc::clone(driver), options, ports, left, owners, random, look_at: None })
     }
 
     pub(in crate::rdma) fn options(&self) -> &RdmaOptions {
         &self.options
+    }
+
+    /// Ports that could be used and are not, in words.
+    pub(in crate::rdma) fn left(&self) -> &[String] {
+        &self.left
     }
 
     pub(in crate::rdma) fn ports(&self) -> &[Port] {

@@ -247,9 +247,17 @@ pub(in crate::rdma) fn open_port(
     })
 }
 
+/// Ports of a host.
+pub(in crate::rdma) struct Found {
+    /// Those to be used, the preferred one first.
+    pub(in crate::rdma) ports: Vec<Port>,
+    /// Those that could be and are not, being slower or of another kind.
+    pub(in crate::rdma) left: Vec<String>,
+}
+
 /// Ports that can be used, the preferred one first. Ports that are down are among them if they were named: they may come
 /// up.
-pub(in crate::rdma) fn find(driver: &Arc<dyn Driver>, options: &RdmaOptions) -> Result<Vec<Port>, NoRdma> {
+pub(in crate::rdma) fn find(driver: &Arc<dyn Driver>, options: &RdmaOptions) -> Result<Found, NoRdma> {
     let all = driver.devices()?;
     let named = !options.devices.is_empty();
     let choices = if named {
@@ -292,11 +300,26 @@ pub(in crate::rdma) fn find(driver: &Arc<dyn Driver>, options: &RdmaOptions) -> 
     if named && !lacks.is_empty() {
         tracing::warn!(lacks, "not all that rdma.devices names can be used");
     }
-    let wanted = options.address.map(Gid::of);
-    if !named && ports.iter().any(|port| Some(port.gid) == wanted) {
-        ports.retain(|port| Some(port.gid) == wanted);
+    if !named {
+        let most = carry_most(ports.iter().map(|port| (port.attributes.link_layer, port.attributes.gbit_per_s)));
+        let is_like = |port: &Port| {
+            most.is_none_or(|(layer, least)| port.attributes.link_layer == layer && port.attributes.gbit_per_s >= least)
+        };
+        let (kept, left) = ports.into_iter().partition(is_like);
+        return Ok(Found { ports: kept, left: left.iter().map(Port::describe).collect() });
     }
-    Ok(ports)
+    Ok(Found { ports, left: Vec::new() })
+}
+
+/// The kind of ports, and the least speed, that carry most together when all have as much to send.
+fn carry_most(ports: impl Iterator<Item = (LinkLayer, u32)>) -> Option<(LinkLayer, u32)> {
+    let ports: Vec<_> = ports.collect();
+    let together = |(layer, least): &(LinkLayer, u32)| {
+        let like = ports.iter().filter(|(other, speed)| other == layer && speed >= least).count();
+        u64::from(*least) * like as u64
+    };
+    // Of equals the faster ones, which are fewer.
+    ports.iter().copied().max_by_key(|port| (together(port), port.1, port.0 == LinkLayer::InfiniBand))
 }
 
 /// The place of the first port that a path's device means.
@@ -317,14 +340,29 @@ mod tests {
         let fabric = Fabric::new(FabricOptions::default());
         let _other = fabric.add_host(1);
         let driver: Arc<dyn Driver> = fabric.add_host(3);
-        let ports = find(&driver, options).map_err(|error| error.to_string())?;
+        let ports = find(&driver, options).map_err(|error| error.to_string())?.ports;
         Ok(ports.iter().map(Port::describe).collect())
     }
 
     #[test]
-    fn the_address_picks_device_and_gid() {
+    fn every_nic_is_used_and_the_address_picks_the_gid() {
         let options = RdmaOptions { address: Some(Fabric::address(1, 1).into()), ..RdmaOptions::default() };
-        assert_eq!(found(&options), Ok(vec!["fake1 port 1: RoCE, 10.0.1.2 (GID 3), 100 Gbit/s".into()]));
+        let port = |device| format!("fake{device} port 1: RoCE, 10.0.1.{} (GID 3), 100 Gbit/s", device + 1);
+        assert_eq!(found(&options), Ok([0, 1, 2].map(port).into()));
+    }
+
+    #[test]
+    fn ports_of_a_kind_and_speed_are_used_that_carry_most() {
+        use LinkLayer::{Ethernet, InfiniBand};
+        let most = |ports: &[(LinkLayer, u32)]| carry_most(ports.iter().copied());
+        assert_eq!(most(&[]), None);
+        assert_eq!(most(&[(Ethernet, 400); 8]), Some((Ethernet, 400)));
+        let with_management = [&[(Ethernet, 25)][..], &[(Ethernet, 400); 8]].concat();
+        assert_eq!(most(&with_management), Some((Ethernet, 400)));
+        let storage = [&[(Ethernet, 400); 2][..], &[(InfiniBand, 400); 8]].concat();
+        assert_eq!(most(&storage), Some((InfiniBand, 400)));
+        assert_eq!(most(&[(Ethernet, 200), (Ethernet, 100), (Ethernet, 100)]), Some((Ethernet, 100)), "300 of them");
+        assert_eq!(most(&[(Ethernet, 200), (Ethernet, 100)]), Some((Ethernet, 200)), "the same with fewer");
     }
 
     #[test]
@@ -353,11 +391,11 @@ mod tests {
         let host = fabric.add_host(1);
         fabric.set_link(&host, 0, false);
         let driver: Arc<dyn Driver> = host;
-        let refusal = find(&driver, &RdmaOptions::default()).expect_err("down").to_string();
+        let refusal = find(&driver, &RdmaOptions::default()).map(drop).expect_err("down").to_string();
         assert!(refusal.contains("fake0 port 1: its link is down"), "{refusal}");
         assert!(find(&driver, &one("fake0", None)).is_ok(), "named ones may come up");
         let none: Arc<dyn Driver> = fabric.add_host(0);
-        assert_eq!(find(&none, &RdmaOptions::default()).expect_err("none"), NoRdma::NoDevice);
+        assert_eq!(find(&none, &RdmaOptions::default()).map(drop).expect_err("none"), NoRdma::NoDevice);
     }
 
     #[test]

@@ -392,7 +392,7 @@ mod tests {
     fn all_pairs_of_ports_have_their_turn_and_counterparts_the_first() {
         for count in 1..5usize {
             let driver: Arc<dyn Driver> = Fabric::new(FabricOptions::default()).add_host(count as u8);
-            let ports = ports::find(&driver, &RdmaOptions::default()).expect("ports");
+            let ports = ports::find(&driver, &RdmaOptions::default()).expect("ports").ports;
             for home in 0..count {
                 let pair = |turn| {
                     let (here, round) = port_of_turn(&ports, home, turn);

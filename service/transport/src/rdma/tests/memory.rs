@@ -167,6 +167,18 @@ fn memory_that_cannot_be_locked() {
     }
 }
 
+/// Known before the first job is: on the fabric's limit, whatever this process may lock.
+#[test]
+fn a_trial_finds_a_limit_on_locked_memory() {
+    let bench = Bench::new(1);
+    assert_eq!(bench.sides[0].try_memory(), Ok(()));
+    let before = bench.fabric.held();
+    bench.fabric.limit_locked(Some(4096));
+    let refusal = bench.sides[0].try_memory().expect_err("more than that").to_string();
+    assert!(refusal.contains("LimitMEMLOCK=infinity"), "{refusal}");
+    assert_eq!(bench.fabric.held(), before, "it holds nothing");
+}
+
 /// What is kept in case it is used again does not keep others from locking memory.
 #[test]
 fn kept_memory_makes_room() {

@@ -1,0 +1,224 @@
+//! What carries a communicator's flows at first, and on how many channels: all its hosts come to the same from what each of them offers.
+//!
+//! Every rank tells its host's offer when it joins. Deliberately absent: what an offer is made from (`transport_factory.rs`), and what a change
+//! of the strategy does (`reconfigure.rs`).
+
+use mccs_collective::CHANNELS_MAX;
+use mccs_config::service::{CHANNELS_MIN, RdmaUse, TransportKind};
+use mccs_exchange::protocol::Name;
+use serde::{Deserialize, Serialize};
+
+/// Characters of a reason that other hosts are told.
+const REASON_CHARS_MAX: usize = 240;
+
+/// What a host can do for a communicator, and may.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offer {
+    /// `strategy.channels`; as many as are needed, if `None`.
+    pub channels: Option<u32>,
+    /// `rdma.use`.
+    pub usage: RdmaUse,
+    /// Its NICs, or why it has none.
+    pub rdma: Result<Nics, String>,
+}
+
+/// NICs of a host that a communicator would use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nics {
+    /// How many.
+    pub count: u16,
+    /// Of all of them, in Gbit/s.
+    pub gbit_per_s: u32,
+    /// Whether they are InfiniBand's, which reach none of Ethernet.
+    pub is_infiniband: bool,
+}
+
+/// What hosts have agreed on.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Agreed {
+    /// What carries flows.
+    pub transport: Option<TransportKind>,
+    /// Why it is not what is faster.
+    pub reason: Option<String>,
+    /// Channels.
+    pub channels: u32,
+    /// What the operator may want to know of hosts that differ.
+    pub remark: Option<String>,
+}
+
+impl Offer {
+    /// Of a host without RDMA, in words that fit into what hosts tell.
+    #[must_use]
+    pub fn without(usage: RdmaUse, channels: Option<u32>, reason: &str) -> Self {
+        Offer { channels, usage, rdma: Err(reason.chars().take(REASON_CHARS_MAX).collect()) }
+    }
+
+    /// The same for a communicator that uses so many of the NICs.
+    #[must_use]
+    pub fn with_nics(&self, count: u16) -> Self {
+        let part = |nics: &Nics| {
+            let gbit_per_s = nics.gbit_per_s / u32::from(nics.count.max(1)) * u32::from(count);
+            Nics { count, gbit_per_s, ..*nics }
+        };
+        Offer { rdma: self.rdma.as_ref().map(part).map_err(Clone::clone), ..self.clone() }
+    }
+
+    /// Why flows cannot begin over RDMA, if they cannot.
+    fn obstacle(&self) -> Option<String> {
+        match (self.usage, &self.rdma) {
+            (RdmaUse::Off, _) => Some("rdma.use is \"off\"".into()),
+            (RdmaUse::Standby, _) => Some("rdma.use is \"standby\"".into()),
+            (RdmaUse::Auto | RdmaUse::Required, Err(reason)) => {
+                Some(reason.chars().take(REASON_CHARS_MAX).collect::<String>())
+            }
+            (RdmaUse::Auto | RdmaUse::Required, Ok(_)) => None,
+        }
+    }
+}
+
+/// What follows from all hosts' offers: the same on each of them.
+///
+/// # Errors
+/// A host that another's offer contradicts, and what is wrong.
+pub fn agree<'a>(offers: &[(&'a Name, &Offer)]) -> Result<Agreed, (&'a Name, String)> {
+    let channels = channels_said(offers)?;
+    let kind = |offer: &Offer| offer.rdma.as_ref().ok().map(|nics| nics.is_infiniband);
+    let mut obstacles =
+        offers.iter().filter_map(|(host, offer)| Some((*host, format!("host {host}: {}", offer.obstacle()?))));
+    let of_kinds = || {
+        let (first, of_first) = offers.first()?;
+        let (other, _) = offers.iter().find(|(_, offer)| kind(offer) != kind(of_first))?;
+        Some((*other, format!("hosts {first} and {other} have NICs of two kinds: InfiniBand and Ethernet")))
+    };
+    let Some((host, reason)) = obstacles.next().or_else(of_kinds) else {
+        let most = offers.iter().filter_map(|(_, offer)| Some(offer.rdma.as_ref().ok()?.count)).max().unwrap_or(0);
+        let needed = u32::from(most).clamp(CHANNELS_MIN, CHANNELS_MAX as u32);
+        let (transport, channels) = (Some(TransportKind::Rdma), channels.unwrap_or(needed));
+        return Ok(Agreed { transport, reason: None, channels, remark: remark(offers) });
+    };
+    if let Some((by, _)) = offers.iter().find(|(_, offer)| offer.usage == RdmaUse::Required) {
+        return Err((host, format!("host {by} has rdma.use = \"required\", and {reason}")));
+    }
+    let channels = channels.unwrap_or(CHANNELS_MIN);
+    Ok(Agreed { transport: Some(TransportKind::Tcp), reason: Some(reason), channels, remark: None })
+}
+
+/// The channels that all say, or none does.
+fn channels_said<'a>(offers: &[(&'a Name, &Offer)]) -> Result<Option<u32>, (&'a Name, String)> {
+    let Some((first, Offer { channels, .. })) = offers.first() else { return Ok(None) };
+    let said = |channels: Option<u32>| channels.map_or_else(|| "none".to_owned(), |channels| channels.to_string());
+    match offers.iter().find(|(_, offer)| offer.channels != *channels) {
+        None => Ok(*channels),
+        Some((other, offer)) => {
+            let (here, there) = (said(*channels), said(offer.channels));
+            let words = "all hosts need the same [strategy] in service.toml";
+            Err((*other, format!("strategy.channels is {here} on host {first} and {there} on host {other}; {words}")))
+        }
+    }
+}
+
+/// Hosts whose NICs carry less than another's: all go as fast as these.
+fn remark(offers: &[(&Name, &Offer)]) -> Option<String> {
+    let nics = |offer: &Offer| offer.rdma.as_ref().ok().copied();
+    let speeds = offers.iter().filter_map(|(host, offer)| Some((host, nics(offer)?)));
+    let slowest = speeds.clone().min_by_key(|(_, nics)| (nics.gbit_per_s, nics.count))?;
+    let fastest = speeds.max_by_key(|(_, nics)| (nics.gbit_per_s, nics.count))?;
+    let words = |(host, nics): (&&Name, Nics)| format!("{host}: {} ({} Gbit/s)", nics.count, nics.gbit_per_s);
+    let differ = (slowest.1.count, slowest.1.gbit_per_s) != (fastest.1.count, fastest.1.gbit_per_s);
+    differ
+        .then(|| format!("NICs differ by host, {}, {}: all go as fast as the slowest", words(slowest), words(fastest)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nics(count: u16) -> Offer {
+        let rdma = Ok(Nics { count, gbit_per_s: 400 * u32::from(count), is_infiniband: false });
+        Offer { channels: None, usage: RdmaUse::Auto, rdma }
+    }
+
+    fn agreed(offers: &[Offer]) -> Result<Agreed, String> {
+        let names: Vec<Name> = (0..offers.len()).map(|host| Name::new(&format!("h{host}")).unwrap()).collect();
+        let offers: Vec<_> = names.iter().zip(offers).collect();
+        let forth = agree(&offers).map_err(|(_, problem)| problem);
+        let back = agree(&offers.iter().rev().copied().collect::<Vec<_>>()).map_err(|(_, problem)| problem);
+        let outcome =
+            |agreed: &Result<Agreed, String>| agreed.clone().map(|agreed| (agreed.transport, agreed.channels)).ok();
+        assert_eq!(outcome(&forth), outcome(&back), "whatever the order");
+        forth
+    }
+
+    fn over(offers: &[Offer]) -> (TransportKind, u32, Option<String>) {
+        let Agreed { transport, reason, channels, .. } = agreed(offers).unwrap();
+        (transport.unwrap(), channels, reason)
+    }
+
+    #[test]
+    fn rdma_and_every_nic_where_all_hosts_can() {
+        assert_eq!(over(&[nics(8), nics(8)]), (TransportKind::Rdma, 8, None));
+        assert_eq!(over(&[nics(1), nics(1), nics(1)]), (TransportKind::Rdma, 2, None), "what one needs");
+        assert_eq!(over(&[nics(200), nics(200)]).1, CHANNELS_MAX as u32);
+        assert_eq!(agreed(&[nics(8), nics(8)]).unwrap().remark, None);
+    }
+
+    #[test]
+    fn hosts_with_other_nics_get_a_channel_for_each_of_the_most_and_a_remark() {
+        let agreed = agreed(&[nics(8), nics(2), nics(8)]).unwrap();
+        assert_eq!((agreed.transport, agreed.channels), (Some(TransportKind::Rdma), 8));
+        let remark = agreed.remark.unwrap();
+        assert!(remark.contains("h1: 2 (800 Gbit/s)") && remark.contains("8 (3200 Gbit/s)"), "{remark}");
+    }
+
+    #[test]
+    fn tcp_and_the_reason_where_one_cannot() {
+        let none = Offer::without(RdmaUse::Auto, None, "no RDMA port can be used: n0 port 1: its link is down");
+        let (transport, channels, reason) = over(&[nics(8), none.clone()]);
+        assert_eq!((transport, channels), (TransportKind::Tcp, 2));
+        assert_eq!(reason.as_deref(), Some("host h1: no RDMA port can be used: n0 port 1: its link is down"));
+        for (usage, word) in [(RdmaUse::Off, "off"), (RdmaUse::Standby, "standby")] {
+            let (transport, _, reason) = over(&[nics(8), Offer { usage, ..nics(8) }]);
+            assert_eq!(transport, TransportKind::Tcp);
+            assert!(reason.unwrap().contains(word));
+        }
+        let infiniband = Offer { rdma: Ok(Nics { count: 8, gbit_per_s: 3200, is_infiniband: true }), ..nics(8) };
+        let (transport, _, reason) = over(&[nics(8), infiniband]);
+        assert_eq!(transport, TransportKind::Tcp);
+        assert!(reason.unwrap().contains("two kinds"));
+    }
+
+    #[test]
+    fn who_requires_rdma_gets_it_or_a_refusal() {
+        let required = Offer { usage: RdmaUse::Required, ..nics(2) };
+        assert_eq!(over(&[nics(2), required.clone()]), (TransportKind::Rdma, 2, None));
+        let none = Offer::without(RdmaUse::Auto, None, "there is no libibverbs.so.1");
+        let refusal = agreed(&[none, required.clone()]).unwrap_err();
+        assert_eq!(refusal, "host h1 has rdma.use = \"required\", and host h0: there is no libibverbs.so.1");
+        let refusal = agreed(&[required, Offer { usage: RdmaUse::Off, ..nics(2) }]).unwrap_err();
+        assert!(refusal.contains("host h1: rdma.use is \"off\""), "{refusal}");
+    }
+
+    #[test]
+    fn channels_are_those_that_all_say() {
+        let said = |channels| Offer { channels, ..nics(8) };
+        assert_eq!(over(&[said(Some(3)), said(Some(3))]).1, 3);
+        let refusal = agreed(&[said(Some(3)), said(None)]).unwrap_err();
+        assert!(refusal.contains("3 on host h0 and none on host h1"), "{refusal}");
+        assert!(agreed(&[said(Some(3)), said(Some(4))]).is_err());
+    }
+
+    #[test]
+    fn a_rail_offers_the_nics_of_its_gpu() {
+        assert_eq!(nics(8).with_nics(1), nics(1));
+        let none = Offer::without(RdmaUse::Auto, None, "none");
+        assert_eq!(none.with_nics(0), none);
+    }
+
+    #[test]
+    fn a_long_reason_is_cut() {
+        let told = Offer::without(RdmaUse::Auto, None, &"x".repeat(5000));
+        assert_eq!(told.rdma, Err("x".repeat(REASON_CHARS_MAX)));
+        let hostile = Offer { rdma: Err("y".repeat(5000)), ..told };
+        assert!(over(&[nics(1), hostile]).2.unwrap().len() < 300);
+    }
+}
