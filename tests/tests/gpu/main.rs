@@ -8,6 +8,7 @@ mod divided;
 mod empty;
 mod failures;
 mod graphs;
+mod life;
 mod losses;
 mod memory;
 mod mps;
@@ -58,6 +59,7 @@ fn plays_its_role() {
         apart::ROLES,
         deaths::ROLES,
         empty::ROLES,
+        life::ROLES,
         losses::ROLES,
         memory::ROLES,
         mps::ROLES,

@@ -48,6 +48,7 @@ fn replays(place: &Place) -> anyhow::Result<()> {
             }
             // SAFETY: the stream lives.
             unsafe { stream.raw().synchronize()? };
+            ensure!(comm.async_error().is_none(), "{:?}", comm.async_error());
             captured.iter().zip(&at).try_for_each(|(call, at)| at.check(&with(call, replay), rank))?;
             if replay % 10 == 7 {
                 run_single(replay, other.raw())?;

@@ -31,8 +31,8 @@ fn a_join_that_fits_no_whole_is_refused_with_what_is_wrong() {
     let graphs = Role::Graphs { whole };
     let unknown = Handle { index: 40, generation: 1 };
     let refusals = [
-        (join(new_id(), (0, 1), Role::Graphs { whole: unknown }, ""), "no such rank"),
-        (join(new_id(), (0, 1), Role::Graphs { whole: Handle::NONE }, ""), "no such rank"),
+        (join(new_id(), (0, 1), Role::Team { whole: unknown }, ""), "no such rank"),
+        (join(id, (0, 1), Role::CopyEngines { whole: Handle::NONE }, ""), "no such rank"),
         (join(new_id(), (0, 2), graphs, ""), "rank 0 of 1 there, not 0 of 2"),
         (join(new_id(), (1, 2), graphs, ""), "rank 0 of 1 there, not 1 of 2"),
         (join(new_id(), (0, 1), Role::CopyEngines { whole }, ""), "another id"),
@@ -66,7 +66,8 @@ fn a_whole_of_another_session_is_none() {
     let mut other = Raw::join(&service, new_id(), 0, 1);
     let second = joined(&other.ask(join(new_id(), (0, 1), Role::Whole, ""), &[]));
     let mut raw = Raw::join(&service, new_id(), 0, 1);
-    let answer = raw.ask(join(new_id(), (0, 1), Role::Graphs { whole: second }, ""), &[]);
+    let rail = Role::Rail { whole: second, number: 0 };
+    let answer = raw.ask(join(new_id(), (0, 1), rail, ""), &[]);
     assert!(matches!(&answer, Response::Error { message, .. } if message.contains("no such rank")), "{answer:?}");
 }
 

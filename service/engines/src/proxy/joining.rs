@@ -22,6 +22,11 @@ use super::sites::host_runs;
 
 impl ProxyEngine {
     pub(super) fn join(&mut self, request: JoinRequest, now: Instant) {
+        // Whoever ended the whole has looked for joins that wait before this one came.
+        if let Some((_, message)) = request.part.as_ref().and_then(|part| part.family.failure()) {
+            let refusal = SetupError { class: ErrorClass::Remote, message: message.to_string() };
+            return refuse_all(&refusal, vec![request]);
+        }
         if request.root.is_some() {
             return self.join_across(request, now);
         }

@@ -418,7 +418,8 @@ impl SessionEngine {
         let in_host_memory = matches!(role, Role::Graphs { .. } | Role::Rail { .. });
         let is_direct = gpu.is_some() && (is_alone && !in_host_memory || role.is_on_gpus());
         let place = if is_direct { Place::Gpus } else { Place::Host };
-        let seat = Seat { role, id, gpu, charge: Arc::clone(&charge) };
+        let whole = part.as_ref().and_then(|_| role.whole());
+        let seat = Seat { role, whole, id, gpu, charge: Arc::clone(&charge) };
         let Ok(tenant_comm) = self.tables.comms.insert(CommSlot::Joining(seat)) else {
             let message = self.session.tenant.session_is_full(SessionResource::Ranks);
             return self.refuse(request, ErrorClass::InvalidUsage, message);
@@ -452,7 +453,9 @@ impl SessionEngine {
         let Some(whole) = joining.role.whole() else { return Ok(None) };
         let refused = |why: String| Err(format!("a rank cannot join a part of communicator {whole:?}: {why}"));
         let Some(CommSlot::Ready { rank, info, seat, .. }) = self.tables.comms.get(whole) else {
-            return refused("the session has no such rank".into());
+            // What graphs replay may be of a session of its own, which ends it.
+            let is_apart = matches!(joining.role, Role::Graphs { .. });
+            return if is_apart { Ok(None) } else { refused("the session has no such rank".into()) };
         };
         if let Some((_, message)) = info.family.failure() {
             return refused(format!("it has failed: {message}"));
@@ -460,7 +463,7 @@ impl SessionEngine {
         if seat.gpu != gpu {
             return refused("its rank is on another GPU".into());
         }
-        if self.tables.comms.iter().any(|(_, slot)| slot.seat().role == joining.role) {
+        if self.tables.comms.iter().any(|(_, slot)| slot.seat().whole.is_some() && slot.seat().role == joining.role) {
             return refused("the rank has joined such a part before".into());
         }
         let joining = Joining { has_same_id: seat.id == id, ..joining };
@@ -472,7 +475,7 @@ impl SessionEngine {
 
     /// Whether a communicator is a whole, or a part of one that the session has.
     fn has_its_whole(&self, comm: Handle) -> bool {
-        let whole = self.tables.comms.get(comm).and_then(|slot| slot.seat().role.whole());
+        let whole = self.tables.comms.get(comm).and_then(|slot| slot.seat().whole);
         whole.is_none_or(|whole| matches!(self.tables.comms.get(whole), Some(CommSlot::Ready { .. })))
     }
 
@@ -485,8 +488,7 @@ impl SessionEngine {
                 return self.refuse(request, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}"));
             }
         }
-        let is_part =
-            |slot: &CommSlot| slot.seat().role.whole() == Some(comm) && matches!(slot, CommSlot::Ready { .. });
+        let is_part = |slot: &CommSlot| slot.seat().whole == Some(comm) && matches!(slot, CommSlot::Ready { .. });
         let parts: Vec<Handle> =
             self.tables.comms.iter().filter(|(_, slot)| is_part(slot)).map(|(part, _)| part).collect();
         parts.into_iter().for_each(|part| self.leave(None, part));

@@ -44,6 +44,8 @@ pub(super) enum CommSlot {
 #[derive(Clone)]
 pub(super) struct Seat {
     pub(super) role: Role,
+    /// The communicator of this session that it is a part of.
+    pub(super) whole: Option<Handle>,
     pub(super) id: UniqueId,
     pub(super) gpu: Option<usize>,
     pub(super) charge: Arc<Charge>,
