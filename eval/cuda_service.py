@@ -28,8 +28,8 @@ AS_HOSTS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE":
 
 
 @contextlib.contextmanager
-def services(texts, folder):
-    """A service for each name and text; gives their sockets."""
+def services(texts, folder, environments=None):
+    """A service for each name and text, with its own variables where there are some; gives their sockets."""
     running, sockets = [], []
     try:
         for name, text in texts.items():
@@ -37,6 +37,7 @@ def services(texts, folder):
             place.mkdir()
             (place / "service.toml").write_text(f'[service]\nname = "{name}"\nruntime_dir = "{place}"\n{text}')
             process = subprocess.Popen([BINARIES / "mccs-service", "--config", place / "service.toml"],
+                                       env={**os.environ, **(environments or {}).get(name, {})},
                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             running.append(process)
             sockets.append(str(place / "mccs.sock"))

@@ -77,6 +77,7 @@ entry_points! {
     fn cuMemcpyHtoD_v2(dst: u64, src: *const c_void, bytes: usize);
     fn cuMemcpyDtoH_v2(dst: *mut c_void, src: u64, bytes: usize);
     fn cuMemGetAddressRange_v2(base: *mut u64, bytes: *mut usize, address: u64);
+    fn cuMemGetHandleForAddressRange(handle: *mut c_void, address: u64, bytes: usize, kind: c_uint, flags: u64);
     fn cuPointerGetAttribute(data: *mut c_void, attribute: c_uint, address: u64);
     fn cuIpcGetMemHandle(handle: *mut [u8; 64], address: u64);
     fn cuIpcOpenMemHandle_v2(address: *mut u64, handle: sys::CUipcMemHandle, flags: c_uint);

@@ -1,6 +1,7 @@
 //! Memory: of a GPU, imported from other processes, and of the host where a GPU may use it.
 
 use std::ffi::c_void;
+use std::os::fd::{FromRawFd, OwnedFd};
 
 use cudarc::driver::sys;
 
@@ -21,6 +22,21 @@ impl std::fmt::Debug for IpcHandle {
         // Whoever has all of it can open what it names.
         write!(f, "IpcHandle({:02x}{:02x}..)", self.0[0], self.0[1])
     }
+}
+
+/// A dma-buf of a GPU's memory, by which devices of other kinds reach it. The range has whole pages of the host's, of one allocation,
+/// which the descriptor does not keep.
+///
+/// # Errors
+/// [`DriverError`]: not of whole pages, or the driver or the kernel has no dma-bufs.
+pub fn dma_buffer(context: &Context, address: DeviceAddress, bytes: usize) -> Result<OwnedFd, DriverError> {
+    const DMA_BUF_FD: u32 = 1;
+    let _entered = context.enter()?;
+    let mut fd: std::ffi::c_int = -1;
+    // SAFETY: a descriptor is what is written for this kind of handle.
+    unsafe { api::cuMemGetHandleForAddressRange((&raw mut fd).cast(), address, bytes, DMA_BUF_FD, 0)? };
+    // SAFETY: the driver has opened it for the caller.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Allocations of so many bytes, or of a multiple, are the fastest for other GPUs to reach.

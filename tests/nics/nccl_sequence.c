@@ -5,8 +5,8 @@
 //
 // usage: nccl_sequence LIBRARY host|dma-buf|peer check|rate
 //
-// LIBRARY is the emulated devices as tests/nics/versioned links them; MCCS_NICS names their folder, which has hosts h0 and h1
-// with a device each. `rate` prints what the devices carry. Needs no headers but libc's.
+// LIBRARY is the emulated devices as tests/nics/versioned links them; MCCS_NICS names their folder, which has hosts h0 and h1:
+// the first device of each is used. `rate` prints what the devices carry. Needs no headers but libc's.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -141,7 +141,7 @@ static void open_device_of(int host) {
     int count = 0;
     CHECK(fork_init() == 0, "fork");
     struct device **list = get_device_list(&count);
-    CHECK(list && count == 1, "%d devices", count);
+    CHECK(list && count >= 1, "%d devices", count);
     CHECK(context = open_device(list[0]), "opens");
     CHECK(strcmp(get_device_name(list[0]), list[0]->name) == 0, "name");
     free_device_list(list);

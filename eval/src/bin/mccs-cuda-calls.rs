@@ -81,7 +81,7 @@ fn main() -> anyhow::Result<()> {
             let _entered = context.enter()?;
             let id: String = Nccl::unique_id(&arguments.library)?.0.iter().map(|byte| format!("{byte:02x}")).collect();
             run_ranks_within(arguments.nranks, Some(Duration::from_secs(arguments.seconds)), |rank| {
-                ["--rank", &rank.to_string(), "--id", &id].into_iter().map(Into::into).collect()
+                ["--rank", &rank.to_string(), "--id", &id].into_iter().map(Into::into).collect::<Vec<_>>()
             })
         }
     }

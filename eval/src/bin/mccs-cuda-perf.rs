@@ -11,7 +11,7 @@ use mccs_config::Bytes;
 use mccs_eval::arguments::{list, unix_time_ns};
 use mccs_eval::cuda::beside::{Bench, Beside};
 use mccs_eval::cuda::p2p::Pattern;
-use mccs_eval::cuda::processes::{run_or_start, run_ranks};
+use mccs_eval::cuda::processes::{Own, run_or_start, run_ranks};
 use mccs_eval::cuda::rank::{Rank, Side};
 use mccs_eval::stats::median;
 use mccs_eval::workload::{Call, Place};
@@ -80,6 +80,10 @@ struct Arguments {
     /// The service's socket; of several services, comma-separated: each has as many ranks as the others, and the first ones.
     #[arg(long, env = "MCCS_SOCKET", value_delimiter = ',')]
     socket: Vec<PathBuf>,
+    /// Variables that name a rank's host, comma-separated: h0 at the first service, h1 at the second. NCCL takes ranks for those of
+    /// several hosts by NCCL_HOSTID.
+    #[arg(long, value_delimiter = ',')]
+    host_variables: Vec<String>,
     /// Set for the processes that this one starts: this rank.
     #[arg(long, hide = true)]
     rank: Option<u32>,
@@ -139,8 +143,15 @@ fn start_ranks(arguments: &Arguments) -> anyhow::Result<()> {
         if arguments.seed.is_none() {
             more.extend(["--seed".into(), seed.to_string().into()]);
         }
-        more
+        let host = format!("h{}", service_of(arguments, rank));
+        let environment = arguments.host_variables.iter().map(|variable| (variable.clone(), host.clone())).collect();
+        Own { arguments: more, environment }
     })
+}
+
+/// Which of the services a rank is at.
+fn service_of(arguments: &Arguments, rank: u32) -> usize {
+    rank as usize * arguments.socket.len() / arguments.nranks as usize
 }
 
 fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
@@ -156,7 +167,7 @@ fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
     let (ids, nranks) = ((id(0)?, id(1)?), arguments.nranks);
     let bytes = arguments.end.0 + 128 * u64::from(nranks);
     let place = (rank, nranks);
-    let socket = &arguments.socket[rank as usize * arguments.socket.len() / nranks as usize];
+    let socket = &arguments.socket[service_of(arguments, rank)];
     let service = (socket.as_path(), arguments.root.as_str());
     let mut own = Rank::join(service, place, rank as usize % gpus, ids, bytes, arguments.nccl.as_deref())?;
     if arguments.in_place {

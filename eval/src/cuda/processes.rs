@@ -23,25 +23,43 @@ pub fn run_or_start(
     exit(program, rank.map_or_else(start, |rank| run(rank).with_context(|| format!("rank {rank}"))))
 }
 
-/// Starts this program once a rank, with the same arguments and those that `more` gives for it, and waits for all.
+/// What a rank's process gets beside what all get.
+#[derive(Debug, Default)]
+pub struct Own {
+    /// Arguments, behind the others.
+    pub arguments: Vec<OsString>,
+    /// Variables of its environment.
+    pub environment: Vec<(String, String)>,
+}
+
+impl From<Vec<OsString>> for Own {
+    fn from(arguments: Vec<OsString>) -> Self {
+        Own { arguments, ..Own::default() }
+    }
+}
+
+/// Starts this program once a rank, with the same arguments and what `own` gives for it, and waits for all.
 ///
 /// # Errors
 /// A process could not be started, or failed: which ones, with their status.
-pub fn run_ranks(nranks: u32, more: impl Fn(u32) -> Vec<OsString>) -> anyhow::Result<()> {
-    run_ranks_within(nranks, None, more)
+pub fn run_ranks<O: Into<Own>>(nranks: u32, own: impl Fn(u32) -> O) -> anyhow::Result<()> {
+    run_ranks_within(nranks, None, own)
 }
 
 /// As [`run_ranks`], for so long at most. Ranks that wait for one that has failed are ended soon.
 ///
 /// # Errors
 /// As [`run_ranks`]; and that the time is over.
-pub fn run_ranks_within(
+pub fn run_ranks_within<O: Into<Own>>(
     nranks: u32,
     most: Option<Duration>,
-    more: impl Fn(u32) -> Vec<OsString>,
+    own: impl Fn(u32) -> O,
 ) -> anyhow::Result<()> {
-    let own = std::env::current_exe()?;
-    let start = |rank: u32| Command::new(&own).args(std::env::args_os().skip(1)).args(more(rank)).spawn();
+    let program = std::env::current_exe()?;
+    let start = |rank: u32| {
+        let Own { arguments, environment } = own(rank).into();
+        Command::new(&program).args(std::env::args_os().skip(1)).args(arguments).envs(environment).spawn()
+    };
     let mut ranks = Ranks((0..nranks).map(start).collect::<Result<Vec<_>, _>>()?);
     let mut until = most.map(|most| Instant::now() + most);
     loop {

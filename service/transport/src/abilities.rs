@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use super::{FlowId, FlowOptions, FlowPath, SendFlow, TransportError, WireStats};
+use nix::errno::Errno;
+
+use super::{FlowId, FlowOptions, FlowPath, MemoryKey, SendFlow, TransportError, WireStats};
 
 /// Which abilities a transport has; `None` where it lacks one. The answers stay the same for a transport's whole life.
 pub trait Abilities {
@@ -26,6 +28,11 @@ pub trait Abilities {
 
     /// Counts packets.
     fn wire_statistics(&self) -> Option<&dyn WireStatistics> {
+        None
+    }
+
+    /// Knows how devices reach memory of GPUs.
+    fn gpu_memory(&self) -> Option<&dyn GpuMemory> {
         None
     }
 
@@ -58,6 +65,32 @@ pub trait PortEvents {
 pub trait WireStatistics {
     /// Counts of one flow; `None` if it is not there or the kernel does not say. Costs a system call for each connection.
     fn wire_stats(&self, flow: SendFlow) -> Option<WireStats>;
+}
+
+/// Memory of GPUs that is registered.
+pub trait GpuMemory {
+    /// How devices reach it: the worst way of those that know it. `None`: it is no GPU's, or no device knows it yet.
+    fn gpu_access(&self, memory: MemoryKey) -> Option<GpuAccess>;
+}
+
+/// How a device reaches a GPU's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GpuAccess {
+    /// By its dma-buf.
+    DmaBuffer,
+    /// By its address, for which the peer-memory module speaks.
+    PeerMemory {
+        /// Why not by its dma-buf; `None`: there is none.
+        by_buffer: Option<Errno>,
+    },
+}
+
+impl GpuAccess {
+    /// The worse of two ways: that by address.
+    #[must_use]
+    pub fn worse(self, other: GpuAccess) -> GpuAccess {
+        if self == GpuAccess::DmaBuffer { other } else { self }
+    }
 }
 
 /// Devices of this host.

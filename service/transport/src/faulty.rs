@@ -12,7 +12,7 @@ use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 
 use super::{
-    Abilities, DataPath, FLOWS_MAX, Fault, FlowId, FlowPath, FlowSpec, FlowState, ListenOptions, Listener,
+    Abilities, DataPath, FLOWS_MAX, Fault, FlowId, FlowPath, FlowSpec, FlowState, GpuMemory, ListenOptions, Listener,
     ListenerHandle, LocalDevices, MemoryKey, MemoryKind, MemorySpan, PathControl, PathEvent, PathEvents, PortEvent,
     PortEvents, RecvFlow, Request, RequestKind, SendFlow, Status, Transport, TransportError, Usage, WireStatistics,
     WireStats,
@@ -318,6 +318,10 @@ impl Abilities for Faulty {
 
     fn wire_statistics(&self) -> Option<&dyn WireStatistics> {
         self.inner.wire_statistics().is_some().then_some(self as &dyn WireStatistics)
+    }
+
+    fn gpu_memory(&self) -> Option<&dyn GpuMemory> {
+        self.inner.gpu_memory()
     }
 
     fn local_devices(&self) -> Option<&dyn LocalDevices> {

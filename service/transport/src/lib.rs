@@ -49,7 +49,8 @@ mod traits;
 mod types;
 
 pub use self::abilities::{
-    Abilities, LocalDevices, PathControl, PathEvent, PathEvents, PortEvent, PortEvents, WireStatistics, is_device_up,
+    Abilities, GpuAccess, GpuMemory, LocalDevices, PathControl, PathEvent, PathEvents, PortEvent, PortEvents,
+    WireStatistics, is_device_up,
 };
 pub use self::error::{Fault, TransportError};
 pub use self::options::{FlowOptions, FlowSpec, ListenOptions};

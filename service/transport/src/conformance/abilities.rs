@@ -56,7 +56,12 @@ pub(crate) fn gpu_memory_is_taken_or_refused<F: Fixture>(pair: &mut Pair<F>) {
     let ptr = memory.bytes().as_ptr().cast_mut();
     // SAFETY: the memory outlives the registration. It is no GPU's, as those who ask a device for it find out.
     match unsafe { pair.host(0).register(ptr, 1000, MemoryKind::Gpu { dma_buffer: None }) } {
-        Ok(key) => pair.host(0).deregister(key).expect("unused"),
+        Ok(key) => {
+            let reaches_gpus = pair.host(0).gpu_memory();
+            assert!(reaches_gpus.is_some_and(|known| known.gpu_access(key).is_some()), "it says how");
+            assert!(reaches_gpus.is_some_and(|known| known.gpu_access(memory.key).is_none()), "it is the host's");
+            pair.host(0).deregister(key).expect("unused");
+        }
         Err(refusal) => assert!(refusal.to_string().contains("stage through"), "{refusal}"),
     }
     let before = pair.host(0).usage();

@@ -12,7 +12,7 @@ mod sizes;
 
 use std::time::{Duration, Instant};
 
-pub(super) use self::harness::Random;
+pub(crate) use self::harness::Random;
 use super::faulty::{Faults, Faulty};
 use super::{FlowOptions, ListenOptions, Transport};
 

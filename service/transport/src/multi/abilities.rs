@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::super::{
-    Abilities, FlowOptions, FlowPath, LocalDevices, PathControl, PathEvent, PathEvents, PortEvent, PortEvents,
-    SendFlow, TransportError, WireStatistics, WireStats, is_device_up,
+    Abilities, FlowOptions, FlowPath, GpuAccess, GpuMemory, LocalDevices, MemoryKey, PathControl, PathEvent,
+    PathEvents, PortEvent, PortEvents, SendFlow, TransportError, WireStatistics, WireStats, is_device_up,
 };
 use super::{Member, MultiTransport, outside};
 use mccs_runtime::Progress;
@@ -16,6 +16,7 @@ pub(super) struct Can {
     tell_of_paths: bool,
     tell_of_ports: bool,
     count_packets: bool,
+    reach_gpus: bool,
 }
 
 impl Can {
@@ -25,6 +26,7 @@ impl Can {
             tell_of_paths: members.iter_mut().any(|member| member.transport.path_events().is_some()),
             tell_of_ports: members.iter_mut().any(|member| member.transport.port_events().is_some()),
             count_packets: members.iter().any(|member| member.transport.wire_statistics().is_some()),
+            reach_gpus: members.iter().any(|member| member.transport.gpu_memory().is_some()),
         }
     }
 }
@@ -46,8 +48,20 @@ impl Abilities for MultiTransport {
         if self.can.count_packets { Some(self) } else { None }
     }
 
+    fn gpu_memory(&self) -> Option<&dyn GpuMemory> {
+        if self.can.reach_gpus { Some(self) } else { None }
+    }
+
     fn local_devices(&self) -> Option<&dyn LocalDevices> {
         Some(self)
+    }
+}
+
+impl GpuMemory for MultiTransport {
+    fn gpu_access(&self, memory: MemoryKey) -> Option<GpuAccess> {
+        let memory = self.memory.get(memory.0)?;
+        let of = |(place, member): (usize, &Member)| member.transport.gpu_memory()?.gpu_access(memory.key(place)?);
+        self.members.iter().enumerate().filter_map(of).reduce(GpuAccess::worse)
     }
 }
 

@@ -68,9 +68,9 @@ pub use self::verbs::{Driver, Unavailable, Verbs, VerbsError, fake};
 pub(super) use self::verbs::{is_of_peer, status_text};
 use self::wakeup::{Wakeup, Watched};
 use crate::{
-    Abilities, FLOWS_MAX, FlowId, FlowOptions, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle,
-    LocalDevices, MemoryKey, MemoryKind, PathEvent, PathEvents, PortEvent, PortEvents, RecvFlow, SendFlow, Transport,
-    TransportError, Usage,
+    Abilities, FLOWS_MAX, FlowId, FlowOptions, FlowSpec, FlowState, GpuAccess, GpuMemory, ListenOptions, Listener,
+    ListenerHandle, LocalDevices, MemoryKey, MemoryKind, PathEvent, PathEvents, PortEvent, PortEvents, RecvFlow,
+    SendFlow, Transport, TransportError, Usage,
 };
 
 /// The library's file where the operator names none.
@@ -186,8 +186,18 @@ impl Abilities for RdmaTransport {
         Some(self)
     }
 
+    fn gpu_memory(&self) -> Option<&dyn GpuMemory> {
+        Some(self)
+    }
+
     fn local_devices(&self) -> Option<&dyn LocalDevices> {
         Some(self)
+    }
+}
+
+impl GpuMemory for RdmaTransport {
+    fn gpu_access(&self, memory: MemoryKey) -> Option<GpuAccess> {
+        self.memory.gpu_access(memory)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::rdma::device::blocking_worker::{Aside, Work};
 use crate::rdma::device::ports::Port;
 use crate::rdma::verbs::{DmaBuffer, GpuRefusal, MemoryRegion, ProtectionDomain, VerbsError};
 use crate::region::Regions;
-use crate::{Fault, MemoryKey, TransportError};
+use crate::{Fault, GpuAccess, MemoryKey, TransportError};
 
 /// Registrations that are kept without a user.
 const KEPT_MAX: usize = 256;
@@ -60,6 +60,8 @@ struct Registration {
 #[derive(Debug)]
 struct GpuBuffer {
     buffer: Option<(OwnedFd, u64)>,
+    /// The worst way of devices that know it.
+    access: Option<GpuAccess>,
 }
 
 /// What may take the kernel long.
@@ -193,7 +195,7 @@ impl Memory {
         })?;
         // SAFETY: the caller's promise; only devices use the address.
         let key = unsafe { self.regions.register(address as *mut u8, bytes) }?;
-        let gpu = Some(GpuBuffer { buffer });
+        let gpu = Some(GpuBuffer { buffer, access: None });
         let place = self.add(Registration { address, bytes, gpu, ..Registration::default() });
         self.name(key, place, ports)
     }
@@ -315,6 +317,11 @@ impl Memory {
         }
     }
 
+    /// How devices reach it, if it is a GPU's.
+    pub(in crate::rdma) fn gpu_access(&self, key: MemoryKey) -> Option<GpuAccess> {
+        self.registrations.get(*self.places.get(key.0.index as usize)?)?.gpu.as_ref()?.access
+    }
+
     /// Whether it is a GPU's, which the processor cannot reach.
     pub(in crate::rdma) fn is_gpu(&self, key: MemoryKey) -> bool {
         let place = self.places.get(key.0.index as usize).copied();
@@ -363,13 +370,17 @@ impl Memory {
     fn make_known(&mut self, place: usize, port: usize, ports: &[Port]) -> Result<Known, TransportError> {
         let opened = ports.get(port).and_then(|port| port.opened.as_ref());
         let pd = &opened.ok_or(TransportError::NoSuch("registered memory"))?.pd;
-        let Registration { address, bytes, ref gpu, .. } = self.registrations[place];
-        if let Some(GpuBuffer { buffer }) = gpu {
+        let Some(&mut Registration { address, bytes, ref mut gpu, .. }) = self.registrations.get_mut(place) else {
+            return Err(TransportError::NoSuch("registered memory"));
+        };
+        if let Some(GpuBuffer { buffer, access }) = gpu {
             let buffer = buffer.as_ref().map(|(fd, offset)| DmaBuffer { fd: fd.as_raw_fd(), offset: *offset });
             let refused =
                 |GpuRefusal { by_buffer, by_address }| TransportError::GpuMemory { bytes, by_buffer, by_address };
             // SAFETY: whoever registered the memory keeps it until it deregisters it.
-            return unsafe { pd.register_gpu(address, bytes, buffer) }.map(Known::Yes).map_err(refused);
+            let (region, way) = unsafe { pd.register_gpu(address, bytes, buffer) }.map_err(refused)?;
+            *access = Some(access.map_or(way, |known| known.worse(way)));
+            return Ok(Known::Yes(region));
         }
         if bytes > ASIDE_ABOVE_BYTES {
             return Ok(self.pin(place, port, pd));

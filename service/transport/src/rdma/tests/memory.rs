@@ -274,9 +274,12 @@ fn memory_of_a_gpu_is_flushed_by_a_read() {
         }
     }
     let by_buffer = register(&mut bench, Some(0)).expect("by dma-buf");
+    assert_eq!(bench.sides[1].gpu_access(by_buffer), Some(GpuAccess::DmaBuffer));
     bench.sides[1].deregister(by_buffer).expect("unused");
     bench.fabric.be_gpu(&memory, true);
     let target = register(&mut bench, Some(4096)).expect("by address");
+    let why = GpuAccess::PeerMemory { by_buffer: Some(Errno::EOPNOTSUPP) };
+    assert_eq!(bench.sides[1].gpu_access(target), Some(why));
     // SAFETY: as above; the peer only reads it.
     let from =
         unsafe { bench.sides[0].register(source.as_ptr().cast_mut(), 1000, MemoryKind::Host) }.expect("registers");

@@ -5,6 +5,7 @@ mod copied;
 mod failover;
 mod memory;
 mod on_devices;
+mod on_gpus;
 mod trouble;
 
 use std::time::Duration;

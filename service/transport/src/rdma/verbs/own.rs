@@ -15,6 +15,7 @@ use super::driver::{
     Raw, Read, Write,
 };
 use super::error::{GpuRefusal, VerbsError};
+use crate::GpuAccess;
 
 /// An open device.
 #[derive(Debug)]
@@ -126,23 +127,24 @@ impl ProtectionDomain {
         address: u64,
         bytes: u64,
         buffer: Option<DmaBuffer>,
-    ) -> Result<MemoryRegion, GpuRefusal> {
+    ) -> Result<(MemoryRegion, GpuAccess), GpuRefusal> {
         let access = Access { remote_write: true, remote_read: true, relaxed_ordering: false };
         let driver = &self.context.driver;
         let by_buffer = buffer.map(|buffer| {
             // SAFETY: the caller's promise, passed on.
             unsafe { driver.register_dma_buffer(self.raw, buffer, address, bytes, access) }.map_err(|error| error.errno)
         });
-        let made = match by_buffer {
-            Some(Ok(made)) => made,
+        let (made, way) = match by_buffer {
+            Some(Ok(made)) => (made, GpuAccess::DmaBuffer),
             refused => {
                 // SAFETY: the caller's promise, passed on.
                 let by_address = unsafe { driver.register(self.raw, address, bytes, access) };
                 let by_buffer = refused.and_then(Result::err);
-                by_address.map_err(|error| GpuRefusal { by_buffer, by_address: error.errno })?
+                let made = by_address.map_err(|error| GpuRefusal { by_buffer, by_address: error.errno })?;
+                (made, GpuAccess::PeerMemory { by_buffer })
             }
         };
-        Ok(MemoryRegion { pd: Arc::clone(self), raw: made.raw, lkey: made.lkey, rkey: made.rkey })
+        Ok((MemoryRegion { pd: Arc::clone(self), raw: made.raw, lkey: made.lkey, rkey: made.rkey }, way))
     }
 }
 

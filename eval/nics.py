@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""Collectives of GPUs of two hosts with emulated NICs, beside NCCL on the same NICs.
+
+usage: nics.py NAME gpudirect|bounce|sockets --nics LIBRARY [--nccl FILE]... [--gpus N] [--gbit N] [--rounds N] [--preload FILE] [--rate PROGRAM]
+
+One machine is two hosts: each has half of the GPUs, as many NICs as GPUs, and a service. Ranks of both sides are the same
+processes, and sides alternate. With `gpudirect` NCCL's NICs reach memory of GPUs, with `bounce` host memory alone; with `sockets`
+both sides take TCP over the loopback interface.
+
+LIBRARY is libibverbs.so.1 as tests/nics/versioned links it. --preload names a library for the ranks' processes, --rate
+tests/nics/nccl_sequence.c as a program, which says what the NICs carry. Writes NAME.json (data and provenance) and NAME.md.
+Binaries: target/release, or the folder MCCS_BIN."""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import statistics
+import sys
+import tempfile
+
+import bench
+from cuda import machine_of
+from cuda_service import BINARIES, cell, services
+
+COLLECTIVES = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
+HOSTS = ("h0", "h1")
+# No shared memory and no peer access between ranks whose NCCL_HOSTID differs; multicast is left alone.
+NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_MNNVL_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo"}
+WAYS = {"gpudirect": {"NCCL_NET": "IB", "NCCL_NET_GDR_LEVEL": "SYS"}, "bounce": {"NCCL_NET": "IB", "NCCL_NET_GDR_LEVEL": "LOC"},
+        "sockets": {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}}
+# What of a collective's bytes, as nccl-tests counts them, the busier host has to send.
+CROSSING = {"all_reduce": 1, "all_gather": 1 / 2, "reduce_scatter": 1 / 2, "all_to_all": 1, "broadcast": 1}
+
+
+def make_nics(options, folder):
+    """The folder of the NICs: the list, and the library by both names that NCCL looks for."""
+    nics = pathlib.Path(folder) / "nics"
+    bench.run([*map(str, [BINARIES / "mccs-nics", nics, "init", "--hosts", ",".join(HOSTS), "--devices", options.gpus // 2, "--gbit-per-s",
+                          options.gbit, "--latency-ns", options.latency_ns, "--slot-bytes", options.slot_kib << 10, "--slots", options.slots])])
+    shutil.copy(options.nics, nics / "libibverbs.so.1")
+    (nics / "libibverbs.so").symlink_to("libibverbs.so.1")
+    return nics
+
+
+def gpus_of(options):
+    """The GPUs' UUIDs, the first ones of the machine."""
+    found = options.uuids.split(",") if options.uuids else bench.run(["nvidia-smi", "--format=csv,noheader", "--query-gpu=uuid"]).split()
+    if len(found) < options.gpus:
+        sys.exit(f"nics.py: --gpus asks for {options.gpus} GPUs, and there are {len(found)}")
+    return found[:options.gpus]
+
+
+def service_texts(options, folder, nics):
+    """Two services that know each other, with half of the GPUs each."""
+    keys, gpus, half = pathlib.Path(folder) / "keys", gpus_of(options), options.gpus // 2
+    bench.run([BINARIES / "mccsctl", "keys", "--hosts", ",".join(HOSTS), "--dir", keys])
+    known = "".join(f'[[host]]\nname = "{host}"\naddress = "127.0.0.{number + 2}:7400"\n' for number, host in enumerate(HOSTS))
+    devices = json.dumps([f"mlx5_{number}" for number in range(half)])
+    rdma = "" if options.way == "sockets" else f'[rdma]\nuse = "required"\nlibrary = "{nics}/libibverbs.so.1"\ndevices = {devices}\n'
+    return {host: f'[cuda]\nuse = "required"\ngpus = {json.dumps(gpus[number * half:(number + 1) * half])}\n{options.cuda}\n'
+            f'[strategy]\nchannels = {options.channels}\n{rdma}'
+            f'[exchange]\nlisten = "127.0.0.{number + 2}:7400"\ncertificate = "{keys}/{host}.crt"\nkey = "{keys}/{host}.key"\n'
+            f'authority = "{keys}/authority.crt"\n{known}' for number, host in enumerate(HOSTS)}
+
+
+def environment_of(options, nics):
+    """Of the ranks' processes."""
+    paths = [str(nics), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return {**NCCL, **WAYS[options.way], "NCCL_IBVERBS_LIB": f"{nics}/libibverbs.so.1", "LD_LIBRARY_PATH": ":".join(paths),
+            **({"LD_PRELOAD": options.preload} if options.preload else {})}
+
+
+def carried(nics, gpus):
+    """Bytes that each NIC has sent."""
+    of = lambda host, number: bench.run([str(BINARIES / "mccs-nics"), str(nics), "carried", host, f"mlx5_{number}"]).split()[0]
+    return {f"{host} mlx5_{number}": int(of(host, number)) for host in HOSTS for number in range(gpus // 2)}
+
+
+def perf(options, sockets, nics, nccl):
+    """Both sides' lines, or ours alone."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [BINARIES / "mccs-cuda-perf", "--socket", ",".join(sockets), "--host-variables", "NCCL_HOSTID,MCCS_NICS_HOST", "--nranks",
+                   options.gpus, "--operation", options.operations, "--begin", options.begin, "--end", options.end, "--factor", options.factor,
+                   "--rounds", options.rounds, "--json", file.name, *(["--nccl", nccl] if nccl else [])]
+        before = carried(nics, options.gpus)
+        print(bench.run([*map(str, command)], environment_of(options, nics), timeout=options.timeout), flush=True)
+        after = carried(nics, options.gpus)
+        found = json.load(open(file.name))
+    return {"nccl": found["nccl"], "lines": found["lines"], "nic_bytes": {nic: after[nic] - before[nic] for nic in after}}
+
+
+def check(options, sockets, nics):
+    """Our side's elements, all of them."""
+    command = [BINARIES / "mccs-cuda-perf", "--socket", ",".join(sockets), "--nranks", options.gpus, "--operation", options.operations, "--check",
+               "--begin", "1B", "--end", options.check, "--factor", 37, "--dtypes", "float,bfloat16", "--redops", "sum,avg"]
+    print(bench.run([*map(str, command)], environment_of(options, nics), timeout=options.timeout), flush=True)
+
+
+def rates(options, nics):
+    """What the NICs carry one way, by bytes of a write: microseconds of one, and GB/s of several."""
+    if not options.rate:
+        return []
+    memory = options.memory if options.way == "gpudirect" else "host"
+    output = bench.run([options.rate, f"{nics}/libibverbs.so.1", memory, "rate"], {"MCCS_NICS": str(nics)}, timeout=300)
+    found = re.findall(r"(\d+) bytes: ([\d.]+) us a write; ([\d.]+) GB/s", output)
+    return [{"memory": memory, "bytes": int(bytes), "write_us": float(time), "gbps": float(rate)} for bytes, time, rate in found]
+
+
+def rows_of(run, about):
+    """A row for each operation and size: times, the ratio, and which part of the NICs' rate the payload takes."""
+    pairs = {}
+    for line in run["lines"]:
+        pairs.setdefault((line["operation"], line["bytes"]), {})[line["side"]] = line
+    rate = about["gbit"] / 8 * about["gpus"] / 2 * 1e3
+    for (operation, bytes), of in pairs.items():
+        floor_us = CROSSING.get(operation, 0) * bytes / rate
+        part = {side: floor_us / statistics.median(line["stream_us"]) for side, line in of.items()}
+        both = [statistics.median(of[side]["stream_us"]) for side in ("nccl", "mccs") if side in of]
+        ratio = f"{both[0] / both[1]:.2f}" if len(both) == 2 else "-"
+        yield [operation, bytes, *(cell(of[side]["stream_us"]) if side in of else "-" for side in ("mccs", "nccl")), ratio,
+               *(f"{of[side]['busbw_gbps']:.2f}" if side in of else "-" for side in ("mccs", "nccl")),
+               *(f"{part[side]:.2f}" if side in of else "-" for side in ("mccs", "nccl"))]
+
+
+def text_of(about, runs, rates):
+    text = (f"Two hosts with {about['gpus'] // 2} GPUs and {about['gpus'] // 2} emulated NICs of {about['gbit']} Gbit/s each, on {about['machine']}; "
+            f"{about['way']}; commit {about['commit']}. Times in us: median (least to greatest) of {about['rounds']} rounds, the slowest rank's, of "
+            "calls back to back as the stream sees them; busbw in GB/s. Part: of the rate of a host's NICs, what the payload needs at least.\n")
+    if rates:
+        rows = [[rate["memory"], rate["bytes"], rate["write_us"], rate["gbps"]] for rate in rates]
+        text += "\nWhat a NIC carries, one way:\n\n" + bench.table(["memory", "bytes of a write", "one write, us", "several, GB/s"], rows)
+    head = ["operation", "bytes", "mccs, us", "NCCL, us", "NCCL / mccs", "mccs, GB/s", "NCCL, GB/s", "mccs, part", "NCCL, part"]
+    for run in runs:
+        sent = ", ".join(f"{nic}: {bytes >> 20}" for nic, bytes in run["nic_bytes"].items())
+        text += f"\nBeside NCCL {run['nccl'] or '(none)'}; MiB that NICs sent: {sent}.\n\n" + bench.table(head, rows_of(run, about))
+    return text
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name")
+    parser.add_argument("way", choices=WAYS)
+    parser.add_argument("--nics", required=True, help="libibverbs.so.1 of the emulated NICs, with versions")
+    parser.add_argument("--nccl", action="append", default=[], help="NCCL's library; several times for several versions")
+    parser.add_argument("--gpus", type=int, default=4, help="an even number: half of them at each host")
+    parser.add_argument("--uuids", help="the GPUs, comma-separated; default: nvidia-smi is asked")
+    parser.add_argument("--gbit", type=int, default=400, help="a NIC's rate")
+    parser.add_argument("--latency-ns", type=int, default=1500)
+    parser.add_argument("--slot-kib", type=int, default=512, help="a slot of the NICs' rings")
+    parser.add_argument("--slots", type=int, default=32)
+    parser.add_argument("--spin-us", type=int, default=200, help="NICs' threads look on for so long after something has come")
+    parser.add_argument("--operations", default=COLLECTIVES)
+    parser.add_argument("--begin", default="8B")
+    parser.add_argument("--end", default="512MiB")
+    parser.add_argument("--factor", type=int, default=4)
+    parser.add_argument("--check", default="3MiB", help="our side's elements are checked up to this size first; 0: they are not")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--channels", type=int, default=4, help="of our communicators")
+    parser.add_argument("--cuda", default="", help="lines for [cuda] of the services")
+    parser.add_argument("--preload", help="a library for the ranks' processes, such as tests/nics/peer_memory.c as one")
+    parser.add_argument("--rate", help="the program that measures the NICs")
+    parser.add_argument("--memory", choices=("dma-buf", "peer"), default="dma-buf", help="how that registers memory of GPUs")
+    parser.add_argument("--folder", default="/dev/shm", help="where the NICs' memory is: a tmpfs with some GiB of room")
+    parser.add_argument("--timeout", type=int, default=550, help="seconds of a run")
+    parser.add_argument("--machine", help="what it is, where nvidia-smi does not know")
+    parser.add_argument("--out", default=str(bench.RESULTS))
+    parser.add_argument("--commit", help="the commit that was built, where git does not know")
+    options = parser.parse_args()
+    if options.gpus < 2 or options.gpus % 2:
+        parser.error("--gpus: an even number, two at least")
+    about = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(),
+             "machine": options.machine or machine_of(options.gpus), "command": shlex.join(["eval/nics.py", *sys.argv[1:]]), "way": options.way,
+             "gpus": options.gpus, "gbit": options.gbit, "latency_ns": options.latency_ns, "slot_kib": options.slot_kib, "slots": options.slots,
+             "rounds": options.rounds, "channels": options.channels}
+    os.environ["MCCS_NICS_SPIN_US"] = str(options.spin_us)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        nics = make_nics(options, folder)
+        os.environ["MCCS_NICS"] = str(nics)
+        found, runs = rates(options, nics), []
+        of_hosts = {host: {"MCCS_NICS_HOST": host} for host in HOSTS}
+        with services(service_texts(options, folder, nics), folder, of_hosts) as sockets:
+            if options.check != "0":
+                check(options, sockets, nics)
+            for nccl in options.nccl or [None]:
+                runs.append(perf(options, sockets, nics, nccl))
+    out, text = pathlib.Path(options.out), text_of(about, runs, found)
+    (out / f"{options.name}.json").write_text(bench.without_folders(json.dumps({**about, "rates": found, "runs": runs})) + "\n")
+    (out / f"{options.name}.md").write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
