@@ -28,8 +28,10 @@ from cuda_service import BINARIES, cell, services
 
 COLLECTIVES = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
 HOSTS = ("h0", "h1")
-# No shared memory and no peer access between ranks whose NCCL_HOSTID differs; multicast is left alone.
-NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_MNNVL_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo"}
+# Ranks whose NCCL_HOSTID differs have no shared memory and no peer access. Multicast is left alone. NICs without a PCI path must not be
+# merged, or NCCL finds none of them; and NCCL 2.28.9 must not look for a device API of theirs, or it fails.
+NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_MNNVL_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_MERGE_NICS": "0", "NCCL_GIN_ENABLE": "0",
+        "NCCL_GIN_TYPE": "0"}
 WAYS = {"gpudirect": {"NCCL_NET": "IB", "NCCL_NET_GDR_LEVEL": "SYS"}, "bounce": {"NCCL_NET": "IB", "NCCL_NET_GDR_LEVEL": "LOC"},
         "sockets": {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}}
 # What of a collective's bytes, as nccl-tests counts them, the busier host has to send.
