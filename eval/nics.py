@@ -155,6 +155,7 @@ def main():
     parser.add_argument("--slot-kib", type=int, default=512, help="a slot of the NICs' rings")
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--spin-us", type=int, default=200, help="NICs' threads look on for so long after something has come")
+    parser.add_argument("--copiers", type=int, default=4, help="threads of a process that copy long host memory for NICs")
     parser.add_argument("--operations", default=COLLECTIVES)
     parser.add_argument("--begin", default="8B")
     parser.add_argument("--end", default="512MiB")
@@ -176,9 +177,9 @@ def main():
         parser.error("--gpus: an even number, two at least")
     about = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(),
              "machine": options.machine or machine_of(options.gpus), "command": shlex.join(["eval/nics.py", *sys.argv[1:]]), "way": options.way,
-             "gpus": options.gpus, "gbit": options.gbit, "latency_ns": options.latency_ns, "slot_kib": options.slot_kib, "slots": options.slots,
+             "gpus": options.gpus, "gbit": options.gbit, "latency_ns": options.latency_ns, "slot_kib": options.slot_kib, "slots": options.slots, "copiers": options.copiers,
              "rounds": options.rounds, "channels": options.channels}
-    os.environ["MCCS_NICS_SPIN_US"] = str(options.spin_us)
+    os.environ.update({"MCCS_NICS_SPIN_US": str(options.spin_us), "MCCS_NICS_COPIERS": str(options.copiers)})
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         nics = make_nics(options, folder)
         os.environ["MCCS_NICS"] = str(nics)

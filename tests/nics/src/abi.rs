@@ -320,6 +320,7 @@ pub(crate) const ACCESS_LOCAL_WRITE: u32 = 1;
 pub(crate) const ACCESS_REMOTE_WRITE: u32 = 1 << 1;
 pub(crate) const ACCESS_REMOTE_READ: u32 = 1 << 2;
 pub(crate) const ACCESS_REMOTE_ATOMIC: u32 = 1 << 3;
+pub(crate) const ACCESS_RELAXED_ORDERING: u32 = 1 << 20;
 
 pub(crate) const WR_RDMA_WRITE: u32 = 0;
 pub(crate) const WR_RDMA_WRITE_WITH_IMM: u32 = 1;

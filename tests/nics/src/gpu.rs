@@ -1,7 +1,8 @@
 //! Memory of GPUs: the CUDA driver that this process has loaded, and copies by its copy engines.
 //!
-//! A copy is launched, and is done when its stream has raised a word in host memory, which costs nothing to ask for. Copies of one queue
-//! pair in one direction keep their order: they go by one stream.
+//! A copy is launched, and is done when its stream has raised a word in host memory, which costs nothing to ask for. Copies of a queue
+//! pair alternate between streams, so that one's bytes go while another's word is raised. Into memory that is not registered for
+//! relaxed ordering they go by one stream, in order.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int, c_uint, c_void};
@@ -230,6 +231,11 @@ impl Drop for Pinned {
 pub(crate) struct Pending(Vec<(&'static AtomicU64, u64)>);
 
 impl Pending {
+    /// One more, which is done when `word` has reached `value`.
+    pub(crate) fn note(&mut self, word: &'static AtomicU64, value: u64) {
+        self.0.push((word, value));
+    }
+
     pub(crate) fn is_done(&self) -> bool {
         self.0.iter().all(|(word, value)| word.load(Ordering::Acquire) >= *value)
     }
@@ -249,7 +255,7 @@ pub(crate) enum Way {
     FromGpu,
 }
 
-/// Streams of a way: queue pairs are dealt among them, so that one's copies overlap the words of another's.
+/// Streams of a way.
 const LANES: u32 = 2;
 
 /// A stream, and the word that it raises by one for each copy.
@@ -345,14 +351,8 @@ impl Copies {
         };
         // SAFETY: the caller's promise.
         unsafe { engine.copy(to, from, bytes)? };
-        pending.0.push((engine.word, engine.launched));
+        pending.note(engine.word, engine.launched);
         Ok(())
-    }
-
-    /// Waits until all copies are done: memory is about to go.
-    pub(crate) fn wait(&self) {
-        let all = self.engines.values().map(|engine| (engine.word, engine.launched));
-        Pending(all.collect()).wait();
     }
 }
 

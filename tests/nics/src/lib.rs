@@ -18,6 +18,7 @@ mod abi;
 mod completions;
 mod context;
 pub mod control;
+mod copiers;
 mod entries;
 mod files;
 mod gpu;

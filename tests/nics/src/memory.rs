@@ -1,10 +1,11 @@
 //! Registered memory: what keys allow, and copies between it and slots.
 //!
-//! The processor copies memory of the host at once. Copy engines copy that of GPUs, which is done later.
+//! The processor copies memory of the host, at once unless threads do it. Copy engines copy that of GPUs, which is done later.
 
 use std::collections::HashMap;
 
-use crate::abi::{ACCESS_LOCAL_WRITE, Sge};
+use crate::abi::{ACCESS_LOCAL_WRITE, ACCESS_RELAXED_ORDERING, Sge};
+use crate::copiers;
 use crate::files::Ring;
 use crate::gpu::{CallFailed, Copies, Gpu, Pending, Way};
 
@@ -26,20 +27,24 @@ pub(crate) struct Region {
 pub(crate) struct Place {
     pub address: u64,
     pub gpu: Option<Gpu>,
+    /// Whether writes to it may overtake each other.
+    pub is_relaxed: bool,
 }
 
-/// A slot, what copies to it and from it, and the number of the queue pair that they are for.
+/// A slot, and what copies to it and from it.
 pub(crate) struct Slot<'a> {
     pub ring: &'a Ring,
     pub data: *mut u8,
     pub copies: &'a mut Copies,
-    pub lane: u32,
+    /// Of the queue pair.
+    number: u32,
+    index: u64,
     pub pending: Pending,
 }
 
 impl<'a> Slot<'a> {
-    pub(crate) fn new(ring: &'a Ring, index: u64, copies: &'a mut Copies, lane: u32) -> Self {
-        Slot { ring, data: ring.data(index), copies, lane, pending: Pending::default() }
+    pub(crate) fn new(ring: &'a Ring, index: u64, copies: &'a mut Copies, number: u32) -> Self {
+        Slot { ring, data: ring.data(index), copies, number, index, pending: Pending::default() }
     }
 
     /// Copies between memory and the slot, from `at` on there.
@@ -53,8 +58,8 @@ impl<'a> Slot<'a> {
             // SAFETY: the caller's promise.
             unsafe {
                 match way {
-                    Way::ToGpu => std::ptr::copy_nonoverlapping(slot, memory, bytes),
-                    Way::FromGpu => std::ptr::copy_nonoverlapping(memory, slot, bytes),
+                    Way::ToGpu => copiers::copy(memory, slot, bytes, &mut self.pending),
+                    Way::FromGpu => copiers::copy(slot, memory, bytes, &mut self.pending),
                 }
             }
             return Ok(());
@@ -68,8 +73,10 @@ impl<'a> Slot<'a> {
             Way::ToGpu => (memory.address, slot),
             Way::FromGpu => (slot, memory.address),
         };
+        let turns = if way == Way::FromGpu || memory.is_relaxed { self.index as u32 } else { 0 };
+        let lane = (gpu, way, self.number.wrapping_add(turns));
         // SAFETY: the caller's promise; the slot is kept until `pending` is done.
-        let launched = unsafe { self.copies.launch((gpu, way, self.lane), (to, from), bytes, &mut self.pending) };
+        let launched = unsafe { self.copies.launch(lane, (to, from), bytes, &mut self.pending) };
         launched.map_err(|CallFailed| Denied)
     }
 }
@@ -107,7 +114,8 @@ impl Regions {
         if end > region.bytes || region.access & access != access {
             return Err(Denied);
         }
-        Ok(Place { address: region.base + offset, gpu: region.gpu })
+        let is_relaxed = region.access & ACCESS_RELAXED_ORDERING != 0;
+        Ok(Place { address: region.base + offset, gpu: region.gpu, is_relaxed })
     }
 
     /// Copies `bytes` between the parts' memory, from `offset` on, and a slot.

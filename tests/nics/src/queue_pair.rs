@@ -252,10 +252,17 @@ impl QueuePair {
         (self.tries, self.rnr_tries, self.not_before_ns) = (0, 0, 0);
     }
 
-    /// Waits for the copies that are under way: whose memory they touch may take it back.
+    /// Ends what is under way: whose memory is copied may take it back.
     pub(crate) fn settle(&mut self) {
-        self.filling.drain(..).for_each(|packet| packet.pending.wait());
-        self.arriving.drain(..).for_each(|packet| packet.pending.wait());
+        self.wait_for_copies();
+        self.filling.clear();
+        self.arriving.clear();
+    }
+
+    /// Waits for the copies that are under way.
+    pub(crate) fn wait_for_copies(&self) {
+        self.filling.iter().for_each(|packet| packet.pending.wait());
+        self.arriving.iter().for_each(|packet| packet.pending.wait());
     }
 
     /// Whether copies are under way.
@@ -373,6 +380,9 @@ impl QueuePair {
             if head.deliver_at_ns > lent.now_ns {
                 return Ok(head.deliver_at_ns);
             }
+            if !self.arriving.is_empty() && QueuePair::follows(&head, lent) {
+                return Ok(NEVER);
+            }
             let mut packet = Arriving { arrived: self.expected, ..Arriving::default() };
             let mut taken = Ok(());
             if lent.port.is_down.load(Ordering::Relaxed) == 0 && head.bytes <= self.own.shape().slot_bytes {
@@ -392,6 +402,18 @@ impl QueuePair {
         }
     }
 
+    /// Whether a packet has to wait for the copies of those before it: what reads must find them, and memory that programs look at gets
+    /// its bytes in order. Copies to a GPU keep their order by themselves where it counts.
+    fn follows(head: &Head, lent: &Lent<'_>) -> bool {
+        match head.opcode {
+            WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM => {
+                let place = lent.regions.place(head.rkey, head.remote, head.bytes.into(), 0);
+                head.bytes > 0 && place.is_ok_and(|place| !place.is_relaxed && place.gpu.is_none())
+            }
+            _ => head.opcode & ANSWER == 0,
+        }
+    }
+
     /// Empties slots whose copies are done, in order, and says what has arrived.
     fn finish_arrivals(&mut self, lent: &mut Lent<'_>) {
         while self.arriving.front().is_some_and(|packet| packet.pending.is_done()) {
@@ -408,7 +430,7 @@ impl QueuePair {
     /// Tells the peer that its request fails, and ends.
     fn refuse(&mut self, psn: u64, status: u32, lent: &mut Lent<'_>) -> Failed {
         // Requests before it are done.
-        self.arriving.iter().for_each(|packet| packet.pending.wait());
+        self.wait_for_copies();
         self.finish_arrivals(lent);
         self.own.words().refused.store((psn + 1) << 8 | u64::from(status), Ordering::Release);
         self.fail(None, lent);

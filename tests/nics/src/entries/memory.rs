@@ -8,6 +8,7 @@ use super::{fail, nic};
 use crate::abi::{Context, Mr, Pd};
 use crate::gpu;
 use crate::memory::Region;
+use crate::queue_pair::QueuePair;
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ibv_alloc_pd(context: *mut Context) -> *mut Pd {
@@ -109,6 +110,6 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut Mr) -> c_int {
     let mut state = unsafe { nic(mr.context) }.lock();
     state.regions.remove(mr.lkey);
     // From here on nothing touches it.
-    state.copies.wait();
+    state.queue_pairs.values().for_each(QueuePair::wait_for_copies);
     0
 }
