@@ -155,7 +155,7 @@ def main():
     parser.add_argument("--slot-kib", type=int, default=512, help="a slot of the NICs' rings")
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--spin-us", type=int, default=200, help="NICs' threads look on for so long after something has come")
-    parser.add_argument("--copiers", type=int, default=4, help="threads of a process that copy long host memory for NICs")
+    parser.add_argument("--copiers", type=int, default=4, help="threads that copy long host memory for NICs, of a rank")
     parser.add_argument("--operations", default=COLLECTIVES)
     parser.add_argument("--begin", default="8B")
     parser.add_argument("--end", default="512MiB")
@@ -184,7 +184,9 @@ def main():
         nics = make_nics(options, folder)
         os.environ["MCCS_NICS"] = str(nics)
         found, runs = rates(options, nics), []
-        of_hosts = {host: {"MCCS_NICS_HOST": host} for host in HOSTS}
+        # A service sends for all ranks of its host; of NCCL's ranks each has such threads.
+        copiers = str(options.copiers * options.gpus // 2)
+        of_hosts = {host: {"MCCS_NICS_HOST": host, "MCCS_NICS_COPIERS": copiers} for host in HOSTS}
         with services(service_texts(options, folder, nics), folder, of_hosts) as sockets:
             if options.check != "0":
                 check(options, sockets, nics)

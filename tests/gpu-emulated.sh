@@ -293,6 +293,20 @@ for nranks in 2 3; do nccl_calls $nranks "${two[@]}"; done
 for name in cuda_all_reduce cuda_calls; do
     MCCS_ROOT_ADDRESS=h0 ranks env LD_LIBRARY_PATH="$target/release:$LD_LIBRARY_PATH" "$work/$name"
 done
+# The benchmark of GPUs on emulated NICs, our side alone: two hosts with a NIC for each GPU.
+nics_bench() {
+    local gpus=$1 uuids=() gpu out=$work/nics-$2
+    for ((gpu = 0; gpu < gpus; gpu++)); do uuids+=("GPU-656d756c-6174-6564-2047-50552000000$gpu"); done
+    echo "== eval/nics.py $2, $gpus GPUs (at $SECONDS s)"
+    mkdir "$out"
+    MCCS_BIN="$target/release" MCCS_EMULATED_GPUS=$gpus python3 eval/nics.py trial "$2" --nics "$work/libibverbs.so.1" --gpus "$gpus" \
+        --uuids "$(IFS=,; echo "${uuids[*]}")" --machine "emulated GPUs" --commit trial --out "$out" --operations all_reduce,all_gather \
+        --begin 1KiB --end 2MiB --factor 64 --check 300KiB --rounds 2 --gbit 10 --slot-kib 64 --slots 16 --spin-us 0 --copiers 0 "${@:3}"
+}
+tests/nics/versioned "$target/release/libmccs_emulated_nics.a" "$work/libibverbs.so.1"
+cc -std=gnu11 -O2 -Wall -Wextra -Werror tests/nics/nccl_sequence.c -o "$work/nccl_sequence" -ldl -pthread
+nics_bench 4 gpudirect --rate "$work/nccl_sequence"
+nics_bench 2 sockets
 export MCCS_EMULATED_GPUS=8
 serve ''
 check 8 --begin 1B --end 48KiB --factor 400 --dtypes float --redops sum

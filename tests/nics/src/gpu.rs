@@ -333,6 +333,26 @@ impl std::fmt::Debug for Copies {
 }
 
 impl Copies {
+    /// Has engines ready for a GPU. Whoever registers its memory waits for nothing; at the first copy a kernel may run that waits for
+    /// just that copy, and the driver's calls that make streams may wait for kernels.
+    pub(crate) fn prepare(&mut self, gpu: Gpu) {
+        for (way, lane) in
+            [Way::ToGpu, Way::FromGpu].into_iter().flat_map(|way| (0..LANES).map(move |lane| (way, lane)))
+        {
+            let key = (gpu.0.ordinal, way, lane);
+            if !self.engines.contains_key(&key)
+                && let Ok(engine) = Engine::new(gpu)
+            {
+                self.engines.insert(key, engine);
+            }
+        }
+    }
+
+    /// A GPU whose memory has been registered.
+    pub(crate) fn any_gpu(&self) -> Option<Gpu> {
+        self.engines.values().next().map(|engine| engine.gpu)
+    }
+
     /// Launches a copy for a queue pair, and notes it in `pending`.
     ///
     /// # Safety

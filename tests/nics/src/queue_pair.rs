@@ -18,7 +18,7 @@ use crate::abi::{
 };
 use crate::completions::CompletionQueue;
 use crate::files::{Head, Port, PortWords, Ring};
-use crate::gpu::{Copies, Pending, Way};
+use crate::gpu::{Copies, Gpu, Pending, Way};
 use crate::memory::{Denied, Place, Regions, Slot};
 
 /// Of slots: the answer to a read or an atomic operation.
@@ -272,6 +272,14 @@ impl QueuePair {
 
     pub(crate) fn connect(&mut self, ring: Ring, port: Port) {
         self.peer = Some(Peer { ring, port });
+    }
+
+    /// Has copy engines reach both rings.
+    pub(crate) fn pin(&self, gpu: Gpu) {
+        self.own.pin(gpu);
+        if let Some(peer) = &self.peer {
+            peer.ring.pin(gpu);
+        }
     }
 
     pub(crate) fn enqueue(&mut self, mut request: Request, now_ns: u64) {

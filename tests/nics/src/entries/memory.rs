@@ -72,7 +72,13 @@ unsafe fn add(pd: *mut Pd, addr: *mut c_void, region: Region) -> *mut Mr {
     // SAFETY: the caller's promise.
     let context = unsafe { (*pd).context };
     // SAFETY: the same.
-    let key = unsafe { nic(context) }.lock().regions.add(region);
+    let mut state = unsafe { nic(context) }.lock();
+    if let Some(gpu) = region.gpu {
+        state.copies.prepare(gpu);
+        state.queue_pairs.values().for_each(|queue_pair| queue_pair.pin(gpu));
+    }
+    let key = state.regions.add(region);
+    drop(state);
     Box::into_raw(Box::new(Mr { context, pd, addr, length: region.bytes as usize, handle: key, lkey: key, rkey: key }))
 }
 

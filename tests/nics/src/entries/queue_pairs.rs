@@ -93,6 +93,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
     let nic = unsafe { nic(qp.context) };
     let has = |flag: u32| mask as u32 & flag != 0;
     let mut state = nic.lock();
+    let gpu = state.copies.any_gpu();
     let Some(queue_pair) = state.queue_pairs.get_mut(&qp.qp_num) else { return libc::EINVAL };
     if has(abi::QP_ACCESS_FLAGS) {
         queue_pair.access = attr.qp_access_flags;
@@ -117,7 +118,12 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
         let opened = Ring::open(&nic.folder, gid, attr.dest_qp_num)
             .and_then(|ring| Ok((ring, Port::open_peer(&nic.folder, gid)?)));
         match opened {
-            Ok((ring, port)) => queue_pair.connect(ring, port),
+            Ok((ring, port)) => {
+                queue_pair.connect(ring, port);
+                if let Some(gpu) = gpu {
+                    queue_pair.pin(gpu);
+                }
+            }
             // A peer that is not there is one that never answers.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return errno_of(&error),
