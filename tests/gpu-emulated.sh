@@ -301,7 +301,7 @@ nics_bench() {
     mkdir "$out"
     MCCS_BIN="$target/release" MCCS_EMULATED_GPUS=$gpus python3 eval/nics.py trial "$2" --nics "$work/libibverbs.so.1" --gpus "$gpus" \
         --uuids "$(IFS=,; echo "${uuids[*]}")" --machine "emulated GPUs" --commit trial --out "$out" --operations all_reduce,all_gather \
-        --begin 1KiB --end 2MiB --factor 64 --check 300KiB --rounds 2 --gbit 10 --slot-kib 64 --slots 16 --spin-us 0 --copiers 0 "${@:3}"
+        --begin 1KiB --end 4MiB --factor 64 --check 300KiB --rounds 2 --gbit 10 --slot-kib 64 --slots 16 --spin-us 0 --copiers 0 "${@:3}"
 }
 tests/nics/versioned "$target/release/libmccs_emulated_nics.a" "$work/libibverbs.so.1"
 cc -std=gnu11 -O2 -Wall -Wextra -Werror tests/nics/nccl_sequence.c -o "$work/nccl_sequence" -ldl -pthread
