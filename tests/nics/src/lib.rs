@@ -12,6 +12,13 @@
 //! Memory of GPUs is registered by dma-buf or by address. Copy engines move its bytes to and from the slots, one crossing on each side.
 //! A process that has not loaded the CUDA driver never asks for it.
 //!
+//! | variable of a process | what |
+//! | --- | --- |
+//! | `MCCS_NICS` | the folder |
+//! | `MCCS_NICS_HOST` | the host whose devices it sees |
+//! | `MCCS_NICS_SPIN_US` | devices' threads look on for so long after something has come; 0 unless it says so |
+//! | `MCCS_NICS_COPIERS` | threads that copy long memory of the host; none unless it says so |
+//!
 //! Deliberately absent: datagrams, shared receive queues, memory windows, atomic operations on memory of GPUs.
 
 mod abi;

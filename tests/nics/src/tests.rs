@@ -14,7 +14,7 @@ use crate::entries::devices::{ibv_close_device, ibv_get_async_event};
 use crate::entries::memory::{ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr, ibv_reg_mr_iova2};
 use crate::entries::queue_pairs::{ibv_create_qp, ibv_destroy_qp, ibv_modify_qp};
 use crate::entries::tested::open_listed;
-use crate::files::{Listed, write_list};
+use crate::files::{Listed, RingShape, write_list};
 
 /// A test that has not got further for so long hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -169,7 +169,12 @@ impl Drop for Side {
 
 impl Pair {
     fn new(words: usize) -> Pair {
+        Pair::shaped(words, RingShape::default())
+    }
+
+    fn shaped(words: usize, shape: RingShape) -> Pair {
         let folder = tempfile::tempdir().expect("a folder");
+        shape.write(folder.path()).expect("a shape");
         let listed = [1, 2].map(|number| Listed {
             host: format!("h{number}"),
             name: "nic".into(),
@@ -229,6 +234,25 @@ fn a_long_write_arrives_whole_also_when_packets_are_lost() {
         // Also without losses: an answer may take longer than the timer, on a busy host.
         assert!(sent > LONG as u64 * 8 - u64::from(loss == 0), "{sent} bytes");
     }
+}
+
+#[test]
+fn rings_of_any_shape_carry_long_writes() {
+    for (seed, (slot_bytes, slots)) in (1..).zip([(4096, 2), (1 << 20, 3), (3 << 12, 57)]) {
+        let mut pair = Pair::shaped(LONG, RingShape { slot_bytes, slots });
+        pair.sides[0].memory.copy_from_slice(&random(LONG, seed));
+        let [from, to] = &pair.sides;
+        assert_eq!(from.post(abi::WR_RDMA_WRITE, &[from.part(0, LONG as u32 * 8)], to.remote(0), [0; 2]), 0);
+        assert_eq!(from.completion().status, 0);
+        assert!(from.memory == to.memory, "{slots} slots of {slot_bytes} bytes");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    for (slot_bytes, slots) in [(0, 16), (1000, 16), (32 << 20, 16), (4096, 1), (4096, 5000)] {
+        let refusal = RingShape { slot_bytes, slots }.write(folder.path()).expect_err("no shape of rings").to_string();
+        assert!(refusal.contains("whole pages of 4096 bytes"), "{refusal}");
+    }
+    std::fs::write(folder.path().join("ring"), "65536").expect("a file");
+    assert!(RingShape::read(folder.path()).is_err(), "half a shape is none");
 }
 
 #[test]
