@@ -61,8 +61,11 @@ def service_texts(options, folder, nics):
     keys, gpus, half = pathlib.Path(folder) / "keys", gpus_of(options), options.gpus // 2
     bench.run([BINARIES / "mccsctl", "keys", "--hosts", ",".join(HOSTS), "--dir", keys])
     known = "".join(f'[[host]]\nname = "{host}"\naddress = "127.0.0.{number + 2}:7400"\n' for number, host in enumerate(HOSTS))
-    devices = json.dumps([f"mlx5_{number}" for number in range(half)])
-    rdma = "" if options.way == "sockets" else f'[rdma]\nuse = "required"\nlibrary = "{nics}/libibverbs.so.1"\ndevices = {devices}\n'
+    devices = [f"mlx5_{number}" for number in range(half)]
+    # Channels go round the NICs.
+    paths = "".join(f'[[strategy.path]]\ndevice = "{device}"\n' for device in devices)
+    rdma = f'{paths}[rdma]\nuse = "required"\nlibrary = "{nics}/libibverbs.so.1"\ndevices = {json.dumps(devices)}\n'
+    rdma = "" if options.way == "sockets" else rdma
     return {host: f'[cuda]\nuse = "required"\ngpus = {json.dumps(gpus[number * half:(number + 1) * half])}\n{options.cuda}\n'
             f'[strategy]\nchannels = {options.channels}\n{rdma}'
             f'[exchange]\nlisten = "127.0.0.{number + 2}:7400"\ncertificate = "{keys}/{host}.crt"\nkey = "{keys}/{host}.key"\n'

@@ -293,7 +293,7 @@ for nranks in 2 3; do nccl_calls $nranks "${two[@]}"; done
 for name in cuda_all_reduce cuda_calls; do
     MCCS_ROOT_ADDRESS=h0 ranks env LD_LIBRARY_PATH="$target/release:$LD_LIBRARY_PATH" "$work/$name"
 done
-# The benchmark of GPUs on emulated NICs, our side alone: two hosts with a NIC for each GPU.
+# The benchmark of GPUs on emulated NICs: two hosts with a NIC for each GPU. NCCL is a stub.
 nics_bench() {
     local gpus=$1 uuids=() gpu out=$work/nics-$2
     for ((gpu = 0; gpu < gpus; gpu++)); do uuids+=("GPU-656d756c-6174-6564-2047-50552000000$gpu"); done
@@ -305,7 +305,8 @@ nics_bench() {
 }
 tests/nics/versioned "$target/release/libmccs_emulated_nics.a" "$work/libibverbs.so.1"
 cc -std=gnu11 -O2 -Wall -Wextra -Werror tests/nics/nccl_sequence.c -o "$work/nccl_sequence" -ldl -pthread
-nics_bench 4 gpudirect --rate "$work/nccl_sequence"
+cc -shared -fPIC -O2 -Wall -Wextra -Werror tests/nics/nccl_stub.c -o "$work/nccl_stub.so"
+nics_bench 4 gpudirect --rate "$work/nccl_sequence" --nccl "$work/nccl_stub.so"
 nics_bench 2 sockets
 export MCCS_EMULATED_GPUS=8
 serve ''
