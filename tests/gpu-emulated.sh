@@ -59,7 +59,7 @@ tests_on() {
     fi
     if [ "$1" = 1 ]; then
         local name
-        for name in deaths:: divided:: losses:: memory:: process_groups:: room:: large_calls_go_by_copy_engines streams_of_one_name; do
+        for name in deaths:: divided:: losses:: memory:: process_groups:: room:: large_calls_go_by_copy_engines streams_of_one_name all_hear_of; do
             leave_out "$name" "it takes two GPUs"
         done
     fi

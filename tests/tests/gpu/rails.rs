@@ -1,5 +1,7 @@
 //! Ranks on GPUs of several hosts that combine among themselves what the services move.
 
+use std::path::PathBuf;
+
 use anyhow::ensure;
 use mccs::{CollectiveKind, DataType, RedOp, ReduceOperator, Scalar};
 use mccs_cuda::{DeviceMemory, OwnedStream, copy_from_host, copy_to_host};
@@ -17,6 +19,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("combines_in_place", combines_in_place),
     ("combines_in_turns", combines_in_turns),
     ("combines_late", combines_late),
+    ("combines_until_it_fails", combines_until_it_fails),
     ("counts_what_rails_move", counts_what_rails_move),
 ];
 
@@ -30,6 +33,9 @@ const KINDS: [CollectiveKind; 8] = [
     CollectiveKind::Gather,
     CollectiveKind::Scatter,
 ];
+
+/// Has rank 1 abort.
+const ABORTS: &str = "MCCS_GPU_ABORTS";
 
 /// Services where GPUs combine payloads of all sizes.
 fn everything() -> String {
@@ -209,6 +215,32 @@ fn combines_late(place: &Place) -> anyhow::Result<()> {
     })
 }
 
+/// Long calls one after the other; rank 1 aborts among them where nobody is killed. Everybody hears of the end, and no stream stands still.
+fn combines_until_it_fails(place: &Place) -> anyhow::Result<()> {
+    let aborts = std::env::var_os(ABORTS).is_some();
+    place.each_rank(|rank| {
+        let Rank { context, comm, stream, .. } = &rank;
+        let calls: Vec<_> = (0..4).map(|n| every_kind(n, place.nranks, 400_001)).collect();
+        let at = calls.iter().map(|call| Buffers::of(context, call)).collect::<Result<Vec<_>, _>>()?;
+        for turn in 0.. {
+            let (call, at) = (&calls[turn % calls.len()], &at[turn % calls.len()]);
+            let called = enqueue(comm, call, at, stream.raw());
+            if aborts && comm.rank() == 1 && turn == 3 {
+                comm.abort()?;
+            }
+            synchronize(stream)?;
+            if called.is_err() || comm.async_error().is_some() {
+                break;
+            }
+            if turn == 3 {
+                println!("is at work");
+            }
+        }
+        println!("rank {} was told: {}", comm.rank(), super::told(&rank));
+        Ok(())
+    })
+}
+
 /// Calls that rails have a form for, and stays.
 fn counts_what_rails_move(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
@@ -289,6 +321,47 @@ fn factors_in_memory_of_gpus_go_by_rails() {
     let teams = &teams()[0];
     let hosts = TestHosts::start(teams.len(), &everything());
     play_in_teams("scales", &hosts, teams);
+}
+
+/// Processes of all ranks of two hosts with two each.
+fn four_processes(hosts: &TestHosts, environment: &[(&str, PathBuf)]) -> Vec<Player> {
+    let whole = Place { nranks: 4, root: "h0".into(), ..everybody(hosts.service(0), 0) };
+    let place = |rank: u32| Place {
+        ranks: rank..rank + 1,
+        socket: hosts.service(rank as usize / 2).socket(0),
+        ..whole.clone()
+    };
+    (0..4).map(|rank| Player::start_with("combines_until_it_fails", &place(rank), environment)).collect()
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn all_hear_of_a_rank_that_is_killed_among_rails() {
+    let hosts = TestHosts::start(2, &everything());
+    let mut players = four_processes(&hosts, &[]);
+    players.iter_mut().for_each(|player| player.hears("is at work"));
+    let mut killed = players.pop().expect("the last rank");
+    killed.kill();
+    for (rank, player) in players.into_iter().enumerate() {
+        let said = player.ends_well();
+        assert!(said.contains(&format!("rank {rank} was told")), "{said}");
+    }
+    for host in [0, 1] {
+        super::wait_until(|| hosts.service(host).service().registry.comms().is_empty());
+    }
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn all_hear_of_an_abort_among_rails() {
+    let hosts = TestHosts::start(2, &everything());
+    for (rank, player) in four_processes(&hosts, &[(ABORTS, "1".into())]).into_iter().enumerate() {
+        let said = player.ends_well();
+        assert!(said.contains(&format!("rank {rank} was told")) && said.contains("aborted"), "{said}");
+    }
+    for host in [0, 1] {
+        super::wait_until(|| hosts.service(host).service().registry.comms().is_empty());
+    }
 }
 
 /// Of one service: `tests/gpu-emulated.sh` emulates them.
