@@ -11,7 +11,7 @@
 //! service:                                      | an all-gather on the rails' slots, done = n |
 //! ```
 //!
-//! `plan.rs` says which stages a collective has, `order.rs` in which order a stream comes to them, `call.rs` enqueues them. Kernels read and
+//! `plan.rs` and `stages.rs` say which stages a collective has, `order.rs` in which order a stream comes to them, `call.rs` enqueues them. Kernels read and
 //! write short slices in the slots themselves; copy engines bring long ones there and back (`bounce.rs`). Which calls go this way
 //! all ranks decide alike: by collective, payload and layout, and a number that they have agreed on.
 //!
@@ -24,6 +24,7 @@ mod order;
 mod plan;
 #[cfg(test)]
 mod plan_tests;
+mod stages;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
