@@ -3,9 +3,9 @@
 //!
 //! A call is a command, like one on the host, and a few entries in the caller's stream: *ready* is written, the rank does its
 //! own part, and the stream waits until words say of all ranks that their copies have ended. Words lie on the communicator's
-//! page ([`crate::direct`]), and grow; numbers are those of the communicator's large operations, from 1.
+//! page ([`crate::device_initiated`]), and grow; numbers are those of the communicator's large operations, from 1.
 //!
-//! Where the service carries everything out ([`crate::direct::Execution`]) a second stream of its own does that part as well, and
+//! Where the service carries everything out ([`crate::device_initiated::Execution`]) a second stream of its own does that part as well, and
 //! the caller's stream only says that it is there, and waits.
 //!
 //! There the caller's stream may say and wait by events instead of words ([`RankEvents`]), which only drivers can do to each other: when the
@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering;
 
 use serde::{Deserialize, Serialize};
 
-use crate::direct::{DIRECT_RANKS_MAX, DirectPage};
+use crate::device_initiated::{ControlPage, DEVICE_INITIATED_RANKS_MAX};
 use crate::sync::atomic::AtomicU64;
 use crate::types::{CollectiveKind, RedOp};
 
@@ -95,7 +95,7 @@ const WORDS: u64 = 9;
 /// A line each: words are polled over the bus.
 const LINE_BYTES: u64 = 128;
 /// All words of a page.
-pub(crate) const LARGE_WORDS_BYTES: u64 = DIRECT_RANKS_MAX as u64 * WORDS * LINE_BYTES;
+pub(crate) const LARGE_WORDS_BYTES: u64 = DEVICE_INITIATED_RANKS_MAX as u64 * WORDS * LINE_BYTES;
 
 impl LargeWord {
     /// Every word.
@@ -112,14 +112,14 @@ impl LargeWord {
     ];
 }
 
-impl DirectPage {
+impl ControlPage {
     /// Where a rank's word lies.
     ///
     /// # Panics
     /// If a page has no such rank.
     #[must_use]
     pub fn large_offset(rank: u32, word: LargeWord) -> u64 {
-        assert!(rank < DIRECT_RANKS_MAX, "rank {rank} on a page for {DIRECT_RANKS_MAX}");
+        assert!(rank < DEVICE_INITIATED_RANKS_MAX, "rank {rank} on a page for {DEVICE_INITIATED_RANKS_MAX}");
         Self::LARGE_OFFSET + (u64::from(rank) * WORDS + word as u64) * LINE_BYTES
     }
 
@@ -155,7 +155,7 @@ impl DirectPage {
 
     /// Lets everybody go on who waits for a word of any rank's. Called by the service, and where it has gone.
     pub fn release_all(&self) {
-        for rank in 0..DIRECT_RANKS_MAX {
+        for rank in 0..DEVICE_INITIATED_RANKS_MAX {
             LargeWord::ALL.iter().for_each(|word| self.release(rank, *word));
         }
     }
@@ -227,7 +227,7 @@ pub struct LargeLayout {
 
 impl LargeLayout {
     /// Smallest slot: a piece for every peer that there can be.
-    pub const SLOT_BYTES_MIN: u64 = PIECE_ALIGN * DIRECT_RANKS_MAX as u64;
+    pub const SLOT_BYTES_MIN: u64 = PIECE_ALIGN * DEVICE_INITIATED_RANKS_MAX as u64;
     /// Own slots are an eighth of shared ones: of 192 MiB, they have room for all-reduces of 64 MiB on four GPUs in as few pieces.
     const OWN_PART: u64 = 8;
 
@@ -445,12 +445,12 @@ mod tests {
 
     #[test]
     fn every_word_of_a_page_has_a_place_of_its_own() {
-        let mut places: Vec<_> = (0..DIRECT_RANKS_MAX)
-            .flat_map(|rank| LargeWord::ALL.map(|word| DirectPage::large_offset(rank, word)))
+        let mut places: Vec<_> = (0..DEVICE_INITIATED_RANKS_MAX)
+            .flat_map(|rank| LargeWord::ALL.map(|word| ControlPage::large_offset(rank, word)))
             .collect();
         places.dedup();
-        assert_eq!(places.len(), DIRECT_RANKS_MAX as usize * LargeWord::ALL.len());
-        let (_fd, page) = DirectPage::create().expect("a page");
+        assert_eq!(places.len(), DEVICE_INITIATED_RANKS_MAX as usize * LargeWord::ALL.len());
+        let (_fd, page) = ControlPage::create().expect("a page");
         page.release(7, LargeWord::Finished);
         assert_eq!(page.large_word(7, LargeWord::Finished), RELEASED);
         assert_eq!(page.large_word(7, LargeWord::Reduced), 0);

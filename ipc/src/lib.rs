@@ -3,7 +3,7 @@
 //! Knows nothing of how collectives are executed.
 
 pub mod command;
-pub mod direct;
+pub mod device_initiated;
 pub mod gate;
 #[cfg(not(loom))]
 pub mod handshake;

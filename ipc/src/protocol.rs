@@ -9,7 +9,9 @@ use std::time::Duration;
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
-use crate::direct::{AreaHandle, CommPart, DIRECT_RANKS_MAX, DirectShare, GpuUuid};
+use crate::device_initiated::{
+    CommPart, DEVICE_INITIATED_RANKS_MAX, DeviceInitiatedShare, GpuUuid, SymmetricBufferHandle,
+};
 use crate::gate::GateAccess;
 use crate::large::EnginesFrom;
 use crate::shm_exchange::ShmExchangeLayout;
@@ -22,8 +24,8 @@ pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 pub const VERSION: u32 = 17;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
-/// Most file descriptors in one message: a page's, and those of all areas of a communicator.
-pub const MESSAGE_FDS_MAX: usize = 1 + DIRECT_RANKS_MAX as usize;
+/// Most file descriptors in one message: a control page's, and those of all symmetric buffers of a communicator.
+pub const MESSAGE_FDS_MAX: usize = 1 + DEVICE_INITIATED_RANKS_MAX as usize;
 /// Most segments of a region of a GPU's memory: PyTorch makes them 20 MiB long, so this is a buffer of 80 GiB.
 pub const GPU_SEGMENTS_MAX: usize = 4096;
 
@@ -213,14 +215,14 @@ pub enum Response {
     /// A stream and the index of its word in the segment.
     Stream { stream: Handle, word: u32 },
     /// A communicator, ready for use. The memfd of its shared-memory exchange comes with it, or that of its page where it is one of GPUs.
-    /// One of GPUs without `direct` is staged: to the service, its buffers are memory of the host, and `access` says how streams
+    /// One of GPUs without `direct` is host-staged: to the service, its buffers are memory of the host, and `access` says how streams
     /// use their gates. From a payload as in `engines_from` on its collectives are for another communicator, which all its
     /// ranks join as [`Role::CopyEngines`]. Where `hosts` says who is where, its ranks may join parts ([`Role::Team`], [`Role::Rail`])
     /// for payloads from `rails_from` on.
     Comm {
         comm: Handle,
         shm_exchange: Option<ShmExchangeLayout>,
-        direct: Option<DirectShare>,
+        direct: Option<DeviceInitiatedShare>,
         access: GateAccess,
         engines_from: Option<EnginesFrom>,
         /// Its ranks in order, by the services where they are, if all are on GPUs and there are several services; at most
@@ -230,7 +232,7 @@ pub enum Response {
         rails_from: u64,
     },
     /// How a part of a communicator is opened, with a descriptor for each handle that is one.
-    Part { handles: Vec<AreaHandle> },
+    Part { handles: Vec<SymmetricBufferHandle> },
     /// GPU memory that the service holds on the asking rank's GPU: for the communicator alone, and its part of what the tenant's communicators
     /// share.
     CommMemory { own_bytes: u64, shared_bytes: u64 },

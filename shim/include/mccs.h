@@ -83,7 +83,7 @@ mccsResult_t mccsCommDestroy(mccsComm_t comm); /* as mccsCommFinalize, once; the
 mccsResult_t mccsCommAbort(mccsComm_t comm);
 /* 1 where the service carries collectives out: always with memory of the host; with GPUs if ranks are at several services, or the
  * operator wants it so. Else 0. */
-mccsResult_t mccsCommIsServed(mccsComm_t comm, int *is_served);
+mccsResult_t mccsCommIsServiceExecuted(mccsComm_t comm, int *is_service_executed);
 /* Failures of operations that were enqueued, once the stream was synchronized. After one, calls on the communicator fail too. */
 mccsResult_t mccsCommGetAsyncError(mccsComm_t comm, mccsResult_t *error);
 mccsResult_t mccsCommCount(mccsComm_t comm, int *count);

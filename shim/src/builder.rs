@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use mccs_ipc::direct::GpuUuid;
+use mccs_ipc::device_initiated::GpuUuid;
 use mccs_ipc::protocol::{JoinOptions, Request, Role};
 use mccs_ipc::types::UniqueId;
 

@@ -53,8 +53,8 @@ static void call_wrongly(mccsComm_t comm) {
     REFUSED(mccsCommCount(comm, NULL));
     REFUSED(mccsCommUserRank(NULL, &number));
     REFUSED(mccsCommUserRank(comm, NULL));
-    REFUSED(mccsCommIsServed(NULL, &number));
-    REFUSED(mccsCommIsServed(comm, NULL));
+    REFUSED(mccsCommIsServiceExecuted(NULL, &number));
+    REFUSED(mccsCommIsServiceExecuted(comm, NULL));
     REFUSED(mccsCommFinalize(NULL));
     REFUSED(mccsRedOpCreatePreMulSum(NULL, &factor, mccsFloat32, mccsScalarHostImmediate, comm));
     REFUSED(mccsRedOpCreatePreMulSum(&op, NULL, mccsFloat32, mccsScalarDevice, comm));
@@ -171,7 +171,7 @@ int main(void) {
     REFUSED(mccsCommInitRank(&comm, client, NRANKS, &id, NRANKS, mccsMemoryCuda, root));
     REFUSED(mccsCommInitRank(&comm, client, NRANKS, &id, rank, mccsMemoryCuda, "\xff"));
     EXPECT(mccsSuccess, mccsCommInitRank(&comm, client, NRANKS, &id, rank, mccsMemoryCuda, root));
-    EXPECT(mccsSuccess, mccsCommIsServed(comm, &number));
+    EXPECT(mccsSuccess, mccsCommIsServiceExecuted(comm, &number));
     if (number != (root != NULL)) return 1;
     EXPECT(mccsSuccess, mccsCommCount(comm, &number));
     if (number != NRANKS) return 1;

@@ -53,14 +53,14 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
     ),
     (
         "mccs::cuda",
-        &["communicator", "direct", "p2p", "rails", "served", "staged"],
+        &["communicator", "device_initiated", "p2p", "rails", "service_executed", "host_staged"],
         "the kinds of execution are methods of one communicator",
     ),
-    ("mccs::cuda::staged", &["captured", "p2p"], "captured graphs replay p2p, which records itself in them"),
+    ("mccs::cuda::host_staged", &["captured", "p2p"], "captured graphs replay p2p, which records itself in them"),
     ("mccs::ffi", &["collectives", "communicators"], "C functions of both share the table of handles"),
     (
         "mccs-ipc",
-        &["direct", "large"],
+        &["device_initiated", "large"],
         "the control page holds the numbers of copy engines' operations, whose layout names its ranks",
     ),
     ("mccs-exchange::protocol", &["member", "ring"], "a member takes part in a ring, which says who is a member"),

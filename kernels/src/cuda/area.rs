@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
-use mccs_ipc::direct::AreaPart;
+use mccs_ipc::device_initiated::SymmetricBufferPart;
 use mccs_ipc::types::CollectiveKind;
 
 use super::RANKS_MAX;
@@ -89,13 +89,13 @@ impl AreaLayout {
 
     /// Where a part lies: whole large pages, without gaps between parts.
     #[must_use]
-    pub fn part(&self, part: AreaPart) -> Range<u64> {
+    pub fn part(&self, part: SymmetricBufferPart) -> Range<u64> {
         let (ll128, simple, p2p) = (self.ll128_offset(), self.simple_offset(), self.p2p().lanes_offset);
         match part {
-            AreaPart::Head => 0..ll128,
-            AreaPart::Ll128 => ll128..simple,
-            AreaPart::Simple => simple..p2p,
-            AreaPart::P2p => p2p..self.bytes(),
+            SymmetricBufferPart::Head => 0..ll128,
+            SymmetricBufferPart::Ll128 => ll128..simple,
+            SymmetricBufferPart::Simple => simple..p2p,
+            SymmetricBufferPart::P2p => p2p..self.bytes(),
         }
     }
 
@@ -348,7 +348,7 @@ mod tests {
     fn parts_are_whole_large_pages_and_cover_the_area() {
         for nranks in 2..=8 {
             for layout in [AreaLayout::initial(nranks), AreaLayout::initial(nranks).with_ll128()] {
-                let parts = AreaPart::ALL.map(|part| layout.part(part));
+                let parts = SymmetricBufferPart::ALL.map(|part| layout.part(part));
                 assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start), "{parts:?}");
                 assert_eq!((parts[0].start, parts[3].end), (0, layout.bytes()));
                 let are_whole = parts.iter().all(|part| part.start < part.end && part.end.is_multiple_of(PART_BYTES));
@@ -357,7 +357,7 @@ mod tests {
         }
         let mib = |nranks| {
             let layout = AreaLayout::initial(nranks).with_ll128();
-            AreaPart::ALL.map(|part| (layout.part(part).end - layout.part(part).start) >> 20)
+            SymmetricBufferPart::ALL.map(|part| (layout.part(part).end - layout.part(part).start) >> 20)
         };
         // As decision 050 has them.
         assert_eq!([2, 4, 8].map(mib), [[2, 18, 48, 18], [2, 26, 82, 34], [2, 16, 96, 32]]);

@@ -8,7 +8,7 @@
 use std::ops::RangeInclusive;
 
 use bytemuck::Zeroable;
-use mccs_ipc::direct::AreaPart;
+use mccs_ipc::device_initiated::SymmetricBufferPart;
 use mccs_ipc::large::Shards;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
@@ -57,11 +57,11 @@ impl Algorithm {
 
     /// The part of areas that it goes through, beside their head.
     #[must_use]
-    pub fn part(self) -> AreaPart {
+    pub fn part(self) -> SymmetricBufferPart {
         match self {
-            Algorithm::LlOneShot | Algorithm::LlTwoShot => AreaPart::Head,
-            Algorithm::Ll128OneShot | Algorithm::Ll128TwoShot => AreaPart::Ll128,
-            Algorithm::SimpleOneShot | Algorithm::SimpleTwoShot | Algorithm::SimpleChain => AreaPart::Simple,
+            Algorithm::LlOneShot | Algorithm::LlTwoShot => SymmetricBufferPart::Head,
+            Algorithm::Ll128OneShot | Algorithm::Ll128TwoShot => SymmetricBufferPart::Ll128,
+            Algorithm::SimpleOneShot | Algorithm::SimpleTwoShot | Algorithm::SimpleChain => SymmetricBufferPart::Simple,
         }
     }
 

@@ -23,7 +23,7 @@ use mccs_engines::transport::links::PathAssignment;
 use mccs_engines::transport::path_events::PathEventLog;
 use mccs_engines::transport::{TRANSPORTS_MAX, TransportPool};
 use mccs_exchange::protocol::{Event, Request};
-use mccs_ipc::direct::Execution;
+use mccs_ipc::device_initiated::Execution;
 use mccs_ipc::handshake::Listener;
 use mccs_registry::{Overseer, Registry};
 use mccs_runtime::{Lanes, Mailbox, RuntimeOptions, Runtimes, Sender};

@@ -17,7 +17,7 @@ use mccs_engines::exchange::ExchangeSettings;
 use mccs_engines::session::SessionLimits;
 use mccs_exchange::protocol::{LinkTimes, Name};
 use mccs_exchange::tls::TlsFiles;
-use mccs_ipc::direct::Execution;
+use mccs_ipc::device_initiated::Execution;
 use mccs_ipc::gate::GateAccess;
 use mccs_tenants::Quota;
 use mccs_tenants::default_quotas::HostResources;

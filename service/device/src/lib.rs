@@ -21,7 +21,7 @@ mod workers;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use mccs_ipc::direct::DirectShare;
+use mccs_ipc::device_initiated::DeviceInitiatedShare;
 use mccs_ipc::types::Handle;
 use mccs_tenants::Charge;
 use mccs_tenants::session::Opens;
@@ -76,7 +76,7 @@ pub enum Shared {
     /// A page and areas, by which their kernels do collectives: device-initiated execution.
     DeviceInitiated {
         /// What ranks need to know.
-        share: Box<DirectShare>,
+        share: Box<DeviceInitiatedShare>,
         /// The service's side.
         group: DirectGroup,
     },

@@ -50,7 +50,7 @@ impl CommInfo {
         let (operations, bytes) = comm.totals();
         let epoch = comm.epoch.load(Ordering::Relaxed);
         let transport = comm.placed.as_ref().and_then(|placed| placed.chosen()?.transport);
-        let captured = comm.direct.as_ref().and_then(|direct| direct.page().captured_terms());
+        let captured = comm.direct.as_ref().and_then(|direct| direct.page().captured_strategy());
         CommView {
             communicator: comm.number,
             unique_id: comm.id.to_string(),

@@ -209,7 +209,7 @@ impl Member {
             builder.options(options.clone()).join_cuda()?
         };
         comm.surface_failures_by_async_error();
-        let is_served = comm.is_served();
+        let is_service_executed = comm.is_service_executed();
         let mut member = Member {
             seat: Seat::taken(comm),
             resumed: Mutex::default(),
@@ -228,7 +228,7 @@ impl Member {
             exchange: Mutex::default(),
         };
         // Asked now, as later rank 0 may have died.
-        if is_served && name.root != NO_ROOT {
+        if is_service_executed && name.root != NO_ROOT {
             let all = member.gather(&Share::of_root(own_root()?))?;
             member.roots = all.into_iter().map(|share| share.root).collect();
         }

@@ -9,10 +9,10 @@ use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
 use super::call::{Call, checked};
 use super::cuda_error;
-use super::direct::DirectCommunicator;
+use super::device_initiated::DeviceInitiatedCommunicator;
 use super::estimate;
 use super::p2p::AnyP2p;
-use super::served::{Identity, Joined, ServedCommunicator};
+use super::service_executed::{Identity, Joined, ServiceExecutedCommunicator};
 use super::surfacing::Surfacing;
 use crate::client::unexpected;
 use crate::{Client, CommunicatorBuilder, Error, ReduceOperator, group};
@@ -40,9 +40,9 @@ pub struct GpuMemory {
 #[derive(Clone)]
 pub(super) enum Backend {
     /// By kernels in the ranks' streams.
-    Direct(Arc<DirectCommunicator>),
+    DeviceInitiated(Arc<DeviceInitiatedCommunicator>),
     /// By the service.
-    Served(Arc<ServedCommunicator>),
+    ServiceExecuted(Arc<ServiceExecutedCommunicator>),
 }
 
 /// A collective that waits for the end of its group.
@@ -68,16 +68,16 @@ impl CommunicatorBuilder {
         let (client, place) = (&self.client, (self.rank, self.nranks));
         match client.wait_for_join(&joining, self)? {
             (Response::Comm { comm, direct: Some(share), .. }, fds) => {
-                let made = DirectCommunicator::join(client, comm, place, context, &share, &fds)?;
-                Ok(CudaCommunicator::new(Backend::Direct(Arc::new(made))))
+                let made = DeviceInitiatedCommunicator::join(client, comm, place, context, &share, &fds)?;
+                Ok(CudaCommunicator::new(Backend::DeviceInitiated(Arc::new(made))))
             }
             (Response::Comm { comm, access, engines_from, hosts, rails_from, .. }, _) => {
                 let (id, rank, nranks, options) = (self.id, self.rank, self.nranks, self.options.clone());
                 let root_address = self.root_address.clone().unwrap_or_default();
                 let identity = Identity { id, rank, nranks, gpu, root_address, options, whole: comm };
                 let joined = Joined { identity, access, engines_from, hosts, rails_from };
-                let made = ServedCommunicator::new(client, &joined, context)?;
-                Ok(CudaCommunicator::new(Backend::Served(Arc::new(made))))
+                let made = ServiceExecutedCommunicator::new(client, &joined, context)?;
+                Ok(CudaCommunicator::new(Backend::ServiceExecuted(Arc::new(made))))
             }
             (other, _) => Err(unexpected(&other)),
         }
@@ -88,8 +88,8 @@ impl CommunicatorBuilder {
 macro_rules! on_backend {
     ($backend:expr, $comm:ident => $body:expr) => {
         match &$backend {
-            Backend::Direct($comm) => $body,
-            Backend::Served($comm) => $body,
+            Backend::DeviceInitiated($comm) => $body,
+            Backend::ServiceExecuted($comm) => $body,
         }
     };
 }
@@ -126,8 +126,8 @@ impl CudaCommunicator {
 
     /// Whether the service carries collectives out: ranks are on several hosts, or the operator wants it so.
     #[must_use]
-    pub fn is_served(&self) -> bool {
-        matches!(self.backend, Backend::Served(_))
+    pub fn is_service_executed(&self) -> bool {
+        matches!(self.backend, Backend::ServiceExecuted(_))
     }
 
     /// Payload in bytes from which GPUs of several hosts combine what they call, and the service only moves it; none where it carries
@@ -135,8 +135,8 @@ impl CudaCommunicator {
     #[must_use]
     pub fn rails_from(&self) -> Option<u64> {
         match &self.backend {
-            Backend::Direct(_) => None,
-            Backend::Served(comm) => comm.rails_from(),
+            Backend::DeviceInitiated(_) => None,
+            Backend::ServiceExecuted(comm) => comm.rails_from(),
         }
     }
 
@@ -206,8 +206,8 @@ impl CudaCommunicator {
     /// What sends and receives need.
     pub(super) fn p2p(&self) -> AnyP2p {
         match &self.backend {
-            Backend::Direct(comm) => AnyP2p::Direct(Arc::clone(comm.p2p())),
-            Backend::Served(comm) => AnyP2p::Staged(Arc::clone(comm.p2p())),
+            Backend::DeviceInitiated(comm) => AnyP2p::DeviceInitiated(Arc::clone(comm.p2p())),
+            Backend::ServiceExecuted(comm) => AnyP2p::HostStaged(Arc::clone(comm.p2p())),
         }
     }
 
@@ -240,7 +240,7 @@ impl CollectedCall {
     /// Its communicator, by any number that no other has meanwhile, and how long it would take there, in microseconds. Nothing where
     /// the service carries it out.
     pub(crate) fn estimate_us(&self) -> Option<(usize, f64)> {
-        let Backend::Direct(comm) = &self.backend else { return None };
+        let Backend::DeviceInitiated(comm) = &self.backend else { return None };
         let Call { kind, count, dtype, .. } = self.call;
         let bytes = kind.payload_count(count, comm.nranks()).saturating_mul(dtype.size_bytes() as u64);
         Some((Arc::as_ptr(comm) as usize, estimate::collective_us(kind, bytes, comm.nranks())))

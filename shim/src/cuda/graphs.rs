@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use mccs_cuda::{Capture, Context, Event, GraphNode, RawStream};
-use mccs_ipc::direct::DirectPage;
+use mccs_ipc::device_initiated::ControlPage;
 
 use super::cuda_error;
 use crate::Error;
@@ -137,11 +137,11 @@ pub(super) struct LivingGraphs {
     count: Mutex<u64>,
     has_changed: Condvar,
     /// Where this rank's graphs are counted for the service.
-    page: Option<(Arc<DirectPage>, u32)>,
+    page: Option<(Arc<ControlPage>, u32)>,
 }
 
 impl LivingGraphs {
-    pub(super) fn new(page: Option<(Arc<DirectPage>, u32)>) -> Arc<Self> {
+    pub(super) fn new(page: Option<(Arc<ControlPage>, u32)>) -> Arc<Self> {
         Arc::new(LivingGraphs { count: Mutex::new(0), has_changed: Condvar::new(), page })
     }
 

@@ -2,14 +2,14 @@
 //!
 //! A [`CudaCommunicator`] belongs to the CUDA context that was current when it was made. A call launches one kernel into
 //! the stream that it is given, and returns: no round trip, no copy of the buffers' addresses to anybody. Kernels of all
-//! ranks meet in areas of GPU memory that the service has made and mapped for them, under the strategy that the service
-//! publishes; see [`mccs_ipc::direct`] and `direct`.
+//! ranks meet in symmetric buffers of GPU memory that the service has made and mapped for them, under the strategy that the service
+//! publishes; see [`mccs_ipc::device_initiated`] and `device_initiated`.
 //!
 //! What is too large for that is a command to the service, whose copy engines push between the ranks' own buffers
-//! ([`mccs_ipc::large`]), or copies of those that no other process can open (`direct/staging.rs`).
+//! ([`mccs_ipc::large`]), or copies of those that no other process can open (`device_initiated/staging.rs`).
 //! Sends and receives (`p2p`) are one kernel a group, beside collectives and in no order with them.
-//! The service carries everything out for ranks on several hosts, *staged* in host memory (`staged`), and for those of an operator
-//! who wants it so (`served`).
+//! The service carries everything out for ranks on several hosts, *staged* in host memory (`host_staged`), and for those of an operator
+//! who wants it so (`service_executed`).
 //!
 //! Operations work in CUDA graphs (`graphs.rs`): a captured call's number is what the GPU counts when it runs. Graphs and calls of a communicator
 //! may be launched into any streams; they run in the order of their launches.
@@ -17,23 +17,23 @@
 mod alone;
 mod call;
 mod communicator;
-mod direct;
+mod device_initiated;
 mod estimate;
 mod graphs;
+mod host_staged;
 pub(crate) mod p2p;
 mod profile;
 mod rails;
 mod resources;
-mod served;
-mod staged;
+mod service_executed;
 mod surfacing;
 mod watch;
 
 pub(crate) use call::Call as CudaCall;
 pub(crate) use communicator::CollectedCall;
 pub use communicator::{CudaCommunicator, CudaStream, GpuMemory, TaggedCommunicator};
-pub(crate) use direct::GpuRegions;
-pub use direct::REGISTERED_MAX;
+pub(crate) use device_initiated::GpuRegions;
+pub use device_initiated::REGISTERED_MAX;
 pub use profile::{Carrier, RanAt, StampReader};
 pub(crate) use watch::Watch;
 

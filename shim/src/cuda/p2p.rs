@@ -8,8 +8,8 @@ use mccs_cuda::{DeviceAddress, RawStream};
 use mccs_ipc::types::DataType;
 use mccs_kernels::cuda::{MESSAGES_MAX, P2pError, P2pLaunch, P2pMessage};
 
-use super::direct::P2p;
-use super::staged::StagedP2p;
+use super::device_initiated::P2p;
+use super::host_staged::HostStagedP2p;
 use super::surfacing::Surfacing;
 use super::{CudaCommunicator, CudaStream, cuda_error};
 use crate::Error;
@@ -18,9 +18,9 @@ use crate::Error;
 #[derive(Clone)]
 pub(super) enum AnyP2p {
     /// A kernel does them.
-    Direct(Arc<P2p>),
+    DeviceInitiated(Arc<P2p>),
     /// The service does.
-    Staged(Arc<StagedP2p>),
+    HostStaged(Arc<HostStagedP2p>),
 }
 
 /// A send or receive that waits for the end of its group.
@@ -34,7 +34,7 @@ pub(crate) struct Collected {
 impl Collected {
     /// As for collectives, along with all that goes with it in one kernel: the bytes that it sends. Nothing where the service carries it out.
     pub(crate) fn sends(&self) -> Option<(usize, u64)> {
-        let AnyP2p::Direct(p2p) = &self.p2p else { return None };
+        let AnyP2p::DeviceInitiated(p2p) = &self.p2p else { return None };
         Some((Arc::as_ptr(p2p) as usize, if self.message.is_send { self.message.bytes } else { 0 }))
     }
 }
@@ -80,16 +80,16 @@ pub(crate) fn launch_together(collected: Vec<Collected>) -> Result<(), Error> {
 impl AnyP2p {
     fn is(&self, other: &AnyP2p) -> bool {
         match (self, other) {
-            (AnyP2p::Direct(a), AnyP2p::Direct(b)) => Arc::ptr_eq(a, b),
-            (AnyP2p::Staged(a), AnyP2p::Staged(b)) => Arc::ptr_eq(a, b),
+            (AnyP2p::DeviceInitiated(a), AnyP2p::DeviceInitiated(b)) => Arc::ptr_eq(a, b),
+            (AnyP2p::HostStaged(a), AnyP2p::HostStaged(b)) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }
 
     fn nranks(&self) -> u32 {
         match self {
-            AnyP2p::Direct(p2p) => p2p.nranks(),
-            AnyP2p::Staged(p2p) => p2p.nranks(),
+            AnyP2p::DeviceInitiated(p2p) => p2p.nranks(),
+            AnyP2p::HostStaged(p2p) => p2p.nranks(),
         }
     }
 }
@@ -121,8 +121,8 @@ impl Part {
     /// Checks it as a whole. Returns its kernel's launch, if that is how it goes; nothing where it is passed over.
     fn plan(&self) -> Result<Option<Option<P2pLaunch>>, Error> {
         let plan = match &self.p2p {
-            AnyP2p::Direct(p2p) => p2p.plan(&self.list, &self.streams).map(Some),
-            AnyP2p::Staged(p2p) => p2p.plan(&self.list, &self.streams).map(|()| None),
+            AnyP2p::DeviceInitiated(p2p) => p2p.plan(&self.list, &self.streams).map(Some),
+            AnyP2p::HostStaged(p2p) => p2p.plan(&self.list, &self.streams).map(|()| None),
         };
         let error = match plan {
             Ok(kernel) => return Ok(Some(kernel)),
@@ -134,8 +134,8 @@ impl Part {
 
     fn launch(&self, kernel: Option<P2pLaunch>) -> Result<(), Error> {
         match (&self.p2p, kernel) {
-            (AnyP2p::Direct(p2p), Some(kernel)) => p2p.launch(&self.list, kernel, &self.streams),
-            (AnyP2p::Staged(p2p), None) => p2p.launch(&self.list, &self.streams),
+            (AnyP2p::DeviceInitiated(p2p), Some(kernel)) => p2p.launch(&self.list, kernel, &self.streams),
+            (AnyP2p::HostStaged(p2p), None) => p2p.launch(&self.list, &self.streams),
             _ => Err(Error::argument("a bug in mccs: a group was planned as another")),
         }
     }

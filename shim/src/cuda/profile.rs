@@ -1,6 +1,6 @@
 //! What profilers are told of collectives: how they are carried out, and when they ran on the GPU.
 //!
-//! Kernels leave stamps in their rank's area (`docs/decisions/035-stamps.md`). A reader copies them now and then, so a call costs
+//! Kernels leave stamps in their rank's symmetric buffer (`docs/decisions/035-stamps.md`). A reader copies them now and then, so a call costs
 //! nothing for it. A stamp is found by its kernel's number, which is known until the communicator's first capture: replays count on
 //! the GPU alone. What the service carries out has no stamps.
 
@@ -12,7 +12,7 @@ use mccs_kernels::cuda::{Algorithm, AreaCounts};
 
 use super::communicator::{Backend, CudaCommunicator};
 use super::cuda_error;
-use super::direct::Member;
+use super::device_initiated::Member;
 use crate::Error;
 
 /// Who carries a collective out.
@@ -58,7 +58,7 @@ impl CudaCommunicator {
         if self.nranks() == 1 || count == 0 {
             return Carrier::Nobody;
         }
-        let Backend::Direct(comm) = self.backend() else { return Carrier::Service };
+        let Backend::DeviceInitiated(comm) = self.backend() else { return Carrier::Service };
         let bytes = kind.payload_count(count, self.nranks()).saturating_mul(dtype.size_bytes() as u64);
         let Some(algorithm) = comm.algorithm(kind, bytes) else { return Carrier::CopyEngines };
         let protocol = match algorithm {
@@ -71,12 +71,12 @@ impl CudaCommunicator {
         Carrier::Kernel { is_two_shot, protocol, is_stamped: comm.has_known_stamps() }
     }
 
-    /// Kernels of collectives that were launched outside of graphs: the last one's number on the area.
+    /// Kernels of collectives that were launched outside of graphs: the last one's number on the symmetric buffer.
     #[must_use]
     pub fn kernels_launched(&self) -> u64 {
         match self.backend() {
-            Backend::Direct(comm) => comm.kernels_launched(),
-            Backend::Served(_) => 0,
+            Backend::DeviceInitiated(comm) => comm.kernels_launched(),
+            Backend::ServiceExecuted(_) => 0,
         }
     }
 
@@ -85,7 +85,7 @@ impl CudaCommunicator {
     /// # Errors
     /// [`Error::Cuda`].
     pub fn stamp_reader(&self) -> Result<Option<StampReader>, Error> {
-        let Backend::Direct(comm) = self.backend() else { return Ok(None) };
+        let Backend::DeviceInitiated(comm) = self.backend() else { return Ok(None) };
         if !comm.is_timed() || self.nranks() == 1 {
             return Ok(None);
         }
@@ -106,7 +106,7 @@ impl StampReader {
         }
         let (stream, area, to) = (&self.stream, self.member.area(), self.counts.as_bytes_mut());
         // Another thread may be capturing, which must not be disturbed.
-        // SAFETY: the area is mapped as long as the member lives, and begins with as many bytes.
+        // SAFETY: the symmetric buffer is mapped as long as the member lives, and begins with as many bytes.
         let read: Result<Result<(), DriverError>, DriverError> = while_capturing(|| unsafe { stream.read(to, area) });
         read.and_then(|read| read).map_err(cuda_error)
     }

@@ -202,15 +202,15 @@ pub unsafe extern "C" fn mccsCommAbort(comm: *mut CComm) -> Status {
 /// # Safety
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mccsCommIsServed(comm: *mut CComm, is_served: *mut i32) -> Status {
+pub unsafe extern "C" fn mccsCommIsServiceExecuted(comm: *mut CComm, is_service_executed: *mut i32) -> Status {
     guard(|| {
         // SAFETY: the caller's contract.
         let is = match &unsafe { shared(comm) }?.memory {
             Memory::Host(_) => true,
-            Memory::Cuda(comm) => comm.is_served(),
+            Memory::Cuda(comm) => comm.is_service_executed(),
         };
         // SAFETY: the caller's contract.
-        unsafe { put(is_served, i32::from(is), "is_served") }
+        unsafe { put(is_service_executed, i32::from(is), "is_service_executed") }
     })
 }
 

@@ -17,7 +17,7 @@ pub const ROLES: &[(&str, Role)] = &[("checks_through_the_host", checks_through_
 fn checks_through_the_host(place: &Place) -> anyhow::Result<()> {
     let id = mccs::UniqueId(place.id.0.map(|byte| !byte));
     Place { id, ..place.clone() }.each_rank(|Rank { comm, .. }| {
-        ensure!(comm.is_served(), "kernels meet, and would wait for ever");
+        ensure!(comm.is_service_executed(), "kernels meet, and would wait for ever");
         Ok(())
     })?;
     checks(place)

@@ -305,7 +305,7 @@ fn graphs(service: &TestService, place: &Place) -> (bool, bool, u64) {
     let comm = service.service().registry.comms().pop().expect("a communicator");
     let page = comm.direct.as_ref().expect("on GPUs").page();
     let has_graphs = || (0..place.nranks).map(|rank| page.has_graphs(rank));
-    (has_graphs().all(|has| has), has_graphs().any(|has| has), page.captured_terms().expect("a strategy").epoch)
+    (has_graphs().all(|has| has), has_graphs().any(|has| has), page.captured_strategy().expect("a strategy").epoch)
 }
 
 #[test]

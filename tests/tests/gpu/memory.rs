@@ -15,7 +15,7 @@ use mccs_cuda::{
 };
 use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::command::{BufferRef, Command, Completion, Opcode};
-use mccs_ipc::direct::DirectPage;
+use mccs_ipc::device_initiated::ControlPage;
 use mccs_ipc::handshake::{Socket, connect};
 use mccs_ipc::large::LargeWord;
 use mccs_ipc::protocol::{self, JoinOptions, Request, RequestEnvelope, Response, ResponseEnvelope};
@@ -346,7 +346,7 @@ struct Raw {
     gpu: [u8; 16],
     stream: Handle,
     comm: Handle,
-    page: Option<DirectPage>,
+    page: Option<ControlPage>,
 }
 
 fn receive(socket: &Socket) -> (Response, Vec<OwnedFd>) {
@@ -387,7 +387,7 @@ impl Raw {
     fn is_joined(&mut self) {
         let (Response::Comm { comm, .. }, fds) = receive(&self.socket) else { panic!("no communicator") };
         self.comm = comm;
-        self.page = Some(DirectPage::map(fds[0].as_fd()).expect("a page"));
+        self.page = Some(ControlPage::map(fds[0].as_fd()).expect("a page"));
     }
 
     fn send(&self, request: Request, fds: &[OwnedFd]) {

@@ -85,7 +85,7 @@ fn synchronize(stream: &OwnedStream) -> anyhow::Result<()> {
 /// Calls of all kinds, from one element to many slices, on two streams in turn, without waiting; then all are checked.
 fn combines(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
-        ensure!(comm.is_served() && comm.rails_from() == Some(1), "{:?}", comm.rails_from());
+        ensure!(comm.is_service_executed() && comm.rails_from() == Some(1), "{:?}", comm.rails_from());
         let other = OwnedStream::new(&context)?;
         // Undivided, of one slice, of four slices, and of more slices than there are slots.
         let counts = [1, 77, 4100, 50_001, 300_003];

@@ -8,7 +8,7 @@ use mccs::CollectiveKind;
 use mccs::cuda::REGISTERED_MAX;
 use mccs_cuda::{Context, DeviceMemory, gpus};
 use mccs_eval::workload::Call;
-use mccs_ipc::direct::{DIRECT_RANKS_MAX, DirectPage};
+use mccs_ipc::device_initiated::{ControlPage, DEVICE_INITIATED_RANKS_MAX};
 use mccs_ipc::large::LargeWord;
 use mccs_tenants::{Resource, Tenant};
 use mccs_tests::TestService;
@@ -126,9 +126,9 @@ fn write_back(rank: &Rank) {
         let (start, _) = line.split_once('-').expect("a range");
         usize::from_str_radix(start, 16).expect("an address")
     });
-    let words = || (0..DIRECT_RANKS_MAX).flat_map(|rank| LargeWord::ALL.map(|word| (rank, word)));
+    let words = || (0..DEVICE_INITIATED_RANKS_MAX).flat_map(|rank| LargeWord::ALL.map(|word| (rank, word)));
     let words: Vec<_> = starts
-        .flat_map(|start| words().map(move |(rank, word)| start + DirectPage::large_offset(rank, word) as usize))
+        .flat_map(|start| words().map(move |(rank, word)| start + ControlPage::large_offset(rank, word) as usize))
         // SAFETY: the process has its pages as long as it lives, and others write these words as well, whole.
         .map(|address| unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(address) })
         .collect();

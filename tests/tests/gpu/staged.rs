@@ -64,7 +64,7 @@ pub fn play_halves(role: &str, hosts: &TestHosts) -> Vec<String> {
 /// Calls of all kinds, short and of several pieces, on two streams in turn, without waiting; then all are checked.
 fn stages(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
-        ensure!(comm.is_served());
+        ensure!(comm.is_service_executed());
         let other = OwnedStream::new(&context)?;
         // A slot has 8 MiB: the longer ones take several, and the last of them is odd; the longest takes more than there are.
         let counts = [1, 77, 5000, 262_144, 1_000_003, 2_500_001];
@@ -110,7 +110,7 @@ type Enqueue<'a> = &'a dyn Fn(RawStream) -> anyhow::Result<()>;
 
 fn scales_by(place: &Place, run: fn(&OwnedStream, &Together, Enqueue<'_>) -> anyhow::Result<()>) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
-        ensure!(comm.is_served());
+        ensure!(comm.is_service_executed());
         let size = size_of::<f32>();
         let factors = DeviceMemory::zeroed(&context, 3 * size)?;
         let [factor, right, wrong] = [0, 1, 2].map(|place| factors.address() + place * size as u64);

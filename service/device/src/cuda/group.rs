@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use mccs_ipc::direct::{AreaHandle, CommPart, DIRECT_RANKS_MAX, DirectPage};
+use mccs_ipc::device_initiated::{CommPart, ControlPage, DEVICE_INITIATED_RANKS_MAX, SymmetricBufferHandle};
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::AreaCounts;
 use mccs_model::SetupError;
@@ -58,7 +58,7 @@ pub struct OpenPart {
 #[derive(Debug)]
 pub struct OpenedPart {
     /// One for each area.
-    pub handles: Vec<AreaHandle>,
+    pub handles: Vec<SymmetricBufferHandle>,
     /// Of those that are opened by descriptors.
     pub fds: Vec<OwnedFd>,
 }
@@ -113,18 +113,18 @@ pub enum CarriedOutBy {
 }
 
 /// What was launched and what has ended, by rank.
-pub type Seen = [(u64, u64); DIRECT_RANKS_MAX as usize];
+pub type Seen = [(u64, u64); DEVICE_INITIATED_RANKS_MAX as usize];
 
 /// How many operations of a group had ended when that was last read, which somebody has to ask for.
 #[derive(Debug, Default)]
 pub struct Ended {
     /// Its communicator's number, for records; 0 before it has one.
     communicator: AtomicU64,
-    by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
-    payload_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
-    groups_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
-    messages_by_rank: [AtomicU64; DIRECT_RANKS_MAX as usize],
-    sent_by_rank: [[AtomicU64; 2]; DIRECT_RANKS_MAX as usize],
+    by_rank: [AtomicU64; DEVICE_INITIATED_RANKS_MAX as usize],
+    payload_by_rank: [AtomicU64; DEVICE_INITIATED_RANKS_MAX as usize],
+    groups_by_rank: [AtomicU64; DEVICE_INITIATED_RANKS_MAX as usize],
+    messages_by_rank: [AtomicU64; DEVICE_INITIATED_RANKS_MAX as usize],
+    sent_by_rank: [[AtomicU64; 2]; DEVICE_INITIATED_RANKS_MAX as usize],
     is_asked: AtomicBool,
     fault: OnceLock<String>,
     taken: Mutex<Taken>,
@@ -175,7 +175,7 @@ impl Ended {
     pub fn tell(&self, read: Result<Vec<Counted>, String>) {
         match read {
             Ok(read) => {
-                for (rank, ended) in read.into_iter().enumerate().take(DIRECT_RANKS_MAX as usize) {
+                for (rank, ended) in read.into_iter().enumerate().take(DEVICE_INITIATED_RANKS_MAX as usize) {
                     self.by_rank[rank].store(ended.operations, Ordering::Relaxed);
                     self.payload_by_rank[rank].store(ended.payload_bytes, Ordering::Relaxed);
                     self.groups_by_rank[rank].store(ended.groups, Ordering::Relaxed);
@@ -211,7 +211,7 @@ impl DirectGroup {
 
     /// What service and ranks tell each other.
     #[must_use]
-    pub fn page(&self) -> &DirectPage {
+    pub fn page(&self) -> &ControlPage {
         self.strategies.page()
     }
 
@@ -357,7 +357,7 @@ mod tests {
     use std::sync::Mutex;
 
     use mccs_config::service::Crossover;
-    use mccs_ipc::direct::Execution;
+    use mccs_ipc::device_initiated::Execution;
 
     use super::*;
     use crate::cuda::Abilities;
@@ -377,7 +377,7 @@ mod tests {
     fn gpus_are_asked_once_at_a_time_and_what_they_said_stays_known() {
         let asked = Asked::default();
         let questions = Arc::clone(&asked.0);
-        let (_fd, page) = DirectPage::create().expect("a page");
+        let (_fd, page) = ControlPage::create().expect("a page");
         let abilities = Abilities {
             nranks: 2,
             execution: Execution::Ranks,

@@ -1,7 +1,7 @@
 //! The CUDA device: all GPUs of this host that the service may use.
 //!
 //! A communicator's ranks get an *area* each, in their GPU's memory, and a page of shared host memory
-//! ([`mccs_ipc::direct`]). Collectives are kernels that the shim launches into its caller's stream; they meet in the areas,
+//! ([`mccs_ipc::device_initiated`]). Collectives are kernels that the shim launches into its caller's stream; they meet in the areas,
 //! by the strategy that the service publishes. The service allocates, maps, publishes, watches, and stops; it launches
 //! nothing on a GPU that a tenant uses, unless the operator wants everything in the service ([`Execution::Service`]).
 //!
@@ -24,7 +24,7 @@ use std::thread::JoinHandle;
 
 use mccs_config::service::{Crossover, LargeFrom};
 use mccs_cuda::{Context, DriverError, Gpu, Kernels, Unavailable, UnresponsiveGpu, gpus_or_unresponsive};
-use mccs_ipc::direct::{DIRECT_RANKS_MAX, Execution, GpuUuid};
+use mccs_ipc::device_initiated::{DEVICE_INITIATED_RANKS_MAX, Execution, GpuUuid};
 use mccs_ipc::large::EnginesFrom;
 use mccs_ipc::types::{CollectiveKind, ErrorClass, Handle};
 use mccs_kernels::cuda::{CAPABILITY_MIN, functions, reduce_functions};
@@ -246,8 +246,8 @@ impl Gpus {
 
     /// Why ranks on these GPUs cannot work together, if they cannot.
     fn objection(&self, ranks: &[usize]) -> Option<String> {
-        if ranks.len() > DIRECT_RANKS_MAX as usize {
-            return Some(format!("a communicator of GPUs has at most {DIRECT_RANKS_MAX} ranks on a host"));
+        if ranks.len() > DEVICE_INITIATED_RANKS_MAX as usize {
+            return Some(format!("a communicator of GPUs has at most {DEVICE_INITIATED_RANKS_MAX} ranks on a host"));
         }
         let pairs = ranks.iter().flat_map(|from| ranks.iter().map(move |to| (*from, *to)));
         pairs.into_iter().find_map(|pair| self.unreached_pair(pair))

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 use mccs_cuda::{Context, DeviceAddress, DriverError, OwnedStream};
-use mccs_ipc::direct::{AreaName, AreaPart, CommPart, DirectPage, DirectShare, Execution};
+use mccs_ipc::device_initiated::{
+    CommPart, ControlPage, DeviceInitiatedShare, Execution, SymmetricBufferName, SymmetricBufferPart,
+};
 use mccs_ipc::large::{LargeLayout, SlotKind};
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::{AreaCounts, AreaLayout, MESSAGES_MAX};
@@ -133,7 +135,7 @@ impl Drop for Memory {
 #[derive(Clone)]
 pub(crate) struct AreasInUse {
     memory: Arc<Memory>,
-    page: Arc<DirectPage>,
+    page: Arc<ControlPage>,
     orders: Arc<Orders>,
 }
 
@@ -348,7 +350,7 @@ impl Setup {
     }
 
     /// Makes a part of all areas, unless it is there, and names it.
-    fn open_areas(&self, memory: &Memory, part: AreaPart) -> Result<OpenedPart, PrepareError> {
+    fn open_areas(&self, memory: &Memory, part: SymmetricBufferPart) -> Result<OpenedPart, PrepareError> {
         let mut held = memory.held();
         let Held { areas, charges } = &mut *held;
         if areas.iter().any(|(_, area)| !area.has(part)) {
@@ -419,7 +421,7 @@ impl Setup {
             // SAFETY: as above.
             let read = |offset| unsafe { self.streams[*gpu].read_word(area.address() + offset) };
             let groups = counts.groups();
-            let may_be_many = groups > NUMBERS_MAX / MESSAGES_MAX as u64 && area.has(AreaPart::P2p);
+            let may_be_many = groups > NUMBERS_MAX / MESSAGES_MAX as u64 && area.has(SymmetricBufferPart::P2p);
             let sent_to =
                 (0..nranks).filter(|peer| *peer != rank && may_be_many).map(|peer| layout.messages_sent_offset(peer));
             let messages = sent_to.map(read).collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or(0);
@@ -501,7 +503,7 @@ impl Setup {
             share: owner.as_ref().map_or(Share::SERVICE, |owner| owner.share),
         };
         let held = memory.held.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let head = layout.part(AreaPart::Head).end * u64::from(nranks);
+        let head = layout.part(SymmetricBufferPart::Head).end * u64::from(nranks);
         let used = held.areas.iter().map(|(_, area)| area.held_bytes()).sum::<u64>();
         let bytes = owner.map(|owner| owner.charge(Resource::GpuMemoryBytes, head.max(used)));
         held.charges.extend(bytes.transpose()?.map(Arc::new));
@@ -511,7 +513,7 @@ impl Setup {
                 *memory.parts() = Some(parts);
                 (fd, page)
             }
-            None => DirectPage::create().map(|(fd, page)| (fd, Arc::new(page)))?,
+            None => ControlPage::create().map(|(fd, page)| (fd, Arc::new(page)))?,
         };
         memory.page = large.map(|_| fd.try_clone()).transpose().map_err(PrepareError::Descriptors)?;
         let contexts = self.contexts(gpus);
@@ -522,11 +524,14 @@ impl Setup {
             let failed = |error| PrepareError::Driver { rank, gpu: gpu.id.to_string(), error };
             if held.areas.len() <= rank {
                 held.areas.push((*number, RankArea::reserve(context, layout).map_err(failed)?));
-                held.areas[rank].1.make(AreaPart::Head, &contexts, &self.streams[*number]).map_err(failed)?;
+                held.areas[rank]
+                    .1
+                    .make(SymmetricBufferPart::Head, &contexts, &self.streams[*number])
+                    .map_err(failed)?;
             }
-            let (handle, fd) = held.areas[rank].1.name(AreaPart::Head).map_err(failed)?;
+            let (handle, fd) = held.areas[rank].1.name(SymmetricBufferPart::Head).map_err(failed)?;
             fds.push(fd);
-            areas.push(AreaName { handle, gpu: gpu.id.0 });
+            areas.push(SymmetricBufferName { handle, gpu: gpu.id.0 });
         }
         *memory.area_bytes.get_mut() = held.areas.iter().map(|(_, area)| area.held_bytes()).max().unwrap_or(0);
         let copy_engines = large.is_some();
@@ -546,7 +551,7 @@ impl Setup {
         let copies = large.map(copies).transpose().map_err(PrepareError::Streams)?;
         let events = copies.as_ref().map_or(Ok(Vec::new()), |copies| copies.events()).map_err(PrepareError::Streams)?;
         let is_timed = self.options.is_timed;
-        let share = DirectShare {
+        let share = DeviceInitiatedShare {
             layout: bytemuck::cast(layout),
             areas,
             opens_handles: !by_descriptors,

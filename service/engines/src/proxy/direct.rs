@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use mccs_device::cuda::CopyEngines;
 use mccs_device::{NUMBERS_MAX, Seen};
-use mccs_ipc::direct::DirectPage;
+use mccs_ipc::device_initiated::ControlPage;
 use mccs_ipc::large::LargeWord;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::contradiction;
@@ -252,7 +252,7 @@ impl Comm {
 }
 
 /// Which ranks whose groups do not end wait for whom. `seen` has the groups that each rank has launched and ended.
-fn describe_p2p_wait(page: &DirectPage, seen: &[(u64, u64)], named: impl Fn(u32) -> String) -> String {
+fn describe_p2p_wait(page: &ControlPage, seen: &[(u64, u64)], named: impl Fn(u32) -> String) -> String {
     let all: Vec<_> = (0..seen.len() as u32).map(|rank| page.p2p_launched(rank)).collect();
     let mut waits = Vec::new();
     for (rank, own) in all.iter().enumerate().filter(|(rank, _)| seen[*rank].0 > seen[*rank].1) {
@@ -280,7 +280,7 @@ fn describe_p2p_wait(page: &DirectPage, seen: &[(u64, u64)], named: impl Fn(u32)
 
 #[cfg(test)]
 mod tests {
-    use mccs_ipc::direct::P2pLaunched;
+    use mccs_ipc::device_initiated::P2pLaunched;
 
     use std::time::Duration;
 
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn a_message_that_does_not_come_is_named_with_both_ends() {
-        let (_fd, page) = DirectPage::create().expect("a page");
+        let (_fd, page) = ControlPage::create().expect("a page");
         let launched = |groups, sent: [u64; 2], received: [u64; 2]| {
             let wide = |counts: [u64; 2]| std::array::from_fn(|peer| counts.get(peer).copied().unwrap_or(0));
             P2pLaunched { groups, sent: wide(sent), received: wide(received) }

@@ -115,9 +115,9 @@ impl Comm {
     fn p2p_accounts(&self, look: &Look) -> BTreeMap<u32, Vec<PairAccount>> {
         let Some(direct) = &self.info.direct else { return BTreeMap::new() };
         let all: Vec<_> = (0..self.nranks()).map(|rank| direct.page().p2p_launched(rank)).collect();
-        let of = |(rank, own): (usize, &mccs_ipc::direct::P2pLaunched)| {
+        let of = |(rank, own): (usize, &mccs_ipc::device_initiated::P2pLaunched)| {
             let is_open = look.groups[rank].0 > look.groups[rank].1;
-            let with = |(peer, theirs): (usize, &mccs_ipc::direct::P2pLaunched)| {
+            let with = |(peer, theirs): (usize, &mccs_ipc::device_initiated::P2pLaunched)| {
                 let open = |own: u64, theirs: u64| if is_open { own.saturating_sub(theirs) } else { 0 };
                 let (sends, recvs) = (own.sent[peer], own.received[peer]);
                 PairAccount {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use mccs_ipc::direct::DIRECT_RANKS_MAX;
+use mccs_ipc::device_initiated::DEVICE_INITIATED_RANKS_MAX;
 
 use super::message::{ProxyMessage, SessionMessage};
 use super::operation::JoinRequest;
@@ -26,7 +26,7 @@ impl GpuProxy {
     pub(super) fn takes(&self, requests: &[JoinRequest]) -> bool {
         let first = requests.first().and_then(|request| request.gpu_group);
         self.sender.is_some()
-            && requests.len() <= DIRECT_RANKS_MAX as usize
+            && requests.len() <= DEVICE_INITIATED_RANKS_MAX as usize
             && requests.iter().all(|request| request.may_be_on_gpus() && request.gpu_group == first)
     }
 

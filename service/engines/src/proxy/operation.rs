@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use mccs_device::{Buffers, OpenedPart, Operand, RankCall, RankCalls};
 use mccs_exchange::protocol::Name;
-use mccs_ipc::direct::DirectShare;
+use mccs_ipc::device_initiated::DeviceInitiatedShare;
 use mccs_ipc::protocol::{JoinOptions, Role};
 use mccs_ipc::types::{DataType, ErrorClass, Handle, UniqueId};
 use mccs_kernels::scalar_bits_at;
@@ -156,7 +156,7 @@ pub enum ProxyReply {
         /// Of the shared-memory exchange or the page, which `info` has.
         memory: Arc<[OwnedFd]>,
         /// What the rank needs to know of the areas.
-        share: Option<Arc<DirectShare>>,
+        share: Option<Arc<DeviceInitiatedShare>>,
     },
     /// It is not going to be.
     JoinFailed { request: u64, tenant_comm: Handle, class: ErrorClass, message: String },

@@ -12,7 +12,7 @@
 //! is never in force: on all hosts alike, since all hear the same decisions in the same order.
 //!
 //! A communicator of one host has nobody to agree with: its next collective runs under the new strategy. Where GPUs carry collectives out
-//! the ranks' page has it ([`mccs_ipc::direct`]): from the first on that no rank has called.
+//! the ranks' page has it ([`mccs_ipc::device_initiated`]): from the first on that no rank has called.
 //!
 //! Sends and receives belong to no strategy, and are not numbered with collectives: their flows take the ways of the one that was decided last, each when
 //! its host hears of it.
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_device::DirectGroup;
 use mccs_exchange::protocol::{ChangeBody, CommId, Decision, Refusal, Request, Text, Whose};
-use mccs_ipc::direct::Cut;
+use mccs_ipc::device_initiated::Cut;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_model::Refused;
 use mccs_model::link::{EPOCH_MAX, LinkKey, LinksId};

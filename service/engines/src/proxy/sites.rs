@@ -1,6 +1,6 @@
 //! Which ranks on GPUs reach each other: those of one *site*, which is a host, or a part of one whose GPUs all do. Pure.
 
-use mccs_ipc::direct::DIRECT_RANKS_MAX;
+use mccs_ipc::device_initiated::DEVICE_INITIATED_RANKS_MAX;
 use mccs_ipc::protocol::{HOST_RUNS_MAX, HostRun};
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ pub(super) struct GpuPlace {
     pub(super) group: u32,
 }
 
-/// Ranks in order, by sites of at most [`DIRECT_RANKS_MAX`] ranks, from each rank's host and GPU. None where all are at one site or one is on no GPU,
+/// Ranks in order, by sites of at most [`DEVICE_INITIATED_RANKS_MAX`] ranks, from each rank's host and GPU. None where all are at one site or one is on no GPU,
 /// or where ranks lie so scattered that a message has no room.
 pub(super) fn host_runs(ranks: &[(u32, Option<GpuPlace>)]) -> Vec<HostRun> {
     // Host, group, and ranks so far.
@@ -22,7 +22,7 @@ pub(super) fn host_runs(ranks: &[(u32, Option<GpuPlace>)]) -> Vec<HostRun> {
     for (host, gpu) in ranks {
         let Some(GpuPlace { group, .. }) = gpu else { return Vec::new() };
         let has_room = |(of_host, of_group, ranks): &(u32, u32, u32)| {
-            (of_host, of_group) == (host, group) && *ranks < DIRECT_RANKS_MAX
+            (of_host, of_group) == (host, group) && *ranks < DEVICE_INITIATED_RANKS_MAX
         };
         let site = sites.iter().position(has_room).unwrap_or_else(|| {
             sites.push((*host, *group, 0));

@@ -119,7 +119,7 @@ mod tests {
     use mccs_config::service::Crossover;
     use mccs_device::cuda::{Abilities, Importer, Strategies};
     use mccs_device::{Areas, Ended};
-    use mccs_ipc::direct::{DirectPage, Execution};
+    use mccs_ipc::device_initiated::{ControlPage, Execution};
     use mccs_ipc::types::{ErrorClass, Handle};
     use mccs_model::GpuStrategy;
     use mccs_tenants::{Quota, Tenant};
@@ -151,7 +151,7 @@ mod tests {
             let mut tables = Tables::new(&tenant.quota, 1);
             let region = Importer::for_tests().by_handle((&tenant, 1), &[1; 64], REGION_BYTES).expect("a region");
             let region = tables.gpu_regions.insert(Arc::new(region)).ok().expect("room");
-            let (_fd, page) = DirectPage::create().expect("a page");
+            let (_fd, page) = ControlPage::create().expect("a page");
             let abilities = Abilities {
                 nranks: NRANKS,
                 execution: Execution::Ranks,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mccs_device::cuda::Importer;
-use mccs_ipc::direct::{DIRECT_RANKS_MAX, Execution, GpuUuid};
+use mccs_ipc::device_initiated::{DEVICE_INITIATED_RANKS_MAX, Execution, GpuUuid};
 use mccs_ipc::gate::GateAccess;
 use mccs_ipc::large::EnginesFrom;
 use mccs_runtime::{LaneOpener, LaneSender, Share};
@@ -65,7 +65,7 @@ impl Proxies {
     /// Whether all ranks of a communicator of GPUs of this host reach each other, whatever their GPUs are.
     pub(super) fn all_reach_each_other(&self, nranks: u32) -> bool {
         let groups = self.gpus.as_ref().map_or(&[][..], |gpus| &gpus.groups);
-        nranks <= DIRECT_RANKS_MAX && groups.iter().all(|group| *group == 0)
+        nranks <= DEVICE_INITIATED_RANKS_MAX && groups.iter().all(|group| *group == 0)
     }
 
     /// Opens a tenant's lanes. Once for each tenant.

@@ -10,7 +10,7 @@ use std::time::Instant;
 use mccs_device::cuda::{GpuRegion, Importer, RegionRefused, Segment, SegmentRefused};
 use mccs_device::{OpenPart, OpenedPart};
 use mccs_exchange::protocol::Name;
-use mccs_ipc::direct::{CommPart, Execution, GpuUuid};
+use mccs_ipc::device_initiated::{CommPart, Execution, GpuUuid};
 use mccs_ipc::handshake::SocketError;
 use mccs_ipc::protocol::{
     COMM_NAME_BYTES_MAX, GPU_SEGMENTS_MAX, JoinOptions, Request, RequestEnvelope, Response, Role,

@@ -12,7 +12,7 @@ use crate::communicator::Call as HostCall;
 use crate::cuda::alone::run_alone;
 use crate::cuda::call::Call;
 use crate::cuda::cuda_error;
-use crate::cuda::staged::gated::Ticket;
+use crate::cuda::host_staged::gated::Ticket;
 use crate::{Error, Span};
 
 /// Calls of so many bytes are not divided among rails.

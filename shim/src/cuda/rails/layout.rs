@@ -1,6 +1,6 @@
 //! Who is where: ranks of a communicator by the services that they are at. Pure.
 
-use mccs_ipc::direct::DIRECT_RANKS_MAX;
+use mccs_ipc::device_initiated::DEVICE_INITIATED_RANKS_MAX;
 use mccs_ipc::protocol::HostRun;
 
 /// Most hosts: a slot has a part for each.
@@ -32,7 +32,7 @@ impl Layout {
     /// `None` where rails are not for them: one host, ranks of a host in two places, teams that are too large or too different.
     pub(super) fn new(runs: &[HostRun]) -> Option<Self> {
         let is_again = |(index, run): (usize, &HostRun)| runs[..index].iter().any(|other| other.host == run.host);
-        let fits = |run: &HostRun| (1..=DIRECT_RANKS_MAX).contains(&run.ranks);
+        let fits = |run: &HostRun| (1..=DEVICE_INITIATED_RANKS_MAX).contains(&run.ranks);
         if !(2..=HOSTS_MAX).contains(&runs.len()) || runs.iter().enumerate().any(is_again) || !runs.iter().all(fits) {
             return None;
         }

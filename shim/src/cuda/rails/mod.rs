@@ -1,6 +1,6 @@
 //! Collectives of GPUs of several hosts: combined by the GPUs, moved by the service.
 //!
-//! A rank has up to three kinds of parts beside the *whole* (`staged`), which carries out what these do not take:
+//! A rank has up to three kinds of parts beside the *whole* (`host_staged`), which carries out what these do not take:
 //!
 //! - its *team*: the ranks of its host, whose kernels reach each other;
 //! - its *rails*: communicators of one rank of each host, in memory of the host, which move what teams have combined. Teams of different
@@ -39,11 +39,11 @@ use self::layout::{Layout, Seat};
 use self::plan::Plan;
 use super::call::{Call, checked};
 use super::cuda_error;
-use super::direct::DirectCommunicator;
+use super::device_initiated::DeviceInitiatedCommunicator;
+use super::host_staged::HostStagedCommunicator;
+use super::host_staged::gated::{Access, Gated};
 use super::resources::kernels;
-use super::served::Identity;
-use super::staged::StagedCommunicator;
-use super::staged::gated::{Access, Gated};
+use super::service_executed::Identity;
 use crate::client::{locked, unexpected};
 use crate::log::{LogLevel, log};
 use crate::{Client, Communicator, Error};
@@ -79,7 +79,7 @@ pub(super) struct Rails {
 enum Team {
     /// There is no other.
     Alone,
-    Several(Box<DirectCommunicator>),
+    Several(Box<DeviceInitiatedCommunicator>),
 }
 
 /// A rail of this rank's.
@@ -106,7 +106,7 @@ impl Rails {
         client: &Client,
         identity: &Identity,
         context: &Context,
-        whole: &StagedCommunicator,
+        whole: &HostStagedCommunicator,
         (hosts, from_bytes): (&[HostRun], u64),
     ) -> Result<Option<Self>, Error> {
         let Some(layout) = Layout::new(hosts).filter(|layout| layout.nranks() == identity.nranks) else {
@@ -263,7 +263,8 @@ impl Team {
         let request = Request::InitRank { id, rank, nranks, gpu, root_address, role, options };
         match client.0.requests.call(request, &[])? {
             (Response::Comm { comm, direct: Some(share), .. }, fds) => {
-                let made = DirectCommunicator::join(client, comm, (rank, nranks), context.clone(), &share, &fds)?;
+                let made =
+                    DeviceInitiatedCommunicator::join(client, comm, (rank, nranks), context.clone(), &share, &fds)?;
                 Ok(Team::Several(Box::new(made)))
             }
             (other, _) => Err(unexpected(&other)),

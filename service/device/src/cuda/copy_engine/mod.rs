@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use mccs_collective::{Problem, Schedule};
 use mccs_cuda::{DeviceAddress, DriverError, HostRegistration, OwnedStream};
-use mccs_ipc::direct::{DIRECT_PAGE_BYTES, DirectPage};
+use mccs_ipc::device_initiated::{CONTROL_PAGE_BYTES, ControlPage};
 use mccs_ipc::large::{LargeLayout, LargeWord, RankEvents, SlotKind};
 use mccs_ipc::types::{DataType, Handle, RedOp};
 use mccs_runtime::{Share, TurnSender};
@@ -72,12 +72,12 @@ pub(crate) struct Parts {
     /// For what stays with a rank; none where the ranks' own streams do it.
     keep_streams: Vec<OwnedStream>,
     registration: HostRegistration,
-    page: Arc<DirectPage>,
+    page: Arc<ControlPage>,
 }
 
 impl Parts {
     /// The page that is registered.
-    pub(crate) fn page(&self) -> &Arc<DirectPage> {
+    pub(crate) fn page(&self) -> &Arc<ControlPage> {
         &self.page
     }
 
@@ -87,7 +87,7 @@ impl Parts {
     }
 
     /// Those of ranks on these GPUs.
-    fn new(gpus: &Gpus, ranks: &[usize], page: &Arc<DirectPage>, by_events: bool) -> Result<Self, DriverError> {
+    fn new(gpus: &Gpus, ranks: &[usize], page: &Arc<ControlPage>, by_events: bool) -> Result<Self, DriverError> {
         for (from, to) in ranks.iter().flat_map(|from| ranks.iter().map(move |to| (*from, *to))) {
             if from != to {
                 gpus.gpus[from].1.enable_peer(&gpus.gpus[to].1)?;
@@ -101,7 +101,7 @@ impl Parts {
         // Last: to undo it may wait for streams, which the calling thread must not.
         // SAFETY: the page is mapped longer than it is registered: parts are dropped in order.
         let registration =
-            unsafe { HostRegistration::register(&gpus.gpus[ranks[0]].1, page.as_ptr(), DIRECT_PAGE_BYTES as usize)? };
+            unsafe { HostRegistration::register(&gpus.gpus[ranks[0]].1, page.as_ptr(), CONTROL_PAGE_BYTES as usize)? };
         Ok(Parts { promises, streams, keep_streams, registration, page: Arc::clone(page) })
     }
 }
@@ -142,7 +142,7 @@ impl CopyEngines {
     pub(crate) fn new(
         gpus: &Gpus,
         ranks: &[usize],
-        (page, areas): (&Arc<DirectPage>, &AreasInUse),
+        (page, areas): (&Arc<ControlPage>, &AreasInUse),
         layout: LargeLayout,
         issuers: &[TurnSender<copy_submit::Order>],
         (setup, device_events): (&Arc<Orders>, &Arc<DeviceEvents>),
@@ -171,7 +171,7 @@ impl CopyEngines {
         self.parts.as_ref().expect("invariant: parts are taken by drop only")
     }
 
-    pub(crate) fn page(&self) -> &DirectPage {
+    pub(crate) fn page(&self) -> &ControlPage {
         &self.parts().page
     }
 
@@ -190,7 +190,7 @@ impl CopyEngines {
 
     /// A rank's word, as GPUs see it.
     pub(crate) fn word(&self, rank: u32, word: LargeWord) -> DeviceAddress {
-        self.parts().registration.address() + DirectPage::large_offset(rank, word)
+        self.parts().registration.address() + ControlPage::large_offset(rank, word)
     }
 
     /// A place in a rank's block of slots, if that is made.

@@ -1,7 +1,7 @@
 //! What a rank's copy engine does in a large operation: pure, and the same on every rank.
 //!
 //! A rank's steps run in order, on a stream of the rank's GPU; streams of different ranks meet in words only. The rank's own
-//! stream does the rest (`shim/src/cuda/direct/large.rs`): it writes *ready*, moves what stays with the rank, combines, and waits. Where
+//! stream does the rest (`shim/src/cuda/device_initiated/large.rs`): it writes *ready*, moves what stays with the rank, combines, and waits. Where
 //! the service carries everything out a second stream of its own moves what stays, and combines ([`keep_steps_of`]).
 //!
 //! Each GPU begins with the rank after its own, so that at any time no two push to the same one: those that do are less than

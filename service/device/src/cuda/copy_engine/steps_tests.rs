@@ -4,14 +4,14 @@
 use std::collections::{HashMap, VecDeque};
 
 use mccs_collective::{Algorithm, Choice, Strategy, build};
-use mccs_ipc::direct::Execution;
+use mccs_ipc::device_initiated::Execution;
 use mccs_ipc::types::RedOp;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::*;
 
-/// What a rank's own stream does: the model of `shim/src/cuda/direct/large.rs`.
+/// What a rank's own stream does: the model of `shim/src/cuda/device_initiated/large.rs`.
 enum Own {
     Ready,
     /// From the send to the receive buffer.

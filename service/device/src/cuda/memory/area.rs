@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 
 use mccs_cuda::{Allocation, Context, DeviceAddress, DeviceMemory, DriverError, MappedMemory, OwnedStream, Shared};
-use mccs_ipc::direct::{AreaHandle, AreaPart};
+use mccs_ipc::device_initiated::{SymmetricBufferHandle, SymmetricBufferPart};
 use mccs_kernels::cuda::AreaLayout;
 use mccs_runtime::Share;
 
@@ -55,11 +55,11 @@ impl Block {
     }
 
     /// How others open it; with the descriptor that goes with that, where there is one.
-    pub(crate) fn name(&self) -> Result<(AreaHandle, Option<OwnedFd>), DriverError> {
+    pub(crate) fn name(&self) -> Result<(SymmetricBufferHandle, Option<OwnedFd>), DriverError> {
         Ok(match self {
-            Block::ByHandle(memory) => (AreaHandle::Ipc(memory.export()?.0.to_vec()), None),
+            Block::ByHandle(memory) => (SymmetricBufferHandle::Ipc(memory.export()?.0.to_vec()), None),
             Block::ByDescriptor(memory, allocation) => {
-                (AreaHandle::Descriptor(memory.len_bytes() as u64), Some(allocation.export()?))
+                (SymmetricBufferHandle::Descriptor(memory.len_bytes() as u64), Some(allocation.export()?))
             }
         })
     }
@@ -70,7 +70,7 @@ pub(crate) struct RankArea {
     layout: AreaLayout,
     memory: MappedMemory,
     /// Kept to be exported.
-    parts: [Option<Allocation>; AreaPart::ALL.len()],
+    parts: [Option<Allocation>; SymmetricBufferPart::ALL.len()],
     /// What could not be mapped: dropped where the rest is.
     unmapped: Vec<Allocation>,
 }
@@ -79,7 +79,7 @@ impl RankArea {
     /// Addresses for an area on a context's GPU. Nothing is there yet.
     pub(crate) fn reserve(context: &Context, layout: AreaLayout) -> Result<Self, DriverError> {
         let memory = MappedMemory::reserve(context, layout.bytes() as usize)?;
-        Ok(RankArea { layout, memory, parts: [const { None }; AreaPart::ALL.len()], unmapped: Vec::new() })
+        Ok(RankArea { layout, memory, parts: [const { None }; SymmetricBufferPart::ALL.len()], unmapped: Vec::new() })
     }
 
     /// First byte, as this process sees it.
@@ -88,19 +88,23 @@ impl RankArea {
     }
 
     /// Whether a part is there.
-    pub(crate) fn has(&self, part: AreaPart) -> bool {
+    pub(crate) fn has(&self, part: SymmetricBufferPart) -> bool {
         self.parts[part as usize].is_some()
     }
 
     /// Bytes of the parts that are there.
     pub(crate) fn held_bytes(&self) -> u64 {
-        AreaPart::ALL.into_iter().filter(|part| self.has(*part)).map(|part| bytes_of(&self.layout.part(part))).sum()
+        SymmetricBufferPart::ALL
+            .into_iter()
+            .filter(|part| self.has(*part))
+            .map(|part| bytes_of(&self.layout.part(part)))
+            .sum()
     }
 
     /// Makes a part, full of zeros, which the GPUs of contexts reach. The stream is the area's GPU's.
     pub(crate) fn make(
         &mut self,
-        part: AreaPart,
+        part: SymmetricBufferPart,
         contexts: &[&Context],
         stream: &OwnedStream,
     ) -> Result<(), DriverError> {
@@ -118,10 +122,10 @@ impl RankArea {
     }
 
     /// How ranks open a part that is there.
-    pub(crate) fn name(&self, part: AreaPart) -> Result<(AreaHandle, OwnedFd), DriverError> {
+    pub(crate) fn name(&self, part: SymmetricBufferPart) -> Result<(SymmetricBufferHandle, OwnedFd), DriverError> {
         let allocation = self.parts[part as usize].as_ref();
         let allocation = allocation.ok_or(DriverError::own("cuMemExportToShareableHandle", "there is no such part"))?;
-        Ok((AreaHandle::Descriptor(bytes_of(&self.layout.part(part))), allocation.export()?))
+        Ok((SymmetricBufferHandle::Descriptor(bytes_of(&self.layout.part(part))), allocation.export()?))
     }
 
     /// Fills all parts that are there with zeros.

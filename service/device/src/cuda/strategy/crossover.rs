@@ -1,7 +1,7 @@
 //! From which size on collectives go by copy engines: part of the strategy of a communicator of GPUs.
 
 use mccs_config::service::Crossover;
-use mccs_ipc::direct::LONG_BYTES;
+use mccs_ipc::device_initiated::LONG_BYTES;
 use mccs_ipc::large::has_large;
 use mccs_ipc::types::{CollectiveKind, RedOp};
 use mccs_kernels::cuda::DirectStrategy;

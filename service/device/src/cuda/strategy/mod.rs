@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use mccs_config::change::StrategyChange;
 use mccs_config::service::{Crossover, LargeFrom};
-use mccs_ipc::direct::{Cut, CutError, DirectPage, Execution, Publisher, STRATEGY_WORDS};
+use mccs_ipc::device_initiated::{ControlPage, Cut, CutError, Execution, Publisher, STRATEGY_WORDS};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 use mccs_kernels::cuda::{AreaLayout, DirectCall, DirectStrategy, Launch};
 use mccs_model::GpuStrategy;
@@ -76,7 +76,7 @@ pub enum StrategyRefused {
 
 /// See the module's documentation.
 pub struct Strategies {
-    page: Arc<DirectPage>,
+    page: Arc<ControlPage>,
     abilities: Abilities,
     state: Mutex<State>,
 }
@@ -91,7 +91,7 @@ struct State {
 impl Strategies {
     /// Publishes the first one, which has of what is `wanted` what the communicator can do. Nobody else may have the page yet.
     #[must_use]
-    pub fn begin(page: Arc<DirectPage>, abilities: Abilities, wanted: GpuStrategy) -> Self {
+    pub fn begin(page: Arc<ControlPage>, abilities: Abilities, wanted: GpuStrategy) -> Self {
         let large_from =
             if abilities.copy_engines { abilities.crossovers(wanted.large_from) } else { Crossover::Never.into() };
         let first = GpuStrategy { large_from, ll128: wanted.ll128 && abilities.ll128, ..wanted };
@@ -104,7 +104,7 @@ impl Strategies {
 
     /// What service and ranks tell each other.
     #[must_use]
-    pub fn page(&self) -> &DirectPage {
+    pub fn page(&self) -> &ControlPage {
         &self.page
     }
 
@@ -250,7 +250,7 @@ mod tests {
         Abilities { nranks: 4, execution: Execution::Ranks, copy_engines: true, ll128: true, opens_buffers: true };
 
     fn strategies(abilities: Abilities) -> Strategies {
-        let (_fd, page) = DirectPage::create().expect("a page");
+        let (_fd, page) = ControlPage::create().expect("a page");
         Strategies::begin(Arc::new(page), abilities, measured())
     }
 
@@ -260,7 +260,7 @@ mod tests {
 
     /// What an all-reduce goes by, as ranks read it.
     fn way(strategies: &Strategies, operation: u64, bytes: u64) -> Option<Algorithm> {
-        let terms = strategies.page().terms(operation).expect("a strategy");
+        let terms = strategies.page().published_strategy(operation).expect("a strategy");
         let words = &bytemuck::cast_slice::<u64, u8>(&terms.words)[..size_of::<DirectStrategy>()];
         let strategy: DirectStrategy = bytemuck::pod_read_unaligned(words);
         strategy.choose(CollectiveKind::AllReduce, bytes).map(|(algorithm, _)| algorithm)
@@ -343,7 +343,7 @@ mod tests {
     fn a_limit_of_blocks_is_published_kept_and_taken_back() {
         let strategies = strategies(ABLE);
         let most = || {
-            let terms = strategies.page().terms(1).expect("a strategy");
+            let terms = strategies.page().published_strategy(1).expect("a strategy");
             let words = &bytemuck::cast_slice::<u64, u8>(&terms.words)[..size_of::<DirectStrategy>()];
             let strategy: DirectStrategy = bytemuck::pod_read_unaligned(words);
             strategy.rules.iter().flatten().map(|rule| rule.blocks).max()
@@ -370,9 +370,12 @@ mod tests {
     fn what_cannot_be_is_refused_and_changes_nothing() {
         let refused = |abilities: Abilities, toml: &str| {
             let strategies = strategies(abilities);
-            let before = (strategies.last(), strategies.page().published(), strategies.page().terms(1));
+            let before = (strategies.last(), strategies.page().published(), strategies.page().published_strategy(1));
             let refusal = strategies.change(&change(toml)).expect_err(toml);
-            assert_eq!(before, (strategies.last(), strategies.page().published(), strategies.page().terms(1)));
+            assert_eq!(
+                before,
+                (strategies.last(), strategies.page().published(), strategies.page().published_strategy(1))
+            );
             assert!(!strategies.page().is_held());
             refusal
         };
@@ -405,7 +408,7 @@ mod tests {
     #[test]
     fn a_graph_keeps_its_strategy_until_it_is_destroyed_and_others_go_on() {
         let strategies = strategies(ABLE);
-        let captured = || strategies.page().captured_terms().map(|terms| terms.epoch);
+        let captured = || strategies.page().captured_strategy().map(|terms| terms.epoch);
         assert!(strategies.page().begin_graph(2));
         assert_eq!(strategies.change(&change("ll128 = false")), Ok(Cut { epoch: 1, from: 1 }));
         assert_eq!(way(&strategies, 1, 1 << 19), Some(Algorithm::SimpleTwoShot));

@@ -13,7 +13,7 @@
 
 use std::time::{Duration, Instant};
 
-use mccs_ipc::direct::{DIRECT_RANKS_MAX, LONG_BYTES};
+use mccs_ipc::device_initiated::{DEVICE_INITIATED_RANKS_MAX, LONG_BYTES};
 use mccs_kernels::cuda::AreaCounts;
 
 /// So many make a verdict: less than a step of training has.
@@ -78,7 +78,7 @@ pub struct PauseMeter {
     apart: u32,
     at_once: u32,
     /// By rank.
-    least: [Least; DIRECT_RANKS_MAX as usize],
+    least: [Least; DEVICE_INITIATED_RANKS_MAX as usize],
 }
 
 /// Of a long collective on a rank.
@@ -137,7 +137,7 @@ fn long(ranks: &[AreaCounts], number: u64, called_ns: impl Fn(u32, u64) -> Optio
         let ran = Ran { pause_ns, took_ns: this.ended_ns - this.began_ns, times };
         (this.payload_bytes >= LONG_BYTES).then_some(ran)
     };
-    (0..DIRECT_RANKS_MAX).zip(ranks).map(of_rank).collect()
+    (0..DEVICE_INITIATED_RANKS_MAX).zip(ranks).map(of_rank).collect()
 }
 
 /// What carries long collectives out, where the operator leaves it open.

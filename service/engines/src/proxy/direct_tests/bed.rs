@@ -10,7 +10,9 @@ use mccs_device::{
     Areas, Collective, Counted, DeviceEvent, DirectGroup, Ended, LaunchError, Launched, NewGroup, PointToPoint,
     Prepare, Prepared, Shared, Workers,
 };
-use mccs_ipc::direct::{AreaHandle, AreaName, DirectPage, DirectShare, Execution, LAYOUT_WORDS};
+use mccs_ipc::device_initiated::{
+    ControlPage, DeviceInitiatedShare, Execution, LAYOUT_WORDS, SymmetricBufferHandle, SymmetricBufferName,
+};
 use mccs_ipc::handshake::PeerCredentials;
 use mccs_ipc::protocol::{JoinOptions, Role};
 use mccs_ipc::types::UniqueId;
@@ -74,7 +76,7 @@ impl Device for Pages {
             assert!(self.done.send(ProxyMessage::Device(DeviceEvent::Prepared { key, prepared })).is_ok());
             return Prepare::Begun;
         }
-        let (fd, page) = DirectPage::create().expect("a page");
+        let (fd, page) = ControlPage::create().expect("a page");
         let nranks = gpus.len() as u32;
         let abilities =
             Abilities { nranks, execution: self.execution, copy_engines: true, ll128: false, opens_buffers: true };
@@ -82,11 +84,12 @@ impl Device for Pages {
         let areas = ToldAreas(Arc::clone(&self.told), Arc::clone(&self.stamped), Arc::clone(&self.at_last));
         let strategies = Strategies::begin(Arc::new(page), abilities, wanted);
         let group = DirectGroup::new(strategies, None, Box::new(areas));
-        let handle = if opens.memory { AreaHandle::Ipc(vec![0; 64]) } else { AreaHandle::Descriptor(1) };
-        let areas = gpus.iter().map(|_| AreaName { handle: handle.clone(), gpu: [0; 16] }).collect();
+        let handle =
+            if opens.memory { SymmetricBufferHandle::Ipc(vec![0; 64]) } else { SymmetricBufferHandle::Descriptor(1) };
+        let areas = gpus.iter().map(|_| SymmetricBufferName { handle: handle.clone(), gpu: [0; 16] }).collect();
         let (execution, events) = (self.execution, Vec::new());
         let opens_handles = opens.memory;
-        let share = DirectShare {
+        let share = DeviceInitiatedShare {
             layout: [0; LAYOUT_WORDS],
             areas,
             opens_handles,

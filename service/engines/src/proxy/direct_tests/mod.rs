@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use mccs_config::service::RdmaUse;
 use mccs_device::{Buffers, Counted, DeviceEvent, NUMBERS_MAX};
 use mccs_exchange::protocol::{CommId, Name};
-use mccs_ipc::direct::{Execution, P2pLaunched};
+use mccs_ipc::device_initiated::{Execution, P2pLaunched};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 use mccs_kernels::cuda::{AreaCounts, Stamp};
 use mccs_model::Scalar;
@@ -41,7 +41,7 @@ fn the_operator_changes_what_ranks_on_gpus_run_by() {
     assert!(page.announce(1, 4));
     assert_eq!(bed.reconfigure("large_from = '4MiB'"), Ok(Reconfigured { epoch: 1, cut: 4 }));
     assert_eq!(bed.seen(), (1, Some(("4MiB".into(), false))));
-    assert_eq!([4, 5].map(|n| page.terms(n).map(|terms| terms.epoch)), [Some(0), Some(1)]);
+    assert_eq!([4, 5].map(|n| page.published_strategy(n).map(|terms| terms.epoch)), [Some(0), Some(1)]);
     for (refused, why) in [
         ("ll128 = true", "do not store whole lines"),
         ("channels = 2", "only large_from, ll128 and max_ctas"),
@@ -55,10 +55,10 @@ fn the_operator_changes_what_ranks_on_gpus_run_by() {
     assert!(page.begin_graph(2));
     assert_eq!(bed.reconfigure("large_from = 'measured'"), Ok(Reconfigured { epoch: 3, cut: 4 }));
     assert_eq!(bed.seen(), (3, Some(("measured".into(), false))));
-    let captured = || page.captured_terms().map(|terms| terms.epoch);
+    let captured = || page.captured_strategy().map(|terms| terms.epoch);
     bed.look_at_gpus();
     assert_eq!(comm.view().graphs_keep, Some(2));
-    assert_eq!((captured(), page.terms(5).map(|terms| terms.epoch)), (Some(2), Some(3)));
+    assert_eq!((captured(), page.published_strategy(5).map(|terms| terms.epoch)), (Some(2), Some(3)));
     page.end_graph(2);
     assert_eq!(captured(), Some(2));
     bed.look_at_gpus();

@@ -12,9 +12,9 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-fn page() -> Arc<Terms> {
+fn page() -> Arc<StrategyTable> {
     let zero = || AtomicU64::new(0);
-    Arc::new(Terms {
+    Arc::new(StrategyTable {
         head: Head { abort: zero(), held: zero(), published: zero(), captured: zero() },
         slots: std::array::from_fn(|_| Slot { epoch: zero(), from: zero(), words: [zero(), zero()] }),
         ranks: std::array::from_fn(|_| Progress { launched: zero(), announced: zero(), graphs: zero() }),
@@ -26,10 +26,10 @@ fn words(epoch: u64) -> [u64; STRATEGY_WORDS] {
 }
 
 /// What a rank runs an operation under, whole.
-fn epoch_of(page: &Terms, operation: u64) -> u64 {
-    let terms = page.terms(operation).expect("a strategy");
-    assert_eq!(terms.words, words(terms.epoch));
-    terms.epoch
+fn epoch_of(page: &StrategyTable, operation: u64) -> u64 {
+    let in_force = page.published_strategy(operation).expect("a strategy");
+    assert_eq!(in_force.words, words(in_force.epoch));
+    in_force.epoch
 }
 
 /// Tells that the only change there is has been made: the model does not let two threads look for it for ever.
@@ -51,7 +51,7 @@ impl Bell {
 }
 
 /// Looks once, as ranks do, before it leaves that to the bell.
-fn wait_until_open(page: &Terms, bell: Option<&Bell>) {
+fn wait_until_open(page: &StrategyTable, bell: Option<&Bell>) {
     while page.is_held() {
         match bell {
             Some(bell) => bell.wait(),
@@ -60,7 +60,7 @@ fn wait_until_open(page: &Terms, bell: Option<&Bell>) {
     }
 }
 
-fn run(page: &Terms, rank: u32, operations: u64, bell: Option<&Bell>) -> Vec<u64> {
+fn run(page: &StrategyTable, rank: u32, operations: u64, bell: Option<&Bell>) -> Vec<u64> {
     let run = |operation| {
         if !page.announce(rank, operation) {
             wait_until_open(page, bell);
@@ -117,17 +117,17 @@ fn loom_a_strategy_stays_while_a_rank_may_need_it() {
 }
 
 /// What a rank captures its first collective of a graph under, whole.
-fn capture(page: &Terms, rank: u32, bell: &Bell) -> u64 {
+fn capture(page: &StrategyTable, rank: u32, bell: &Bell) -> u64 {
     if !page.begin_graph(rank) {
         wait_until_open(page, Some(bell));
     }
     captured_epoch(page)
 }
 
-fn captured_epoch(page: &Terms) -> u64 {
-    let terms = page.captured_terms().expect("a strategy");
-    assert_eq!(terms.words, words(terms.epoch));
-    terms.epoch
+fn captured_epoch(page: &StrategyTable) -> u64 {
+    let in_force = page.captured_strategy().expect("a strategy");
+    assert_eq!(in_force.words, words(in_force.epoch));
+    in_force.epoch
 }
 
 /// Nothing was called yet: the second change would take the place of the first.

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex};
 
 use mccs_cuda::{DeviceAddress, Event, RawStream};
-use mccs_ipc::direct::{AreaPart, DirectPage, P2pLaunched};
+use mccs_ipc::device_initiated::{ControlPage, P2pLaunched, SymmetricBufferPart};
 use mccs_kernels::cuda::{AreaLayout, MESSAGES_MAX, P2pLaunch, P2pMessage};
 
 use super::launcher::Launcher;
@@ -102,15 +102,15 @@ impl P2p {
     fn enqueue(&self, list: &[P2pMessage], mut launch: P2pLaunch, streams: &[RawStream]) -> Result<(), Error> {
         let Some((&main, others)) = streams.split_first() else { return Ok(()) };
         let member = &*self.member;
-        member.need(AreaPart::P2p)?;
+        member.need(SymmetricBufferPart::P2p)?;
         let head = launch.head_mut();
         head.areas = member.areas;
-        head.abort_word = member.on_page(DirectPage::ABORT_OFFSET);
-        head.fault = member.on_page(DirectPage::fault_offset(member.rank));
+        head.abort_word = member.on_page(ControlPage::ABORT_OFFSET);
+        head.fault = member.on_page(ControlPage::fault_offset(member.rank));
         let mut order = locked(&self.order);
         let order = &mut *order;
         let _entered = member.context.enter().map_err(cuda_error)?;
-        // SAFETY: callers vouch for streams and buffers; areas and page live as long as the communicator, which does not go
+        // SAFETY: callers vouch for streams and buffers; symmetric buffers and control page live as long as the communicator, which does not go
         // before its kernels have ended.
         unsafe {
             let is_captured = main.is_capturing().map_err(cuda_error)?;
@@ -146,7 +146,7 @@ impl P2p {
         Ok(())
     }
 
-    /// Tells the page of a group.
+    /// Tells the control page of a group.
     fn count(&self, launched: &mut P2pLaunched, list: &[P2pMessage]) {
         launched.groups += 1;
         for message in list.iter().filter(|message| message.peer != self.member.rank) {

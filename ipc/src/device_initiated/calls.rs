@@ -1,7 +1,7 @@
 //! When ranks called their long collectives, each by a clock of its own: the service finds out from it, and from when kernels began, whether the GPU
 //! waits for the host. The last [`CALLS`] of a rank are there.
 
-use super::{DIRECT_RANKS_MAX, DirectPage};
+use super::{ControlPage, DEVICE_INITIATED_RANKS_MAX};
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Payload of the collectives whose times are told: those that copy engines could carry out instead.
@@ -21,11 +21,11 @@ struct Calls([Called; CALLS as usize]);
 
 const RANK_BYTES: u64 = size_of::<Calls>() as u64;
 /// Size of all ranks' calls.
-pub(super) const CALLS_BYTES: u64 = DIRECT_RANKS_MAX as u64 * RANK_BYTES;
+pub(super) const CALLS_BYTES: u64 = DEVICE_INITIATED_RANKS_MAX as u64 * RANK_BYTES;
 
-impl DirectPage {
+impl ControlPage {
     fn call(&self, rank: u32, number: u64) -> &Called {
-        assert!(rank < DIRECT_RANKS_MAX, "rank {rank} on a page for {DIRECT_RANKS_MAX}");
+        assert!(rank < DEVICE_INITIATED_RANKS_MAX, "rank {rank} on a page for {DEVICE_INITIATED_RANKS_MAX}");
         let calls: &Calls = self.at(Self::CALLS_OFFSET + u64::from(rank) * RANK_BYTES);
         &calls.0[(number % CALLS) as usize]
     }
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn a_time_is_there_until_its_place_is_taken() {
-        let (_fd, page) = DirectPage::create().expect("a page");
+        let (_fd, page) = ControlPage::create().expect("a page");
         assert_eq!([0, 1].map(|number| page.called_ns(3, number)), [None; 2]);
         page.called(3, 1, 77);
         page.called(3, 2, 78);

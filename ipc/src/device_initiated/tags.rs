@@ -1,7 +1,7 @@
 //! Tags on a page: what tenants call their collectives. A rank writes one only for a collective that has a tag, and the service reads them for
 //! traces. The last [`TAGS`] of a rank are there.
 
-use super::{DIRECT_RANKS_MAX, DirectPage};
+use super::{ControlPage, DEVICE_INITIATED_RANKS_MAX};
 use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Tags of a rank that are kept.
@@ -22,11 +22,11 @@ struct Tags {
 
 const RANK_BYTES: u64 = size_of::<Tags>() as u64;
 /// Size of all ranks' tags.
-pub(super) const TAGS_BYTES: u64 = DIRECT_RANKS_MAX as u64 * RANK_BYTES;
+pub(super) const TAGS_BYTES: u64 = DEVICE_INITIATED_RANKS_MAX as u64 * RANK_BYTES;
 
-impl DirectPage {
+impl ControlPage {
     fn tags(&self, rank: u32) -> &Tags {
-        assert!(rank < DIRECT_RANKS_MAX, "rank {rank} on a page for {DIRECT_RANKS_MAX}");
+        assert!(rank < DEVICE_INITIATED_RANKS_MAX, "rank {rank} on a page for {DEVICE_INITIATED_RANKS_MAX}");
         self.at(Self::TAGS_OFFSET + u64::from(rank) * RANK_BYTES)
     }
 
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_tag_is_there_until_its_place_is_taken() {
-        let (_fd, page) = DirectPage::create().expect("a page");
+        let (_fd, page) = ControlPage::create().expect("a page");
         assert_eq!((page.last_tag(3), page.tag_of(3, 0), page.tag_of(3, 1)), (0, None, None));
         page.tag(3, 1, 77);
         page.tag(3, 2, 78);

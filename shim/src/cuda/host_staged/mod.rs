@@ -36,13 +36,13 @@ use mccs_cuda::{Capture, Context, Event, RawStream};
 use mccs_ipc::gate::GateAccess;
 use mccs_ipc::types::{DataType, RedOp};
 
-use self::call::{By, StagedCall};
+use self::call::{By, HostStagedCall};
 use self::captured::{Captured, Captures};
 use self::gated::{Access, Gated};
-pub(super) use self::p2p::StagedP2p;
+pub(super) use self::p2p::HostStagedP2p;
 use self::pieces::{RANKS_MAX, SLOT_BYTES, Shape};
 use super::call::{Call, checked};
-use super::served::Identity;
+use super::service_executed::Identity;
 use super::{CudaStream, cuda_error};
 use crate::client::locked;
 use crate::{Client, Communicator, Error};
@@ -53,14 +53,14 @@ const SLOTS: u64 = 4;
 const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(50);
 
 /// A rank whose data the service moves and reduces.
-pub(super) struct StagedCommunicator {
+pub(super) struct HostStagedCommunicator {
     client: Client,
     /// Before what it names.
     comm: Arc<Communicator>,
     /// Its only stream at the service for collectives, which run one at a time.
     gated: Gated,
     context: Context,
-    p2p: Arc<StagedP2p>,
+    p2p: Arc<HostStagedP2p>,
     order: Mutex<Order>,
     captures: Arc<Captures>,
 }
@@ -76,7 +76,7 @@ struct Order {
     left: bool,
 }
 
-impl StagedCommunicator {
+impl HostStagedCommunicator {
     /// Makes what a rank needs that has joined.
     pub(super) fn new(client: Client, identity: Identity, context: Context, access: GateAccess) -> Result<Self, Error> {
         let Identity { rank, nranks, whole: handle, .. } = identity;
@@ -91,8 +91,8 @@ impl StagedCommunicator {
         let last_call = Event::new(&context, false).map_err(cuda_error)?;
         let order = Mutex::new(Order { pieces: 0, last_stream: None, last_call, left: false });
         let captures = Arc::new(Captures::new(client.clone(), context.clone(), access.clone(), identity));
-        let p2p = Arc::new(StagedP2p::new(Arc::clone(&comm), context.clone(), access, Arc::clone(&captures))?);
-        Ok(StagedCommunicator { client, comm, gated, context, p2p, order, captures })
+        let p2p = Arc::new(HostStagedP2p::new(Arc::clone(&comm), context.clone(), access, Arc::clone(&captures))?);
+        Ok(HostStagedCommunicator { client, comm, gated, context, p2p, order, captures })
     }
 
     pub(super) fn rank(&self) -> u32 {
@@ -107,7 +107,7 @@ impl StagedCommunicator {
         &self.client
     }
 
-    pub(super) fn p2p(&self) -> &Arc<StagedP2p> {
+    pub(super) fn p2p(&self) -> &Arc<HostStagedP2p> {
         &self.p2p
     }
 
@@ -149,7 +149,7 @@ impl StagedCommunicator {
                 stream.wait(&order.last_call).map_err(cuda_error)?;
             }
             let by = By::Calling(&self.comm, &self.gated);
-            let enqueued = StagedCall { by, call, shape, stream }.enqueue(&mut order.pieces);
+            let enqueued = HostStagedCall { by, call, shape, stream }.enqueue(&mut order.pieces);
             order.last_stream = Some(id);
             // Behind what was enqueued in spite of an error, too.
             enqueued.and(order.last_call.record(stream).map_err(cuda_error))
@@ -161,7 +161,7 @@ impl StagedCommunicator {
     /// Enqueues a collective on a stream that is captured.
     ///
     /// # Safety
-    /// As for [`StagedCommunicator::collective`]. The capture must go on.
+    /// As for [`HostStagedCommunicator::collective`]. The capture must go on.
     unsafe fn capture(
         own: &mut Captured,
         call: &Call,
@@ -172,7 +172,7 @@ impl StagedCommunicator {
         // SAFETY: the caller's contract is passed on. `own` lives as long as the communicator.
         unsafe {
             own.begin(stream, capture)?;
-            let enqueued = StagedCall { by: By::Replaying(own), call, shape, stream }.enqueue(&mut pieces);
+            let enqueued = HostStagedCall { by: By::Replaying(own), call, shape, stream }.enqueue(&mut pieces);
             own.pieces = pieces;
             // Behind what was enqueued in spite of an error, too.
             enqueued.and(own.end(stream, capture))
@@ -231,7 +231,7 @@ impl StagedCommunicator {
     }
 }
 
-impl Drop for StagedCommunicator {
+impl Drop for HostStagedCommunicator {
     fn drop(&mut self) {
         let _ = self.leave();
     }

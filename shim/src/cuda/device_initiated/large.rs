@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bytemuck::Zeroable;
 use mccs_cuda::{Context, DeviceAddress, Event, IpcHandle, RawStream, WordOperation};
 use mccs_ipc::command::{Command, FLAG_COPIED, Opcode};
-use mccs_ipc::direct::{DirectPage, DirectShare, Execution};
+use mccs_ipc::device_initiated::{ControlPage, DeviceInitiatedShare, Execution};
 use mccs_ipc::large::{
     CALLED_EVENTS, LargeLayout, LargeWord, RELEASED, RankEvents, Shards, SlotKind, called_event, has_large, own_part,
     stage,
@@ -18,7 +18,7 @@ use mccs_kernels::cuda::{DirectCall, LargeBuffers, Launch};
 use super::member::{Member, Opened};
 use super::regions::Found;
 use super::staging::Staging;
-use super::{DirectCommunicator, LOOK_AGAIN_AFTER, Order};
+use super::{DeviceInitiatedCommunicator, LOOK_AGAIN_AFTER, Order};
 use crate::Error;
 use crate::client::{locked, unexpected};
 use crate::cuda::call::Call;
@@ -52,7 +52,7 @@ struct StreamEvents {
 }
 
 impl LargeOrder {
-    pub(super) fn new(context: &Context, share: &DirectShare) -> Result<Self, Error> {
+    pub(super) fn new(context: &Context, share: &DeviceInitiatedShare) -> Result<Self, Error> {
         let events = share.events.first().map(|events| StreamEvents::open(context, events)).transpose()?;
         Ok(LargeOrder {
             enqueued: 0,
@@ -117,14 +117,14 @@ pub(super) struct Combine {
     pub(super) blocks: u32,
 }
 
-impl DirectCommunicator {
+impl DeviceInitiatedCommunicator {
     /// How a call goes that is too large for the ranks alone; `None` where the service has no way for it.
     pub(super) fn large_way(&self, call: &DirectCall) -> Option<LargeLayout> {
         self.large.filter(|_| has_large(call.kind, call.op))
     }
 
     fn word(&self, rank: u32, word: LargeWord) -> DeviceAddress {
-        self.member.on_page(DirectPage::large_offset(rank, word))
+        self.member.on_page(ControlPage::large_offset(rank, word))
     }
 
     /// Has a stream wait for the large operations before.
@@ -410,7 +410,7 @@ impl DirectCommunicator {
             for peer in shards.awaited(rank) {
                 words.push(WordOperation::Wait(self.word(peer, LargeWord::Pushed), stage(number, piece)));
             }
-            // SAFETY: the caller vouches for stream and buffers; area and page live as long as `self`.
+            // SAFETY: the caller vouches for stream and buffers; symmetric buffer and control page live as long as `self`.
             unsafe { function.launch(words.stream()?, launch.grid, launch.block, &launch.args) }.map_err(cuda_error)?;
         }
         Ok(())

@@ -1,7 +1,7 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::AtomicBool;
 
-use super::super::DirectPage;
+use super::super::ControlPage;
 use super::*;
 
 fn words(epoch: u64) -> [u64; STRATEGY_WORDS] {
@@ -9,28 +9,31 @@ fn words(epoch: u64) -> [u64; STRATEGY_WORDS] {
 }
 
 /// A page as the service and as a rank have it, with a first strategy for so many ranks.
-fn pages(nranks: u32) -> (DirectPage, DirectPage, Publisher) {
-    let (fd, service) = DirectPage::create().expect("a page");
-    let rank = DirectPage::map(fd.as_fd()).expect("the same page");
-    assert_eq!((rank.published(), rank.terms(1)), (0, None));
+fn pages(nranks: u32) -> (ControlPage, ControlPage, Publisher) {
+    let (fd, service) = ControlPage::create().expect("a page");
+    let rank = ControlPage::map(fd.as_fd()).expect("the same page");
+    assert_eq!((rank.published(), rank.published_strategy(1)), (0, None));
     let mut publisher = Publisher::new(nranks);
     assert_eq!(publisher.publish(&service, &words(0)), Ok(Cut { epoch: 0, from: 1 }));
     (service, rank, publisher)
 }
 
-fn epochs<const N: usize>(page: &DirectPage, operations: [u64; N]) -> [u64; N] {
-    operations.map(|operation| page.terms(operation).expect("a strategy").epoch)
+fn epochs<const N: usize>(page: &ControlPage, operations: [u64; N]) -> [u64; N] {
+    operations.map(|operation| page.published_strategy(operation).expect("a strategy").epoch)
 }
 
 #[test]
 fn a_strategy_holds_from_above_all_that_was_announced() {
     let (service, rank, mut publisher) = pages(2);
-    let first = DirectTerms { epoch: 0, from: 1, until: u64::MAX, words: words(0) };
-    assert_eq!((rank.published(), rank.terms(1)), (1, Some(first)));
+    let first = PublishedStrategy { epoch: 0, from: 1, until: u64::MAX, words: words(0) };
+    assert_eq!((rank.published(), rank.published_strategy(1)), (1, Some(first)));
     assert!(rank.announce(0, 4) && rank.announce(1, 9));
     assert_eq!(publisher.publish(&service, &words(1)), Ok(Cut { epoch: 1, from: 10 }));
-    let second = DirectTerms { epoch: 1, from: 10, until: u64::MAX, words: words(1) };
-    assert_eq!([9, 10].map(|n| rank.terms(n)), [Some(DirectTerms { until: 10, ..first }), Some(second)]);
+    let second = PublishedStrategy { epoch: 1, from: 10, until: u64::MAX, words: words(1) };
+    assert_eq!(
+        [9, 10].map(|n| rank.published_strategy(n)),
+        [Some(PublishedStrategy { until: 10, ..first }), Some(second)]
+    );
     assert!(rank.announce(1, 10));
     assert_eq!(publisher.publish(&service, &words(2)), Ok(Cut { epoch: 2, from: 11 }));
     assert_eq!((epochs(&rank, [4, 9, 10, 11, u64::MAX]), rank.published()), ([0, 0, 1, 2, 2], 3));
@@ -67,8 +70,8 @@ fn a_change_is_refused_while_a_rank_needs_all_there_are() {
     assert_eq!(epochs(&rank, [2, 3, ahead, ahead + 1]), [1, 2, ahead - 1, ahead]);
 }
 
-fn captured(page: &DirectPage) -> u64 {
-    page.captured_terms().expect("a strategy").epoch
+fn captured(page: &ControlPage) -> u64 {
+    page.captured_strategy().expect("a strategy").epoch
 }
 
 #[test]
@@ -80,7 +83,7 @@ fn graphs_keep_their_strategy_while_there_are_any_and_other_calls_take_the_last(
         assert_eq!(publisher.publish(&service, &words(epoch)), Ok(Cut { epoch, from: 1 }));
         publisher.renew_captured(&service);
         assert_eq!((epochs(&rank, [1, u64::MAX]), captured(&rank)), ([epoch; 2], 0));
-        assert_eq!(rank.captured_terms().expect("a strategy").words, words(0));
+        assert_eq!(rank.captured_strategy().expect("a strategy").words, words(0));
         rank.end_graph(2);
     }
     publisher.renew_captured(&service);
@@ -111,7 +114,7 @@ fn what_graphs_keep_takes_none_of_the_places_that_numbers_have() {
         assert!(rank.announce(0, epoch));
     }
     assert!(matches!(publisher.publish(&service, &words(99)), Err(CutError::Behind { rank: 1, .. })));
-    assert_eq!(rank.captured_terms().expect("a strategy").words, words(0));
+    assert_eq!(rank.captured_strategy().expect("a strategy").words, words(0));
     rank.end_graph(1);
     // The last stays refused, and is what graphs take now all the same.
     assert!(publisher.publish(&service, &words(99)).is_err());
@@ -121,9 +124,9 @@ fn what_graphs_keep_takes_none_of_the_places_that_numbers_have() {
 #[test]
 fn nobody_begins_while_a_strategy_is_published_or_after_an_abort() {
     let (service, rank, mut publisher) = pages(1);
-    service.terms_page().hold();
+    service.strategies().hold();
     assert!(!rank.announce(0, 1) && rank.is_held() && !rank.is_aborted());
-    service.terms_page().let_go();
+    service.strategies().let_go();
     assert!(rank.announce(0, 1));
     rank.abort();
     publisher.publish(&service, &words(1)).expect("published");
@@ -137,7 +140,7 @@ fn what_a_tenant_writes_harms_nobody_else() {
     assert_eq!(publisher.publish(&service, &words(1)), Ok(Cut { epoch: 1, from: u64::MAX }));
     rank.announce(0, 0);
     assert_eq!(publisher.publish(&service, &words(2)), Ok(Cut { epoch: 2, from: u64::MAX }));
-    service.terms_page().slots.iter().for_each(|slot| slot.from.store(7, Ordering::Relaxed));
+    service.strategies().slots.iter().for_each(|slot| slot.from.store(7, Ordering::Relaxed));
     assert_eq!(publisher.publish(&service, &words(3)), Ok(Cut { epoch: 3, from: u64::MAX }));
 }
 
@@ -178,10 +181,10 @@ fn all_ranks_run_each_operation_under_the_same_strategy() {
                     std::hint::spin_loop();
                 }
             }
-            let terms = page.terms(operation).expect("a strategy");
-            assert_eq!(terms.words, words(terms.epoch), "whole");
-            assert!((terms.from..terms.until).contains(&operation));
-            ran.push(terms.epoch);
+            let in_force = page.published_strategy(operation).expect("a strategy");
+            assert_eq!(in_force.words, words(in_force.epoch), "whole");
+            assert!((in_force.from..in_force.until).contains(&operation));
+            ran.push(in_force.epoch);
             done[rank as usize].store(operation, Ordering::Relaxed);
         }
         ran
@@ -247,11 +250,11 @@ fn all_ranks_capture_each_graph_under_the_same_strategy() {
         let (mut pace, mut ran, mut kept) = (Pace(0x9e37_79b9 + u64::from(rank)), Vec::new(), 0);
         for number in 1..=GRAPHS {
             begin(page.announce(rank, number));
-            let called = page.terms(number).expect("a strategy");
+            let called = page.published_strategy(number).expect("a strategy");
             begin(page.begin_graph(rank));
-            let terms = page.captured_terms().expect("a strategy");
-            assert_eq!([called.words, terms.words], [called.epoch, terms.epoch].map(words), "whole");
-            ran.push((called.epoch, terms.epoch));
+            let in_force = page.captured_strategy().expect("a strategy");
+            assert_eq!([called.words, in_force.words], [called.epoch, in_force.epoch].map(words), "whole");
+            ran.push((called.epoch, in_force.epoch));
             runs.wait();
             kept += 1;
             let destroys_all = number.is_multiple_of(ALL_GO_EVERY);
@@ -261,7 +264,7 @@ fn all_ranks_capture_each_graph_under_the_same_strategy() {
             }
             if destroys_all {
                 runs.wait();
-                while captured(&page) == terms.epoch {
+                while captured(&page) == in_force.epoch {
                     std::thread::yield_now();
                 }
             }

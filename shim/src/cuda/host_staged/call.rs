@@ -21,7 +21,7 @@ const KERNEL_BYTES_MAX: u64 = 64 << 10;
 /// What all pieces of a call share. Its unsafe methods enqueue, and have the contract of
 /// [`CudaCommunicator::all_reduce`](crate::cuda::CudaCommunicator::all_reduce): slots and words live as long as the communicator,
 /// which is not dropped before they are out of use.
-pub(super) struct StagedCall<'a> {
+pub(super) struct HostStagedCall<'a> {
     pub(super) by: By<'a>,
     pub(super) call: &'a Call,
     pub(super) shape: Shape,
@@ -52,7 +52,7 @@ impl Placed {
     }
 }
 
-impl StagedCall<'_> {
+impl HostStagedCall<'_> {
     /// All pieces: copies in run ahead of copies out by as many as there are slots. `next` counts the communicator's pieces.
     ///
     /// # Safety

@@ -1,10 +1,10 @@
 //! What a page says of sends and receives: how many groups a rank has enqueued, how many messages to and from each peer,
 //! and a contradiction between the two ends of one, which GPUs find and write here themselves.
 
-use super::{DIRECT_RANKS_MAX, DirectPage, TERMS_BYTES};
+use super::{ControlPage, DEVICE_INITIATED_RANKS_MAX, STRATEGY_TABLE_BYTES};
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-const RANKS: usize = DIRECT_RANKS_MAX as usize;
+const RANKS: usize = DEVICE_INITIATED_RANKS_MAX as usize;
 
 #[repr(C, align(128))]
 struct P2p {
@@ -41,10 +41,10 @@ pub struct P2pFault {
     pub came: u64,
 }
 
-impl DirectPage {
+impl ControlPage {
     fn p2p_offset(rank: u32) -> u64 {
-        assert!(rank < DIRECT_RANKS_MAX, "rank {rank} on a page for {DIRECT_RANKS_MAX}");
-        TERMS_BYTES + u64::from(rank) * P2P_BYTES
+        assert!(rank < DEVICE_INITIATED_RANKS_MAX, "rank {rank} on a page for {DEVICE_INITIATED_RANKS_MAX}");
+        STRATEGY_TABLE_BYTES + u64::from(rank) * P2P_BYTES
     }
 
     fn of_p2p(&self, rank: u32) -> &P2p {
@@ -86,10 +86,10 @@ impl DirectPage {
     /// The first contradiction that a rank's GPU has told of.
     #[must_use]
     pub fn fault(&self) -> Option<P2pFault> {
-        (0..DIRECT_RANKS_MAX).find_map(|receiver| {
+        (0..DEVICE_INITIATED_RANKS_MAX).find_map(|receiver| {
             let [sender, expected, came] = &self.of_p2p(receiver).fault;
             let sender = sender.load(Ordering::Acquire).checked_sub(1)?;
-            let sender = u32::try_from(sender).ok().filter(|sender| *sender < DIRECT_RANKS_MAX)?;
+            let sender = u32::try_from(sender).ok().filter(|sender| *sender < DEVICE_INITIATED_RANKS_MAX)?;
             let (expected, came) = (expected.load(Ordering::Relaxed), came.load(Ordering::Relaxed));
             Some(P2pFault { sender, receiver, expected, came })
         })
@@ -104,8 +104,8 @@ mod tests {
 
     #[test]
     fn ranks_tell_what_they_have_enqueued() {
-        let (fd, service) = DirectPage::create().expect("a page");
-        let rank = DirectPage::map(fd.as_fd()).expect("the same page");
+        let (fd, service) = ControlPage::create().expect("a page");
+        let rank = ControlPage::map(fd.as_fd()).expect("the same page");
         let launched = P2pLaunched { groups: 3, sent: [1; RANKS], received: std::array::from_fn(|peer| peer as u64) };
         rank.launch_p2p(7, &launched);
         assert_eq!([6, 7].map(|rank| service.p2p_launched(rank)), [P2pLaunched::default(), launched]);
@@ -114,10 +114,10 @@ mod tests {
 
     #[test]
     fn a_contradiction_is_there_once_it_was_told_whole() {
-        let (fd, service) = DirectPage::create().expect("a page");
-        let rank = DirectPage::map(fd.as_fd()).expect("the same page");
+        let (fd, service) = ControlPage::create().expect("a page");
+        let rank = ControlPage::map(fd.as_fd()).expect("the same page");
         // As a GPU writes it.
-        let word = |index: u64| rank.at::<AtomicU64>(DirectPage::fault_offset(5) + 8 * index);
+        let word = |index: u64| rank.at::<AtomicU64>(ControlPage::fault_offset(5) + 8 * index);
         word(1).store(77, Ordering::Relaxed);
         word(2).store(78, Ordering::Relaxed);
         assert_eq!(service.fault(), None);

@@ -1,26 +1,26 @@
 //! Which strategy an operation runs under, and how the service changes it at one number for all ranks, without asking any.
 //!
 //! ```text
-//! rank:     announces operation n | fence | looks whether the page is held; if so, again until it is not | takes the strategy of n
-//! service:  holds the page        | fence | looks what is announced: cut above all of it | publishes from there on | lets go
+//! rank:     announces operation n | fence | looks whether the control page is held; if so, again until it is not | takes the strategy of n
+//! service:  holds the control page | fence | looks what is announced: cut above all of it | publishes from there on | lets go
 //! ```
 //!
 //! Of a rank and the service at least one sees what the other has written before its fence. So a rank that goes on without
-//! having seen the page held has announced a number below the cut, and the strategy of that number stays what it was; any other waits for
+//! having seen the control page held has announced a number below the cut, and the strategy of that number stays what it was; any other waits for
 //! the moment that publishing takes. Strategies depend on numbers alone: ranks that are at different ones agree all the same.
 //!
 //! Numbers count the collectives that a rank has called outside of graphs, however they are carried out. Those in graphs have a strategy of
 //! their own, the *captured* one. A rank that captures counts its graph in the same way as an operation, and takes that one; it becomes the
-//! last only while the page is held and no rank has graphs, so that all have the same. A graph has not gone while it runs, and every
+//! last only while the control page is held and no rank has graphs, so that all have the same. A graph has not gone while it runs, and every
 //! collective waits for all ranks: so what one rank has run of a graph that has gone, the others have captured before.
 //!
-//! Ranks may be apart, so the page keeps several strategies: one may only go when every rank has announced an operation that
+//! Ranks may be apart, so the control page keeps several strategies: one may only go when every rank has announced an operation that
 //! runs under a later one, and the captured one not at all. One under which nothing was called or captured yet is replaced: an idle
 //! communicator can be changed for ever.
 
 use std::collections::VecDeque;
 
-use super::DIRECT_RANKS_MAX;
+use super::DEVICE_INITIATED_RANKS_MAX;
 use crate::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Words of a strategy.
@@ -35,9 +35,9 @@ const CHANGES: u64 = 1;
 /// Nothing may begin any more.
 const ABORTED: u64 = 2;
 
-/// A strategy as the page has it: what the words mean is the kernels' matter.
+/// A strategy as the control page has it: what the words mean is the kernels' matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DirectTerms {
+pub struct PublishedStrategy {
     /// Number of the communicator's strategy.
     pub epoch: u64,
     /// First operation that runs under it.
@@ -95,10 +95,10 @@ struct Slot {
 }
 
 impl Slot {
-    fn terms(&self, until: u64) -> DirectTerms {
+    fn published_strategy(&self, until: u64) -> PublishedStrategy {
         let words = std::array::from_fn(|index| self.words[index].load(Ordering::Relaxed));
         let (epoch, from) = (self.epoch.load(Ordering::Relaxed), self.from.load(Ordering::Relaxed));
-        DirectTerms { epoch, from, until, words }
+        PublishedStrategy { epoch, from, until, words }
     }
 }
 
@@ -112,13 +112,13 @@ struct Progress {
 
 /// The first part of a page.
 #[repr(C)]
-pub(super) struct Terms {
+pub(super) struct StrategyTable {
     pub(super) head: Head,
     slots: [Slot; SLOTS],
-    ranks: [Progress; DIRECT_RANKS_MAX as usize],
+    ranks: [Progress; DEVICE_INITIATED_RANKS_MAX as usize],
 }
 
-impl Terms {
+impl StrategyTable {
     fn rank(&self, rank: u32) -> &Progress {
         &self.ranks[rank as usize]
     }
@@ -162,16 +162,16 @@ impl Terms {
         self.head.published.load(Ordering::Acquire)
     }
 
-    pub(super) fn terms(&self, operation: u64) -> Option<DirectTerms> {
+    pub(super) fn published_strategy(&self, operation: u64) -> Option<PublishedStrategy> {
         let froms = || self.slots.iter().map(|slot| (slot.from.load(Ordering::Relaxed), slot));
         let (_, slot) = froms().filter(|(from, _)| (1..=operation).contains(from)).max_by_key(|(from, _)| *from)?;
         let until = froms().map(|(from, _)| from).filter(|from| *from > operation).min().unwrap_or(u64::MAX);
-        Some(slot.terms(until))
+        Some(slot.published_strategy(until))
     }
 
-    pub(super) fn captured_terms(&self) -> Option<DirectTerms> {
+    pub(super) fn captured_strategy(&self) -> Option<PublishedStrategy> {
         let slot = usize::try_from(self.head.captured.load(Ordering::Relaxed)).ok()?.checked_sub(1)?;
-        Some(self.slots.get(slot)?.terms(u64::MAX))
+        Some(self.slots.get(slot)?.published_strategy(u64::MAX))
     }
 
     pub(super) fn launch(&self, rank: u32, operation: u64) {
@@ -228,11 +228,11 @@ impl Publisher {
     /// If no page has so many ranks.
     #[must_use]
     pub fn new(nranks: u32) -> Self {
-        assert!(nranks <= DIRECT_RANKS_MAX, "{nranks} ranks on a page for {DIRECT_RANKS_MAX}");
+        assert!(nranks <= DEVICE_INITIATED_RANKS_MAX, "{nranks} ranks on a page for {DEVICE_INITIATED_RANKS_MAX}");
         Publisher { nranks, live: VecDeque::with_capacity(NUMBERED), captured: None, next_epoch: 0 }
     }
 
-    pub(super) fn publish_on(&mut self, page: &Terms, words: &[u64; STRATEGY_WORDS]) -> Result<Cut, CutError> {
+    pub(super) fn publish_on(&mut self, page: &StrategyTable, words: &[u64; STRATEGY_WORDS]) -> Result<Cut, CutError> {
         page.hold();
         let has_graphs = self.has_graphs(page);
         let cut = self.find_room(page, has_graphs).map(|Live { from, slot }| {
@@ -246,7 +246,7 @@ impl Publisher {
         cut
     }
 
-    pub(super) fn renew_captured_on(&mut self, page: &Terms) {
+    pub(super) fn renew_captured_on(&mut self, page: &StrategyTable) {
         if self.captured == self.live.back().map(|newest| newest.slot) {
             return;
         }
@@ -256,21 +256,21 @@ impl Publisher {
         page.let_go();
     }
 
-    /// The page must be held, and stay so until what follows from it is written.
-    fn has_graphs(&self, page: &Terms) -> bool {
+    /// The control page must be held, and stay so until what follows from it is written.
+    fn has_graphs(&self, page: &StrategyTable) -> bool {
         (0..self.nranks).any(|rank| page.has_graphs(rank))
     }
 
-    /// What is captured from now on runs under the last strategy, if that may be. The page must be held.
-    fn move_captured(&mut self, page: &Terms, has_graphs: bool) {
+    /// What is captured from now on runs under the last strategy, if that may be. The control page must be held.
+    fn move_captured(&mut self, page: &StrategyTable, has_graphs: bool) {
         if let Some(newest) = self.live.back().filter(|_| !has_graphs || self.captured.is_none()) {
             self.captured = Some(newest.slot);
             page.head.captured.store(newest.slot as u64 + 1, Ordering::Relaxed);
         }
     }
 
-    /// Where the next strategy goes, and from which operation on it holds. The page must be held.
-    fn find_room(&mut self, page: &Terms, has_graphs: bool) -> Result<Live, CutError> {
+    /// Where the next strategy goes, and from which operation on it holds. The control page must be held.
+    fn find_room(&mut self, page: &StrategyTable, has_graphs: bool) -> Result<Live, CutError> {
         let announced = || (0..self.nranks).map(|rank| (page.rank(rank).announced.load(Ordering::Acquire), rank));
         let (most, _) = announced().max().unwrap_or_default();
         let (least, behind) = announced().min().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What a rank has of a communicator whose ranks meet in GPU memory: the page of its terms, and all ranks' areas.
+//! What a rank has of a communicator whose ranks meet in GPU memory: the control page, and all ranks' symmetric buffers.
 //!
 //! Collectives and sends share it; what has an order lies with them. It lives until the last group that names it is gone, which
 //! may be after the communicator has left.
@@ -12,7 +12,10 @@ use mccs_cuda::{
     Allocation, Context, DeviceAddress, DriverError, Function, HostRegistration, ImportedMemory, IpcHandle, Kernels,
     MappedMemory, OwnedStream, is_sticky, while_capturing,
 };
-use mccs_ipc::direct::{AreaHandle, AreaPart, CommPart, DIRECT_PAGE_BYTES, DIRECT_RANKS_MAX, DirectPage, DirectShare};
+use mccs_ipc::device_initiated::{
+    CONTROL_PAGE_BYTES, CommPart, ControlPage, DEVICE_INITIATED_RANKS_MAX, DeviceInitiatedShare, SymmetricBufferHandle,
+    SymmetricBufferPart,
+};
 use mccs_ipc::large::SlotKind;
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{ErrorClass, Handle};
@@ -35,23 +38,23 @@ pub(in crate::cuda) struct Member {
     pub(in crate::cuda) context: Context,
     pub(super) kernels: Arc<Kernels>,
     pub(super) layout: AreaLayout,
-    /// First bytes of the ranks' areas, as this context sees them.
-    pub(super) areas: [DeviceAddress; DIRECT_RANKS_MAX as usize],
+    /// First bytes of the ranks' symmetric buffers, as this context sees them.
+    pub(super) areas: [DeviceAddress; DEVICE_INITIATED_RANKS_MAX as usize],
     /// Theirs, by rank, as far as parts are mapped.
     mapped: Mutex<Vec<MappedMemory>>,
-    /// Which parts are mapped of all areas, a bit each.
+    /// Which parts are mapped of all symmetric buffers, a bit each.
     parts: AtomicU32,
     /// Whether the service opens what this process names by the driver's handles.
     pub(super) shares_handles: bool,
-    /// Before the page, whose memory it names.
+    /// Before the control page, whose memory it names.
     registration: HostRegistration,
     /// Graphs keep it, too.
-    pub(in crate::cuda) page: Arc<DirectPage>,
+    pub(in crate::cuda) page: Arc<ControlPage>,
     /// This rank's, with collectives or with sends and receives.
     pub(super) graphs: Arc<LivingGraphs>,
-    /// Whether the service knows of the contradiction on the page.
+    /// Whether the service knows of the contradiction on the control page.
     is_told: AtomicBool,
-    /// Whether the rank has left: from then on the page may be another communicator's. Locked while something is written that others go by, and never
+    /// Whether the rank has left: from then on the control page may be another communicator's. Locked while something is written that others go by, and never
     /// while something is waited for.
     has_left: Mutex<bool>,
     /// What had failed by then.
@@ -68,16 +71,16 @@ impl Opened {
     /// Opens what the service names; the next descriptor is its, if it has one.
     fn open<'a>(
         context: &Context,
-        handle: &AreaHandle,
+        handle: &SymmetricBufferHandle,
         fds: &mut impl Iterator<Item = &'a OwnedFd>,
     ) -> Result<Self, Error> {
         let malformed = |what: &str| Error::ServiceGone(format!("it sent memory of a communicator without {what}"));
         match handle {
-            AreaHandle::Ipc(handle) => {
+            SymmetricBufferHandle::Ipc(handle) => {
                 let bytes = handle.as_slice().try_into().map_err(|_| malformed("whole handles"))?;
                 Ok(Opened::ByHandle(import(context, IpcHandle(bytes))?))
             }
-            AreaHandle::Descriptor(bytes) => {
+            SymmetricBufferHandle::Descriptor(bytes) => {
                 let fd = fds.next().ok_or_else(|| malformed("descriptors"))?;
                 Opened::by_descriptor(context, fd, *bytes).map_err(cuda_error)
             }
@@ -101,19 +104,19 @@ impl Opened {
 }
 
 /// A part's among those that are mapped.
-fn bit(part: AreaPart) -> u32 {
+fn bit(part: SymmetricBufferPart) -> u32 {
     1 << part as u32
 }
 
-/// Maps a part of an area that the service has named.
+/// Maps a part of a symmetric buffer that the service has named.
 fn map_part(
     context: &Context,
     memory: &mut MappedMemory,
     range: Range<u64>,
-    (handle, fd): (&AreaHandle, Option<&OwnedFd>),
+    (handle, fd): (&SymmetricBufferHandle, Option<&OwnedFd>),
 ) -> Result<(), Error> {
     let (offset, bytes) = (range.start as usize, (range.end - range.start) as usize);
-    let (AreaHandle::Descriptor(named), Some(fd)) = (handle, fd) else {
+    let (SymmetricBufferHandle::Descriptor(named), Some(fd)) = (handle, fd) else {
         return Err(Error::ServiceGone("it sent areas without descriptors".into()));
     };
     if *named != bytes as u64 {
@@ -142,11 +145,11 @@ impl Member {
         handle: Handle,
         (rank, nranks): (u32, u32),
         context: Context,
-        share: &DirectShare,
+        share: &DeviceInitiatedShare,
         fds: &[OwnedFd],
     ) -> Result<Self, Error> {
         let malformed = |what: &str| Error::ServiceGone(format!("it sent a communicator without {what}"));
-        if share.areas.len() != nranks as usize || nranks > DIRECT_RANKS_MAX {
+        if share.areas.len() != nranks as usize || nranks > DEVICE_INITIATED_RANKS_MAX {
             return Err(malformed("all areas"));
         }
         let layout: AreaLayout = bytemuck::cast(share.layout);
@@ -155,15 +158,15 @@ impl Member {
         }
         let mut fds = fds.iter();
         let page = fds.next().ok_or_else(|| malformed("its page"))?;
-        let page = DirectPage::map(page.as_fd()).map_err(|error| Error::System(error.to_string()))?;
-        // SAFETY: the page is mapped longer than it is registered: fields are dropped in order.
-        let registration = unsafe { HostRegistration::register(&context, page.as_ptr(), DIRECT_PAGE_BYTES as usize) };
+        let page = ControlPage::map(page.as_fd()).map_err(|error| Error::System(error.to_string()))?;
+        // SAFETY: the control page is mapped longer than it is registered: fields are dropped in order.
+        let registration = unsafe { HostRegistration::register(&context, page.as_ptr(), CONTROL_PAGE_BYTES as usize) };
         let registration = registration.map_err(cuda_error)?;
-        let (mut areas, mut mapped) = ([0; DIRECT_RANKS_MAX as usize], Vec::new());
+        let (mut areas, mut mapped) = ([0; DEVICE_INITIATED_RANKS_MAX as usize], Vec::new());
         let handles = share.areas.iter().map(|area| &area.handle);
         for (address, handle) in areas.iter_mut().zip(handles) {
             let mut memory = MappedMemory::reserve(&context, layout.bytes() as usize).map_err(cuda_error)?;
-            map_part(&context, &mut memory, layout.part(AreaPart::Head), (handle, fds.next()))?;
+            map_part(&context, &mut memory, layout.part(SymmetricBufferPart::Head), (handle, fds.next()))?;
             *address = memory.address();
             mapped.push(memory);
         }
@@ -180,7 +183,7 @@ impl Member {
             layout,
             areas,
             mapped: Mutex::new(mapped),
-            parts: AtomicU32::new(bit(AreaPart::Head)),
+            parts: AtomicU32::new(bit(SymmetricBufferPart::Head)),
             shares_handles: share.opens_handles,
             registration,
             page,
@@ -191,8 +194,8 @@ impl Member {
         })
     }
 
-    /// Has a part of all areas there, which a kernel is about to use: made at first use, for all ranks. Waits for the service then, and for no rank.
-    pub(super) fn need(&self, part: AreaPart) -> Result<(), Error> {
+    /// Has a part of all symmetric buffers there, which a kernel is about to use: made at first use, for all ranks. Waits for the service then, and for no rank.
+    pub(super) fn need(&self, part: SymmetricBufferPart) -> Result<(), Error> {
         if self.parts.load(Ordering::Acquire) & bit(part) != 0 {
             return Ok(());
         }
@@ -227,7 +230,7 @@ impl Member {
     fn open<T>(
         &self,
         part: CommPart,
-        open: impl FnOnce(&[AreaHandle], &[OwnedFd]) -> Result<T, Error>,
+        open: impl FnOnce(&[SymmetricBufferHandle], &[OwnedFd]) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let request = Request::OpenPart { comm: self.handle, part };
         let (handles, fds) = match self.client.0.requests.call(request, &[])? {
@@ -251,10 +254,10 @@ impl Member {
 
     /// Ends this communicator's kernels, if the rank has not left.
     fn stop(&self) {
-        self.unless_left(DirectPage::abort);
+        self.unless_left(ControlPage::abort);
     }
 
-    fn unless_left(&self, write: impl FnOnce(&DirectPage)) {
+    fn unless_left(&self, write: impl FnOnce(&ControlPage)) {
         let has_left = locked(&self.has_left);
         if !*has_left {
             write(&self.page);
@@ -285,12 +288,12 @@ impl Member {
         unsafe { Launcher::new(&self.context, self.function(launch.function)?, launch) }
     }
 
-    /// Where kernels and streams see what lies at an offset of the page.
+    /// Where kernels and streams see what lies at an offset of the control page.
     pub(super) fn on_page(&self, offset: u64) -> DeviceAddress {
         self.registration.address() + offset
     }
 
-    /// The first byte of this rank's area.
+    /// The first byte of this rank's symmetric buffer.
     pub(in crate::cuda) fn area(&self) -> DeviceAddress {
         self.areas[self.rank as usize]
     }
@@ -311,7 +314,7 @@ impl Member {
     fn contradiction(&self) -> Option<Error> {
         let fault = (self.page.is_aborted() && !self.has_left()).then(|| self.page.fault()).flatten()?;
         if !self.is_told.swap(true, Ordering::Relaxed) {
-            // It finds the same on the page, and tells all ranks.
+            // It finds the same on the control page, and tells all ranks.
             self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.handle, cuda_error: None });
         }
         let message = contradiction(fault.sender, fault.came, fault.receiver, fault.expected);
@@ -341,7 +344,7 @@ impl Member {
         Err(self.failure().unwrap_or_else(aborted))
     }
 
-    /// Waits for this rank's kernels that count in a word of its area, for launches of its graphs, and for what else there is.
+    /// Waits for this rank's kernels that count in a word of its symmetric buffer, for launches of its graphs, and for what else there is.
     pub(super) fn wait_for_kernels(
         &self,
         counter: DeviceAddress,
@@ -355,7 +358,7 @@ impl Member {
         // Without a stream, for which there may be no memory, this rank's are waited for with all others.
         if let Ok(stream) = OwnedStream::new(&self.context) {
             let have_ended = || {
-                // SAFETY: the area is mapped in this context as long as `self` lives.
+                // SAFETY: the symmetric buffer is mapped in this context as long as `self` lives.
                 let word = unsafe { stream.read_word(counter) }.map_err(cuda_error)?;
                 Ok::<_, Error>(AreaLayout::ended(word) >= launched && have_graphs_ended()?)
             };

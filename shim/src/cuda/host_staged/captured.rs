@@ -31,7 +31,7 @@ use crate::client::{locked, unexpected};
 use crate::communicator::Call as HostCall;
 use crate::cuda::cuda_error;
 use crate::cuda::graphs::{GraphOrder, LivingGraphs};
-use crate::cuda::served::Identity;
+use crate::cuda::service_executed::Identity;
 use crate::{Client, Communicator, Error, Stream};
 
 /// What tells the ids of communicators of replays from those that callers have made, which are random.

@@ -39,7 +39,7 @@ const LANE_SLOTS: u64 = 3;
 const KERNEL_BYTES_MAX: u64 = 64 << 10;
 
 /// What a communicator's sends and receives need: kept by the communicator, and by groups to their end.
-pub(crate) struct StagedP2p {
+pub(crate) struct HostStagedP2p {
     comm: Arc<Communicator>,
     context: Context,
     access: Access,
@@ -108,7 +108,7 @@ struct Traffic {
     under_way: VecDeque<Piece>,
 }
 
-impl StagedP2p {
+impl HostStagedP2p {
     pub(super) fn new(
         comm: Arc<Communicator>,
         context: Context,
@@ -117,7 +117,7 @@ impl StagedP2p {
     ) -> Result<Self, Error> {
         let joint = Event::new(&context, false).map_err(cuda_error)?;
         let order = Mutex::new(Order { lanes: Lanes::new(), captured: Lanes::new(), joint, has_left: false });
-        Ok(StagedP2p { comm, context, access, captures, order })
+        Ok(HostStagedP2p { comm, context, access, captures, order })
     }
 
     pub(crate) fn nranks(&self) -> u32 {

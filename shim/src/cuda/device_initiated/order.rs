@@ -1,6 +1,6 @@
 //! The order of a rank's kernels in the caller's streams.
 //!
-//! Kernels of a communicator use the same areas, so one that is launched into another stream than the one before has to wait for
+//! Kernels of a communicator use the same symmetric buffers, so one that is launched into another stream than the one before has to wait for
 //! it: for its count in GPU memory; or for an event, where streams cannot wait for words, and from the first capture on. From then on every
 //! launch waits for the event, and records it: graphs may have been launched anywhere since the one before (`graphs.rs`).
 
@@ -94,7 +94,7 @@ impl LaunchOrder {
         self.graphs.event()
     }
 
-    /// Has a captured stream come behind the launches before, of which the area counts `launched` outside of graphs at `counter`, and behind
+    /// Has a captured stream come behind the launches before, of which the symmetric buffer counts `launched` outside of graphs at `counter`, and behind
     /// what `wait_for_rest` has a stream wait for. The context must be current. Returns what says whether the graph has gone.
     ///
     /// # Safety
@@ -129,7 +129,7 @@ impl LaunchOrder {
         unsafe { self.graphs.end(stream, capture) }
     }
 
-    /// Has a stream come behind the launches before, of which the area counts `launched` at `counter`, and behind what `wait_for_rest`
+    /// Has a stream come behind the launches before, of which the symmetric buffer counts `launched` at `counter`, and behind what `wait_for_rest`
     /// has it wait for, if it does not as it is.
     ///
     /// # Safety

@@ -1,6 +1,6 @@
 //! Communicators of GPUs that reach each other, and their collectives.
 //!
-//! A collective is a kernel in the caller's stream, which meets those of the other ranks in areas of GPU memory; a large one is
+//! A collective is a kernel in the caller's stream, which meets those of the other ranks in symmetric buffers of GPU memory; a large one is
 //! left to the service's copy engines (`large.rs`). Both go in one order, under one lock, and sends and receives (`p2p.rs`)
 //! in another. A communicator leaves when all its kernels have ended: the service may free what they use.
 
@@ -20,7 +20,9 @@ use std::time::{Duration, Instant};
 
 use bytemuck::Zeroable;
 use mccs_cuda::{Capture, Context, DeviceAddress, RawStream};
-use mccs_ipc::direct::{AreaPart, DirectPage, DirectShare, DirectTerms, Execution, LONG_BYTES};
+use mccs_ipc::device_initiated::{
+    ControlPage, DeviceInitiatedShare, Execution, LONG_BYTES, PublishedStrategy, SymmetricBufferPart,
+};
 use mccs_ipc::large::LargeLayout;
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{CollectiveKind, Handle};
@@ -46,7 +48,7 @@ const LOOK_FOR_FREED_EVERY: Duration = Duration::from_millis(1);
 const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(20);
 
 /// A rank whose collectives are kernels that meet those of the other ranks.
-pub(super) struct DirectCommunicator {
+pub(super) struct DeviceInitiatedCommunicator {
     member: Arc<Member>,
     /// Where the service has copy engines for it.
     large: Option<LargeLayout>,
@@ -78,7 +80,7 @@ impl Order {
     }
 }
 
-/// What was last read of the page.
+/// What was last read of the control page.
 struct KnownStrategy {
     /// Strategies that had been published.
     published: u64,
@@ -87,14 +89,14 @@ struct KnownStrategy {
     strategy: DirectStrategy,
 }
 
-impl DirectCommunicator {
+impl DeviceInitiatedCommunicator {
     /// What a rank needs that has joined as `handle`; left if anything is missing.
     pub(super) fn join(
         client: &Client,
         handle: Handle,
         place: (u32, u32),
         context: Context,
-        share: &DirectShare,
+        share: &DeviceInitiatedShare,
         fds: &[OwnedFd],
     ) -> Result<Self, Error> {
         let member = Member::new(client.clone(), handle, place, context, share, fds);
@@ -105,7 +107,7 @@ impl DirectCommunicator {
         })
     }
 
-    fn new(member: Member, share: &DirectShare) -> Result<Self, Error> {
+    fn new(member: Member, share: &DeviceInitiatedShare) -> Result<Self, Error> {
         let member = Arc::new(member);
         let awaited: Weak<Member> = Arc::downgrade(&member);
         member.client.0.watch.add(member.client.0.requests.socket(), awaited)?;
@@ -117,10 +119,10 @@ impl DirectCommunicator {
             large: LargeOrder::new(&member.context, share)?,
         };
         let p2p = Arc::new(P2p::new(Arc::clone(&member))?);
-        let &DirectShare { large, execution, is_timed, .. } = share;
+        let &DeviceInitiatedShare { large, execution, is_timed, .. } = share;
         let (order, looks_for_freed) = (Mutex::new(order), RateLimit::new(LOOK_FOR_FREED_EVERY));
         let joined = Instant::now();
-        Ok(DirectCommunicator { member, large, execution, is_timed, joined, order, looks_for_freed, p2p })
+        Ok(DeviceInitiatedCommunicator { member, large, execution, is_timed, joined, order, looks_for_freed, p2p })
     }
 
     pub(super) fn rank(&self) -> u32 {
@@ -157,7 +159,7 @@ impl DirectCommunicator {
     /// The kernels' algorithm for a payload under the strategy of now; none where it goes by copy engines.
     pub(super) fn algorithm(&self, kind: CollectiveKind, payload_bytes: u64) -> Option<Algorithm> {
         let number = locked(&self.order).next_number();
-        let strategy = strategy_of(&self.member.page.terms(number)?);
+        let strategy = strategy_of(&self.member.page.published_strategy(number)?);
         let chosen = strategy.choose(kind, payload_bytes).filter(|_| self.execution == Execution::Ranks);
         match (chosen, self.large) {
             (Some((algorithm, _)), _) => Some(algorithm),
@@ -288,14 +290,14 @@ impl DirectCommunicator {
             return self.strategy(order, number);
         };
         let Order { launches, launched, large, .. } = order;
-        // SAFETY: the area is mapped as long as `self`; the rest is the caller's contract.
+        // SAFETY: the symmetric buffer is mapped as long as `self`; the rest is the caller's contract.
         unsafe {
             let wait_for_rest = |stream| self.wait_for_large(large, stream);
             launches.capture((stream, capture), (self.counter(), *launched), wait_for_rest)?;
         }
         self.wait_while_held()?;
         // Nobody counts what graphs run: they get a strategy of their own, and have it stay while they live.
-        Ok(strategy_of(&published_terms(page.captured_terms())?))
+        Ok(strategy_of(&published_strategy(page.captured_strategy())?))
     }
 
     /// Waits while the operator holds operations back, which is but a moment; fails if it is for good.
@@ -308,14 +310,14 @@ impl DirectCommunicator {
         Ok(())
     }
 
-    /// The kernel of a collective, but for addresses, and the part of areas that it goes through; none where there is no way for it.
+    /// The kernel of a collective, but for addresses, and the part of symmetric buffers that it goes through; none where there is no way for it.
     fn kernel(
         &self,
         checked: &DirectCall,
         strides: Strides,
         (algorithm, blocks): (Algorithm, u32),
-    ) -> Option<(Launch<DirectArgs>, AreaPart)> {
-        // What does not fit the areas goes in chunks that do; all ranks come to the same.
+    ) -> Option<(Launch<DirectArgs>, SymmetricBufferPart)> {
+        // What does not fit the symmetric buffers goes in chunks that do; all ranks come to the same.
         let ways = [algorithm, Algorithm::SimpleTwoShot, Algorithm::SimpleOneShot];
         ways.into_iter().find_map(|algorithm| {
             let launch = Launch::direct_apart(checked, strides, &self.member.layout, algorithm, blocks)?;
@@ -337,7 +339,7 @@ impl DirectCommunicator {
         let member = &*self.member;
         (launch.args.send, launch.args.recv) = (call.send, call.recv);
         launch.args.areas = member.areas;
-        launch.args.abort_word = member.on_page(DirectPage::ABORT_OFFSET);
+        launch.args.abort_word = member.on_page(ControlPage::ABORT_OFFSET);
         let number = order.launched + 1;
         launch.args.sequence = u32::try_from(number)
             .map_err(|_| Error::argument("a communicator of GPUs does 2^32 operations: make another".to_owned()))?;
@@ -346,7 +348,7 @@ impl DirectCommunicator {
             // A constant is faster, and wrong in what is replayed.
             launch.args.sequence = 0;
         }
-        // SAFETY: the caller vouches for stream and buffers; areas and page live as long as `self`, which is not dropped
+        // SAFETY: the caller vouches for stream and buffers; symmetric buffers and control page live as long as `self`, which is not dropped
         // before its kernels have ended.
         unsafe {
             if capture.is_none() {
@@ -374,7 +376,7 @@ impl DirectCommunicator {
     /// The stream must live.
     unsafe fn follow(&self, order: &mut Order, stream: RawStream) -> Result<(), Error> {
         let Order { launches, launched, large, .. } = order;
-        // SAFETY: the area is mapped as long as `self`; the rest is the caller's contract.
+        // SAFETY: the symmetric buffer is mapped as long as `self`; the rest is the caller's contract.
         unsafe { launches.follow(stream, (self.counter(), *launched), |stream| self.wait_for_large(large, stream)) }
     }
 
@@ -394,8 +396,8 @@ impl DirectCommunicator {
     fn strategy(&self, order: &mut Order, number: u64) -> Result<DirectStrategy, Error> {
         let published = self.member.page.published();
         if order.strategy.published != published || !order.strategy.operations.contains(&number) {
-            let terms = published_terms(self.member.page.terms(number))?;
-            let (operations, strategy) = (terms.from..terms.until, strategy_of(&terms));
+            let in_force = published_strategy(self.member.page.published_strategy(number))?;
+            let (operations, strategy) = (in_force.from..in_force.until, strategy_of(&in_force));
             order.strategy = KnownStrategy { published, operations, strategy };
         }
         Ok(order.strategy.strategy)
@@ -430,7 +432,7 @@ impl DirectCommunicator {
         if self.member.has_left() { Ok(()) } else { asked }
     }
 
-    /// The service may free areas once all ranks have left: so not before this one's kernels have ended.
+    /// The service may free symmetric buffers once all ranks have left: so not before this one's kernels have ended.
     pub(super) fn leave(&self) -> Result<(), Error> {
         let mut order = locked(&self.order);
         if order.launches.leave() {
@@ -453,15 +455,15 @@ impl DirectCommunicator {
     }
 }
 
-fn published_terms(terms: Option<DirectTerms>) -> Result<DirectTerms, Error> {
-    terms.ok_or_else(|| Error::ServiceGone("it published no strategy".into()))
+fn published_strategy(in_force: Option<PublishedStrategy>) -> Result<PublishedStrategy, Error> {
+    in_force.ok_or_else(|| Error::ServiceGone("it published no strategy".into()))
 }
 
-fn strategy_of(terms: &DirectTerms) -> DirectStrategy {
-    bytemuck::pod_read_unaligned(&bytemuck::cast_slice(&terms.words)[..size_of::<DirectStrategy>()])
+fn strategy_of(in_force: &PublishedStrategy) -> DirectStrategy {
+    bytemuck::pod_read_unaligned(&bytemuck::cast_slice(&in_force.words)[..size_of::<DirectStrategy>()])
 }
 
-impl Drop for DirectCommunicator {
+impl Drop for DeviceInitiatedCommunicator {
     fn drop(&mut self) {
         let _ = self.leave();
     }

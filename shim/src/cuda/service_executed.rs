@@ -8,30 +8,30 @@
 use std::sync::Arc;
 
 use mccs_cuda::{Context, RawStream};
-use mccs_ipc::direct::GpuUuid;
+use mccs_ipc::device_initiated::GpuUuid;
 use mccs_ipc::gate::GateAccess;
 use mccs_ipc::large::{EnginesFrom, has_large};
 use mccs_ipc::protocol::{HostRun, JoinOptions, Request, Response, Role};
 use mccs_ipc::types::{Handle, RedOp, UniqueId};
 
 use super::call::Call;
-use super::direct::DirectCommunicator;
+use super::device_initiated::DeviceInitiatedCommunicator;
+use super::host_staged::{HostStagedCommunicator, HostStagedP2p};
 use super::rails::Rails;
-use super::staged::{StagedCommunicator, StagedP2p};
 use super::{CudaStream, GpuMemory, cuda_error};
 use crate::client::unexpected;
 use crate::{Client, Error};
 
 /// See the module's documentation.
-pub(super) struct ServedCommunicator {
-    staged: StagedCommunicator,
+pub(super) struct ServiceExecutedCommunicator {
+    staged: HostStagedCommunicator,
     engines: Option<Engines>,
     rails: Option<Rails>,
 }
 
 /// The service's engines, and the payload from which collectives go by them.
 struct Engines {
-    comm: DirectCommunicator,
+    comm: DeviceInitiatedCommunicator,
     from: EnginesFrom,
 }
 
@@ -57,16 +57,16 @@ pub(super) struct Joined {
     pub(super) rails_from: u64,
 }
 
-impl ServedCommunicator {
+impl ServiceExecutedCommunicator {
     /// Makes what a rank needs that has joined.
     pub(super) fn new(client: &Client, joined: &Joined, context: Context) -> Result<Self, Error> {
         let Joined { identity, access, .. } = joined;
-        let staged = StagedCommunicator::new(client.clone(), identity.clone(), context.clone(), *access)?;
+        let staged = HostStagedCommunicator::new(client.clone(), identity.clone(), context.clone(), *access)?;
         let by_rails = (&*joined.hosts, joined.rails_from);
         let rails = Rails::join(client, identity, &context, &staged, by_rails);
         let join = |from| Engines::join(client, identity, context, from);
         match rails.and_then(|rails| Ok((rails, joined.engines_from.map(join).transpose()?))) {
-            Ok((rails, engines)) => Ok(ServedCommunicator { staged, engines: engines.flatten(), rails }),
+            Ok((rails, engines)) => Ok(ServiceExecutedCommunicator { staged, engines: engines.flatten(), rails }),
             Err(error) => {
                 // The others may have joined all.
                 let _ = staged.abort();
@@ -84,7 +84,7 @@ impl ServedCommunicator {
     }
 
     /// All go in host memory.
-    pub(super) fn p2p(&self) -> &Arc<StagedP2p> {
+    pub(super) fn p2p(&self) -> &Arc<HostStagedP2p> {
         self.staged.p2p()
     }
 
@@ -167,7 +167,7 @@ impl Engines {
         let request = Request::InitRank { id, rank, nranks, gpu, root_address, role, options };
         match client.0.requests.call(request, &[])? {
             (Response::Comm { comm, direct: Some(share), .. }, fds) => {
-                let made = DirectCommunicator::join(client, comm, (rank, nranks), context, &share, &fds)?;
+                let made = DeviceInitiatedCommunicator::join(client, comm, (rank, nranks), context, &share, &fds)?;
                 Ok(Some(Engines { comm: made, from }).filter(|_| share.large.is_some()))
             }
             (other, _) => Err(unexpected(&other)),
