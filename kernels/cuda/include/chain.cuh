@@ -8,7 +8,7 @@
 
 namespace mccs {
 
-// Warps that move bytes. A slot of 24 KiB is four vectors a thread, one of 12 KiB two.
+// Twelve warps that move bytes, a gate and a post. A slot of 18 KiB is three vectors a thread.
 constexpr uint32_t CHAIN_THREADS_MAX = 448;
 
 // What the ranks before have combined, where there are some, and this rank's own data.

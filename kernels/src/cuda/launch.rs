@@ -375,23 +375,16 @@ fn slots(call: &DirectCall, algorithm: Algorithm, layout: &AreaLayout) -> (u32, 
     let payload_bytes = call.kind.payload_count(call.count, call.nranks) * call.dtype.size_bytes() as u64;
     let wanted = match (call.kind, algorithm.is_two_shot()) {
         _ if call.nranks == 2 => layout.slots,
-        _ if algorithm == Algorithm::SimpleChain => 6,
+        _ if algorithm == Algorithm::SimpleChain => 4,
+        (CollectiveKind::AllReduce, true) if payload_bytes <= 16 << 20 => 6,
         (CollectiveKind::AllReduce, true) => 4,
         (CollectiveKind::Reduce, true) | (CollectiveKind::Gather, false) if payload_bytes <= 64 << 20 => 6,
         (CollectiveKind::Reduce, true) | (CollectiveKind::Gather, false) => 4,
         _ => layout.slots,
     };
-    let wanted = wanted_by_bench(call.kind).unwrap_or(wanted);
     // All of them, so that those of other operations lie in the same bytes.
     let bytes = layout.slots * layout.slot_bytes;
     if bytes.is_multiple_of(128 * wanted) { (wanted, bytes / wanted) } else { (layout.slots, layout.slot_bytes) }
-}
-
-/// For one measurement: `MCCS_BENCH_SLOTS=reduce:3,all_to_all:6`, in the ranks' environment.
-fn wanted_by_bench(kind: CollectiveKind) -> Option<u32> {
-    static TEXT: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
-    let text = TEXT.get_or_init(|| std::env::var("MCCS_BENCH_SLOTS").ok()).as_deref()?;
-    text.split(',').filter_map(|one| one.split_once(':')).find(|(name, _)| *name == kind.name())?.1.parse().ok()
 }
 
 /// All ranks' bits but one's.

@@ -9,6 +9,8 @@ use super::{Algorithm, AreaLayout};
 const RULES: usize = 6;
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
+/// Longer reduces of three and four ranks go along a chain: four H200s take 32 us for 8 MiB, and 38 by lines (docs/decisions/059).
+const CHAIN_FROM: u64 = 4 * MIB;
 /// However long.
 const LONGEST: u64 = u64::MAX;
 /// Blocks of the kernels that combine what copy engines bring: as many as fit on the multiprocessors that a caller's kernel on 100 of
@@ -59,7 +61,7 @@ impl DirectStrategy {
     /// What measured best without lines: measured on 2 and 4 H200; other counts are between and beyond.
     #[must_use]
     pub fn initial(nranks: u32) -> DirectStrategy {
-        use Algorithm::{LlOneShot, LlTwoShot, SimpleOneShot, SimpleTwoShot};
+        use Algorithm::{LlOneShot, LlTwoShot, SimpleChain, SimpleOneShot, SimpleTwoShot};
         use CollectiveKind as Kind;
         let ranks = u64::from(nranks.max(2));
         let peers = ranks - 1;
@@ -97,7 +99,8 @@ impl DirectStrategy {
                 Kind::Reduce => &[
                     Rule::new(256 * KIB, LlOneShot, 64),
                     Rule::new(MIB, SimpleOneShot, 64),
-                    Rule::new(LONGEST, SimpleTwoShot, 96),
+                    Rule::new(CHAIN_FROM, SimpleTwoShot, 96),
+                    Rule::new(LONGEST, if ranks <= 4 { SimpleChain } else { SimpleTwoShot }, 96),
                 ],
                 Kind::Barrier => &[Rule::new(LONGEST, LlOneShot, 1)],
                 _ if peers == 1 => &[
@@ -123,15 +126,18 @@ impl DirectStrategy {
     /// (docs/decisions/041, 042, 043); those of more are from before small operations took few instructions.
     #[must_use]
     pub fn with_ll128(nranks: u32) -> DirectStrategy {
-        use Algorithm::{Ll128OneShot, Ll128TwoShot, LlOneShot, SimpleOneShot, SimpleTwoShot};
+        use Algorithm::{Ll128OneShot, Ll128TwoShot, LlOneShot, SimpleChain, SimpleOneShot, SimpleTwoShot};
         use CollectiveKind as Kind;
         let ranks = u64::from(nranks.max(2));
         let peers = ranks - 1;
         // Bytes up to which lines are faster than chunks, of a message where it is one a peer; of more ranks, also what slots have room for.
         let room = ranks * u64::from(AreaLayout::initial(nranks).ll128_bytes) / 2;
         let few = ranks <= 4;
-        let (lines, broadcast, reduce, message) =
-            if few { (8 * MIB, 4 * MIB, 64 * MIB, 2 * MIB) } else { (room.min(3 * MIB), 2 * MIB, 2 * MIB, 640 * KIB) };
+        let (lines, broadcast, reduce, message) = if few {
+            (8 * MIB, 4 * MIB, CHAIN_FROM, 2 * MIB)
+        } else {
+            (room.min(3 * MIB), 2 * MIB, 2 * MIB, 640 * KIB)
+        };
         let mut strategy = DirectStrategy::empty();
         for kind in CollectiveKind::ALL {
             let rules: &[Rule] = match kind {
@@ -169,7 +175,7 @@ impl DirectStrategy {
                     Rule::new(if few { 768 * KIB } else { 256 * KIB }, Ll128OneShot, 128),
                     Rule::new(reduce, Ll128TwoShot, 128),
                     Rule::new(4 * MIB, SimpleTwoShot, 64),
-                    Rule::new(LONGEST, SimpleTwoShot, 96),
+                    Rule::new(LONGEST, if few { SimpleChain } else { SimpleTwoShot }, 96),
                 ],
                 Kind::Barrier => &[Rule::new(LONGEST, LlOneShot, 1)],
                 // These payloads count all ranks' parts.

@@ -35,7 +35,6 @@ fn measured(kind: CollectiveKind, nranks: u32, is_for_training: bool) -> u64 {
 pub(crate) fn strategy(nranks: u32, chosen: &GpuStrategy, is_for_training: bool) -> DirectStrategy {
     let measured_best = if chosen.ll128 { DirectStrategy::with_ll128(nranks) } else { DirectStrategy::initial(nranks) };
     let mut strategy = measured_best.with_max_blocks(chosen.max_ctas.unwrap_or(u32::MAX));
-    by_bench(&mut strategy);
     for kind in CollectiveKind::ALL.iter().filter(|kind| has_large(**kind, RedOp::Sum)) {
         strategy.large_from[*kind as usize] = match chosen.large_from.of(kind.name()) {
             Crossover::Measured => measured(*kind, nranks, is_for_training),
@@ -45,30 +44,6 @@ pub(crate) fn strategy(nranks: u32, chosen: &GpuStrategy, is_for_training: bool)
         };
     }
     strategy
-}
-
-/// For one measurement: `MCCS_BENCH_RULES=reduce:67108864:6:128,reduce:max:4:96`, in the service's environment: kind, most bytes, algorithm, blocks.
-fn by_bench(strategy: &mut DirectStrategy) {
-    let Ok(text) = std::env::var("MCCS_BENCH_RULES") else { return };
-    for kind in CollectiveKind::ALL {
-        let rules = text.split(',').filter_map(|rule| {
-            let fields: Vec<_> = rule.split(':').collect();
-            let [name, up_to, algorithm, blocks] = fields[..] else { return None };
-            let up_to_bytes = if up_to == "max" { u64::MAX } else { up_to.parse().ok()? };
-            let rule = mccs_kernels::cuda::Rule {
-                up_to_bytes,
-                algorithm: algorithm.parse().ok()?,
-                blocks: blocks.parse().ok()?,
-            };
-            (name == kind.name()).then_some(rule)
-        });
-        let rules: Vec<_> = rules.collect();
-        if !rules.is_empty() {
-            let all = &mut strategy.rules[*kind as usize];
-            all.fill(bytemuck::Zeroable::zeroed());
-            all.iter_mut().zip(rules).for_each(|(to, rule)| *to = rule);
-        }
-    }
 }
 
 #[cfg(test)]
