@@ -78,11 +78,6 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
         "a command on GPUs is validated as the others, and differs in its operands",
     ),
     (
-        "mccs-engines::proxy",
-        &[],
-        "the engine's methods stand beside what they work on; components with private fields come in their place",
-    ),
-    (
         "mccs-engines::transport",
         &["channel", "events", "links"],
         "a channel steps over links, and links end with a channel's fault",

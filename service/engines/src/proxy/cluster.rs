@@ -13,58 +13,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mccs_exchange::protocol::{self as exchange, CommId, CommKey, Event, Join, Membership, Name, Payload, Request};
-use mccs_ipc::protocol::HostRun;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_model::SessionId;
 use mccs_model::link::LinksId;
-use mccs_telemetry::placed::Placed;
 use mccs_transport::{ListenerHandle, TransportError};
 
 use super::ProxyEngine;
+use super::across::Across;
 use super::comm::{Failure, Span};
 use super::joining::{of_two_families, shared_gpu};
 use super::offer::Agreed;
 use super::operation::{JoinRequest, ProxyReply};
-use super::setups::{Setup, gpus_of, peers_of, placed_ranks};
-use super::sites::{self, GpuPlace};
-use crate::transport::links::PathAssignment;
-
-/// What a communicator is made of that spans hosts.
-pub(super) struct Across {
-    pub(super) span: Span,
-    pub(super) hosts: Vec<Name>,
-    /// As strategies take it.
-    pub(super) ranks_by_host: Vec<Vec<u32>>,
-    /// The GPU of every rank, if it is on one.
-    pub(super) gpus: Vec<Option<GpuPlace>>,
-    /// What its hosts have agreed on, and the paths that its flows take then.
-    pub(super) agreed: (Agreed, Arc<PathAssignment>),
-}
-
-impl Across {
-    /// As a controller sees it.
-    pub(super) fn placed(&self) -> Placed {
-        let hosts = placed_ranks(&self.hosts, &self.ranks_by_host, &self.gpus);
-        Placed::new(self.span.comm.clone(), hosts)
-    }
-
-    /// See [`sites::host_runs`].
-    pub(super) fn host_runs(&self) -> Vec<HostRun> {
-        let mut ranks: Vec<_> = self.gpus.iter().map(|gpu| (0, *gpu)).collect();
-        for (host, of_host) in (0..).zip(&self.ranks_by_host) {
-            of_host.iter().for_each(|rank| ranks[*rank as usize].0 = host);
-        }
-        sites::host_runs(&ranks)
-    }
-}
-
-fn ranks_by_host(membership: &Membership) -> Vec<Vec<u32>> {
-    let mut ranks = vec![Vec::new(); membership.hosts.len()];
-    for (rank, host) in (0..).zip(&membership.host_of_rank) {
-        ranks[usize::from(*host)].push(rank);
-    }
-    ranks
-}
+use super::setups::{Setup, gpus_of, peers_of};
 
 fn join_failed(request: JoinRequest, class: ErrorClass, message: &str) {
     let JoinRequest { request, tenant_comm, reply, .. } = request;
@@ -282,9 +242,8 @@ impl ProxyEngine {
             return self.complete_here(key.id, requests, now);
         }
         let span = Span { comm, left: BTreeSet::new(), network, suspected: None, is_told: false, is_closed: false };
-        let ranks_by_host = ranks_by_host(&membership);
         self.say_agreed(&agreed.0, now);
-        let across = Across { span, hosts: membership.hosts, ranks_by_host, gpus, agreed };
+        let across = Across::new(span, membership, gpus, agreed);
         self.create_comm(key.id, nranks, requests, Some(across), None, now);
     }
 

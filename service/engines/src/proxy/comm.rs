@@ -25,11 +25,11 @@ use mccs_tenants::session::Session;
 use mccs_tenants::{Charge, Resource};
 
 use super::describe::{describe, difference, signature};
-use super::direct::Watch;
+use super::direct_watch::DirectWatch;
 use super::operation::{Calls, Operation, ProxyReply, RoundState};
 use super::p2p_queues::P2pQueues;
-use super::reconfigure::Changes;
 use super::schedule_cache::ScheduleCache;
+use super::strategies::Strategies;
 use super::stream::Arrival;
 use crate::transport::Network;
 use crate::transport::links::PathAssignment;
@@ -112,10 +112,7 @@ pub(super) struct Comm {
     /// Operations whose links have broken; they fail with the communicator.
     pub(super) broken: Vec<Operation>,
     pub(super) failure: Option<Failure>,
-    /// Of the strategy in force.
-    pub(super) schedules: ScheduleCache,
-    /// Of those to come.
-    pub(super) changes: Changes,
+    pub(super) strategies: Strategies,
     /// The last collective that has started and was no round, and the rounds before it.
     last_whole: Option<(CollectiveSignature, u64)>,
     /// How long collectives run, the last ones counting most.
@@ -128,7 +125,7 @@ pub(super) struct Comm {
     /// When something last happened here.
     active_at: Instant,
     /// Of the page of ranks on GPUs.
-    pub(super) watch: Watch,
+    pub(super) watch: DirectWatch,
     /// When it sends, where a controller may want to know.
     pub(super) meter: ProfileMeter,
 }
@@ -152,15 +149,14 @@ impl Comm {
             p2p: P2pQueues::default(),
             broken: Vec::new(),
             failure: None,
-            schedules,
-            changes: Changes::new(assignment),
+            strategies: Strategies::new(schedules, assignment),
             last_whole: None,
             average_took: Duration::ZERO,
             info,
             any_left: false,
             pair_jobs: 0,
             active_at: now,
-            watch: Watch::default(),
+            watch: DirectWatch::default(),
             meter: ProfileMeter::default(),
         }
     }
@@ -261,7 +257,7 @@ impl Comm {
         self.ready as usize == self.members.len()
             && self.running.is_empty()
             && is_whole
-            && self.changes.allow(self.next_number())
+            && self.strategies.allow(self.next_number())
     }
 
     /// A rank whose operation waits for one that has left, and that one.
@@ -394,7 +390,7 @@ impl Comm {
     /// they become the head of their stream.
     pub(super) fn die(&mut self, failure: Failure) -> Vec<Operation> {
         self.failure.get_or_insert(failure);
-        self.changes.end();
+        self.strategies.end();
         self.ready = 0;
         if let Some(shm_exchange) = &self.info.shm_exchange {
             shm_exchange.allow(0);
@@ -475,6 +471,27 @@ impl Member {
             left: false,
             _charge: charge,
         }
+    }
+
+    /// Number of the next collective among all of this rank, from 0.
+    pub(super) fn place(&self, operation: &Operation) -> u64 {
+        let rounds_before = operation.rounds - u64::from(operation.round != RoundState::None);
+        // As many as a hostile rank says.
+        self.whole_started.saturating_add(rounds_before)
+    }
+
+    /// A failure that names both sides.
+    pub(super) fn disagrees(&self, own: &Operation, other: &Member, theirs: &Operation, difference: &str) -> Failure {
+        let (place, other_place) = (self.place(own), other.place(theirs));
+        let message = format!(
+            "ranks disagree on operation {place}: rank {} called {}, rank {} called {}{} (different {difference})",
+            own.rank,
+            describe(own),
+            theirs.rank,
+            describe(theirs),
+            if place == other_place { String::new() } else { format!(" as its operation {other_place}") }
+        );
+        Failure::new(ErrorClass::InvalidUsage, message)
     }
 
     /// The next collective, if it is the head of its stream.

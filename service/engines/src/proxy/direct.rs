@@ -15,38 +15,6 @@ use super::ProxyEngine;
 use super::comm::{Comm, Failure, Member};
 use super::gpu_watch::Look;
 
-/// What was known at the last look: operations launched and ended, by rank, and groups of sends and receives. Those in graphs were never launched here, and
-/// nobody waits for them.
-#[derive(Debug, Default)]
-pub(super) struct Watch {
-    seen: Seen,
-    seen_groups: Seen,
-    large: LargeWatch,
-}
-
-/// Large operations: how far they are is the service's own word, and nothing that ranks say keeps them from being late.
-#[derive(Debug, Default)]
-struct LargeWatch {
-    begun: u64,
-    ended: u64,
-    /// Whether the next waits for hardware queues; if so, whether all ranks have come to it.
-    in_queue: Option<bool>,
-    /// When the next could have begun, as far as looks tell.
-    since: Option<Instant>,
-}
-
-impl LargeWatch {
-    /// Returns since when an operation has been waiting for its ranks, if one has.
-    fn look(&mut self, (begun, ended): (u64, u64), in_queue: Option<bool>, now: Instant) -> Option<Instant> {
-        let is_others_fault = in_queue == Some(true);
-        if begun == ended || ended != self.ended || is_others_fault {
-            self.since = None;
-        }
-        (self.begun, self.ended, self.in_queue) = (begun, ended, in_queue);
-        (begun > ended && !is_others_fault).then(|| *self.since.get_or_insert(now))
-    }
-}
-
 impl ProxyEngine {
     /// Looks at communicators of GPUs from now on.
     pub(super) fn watch_gpus(&mut self, now: Instant) {
@@ -134,10 +102,10 @@ impl Comm {
         let direct = self.info.direct.as_ref()?;
         let of = |large: &Arc<CopyEngines>| (large.begun_and_ended(), large.waits_for_queues());
         let (is_answered, (large, in_queue)) = (direct.is_answered(), direct.large().map_or(((0, 0), None), of));
-        if large.1 != self.watch.large.ended {
+        if self.watch.has_ended(large.1) {
             self.touch(now);
         }
-        let large = self.watch.large.look(large, in_queue, now);
+        let large = self.watch.look_at_large(large, in_queue, now);
         let others = if is_answered { self.others_wait_since(now) } else { None };
         let since = large.into_iter().chain(others).min();
         since.filter(|_| self.failure.is_none())
@@ -155,8 +123,7 @@ impl Comm {
     /// The same of what is not large.
     fn others_wait_since(&mut self, now: Instant) -> Option<Instant> {
         let (seen, groups) = self.info.direct.as_ref()?.seen(self.nranks());
-        if (seen, groups) != (self.watch.seen, self.watch.seen_groups) {
-            (self.watch.seen, self.watch.seen_groups) = (seen, groups);
+        if self.watch.note_seen(seen, groups) {
             self.touch(now);
         }
         let waits = seen.iter().chain(&groups).any(|(launched, done)| launched > done);
@@ -197,8 +164,8 @@ impl Comm {
 
     /// Who waits for whom, in words; as of the last look.
     fn describe_direct_wait(&self) -> String {
-        let Watch { seen, seen_groups, large: LargeWatch { begun, ended, in_queue, .. } } = &self.watch;
-        self.describe_gpu_wait(seen, seen_groups, ((*begun, *ended), *in_queue))
+        let (seen, seen_groups) = self.watch.seen();
+        self.describe_gpu_wait(seen, seen_groups, self.watch.large())
     }
 
     /// Who waits for whom, in words. Of operations, groups and large operations it is known how many were launched and have ended.
@@ -282,27 +249,7 @@ fn describe_p2p_wait(page: &ControlPage, seen: &[(u64, u64)], named: impl Fn(u32
 mod tests {
     use mccs_ipc::device_initiated::P2pLaunched;
 
-    use std::time::Duration;
-
     use super::*;
-
-    #[test]
-    fn large_operations_are_late_by_what_has_ended_and_not_while_they_wait_for_queues() {
-        let (mut watch, begin) = (LargeWatch::default(), Instant::now());
-        let at = |seconds| begin + Duration::from_secs(seconds);
-        assert_eq!(watch.look((0, 0), None, at(0)), None);
-        assert_eq!(watch.look((1, 0), None, at(1)), Some(at(1)));
-        // Calls do not make it look alive, but an end does.
-        assert_eq!(watch.look((5, 0), None, at(2)), Some(at(1)));
-        assert_eq!(watch.look((5, 1), None, at(3)), Some(at(3)));
-        // Others have the queues.
-        assert_eq!(watch.look((5, 1), Some(true), at(4)), None);
-        assert_eq!(watch.look((5, 1), None, at(5)), Some(at(5)), "its time begins with its turn");
-        // Its ranks have not come, wherever it is.
-        assert_eq!(watch.look((5, 1), Some(false), at(6)), Some(at(5)));
-        assert_eq!(watch.look((5, 5), None, at(7)), None);
-        assert_eq!(watch.look((6, 5), None, at(8)), Some(at(8)));
-    }
 
     #[test]
     fn a_message_that_does_not_come_is_named_with_both_ends() {

@@ -160,7 +160,7 @@ impl ProxyEngine {
         self.choose_strategy(comm);
         let Some(live) = self.comms.get_mut(comm) else { return };
         let prepared = live.start(now).and_then(|()| {
-            let schedule = live.schedules.schedule_for(&live.running).map_err(|error| {
+            let schedule = live.strategies.schedule_for(&live.running).map_err(|error| {
                 Failure::new(ErrorClass::Internal, format!("no schedule for this collective: {error}"))
             })?;
             let _charge = live.charge_scratch(&schedule)?;

@@ -12,7 +12,7 @@ use mccs_telemetry::plausible::{COLLECTIVE_TIME_MIN, MESSAGE_TIME_MIN, Plausible
 use mccs_telemetry::traffic::RecentTraffic;
 
 use super::ProxyEngine;
-use super::cluster::Across;
+use super::across::Across;
 use super::comm::{Comm, Failure, Member};
 use super::communicators::COMMS_MAX;
 use super::message::SessionMessage;

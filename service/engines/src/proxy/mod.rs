@@ -9,6 +9,7 @@
 //!
 //! Everything a tenant can cause here is bounded by its own quotas, and touches only its own sessions and communicators.
 
+mod across;
 #[cfg(test)]
 mod at_once;
 mod cluster;
@@ -20,6 +21,7 @@ mod diagnostics;
 mod direct;
 #[cfg(test)]
 mod direct_tests;
+mod direct_watch;
 mod execute;
 mod family;
 mod forwarded_requests;
@@ -42,10 +44,12 @@ mod schedule_cache;
 mod semaphores;
 mod setups;
 mod sites;
+mod strategies;
 mod stream;
 mod streams;
 mod transports;
 mod turns;
+mod waits;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

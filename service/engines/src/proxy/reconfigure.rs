@@ -19,29 +19,27 @@
 //!
 //! Deliberately absent: rounds on a shared-memory exchange, which have one way only.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mccs_config::change::{FlowChoice, StrategyChange};
+use mccs_config::change::StrategyChange;
 use mccs_device::DirectGroup;
 use mccs_exchange::protocol::{ChangeBody, CommId, Decision, Refusal, Request, Text, Whose};
 use mccs_ipc::device_initiated::Cut;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_model::Refused;
-use mccs_model::link::{EPOCH_MAX, LinkKey, LinksId};
+use mccs_model::link::{LinkKey, LinksId};
 use mccs_model::rate_limit::Pace;
 use mccs_registry::Registry;
-use mccs_telemetry::placed::Chosen;
 use mccs_telemetry::profile::Noted;
-use mccs_transport::{FlowPath, TransportError};
+use mccs_transport::TransportError;
 
 use super::ProxyEngine;
 use super::comm::{Comm, Failure};
 use super::reply_to::{OperatorAnswer, Reconfigured, ReplyTo};
-use super::schedule_cache::ScheduleCache;
-use crate::transport::links::{NextEpoch, PaceHere, PathAssignment};
+use super::strategies::{Decided, Next, Proposal};
+use crate::transport::links::{NextEpoch, PaceHere};
 
 /// Time that hosts have to prepare for a change. Shorter than the operator waits for an answer.
 pub(super) const PREPARE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -51,90 +49,14 @@ const AGREEMENT_TIME: Duration = Duration::from_millis(20);
 const WINDOW_MIN: u32 = 2;
 /// Largest window that is chosen.
 const WINDOW_MAX: u32 = 4096;
-/// Changes that are decided and not in force. Each holds links.
-const DECIDED_MAX: usize = 8;
-
-/// A strategy that is not in force yet.
-struct Next {
-    epoch: u32,
-    schedules: ScheduleCache,
-    assignment: Arc<PathAssignment>,
-}
-
-struct Preparing {
-    next: Next,
-    window: u32,
-    /// Transport engines that have not made its links.
-    engines_left: usize,
-}
-
-/// Strategies of a communicator besides the one in force.
-pub(super) struct Changes {
-    /// Of the strategy in force.
-    assignment: Arc<PathAssignment>,
-    /// With the first operation of each; ascending, also by number.
-    decided: VecDeque<(u64, Next)>,
-    preparing: Option<Preparing>,
-    /// No collective from this number on may start before the change is decided.
-    limit: Option<u64>,
-    reply_to: Option<ReplyTo>,
-    /// An operator has asked for it, not the controller.
-    is_by_hand: bool,
-}
-
-impl Changes {
-    /// None, after a first strategy with these paths.
-    pub(super) fn new(assignment: Arc<PathAssignment>) -> Self {
-        Changes {
-            assignment,
-            decided: VecDeque::new(),
-            preparing: None,
-            limit: None,
-            reply_to: None,
-            is_by_hand: false,
-        }
-    }
-
-    /// Whether collective number `number` may start.
-    pub(super) fn allow(&self, number: u64) -> bool {
-        self.limit.is_none_or(|limit| number < limit)
-    }
-
-    /// The communicator has failed: whoever waits is told.
-    pub(super) fn end(&mut self) {
-        self.reply_to = None;
-    }
-}
 
 impl Comm {
-    /// What the last change that is decided, or else the strategy in force, with `change` comes to.
-    fn next(&self, change: &StrategyChange, epoch: u64) -> Result<Next, Refused> {
-        if change.is_of_gpus() {
-            return Err("large_from, ll128 and max_ctas are for communicators whose collectives GPUs carry out".into());
-        }
-        let (_, schedules, assignment) = self.last_decided();
-        let number = u32::try_from(epoch).ok().filter(|epoch| *epoch <= EPOCH_MAX);
-        let number = number.ok_or_else(|| Refused::own(format!("a communicator has at most {EPOCH_MAX} changes")))?;
-        let schedules = schedules.changed(change, epoch).map_err(|error| error.to_string())?;
-        let channels = schedules.strategy().ring_orders.len();
-        let assignment = Arc::new(changed_assignment(assignment, change, channels, &self.info.hosts)?);
-        Ok(Next { epoch: number, schedules, assignment })
-    }
-
     /// Whether its strategy may change now, from one that whoever wants it may expect.
     fn may_change(&self, expected: Option<u64>) -> Result<(), Refused> {
         if self.failure.is_some() {
             return Err(Refused::own("the communicator has failed"));
         }
-        if self.changes.reply_to.is_some() {
-            return Err(Refused::own("another change is being decided"));
-        }
-        match self.last_decided().0 {
-            last if expected.is_some_and(|expected| expected != last) => {
-                Err(Refused::own(format!("its strategy is number {last} meanwhile")))
-            }
-            _ => Ok(()),
-        }
+        self.strategies.may_change(self.info.epoch.load(Ordering::Relaxed), expected)
     }
 
     /// Changes what ranks on GPUs run their collectives by: who has not called an operation yet runs it under the new strategy, and all
@@ -145,30 +67,12 @@ impl Comm {
         Ok(Reconfigured { epoch, cut: from.saturating_sub(1) })
     }
 
-    /// The strategy that was decided last, and its paths.
-    fn last_decided(&self) -> (u64, &ScheduleCache, &PathAssignment) {
-        match self.changes.decided.back() {
-            Some((_, next)) => (next.epoch.into(), &next.schedules, &next.assignment),
-            None => (self.info.epoch.load(Ordering::Relaxed), &self.schedules, &self.changes.assignment),
-        }
-    }
-
     /// Tells who watches what was decided last.
     pub(super) fn tell_chosen(&self) {
-        let Some(placed) = &self.info.placed else { return };
-        let (epoch, schedules, assignment) = self.last_decided();
-        let host = |place: u16| self.info.hosts.get(usize::from(place)).cloned().unwrap_or_default();
-        let flow = |((channel, from, to), path): (&(u16, u16, u16), &u16)| FlowChoice {
-            channel: (*channel).into(),
-            from: host(*from),
-            to: host(*to),
-            path: (*path).into(),
-        };
-        let mut flows: Vec<FlowChoice> = assignment.chosen.iter().map(flow).collect();
-        flows.sort_by(|a, b| (a.channel, &a.from, &a.to).cmp(&(b.channel, &b.from, &b.to)));
-        let (rings, algorithm) = (schedules.strategy().ring_orders.clone(), schedules.strategy().choice.into());
-        let paths = assignment.paths.iter().map(mccs_config::service::FlowPath::from).collect();
-        placed.set_chosen(Some(Chosen { epoch, rings, algorithm, transport: assignment.transport, paths, flows }));
+        if let Some(placed) = &self.info.placed {
+            let in_force = self.info.epoch.load(Ordering::Relaxed);
+            placed.set_chosen(Some(self.strategies.chosen(in_force, &self.info.hosts)));
+        }
     }
 
     /// Links of a strategy between this host and others, as one of the network's engines has them.
@@ -179,24 +83,22 @@ impl Comm {
             let wanted = |key: &&LinkKey| is_here(key.src) == sends && is_here(key.dst) != sends;
             links.iter().filter(own).filter(wanted).copied().collect()
         };
-        NextEpoch { epoch: next.epoch, assignment: Arc::clone(&next.assignment), sends: of(true), recvs: of(false) }
+        NextEpoch { epoch: next.epoch(), assignment: Arc::clone(next.assignment()), sends: of(true), recvs: of(false) }
     }
 
     /// Takes the strategy of the next collective. Returns the numbers of those that are over.
     fn take_next(&mut self) -> Vec<u32> {
         let (number, mut over) = (self.next_number(), Vec::new());
-        while let Some((_, next)) = self.changes.decided.pop_front_if(|(cut, _)| *cut <= number) {
-            self.put_in_force(next, &mut over);
+        while let Some(epoch) = self.strategies.take_next(number) {
+            over.extend(self.begin_epoch(epoch));
         }
         over
     }
 
-    fn put_in_force(&mut self, next: Next, over: &mut Vec<u32>) {
-        self.info.epoch.store(next.epoch.into(), Ordering::Relaxed);
-        (self.schedules, self.changes.assignment) = (next.schedules, next.assignment);
-        if let Some(span) = &mut self.span {
-            over.push(std::mem::replace(&mut span.network.epoch, next.epoch));
-        }
+    /// The strategy with this number is in force. Returns that of the one before, whose links go.
+    fn begin_epoch(&mut self, epoch: u32) -> Option<u32> {
+        self.info.epoch.store(epoch.into(), Ordering::Relaxed);
+        self.span.as_mut().map(|span| std::mem::replace(&mut span.network.epoch, epoch))
     }
 
     /// As many operations as may start while hosts agree.
@@ -204,48 +106,6 @@ impl Comm {
         let fits = AGREEMENT_TIME.as_nanos().checked_div(self.average_took.as_nanos());
         fits.map_or(WINDOW_MIN, |fits| u32::try_from(fits).unwrap_or(WINDOW_MAX).clamp(WINDOW_MIN, WINDOW_MAX))
     }
-}
-
-/// What a change makes of a strategy's paths through the network. `hosts` are the communicator's.
-fn changed_assignment(
-    assignment: &PathAssignment,
-    change: &StrategyChange,
-    channels: usize,
-    hosts: &[String],
-) -> Result<PathAssignment, String> {
-    let paths = change.paths.as_ref().map(|paths| paths.iter().map(FlowPath::from).collect());
-    let keeps_chosen = change.flows.is_none() && paths.is_none();
-    let mut changed = PathAssignment {
-        transport: change.transport.or(assignment.transport),
-        paths: paths.unwrap_or_else(|| assignment.paths.clone()),
-        chosen: assignment.chosen.clone(),
-        nics: Arc::clone(&assignment.nics),
-    };
-    if !keeps_chosen {
-        changed.chosen.clear();
-    }
-    if hosts.is_empty() && (change.paths.is_some() || change.flows.is_some() || change.transport.is_some()) {
-        return Err("all ranks of the communicator are on this host: it has no flows".into());
-    }
-    let place = |host: &String| {
-        let at = hosts.iter().position(|known| known == host);
-        at.ok_or_else(|| format!("the communicator has no ranks on host {host}; its hosts are {}", hosts.join(", ")))
-    };
-    for flow in change.flows.iter().flatten() {
-        let (from, to) = (place(&flow.from)?, place(&flow.to)?);
-        if from == to {
-            return Err(format!("host {} needs no flow to itself", flow.from));
-        }
-        if flow.channel as usize >= channels {
-            return Err(format!("there is no channel {}: the strategy has {channels}", flow.channel));
-        }
-        if flow.path as usize >= changed.paths.len() {
-            return Err(format!("there is no path {}: the strategy has {}", flow.path, changed.paths.len()));
-        }
-        let (channel, path) = (flow.channel as u16, flow.path as u16);
-        changed.chosen.insert((channel, from as u16, to as u16), path);
-    }
-    Ok(changed)
 }
 
 impl ProxyEngine {
@@ -267,7 +127,8 @@ impl ProxyEngine {
             let changed = may_change.and_then(|()| live.change_direct(direct, change));
             return reply_to.answer(changed.map(OperatorAnswer::Reconfigured));
         }
-        let next = may_change.and_then(|()| live.next(change, live.info.epoch.load(Ordering::Relaxed) + 1));
+        let epoch = live.info.epoch.load(Ordering::Relaxed) + 1;
+        let next = may_change.and_then(|()| live.strategies.next(change, epoch, &live.info.hosts));
         let (next, body) = match (next, serde_json::to_vec(change).ok().and_then(|json| ChangeBody::new(&json))) {
             (Ok(next), Some(body)) => (next, body),
             (Err(reason), _) => return reply_to.answer(Err(reason)),
@@ -276,12 +137,13 @@ impl ProxyEngine {
         match (&live.span, &mut self.setups) {
             (Some(span), Some(setups)) => {
                 let (comm, window) = (span.comm.clone(), window.unwrap_or_else(|| live.window()));
-                (live.changes.reply_to, live.changes.is_by_hand) = (Some(reply_to), expected.is_none());
+                live.strategies.propose(Proposal { reply_to, is_by_hand: expected.is_none() });
                 setups.ask(Request::Propose { comm, window, body, timeout: PREPARE_TIMEOUT });
             }
             _ => {
-                let epoch = next.epoch.into();
-                live.put_in_force(next, &mut Vec::new());
+                let epoch = live.strategies.put_in_force(next);
+                live.begin_epoch(epoch);
+                let epoch = epoch.into();
                 reply_to.answer(Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut: live.next_number() })));
             }
         }
@@ -290,9 +152,9 @@ impl ProxyEngine {
     /// The exchange would not propose a change.
     pub(super) fn proposal_refused(&mut self, comm: &CommId, reason: &Text) {
         let live = self.comms.called(comm).and_then(|comm| self.comms.get_mut(comm));
-        if let Some(reply_to) = live.and_then(|live| live.changes.reply_to.take()) {
+        if let Some(proposal) = live.and_then(|live| live.strategies.take_proposal()) {
             // It looks at the communicator alone.
-            reply_to.answer(Err(Refused::own(reason.as_str())));
+            proposal.reply_to.answer(Err(Refused::own(reason.as_str())));
         }
     }
 
@@ -310,18 +172,14 @@ impl ProxyEngine {
         let has_ended = || Refused::own("the communicator has ended here");
         let comm = self.comms.called(id).ok_or_else(has_ended)?;
         let live = self.comms.get_mut(comm).ok_or_else(has_ended)?;
-        if live.changes.decided.len() >= DECIDED_MAX {
-            return Err(Refused::own(format!("{DECIDED_MAX} changes wait for their first operation already")));
-        }
+        live.strategies.check_room()?;
         let body = serde_json::from_slice(body.bytes()).map_err(|error| format!("it cannot be read: {error}"))?;
-        let next = live.next(&body, change)?;
-        let links = next.schedules.links().map_err(|error| error.to_string())?;
-        let key = |(channel, src, dst)| LinkKey { epoch: next.epoch, channel, src, dst };
-        let links: Vec<_> = links.into_iter().map(key).collect();
+        let next = live.strategies.next(&body, change, &live.info.hosts)?;
+        let links = next.links().map_err(|error| error.to_string())?;
         let span = live.span.as_ref().ok_or_else(|| Refused::own("the communicator has no other hosts"))?;
         let engines = span.network.engines.len();
         self.transports.prepare_epoch(&span.network, |engine| live.links_of(&next, engine, engines, &links));
-        live.changes.preparing = Some(Preparing { next, window, engines_left: engines });
+        live.strategies.prepare(next, window, engines);
         Ok(())
     }
 
@@ -331,18 +189,12 @@ impl ProxyEngine {
         let Some(live) = comm.and_then(|comm| self.comms.get_mut(comm)) else { return };
         let (Some(span), launched) = (&live.span, live.next_number()) else { return };
         let (id, change) = (span.comm.clone(), u64::from(epoch));
-        let Some(preparing) = live.changes.preparing.as_mut().filter(|preparing| preparing.next.epoch == epoch) else {
+        if !live.strategies.prepares(epoch) {
             return;
-        };
+        }
         let request = match made {
-            Ok(()) => {
-                preparing.engines_left = preparing.engines_left.saturating_sub(1);
-                if preparing.engines_left > 0 {
-                    return;
-                }
-                live.changes.limit = Some(launched.saturating_add(preparing.window.into()));
-                Request::Prepared { comm: id, change, launched }
-            }
+            Ok(()) if live.strategies.engine_prepared(launched) => Request::Prepared { comm: id, change, launched },
+            Ok(()) => return,
             Err(error) => {
                 // What was made stays until all know why it is not to be: a host that found it closed would say so, and be heard first.
                 let whose = if error.is_of_way() { Whose::Change } else { Whose::Communicator };
@@ -359,36 +211,23 @@ impl ProxyEngine {
         let Some(live) = self.comms.sound_mut(comm) else { return };
         let Some(network) = live.span.as_ref().map(|span| span.network.clone()) else { return };
         let started = live.next_number();
-        let (changes, mut over) = (&mut live.changes, Vec::new());
-        changes.limit = None;
-        let preparing = changes.preparing.take();
-        let answer = match decision {
-            Decision::Commit { cut } => {
-                let prepared = preparing.filter(|p| u64::from(p.next.epoch) == change && started <= cut);
-                let Some(Preparing { next, .. }) = prepared else {
-                    let message = format!("change {change} holds from {cut} on, for which this host is not prepared");
-                    return self.abort(comm, Failure::new(ErrorClass::Internal, message));
-                };
-                while let Some((_, never)) = changes.decided.pop_back_if(|(earlier, _)| *earlier >= cut) {
-                    over.push(never.epoch);
-                }
-                self.transports.set_pair_paths(&network, &next.assignment);
-                changes.decided.push_back((cut, next));
-                if let Some(placed) = live.info.placed.as_ref().filter(|_| changes.reply_to.is_some()) {
-                    placed.pin(changes.is_by_hand);
-                }
-                live.tell_chosen();
-                self.registry.note_comms();
-                Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch: change, cut }))
-            }
-            Decision::Abort { refusal } => {
-                over.extend(preparing.map(|preparing| preparing.next.epoch));
-                Err(Refused::from(&refusal))
-            }
+        let Decided { chosen, over, proposal } = match live.strategies.decide(change, &decision, started) {
+            Ok(decided) => decided,
+            Err(message) => return self.abort(comm, Failure::new(ErrorClass::Internal, message)),
         };
-        let reply_to = self.comms.get_mut(comm).and_then(|live| live.changes.reply_to.take());
-        if let Some(reply_to) = reply_to {
-            reply_to.answer(answer);
+        if let Some(assignment) = &chosen {
+            self.transports.set_pair_paths(&network, assignment);
+            if let (Some(placed), Some(proposal)) = (&live.info.placed, &proposal) {
+                placed.pin(proposal.is_by_hand);
+            }
+            live.tell_chosen();
+            self.registry.note_comms();
+        }
+        if let Some(proposal) = proposal {
+            proposal.reply_to.answer(match decision {
+                Decision::Commit { cut } => Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch: change, cut })),
+                Decision::Abort { refusal } => Err(Refused::from(&refusal)),
+            });
         }
         self.transports.end_epochs(&network, &over);
         self.may_start(comm);
@@ -428,45 +267,5 @@ impl Comm {
             placed.pace_use.foresee(burst);
             registry.note_burst();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use mccs_config::service::TransportKind;
-
-    use super::*;
-
-    fn change(toml: &str) -> StrategyChange {
-        StrategyChange::parse(toml, "change.toml").unwrap()
-    }
-
-    #[test]
-    fn ways_are_kept_replaced_or_refused() {
-        let hosts = ["a".to_owned(), "b".to_owned()];
-        let first =
-            change("[[path]]\ndscp = 1\n[[path]]\ndscp = 2\n[[flow]]\nchannel = 0\nfrom = 'a'\nto = 'b'\npath = 1");
-        let made = changed_assignment(&PathAssignment::default(), &first, 2, &hosts).unwrap();
-        assert_eq!((made.paths.len(), made.chosen.get(&(0, 0, 1))), (2, Some(&1)));
-        assert_eq!(changed_assignment(&made, &change("algorithm = 'ring'"), 2, &hosts).unwrap(), made);
-        assert!(changed_assignment(&made, &change("[[path]]\ndscp = 3"), 2, &hosts).unwrap().chosen.is_empty());
-        let flow = |from: &str, to: &str, channel: u32, path: u32| {
-            let text = format!("[[flow]]\nchannel = {channel}\nfrom = {from:?}\nto = {to:?}\npath = {path}");
-            changed_assignment(&made, &change(&text), 2, &hosts)
-        };
-        assert_eq!(flow("b", "a", 1, 0).unwrap().chosen.into_iter().collect::<Vec<_>>(), [((1, 1, 0), 0)]);
-        assert!(flow("c", "a", 0, 0).unwrap_err().contains("its hosts are a, b"));
-        assert!(flow("a", "a", 0, 0).unwrap_err().contains("itself"));
-        assert!(flow("a", "b", 2, 0).unwrap_err().contains("channel 2"));
-        assert!(flow("a", "b", 0, 2).unwrap_err().contains("path 2"));
-        assert!(changed_assignment(&made, &first, 2, &[]).unwrap_err().contains("no flows"));
-        let rdma = changed_assignment(&made, &change("transport = 'rdma'"), 2, &hosts).unwrap();
-        assert_eq!(rdma, PathAssignment { transport: Some(TransportKind::Rdma), ..made.clone() });
-        assert_eq!(
-            changed_assignment(&rdma, &change("channels = 2"), 2, &hosts).unwrap(),
-            rdma,
-            "what is absent stays"
-        );
-        assert!(changed_assignment(&made, &change("transport = 'tcp'"), 2, &[]).unwrap_err().contains("no flows"));
     }
 }

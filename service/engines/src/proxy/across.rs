@@ -1,0 +1,59 @@
+//! What a communicator is made of that spans hosts.
+
+use std::sync::Arc;
+
+use mccs_exchange::protocol::{Membership, Name};
+use mccs_ipc::protocol::HostRun;
+use mccs_telemetry::placed::Placed;
+
+use super::comm::Span;
+use super::offer::Agreed;
+use super::setups::placed_ranks;
+use super::sites::{self, GpuPlace};
+use crate::transport::links::PathAssignment;
+
+/// See the module's documentation.
+pub(super) struct Across {
+    pub(super) span: Span,
+    pub(super) hosts: Vec<Name>,
+    /// As strategies take it.
+    pub(super) ranks_by_host: Vec<Vec<u32>>,
+    /// The GPU of every rank, if it is on one.
+    pub(super) gpus: Vec<Option<GpuPlace>>,
+    /// What its hosts have agreed on, and the paths that its flows take then.
+    pub(super) agreed: (Agreed, Arc<PathAssignment>),
+}
+
+impl Across {
+    pub(super) fn new(
+        span: Span,
+        membership: Membership,
+        gpus: Vec<Option<GpuPlace>>,
+        agreed: (Agreed, Arc<PathAssignment>),
+    ) -> Self {
+        Across { span, ranks_by_host: ranks_by_host(&membership), hosts: membership.hosts, gpus, agreed }
+    }
+
+    /// As a controller sees it.
+    pub(super) fn placed(&self) -> Placed {
+        let hosts = placed_ranks(&self.hosts, &self.ranks_by_host, &self.gpus);
+        Placed::new(self.span.comm.clone(), hosts)
+    }
+
+    /// See [`sites::host_runs`].
+    pub(super) fn host_runs(&self) -> Vec<HostRun> {
+        let mut ranks: Vec<_> = self.gpus.iter().map(|gpu| (0, *gpu)).collect();
+        for (host, of_host) in (0..).zip(&self.ranks_by_host) {
+            of_host.iter().for_each(|rank| ranks[*rank as usize].0 = host);
+        }
+        sites::host_runs(&ranks)
+    }
+}
+
+fn ranks_by_host(membership: &Membership) -> Vec<Vec<u32>> {
+    let mut ranks = vec![Vec::new(); membership.hosts.len()];
+    for (rank, host) in (0..).zip(&membership.host_of_rank) {
+        ranks[usize::from(*host)].push(rank);
+    }
+    ranks
+}
