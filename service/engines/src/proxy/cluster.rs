@@ -111,9 +111,7 @@ impl ProxyEngine {
         for (key, failure, is_known) in requests {
             if is_known {
                 // The others here are answered when the exchange says that it has ended.
-                self.setups.iter_mut().for_each(|setups| {
-                    setups.ask(Request::Withdraw { key: key.clone(), failure: failure.clone() });
-                });
+                self.ask_exchange(Request::Withdraw { key, failure });
             } else {
                 self.end_setup(&key, failure.class, failure.message.as_str());
             }
@@ -163,7 +161,7 @@ impl ProxyEngine {
             Event::Inquiry { comm, from, question } => self.inquired(&comm, &from, question, now),
             Event::Account { from, question, body, .. } => self.accounted(&from, question, &body, now),
             Event::Wished { comm, from, question, body } => self.forwarded_request(comm, from, question, &body),
-            Event::Granted { comm, question, body } => self.response(&comm, question, &body),
+            Event::Granted { comm, question, body } => self.forwarded.answer(&comm, question, &body),
             Event::ProposalRefused { comm, reason } => self.proposal_refused(&comm, &reason),
         }
     }
@@ -260,9 +258,7 @@ impl ProxyEngine {
     /// A communicator is complete everywhere else, and cannot be here.
     fn end_complete(&mut self, key: &CommKey, comm: CommId, failure: exchange::Failure) {
         self.end_setup(key, failure.class, failure.message.as_str());
-        self.setups.iter_mut().for_each(|setups| {
-            setups.ask(Request::Fail { comm: comm.clone(), failure: failure.clone() });
-        });
+        self.ask_exchange(Request::Fail { comm, failure });
     }
 
     fn failed_elsewhere(&mut self, comm: &CommId, failure: &exchange::Failure) {
@@ -299,9 +295,7 @@ impl ProxyEngine {
     pub(super) fn never_begun(&mut self, span: Span, failure: &Failure) {
         self.transports.close_links(&span.network);
         let failure = exchange::Failure::new(failure.class, &*failure.message);
-        self.setups.iter_mut().for_each(|setups| {
-            setups.ask(Request::Fail { comm: span.comm.clone(), failure: failure.clone() });
-        });
+        self.ask_exchange(Request::Fail { comm: span.comm, failure });
     }
 
     /// All ranks of this host have left a communicator.

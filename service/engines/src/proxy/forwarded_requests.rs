@@ -16,9 +16,10 @@ use mccs_model::Refused;
 use serde::{Deserialize, Serialize};
 
 use super::ProxyEngine;
+use super::communicators::Communicators;
 use super::message::OperatorMessage;
 use super::reconfigure::PREPARE_TIMEOUT;
-use super::reply_to::{ForwardedRequest, OperatorAnswer, OperatorRequest, Reconfigured, ReplyTo};
+use super::reply_to::{ForwardedRequest, OperatorAnswer, OperatorRequest, OperatorResult, Reconfigured, ReplyTo};
 
 /// Time that the root's host has to answer: hosts agree within [`PREPARE_TIMEOUT`]. Shorter than the operator waits.
 const REQUEST_TIME: Duration = Duration::from_secs(PREPARE_TIMEOUT.as_secs() + 2);
@@ -66,6 +67,63 @@ impl ForwardedRequests {
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.waiting.values().map(|waiting| waiting.until).min()
     }
+
+    /// What to ask the root's host, whose answer `reply_to` waits for. None where it is refused, and answered here.
+    fn ask(&mut self, comm: CommId, request: &OperatorRequest, reply_to: ReplyTo, now: Instant) -> Option<Request> {
+        let body = serde_json::to_vec(request).ok().and_then(|json| ChangeBody::new(&json));
+        let refusal = match body {
+            None => "the change is too long to be told to other hosts".to_owned(),
+            Some(_) if self.waiting.len() >= REQUESTS_MAX => {
+                format!("{REQUESTS_MAX} changes wait for other hosts; try again")
+            }
+            Some(body) => {
+                self.next += 1;
+                let (question, until) = (self.next, now + REQUEST_TIME);
+                self.waiting.insert(question, Waiting { reply_to, comm: comm.clone(), until });
+                return Some(Request::Wish { comm, question, body });
+            }
+        };
+        reply_to.answer(Err(refusal.into()));
+        None
+    }
+
+    /// The root's host has answered.
+    pub(super) fn answer(&mut self, comm: &CommId, question: u64, body: &AccountBody) {
+        if let Some(waiting) = self.waiting.remove(&question).filter(|waiting| waiting.comm == *comm) {
+            waiting.reply_to.answer(ForwardedResponse::read(body, &comm.root).map_err(Refused::from));
+        }
+    }
+
+    /// Operators wait no longer than they would anyway, nor for a communicator that has ended.
+    pub(super) fn end_late(&mut self, comms: &Communicators, now: Instant) {
+        let lives = |comm: &CommId| {
+            comms.called(comm).and_then(|comm| comms.get(comm)).is_some_and(|live| live.failure.is_none())
+        };
+        for (_, Waiting { reply_to, comm, until }) in
+            self.waiting.extract_if(.., |_, waiting| waiting.until <= now || !lives(&waiting.comm))
+        {
+            let reason = match until <= now {
+                true => format!(
+                    "host {} has not answered within {REQUEST_TIME:?}: `mccsctl communicators` says which strategy is in force",
+                    comm.root
+                ),
+                false => "the communicator has ended".to_owned(),
+            };
+            reply_to.answer(Err(reason.into()));
+        }
+    }
+}
+
+/// What to tell the host of an operator, whose request has become this. None where no message holds it.
+pub(super) fn response(request: ForwardedRequest, answer: OperatorResult) -> Option<Request> {
+    let response = match answer {
+        Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut })) => ForwardedResponse::Reconfigured { epoch, cut },
+        Ok(_) => ForwardedResponse::Done,
+        Err(refused) => ForwardedResponse::Refused { reason: Text::new(refused.reason).as_str().to_owned() },
+    };
+    let body = AccountBody::new(&serde_json::to_vec(&response).ok()?)?;
+    let ForwardedRequest { comm, from: to, question } = request;
+    Some(Request::Grant { comm, to, question, body })
 }
 
 impl ProxyEngine {
@@ -78,10 +136,14 @@ impl ProxyEngine {
         let Some(live) = live else {
             return reply_to.answer(Err(format!("there is no communicator {number} here").into()));
         };
-        let far = live.span.as_ref().map(|span| span.comm.clone());
-        match far.filter(|comm| !self.setups.as_ref().is_some_and(|setups| setups.is_own(&comm.root))) {
+        let id = live.span.as_ref().map(|span| span.comm.clone());
+        match id.filter(|comm| !self.setups.as_ref().is_some_and(|setups| setups.is_own(&comm.root))) {
             Some(_) if live.failure.is_some() => reply_to.answer(Err("the communicator has failed".into())),
-            Some(comm) => self.ask_root(comm, request, reply_to, now),
+            Some(comm) => {
+                if let Some(wish) = self.forwarded.ask(comm, request, reply_to, now) {
+                    self.ask_exchange(wish);
+                }
+            }
             None => self.carry_out(number, request, reply_to),
         }
     }
@@ -107,22 +169,6 @@ impl ProxyEngine {
         Ok(())
     }
 
-    fn ask_root(&mut self, comm: CommId, request: &OperatorRequest, reply_to: ReplyTo, now: Instant) {
-        let body = serde_json::to_vec(request).ok().and_then(|json| ChangeBody::new(&json));
-        let Some(body) = body else {
-            return reply_to.answer(Err("the change is too long to be told to other hosts".into()));
-        };
-        if self.forwarded.waiting.len() >= REQUESTS_MAX {
-            return reply_to.answer(Err(format!("{REQUESTS_MAX} changes wait for other hosts; try again").into()));
-        }
-        self.forwarded.next += 1;
-        let question = self.forwarded.next;
-        self.forwarded.waiting.insert(question, Waiting { reply_to, comm: comm.clone(), until: now + REQUEST_TIME });
-        self.setups.iter_mut().for_each(|setups| {
-            setups.ask(Request::Wish { comm: comm.clone(), question, body: body.clone() });
-        });
-    }
-
     /// An operator on another host wants something of a communicator whose root is here.
     pub(super) fn forwarded_request(&mut self, comm: CommId, from: Name, question: u64, body: &ChangeBody) {
         let number = self.comms.called(&comm).and_then(|handle| self.comms.get(handle)).map(|live| live.info.number);
@@ -137,56 +183,6 @@ impl ProxyEngine {
             (None, _) => reply_to.answer(Err("the communicator has ended there".into())),
             (_, Err(reason)) => reply_to.answer(Err(reason.into())),
         }
-    }
-
-    /// What has become of it.
-    pub(super) fn respond(&mut self, request: ForwardedRequest, answer: Result<OperatorAnswer, Refused>) {
-        let response = match answer {
-            Ok(OperatorAnswer::Reconfigured(Reconfigured { epoch, cut })) => {
-                ForwardedResponse::Reconfigured { epoch, cut }
-            }
-            Ok(_) => ForwardedResponse::Done,
-            Err(refused) => ForwardedResponse::Refused { reason: Text::new(refused.reason).as_str().to_owned() },
-        };
-        let Some(body) = serde_json::to_vec(&response).ok().and_then(|json| AccountBody::new(&json)) else { return };
-        let ForwardedRequest { comm, from: to, question } = request;
-        self.setups.iter_mut().for_each(|setups| {
-            let (comm, to, body) = (comm.clone(), to.clone(), body.clone());
-            setups.ask(Request::Grant { comm, to, question, body });
-        });
-    }
-
-    /// The root's host has answered.
-    pub(super) fn response(&mut self, comm: &CommId, question: u64, body: &AccountBody) {
-        let Some(waiting) = self.forwarded.waiting.remove(&question).filter(|waiting| waiting.comm == *comm) else {
-            return;
-        };
-        waiting.reply_to.answer(ForwardedResponse::read(body, &comm.root).map_err(Refused::from));
-    }
-
-    /// Operators wait no longer than they would anyway, nor for a communicator that has ended.
-    pub(super) fn end_late_requests(&mut self, now: Instant) {
-        if self.forwarded.waiting.is_empty() {
-            return;
-        }
-        let mut waiting = std::mem::take(&mut self.forwarded.waiting);
-        for (_, Waiting { reply_to, comm, until }) in
-            waiting.extract_if(.., |_, waiting| waiting.until <= now || !self.lives(&waiting.comm))
-        {
-            let reason = match until <= now {
-                true => format!(
-                    "host {} has not answered within {REQUEST_TIME:?}: `mccsctl communicators` says which strategy is in force",
-                    comm.root
-                ),
-                false => "the communicator has ended".to_owned(),
-            };
-            reply_to.answer(Err(reason.into()));
-        }
-        self.forwarded.waiting = waiting;
-    }
-
-    fn lives(&self, comm: &CommId) -> bool {
-        self.comms.called(comm).and_then(|comm| self.comms.get(comm)).is_some_and(|live| live.failure.is_none())
     }
 }
 

@@ -286,8 +286,19 @@ impl ProxyEngine {
             OperatorMessage::Request { number, request, reply_to } => {
                 self.operator_request(number, &request, reply_to, now);
             }
-            OperatorMessage::ForwardedResponse { request, answer } => self.respond(request, answer),
+            OperatorMessage::ForwardedResponse { request, answer } => {
+                if let Some(grant) = forwarded_requests::response(request, answer) {
+                    self.ask_exchange(grant);
+                }
+            }
             OperatorMessage::WhyStuck { number, looks, reply_to } => self.why_stuck(number, looks, reply_to, now),
+        }
+    }
+
+    /// Asks the exchange, where there are other hosts.
+    fn ask_exchange(&mut self, request: Request) {
+        if let Some(setups) = &mut self.setups {
+            setups.ask(request);
         }
     }
 
@@ -485,7 +496,7 @@ impl Engine for ProxyEngine {
         self.end_late(cx.now);
         self.end_late_direct(cx.now);
         self.end_late_diagnostics(cx.now);
-        self.end_late_requests(cx.now);
+        self.forwarded.end_late(&self.comms, cx.now);
         if handled > 0 || backlog || !self.work.is_empty() {
             Progress::Busy
         } else {

@@ -162,9 +162,7 @@ impl ProxyEngine {
     pub(super) fn prepare_change(&mut self, id: &CommId, change: u64, window: u32, body: &ChangeBody) {
         if let Err(Refused { whose, reason }) = self.begin_to_prepare(id, change, window, body) {
             let (comm, refusal) = (id.clone(), Refusal { whose, reason: Text::new(reason) });
-            self.setups.iter_mut().for_each(|setups| {
-                setups.ask(Request::Refuse { comm: comm.clone(), change, refusal: refusal.clone() });
-            });
+            self.ask_exchange(Request::Refuse { comm, change, refusal });
         }
     }
 
@@ -202,7 +200,7 @@ impl ProxyEngine {
                 Request::Refuse { comm: id, change, refusal }
             }
         };
-        self.setups.iter_mut().for_each(|setups| setups.ask(request.clone()));
+        self.ask_exchange(request);
     }
 
     /// A change is decided on all hosts.
