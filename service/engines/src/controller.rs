@@ -312,7 +312,7 @@ impl ControllerEngine {
         true
     }
 
-    fn carry_out(&mut self, outputs: impl IntoIterator<Item = AgentOutput>) {
+    fn execute(&mut self, outputs: impl IntoIterator<Item = AgentOutput>) {
         for output in outputs {
             match output {
                 AgentOutput::Tell(message) => self.tell(self.agent.controller().clone(), message.encode()),
@@ -343,7 +343,7 @@ impl ControllerEngine {
         if words.iter().any(|word| !word.answers) {
             self.enqueue(Request::TestLinks);
             let output = self.agent.suspects();
-            self.carry_out(output);
+            self.execute(output);
         }
         words.into_iter().for_each(|word| self.probes.hear(word, now));
         let verdicts = self.probes.poll(now);
@@ -354,7 +354,7 @@ impl ControllerEngine {
     fn tell_paths(&mut self, verdicts: Vec<Verdict>) {
         for Verdict { peer, path, answers } in verdicts {
             let output = self.agent.path(&peer, (&path).into(), answers);
-            self.carry_out(output);
+            self.execute(output);
         }
     }
 
@@ -362,7 +362,7 @@ impl ControllerEngine {
     fn look_at_interfaces(&mut self, cx: &Context) {
         if self.interfaces.changed(cx.is_readable, cx.now) {
             let output = self.agent.has_interfaces(self.interfaces.all(cx.now));
-            self.carry_out(output);
+            self.execute(output);
         }
     }
 
@@ -371,7 +371,7 @@ impl ControllerEngine {
         let has_comms = !self.here.is_empty();
         if self.agent.next_look(has_comms, now).is_some_and(|at| at <= now) {
             let output = self.agent.look_at_rates(&self.registry.flows.paths(), has_comms, now);
-            self.carry_out(output);
+            self.execute(output);
         }
     }
 
@@ -466,7 +466,7 @@ impl ControllerEngine {
             }
             ControllerInput::Acted(act) => {
                 let told = self.agent.acted(act);
-                self.carry_out(told);
+                self.execute(told);
             }
             ControllerInput::Request { request, by, reply_to } => match &mut self.role {
                 Some(role) => {
@@ -494,7 +494,7 @@ impl ControllerEngine {
             (Ok(message), _) => {
                 self.look();
                 match self.agent.hear(from, message, now) {
-                    Ok(outputs) => return self.carry_out(outputs),
+                    Ok(outputs) => return self.execute(outputs),
                     Err(refusal) => {
                         if refusal.has_asked {
                             let controller = refusal.controller.to_string();
@@ -611,7 +611,7 @@ impl Engine for ControllerEngine {
                     Err(reason) => Err(reason),
                 };
                 let outputs = self.agent.answered(question, made);
-                self.carry_out(outputs);
+                self.execute(outputs);
             }
             if let Some(input) = input {
                 self.take(input, cx.now);
@@ -626,7 +626,7 @@ impl Engine for ControllerEngine {
         let paces = self.agent.pace(&self.here, cx.now);
         let common = |(common_ns, error): (u64, Duration)| CommonTime { common_ns, error_ns: error.as_nanos() as u64 };
         self.registry.set_clock(self.agent.common_time(cx.now).map(common), cx.now);
-        self.carry_out(paces);
+        self.execute(paces);
         self.look_at_rates(cx.now);
         self.look_at_interfaces(cx);
         self.report();

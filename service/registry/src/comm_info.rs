@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::protocol::HostRun;
 use mccs_ipc::types::{CollectiveKind, UniqueId};
+use mccs_telemetry::counter_sanity::CounterSanity;
 use mccs_telemetry::failed::FailedView;
 use mccs_telemetry::placed::Placed;
-use mccs_telemetry::plausible::Plausible;
 use mccs_telemetry::straggler;
 use mccs_telemetry::traffic::{PairSide, RecentTraffic, TenantTraffic, traffic};
 
@@ -110,9 +110,9 @@ pub struct CommInfo {
     /// What a controller has to know, where there are other hosts.
     pub placed: Option<Placed>,
     /// What was told of what its ranks say of collectives.
-    pub plausible: Plausible,
+    pub operation_sanity: CounterSanity,
     /// The same of point-to-point pairs.
-    pub plausible_pairs: Plausible,
+    pub pair_sanity: CounterSanity,
 }
 
 impl CommInfo {
@@ -360,7 +360,7 @@ impl CommInfo {
         let layout = self.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
         let bytes_max =
             layout.map_or(GPU_PAYLOAD_MAX, |layout| u64::from(layout.nranks) * u64::from(layout.slot_bytes));
-        let (operations, bytes) = self.plausible.told(Instant::now(), (operations, bytes), bytes_max);
+        let (operations, bytes) = self.operation_sanity.told(Instant::now(), (operations, bytes), bytes_max);
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (pairs, pair_bytes) = self.pairs_on_gpus();
         let operations = operations.saturating_add(pairs);
@@ -379,7 +379,7 @@ impl CommInfo {
         let Some(direct) = &self.direct else { return (0, 0) };
         let add = |all: (u64, u64), sent: (u64, u64)| (all.0.saturating_add(sent.0), all.1.saturating_add(sent.1));
         let sent = self.rank_numbers().map(|rank| direct.sent(rank)).fold((0, 0), add);
-        self.plausible_pairs.told(Instant::now(), sent, GPU_PAYLOAD_MAX)
+        self.pair_sanity.told(Instant::now(), sent, GPU_PAYLOAD_MAX)
     }
 
     /// Average bus bandwidth while busy, in GB/s.

@@ -6,6 +6,7 @@
 //! The most important: [`recorder::Recorder`], what an engine did last; [`flows::FlowTable`], what goes to and from other hosts;
 //! [`stuck::StuckReport`], why a communicator does not go on.
 
+pub mod counter_sanity;
 pub mod failed;
 pub mod flows;
 pub mod histogram;
@@ -13,7 +14,6 @@ mod host;
 pub mod late;
 mod log_budget;
 pub mod placed;
-pub mod plausible;
 pub mod profile;
 pub mod recorder;
 pub mod straggler;

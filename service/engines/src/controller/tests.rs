@@ -189,7 +189,7 @@ fn the_last_pace_of_a_communicator_is_the_last_that_engines_hear_of() {
     };
     for cap_bps in 0..4 {
         let pace = mccs_model::rate_limit::Pace { cap_bps: Some(cap_bps), ..Default::default() };
-        engine.carry_out([AgentOutput::Pace { comm: comm.clone(), pace }]);
+        engine.execute([AgentOutput::Pace { comm: comm.clone(), pace }]);
         if cap_bps == 1 {
             // There is room for one of them.
             hear();

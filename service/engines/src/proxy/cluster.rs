@@ -269,8 +269,8 @@ impl ProxyEngine {
         let mut failure = failure_of(failure);
         if failure.class == ErrorClass::Timeout {
             // The host that waited for too long does not know which ranks here it waited for.
-            let far = self.inflight.remote(handle);
-            let mut silent = self.comms.get(handle).map_or_else(Vec::new, |live| live.silent(&far));
+            let remote = self.inflight.remote(handle);
+            let mut silent = self.comms.get(handle).map_or_else(Vec::new, |live| live.silent(&remote));
             silent.push(failure.message.to_string());
             failure = Failure::new(failure.class, silent.join("; "));
         }

@@ -141,10 +141,10 @@ impl Diagnostics {
 }
 
 impl Comm {
-    /// `far` are operations whose peers are on other hosts; `gpus` is how far GPUs were, twice, where ranks use them themselves.
+    /// `remote` are operations whose peers are on other hosts; `gpus` is how far GPUs were, twice, where ranks use them themselves.
     fn account(
         &self,
-        far: &[&Operation],
+        remote: &[&Operation],
         flows: Vec<FlowWait>,
         gpus: Option<&GpuProgress>,
         now: Instant,
@@ -155,9 +155,9 @@ impl Comm {
         let stall = gpus.and_then(|looks| self.gpu_stall(looks));
         let of = |(member, info): (&Member, &RankInfo)| {
             let pairs = pairs.remove(&member.rank).unwrap_or_default();
-            let waits_ms = self.waits_since_call(member, far).map(|since| now.saturating_duration_since(since));
+            let waits_ms = self.waits_since_call(member, remote).map(|since| now.saturating_duration_since(since));
             let waits_ms = waits_ms.map(|waits| waits.as_millis() as u64);
-            RankAccount { waits_ms, ..self.rank_account(member, info, far, (pairs, stall.as_ref())) }
+            RankAccount { waits_ms, ..self.rank_account(member, info, remote, (pairs, stall.as_ref())) }
         };
         let mut ranks: Vec<_> = self.members.iter().zip(&self.info.ranks).map(of).collect();
         ranks.sort_by_key(|rank| (rank.called, rank.rank));
@@ -182,15 +182,15 @@ impl Comm {
     }
 
     /// When the first of the calls was made in which a rank waits.
-    fn waits_since_call(&self, member: &Member, far: &[&Operation]) -> Option<Instant> {
-        self.calls(member, far).iter().map(|(call, _)| call.called_at).min()
+    fn waits_since_call(&self, member: &Member, remote: &[&Operation]) -> Option<Instant> {
+        self.calls(member, remote).iter().map(|(call, _)| call.called_at).min()
     }
 
     fn rank_account(
         &self,
         member: &Member,
         info: &RankInfo,
-        far: &[&Operation],
+        remote: &[&Operation],
         (mut pairs, stall): (Vec<PairAccount>, Option<&GpuStall>),
     ) -> RankAccount {
         let called = |info: &RankInfo| self.info.progress(info).enqueued;
@@ -199,7 +199,7 @@ impl Comm {
         let ahead = by_all.filter(|by_all| called(info) > *by_all && member.waiting.is_empty());
         let ahead = ahead.map(|by_all| format!("collective {by_all}, which not all ranks have called"));
         let on_gpu = stall.and_then(|stall| stall.waits_in.get(&member.rank).cloned());
-        let calls = self.calls(member, far);
+        let calls = self.calls(member, remote);
         let mut waits_in: Vec<_> = calls.iter().take(CALLS_TOLD_MAX).map(|(call, _)| describe(call)).collect();
         if calls.len() > CALLS_TOLD_MAX {
             waits_in.push(format!("and {} more", calls.len() - CALLS_TOLD_MAX));

@@ -144,12 +144,12 @@ impl ProxyEngine {
                     self.ask_exchange(wish);
                 }
             }
-            None => self.carry_out(number, request, reply_to),
+            None => self.execute(number, request, reply_to),
         }
     }
 
     /// What is wanted of a communicator whose root is here, or that has no other hosts.
-    fn carry_out(&mut self, number: u64, request: &OperatorRequest, reply_to: ReplyTo) {
+    fn execute(&mut self, number: u64, request: &OperatorRequest, reply_to: ReplyTo) {
         match request {
             OperatorRequest::Change { change, window } => self.reconfigure(number, change, (*window, None), reply_to),
             OperatorRequest::Unpin => {
@@ -179,7 +179,7 @@ impl ProxyEngine {
             let _ = own.send(OperatorMessage::ForwardedResponse { request: asked, answer }.into());
         });
         match (number, request) {
-            (Some(number), Ok(request)) => self.carry_out(number, &request, reply_to),
+            (Some(number), Ok(request)) => self.execute(number, &request, reply_to),
             (None, _) => reply_to.answer(Err("the communicator has ended there".into())),
             (_, Err(reason)) => reply_to.answer(Err(reason.into())),
         }

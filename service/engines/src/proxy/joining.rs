@@ -8,7 +8,7 @@ use mccs_ipc::types::{ErrorClass, UniqueId};
 use mccs_model::SetupError;
 use mccs_model::gathering::GatheringKey;
 use mccs_registry::{CommInfo, RankInfo, STAGED};
-use mccs_telemetry::plausible::{COLLECTIVE_TIME_MIN, MESSAGE_TIME_MIN, Plausible};
+use mccs_telemetry::counter_sanity::{COLLECTIVE_TIME_MIN, CounterSanity, MESSAGE_TIME_MIN};
 use mccs_telemetry::traffic::RecentTraffic;
 
 use super::ProxyEngine;
@@ -115,8 +115,8 @@ impl ProxyEngine {
             shm_exchange,
             direct,
             placed: across.as_ref().map(Across::placed),
-            plausible: Plausible::since(Instant::now(), COLLECTIVE_TIME_MIN),
-            plausible_pairs: Plausible::since(Instant::now(), MESSAGE_TIME_MIN),
+            operation_sanity: CounterSanity::since(Instant::now(), COLLECTIVE_TIME_MIN),
+            pair_sanity: CounterSanity::since(Instant::now(), MESSAGE_TIME_MIN),
         });
         if let Some(direct) = &info.direct {
             direct.set_communicator(info.number);

@@ -12,12 +12,12 @@ const RANKS_DESCRIBED_MAX: usize = 8;
 const AWAITS_HOSTS: &str = " for ranks of other hosts";
 
 impl Comm {
-    /// Who waits for what, and who has not called anything, in words. `far` are operations whose peers are on other hosts.
+    /// Who waits for what, and who has not called anything, in words. `remote` are operations whose peers are on other hosts.
     /// First those who called nothing, as messages are cut where they get too long.
-    pub(super) fn describe_wait(&self, far: &[&Operation]) -> String {
-        let mut ranks = self.silent(far);
+    pub(super) fn describe_wait(&self, remote: &[&Operation]) -> String {
+        let mut ranks = self.silent(remote);
         let of = |member: &Member| {
-            let calls = self.calls(member, far);
+            let calls = self.calls(member, remote);
             let calls: Vec<_> = calls.into_iter().map(|(call, more)| format!("{}{more}", describe(call))).collect();
             (!calls.is_empty()).then(|| format!("rank {} waits in {}", member.rank, calls.join(", ")))
         };
@@ -31,11 +31,11 @@ impl Comm {
     }
 
     /// Ranks of this host that have come to nothing, in words: they have called nothing, or are behind other work.
-    pub(super) fn silent(&self, far: &[&Operation]) -> Vec<String> {
+    pub(super) fn silent(&self, remote: &[&Operation]) -> Vec<String> {
         let of = |(member, info): (&Member, &RankInfo)| {
             let place = member.whole_started.saturating_add(self.info.rounds(info));
             let (rank, pid) = (member.rank, member.session.peer.pid);
-            let is_silent = !member.left && self.calls(member, far).is_empty();
+            let is_silent = !member.left && self.calls(member, remote).is_empty();
             is_silent.then(|| match member.waiting.front() {
                 Some(waiting) => {
                     let call = describe(&waiting.operation);
@@ -48,12 +48,16 @@ impl Comm {
     }
 
     /// What a rank waits in: what others have not called, and what runs with ranks of other hosts. With what to say of it.
-    pub(super) fn calls<'a>(&'a self, member: &'a Member, far: &[&'a Operation]) -> Vec<(&'a Operation, &'static str)> {
+    pub(super) fn calls<'a>(
+        &'a self,
+        member: &'a Member,
+        remote: &[&'a Operation],
+    ) -> Vec<(&'a Operation, &'static str)> {
         let begun = self
             .running
             .iter()
             .chain(&self.broken)
-            .chain(far.iter().copied())
+            .chain(remote.iter().copied())
             .map(|operation| (operation, AWAITS_HOSTS));
         let waiting = member.arrived().into_iter().chain(self.p2p.remote_waiting()).chain(self.p2p.unmatched());
         let all = begun.chain(waiting.map(|operation| (operation, "")));

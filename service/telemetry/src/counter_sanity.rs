@@ -22,16 +22,16 @@ struct Told {
 
 /// Operations and their payload as a tenant says: they never fall, and rise no faster than is possible.
 #[derive(Debug)]
-pub struct Plausible {
+pub struct CounterSanity {
     told: Mutex<Told>,
     time_min: Duration,
 }
 
-impl Plausible {
+impl CounterSanity {
     /// None until `now`, and then none in less than `time_min`.
     #[must_use]
     pub fn since(now: Instant, time_min: Duration) -> Self {
-        Plausible { told: Mutex::new(Told { at: now, operations: 0, bytes: 0 }), time_min }
+        CounterSanity { told: Mutex::new(Told { at: now, operations: 0, bytes: 0 }), time_min }
     }
 
     /// What to tell at `now` of what is said to have been done, in operations of at most `bytes_max` each.
@@ -56,13 +56,13 @@ mod tests {
     #[test]
     fn what_is_said_is_told_as_far_as_it_can_be_true() {
         let begin = Instant::now();
-        let (plausible, at) = (Plausible::since(begin, COLLECTIVE_TIME_MIN), |ms| begin + Duration::from_millis(ms));
-        assert_eq!(plausible.told(at(1), (1000, 8000), 8), (1000, 8000));
+        let (sanity, at) = (CounterSanity::since(begin, COLLECTIVE_TIME_MIN), |ms| begin + Duration::from_millis(ms));
+        assert_eq!(sanity.told(at(1), (1000, 8000), 8), (1000, 8000));
         // One that ends everything at once: ten operations a microsecond, of at most so many bytes.
-        assert_eq!(plausible.told(at(2), (u64::MAX, u64::MAX), 8), (11_000, 8 * 11_001));
+        assert_eq!(sanity.told(at(2), (u64::MAX, u64::MAX), 8), (11_000, 8 * 11_001));
         // Nothing falls, and who has told the truth again is believed as soon as it is more.
-        assert_eq!(plausible.told(at(3), (0, 0), 8), (11_000, 8 * 11_001));
-        assert_eq!(plausible.told(at(4), (12_000, 96_000), 8), (12_000, 96_000));
-        assert_eq!(plausible.told(at(4), (u64::MAX, 96_000), 8), (12_000, 96_000), "no time, no operations");
+        assert_eq!(sanity.told(at(3), (0, 0), 8), (11_000, 8 * 11_001));
+        assert_eq!(sanity.told(at(4), (12_000, 96_000), 8), (12_000, 96_000));
+        assert_eq!(sanity.told(at(4), (u64::MAX, 96_000), 8), (12_000, 96_000), "no time, no operations");
     }
 }
