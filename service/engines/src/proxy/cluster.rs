@@ -25,6 +25,7 @@ use super::joining::{of_two_families, shared_gpu};
 use super::offer::Agreed;
 use super::operation::{JoinRequest, ProxyReply};
 use super::setups::{Setup, gpus_of, peers_of};
+use crate::transport::links::PathAssignment;
 
 fn join_failed(request: JoinRequest, class: ErrorClass, message: &str) {
     let JoinRequest { request, tenant_comm, reply, .. } = request;
