@@ -8,7 +8,7 @@ use super::ranks::{Buffers, Place, Player, Rank, Role, enqueue, everybody};
 use super::{TENANTS, told, wait_until};
 
 pub const ROLES: &[(&str, Role)] = &[
-    ("combines_until_it_fails", combines_until_it_fails),
+    ("combines_until_a_part_fails", combines_until_it_fails),
     ("aborts_in_the_middle", aborts_in_the_middle),
     ("stays_away", stays_away),
 ];
@@ -120,7 +120,7 @@ fn nothing_is_left(hosts: &TestHosts, host: usize) {
 #[ignore = "needs a GPU"]
 fn ranks_of_every_service_hear_of_one_that_was_killed_between_stages() {
     let hosts = TestHosts::start(2, &settings(""));
-    let [mut here, mut there] = start("combines_until_it_fails", &hosts);
+    let [mut here, mut there] = start("combines_until_a_part_fails", &hosts);
     here.hears("is under way");
     there.kill();
     all_say(&here.ends_well(), "has gone");
@@ -145,7 +145,7 @@ fn ranks_of_every_service_hear_of_an_abort_between_stages() {
 #[ignore = "needs a GPU"]
 fn ranks_hear_of_a_service_that_ends_between_stages() {
     let mut hosts = TestHosts::start(2, &settings(""));
-    let [mut here, there] = start("combines_until_it_fails", &hosts);
+    let [mut here, there] = start("combines_until_a_part_fails", &hosts);
     here.hears("is under way");
     hosts.stop(1);
     all_say(&here.ends_well(), "h1");

@@ -154,7 +154,8 @@ pub fn play(roles: &[(&str, Role)]) {
         nranks: number(4),
         gpus: number(5) as usize,
     };
-    let (name, role) = roles.iter().find(|(name, _)| *name == words[0]).expect("a role that exists");
+    let called = roles.iter().filter(|(name, _)| *name == words[0]).collect::<Vec<_>>();
+    let [(name, role)] = called[..] else { panic!("{} roles are called {}", called.len(), words[0]) };
     if is_apart(&place) {
         return play_apart(name, *role, &place);
     }

@@ -113,7 +113,7 @@ int cuMemAlloc_v2(unsigned long long *address, size_t bytes) {
 WORKS(cuDevicePrimaryCtxRelease_v2) WORKS(cuCtxPopCurrent_v2) WORKS(cuStreamDestroy_v2) WORKS(cuModuleUnload)
 FAILS(cuDeviceCanAccessPeer) FAILS(cuDeviceGetP2PAttribute) FAILS(cuCtxGetCurrent) FAILS(cuCtxSynchronize) FAILS(cuCtxGetDevice)
 FAILS(cuCtxEnablePeerAccess) FAILS(cuMemGetInfo_v2) FAILS(cuMemFree_v2) FAILS(cuMemsetD8_v2) FAILS(cuMemsetD8Async) FAILS(cuMemcpyAsync) FAILS(cuMemcpyHtoD_v2)
-FAILS(cuMemcpyDtoH_v2) FAILS(cuMemGetAddressRange_v2) FAILS(cuPointerGetAttribute) FAILS(cuIpcGetMemHandle) FAILS(cuIpcOpenMemHandle_v2)
+FAILS(cuMemcpyDtoH_v2) FAILS(cuMemGetAddressRange_v2) FAILS(cuMemGetHandleForAddressRange) FAILS(cuPointerGetAttribute) FAILS(cuIpcGetMemHandle) FAILS(cuIpcOpenMemHandle_v2)
 FAILS(cuIpcCloseMemHandle) FAILS(cuIpcGetEventHandle) FAILS(cuIpcOpenEventHandle) FAILS(cuMemHostRegister_v2) FAILS(cuMemHostUnregister)
 FAILS(cuMemHostGetDevicePointer_v2) FAILS(cuStreamSynchronize) FAILS(cuStreamQuery) FAILS(cuStreamWaitEvent) FAILS(cuStreamWriteValue64_v2)
 FAILS(cuStreamWaitValue64_v2) FAILS(cuStreamBatchMemOp_v2) FAILS(cuLaunchHostFunc) FAILS(cuThreadExchangeStreamCaptureMode)
