@@ -81,6 +81,14 @@ def two_services(count):
     return nccl_time("cuda-service", "all_reduce", count, "a service a GPU, 2 H200s over TCP", lambda data: data["two_services"]["lines"])
 
 
+def across_hosts(operation, count):
+    places = by_place(load("nics-sockets")["runs"][0]["lines"])
+    ours, theirs = (places[operation, count][side] for side in ("mccs", "nccl"))
+    name = operation.replace("_", "-")
+    return (f"{name}, {size(count)}, 2 hosts of 2 H200s, TCP", f"{digits(ours)} us",
+            f"NCCL {load('nics-sockets')['runs'][0]['nccl']} over sockets: {digits(theirs)} us", theirs / ours)
+
+
 def joins(name, cards):
     sides = {line["side"]: statistics.median(line["usable_us"]) / 1000 for line in load(name)["lines"]}
     return (f"a further communicator is usable, {cards}", f"{digits(sides['mccs'])} ms",
@@ -181,6 +189,8 @@ ROWS = {
     "fsdp2-4": ("gpu-training", lambda: training("fsdp2:4", "FSDP2 of batch 4 (worst place)", 4)),
     "moe": ("gpu-training", lambda: training("moe:4", "mixture of experts", 4)),
     "two-services": ("gpu-service", lambda: two_services(128 << 20)),
+    "across-hosts": ("gpus-across-hosts", lambda: across_hosts("all_reduce", 16 << 20)),
+    "across-hosts-small": ("gpus-across-hosts", lambda: across_hosts("all_gather", 16)),
     "small-host": ("host-memory", lambda: host_memory("small", "all_reduce", 8, 2)),
     "middle-host": ("host-memory", lambda: host_memory("middle", "all_reduce", 16 << 20, 4)),
     "ring": ("service-cost", ring),
