@@ -69,7 +69,7 @@ def text_of(about, times, added):
     return (f"Calls on {about['machine']}, beside NCCL {about['nccl']}; commit {about['commit']}. All-reduce of floats, {about['nranks']} processes,\n"
             f"400 calls back to back. Times in us: median (quartiles) of up to {about['rounds'] * about['processes']} rounds.\n\n"
             + bench.table(["side", "bytes", "plugin", "a call takes the caller", "and the stream"], rows)
-            + "\n\nWhat a plugin that counts all events adds to 8 bytes, in percent of the round before or after:\n\n"
+            + "\n\nA plugin that counts all events adds so much to 8 bytes, in percent of the round before or after:\n\n"
             + bench.table(["side", "caller", "stream"], more) + "\n")
 
 

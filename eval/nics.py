@@ -34,7 +34,7 @@ NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_MNNVL_ENABLE": "0", "NCCL_SOCKET_IFNAME":
         "NCCL_GIN_TYPE": "0"}
 WAYS = {"gpudirect": {"NCCL_NET": "IB", "NCCL_NET_GDR_LEVEL": "SYS"}, "bounce": {"NCCL_NET": "IB", "NCCL_NET_GDR_LEVEL": "LOC"},
         "sockets": {"NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}}
-# What of a collective's bytes, as nccl-tests counts them, the busier host has to send.
+# The busier host sends this part of a collective's bytes, as nccl-tests counts them.
 CROSSING = {"all_reduce": 1, "all_gather": 1 / 2, "reduce_scatter": 1 / 2, "all_to_all": 1, "broadcast": 1}
 
 

@@ -179,7 +179,7 @@ impl ControlPage {
     /// Where tags begin.
     const TAGS_OFFSET: u64 = (Self::LARGE_OFFSET + LARGE_WORDS_BYTES).next_multiple_of(128);
 
-    /// Where times of calls begin.
+    /// Offset of the times of calls.
     const CALLS_OFFSET: u64 = (Self::TAGS_OFFSET + tags::TAGS_BYTES).next_multiple_of(128);
 
     /// Where kernels find the word that stops them.

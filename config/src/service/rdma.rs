@@ -194,7 +194,7 @@ impl Rdma {
         })
     }
 
-    /// What of a configuration keeps a service that may do without RDMA from it. One that requires it is refused with this.
+    /// The reason why RDMA cannot be used with this configuration, if there is one. A service that requires RDMA is refused with it.
     #[must_use]
     pub fn obstacle(&self, paths: &[FlowPath], tcp: &Tcp) -> Option<String> {
         let of_path = |(index, path): (usize, &FlowPath)| {

@@ -175,7 +175,7 @@ impl AllReduces<'_> {
 }
 
 impl Nccl {
-    /// What enqueues all-reduces.
+    /// The library's all-reduce.
     ///
     /// # Errors
     /// The library has none.

@@ -23,7 +23,7 @@ pub fn run_or_start(
     exit(program, rank.map_or_else(start, |rank| run(rank).with_context(|| format!("rank {rank}"))))
 }
 
-/// What a rank's process gets beside what all get.
+/// Environment and arguments of one rank's process, beside those of all.
 #[derive(Debug, Default)]
 pub struct Own {
     /// Arguments, behind the others.

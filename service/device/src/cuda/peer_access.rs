@@ -39,7 +39,7 @@ pub(crate) struct PeerAccess {
 }
 
 impl PeerAccess {
-    /// Asks the driver, and writes each pair. Takes some milliseconds a GPU. A GPU without memory to spare is believed what the driver says.
+    /// Asks the driver, and writes each pair. If the probes cannot be made, for lack of memory on one GPU, the driver's word counts for all.
     pub(crate) fn check(gpus: &[(Gpu, Context)]) -> Self {
         let claimed = |from: &Gpu, to: &Gpu| match from.reaches(to) {
             Ok(true) => Verdict::Reached,
