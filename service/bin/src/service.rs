@@ -95,7 +95,6 @@ impl Service {
                 |(gpus, sender, freeing)| (Ok(gpus), Some(sender), Some(freeing)),
             );
         let execution = settings.cuda_options.execution;
-        let direct_gpus = control_gpus.clone().filter(|_| execution == Execution::Ranks);
         let proxy_registry = Arc::clone(&registry);
         let (mut controller, words) = (None, Arc::default());
         let transport_factory =
@@ -146,7 +145,7 @@ impl Service {
             mailbox.waker().set(waker);
             let make_schedules = Box::new(make_schedules);
             let engine = ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, timeouts, cluster);
-            let engine = engine.with_lanes(lanes).with_gpu_proxy(direct_gpus).with_other(other);
+            let engine = engine.with_lanes(lanes).with_other(other, execution == Execution::Ranks);
             Box::new(engine.refusing_duplicate_gpus(refuses_duplicate_gpus))
         })?;
         let transports = Arc::new(start_transports(
@@ -275,7 +274,7 @@ fn start_gpus(
     runtimes.start_engine(runtime, |waker| {
         mailbox.waker().set(waker);
         let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), timeouts, None);
-        let engine = engine.with_lanes(lanes).with_device_events(events).with_other(other);
+        let engine = engine.with_lanes(lanes).with_device_events(events).with_other(other, false);
         Box::new(engine.refusing_duplicate_gpus(refuses_duplicate_gpus))
     })?;
     Ok(Ok((GpuProxy { lanes: opener, ids, groups, importer }, sender, freeing)))

@@ -6,7 +6,6 @@
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_model::SetupError;
 use mccs_registry::CommInfo;
-use mccs_runtime::Sender;
 
 use super::ProxyEngine;
 use super::comm::Failure;
@@ -14,43 +13,14 @@ use super::joining::refuse_all;
 use super::message::ProxyMessage;
 use super::operation::JoinRequest;
 
-/// What of families another proxy engine is to hear.
-#[derive(Default)]
-pub(super) struct Families {
-    /// That engine, where there is one.
-    other: Option<Sender<ProxyMessage>>,
-    /// What it had no room for yet.
-    untold: Vec<ProxyMessage>,
-}
-
-impl Families {
-    /// Tells what was not told yet. Returns whether some still waits.
-    pub(super) fn tell(&mut self) -> bool {
-        let Some(other) = &self.other else { return false };
-        let still = std::mem::take(&mut self.untold).into_iter().filter_map(|message| other.send(message).err());
-        self.untold = still.collect();
-        !self.untold.is_empty()
-    }
-}
-
 impl ProxyEngine {
-    /// The same, which tells the proxy engine of another device what of a communicator fails here, and hears it from there.
-    #[must_use]
-    pub fn with_other(mut self, other: Option<Sender<ProxyMessage>>) -> Self {
-        self.families.other = other;
-        self
-    }
-
     /// A communicator has failed here: so have the whole that it is a part of, and its other parts.
     pub(super) fn fail_family(&mut self, info: &CommInfo, failure: &Failure) {
         if !info.family.fail(failure.class, &failure.message) || !info.family.has_parts() {
             return;
         }
         let whole = info.whole();
-        if self.families.other.is_some() {
-            self.families.untold.push(ProxyMessage::FamilyFailed { whole, failure: failure.clone() });
-            self.families.tell();
-        }
+        self.other.send(ProxyMessage::FamilyFailed { whole, failure: failure.clone() });
         self.abort_family(whole, failure);
     }
 

@@ -46,11 +46,11 @@ impl ProxyEngine {
 
     /// All ranks of a communicator of this host alone are there, ascending.
     pub(super) fn complete_here(&mut self, id: UniqueId, requests: Vec<JoinRequest>, now: Instant) {
-        if !self.gpu_proxy.takes(&requests) {
+        if !self.other.takes(&requests) {
             return self.prepare(id, requests, now);
         }
         for request in requests {
-            self.gpu_proxy.send(SessionMessage::Join(Box::new(JoinRequest { root: None, ..request })));
+            self.other.send(SessionMessage::Join(Box::new(JoinRequest { root: None, ..request })));
         }
     }
 

@@ -26,13 +26,13 @@ mod execute;
 mod family;
 mod forwarded_requests;
 mod gpu_progress;
-mod gpu_proxy;
 mod gpu_watch;
 mod inflight;
 mod joining;
 mod message;
 mod offer;
 mod operation;
+mod other_proxy;
 mod p2p_queues;
 mod preparing;
 mod reconfigure;
@@ -71,15 +71,14 @@ use self::communicators::Communicators;
 use self::deadline::OperationDeadline;
 pub use self::describe::signature;
 use self::diagnostics::Diagnostics;
-use self::family::Families;
 use self::forwarded_requests::ForwardedRequests;
-use self::gpu_proxy::GpuProxy;
 use self::gpu_watch::GpuWatch;
 use self::inflight::InflightOperations;
 use self::joining::refuse_all;
 pub use self::message::{ControllerOrder, OperatorMessage, ProxyMessage, SessionMessage};
 pub use self::offer::{Agreed, Nics, Offer};
 pub use self::operation::{JoinRequest, Operation, ProxyReply, RoundState};
+use self::other_proxy::OtherProxy;
 use self::preparing::{PREPARING_MAX, Preparing};
 use self::rendezvous::Rendezvous;
 pub use self::reply_to::{
@@ -143,9 +142,8 @@ pub struct ProxyEngine {
     log_budget: LogBudget,
     /// Communicators with ranks on other hosts.
     setups: Option<Setups>,
-    /// Who has communicators of GPUs that reach each other; nobody, where this engine has all.
-    gpu_proxy: GpuProxy,
-    families: Families,
+    /// Of the service's other device.
+    other: OtherProxy,
     /// Why communicators are stuck.
     diagnostics: Diagnostics,
     forwarded: ForwardedRequests,
@@ -188,8 +186,7 @@ impl ProxyEngine {
             gpu_watch: GpuWatch::new(timeouts.operation),
             log_budget: LogBudget::default(),
             setups: cluster.map(|cluster| Setups::new(cluster, terms)),
-            gpu_proxy: GpuProxy::default(),
-            families: Families::default(),
+            other: OtherProxy::default(),
             diagnostics: Diagnostics::default(),
             forwarded: ForwardedRequests::default(),
             ended_rounds: Vec::new(),
@@ -204,10 +201,11 @@ impl ProxyEngine {
         self
     }
 
-    /// Hands ranks on GPUs that reach each other to the proxy engine of these.
+    /// Tells the proxy engine of the other device what of a caller's communicator fails here; and, where that `takes_ranks`, hands it ranks whose
+    /// GPUs reach each other.
     #[must_use]
-    pub fn with_gpu_proxy(self, sender: Option<Sender<ProxyMessage>>) -> Self {
-        ProxyEngine { gpu_proxy: GpuProxy::new(sender), ..self }
+    pub fn with_other(self, other: Option<Sender<ProxyMessage>>, takes_ranks: bool) -> Self {
+        ProxyEngine { other: OtherProxy::new(other, takes_ranks), ..self }
     }
 
     /// Has what the device tells come in, though the mailbox is full now and then.
@@ -226,7 +224,7 @@ impl ProxyEngine {
     #[must_use]
     pub fn held(&self) -> usize {
         let setups = self.setups.as_ref().map_or(0, Setups::held);
-        self.streams.len() + self.comms.held() + self.inflight.len() + setups + self.gpu_proxy.held()
+        self.streams.len() + self.comms.held() + self.inflight.len() + setups + self.other.held()
     }
 
     fn handle(&mut self, message: ProxyMessage, now: Instant) {
@@ -460,8 +458,10 @@ impl ProxyEngine {
             self.reap(handle);
         }
         self.streams.close_all(session);
-        // By this way too, so that it comes behind the session's ranks.
-        self.gpu_proxy.send(SessionMessage::Closed { session });
+        if self.other.takes_ranks() {
+            // By this way too, so that it comes behind the session's ranks.
+            self.other.send(SessionMessage::Closed { session });
+        }
     }
 }
 
@@ -486,8 +486,7 @@ impl Engine for ProxyEngine {
         let backlog = self.transports.push_backlog()
             | self.device_events.as_ref().is_some_and(|events| events.push_backlog())
             | self.setups.as_mut().is_some_and(Setups::push_backlog)
-            | self.gpu_proxy.push_backlog()
-            | self.families.tell();
+            | self.other.push_backlog();
         self.end_suspected(cx.now);
         for (refusal, members) in self.rendezvous.expire(cx.now) {
             refuse_all(&refusal, members);

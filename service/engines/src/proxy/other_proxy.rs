@@ -1,39 +1,47 @@
-//! Ranks that the host's proxy engine hands to that of the GPUs: they turn out to reach each other, once all of them are there.
+//! The proxy engine of the service's other device: that of the GPUs hears from the host's which ranks reach each other after all, and both
+//! hear from each other what has failed.
 
 use std::collections::VecDeque;
 
 use mccs_ipc::device_initiated::DEVICE_INITIATED_RANKS_MAX;
-
-use super::message::{ProxyMessage, SessionMessage};
-use super::operation::JoinRequest;
 use mccs_runtime::Sender;
 
-/// The proxy engine of the GPUs, as the host's knows it.
+use super::message::ProxyMessage;
+use super::operation::JoinRequest;
+
+/// The way to it.
 #[derive(Default)]
-pub(super) struct GpuProxy {
-    /// None where the service has no GPUs, or executes all that their ranks call.
+pub(super) struct OtherProxy {
+    /// None where the service has one device.
     sender: Option<Sender<ProxyMessage>>,
+    /// Whether it gets ranks whose GPUs turn out to reach each other; not where the service executes all that they call.
+    takes_ranks: bool,
     /// What it had no room for yet, in order.
-    backlog: VecDeque<SessionMessage>,
+    backlog: VecDeque<ProxyMessage>,
 }
 
-impl GpuProxy {
-    pub(super) fn new(sender: Option<Sender<ProxyMessage>>) -> Self {
-        GpuProxy { sender, backlog: VecDeque::new() }
+impl OtherProxy {
+    pub(super) fn new(sender: Option<Sender<ProxyMessage>>, takes_ranks: bool) -> Self {
+        OtherProxy { takes_ranks: takes_ranks && sender.is_some(), sender, backlog: VecDeque::new() }
+    }
+
+    /// Whether it may have ranks from here.
+    pub(super) fn takes_ranks(&self) -> bool {
+        self.takes_ranks
     }
 
     /// Whether a communicator of these ranks is its.
     pub(super) fn takes(&self, requests: &[JoinRequest]) -> bool {
         let first = requests.first().and_then(|request| request.gpu_group);
-        self.sender.is_some()
+        self.takes_ranks
             && requests.len() <= DEVICE_INITIATED_RANKS_MAX as usize
             && requests.iter().all(|request| request.may_be_on_gpus() && request.gpu_group == first)
     }
 
     /// Sends, after all that was sent before.
-    pub(super) fn send(&mut self, message: SessionMessage) {
+    pub(super) fn send(&mut self, message: impl Into<ProxyMessage>) {
         if self.sender.is_some() {
-            self.backlog.push_back(message);
+            self.backlog.push_back(message.into());
             self.push_backlog();
         }
     }
@@ -41,7 +49,7 @@ impl GpuProxy {
     /// Sends what found no room before. Returns whether some still waits.
     pub(super) fn push_backlog(&mut self) -> bool {
         while let (Some(sender), Some(message)) = (&self.sender, self.backlog.pop_front()) {
-            if let Err(ProxyMessage::Session(message)) = sender.send(message.into()) {
+            if let Err(message) = sender.send(message) {
                 self.backlog.push_front(message);
                 return true;
             }
