@@ -8,6 +8,7 @@ pub mod gate;
 #[cfg(not(loom))]
 pub mod handshake;
 pub mod large;
+pub mod layout;
 pub mod protocol;
 pub mod queue;
 pub mod records;

@@ -19,7 +19,6 @@
 
 mod bounce;
 mod call;
-mod layout;
 mod order;
 mod plan;
 #[cfg(test)]
@@ -30,12 +29,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mccs_cuda::{Context, Event, Kernels, RawStream};
+use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::protocol::{HostRun, Request, Response, Role};
 use mccs_ipc::types::UniqueId;
 
 use self::bounce::Bounce;
 use self::call::RailedCall;
-use self::layout::{Layout, Seat};
 use self::plan::Plan;
 use super::call::{Call, checked};
 use super::cuda_error;

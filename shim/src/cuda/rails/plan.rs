@@ -12,9 +12,8 @@
 //! Slots are where rails read and write: memory of the host now, and of the GPU where a NIC reaches that. Stages behind a move, up to the
 //! segment's end, touch no slot. Everything counts in elements.
 
+use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::types::CollectiveKind;
-
-use super::layout::{Layout, Seat};
 
 /// Slices but for the last ones have whole multiples of so many elements a rail: vectors are aligned then.
 const ALIGN_COUNT: u64 = 64;

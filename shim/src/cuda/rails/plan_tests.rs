@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
+use mccs_ipc::layout::Layout;
 use mccs_ipc::protocol::HostRun;
 use mccs_ipc::types::CollectiveKind;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
-use super::layout::Layout;
 use super::order::order;
 use super::plan::{Exchange, Move, Part, Place, Plan, Sizes, Stage};
 

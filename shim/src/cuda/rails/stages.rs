@@ -1,8 +1,8 @@
 //! Stages of every collective's segments. Pure.
 
+use mccs_ipc::layout::Seat;
 use mccs_ipc::types::CollectiveKind;
 
-use super::layout::Seat;
 use super::plan::{Exchange, Move, Place, Plan, Slice, Stage};
 
 impl Plan<'_> {

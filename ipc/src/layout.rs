@@ -1,7 +1,8 @@
-//! Who is where: ranks of a communicator by the services that they are at. Pure.
+//! Who is where: ranks of a communicator by the services that they are at, and which of them a rail joins. Pure: the library and the service
+//! work it out alike from the same [`HostRun`]s.
 
-use mccs_ipc::device_initiated::DEVICE_INITIATED_RANKS_MAX;
-use mccs_ipc::protocol::HostRun;
+use crate::device_initiated::DEVICE_INITIATED_RANKS_MAX;
+use crate::protocol::HostRun;
 
 /// Most hosts: a slot has a part for each.
 const HOSTS_MAX: usize = 256;
@@ -13,7 +14,7 @@ const RAILS_MAX: u32 = 4;
 /// Data between hosts go by *rails*, of which every host's team has one rank for each. Teams of different sizes have the least common
 /// multiple of their sizes as rails, and each rank acts for several that follow each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Layout {
+pub struct Layout {
     /// By host: ranks.
     teams: Vec<u32>,
     /// All rails.
@@ -22,15 +23,17 @@ pub(super) struct Layout {
 
 /// Where a rank is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Seat {
-    pub(super) host: u32,
+pub struct Seat {
+    /// Number of the host.
+    pub host: u32,
     /// Its place in the team of that host.
-    pub(super) local: u32,
+    pub local: u32,
 }
 
 impl Layout {
     /// `None` where rails are not for them: one host, ranks of a host in two places, teams that are too large or too different.
-    pub(super) fn new(runs: &[HostRun]) -> Option<Self> {
+    #[must_use]
+    pub fn new(runs: &[HostRun]) -> Option<Self> {
         let is_again = |(index, run): (usize, &HostRun)| runs[..index].iter().any(|other| other.host == run.host);
         let fits = |run: &HostRun| (1..=DEVICE_INITIATED_RANKS_MAX).contains(&run.ranks);
         if !(2..=HOSTS_MAX).contains(&runs.len()) || runs.iter().enumerate().any(is_again) || !runs.iter().all(fits) {
@@ -42,40 +45,54 @@ impl Layout {
         is_like.then_some(Layout { teams, rails })
     }
 
-    pub(super) fn hosts(&self) -> u32 {
+    /// How many hosts.
+    #[must_use]
+    pub fn hosts(&self) -> u32 {
         self.teams.len() as u32
     }
 
-    pub(super) fn nranks(&self) -> u32 {
+    /// How many ranks.
+    #[must_use]
+    pub fn nranks(&self) -> u32 {
         self.teams.iter().sum()
     }
 
-    pub(super) fn rails(&self) -> u32 {
+    /// How many rails.
+    #[must_use]
+    pub fn rails(&self) -> u32 {
         self.rails
     }
 
     /// Ranks of a host.
-    pub(super) fn team(&self, host: u32) -> u32 {
+    #[must_use]
+    pub fn team(&self, host: u32) -> u32 {
         self.teams[host as usize]
     }
 
     /// Rails that each rank of a host acts for.
-    pub(super) fn rails_each(&self, host: u32) -> u32 {
+    #[must_use]
+    pub fn rails_each(&self, host: u32) -> u32 {
         self.rails / self.team(host)
     }
 
     /// Most rails that a rank acts for.
-    pub(super) fn rails_each_max(&self) -> u32 {
+    #[must_use]
+    pub fn rails_each_max(&self) -> u32 {
         self.teams.iter().map(|team| self.rails / team).max().unwrap_or(1)
     }
 
     /// Whether all hosts have as many ranks.
-    pub(super) fn is_even(&self) -> bool {
+    #[must_use]
+    pub fn is_even(&self) -> bool {
         self.teams.iter().all(|team| *team == self.teams[0])
     }
 
-    /// Where a rank is, which must be one.
-    pub(super) fn seat(&self, rank: u32) -> Seat {
+    /// Where a rank is.
+    ///
+    /// # Panics
+    /// It is no rank of the communicator.
+    #[must_use]
+    pub fn seat(&self, rank: u32) -> Seat {
         let mut local = rank;
         for (host, team) in (0..).zip(&self.teams) {
             match local.checked_sub(*team) {
@@ -84,6 +101,24 @@ impl Layout {
             }
         }
         unreachable!("invariant: callers have checked that the rank is below nranks")
+    }
+
+    /// The ranks of a host, as the communicator counts them.
+    #[must_use]
+    pub fn ranks_of_host(&self, host: u32) -> Vec<u32> {
+        let first = self.first_of(host);
+        (first..first + self.team(host)).collect()
+    }
+
+    /// The ranks of a rail, by host, as the communicator counts them; `None` if there is no such rail.
+    #[must_use]
+    pub fn ranks_of_rail(&self, number: u32) -> Option<Vec<u32>> {
+        let on = |host| self.first_of(host) + number / self.rails_each(host);
+        (number < self.rails).then(|| (0..self.hosts()).map(on).collect())
+    }
+
+    fn first_of(&self, host: u32) -> u32 {
+        self.teams[..host as usize].iter().sum()
     }
 }
 
@@ -114,6 +149,19 @@ mod tests {
     }
 
     #[test]
+    fn rails_have_a_rank_of_each_host() {
+        let even = of(&[(0, 2), (1, 2), (2, 2)]).expect("a layout");
+        assert_eq!(even.rails(), 2);
+        assert_eq!((even.ranks_of_rail(1), even.ranks_of_rail(2)), (Some(vec![1, 3, 5]), None));
+        assert_eq!(even.ranks_of_host(1), [2, 3]);
+        let uneven = of(&[(0, 4), (1, 2)]).expect("a layout");
+        let rails: Vec<_> = (0..uneven.rails()).filter_map(|number| uneven.ranks_of_rail(number)).collect();
+        assert_eq!(rails, [[0, 4], [1, 4], [2, 5], [3, 5]]);
+        let both = of(&[(0, 2), (1, 3)]).expect("a layout");
+        assert_eq!((both.rails(), both.ranks_of_rail(5)), (6, Some(vec![1, 4])));
+    }
+
+    #[test]
     fn who_is_scattered_or_too_different_has_none() {
         assert_eq!(of(&[]), None);
         assert_eq!(of(&[(0, 8)]), None);
@@ -121,5 +169,6 @@ mod tests {
         assert_eq!(of(&[(0, 9), (1, 9)]), None);
         assert_eq!(of(&[(0, 8), (1, 7)]), None);
         assert_eq!(of(&[(0, 2), (1, 0)]), None);
+        assert_eq!(of(&[(0, u32::MAX), (1, u32::MAX - 1)]), None);
     }
 }
