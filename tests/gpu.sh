@@ -6,8 +6,11 @@
 #
 #   tests/gpu.sh [values|tests|programs|services|memcheck|mps|clients|figures|all]...      default: all but clients and figures
 #
-# clients runs what others wrote, as far as it is installed (tests/clients); MCCS_NCCL_TESTS names a
-# folder of nccl-tests' programs.
+# clients runs what others wrote, as far as it is installed (tests/clients). One that fails does not
+# keep the others from running. MCCS_NCCL_TESTS names a folder of nccl-tests' programs, and
+# MCCS_NCCL_TESTS_MPI one of programs that were built with MPI. CLIENTS, if it is set, has the clients
+# to run, by spaces: torch accelerate lightning deepspeed megatron.core jax cupy nccl-tests. A client
+# has CLIENT_SECONDS (500) to end; no test of PyTorch's own begins in the second half.
 #
 # What the host lacks is said, and fails where it was asked for by name. GPU_TESTS, if it is set,
 # has filters of the tests of `tests`, by spaces: their names, or parts of them. On one GPU these
@@ -37,6 +40,7 @@ if [ -z "${MCCS_BIN:-}" ]; then
     ln -sf libnccl.so "$MCCS_BIN/libnccl.so.2"
     gpu_tests=$(ls -t target/release/deps/gpu-* | grep -v '\.d$' | head -1)
 fi
+MCCS_BIN=$(realpath "$MCCS_BIN")
 gpu_tests=${gpu_tests:-$MCCS_BIN/gpu-tests}
 work=$(mktemp -d)
 service=
@@ -103,7 +107,8 @@ summary=${OUT:-$work}/gpu-checks.md
     echo "| --- | --- | --- |"
 } > "$summary"
 
-# Runs a check, and notes what became of it: its last line says what it did.
+# Runs a check, and notes what became of it: its last line says what it did. A failure ends this
+# script, unless `goes_on` is set: then it is added to the list `failed`.
 lane() {
     local name=$1 begin=$SECONDS status=0
     shift
@@ -114,7 +119,8 @@ lane() {
     else
         echo "| $name | **FAILED** ($status) | $((SECONDS - begin)) |" >> "$summary"
         echo "tests/gpu.sh: failed: $name" >&2
-        exit 1
+        [ -n "${goes_on:-}" ] || exit 1
+        failed+=("$name")
     fi
 }
 
@@ -423,16 +429,47 @@ mps() {
     end_mps
 }
 
-# nccl-tests' programs by one way to make ranks, each collective; fails where they find a wrong
-# element.
-nccl_tests() {
-    local name=$1 collective
+# A check of a client, which gets no longer than it may take.
+client() {
+    local name=$1
     shift
+    lane "$name" timeout --kill-after 10 "${CLIENT_SECONDS:-500}" env "$@"
+    # Who comes next is not to blame.
+    kill -0 "$service" 2>/dev/null || { echo "tests/gpu.sh: the service has died: $name" >&2; exit 1; }
+}
+
+is_asked_for() {
+    [ -z "${CLIENTS:-}" ] || [[ " $CLIENTS " == *" $1 "* ]]
+}
+
+# nccl-tests' programs of a folder by one way to make ranks, each collective; fails where they find a
+# wrong element.
+nccl_tests() {
+    local name=$1 folder=$2 collective
+    shift 2
     for collective in all_reduce all_gather reduce_scatter alltoall broadcast reduce gather scatter sendrecv; do
-        [ -x "$MCCS_NCCL_TESTS/${collective}_perf" ] || { absent "nccl-tests, $collective" "it is not in $MCCS_NCCL_TESTS"; continue; }
-        lane "nccl-tests, $name: $collective" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" "${launch[@]}" "$MCCS_NCCL_TESTS/${collective}_perf" \
-            -b 8 -e 64M -f 8 -n 5 -w 1 -c 1 "$@"
+        [ -x "$folder/${collective}_perf" ] || { absent "nccl-tests, $name: $collective" "it is not in $folder"; continue; }
+        client "nccl-tests, $name: $collective" "$preload" "${launch[@]}" "$folder/${collective}_perf" -b 8 -e 64M -f 8 -n 5 -w 1 -c 1 "$@"
     done
+}
+
+nccl_tests_of_all_kinds() {
+    local launch=()
+    if [ -n "${MCCS_NCCL_TESTS:-}" ]; then
+        nccl_tests "a thread a GPU" "$MCCS_NCCL_TESTS" -t "$gpus" -g 1
+        nccl_tests "one thread for all GPUs" "$MCCS_NCCL_TESTS" -t 1 -g "$gpus"
+        nccl_tests "graphs" "$MCCS_NCCL_TESTS" -t "$gpus" -g 1 -G 2
+        nccl_tests "registered" "$MCCS_NCCL_TESTS" -t "$gpus" -g 1 -R 1
+        nccl_tests "symmetric windows" "$MCCS_NCCL_TESTS" -t "$gpus" -g 1 -R 2
+    else
+        absent "nccl-tests" "MCCS_NCCL_TESTS names no folder"
+    fi
+    if [ -n "${MCCS_NCCL_TESTS_MPI:-}" ] && type -P mpirun >/dev/null; then
+        launch=(mpirun --allow-run-as-root --oversubscribe -np "$gpus")
+        nccl_tests "a process a GPU" "$MCCS_NCCL_TESTS_MPI" -t 1 -g 1
+    else
+        absent "nccl-tests, a process a GPU" "MCCS_NCCL_TESTS_MPI names no folder of programs with MPI, or there is no mpirun"
+    fi
 }
 
 # What others wrote, in a default service.
@@ -442,37 +479,24 @@ clients() {
         lacking "clients" "they take two GPUs" clients
         return
     fi
-    local preload=LD_PRELOAD=$MCCS_BIN/libnccl.so.2 client program arguments launch=()
-    for client in torch:pytorch_own.py:"$gpus" accelerate:accelerate_ddp.py:"$gpus" lightning:lightning_ddp.py:"$gpus" \
-        deepspeed:deepspeed_zero.py:"$gpus" megatron.core:megatron_parallel.py:"$gpus" \
-        jax:jax_collectives.py:"$gpus:one" jax:jax_collectives.py:"$gpus:each" cupy:cupy_collectives.py:"$gpus"; do
-        IFS=: read -r client program arguments <<< "$client"
-        if ! python3 -c "import $client" 2>/dev/null; then
-            absent "$program" "there is no $client here"
-        elif [ "$client" = torch ]; then
-            lane "PyTorch's import" env MCCS_LIBRARY="$MCCS_BIN/libnccl.so.2" python3 tests/clients/pytorch_import.py
+    local preload=LD_PRELOAD=$MCCS_BIN/libnccl.so.2 module program arguments goes_on=yes failed=()
+    for module in torch:pytorch_own.py accelerate:accelerate_ddp.py lightning:lightning_ddp.py deepspeed:deepspeed_zero.py \
+        megatron.core:megatron_parallel.py jax:jax_collectives.py:one jax:jax_collectives.py:each cupy:cupy_collectives.py; do
+        IFS=: read -r module program arguments <<< "$module"
+        is_asked_for "$module" || continue
+        if ! python3 -c "import $module" 2> "$work/import"; then
+            absent "$program" "there is no $module here: $(tail -1 "$work/import")"
+        elif [ "$module" = torch ]; then
+            client "PyTorch's import" MCCS_LIBRARY="$MCCS_BIN/libnccl.so.2" python3 tests/clients/pytorch_import.py
             # It runs tests on NCCL as well.
-            lane "PyTorch's own tests" env MCCS_LIBRARY="$MCCS_BIN/libnccl.so.2" python3 "tests/clients/$program" "$arguments"
+            client "PyTorch's own tests" MCCS_LIBRARY="$MCCS_BIN/libnccl.so.2" \
+                python3 "tests/clients/$program" "$gpus" --seconds $((${CLIENT_SECONDS:-500} / 2))
         else
-            lane "$client: ${program%.py} ${arguments//:/ }" env "$preload" python3 "tests/clients/$program" ${arguments//:/ }
+            client "$module: ${program%.py} $gpus $arguments" "$preload" python3 "tests/clients/$program" "$gpus" $arguments
         fi
     done
-    if [ -z "${MCCS_NCCL_TESTS:-}" ]; then
-        absent "nccl-tests" "MCCS_NCCL_TESTS names no folder"
-        return
-    fi
-    nccl_tests "a thread a GPU" -t "$gpus" -g 1
-    nccl_tests "one thread for all GPUs" -t 1 -g "$gpus"
-    nccl_tests "graphs" -t "$gpus" -g 1 -G 2
-    nccl_tests "registered" -t "$gpus" -g 1 -R 1
-    if [ -n "${MCCS_NCCL_TESTS_MPI:-}" ] && type -P mpirun >/dev/null; then
-        # Programs that were built with MPI.
-        MCCS_NCCL_TESTS=$MCCS_NCCL_TESTS_MPI
-        launch=(mpirun --allow-run-as-root --oversubscribe -np "$gpus")
-        nccl_tests "a process a GPU" -t 1 -g 1
-    else
-        absent "nccl-tests, a process a GPU" "MCCS_NCCL_TESTS_MPI names no folder of programs with MPI, or there is no mpirun"
-    fi
+    ! is_asked_for nccl-tests || nccl_tests_of_all_kinds
+    [ ${#failed[@]} = 0 ] || { cat "$summary"; printf 'tests/gpu.sh: failed: %s\n' "${failed[@]}" >&2; exit 1; }
 }
 
 figures() {

@@ -2,9 +2,11 @@
 """PyTorch's own tests of its NCCL back end, as they come in its package, on mccs. A test that fails is run again on NCCL: it counts as
 a difference where it passes there. Fails unless every difference is one of those documented below.
 
-usage: pytorch_own.py NRANKS [PATTERN], with MCCS_LIBRARY naming our libnccl.so.2 and MCCS_SOCKET the service. PATTERN is a regular
-expression of tests' names (default: whatever uses the back end). A test for every four cores runs at a time. Each result is printed when it comes."""
+usage: pytorch_own.py NRANKS [PATTERN] [--seconds N], with MCCS_LIBRARY naming our libnccl.so.2 and MCCS_SOCKET the service. PATTERN is
+a regular expression of tests' names (default: whatever uses the back end). A test for every four cores runs at a time. Each result is
+printed when it comes. No test begins N seconds after the start; the last line counts those that did not."""
 
+import argparse
 import concurrent.futures
 import os
 import pathlib
@@ -12,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 
 USES_NCCL = (r"cuda|nccl|subgroups|object|DistributedDataParallel|ddp_(comm_hook|join|uneven|grad_div|broadcast|control_flow|"
              r"namedtuple|static|hook_parity|sync)|sync_bn|sync_params")
@@ -38,7 +41,7 @@ if __name__ == "__main__":
         result = unittest.TextTestRunner().run(OwnTest(sys.argv[1]))
         sys.exit(0 if result.wasSuccessful() and not result.skipped else 5 if result.skipped else 1)
 """
-SKIPPED = 5
+SKIPPED, NOT_BEGUN = 5, None
 STATES = {0: "passed", SKIPPED: "skips itself"}
 
 
@@ -61,8 +64,18 @@ def run(arguments, nranks, folder, on_mccs):
             return process.communicate()[0] + f"\nno end in {WATCHDOG_S} s", -9
 
 
+def run_by(end, *arguments):
+    """As `run`, if there is time left to begin."""
+    return run(*arguments) if time.monotonic() < end else ("", NOT_BEGUN)
+
+
 def main():
-    nranks, pattern = int(sys.argv[1]), re.compile(sys.argv[2] if len(sys.argv) > 2 else USES_NCCL)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("nranks", type=int)
+    parser.add_argument("pattern", nargs="?", default=USES_NCCL)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no test begins so long after the start")
+    options = parser.parse_args()
+    nranks, pattern, end = options.nranks, re.compile(options.pattern), time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory() as folder:
         listed, status = run(["--names"], nranks, folder, False)
         names = [name for name in listed.split() if name.startswith("test_") and pattern.search(name) and not name.endswith("_cpu")]
@@ -70,14 +83,18 @@ def main():
             raise SystemExit(f"PyTorch's tests cannot be listed:\n{listed[-2000:]}")
         found = {}
         with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
-            running = {pool.submit(run, [name], nranks, folder, True): name for name in names}
+            running = {pool.submit(run_by, end, [name], nranks, folder, True): name for name in names}
             for done in concurrent.futures.as_completed(running):
                 name = running[done]
                 found[name] = done.result()
-                print(f"{len(found)} of {len(names)}: {name}: {STATES.get(found[name][1], 'failed')}", flush=True)
-        passed = [name for name in names if found[name][1] == 0]
-        failed = [name for name in names if found[name][1] not in (0, SKIPPED)]
-        differing = [name for name in failed if run([name], nranks, folder, False)[1] == 0]
+                if found[name][1] != NOT_BEGUN:
+                    print(f"{len(found)} of {len(names)}: {name}: {STATES.get(found[name][1], 'failed')}", flush=True)
+            passed = [name for name in names if found[name][1] == 0]
+            skipped = [name for name in names if found[name][1] == SKIPPED]
+            not_begun = [name for name in names if found[name][1] == NOT_BEGUN]
+            failed = [name for name in names if found[name][1] not in (0, SKIPPED, NOT_BEGUN)]
+            on_nccl = pool.map(lambda name: run([name], nranks, folder, False)[1], failed)
+            differing = [name for name, status in zip(failed, on_nccl) if status == 0]
     for name in differing:
         print(f"-- {name} passes on NCCL; on mccs:\n{found[name][0][-3000:]}")
     unknown = sorted(set(differing) - set(DIFFERENCES))
@@ -86,7 +103,8 @@ def main():
         raise SystemExit(f"{counts}, without a documented reason: {' '.join(unknown)}")
     if not passed:
         raise SystemExit(f"{counts}: none ran")
-    print(f"{counts}; {len(names) - len(passed) - len(failed)} skip themselves")
+    not_run = f"; {len(not_begun)} were not begun in {options.seconds:.0f} s" if not_begun else ""
+    print(f"{counts}; {len(skipped)} skip themselves{not_run}")
 
 
 if __name__ == "__main__":
