@@ -155,6 +155,14 @@ profiler() {
         LD_LIBRARY_PATH="$work/nccl:$LD_LIBRARY_PATH" NCCL_PROFILER_PLUGIN="$work/plugin.so" NCCL_DEBUG=INFO NCCL_DEBUG_FILE="$work/lines" \
             "$work/nccl_profiler" $version "$work/events" "$@"
     done
+    # Collectives, kernels, messages, launches: what each lies in is told as well, and nothing else.
+    local kinds
+    for kinds in 2 64 4 2048; do
+        echo "== a profiler plugin of version 7 that wants kinds $kinds $* (at $SECONDS s)"
+        rm -f "$work/events"
+        LD_LIBRARY_PATH="$work/nccl:$LD_LIBRARY_PATH" NCCL_PROFILER_PLUGIN="$work/plugin.so" MCCS_PROFILER_MASK=$kinds \
+            "$work/nccl_profiler" 7 "$work/events" "$@"
+    done
     echo "== a profiler plugin that is linked into the program $* (at $SECONDS s)"
     cc -std=gnu11 -Wall -Wextra -Werror -Wno-unused-variable -Wno-unused-function -rdynamic -DVERSION=5 -I shim/examples/c tests/tests/nccl_profiler.c \
         tests/tests/nccl_profiler_plugin.c "$work/nccl/libnccl.so.2" -ldl -pthread -o "$work/nccl_profiler_linked"

@@ -26,8 +26,8 @@ pub use error::{DriverError, Unavailable, is_sticky, name_of};
 pub use gpu::{Gpu, GpuId, UnresponsiveGpu, cuda_version, current_ordinal, gpus, gpus_or_unresponsive};
 pub use graph::{Capture, CaptureMode, CapturedGraph, Graph, GraphNode, KernelGraph, while_capturing};
 pub use memory::{
-    DeviceAddress, DeviceMemory, HostRegistration, ImportedMemory, IpcHandle, LARGE_PAGE_BYTES, PointerKind,
-    allocation_of, buffer_id, copy_from_host, copy_to_host, dma_buffer, export, pointer_kind,
+    DeviceAddress, DeviceMemory, HostRegistration, ImportedMemory, IpcHandle, LARGE_PAGE_BYTES, PinnedMemory,
+    PointerKind, allocation_of, buffer_id, copy_from_host, copy_to_host, dma_buffer, export, pointer_kind,
 };
 pub use module::{Function, Kernels, Module};
 pub use stream::{Event, OwnedStream, RawStream, WordOperation};

@@ -304,6 +304,66 @@ impl Drop for HostRegistration {
     }
 }
 
+/// Host memory of this process that a GPU copies to by itself: who enqueues such a copy does not wait for it.
+#[derive(Debug)]
+pub struct PinnedMemory {
+    /// Before the pages, which it names.
+    _registration: HostRegistration,
+    pages: Pages,
+    bytes: usize,
+}
+
+/// Whole pages, as registrations are of. A GPU writes there, so nobody has a reference to them.
+#[derive(Debug)]
+struct Pages(*mut [Page]);
+
+#[derive(Clone)]
+#[repr(C, align(4096))]
+struct Page([u8; 4096]);
+
+// SAFETY: bytes, of whoever has the value.
+unsafe impl Send for Pages {}
+// SAFETY: they are read only where nobody writes, as `PinnedMemory::bytes` asks for.
+unsafe impl Sync for Pages {}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: from a box, and given back once.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+}
+
+impl PinnedMemory {
+    /// Makes it, full of zeros.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub fn new(context: &Context, bytes: usize) -> Result<Self, DriverError> {
+        let pages = vec![Page([0; 4096]); bytes.div_ceil(size_of::<Page>()).max(1)];
+        let pages = Pages(Box::into_raw(pages.into_boxed_slice()));
+        // SAFETY: the pages are there longer than they are registered: fields are dropped in order.
+        let registration =
+            unsafe { HostRegistration::register(context, pages.0.cast::<u8>(), pages.0.len() * size_of::<Page>())? };
+        Ok(PinnedMemory { _registration: registration, pages, bytes })
+    }
+
+    /// First byte, for copies.
+    #[must_use]
+    pub fn address(&self) -> DeviceAddress {
+        self.pages.0.cast::<u8>() as DeviceAddress
+    }
+
+    /// What is there.
+    ///
+    /// # Safety
+    /// All copies to it must have ended, and none begin while the slice is used.
+    #[must_use]
+    pub unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: so many bytes are there; the rest is the caller's contract.
+        unsafe { std::slice::from_raw_parts(self.pages.0.cast::<u8>(), self.bytes) }
+    }
+}
+
 /// Copies from a GPU, and waits. A context must be current.
 ///
 /// # Safety

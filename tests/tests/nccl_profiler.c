@@ -1,6 +1,6 @@
 /* What a profiler plugin hears of calls: the plugin writes a line for each event, and this program counts them.
  *   usage: nccl_profiler VERSION LOG [engines]     with NCCL_PROFILER_PLUGIN a plugin of that version (nccl_profiler_plugin.c), and a
- *          service with two GPUs; engines: whose copy engines do what has 64 KiB */
+ *          service with two GPUs; engines: whose copy engines do what has 64 KiB. MCCS_PROFILER_MASK: what the plugin wants */
 #define _GNU_SOURCE
 #include "driver.h"
 #include "nccl_functions.h"
@@ -8,6 +8,11 @@
 #include <unistd.h>
 
 enum { GPUS = 2, CALLS = 10, GLOBAL = 0, LONG = 1 << 14 };
+/* Kinds of events, as the plugin has them. */
+enum {
+    GROUP = 1 << 0, COLL = 1 << 1, P2P = 1 << 2, KERNEL_CH = 1 << 6, COLL_API = 1 << 9, P2P_API = 1 << 10, KERNEL_LAUNCH = 1 << 11,
+    CE_COLL = 1 << 12, IN_COLL_API = COLL | CE_COLL | KERNEL_CH
+};
 static ncclComm_t comms[GPUS];
 static CUcontext contexts[GPUS];
 static CUstream streams[GPUS];
@@ -79,6 +84,14 @@ static void expect(const char *part, int wanted) {
     fprintf(stderr, "%d times \"%s\", not %d, in\n%s", found, part, wanted, text);
     exit(1);
 }
+
+static int is_wanted(int kinds) {
+    const char *mask = getenv("MCCS_PROFILER_MASK");
+    return mask == NULL || (atoi(mask) & kinds);
+}
+
+/* Events of a kind come where the plugin wants any of `kinds`, which are that kind and what lies in such. */
+static void expect_of(int kinds, const char *part, int wanted) { expect(part, is_wanted(kinds) ? wanted : 0); }
 
 static void read_log(const char *name) {
     FILE *file = fopen(name, "r");
@@ -152,31 +165,32 @@ int main(int argc, char **argv) {
 
     read_log(argv[2]);
     int alone = (CALLS + 1) * GPUS, empty = GPUS, late = GPUS, in_graphs = GPUS, long_ones = by_engines ? GPUS : 0, operations = alone + empty + GPUS + in_graphs + late;
-    int ce = version >= 6 ? long_ones : 0;
+    /* A plugin that does not want these hears of them as of others. */
+    int ce = version >= 6 && is_wanted(CE_COLL) ? long_ones : 0;
     expect("WRONG", 0);
     expect("init", GPUS);
     expect("finalize", GPUS);
-    expect(" Group\n", operations + long_ones);
-    expect(" Coll in ", operations + long_ones - ce);
-    expect(" CeColl in ", ce);
-    expect(" P2p in ", GPUS);
-    expect(" KernelCh in ", version >= 3 ? alone + GPUS : 0);
-    expect(" ran ", version >= 4 ? alone + GPUS : 0);
+    expect_of(GROUP | IN_COLL_API | P2P, " Group\n", operations + long_ones);
+    expect_of(COLL | KERNEL_CH, " Coll in ", operations + long_ones - ce);
+    expect_of(CE_COLL, " CeColl in ", ce);
+    expect_of(P2P, " P2p in ", GPUS);
+    expect_of(KERNEL_CH, " KernelCh in ", version >= 3 ? alone + GPUS : 0);
+    expect_of(KERNEL_CH, " ran ", version >= 4 ? alone + GPUS : 0);
     expect(" GroupApi depth 1 captured 0", version >= 5 ? alone + empty + late + long_ones : 0);
     expect(" GroupApi depth 2 captured 0", version >= 5 ? 2 : 0);
     expect(" GroupApi depth 1 captured 1", version >= 5 ? in_graphs : 0);
-    expect(" CollApi in ", version >= 5 ? operations + long_ones + 1 : 0);
-    expect(" P2pApi in ", version >= 5 ? GPUS : 0);
-    expect(" KernelLaunch in ", version >= 5 ? operations + long_ones : 0);
+    expect_of(COLL_API | IN_COLL_API, " CollApi in ", version >= 5 ? operations + long_ones + 1 : 0);
+    expect_of(P2P_API | P2P, " P2pApi in ", version >= 5 ? GPUS : 0);
+    expect_of(KERNEL_LAUNCH, " KernelLaunch in ", version >= 5 ? operations + long_ones : 0);
     /* All events that were begun have ended, and every kernel ran for some time. */
     int begun = count(" Group\n") + count(" Coll in ") + count(" CeColl in ") + count(" P2p in ") + count(" KernelCh in ")
         + count(" GroupApi ") + count(" CollApi in ") + count(" P2pApi in ") + count(" KernelLaunch in ");
     expect(" stop\n", begun);
     expect(" ran 0 ns", 0);
-    expect(" tag 4242\n", version >= 7 ? GPUS : 0);
-    expect(version == 1 ? ": 4 seq 9 count 100 type 7 root 0 channels 1" : ": AllReduce seq 9 count 100 ncclFloat32 root 0 ", GPUS);
-    expect(version == 1 ? ": 0 seq 0 count 50 type 2 root 1 channels 1" : ": Broadcast seq 0 count 50 ncclInt32 root 1 ", GPUS);
-    expect(version == 1 ? ": 6 count 7 type 8 peer 1" : ": Send count 7 ncclFloat64 peer 1", 1);
+    expect_of(COLL | KERNEL_CH, " tag 4242\n", version >= 7 ? GPUS : 0);
+    expect_of(COLL | KERNEL_CH, version == 1 ? ": 4 seq 9 count 100 type 7 root 0 channels 1" : ": AllReduce seq 9 count 100 ncclFloat32 root 0 ", GPUS);
+    expect_of(COLL | KERNEL_CH, version == 1 ? ": 0 seq 0 count 50 type 2 root 1 channels 1" : ": Broadcast seq 0 count 50 ncclInt32 root 1 ", GPUS);
+    expect_of(P2P, version == 1 ? ": 6 count 7 type 8 peer 1" : ": Send count 7 ncclFloat64 peer 1", 1);
     printf("a profiler plugin of version %d: %d events\n", version, begun);
     return 0;
 }

@@ -1,5 +1,5 @@
 /* A profiler plugin for tests: checks that events come as NCCL's interface says, and writes one line for each into the file that
- * MCCS_PROFILER_LOG names. Compiled once for each version of the interface, with -DVERSION=1 to 7. Declarations as in NCCL's headers. */
+ * MCCS_PROFILER_LOG names. MCCS_PROFILER_MASK, if it is set, is what it wants to hear of. Compiled once for each version of the interface, with -DVERSION=1 to 7. Declarations as in NCCL's headers. */
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -110,7 +110,8 @@ static int add_context(void **context, int *mask, int rank) {
     struct context *made = calloc(1, sizeof *made);
     made->rank = rank;
     *context = made;
-    *mask = GROUP | COLL | P2P | KERNEL_CH | GROUP_API | COLL_API | P2P_API | KERNEL_LAUNCH | CE_COLL;
+    const char *wanted = getenv("MCCS_PROFILER_MASK");
+    *mask = wanted != NULL ? atoi(wanted) : GROUP | COLL | P2P | KERNEL_CH | GROUP_API | COLL_API | P2P_API | KERNEL_LAUNCH | CE_COLL;
     return 0;
 }
 

@@ -1,14 +1,14 @@
 //! What profilers are told of collectives: how they are carried out, and when they ran on the GPU.
 //!
 //! Kernels leave stamps in their rank's symmetric buffer (`docs/decisions/035-stamps.md`). A reader copies them now and then, so a call costs
-//! nothing for it. A stamp is found by its kernel's number, which is known until the communicator's first capture: replays count on
+//! nothing for them. A stamp is found by its kernel's number, which is known until the communicator's first capture: replays count on
 //! the GPU alone. What the service carries out has no stamps.
 
 use std::sync::Arc;
 
-use mccs_cuda::{DriverError, OwnedStream, while_capturing};
+use mccs_cuda::{DriverError, OwnedStream, PinnedMemory, while_capturing};
 use mccs_ipc::types::{CollectiveKind, DataType};
-use mccs_kernels::cuda::{Algorithm, AreaCounts};
+use mccs_kernels::cuda::{Algorithm, AreaCounts, AreaLayout};
 
 use super::communicator::{Backend, CudaCommunicator};
 use super::cuda_error;
@@ -24,8 +24,8 @@ pub enum Carrier {
         is_two_shot: bool,
         /// NCCL's name for how data and flags go: `LL`, `LL128` or `SIMPLE`.
         protocol: &'static str,
-        /// Whether the kernel leaves a stamp that can be told from others.
-        is_stamped: bool,
+        /// The number of the stamp that the kernel leaves, if it is the next one; none where it cannot be told from others.
+        stamp: Option<u64>,
     },
     /// The service's copy engines.
     CopyEngines,
@@ -44,10 +44,15 @@ pub struct RanAt {
     pub ended_ns: u64,
 }
 
-/// Reads a rank's stamps.
+/// Reads a rank's stamps. Nobody waits for a copy, and the driver is called twice for one: other threads' launches wait for each call.
 pub struct StampReader {
     stream: OwnedStream,
     member: Arc<Member>,
+    /// Where copies go.
+    copied: PinnedMemory,
+    is_under_way: bool,
+    /// Why no copy could be begun.
+    failed: Option<Error>,
     counts: AreaCounts,
 }
 
@@ -60,7 +65,8 @@ impl CudaCommunicator {
         }
         let Backend::DeviceInitiated(comm) = self.backend() else { return Carrier::Service };
         let bytes = kind.payload_count(count, self.nranks()).saturating_mul(dtype.size_bytes() as u64);
-        let Some(algorithm) = comm.algorithm(kind, bytes) else { return Carrier::CopyEngines };
+        let (algorithm, stamp) = comm.outlook(kind, bytes);
+        let Some(algorithm) = algorithm else { return Carrier::CopyEngines };
         let protocol = match algorithm {
             Algorithm::LlOneShot | Algorithm::LlTwoShot => "LL",
             Algorithm::Ll128OneShot | Algorithm::Ll128TwoShot => "LL128",
@@ -68,7 +74,7 @@ impl CudaCommunicator {
         };
         let is_two_shot =
             matches!(algorithm, Algorithm::LlTwoShot | Algorithm::Ll128TwoShot | Algorithm::SimpleTwoShot);
-        Carrier::Kernel { is_two_shot, protocol, is_stamped: comm.has_known_stamps() }
+        Carrier::Kernel { is_two_shot, protocol, stamp }
     }
 
     /// Kernels of collectives that were launched outside of graphs: the last one's number on the symmetric buffer.
@@ -90,28 +96,61 @@ impl CudaCommunicator {
             return Ok(None);
         }
         let member = Arc::clone(comm.member());
-        let stream = OwnedStream::new(&member.context).map_err(cuda_error)?;
-        Ok(Some(StampReader { stream, member, counts: AreaCounts::default() }))
+        // Another thread may be capturing, which must not be disturbed.
+        let made = while_capturing(|| {
+            let copied = PinnedMemory::new(&member.context, AreaLayout::COUNTED_BYTES)?;
+            Ok((OwnedStream::new(&member.context)?, copied))
+        });
+        let (stream, copied) = made.and_then(|made: Result<_, DriverError>| made).map_err(cuda_error)?;
+        let (is_under_way, failed, counts) = (false, None, AreaCounts::default());
+        Ok(Some(StampReader { stream, member, copied, is_under_way, failed, counts }))
     }
 }
 
 impl StampReader {
-    /// Copies what kernels have left so far.
+    /// Begins to copy what kernels have left so far, unless a copy is under way. [`StampReader::has_come`] has the error, if it fails.
+    pub fn begin(&mut self) {
+        if self.is_under_way || self.failed.is_some() {
+            return;
+        }
+        let (stream, area, to) = (&self.stream, self.member.area(), self.copied.address());
+        // SAFETY: the symmetric buffer is mapped as long as the member lives, and begins with as many bytes; so many are at the other end, too,
+        // until the stream is idle.
+        let begun = self.in_context(|| unsafe { stream.raw().copy(to, area, AreaLayout::COUNTED_BYTES) });
+        match begun {
+            Ok(()) => self.is_under_way = true,
+            Err(error) => self.failed = Some(error),
+        }
+    }
+
+    /// Whether a copy has ended since the last time: then the functions below tell what it has brought.
     ///
     /// # Errors
     /// [`Error::Cuda`], [`Error::InvalidArgument`] once the rank has left.
-    pub fn read(&mut self) -> Result<(), Error> {
+    pub fn has_come(&mut self) -> Result<bool, Error> {
         if self.member.has_left() {
             return Err(Error::argument("the communicator has been finalized"));
         }
-        let (stream, area, to) = (&self.stream, self.member.area(), self.counts.as_bytes_mut());
-        // Another thread may be capturing, which must not be disturbed.
-        // SAFETY: the symmetric buffer is mapped as long as the member lives, and begins with as many bytes.
-        let read: Result<Result<(), DriverError>, DriverError> = while_capturing(|| unsafe { stream.read(to, area) });
-        read.and_then(|read| read).map_err(cuda_error)
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        // SAFETY: the stream is the reader's.
+        if !self.is_under_way || !self.in_context(|| unsafe { self.stream.raw().is_idle() })? {
+            return Ok(false);
+        }
+        self.is_under_way = false;
+        // SAFETY: the copy has ended, and no other was begun.
+        self.counts.as_bytes_mut().copy_from_slice(unsafe { self.copied.bytes() });
+        Ok(true)
     }
 
-    /// Collectives that had ended when it was read.
+    /// Calls the driver, also while another thread captures, which must not be disturbed.
+    fn in_context<T>(&self, call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, Error> {
+        let _entered = self.member.context.enter().map_err(cuda_error)?;
+        while_capturing(call).and_then(|called| called).map_err(cuda_error)
+    }
+
+    /// Collectives that had ended when the last copy was begun.
     #[must_use]
     pub fn ended(&self) -> u64 {
         self.counts.operations()
@@ -128,5 +167,14 @@ impl StampReader {
     #[must_use]
     pub fn is_aborted(&self) -> bool {
         self.member.has_left() || self.member.page.is_aborted()
+    }
+}
+
+impl Drop for StampReader {
+    fn drop(&mut self) {
+        if self.is_under_way {
+            // SAFETY: the stream is the reader's. Its copy waits for nobody, and must not go to memory that is not there any more.
+            let _ = self.in_context(|| unsafe { self.stream.raw().synchronize() });
+        }
     }
 }

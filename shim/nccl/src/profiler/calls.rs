@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Arc;
 
-use mccs::cuda::Carrier;
+use mccs::cuda::{Carrier, CudaCommunicator};
 use mccs::{CollectiveKind, DataType, Error};
 use mccs_cuda::RawStream;
 
@@ -80,17 +80,6 @@ pub(crate) fn user_tag() -> u64 {
     USER_TAG.try_with(Cell::get).unwrap_or(0)
 }
 
-/// Types that belong to calls.
-const OF_CALLS: u64 = kind::GROUP
-    | kind::COLL
-    | kind::P2P
-    | kind::KERNEL_CH
-    | kind::GROUP_API
-    | kind::COLL_API
-    | kind::P2P_API
-    | kind::KERNEL_LAUNCH
-    | kind::CE_COLL;
-
 /// Whether a stream is captured.
 ///
 /// # Safety
@@ -109,7 +98,7 @@ pub(crate) unsafe fn collective(
     call: &Collective,
     enqueue: impl FnOnce() -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let Some(profile) = comm.profile().filter(|_| Plugin::wants(OF_CALLS)) else { return enqueue() };
+    let Some(profile) = comm.profile().filter(|_| Plugin::wants(kind::OF_CALLS)) else { return enqueue() };
     let &Collective { function, kind, send, recv, count, root, dtype, stream } = call;
     let sequence = profile.next_sequence(function);
     // SAFETY: the caller's contract.
@@ -129,7 +118,7 @@ pub(crate) unsafe fn p2p(
     call: &PointToPoint,
     enqueue: impl FnOnce() -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let Some(profile) = comm.profile().filter(|_| Plugin::wants(OF_CALLS)) else { return enqueue() };
+    let Some(profile) = comm.profile().filter(|_| Plugin::wants(kind::OF_CALLS)) else { return enqueue() };
     let &PointToPoint { function, buffer, count, peer, dtype, stream } = call;
     // SAFETY: the caller's contract.
     let is_captured = unsafe { is_captured(stream) };
@@ -144,40 +133,47 @@ fn call_in_group(
     what: What,
     enqueue: impl FnOnce() -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let (event, is_captured) = match &what {
-        What::Collective { coll, .. } => (Event::CollApi(coll), coll.is_captured),
-        What::P2pCall(p2p) => (Event::P2pApi(p2p), p2p.is_captured),
-    };
     let depth = crate::group::depth();
-    let group = begin_group(profile, depth, is_captured);
-    let api = profile.start(&event, group);
-    if depth > 0 {
-        let result = enqueue();
-        profile.plugin.stop(api);
-        if result.is_ok() {
-            let call = Call { comm: comm.clone(), api, what };
-            // A thread that ends has no group.
-            let _ = GROUP.try_with(|group| group.borrow_mut().calls.push(call));
-        }
-        return result;
+    if depth == 0 {
+        return call_alone(comm, profile, &what, enqueue);
     }
+    let event = what.event();
+    let api = profile.start(&event, begin_group(profile, depth, what.is_captured()));
+    let result = enqueue();
     profile.plugin.stop(api);
-    let call = Call { comm: comm.clone(), api, what };
-    let result = launch(&[call], group, enqueue);
-    end_api();
+    if result.is_ok() {
+        let call = Call { comm: comm.clone(), api, what };
+        // A thread that ends has no group.
+        let _ = GROUP.try_with(|group| group.borrow_mut().calls.push(call));
+    }
     result
 }
 
-/// The event of the group that a call is in, which its first call begins.
+/// A call that is a group of its own, which counts as one. Programs make most calls so: nothing is allocated.
+fn call_alone(
+    comm: &Made,
+    profile: &Arc<Profile>,
+    what: &What,
+    enqueue: impl FnOnce() -> Result<(), Error>,
+) -> Result<(), Error> {
+    let group = profile.start(&Event::GroupApi { is_captured: what.is_captured(), depth: 1 }, Handle::NONE);
+    let api = profile.start(&what.event(), group);
+    profile.plugin.stop(api);
+    let mut launched = Launched::begin(comm, profile, what, group);
+    let operation = launched.start(what, api);
+    let result = enqueue();
+    launched.end(&[operation]);
+    profile.plugin.stop(group);
+    result
+}
+
+/// The event of the group that a program's call is in, which its first call begins.
 fn begin_group(profile: &Arc<Profile>, depth: u32, is_captured: bool) -> Handle {
     let begun = GROUP.try_with(|group| {
         let mut group = group.borrow_mut();
         let (handle, _) = group.api.get_or_insert_with(|| {
-            // A call alone is in a group of this library's, which counts as one.
             let handle = profile.start(&Event::GroupApi { is_captured, depth: depth as c_int + 1 }, Handle::NONE);
-            if depth > 0 {
-                profile.plugin.record(handle, state::GROUP_START_API_STOP, None);
-            }
+            profile.plugin.record(handle, state::GROUP_START_API_STOP, None);
             (handle, Arc::clone(profile))
         });
         *handle
@@ -201,7 +197,7 @@ pub(crate) fn drop_group() {
 
 /// Ends a program's outermost group: `launch_all` enqueues what it has collected.
 pub(crate) fn end_group<R>(launch_all: impl FnOnce() -> Result<R, Error>) -> Result<R, Error> {
-    if !Plugin::wants(OF_CALLS) {
+    if !Plugin::wants(kind::OF_CALLS) {
         return launch_all();
     }
     let taken = GROUP.try_with(|group| std::mem::take(&mut group.borrow_mut().calls)).unwrap_or_default();
@@ -217,103 +213,129 @@ pub(crate) fn end_group<R>(launch_all: impl FnOnce() -> Result<R, Error>) -> Res
     result
 }
 
-/// Events of one communicator's operations in a group.
-struct Launched<'a> {
-    comm: &'a Made,
-    profile: &'a Arc<Profile>,
-    group: Handle,
-    launch: Handle,
-    operations: Vec<Handle>,
-    /// Operations whose kernels leave stamps.
-    stamped: Vec<Handle>,
-    /// Kernels before.
-    kernels: u64,
-}
-
 /// Enqueues calls, within events of their operations.
 fn launch<R>(calls: &[Call], api: Handle, enqueue: impl FnOnce() -> Result<R, Error>) -> Result<R, Error> {
-    let mut all: Vec<Launched<'_>> = Vec::new();
+    let mut all: Vec<(Launched<'_>, Vec<Operation>)> = Vec::new();
     for call in calls {
-        let at = all.iter().position(|launched| launched.comm.is(&call.comm));
-        let at = at.or_else(|| {
-            all.push(Launched::begin(call, api)?);
-            Some(all.len() - 1)
+        let Some(profile) = call.comm.profile() else { continue };
+        let at = all.iter().position(|(launched, _)| launched.comm.is(&call.comm)).unwrap_or_else(|| {
+            all.push((Launched::begin(&call.comm, profile, &call.what, api), Vec::new()));
+            all.len() - 1
         });
-        if let Some(at) = at {
-            all[at].add(call);
-        }
+        let (launched, operations) = &mut all[at];
+        operations.push(launched.start(&call.what, call.api));
     }
     let result = enqueue();
-    all.into_iter().for_each(Launched::end);
+    all.into_iter().for_each(|(launched, operations)| launched.end(&operations));
     result
 }
 
-impl<'a> Launched<'a> {
-    fn begin(call: &'a Call, api: Handle) -> Option<Self> {
-        let comm = &call.comm;
-        let profile = comm.profile()?;
-        let group = profile.start(&Event::Group, Handle::NONE);
-        let stream = match &call.what {
+impl What {
+    /// Its event as a call.
+    fn event(&self) -> Event<'_> {
+        match self {
+            What::Collective { coll, .. } => Event::CollApi(coll),
+            What::P2pCall(p2p) => Event::P2pApi(p2p),
+        }
+    }
+
+    fn is_captured(&self) -> bool {
+        match self {
+            What::Collective { coll, .. } => coll.is_captured,
+            What::P2pCall(p2p) => p2p.is_captured,
+        }
+    }
+
+    fn stream(&self) -> *mut c_void {
+        match self {
             What::Collective { coll, .. } => coll.stream,
             What::P2pCall(p2p) => p2p.stream,
-        };
-        let launch = profile.start(&Event::KernelLaunch { stream }, api);
-        let kernels = comm.communicator().map_or(0, |comm| comm.kernels_launched());
-        Some(Launched { comm, profile, group, launch, operations: Vec::new(), stamped: Vec::new(), kernels })
-    }
-
-    fn add(&mut self, call: &Call) {
-        let group = self.group.0;
-        match &call.what {
-            What::P2pCall(p2p) => {
-                self.operations.push(self.profile.start(&Event::P2p { p2p, group }, call.api));
-            }
-            What::Collective { coll, kind, dtype } => {
-                let comm = self.comm.communicator();
-                let carrier = comm.map_or(Carrier::Nobody, |comm| comm.carrier(*kind, coll.count as u64, *dtype));
-                let by_engines = Event::CeColl { coll };
-                if carrier == Carrier::CopyEngines && self.profile.plugin.hears_of(&by_engines) {
-                    self.operations.push(self.profile.start(&by_engines, call.api));
-                    return;
-                }
-                let way = way(carrier, coll.is_captured);
-                let operation = self.profile.start(&Event::Coll { coll, way, group }, call.api);
-                self.operations.push(operation);
-                if way.channels > 0 {
-                    self.stamped.push(operation);
-                }
-            }
         }
     }
+}
 
-    fn end(self) {
-        let Launched { comm, profile, group, launch, operations, stamped, kernels } = self;
+/// Events of one communicator's operations in a group.
+struct Launched<'a> {
+    comm: &'a Made,
+    /// None while it is suspended.
+    communicator: Option<Arc<CudaCommunicator>>,
+    profile: &'a Arc<Profile>,
+    group: Handle,
+    launch: Handle,
+    /// Operations so far whose kernels leave stamps.
+    stamped: u64,
+}
+
+/// An operation's event, and the number of the stamp that its kernel leaves, if it does.
+struct Operation {
+    event: Handle,
+    stamp: Option<u64>,
+}
+
+impl<'a> Launched<'a> {
+    /// With the first of its calls.
+    fn begin(comm: &'a Made, profile: &'a Arc<Profile>, first: &What, api: Handle) -> Self {
+        let group = profile.start(&Event::Group, Handle::NONE);
+        let launch = profile.start(&Event::KernelLaunch { stream: first.stream() }, api);
+        Launched { comm, communicator: comm.communicator(), profile, group, launch, stamped: 0 }
+    }
+
+    /// Begins the event of an operation, in that of its call.
+    fn start(&mut self, what: &What, api: Handle) -> Operation {
+        let (profile, group) = (self.profile, self.group.0);
+        let (coll, kind, dtype) = match what {
+            What::P2pCall(p2p) => {
+                return Operation { event: profile.start(&Event::P2p { p2p, group }, api), stamp: None };
+            }
+            What::Collective { coll, kind, dtype } => (coll, *kind, *dtype),
+        };
+        let comm = self.communicator.as_ref();
+        let carrier = comm.map_or(Carrier::Nobody, |comm| comm.carrier(kind, coll.count as u64, dtype));
+        let by_engines = Event::CeColl { coll };
+        if carrier == Carrier::CopyEngines && profile.plugin.hears_of(&by_engines) {
+            return Operation { event: profile.start(&by_engines, api), stamp: None };
+        }
+        let (way, stamp) = way(carrier, coll.is_captured);
+        // Nothing of the group was launched when the carrier was asked for.
+        let stamp = stamp.map(|next| next + self.stamped);
+        self.stamped += u64::from(stamp.is_some());
+        Operation { event: profile.start(&Event::Coll { coll, way, group }, api), stamp }
+    }
+
+    fn end(self, operations: &[Operation]) {
+        let Launched { profile, group, launch, .. } = self;
         profile.plugin.stop(launch);
         // Before the operations are stopped: a plugin may forget those that nothing belongs to.
-        if Plugin::wants(kind::KERNEL_CH) {
-            let last = comm.communicator().map_or(0, |comm| comm.kernels_launched());
-            let (launched, lost): (Vec<_>, Vec<_>) =
-                (kernels + 1..).zip(stamped).partition(|(number, _)| *number <= last);
-            lost.into_iter().for_each(|(_, operation)| profile.tell_kernel(operation, None));
-            profile.expect_kernels(launched);
+        if self.stamped > 0 && Plugin::wants(kind::KERNEL_CH) {
+            let last = self.communicator.as_ref().map_or(0, |comm| comm.kernels_launched());
+            let stamped = operations.iter().filter_map(|&Operation { event, stamp }| Some((stamp?, event)));
+            for (number, event) in stamped.filter(|(_, event)| *event != Handle::NONE) {
+                // What was not launched leaves no stamp.
+                if number <= last {
+                    profile.expect_kernel(number, event);
+                } else {
+                    profile.tell_kernel(event, None);
+                }
+            }
         }
-        operations.into_iter().for_each(|operation| profile.plugin.stop(operation));
+        operations.iter().for_each(|operation| profile.plugin.stop(operation.event));
         profile.plugin.stop(group);
     }
 }
 
-/// How a collective goes, in the words that plugins know.
-fn way(carrier: Carrier, is_captured: bool) -> Way {
+/// How a collective goes, in the words that plugins know, and the number of the stamp that its kernel leaves.
+fn way(carrier: Carrier, is_captured: bool) -> (Way, Option<u64>) {
     const BULK: &CStr = c"SIMPLE";
     let of = |algorithm, protocol, channels| Way { algorithm, protocol, channels, warps: 0 };
     match carrier {
-        Carrier::Kernel { is_two_shot, protocol, is_stamped } => {
+        Carrier::Kernel { is_two_shot, protocol, stamp } => {
             let protocol = [c"LL", c"LL128"].into_iter().find(|name| name.to_bytes() == protocol.as_bytes());
             let algorithm = if is_two_shot { c"TWO_SHOT" } else { c"ONE_SHOT" };
-            of(algorithm, protocol.unwrap_or(BULK), u8::from(is_stamped && !is_captured))
+            let stamp = stamp.filter(|_| !is_captured);
+            (of(algorithm, protocol.unwrap_or(BULK), u8::from(stamp.is_some())), stamp)
         }
-        Carrier::CopyEngines => of(c"CE", BULK, 0),
-        Carrier::Service => of(c"SERVICE", BULK, 0),
-        Carrier::Nobody => of(c"NONE", BULK, 0),
+        Carrier::CopyEngines => (of(c"CE", BULK, 0), None),
+        Carrier::Service => (of(c"SERVICE", BULK, 0), None),
+        Carrier::Nobody => (of(c"NONE", BULK, 0), None),
     }
 }

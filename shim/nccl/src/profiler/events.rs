@@ -13,6 +13,11 @@ pub(super) mod kind {
     pub(crate) const P2P_API: u64 = 1 << 10;
     pub(crate) const KERNEL_LAUNCH: u64 = 1 << 11;
     pub(crate) const CE_COLL: u64 = 1 << 12;
+
+    /// Types that belong to calls.
+    pub(crate) const OF_CALLS: u64 = GROUP_API | OF_API | P2P_API | KERNEL_LAUNCH | GROUP | P2P;
+    /// A collective's call, and what lies in it.
+    pub(crate) const OF_API: u64 = COLL_API | COLL | CE_COLL | KERNEL_CH;
 }
 
 /// `ncclProfilerEventState_t`, those of events here.
@@ -128,6 +133,20 @@ impl Event<'_> {
             Event::CeColl { .. } => kind::CE_COLL,
             Event::P2p { .. } => kind::P2P,
             Event::KernelCh { .. } => kind::KERNEL_CH,
+        }
+    }
+
+    /// What a plugin wants that is told of such events: as in NCCL, a parent comes with whatever lies in it.
+    pub(super) fn wanted_with(&self) -> u64 {
+        match self {
+            Event::GroupApi { .. } => kind::OF_CALLS,
+            Event::CollApi(_) => kind::OF_API,
+            Event::P2pApi(_) => kind::P2P_API | kind::P2P,
+            Event::Group => kind::GROUP | kind::COLL | kind::CE_COLL | kind::P2P | kind::KERNEL_CH,
+            Event::Coll { .. } => kind::COLL | kind::KERNEL_CH,
+            Event::KernelLaunch { .. } | Event::CeColl { .. } | Event::P2p { .. } | Event::KernelCh { .. } => {
+                self.kind()
+            }
         }
     }
 

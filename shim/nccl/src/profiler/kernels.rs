@@ -1,6 +1,7 @@
 //! Events of kernels: a thread reads the stamps that kernels leave, and tells of them.
 //!
-//! It sleeps while no collective waits for its stamp. An operation whose stamp is lost (512 others came before it was read, or the
+//! Calls of the program share the driver and a lock with it, so it holds neither for long: it begins a copy, sleeps, and tells of what the copy
+//! has brought. It sleeps for good while no collective waits for its stamp. An operation whose stamp is lost (512 others came before it was read, or the
 //! communicator was aborted) is told without times, so that plugins forget no event.
 
 use std::collections::VecDeque;
@@ -20,17 +21,40 @@ const READ_EVERY: Duration = Duration::from_millis(1);
 const STAMPS: u64 = 512;
 
 /// A communicator's kernels that have not been told of.
-pub(super) struct Kernels(Mutex<Waiting>);
+pub(super) struct Kernels {
+    /// Locked by calls, so never while the driver or a plugin is called.
+    waiting: Mutex<Waiting>,
+    /// Locked by whoever tells. Comes before `waiting`.
+    reader: Mutex<StampReader>,
+}
 
+#[derive(Default)]
 struct Waiting {
-    reader: StampReader,
     /// By the operation's number, in order, with the event that the kernel belongs to.
     operations: VecDeque<(u64, Handle)>,
+    /// Whether the thread looks after them.
+    is_watched: bool,
 }
 
 impl Kernels {
     pub(super) fn new(reader: StampReader) -> Self {
-        Kernels(Mutex::new(Waiting { reader, operations: VecDeque::new() }))
+        Kernels { waiting: Mutex::default(), reader: Mutex::new(reader) }
+    }
+
+    /// Adds an operation. Returns whether the thread has to be told.
+    fn add(&self, number: u64, operation: Handle) -> bool {
+        let mut waiting = locked(&self.waiting);
+        waiting.operations.push_back((number, operation));
+        !std::mem::replace(&mut waiting.is_watched, true)
+    }
+
+    /// Puts back what has not ended, before all that has come meanwhile. Returns whether there is anything.
+    fn put_back(&self, mut rest: VecDeque<(u64, Handle)>) -> bool {
+        let mut waiting = locked(&self.waiting);
+        rest.append(&mut waiting.operations);
+        waiting.operations = rest;
+        waiting.is_watched = !waiting.operations.is_empty();
+        waiting.is_watched
     }
 }
 
@@ -44,16 +68,10 @@ struct Watched {
 }
 
 impl Profile {
-    /// Operations were launched, whose kernels' events come later: in order, with the operations' numbers.
-    pub(super) fn expect_kernels(self: &Arc<Self>, operations: impl IntoIterator<Item = (u64, Handle)>) {
+    /// An operation was launched, whose kernel's event comes later: in the order of the operations' numbers.
+    pub(super) fn expect_kernel(self: &Arc<Self>, number: u64, operation: Handle) {
         let Some(kernels) = &self.kernels else { return };
-        let was_idle = {
-            let mut waiting = locked(&kernels.0);
-            let was_idle = waiting.operations.is_empty();
-            waiting.operations.extend(operations);
-            was_idle && !waiting.operations.is_empty()
-        };
-        if was_idle {
+        if kernels.add(number, operation) {
             let (watched, changed) = &*WATCHED;
             let mut watched = locked(watched);
             watched.profiles.push(Arc::downgrade(self));
@@ -72,25 +90,28 @@ impl Profile {
         self.plugin.stop(kernel);
     }
 
-    /// Tells of kernels that have ended. Returns whether some have not.
+    /// Tells of kernels that had ended when their stamps were last copied, and has them copied again for the rest. Returns whether there are
+    /// such.
     fn tell_kernels(&self) -> bool {
         let Some(kernels) = &self.kernels else { return false };
-        let mut waiting = locked(&kernels.0);
-        let Waiting { reader, operations } = &mut *waiting;
-        if operations.is_empty() {
-            return false;
-        }
-        let is_over = reader.read().is_err() || reader.is_aborted();
+        let mut reader = locked(&kernels.reader);
+        let has_come = reader.has_come();
+        let is_over = has_come.is_err() || reader.is_aborted();
+        let mut operations = std::mem::take(&mut locked(&kernels.waiting).operations);
         while let Some(&(number, operation)) = operations.front() {
             let ran = reader.ran_at(number);
             // The count may come before the stamp.
             if ran.is_none() && !is_over && reader.ended() < number + STAMPS {
-                return true;
+                break;
             }
             operations.pop_front();
             self.tell_kernel(operation, ran);
         }
-        false
+        // A copy that cannot be begun is an error of `has_come`, next time.
+        kernels.put_back(operations) && {
+            reader.begin();
+            true
+        }
     }
 
     /// Waits until all kernels have ended, and tells of them.

@@ -118,7 +118,7 @@ impl Plugin {
         Some(context)
     }
 
-    /// Begins an event, if it wants such.
+    /// Begins an event, if it wants such, or what lies in such.
     pub(super) fn start(
         &self,
         context: *mut c_void,
@@ -127,7 +127,7 @@ impl Plugin {
         rank: c_int,
         named: &Named<'_>,
     ) -> Handle {
-        if !event.is_known_to(self.version) {
+        if !event.is_known_to(self.version) || !Plugin::wants(event.wanted_with()) {
             return Handle::NONE;
         }
         let mut handle = std::ptr::null_mut();

@@ -146,26 +146,33 @@ impl DeviceInitiatedCommunicator {
         self.is_timed
     }
 
-    /// Whether kernels leave stamps with numbers that are known here: graphs that are replayed count too, on the GPU alone.
-    pub(super) fn has_known_stamps(&self) -> bool {
-        self.is_timed && !locked(&self.order).launches.has_captured()
-    }
-
     /// Collectives' kernels launched so far, without those that went into graphs.
     pub(super) fn kernels_launched(&self) -> u64 {
         locked(&self.order).launched
     }
 
-    /// The kernels' algorithm for a payload under the strategy of now; none where it goes by copy engines.
-    pub(super) fn algorithm(&self, kind: CollectiveKind, payload_bytes: u64) -> Option<Algorithm> {
-        let number = locked(&self.order).next_number();
-        let strategy = strategy_of(&self.member.page.published_strategy(number)?);
+    /// How the next collective would go, under the strategy of now: the kernels' algorithm for a payload, none where it goes by copy engines; and
+    /// the number of the kernel's stamp, if that is known: graphs that are replayed count too, on the GPU alone.
+    pub(super) fn outlook(&self, kind: CollectiveKind, payload_bytes: u64) -> (Option<Algorithm>, Option<u64>) {
+        let order = locked(&self.order);
+        let stamp = (self.is_timed && !order.launches.has_captured()).then_some(order.launched + 1);
+        let Some(strategy) = self.strategy_of_now(&order) else { return (None, stamp) };
         let chosen = strategy.choose(kind, payload_bytes).filter(|_| self.execution == Execution::Ranks);
-        match (chosen, self.large) {
+        let algorithm = match (chosen, self.large) {
             (Some((algorithm, _)), _) => Some(algorithm),
             (None, Some(_)) => None,
             (None, None) => Some(Algorithm::SimpleTwoShot),
+        };
+        (algorithm, stamp)
+    }
+
+    /// The strategy of the next collective, which has not been announced: so what is read anew may change meanwhile, and is not kept.
+    fn strategy_of_now(&self, order: &Order) -> Option<DirectStrategy> {
+        let (number, page, known) = (order.next_number(), &self.member.page, &order.strategy);
+        if known.published == page.published() && known.operations.contains(&number) {
+            return Some(known.strategy);
         }
+        Some(strategy_of(&page.published_strategy(number)?))
     }
 
     pub(super) fn client(&self) -> &Client {
