@@ -3,10 +3,11 @@
 // a flush by a read on a queue pair that is connected to itself. Data are random, and checked; with memory of GPUs where
 // asked for.
 //
-// usage: nccl_sequence LIBRARY host|dma-buf|peer check|rate
+// usage: nccl_sequence LIBRARY host|dma-buf|peer check|rate|cost
 //
 // LIBRARY is the emulated devices as tests/nics/versioned links them; MCCS_NICS names their folder, which has hosts h0 and h1:
-// the first device of each is used. `rate` prints what the devices carry. Needs no headers but libc's.
+// the first device of each is used. `rate` prints what the devices carry, `cost` what that costs the processor: time of 8 B there and
+// back, and processor time, switches and threads of both processes. Needs no headers but libc's.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -15,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -346,16 +348,104 @@ static void measure(struct qp *qp, const struct announcement *to) {
     }
 }
 
+// What a process has taken so far.
+struct taken { double seconds; long switches, threads; };
+
+static struct taken taken(void) {
+    struct rusage usage;
+    struct taken found = {0};
+    CHECK(getrusage(RUSAGE_SELF, &usage) == 0, "usage");
+    found.seconds = (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) + (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
+    found.switches = usage.ru_nvcsw + usage.ru_nivcsw;
+    FILE *status = fopen("/proc/self/status", "r");
+    for (char line[256]; status && fgets(line, sizeof line, status);) sscanf(line, "Threads: %ld", &found.threads);
+    if (status) fclose(status);
+    return found;
+}
+
 static void swap(int fd, const void *own, void *peer, size_t bytes) {
     CHECK(send(fd, own, bytes, 0) == (ssize_t)bytes && recv(fd, peer, bytes, MSG_WAITALL) == (ssize_t)bytes, "the other side is gone");
 }
 
-static void run(int host, int fd, const char *kind, int is_check, uint64_t seed) {
+static int compare(const void *left, const void *right) {
+    double a = *(const double *)left, b = *(const double *)right;
+    return (a > b) - (a < b);
+}
+
+// A write to the other side's last bytes of its buffer, or what has come from there: a completion tells of it, or memory does.
+static void tell(struct qp *qp, const struct announcement *to, uint64_t number, int is_by_memory) {
+    *(volatile uint64_t *)(uintptr_t)(buffer + BUFFER - 16) = number;
+    struct sge sge = {buffer + BUFFER - 16, 8, buffer_mr->lkey};
+    struct send_wr wr = {.opcode = is_by_memory ? WRITE : WRITE_IMM, .sg_list = &sge, .num_sge = 1, .remote_addr = to->addr + BUFFER - 8, .rkey = to->rkey};
+    // Some are signaled, or the queue fills.
+    wr.send_flags = number % 8 == 0 ? SIGNALED : 0;
+    post(qp, &wr);
+    if (is_by_memory && wr.send_flags) completion();
+}
+
+static void hear(struct qp *qp, uint64_t number, int is_by_memory) {
+    static uint64_t unheard;
+    if (is_by_memory) {
+        while (*(volatile uint64_t *)(uintptr_t)(buffer + BUFFER - 8) != number) {
+        }
+        return;
+    }
+    for (; unheard == 0; unheard += completion().opcode == 129) {
+    }
+    unheard -= 1;
+    struct recv_wr wr = {.wr_id = number}, *bad = NULL;
+    CHECK(context->post_recv(qp, &wr, &bad) == 0, "posting");
+}
+
+// 8 B there and back, then 64 KiB writes one way: times, and what both processes have taken.
+static void cost(struct qp *qp, const struct announcement *to, int host, int fd) {
+    enum { TURNS = 4000, WRITES = 20000 };
+    static double times[TURNS];
+    struct recv_wr wr = {0}, *bad = NULL;
+    for (int at = 0; at < SLOTS; at++) CHECK(context->post_recv(qp, &wr, &bad) == 0, "posting");
+    for (int kind = 0; kind < 3; kind++) {
+        uint64_t ready = 0, other;
+        swap(fd, &ready, &other, sizeof ready);
+        struct taken before = taken(), theirs_after;
+        double start = now();
+        for (uint64_t turn = 1; kind < 2 && turn <= TURNS; turn++) {
+            double begin = now();
+            if (host == 0) tell(qp, to, turn, kind);
+            hear(qp, turn, kind);
+            if (host == 1) tell(qp, to, turn, kind);
+            times[turn - 1] = (now() - begin) * 1e6;
+        }
+        for (int done = 0, posted = 0; kind == 2 && host == 0 && done < WRITES; done++) {
+            for (; posted < WRITES && posted - done < REQUESTS; posted++) {
+                struct sge sge = {buffer, 65536, buffer_mr->lkey};
+                struct send_wr write = {.opcode = WRITE, .sg_list = &sge, .num_sge = 1, .send_flags = SIGNALED, .remote_addr = to->addr, .rkey = to->rkey};
+                post(qp, &write);
+            }
+            completion();
+        }
+        double wall = now() - start;
+        struct taken after = taken();
+        after.seconds -= before.seconds;
+        after.switches -= before.switches;
+        swap(fd, &after, &theirs_after, sizeof after);
+        if (host) continue;
+        const char *names[] = {"8 B by completions", "8 B by memory", "64 KiB writes"};
+        qsort(times, TURNS, sizeof *times, compare);
+        printf("%s: %.3f s, processor %.3f + %.3f s, %ld + %ld switches, %ld + %ld threads", names[kind], wall, after.seconds, theirs_after.seconds, after.switches,
+               theirs_after.switches, after.threads, theirs_after.threads);
+        if (kind < 2) printf(", there and back %.2f us at p50, %.2f at p99\n", times[TURNS / 2], times[TURNS - TURNS / 100]);
+        if (kind == 2) printf(", %.2f GB/s, %.3f s of the processor a GB\n", WRITES * 65536e-9 / wall, (after.seconds + theirs_after.seconds) / (WRITES * 65536e-9));
+        fflush(stdout);
+    }
+}
+
+static void run(int host, int fd, const char *kind, const char *what, uint64_t seed) {
+    int is_check = strcmp(what, "check") == 0, is_cost = strcmp(what, "cost") == 0;
     open_device_of(host);
     if (is_gpu) open_gpu(host);
     register_buffer(kind);
     CHECK(cq = create_cq(context, 2 * SLOTS, NULL, NULL, 0), "queue");
-    struct qp *qp = make_qp(2 * SLOTS, host ? SLOTS : 0, REMOTE_WRITE), *flush = NULL;
+    struct qp *qp = make_qp(2 * SLOTS, host || is_cost ? SLOTS : 0, REMOTE_WRITE), *flush = NULL;
     struct mr *fifo = reg_mr(pd, (void *)(uintptr_t)announcements, sizeof announcements, REMOTE_WRITE | LOCAL_WRITE | REMOTE_READ);
     CHECK(fifo, "registers");
     struct hello own = {.qpn = qp->qp_num, .announcements = (uint64_t)(uintptr_t)announcements, .rkey = fifo->rkey}, peer;
@@ -368,7 +458,10 @@ static void run(int host, int fd, const char *kind, int is_check, uint64_t seed)
     connect_qp(qp, peer.qpn, peer.gid);
     struct announcement mine = {.addr = buffer, .rkey = buffer_mr->rkey}, theirs;
     swap(fd, &mine, &theirs, sizeof mine);
-    if (!is_check) {
+    if (is_cost) {
+        CHECK(!is_gpu, "memory of the host");
+        cost(qp, &theirs, host, fd);
+    } else if (!is_check) {
         if (host == 0) measure(qp, &theirs);
     } else if (host == 0) {
         send_all(qp, seed);
@@ -387,9 +480,9 @@ static void run(int host, int fd, const char *kind, int is_check, uint64_t seed)
 }
 
 int main(int count, char **arguments) {
-    CHECK(count == 4, "usage: nccl_sequence LIBRARY host|dma-buf|peer check|rate");
+    CHECK(count == 4, "usage: nccl_sequence LIBRARY host|dma-buf|peer check|rate|cost");
     is_gpu = strcmp(arguments[2], "host") != 0;
-    int is_check = strcmp(arguments[3], "check") == 0, ends[2];
+    int ends[2];
     uint64_t seed = (uint64_t)time(NULL) * 1000003 + (uint64_t)getpid();
     CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0, "sockets");
     pid_t child = fork();
@@ -399,7 +492,7 @@ int main(int count, char **arguments) {
     setenv("MCCS_NICS_HOST", host ? "h1" : "h0", 1);
     alarm(300);
     load(arguments[1]);
-    run(host, ends[host], arguments[2], is_check, seed);
+    run(host, ends[host], arguments[2], arguments[3], seed);
     if (child == 0) _exit(0);
     int status = 0;
     CHECK(waitpid(child, &status, 0) == child && status == 0, "host 1 ends with %d", status);

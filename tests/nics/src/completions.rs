@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::abi::{CompChannel, Cq, Wc};
+use crate::served::Served;
 
 /// Events in order, and a pipe that wakes whoever waits for them. An event whose object is destroyed is forgotten.
 #[derive(Debug)]
@@ -71,6 +72,9 @@ unsafe impl Send for Told {}
 #[repr(C)]
 pub(crate) struct CompletionQueue {
     pub abi: Cq,
+    /// In the bell's page.
+    pub place: u32,
+    queue_pairs: RwLock<Vec<Arc<Served>>>,
     state: Mutex<Entries>,
     /// Outlives it; null: none.
     channel: *const Channel,
@@ -85,8 +89,9 @@ struct Entries {
 }
 
 impl CompletionQueue {
-    pub(crate) fn new(abi: Cq, room: usize, channel: *const Channel) -> Self {
-        CompletionQueue { abi, state: Mutex::new(Entries { room, ..Entries::default() }), channel }
+    pub(crate) fn new(abi: Cq, place: u32, room: usize, channel: *const Channel) -> Self {
+        let queue_pairs = RwLock::default();
+        CompletionQueue { abi, place, queue_pairs, state: Mutex::new(Entries { room, ..Entries::default() }), channel }
     }
 
     fn channel(&self) -> Option<&Channel> {
@@ -124,9 +129,27 @@ impl CompletionQueue {
         }
     }
 
+    /// Queue pairs that have their completions here.
+    pub(crate) fn queue_pairs(&self) -> RwLockReadGuard<'_, Vec<Arc<Served>>> {
+        self.queue_pairs.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has whoever looks here serve a queue pair.
+    pub(crate) fn attach(&self, served: &Arc<Served>) {
+        let mut queue_pairs = self.queue_pairs.write().unwrap_or_else(PoisonError::into_inner);
+        if !queue_pairs.iter().any(|known| known.number == served.number) {
+            queue_pairs.push(Arc::clone(served));
+        }
+    }
+
     /// Tells the channel of the next completion, once.
     pub(crate) fn arm(&self) {
         self.entries().is_armed = !self.channel.is_null();
+    }
+
+    /// Whether the program will sleep until it is told.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.entries().is_armed
     }
 
     /// Takes completions. `None`: some had no room, and the queue is of no use.
@@ -140,8 +163,9 @@ impl CompletionQueue {
         Some(count as c_int)
     }
 
-    /// Forgets what a queue pair has left here.
-    pub(crate) fn forget(&self, qp_num: u32) {
+    /// Forgets a queue pair, and what it has left here.
+    pub(crate) fn detach(&self, qp_num: u32) {
+        self.queue_pairs.write().unwrap_or_else(PoisonError::into_inner).retain(|served| served.number != qp_num);
         self.entries().entries.retain(|wc| wc.qp_num != qp_num);
     }
 }

@@ -1,24 +1,30 @@
-//! An open device: its queue pairs and regions behind one lock, and a thread that serves them.
+//! An open device: its queue pairs, its regions, and the one thread that serves what no program serves itself.
 //!
-//! Whoever posts a request or asks for completions serves them as well, so that short messages need no switch of threads.
+//! Whoever posts a request or looks for completions serves the queue pair, so that short messages need no switch of threads, and
+//! nobody waits for a thread that has no processor. The thread serves the rest: data for programs that look at memory or sleep, timers,
+//! faults. It looks on for [`spin_ns`] after it has moved something, then it sleeps at the device's bell.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use crate::abi::{self, AsyncEvent, Wc};
+use crate::bell::{Bell, Places};
 use crate::completions::{CompletionQueue, Events};
+use crate::copiers;
 use crate::files::{Listed, Port, now_ns};
 use crate::gpu::Copies;
 use crate::memory::Regions;
 use crate::queue_pair::{Failed, Handle, Lent, QueuePair};
+use crate::served::Served;
 
-/// The thread looks at least so often: a fault is a word that is changed, by whom may not ring.
-const LOOKS_AT_LEAST: Duration = Duration::from_millis(5);
+/// Shorter times are not slept: going to sleep and waking takes as long.
+const SHORT_NS: u64 = 5_000;
+/// A thread that waits for copies looks so often, when it has looked on for long enough.
+const COPIES_NS: u64 = 20_000;
 
 /// What an open device has.
 #[derive(Debug)]
@@ -26,23 +32,19 @@ pub(crate) struct Nic {
     pub folder: PathBuf,
     pub listed: Listed,
     pub port: Port,
-    state: Mutex<State>,
-    ends: AtomicBool,
+    pub bell: Bell,
+    /// Of the bell.
+    pub bell_number: u32,
+    pub copies: Mutex<Copies>,
     pub events: Events<AsyncEvent>,
-}
-
-/// What is behind the lock.
-#[derive(Debug, Default)]
-pub(crate) struct State {
-    pub regions: Regions,
-    pub copies: Copies,
-    pub queue_pairs: BTreeMap<u32, QueuePair>,
+    regions: RwLock<Regions>,
+    queue_pairs: RwLock<BTreeMap<u32, Arc<Served>>>,
+    places: Mutex<Places>,
     /// Completions that are not told yet, and when they are.
-    later: Vec<(u64, Due)>,
-    was_down: bool,
-    fatal: u32,
-    chance: u64,
-    seen: u32,
+    later: Mutex<Vec<(u64, Due)>>,
+    /// How many.
+    late: AtomicUsize,
+    ends: AtomicBool,
 }
 
 /// A completion for a queue, which outlives its queue pairs.
@@ -72,100 +74,226 @@ impl std::fmt::Debug for crate::abi::Sge {
     }
 }
 
-/// For so long a device's thread looks on after something has come: `MCCS_NICS_SPIN_US`, where there are processors for it.
+/// For so long a device's thread looks on after it has moved something: `MCCS_NICS_SPIN_US`, where there are processors for it.
 fn spin_ns() -> u64 {
-    let named = std::env::var("MCCS_NICS_SPIN_US").ok();
-    named.and_then(|micros| micros.parse::<u64>().ok()).unwrap_or(0).saturating_mul(1000)
+    let named = std::env::var("MCCS_NICS_SPIN_US").ok().and_then(|micros| micros.parse::<u64>().ok());
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    named.unwrap_or(if cores >= 16 { 20 } else { 0 }).saturating_mul(1000)
+}
+
+/// Has this thread run as soon as it is woken, for devices wait for no processor: sleeps end in time, and where the process may say so it
+/// goes before other threads.
+fn go_first() {
+    // SAFETY: integers, of this thread alone.
+    unsafe {
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1000_u64);
+        libc::setpriority(libc::PRIO_PROCESS, libc::gettid() as libc::id_t, -20);
+    }
+}
+
+/// Faults that the thread has seen.
+#[derive(Debug)]
+struct SeenFaults {
+    was_down: bool,
+    fatal: u32,
 }
 
 impl Nic {
     pub(crate) fn open(folder: PathBuf, listed: Listed) -> std::io::Result<Nic> {
         let events = Events::new()?;
         let port = Port::open(&folder, &listed)?;
-        let words = port.words();
-        let state = State {
-            was_down: words.is_down.load(Ordering::Relaxed) != 0,
-            fatal: words.fatal.load(Ordering::Relaxed),
-            // From run to run the same losses, if the calls are the same.
-            chance: u64::from(u32::from(listed.address)),
-            ..State::default()
-        };
-        Ok(Nic { folder, listed, port, state: Mutex::new(state), ends: AtomicBool::new(false), events })
+        let bell_number = port.words().opened.fetch_add(1, Ordering::Relaxed) + 1;
+        let bell = Bell::create(&folder, listed.gid(), bell_number)?;
+        Ok(Nic {
+            folder,
+            listed,
+            port,
+            bell,
+            bell_number,
+            copies: Mutex::default(),
+            events,
+            regions: RwLock::default(),
+            queue_pairs: RwLock::default(),
+            places: Mutex::default(),
+            later: Mutex::default(),
+            late: AtomicUsize::new(0),
+            ends: AtomicBool::new(false),
+        })
     }
 
     /// The thread that serves it.
     pub(crate) fn serve(self: &Arc<Self>) -> std::io::Result<JoinHandle<()>> {
         let nic = Arc::clone(self);
+        let words = self.port.words();
+        let mut seen = SeenFaults {
+            was_down: words.is_down.load(Ordering::SeqCst) != 0,
+            fatal: words.fatal.load(Ordering::SeqCst),
+        };
         std::thread::Builder::new().name(format!("nic {}", self.listed.name)).spawn(move || {
-            let (spin_ns, mut rung, mut rung_ns) = (spin_ns(), 0, 0);
+            go_first();
+            let (spin_ns, mut moved, mut moved_ns) = (spin_ns(), 0, 0);
             while !nic.ends.load(Ordering::Acquire) {
-                let seen = nic.port.words().doorbell.load(Ordering::SeqCst);
-                let next = nic.progress(&mut nic.lock());
-                let now = now_ns();
-                if std::mem::replace(&mut rung, seen) != seen {
-                    rung_ns = now;
+                let rung = nic.bell.rung();
+                nic.look_for_faults(&mut seen);
+                let (next_ns, has_moved) = nic.turn();
+                if std::mem::replace(&mut moved, has_moved) != has_moved {
+                    moved_ns = now_ns();
                 }
-                let wait = Duration::from_nanos(next.saturating_sub(now)).min(LOOKS_AT_LEAST);
-                if wait.is_zero() || now < rung_ns + spin_ns {
-                    std::thread::yield_now();
-                } else {
-                    nic.port.sleep(seen, wait);
-                }
+                nic.wait(rung, next_ns, moved_ns + spin_ns);
             }
         })
     }
 
+    /// Serves all queue pairs that nobody else serves. Gives when this is to be done again, and how many packets have moved.
+    fn turn(&self) -> (u64, u64) {
+        let (mut next_ns, mut moved) = (self.tell_late(now_ns()), 0_u64);
+        for served in self.queue_pairs().values() {
+            let now = now_ns();
+            if served.is_due(now) && !self.step_if_free(served) {
+                // Its holder may not look again.
+                next_ns = next_ns.min(now + COPIES_NS);
+            }
+            next_ns = next_ns.min(served.next_ns());
+            moved = moved.wrapping_add(served.moved());
+        }
+        (next_ns, moved)
+    }
+
+    /// Waits until the bell has rung again, or something is due: looking on until `until_ns`, then asleep.
+    fn wait(&self, rung: u32, next_ns: u64, until_ns: u64) {
+        loop {
+            let now = now_ns();
+            // Copies under way: nobody rings for them.
+            let is_due = next_ns <= now;
+            if self.bell.rung() != rung || copiers::help() || (is_due && now < until_ns) {
+                return;
+            }
+            if !is_due && (now < until_ns || next_ns - now < SHORT_NS) {
+                (0..20).for_each(|_| std::hint::spin_loop());
+                continue;
+            }
+            return self.bell.sleep(rung, if is_due { now + COPIES_NS } else { next_ns });
+        }
+    }
+
     pub(crate) fn end(&self) {
         self.ends.store(true, Ordering::Release);
-        self.port.ring();
+        self.bell.ring();
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn queue_pairs(&self) -> RwLockReadGuard<'_, BTreeMap<u32, Arc<Served>>> {
+        self.queue_pairs.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves the device if something has come since the last time.
-    pub(crate) fn progress_if_rung(&self) {
-        let seen = self.port.words().doorbell.load(Ordering::SeqCst);
-        let mut state = self.lock();
-        if std::mem::replace(&mut state.seen, seen) != seen || state.queue_pairs.values().any(QueuePair::has_work) {
-            self.progress(&mut state);
-        }
+    pub(crate) fn regions(&self) -> RwLockWriteGuard<'_, Regions> {
+        self.regions.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn copies(&self) -> MutexGuard<'_, Copies> {
+        self.copies.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn places(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn later(&self) -> MutexGuard<'_, Vec<(u64, Due)>> {
+        self.later.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn tell(&self, event_type: u32, element: *mut c_void) {
         self.events.tell(AsyncEvent { element, event_type });
     }
 
-    /// Has all queue pairs go on. Gives when it is to be called again, whatever comes.
-    pub(crate) fn progress(&self, state: &mut State) -> u64 {
-        let now = now_ns();
-        self.look_for_faults(state);
+    pub(crate) fn add(&self, served: Arc<Served>) {
+        self.queue_pairs.write().unwrap_or_else(PoisonError::into_inner).insert(served.number, served);
+    }
+
+    /// Has a queue pair go on, by a program that holds it.
+    pub(crate) fn step(&self, served: &Served, queue_pair: &mut QueuePair) {
+        served.note_seen();
         let mut completions = Vec::new();
-        let mut failed = Vec::new();
-        let mut next = u64::MAX;
-        let State { regions, copies, queue_pairs, chance, .. } = state;
-        let port = self.port.words();
-        let mut lent = Lent { regions, copies, port, now_ns: now, chance, completions: &mut completions };
-        for queue_pair in queue_pairs.values_mut() {
-            match queue_pair.step(&mut lent) {
-                Ok(at) => next = next.min(at),
-                Err(Failed { by_peer }) => failed.push((queue_pair.handle, by_peer)),
+        let stepped = self.with(&mut completions, |lent| queue_pair.step(lent));
+        let next_ns = match stepped {
+            Ok(next_ns) => next_ns,
+            Err(Failed { by_peer }) => {
+                if by_peer {
+                    self.tell(abi::EVENT_QP_ACCESS_ERR, queue_pair.handle.0);
+                }
+                u64::MAX
+            }
+        };
+        served.note(next_ns, queue_pair.moved());
+        // Under the queue pair's lock: its completions stay in order.
+        self.hand_on(completions);
+    }
+
+    /// Has a queue pair go on until nothing has come meanwhile. `false`: somebody holds it.
+    fn step_if_free(&self, served: &Served) -> bool {
+        while let Some(mut queue_pair) = served.try_lock() {
+            self.step(served, &mut queue_pair);
+            drop(queue_pair);
+            if !served.is_rung() {
+                return true;
             }
         }
-        for (handle, by_peer) in failed {
-            if by_peer {
-                self.tell(abi::EVENT_QP_ACCESS_ERR, handle.0);
-            }
+        false
+    }
+
+    /// Serves those of a program's queue pairs for which something has come.
+    pub(crate) fn look<'a>(&self, queue_pairs: impl Iterator<Item = &'a Arc<Served>>, now_ns: u64) {
+        for served in queue_pairs.filter(|served| served.is_due(now_ns)) {
+            self.step_if_free(served);
+            self.leave(served);
         }
-        self.hand_on(state, completions, now).min(next)
+        if self.late.load(Ordering::Relaxed) > 0 {
+            self.tell_late(now_ns);
+        }
+    }
+
+    /// Tells the thread what is still to be done for a queue pair, unless the program looks again.
+    pub(crate) fn leave(&self, served: &Served) {
+        if served.next_ns() != u64::MAX || served.is_rung() {
+            self.bell.ring_for(served.places());
+        }
+    }
+
+    fn with<R>(&self, completions: &mut Vec<(*const CompletionQueue, Wc)>, work: impl FnOnce(&mut Lent<'_>) -> R) -> R {
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        work(&mut Lent {
+            regions: &regions,
+            copies: &self.copies,
+            port: self.port.words(),
+            now_ns: now_ns(),
+            completions,
+        })
     }
 
     /// Puts completions into their queues, at once or when the device's delay is over.
-    pub(crate) fn hand_on(&self, state: &mut State, completions: Vec<(*const CompletionQueue, Wc)>, now: u64) -> u64 {
+    fn hand_on(&self, completions: Vec<(*const CompletionQueue, Wc)>) {
         let delay = self.port.words().completion_delay_ns.load(Ordering::Relaxed);
-        state.later.extend(completions.into_iter().map(|(queue, wc)| (now + delay, Due(queue, wc))));
-        state.later.retain(|(at, Due(queue, wc))| {
+        if completions.is_empty() {
+            return;
+        }
+        if delay == 0 && self.late.load(Ordering::Acquire) == 0 {
+            // SAFETY: completion queues outlive their queue pairs, and this one's is locked.
+            return completions.iter().for_each(|(queue, wc)| unsafe { &**queue }.push(*wc));
+        }
+        let mut later = self.later();
+        later.extend(completions.into_iter().map(|(queue, wc)| (now_ns() + delay, Due(queue, wc))));
+        self.late.store(later.len(), Ordering::Release);
+        drop(later);
+        // The thread tells them when their time has come.
+        self.bell.ring();
+    }
+
+    /// Tells completions whose time has come, and gives the next one's.
+    fn tell_late(&self, now: u64) -> u64 {
+        if self.late.load(Ordering::Acquire) == 0 {
+            return u64::MAX;
+        }
+        let mut later = self.later();
+        later.retain(|(at, Due(queue, wc))| {
             let is_due = *at <= now;
             if is_due {
                 // SAFETY: `remove` forgets, under this lock, what is still to come for a queue.
@@ -173,54 +301,54 @@ impl Nic {
             }
             !is_due
         });
-        state.later.iter().map(|(at, _)| *at).min().unwrap_or(u64::MAX)
+        self.late.store(later.len(), Ordering::Release);
+        later.iter().map(|(at, _)| *at).min().unwrap_or(u64::MAX)
     }
 
     /// Forgets a queue pair, its events, and its completions that are still to come.
-    pub(crate) fn remove(&self, number: u32, handle: Handle) {
-        let mut state = self.lock();
+    pub(crate) fn remove(&self, served: &Arc<Served>, handle: Handle) {
+        self.queue_pairs.write().unwrap_or_else(PoisonError::into_inner).remove(&served.number);
+        let mut queue_pair = served.lock();
+        queue_pair.end();
         self.events.forget(|event| event.element == handle.0);
-        state.later.retain(|(_, Due(_, wc))| wc.qp_num != number);
-        if let Some(mut queue_pair) = state.queue_pairs.remove(&number) {
-            queue_pair.settle();
-            for queue in queue_pair.queues {
-                // SAFETY: completion queues outlive their queue pairs.
-                unsafe { &*queue }.forget(number);
-            }
+        let mut later = self.later();
+        later.retain(|(_, Due(_, wc))| wc.qp_num != served.number);
+        self.late.store(later.len(), Ordering::Release);
+        // Whoever looks has a queue's list, and may want these.
+        drop(later);
+        for queue in queue_pair.queues {
+            // SAFETY: completion queues outlive their queue pairs.
+            unsafe { &*queue }.detach(served.number);
         }
     }
 
-    fn look_for_faults(&self, state: &mut State) {
+    fn look_for_faults(&self, seen: &mut SeenFaults) {
         let words = self.port.words();
         let is_down = words.is_down.load(Ordering::Relaxed) != 0;
-        if std::mem::replace(&mut state.was_down, is_down) != is_down {
+        if std::mem::replace(&mut seen.was_down, is_down) != is_down {
             let event = if is_down { abi::EVENT_PORT_ERR } else { abi::EVENT_PORT_ACTIVE };
             self.tell(event, std::ptr::without_provenance_mut(1));
         }
         let fatal = words.fatal.load(Ordering::Relaxed);
-        if std::mem::replace(&mut state.fatal, fatal) != fatal {
-            let numbers: Vec<u32> = state.queue_pairs.keys().copied().collect();
-            numbers.into_iter().for_each(|number| self.fail(state, number));
+        if std::mem::replace(&mut seen.fatal, fatal) != fatal {
+            self.queue_pairs().values().for_each(|served| self.fail(&mut served.lock()));
             self.tell(abi::EVENT_DEVICE_FATAL, std::ptr::null_mut());
         }
         let failing = words.failing_qp.load(Ordering::Relaxed);
-        if failing != 0 && state.queue_pairs.contains_key(&failing) {
+        if failing != 0
+            && let Some(served) = self.queue_pairs().get(&failing)
+        {
             words.failing_qp.store(0, Ordering::Relaxed);
-            let handle = state.queue_pairs[&failing].handle;
-            self.fail(state, failing);
-            self.tell(abi::EVENT_QP_FATAL, handle.0);
+            let mut queue_pair = served.lock();
+            self.fail(&mut queue_pair);
+            self.tell(abi::EVENT_QP_FATAL, queue_pair.handle.0);
         }
     }
 
     /// Ends all that is in a queue pair's queues.
-    pub(crate) fn fail(&self, state: &mut State, number: u32) {
-        let (now, mut completions) = (now_ns(), Vec::new());
-        let State { regions, copies, queue_pairs, chance, .. } = state;
-        if let Some(queue_pair) = queue_pairs.get_mut(&number) {
-            let port = self.port.words();
-            let mut lent = Lent { regions, copies, port, now_ns: now, chance, completions: &mut completions };
-            queue_pair.fail(None, &mut lent);
-        }
-        self.hand_on(state, completions, now);
+    pub(crate) fn fail(&self, queue_pair: &mut QueuePair) {
+        let mut completions = Vec::new();
+        self.with(&mut completions, |lent| queue_pair.fail(None, lent));
+        self.hand_on(completions);
     }
 }

@@ -4,7 +4,8 @@ use std::io;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
-use crate::files::{Port, read_list};
+use crate::bell::Bell;
+use crate::files::{Listed, Port, read_list};
 
 /// What happens to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,10 +41,10 @@ pub struct Carried {
     pub in_bytes: u64,
 }
 
-fn port(folder: &Path, host: &str, device: &str) -> io::Result<Port> {
+fn listed(folder: &Path, host: &str, device: &str) -> io::Result<Listed> {
     let listed = read_list(folder)?.into_iter().find(|listed| listed.host == host && listed.name == device);
     let none = || io::Error::new(io::ErrorKind::NotFound, format!("{host} has no device {device}"));
-    Port::open(folder, &listed.ok_or_else(none)?)
+    listed.ok_or_else(none)
 }
 
 /// Makes a fault.
@@ -51,7 +52,8 @@ fn port(folder: &Path, host: &str, device: &str) -> io::Result<Port> {
 /// # Errors
 /// There is no such device, or its page cannot be opened.
 pub fn make(folder: &Path, host: &str, device: &str, fault: Fault) -> io::Result<()> {
-    let port = port(folder, host, device)?;
+    let listed = listed(folder, host, device)?;
+    let port = Port::open(folder, &listed)?;
     let words = port.words();
     let order = Ordering::SeqCst;
     match fault {
@@ -66,8 +68,7 @@ pub fn make(folder: &Path, host: &str, device: &str, fault: Fault) -> io::Result
         Fault::DmaBuf(is_taken) => words.refuses_dma_buf.store(u32::from(!is_taken), order),
         Fault::PeerMemory(is_taken) => words.refuses_peer_memory.store(u32::from(!is_taken), order),
     }
-    port.ring();
-    Ok(())
+    Bell::ring_all(folder, listed.gid())
 }
 
 /// What a device has carried.
@@ -75,7 +76,7 @@ pub fn make(folder: &Path, host: &str, device: &str, fault: Fault) -> io::Result
 /// # Errors
 /// There is no such device, or its page cannot be opened.
 pub fn carried(folder: &Path, host: &str, device: &str) -> io::Result<Carried> {
-    let port = port(folder, host, device)?;
+    let port = Port::open(folder, &listed(folder, host, device)?)?;
     let words = port.words();
     let read = |word: &std::sync::atomic::AtomicU64| word.load(Ordering::Relaxed);
     Ok(Carried { out_bytes: read(&words.out_bytes), in_bytes: read(&words.in_bytes) })

@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
 
 use crate::gpu::{Gpu, Pinned};
 
@@ -163,7 +162,7 @@ impl Mapping {
     }
 
     /// Opens a file; `makes` one where there is none. All zero at first.
-    fn open(path: &Path, bytes: usize, makes: bool) -> io::Result<Mapping> {
+    pub(crate) fn open(path: &Path, bytes: usize, makes: bool) -> io::Result<Mapping> {
         let file = OpenOptions::new().read(true).write(true).create(makes).truncate(false).open(path)?;
         if makes {
             file.set_len(bytes as u64)?;
@@ -173,7 +172,7 @@ impl Mapping {
         Mapping::of(&file, bytes)
     }
 
-    fn at<T>(&self, offset: usize) -> *mut T {
+    pub(crate) fn at<T>(&self, offset: usize) -> *mut T {
         assert!(offset + size_of::<T>() <= self.bytes, "within the mapping");
         self.base.as_ptr().wrapping_add(offset).cast()
     }
@@ -190,9 +189,8 @@ impl Drop for Mapping {
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct PortWords {
-    /// One more whenever something has come for the device.
-    pub doorbell: AtomicU32,
-    pub sleepers: AtomicU32,
+    /// How often the device has been opened.
+    pub opened: AtomicU32,
     pub is_down: AtomicU32,
     /// Packets in a million that are lost on their way out.
     pub loss_ppm: AtomicU32,
@@ -243,26 +241,6 @@ impl Port {
         // SAFETY: long enough, aligned to a page, and nothing but atomic words.
         unsafe { &*self.mapping.at::<PortWords>(0) }
     }
-
-    /// Tells whoever serves the device that something has come.
-    pub(crate) fn ring(&self) {
-        let words = self.words();
-        words.doorbell.fetch_add(1, Ordering::SeqCst);
-        if words.sleepers.load(Ordering::SeqCst) > 0 {
-            // SAFETY: a word of a mapping that lives.
-            unsafe { libc::syscall(libc::SYS_futex, words.doorbell.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
-        }
-    }
-
-    /// Waits until the doorbell is not `seen` any more, or for so long.
-    pub(crate) fn sleep(&self, seen: u32, most: Duration) {
-        let words = self.words();
-        let most = libc::timespec { tv_sec: most.as_secs() as i64, tv_nsec: most.subsec_nanos().into() };
-        words.sleepers.fetch_add(1, Ordering::SeqCst);
-        // SAFETY: a word of a mapping that lives, and a time that does.
-        unsafe { libc::syscall(libc::SYS_futex, words.doorbell.as_ptr(), libc::FUTEX_WAIT, seen, &raw const most) };
-        words.sleepers.fetch_sub(1, Ordering::SeqCst);
-    }
 }
 
 /// What a slot carries.
@@ -298,6 +276,11 @@ pub(crate) struct QpWords {
     pub not_ready: AtomicU64,
     /// A completion's status with which the peer's request fails; 0: none.
     pub refused: AtomicU64,
+    /// One more whenever the peer has left something here.
+    pub rung: AtomicU64,
+    /// The owner's bell, and there its completion queues.
+    pub bell: AtomicU32,
+    pub places: [AtomicU32; 2],
 }
 
 const HEADS_AT: usize = RingShape::PAGE_BYTES;

@@ -7,8 +7,10 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crate::copiers;
 
 type Code = u32;
 type Handle = *const c_void;
@@ -226,24 +228,43 @@ impl Drop for Pinned {
     }
 }
 
+/// A copy that is under way.
+#[derive(Debug)]
+enum Part {
+    /// Done when the word has reached the value.
+    Word(&'static AtomicU64, u64),
+    /// Done when no piece is left.
+    Pieces(Arc<AtomicUsize>),
+}
+
 /// Copies that are under way; none is done.
 #[derive(Debug, Default)]
-pub(crate) struct Pending(Vec<(&'static AtomicU64, u64)>);
+pub(crate) struct Pending(Vec<Part>);
 
 impl Pending {
     /// One more, which is done when `word` has reached `value`.
-    pub(crate) fn note(&mut self, word: &'static AtomicU64, value: u64) {
-        self.0.push((word, value));
+    fn note(&mut self, word: &'static AtomicU64, value: u64) {
+        self.0.push(Part::Word(word, value));
+    }
+
+    /// One more, in pieces.
+    pub(crate) fn note_pieces(&mut self, left: Arc<AtomicUsize>) {
+        self.0.push(Part::Pieces(left));
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.0.iter().all(|(word, value)| word.load(Ordering::Acquire) >= *value)
+        self.0.iter().all(|part| match part {
+            Part::Word(word, value) => word.load(Ordering::Acquire) >= *value,
+            Part::Pieces(left) => left.load(Ordering::Acquire) == 0,
+        })
     }
 
-    /// Waits: for microseconds, unless the GPU is lost.
+    /// Waits: for microseconds, unless the GPU is lost. Does what there is to be done by processors.
     pub(crate) fn wait(&self) {
         while !self.is_done() {
-            std::thread::yield_now();
+            if !copiers::help() {
+                std::thread::yield_now();
+            }
         }
     }
 }

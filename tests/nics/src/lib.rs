@@ -16,12 +16,13 @@
 //! | --- | --- |
 //! | `MCCS_NICS` | the folder |
 //! | `MCCS_NICS_HOST` | the host whose devices it sees |
-//! | `MCCS_NICS_SPIN_US` | devices' threads look on for so long after something has come; 0 unless it says so |
-//! | `MCCS_NICS_COPIERS` | threads that copy long memory of the host; none unless it says so |
+//! | `MCCS_NICS_SPIN_US` | devices' threads look on for so long after they have moved something; 20 from 16 processors on, else 0 |
+//! | `MCCS_NICS_COPIERS` | threads that help to copy long memory of the host; none unless it says so |
 //!
 //! Deliberately absent: datagrams, shared receive queues, memory windows, atomic operations on memory of GPUs.
 
 mod abi;
+mod bell;
 mod completions;
 mod context;
 pub mod control;
@@ -31,6 +32,7 @@ mod files;
 mod gpu;
 mod memory;
 mod queue_pair;
+mod served;
 #[cfg(test)]
 mod tests;
 

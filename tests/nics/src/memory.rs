@@ -3,6 +3,7 @@
 //! The processor copies memory of the host, at once unless threads do it. Copy engines copy that of GPUs, which is done later.
 
 use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
 
 use crate::abi::{ACCESS_LOCAL_WRITE, ACCESS_RELAXED_ORDERING, Sge};
 use crate::copiers;
@@ -35,7 +36,7 @@ pub(crate) struct Place {
 pub(crate) struct Slot<'a> {
     pub ring: &'a Ring,
     pub data: *mut u8,
-    pub copies: &'a mut Copies,
+    pub copies: &'a Mutex<Copies>,
     /// Of the queue pair.
     number: u32,
     index: u64,
@@ -43,7 +44,7 @@ pub(crate) struct Slot<'a> {
 }
 
 impl<'a> Slot<'a> {
-    pub(crate) fn new(ring: &'a Ring, index: u64, copies: &'a mut Copies, number: u32) -> Self {
+    pub(crate) fn new(ring: &'a Ring, index: u64, copies: &'a Mutex<Copies>, number: u32) -> Self {
         Slot { ring, data: ring.data(index), copies, number, index, pending: Pending::default() }
     }
 
@@ -75,8 +76,9 @@ impl<'a> Slot<'a> {
         };
         let turns = if way == Way::FromGpu || memory.is_relaxed { self.index as u32 } else { 0 };
         let lane = (gpu, way, self.number.wrapping_add(turns));
+        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the caller's promise; the slot is kept until `pending` is done.
-        let launched = unsafe { self.copies.launch(lane, (to, from), bytes, &mut self.pending) };
+        let launched = unsafe { copies.launch(lane, (to, from), bytes, &mut self.pending) };
         launched.map_err(|CallFailed| Denied)
     }
 }
@@ -182,8 +184,8 @@ mod tests {
         });
         let folder = tempfile::tempdir().expect("a folder");
         let ring = Ring::create(folder.path(), [1; 16], 1).expect("a ring");
-        let mut copies = Copies::default();
-        let mut slot = Slot::new(&ring, 0, &mut copies, 0);
+        let copies = Mutex::new(Copies::default());
+        let mut slot = Slot::new(&ring, 0, &copies, 0);
         let data: Vec<u8> = (1..=12).collect();
         // SAFETY: the regions' memory lives, and both sides have the bytes that are named.
         unsafe {

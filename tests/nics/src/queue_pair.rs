@@ -12,11 +12,13 @@ mod departures;
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use crate::abi::{
     QPS_ERR, QPS_RTR, QPS_RTS, Sge, WC_RECV, WC_RETRY_EXC_ERR, WC_WR_FLUSH_ERR, WR_ATOMIC_CMP_AND_SWP,
     WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_SEND, WR_SEND_WITH_IMM, Wc,
 };
+use crate::bell::Bell;
 use crate::completions::CompletionQueue;
 use crate::files::{Head, Port, PortWords, Ring};
 use crate::gpu::{Copies, Gpu, Pending};
@@ -127,9 +129,10 @@ struct Arriving {
 }
 
 #[derive(Debug)]
-struct Peer {
-    ring: Ring,
-    port: Port,
+pub(crate) struct Peer {
+    pub ring: Ring,
+    pub port: Port,
+    pub bell: Bell,
 }
 
 /// How long a queue pair tries.
@@ -147,11 +150,9 @@ pub(crate) struct Timers {
 /// What its context lends a queue pair for a step.
 pub(crate) struct Lent<'a> {
     pub regions: &'a Regions,
-    pub copies: &'a mut Copies,
+    pub copies: &'a Mutex<Copies>,
     pub port: &'a PortWords,
     pub now_ns: u64,
-    /// A number that differs from step to step, for losses.
-    pub chance: &'a mut u64,
     /// Completions, which the context hands on.
     pub completions: &'a mut Vec<(*const CompletionQueue, Wc)>,
 }
@@ -169,8 +170,12 @@ pub(crate) struct QueuePair {
     pub queues: [*const CompletionQueue; 2],
     pub sends: VecDeque<Request>,
     pub receives: VecDeque<Receive>,
-    own: Ring,
+    own: Arc<Ring>,
     peer: Option<Peer>,
+    /// A number that differs from packet to packet, for losses: from run to run the same ones.
+    chance: u64,
+    /// Packets that have gone or come.
+    moved: u64,
     end_psn: u64,
     next_psn: u64,
     acknowledged: u64,
@@ -201,16 +206,10 @@ pub(crate) struct Failed {
 }
 
 impl QueuePair {
-    pub(crate) fn new(
-        number: u32,
-        handle: Handle,
-        own: Ring,
-        queues: [*const CompletionQueue; 2],
-        room: [usize; 2],
-    ) -> Self {
+    pub(crate) fn new(number: u32, own: Arc<Ring>, queues: [*const CompletionQueue; 2], room: [usize; 2]) -> Self {
         QueuePair {
             number,
-            handle,
+            handle: Handle(std::ptr::null_mut()),
             state: 0,
             access: 0,
             timers: Timers::default(),
@@ -222,6 +221,8 @@ impl QueuePair {
             receives: VecDeque::new(),
             own,
             peer: None,
+            chance: u64::from(number),
+            moved: 0,
             end_psn: 0,
             next_psn: 0,
             acknowledged: 0,
@@ -271,8 +272,21 @@ impl QueuePair {
         !self.filling.is_empty() || !self.arriving.is_empty()
     }
 
-    pub(crate) fn connect(&mut self, ring: Ring, port: Port) {
-        self.peer = Some(Peer { ring, port });
+    pub(crate) fn connect(&mut self, peer: Peer) {
+        self.peer = Some(peer);
+    }
+
+    /// Ends it: nothing of it goes on, whoever still knows it.
+    pub(crate) fn end(&mut self) {
+        self.settle();
+        self.state = QPS_ERR;
+        self.sends.clear();
+        self.receives.clear();
+        self.answers.clear();
+    }
+
+    pub(crate) fn moved(&self) -> u64 {
+        self.moved
     }
 
     /// Has copy engines reach both rings.
@@ -349,12 +363,16 @@ impl QueuePair {
     }
 
     fn step_with(&mut self, peer: &Peer, lent: &mut Lent<'_>) -> Result<u64, Failed> {
-        let (filled, emptied) =
-            (peer.ring.words().filled.load(Ordering::Acquire), self.own.words().emptied.load(Ordering::Relaxed));
+        let (own, theirs) = (Arc::clone(&self.own), peer.ring.words());
+        let packets =
+            || theirs.filled.load(Ordering::Relaxed).wrapping_add(own.words().emptied.load(Ordering::Relaxed));
+        let before = packets();
         let stepped = self.take_and_send(peer, lent);
-        let now = (peer.ring.words().filled.load(Ordering::Relaxed), self.own.words().emptied.load(Ordering::Relaxed));
-        if now != (filled, emptied) || stepped.is_err() {
-            peer.port.ring();
+        let moved = packets().wrapping_sub(before);
+        if moved != 0 || stepped.is_err() {
+            self.moved = self.moved.wrapping_add(moved);
+            theirs.rung.fetch_add(1, Ordering::SeqCst);
+            peer.bell.ring_for(&theirs.places);
         }
         stepped
     }
@@ -367,11 +385,5 @@ impl QueuePair {
         let next_send = self.send(peer, lent)?;
         let next = next_arrival.min(next_send);
         Ok(if self.copies() { lent.now_ns } else { next })
-    }
-
-    /// Whether something of it is under way.
-    pub(crate) fn has_work(&self) -> bool {
-        let words = self.own.words();
-        !self.sends.is_empty() || words.filled.load(Ordering::Acquire) != words.emptied.load(Ordering::Relaxed)
     }
 }

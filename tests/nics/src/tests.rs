@@ -144,7 +144,7 @@ impl Side {
     /// Has its keys be nobody's, as deregistration does; the registration is ended with this.
     fn forget_memory(&self) {
         // SAFETY: an open context, and a registration that lives.
-        unsafe { crate::entries::tested::nic_of(self.context).lock().regions.remove((*self.mr).rkey) };
+        unsafe { crate::entries::tested::nic_of(self.context).regions().remove((*self.mr).rkey) };
     }
 
     /// Where a word is, for the peer.

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use super::{MAX_CQE, Zero, errno_of, fail, nic};
 use crate::abi::{CompChannel, Context, Cq, Wc};
 use crate::completions::{Channel, CompletionQueue, Events, Told};
+use crate::files::now_ns;
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ibv_create_comp_channel(context: *mut Context) -> *mut CompChannel {
@@ -47,13 +48,20 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
         async_events_completed: 0,
     };
     let channel = channel.cast_const().cast::<Channel>();
-    Box::into_raw(Box::new(CompletionQueue::new(abi, cqe as usize, channel))).cast()
+    // SAFETY: an open context.
+    let place = unsafe { nic(context) }.places().take();
+    Box::into_raw(Box::new(CompletionQueue::new(abi, place, cqe as usize, channel))).cast()
 }
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq: *mut Cq) -> c_int {
     // SAFETY: made by `ibv_create_cq`, ended once, after its queue pairs.
-    unsafe { Box::from_raw(cq.cast::<CompletionQueue>()) }.leave_channel();
+    let queue = unsafe { Box::from_raw(cq.cast::<CompletionQueue>()) };
+    queue.leave_channel();
+    // SAFETY: its context is open.
+    let nic = unsafe { nic(queue.abi.context) };
+    nic.bell.look(queue.place, 0);
+    nic.places().give_back(queue.place);
     0
 }
 
@@ -79,13 +87,19 @@ pub(crate) extern "C" fn ibv_ack_cq_events(_cq: *mut Cq, _count: c_uint) {}
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut Cq, most: c_int, into: *mut Wc) -> c_int {
     // SAFETY: a queue that lives, of an open context, and room for as many completions.
     unsafe {
-        nic((*cq).context).progress_if_rung();
+        let (nic, queue) = (nic((*cq).context), &*cq.cast::<CompletionQueue>());
+        let now = now_ns();
+        // A program that will sleep has the thread do all that comes from now on.
+        if !queue.is_armed() {
+            nic.bell.look(queue.place, now);
+        }
+        nic.look(queue.queue_pairs().iter(), now);
         let mut at = into;
         let place = |wc| {
             at.write(wc);
             at = at.add(1);
         };
-        let taken = (*cq.cast::<CompletionQueue>()).take(place, most);
+        let taken = queue.take(place, most);
         if taken.is_none() {
             *libc::__errno_location() = libc::EOVERFLOW;
         }
@@ -94,7 +108,11 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut Cq, most: c_int, into: *mut Wc)
 }
 
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut Cq, _solicited_only: c_int) -> c_int {
-    // SAFETY: a queue that lives.
-    unsafe { &*cq.cast::<CompletionQueue>() }.arm();
+    // SAFETY: a queue that lives, of an open context.
+    let (nic, queue) = unsafe { (nic((*cq).context), &*cq.cast::<CompletionQueue>()) };
+    queue.arm();
+    nic.bell.look(queue.place, 0);
+    // What was left to this program is the thread's now.
+    queue.queue_pairs().iter().for_each(|served| nic.leave(served));
     0
 }

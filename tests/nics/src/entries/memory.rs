@@ -8,7 +8,6 @@ use super::{fail, nic};
 use crate::abi::{Context, Mr, Pd};
 use crate::gpu;
 use crate::memory::Region;
-use crate::queue_pair::QueuePair;
 
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn ibv_alloc_pd(context: *mut Context) -> *mut Pd {
@@ -72,13 +71,12 @@ unsafe fn add(pd: *mut Pd, addr: *mut c_void, region: Region) -> *mut Mr {
     // SAFETY: the caller's promise.
     let context = unsafe { (*pd).context };
     // SAFETY: the same.
-    let mut state = unsafe { nic(context) }.lock();
+    let nic = unsafe { nic(context) };
     if let Some(gpu) = region.gpu {
-        state.copies.prepare(gpu);
-        state.queue_pairs.values().for_each(|queue_pair| queue_pair.pin(gpu));
+        nic.copies().prepare(gpu);
+        nic.queue_pairs().values().for_each(|served| served.lock().pin(gpu));
     }
-    let key = state.regions.add(region);
-    drop(state);
+    let key = nic.regions().add(region);
     Box::into_raw(Box::new(Mr { context, pd, addr, length: region.bytes as usize, handle: key, lkey: key, rkey: key }))
 }
 
@@ -113,9 +111,9 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut Mr) -> c_int {
     // SAFETY: made by a registration, ended once.
     let mr = unsafe { Box::from_raw(mr) };
     // SAFETY: its context is open.
-    let mut state = unsafe { nic(mr.context) }.lock();
-    state.regions.remove(mr.lkey);
+    let nic = unsafe { nic(mr.context) };
+    nic.regions().remove(mr.lkey);
     // From here on nothing touches it.
-    state.queue_pairs.values().for_each(QueuePair::wait_for_copies);
+    nic.queue_pairs().values().for_each(|served| served.lock().wait_for_copies());
     0
 }

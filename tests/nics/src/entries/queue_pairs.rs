@@ -1,14 +1,34 @@
 //! Queue pairs and their states.
 
 use std::ffi::{c_int, c_void};
+use std::path::Path;
 use std::ptr::null_mut;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::{MAX_INLINE_BYTES, MAX_SGE, MAX_WRS, Zero, errno_of, fail, nic};
 use crate::abi::{self, Pd, Qp, QpAttr, QpInitAttr};
+use crate::bell::Bell;
 use crate::completions::CompletionQueue;
 use crate::files::{Port, Ring};
-use crate::queue_pair::{Handle, QueuePair, Timers};
+use crate::queue_pair::{Handle, Peer, QueuePair, Timers};
+use crate::served::Served;
+
+/// A queue pair, which programs see as its first field.
+#[repr(C)]
+struct Entry {
+    abi: Qp,
+    served: Arc<Served>,
+}
+
+/// Whoever serves a queue pair.
+///
+/// # Safety
+/// A queue pair that lives.
+pub(super) unsafe fn served<'a>(qp: *mut Qp) -> &'a Arc<Served> {
+    // SAFETY: the caller's promise: made by `ibv_create_qp`.
+    unsafe { &(*qp.cast::<Entry>()).served }
+}
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut Pd, init: *mut QpInitAttr) -> *mut Qp {
@@ -25,10 +45,20 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut Pd, init: *mut QpInitAttr
     let nic = unsafe { nic(context) };
     let number = nic.port.words().queue_pairs.fetch_add(1, Ordering::Relaxed) + 0x11;
     let ring = match Ring::create(&nic.folder, nic.listed.gid(), number) {
-        Ok(ring) => ring,
+        Ok(ring) => Arc::new(ring),
         Err(error) => return fail(errno_of(&error)),
     };
-    let qp = Box::into_raw(Box::new(Qp {
+    let queues = [init.send_cq, init.recv_cq].map(|cq| cq.cast_const().cast::<CompletionQueue>());
+    let room = [init.cap.max_send_wr, init.cap.max_recv_wr].map(|wrs| wrs as usize);
+    ring.words().bell.store(nic.bell_number, Ordering::Relaxed);
+    for (word, queue) in ring.words().places.iter().zip(queues) {
+        // SAFETY: completion queues outlive their queue pairs.
+        word.store(unsafe { &*queue }.place, Ordering::Release);
+    }
+    let mut queue_pair = QueuePair::new(number, Arc::clone(&ring), queues, room);
+    queue_pair.signals_all = init.sq_sig_all != 0;
+    let served = Arc::new(Served::new(ring, queue_pair));
+    let abi = Qp {
         context,
         qp_context: init.qp_context,
         pd,
@@ -42,13 +72,15 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(pd: *mut Pd, init: *mut QpInitAttr
         mutex: Zero::zero(),
         cond: Zero::zero(),
         events_completed: 0,
-    }));
-    let queues = [init.send_cq, init.recv_cq].map(|cq| cq.cast_const().cast::<CompletionQueue>());
-    let room = [init.cap.max_send_wr, init.cap.max_recv_wr].map(|wrs| wrs as usize);
-    let mut queue_pair = QueuePair::new(number, Handle(qp.cast()), ring, queues, room);
-    queue_pair.signals_all = init.sq_sig_all != 0;
-    nic.lock().queue_pairs.insert(number, queue_pair);
-    qp
+    };
+    let qp = Box::into_raw(Box::new(Entry { abi, served: Arc::clone(&served) }));
+    served.lock().handle = Handle(qp.cast());
+    for queue in queues {
+        // SAFETY: as above.
+        unsafe { &*queue }.attach(&served);
+    }
+    nic.add(served);
+    qp.cast()
 }
 
 /// None: the interface of newer programs is not there.
@@ -87,14 +119,15 @@ fn rnr_ns(code: u8) -> u64 {
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, mask: c_int) -> c_int {
+    // SAFETY: a queue pair that lives.
+    let served = unsafe { served(qp) };
     // SAFETY: a queue pair that lives, of an open context, and the caller's structure.
     let (qp, attr) = unsafe { (&mut *qp, &*attr) };
     // SAFETY: as above.
     let nic = unsafe { nic(qp.context) };
     let has = |flag: u32| mask as u32 & flag != 0;
-    let mut state = nic.lock();
-    let gpu = state.copies.any_gpu();
-    let Some(queue_pair) = state.queue_pairs.get_mut(&qp.qp_num) else { return libc::EINVAL };
+    let gpu = nic.copies().any_gpu();
+    let mut queue_pair = served.lock();
     if has(abi::QP_ACCESS_FLAGS) {
         queue_pair.access = attr.qp_access_flags;
     }
@@ -115,11 +148,9 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
     if has(abi::QP_AV) && has(abi::QP_DEST_QPN) {
         let [high, low] = attr.ah_attr.dgid.map(u64::to_ne_bytes);
         let gid = std::array::from_fn(|at| if at < 8 { high[at] } else { low[at - 8] });
-        let opened = Ring::open(&nic.folder, gid, attr.dest_qp_num)
-            .and_then(|ring| Ok((ring, Port::open_peer(&nic.folder, gid)?)));
-        match opened {
-            Ok((ring, port)) => {
-                queue_pair.connect(ring, port);
+        match open_peer(&nic.folder, gid, attr.dest_qp_num) {
+            Ok(peer) => {
+                queue_pair.connect(peer);
                 if let Some(gpu) = gpu {
                     queue_pair.pin(gpu);
                 }
@@ -147,12 +178,20 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
             queue_pair.reset();
         }
         if attr.qp_state == abi::QPS_ERR {
-            nic.fail(&mut state, qp.qp_num);
+            nic.fail(&mut queue_pair);
         }
+        // What has come before is looked at now.
+        nic.step(served, &mut queue_pair);
     }
-    drop(state);
-    nic.port.ring();
+    drop(queue_pair);
+    nic.bell.ring();
     0
+}
+
+fn open_peer(folder: &Path, gid: [u8; 16], number: u32) -> std::io::Result<Peer> {
+    let ring = Ring::open(folder, gid, number)?;
+    let bell = Bell::open(folder, gid, ring.words().bell.load(Ordering::Acquire))?;
+    Ok(Peer { ring, port: Port::open_peer(folder, gid)?, bell })
 }
 
 #[unsafe(no_mangle)]
@@ -164,9 +203,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
 ) -> c_int {
     // SAFETY: a queue pair that lives, of an open context, and room for both structures.
     unsafe {
-        let state = nic((*qp).context).lock();
-        let Some(queue_pair) = state.queue_pairs.get(&(*qp).qp_num) else { return libc::EINVAL };
-        let qp_state = queue_pair.state;
+        let qp_state = served(qp).lock().state;
         attr.write(QpAttr { qp_state, cur_qp_state: qp_state, path_mtu: 5, port_num: 1, ..Zero::zero() });
         (*init).qp_type = (*qp).qp_type;
         (*init).send_cq = (*qp).send_cq;
@@ -178,8 +215,8 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp: *mut Qp) -> c_int {
     // SAFETY: made by `ibv_create_qp`, ended once, of an open context.
-    let qp = unsafe { Box::from_raw(qp) };
+    let entry = unsafe { Box::from_raw(qp.cast::<Entry>()) };
     // SAFETY: as above.
-    unsafe { nic(qp.context) }.remove(qp.qp_num, Handle((&raw const *qp).cast_mut().cast()));
+    unsafe { nic(entry.abi.context) }.remove(&entry.served, Handle(qp.cast()));
     0
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 
+use super::queue_pairs::served;
 use super::{MAX_INLINE_BYTES, MAX_MESSAGE_BYTES, MAX_SGE, nic};
 use crate::abi::{self, Qp, RecvWr, SendWr, Sge};
 use crate::files::now_ns;
@@ -63,15 +64,11 @@ pub(super) unsafe fn request(wr: &SendWr, signals_all: bool) -> Option<Request> 
 pub(super) unsafe extern "C" fn post_send(qp: *mut Qp, first: *mut SendWr, refused: *mut *mut SendWr) -> c_int {
     // SAFETY: a queue pair that lives, of an open context, and a list of requests with their memory.
     unsafe {
-        let nic = nic((*qp).context);
-        let mut state = nic.lock();
+        let (nic, served) = (nic((*qp).context), served(qp));
+        let mut queue_pair = served.lock();
         let (mut next, mut code) = (first, 0);
         let now = now_ns();
         while !next.is_null() && code == 0 {
-            let Some(queue_pair) = state.queue_pairs.get_mut(&(*qp).qp_num) else {
-                code = libc::EINVAL;
-                break;
-            };
             let has_ended = queue_pair.state == abi::QPS_ERR;
             code = match request(&*next, queue_pair.signals_all) {
                 None => libc::EINVAL,
@@ -83,7 +80,7 @@ pub(super) unsafe extern "C" fn post_send(qp: *mut Qp, first: *mut SendWr, refus
                 }
             };
             if has_ended {
-                nic.fail(&mut state, (*qp).qp_num);
+                nic.fail(&mut queue_pair);
             }
             if code == 0 {
                 next = (*next).next;
@@ -92,9 +89,9 @@ pub(super) unsafe extern "C" fn post_send(qp: *mut Qp, first: *mut SendWr, refus
         if code != 0 {
             refused.write(next);
         }
-        nic.progress(&mut state);
-        drop(state);
-        nic.port.ring();
+        nic.step(served, &mut queue_pair);
+        drop(queue_pair);
+        nic.leave(served);
         code
     }
 }
@@ -102,27 +99,21 @@ pub(super) unsafe extern "C" fn post_send(qp: *mut Qp, first: *mut SendWr, refus
 pub(super) unsafe extern "C" fn post_recv(qp: *mut Qp, first: *mut RecvWr, refused: *mut *mut RecvWr) -> c_int {
     // SAFETY: a queue pair that lives, of an open context, and a list of requests.
     unsafe {
-        let nic = nic((*qp).context);
-        let mut state = nic.lock();
+        let (nic, served) = (nic((*qp).context), served(qp));
+        let mut queue_pair = served.lock();
         let mut next = first;
         while !next.is_null() {
-            let posted = state.queue_pairs.get_mut(&(*qp).qp_num).ok_or(libc::EINVAL).and_then(|queue_pair| {
-                if queue_pair.receives.len() >= queue_pair.recv_room {
-                    return Err(libc::ENOMEM);
-                }
-                let parts = parts((*next).sg_list, (*next).num_sge).ok_or(libc::EINVAL)?;
-                queue_pair.receives.push_back(Receive { wr_id: (*next).wr_id, parts });
-                Ok(queue_pair)
-            });
-            let queue_pair = match posted {
-                Ok(queue_pair) => queue_pair,
+            let parts = parts((*next).sg_list, (*next).num_sge).ok_or(libc::EINVAL);
+            let has_room = queue_pair.receives.len() < queue_pair.recv_room;
+            match parts.and_then(|parts| has_room.then_some(parts).ok_or(libc::ENOMEM)) {
+                Ok(parts) => queue_pair.receives.push_back(Receive { wr_id: (*next).wr_id, parts }),
                 Err(code) => {
                     refused.write(next);
                     return code;
                 }
-            };
+            }
             if queue_pair.state == abi::QPS_ERR {
-                nic.fail(&mut state, (*qp).qp_num);
+                nic.fail(&mut queue_pair);
             }
             next = (*next).next;
         }

@@ -86,30 +86,27 @@ impl QueuePair {
         if index - words.emptied.load(Ordering::Acquire).min(index) >= peer.ring.shape().slots.into() {
             return Err(NEVER);
         }
-        let free =
-            |of: &PortWords, out: bool| if out { &of.out_free_ns } else { &of.in_free_ns }.load(Ordering::Relaxed);
         let (own, theirs) = (lent.port, peer.port.words());
-        let begin = free(own, true).max(lent.now_ns);
-        if begin > lent.now_ns + AHEAD_NS {
-            return Err(begin - AHEAD_NS);
-        }
         let takes = |of: &PortWords| u64::from(bytes) * 8 * 1000 / of.mbit_per_s.load(Ordering::Relaxed).max(1);
-        // Several processes may pay at once: then each sees the other's time, or a little less of it.
-        let out_free = begin + takes(own);
-        own.out_free_ns.store(out_free, Ordering::Relaxed);
-        let in_free = out_free.max(free(theirs, false) + takes(theirs));
-        theirs.in_free_ns.store(in_free, Ordering::Relaxed);
+        let (now, relaxed) = (lent.now_ns, Ordering::Relaxed);
+        let out = own
+            .out_free_ns
+            .fetch_update(relaxed, relaxed, |free| (free <= now + AHEAD_NS).then(|| free.max(now) + takes(own)));
+        let out_free = out.map_err(|free| free - AHEAD_NS)?.max(now) + takes(own);
+        let taken = |free: u64| out_free.max(free + takes(theirs));
+        let before = theirs.in_free_ns.fetch_update(relaxed, relaxed, |free| Some(taken(free)));
+        let in_free = before.map_or(out_free, taken);
         Ok((index, in_free + own.latency_ns.load(Ordering::Relaxed)))
     }
 
-    fn is_lost(peer: &Peer, lent: &mut Lent<'_>) -> bool {
+    fn is_lost(chance: &mut u64, peer: &Peer, lent: &Lent<'_>) -> bool {
         let is_down = |of: &PortWords| of.is_down.load(Ordering::Relaxed) != 0;
         if is_down(lent.port) || is_down(peer.port.words()) {
             return true;
         }
         let loss = lent.port.loss_ppm.load(Ordering::Relaxed);
-        *lent.chance = lent.chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        loss > 0 && (*lent.chance >> 33) % 1_000_000 < loss.into()
+        *chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        loss > 0 && (*chance >> 33) % 1_000_000 < loss.into()
     }
 
     /// Puts packets into the peer's ring whose data are there, in order.
@@ -156,7 +153,7 @@ impl QueuePair {
                 Source::Word(word) => unsafe { slot.data.cast::<u64>().write(word) },
             }
             let pending = slot.pending;
-            if QueuePair::is_lost(peer, lent) {
+            if QueuePair::is_lost(&mut self.chance, peer, lent) {
                 pending.wait();
             } else {
                 let head = Head { psn, deliver_at_ns, opcode: ANSWER, bytes, offset: sent, total, ..Head::default() };
@@ -188,7 +185,7 @@ impl QueuePair {
                 Ok(slot) => slot,
                 Err(later) => return Ok(later),
             };
-            if !QueuePair::is_lost(peer, lent) {
+            if !QueuePair::is_lost(&mut self.chance, peer, lent) {
                 let mut slot = Slot::new(&peer.ring, index, lent.copies, self.number);
                 // SAFETY: the slot has room for `bytes`; the regions are kept until the request ends.
                 let copied = unsafe {
