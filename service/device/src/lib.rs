@@ -33,7 +33,7 @@ pub use self::cuda::{
 pub use self::durations::{Reading, TimedCollective, Times};
 pub use self::events::{DeviceEvent, DeviceEvents, EventSink};
 use self::host::TenantShmExchange;
-pub use self::workers::{BoundSchedule, LaunchError, Launched, Piece, PieceJob, Workers};
+pub use self::workers::{BoundSchedule, LaunchError, Launched, Piece, PieceJob, Quantum, Workers};
 
 /// The ranks of a communicator to be, all of this host. The slices are by rank.
 #[derive(Debug, Clone, Copy)]

@@ -37,16 +37,25 @@ pub enum LaunchError {
     NoWorkers,
 }
 
+/// How much of a job a worker takes at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quantum {
+    /// As much as is fast.
+    Piece,
+    /// As little as makes sense: another tenant waits for the same thread.
+    Part,
+}
+
 /// Work that is cut into pieces, of which all workers take some.
 pub trait PieceJob: Send + Sync {
-    /// Takes one piece and runs it.
-    fn run_piece(&self) -> Piece;
+    /// Takes a piece, or a part of one, and runs it.
+    fn run_piece(&self, quantum: Quantum) -> Piece;
 
     /// Whose it is.
     fn share(&self) -> Share;
 
-    /// Nanoseconds that a piece takes about.
-    fn piece_ns(&self) -> u64;
+    /// Nanoseconds that so much takes about.
+    fn quantum_ns(&self, quantum: Quantum) -> u64;
 }
 
 /// What [`PieceJob::run_piece`] did.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use mccs_device::host::{HostDevice, HostOptions};
 use mccs_device::{
-    BoundSchedule, LaunchError, Launched, Operand, Piece, PieceJob, PointToPoint, RemoteMessage, Workers,
+    BoundSchedule, LaunchError, Launched, Operand, Piece, PieceJob, PointToPoint, Quantum, RemoteMessage, Workers,
 };
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::types::Handle;
@@ -13,7 +13,9 @@ use mccs_tenants::memory::{Pages, Region, UnmapWorker};
 use mccs_tenants::{Quota, Resource, Tenant};
 use rand::Rng;
 
-const BYTES: u64 = 1 << 16;
+/// Two pieces and a half, of four parts each.
+const BYTES: u64 = 5 << 16;
+const PIECE_BYTES: u64 = 1 << 17;
 const JOB: Handle = Handle { index: 0, generation: 1 };
 
 /// Workers that keep what they are given.
@@ -41,8 +43,12 @@ impl Workers for Kept {
 
 /// A device that runs nothing at once.
 fn device() -> HostDevice {
-    let options =
-        HostOptions { inline_bytes: 0, piece_bytes: BYTES / 4, streaming_bytes: u64::MAX, shm_exchange_slot_bytes: 0 };
+    let options = HostOptions {
+        inline_bytes: 0,
+        piece_bytes: PIECE_BYTES,
+        streaming_bytes: u64::MAX,
+        shm_exchange_slot_bytes: 0,
+    };
     HostDevice::new(options)
 }
 
@@ -80,7 +86,11 @@ fn pieces_keep_memory_mapped_until_they_are_dropped() {
     drop((from, to));
     assert!(weak.iter().all(is_mapped), "the pieces are to come");
     let job = kept.pieces.pop().expect("pieces");
-    while job.run_piece() == Piece::Ran {}
+    // Threads take whole pieces and parts as they are shared or not, in any order.
+    let random = || if rand::rng().random() { Quantum::Part } else { Quantum::Piece };
+    let last = std::iter::repeat_with(|| job.run_piece(random())).find(|piece| *piece != Piece::Ran);
+    assert_eq!((last, job.run_piece(random())), (Some(Piece::RanLast), Piece::NoneLeft));
+    assert_eq!(job.quantum_ns(Quantum::Piece) / job.quantum_ns(Quantum::Part), 4);
     let mut received = vec![0; sent.len()];
     // SAFETY: as above; the pieces have run.
     unsafe { destination.as_ptr().copy_to_nonoverlapping(received.as_mut_ptr(), received.len()) };

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use super::{EngineId, Share};
+use super::{AwakeTenants, EngineId, Share};
 
 /// Engines of a tenant of weight 1 that a round polls at most.
 const POLLS_A_ROUND: usize = 8;
@@ -48,8 +48,8 @@ pub(super) struct Awake {
     groups: VecDeque<Group>,
     /// Items of a poll.
     budget: usize,
-    /// Whether engines of more than one tenant are awake in this round.
-    is_contended: bool,
+    /// Whose engines are awake in this round.
+    tenants: AwakeTenants,
     /// The group to look at next.
     at: usize,
     len: usize,
@@ -58,7 +58,13 @@ pub(super) struct Awake {
 impl Awake {
     /// None yet; a poll may take `budget` items.
     pub(super) fn new(budget: usize) -> Self {
-        Awake { groups: VecDeque::from([Group::new(Share::SERVICE)]), budget, is_contended: false, at: 0, len: 0 }
+        Awake {
+            groups: VecDeque::from([Group::new(Share::SERVICE)]),
+            budget,
+            tenants: AwakeTenants::None,
+            at: 0,
+            len: 0,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -92,14 +98,18 @@ impl Awake {
 
     /// A round begins.
     pub(super) fn begin_round(&mut self) {
-        let mut tenants = 0;
+        self.tenants = AwakeTenants::None;
         for group in &mut self.groups {
             // Who was left out in the last round comes first.
             group.due.append(&mut group.polled);
             group.left = group.polls_max();
-            tenants += usize::from(group.share != Share::SERVICE && !group.due.is_empty());
+            if group.share != Share::SERVICE && !group.due.is_empty() {
+                self.tenants = match self.tenants {
+                    AwakeTenants::None => AwakeTenants::One(group.share.tenant),
+                    _ => AwakeTenants::Several,
+                };
+            }
         }
-        self.is_contended = tenants > 1;
         self.at = 0;
     }
 
@@ -119,10 +129,15 @@ impl Awake {
             };
             group.left -= 1;
             self.len -= 1;
-            let is_shared = self.is_contended && group.share != Share::SERVICE;
+            let is_shared = self.tenants == AwakeTenants::Several && group.share != Share::SERVICE;
             let budget = if is_shared { self.budget / sharing.max(1) } else { self.budget };
             return Some((group.share, engine, budget.max(BUDGET_MIN.min(self.budget))));
         }
+    }
+
+    /// Whose engines are awake in this round.
+    pub(super) fn tenants(&self) -> AwakeTenants {
+        self.tenants
     }
 
     /// An engine that [`Awake::next`] gave stays awake.
@@ -166,6 +181,7 @@ mod tests {
             let items = |of: u32| polled.iter().filter(|(tenant, ..)| *tenant == of).map(|(.., n)| n).sum::<usize>();
             assert_eq!((items(1), items(2), items(0)), (BUDGET, BUDGET, BUDGET));
             assert_eq!(polled.last().map(|(tenant, ..)| *tenant), Some(0), "the service comes last");
+            assert_eq!(awake.tenants(), AwakeTenants::Several);
             polled.iter().for_each(|(_, engine, _)| *polls.entry(*engine).or_default() += 1);
         }
         assert!((0..100).all(|engine| polls[&engine] == 8), "none of them is left out: {polls:?}");
@@ -178,6 +194,8 @@ mod tests {
         (0..3).for_each(|engine| awake.push(tenant(1), EngineId(engine)));
         assert_eq!(round(&mut awake), [(1, 0, BUDGET), (1, 1, BUDGET), (1, 2, BUDGET)]);
         assert!(!awake.is_empty());
+        assert_eq!(awake.tenants(), AwakeTenants::One(1));
+        assert!(awake.tenants().has_others(tenant(2)) && !awake.tenants().has_others(tenant(1)));
         awake.begin_round();
         while awake.next().is_some() {}
         assert!(awake.is_empty(), "who is not kept sleeps");

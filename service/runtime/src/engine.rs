@@ -35,6 +35,29 @@ impl Progress {
     pub const IDLE: Progress = Progress::Idle { wake_at: None };
 }
 
+/// Tenants with engines of their own that are awake on a runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AwakeTenants {
+    /// None.
+    None,
+    /// This one alone.
+    One(u32),
+    /// More than one.
+    Several,
+}
+
+impl AwakeTenants {
+    /// Whether another than this one waits for the thread, or may at any moment.
+    #[must_use]
+    pub fn has_others(self, share: Share) -> bool {
+        match self {
+            AwakeTenants::None => false,
+            AwakeTenants::One(tenant) => tenant != share.tenant,
+            AwakeTenants::Several => true,
+        }
+    }
+}
+
 /// What an engine may use while it is polled.
 #[derive(Debug, Clone, Copy)]
 pub struct Context {
@@ -45,13 +68,15 @@ pub struct Context {
     /// Whether a descriptor of the engine's may be readable. Otherwise none was when the runtime looked last; it looks again when it
     /// sleeps, and often while it does not.
     pub is_readable: bool,
+    /// Who has engines that are awake in this round.
+    pub tenants: AwakeTenants,
 }
 
 impl Context {
     /// Of who polls an engine, or part of one, without watching its descriptors.
     #[must_use]
     pub fn new(now: Instant, budget: usize) -> Self {
-        Context { now, budget, is_readable: true }
+        Context { now, budget, is_readable: true, tenants: AwakeTenants::None }
     }
 }
 

@@ -13,6 +13,7 @@ use nix::sys::time::TimeSpec;
 
 use super::awake::Awake;
 use super::mailbox::{EngineState, NO_RUNTIME, RuntimeState, RuntimeTable, route};
+use super::time_slice::TimeSlice;
 use super::{Context, Engine, EngineId, Progress, RuntimeOptions, Share};
 
 /// What a runtime is told by the control path.
@@ -132,7 +133,7 @@ impl Executor {
         let Some(state) = table[self.index as usize].get() else { return Vec::new() };
         let (rounds_a_look, events_every) =
             if is_clock_slow() { (ROUNDS_A_SLOW_LOOK, EVENTS_EVERY_SLOW) } else { (1, EVENTS_EVERY) };
-        let mut looked_at_events = Instant::now();
+        let (mut looked_at_events, mut slice) = (Instant::now(), TimeSlice::of_this_thread());
         // The time, and for how many rounds it is good.
         let (mut now, mut known_for) = (looked_at_events, rounds_a_look);
         while !self.stop.load(Ordering::Acquire) {
@@ -145,6 +146,11 @@ impl Executor {
             self.follow_orders(state, now);
             self.take_ready(state, now);
             let busy = self.poll_engines(state, now);
+            if busy {
+                slice.busy(now);
+            } else {
+                slice.idle(now);
+            }
             if self.awake.is_empty() {
                 looked_at_events = self.park(state, now);
                 (now, known_for) = (looked_at_events, rounds_a_look);
@@ -273,7 +279,7 @@ impl Executor {
         while let Some((share, id, budget)) = self.awake.next() {
             let Some(slot) = self.slots.get_mut(&id) else { continue };
             let is_readable = std::mem::take(&mut slot.is_readable);
-            let cx = Context { now, budget, is_readable };
+            let cx = Context { now, budget, is_readable, tenants: self.awake.tenants() };
             let began = is_timed.then(Instant::now);
             let keep_awake = match slot.engine.poll(&cx) {
                 Progress::Busy => {

@@ -20,11 +20,12 @@ mod executor;
 mod lanes;
 mod mailbox;
 mod runtimes;
+mod time_slice;
 mod turn_channel;
 mod turns;
 
 pub use account::Account;
-pub use engine::{Context, Engine, EngineId, Progress};
+pub use engine::{AwakeTenants, Context, Engine, EngineId, Progress};
 pub use lanes::{LaneOpener, LaneReceiver, LaneSender, Lanes};
 pub use mailbox::{Mailbox, Sender, Waker, WakerSlot};
 pub use runtimes::{EngineInfo, RuntimeError, RuntimeInfo, RuntimeOptions, Runtimes, work_by_tenant};

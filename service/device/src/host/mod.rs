@@ -23,7 +23,7 @@ use self::moves::MoveJob;
 pub use self::shm_exchange::TenantShmExchange;
 use super::{
     BoundSchedule, Collective, Device, LaunchError, Launched, NewGroup, Operand, Piece, PieceJob, PointToPoint,
-    Prepare, Prepared, RemoteMessage, Shared, Workers,
+    Prepare, Prepared, Quantum, RemoteMessage, Shared, Workers,
 };
 
 /// Sizes that decide how work is done; from `service.toml`.
@@ -62,7 +62,7 @@ impl HostDevice {
         workers: &mut dyn Workers,
     ) -> Launched {
         if moves.touched_bytes() <= self.options.inline_bytes {
-            while moves.run_piece() == Piece::Ran {}
+            while moves.run_piece(Quantum::Piece) == Piece::Ran {}
             return Launched::Finished;
         }
         moves.keep_mapped(operands);

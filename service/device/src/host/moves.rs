@@ -1,5 +1,6 @@
 //! Independent moves between ranks of this host, cut into pieces that workers take in any order.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,20 +8,26 @@ use mccs_collective::{Move, Schedule, Shape};
 use mccs_runtime::{Share, work_ns};
 
 use super::bound::Bound;
-use crate::{Operand, Piece, PieceJob};
+use crate::{Operand, Piece, PieceJob, Quantum};
 
 enum Moves {
     Scheduled(Arc<Schedule>),
     Own(Vec<Move>),
 }
 
+/// Bytes of an operand in a part of a piece: some microseconds, which is what a round of a runtime takes as well.
+const PART_BYTES: u64 = 32 << 10;
+
 pub(crate) struct MoveJob {
     moves: Moves,
     bound: Bound,
-    piece_count: u64,
-    /// Pieces of all moves; moves of one schedule are equally long.
-    pieces: u64,
-    pieces_per_move: u64,
+    /// Elements of a part.
+    part_count: u64,
+    /// Parts that make a piece.
+    parts_per_piece: u64,
+    /// Parts of all moves; moves of one schedule are equally long.
+    parts: u64,
+    parts_per_move: u64,
     next: AtomicU64,
     unfinished: AtomicU64,
 }
@@ -35,21 +42,45 @@ impl MoveJob {
     }
 
     fn build(moves: Moves, bound: Bound, piece_bytes: u64) -> Self {
-        let piece_count = (piece_bytes / bound.element_bytes()).max(1);
+        let part_bytes = piece_bytes.min(PART_BYTES);
         let mut job = MoveJob {
             moves,
+            part_count: (part_bytes / bound.element_bytes()).max(1),
+            parts_per_piece: (piece_bytes / part_bytes.max(1)).max(1),
             bound,
-            piece_count,
-            pieces: 0,
-            pieces_per_move: 1,
+            parts: 0,
+            parts_per_move: 1,
             next: AtomicU64::new(0),
             unfinished: AtomicU64::new(0),
         };
         let longest = job.moves().iter().filter_map(|step| step.dsts.first()).map(|dst| dst.span.count).max();
-        job.pieces_per_move = longest.unwrap_or(0).div_ceil(piece_count).max(1);
-        job.pieces = job.pieces_per_move * job.moves().len() as u64;
-        job.unfinished = AtomicU64::new(job.pieces);
+        job.parts_per_move = longest.unwrap_or(0).div_ceil(job.part_count).max(1);
+        job.parts = job.parts_per_move * job.moves().len() as u64;
+        job.unfinished = AtomicU64::new(job.parts);
         job
+    }
+
+    fn parts_of(&self, quantum: Quantum) -> u64 {
+        match quantum {
+            Quantum::Piece => self.parts_per_piece,
+            Quantum::Part => 1,
+        }
+    }
+
+    /// Runs parts that follow each other; those of one move in one go.
+    fn run_parts(&self, parts: Range<u64>) {
+        let mut part = parts.start;
+        while part < parts.end {
+            let (of, within) = (part / self.parts_per_move, part % self.parts_per_move);
+            let end = parts.end.min((of + 1) * self.parts_per_move);
+            let (step, element) = (&self.moves()[of as usize], within * self.part_count);
+            let total = step.dsts.first().map_or(0, |dst| dst.span.count);
+            let count = total.saturating_sub(element).min((end - part) * self.part_count);
+            if count > 0 {
+                self.bound.run_move(&step.srcs, &step.dsts, element, count);
+            }
+            part = end;
+        }
     }
 
     /// As [`Bound::keep_mapped`].
@@ -74,27 +105,24 @@ impl MoveJob {
 }
 
 impl PieceJob for MoveJob {
-    fn run_piece(&self) -> Piece {
-        let piece = self.next.fetch_add(1, Ordering::Relaxed);
-        if piece >= self.pieces {
+    fn run_piece(&self, quantum: Quantum) -> Piece {
+        let wanted = self.parts_of(quantum);
+        let first = self.next.fetch_add(wanted, Ordering::Relaxed);
+        if first >= self.parts {
             return Piece::NoneLeft;
         }
-        let step = &self.moves()[(piece / self.pieces_per_move) as usize];
-        let element = piece % self.pieces_per_move * self.piece_count;
-        let total = step.dsts.first().map_or(0, |dst| dst.span.count);
-        let count = total.saturating_sub(element).min(self.piece_count);
-        if count > 0 {
-            self.bound.run_move(&step.srcs, &step.dsts, element, count);
-        }
-        // Releases this piece's writes to whoever runs the last one, and acquires theirs.
-        if self.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 { Piece::RanLast } else { Piece::Ran }
+        let taken = wanted.min(self.parts - first);
+        self.run_parts(first..first + taken);
+        // Releases these parts' writes to whoever runs the last one, and acquires theirs.
+        if self.unfinished.fetch_sub(taken, Ordering::AcqRel) == taken { Piece::RanLast } else { Piece::Ran }
     }
 
     fn share(&self) -> Share {
         self.bound.share()
     }
 
-    fn piece_ns(&self) -> u64 {
-        work_ns(self.bound.touched_bytes() / self.pieces.max(1))
+    fn quantum_ns(&self, quantum: Quantum) -> u64 {
+        let taken = self.parts_of(quantum).min(self.parts);
+        work_ns(self.bound.touched_bytes().saturating_mul(taken) / self.parts.max(1))
     }
 }

@@ -23,10 +23,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mccs_device::{Piece, PieceJob};
+use mccs_device::{Piece, PieceJob, Quantum};
 use mccs_ipc::types::Handle;
 use mccs_model::link::LinksId;
-use mccs_runtime::{Account, Context, Engine, Mailbox, Progress, Sender, Share, Turns, WakerSlot};
+use mccs_runtime::{Account, AwakeTenants, Context, Engine, Mailbox, Progress, Sender, Share, Turns, WakerSlot};
 use mccs_telemetry::recorder::{Record, Recorder, job_number};
 use mccs_transport::TransportError;
 
@@ -296,20 +296,22 @@ impl TransportEngine {
         ended.into_iter().for_each(|(to, message)| self.tell(to, message));
     }
 
-    /// Takes one piece of the next shared job. Returns whether there was one.
-    fn run_piece(&mut self) -> bool {
-        let Some((_, queue)) = self.jobs.turn() else { return false };
+    /// Takes a piece of the next shared job, or a part of one while another tenant's engines are awake on this thread. Returns whether
+    /// there was one.
+    fn run_piece(&mut self, awake: AwakeTenants) -> bool {
+        let Some((share, queue)) = self.jobs.turn() else { return false };
+        let quantum = if awake.has_others(share) { Quantum::Part } else { Quantum::Piece };
         let Some(job) = queue.pop_front() else {
             self.jobs.leave();
             return true;
         };
         let since_ns = self.recorder.now_ns();
-        let piece = job.job.run_piece();
+        let piece = job.job.run_piece(quantum);
         if piece != Piece::NoneLeft {
             let number = job_number(job.handle);
             self.recorder.record(|at_ns| Record::Piece { since_ns, at_ns, job: number });
         }
-        let ns = if piece == Piece::NoneLeft { 0 } else { job.job.piece_ns() };
+        let ns = if piece == Piece::NoneLeft { 0 } else { job.job.quantum_ns(quantum) };
         let ended = match piece {
             Piece::Ran => {
                 queue.push_back(job);
@@ -419,7 +421,7 @@ impl Engine for TransportEngine {
         busy |= moved == Progress::Busy;
         self.tell_prepared();
         busy |= self.step_channels(cx);
-        busy |= self.run_piece();
+        busy |= self.run_piece(cx.tenants);
         let paced = self.links.as_mut().and_then(Links::take_wake_at);
         let is_done = self.retiring
             && self.jobs.is_empty()

@@ -54,6 +54,27 @@ impl ChannelJob for Endless {
     fn release(&mut self, _: &mut Links) {}
 }
 
+/// Pieces without end; counts what is taken of them.
+struct Pieces {
+    share: Share,
+    taken: [AtomicU64; 2],
+}
+
+impl PieceJob for Pieces {
+    fn run_piece(&self, quantum: Quantum) -> Piece {
+        self.taken[usize::from(quantum == Quantum::Part)].fetch_add(1, Ordering::Relaxed);
+        Piece::Ran
+    }
+
+    fn share(&self) -> Share {
+        self.share
+    }
+
+    fn quantum_ns(&self, quantum: Quantum) -> u64 {
+        if quantum == Quantum::Part { 6_000 } else { 24_000 }
+    }
+}
+
 struct Setup {
     engine: TransportEngine,
     to_engine: Sender<TransportMessage>,
@@ -134,6 +155,23 @@ fn one_tenants_many_channels_are_stepped_some_at_a_time_while_another_has_one() 
     }
     let stepped = many.iter().chain(&heavy).map(|one| one.load(Ordering::Relaxed));
     assert!(stepped.clone().min() >= Some(2), "each has had its turn: {:?}", stepped.collect::<Vec<_>>());
+}
+
+#[test]
+fn who_waits_for_the_thread_waits_for_a_part_of_anothers_piece_and_a_tenant_alone_has_whole_ones() {
+    let mut setup = Setup::new();
+    let job = Arc::new(Pieces { share: Share { tenant: 1, weight: 1 }, taken: Default::default() });
+    let assigned = AssignedJob { job: Arc::clone(&job) as _, handle: handle(1), done: setup.to_proxy.clone() };
+    setup.tell(TransportMessage::Run(assigned));
+    let mut poll = |tenants| {
+        setup.engine.poll(&Context { tenants, ..Context::new(Instant::now(), 64) });
+        [0, 1].map(|quantum: usize| job.taken[quantum].load(Ordering::Relaxed))
+    };
+    assert_eq!(poll(AwakeTenants::None), [1, 0]);
+    assert_eq!(poll(AwakeTenants::One(1)), [2, 0], "its own sessions");
+    assert_eq!(poll(AwakeTenants::One(2)), [2, 1]);
+    assert_eq!(poll(AwakeTenants::Several), [2, 2]);
+    assert_eq!(poll(AwakeTenants::One(1)), [3, 2]);
 }
 
 #[test]
