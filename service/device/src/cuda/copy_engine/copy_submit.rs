@@ -5,7 +5,7 @@
 //! in portions, each with an event behind it, and no stream holds more than [`ENTRIES_MAX`]; the rest of it waits in its
 //! communicator's *lane*, and nobody else waits with it.
 //!
-//! Tenants take turns: in giving orders, and in the looks at their lanes.
+//! Tenants take turns: in giving orders, and in the looks at their lanes and at ranks that tell by events.
 //!
 //! Ranks whose streams tell by events are looked after here as well (`event_bridge.rs`).
 //!
@@ -24,6 +24,7 @@ use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::{LargeBuffers, Launch};
 use mccs_runtime::{TurnReceiver, TurnSender, turn_channel};
 
+use crate::cuda::copy_engine::by_tenant::{ByTenant, Looked};
 use crate::cuda::copy_engine::event_bridge::{Caller, EventBridge};
 use crate::cuda::copy_engine::hw_queue_admission::HwQueues;
 use crate::cuda::copy_engine::steps::{LargeCall, Part, Place, Step, keep_steps_of, steps_of};
@@ -35,9 +36,11 @@ use crate::cuda::{Gpus, NoCuda};
 const ENTRIES_MAX: usize = 384;
 /// Entries with one event behind them.
 const PORTION: usize = 128;
-/// Orders taken before lanes are looked at, and lanes of a tenant that are looked at before those of the next.
+/// Orders taken before lanes are looked at; lanes, and ranks that tell by events, of a tenant that are looked at before those of the
+/// next.
 const ORDERS_AT_A_TIME: usize = 16;
 const LANES_AT_A_TIME: usize = 16;
+const CALLERS_AT_A_TIME: usize = 16;
 /// Of so many operations of a communicator the first is timed: two events with times are 5 us, of 210 that an all-gather of 128 MiB takes on two H100s.
 const TIMED_EVERY: u64 = 8;
 /// Words that streams of the service wait for; of ranks whose copies have ended, [`LargeWord::Arrived`] as well, where they push one after the other.
@@ -150,21 +153,13 @@ enum IssueError {
 struct Issuer {
     gpu: Arc<IssuingGpu>,
     orders: TurnReceiver<Order>,
-    /// By tenant. Who has none left goes.
-    lanes: Vec<LanesOfTenant>,
+    lanes: ByTenant<Lane>,
     /// Communicators that were let go when a GPU was lost. Its streams have failed, and may still write, as those of others that failed with it: over what
     /// lets ranks go, which is written again and again as long as there are any.
     let_go: Vec<Weak<CopyEngines>>,
     /// Ranks whose streams tell by events.
-    callers: Vec<Caller>,
+    callers: ByTenant<Caller>,
     events: Events,
-}
-
-/// Lanes of one tenant's communicators.
-struct LanesOfTenant {
-    tenant: u32,
-    /// The first is looked at next.
-    lanes: VecDeque<Lane>,
 }
 
 /// Events to be used again.
@@ -225,8 +220,14 @@ pub(crate) fn start(
         gpu_health: Arc::clone(gpu_health),
         is_timed,
     });
-    let issuer =
-        Issuer { gpu, orders, lanes: Vec::new(), let_go: Vec::new(), callers: Vec::new(), events: Events::default() };
+    let issuer = Issuer {
+        gpu,
+        orders,
+        lanes: ByTenant::default(),
+        let_go: Vec::new(),
+        callers: ByTenant::default(),
+        events: Events::default(),
+    };
     std::thread::Builder::new().name(format!("mccs-gpu-{number}")).spawn(move || issuer.run())?;
     Ok(sender)
 }
@@ -258,7 +259,10 @@ impl Issuer {
             self.orders.rest();
             moved |= self.look_at_lanes();
             self.let_go.retain(|engines| engines.upgrade().inspect(|engines| engines.let_go_again()).is_some());
-            self.callers.retain_mut(|caller| caller.look().inspect(|has_moved| moved |= has_moved).is_some());
+            moved |= self.callers.look(CALLERS_AT_A_TIME, |caller| {
+                let looked = caller.look();
+                Looked { has_moved: looked == Some(true), is_over: looked.is_none() }
+            });
             if gpu.queues.is_crowded() {
                 moved |= !gpu.queues.look(Flight::issue).is_empty();
             }
@@ -270,21 +274,14 @@ impl Issuer {
 
     /// Looks at lanes, at a bounded number of each tenant's. Returns whether any has moved, or some are left to look at.
     fn look_at_lanes(&mut self) -> bool {
-        let mut moved = false;
-        for LanesOfTenant { lanes, .. } in &mut self.lanes {
-            moved |= lanes.len() > LANES_AT_A_TIME;
-            for _ in 0..lanes.len().min(LANES_AT_A_TIME) {
-                let Some(mut lane) = lanes.pop_front() else { break };
-                moved |= lane.look(&self.gpu, &mut self.events);
-                if !lane.is_over() {
-                    lanes.push_back(lane);
-                } else if lane.has_released && self.gpu.gpu_health.are_some() {
-                    self.let_go.push(Arc::downgrade(&lane.engines));
-                }
+        let Issuer { lanes, gpu, events, let_go, .. } = self;
+        lanes.look(LANES_AT_A_TIME, |lane| {
+            let looked = Looked { has_moved: lane.look(gpu, events), is_over: lane.is_over() };
+            if looked.is_over && lane.has_released && gpu.gpu_health.are_some() {
+                let_go.push(Arc::downgrade(&lane.engines));
             }
-        }
-        self.lanes.retain(|of_tenant| !of_tenant.lanes.is_empty());
-        moved
+            looked
+        })
     }
 
     fn take(&mut self, order: Order) {
@@ -313,28 +310,15 @@ impl Issuer {
     }
 
     fn called(&mut self, engines: &Arc<CopyEngines>, comm: Handle, rank: u32) {
-        let at = self.callers.iter().position(|caller| caller.is_of(engines, rank)).unwrap_or_else(|| {
-            self.callers.push(Caller::new(engines, rank, comm));
-            self.callers.len() - 1
-        });
-        self.callers[at].call();
+        let new = || Caller::new(engines, rank, comm);
+        self.callers.entry(engines.share().tenant, |caller| caller.is_of(engines, rank), new).call();
     }
 }
 
 /// The lane of a rank's part, which there is from now on.
-fn lane_of<'a>(all: &'a mut Vec<LanesOfTenant>, engines: &Arc<CopyEngines>, rank: u32, part: Part) -> &'a mut Lane {
-    let tenant = engines.share().tenant;
-    let at = all.iter().position(|of_tenant| of_tenant.tenant == tenant).unwrap_or_else(|| {
-        all.push(LanesOfTenant { tenant, lanes: VecDeque::new() });
-        all.len() - 1
-    });
-    let lanes = &mut all[at].lanes;
-    let of_it = |lane: &Lane| (lane.rank, lane.part) == (rank, part) && Arc::ptr_eq(&lane.engines, engines);
-    let at = lanes.iter().position(of_it).unwrap_or_else(|| {
-        lanes.push_back(Lane::new(engines, rank, part));
-        lanes.len() - 1
-    });
-    &mut lanes[at]
+fn lane_of<'a>(all: &'a mut ByTenant<Lane>, engines: &Arc<CopyEngines>, rank: u32, part: Part) -> &'a mut Lane {
+    let is_it = |lane: &Lane| (lane.rank, lane.part) == (rank, part) && Arc::ptr_eq(&lane.engines, engines);
+    all.entry(engines.share().tenant, is_it, || Lane::new(engines, rank, part))
 }
 
 impl Lane {

@@ -19,6 +19,8 @@ use crate::cuda::copy_engine::CopyEngines;
 const SPIN_FOR: Duration = Duration::from_micros(300);
 /// Longest pause.
 const LOOK_AFTER_MAX: Duration = Duration::from_millis(1);
+/// Events of a rank that are asked for in a look: each is a call of the driver.
+const EVENTS_AT_A_TIME: usize = 16;
 
 /// What promises to a rank are made with.
 pub(crate) struct EventBridge {
@@ -84,6 +86,8 @@ impl Caller {
     /// The rank has called once more.
     pub(crate) fn call(&mut self) {
         self.called += 1;
+        // Others may be looked at first.
+        self.waits_since.get_or_insert_with(Instant::now);
     }
 
     /// After what time to look again; none if nothing is waited for.
@@ -112,7 +116,10 @@ impl Caller {
 
     fn advance(&mut self, engines: &CopyEngines) -> Result<(), DriverError> {
         let Some(promises) = engines.promises(self.rank) else { return Ok(()) };
-        while self.come < self.called && promises.called[called_event(self.come + 1)].has_happened()? {
+        for _ in 0..EVENTS_AT_A_TIME {
+            if self.come == self.called || !promises.called[called_event(self.come + 1)].has_happened()? {
+                break;
+            }
             self.come += 1;
             engines.page().tell_large(self.rank, LargeWord::Ready, self.come);
         }

@@ -12,6 +12,7 @@
 //! finished once they are handed out, and is held back ([`Launched::Running`]) while there are more than [`FLIGHTS_MAX`]. Nothing
 //! waits for a GPU but streams.
 
+mod by_tenant;
 pub(crate) mod copy_submit;
 pub(crate) mod event_bridge;
 pub(crate) mod hw_queue_admission;
