@@ -58,19 +58,19 @@ fn tell_what_waits(control: &Path, out: &mut impl Write) -> Result<(), Box<dyn s
     Ok(())
 }
 
-/// The seeds that a simulation runs, from 0: `default` of them, `MCCS_SEEDS=n` so many, `MCCS_SECONDS=n` as many as begin within
-/// that time; or `MCCS_SEED=n` alone. The watchdog gives each of them its time.
+/// The seeds that a simulation runs, from 0 or `MCCS_FIRST_SEED=n`: `default` of them, `MCCS_SEEDS=n` so many, `MCCS_SECONDS=n` as
+/// many as begin within that time; or `MCCS_SEED=n` alone. The watchdog gives each of them its time.
 pub fn seeds(default: u64) -> impl Iterator<Item = u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let (only, count, began) = (number("MCCS_SEED"), number("MCCS_SEEDS").unwrap_or(default), Instant::now());
     let limit = number("MCCS_SECONDS").map(Duration::from_secs);
-    let first = only.unwrap_or(0);
+    let first = only.or_else(|| number("MCCS_FIRST_SEED")).unwrap_or(0);
     (first..).take_while(move |seed| {
         watchdog();
         match (only, limit) {
             (Some(only), _) => *seed == only,
             (None, Some(limit)) => began.elapsed() < limit,
-            (None, None) => *seed < count,
+            (None, None) => *seed - first < count,
         }
     })
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use mccs_eval::workload::Call;
 use mccs_ipc::command::Command;
@@ -14,12 +15,22 @@ pub const SETTINGS: &str = "[[tenant]]\nname = \"hostile\"\nsocket = \"h\"\nmax_
                         max_memory = \"64GiB\"\nmax_regions = 65536\n\
                         [[tenant]]\nname = \"honest\"\nsocket = \"g\"\n";
 
+/// What the honest tenant has had: calls, each of whose elements was right, and the longest of them.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Served {
+    pub calls: u64,
+    pub longest: Duration,
+}
+
 /// One checked all-reduce after the other, until rank 0 is to stop.
-pub fn work(rank: &Rank, stop: &AtomicBool) {
+pub fn work(rank: &Rank, stop: &AtomicBool) -> Served {
+    let mut served = Served::default();
     for round in 0.. {
         let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::F32, RedOp::Sum);
         let call = Call { kind, dtype, redop, root: 0, count: 1000, nranks: 2, seed: round };
+        let began = Instant::now();
         assert_eq!(run_checked(rank, &call, round % 2 == 0), 0);
+        served = Served { calls: served.calls + 1, longest: served.longest.max(began.elapsed()) };
         // Both ranks must stop after the same round: rank 0 decides, by a one-element all-reduce.
         let vote = rank.client.allocate(4).expect("memory");
         // SAFETY: nothing is in flight.
@@ -33,19 +44,21 @@ pub fn work(rank: &Rank, stop: &AtomicBool) {
             break;
         }
     }
+    served
 }
 
-/// Runs `attack` while an honest tenant, with this socket, works.
-pub fn beside(socket: &Path, attack: impl FnOnce()) {
+/// Runs `attack` while an honest tenant, with this socket, works. Returns what that had.
+pub fn beside(socket: &Path, attack: impl FnOnce()) -> Served {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let honest = scope.spawn(|| ranks_at(socket, 2, |rank| work(&rank, &stop)));
         // Also when the attack fails: the honest tenant would go on for ever.
         let attacked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(attack));
         stop.store(true, Ordering::Relaxed);
-        honest.join().expect("the honest tenant");
+        let served = honest.join().expect("the honest tenant");
         attacked.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    });
+        served[0]
+    })
 }
 
 /// The same in a service of this process; afterwards that must be as before.
