@@ -9,6 +9,7 @@ mod paths;
 mod policy;
 mod reconfigure;
 mod show;
+mod steering;
 mod stuck;
 mod trace;
 mod view;
@@ -28,6 +29,7 @@ use mccs_runtime::EngineId;
 use crate::drain::Drain;
 use crate::policy::{Link, PolicyCommand};
 use crate::reconfigure::Reconfigure;
+use crate::steering::SteeringCommand;
 use crate::trace::{MergeTraces, Trace};
 use crate::watch::Watch;
 
@@ -98,6 +100,7 @@ enum Command {
     Policy(PolicyCommand),
     /// Mark a link as down, up, or of another rate. Flows take other paths. On the controller's host.
     Link(Link),
+    Steering(SteeringCommand),
     Watch(Watch),
     Trace(Trace),
     MergeTraces(MergeTraces),
@@ -153,6 +156,7 @@ impl Command {
             | Command::Stuck
             | Command::Flows
             | Command::Links
+            | Command::Steering(_)
             | Command::Watch(_)
             | Command::Trace(_)
             | Command::MergeTraces(_)
@@ -189,6 +193,7 @@ fn main() -> ExitCode {
         Command::Stuck => cluster::stuck(socket, json),
         Command::Flows => paths::flows(socket, json),
         Command::Links => paths::links(socket, json),
+        Command::Steering(steering) => steering.run(json),
         Command::Watch(watch) => watch.run(socket, json),
         Command::Trace(trace) => trace.run(socket),
         Command::MergeTraces(merge) => merge.run(),

@@ -114,7 +114,8 @@ impl Fixture {
         fixture
     }
 
-    fn config(&self, host: usize) -> PathBuf {
+    /// A host's `service.toml`.
+    pub fn config(&self, host: usize) -> PathBuf {
         self.dir.path().join(format!("service{host}.toml"))
     }
 

@@ -6,6 +6,7 @@
 mod dead_path;
 mod fixture;
 mod loss;
+mod steering;
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
