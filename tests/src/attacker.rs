@@ -103,17 +103,25 @@ impl Session {
         of(known[decide(known.len() as u64) as usize])
     }
 
-    fn request(&mut self, decide: &mut Decide<'_>) {
+    fn request(&mut self, gpus: &[[u8; 16]], decide: &mut Decide<'_>) {
+        let gpu = match gpus.len() as u64 {
+            many if many > 0 && decide(8) > 0 => gpus[decide(many) as usize],
+            _ => [decide(2) as u8; 16],
+        };
         let region = Self::handle(&self.regions, |(region, _)| region, decide);
         let comm = Self::handle(&self.comms, |comm| comm, decide);
         let mut fds = Vec::new();
         let request = match decide(15) {
             12 => {
                 let ipc_handle = (0..[64, 64, 64, 0, 65][decide(5) as usize]).map(|_| decide(256) as u8).collect();
-                Request::RegisterGpuMemory { gpu: [decide(2) as u8; 16], ipc_handle, bytes: u64::MAX >> decide(64) }
+                Request::RegisterGpuMemory { gpu, ipc_handle, bytes: u64::MAX >> decide(64) }
             }
             13 => Request::FreeGpuMemory { region },
-            14 => Request::RegisterGpuSegments { gpu: [decide(2) as u8; 16] },
+            14 => {
+                // Memory of the host's, where a GPU's is expected.
+                fds.extend((0..decide(3)).filter_map(|_| Some(Mapping::create("attacker", 4096).ok()?.0)));
+                Request::RegisterGpuSegments { gpu }
+            }
             0 => Request::AllocMemory { bytes: [0, 4096, 1 << 16, 3 << 20, u64::MAX][decide(5) as usize] },
             1 => {
                 let bytes = 4096 << decide(4);
@@ -143,7 +151,8 @@ impl Session {
                     _ => Role::Whole,
                 };
                 let options = JoinOptions::default();
-                let gpu = (decide(8) == 0).then(|| [decide(2) as u8; 16]);
+                // Where there are GPUs most ranks are on one.
+                let gpu = (decide(8) < if gpus.is_empty() { 1 } else { 6 }).then_some(gpu);
                 Request::InitRank { id, rank, nranks, gpu, root_address, role, options }
             }
             9 => Request::DestroyComm { comm },
@@ -257,6 +266,8 @@ fn receive(socket: &Socket) -> Option<(ResponseEnvelope, Vec<OwnedFd>)> {
 /// An attacker. What it holds goes with it.
 pub struct Attacker {
     socket: PathBuf,
+    /// That it knows of.
+    gpus: Vec<[u8; 16]>,
     sessions: Vec<Session>,
 }
 
@@ -264,7 +275,13 @@ impl Attacker {
     /// Of the tenant with this socket.
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
-        Attacker { socket, sessions: Vec::new() }
+        Attacker { socket, gpus: Vec::new(), sessions: Vec::new() }
+    }
+
+    /// The same, which knows these GPUs of the host.
+    #[must_use]
+    pub fn with_gpus(self, gpus: Vec<[u8; 16]>) -> Self {
+        Attacker { gpus, ..self }
     }
 
     /// Does something.
@@ -282,7 +299,7 @@ impl Attacker {
             2 => drop(connect(&self.socket)),
             3 => session.garbage(decide),
             4..=7 => session.scribble(decide),
-            8..=16 => session.request(decide),
+            8..=16 => session.request(&self.gpus, decide),
             17..=20 => session.take_answers(),
             21 => session.close_something(decide),
             _ => session.command(decide),

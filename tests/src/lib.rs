@@ -4,6 +4,7 @@ pub mod attacker;
 pub mod attackers;
 pub mod cluster;
 pub mod hosts;
+pub mod quotas;
 pub mod sim;
 
 use std::io::Write;

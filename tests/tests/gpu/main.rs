@@ -8,6 +8,7 @@ mod divided;
 mod empty;
 mod failures;
 mod graphs;
+mod hostile;
 mod life;
 mod losses;
 mod memory;

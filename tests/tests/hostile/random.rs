@@ -2,11 +2,11 @@
 //! `MCCS_SEED=n` repeats one sequence; `tests/hunt.sh` runs many such programs side by side.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use mccs_tenants::Resource;
 use mccs_tests::attacker::Attacker;
+use mccs_tests::quotas::all_comes_back;
 use mccs_tests::{TestService, seeds, watchdog};
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
@@ -23,26 +23,6 @@ const LANES: usize = 4;
 const WARM: u64 = 20;
 /// Growth of the process that is no leak. One of a few hundred bytes for each sequence is found in an hour.
 const GROWTH_MAX_BYTES: u64 = 256 << 20;
-
-const RESOURCES: [Resource; 5] =
-    [Resource::MemoryBytes, Resource::Mappings, Resource::Sessions, Resource::Communicators, Resource::SentDescriptors];
-
-/// Ends the attacker of the tenant `hostile`, and returns when nothing of that is left, whatever it was.
-pub fn all_comes_back(service: &TestService, end: impl FnOnce()) {
-    all_of_comes_back(service, "hostile", end);
-}
-
-fn all_of_comes_back(service: &TestService, name: &str, end: impl FnOnce()) {
-    let registry = &service.service().registry;
-    let find = || registry.sessions().into_iter().find(|session| session.tenant.name == name);
-    let tenant = find().map(|session| Arc::clone(&session.tenant));
-    end();
-    while find().is_some()
-        || tenant.as_ref().is_some_and(|tenant| RESOURCES.iter().any(|resource| tenant.used(*resource) > 0))
-    {
-        std::thread::yield_now();
-    }
-}
 
 /// What the process holds.
 #[derive(Debug, Clone, Copy)]
@@ -68,7 +48,7 @@ fn sequence(service: &TestService, lane: usize, seed: u64) {
     let mut attacker = Attacker::new(service.socket(2 + lane));
     let mut decide = |below: u64| rng.random_range(0..below.max(1));
     (0..STEPS).for_each(|_| attacker.step(&mut decide));
-    all_of_comes_back(service, &lane_name(lane), || drop(attacker));
+    all_comes_back(service, &lane_name(lane), || drop(attacker));
 }
 
 fn lane_name(lane: usize) -> String {

@@ -1,11 +1,11 @@
 //! Attackers that are stopped, go on, and are killed at any instant.
 
 use mccs_tests::attackers::Attackers;
+use mccs_tests::quotas::all_comes_back;
 use mccs_tests::seeds;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
-use crate::random::all_comes_back;
 use crate::victim::attack;
 
 /// Signals of a sequence.
@@ -20,7 +20,7 @@ fn attackers_that_are_stopped_and_killed_at_any_instant_harm_nobody_and_leave_no
             let program = env!("CARGO_BIN_EXE_attacker").into();
             let mut attackers = Attackers::start(program, service.socket(0), 3, &mut rng);
             (0..SIGNALS).for_each(|_| attackers.signal_one(&mut rng));
-            all_comes_back(service, || drop(attackers));
+            all_comes_back(service, "hostile", || drop(attackers));
         }
     });
 }
