@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::super::{
+use crate::tcp::{Half, TcpTransport, device};
+use crate::{
     Abilities, FlowId, FlowOptions, FlowPath, LocalDevices, PathControl, PathEvent, PathEvents, SendFlow,
     TransportError, WireStatistics, WireStats,
 };
-use super::{Half, TcpTransport, device};
 use mccs_net::tcp_info::wire_stats;
 
 impl Abilities for TcpTransport {
@@ -29,13 +29,13 @@ impl Abilities for TcpTransport {
 
 impl PathControl for TcpTransport {
     fn set_path(&mut self, flow: SendFlow, path: &FlowPath, detours: &Arc<[FlowPath]>) {
-        self.go_over(FlowId::from(flow).0, path, detours);
+        self.paths.go_over(FlowId::from(flow).0, (path, detours), &mut self.flows, &mut self.watches);
     }
 }
 
 impl PathEvents for TcpTransport {
     fn take_path_event(&mut self) -> Option<PathEvent> {
-        self.path_events.pop_front()
+        self.paths.take_event()
     }
 }
 

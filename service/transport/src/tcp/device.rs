@@ -7,7 +7,7 @@ use mccs_config::service::Device;
 use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::InterfaceFlags;
 
-use super::super::TransportError;
+use crate::TransportError;
 
 /// An address of an interface, or that it is there without one.
 #[derive(Debug, Clone, PartialEq, Eq)]

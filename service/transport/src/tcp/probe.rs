@@ -5,9 +5,9 @@ use std::os::fd::AsFd;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::super::{FlowOptions, FlowPath};
-use super::device;
-use super::socket::Socket;
+use crate::tcp::device;
+use crate::tcp::socket::Socket;
+use crate::{FlowOptions, FlowPath};
 
 /// A connection that has begun.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl Probe {
         if self.has_failed || !poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0) {
             return false;
         }
-        self.has_failed = matches!(self.socket.connected(), Err(super::Fault::Lost(_)));
+        self.has_failed = matches!(self.socket.connected(), Err(crate::Fault::Lost(_)));
         !self.has_failed
     }
 

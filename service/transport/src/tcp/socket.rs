@@ -11,14 +11,36 @@ use nix::sys::socket::{
     getsockname, getsockopt, listen, setsockopt, socket, sockopt,
 };
 
-use super::super::{Fault, FlowOptions, TransportError};
-use super::device;
+use crate::tcp::device;
+use crate::{Fault, FlowOptions, TransportError};
 use mccs_net::tcp_info::{self, TcpInfo};
 
 /// Connections that the kernel keeps for a listener until they are taken.
 const BACKLOG: i32 = 4096;
 /// Keepalive probes before a silent peer is given up.
 const PROBES: u32 = 3;
+
+/// What an error of a connected socket means.
+pub(super) fn peer_gone(errno: Errno) -> Fault {
+    match errno {
+        Errno::ECONNRESET | Errno::EPIPE | Errno::ENOTCONN => Fault::Closed,
+        Errno::EFAULT | Errno::EBADF | Errno::EINVAL => Fault::Os { call: "moving bytes", reason: errno },
+        errno => Fault::Lost(errno),
+    }
+}
+
+/// Bytes that nobody can guess.
+pub(super) fn random<const N: usize>() -> Result<[u8; N], TransportError> {
+    let mut bytes = [0; N];
+    // SAFETY: the call writes at most `N` bytes into an array of as many.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) };
+    // Up to 256 bytes come whole.
+    if usize::try_from(got) == Ok(N) {
+        Ok(bytes)
+    } else {
+        Err(TransportError::Os { call: "getrandom", reason: Errno::last() })
+    }
+}
 
 /// A connected, or connecting, TCP socket.
 #[derive(Debug)]

@@ -17,8 +17,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use mccs_ipc::types::Handle;
 
-use super::super::options::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN};
-use super::super::{CONNECTIONS_MAX, Fault, ListenerHandle, MESSAGE_BYTES_MAX, TransportError};
+use crate::options::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN};
+use crate::{CONNECTIONS_MAX, Fault, ListenerHandle, MESSAGE_BYTES_MAX, TransportError};
 
 /// Version of the protocol; both sides must have the same.
 pub(super) const VERSION: u32 = 2;

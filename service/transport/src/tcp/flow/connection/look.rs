@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::probe::Probe;
-use super::super::socket::Socket;
 use super::dial::Dial;
 use super::{Connection, is_closed};
+use crate::tcp::probe::Probe;
+use crate::tcp::socket::Socket;
 
 /// A path is dead when so many looks, over its time-out, have found no answer.
 pub(in crate::tcp) const LOOKS: u32 = 6;
@@ -24,15 +24,15 @@ const DIAL_PATIENCE_MAX: u32 = 8;
 
 /// For how long nothing was answered.
 #[derive(Debug, Default)]
-pub(super) struct Stall {
-    pub(super) acknowledged: u64,
-    pub(super) looks: u32,
-    pub(super) since: Option<Instant>,
-    pub(super) looked_at: Option<Instant>,
+pub(in crate::tcp) struct Stall {
+    pub(in crate::tcp) acknowledged: u64,
+    pub(in crate::tcp) looks: u32,
+    pub(in crate::tcp) since: Option<Instant>,
+    pub(in crate::tcp) looked_at: Option<Instant>,
     /// Something that was sent may have been lost.
-    pub(super) is_under_way: bool,
+    pub(in crate::tcp) is_under_way: bool,
     /// The first question cannot have been answered before.
-    pub(super) answer_at: Option<Instant>,
+    pub(in crate::tcp) answer_at: Option<Instant>,
 }
 
 /// What a look has found.
@@ -72,12 +72,12 @@ impl Connection {
     }
 
     /// Ends the questions: what they ask is known, or of no interest any more.
-    pub(super) fn end_questions(&mut self) {
+    pub(in crate::tcp) fn end_questions(&mut self) {
         self.questions.drain(..).for_each(Probe::end);
         self.answered.take().into_iter().for_each(|socket| socket.close(false));
     }
 
-    pub(super) fn has_progressed(&self) -> bool {
+    pub(in crate::tcp) fn has_progressed(&self) -> bool {
         self.acknowledged().is_some_and(|acknowledged| acknowledged > self.stall.acknowledged)
     }
 

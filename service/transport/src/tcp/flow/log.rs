@@ -13,11 +13,11 @@
 
 use std::collections::VecDeque;
 
-use super::super::region::Buffer;
-use super::wire::HEADER_BYTES;
+use crate::region::Buffer;
+use crate::tcp::wire::HEADER_BYTES;
 
 /// Most bytes that are copied: as much as a fast network has under way. What goes beyond waits to be acknowledged.
-pub(super) const COPIED_MAX: usize = 256 << 10;
+pub(in crate::tcp) const COPIED_MAX: usize = 256 << 10;
 /// Room for copies that a connection keeps while it has nothing to send.
 const COPIED_KEPT: usize = 1 << 10;
 /// So many chunks of which none is acknowledged are a socket's buffer full: a guess, beyond which memory is allocated.
@@ -25,14 +25,14 @@ const CHUNKS_LIKELY: usize = 8;
 
 /// A chunk in its message's buffer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Chunk {
+pub(in crate::tcp) struct Chunk {
     /// Number of its message.
-    pub(super) message: u64,
-    pub(super) header: [u8; HEADER_BYTES],
+    pub(in crate::tcp) message: u64,
+    pub(in crate::tcp) header: [u8; HEADER_BYTES],
     /// Offset in the message.
-    pub(super) at: u64,
+    pub(in crate::tcp) at: u64,
     /// Length.
-    pub(super) bytes: u64,
+    pub(in crate::tcp) bytes: u64,
     /// Where in the stream its header begins.
     from: u64,
 }
@@ -51,7 +51,7 @@ impl Chunk {
 
 /// What the stream has at a place.
 #[derive(Debug)]
-pub(super) enum Piece<'a> {
+pub(in crate::tcp) enum Piece<'a> {
     /// These bytes.
     Copied(&'a [u8]),
     /// The rest of a header, then of a message's buffer.
@@ -66,7 +66,7 @@ pub(super) enum Piece<'a> {
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(super) struct Log {
+pub(in crate::tcp) struct Log {
     copied: Vec<u8>,
     /// Bytes of `copied` that are acknowledged.
     passed: usize,
@@ -77,44 +77,44 @@ pub(super) struct Log {
 }
 
 impl Log {
-    pub(super) fn new() -> Self {
+    pub(in crate::tcp) fn new() -> Self {
         Log { copied: Vec::new(), passed: 0, start: 0, chunks: VecDeque::with_capacity(CHUNKS_LIKELY), end: 0 }
     }
 
     /// Everything before this place in the stream was acknowledged.
-    pub(super) fn start(&self) -> u64 {
+    pub(in crate::tcp) fn start(&self) -> u64 {
         self.start
     }
 
     /// Where the next chunk will begin.
-    pub(super) fn end(&self) -> u64 {
+    pub(in crate::tcp) fn end(&self) -> u64 {
         self.end
     }
 
     /// Whether nothing would have to be sent again.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::tcp) fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
     /// Bytes that are copied.
-    pub(super) fn copied_bytes(&self) -> usize {
+    pub(in crate::tcp) fn copied_bytes(&self) -> usize {
         self.copied.len() - self.passed
     }
 
     /// Whether chunks are in messages' buffers; how many.
-    pub(super) fn chunk_count(&self) -> usize {
+    pub(in crate::tcp) fn chunk_count(&self) -> usize {
         self.chunks.len()
     }
 
     /// Adds a chunk.
-    pub(super) fn push(&mut self, message: u64, header: [u8; HEADER_BYTES], at: u64, bytes: u64) {
+    pub(in crate::tcp) fn push(&mut self, message: u64, header: [u8; HEADER_BYTES], at: u64, bytes: u64) {
         let chunk = Chunk { message, header, at, bytes, from: self.end };
         self.end = chunk.end();
         self.chunks.push_back(chunk);
     }
 
     /// What comes at a place between `start` and `end`.
-    pub(super) fn piece(&self, place: u64) -> Option<Piece<'_>> {
+    pub(in crate::tcp) fn piece(&self, place: u64) -> Option<Piece<'_>> {
         // Where nothing is sent again it is the last chunk.
         let chunk = match self.chunks.back() {
             Some(last) if last.from <= place => last,
@@ -141,7 +141,7 @@ impl Log {
     }
 
     /// Everything before `place` is acknowledged. Chunks that it ends are taken with [`Log::take_acknowledged`].
-    pub(super) fn acknowledge(&mut self, place: u64) {
+    pub(in crate::tcp) fn acknowledge(&mut self, place: u64) {
         let bytes = place.min(self.end).saturating_sub(self.start);
         self.start += bytes;
         self.passed = self.copied.len().min(self.passed + bytes as usize);
@@ -152,36 +152,36 @@ impl Log {
     }
 
     /// The oldest chunk, if all of it was acknowledged.
-    pub(super) fn take_acknowledged(&mut self) -> Option<Chunk> {
+    pub(in crate::tcp) fn take_acknowledged(&mut self) -> Option<Chunk> {
         let acknowledged = self.start;
         self.chunks.pop_front_if(|chunk| chunk.end() <= acknowledged)
     }
 
     /// The oldest chunk, if all of it is before `place`, acknowledged or not.
-    pub(super) fn take_written(&mut self, place: u64) -> Option<Chunk> {
+    pub(in crate::tcp) fn take_written(&mut self, place: u64) -> Option<Chunk> {
         self.chunks.pop_front_if(|chunk| chunk.end() <= place)
     }
 
     /// The last chunk, if it ends before `place`; for who keeps nothing.
-    pub(super) fn forget_last(&mut self, place: u64) -> Option<Chunk> {
+    pub(in crate::tcp) fn forget_last(&mut self, place: u64) -> Option<Chunk> {
         let chunk = self.chunks.pop_back_if(|chunk| chunk.end() <= place)?;
         self.start = chunk.end();
         Some(chunk)
     }
 
     /// Bytes that copying the oldest chunk would take, if it ends before `place`.
-    pub(super) fn oldest_bytes(&self, place: u64) -> Option<usize> {
+    pub(in crate::tcp) fn oldest_bytes(&self, place: u64) -> Option<usize> {
         let chunk = self.chunks.front().filter(|chunk| chunk.end() <= place)?;
         usize::try_from(chunk.end().saturating_sub(chunk.from.max(self.start))).ok()
     }
 
     /// The message of the oldest chunk.
-    pub(super) fn oldest_message(&self) -> Option<u64> {
+    pub(in crate::tcp) fn oldest_message(&self) -> Option<u64> {
         self.chunks.front().map(|chunk| chunk.message)
     }
 
     /// Copies what is not acknowledged of the oldest chunk, whose message is in `buffer`, and takes it.
-    pub(super) fn copy_oldest(&mut self, buffer: Buffer) -> Option<Chunk> {
+    pub(in crate::tcp) fn copy_oldest(&mut self, buffer: Buffer) -> Option<Chunk> {
         let chunk = self.chunks.pop_front()?;
         let (of_header, of_payload) = chunk.before(self.start);
         if self.passed > 0 {
@@ -195,13 +195,13 @@ impl Log {
     }
 
     /// From where on a message's bytes may be read again; `None` where no chunk of it is here.
-    pub(super) fn unsettled(&self, message: u64) -> Option<u64> {
+    pub(in crate::tcp) fn unsettled(&self, message: u64) -> Option<u64> {
         let chunk = self.chunks.iter().find(|chunk| chunk.message == message)?;
         Some(chunk.at + chunk.before(self.start).1)
     }
 
     /// Gives back what it does not need while nothing is sent.
-    pub(super) fn rest(&mut self) {
+    pub(in crate::tcp) fn rest(&mut self) {
         if self.copied.is_empty() && self.copied.capacity() > COPIED_KEPT {
             self.copied = Vec::new();
         }

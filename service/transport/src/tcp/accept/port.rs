@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
 
-use super::socket::{Moved, Socket};
-use super::wire::{BadHello, HELLO_BYTES, Hello, VERSION, Verdict};
+use crate::tcp::socket::{Moved, Socket};
+use crate::tcp::wire::{BadHello, HELLO_BYTES, Hello, VERSION, Verdict};
 
 /// Addresses that a transport listens on: a host has few, one a network interface.
-pub(super) const PORTS_MAX: u32 = 64;
+pub(in crate::tcp) const PORTS_MAX: u32 = 64;
 /// How long a connection may take to say what it is for.
-pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(in crate::tcp) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections of a port that have not said it. An honest one takes a round trip, and its service's next poll.
 const HALF_OPEN_MAX: usize = 1024;
 /// When there are as many, the oldest makes room if it had so long.
@@ -24,24 +24,24 @@ const HALF_OPEN_LEAST: Duration = Duration::from_millis(500);
 
 /// A listening socket.
 #[derive(Debug)]
-pub(super) struct Port {
-    pub(super) socket: OwnedFd,
+pub(in crate::tcp) struct Port {
+    pub(in crate::tcp) socket: OwnedFd,
     /// As it was asked for.
-    pub(super) asked: SocketAddr,
+    pub(in crate::tcp) asked: SocketAddr,
     /// As it was got.
-    pub(super) address: SocketAddr,
+    pub(in crate::tcp) address: SocketAddr,
     /// Connections that have not said what they are for, oldest first. Those that have since are still there until they
     /// come to the front.
     half_open: VecDeque<(Handle, Instant)>,
     /// Is in the queue of ports with connections in the kernel.
-    pub(super) queued: bool,
+    pub(in crate::tcp) queued: bool,
     /// No connection can be taken now; not before then.
-    pub(super) retry_at: Option<Instant>,
+    pub(in crate::tcp) retry_at: Option<Instant>,
 }
 
 /// Whether another connection can be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Room {
+pub(in crate::tcp) enum Room {
     Yes,
     /// If this one is closed.
     InsteadOf(Handle),
@@ -50,12 +50,12 @@ pub(super) enum Room {
 }
 
 impl Port {
-    pub(super) fn new(socket: OwnedFd, asked: SocketAddr, address: SocketAddr) -> Self {
+    pub(in crate::tcp) fn new(socket: OwnedFd, asked: SocketAddr, address: SocketAddr) -> Self {
         Port { socket, asked, address, half_open: VecDeque::new(), queued: false, retry_at: None }
     }
 
     /// Whether there is room for a connection; `lives` tells of one whether it is half open still.
-    pub(super) fn room(&mut self, now: Instant, lives: impl Fn(Handle) -> bool) -> Room {
+    pub(in crate::tcp) fn room(&mut self, now: Instant, lives: impl Fn(Handle) -> bool) -> Room {
         if self.half_open.len() >= HALF_OPEN_MAX {
             self.half_open.retain(|(handle, _)| lives(*handle));
         }
@@ -68,24 +68,24 @@ impl Port {
         }
     }
 
-    pub(super) fn add_half_open(&mut self, connection: Handle, now: Instant) {
+    pub(in crate::tcp) fn add_half_open(&mut self, connection: Handle, now: Instant) {
         self.half_open.push_back((connection, now));
     }
 }
 
 /// A connection that has not said yet what it is for.
 #[derive(Debug)]
-pub(super) struct HalfOpen {
-    pub(super) socket: Socket,
-    pub(super) watch: Option<Handle>,
-    pub(super) deadline: Instant,
+pub(in crate::tcp) struct HalfOpen {
+    pub(in crate::tcp) socket: Socket,
+    pub(in crate::tcp) watch: Option<Handle>,
+    pub(in crate::tcp) deadline: Instant,
     bytes: [u8; HELLO_BYTES],
     got: usize,
 }
 
 /// What a half-open connection turned out to be.
 #[derive(Debug)]
-pub(super) enum Heard {
+pub(in crate::tcp) enum Heard {
     /// Not all of its hello has come.
     Waiting,
     Hello(Hello),
@@ -96,12 +96,12 @@ pub(super) enum Heard {
 }
 
 impl HalfOpen {
-    pub(super) fn new(socket: Socket, now: Instant) -> Self {
+    pub(in crate::tcp) fn new(socket: Socket, now: Instant) -> Self {
         HalfOpen { socket, watch: None, deadline: now + HANDSHAKE_TIMEOUT, bytes: [0; HELLO_BYTES], got: 0 }
     }
 
     /// Reads its hello; nothing that comes after.
-    pub(super) fn hear(&mut self) -> Heard {
+    pub(in crate::tcp) fn hear(&mut self) -> Heard {
         while self.got < HELLO_BYTES {
             match self.socket.read_slice(&mut self.bytes[self.got..]) {
                 Ok(Moved::Bytes(count)) => self.got += count,
@@ -135,7 +135,7 @@ impl HalfOpen {
 }
 
 /// Says why a connection is not wanted. It fits an empty socket buffer; if not, the peer sees the end without a reason.
-pub(super) fn refuse(socket: &Socket, verdict: Verdict) {
+pub(in crate::tcp) fn refuse(socket: &Socket, verdict: Verdict) {
     let _ = socket.write_slice(&verdict.encode());
 }
 
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn silent_connections_make_room_when_they_had_their_time() {
         let address = "127.0.0.1:0".parse().expect("address");
-        let (socket, got) = super::super::socket::open_listener(address).expect("listens");
+        let (socket, got) = crate::tcp::socket::open_listener(address).expect("listens");
         let mut port = Port::new(socket, address, got);
         let start = Instant::now();
         let handle = |index| Handle { index, generation: 1 };

@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 
 use mccs_ipc::types::Handle;
-use mccs_model::handles::HandleTable;
 
+use super::flows::Flows;
 use super::{Flow, Half};
 
 /// Receivers that are read without asking epoll whether there is something.
@@ -21,7 +21,7 @@ const CHECKED_MAX: usize = 4;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
-pub(super) struct Reading {
+pub(in crate::tcp) struct Reading {
     /// Receivers that wait for a message, or did a few polls ago.
     receivers: VecDeque<Handle>,
     /// Polls since epoll was asked.
@@ -34,19 +34,19 @@ pub(super) struct Reading {
 
 impl Reading {
     /// Room for so many flows.
-    pub(super) fn reserve(&mut self, flows: usize) {
+    pub(in crate::tcp) fn reserve(&mut self, flows: usize) {
         self.receivers.reserve(flows);
     }
 
     /// A receiver waits for a message.
-    pub(super) fn await_message(&mut self, handle: Handle, flow: &mut Flow) {
-        if !std::mem::replace(&mut flow.waits, true) {
+    pub(in crate::tcp) fn await_message(&mut self, handle: Handle, flows: &mut Flows) {
+        if flows.get_mut(handle).is_some_and(|flow| !std::mem::replace(&mut flow.waits, true)) {
             self.receivers.push_back(handle);
         }
     }
 
     /// Forgets some receivers that wait no longer. Returns how many are to be read directly.
-    pub(super) fn check(&mut self, flows: &mut HandleTable<Flow>) -> usize {
+    pub(in crate::tcp) fn check(&mut self, flows: &mut Flows) -> usize {
         for _ in 0..CHECKED_MAX.min(self.receivers.len()) {
             let Some(handle) = self.receivers.pop_front() else { break };
             match flows.get_mut(handle) {
@@ -62,12 +62,12 @@ impl Reading {
     }
 
     /// One of the receivers that are to be read directly.
-    pub(super) fn receiver(&self, index: usize) -> Option<Handle> {
+    pub(in crate::tcp) fn receiver(&self, index: usize) -> Option<Handle> {
         self.receivers.get(index).copied()
     }
 
     /// Whether a poll that has read directly, or not, asks epoll.
-    pub(super) fn asks(&mut self, is_direct: bool) -> bool {
+    pub(in crate::tcp) fn asks(&mut self, is_direct: bool) -> bool {
         self.unasked_polls += 1;
         let seldom = is_direct || self.fruitless_asks >= FRUITLESS_MAX;
         let asks = !seldom || self.unasked_polls >= EVENTS_EVERY;
@@ -78,23 +78,23 @@ impl Reading {
     }
 
     /// Epoll was not asked, since somebody who has work has ended the sleep.
-    pub(super) fn skip(&mut self) {
+    pub(in crate::tcp) fn skip(&mut self) {
         self.unasked_polls += 1;
     }
 
     /// Epoll was asked: whether it had news.
-    pub(super) fn asked(&mut self, has_news: bool) {
+    pub(in crate::tcp) fn asked(&mut self, has_news: bool) {
         // News of bytes that were read directly is no news.
         self.fruitless_asks = if has_news { 0 } else { self.fruitless_asks.saturating_add(1) };
     }
 
     /// Whether the engine has slept since this was asked last.
-    pub(super) fn take_slept(&mut self) -> bool {
+    pub(in crate::tcp) fn take_slept(&mut self) -> bool {
         std::mem::take(&mut self.slept)
     }
 
     /// The engine wants to sleep, and does unless there is work: what wakes it is for epoll to say.
-    pub(super) fn sleep(&mut self, has_work: bool) -> bool {
+    pub(in crate::tcp) fn sleep(&mut self, has_work: bool) -> bool {
         self.fruitless_asks = 0;
         self.slept = !has_work;
         self.slept

@@ -10,17 +10,17 @@ use std::collections::BTreeMap;
 
 use mccs_ipc::types::Handle;
 
-use super::super::{FLOWS_MAX, FLOWS_PER_LISTENER_MAX, FlowId};
-use super::port::refuse;
-use super::socket::Socket;
-use super::wire::{Cookie, Hello, Verdict, same_cookie};
+use crate::tcp::accept::port::refuse;
+use crate::tcp::socket::Socket;
+use crate::tcp::wire::{Cookie, Hello, Verdict, same_cookie};
+use crate::{FLOWS_MAX, FLOWS_PER_LISTENER_MAX, FlowId};
 
 /// A socket that has come, its watch, and how manieth of its connection it is.
-pub(super) type Arrived = (Socket, Handle, u32);
+pub(in crate::tcp) type Arrived = (Socket, Handle, u32);
 
 /// Sockets of a flow that have come.
 #[derive(Debug)]
-pub(super) struct Arrivals {
+pub(in crate::tcp) struct Arrivals {
     hello: Hello,
     sockets: Vec<Option<Arrived>>,
 }
@@ -35,11 +35,11 @@ impl Arrivals {
     }
 
     /// Of one of them; all are of one flow.
-    pub(super) fn hello(&self) -> Hello {
+    pub(in crate::tcp) fn hello(&self) -> Hello {
         self.hello
     }
 
-    pub(super) fn into_sockets(self) -> impl Iterator<Item = Arrived> {
+    pub(in crate::tcp) fn into_sockets(self) -> impl Iterator<Item = Arrived> {
         self.sockets.into_iter().flatten()
     }
 }
@@ -54,7 +54,7 @@ struct Place {
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(super) struct Listener {
+pub(in crate::tcp) struct Listener {
     cookie: Cookie,
     /// Numbers that one side waits for; at most [`FLOWS_MAX`].
     places: BTreeMap<u64, Place>,
@@ -66,7 +66,7 @@ pub(super) struct Listener {
 
 /// What became of a connection with a right cookie.
 #[derive(Debug)]
-pub(super) enum Placed {
+pub(in crate::tcp) enum Placed {
     /// Others are missing, or it is not accepted yet.
     Waiting,
     /// All are there.
@@ -74,7 +74,7 @@ pub(super) enum Placed {
 }
 
 impl Listener {
-    pub(super) fn new(cookie: Cookie) -> Self {
+    pub(in crate::tcp) fn new(cookie: Cookie) -> Self {
         Listener { cookie, places: BTreeMap::new(), taken: BTreeMap::new(), first: 0 }
     }
 
@@ -90,7 +90,7 @@ impl Listener {
     ///
     /// # Errors
     /// It is refused and closed; says why.
-    pub(super) fn place(
+    pub(in crate::tcp) fn place(
         &mut self,
         hello: &Hello,
         socket: Socket,
@@ -129,13 +129,13 @@ impl Listener {
     }
 
     /// The flow that a connection wants to go on with, where that was connected.
-    pub(super) fn flow_to_resume(&self, hello: &Hello) -> Option<FlowId> {
+    pub(in crate::tcp) fn flow_to_resume(&self, hello: &Hello) -> Option<FlowId> {
         let may_ask = hello.resumption > 0 && hello.flow >= self.first && same_cookie(&hello.cookie, &self.cookie);
         self.taken.get(&hello.flow).copied().flatten().filter(|_| may_ask)
     }
 
     /// The caller accepts a flow number; `Err` if it was accepted before, or there are too many.
-    pub(super) fn expect(&mut self, number: u64, flow: FlowId) -> Result<Placed, &'static str> {
+    pub(in crate::tcp) fn expect(&mut self, number: u64, flow: FlowId) -> Result<Placed, &'static str> {
         let is_expected = self.places.get(&number).is_some_and(|place| place.expected.is_some());
         if is_expected || self.is_taken(number) {
             return Err("was accepted before; each is accepted once");
@@ -162,7 +162,7 @@ impl Listener {
     }
 
     /// An accepted flow is no longer waited for. Returns the watches of sockets that had come.
-    pub(super) fn give_up(&mut self, number: u64) -> Vec<Handle> {
+    pub(in crate::tcp) fn give_up(&mut self, number: u64) -> Vec<Handle> {
         if number >= self.first {
             self.taken.insert(number, None);
         }
@@ -170,7 +170,7 @@ impl Listener {
     }
 
     /// A socket that had come has ended: the peer gave up, so its sisters are useless too. Returns their watches.
-    pub(super) fn lost_arrival(&mut self, number: u64) -> Vec<Handle> {
+    pub(in crate::tcp) fn lost_arrival(&mut self, number: u64) -> Vec<Handle> {
         let Some(place) = self.places.remove(&number) else { return Vec::new() };
         if place.expected.is_some() {
             self.places.insert(number, Place { expected: place.expected, arrivals: None });
@@ -179,7 +179,7 @@ impl Listener {
     }
 
     /// Numbers below are over. Returns what they leave, as [`Listener::into_waiting`] does.
-    pub(super) fn end_numbers(&mut self, below: u64) -> (Vec<Handle>, Vec<FlowId>) {
+    pub(in crate::tcp) fn end_numbers(&mut self, below: u64) -> (Vec<Handle>, Vec<FlowId>) {
         self.first = self.first.max(below);
         self.taken = self.taken.split_off(&self.first);
         let left = self.places.split_off(&self.first);
@@ -187,7 +187,7 @@ impl Listener {
     }
 
     /// What is left when the listener closes: watches of sockets, and flows that wait in vain.
-    pub(super) fn into_waiting(self) -> (Vec<Handle>, Vec<FlowId>) {
+    pub(in crate::tcp) fn into_waiting(self) -> (Vec<Handle>, Vec<FlowId>) {
         waiting(self.places)
     }
 }

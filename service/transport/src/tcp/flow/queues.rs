@@ -8,7 +8,7 @@ use super::Flow;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
-pub(super) struct FlowQueues {
+pub(in crate::tcp) struct FlowQueues {
     /// Flows with something to do.
     work: VecDeque<Handle>,
     /// Senders whose messages wait for acknowledgements.
@@ -19,54 +19,54 @@ pub(super) struct FlowQueues {
 
 impl FlowQueues {
     /// From here on it keeps news.
-    pub(super) fn keep_news(&mut self) {
+    pub(in crate::tcp) fn keep_news(&mut self) {
         self.news = Some(VecDeque::new());
     }
 
     /// Room for so many flows, and closed ones until their turn: the data path does not allocate.
-    pub(super) fn reserve(&mut self, flows: usize) {
+    pub(in crate::tcp) fn reserve(&mut self, flows: usize) {
         self.work.reserve(flows);
     }
 
     /// A flow has something to do.
-    pub(super) fn enqueue(&mut self, handle: Handle, flow: &mut Flow) {
+    pub(in crate::tcp) fn enqueue(&mut self, handle: Handle, flow: &mut Flow) {
         if !std::mem::replace(&mut flow.queued, true) {
             self.work.push_back(handle);
         }
     }
 
     /// Number of flows with something to do.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::tcp) fn len(&self) -> usize {
         self.work.len()
     }
 
-    pub(super) fn next(&mut self) -> Option<Handle> {
+    pub(in crate::tcp) fn next(&mut self) -> Option<Handle> {
         self.work.pop_front()
     }
 
     /// A sender's messages wait for acknowledgements.
-    pub(super) fn await_settling(&mut self, handle: Handle, flow: &mut Flow) {
+    pub(in crate::tcp) fn await_settling(&mut self, handle: Handle, flow: &mut Flow) {
         if !std::mem::replace(&mut flow.is_unsettled, true) {
             self.unsettled.push_back(handle);
         }
     }
 
     /// Number of senders that wait for acknowledgements.
-    pub(super) fn unsettled(&self) -> usize {
+    pub(in crate::tcp) fn unsettled(&self) -> usize {
         self.unsettled.len()
     }
 
-    pub(super) fn next_unsettled(&mut self) -> Option<Handle> {
+    pub(in crate::tcp) fn next_unsettled(&mut self) -> Option<Handle> {
         self.unsettled.pop_front()
     }
 
     /// A sender waits on.
-    pub(super) fn still_unsettled(&mut self, handle: Handle) {
+    pub(in crate::tcp) fn still_unsettled(&mut self, handle: Handle) {
         self.unsettled.push_back(handle);
     }
 
     /// Something has happened to a flow.
-    pub(super) fn tell(&mut self, handle: Handle, flow: &mut Flow) {
+    pub(in crate::tcp) fn tell(&mut self, handle: Handle, flow: &mut Flow) {
         if let Some(news) = &mut self.news
             && !std::mem::replace(&mut flow.is_news, true)
         {
@@ -74,7 +74,7 @@ impl FlowQueues {
         }
     }
 
-    pub(super) fn next_news(&mut self) -> Option<Handle> {
+    pub(in crate::tcp) fn next_news(&mut self) -> Option<Handle> {
         self.news.as_mut()?.pop_front()
     }
 }

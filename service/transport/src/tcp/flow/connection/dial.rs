@@ -5,43 +5,43 @@ use std::time::Instant;
 use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 
-use super::super::super::Fault;
-use super::super::peer_gone;
-use super::super::socket::{Moved, Socket};
-use super::super::wire::{Hello, RESUMED_BYTES, VERDICT_BYTES, Verdict, check_resumed};
 use super::Connection;
+use crate::Fault;
+use crate::tcp::socket::peer_gone;
+use crate::tcp::socket::{Moved, Socket};
+use crate::tcp::wire::{Hello, RESUMED_BYTES, VERDICT_BYTES, Verdict, check_resumed};
 
 const NO_ANSWER: Fault = Fault::Refused("it closes the connection without an answer");
 
 /// How far a dialled socket is.
 #[derive(Debug)]
-pub(super) enum Stage {
+pub(in crate::tcp) enum Stage {
     Connecting,
     Greeting { sent: usize },
     Waiting { bytes: [u8; RESUMED_BYTES], got: usize },
 }
 
 #[derive(Debug)]
-pub(super) struct Dial {
-    pub(super) socket: Socket,
-    pub(super) watch: Handle,
-    pub(super) stage: Stage,
-    pub(super) readable: bool,
-    pub(super) writable: bool,
+pub(in crate::tcp) struct Dial {
+    pub(in crate::tcp) socket: Socket,
+    pub(in crate::tcp) watch: Handle,
+    pub(in crate::tcp) stage: Stage,
+    pub(in crate::tcp) readable: bool,
+    pub(in crate::tcp) writable: bool,
     resumption: u32,
     /// Where it goes, as the sender counts paths.
-    pub(super) path: usize,
+    pub(in crate::tcp) path: usize,
     /// Looks that have found it where it was.
-    pub(super) looks: u32,
+    pub(in crate::tcp) looks: u32,
     /// Its hello was heard: since when it waits, and when to ask next.
-    pub(super) waits: Option<[Instant; 2]>,
+    pub(in crate::tcp) waits: Option<[Instant; 2]>,
     /// Whether it is wanted also where the line's path is well: only tests want that.
     is_forced: bool,
 }
 
 impl Dial {
     /// Whether the peer's kernel has the hello, and its service has not answered.
-    pub(super) fn is_heard(&self) -> bool {
+    pub(in crate::tcp) fn is_heard(&self) -> bool {
         matches!(self.stage, Stage::Waiting { .. }) && self.socket.unacknowledged() == Some(0)
     }
 }

@@ -4,16 +4,16 @@
 //! [`WINDOW`] from the first one that is missing; a socket whose next chunk lies further ahead is not read until the
 //! window reaches it. That bounds what is kept per message to two words.
 
-use super::super::Fault;
-use super::super::request::Moved;
-use super::wire::{ChunkHeader, Grid};
+use crate::Fault;
+use crate::request::Moved;
+use crate::tcp::wire::{ChunkHeader, Grid};
 
 /// Chunks from the first missing one that are accepted.
 const WINDOW: u64 = u64::BITS as u64;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
-pub(super) struct Arrival {
+pub(in crate::tcp) struct Arrival {
     /// Length and tag of the message, once a chunk of it has come.
     message: Option<(u64, u32)>,
     /// All chunks before this one have come.
@@ -26,7 +26,7 @@ pub(super) struct Arrival {
 
 /// What to do with a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Claim {
+pub(in crate::tcp) enum Claim {
     /// Read it to this offset and length.
     Read { offset: u64, bytes: u64 },
     /// It is too far ahead; later.
@@ -35,7 +35,12 @@ pub(super) enum Claim {
 
 impl Arrival {
     /// A socket is about to bring a chunk of the message, for a buffer of `buffer_bytes`.
-    pub(super) fn claim(&mut self, header: &ChunkHeader, grid: Grid, buffer_bytes: u64) -> Result<Claim, Fault> {
+    pub(in crate::tcp) fn claim(
+        &mut self,
+        header: &ChunkHeader,
+        grid: Grid,
+        buffer_bytes: u64,
+    ) -> Result<Claim, Fault> {
         let message_bytes = header.message_bytes;
         let message = (message_bytes, header.tag);
         if *self.message.get_or_insert(message) != message {
@@ -60,7 +65,7 @@ impl Arrival {
     }
 
     /// A claimed chunk has come. Returns what has come if it was the last.
-    pub(super) fn finish(&mut self, chunk: u32, grid: Grid) -> Option<Moved> {
+    pub(in crate::tcp) fn finish(&mut self, chunk: u32, grid: Grid) -> Option<Moved> {
         let ahead = u64::from(chunk).checked_sub(self.frontier).filter(|ahead| *ahead < WINDOW)?;
         self.come |= 1 << ahead;
         let whole = self.come.trailing_ones();
@@ -72,12 +77,12 @@ impl Arrival {
     }
 
     /// The chunk before which everything has come.
-    pub(super) fn frontier(&self) -> u64 {
+    pub(in crate::tcp) fn frontier(&self) -> u64 {
         self.frontier
     }
 
     /// Bytes from the start that have come, without the chunk at the frontier.
-    pub(super) fn whole_bytes(&self, grid: Grid) -> u64 {
+    pub(in crate::tcp) fn whole_bytes(&self, grid: Grid) -> u64 {
         self.message.map_or(0, |(bytes, _)| grid.chunk(self.frontier, bytes).0)
     }
 }

@@ -9,12 +9,12 @@ use mccs_model::handles::HandleTable;
 use mccs_telemetry::LogBudget;
 use nix::errno::Errno;
 
-use super::listener::{Arrivals, Listener, Placed};
-use super::port::{HalfOpen, Heard, PORTS_MAX, Port, Room};
-use super::setup::random;
-use super::socket::{self, Socket};
-use super::watches::{Watched, Watches};
-use super::wire::{Address, Hello};
+use crate::tcp::accept::listener::{Arrivals, Listener, Placed};
+use crate::tcp::accept::port::{HalfOpen, Heard, PORTS_MAX, Port, Room};
+use crate::tcp::socket::random;
+use crate::tcp::socket::{self, Socket};
+use crate::tcp::watches::{Watched, Watches};
+use crate::tcp::wire::{Address, Hello};
 use crate::{FlowId, LISTENERS_MAX, ListenOptions, Listener as ListenerId, ListenerHandle, TransportError};
 
 /// How long a port waits for descriptors when the process has none left.
@@ -25,13 +25,13 @@ const ARRIVED_MAX: usize = 65_536;
 
 /// Counts and logs refused connections. Strangers decide how many there are.
 #[derive(Debug, Default)]
-pub(super) struct Refusals {
-    pub(super) count: u64,
+pub(in crate::tcp) struct Refusals {
+    pub(in crate::tcp) count: u64,
     log: LogBudget,
 }
 
 impl Refusals {
-    pub(super) fn add(&mut self, reason: &'static str, now: Instant) {
+    pub(in crate::tcp) fn add(&mut self, reason: &'static str, now: Instant) {
         self.count += 1;
         if let Some(suppressed) = self.log.take(now) {
             tracing::warn!(
@@ -46,7 +46,7 @@ impl Refusals {
 
 /// What a connection that has come turns out to be.
 #[derive(Debug)]
-pub(super) enum Incoming {
+pub(in crate::tcp) enum Incoming {
     /// The last one of a flow that was accepted.
     Complete(FlowId, Arrivals),
     /// A connected flow goes on over it.
@@ -55,7 +55,7 @@ pub(super) enum Incoming {
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(super) struct Acceptor {
+pub(in crate::tcp) struct Acceptor {
     ports: HandleTable<Port>,
     half_open: HandleTable<HalfOpen>,
     listeners: HandleTable<Listener>,
@@ -69,7 +69,7 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    pub(super) fn new() -> Self {
+    pub(in crate::tcp) fn new() -> Self {
         Acceptor {
             ports: HandleTable::new(PORTS_MAX),
             half_open: HandleTable::new(u32::MAX),
@@ -83,52 +83,52 @@ impl Acceptor {
 
     /// The listening sockets.
     #[cfg(test)]
-    pub(super) fn sockets(&self) -> impl Iterator<Item = &std::os::fd::OwnedFd> {
+    pub(in crate::tcp) fn sockets(&self) -> impl Iterator<Item = &std::os::fd::OwnedFd> {
         self.ports.iter().map(|(_, port)| &port.socket)
     }
 
     /// Number of connections that have not said what they are for.
     #[cfg(test)]
-    pub(super) fn half_open(&self) -> usize {
+    pub(in crate::tcp) fn half_open(&self) -> usize {
         self.half_open.len()
     }
 
     /// Number of listeners.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::tcp) fn len(&self) -> usize {
         self.listeners.len()
     }
 
     /// Connections that were refused so far.
-    pub(super) fn refused(&self) -> u64 {
+    pub(in crate::tcp) fn refused(&self) -> u64 {
         self.refusals.count
     }
 
     /// Counts a connection that is of no use.
-    pub(super) fn refuse(&mut self, reason: &'static str, now: Instant) {
+    pub(in crate::tcp) fn refuse(&mut self, reason: &'static str, now: Instant) {
         self.refusals.add(reason, now);
     }
 
-    pub(super) fn wake_at(&self) -> Option<Instant> {
+    pub(in crate::tcp) fn wake_at(&self) -> Option<Instant> {
         self.earliest
     }
 
     /// Number of ports with connections in the kernel.
-    pub(super) fn queued(&self) -> usize {
+    pub(in crate::tcp) fn queued(&self) -> usize {
         self.queue.len()
     }
 
     /// A port with connections in the kernel.
-    pub(super) fn next_port(&mut self) -> Option<Handle> {
+    pub(in crate::tcp) fn next_port(&mut self) -> Option<Handle> {
         self.queue.pop_front()
     }
 
     /// Whether there is such a listener.
-    pub(super) fn has(&self, listener: Handle) -> bool {
+    pub(in crate::tcp) fn has(&self, listener: Handle) -> bool {
         self.listeners.get(listener).is_some()
     }
 
     /// A listener's flow of this number is accepted. `None`: there is no such listener.
-    pub(super) fn expect(
+    pub(in crate::tcp) fn expect(
         &mut self,
         listener: Handle,
         number: u64,
@@ -138,21 +138,21 @@ impl Acceptor {
     }
 
     /// An accepted flow is no longer waited for.
-    pub(super) fn give_up(&mut self, listener: Handle, number: u64, watches: &mut Watches) {
+    pub(in crate::tcp) fn give_up(&mut self, listener: Handle, number: u64, watches: &mut Watches) {
         let Some(listener) = self.listeners.get_mut(listener) else { return };
         let unwanted = listener.give_up(number);
         self.forget_arrivals(unwanted, watches);
     }
 
     /// A socket that had come for a flow has ended.
-    pub(super) fn lost_arrival(&mut self, listener: Handle, number: u64, watches: &mut Watches) {
+    pub(in crate::tcp) fn lost_arrival(&mut self, listener: Handle, number: u64, watches: &mut Watches) {
         let Some(listener) = self.listeners.get_mut(listener) else { return };
         let lost = listener.lost_arrival(number);
         self.forget_arrivals(lost, watches);
     }
 
     /// Sockets that had arrived are a flow's.
-    pub(super) fn handed_over(&mut self, sockets: usize) {
+    pub(in crate::tcp) fn handed_over(&mut self, sockets: usize) {
         self.arrived = self.arrived.saturating_sub(sockets);
     }
 
@@ -180,7 +180,7 @@ impl Acceptor {
     }
 
     /// Connections may wait at a port.
-    pub(super) fn queue_port(&mut self, handle: Handle) {
+    pub(in crate::tcp) fn queue_port(&mut self, handle: Handle) {
         if let Some(port) = self.ports.get_mut(handle)
             && !std::mem::replace(&mut port.queued, true)
         {
@@ -188,7 +188,7 @@ impl Acceptor {
         }
     }
 
-    pub(super) fn open_listener(
+    pub(in crate::tcp) fn open_listener(
         &mut self,
         options: &ListenOptions,
         watches: &mut Watches,
@@ -207,7 +207,7 @@ impl Acceptor {
 
     /// Closes a listener. Returns the flows that wait in vain. Its port stays: the next listener finds it where the operator's firewall
     /// knows it.
-    pub(super) fn close_listener(&mut self, handle: Handle, watches: &mut Watches) -> Vec<FlowId> {
+    pub(in crate::tcp) fn close_listener(&mut self, handle: Handle, watches: &mut Watches) -> Vec<FlowId> {
         let Some(listener) = self.listeners.remove(handle) else { return Vec::new() };
         let (arrived, flows) = listener.into_waiting();
         self.forget_arrivals(arrived, watches);
@@ -215,7 +215,7 @@ impl Acceptor {
     }
 
     /// A listener's numbers below are over. Returns the flows that wait in vain.
-    pub(super) fn end_numbers(&mut self, handle: Handle, below: u64, watches: &mut Watches) -> Vec<FlowId> {
+    pub(in crate::tcp) fn end_numbers(&mut self, handle: Handle, below: u64, watches: &mut Watches) -> Vec<FlowId> {
         let Some(listener) = self.listeners.get_mut(handle) else { return Vec::new() };
         let (arrived, flows) = listener.end_numbers(below);
         self.forget_arrivals(arrived, watches);
@@ -229,7 +229,7 @@ impl Acceptor {
     }
 
     /// Takes connections from the kernel, at most `budget`; `incoming` gets those that are for a flow. Returns whether there were any.
-    pub(super) fn take_connections(
+    pub(in crate::tcp) fn take_connections(
         &mut self,
         handle: Handle,
         budget: usize,
@@ -315,7 +315,7 @@ impl Acceptor {
     }
 
     /// A half-open connection may have said what it is for.
-    pub(super) fn hear(&mut self, handle: Handle, now: Instant, watches: &mut Watches) -> Option<Incoming> {
+    pub(in crate::tcp) fn hear(&mut self, handle: Handle, now: Instant, watches: &mut Watches) -> Option<Incoming> {
         let hello = match self.half_open.get_mut(handle)?.hear() {
             Heard::Waiting => return None,
             Heard::Nothing => {
@@ -360,7 +360,7 @@ impl Acceptor {
     }
 
     /// Ends what has waited too long, and finds out when to look again.
-    pub(super) fn expire(&mut self, now: Instant, watches: &mut Watches) {
+    pub(in crate::tcp) fn expire(&mut self, now: Instant, watches: &mut Watches) {
         if self.earliest.is_none_or(|at| at > now) {
             return;
         }

@@ -10,15 +10,16 @@
 
 use mccs_ipc::types::Handle;
 
-use super::super::region::{Buffer, Regions};
-use super::super::request::RequestRing;
-use super::super::{Fault, MemoryKey, Status, TransportError};
-use super::arrival::{Arrival, Claim};
-use super::listener::Arrived;
-use super::socket::{Moved, Socket};
-use super::watches::Ready;
-use super::wire::{ChunkHeader, Grid, HEADER_BYTES, Hello};
-use super::{Pumped, peer_gone};
+use super::Pumped;
+use crate::region::{Buffer, Regions};
+use crate::request::RequestRing;
+use crate::tcp::accept::listener::Arrived;
+use crate::tcp::flow::arrival::{Arrival, Claim};
+use crate::tcp::socket::peer_gone;
+use crate::tcp::socket::{Moved, Socket};
+use crate::tcp::watches::Ready;
+use crate::tcp::wire::{ChunkHeader, Grid, HEADER_BYTES, Hello};
+use crate::{Fault, MemoryKey, Status, TransportError};
 
 /// Room of a stash: messages of a page, with their header, need one system call and a copy that costs less than a second
 /// call.
@@ -130,7 +131,7 @@ struct Connection {
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(super) struct Receiver {
+pub(in crate::tcp) struct Receiver {
     ring: RequestRing<Arrival>,
     grid: Grid,
     /// Of one of its connections.
@@ -142,13 +143,13 @@ pub(super) struct Receiver {
 
 impl Receiver {
     /// A flow that has no sockets yet.
-    pub(super) fn new(requests: u16) -> Self {
+    pub(in crate::tcp) fn new(requests: u16) -> Self {
         let (grid, connections, closed) = (Grid::new(1, 0), Vec::new(), Vec::new());
         Receiver { ring: RequestRing::new(requests), grid, hello: None, connections, closed }
     }
 
     /// The peer has connected.
-    pub(super) fn start(&mut self, hello: Hello, sockets: impl Iterator<Item = Arrived>) {
+    pub(in crate::tcp) fn start(&mut self, hello: Hello, sockets: impl Iterator<Item = Arrived>) {
         self.grid = hello.grid();
         self.hello = Some(hello);
         self.connections = sockets.map(Connection::new).collect();
@@ -156,7 +157,7 @@ impl Receiver {
 
     /// The peer goes on with a connection over another socket, which is taken when there is room for what the old one still has.
     /// Returns whether it will be: not if this is not the flow that is meant, or a later socket was there before.
-    pub(super) fn go_on_with(&mut self, hello: &Hello, (socket, watch): (Socket, Handle)) -> bool {
+    pub(in crate::tcp) fn go_on_with(&mut self, hello: &Hello, (socket, watch): (Socket, Handle)) -> bool {
         let is_ours = self.hello.is_some_and(|ours| ours.is_of_same_flow(hello));
         let connection = self.connections.get_mut(usize::from(hello.connection)).filter(|_| is_ours);
         let Some(connection) = connection else { return false };
@@ -174,7 +175,7 @@ impl Receiver {
 
     /// Takes successors of sockets that have no more, or whose rest there is room for; `answer` says on them how many bytes of the
     /// connection's stream have come. Returns whether there were any.
-    pub(super) fn take_successors(&mut self, answer: impl Fn(&Socket, u64) -> Result<(), Fault>) -> bool {
+    pub(in crate::tcp) fn take_successors(&mut self, answer: impl Fn(&Socket, u64) -> Result<(), Fault>) -> bool {
         let mut took = false;
         for connection in self.connections.iter_mut().filter(|connection| connection.successor.is_some()) {
             let (bytes, is_all) = connection.stash.drain(&connection.socket);
@@ -198,36 +199,36 @@ impl Receiver {
     }
 
     /// Watches of sockets that were closed since.
-    pub(super) fn take_closed(&mut self) -> impl Iterator<Item = Handle> {
+    pub(in crate::tcp) fn take_closed(&mut self) -> impl Iterator<Item = Handle> {
         self.closed.drain(..)
     }
 
     /// What its sender has said.
     #[cfg(test)]
-    pub(super) fn hello(&self) -> Option<Hello> {
+    pub(in crate::tcp) fn hello(&self) -> Option<Hello> {
         self.hello
     }
 
     /// Its sockets, in order, with how many each one's connection had before.
-    pub(super) fn sockets(&self) -> impl Iterator<Item = (&Socket, Handle, u32)> {
+    pub(in crate::tcp) fn sockets(&self) -> impl Iterator<Item = (&Socket, Handle, u32)> {
         self.connections.iter().map(|connection| (&connection.socket, connection.watch, connection.resumption))
     }
 
-    pub(super) fn is_connected(&self) -> bool {
+    pub(in crate::tcp) fn is_connected(&self) -> bool {
         !self.connections.is_empty()
     }
 
     /// Whether a message is on its way into a posted buffer, or yet to come, over a single socket.
-    pub(super) fn awaits_message(&self) -> bool {
+    pub(in crate::tcp) fn awaits_message(&self) -> bool {
         self.connections.len() == 1 && self.ring.has_unfinished()
     }
 
     /// A guess, which costs a call if it is wrong.
-    pub(super) fn suppose_readable(&mut self) {
+    pub(in crate::tcp) fn suppose_readable(&mut self) {
         self.connections.iter_mut().for_each(|connection| connection.readable = true);
     }
 
-    pub(super) fn ready(&mut self, connection: u16, watch: Handle, ready: Ready) {
+    pub(in crate::tcp) fn ready(&mut self, connection: u16, watch: Handle, ready: Ready) {
         let Some(connection) = self.connections.get_mut(usize::from(connection)) else { return };
         if connection.watch == watch {
             connection.readable |= ready.readable || ready.hung_up;
@@ -237,12 +238,12 @@ impl Receiver {
         }
     }
 
-    pub(super) fn post(&mut self, key: MemoryKey, buffer: Buffer, regions: &mut Regions) -> Option<u64> {
+    pub(in crate::tcp) fn post(&mut self, key: MemoryKey, buffer: Buffer, regions: &mut Regions) -> Option<u64> {
         self.ring.push(key, buffer, Arrival::default(), regions)
     }
 
     /// How far a receive is.
-    pub(super) fn test(&mut self, number: u64) -> Result<Status, TransportError> {
+    pub(in crate::tcp) fn test(&mut self, number: u64) -> Result<Status, TransportError> {
         if let Some(done) = self.ring.test(number)? {
             return Ok(done);
         }
@@ -257,7 +258,7 @@ impl Receiver {
     }
 
     /// Does what can be done without waiting, up to about `budget_bytes`.
-    pub(super) fn pump(&mut self, budget_bytes: u64, regions: &mut Regions) -> Result<Pumped, Fault> {
+    pub(in crate::tcp) fn pump(&mut self, budget_bytes: u64, regions: &mut Regions) -> Result<Pumped, Fault> {
         let mut pumped = Pumped::default();
         let mut left = budget_bytes;
         // Again while something moved: one socket's chunk may have opened the window for another.
@@ -327,7 +328,7 @@ impl Receiver {
     }
 
     /// Ends all sockets; buffers are free after. Returns their watches.
-    pub(super) fn end(&mut self, regions: &mut Regions) -> Vec<Handle> {
+    pub(in crate::tcp) fn end(&mut self, regions: &mut Regions) -> Vec<Handle> {
         self.ring.abandon(regions);
         let mut closed = std::mem::take(&mut self.closed);
         for Connection { socket, watch, successor, .. } in std::mem::take(&mut self.connections) {

@@ -1,14 +1,17 @@
 //! Paths that die silently, and what must not be taken for it. A filter on a socket drops what arrives there, as a broken link does:
 //! the kernel does not acknowledge it.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-use super::super::PortRange;
-use super::super::conformance::Random;
-use super::socket::Socket;
-use super::tests::{connected, until_connected};
-use super::*;
+use crate::PortRange;
+use crate::conformance::Random;
+use crate::tcp::flow::receiver::Receiver;
+use crate::tcp::flow::sender::Sender;
+use crate::tcp::socket::Socket;
+use crate::tcp::tests::{connected, until_connected};
+use crate::tcp::*;
 use crate::{FlowPath, PathControl, PathEvents};
 use mccs_net::lossy::{lose, lose_from};
 
@@ -53,14 +56,14 @@ impl Bed {
         }
     }
 
-    fn sender(&self) -> &sender::Sender {
+    fn sender(&self) -> &Sender {
         match &self.a.flows.get(FlowId::from(self.send).0).expect("lives").half {
             Half::Send(sender) => sender,
             Half::Recv(_) => panic!("another half"),
         }
     }
 
-    fn receiver(&self) -> &receiver::Receiver {
+    fn receiver(&self) -> &Receiver {
         match &self.b.flows.get(FlowId::from(self.recv).0).expect("lives").half {
             Half::Recv(receiver) => receiver,
             Half::Send(_) => panic!("another half"),
@@ -203,11 +206,11 @@ fn what_was_done_comes_though_its_path_and_then_its_flow_end() {
             assert!(start.elapsed() < Duration::from_secs(100), "the end does not come");
         }
         assert_eq!(bed.b.test(recv).expect_err("there is no more").fault(), Some(Fault::Closed));
-        while bed.a.lingering > 0 {
+        while bed.a.flows.lingering() > 0 {
             bed.poll();
             assert!(start.elapsed() < Duration::from_secs(100), "it stays");
         }
-        assert!(bed.a.flows.is_empty());
+        assert_eq!(bed.a.flows.len(), 0);
     }
 }
 

@@ -9,15 +9,16 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
 
-use super::super::region::{Buffer, Regions};
-use super::super::request::{self, RequestRing};
-use super::super::{Fault, FlowOptions, FlowPath, MemoryKey, Status, TransportError};
-use super::connection::{Connection, LOOKS, Look};
-use super::log::{COPIED_MAX, Log, Piece};
-use super::socket::{Moved, Socket};
-use super::watches::Ready;
-use super::wire::{Address, ChunkHeader, Grid, HEADER_BYTES, Hello};
-use super::{Pumped, peer_gone};
+use super::Pumped;
+use crate::region::{Buffer, Regions};
+use crate::request::{self, RequestRing};
+use crate::tcp::flow::connection::{Connection, LOOKS, Look};
+use crate::tcp::flow::log::{COPIED_MAX, Log, Piece};
+use crate::tcp::socket::peer_gone;
+use crate::tcp::socket::{Moved, Socket};
+use crate::tcp::watches::Ready;
+use crate::tcp::wire::{Address, ChunkHeader, Grid, HEADER_BYTES, Hello};
+use crate::{Fault, FlowOptions, FlowPath, MemoryKey, Status, TransportError};
 
 /// Chunks of which no more is unacknowledged are copied at once: that costs less than to ask for them.
 const COPIED_AT_ONCE: usize = 8 << 10;
@@ -43,7 +44,7 @@ struct Outgoing {
 
 /// Where a flow goes, and may go.
 #[derive(Debug)]
-pub(super) struct Route {
+pub(in crate::tcp) struct Route {
     to: Address,
     options: FlowOptions,
     /// Its own first. One that stays where it is has no others.
@@ -51,7 +52,7 @@ pub(super) struct Route {
 }
 
 impl Route {
-    pub(super) fn new(to: Address, options: &FlowOptions) -> Self {
+    pub(in crate::tcp) fn new(to: Address, options: &FlowOptions) -> Self {
         let own = options.path();
         let others = options.detours.iter().filter(|_| options.path_timeout.is_some()).filter(|path| **path != own);
         Route { to, options: options.clone(), paths: std::iter::once(own.clone()).chain(others.cloned()).collect() }
@@ -66,7 +67,7 @@ impl Route {
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(super) struct Sender {
+pub(in crate::tcp) struct Sender {
     ring: RequestRing<Outgoing>,
     grid: Grid,
     hello: Hello,
@@ -88,19 +89,19 @@ pub(super) struct Sender {
 
 /// What looking at a flow has found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Looked {
+pub(in crate::tcp) struct Looked {
     /// Something is owed, so it is to be looked at again.
-    pub(super) is_owed: bool,
+    pub(in crate::tcp) is_owed: bool,
     /// When else it is to be looked at again.
-    pub(super) look_at: Option<Instant>,
+    pub(in crate::tcp) look_at: Option<Instant>,
     /// A request has ended.
-    pub(super) moved: bool,
+    pub(in crate::tcp) moved: bool,
     /// It was closed, and all is acknowledged.
-    pub(super) is_over: bool,
+    pub(in crate::tcp) is_over: bool,
 }
 
 impl Sender {
-    pub(super) fn new(hello: Hello, route: Box<Route>) -> Self {
+    pub(in crate::tcp) fn new(hello: Hello, route: Box<Route>) -> Self {
         Sender {
             ring: RequestRing::new(route.options.requests),
             grid: hello.grid(),
@@ -117,23 +118,23 @@ impl Sender {
     }
 
     /// Whether it goes on over another path when its own is dead.
-    pub(super) fn can_resume(&self) -> bool {
+    pub(in crate::tcp) fn can_resume(&self) -> bool {
         self.route.options.path_timeout.is_some()
     }
 
     /// How often it is to be looked at while something is owed.
-    pub(super) fn looked_at_every(&self) -> Option<Duration> {
+    pub(in crate::tcp) fn looked_at_every(&self) -> Option<Duration> {
         self.route.options.path_timeout.map(|timeout| (timeout / LOOKS).max(LOOKED_AT_EVERY_MIN))
     }
 
     /// For how long its peer has left unanswered what it should have answered, while messages are unfinished.
-    pub(super) fn silence(&self) -> Option<Duration> {
+    pub(in crate::tcp) fn silence(&self) -> Option<Duration> {
         let of_sockets = || self.sockets().map(Socket::silence).max().unwrap_or_default();
         self.ring.has_unfinished().then(of_sockets)
     }
 
     /// Begins to connect a connection's next socket. It is to be watched, and given to [`Sender::dialled`] with the path.
-    pub(super) fn dial(&mut self, connection: u16) -> Result<(Socket, usize), Fault> {
+    pub(in crate::tcp) fn dial(&mut self, connection: u16) -> Result<(Socket, usize), Fault> {
         let own = self.connections.get_mut(usize::from(connection));
         let paths = self.route.paths.len();
         let path = match own {
@@ -147,48 +148,54 @@ impl Sender {
     }
 
     /// A socket of [`Sender::dial`] is watched.
-    pub(super) fn dialled(&mut self, connection: u16, socket: Socket, watch: Handle, path: usize) {
+    pub(in crate::tcp) fn dialled(&mut self, connection: u16, socket: Socket, watch: Handle, path: usize) {
         if let Some(connection) = self.connections.get_mut(usize::from(connection)) {
             self.closed.extend(connection.dial(socket, watch, path));
         }
     }
 
     /// Watches of sockets that were closed since.
-    pub(super) fn take_closed(&mut self) -> impl Iterator<Item = Handle> {
+    pub(in crate::tcp) fn take_closed(&mut self) -> impl Iterator<Item = Handle> {
         self.closed.drain(..)
     }
 
     /// What was found out about paths since.
-    pub(super) fn take_path_events(&mut self) -> impl Iterator<Item = (FlowPath, bool)> {
+    pub(in crate::tcp) fn take_path_events(&mut self) -> impl Iterator<Item = (FlowPath, bool)> {
         self.path_news.drain(..)
     }
 
     /// Its sockets, in order.
-    pub(super) fn sockets(&self) -> impl Iterator<Item = &Socket> {
+    pub(in crate::tcp) fn sockets(&self) -> impl Iterator<Item = &Socket> {
         self.connections.iter().filter_map(Connection::socket)
     }
 
     /// Whether all its sockets are connected, though perhaps nobody has accepted them.
-    pub(super) fn has_reached_peer(&self) -> bool {
+    pub(in crate::tcp) fn has_reached_peer(&self) -> bool {
         self.connections.iter().all(Connection::has_reached_peer)
     }
 
-    pub(super) fn is_connected(&self) -> bool {
+    pub(in crate::tcp) fn is_connected(&self) -> bool {
         !self.connections.is_empty() && self.connections.iter().all(Connection::is_open)
     }
 
-    pub(super) fn ready(&mut self, connection: u16, watch: Handle, ready: Ready) {
+    pub(in crate::tcp) fn ready(&mut self, connection: u16, watch: Handle, ready: Ready) {
         if let Some(connection) = self.connections.get_mut(usize::from(connection)) {
             connection.ready(watch, ready);
         }
     }
 
-    pub(super) fn post(&mut self, key: MemoryKey, buffer: Buffer, tag: u32, regions: &mut Regions) -> Option<u64> {
+    pub(in crate::tcp) fn post(
+        &mut self,
+        key: MemoryKey,
+        buffer: Buffer,
+        tag: u32,
+        regions: &mut Regions,
+    ) -> Option<u64> {
         self.ring.push(key, buffer, Outgoing { tag, next_chunk: 0, settled_chunks: 0 }, regions)
     }
 
     /// How far a send is.
-    pub(super) fn test(&mut self, number: u64) -> Result<Status, TransportError> {
+    pub(in crate::tcp) fn test(&mut self, number: u64) -> Result<Status, TransportError> {
         if let Some(done) = self.ring.test(number)? {
             return Ok(done);
         }
@@ -201,7 +208,7 @@ impl Sender {
     }
 
     /// Does what can be done without waiting, up to about `budget_bytes`.
-    pub(super) fn pump(&mut self, budget_bytes: u64, regions: &mut Regions) -> Result<Pumped, Fault> {
+    pub(in crate::tcp) fn pump(&mut self, budget_bytes: u64, regions: &mut Regions) -> Result<Pumped, Fault> {
         let mut pumped = Pumped::default();
         for index in 0..self.connections.len() {
             pumped.moved |= self.go_on(index)?;
@@ -380,7 +387,7 @@ impl Sender {
 
     /// Asks what was acknowledged, and ends messages. What is left is copied where that is little, has waited for long, or `at_once`.
     /// Returns whether something was settled, and whether something is left.
-    pub(super) fn settle(&mut self, now: Option<Instant>, regions: &mut Regions) -> (bool, bool) {
+    pub(in crate::tcp) fn settle(&mut self, now: Option<Instant>, regions: &mut Regions) -> (bool, bool) {
         let since = now.map(|now| *self.unsettled_since.get_or_insert(now));
         let patience = self.tail_bytes().map(|bytes| Duration::from_nanos(bytes / COPIED_PER_NS));
         let patience = patience.map_or(SETTLED_AFTER, |patience| patience.min(SETTLED_AFTER));
@@ -425,7 +432,7 @@ impl Sender {
 
     /// Looks whether the peer's kernel answers, as often as [`Sender::looked_at_every`] says. Connections that are to be dialled go to
     /// `to_dial`; no more than `questions_left` of them ask whether their paths live.
-    pub(super) fn look(
+    pub(in crate::tcp) fn look(
         &mut self,
         now: Instant,
         regions: &mut Regions,
@@ -473,7 +480,7 @@ impl Sender {
     }
 
     /// Its user closes it. Returns whether it has to live on, since what completed sends have handed over might have to be sent again.
-    pub(super) fn begin_to_linger(&mut self, regions: &mut Regions) -> bool {
+    pub(in crate::tcp) fn begin_to_linger(&mut self, regions: &mut Regions) -> bool {
         if !self.can_resume() || !self.is_connected() || self.ring.has_unfinished() {
             return false;
         }
@@ -495,7 +502,7 @@ impl Sender {
 
     /// From now on it goes over this path, and over the others where that one dies. Returns the connections that are to be dialled, and
     /// [`Sender::force`]d: those that are elsewhere, or on their way.
-    pub(super) fn set_path(&mut self, path: &FlowPath, detours: &Arc<[FlowPath]>) -> Vec<u16> {
+    pub(in crate::tcp) fn set_path(&mut self, path: &FlowPath, detours: &Arc<[FlowPath]>) -> Vec<u16> {
         if !self.can_resume() {
             return Vec::new();
         }
@@ -512,12 +519,12 @@ impl Sender {
     }
 
     /// See [`Connection::force`].
-    pub(super) fn force(&mut self, connection: u16) {
+    pub(in crate::tcp) fn force(&mut self, connection: u16) {
         self.connections.iter_mut().skip(connection.into()).take(1).for_each(Connection::force);
     }
 
     /// Watches of its sockets, with the number of each one's connection.
-    pub(super) fn watches(&self) -> impl Iterator<Item = (u16, Handle)> {
+    pub(in crate::tcp) fn watches(&self) -> impl Iterator<Item = (u16, Handle)> {
         (0..)
             .zip(&self.connections)
             .flat_map(|(number, connection)| connection.watches().map(move |watch| (number, watch)))
@@ -525,7 +532,7 @@ impl Sender {
 
     /// The peer has ended the flow: what was handed over to the kernel is done, as it may have come. (A peer that has all it wants
     /// closes at once; its acknowledgement of the last bytes may never be seen.)
-    pub(super) fn finish_written(&mut self, regions: &mut Regions) {
+    pub(in crate::tcp) fn finish_written(&mut self, regions: &mut Regions) {
         for index in 0..self.connections.len() {
             while let Some(chunk) =
                 self.connections.get_mut(index).and_then(|connection| connection.log.take_written(connection.position))
@@ -536,7 +543,7 @@ impl Sender {
     }
 
     /// Ends all sockets; buffers are free after. Returns their watches.
-    pub(super) fn end(&mut self, regions: &mut Regions) -> Vec<Handle> {
+    pub(in crate::tcp) fn end(&mut self, regions: &mut Regions) -> Vec<Handle> {
         // A flow that is closed while it sends is cancelled: the peer is not to get what the kernel still has.
         let rest_is_wanted = !self.ring.has_unfinished();
         self.ring.abandon(regions);

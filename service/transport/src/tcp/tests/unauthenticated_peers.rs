@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
 
-use super::port::HANDSHAKE_TIMEOUT;
-use super::wire::{Address, ChunkHeader, Hello};
-use super::*;
 use crate::FlowOptions;
+use crate::tcp::accept::port::HANDSHAKE_TIMEOUT;
+use crate::tcp::wire::{Address, ChunkHeader, Hello};
+use crate::tcp::*;
 use mccs_net::testing::raise_descriptor_limit;
 
 /// A transport that listens, and its time.

@@ -1,12 +1,16 @@
 //! The suite over TCP, in several settings and under bad luck, and what only TCP can get wrong.
 
+mod dead_paths;
+mod shake;
+mod unauthenticated_peers;
+
 use std::time::Duration;
 
 use mccs_net::testing::raise_descriptor_limit;
 
-use super::*;
 use crate::conformance::{self, Fixture, suite};
 use crate::faulty::{Faults, Faulty};
+use crate::tcp::*;
 use crate::{FlowOptions, LocalDevices};
 
 /// Real time, and what was skipped of it.
@@ -195,7 +199,10 @@ fn flows_die_at_random_bytes() {
 }
 
 /// Polls both ends of a flow until they are connected.
-pub(super) fn until_connected((a, b): (&mut TcpTransport, &mut TcpTransport), (send, recv): (SendFlow, RecvFlow)) {
+pub(in crate::tcp) fn until_connected(
+    (a, b): (&mut TcpTransport, &mut TcpTransport),
+    (send, recv): (SendFlow, RecvFlow),
+) {
     let start = Instant::now();
     while a.state(send.into()).expect("lives") == FlowState::Connecting
         || b.state(recv.into()).expect("lives") == FlowState::Connecting
@@ -208,7 +215,7 @@ pub(super) fn until_connected((a, b): (&mut TcpTransport, &mut TcpTransport), (s
 }
 
 /// Both ends of a flow, connected.
-pub(super) fn connected(options: FlowOptions) -> (TcpTransport, TcpTransport, SendFlow, RecvFlow) {
+pub(in crate::tcp) fn connected(options: FlowOptions) -> (TcpTransport, TcpTransport, SendFlow, RecvFlow) {
     let [mut a, mut b] = [0, 1].map(|_| TcpTransport::new().expect("descriptor"));
     let (listener, handle) = b.listen(&ListenOptions::default()).expect("listens");
     let spec = FlowSpec { number: 0, peer: "rank 1".into(), options };
@@ -348,8 +355,8 @@ fn flows_leave_by_the_device_of_their_path() {
 fn a_congestion_control_is_one_that_the_kernel_has() {
     let named = |name: &str| FlowOptions { congestion_control: Some(name.into()), ..FlowOptions::default() };
     let address = std::net::Ipv4Addr::LOCALHOST.into();
-    assert_eq!(super::try_out(address, &named("reno")), Ok(()));
-    let refusal = super::try_out(address, &named("nosuch")).expect_err("there is none of this name");
+    assert_eq!(crate::tcp::try_out(address, &named("reno")), Ok(()));
+    let refusal = crate::tcp::try_out(address, &named("nosuch")).expect_err("there is none of this name");
     assert!(matches!(refusal, Fault::Os { call: "TCP_CONGESTION", .. }), "{refusal}");
 }
 

@@ -28,30 +28,30 @@ use mccs_ipc::types::Handle;
 
 use self::dial::{Dial, Stage};
 use self::look::Stall;
-pub(super) use self::look::{LOOKS, Look};
-use super::super::Fault;
-use super::log::Log;
-use super::peer_gone;
-use super::probe::Probe;
-use super::socket::{Moved, Socket};
-use super::watches::Ready;
+pub(in crate::tcp) use self::look::{LOOKS, Look};
+use crate::Fault;
+use crate::tcp::flow::log::Log;
+use crate::tcp::probe::Probe;
+use crate::tcp::socket::peer_gone;
+use crate::tcp::socket::{Moved, Socket};
+use crate::tcp::watches::Ready;
 
 /// The socket in use.
 #[derive(Debug)]
-pub(super) struct Line {
-    pub(super) socket: Socket,
-    pub(super) watch: Handle,
-    pub(super) readable: bool,
-    pub(super) writable: bool,
+pub(in crate::tcp) struct Line {
+    pub(in crate::tcp) socket: Socket,
+    pub(in crate::tcp) watch: Handle,
+    pub(in crate::tcp) readable: bool,
+    pub(in crate::tcp) writable: bool,
     /// Nothing more will be written.
-    pub(super) ended: bool,
+    pub(in crate::tcp) ended: bool,
 }
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(in crate::tcp) struct Connection {
     number: u16,
-    pub(super) line: Option<Line>,
+    pub(in crate::tcp) line: Option<Line>,
     dial: Option<Dial>,
     /// Dialled, and given up after they had said hello.
     given_up: Vec<(Socket, Handle)>,
@@ -69,17 +69,17 @@ pub(super) struct Connection {
     /// Sockets that have become its line.
     openings: u32,
     /// What was sent, or is to be.
-    pub(super) log: Log,
+    pub(in crate::tcp) log: Log,
     /// The line was given everything before this place in the stream.
-    pub(super) position: u64,
+    pub(in crate::tcp) position: u64,
     /// Of the line, as the sender counts paths.
-    pub(super) path: usize,
+    pub(in crate::tcp) path: usize,
     stall: Stall,
 }
 
 impl Connection {
     /// A connection that is not dialled yet.
-    pub(super) fn new(number: u16) -> Self {
+    pub(in crate::tcp) fn new(number: u16) -> Self {
         Connection {
             number,
             line: None,
@@ -100,7 +100,7 @@ impl Connection {
     }
 
     /// The path, of `count`, to dial over: those after the one that worked last, in turn, and that one again.
-    pub(super) fn next_path(&mut self, count: usize) -> usize {
+    pub(in crate::tcp) fn next_path(&mut self, count: usize) -> usize {
         let path = (self.path + self.tries) % count.max(1);
         self.tries += 1;
         self.is_second = false;
@@ -108,30 +108,30 @@ impl Connection {
     }
 
     /// The line, if bytes may be written to it and its acknowledgements mean something.
-    pub(super) fn live(&mut self) -> Option<&mut Line> {
+    pub(in crate::tcp) fn live(&mut self) -> Option<&mut Line> {
         self.line.as_mut().filter(|_| !self.is_cut)
     }
 
     /// How many sockets have been its line.
-    pub(super) fn openings(&self) -> u32 {
+    pub(in crate::tcp) fn openings(&self) -> u32 {
         self.openings
     }
 
-    pub(super) fn is_open(&self) -> bool {
+    pub(in crate::tcp) fn is_open(&self) -> bool {
         self.line.is_some()
     }
 
     /// Whether its peer's host was reached.
-    pub(super) fn has_reached_peer(&self) -> bool {
+    pub(in crate::tcp) fn has_reached_peer(&self) -> bool {
         self.is_open() || self.dial.as_ref().is_some_and(|dial| matches!(dial.stage, Stage::Waiting { .. }))
     }
 
     /// The socket in use, or to be.
-    pub(super) fn socket(&self) -> Option<&Socket> {
+    pub(in crate::tcp) fn socket(&self) -> Option<&Socket> {
         self.line.as_ref().map(|line| &line.socket).or(self.dial.as_ref().map(|dial| &dial.socket))
     }
 
-    pub(super) fn ready(&mut self, watch: Handle, ready: Ready) {
+    pub(in crate::tcp) fn ready(&mut self, watch: Handle, ready: Ready) {
         if let Some(line) = self.line.as_mut().filter(|line| line.watch == watch) {
             line.readable |= ready.readable || ready.hung_up;
             line.writable |= ready.writable || ready.hung_up;
@@ -144,7 +144,7 @@ impl Connection {
 
     /// There are `count` other paths from here on; `place` is where one of those before is now. Returns whether the first of them is to be dialled:
     /// not where the line goes there already.
-    pub(super) fn recount(&mut self, count: usize, place: impl Fn(usize) -> Option<usize>) -> bool {
+    pub(in crate::tcp) fn recount(&mut self, count: usize, place: impl Fn(usize) -> Option<usize>) -> bool {
         let path = place(self.path);
         if path == Some(0) && self.dial.is_none() {
             (self.path, self.tries) = (0, 1);
@@ -158,7 +158,7 @@ impl Connection {
     }
 
     /// The path that brings no answer, as the sender counts them: what is dialled goes there, or else the line.
-    pub(super) fn failing_path(&self) -> usize {
+    pub(in crate::tcp) fn failing_path(&self) -> usize {
         self.dial.as_ref().map_or(self.path, |dial| dial.path)
     }
 
@@ -188,7 +188,7 @@ impl Connection {
     }
 
     /// Bytes of the stream that the peer's kernel has acknowledged, where the socket can tell.
-    pub(super) fn acknowledged(&self) -> Option<u64> {
+    pub(in crate::tcp) fn acknowledged(&self) -> Option<u64> {
         let line = self.line.as_ref().filter(|_| !self.is_cut)?;
         // What ends the stream counts as a byte.
         let unacknowledged = line.socket.unacknowledged()?.saturating_sub(u64::from(line.ended));
@@ -196,16 +196,16 @@ impl Connection {
     }
 
     /// The line's path is taken for dead, whatever it will bring.
-    pub(super) fn cut(&mut self) {
+    pub(in crate::tcp) fn cut(&mut self) {
         self.is_cut = true;
     }
 
-    pub(super) fn is_cut(&self) -> bool {
+    pub(in crate::tcp) fn is_cut(&self) -> bool {
         self.is_cut
     }
 
     /// Forgets sockets that were given up and that the peer has closed: it has not taken them for the line. Returns their watches.
-    pub(super) fn forget_refused(&mut self) -> impl Iterator<Item = Handle> {
+    pub(in crate::tcp) fn forget_refused(&mut self) -> impl Iterator<Item = Handle> {
         let closed = self.given_up.extract_if(.., |(socket, _)| is_closed(socket));
         closed.map(|(socket, watch)| {
             socket.close(false);
@@ -214,12 +214,12 @@ impl Connection {
     }
 
     /// Whether it has no socket at all: another is dialled when it is looked at.
-    pub(super) fn is_lost(&self) -> bool {
+    pub(in crate::tcp) fn is_lost(&self) -> bool {
         self.line.is_none() && self.dial.is_none()
     }
 
     /// The receiver has nothing to say: what is readable is its end, or wrong.
-    pub(super) fn check_peer(&mut self) -> Result<(), Fault> {
+    pub(in crate::tcp) fn check_peer(&mut self) -> Result<(), Fault> {
         let Some(line) = self.line.as_mut().filter(|line| line.readable && !self.is_cut) else { return Ok(()) };
         match line.socket.read_slice(&mut [0; 1]).map_err(peer_gone)? {
             Moved::Bytes(_) => Err(Fault::Protocol("a receiver sends bytes")),
@@ -232,14 +232,14 @@ impl Connection {
     }
 
     /// Watches of its sockets.
-    pub(super) fn watches(&self) -> impl Iterator<Item = Handle> {
+    pub(in crate::tcp) fn watches(&self) -> impl Iterator<Item = Handle> {
         let line = self.line.as_ref().map(|line| line.watch);
         let dial = self.dial.as_ref().map(|dial| dial.watch);
         line.into_iter().chain(dial).chain(self.given_up.iter().map(|(_, watch)| *watch))
     }
 
     /// Ends its sockets. Returns their watches.
-    pub(super) fn end(self, rest_is_wanted: bool) -> impl Iterator<Item = Handle> {
+    pub(in crate::tcp) fn end(self, rest_is_wanted: bool) -> impl Iterator<Item = Handle> {
         let line = self.line.map(|line| (line.socket, line.watch));
         let dial = self.dial.map(|dial| (dial.socket, dial.watch));
         self.questions.into_iter().map(Probe::into_socket).chain(self.answered).for_each(|socket| socket.close(false));
