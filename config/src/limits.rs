@@ -174,6 +174,14 @@ pub const RDMA_PORTS_MAX: usize = 16;
 pub const RDMA_OUTSTANDING: Limit<u32> =
     Limit { min: 1, max: 4_096, reason: "each has places in the device's queues on both hosts" };
 
+/// Places of a completion queue.
+pub const RDMA_CQ_ENTRIES: Limit<u32> =
+    Limit { min: 64, max: 1 << 22, reason: "a flow needs some tens, and no device has queues of more" };
+
+/// Completions that are taken at a time.
+pub const RDMA_CQ_POLL: Limit<u32> =
+    Limit { min: 1, max: 1_024, reason: "while they are taken, nothing else of the engine has its turn" };
+
 /// Index of a GID.
 pub const GID_INDEX: Limit<u32> = Limit { min: 0, max: 255, reason: "work requests say it in a byte" };
 

@@ -32,6 +32,10 @@ pub struct Rdma {
     pub stripe_from: Bytes,
     /// Writes of a queue pair that may be unfinished.
     pub outstanding: u32,
+    /// Places of a completion queue, which flows share until it is full. No more than the device has.
+    pub cq_entries: u32,
+    /// Completions that are taken from a queue at a time.
+    pub cq_poll: u32,
     /// Path MTU in bytes. Absent: that of the port. Both sides take the smaller one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
@@ -60,6 +64,8 @@ impl Default for Rdma {
             qps: 1,
             stripe_from: Bytes::kib(256),
             outstanding: 64,
+            cq_entries: 8192,
+            cq_poll: 32,
             mtu: None,
             timeout: 14,
             retries: 7,
@@ -220,6 +226,8 @@ impl Rdma {
         problems.within("rdma.qps", &self.qps, &limits::FLOW_CONNECTIONS);
         problems.within("rdma.stripe_from", &self.stripe_from, &limits::RDMA_PART);
         problems.within("rdma.outstanding", &self.outstanding, &limits::RDMA_OUTSTANDING);
+        problems.within("rdma.cq_entries", &self.cq_entries, &limits::RDMA_CQ_ENTRIES);
+        problems.within("rdma.cq_poll", &self.cq_poll, &limits::RDMA_CQ_POLL);
         if let Some(index) = self.gid_index {
             problems.within("rdma.gid_index", &index, &limits::GID_INDEX);
         }

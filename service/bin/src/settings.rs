@@ -183,6 +183,8 @@ fn rdma_settings(config: &mccs_config::ServiceConfig, address: IpAddr) -> Option
         service_level: rdma.service_level as u8,
         traffic_class: rdma.traffic_class as u8,
         outstanding: rdma.outstanding,
+        cq_entries: rdma.cq_entries,
+        cq_poll: rdma.cq_poll,
     };
     let flow = FlowOptions {
         connections: rdma.qps as u16,

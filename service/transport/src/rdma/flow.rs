@@ -16,7 +16,7 @@ pub(in crate::rdma) enum Half {
     Recv(Receiver),
 }
 
-/// How far a flow is; `setup.rs` has the picture.
+/// How far a flow is; `failover/handshake.rs` has the picture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::rdma) enum Stage {
     Calling,

@@ -19,26 +19,29 @@
 //!
 //! | folder, file | what |
 //! | --- | --- |
+//! | `mod.rs`, `events.rs`, `records.rs` | [`RdmaTransport`], which routes what happens to its components |
+//! | `flow.rs`, `flows.rs` | a flow's state; `Flows`: all of them, their turns and deadlines, and how they end |
 //! | `verbs/` | libibverbs, and the fake driver that stands in for it in tests |
 //! | `device/` | ports, completion queues, and a worker thread for calls of the kernel that take long |
 //! | `connection/` | queue pairs of a flow, and how the two sides agree on them over the control channel |
-//! | `data_path/` | sender, receiver, registered memory, and who posts when |
-//! | `failover/` | from connection to connection; ports and devices that go and come back |
-//! | `flow.rs`, `close.rs` | a flow's state, and its end |
+//! | `data_path/` | sender, receiver, registered memory, and who posts when; `Carrier`: devices and memory, which carry flows |
+//! | `failover/` | `Handshakes`: how two sides agree on a connection; `Failover`: what follows when it breaks, or a device goes |
 //! | `timers.rs`, `wakeup.rs`, `flow_events.rs` | what is due, what wakes a sleeping transport, what its user is told |
 //!
 //! Deliberately absent: atomics and two-sided sends; shared receive queues and connection sharing, which save memory where
 //! a host talks to thousands and cost order; protection of a receiver from its sender: who has a credit's key may write all of
 //! the registered memory it is from, so flows are between services that trust each other.
 
-mod close;
 mod connection;
 mod data_path;
 mod device;
+mod events;
 mod failover;
 mod flow;
 mod flow_events;
+mod flows;
 mod options;
+mod records;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -49,28 +52,31 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mccs_config::service::Device;
-use mccs_model::handles::HandleTable;
 use nix::errno::Errno;
 
-use self::connection::connector::Connector;
-use self::connection::control_channels::ControlChannels;
+use self::data_path::carrier::Carrier;
 use self::data_path::memory::Memory;
-use self::data_path::send_scheduler::SendScheduler;
+use self::data_path::receiver::Receiver;
+use self::data_path::sender::Sender;
 use self::device::Devices;
 use self::device::ports::Port;
 pub use self::device::ports::{NoRdma, interface_of};
-use self::flow::Flow;
-use self::flow_events::FlowEvents;
+use self::device::queues::Taken;
+use self::failover::Failover;
+use self::failover::handshake::Handshakes;
+use self::flow::{Flow, Half, Stage};
+use self::flows::Flows;
+use self::options::SOURCE_PORT_MIN;
 pub use self::options::{DeviceChoice, RdmaOptions};
-use self::timers::Timers;
 use self::verbs::LinkLayer;
 pub use self::verbs::{Driver, Unavailable, Verbs, VerbsError, fake};
 pub(super) use self::verbs::{is_of_peer, status_text};
 use self::wakeup::{Wakeup, Watched};
+use crate::options::CHUNK_BYTES_MIN;
 use crate::{
-    Abilities, FLOWS_MAX, FlowId, FlowOptions, FlowSpec, FlowState, GpuAccess, GpuMemory, ListenOptions, Listener,
-    ListenerHandle, LocalDevices, MemoryKey, MemoryKind, PathEvent, PathEvents, PortEvent, PortEvents, RecvFlow,
-    SendFlow, Transport, TransportError, Usage,
+    Abilities, CONNECTIONS_MAX, FlowId, FlowOptions, FlowSpec, FlowState, GpuAccess, GpuMemory, ListenOptions,
+    Listener, ListenerHandle, LocalDevices, MemoryKey, MemoryKind, PathEvent, PathEvents, PortEvent, PortEvents,
+    RecvFlow, SendFlow, Transport, TransportError, Usage,
 };
 
 /// The library's file where the operator names none.
@@ -85,26 +91,17 @@ pub struct PortSpeed {
     pub gbit_per_s: u32,
 }
 
-/// A flow that its user has not closed.
-fn open(flows: &mut HandleTable<Flow>, id: FlowId) -> Result<&mut Flow, TransportError> {
-    flows.get_mut(id.0).filter(|flow| flow.lingers_until.is_none()).ok_or(TransportError::NO_FLOW)
-}
-
-/// One engine's transport: components that own their state, and the flows between them. See the module's documentation.
+/// One engine's transport: components that own their state. See the module's documentation.
 #[derive(Debug)]
 pub struct RdmaTransport {
-    /// In front of the flows: it knows memory of theirs.
-    channels: ControlChannels,
-    flows: HandleTable<Flow>,
-    devices: Devices,
-    memory: Memory,
-    connector: Connector,
-    scheduler: SendScheduler,
-    timers: Timers,
-    events: FlowEvents,
+    /// In front of what carries them.
+    flows: Flows,
+    carrier: Carrier,
+    handshakes: Handshakes,
+    failover: Failover,
     wakeup: Wakeup,
-    /// Of the last call that brought the time.
-    now: Option<Instant>,
+    /// While completions are not being taken.
+    taken: Taken,
 }
 
 impl RdmaTransport {
@@ -113,42 +110,32 @@ impl RdmaTransport {
     /// # Errors
     /// No port can be used, or the kernel refuses a descriptor.
     pub fn new(driver: &Arc<dyn Driver>, options: RdmaOptions) -> Result<Self, NoRdma> {
-        let turn = options.turn;
+        let (turn, taken) = (options.turn, Taken::with_room(options.cq_poll));
         let devices = Devices::find(driver, options)?;
-        let channels = ControlChannels::new().map_err(|error| match error {
+        let flows = Flows::new().map_err(|error| match error {
             TransportError::Os { call, reason } => VerbsError { call, errno: reason },
             _ => VerbsError { call: "epoll_create1", errno: Errno::EIO },
         })?;
-        let (connector, memory) = (Connector::new()?, Memory::new(turn)?);
+        let (handshakes, memory) = (Handshakes::new()?, Memory::new(turn)?);
         let wakeup = Wakeup::new()?;
-        if let Some(fd) = channels.descriptor() {
+        if let Some(fd) = flows.channels().descriptor() {
             wakeup.watch(fd, Watched::Control)?;
         }
-        for worker in [connector.descriptor(), memory.pinner.descriptor()] {
+        for worker in [handshakes.connector().descriptor(), memory.pinner.descriptor()] {
             wakeup.watch(worker, Watched::Workers)?;
         }
         for (place, port) in devices.ports().iter().enumerate() {
             wakeup.watch_port(place, port)?;
         }
-        Ok(RdmaTransport {
-            channels,
-            flows: HandleTable::new(FLOWS_MAX),
-            devices,
-            memory,
-            connector,
-            scheduler: SendScheduler::default(),
-            timers: Timers::default(),
-            events: FlowEvents::default(),
-            wakeup,
-            now: None,
-        })
+        let carrier = Carrier { devices, memory };
+        Ok(RdmaTransport { flows, carrier, handshakes, failover: Failover::default(), wakeup, taken })
     }
 
     /// The ports that it uses, for the operator, the preferred one first.
     #[must_use]
     pub fn describe(&self) -> String {
-        let used = self.devices.ports().iter().map(Port::describe).collect::<Vec<_>>().join("; ");
-        let left = self.devices.left().join("; ");
+        let used = self.carrier.devices.ports().iter().map(Port::describe).collect::<Vec<_>>().join("; ");
+        let left = self.carrier.devices.left().join("; ");
         if left.is_empty() { used } else { format!("{used}; not used, slower or of another kind: {left}") }
     }
 
@@ -157,7 +144,7 @@ impl RdmaTransport {
     /// # Errors
     /// Why one refuses.
     pub fn try_memory(&self) -> Result<(), TransportError> {
-        self.devices.ports().iter().try_for_each(device::trial::try_memory)
+        self.carrier.devices.ports().iter().try_for_each(device::trial::try_memory)
     }
 
     /// What its ports are attached to, and how fast each is.
@@ -167,13 +154,18 @@ impl RdmaTransport {
             is_infiniband: port.attributes.link_layer == LinkLayer::InfiniBand,
             gbit_per_s: port.attributes.gbit_per_s,
         };
-        self.devices.ports().iter().map(speed).collect()
+        self.carrier.devices.ports().iter().map(speed).collect()
     }
 
     /// The same ports as paths name them.
     #[must_use]
     pub fn devices(&self) -> Vec<Device> {
-        self.devices.ports().iter().map(|port| Device { name: port.device.clone(), port: Some(port.number) }).collect()
+        self.carrier
+            .devices
+            .ports()
+            .iter()
+            .map(|port| Device { name: port.device.clone(), port: Some(port.number) })
+            .collect()
     }
 }
 
@@ -197,27 +189,27 @@ impl Abilities for RdmaTransport {
 
 impl GpuMemory for RdmaTransport {
     fn gpu_access(&self, memory: MemoryKey) -> Option<GpuAccess> {
-        self.memory.gpu_access(memory)
+        self.carrier.memory.gpu_access(memory)
     }
 }
 
 impl PathEvents for RdmaTransport {
     fn take_path_event(&mut self) -> Option<PathEvent> {
-        self.events.take_path()
+        self.failover.events().take_path()
     }
 }
 
 impl PortEvents for RdmaTransport {
     fn take_port_event(&mut self) -> Option<PortEvent> {
-        self.events.take_port()
+        self.failover.events().take_port()
     }
 }
 
 impl LocalDevices for RdmaTransport {
     fn is_device_up(&self, options: &FlowOptions) -> Result<bool, TransportError> {
         let Some(device) = &options.device else { return Ok(true) };
-        self.devices.named(device)?;
-        Ok(self.devices.ports().iter().any(|port| port.is_up && port.is_of(device)))
+        self.carrier.devices.named(device)?;
+        Ok(self.carrier.devices.ports().iter().any(|port| port.is_up && port.is_of(device)))
     }
 }
 
@@ -225,28 +217,28 @@ impl Transport for RdmaTransport {
     unsafe fn register(&mut self, ptr: *mut u8, bytes: u64, kind: MemoryKind<'_>) -> Result<MemoryKey, TransportError> {
         match kind {
             // SAFETY: the caller's promise, passed on.
-            MemoryKind::Host => unsafe { self.memory.register(ptr, bytes, self.devices.ports()) },
+            MemoryKind::Host => unsafe { self.carrier.memory.register(ptr, bytes, self.carrier.devices.ports()) },
             MemoryKind::Gpu { dma_buffer } => {
                 // SAFETY: as above.
-                unsafe { self.memory.register_gpu(ptr as u64, bytes, dma_buffer, self.devices.ports()) }
+                unsafe { self.carrier.memory.register_gpu(ptr as u64, bytes, dma_buffer, self.carrier.devices.ports()) }
             }
         }
     }
 
     fn deregister(&mut self, key: MemoryKey) -> Result<(), TransportError> {
-        self.memory.deregister(key)
+        self.carrier.memory.deregister(key)
     }
 
     fn listen(&mut self, options: &ListenOptions) -> Result<(Listener, ListenerHandle), TransportError> {
-        self.channels.listen(options)
+        self.flows.channels_mut().listen(options)
     }
 
     fn close_listener(&mut self, listener: Listener) {
-        self.channels.close_listener(listener);
+        self.flows.channels_mut().close_listener(listener);
     }
 
     fn end_numbers(&mut self, listener: Listener, below: u64) {
-        self.channels.end_numbers(listener, below);
+        self.flows.channels_mut().end_numbers(listener, below);
     }
 
     fn connect(
@@ -255,31 +247,48 @@ impl Transport for RdmaTransport {
         spec: &FlowSpec,
         now: Instant,
     ) -> Result<SendFlow, TransportError> {
-        self.open_sender(listener, spec, now).map(|handle| SendFlow(FlowId(handle)))
+        self.flows.timers_mut().note(now);
+        let options = &spec.options;
+        options.validate()?;
+        if let Some(range) = options.source_ports.filter(|range| range.first < SOURCE_PORT_MIN) {
+            let problem = format!("must be within {SOURCE_PORT_MIN}-65535, where RoCE v2 sends from, not {range}");
+            return Err(TransportError::Option { option: "source_ports", problem });
+        }
+        let devices = &self.carrier.devices;
+        let home = devices.home_of(options)?;
+        let part_bytes = options.chunk_bytes.min(devices.message_bytes().max(CHUNK_BYTES_MIN));
+        let half = Half::Send(Sender::new(options.requests, part_bytes, options.connections.min(CONNECTIONS_MAX)));
+        let control = self.flows.channels_mut().call(listener, spec, now)?;
+        let flow = Flow { home, ..Flow::new(spec, half, control, Stage::Calling) };
+        self.flows.add(flow).map(|handle| SendFlow(FlowId(handle)))
     }
 
     fn accept(&mut self, listener: Listener, spec: &FlowSpec, now: Instant) -> Result<RecvFlow, TransportError> {
-        self.open_receiver(listener, spec, now).map(|handle| RecvFlow(FlowId(handle)))
+        self.flows.timers_mut().note(now);
+        spec.options.validate()?;
+        let half = Half::Recv(Receiver::new(spec.options.requests, spec.options.takes_short));
+        let control = self.flows.channels_mut().answer(listener, spec, now)?;
+        self.flows.add(Flow::new(spec, half, control, Stage::Waiting)).map(|handle| RecvFlow(FlowId(handle)))
     }
 
     fn state(&self, flow: FlowId) -> Result<FlowState, TransportError> {
-        let flow = self.flows.get(flow.0).filter(|flow| flow.lingers_until.is_none()).ok_or(TransportError::NO_FLOW)?;
+        let flow = self.flows.open(flow)?;
         flow.check()?;
         Ok(if flow.is_connected { FlowState::Connected } else { FlowState::Connecting })
     }
 
     fn close(&mut self, flow: FlowId) {
-        if open(&mut self.flows, flow).is_ok() && !self.linger(flow.0) {
-            self.forget(flow.0);
+        if self.flows.open(flow).is_ok() && !self.flows.linger(flow.0, &mut self.carrier) {
+            self.flows.forget(flow.0, &mut self.carrier);
         }
     }
 
     fn usage(&self) -> Usage {
         Usage {
-            listeners: self.channels.listeners(),
-            flows: self.flows.len() - self.timers.lingering(),
-            registrations: self.memory.regions.len(),
-            lingering: self.timers.lingering(),
+            listeners: self.flows.channels().listeners(),
+            flows: self.flows.len(),
+            registrations: self.carrier.memory.regions.len(),
+            lingering: self.flows.timers().lingering(),
         }
     }
 }

@@ -38,6 +38,10 @@ pub struct RdmaOptions {
     pub traffic_class: u8,
     /// Writes of a queue pair that may be unfinished.
     pub outstanding: u32,
+    /// Places of a completion queue, which flows share until it is full. No more than the device has.
+    pub cq_entries: u32,
+    /// Completions that are taken from a queue at a time.
+    pub cq_poll: u32,
 }
 
 impl Default for RdmaOptions {
@@ -55,6 +59,8 @@ impl Default for RdmaOptions {
             service_level: 0,
             traffic_class: 0,
             outstanding: 64,
+            cq_entries: 8192,
+            cq_poll: 32,
         }
     }
 }

@@ -13,6 +13,8 @@ const KEEPALIVE_EVERY: Duration = Duration::from_secs(1);
 /// See the module's documentation. Deadlines themselves are the flows'.
 #[derive(Debug, Default)]
 pub(in crate::rdma) struct Timers {
+    /// Of the last call that brought the time.
+    now: Option<Instant>,
     /// Flows that wait for something with a deadline.
     unsettled: Vec<Handle>,
     /// Flows that their users have closed, whose last messages are under way.
@@ -24,6 +26,16 @@ pub(in crate::rdma) struct Timers {
 }
 
 impl Timers {
+    /// A call has brought the time.
+    pub(in crate::rdma) fn note(&mut self, now: Instant) {
+        self.now = Some(now);
+    }
+
+    /// The time of the last call that brought it.
+    pub(in crate::rdma) fn now(&self) -> Option<Instant> {
+        self.now
+    }
+
     /// A flow has to be looked at when this has passed.
     pub(in crate::rdma) fn settle_by(&mut self, handle: Handle, flow: &mut Flow, due: Option<Instant>) {
         flow.due = due;

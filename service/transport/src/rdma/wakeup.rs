@@ -6,17 +6,13 @@ use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use crate::rdma::RdmaTransport;
 use crate::rdma::data_path::memory::PORTS_MAX;
 use crate::rdma::device::ports::{Opened, Port};
 use crate::rdma::verbs::VerbsError;
-use mccs_runtime::Context;
 
 /// How often it is asked whether control channels or devices have something to say while completions keep the engine awake: a system call, for
 /// what seldom happens.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// How often memory whose region has gone is looked for while nothing else happens.
-const MEMORY_LOOKED_AT_EVERY: Duration = Duration::from_millis(500);
 
 /// What a sleeping transport waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +40,7 @@ impl Watched {
         }
     }
 
-    fn of(token: u64) -> Self {
+    pub(in crate::rdma) fn of(token: u64) -> Self {
         match token {
             u64::MAX => Watched::Control,
             token if token == Watched::Workers.token() => Watched::Workers,
@@ -125,54 +121,15 @@ impl Wakeup {
         self.look_at.is_none_or(|at| at <= now)
     }
 
+    /// Room for what [`Wakeup::look`] finds.
+    pub(in crate::rdma) fn no_events() -> [EpollEvent; WATCHED_MAX] {
+        [EpollEvent::empty(); WATCHED_MAX]
+    }
+
     /// Asks which descriptors have something to say.
     pub(in crate::rdma) fn look(&mut self, events: &mut [EpollEvent], now: Instant) -> usize {
         self.look_at = Some(now + LOOK_EVERY);
         // One that fails is as good as one that finds nothing: what is there wakes again.
         self.epoll.wait(events, EpollTimeout::ZERO).unwrap_or(0)
-    }
-}
-
-impl RdmaTransport {
-    /// Asks what there is, once for all, so that nothing else is asked in vain.
-    pub(in crate::rdma) fn look_at_descriptors(&mut self, now: Instant) -> Woken {
-        let mut woken = Woken::default();
-        let mut events = [EpollEvent::empty(); WATCHED_MAX];
-        let count = self.wakeup.look(&mut events, now);
-        for event in events.iter().take(count) {
-            match Watched::of(event.data()) {
-                Watched::Control => woken.by_control = true,
-                Watched::Events(_) => woken.by_events = true,
-                Watched::Workers => {
-                    self.connector.hear();
-                    self.memory.pinner.hear();
-                }
-                Watched::Completions(place) => {
-                    if let Some(queues) = self.devices.queues(place) {
-                        queues.take_events();
-                    }
-                }
-            }
-        }
-        woken
-    }
-
-    /// Takes what has come over control channels. Returns whether there was anything.
-    pub(in crate::rdma) fn poll_control_channels(&mut self, cx: &Context) -> bool {
-        let mut any = self.channels.poll(cx);
-        while let Some(flow) = self.channels.next_news() {
-            any = true;
-            if let Some(handle) = flow {
-                self.heard(handle, cx.now);
-            }
-        }
-        any
-    }
-
-    pub(in crate::rdma) fn waits_until(&self, now: Instant) -> Option<Instant> {
-        let memory = self.memory.keeps().then(|| now + MEMORY_LOOKED_AT_EVERY);
-        let flows = [self.timers.wake_at(&self.flows), self.scheduler.withheld_until()];
-        let others = [self.channels.wake_at(), memory, self.devices.look_at()];
-        flows.into_iter().chain(others).flatten().min()
     }
 }

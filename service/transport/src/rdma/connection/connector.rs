@@ -173,7 +173,7 @@ mod tests {
     /// A flow, and another one that begins, whose queue pairs wait to be connected at one side.
     fn held(side: usize) -> (Bench, SendFlow, RecvFlow) {
         let mut bench = Bench::new(2);
-        bench.sides.iter_mut().for_each(|side| side.connector.do_in_place(false));
+        bench.sides.iter_mut().for_each(|side| side.handshakes.connector_mut().do_in_place(false));
         bench.fabric.keep_looking(&bench.hosts[side].clone(), true);
         let (listener, handle) = bench.sides[1].listen(&ListenOptions::default()).expect("listens");
         // The test's time goes faster than the threads'.
@@ -209,13 +209,13 @@ mod tests {
             bench.rounds(1000, &[0, 1]);
             assert_eq!(bench.fabric.looking(), 1);
             assert_eq!(states(&bench, send, recv)[0], FlowState::Connecting);
-            assert!(bench.sides[side].connector.take().is_none());
+            assert!(bench.sides[side].handshakes.connector_mut().take().is_none());
             // Who sleeps is woken.
             bench.fabric.keep_looking(&bench.hosts[side].clone(), false);
             let mut woken = [PollFd::new(bench.sides[side].descriptor().expect("one"), PollFlags::POLLIN)];
             assert_eq!(poll(&mut woken, PollTimeout::NONE), Ok(1));
             until(&mut bench, |bench| states(bench, send, recv) == [FlowState::Connected; 2]);
-            until(&mut bench, |bench| bench.sides[side].connector.aside.is_idle());
+            until(&mut bench, |bench| bench.sides[side].handshakes.connector().aside.is_idle());
             bench.stream(|_, _| {});
         }
     }

@@ -7,7 +7,6 @@
 pub(in crate::rdma) mod connector;
 pub(in crate::rdma) mod control_channel;
 pub(in crate::rdma) mod control_channels;
-pub(in crate::rdma) mod setup;
 pub(in crate::rdma) mod wire;
 
 use std::collections::VecDeque;
@@ -23,7 +22,7 @@ use crate::rdma::device::ports::Port;
 use crate::rdma::device::queues::Places;
 use crate::rdma::options::{RdmaOptions, flow_label};
 use crate::rdma::verbs::{
-    CompletionQueue, Gid, LinkLayer, MemoryRegion, QpPath, QpShape, QpStep, QpTimers, QueuePair, VerbsError, Write,
+    CompletionQueue, Gid, LinkLayer, MemoryRegion, QpPath, QpShape, QpStep, QpTimers, QueuePair, Raw, VerbsError, Write,
 };
 use crate::{Fault, FlowOptions};
 use mccs_model::handles::HandleTable;
@@ -332,6 +331,16 @@ impl Connection {
             QpConnect { qp: Arc::clone(&qp.pair), path, timers, source_port }
         };
         Ok(self.qps.iter().zip(&peer.qps).enumerate().map(connection).collect())
+    }
+
+    /// Number of the queue pair that a device means.
+    pub(in crate::rdma) fn number_of(&self, qp: Raw) -> Option<u32> {
+        self.qps.iter().find(|own| own.pair.is(qp)).map(|own| own.pair.number)
+    }
+
+    /// Whether a queue pair of this number is one of its own.
+    pub(in crate::rdma) fn has_number(&self, number: u32) -> bool {
+        self.qps.iter().any(|own| own.pair.number == number)
     }
 
     /// Destroys the queue pairs: after it nothing reads or writes for them. Those that are being connected, on which there is nothing to

@@ -3,34 +3,36 @@
 //! A poll takes completions first, since all else waits for them; then it lets flows post in turn (`send_scheduler.rs`), and looks at what seldom
 //! happens when that is due (`wakeup.rs`).
 
+pub(in crate::rdma) mod carrier;
 pub(in crate::rdma) mod flusher;
 pub(in crate::rdma) mod memory;
 pub(in crate::rdma) mod receiver;
 pub(in crate::rdma) mod send_scheduler;
 pub(in crate::rdma) mod sender;
-mod turn;
 
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
+use crate::rdma::RdmaTransport;
 use crate::rdma::flow::Half;
 use crate::rdma::wakeup::Woken;
-use crate::rdma::{RdmaTransport, open};
-use crate::{DataPath, Fault, FlowId, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, TransportError};
+use crate::{DataPath, FlowId, MemorySpan, RecvFlow, Request, RequestKind, SendFlow, Status, TransportError};
 use mccs_runtime::{Context, Progress};
 
 /// Times that a poll takes completions: bounds how long it takes.
 const TAKES_MAX: usize = 8;
-/// A flush's number is its read's, and above it the port's.
-const FLUSH_PORT_SHIFT: u32 = 56;
+/// How often memory whose region has gone is looked for while nothing else happens.
+const MEMORY_LOOKED_AT_EVERY: Duration = Duration::from_millis(500);
 
 impl DataPath for RdmaTransport {
     fn isend(&mut self, flow: SendFlow, message: MemorySpan, tag: u32) -> Result<Option<Request>, TransportError> {
         let id = FlowId::from(flow);
-        let flow = open(&mut self.flows, id)?;
+        let flow = self.flows.open_mut(id)?;
         flow.check()?;
-        let buffer = self.memory.regions.resolve(message)?;
+        let regions = &mut self.carrier.memory.regions;
+        let buffer = regions.resolve(message)?;
         let Half::Send(sender) = &mut flow.half else { return Err(TransportError::NO_FLOW) };
-        let number = sender.post(message.key, buffer, tag, &mut self.memory.regions);
+        let number = sender.post(message.key, buffer, tag, regions);
         // At once, not at the next poll: that is what a small message's latency consists of.
         if number.is_some() {
             self.pump(id.0);
@@ -40,49 +42,32 @@ impl DataPath for RdmaTransport {
 
     fn irecv(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
         let id = FlowId::from(flow);
-        let flow = open(&mut self.flows, id)?;
+        let flow = self.flows.open_mut(id)?;
         flow.check()?;
-        let target = self.memory.regions.resolve(buffer)?;
+        let memory = &mut self.carrier.memory;
+        let target = memory.regions.resolve(buffer)?;
         let Half::Recv(receiver) = &mut flow.half else { return Err(TransportError::NO_FLOW) };
-        if receiver.takes_short() && self.memory.is_gpu(buffer.key) {
+        if receiver.takes_short() && memory.is_gpu(buffer.key) {
             let problem = "must be off where memory of a GPU is posted".into();
             return Err(TransportError::Option { option: "takes_short", problem });
         }
-        let number = receiver.post(buffer.key, target, &mut self.memory.regions);
+        let number = receiver.post(buffer.key, target, &mut memory.regions);
         // At the next poll: credits of all that is posted until then go together.
-        self.enqueue(id.0);
+        self.flows.enqueue(id.0);
         Ok(number.map(|number| Request::message(id, number)))
     }
 
-    /// Done at once for host memory: what a device writes there is visible when its completion is. A GPU's is read.
     fn flush(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
         let id = FlowId::from(flow);
-        let flow = open(&mut self.flows, id)?;
+        let flow = self.flows.open(id)?;
         flow.check()?;
-        let target = self.memory.regions.resolve(buffer)?;
-        let port = flow.connection.as_ref().map_or(0, |connection| connection.port);
-        let done = Some(Request::flushed(id));
-        if target.bytes == 0 || !self.memory.is_gpu(buffer.key) {
-            return Ok(done);
-        }
-        let Some(keys) = self.memory.keys(buffer.key, port, self.devices.ports())? else { return Ok(None) };
-        let (address, _) = target.part(0, 1);
-        let read = self.devices.flush(port, address as u64, keys.rkey).map_err(|fault| flow.error(fault))?;
-        let number = |read| (port as u64) << FLUSH_PORT_SHIFT | read;
-        Ok(read.map(|read| Request { flow: id, kind: RequestKind::Flush, number: number(read) }))
+        self.carrier.flush(id, flow, buffer)
     }
 
     fn test(&mut self, request: Request) -> Result<Status, TransportError> {
-        let flow = open(&mut self.flows, request.flow)?;
+        let flow = self.flows.open_mut(request.flow)?;
         if request.kind == RequestKind::Flush {
-            let port = (request.number >> FLUSH_PORT_SHIFT) as usize;
-            let read = request.number & ((1 << FLUSH_PORT_SHIFT) - 1);
-            return match self.devices.is_flushed(port, read) {
-                _ if read == 0 => Ok(Status::FLUSHED),
-                Some(true) => Ok(Status::FLUSHED),
-                Some(false) => flow.check().map(|()| Status::Running { bytes: 0 }),
-                None => Err(flow.error(Fault::NoPort)),
-            };
+            return self.carrier.test_flush(flow, request.number);
         }
         let status = match &mut flow.half {
             Half::Send(sender) => sender.test(request.number)?,
@@ -95,45 +80,48 @@ impl DataPath for RdmaTransport {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
-        self.now = Some(cx.now);
+        self.flows.timers_mut().note(cx.now);
         let mut busy = self.take_completions(TAKES_MAX);
         // A sleep that completions have ended, or somebody who has work, says nothing of control channels and devices.
         let by_others = self.wakeup.take_slept() && cx.is_readable && !busy;
         let is_due = self.wakeup.is_due(cx.now);
         let woken = if by_others || is_due { self.look_at_descriptors(cx.now) } else { Woken::default() };
-        self.give_withheld(cx.now);
-        busy |= self.take_pinned();
-        for _ in 0..self.scheduler.len().min(cx.budget.max(1)) {
-            let Some(handle) = self.scheduler.next() else { break };
-            if let Some(flow) = self.flows.get_mut(handle) {
-                flow.is_queued = false;
+        self.flows.give_withheld(cx.now);
+        if self.carrier.memory.take_pinned() {
+            busy = true;
+            self.flows.memory_is_pinned();
+        }
+        for _ in 0..self.flows.queued().min(cx.budget.max(1)) {
+            if let Some(handle) = self.flows.next() {
                 busy |= self.pump(handle);
             }
         }
         if woken.by_events {
             busy |= self.take_events();
         }
-        self.memory.forget_gone();
+        self.carrier.memory.forget_gone();
         busy |= self.take_connected(cx.now);
-        if woken.by_control || self.timers.has_unsettled() || self.channels.is_due(cx.now) {
+        if woken.by_control || self.flows.timers().has_unsettled() || self.flows.channels().is_due(cx.now) {
             busy |= self.poll_control_channels(cx);
         }
-        busy |= self.look_for_devices(cx.now) | self.look_at_unsettled(cx.now) | self.return_home(cx.now);
-        busy |= self.keep_alive(cx.now) | self.let_go(cx.now);
-        self.devices.plan_look(cx.now);
-        if busy || !self.scheduler.is_empty() || self.channels.is_busy() {
-            Progress::Busy
-        } else {
-            Progress::Idle { wake_at: self.waits_until(cx.now) }
+        busy |= self.look_for_devices(cx.now) | self.look_at_unsettled(cx.now);
+        busy |= self.failover.return_home(cx.now, &mut self.flows, &mut self.carrier);
+        busy |= self.keep_alive(cx.now) | self.flows.let_go(cx.now, &mut self.carrier);
+        self.carrier.devices.plan_look(cx.now);
+        if busy || self.flows.queued() > 0 || self.flows.channels().is_busy() {
+            return Progress::Busy;
         }
+        let memory = self.carrier.memory.keeps().then(|| cx.now + MEMORY_LOOKED_AT_EVERY);
+        let due = [self.flows.wake_at(), memory, self.carrier.devices.look_at()];
+        Progress::Idle { wake_at: due.into_iter().flatten().min() }
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
-        if !self.scheduler.is_empty() || !self.channels.prepare_to_sleep() {
+        if self.flows.queued() > 0 || !self.flows.channels_mut().prepare_to_sleep() {
             return false;
         }
-        for port in 0..self.devices.len() {
-            let Some(queues) = self.devices.queues(port) else { continue };
+        for port in 0..self.carrier.devices.len() {
+            let Some(queues) = self.carrier.devices.queues(port) else { continue };
             queues.take_events_of_taken();
             let refused = queues.arm().is_err();
             if refused {

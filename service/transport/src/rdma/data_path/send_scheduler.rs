@@ -44,10 +44,6 @@ impl SendScheduler {
         self.queue.len()
     }
 
-    pub(in crate::rdma) fn is_empty(&self) -> bool {
-        self.queue.is_empty()
-    }
-
     /// The flow whose turn it is.
     pub(in crate::rdma) fn next(&mut self) -> Option<Handle> {
         self.queue.pop_front()

@@ -7,6 +7,7 @@ pub(in crate::rdma) mod blocking_worker;
 pub(in crate::rdma) mod ports;
 pub(in crate::rdma) mod queues;
 pub(in crate::rdma) mod trial;
+mod turn;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ use crate::rdma::data_path::flusher::Flusher;
 use crate::rdma::data_path::memory::PORTS_MAX;
 use crate::rdma::options::RdmaOptions;
 use crate::rdma::verbs::{AsyncEvent, Driver, VerbsError};
-use crate::{Fault, TransportError};
+use crate::{Fault, FlowOptions, TransportError};
 
 /// How often devices are looked for: it costs tens of system calls, and is done by every engine.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
@@ -78,6 +79,16 @@ impl Devices {
 
     pub(in crate::rdma) fn port_mut(&mut self, place: usize) -> Option<&mut Port> {
         self.ports.get_mut(place)
+    }
+
+    /// The port for a flow's turn, from its home on, and how many rounds were made before: the receiver's turn.
+    pub(in crate::rdma) fn port_of_turn(&self, home: usize, turn: u32) -> (usize, u32) {
+        turn::port_of_turn(&self.ports, home, turn)
+    }
+
+    /// Whether a connection's port is the one to prefer now: from home on, the first that is up.
+    pub(in crate::rdma) fn is_home(&self, home: usize, port: usize) -> bool {
+        self.port_of_turn(home, 0).0 == port
     }
 
     /// Completion queues of a port whose device is there.
@@ -202,6 +213,22 @@ impl Devices {
         self.look_at = None;
         // What cannot be asked is asked again later.
         self.driver.devices().ok()
+    }
+
+    /// The place of the port that a sender prefers: its path's or home's device, or its engine's turn.
+    ///
+    /// # Errors
+    /// There is no such port.
+    pub(in crate::rdma) fn home_of(&self, options: &FlowOptions) -> Result<usize, TransportError> {
+        match options.device.as_ref().or(options.home.as_ref()) {
+            Some(device) => self.named(device),
+            None => Ok(self.options.turn % self.ports.len().max(1)),
+        }
+    }
+
+    /// Longest message that all ports take.
+    pub(in crate::rdma) fn message_bytes(&self) -> u32 {
+        self.ports.iter().map(|port| port.attributes.message_bytes).min().unwrap_or(u32::MAX)
     }
 
     /// The place of the port that a path names.

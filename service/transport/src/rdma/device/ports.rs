@@ -227,7 +227,7 @@ pub(in crate::rdma) fn open_port(
     Ok(match choose_gid(&context, number, &attributes, options)? {
         Ok((gid_index, gid)) => {
             let pd = ProtectionDomain::new(&context)?;
-            let queues = Queues::new(&context, limits.cq_entries)?;
+            let queues = Queues::new(&context, options.cq_entries.min(limits.cq_entries))?;
             let is_up = attributes.is_active;
             Ok(Port {
                 device: name.into(),

@@ -8,11 +8,6 @@ use std::sync::Arc;
 
 use crate::rdma::verbs::{Completion, CompletionChannel, CompletionQueue, Context, VerbsError};
 
-/// Places of a completion queue: enough for some tens of flows.
-const ENTRIES: u32 = 8192;
-/// Completions that are taken at a time.
-const TAKEN_AT_ONCE: usize = 32;
-
 #[derive(Debug)]
 struct Queue {
     cq: Arc<CompletionQueue>,
@@ -38,15 +33,17 @@ pub(in crate::rdma) struct Places {
 pub(in crate::rdma) struct Queues {
     pub(in crate::rdma) channel: Arc<CompletionChannel>,
     queues: Vec<Queue>,
-    entries_max: u32,
+    /// Of a queue, unless one flow needs more.
+    entries: u32,
     /// Next queue to take completions from, so that all have their turn.
     turn: usize,
 }
 
 impl Queues {
-    pub(in crate::rdma) fn new(context: &Arc<Context>, entries_max: u32) -> Result<Self, VerbsError> {
+    /// No queues yet; those that are made have so many places.
+    pub(in crate::rdma) fn new(context: &Arc<Context>, entries: u32) -> Result<Self, VerbsError> {
         let channel = CompletionChannel::new(context)?;
-        Ok(Queues { channel, queues: Vec::new(), entries_max, turn: 0 })
+        Ok(Queues { channel, queues: Vec::new(), entries, turn: 0 })
     }
 
     /// Reserves places in one queue, which is made if none has room.
@@ -55,7 +52,7 @@ impl Queues {
         let index = match self.queues.iter().position(has_room) {
             Some(index) => index,
             None => {
-                let entries = ENTRIES.min(self.entries_max).max(count);
+                let entries = self.entries.max(count);
                 let cq = CompletionQueue::new(&self.channel, entries)?;
                 self.queues.push(Queue { cq, entries, reserved: 0, leaving: 0, is_armed: false, has_given: false });
                 self.queues.len() - 1
@@ -80,7 +77,7 @@ impl Queues {
             self.turn = if self.turn + 1 < self.queues.len() { self.turn + 1 } else { 0 };
             let Some(queue) = self.queues.get_mut(self.turn) else { continue };
             taken.count = queue.cq.poll(&mut taken.completions)?;
-            if taken.count < TAKEN_AT_ONCE {
+            if taken.count < taken.completions.len() {
                 queue.reserved -= std::mem::take(&mut queue.leaving);
             }
             if taken.count > 0 {
@@ -120,15 +117,18 @@ impl Queues {
     }
 }
 
-/// Completions that were taken.
-#[derive(Debug)]
+/// Completions that were taken, and room for as many as are taken at a time.
+#[derive(Debug, Default)]
 pub(in crate::rdma) struct Taken {
-    completions: [Completion; TAKEN_AT_ONCE],
+    completions: Box<[Completion]>,
     count: usize,
 }
 
 impl Taken {
-    pub(in crate::rdma) const NONE: Taken = Taken { completions: [Completion::EMPTY; TAKEN_AT_ONCE], count: 0 };
+    /// None, with room for so many.
+    pub(in crate::rdma) fn with_room(most: u32) -> Self {
+        Taken { completions: vec![Completion::EMPTY; most.max(1) as usize].into(), count: 0 }
+    }
 
     pub(in crate::rdma) fn get(&self) -> &[Completion] {
         &self.completions[..self.count]

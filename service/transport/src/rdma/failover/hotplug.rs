@@ -7,50 +7,78 @@
 
 use std::time::Instant;
 
+use super::{Failover, on_connections};
 use crate::Fault;
-use crate::rdma::RdmaTransport;
+use crate::rdma::data_path::carrier::Carrier;
+use crate::rdma::flows::Flows;
+use crate::rdma::wakeup::Wakeup;
 
-impl RdmaTransport {
+/// What a look for devices has found.
+#[derive(Debug, Default)]
+pub(in crate::rdma) struct Found {
+    /// Ports whose devices have gone.
+    pub(in crate::rdma) lost: usize,
+    /// Ports that are in use again.
+    pub(in crate::rdma) back: Vec<usize>,
+}
+
+impl Failover {
     /// A device cannot be used any more: flows leave it, and nothing of it is kept.
-    pub(in crate::rdma) fn lose_port(&mut self, place: usize) {
-        let Some(port) = self.devices.port_mut(place).filter(|port| port.opened.is_some()) else { return };
+    pub(in crate::rdma) fn lose_port(
+        &mut self,
+        place: usize,
+        flows: &mut Flows,
+        carrier: &mut Carrier,
+        wakeup: &Wakeup,
+    ) {
+        let Some(port) = carrier.devices.port_mut(place).filter(|port| port.opened.is_some()) else { return };
         port.is_up = false;
-        self.leave_port(place, Fault::NoPort);
+        self.leave_port(place, Fault::NoPort, flows, carrier);
         // Those of receivers, too, which wait for offers.
-        self.on_ports(|port| port == place).into_iter().for_each(|handle| self.end_connection(handle));
-        self.memory.forget_port(place);
-        if let Some(opened) = self.devices.close(place) {
-            self.wakeup.forget_port(&opened);
+        for handle in on_connections(flows, |_, port| port == place) {
+            if let Some(flow) = flows.get_mut(handle) {
+                carrier.end_connection(flow);
+            }
+        }
+        carrier.memory.forget_port(place);
+        if let Some(opened) = carrier.devices.close(place) {
+            wakeup.forget_port(&opened);
         }
     }
 
-    /// Lets go of devices that are no more, and takes those in use again that have come back. Returns whether there were any.
-    pub(in crate::rdma) fn look_for_devices(&mut self, now: Instant) -> bool {
-        let Some(there) = self.devices.look(now) else { return false };
-        let mut any = false;
-        for place in 0..self.devices.len() {
-            let Some(port) = self.devices.port(place) else { continue };
-            any |= match (port.opened.is_some(), there.contains(&port.device)) {
+    /// Lets go of devices that are no more, and takes those in use again that have come back, to which flows are to return.
+    pub(in crate::rdma) fn look_for_devices(
+        &mut self,
+        now: Instant,
+        flows: &mut Flows,
+        carrier: &mut Carrier,
+        wakeup: &Wakeup,
+    ) -> Found {
+        let mut found = Found::default();
+        let Some(there) = carrier.devices.look(now) else { return found };
+        for place in 0..carrier.devices.len() {
+            let Some(port) = carrier.devices.port(place) else { continue };
+            match (port.opened.is_some(), there.contains(&port.device)) {
                 (true, false) => {
                     tracing::error!(device = port.device, "an RDMA device has been removed");
-                    self.lose_port(place);
-                    true
+                    self.lose_port(place, flows, carrier, wakeup);
+                    found.lost += 1;
                 }
-                (false, true) => self.reopen(place),
-                (true, true) | (false, false) => false,
-            };
+                (false, true) => found.back.extend(reopen(place, carrier, wakeup).then_some(place)),
+                (true, true) | (false, false) => {}
+            }
         }
-        any
+        found
     }
+}
 
-    fn reopen(&mut self, place: usize) -> bool {
-        let Some(made) = self.devices.open_again(place) else { return false };
-        if self.wakeup.watch_port(place, &made).is_err() {
-            return false;
-        }
-        tracing::info!(port = made.describe(), is_up = made.is_up, "an RDMA device is back");
-        self.devices.replace(place, made);
-        self.come_home(place);
-        true
+/// Takes a port in use again whose device has come back. Returns whether it can be.
+fn reopen(place: usize, carrier: &mut Carrier, wakeup: &Wakeup) -> bool {
+    let Some(made) = carrier.devices.open_again(place) else { return false };
+    if wakeup.watch_port(place, &made).is_err() {
+        return false;
     }
+    tracing::info!(port = made.describe(), is_up = made.is_up, "an RDMA device is back");
+    carrier.devices.replace(place, made);
+    true
 }

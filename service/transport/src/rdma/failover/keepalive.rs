@@ -6,8 +6,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::rdma::RdmaTransport;
+use mccs_ipc::types::Handle;
+
 use crate::rdma::flow::{Flow, Stage};
+use crate::rdma::flows::Flows;
 use crate::rdma::verbs::RESPONSE_TIMEOUT;
 use crate::{Fault, FlowOptions};
 
@@ -19,31 +21,22 @@ fn patience(options: &FlowOptions) -> Duration {
     options.silence_timeout / PATIENCE_SHARE
 }
 
-impl RdmaTransport {
-    /// Breaks connections that say nothing. Returns whether there were any.
-    pub(in crate::rdma) fn keep_alive(&mut self, now: Instant) -> bool {
-        if !self.timers.take_keepalive(now) {
-            return false;
-        }
-        let (mut silent, mut any_waits) = (Vec::new(), false);
-        for (handle, flow) in self.flows.iter_mut().filter(|(_, flow)| flow.stage == Stage::Open && !flow.is_hung_up) {
-            match ask(flow, now) {
-                Ok(waits) => any_waits |= waits,
-                Err(fault) => silent.push((handle, fault)),
-            }
-        }
-        if any_waits {
-            self.timers.plan_keepalive(Some(now));
-        }
-        let is_any = !silent.is_empty();
-        for (handle, fault) in silent {
-            match fault {
-                Fault::QueuePair { .. } => self.break_connection(handle, fault),
-                _ => self.stumble(handle, fault),
-            }
-        }
-        is_any
+/// Flows whose connections say nothing, if it is time to look.
+pub(in crate::rdma) fn silent(now: Instant, flows: &mut Flows) -> Vec<(Handle, Fault)> {
+    if !flows.timers_mut().take_keepalive(now) {
+        return Vec::new();
     }
+    let (mut silent, mut any_waits) = (Vec::new(), false);
+    for (handle, flow) in flows.iter_mut().filter(|(_, flow)| flow.stage == Stage::Open && !flow.is_hung_up) {
+        match ask(flow, now) {
+            Ok(waits) => any_waits |= waits,
+            Err(fault) => silent.push((handle, fault)),
+        }
+    }
+    if any_waits {
+        flows.timers_mut().plan_keepalive(Some(now));
+    }
+    silent
 }
 
 /// Asks after what is under way on a flow's connection. Returns whether anything is.

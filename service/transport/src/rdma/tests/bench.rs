@@ -19,8 +19,8 @@ pub(in crate::rdma) const MESSAGES: usize = 40;
 
 /// Has whoever polls do what is done aside: no thread keeps a test's time.
 pub(in crate::rdma) fn in_place(mut transport: RdmaTransport) -> RdmaTransport {
-    transport.connector.do_in_place(true);
-    transport.memory.pinner.do_in_place(true);
+    transport.handshakes.connector_mut().do_in_place(true);
+    transport.carrier.memory.pinner.do_in_place(true);
     transport
 }
 

@@ -56,11 +56,11 @@ fn held(side: usize) -> (Bench, Traffic) {
     let flow = FlowOptions { connect_timeout: forever, silence_timeout: forever, peer_timeout: None, ..flow_options() };
     let fabric = FabricOptions { step_bytes: 100_000, ..Default::default() };
     let mut bench = Bench::with(2, RdmaOptions::default(), flow, fabric);
-    bench.sides.iter_mut().for_each(|side| side.memory.pinner.do_in_place(false));
+    bench.sides.iter_mut().for_each(|side| side.carrier.memory.pinner.do_in_place(false));
     bench.fabric.keep_pinning(&bench.hosts[side].clone(), true);
     let mut traffic = bench.traffic(LONG, 1);
     assert_eq!(bench.turn(&mut traffic, LONG, 1), Ok([0, 0]));
-    until(&mut bench, |bench| bench.fabric.pinning() == 1 && bench.sides[1 - side].memory.pinner.is_idle());
+    until(&mut bench, |bench| bench.fabric.pinning() == 1 && bench.sides[1 - side].carrier.memory.pinner.is_idle());
     bench.rounds(100, &[0, 1]);
     (bench, traffic)
 }
@@ -100,7 +100,7 @@ fn flows_go_on_while_memory_is_pinned() {
 fn memory_that_is_let_go_while_it_is_pinned() {
     for (is_region, goes_before) in [(false, true), (true, true), (true, false)] {
         let mut bench = Bench::new(1);
-        bench.sides[0].memory.pinner.do_in_place(false);
+        bench.sides[0].carrier.memory.pinner.do_in_place(false);
         let (_, before) = bench.fabric.held();
         bench.fabric.keep_pinning(&bench.hosts[0].clone(), true);
         let mut memory = vec![0u8; LONG];
@@ -114,7 +114,7 @@ fn memory_that_is_let_go_while_it_is_pinned() {
             region = None;
         }
         let_pin(&bench, 0);
-        until(&mut bench, |bench| bench.sides[0].memory.pinner.is_idle());
+        until(&mut bench, |bench| bench.sides[0].carrier.memory.pinner.is_idle());
         assert_eq!(bench.fabric.held().1 - before, usize::from(!goes_before), "it will be used again");
         drop(region);
         until(&mut bench, |bench| bench.fabric.held().1 == before);
@@ -185,20 +185,20 @@ fn kept_memory_makes_room() {
     for (kept, bytes) in [(LONG, LONG), (LONG, LONG / 2), (LONG / 2, LONG / 2), (LONG / 2, LONG)] {
         for is_in_place in [true, false] {
             let mut bench = Bench::new(1);
-            bench.sides[0].memory.pinner.do_in_place(is_in_place);
+            bench.sides[0].carrier.memory.pinner.do_in_place(is_in_place);
             let region = region(kept as u64);
             let ptr = region.range(0, kept as u64).expect("inside");
             // SAFETY: the memory outlives the bench's use of it.
             let key = unsafe { bench.sides[0].register(ptr, kept as u64, MemoryKind::Host) }.expect("registers");
-            until(&mut bench, |bench| bench.sides[0].memory.pinner.is_idle());
+            until(&mut bench, |bench| bench.sides[0].carrier.memory.pinner.is_idle());
             bench.sides[0].deregister(key).expect("unused");
-            assert!(bench.sides[0].memory.keeps());
+            assert!(bench.sides[0].carrier.memory.keeps());
             // The flow has some pinned itself.
             bench.fabric.limit_locked(Some((kept.max(bytes) + (LONG / 4)) as u64));
             let mut traffic = bench.traffic(bytes, 1);
             until(&mut bench, |bench| bench.turn(&mut traffic, bytes, 1).expect("lives") == [1, 1]);
             assert!(traffic.memory[0] == traffic.memory[1], "other bytes came than went");
-            assert!(!bench.sides[0].memory.keeps());
+            assert!(!bench.sides[0].carrier.memory.keeps());
         }
     }
 }

@@ -352,7 +352,8 @@ fn queue_pairs_that_the_peer_has_lost_are_replaced() {
     let mut bench = Bench::new(1);
     for _ in 0..2 {
         let room = bench.room_ahead();
-        bench.sides[1].end_connection(FlowId::from(bench.recv).0);
+        let RdmaTransport { flows, carrier, .. } = &mut bench.sides[1];
+        carrier.end_connection(flows.get_mut(FlowId::from(bench.recv).0).expect("lives"));
         let sent = bench.post_send();
         bench.finish([sent, room]);
     }
@@ -364,7 +365,7 @@ fn queue_pairs_that_the_peer_has_lost_are_replaced() {
 fn a_key_that_is_no_good_ends_the_flow() {
     let mut bench = Bench::new(1);
     bench.room_ahead();
-    let RdmaTransport { memory, devices, .. } = &mut bench.sides[1];
+    let Carrier { memory, devices } = &mut bench.sides[1].carrier;
     memory.revoke(devices.ports());
     bench.post_send();
     let text = bench.until_failed(0);

@@ -193,7 +193,8 @@ fn what_has_arrived_counts_though_its_way_has_broken() {
         if come % 10 == 5 {
             // The sender's device has been told that all of its messages are there.
             bench.rounds(200, &[0]);
-            bench.sides[1].leave_port(0, Fault::NoPort);
+            let RdmaTransport { failover, flows, carrier, .. } = &mut bench.sides[1];
+            failover.leave_port(0, Fault::NoPort, flows, carrier);
         }
     });
     assert!(bench.flow(0).connection_number > 3);
@@ -286,7 +287,7 @@ fn who_has_nothing_under_way_is_not_woken() {
     bench.stream(|_, _| {});
     bench.rounds(50_000, &[0, 1]);
     for side in [0, 1] {
-        assert_eq!(bench.sides[side].timers.keepalive_at(), None, "side {side}");
+        assert_eq!(bench.sides[side].flows.timers().keepalive_at(), None, "side {side}");
     }
 }
 
@@ -329,6 +330,22 @@ fn completion_queues_of_a_device_that_are_short() {
         let fabric = FabricOptions { cq_entries, ..FabricOptions::default() };
         let mut bench = Bench::with(1, options.clone(), flow.clone(), fabric);
         bench.stream(|_, _| {});
+    }
+}
+
+/// The operator's lengths hold as far as the device goes, and a flow has the places that it needs.
+#[test]
+fn completion_queues_are_as_the_operator_says() {
+    let flow = FlowOptions { connections: 4, chunk_bytes: 4096, ..flow_options() };
+    for (wanted, of_device, poll) in [(64, 1 << 16, 1), (1 << 22, 512, 7), (8192, 8192, 1024)] {
+        let options = RdmaOptions { cq_entries: wanted, cq_poll: poll, ..RdmaOptions::default() };
+        let fabric = FabricOptions { cq_entries: of_device, ..FabricOptions::default() };
+        let mut bench = Bench::with(1, options, flow.clone(), fabric);
+        bench.stream(|_, _| {});
+        let entries = bench.fabric.cq_entries();
+        assert!(entries.iter().all(|entries| *entries <= of_device), "{entries:?} of {of_device}");
+        let longer = entries.iter().all(|entries| *entries > wanted);
+        assert!(longer || entries.iter().all(|entries| *entries == wanted.min(of_device)), "{entries:?} for {wanted}");
     }
 }
 

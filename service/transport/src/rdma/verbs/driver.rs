@@ -318,7 +318,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// What the device can do.
     fn limits(&self, context: Raw) -> Result<DeviceLimits, VerbsError>;
     /// A port now.
-    fn port(&self, context: Raw, port: u8) -> Result<PortAttributes, VerbsError>;
+    fn port(&self, context: Raw, device: &str, port: u8) -> Result<PortAttributes, VerbsError>;
     /// An entry of a port's GID table; empty ones are `None`.
     fn gid(&self, context: Raw, device: &str, port: u8, index: u32) -> Result<Option<(Gid, GidKind)>, VerbsError>;
     /// Readable when there are events.
@@ -384,7 +384,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn post_receives(&self, qp: Raw, wr_id: u64, count: u32) -> Result<(), VerbsError>;
 }
 
-/// Code of a completion, in the words of the specification.
+/// Code of a work request that was not done because its queue pair had failed.
+pub const FLUSHED: u32 = 5;
+/// Code of one that nobody has answered.
 pub const RESPONSE_TIMEOUT: u32 = 20;
 
 /// What a completion's code means, and what to look at.
@@ -394,7 +396,7 @@ pub fn status_text(code: u32) -> &'static str {
         1 => "local length error: a message is longer than the port allows",
         2 => "local queue pair operation error",
         4 => "local protection error: memory is used after it was deregistered",
-        5 => "the queue pair had failed before",
+        FLUSHED => "the queue pair had failed before",
         7 => "bad response from the peer",
         8 => "local access error",
         9 => "remote invalid request: the peer's receive queue does not take the message",
@@ -409,6 +411,23 @@ pub fn status_text(code: u32) -> &'static str {
             "response timeout: the device hears nothing of the peer's, or the peer's service does not keep up"
         }
         _ => "an error that the specification does not name",
+    }
+}
+
+/// What an event's code means that the transport leaves alone; the others it acts on.
+#[must_use]
+pub fn event_text(code: u32) -> &'static str {
+    match code {
+        4 => "a queue pair has heard of its peer",
+        5 => "a send queue is drained",
+        6 => "a queue pair has moved to its alternative path",
+        12 => "a table of partition keys has changed",
+        13 => "the subnet manager is another one",
+        14 => "a shared receive queue has failed",
+        15 => "a shared receive queue runs low",
+        16 => "a shared receive queue's last request is taken",
+        19 => "a work queue has failed",
+        _ => "an event that the specification does not name",
     }
 }
 

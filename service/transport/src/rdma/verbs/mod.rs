@@ -2,6 +2,14 @@
 //!
 //! Between the last two lies the seam [`Driver`]: the production code above it also runs on a fake driver, which lives in one
 //! process, moves bytes as queue pairs do, and has bad luck as a test says.
+//!
+//! Entry points are looked up with their versions (`sys.rs`). Deliberately absent:
+//!
+//! | of libibverbs | why |
+//! | --- | --- |
+//! | `ibv_fork_init` | the service starts no process, and the call makes every registration slower |
+//! | `ibv_query_qp` | the transport knows what it made; what breaks a queue pair is in its completions |
+//! | `ibv_event_type_str` | names are those of the specification: `event_text` |
 
 mod driver;
 mod error;
@@ -13,8 +21,9 @@ mod result;
 mod sys;
 
 pub use self::driver::{
-    AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, Gid, GidKind, LinkLayer, PortAttributes, QpPath, QpShape,
-    QpStep, QpTimers, RESPONSE_TIMEOUT, Read, WcStatus, Write, is_of_connection, is_of_peer, is_silence, status_text,
+    AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, FLUSHED, Gid, GidKind, LinkLayer, PortAttributes, QpPath,
+    QpShape, QpStep, QpTimers, RESPONSE_TIMEOUT, Raw, Read, WcStatus, Write, event_text, is_of_connection, is_of_peer,
+    is_silence, status_text,
 };
 pub use self::error::{GpuRefusal, Unavailable, VerbsError};
 pub use self::own::{CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair};

@@ -49,7 +49,7 @@ impl Context {
     /// # Errors
     /// The driver's.
     pub fn port(&self, port: u8) -> Result<PortAttributes, VerbsError> {
-        self.driver.port(self.raw, port)
+        self.driver.port(self.raw, &self.name, port)
     }
 
     /// An entry of a port's GID table.

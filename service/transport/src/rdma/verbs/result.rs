@@ -12,15 +12,15 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::driver::{
-    Access, AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, Gid, GidKind, LinkLayer, MadeQp, PortAttributes,
-    QpShape, QpStep, Raw, Read, Registered, WcStatus, Write,
+    Access, AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, FLUSHED, Gid, GidKind, LinkLayer, MadeQp,
+    PortAttributes, QpShape, QpStep, Raw, Read, Registered, WcStatus, Write,
 };
 use super::error::{Unavailable, VerbsError};
 use super::sys;
 
 /// Work requests that are linked and posted at a time.
 const POSTED_AT_ONCE: usize = 16;
-/// Completions that are taken at a time.
+/// Completions that one call of the library takes: as many as lie on the stack.
 const TAKEN_AT_ONCE: usize = 32;
 const HOP_LIMIT: u8 = 64;
 
@@ -98,7 +98,22 @@ fn kernel_driver(device: &str) -> Option<String> {
     Some(driver.file_name()?.to_string_lossy().into_owned())
 }
 
-fn gbit_per_s(width: u8, speed: u8) -> u32 {
+/// Speed of a port: as the library says it, where it can; else from its link's width and lanes; else as the kernel says it. An XDR lane has no
+/// code in the width of the second.
+fn gbit_per_s(effective: Option<u64>, (width, speed): (u8, u8), rate: impl FnOnce() -> Option<String>) -> u32 {
+    let effective =
+        effective.map(|hundreds_of_mbit_per_s| (hundreds_of_mbit_per_s / 10) as u32).filter(|speed| *speed > 0);
+    let of_lanes = || Some(lanes_gbit_per_s(width, speed)).filter(|speed| *speed > 0);
+    effective.or_else(of_lanes).or_else(|| rate().as_deref().and_then(kernel_rate)).unwrap_or_default()
+}
+
+/// Speed as the kernel writes it, such as `800 Gb/sec (4X XDR)` or `2.5 Gb/sec (1X SDR)`.
+fn kernel_rate(text: &str) -> Option<u32> {
+    let whole = text.split_once(" Gb/sec")?.0.split('.').next()?;
+    whole.trim().parse().ok()
+}
+
+fn lanes_gbit_per_s(width: u8, speed: u8) -> u32 {
     let lanes = match width {
         1 => 1,
         2 => 4,
@@ -118,6 +133,15 @@ fn gbit_per_s(width: u8, speed: u8) -> u32 {
         _ => 0,
     };
     lanes * lane_mbit_per_s / 1000
+}
+
+fn completion_of(wc: &sys::ibv_wc) -> Completion {
+    let status = match wc.status {
+        0 => WcStatus::Success,
+        FLUSHED => WcStatus::Flushed,
+        code => WcStatus::Failed(code),
+    };
+    Completion { wr_id: wc.wr_id, status, bytes: wc.byte_len, imm: u32::from_be(wc.imm_data) }
 }
 
 fn access_flags(access: Access) -> u32 {
@@ -243,13 +267,19 @@ impl Driver for Verbs {
         })
     }
 
-    fn port(&self, context: Raw, port: u8) -> Result<PortAttributes, VerbsError> {
+    fn port(&self, context: Raw, device: &str, port: u8) -> Result<PortAttributes, VerbsError> {
         let mut attr = MaybeUninit::<sys::ibv_port_attr>::zeroed();
         // SAFETY: as in `limits`; the entry point writes a part of the structure, the rest stays zero.
         let attr = unsafe {
             check("ibv_query_port", (self.library.ibv_query_port)(context.ptr(), port, attr.as_mut_ptr()))?;
             attr.assume_init()
         };
+        let effective = self.library.ibv_query_port_speed.and_then(|query| {
+            let mut speed = 0;
+            // SAFETY: an open context, and an integer to write to. Older kernels refuse.
+            (unsafe { query(context.ptr(), port.into(), &raw mut speed) } == 0).then_some(speed)
+        });
+        let rate = || std::fs::read_to_string(format!("/sys/class/infiniband/{device}/ports/{port}/rate")).ok();
         Ok(PortAttributes {
             is_active: attr.state == sys::PORT_ACTIVE,
             link_layer: match attr.link_layer.into() {
@@ -262,7 +292,7 @@ impl Driver for Verbs {
             pkeys: attr.pkey_tbl_len.into(),
             message_bytes: attr.max_msg_sz,
             lid: attr.lid,
-            gbit_per_s: gbit_per_s(attr.active_width, attr.active_speed),
+            gbit_per_s: gbit_per_s(effective, (attr.active_width, attr.active_speed), rate),
         })
     }
 
@@ -398,21 +428,27 @@ impl Driver for Verbs {
 
     fn poll_cq(&self, context: Raw, cq: Raw, completions: &mut [Completion]) -> Result<usize, VerbsError> {
         let mut taken = [const { MaybeUninit::<sys::ibv_wc>::uninit() }; TAKEN_AT_ONCE];
-        let room = completions.len().min(TAKEN_AT_ONCE);
-        // SAFETY: a completion queue that lives, and room for as many as are asked for.
-        let count = unsafe { (self.ops(context).poll_cq)(cq.ptr(), room as c_int, taken.as_mut_ptr().cast()) };
-        let count = usize::try_from(count).map_err(|_| VerbsError::new("ibv_poll_cq", Errno::last()))?;
-        for (completion, taken) in completions.iter_mut().zip(taken.iter().take(count)) {
-            // SAFETY: the call has written `count` of them.
-            let wc = unsafe { taken.assume_init_ref() };
-            let status = match wc.status {
-                0 => WcStatus::Success,
-                5 => WcStatus::Flushed,
-                code => WcStatus::Failed(code),
+        let mut total = 0;
+        for part in completions.chunks_mut(TAKEN_AT_ONCE) {
+            // SAFETY: a completion queue that lives, and room for as many as are asked for.
+            let count =
+                unsafe { (self.ops(context).poll_cq)(cq.ptr(), part.len() as c_int, taken.as_mut_ptr().cast()) };
+            let count = match usize::try_from(count) {
+                Ok(count) => count,
+                // What was taken before is not to be lost: the queue says it again.
+                Err(_) if total > 0 => break,
+                Err(_) => return Err(VerbsError::new("ibv_poll_cq", Errno::last())),
             };
-            *completion = Completion { wr_id: wc.wr_id, status, bytes: wc.byte_len, imm: u32::from_be(wc.imm_data) };
+            for (completion, taken) in part.iter_mut().zip(taken.iter().take(count)) {
+                // SAFETY: the call has written `count` of them.
+                *completion = completion_of(unsafe { taken.assume_init_ref() });
+            }
+            total += count;
+            if count < part.len() {
+                break;
+            }
         }
-        Ok(count)
+        Ok(total)
     }
 
     fn create_qp(&self, pd: Raw, cq: Raw, shape: QpShape) -> Result<MadeQp, VerbsError> {
@@ -573,8 +609,39 @@ mod tests {
 
     #[test]
     fn rates_are_those_of_the_links() {
-        assert_eq!(gbit_per_s(2, 128), 400);
-        assert_eq!(gbit_per_s(1, 4), 10);
-        assert_eq!(gbit_per_s(0, 0), 0);
+        let lanes = [(1, 1), (2, 4), (16, 2), (4, 8), (8, 12)];
+        let speeds = [(1, 2.5), (2, 5.0), (4, 10.0), (8, 10.0), (16, 14.0), (32, 25.0), (64, 50.0), (128, 100.0)];
+        for (width, count) in lanes {
+            for (speed, lane) in speeds {
+                let expected = (f64::from(count) * lane) as u32;
+                assert_eq!(gbit_per_s(None, (width, speed), || None), expected, "{count} lanes of {lane}");
+            }
+        }
+        assert_eq!(gbit_per_s(None, (0, 0), || None), 0);
+    }
+
+    #[test]
+    fn rates_without_a_code_are_asked_for_otherwise() {
+        // Four XDR lanes: 256 has no place in a byte.
+        let xdr = || Some("800 Gb/sec (4X XDR)\n".to_owned());
+        assert_eq!(gbit_per_s(None, (2, 0), xdr), 800);
+        assert_eq!(gbit_per_s(Some(8000), (2, 0), || None), 800);
+        // Ports of a group together, whatever one link of them says; a library that does not know counts for nothing.
+        assert_eq!(gbit_per_s(Some(6000), (2, 64), xdr), 600);
+        assert_eq!(gbit_per_s(Some(0), (2, 128), xdr), 400);
+        for (text, rate) in
+            [("2.5 Gb/sec (1X SDR)", Some(2)), ("1600 Gb/sec (8X XDR)", Some(1600)), ("?", None), ("", None)]
+        {
+            assert_eq!(kernel_rate(text), rate, "{text}");
+        }
+    }
+
+    #[test]
+    fn events_that_are_left_alone_have_names() {
+        // SAFETY: integers only; all zeroes are a value.
+        let mut raw: sys::ibv_async_event = unsafe { std::mem::zeroed() };
+        raw.event_type = 13;
+        let AsyncEvent::Other(code) = event(&raw) else { panic!("acted on") };
+        assert_eq!(super::super::event_text(code), "the subnet manager is another one");
     }
 }

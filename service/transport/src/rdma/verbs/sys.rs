@@ -403,16 +403,29 @@ const _: () = {
     assert!(size_of::<ibv_wc>() == 48);
 };
 
+/// An entry point of the version whose signature is declared here. A later library may have another one of the same name, which the name
+/// alone would find. Libraries without versions have one of each.
+///
+/// # Safety
+/// `library` is open, and `T` is the type of a pointer to that function.
+unsafe fn entry_point<T: Copy>(library: *mut c_void, name: &CStr, version: &CStr) -> Option<T> {
+    const { assert!(size_of::<T>() == size_of::<*mut c_void>()) };
+    // SAFETY: an open library, and terminated text.
+    let found = unsafe { libc::dlvsym(library, name.as_ptr(), version.as_ptr()) };
+    // SAFETY: not null, and of that type, as the caller says.
+    (!found.is_null()).then(|| unsafe { std::mem::transmute_copy(&found) })
+}
+
 macro_rules! entry_points {
     (
-        required { $($required:ident: fn($($arg:ty),*) $(-> $result:ty)?;)+ }
-        optional { $($optional:ident: fn($($oarg:ty),*) -> $oresult:ty;)+ }
+        required { $($required:ident @ $base:literal: fn($($arg:ty),*) $(-> $result:ty)?;)+ }
+        optional { $($optional:ident @ $version:literal: fn($($oarg:ty),*) -> $oresult:ty;)+ }
     ) => {
         /// The library's entry points, and the library, which stays open.
         pub struct Library {
             $(pub $required: unsafe extern "C" fn($($arg),*) $(-> $result)?,)+
             $(pub $optional: Option<unsafe extern "C" fn($($oarg),*) -> $oresult>,)+
-            _library: libloading::Library,
+            _library: libloading::os::unix::Library,
         }
 
         impl Library {
@@ -425,14 +438,18 @@ macro_rules! entry_points {
                     Unavailable::NoLibrary { library: name.into(), reason: error.to_string() }
                 };
                 // SAFETY: the operator names libibverbs, whose initialisers have no preconditions.
-                let library = unsafe { libloading::Library::new(name) }.map_err(no_library)?;
-                // SAFETY: signatures are those of verbs.h; the functions are kept no longer than the library.
+                let library = unsafe { libloading::os::unix::Library::new(name) }.map_err(no_library)?;
+                let handle = library.into_raw();
+                // SAFETY: given up in the line before, and given back here.
+                let library = unsafe { libloading::os::unix::Library::from_raw(handle) };
+                let no_symbol = |symbol| Unavailable::NoSymbol { library: name.into(), symbol };
+                // SAFETY: the library is open; signatures are those of verbs.h for these versions; the functions are kept no longer than the
+                // library.
                 unsafe {
                     Ok(Library {
-                        $($required: *library.get(concat!(stringify!($required), "\0").as_bytes()).map_err(|_| {
-                            Unavailable::NoSymbol { library: name.into(), symbol: stringify!($required) }
-                        })?,)+
-                        $($optional: library.get(concat!(stringify!($optional), "\0").as_bytes()).ok().map(|it| *it),)+
+                        $($required: entry_point(handle, to_c(concat!(stringify!($required), "\0")), $base)
+                            .ok_or_else(|| no_symbol(stringify!($required)))?,)+
+                        $($optional: entry_point(handle, to_c(concat!(stringify!($optional), "\0")), $version),)+
                         _library: library,
                     })
                 }
@@ -441,35 +458,42 @@ macro_rules! entry_points {
     };
 }
 
+/// Text that ends with its only zero.
+fn to_c(text: &'static str) -> &'static CStr {
+    CStr::from_bytes_with_nul(text.as_bytes()).unwrap_or_default()
+}
+
 entry_points! {
     required {
-        ibv_get_device_list: fn(*mut c_int) -> *mut *mut ibv_device;
-        ibv_free_device_list: fn(*mut *mut ibv_device);
-        ibv_get_device_name: fn(*mut ibv_device) -> *const c_char;
-        ibv_open_device: fn(*mut ibv_device) -> *mut ibv_context;
-        ibv_close_device: fn(*mut ibv_context) -> c_int;
-        ibv_query_device: fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
-        ibv_query_port: fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int;
-        ibv_query_gid: fn(*mut ibv_context, u8, c_int, *mut [u8; 16]) -> c_int;
-        ibv_get_async_event: fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
-        ibv_ack_async_event: fn(*mut ibv_async_event);
-        ibv_alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd;
-        ibv_dealloc_pd: fn(*mut ibv_pd) -> c_int;
-        ibv_reg_mr: fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;
-        ibv_dereg_mr: fn(*mut ibv_mr) -> c_int;
-        ibv_create_comp_channel: fn(*mut ibv_context) -> *mut ibv_comp_channel;
-        ibv_destroy_comp_channel: fn(*mut ibv_comp_channel) -> c_int;
-        ibv_create_cq: fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
-        ibv_destroy_cq: fn(*mut ibv_cq) -> c_int;
-        ibv_get_cq_event: fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
-        ibv_ack_cq_events: fn(*mut ibv_cq, c_uint);
-        ibv_create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
-        ibv_modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
-        ibv_destroy_qp: fn(*mut ibv_qp) -> c_int;
+        ibv_get_device_list @ c"IBVERBS_1.1": fn(*mut c_int) -> *mut *mut ibv_device;
+        ibv_free_device_list @ c"IBVERBS_1.1": fn(*mut *mut ibv_device);
+        ibv_get_device_name @ c"IBVERBS_1.1": fn(*mut ibv_device) -> *const c_char;
+        ibv_open_device @ c"IBVERBS_1.1": fn(*mut ibv_device) -> *mut ibv_context;
+        ibv_close_device @ c"IBVERBS_1.1": fn(*mut ibv_context) -> c_int;
+        ibv_query_device @ c"IBVERBS_1.1": fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
+        ibv_query_port @ c"IBVERBS_1.1": fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int;
+        ibv_query_gid @ c"IBVERBS_1.1": fn(*mut ibv_context, u8, c_int, *mut [u8; 16]) -> c_int;
+        ibv_get_async_event @ c"IBVERBS_1.1": fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
+        ibv_ack_async_event @ c"IBVERBS_1.1": fn(*mut ibv_async_event);
+        ibv_alloc_pd @ c"IBVERBS_1.1": fn(*mut ibv_context) -> *mut ibv_pd;
+        ibv_dealloc_pd @ c"IBVERBS_1.1": fn(*mut ibv_pd) -> c_int;
+        ibv_reg_mr @ c"IBVERBS_1.1": fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;
+        ibv_dereg_mr @ c"IBVERBS_1.1": fn(*mut ibv_mr) -> c_int;
+        ibv_create_comp_channel @ c"IBVERBS_1.0": fn(*mut ibv_context) -> *mut ibv_comp_channel;
+        ibv_destroy_comp_channel @ c"IBVERBS_1.0": fn(*mut ibv_comp_channel) -> c_int;
+        ibv_create_cq @ c"IBVERBS_1.1": fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
+        ibv_destroy_cq @ c"IBVERBS_1.1": fn(*mut ibv_cq) -> c_int;
+        ibv_get_cq_event @ c"IBVERBS_1.1": fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
+        ibv_ack_cq_events @ c"IBVERBS_1.1": fn(*mut ibv_cq, c_uint);
+        ibv_create_qp @ c"IBVERBS_1.1": fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
+        ibv_modify_qp @ c"IBVERBS_1.1": fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
+        ibv_destroy_qp @ c"IBVERBS_1.1": fn(*mut ibv_qp) -> c_int;
     }
     optional {
-        ibv_reg_mr_iova2: fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
-        ibv_reg_dmabuf_mr: fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
+        ibv_reg_mr_iova2 @ c"IBVERBS_1.8": fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
+        ibv_reg_dmabuf_mr @ c"IBVERBS_1.12": fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
+        // Since rdma-core 62; in hundreds of Mbit/s.
+        ibv_query_port_speed @ c"IBVERBS_1.16": fn(*mut ibv_context, u32, *mut u64) -> c_int;
     }
 }
 
@@ -513,4 +537,25 @@ pub unsafe fn text(text: *const c_char) -> String {
     }
     // SAFETY: the caller's promise.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The C library has two of this name on x86-64: what the name alone finds is the newer one.
+    #[test]
+    #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+    fn entry_points_are_those_of_their_version() {
+        type Memcpy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
+        // SAFETY: the C library, which every process has open.
+        let library = unsafe { libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_NOW) };
+        // SAFETY: open, and these are the types of these functions, which are not called.
+        let of = |version| unsafe { entry_point::<Memcpy>(library, c"memcpy", version) }.map(|found| found as usize);
+        let (old, new) = (of(c"GLIBC_2.2.5").expect("there"), of(c"GLIBC_2.14").expect("there"));
+        assert_ne!(old, new);
+        assert_eq!(of(c"IBVERBS_1.1"), None);
+        // SAFETY: opened above, once.
+        unsafe { libc::dlclose(library) };
+    }
 }

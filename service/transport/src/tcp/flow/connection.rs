@@ -26,7 +26,7 @@ mod look;
 
 use mccs_ipc::types::Handle;
 
-use self::dial::{Dial, Stage};
+use self::dial::Dial;
 use self::look::Stall;
 pub(in crate::tcp) use self::look::{LOOKS, Look};
 use crate::Fault;
@@ -62,6 +62,8 @@ pub(in crate::tcp) struct Connection {
     /// The line, or what is dialled first, has taken the place of one on the same path, and has brought nothing yet.
     is_second: bool,
     is_cut: bool,
+    /// A hello has left over one of its sockets.
+    has_reached_peer: bool,
     /// Sockets that were dialled.
     dials: u32,
     /// Paths that were tried since the last one that worked.
@@ -89,6 +91,7 @@ impl Connection {
             answered: None,
             is_second: false,
             is_cut: false,
+            has_reached_peer: false,
             dials: 0,
             tries: 0,
             openings: 0,
@@ -121,9 +124,9 @@ impl Connection {
         self.line.is_some()
     }
 
-    /// Whether its peer's host was reached.
+    /// Whether its peer's host was reached, also if it dials anew since.
     pub(in crate::tcp) fn has_reached_peer(&self) -> bool {
-        self.is_open() || self.dial.as_ref().is_some_and(|dial| matches!(dial.stage, Stage::Waiting { .. }))
+        self.has_reached_peer
     }
 
     /// The socket in use, or to be.

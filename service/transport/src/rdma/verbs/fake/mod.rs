@@ -309,6 +309,11 @@ impl Fabric {
         (world.qps.values().filter_map(|qp| qp.source_port).collect(), world.source_ports_told)
     }
 
+    /// Places of each completion queue of all hosts.
+    pub fn cq_entries(&self) -> Vec<u32> {
+        self.world().cqs.values().map(world::Cq::entries).collect()
+    }
+
     /// Queue pairs and registrations of all hosts.
     pub fn held(&self) -> (usize, usize) {
         let world = self.world();
@@ -359,7 +364,7 @@ impl Driver for Host {
         })
     }
 
-    fn port(&self, context: Raw, _: u8) -> Result<PortAttributes, VerbsError> {
+    fn port(&self, context: Raw, _: &str, _: u8) -> Result<PortAttributes, VerbsError> {
         let world = self.world();
         world.there(context).map_err(refused("ibv_query_port"))?;
         let device = &world.devices[world.open[&context].device];

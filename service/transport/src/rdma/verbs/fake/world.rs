@@ -85,6 +85,12 @@ pub(super) struct Cq {
     is_armed: bool,
 }
 
+impl Cq {
+    pub(super) fn entries(&self) -> u32 {
+        self.entries
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 enum State {
     Reset,

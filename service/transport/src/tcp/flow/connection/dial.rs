@@ -109,6 +109,7 @@ impl Connection {
                         Moved::WouldBlock | Moved::End => return Ok(further),
                     }
                     if *sent == hello.len() {
+                        self.has_reached_peer = true;
                         dial.stage = Stage::Waiting { bytes: [0; RESUMED_BYTES], got: 0 };
                     }
                 }
