@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
 
-use crate::tcp::socket::{Moved, Socket};
-use crate::tcp::wire::{BadHello, HELLO_BYTES, Hello, VERSION, Verdict};
+use crate::tcp::socket::{self, Moved, Socket};
+use crate::tcp::wire::{BadHello, HELLO_BYTES, Hello, VERSION, Verdict, encode_resumed};
+use crate::{Fault, FlowOptions};
 
 /// Addresses that a transport listens on: a host has few, one a network interface.
 pub(in crate::tcp) const PORTS_MAX: u32 = 64;
@@ -137,6 +138,31 @@ impl HalfOpen {
 /// Says why a connection is not wanted. It fits an empty socket buffer; if not, the peer sees the end without a reason.
 pub(in crate::tcp) fn refuse(socket: &Socket, verdict: Verdict) {
     let _ = socket.write_slice(&verdict.encode());
+}
+
+/// Tells a connection that it is part of a flow, and how much of it has come where it goes on.
+pub(in crate::tcp) fn welcome(socket: &Socket, options: &FlowOptions, received: Option<u64>) -> Result<(), Fault> {
+    socket::apply(socket, socket.is_ipv4(), options)?;
+    if options.path_timeout.is_some() {
+        socket.outlast()?;
+    }
+    let (resumed, welcome);
+    let answer = match received {
+        Some(received) => {
+            resumed = encode_resumed(received);
+            &resumed[..]
+        }
+        None => {
+            welcome = Verdict::Welcome.encode();
+            &welcome[..]
+        }
+    };
+    match socket.write_slice(answer) {
+        Ok(Moved::Bytes(bytes)) if bytes == answer.len() => Ok(()),
+        // Nothing was written to this socket before: only one that has ended takes less.
+        Ok(_) => Err(Fault::Closed),
+        Err(errno) => Err(socket::peer_gone(errno)),
+    }
 }
 
 #[cfg(test)]

@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 use mccs_ipc::types::Handle;
 use mccs_model::handles::HandleTable;
 
-use super::opening::welcome;
 use super::queues::FlowQueues;
 use super::sender::Sender;
 use super::{Flow, Half, Pumped};
 use crate::region::Regions;
-use crate::tcp::accept::port::refuse;
+use crate::tcp::accept::port::{refuse, welcome};
 use crate::tcp::socket::Socket;
 use crate::tcp::watches::{Watched, Watches};
 use crate::tcp::wire::{Hello, Verdict};

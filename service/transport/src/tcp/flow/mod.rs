@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
 
-use self::opening::welcome;
 use self::receiver::Receiver;
 use self::sender::Sender;
 use crate::tcp::accept::listener::Arrivals;
+use crate::tcp::accept::port::welcome;
 use crate::tcp::watches::{Watched, Watches};
 use crate::{Fault, FlowOptions, FlowSpec, FlowState, TransportError};
 

@@ -8,9 +8,9 @@ use super::flows::Flows;
 use super::sender::{Route, Sender};
 use super::{Flow, Half};
 use crate::tcp::device;
-use crate::tcp::socket::{self, Moved, Socket};
-use crate::tcp::wire::{Address, Hello, Verdict, encode_resumed};
-use crate::{Fault, FlowOptions, FlowSpec, ListenerHandle, TransportError};
+use crate::tcp::socket;
+use crate::tcp::wire::{Address, Hello};
+use crate::{FlowSpec, ListenerHandle, TransportError};
 
 /// Flows that wait to be connected, and when the first of them has waited for too long.
 #[derive(Debug)]
@@ -110,30 +110,5 @@ impl Opening {
         });
         self.earliest = earliest;
         late
-    }
-}
-
-/// Tells a connection that it is part of a flow, and how much of it has come where it goes on.
-pub(in crate::tcp) fn welcome(socket: &Socket, options: &FlowOptions, received: Option<u64>) -> Result<(), Fault> {
-    socket::apply(socket, socket.is_ipv4(), options)?;
-    if options.path_timeout.is_some() {
-        socket.outlast()?;
-    }
-    let (resumed, welcome);
-    let answer = match received {
-        Some(received) => {
-            resumed = encode_resumed(received);
-            &resumed[..]
-        }
-        None => {
-            welcome = Verdict::Welcome.encode();
-            &welcome[..]
-        }
-    };
-    match socket.write_slice(answer) {
-        Ok(Moved::Bytes(bytes)) if bytes == answer.len() => Ok(()),
-        // Nothing was written to this socket before: only one that has ended takes less.
-        Ok(_) => Err(Fault::Closed),
-        Err(errno) => Err(socket::peer_gone(errno)),
     }
 }
