@@ -106,18 +106,20 @@ impl Layout {
     /// The ranks of a host, as the communicator counts them.
     #[must_use]
     pub fn ranks_of_host(&self, host: u32) -> Vec<u32> {
-        let first = self.first_of(host);
+        let first = self.first_rank(host);
         (first..first + self.team(host)).collect()
     }
 
     /// The ranks of a rail, by host, as the communicator counts them; `None` if there is no such rail.
     #[must_use]
     pub fn ranks_of_rail(&self, number: u32) -> Option<Vec<u32>> {
-        let on = |host| self.first_of(host) + number / self.rails_each(host);
+        let on = |host| self.first_rank(host) + number / self.rails_each(host);
         (number < self.rails).then(|| (0..self.hosts()).map(on).collect())
     }
 
-    fn first_of(&self, host: u32) -> u32 {
+    /// The first rank of a host, as the communicator counts them.
+    #[must_use]
+    pub fn first_rank(&self, host: u32) -> u32 {
         self.teams[..host as usize].iter().sum()
     }
 }

@@ -207,7 +207,7 @@ impl CudaCommunicator {
     pub(super) fn p2p(&self) -> AnyP2p {
         match &self.backend {
             Backend::DeviceInitiated(comm) => AnyP2p::DeviceInitiated(Arc::clone(comm.p2p())),
-            Backend::ServiceExecuted(comm) => AnyP2p::HostStaged(Arc::clone(comm.p2p())),
+            Backend::ServiceExecuted(comm) => comm.p2p(),
         }
     }
 

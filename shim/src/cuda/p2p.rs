@@ -10,6 +10,7 @@ use mccs_kernels::cuda::{MESSAGES_MAX, P2pError, P2pLaunch, P2pMessage};
 
 use super::device_initiated::P2p;
 use super::host_staged::HostStagedP2p;
+use super::rails::{RailsP2p, RailsP2pPlan};
 use super::surfacing::Surfacing;
 use super::{CudaCommunicator, CudaStream, cuda_error};
 use crate::Error;
@@ -21,6 +22,15 @@ pub(super) enum AnyP2p {
     DeviceInitiated(Arc<P2p>),
     /// The service does.
     HostStaged(Arc<HostStagedP2p>),
+    /// A kernel does those inside a host, and the service the others.
+    Rails(Arc<RailsP2p>),
+}
+
+/// A communicator's part of a group, checked as a whole.
+enum Planned {
+    Kernel(P2pLaunch),
+    HostStaged,
+    Rails(RailsP2pPlan),
 }
 
 /// A send or receive that waits for the end of its group.
@@ -74,7 +84,7 @@ pub(crate) fn launch_together(collected: Vec<Collected>) -> Result<(), Error> {
     let plans = parts.iter().map(Part::plan).collect::<Result<Vec<_>, _>>()?;
     // Nothing comes of what was passed over.
     let mut planned = parts.iter().zip(plans).filter_map(|(part, plan)| Some((part, plan?)));
-    planned.try_for_each(|(part, kernel)| part.launch(kernel))
+    planned.try_for_each(|(part, plan)| part.launch(plan))
 }
 
 impl AnyP2p {
@@ -82,6 +92,7 @@ impl AnyP2p {
         match (self, other) {
             (AnyP2p::DeviceInitiated(a), AnyP2p::DeviceInitiated(b)) => Arc::ptr_eq(a, b),
             (AnyP2p::HostStaged(a), AnyP2p::HostStaged(b)) => Arc::ptr_eq(a, b),
+            (AnyP2p::Rails(a), AnyP2p::Rails(b)) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }
@@ -90,6 +101,7 @@ impl AnyP2p {
         match self {
             AnyP2p::DeviceInitiated(p2p) => p2p.nranks(),
             AnyP2p::HostStaged(p2p) => p2p.nranks(),
+            AnyP2p::Rails(p2p) => p2p.nranks(),
         }
     }
 }
@@ -118,24 +130,26 @@ impl Part {
         rounds
     }
 
-    /// Checks it as a whole. Returns its kernel's launch, if that is how it goes; nothing where it is passed over.
-    fn plan(&self) -> Result<Option<Option<P2pLaunch>>, Error> {
+    /// Checks it as a whole; nothing where it is passed over.
+    fn plan(&self) -> Result<Option<Planned>, Error> {
         let plan = match &self.p2p {
-            AnyP2p::DeviceInitiated(p2p) => p2p.plan(&self.list, &self.streams).map(Some),
-            AnyP2p::HostStaged(p2p) => p2p.plan(&self.list, &self.streams).map(|()| None),
+            AnyP2p::DeviceInitiated(p2p) => p2p.plan(&self.list, &self.streams).map(Planned::Kernel),
+            AnyP2p::HostStaged(p2p) => p2p.plan(&self.list, &self.streams).map(|()| Planned::HostStaged),
+            AnyP2p::Rails(p2p) => p2p.plan(&self.list, &self.streams).map(Planned::Rails),
         };
         let error = match plan {
-            Ok(kernel) => return Ok(Some(kernel)),
+            Ok(planned) => return Ok(Some(planned)),
             Err(error) => Err(error),
         };
         // SAFETY: callers of sends and receives vouch for their streams.
         unsafe { self.surfacing.of_call(error, &self.streams) }.map(|()| None)
     }
 
-    fn launch(&self, kernel: Option<P2pLaunch>) -> Result<(), Error> {
-        match (&self.p2p, kernel) {
-            (AnyP2p::DeviceInitiated(p2p), Some(kernel)) => p2p.launch(&self.list, kernel, &self.streams),
-            (AnyP2p::HostStaged(p2p), None) => p2p.launch(&self.list, &self.streams),
+    fn launch(&self, plan: Planned) -> Result<(), Error> {
+        match (&self.p2p, plan) {
+            (AnyP2p::DeviceInitiated(p2p), Planned::Kernel(kernel)) => p2p.launch(&self.list, kernel, &self.streams),
+            (AnyP2p::HostStaged(p2p), Planned::HostStaged) => p2p.launch(&self.list, &self.streams),
+            (AnyP2p::Rails(p2p), Planned::Rails(plan)) => p2p.launch(plan, &self.streams),
             _ => Err(Error::argument("a bug in mccs: a group was planned as another")),
         }
     }

@@ -16,7 +16,8 @@ use mccs_ipc::types::{Handle, RedOp, UniqueId};
 
 use super::call::Call;
 use super::device_initiated::DeviceInitiatedCommunicator;
-use super::host_staged::{HostStagedCommunicator, HostStagedP2p};
+use super::host_staged::HostStagedCommunicator;
+use super::p2p::AnyP2p;
 use super::rails::Rails;
 use super::{CudaStream, GpuMemory, cuda_error};
 use crate::client::unexpected;
@@ -83,9 +84,12 @@ impl ServiceExecutedCommunicator {
         self.staged.nranks()
     }
 
-    /// All go in host memory.
-    pub(super) fn p2p(&self) -> &Arc<HostStagedP2p> {
-        self.staged.p2p()
+    /// Those inside a host of several are its team's; others go in host memory.
+    pub(super) fn p2p(&self) -> AnyP2p {
+        match self.rails.as_ref().and_then(Rails::p2p) {
+            Some(p2p) => AnyP2p::Rails(Arc::clone(p2p)),
+            None => AnyP2p::HostStaged(Arc::clone(self.staged.p2p())),
+        }
     }
 
     pub(super) fn client(&self) -> &Client {

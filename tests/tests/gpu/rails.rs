@@ -65,8 +65,9 @@ fn teams() -> Vec<Vec<u32>> {
     match mccs_cuda::gpus().expect("GPUs").len() {
         0 => panic!("needs a GPU"),
         1 => vec![vec![1, 1], vec![1, 1, 1]],
-        2 | 3 => vec![vec![2, 2], vec![2, 1], vec![2, 2, 2], vec![1, 1, 1]],
-        _ => vec![vec![4, 4], vec![4, 2], vec![2, 4, 1]],
+        2 => vec![vec![2, 2], vec![2, 1], vec![2, 2, 2], vec![1, 1, 1]],
+        3 => vec![vec![3, 3], vec![3, 1], vec![2, 3]],
+        _ => vec![vec![4, 4], vec![4, 2], vec![3, 1], vec![2, 4, 1]],
     }
 }
 
@@ -241,11 +242,11 @@ fn combines_until_it_fails(place: &Place) -> anyhow::Result<()> {
     })
 }
 
-/// Calls that rails have a form for, and stays.
+/// A call of each kind, long enough for all rails to have a part, and stays.
 fn counts_what_rails_move(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
         for kind in KINDS {
-            let call = Call { kind, ..call(0, place.nranks, 100) };
+            let call = Call { kind, ..call(0, place.nranks, 20_000) };
             let at = Buffers::of(&context, &call)?;
             at.fill(&call, comm.rank())?;
             together.wait();
@@ -321,6 +322,19 @@ fn factors_in_memory_of_gpus_go_by_rails() {
     let teams = &teams()[0];
     let hosts = TestHosts::start(teams.len(), &everything());
     play_in_teams("scales", &hosts, teams);
+}
+
+/// Sends and receives: inside hosts by kernels, between them by the services, in one group.
+#[test]
+#[ignore = "needs a GPU"]
+fn messages_inside_hosts_and_between_them_go_in_one_group() {
+    for teams in &teams()[..2] {
+        let hosts = TestHosts::start(teams.len(), &everything());
+        play_in_teams("exchanges", &hosts, teams);
+    }
+    let teams = &teams()[0];
+    let hosts = TestHosts::start(teams.len(), &everything());
+    ["exchanges_in_graphs", "pipelines", "errs"].into_iter().for_each(|role| drop(play_in_teams(role, &hosts, teams)));
 }
 
 /// Processes of all ranks of two hosts with two each.

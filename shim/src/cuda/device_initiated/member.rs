@@ -50,6 +50,8 @@ pub(in crate::cuda) struct Member {
     registration: HostRegistration,
     /// Graphs keep it, too.
     pub(in crate::cuda) page: Arc<ControlPage>,
+    /// What the caller calls the ranks, if these are a part of a communicator's.
+    names: OnceLock<Vec<u32>>,
     /// This rank's, with collectives or with sends and receives.
     pub(super) graphs: Arc<LivingGraphs>,
     /// Whether the service knows of the contradiction on the control page.
@@ -187,6 +189,7 @@ impl Member {
             shares_handles: share.opens_handles,
             registration,
             page,
+            names: OnceLock::new(),
             graphs,
             is_told,
             has_left: Mutex::new(false),
@@ -272,6 +275,11 @@ impl Member {
         *locked(&self.has_left) = true;
     }
 
+    /// Says what the caller calls the ranks.
+    pub(super) fn call_ranks(&self, names: Vec<u32>) {
+        self.names.get_or_init(|| names);
+    }
+
     /// Whether the rank has left, or is about to.
     pub(in crate::cuda) fn has_left(&self) -> bool {
         *locked(&self.has_left)
@@ -317,7 +325,8 @@ impl Member {
             // It finds the same on the control page, and tells all ranks.
             self.client.0.requests.send_and_forget(Request::AbortComm { comm: self.handle, cuda_error: None });
         }
-        let message = contradiction(fault.sender, fault.came, fault.receiver, fault.expected);
+        let named = |rank: u32| self.names.get().and_then(|names| names.get(rank as usize)).map_or(rank, |name| *name);
+        let message = contradiction(named(fault.sender), fault.came, named(fault.receiver), fault.expected);
         let origin = self.client.0.origin(self.handle, 0);
         Some(Error::Failed { class: ErrorClass::InvalidUsage, message, origin })
     }

@@ -141,6 +141,11 @@ impl DeviceInitiatedCommunicator {
         &self.member
     }
 
+    /// Says what ranks of a part are called in the whole: for messages.
+    pub(super) fn call_ranks(&self, names: Vec<u32>) {
+        self.member.call_ranks(names);
+    }
+
     /// Whether kernels leave stamps.
     pub(super) fn is_timed(&self) -> bool {
         self.is_timed

@@ -1,7 +1,7 @@
 //! One collective by rails, on its way into the caller's stream.
 
 use mccs_cuda::{DeviceAddress, RawStream};
-use mccs_ipc::types::{CollectiveKind, RedOp};
+use mccs_ipc::types::RedOp;
 use mccs_kernels::cuda::{DirectCall, Launch, RANKS_MAX, Strides};
 
 use super::bounce::Moving;
@@ -87,10 +87,7 @@ impl RailedCall<'_> {
 
     /// Whether copy engines bring slices to slots and back: for this rank alone to decide.
     fn bounces(&self) -> bool {
-        use CollectiveKind as K;
-        let bytes = self.whole.count.saturating_mul(self.size());
-        let is_divided = matches!(self.whole.kind, K::AllReduce | K::Reduce | K::Broadcast);
-        bytes / if is_divided { u64::from(self.rails.layout.rails()) } else { 1 } >= BOUNCE_BYTES_MIN
+        self.plan().moved_by_rail().saturating_mul(self.size()) >= BOUNCE_BYTES_MIN
     }
 
     /// Where the GPU sees a place. A rank may have no buffer that others have.
@@ -121,8 +118,8 @@ impl RailedCall<'_> {
                         self.stream.copy(to, from, (count * self.size()) as usize).map_err(cuda_error)?;
                     }
                 }
-                Stage::Combine { rail, first, count, to } => {
-                    let source = |host: u32| Place::Slot { rail, at: first + u64::from(host) * count };
+                Stage::Combine { rail, parts, count, to } => {
+                    let source = |host: u32| Place::Slot { rail, at: parts.of(host) };
                     let sources = (0..self.rails.layout.hosts()).map(|host| self.address(source(host), slot));
                     self.combine(&sources.collect::<Vec<_>>(), self.address(to, slot), count)?;
                 }

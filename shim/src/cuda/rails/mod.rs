@@ -15,11 +15,14 @@
 //! write short slices in the slots themselves; copy engines bring long ones there and back (`bounce.rs`). Which calls go this way
 //! all ranks decide alike: by collective, payload and layout, and a number that they have agreed on.
 //!
-//! Absent on purpose: sends and receives, graphs, and short calls, which the whole carries out.
+//! Sends and receives inside a host are its team's (`p2p.rs`).
+//!
+//! Absent on purpose: sends and receives between hosts, graphs, and short calls, which the whole carries out.
 
 mod bounce;
 mod call;
 mod order;
+mod p2p;
 mod plan;
 #[cfg(test)]
 mod plan_tests;
@@ -35,6 +38,7 @@ use mccs_ipc::types::UniqueId;
 
 use self::bounce::Bounce;
 use self::call::RailedCall;
+pub(super) use self::p2p::{RailsP2p, RailsP2pPlan};
 use self::plan::Plan;
 use super::call::{Call, checked};
 use super::cuda_error;
@@ -72,6 +76,8 @@ pub(super) struct Rails {
     kernels: Arc<Kernels>,
     context: Context,
     order: Mutex<Order>,
+    /// None for a rank that is alone at its host.
+    p2p: Option<Arc<RailsP2p>>,
 }
 
 /// The ranks of this host.
@@ -133,8 +139,28 @@ impl Rails {
         let bounce = Bounce::new(context, rails.len(), slot_bytes)?;
         let last_call = Event::new(context, false).map_err(cuda_error)?;
         let order = Mutex::new(Order { slices: 0, last_stream: None, last_call, left: false });
+        let p2p = match &team {
+            Team::Alone => None,
+            Team::Several(team) => {
+                let (team, others) = (Arc::clone(team.p2p()), Arc::clone(whole.p2p()));
+                Some(Arc::new(RailsP2p::new((layout.clone(), seat), team, others, context.clone())?))
+            }
+        };
         let (kernels, context, rank) = (kernels(context)?, context.clone(), identity.rank);
-        Ok(Some(Rails { layout, seat, rank, from_bytes, team, rails, slot_bytes, bounce, kernels, context, order }))
+        Ok(Some(Rails {
+            layout,
+            seat,
+            rank,
+            from_bytes,
+            team,
+            rails,
+            slot_bytes,
+            bounce,
+            kernels,
+            context,
+            order,
+            p2p,
+        }))
     }
 
     /// The payload in bytes from which collectives go by rails.
@@ -142,11 +168,16 @@ impl Rails {
         self.from_bytes
     }
 
+    /// What sends and receives need, where this rank has others at its host.
+    pub(super) fn p2p(&self) -> Option<&Arc<RailsP2p>> {
+        self.p2p.as_ref()
+    }
+
     /// Whether a collective, which is not captured, goes by rails: the same on all ranks.
     pub(super) fn take(&self, call: &Call) -> bool {
         let payload = call.kind.payload_count(call.count, self.layout.nranks());
         let bytes = payload.saturating_mul(call.dtype.size_bytes() as u64);
-        bytes >= self.from_bytes && Plan::takes(&self.layout, call.kind)
+        bytes >= self.from_bytes && Plan::takes(call.kind)
     }
 
     /// Enqueues a collective. What fails on its way goes to `give_up`: other ranks may wait for what this one has not enqueued.
@@ -264,6 +295,7 @@ impl Team {
             (Response::Comm { comm, direct: Some(share), .. }, fds) => {
                 let made =
                     DeviceInitiatedCommunicator::join(client, comm, (rank, nranks), context.clone(), &share, &fds)?;
+                made.call_ranks(layout.ranks_of_host(seat.host));
                 Ok(Team::Several(Box::new(made)))
             }
             (other, _) => Err(unexpected(&other)),

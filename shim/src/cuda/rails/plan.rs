@@ -39,8 +39,19 @@ pub(super) enum Stage {
     Copy { from: Place, to: Place, count: u64 },
     /// A collective of the rail with this number of the rank's own: it moves data from and to its slot.
     Rail(Move),
-    /// Combines as many parts as there are hosts, which lie in a slot one behind the other; averages divide.
-    Combine { rail: u32, first: u64, count: u64, to: Place },
+    /// Combines a part of each host; averages divide.
+    Combine { rail: u32, parts: Parts, count: u64, to: Place },
+}
+
+/// Where parts of all hosts lie in a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Parts {
+    /// That of the first host.
+    first: u64,
+    /// From host to host.
+    stride: u64,
+    /// This host, and where its own part lies, which no rail has moved.
+    own: Option<(u64, u64)>,
 }
 
 /// A collective of a team.
@@ -67,6 +78,22 @@ pub(super) struct Move {
     pub(super) recv: u64,
 }
 
+impl Parts {
+    /// One behind the other.
+    pub(super) fn in_order(first: u64, count: u64) -> Self {
+        Parts { first, stride: count, own: None }
+    }
+
+    /// Where a host's part lies.
+    pub(super) fn of(&self, host: u32) -> u64 {
+        let host = u64::from(host);
+        match self.own {
+            Some((own, at)) if own == host => at,
+            _ => self.first + host * self.stride,
+        }
+    }
+}
+
 /// Elements of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
@@ -78,7 +105,12 @@ impl Move {
     /// What of a host's slot the rail reads: where slots have twins in the GPU's memory, it has to be brought there.
     pub(super) fn goes_in(&self, hosts: u32, host: u32) -> impl Iterator<Item = Part> + use<> {
         let count = self.kind.send_count(self.count, hosts, host, self.root).unwrap_or(0);
-        Some(Part { at: self.send, count }).filter(|part| part.count > 0).into_iter()
+        let whole = Part { at: self.send, count };
+        match self.kind {
+            // What a rank sends itself does not travel.
+            CollectiveKind::AllToAll => whole.without(self.send + u64::from(host) * self.count, self.count),
+            _ => whole.without(self.send + count, 0),
+        }
     }
 
     /// What of a host's slot the rail writes, but for what it has read there itself.
@@ -87,16 +119,22 @@ impl Move {
         let count = self.kind.recv_count(self.count, hosts, host, self.root).unwrap_or(0);
         let whole = Part { at: self.recv, count };
         let own = self.recv + u64::from(host) * self.count;
-        let (before, behind) = match self.kind {
+        match self.kind {
             // Of what is in place, the own part stays.
-            K::AllGather | K::Gather if self.send == own && count > 0 => {
-                let behind = own + self.count;
-                (Part { at: self.recv, count: own - self.recv }, Part { at: behind, count: self.recv + count - behind })
-            }
-            K::Broadcast | K::Scatter if host == self.root => (Part { count: 0, ..whole }, Part { count: 0, ..whole }),
-            _ => (whole, Part { count: 0, ..whole }),
-        };
-        [before, behind].into_iter().filter(|part| part.count > 0)
+            K::AllGather | K::Gather if self.send == own && count > 0 => whole.without(own, self.count),
+            K::AllToAll => whole.without(own, self.count),
+            K::Broadcast | K::Scatter if host == self.root => whole.without(whole.at, count),
+            _ => whole.without(whole.at + count, 0),
+        }
+    }
+}
+
+impl Part {
+    /// What is before and behind some of it.
+    fn without(self, at: u64, count: u64) -> impl Iterator<Item = Part> {
+        let behind = at + count;
+        let parts = [Part { count: at - self.at, ..self }, Part { at: behind, count: self.at + self.count - behind }];
+        parts.into_iter().filter(|part| part.count > 0)
     }
 }
 
@@ -106,8 +144,8 @@ pub(super) struct Slice {
     /// First of its elements in every block.
     pub(super) first: u64,
     pub(super) count: u64,
-    /// Whether the elements are divided among rails; otherwise each rail moves all of them.
-    pub(super) is_sharded: bool,
+    /// Whether rails have different parts of it; otherwise each rail that moves any moves all.
+    pub(super) is_divided: bool,
 }
 
 /// Sizes, in elements: the same on all ranks.
@@ -115,7 +153,7 @@ pub(super) struct Slice {
 pub(super) struct Sizes {
     /// A slot of a rail of the rank that has most rails.
     pub(super) slot: u64,
-    /// Calls up to here are not divided among rails, which takes fewer stages.
+    /// Up to so much of a host's is not divided among rails, which takes fewer stages.
     pub(super) undivided: u64,
     /// The least that a rail moves in a slice, unless a call has less: below, what a slice costs besides its bytes is more than overlap gains.
     pub(super) slice_min: u64,
@@ -138,14 +176,9 @@ pub(super) struct Plan<'a> {
 const SLICES_MIN: u64 = 4;
 
 impl Plan<'_> {
-    /// Whether rails have a form of a collective among such ranks.
-    pub(super) fn takes(layout: &Layout, kind: CollectiveKind) -> bool {
-        use CollectiveKind as K;
-        match kind {
-            K::AllReduce | K::Reduce | K::Broadcast => true,
-            K::AllGather | K::ReduceScatter | K::AllToAll | K::Gather | K::Scatter => layout.is_even(),
-            K::Barrier => false,
-        }
+    /// Whether rails have a form of a collective.
+    pub(super) fn takes(kind: CollectiveKind) -> bool {
+        kind != CollectiveKind::Barrier
     }
 
     /// Segments of every slice.
@@ -159,57 +192,154 @@ impl Plan<'_> {
         self.kind == CollectiveKind::AllReduce && self.layout.hosts() > 2 && of_rail >= self.sizes.exchange_from
     }
 
-    /// Whether a call's only block is divided among rails; others have a block for each rank.
-    fn is_divided(&self) -> bool {
+    /// Whether a call has one block, of which rails have a part each; others have a block for each rank.
+    pub(super) fn has_one_block(&self) -> bool {
         use CollectiveKind as K;
         matches!(self.kind, K::AllReduce | K::Reduce | K::Broadcast)
     }
 
-    /// Parts of a slice that its slots have room for: of what one rail moves for one block or shard.
-    fn parts_in_slot(&self) -> u64 {
+    /// Whether blocks go by the rail of the rank that they are of or for: hosts have a rail for each rank, and all as many.
+    pub(super) fn goes_by_counterparts(&self) -> bool {
+        !self.has_one_block() && self.layout.is_even()
+    }
+
+    /// Whether short slices have a form of their own, which takes fewer stages.
+    fn has_undivided(&self) -> bool {
         use CollectiveKind as K;
-        let (hosts, team) = (u64::from(self.layout.hosts()), u64::from(self.layout.team(0)));
+        !self.goes_by_counterparts() || matches!(self.kind, K::AllGather | K::Gather | K::Scatter)
+    }
+
+    /// Elements of a call of which a rail moves one for each host, or to it, when slices are divided.
+    fn unit(&self) -> u64 {
+        let (rails, hosts) = (u64::from(self.layout.rails()), u64::from(self.layout.hosts()));
+        match self.exchanges() {
+            true => rails * hosts,
+            false if self.goes_by_counterparts() => 1,
+            false => rails,
+        }
+    }
+
+    /// Blocks of which a rail moves a part of a slice at a time, at most: from a host, or from one to another.
+    pub(super) fn blocks_at_a_time(&self, is_divided: bool) -> u64 {
+        use CollectiveKind as K;
+        let mut teams: Vec<_> = (0..self.layout.hosts()).map(|host| u64::from(self.layout.team(host))).collect();
+        teams.sort_unstable_by_key(|team| std::cmp::Reverse(*team));
         match self.kind {
-            // Of the part of a shard that a host combines.
-            K::AllReduce if self.exchanges() => 2 * hosts,
-            K::AllReduce | K::AllGather | K::Gather | K::Scatter => hosts,
+            K::AllReduce | K::Reduce | K::Broadcast | K::Barrier => 1,
+            K::AllToAll if self.goes_by_counterparts() => teams[0],
+            K::AllToAll => teams[0] * teams[1],
+            _ if is_divided && self.goes_by_counterparts() => 1,
+            _ => teams[0],
+        }
+    }
+
+    /// Parts of a slice that its slots have room for, each what a rail moves of one block.
+    fn parts_in_slot(&self, is_divided: bool) -> u64 {
+        use CollectiveKind as K;
+        let hosts = u64::from(self.layout.hosts());
+        let blocks = self.blocks_at_a_time(is_divided);
+        match self.kind {
+            K::AllReduce if self.exchanges() && is_divided => 2 * hosts,
+            K::AllReduce => hosts,
             K::Reduce => hosts + 1,
-            K::ReduceScatter => 2 * hosts,
-            K::AllToAll => 2 * hosts * team,
+            K::AllGather | K::Gather | K::Scatter => hosts * blocks,
+            K::ReduceScatter | K::AllToAll => Swap::parts(hosts) * blocks,
             K::Broadcast | K::Barrier => 1,
         }
+    }
+
+    /// Elements that a rail moves of a whole call, from a host or to it.
+    pub(super) fn moved_by_rail(&self) -> u64 {
+        let rails = if self.goes_by_counterparts() { 1 } else { self.layout.rails() };
+        self.count.saturating_mul(self.blocks_at_a_time(true)) / u64::from(rails)
     }
 
     /// The slices, in order; none of an empty call.
     pub(super) fn slices(&self) -> Vec<Slice> {
         let Sizes { slot, undivided, slice_min, .. } = self.sizes;
-        let most = (slot / self.parts_in_slot()).max(1);
+        let most = (slot / self.parts_in_slot(true)).max(1);
         let most = if most >= ALIGN_COUNT { most / ALIGN_COUNT * ALIGN_COUNT } else { most };
-        // Elements of the call for each that a rail has a part of.
-        let unit = match self.is_divided() {
-            true if self.exchanges() => u64::from(self.layout.rails() * self.layout.hosts()),
-            true => u64::from(self.layout.rails()),
-            false => 1,
-        };
-        let is_sharded = self.is_divided() && self.count > undivided;
+        let (unit, blocks) = (self.unit(), self.blocks_at_a_time(false));
         let mut slices = Vec::new();
         let mut first = 0;
-        if is_sharded || !self.is_divided() {
+        if !self.has_undivided() || self.count.saturating_mul(blocks) > undivided {
             let all = self.count / unit;
-            let wanted = all.div_ceil(SLICES_MIN).max(slice_min).next_multiple_of(ALIGN_COUNT).min(most);
+            let least = slice_min / self.blocks_at_a_time(true);
+            let wanted = all.div_ceil(SLICES_MIN).max(least).next_multiple_of(ALIGN_COUNT).min(most);
             let mut left = all;
             while left > 0 {
                 let part = left.min(wanted);
-                slices.push(Slice { first, count: part * unit, is_sharded });
+                slices.push(Slice { first, count: part * unit, is_divided: true });
                 (first, left) = (first + part * unit, left - part);
             }
         }
-        let most_undivided = (slot / (u64::from(self.layout.hosts()) + 1)).max(1);
+        let most_undivided = (slot / self.parts_in_slot(false)).max(1);
         while first < self.count {
             let count = most_undivided.min(self.count - first);
-            slices.push(Slice { first, count, is_sharded: false });
+            slices.push(Slice { first, count, is_divided: false });
             first += count;
         }
         slices
+    }
+}
+
+/// Where what hosts exchange lies in a slot: a section for each other host, one from each, and the own.
+///
+/// Two hosts gather from each other, as the only other collective in which each gets what the other one has for it. More have an
+/// all-to-all, of which nobody reads what a host has for itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Swap {
+    hosts: u64,
+    host: u64,
+    /// Elements of a section.
+    count: u64,
+}
+
+impl Swap {
+    pub(super) fn new(layout: &Layout, host: u32, count: u64) -> Self {
+        Swap { hosts: layout.hosts().into(), host: host.into(), count }
+    }
+
+    /// Sections of a slot.
+    fn parts(hosts: u64) -> u64 {
+        if hosts == 2 { 3 } else { 2 * hosts }
+    }
+
+    /// Where what a host is to get lies; for this one, what stays here.
+    pub(super) fn outgoing(&self, host: u64) -> u64 {
+        match self.hosts {
+            2 if host == self.host => 2 * self.count,
+            2 => self.host * self.count,
+            _ => host * self.count,
+        }
+    }
+
+    /// Where what comes from another host lies.
+    pub(super) fn incoming(&self, host: u64) -> u64 {
+        self.first_incoming() + host * self.count
+    }
+
+    /// Where there is room for what is made of it, as the sections of all hosts together.
+    pub(super) fn made(&self) -> u64 {
+        if self.hosts == 2 { self.outgoing(self.host) } else { self.incoming(self.host) }
+    }
+
+    fn first_incoming(&self) -> u64 {
+        if self.hosts == 2 { 0 } else { self.hosts * self.count }
+    }
+
+    /// Parts of sections, from their first elements on, to be combined.
+    pub(super) fn parts_at(&self, offset: u64) -> Parts {
+        let own = Some((self.host, self.outgoing(self.host) + offset));
+        Parts { first: self.first_incoming() + offset, stride: self.count, own }
+    }
+
+    /// What a rail does.
+    pub(super) fn by(&self, rail: u32) -> Move {
+        let (kind, send) = match self.hosts {
+            2 => (CollectiveKind::AllGather, self.host * self.count),
+            _ => (CollectiveKind::AllToAll, 0),
+        };
+        Move { rail, kind, root: 0, count: self.count, send, recv: self.first_incoming() }
     }
 }

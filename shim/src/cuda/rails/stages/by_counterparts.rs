@@ -1,0 +1,121 @@
+//! Stages of collectives with a block for each rank, of hosts with as many ranks each: what is of a rank or for it goes by its rail.
+
+use mccs_ipc::types::CollectiveKind;
+
+use super::super::plan::Place;
+use super::{Stages, slot};
+
+impl Stages<'_> {
+    pub(super) fn of_counterparts(&mut self, segment: usize) {
+        use CollectiveKind as K;
+        match (self.plan.kind, segment) {
+            (K::AllGather, 0) => self.all_gather_own(),
+            (K::AllGather, 1) => self.all_gather_others(),
+            (K::ReduceScatter, 0) => self.reduce_scatter(),
+            (K::ReduceScatter, 1) => self.combine_blocks(),
+            (K::AllToAll, 0) => self.all_to_all(),
+            (K::AllToAll, 1) => self.take_blocks(),
+            (K::Gather, 0) => self.gather(),
+            (K::Gather, 1) => self.gather_blocks(),
+            (K::Scatter, 0) => self.scatter_blocks(),
+            (K::Scatter, 1) => self.take_scattered(),
+            _ => {}
+        }
+    }
+
+    /// Blocks of a host in a buffer of the caller's: the send buffer, or the receive buffer.
+    fn in_buffer(&self, buffer: fn(u64) -> Place, host: u64) -> (Place, u64) {
+        (buffer(self.blocks_of(host)), self.plan.count)
+    }
+
+    fn all_gather_own(&mut self) {
+        let (count, own) = (self.part(), self.host() * self.part());
+        let send = Place::Send(self.slice.first);
+        self.copy(send, slot(0, own), count);
+        self.move_by(0, CollectiveKind::AllGather, count, (own, 0));
+        self.exchange_own(CollectiveKind::AllGather, send, Place::Recv(self.blocks_of(self.host())));
+    }
+
+    fn all_gather_others(&mut self) {
+        let count = self.part();
+        for host in self.other_hosts() {
+            let recv = self.in_buffer(Place::Recv, host);
+            self.exchange((CollectiveKind::AllGather, 0), count, (slot(0, host * count), count), recv);
+        }
+    }
+
+    fn reduce_scatter(&mut self) {
+        let (count, swap) = (self.part(), self.swap());
+        for host in 0..self.hosts() {
+            let send = self.in_buffer(Place::Send, host);
+            self.exchange((CollectiveKind::ReduceScatter, 0), count, send, (slot(0, swap.outgoing(host)), count));
+        }
+        self.swap_by(0);
+    }
+
+    fn combine_blocks(&mut self) {
+        let to = Place::Recv(self.slice.first);
+        self.combine(0, self.swap().parts_at(0), (self.part(), to));
+    }
+
+    fn all_to_all(&mut self) {
+        let (count, swap) = (self.part(), self.swap());
+        for host in self.other_hosts() {
+            let send = self.in_buffer(Place::Send, host);
+            self.exchange((CollectiveKind::AllToAll, 0), count, send, (slot(0, swap.outgoing(host)), count));
+        }
+        self.swap_by(0);
+        let own = self.blocks_of(self.host());
+        self.exchange_own(CollectiveKind::AllToAll, Place::Send(own), Place::Recv(own));
+    }
+
+    fn take_blocks(&mut self) {
+        let (count, swap) = (self.part(), self.swap());
+        for host in self.other_hosts() {
+            for local in 0..self.team() {
+                let to = Place::Recv(self.block_of(host, local));
+                self.copy(slot(0, swap.incoming(host) + local * count), to, count);
+            }
+        }
+    }
+
+    fn gather(&mut self) {
+        let (count, own) = (self.part(), self.host() * self.part());
+        let send = Place::Send(self.slice.first);
+        if !self.is_at_root() {
+            self.copy(send, slot(0, own), count);
+        }
+        self.move_by(0, CollectiveKind::Gather, count, (own, 0));
+        if self.is_at_root() {
+            self.exchange_own(CollectiveKind::Gather, send, Place::Recv(self.blocks_of(self.host())));
+        }
+    }
+
+    fn gather_blocks(&mut self) {
+        let (count, root) = (self.part(), self.root().local);
+        for host in self.other_hosts().filter(|_| self.is_at_root()).collect::<Vec<_>>() {
+            let recv = self.in_buffer(Place::Recv, host);
+            self.exchange((CollectiveKind::Gather, root), count, (slot(0, host * count), count), recv);
+        }
+    }
+
+    fn scatter_blocks(&mut self) {
+        let (count, root) = (self.part(), self.root().local);
+        for host in self.other_hosts().filter(|_| self.is_at_root()).collect::<Vec<_>>() {
+            let send = self.in_buffer(Place::Send, host);
+            self.exchange((CollectiveKind::Scatter, root), count, send, (slot(0, host * count), count));
+        }
+        self.move_by(0, CollectiveKind::Scatter, count, (0, self.host() * count));
+        if self.is_at_root() {
+            let own = self.blocks_of(self.host());
+            self.exchange_own(CollectiveKind::Scatter, Place::Send(own), Place::Recv(self.slice.first));
+        }
+    }
+
+    fn take_scattered(&mut self) {
+        if !self.is_at_root() {
+            let count = self.part();
+            self.copy(slot(0, self.host() * count), Place::Recv(self.slice.first), count);
+        }
+    }
+}

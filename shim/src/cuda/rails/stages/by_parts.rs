@@ -1,0 +1,144 @@
+//! Stages of collectives with a block for each rank, of hosts with different numbers of ranks: each rail has a part of every block.
+//!
+//! Ranks of a host give each other the parts that go by their rails, and gather what has come the same way. Sections of a rail's
+//! collective are as long as those of the largest hosts.
+
+use mccs_ipc::types::CollectiveKind;
+
+use super::super::plan::Place;
+use super::{Blocks, Stages, slot};
+
+impl Stages<'_> {
+    pub(super) fn of_parts(&mut self, segment: usize) {
+        use CollectiveKind as K;
+        match (self.plan.kind, segment) {
+            (K::AllGather, 0) => self.gather_parts(K::AllGather),
+            (K::AllGather, 1) => self.take_parts(K::AllGather),
+            (K::Gather, 0) => self.gather_parts(K::Gather),
+            (K::Gather, 1) if self.is_at_root() => self.take_parts(K::Gather),
+            (K::ReduceScatter, 0) => self.reduce_parts(),
+            (K::ReduceScatter, 1) => self.combine_parts(),
+            (K::AllToAll, 0) => self.exchange_parts(),
+            (K::AllToAll, 1) => self.take_exchanged(),
+            (K::Scatter, 0) => self.scatter_parts(),
+            (K::Scatter, 1) if !self.is_at_root() => self.take_own_parts(self.host() * self.section()),
+            _ => {}
+        }
+    }
+
+    /// Parts of a rail of each rank here, in a block of the caller's.
+    fn parts_in(&self, buffer: fn(u64) -> Place, block: u64, rail: u32) -> Blocks {
+        let part = self.part();
+        (buffer(block + u64::from(rail) * part), u64::from(self.rails()) * part)
+    }
+
+    /// Rails of this rank, with each block of a host.
+    fn each_block(&self, host: u64) -> impl Iterator<Item = (u32, u64)> + use<> {
+        let (rails, team) = (self.rails(), self.team_of(host));
+        (0..team).flat_map(move |block| (0..rails).map(move |rail| (rail, block)))
+    }
+
+    /// This host's blocks get to all, or to the root.
+    fn gather_parts(&mut self, kind: CollectiveKind) {
+        let (part, own) = (self.part(), self.host() * self.section());
+        let gets = kind == CollectiveKind::AllGather || self.is_at_root();
+        let goes = kind == CollectiveKind::AllGather || !self.is_at_root();
+        for rail in (0..self.rails()).filter(|_| goes) {
+            let send = self.parts_in(Place::Send, self.slice.first, rail);
+            self.exchange((CollectiveKind::AllToAll, 0), part, send, (slot(rail, own), part));
+        }
+        (0..self.rails()).for_each(|rail| self.move_by(rail, kind, self.section(), (own, 0)));
+        if gets {
+            self.exchange_own(kind, Place::Send(self.slice.first), Place::Recv(self.blocks_of(self.host())));
+        }
+    }
+
+    fn take_parts(&mut self, kind: CollectiveKind) {
+        let (part, section) = (self.part(), self.section());
+        let root = if kind.has_root() { self.root().local } else { 0 };
+        for host in self.other_hosts() {
+            for (rail, block) in self.each_block(host) {
+                let recv = self.parts_in(Place::Recv, self.block_of(host, block), rail);
+                self.exchange((kind, root), part, (slot(rail, host * section + block * part), part), recv);
+            }
+        }
+    }
+
+    fn reduce_parts(&mut self) {
+        let (part, swap) = (self.part(), self.swap());
+        for host in 0..self.hosts() {
+            for (rail, block) in self.each_block(host) {
+                let send = self.parts_in(Place::Send, self.block_of(host, block), rail);
+                let recv = (slot(rail, swap.outgoing(host) + block * part), part);
+                self.exchange((CollectiveKind::ReduceScatter, 0), part, send, recv);
+            }
+        }
+        (0..self.rails()).for_each(|rail| self.swap_by(rail));
+    }
+
+    fn combine_parts(&mut self) {
+        let (swap, count) = (self.swap(), self.team() * self.part());
+        for rail in 0..self.rails() {
+            // A rank that has no others here owns what it combines.
+            let own = self.parts_in(Place::Recv, self.slice.first, rail).0;
+            let to = if self.team() == 1 { own } else { slot(rail, swap.made()) };
+            self.combine(rail, swap.parts_at(0), (count, to));
+        }
+        if self.team() > 1 {
+            self.take_own_parts(swap.made());
+        }
+    }
+
+    /// Rails have brought parts of all blocks of this host, each rank's to one place of its slots: its owner gets a block.
+    fn take_own_parts(&mut self, at: u64) {
+        let part = self.part();
+        for rail in 0..self.rails() {
+            let recv = self.parts_in(Place::Recv, self.slice.first, rail);
+            self.exchange((CollectiveKind::AllToAll, 0), part, (slot(rail, at), part), recv);
+        }
+    }
+
+    /// What is for one rank of another host lies together, in order of the ranks here.
+    fn exchange_parts(&mut self) {
+        let (part, swap, team) = (self.part(), self.swap(), self.team());
+        for host in self.other_hosts() {
+            for (rail, block) in self.each_block(host) {
+                let send = self.parts_in(Place::Send, self.block_of(host, block), rail);
+                let recv = (slot(rail, swap.outgoing(host) + block * team * part), part);
+                self.exchange((CollectiveKind::AllToAll, 0), part, send, recv);
+            }
+        }
+        (0..self.rails()).for_each(|rail| self.swap_by(rail));
+        let own = self.blocks_of(self.host());
+        self.exchange_own(CollectiveKind::AllToAll, Place::Send(own), Place::Recv(own));
+    }
+
+    fn take_exchanged(&mut self) {
+        let (part, swap) = (self.part(), self.swap());
+        for host in self.other_hosts() {
+            let stride = self.team_of(host) * part;
+            for (rail, block) in self.each_block(host) {
+                let send = (slot(rail, swap.incoming(host) + block * part), stride);
+                let recv = self.parts_in(Place::Recv, self.block_of(host, block), rail);
+                self.exchange((CollectiveKind::AllToAll, 0), part, send, recv);
+            }
+        }
+    }
+
+    fn scatter_parts(&mut self) {
+        let (part, section, root) = (self.part(), self.section(), self.root().local);
+        for host in self.other_hosts().filter(|_| self.is_at_root()).collect::<Vec<_>>() {
+            for (rail, block) in self.each_block(host) {
+                let send = self.parts_in(Place::Send, self.block_of(host, block), rail);
+                let recv = (slot(rail, host * section + block * part), part);
+                self.exchange((CollectiveKind::Scatter, root), part, send, recv);
+            }
+        }
+        let places = (0, self.host() * section);
+        (0..self.rails()).for_each(|rail| self.move_by(rail, CollectiveKind::Scatter, section, places));
+        if self.is_at_root() {
+            let own = self.blocks_of(self.host());
+            self.exchange_own(CollectiveKind::Scatter, Place::Send(own), Place::Recv(self.slice.first));
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Stages of every collective's segments. Pure.
+//!
+//! | file | slices |
+//! | --- | --- |
+//! | `one_block.rs` | of collectives with one block, of which rails have a part each |
+//! | `by_counterparts.rs` | with a block for each rank, which goes by that rank's rail: hosts have as many ranks each |
+//! | `by_parts.rs` | with a block for each rank, of which each rail has a part: hosts differ |
+//! | `undivided.rs` | with a block for each rank, so short that rails move whole blocks |
+
+mod by_counterparts;
+mod by_parts;
+mod one_block;
+mod undivided;
+
+use mccs_ipc::layout::Seat;
+use mccs_ipc::types::CollectiveKind;
+
+use super::plan::{Exchange, Move, Parts, Place, Plan, Slice, Stage, Swap};
+
+impl Plan<'_> {
+    /// A segment of a slice: stages in order.
+    pub(super) fn stages(&self, slice: Slice, segment: usize) -> Vec<Stage> {
+        let mut stages = Stages { plan: self, slice, all: Vec::new() };
+        match (self.has_one_block(), slice.is_divided) {
+            (true, _) => stages.of_one_block(segment),
+            (false, false) => stages.of_undivided(segment),
+            (false, true) if self.goes_by_counterparts() => stages.of_counterparts(segment),
+            (false, true) => stages.of_parts(segment),
+        }
+        stages.all
+    }
+}
+
+/// Stages of one segment of a slice, as they are put together.
+struct Stages<'a> {
+    plan: &'a Plan<'a>,
+    slice: Slice,
+    all: Vec<Stage>,
+}
+
+/// Where the first of several blocks begins, and how far they lie apart.
+type Blocks = (Place, u64);
+
+fn slot(rail: u32, at: u64) -> Place {
+    Place::Slot { rail, at }
+}
+
+impl Stages<'_> {
+    fn host(&self) -> u64 {
+        u64::from(self.plan.seat.host)
+    }
+
+    fn hosts(&self) -> u64 {
+        u64::from(self.plan.layout.hosts())
+    }
+
+    fn other_hosts(&self) -> impl Iterator<Item = u64> + use<> {
+        let own = self.host();
+        (0..self.hosts()).filter(move |host| *host != own)
+    }
+
+    /// Ranks of a host.
+    fn team_of(&self, host: u64) -> u64 {
+        u64::from(self.plan.layout.team(host as u32))
+    }
+
+    /// Ranks of this host.
+    fn team(&self) -> u64 {
+        self.team_of(self.host())
+    }
+
+    fn local(&self) -> u64 {
+        u64::from(self.plan.seat.local)
+    }
+
+    /// Rails of each rank of this host.
+    fn rails(&self) -> u32 {
+        self.plan.layout.rails_each(self.plan.seat.host)
+    }
+
+    fn root(&self) -> Seat {
+        self.plan.layout.seat(self.plan.root)
+    }
+
+    fn is_at_root(&self) -> bool {
+        self.root().host == self.plan.seat.host
+    }
+
+    fn is_root(&self) -> bool {
+        self.root() == self.plan.seat
+    }
+
+    /// Elements of a block of the slice, or of a rail's part of that.
+    fn part(&self) -> u64 {
+        match self.slice.is_divided && !self.plan.goes_by_counterparts() {
+            true => self.slice.count / u64::from(self.plan.layout.rails()),
+            false => self.slice.count,
+        }
+    }
+
+    /// Elements that rails move of a slice from a host, or from one to another.
+    fn section(&self) -> u64 {
+        self.plan.blocks_at_a_time(self.slice.is_divided) * self.part()
+    }
+
+    /// Sections of what hosts exchange.
+    fn swap(&self) -> Swap {
+        Swap::new(self.plan.layout, self.plan.seat.host, self.section())
+    }
+
+    fn push(&mut self, stage: Stage) {
+        self.all.push(stage);
+    }
+
+    fn copy(&mut self, from: Place, to: Place, count: u64) {
+        self.push(Stage::Copy { from, to, count });
+    }
+
+    fn combine(&mut self, rail: u32, parts: Parts, (count, to): (u64, Place)) {
+        self.push(Stage::Combine { rail, parts, count, to });
+    }
+
+    fn move_by(&mut self, rail: u32, kind: CollectiveKind, count: u64, (send, recv): (u64, u64)) {
+        let root = if kind.has_root() { self.root().host } else { 0 };
+        self.push(Stage::Rail(Move { rail, kind, root, count, send, recv }));
+    }
+
+    fn swap_by(&mut self, rail: u32) {
+        let moved = self.swap().by(rail);
+        self.push(Stage::Rail(moved));
+    }
+
+    /// A collective of the team.
+    fn exchange(&mut self, (kind, root): (CollectiveKind, u32), count: u64, send: Blocks, recv: Blocks) {
+        let ((send, send_stride), (recv, recv_stride)) = (send, recv);
+        self.push(Stage::Team(Exchange { kind, root, count, send, send_stride, recv, recv_stride }));
+    }
+
+    /// A collective of the team on what the slice has of every block of this host, from and to buffers with a block for each rank.
+    fn exchange_own(&mut self, kind: CollectiveKind, send: Place, recv: Place) {
+        let (root, stride) = (if kind.has_root() { self.root().local } else { 0 }, self.plan.count);
+        self.exchange((kind, root), self.slice.count, (send, stride), (recv, stride));
+    }
+
+    /// Where the slice begins in the first block of a host, in a buffer with a block for each rank.
+    fn blocks_of(&self, host: u64) -> u64 {
+        u64::from(self.plan.layout.first_rank(host as u32)) * self.plan.count + self.slice.first
+    }
+
+    /// Where it begins in a block of a host.
+    fn block_of(&self, host: u64, local: u64) -> u64 {
+        self.blocks_of(host) + local * self.plan.count
+    }
+}
