@@ -64,7 +64,14 @@ fn main() -> anyhow::Result<()> {
     let element_bytes = arguments.element_bytes as u64;
     ensure!(element_bytes > 0 && per_count > 0, "a collective without data has no bytes to count");
     let count = (arguments.bytes / per_count).div_ceil(element_bytes);
-    let problem = Problem { kind: arguments.operation, nranks, root: arguments.root, count, premultiply: false };
+    let problem = Problem {
+        kind: arguments.operation,
+        nranks,
+        root: arguments.root,
+        count,
+        premultiply: false,
+        leaves_own: false,
+    };
     // As a service does for a new communicator.
     let strategy = Strategy::initial(arguments.algorithm.choice(), nranks, arguments.channels, &hosts);
     let algorithm = CostModel::for_hosts(&hosts).choose(&problem, arguments.element_bytes, &strategy)?;

@@ -338,7 +338,14 @@ fn collectives_table(host: &RdmaHost, hosts: u32) -> anyhow::Result<String> {
     let mut text = "| | bytes | algorithm | us | busbw |\n| --- | --- | --- | --- | --- |\n".to_owned();
     for (kind, ranks_each) in [(CollectiveKind::AllReduce, 1), (CollectiveKind::AllGather, u64::from(hosts))] {
         for bytes in [64 << 10, 1 << 20, 64 << 20, 1 << 30] {
-            let problem = Problem { kind, nranks: hosts, root: 0, count: bytes / 4 / ranks_each, premultiply: false };
+            let problem = Problem {
+                kind,
+                nranks: hosts,
+                root: 0,
+                count: bytes / 4 / ranks_each,
+                premultiply: false,
+                leaves_own: false,
+            };
             let algorithm = model.choose(&problem, 4, &strategy)?;
             let ns = model.estimate_ns(&build(&problem, algorithm, &strategy)?, 4);
             let (_, bus_bytes) = traffic(kind, problem.count * 4, u64::from(hosts));

@@ -39,6 +39,7 @@ pub(super) fn build(problem: &Problem) -> Schedule {
             .collect(),
         CollectiveKind::AllToAll => all()
             .flat_map(|src| all().map(move |dst| (src, dst)))
+            .filter(|(src, dst)| src != dst || !problem.leaves_own)
             .map(|(src, dst)| copy(at(src, Buffer::Send, block(dst)), at(dst, Buffer::Recv, block(src))))
             .collect(),
         CollectiveKind::Gather => {

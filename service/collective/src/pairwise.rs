@@ -53,7 +53,8 @@ fn after(rank: u32, distance: u32, nranks: u32) -> u32 {
 
 fn all_to_all(problem: &Problem, rank: u32) -> Vec<Step> {
     let nranks = problem.nranks;
-    let mut steps = vec![copy(rank, block(problem, Buffer::Send, rank), block(problem, Buffer::Recv, rank))];
+    let own = copy(rank, block(problem, Buffer::Send, rank), block(problem, Buffer::Recv, rank));
+    let mut steps: Vec<_> = Some(own).filter(|_| !problem.leaves_own).into_iter().collect();
     for distance in 1..nranks {
         let (to, from) = (after(rank, distance, nranks), after(rank, nranks - distance, nranks));
         steps.push(send(rank, to, block(problem, Buffer::Send, to)));

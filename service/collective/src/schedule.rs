@@ -22,6 +22,8 @@ pub struct Problem {
     pub count: u64,
     /// Contributions are pre-multiplied by a scalar that does not travel: they leave their rank's host only multiplied.
     pub premultiply: bool,
+    /// In an all-to-all: what a rank has for itself stays in its send buffer.
+    pub leaves_own: bool,
 }
 
 impl Problem {

@@ -2,7 +2,7 @@
 
 use mccs_telemetry::failed::FailedView;
 use mccs_telemetry::late::LateView;
-use mccs_telemetry::stuck::{Culprit, StuckClass};
+use mccs_telemetry::stuck::{Culprit, StuckClass, StuckPart};
 use serde::{Deserialize, Serialize};
 
 /// A communicator, as the host of its first rank tells of it.
@@ -27,6 +27,9 @@ pub struct CommSummary {
 pub struct StuckSummary {
     /// Its number on the host that tells.
     pub communicator: u64,
+    /// Of which it is a part, if it is one: ranks have the whole's numbers.
+    #[serde(default)]
+    pub part: Option<StuckPart>,
     /// Whose it is.
     pub tenant: String,
     /// What it waits for.

@@ -8,7 +8,7 @@ use mccs_control::cluster::{ClusterHost, ClusterView, HostSummary, StuckSummary}
 use mccs_control::{ControlAnswer, ControlRequest, call, call_within};
 use mccs_telemetry::stuck::StuckClass;
 
-use crate::stuck::{culprit, verdict};
+use crate::stuck::{culprit, named, verdict};
 
 /// Hosts look for what is stuck for some seconds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
@@ -142,8 +142,9 @@ pub fn stuck(socket: &Path, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn print_stuck(host: &str, StuckSummary { communicator, tenant, class, culprits }: &StuckSummary) {
-    say!("communicator {communicator} of {host}, tenant {tenant}: {}", verdict(*class, None));
+fn print_stuck(host: &str, StuckSummary { communicator, part, tenant, class, culprits }: &StuckSummary) {
+    let named = named(*communicator, part.as_ref());
+    say!("{named} of {host}, tenant {tenant}: {}", verdict(*class, None));
     culprits.iter().for_each(|one| say!("  {}", culprit(one)));
 }
 
@@ -159,8 +160,8 @@ fn on_this_host(socket: &Path) -> anyhow::Result<ClusterView> {
             ControlAnswer::Stuck(report) => {
                 summary.looked_at += 1;
                 if !matches!(report.class, StuckClass::NotStuck | StuckClass::Running) {
-                    let (class, culprits) = (report.class, report.culprits);
-                    summary.stuck.push(StuckSummary { communicator, tenant: comm.tenant, class, culprits });
+                    let (class, part, culprits) = (report.class, report.part, report.culprits);
+                    summary.stuck.push(StuckSummary { communicator, part, tenant: comm.tenant, class, culprits });
                 }
             }
             // It has ended meanwhile.

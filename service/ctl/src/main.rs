@@ -198,6 +198,7 @@ fn main() -> ExitCode {
         Command::Trace(trace) => trace.run(socket),
         Command::MergeTraces(merge) => merge.run(),
         Command::Show if json => show_json(socket, &Command::Show),
+        Command::WhyStuck { communicator } if !json => stuck::why_stuck(socket, *communicator),
         command => {
             let requests = command.requests(json);
             requests.and_then(|requests| requests.iter().try_for_each(|request| ask(socket, json, request)))

@@ -1,7 +1,10 @@
 //! `mccsctl why-stuck`.
 
 use mccs_telemetry::stuck::looks::Progress;
-use mccs_telemetry::stuck::{Culprit, StuckClass, StuckReport};
+use std::path::Path;
+
+use mccs_control::{ControlAnswer, ControlRequest, call};
+use mccs_telemetry::stuck::{Culprit, StuckClass, StuckPart, StuckReport};
 
 /// What moved between two looks: `12 collectives in the last 100 ms`.
 fn moved(Progress { ms, collectives, messages, bytes }: Progress) -> String {
@@ -34,16 +37,57 @@ pub fn verdict(class: StuckClass, progress: Option<Progress>) -> String {
     }
 }
 
+/// A communicator, and what it is a part of.
+pub fn named(communicator: u64, part: Option<&StuckPart>) -> String {
+    let part = part.map(|part| format!(" ({} of communicator {})", part.name, part.whole));
+    format!("communicator {communicator}{}", part.unwrap_or_default())
+}
+
 /// Who is to blame, in a line.
 pub fn culprit(culprit: &Culprit) -> String {
     let rank = culprit.rank.map_or_else(String::new, |rank| format!(" rank {rank}"));
-    let pid = culprit.pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
-    format!("{}{rank}{pid}: {}", culprit.host, culprit.what)
+    let gpu = culprit.gpu.map(|gpu| format!("GPU {gpu}"));
+    let about: Vec<_> = culprit.pid.map(|pid| format!("process {pid}")).into_iter().chain(gpu).collect();
+    let about = if about.is_empty() { String::new() } else { format!(" ({})", about.join(", ")) };
+    format!("{}{rank}{about}: {}", culprit.host, culprit.what)
+}
+
+/// Says what a communicator waits for. One that waits for nothing itself may have parts that do: those are told of besides.
+///
+/// # Errors
+/// The service cannot be asked, or refuses.
+pub fn why_stuck(socket: &Path, communicator: u64) -> anyhow::Result<()> {
+    let report = ask(socket, communicator)?;
+    print(&report);
+    let waits = |report: &StuckReport| !matches!(report.class, StuckClass::NotStuck | StuckClass::Running);
+    if waits(&report) || report.part.is_some() {
+        return Ok(());
+    }
+    let ControlAnswer::Communicators(all) = call(socket, &ControlRequest::Communicators)? else {
+        anyhow::bail!("the service answered something else");
+    };
+    for part in all.into_iter().filter(|one| one.part_of == Some(communicator)) {
+        // One that has ended meanwhile waits for nothing.
+        let Ok(report) = ask(socket, part.communicator) else { continue };
+        if waits(&report) {
+            print(&report);
+        }
+    }
+    Ok(())
+}
+
+fn ask(socket: &Path, communicator: u64) -> anyhow::Result<StuckReport> {
+    match call(socket, &ControlRequest::WhyStuck { communicator })? {
+        ControlAnswer::Stuck(report) => Ok(*report),
+        ControlAnswer::Refused(reason) => anyhow::bail!("refused: {reason}"),
+        _ => anyhow::bail!("the service answered something else"),
+    }
 }
 
 /// What is wrong, who is to blame, and how far each host is.
 pub fn print(report: &StuckReport) {
-    say!("communicator {}: {}", report.communicator, verdict(report.class, report.progress));
+    let named = named(report.communicator, report.part.as_ref());
+    say!("{named}: {}", verdict(report.class, report.progress));
     report.culprits.iter().for_each(|one| say!("  {}", culprit(one)));
     for (host, account) in &report.hosts {
         let Some(account) = account else { continue };

@@ -30,6 +30,8 @@ pub struct RankInfo {
     pub session: SessionId,
     /// Its process.
     pub pid: i32,
+    /// Its GPU, by its number here.
+    pub gpu: Option<u32>,
     /// Rounds of the shared-memory exchange that it has begun, as far as it has told.
     pub rounds: AtomicU64,
     /// Enqueued by the tenant; this and the following without rounds.
@@ -116,6 +118,12 @@ pub struct CommInfo {
 }
 
 impl CommInfo {
+    /// What the caller calls one of its ranks: parts have other numbers than their whole.
+    #[must_use]
+    pub fn name_of(&self, rank: u32) -> u32 {
+        self.part.as_ref().map_or(rank, |part| part.name_of(rank))
+    }
+
     /// The number of the caller's communicator: its own, or that of the whole that it is a part of.
     #[must_use]
     pub fn whole(&self) -> u64 {

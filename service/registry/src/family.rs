@@ -66,6 +66,8 @@ pub struct PartOf {
     pub name: String,
     /// What each of its ranks is called in the whole.
     pub ranks: Vec<u32>,
+    /// Whether it moves data of teams between hosts: what a rank has for itself in an all-to-all stays where it is.
+    pub is_rail: bool,
 }
 
 /// A rank that joins a part, as its session says.
@@ -116,7 +118,14 @@ impl PartOf {
             let (wrong, of) = (joining.rank, joining.nranks);
             return Err(format!("rank {rank} is rank {place} of {} there, not {wrong} of {of}", ranks.len()));
         }
-        Ok(PartOf { whole: whole.number, family: Arc::clone(whole.family), name, ranks })
+        let is_rail = matches!(joining.role, Role::Rail { .. });
+        Ok(PartOf { whole: whole.number, family: Arc::clone(whole.family), name, ranks, is_rail })
+    }
+
+    /// What the caller calls one of its ranks.
+    #[must_use]
+    pub fn name_of(&self, rank: u32) -> u32 {
+        self.ranks.get(rank as usize).copied().unwrap_or(rank)
     }
 
     /// For messages: its name, and what its ranks are called by the caller.

@@ -5,10 +5,12 @@
 //! least. If no flow can be blamed either, GPUs do not end what they were given, or ranks wait for each other.
 
 pub mod looks;
+mod part;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use self::looks::Progress;
+pub use self::part::StuckPart;
 use serde::{Deserialize, Serialize};
 
 use crate::flows::{FlowBytes, FlowName, FlowView};
@@ -43,6 +45,9 @@ pub struct RankAccount {
     pub rank: u32,
     /// Its process; 0 if it is not known.
     pub pid: i32,
+    /// Its GPU, by its number at its host.
+    #[serde(default)]
+    pub gpu: Option<u32>,
     /// Called by the tenant.
     pub called: u64,
     /// Begun on all ranks of its host.
@@ -186,6 +191,9 @@ pub struct Culprit {
     pub rank: Option<u32>,
     /// Its process.
     pub pid: Option<i32>,
+    /// Its GPU, by its number at its host.
+    #[serde(default)]
+    pub gpu: Option<u32>,
     /// Number of the collective that it has not called, or of its send or receive with `peer`, from 0.
     pub seq: Option<u64>,
     /// The rank at the other end of a send, a receive or a flow.
@@ -199,6 +207,9 @@ pub struct Culprit {
 pub struct StuckReport {
     /// Its number on the host that was asked.
     pub communicator: u64,
+    /// Of which it is a part, if it is one: ranks have the whole's numbers.
+    #[serde(default)]
+    pub part: Option<StuckPart>,
     /// What it waits for.
     pub class: StuckClass,
     /// Who is to blame; several if several are.
@@ -214,7 +225,7 @@ pub struct StuckReport {
 #[must_use]
 pub fn diagnose(communicator: u64, hosts: Vec<(String, Option<HostAccount>)>) -> StuckReport {
     let (class, culprits) = blame(&hosts);
-    StuckReport { communicator, class, culprits, hosts, progress: None }
+    StuckReport { communicator, part: None, class, culprits, hosts, progress: None }
 }
 
 fn blame(hosts: &[(String, Option<HostAccount>)]) -> (StuckClass, Vec<Culprit>) {
@@ -293,8 +304,8 @@ impl Ranks<'_> {
     /// A rank that has not made a call.
     fn culprit(&self, rank: u32, (seq, peer): (Option<u64>, Option<u32>), what: String) -> Option<Culprit> {
         let (host, account) = self.0.get(&rank)?;
-        let pid = (account.pid != 0).then_some(account.pid);
-        Some(Culprit { host: (*host).clone(), rank: Some(rank), pid, seq, peer, what })
+        let (pid, gpu) = ((account.pid != 0).then_some(account.pid), account.gpu);
+        Some(Culprit { host: (*host).clone(), rank: Some(rank), pid, gpu, seq, peer, what })
     }
 
     /// Ranks without whose calls others wait in theirs.

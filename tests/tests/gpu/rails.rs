@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::ensure;
 use mccs::{CollectiveKind, DataType, RedOp, ReduceOperator, Scalar};
+use mccs_control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_cuda::{DeviceMemory, OwnedStream, copy_from_host, copy_to_host};
 use mccs_eval::workload::{Call, POISON};
 use mccs_tests::TestService;
@@ -21,6 +22,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("combines_late", combines_late),
     ("combines_until_it_fails", combines_until_it_fails),
     ("counts_what_rails_move", counts_what_rails_move),
+    ("waits_for_the_last", waits_for_the_last),
 ];
 
 const KINDS: [CollectiveKind; 8] = [
@@ -264,6 +266,23 @@ fn counts_what_rails_move(place: &Place) -> anyhow::Result<()> {
     })
 }
 
+/// All but the last rank call, and wait for it.
+fn waits_for_the_last(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let call = call(0, place.nranks, 50_000);
+        let at = Buffers::of(&context, &call)?;
+        at.fill(&call, comm.rank())?;
+        together.wait();
+        if comm.rank() + 1 < place.nranks {
+            enqueue(&comm, &call, &at, stream.raw())?;
+        }
+        println!("has called");
+        loop {
+            std::thread::park();
+        }
+    })
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn gpus_of_several_hosts_combine_what_the_services_move() {
@@ -401,6 +420,37 @@ fn one_host_without_rails_is_one_for_all() {
     for host in [0, 1] {
         super::wait_until(|| hosts.service(host).service().registry.comms().is_empty());
     }
+}
+
+/// The operator hears of the job's ranks and their GPUs, not of a rail's.
+#[test]
+#[ignore = "needs two GPUs"]
+fn a_rank_for_which_rails_wait_is_named_as_the_caller_knows_it() {
+    let hosts = TestHosts::start(2, &everything());
+    let whole = Place { nranks: 4, root: "h0".into(), ..everybody(hosts.service(0), 0) };
+    let place = |host: u32| Place {
+        ranks: host * 2..host * 2 + 2,
+        socket: hosts.service(host as usize).socket(0),
+        ..whole.clone()
+    };
+    let mut players = [0, 1].map(|host| Player::start("waits_for_the_last", &place(host)));
+    players.iter_mut().for_each(|player| player.hears("has called"));
+    let comms = hosts.service(0).service().registry.comms();
+    let found =
+        comms.iter().find_map(|comm| comm.part.as_ref().filter(|part| part.name == "rail 2 of 2").zip(Some(comm)));
+    let (part_of, rail) = found.expect("the last rank's rail");
+    let (request, gpu) = (ControlRequest::WhyStuck { communicator: rail.number }, Some(3 % whole.gpus as u32));
+    super::wait_until(|| {
+        let Ok(ControlAnswer::Stuck(report)) = ask(&hosts.service(0).control_socket(), &request) else {
+            panic!("no report")
+        };
+        let part = report.part.as_ref().expect("a part");
+        assert_eq!((part.whole, part.name.as_str()), (part_of.whole, "rail 2 of 2"));
+        let ranks: Vec<_> = report.hosts.iter().flat_map(|(_, told)| told).flat_map(|told| &told.ranks).collect();
+        assert!(ranks.iter().all(|rank| [1, 3].contains(&rank.rank)), "{ranks:?}");
+        report.culprits.iter().any(|one| (one.host.as_str(), one.rank, one.gpu) == ("h1", Some(3), gpu))
+    });
+    players.iter_mut().for_each(Player::kill);
 }
 
 /// What is to go by rails does: that results are right does not tell.

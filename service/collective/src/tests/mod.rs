@@ -19,7 +19,7 @@ fn cases() -> impl Generator<Value = (Problem, Strategy)> {
     let shapes = (1u32..=12, kinds, counts, 0usize..4, any::<u32>(), any::<bool>());
     shapes.prop_flat_map(|(nranks, kind, count, channels, root, premultiply)| {
         let order = Just((0..nranks).collect::<Vec<_>>()).prop_shuffle();
-        let problem = Problem { kind, nranks, root: root % nranks, count, premultiply };
+        let problem = Problem { kind, nranks, root: root % nranks, count, premultiply, leaves_own: false };
         let cuts = (1u32..6, prop::sample::select(vec![1u64, 7, 500]), prop::sample::select(vec![1u64, 3, 64]));
         // One host, or each rank on any of up to five.
         let placements = prop_oneof![Just(Vec::new()), prop::collection::vec(0usize..5, nranks as usize)];

@@ -30,7 +30,8 @@ fn whole(buffer: Buffer) -> Span {
 }
 
 fn message(kind: CollectiveKind, programs: Vec<Vec<Step>>) -> Schedule {
-    let problem = Problem { kind, nranks: programs.len() as u32, root: 0, count: 8, premultiply: false };
+    let problem =
+        Problem { kind, nranks: programs.len() as u32, root: 0, count: 8, premultiply: false, leaves_own: false };
     let program = |(rank, steps)| Program { ranks: vec![rank], steps };
     let programs = (0..).zip(programs).map(program).collect();
     Schedule { problem, scratch_count: 8, shape: Shape::Message(vec![Channel { programs }]) }
@@ -122,7 +123,14 @@ fn channels_and_moves_that_meet_are_refused() {
         channels.push(channels[0].clone());
     }
     assert!(matches!(fault(&twice), Fault::Conflict { .. }));
-    let problem = Problem { kind: CollectiveKind::Broadcast, nranks: 2, root: 0, count: 8, premultiply: false };
+    let problem = Problem {
+        kind: CollectiveKind::Broadcast,
+        nranks: 2,
+        root: 0,
+        count: 8,
+        premultiply: false,
+        leaves_own: false,
+    };
     let remote = |rank, buffer, offset, count| RankSpan { rank, span: Span::new(buffer, offset, count) };
     let part = |offset, count| Move {
         srcs: vec![remote(0, Buffer::Send, offset, count)],
@@ -137,7 +145,8 @@ fn channels_and_moves_that_meet_are_refused() {
 #[test]
 fn a_barrier_that_lets_somebody_through_is_refused() {
     let strategy = fine_strategy(Vec::new());
-    let problem = Problem { kind: CollectiveKind::Barrier, nranks: 9, root: 0, count: 0, premultiply: false };
+    let problem =
+        Problem { kind: CollectiveKind::Barrier, nranks: 9, root: 0, count: 0, premultiply: false, leaves_own: false };
     let mut schedule = build(&problem, Algorithm::Ring, &strategy).expect("valid");
     assert_eq!(verify(&schedule, false), Ok(()));
     if let Shape::Message(channels) = &mut schedule.shape {
@@ -151,7 +160,14 @@ fn a_barrier_that_lets_somebody_through_is_refused() {
 
 #[test]
 fn strategies_that_do_not_fit_are_refused() {
-    let problem = Problem { kind: CollectiveKind::AllReduce, nranks: 3, root: 0, count: 8, premultiply: false };
+    let problem = Problem {
+        kind: CollectiveKind::AllReduce,
+        nranks: 3,
+        root: 0,
+        count: 8,
+        premultiply: false,
+        leaves_own: false,
+    };
     let check = |order: &[u32]| {
         let strategy = fine_strategy(vec![vec![0, 1, 2], order.to_vec()]);
         build(&problem, Algorithm::Ring, &strategy).map(|_| ())
@@ -175,10 +191,36 @@ fn strategies_that_do_not_fit_are_refused() {
     assert_eq!(many.validate(1), Err(StrategyError::TooManyChannels(CHANNELS_MAX + 1)));
 }
 
+/// Rails move what is between hosts; the library takes the own part from where it is.
+#[test]
+fn an_all_to_all_may_leave_the_own_part() {
+    for (nranks, is_mapped) in [(1, false), (2, false), (5, false), (5, true)] {
+        let hosts = if is_mapped { Vec::new() } else { (0..nranks).map(|rank| vec![rank]).collect() };
+        let strategy = Strategy { hosts, ..fine_strategy(Vec::new()) };
+        let kind = CollectiveKind::AllToAll;
+        let problem = Problem { kind, nranks, root: 0, count: 8, premultiply: false, leaves_own: true };
+        for algorithm in algorithms(&strategy) {
+            let schedule = build(&problem, algorithm, &strategy).expect("valid");
+            assert_eq!(verify(&schedule, false), Ok(()), "{algorithm:?}");
+            match &schedule.shape {
+                Shape::Direct(moves) => {
+                    let stays = |one: &Move| one.srcs[0].rank == one.dsts[0].rank;
+                    assert!(!moves.iter().any(stays), "{moves:?}");
+                }
+                Shape::Message(channels) => {
+                    let mut steps = channels.iter().flat_map(|channel| &channel.programs).flat_map(|one| &one.steps);
+                    assert!(steps.all(|step| !matches!(step, Step::Copy { .. })), "{algorithm:?}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn problems_that_contradict_themselves_are_refused() {
     let broadcast = |nranks, root, count| {
-        let problem = Problem { kind: CollectiveKind::Broadcast, nranks, root, count, premultiply: false };
+        let problem =
+            Problem { kind: CollectiveKind::Broadcast, nranks, root, count, premultiply: false, leaves_own: false };
         build(&problem, Algorithm::Tree, &fine_strategy(Vec::new())).map(|_| ())
     };
     assert_eq!(broadcast(3, 2, 8), Ok(()));
@@ -191,8 +233,14 @@ fn problems_that_contradict_themselves_are_refused() {
 /// Scratch is memory that the service pays for: it must not grow with the number of ranks once data is cut into chunks.
 #[test]
 fn a_reduce_scatter_reuses_its_scratch() {
-    let problem =
-        Problem { kind: CollectiveKind::ReduceScatter, nranks: 12, root: 0, count: 1 << 20, premultiply: false };
+    let problem = Problem {
+        kind: CollectiveKind::ReduceScatter,
+        nranks: 12,
+        root: 0,
+        count: 1 << 20,
+        premultiply: false,
+        leaves_own: false,
+    };
     let strategy = Strategy { pipeline_chunks: 64, ..Strategy::initial(Choice::Auto, 12, 2, &[]) };
     let schedule = build(&problem, Algorithm::Ring, &strategy).expect("valid");
     assert_eq!(verify(&schedule, false), Ok(()));
@@ -204,7 +252,7 @@ fn a_reduce_scatter_reuses_its_scratch() {
 fn hosts_send_as_few_bytes_as_their_algorithm_says() {
     let sent = |algorithm, kind, placement: &[usize], count| {
         let nranks = placement.len() as u32;
-        let problem = Problem { kind, nranks, root: 0, count, premultiply: false };
+        let problem = Problem { kind, nranks, root: 0, count, premultiply: false, leaves_own: false };
         let strategy = Strategy::initial(Choice::Auto, nranks, 1, &hosts(placement));
         let schedule = build(&problem, algorithm, &strategy).expect("valid");
         let between = schedule.counts_between(&strategy.hosts);
@@ -228,7 +276,14 @@ fn hosts_send_as_few_bytes_as_their_algorithm_says() {
 #[test]
 fn programs_keep_to_their_own_ranks() {
     let program = |ranks: &[u32], steps| Program { ranks: ranks.to_vec(), steps };
-    let problem = Problem { kind: CollectiveKind::Broadcast, nranks: 2, root: 0, count: 8, premultiply: false };
+    let problem = Problem {
+        kind: CollectiveKind::Broadcast,
+        nranks: 2,
+        root: 0,
+        count: 8,
+        premultiply: false,
+        leaves_own: false,
+    };
     let schedule = |programs| Schedule { problem, scratch_count: 0, shape: Shape::Message(vec![Channel { programs }]) };
     let both = Step::Copy { src: at(0, Buffer::Send), dsts: vec![at(0, Buffer::Recv), at(1, Buffer::Recv)] };
     assert_eq!(verify(&schedule(vec![program(&[0, 1], vec![both.clone()])]), true), Ok(()));
@@ -242,7 +297,14 @@ fn programs_keep_to_their_own_ranks() {
 
 #[test]
 fn direct_moves_between_hosts_are_refused() {
-    let problem = Problem { kind: CollectiveKind::AllReduce, nranks: 2, root: 0, count: 8, premultiply: false };
+    let problem = Problem {
+        kind: CollectiveKind::AllReduce,
+        nranks: 2,
+        root: 0,
+        count: 8,
+        premultiply: false,
+        leaves_own: false,
+    };
     let strategy = Strategy::initial(Choice::Auto, 2, 1, &[vec![0], vec![1]]);
     assert_eq!(build(&problem, Algorithm::Direct, &strategy), Err(ScheduleError::NotMapped));
 }
@@ -257,7 +319,14 @@ fn raw_contributions_stay_where_their_scalar_is() {
 
 #[test]
 fn scratch_is_of_first_ranks() {
-    let problem = Problem { kind: CollectiveKind::AllReduce, nranks: 4, root: 0, count: 100, premultiply: false };
+    let problem = Problem {
+        kind: CollectiveKind::AllReduce,
+        nranks: 4,
+        root: 0,
+        count: 100,
+        premultiply: false,
+        leaves_own: false,
+    };
     let strategy = Strategy::initial(Choice::Auto, 4, 2, &hosts(&[0, 0, 1, 1]));
     let mut schedule = build(&problem, Algorithm::OneShot, &strategy).expect("valid");
     let counts: Vec<_> = (0..4).map(|rank| schedule.scratch_count_of(rank)).collect();
@@ -271,7 +340,14 @@ fn scratch_is_of_first_ranks() {
 fn long_data_goes_round_the_ring_instead_of_into_scratch() {
     let strategy = Strategy::initial(Choice::Auto, 4, 2, &hosts(&[0, 1, 2, 3]));
     let built = |algorithm, count| {
-        let problem = Problem { kind: CollectiveKind::AllReduce, nranks: 4, root: 0, count, premultiply: false };
+        let problem = Problem {
+            kind: CollectiveKind::AllReduce,
+            nranks: 4,
+            root: 0,
+            count,
+            premultiply: false,
+            leaves_own: false,
+        };
         build(&problem, algorithm, &strategy).expect("valid")
     };
     let long = 1 << 24;
@@ -286,7 +362,7 @@ fn chunks_are_short_where_they_are_passed_on() {
     let sends = |placement: &[usize], kind, algorithm| {
         let nranks = placement.len() as u32;
         let strategy = Strategy::initial(Choice::Auto, nranks, 1, &hosts(placement));
-        let problem = Problem { kind, nranks, root: 0, count: 1 << 18, premultiply: false };
+        let problem = Problem { kind, nranks, root: 0, count: 1 << 18, premultiply: false, leaves_own: false };
         let schedule = build(&problem, algorithm, &strategy).expect("valid");
         let Shape::Message(channels) = &schedule.shape else { panic!("it passes messages") };
         let most = channels[0]

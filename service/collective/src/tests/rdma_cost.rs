@@ -61,7 +61,14 @@ fn long_data_take_as_long_as_links_need_and_less_than_over_tcp() {
     let model = CostModel::over_rdma(&hosts, &host);
     assert_eq!(model.message_ns, 600.0);
     let strategy = Strategy::initial(Choice::Auto, 16, 8, &hosts);
-    let problem = Problem { kind: CollectiveKind::AllReduce, nranks: 16, root: 0, count: 1 << 28, premultiply: false };
+    let problem = Problem {
+        kind: CollectiveKind::AllReduce,
+        nranks: 16,
+        root: 0,
+        count: 1 << 28,
+        premultiply: false,
+        leaves_own: false,
+    };
     let schedule = build(&problem, Algorithm::Ring, &strategy).expect("valid");
     let time = |model: &CostModel| model.estimate_ns(&schedule, 4);
     // 2 x 15/16 of a gibibyte at 400 GB/s.

@@ -183,6 +183,11 @@ impl Machine {
             Kind::Broadcast => vec![(whole, vec![(root, 0)])],
             Kind::Scatter => vec![(whole, vec![(root, block(rank))])],
             Kind::AllGather | Kind::Gather => by_rank(0),
+            // What stays is no output.
+            Kind::AllToAll if self.problem.leaves_own => {
+                let own = block(rank);
+                by_rank(own).into_iter().filter(|(span, _)| span.offset != own).collect()
+            }
             Kind::AllToAll => by_rank(block(rank)),
             Kind::Barrier => Vec::new(),
         }

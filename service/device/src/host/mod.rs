@@ -107,7 +107,14 @@ fn message_schedule(src: u32, dst: u32, bytes: u64) -> Schedule {
         Program { ranks: vec![src], steps: vec![Step::Send { peer: 1, src: span(src, Buffer::Send) }] },
         Program { ranks: vec![dst], steps: vec![Step::Recv { peer: 0, dsts: vec![span(dst, Buffer::Recv)] }] },
     ];
-    let problem = Problem { nranks: 2, root: 0, count: bytes, kind: CollectiveKind::Broadcast, premultiply: false };
+    let problem = Problem {
+        nranks: 2,
+        root: 0,
+        count: bytes,
+        kind: CollectiveKind::Broadcast,
+        premultiply: false,
+        leaves_own: false,
+    };
     Schedule { problem, scratch_count: 0, shape: Shape::Message(vec![Channel { programs }]) }
 }
 

@@ -244,7 +244,8 @@ impl ClusterAsker {
                 let is_stuck = !matches!(report.class, StuckClass::NotStuck | StuckClass::Running);
                 if is_stuck {
                     let culprits = report.culprits.iter().take(CULPRITS_TOLD_MAX).cloned().collect();
-                    one.summary.stuck.push(StuckSummary { communicator, tenant, class: report.class, culprits });
+                    let (class, part) = (report.class, report.part.clone());
+                    one.summary.stuck.push(StuckSummary { communicator, part, tenant, class, culprits });
                 }
             }
             // It has ended, or there was no room.

@@ -20,12 +20,12 @@ use mccs_registry::RankInfo;
 use mccs_telemetry::stuck::looks::{Accounts, LOOKS_AFTER, diagnose_twice};
 use mccs_telemetry::stuck::{
     CALLS_TOLD_MAX, FLOWS_TOLD_MAX, FlowWay, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount, StuckClass,
-    StuckReport, diagnose,
+    StuckPart, StuckReport, diagnose,
 };
 
 use super::ProxyEngine;
 use super::comm::{Comm, Member};
-use super::describe::{describe, describe_call};
+use super::describe::{describe_as, describe_call_as};
 use super::gpu_progress::{GpuProgress, GpuStall, LooksLeft};
 use super::operation::Operation;
 use super::reply_to::{Looks, OperatorAnswer, ReplyTo};
@@ -200,7 +200,9 @@ impl Comm {
         let ahead = ahead.map(|by_all| format!("collective {by_all}, which not all ranks have called"));
         let on_gpu = stall.and_then(|stall| stall.waits_in.get(&member.rank).cloned());
         let calls = self.calls(member, remote);
-        let mut waits_in: Vec<_> = calls.iter().take(CALLS_TOLD_MAX).map(|(call, _)| describe(call)).collect();
+        let name_of = |rank| self.info.name_of(rank);
+        let mut waits_in: Vec<_> =
+            calls.iter().take(CALLS_TOLD_MAX).map(|(call, _)| describe_as(call, name_of)).collect();
         if calls.len() > CALLS_TOLD_MAX {
             waits_in.push(format!("and {} more", calls.len() - CALLS_TOLD_MAX));
         }
@@ -215,11 +217,12 @@ impl Comm {
         RankAccount {
             rank: member.rank,
             pid: member.session.peer.pid,
+            gpu: info.gpu,
             called: called(info),
             started: self.info.progress(info).started,
             completed: self.info.progress(info).completed,
             late_ns: info.late_ns.load(Ordering::Relaxed),
-            last: self.last_call(member.rank).map_or_else(String::new, |call| describe_call(&call)),
+            last: self.last_call(member.rank).map_or_else(String::new, |call| describe_call_as(&call, name_of)),
             is_behind: behind.is_some(),
             behind_seq: behind.map(|waiting| member.place(&waiting.operation)),
             holds_up: stall.and_then(|stall| stall.holds_up.get(&member.rank).cloned()),
@@ -377,15 +380,23 @@ impl ProxyEngine {
     /// A look has ended, or taken too long: the operator is answered, or it is looked again.
     fn end_look(&mut self, question: u64, now: Instant) {
         let Some(mut inquiring) = self.diagnostics.inquiring.remove(&question) else { return };
-        if self.comms.get(inquiring.comm).is_none() {
+        let Some(live) = self.comms.get(inquiring.comm) else {
             return inquiring.reply_to.answer(Err("the communicator has ended".into()));
-        }
+        };
+        let part = live.info.part.clone();
         let pause = InquiryStep::Pausing { until: now };
-        let InquiryStep::Looking { began, accounts, .. } = std::mem::replace(&mut inquiring.step, pause) else {
+        let InquiryStep::Looking { began, mut accounts, .. } = std::mem::replace(&mut inquiring.step, pause) else {
             return;
         };
+        if let Some(part) = &part {
+            let told = accounts.iter_mut().filter_map(|(_, account)| account.as_mut());
+            told.for_each(|account| account.call_ranks(&part.ranks));
+        }
         match inquiring.judge(began, accounts, now) {
-            Ok(report) => inquiring.reply_to.answer(Ok(OperatorAnswer::Stuck(Box::new(report)))),
+            Ok(report) => {
+                let part = part.map(|part| StuckPart { whole: part.whole, name: part.name });
+                inquiring.reply_to.answer(Ok(OperatorAnswer::Stuck(Box::new(StuckReport { part, ..report }))));
+            }
             Err(until) => {
                 inquiring.step = InquiryStep::Pausing { until };
                 self.diagnostics.inquiring.insert(question, inquiring);

@@ -133,11 +133,8 @@ impl Comm {
     /// Two ends of a message that do not mean the same, if a GPU has told of such.
     pub(super) fn contradiction(&self) -> Option<Failure> {
         let fault = self.info.direct.as_ref()?.page().fault()?;
-        let named = |rank: u32| {
-            let names = self.info.part.as_ref().map(|part| &part.ranks);
-            names.and_then(|names| names.get(rank as usize)).map_or(rank, |name| *name)
-        };
-        let message = contradiction(named(fault.sender), fault.came, named(fault.receiver), fault.expected);
+        let name_of = |rank| self.info.name_of(rank);
+        let message = contradiction(name_of(fault.sender), fault.came, name_of(fault.receiver), fault.expected);
         Some(Failure::new(ErrorClass::InvalidUsage, message))
     }
 

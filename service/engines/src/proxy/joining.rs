@@ -69,6 +69,7 @@ impl ProxyEngine {
             rank: request.rank,
             session: request.session.id,
             pid: request.session.peer.pid,
+            gpu: request.gpu.and_then(|gpu| u32::try_from(gpu).ok()),
             rounds: 0.into(),
             enqueued: 0.into(),
             started: 0.into(),
@@ -126,7 +127,8 @@ impl ProxyEngine {
         }
         let memory: Arc<[_]> = memory.into();
         let ranks_by_host = across.as_ref().map_or(&[][..], |across| &across.ranks_by_host);
-        let schedules = (self.make_schedules)(nranks, ranks_by_host);
+        let is_rail = info.part.as_ref().is_some_and(|part| part.is_rail);
+        let schedules = (self.make_schedules)(nranks, ranks_by_host).leaving_own(is_rail);
         let agreed = across.as_ref().map(|across| across.agreed.clone());
         let (schedules, assignment) = match agreed {
             Some((agreed, assignment)) => (schedules.with_channels(agreed.channels), assignment),

@@ -34,6 +34,8 @@ pub struct ScheduleCache {
     nranks: u32,
     strategy: Strategy,
     model: CostModel,
+    /// Whether an all-to-all leaves alone what a rank has for itself: a rail's, which moves what is between hosts.
+    leaves_own: bool,
     schedules: HashMap<(Problem, usize), Arc<Schedule>>,
     /// Of all of them.
     steps: usize,
@@ -43,7 +45,13 @@ impl ScheduleCache {
     /// An empty cache. The strategy must be valid for `nranks`.
     #[must_use]
     pub fn new(nranks: u32, strategy: Strategy, model: CostModel) -> Self {
-        ScheduleCache { nranks, strategy, model, schedules: HashMap::new(), steps: 0 }
+        ScheduleCache { nranks, strategy, model, leaves_own: false, schedules: HashMap::new(), steps: 0 }
+    }
+
+    /// The same, for a rail, if it is one.
+    #[must_use]
+    pub fn leaving_own(self, leaves_own: bool) -> Self {
+        ScheduleCache { leaves_own, ..self }
     }
 
     /// What services of several hosts must have in common, in words: each builds its own schedules, and they fit only if all
@@ -63,7 +71,7 @@ impl ScheduleCache {
         }
         let rings = Strategy::initial(self.strategy.choice, self.nranks, channels, &self.strategy.hosts).ring_orders;
         let strategy = Strategy { ring_orders: rings, ..self.strategy };
-        ScheduleCache::new(self.nranks, strategy, self.model)
+        ScheduleCache::new(self.nranks, strategy, self.model).leaving_own(self.leaves_own)
     }
 
     /// What a change makes of it: the same communicator and model under another strategy.
@@ -72,7 +80,7 @@ impl ScheduleCache {
     /// It does not fit the communicator.
     pub fn changed(&self, change: &StrategyChange, epoch: u64) -> Result<Self, StrategyError> {
         let strategy = self.strategy.changed(change, epoch, self.nranks)?;
-        Ok(ScheduleCache::new(self.nranks, strategy, self.model.clone()))
+        Ok(ScheduleCache::new(self.nranks, strategy, self.model.clone()).leaving_own(self.leaves_own))
     }
 
     /// The strategy.
@@ -92,6 +100,7 @@ impl ScheduleCache {
             root: 0,
             count,
             premultiply: false,
+            leaves_own: false,
         };
         // Few steps, but a part for every rank on every channel: it has all links that a longer one has.
         let channels = self.strategy.ring_orders.len().max(1) as u64;
@@ -116,7 +125,8 @@ impl ScheduleCache {
         };
         let root = if kind.has_root() { *root } else { 0 };
         let premultiply = self.strategy.hosts.len() > 1 && kind.reduces() && *redop == RedOp::PreMulSum;
-        let problem = Problem { kind: *kind, nranks: self.nranks, root, count: *count, premultiply };
+        let leaves_own = self.leaves_own && *kind == CollectiveKind::AllToAll;
+        let problem = Problem { kind: *kind, nranks: self.nranks, root, count: *count, premultiply, leaves_own };
         let key = (problem, dtype.size_bytes());
         if let Some(schedule) = self.schedules.get(&key) {
             return Ok(Arc::clone(schedule));
@@ -149,7 +159,7 @@ mod tests {
                 let links = cache.links().unwrap();
                 for count in [1, 1000, 1 << 20] {
                     let (kind, nranks) = (CollectiveKind::AllReduce, 7);
-                    let problem = Problem { kind, nranks, root: 0, count, premultiply: false };
+                    let problem = Problem { kind, nranks, root: 0, count, premultiply: false, leaves_own: false };
                     let long = build(&problem, algorithm, &cache.strategy).unwrap().links();
                     assert!(long.is_subset(&links), "{algorithm:?}, {channels} channels, {count}: {long:?} {links:?}");
                 }

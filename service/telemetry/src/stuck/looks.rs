@@ -42,7 +42,7 @@ pub fn diagnose_twice(communicator: u64, first: &Accounts, last: Accounts, apart
     let (class, culprits) = blame(&without_what_moved(first, &last, &moved));
     let is_moving = !moved.ranks.is_empty() || !moved.flows.is_empty();
     let class = if class == StuckClass::NotStuck && is_moving { StuckClass::Running } else { class };
-    StuckReport { communicator, class, culprits, hosts: last, progress: Some(progress) }
+    StuckReport { communicator, part: None, class, culprits, hosts: last, progress: Some(progress) }
 }
 
 /// Ranks and flows that are no culprits.
