@@ -46,8 +46,13 @@ fn everything() -> String {
 
 /// Has teams of so many ranks, with a service each, play a role.
 fn play_in_teams(role: &str, hosts: &TestHosts, teams: &[u32]) -> Vec<String> {
+    play_as(0, role, hosts, teams)
+}
+
+/// The same, as a tenant.
+fn play_as(tenant: usize, role: &str, hosts: &TestHosts, teams: &[u32]) -> Vec<String> {
     let nranks = teams.iter().sum();
-    let whole = Place { nranks, root: "h0".into(), ..everybody(hosts.service(0), 0) };
+    let whole = Place { nranks, root: "h0".into(), ..everybody(hosts.service(0), tenant) };
     let mut first = 0;
     let players: Vec<_> = teams
         .iter()
@@ -55,7 +60,7 @@ fn play_in_teams(role: &str, hosts: &TestHosts, teams: &[u32]) -> Vec<String> {
         .map(|(host, team)| {
             let ranks = first..first + team;
             first = ranks.end;
-            let place = Place { ranks, socket: hosts.service(host).socket(0), ..whole.clone() };
+            let place = Place { ranks, socket: hosts.service(host).socket(tenant), ..whole.clone() };
             Player::start(role, &place)
         })
         .collect();
@@ -309,6 +314,28 @@ fn calls_in_place_go_by_rails() {
         let hosts = TestHosts::start(teams.len(), &everything());
         play_in_teams("combines_in_place", &hosts, &teams);
     }
+}
+
+/// Memory goes from process to process by descriptors alone.
+#[test]
+#[ignore = "needs a GPU"]
+fn rails_need_no_handles() {
+    let teams = &teams()[1];
+    let hosts = TestHosts::start(teams.len(), &super::without_handles(&everything()));
+    ["combines_late", "exchanges"].into_iter().for_each(|role| drop(play_in_teams(role, &hosts, teams)));
+}
+
+/// Two tenants' communicators use the same GPUs and hosts at once.
+#[test]
+#[ignore = "needs a GPU"]
+fn two_tenants_go_by_rails_at_once() {
+    let teams = &teams()[1];
+    let hosts = &TestHosts::start(teams.len(), &everything());
+    std::thread::scope(|scope| {
+        let play = |tenant| scope.spawn(move || play_as(tenant, "combines_late", hosts, teams));
+        let players = [0, 1].map(play);
+        players.into_iter().for_each(|player| drop(player.join().expect("a tenant's ranks")));
+    });
 }
 
 #[test]

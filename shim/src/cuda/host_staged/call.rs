@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 
-use mccs_cuda::{RawStream, WordOperation};
-use mccs_ipc::gate::GateAccess;
+use mccs_cuda::RawStream;
 
 use super::SLOTS;
 use super::captured::Captured;
@@ -99,17 +98,7 @@ impl HostStagedCall<'_> {
             }
             let ticket = self.submit(placed)?;
             self.copy_in(placed)?;
-            match ticket {
-                Ticket::Known(value) if access.way != GateAccess::Kernels => {
-                    let (ready, done) = (self.gated().ready(), self.gated().done());
-                    let words = [WordOperation::Write(ready, value), WordOperation::Wait(done, value)];
-                    self.stream.words(&words).map_err(cuda_error)?;
-                }
-                _ => {
-                    self.gated().tell(self.stream, ticket)?;
-                    self.gated().wait(self.stream, ticket)?;
-                }
-            }
+            self.gated().tell_and_wait(self.stream, ticket)?;
             self.copy_out(placed)
         }
     }

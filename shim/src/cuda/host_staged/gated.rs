@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use bytemuck::Zeroable;
-use mccs_cuda::{Context, DeviceAddress, HostRegistration, RawStream};
+use mccs_cuda::{Context, DeviceAddress, HostRegistration, RawStream, WordOperation};
 use mccs_ipc::gate::{Gate, GateAccess};
 use mccs_kernels::cuda::StageArgs;
 
@@ -183,6 +183,27 @@ impl Gated {
             }
         };
         told.map_err(cuda_error)
+    }
+
+    /// Has a stream tell, and wait: at once, where the driver does both.
+    ///
+    /// # Safety
+    /// As the type says.
+    pub(in crate::cuda) unsafe fn tell_and_wait(&self, stream: RawStream, ticket: Ticket) -> Result<(), Error> {
+        // SAFETY: the caller's contract is passed on.
+        unsafe {
+            match (ticket, self.access.gate_kernel(ticket)) {
+                (Ticket::Known(value), None) => {
+                    let (ready, done) = (self.ready(), self.done());
+                    let words = [WordOperation::Write(ready, value), WordOperation::Wait(done, value)];
+                    stream.words(&words).map_err(cuda_error)
+                }
+                (_, Some(kernel)) => {
+                    kernel.function.launch(stream, 1, 1, &self.words(ticket, true, true)).map_err(cuda_error)
+                }
+                (Ticket::Behind(..), None) => Err(no_kernel()),
+            }
+        }
     }
 
     /// Has a stream wait until the service has done an operation.

@@ -1,12 +1,17 @@
 //! One collective by rails, on its way into the caller's stream.
 
+use std::collections::VecDeque;
+
 use mccs_cuda::{DeviceAddress, RawStream};
 use mccs_ipc::types::RedOp;
 use mccs_kernels::cuda::{DirectCall, Launch, RANKS_MAX, Strides};
 
 use super::bounce::Moving;
 use super::order::order;
-use super::plan::{Exchange, Move, Place, Plan, Sizes, Stage};
+use super::plan::{Exchange, Move, Place, Plan, Sizes, Slice, Stage};
+use super::sizes::{
+    BOUNCE_BYTES_MIN, COMBINE_BLOCKS, EXCHANGE_BYTES_MIN, KERNEL_BYTES_MAX, SLICE_BYTES_MIN, UNDIVIDED_BYTES,
+};
 use super::{Rails, SLOTS, Team};
 use crate::communicator::Call as HostCall;
 use crate::cuda::alone::run_alone;
@@ -14,18 +19,6 @@ use crate::cuda::call::Call;
 use crate::cuda::cuda_error;
 use crate::cuda::host_staged::gated::Ticket;
 use crate::{Error, Span};
-
-/// Calls of so many bytes are not divided among rails.
-const UNDIVIDED_BYTES: u64 = 16 << 10;
-/// A rail moves at least so much in a slice of a long call.
-const SLICE_BYTES_MIN: u64 = 256 << 10;
-/// What a rail of more than two hosts moves at least where hosts exchange parts of it.
-const EXCHANGE_BYTES_MIN: u64 = 64 << 10;
-/// A rail's part of a call from which copy engines bring slices to slots and back: they take longer to begin than kernels, which hold
-/// multiprocessors.
-const BOUNCE_BYTES_MIN: u64 = 256 << 10;
-/// Blocks that combine: they read over a bus, which a few keep busy.
-const COMBINE_BLOCKS: u32 = 32;
 
 /// What all stages of a call share. Its unsafe methods enqueue, and have the contract of
 /// [`CudaCommunicator::all_reduce`](crate::cuda::CudaCommunicator::all_reduce): slots and words live as long as the communicator,
@@ -52,11 +45,18 @@ impl RailedCall<'_> {
         let slices = plan.slices();
         let first = *next;
         *next += slices.len() as u64;
+        if let [slice] = slices[..]
+            && plan.segments() == 2
+            && !self.bounces()
+        {
+            // SAFETY: the caller's contract is passed on, here and below.
+            return unsafe { self.enqueue_short(&plan, slice, first % SLOTS) };
+        }
         let mut under_way = UnderWay::default();
         for (index, segment) in order(slices.len(), plan.segments(), SLOTS as usize) {
             let slot = (first + index as u64) % SLOTS;
             for (moved, ticket) in under_way.0[slot as usize].drain(..) {
-                // SAFETY: the caller's contract is passed on, here and below.
+                // SAFETY: as above.
                 unsafe { self.end(moved, slot, ticket)? };
             }
             for stage in plan.stages(slices[index], segment) {
@@ -66,6 +66,82 @@ impl RailedCall<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A call of one slice, with as few entries in the stream as there can be: where one rail's move comes last before its end, they go
+    /// together.
+    ///
+    /// # Safety
+    /// As the type says.
+    unsafe fn enqueue_short(&self, plan: &Plan<'_>, slice: Slice, slot: u64) -> Result<(), Error> {
+        let (mut begin, mut end) = (plan.stages(slice, 0), VecDeque::from(plan.stages(slice, 1)));
+        let is_move = |stage: &Stage| matches!(stage, Stage::Rail(_));
+        let last = begin.pop_if(|last| is_move(last)).filter(|_| !begin.iter().any(is_move));
+        // SAFETY: the caller's contract is passed on.
+        unsafe {
+            match last {
+                Some(Stage::Rail(moved)) => {
+                    let copy_in = begin.pop_if(|stage| self.is_short_copy(stage, moved.rail, true));
+                    for stage in begin {
+                        self.stage(stage, slot)?;
+                    }
+                    let copy_out = end.pop_front_if(|stage| self.is_short_copy(stage, moved.rail, false));
+                    self.move_at_once(moved, (copy_in, copy_out), slot)?;
+                }
+                _ => {
+                    let mut under_way = Vec::new();
+                    for stage in plan.stages(slice, 0) {
+                        under_way.extend(self.stage(stage, slot)?);
+                    }
+                    for (moved, ticket) in under_way {
+                        self.end(moved, slot, ticket)?;
+                    }
+                }
+            }
+            for stage in end {
+                self.stage(stage, slot)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a stage is a copy into a rail's slot or out of it, that the kernel does which tells and waits.
+    fn is_short_copy(&self, stage: &Stage, rail: u32, is_in: bool) -> bool {
+        let &Stage::Copy { from, to, count } = stage else { return false };
+        let place = if is_in { to } else { from };
+        let is_of_rail = matches!(place, Place::Slot { rail: of, .. } if of == rail);
+        let has_kernel = self.rails.rails[rail as usize].gated.access.kernel.is_some();
+        is_of_rail && has_kernel && count * self.size() <= KERNEL_BYTES_MAX
+    }
+
+    /// A move, and copies before and behind it by the kernel that tells and waits.
+    ///
+    /// # Safety
+    /// As the type says.
+    unsafe fn move_at_once(
+        &self,
+        moved: Move,
+        (copy_in, copy_out): (Option<Stage>, Option<Stage>),
+        slot: u64,
+    ) -> Result<(), Error> {
+        let gated = &self.rails.rails[moved.rail as usize].gated;
+        let ticket = self.submit(moved, slot)?;
+        let kernel = gated.access.kernel.as_ref().filter(|_| copy_in.is_some() || copy_out.is_some());
+        let Some(kernel) = kernel else {
+            // SAFETY: the caller's contract is passed on.
+            return unsafe { gated.tell_and_wait(self.stream, ticket) };
+        };
+        let mut args = gated.words(ticket, true, true);
+        if let Some(Stage::Copy { from, to, count }) = copy_in {
+            (args.send, args.slot_in) = (self.address(from, slot), self.address(to, slot));
+            args.in_bytes = count * self.size();
+        }
+        if let Some(Stage::Copy { from, to, count }) = copy_out {
+            (args.recv, args.slot_out) = (self.address(to, slot), self.address(from, slot));
+            args.out_bytes = count * self.size();
+        }
+        // SAFETY: as above.
+        unsafe { kernel.function.launch(self.stream, 1, args.threads(), &args) }.map_err(cuda_error)
     }
 
     fn plan(&self) -> Plan<'_> {
@@ -198,6 +274,19 @@ impl RailedCall<'_> {
     /// # Safety
     /// As the type says.
     unsafe fn begin(&self, moved: Move, slot: u64) -> Result<(Move, Ticket), Error> {
+        let ticket = self.submit(moved, slot)?;
+        // SAFETY: the caller's contract is passed on.
+        unsafe {
+            match self.bounces() {
+                true => self.rails.bounce.begin(self.stream, &self.moving(moved, slot), ticket)?,
+                false => self.rails.rails[moved.rail as usize].gated.tell(self.stream, ticket)?,
+            }
+        }
+        Ok((moved, ticket))
+    }
+
+    /// Tells the service of a move, which it begins when a stream tells so.
+    fn submit(&self, moved: Move, slot: u64) -> Result<Ticket, Error> {
         let Move { rail: number, kind, root, count, .. } = moved;
         let rail = &self.rails.rails[number as usize];
         let place = |at: u64| -> Span { rail.gated.span(slot * self.rails.slot_bytes + at * self.size()) };
@@ -212,15 +301,7 @@ impl RailedCall<'_> {
             root,
             user_tag: self.call.user_tag,
         };
-        let ticket = Ticket::Known(rail.comm.submit_alone(&call, &rail.gated.stream)?);
-        // SAFETY: the caller's contract is passed on.
-        unsafe {
-            match self.bounces() {
-                true => self.rails.bounce.begin(self.stream, &self.moving(moved, slot), ticket)?,
-                false => rail.gated.tell(self.stream, ticket)?,
-            }
-        }
-        Ok((moved, ticket))
+        rail.comm.submit_alone(&call, &rail.gated.stream).map(Ticket::Known)
     }
 
     /// Has the stream wait until a rail has moved what is now in its slot.

@@ -11,7 +11,7 @@
 //! service:                                      | an all-gather on the rails' slots, done = n |
 //! ```
 //!
-//! `plan.rs` and `stages.rs` say which stages a collective has, `order.rs` in which order a stream comes to them, `call.rs` enqueues them. Kernels read and
+//! `plan.rs` and `stages` say which stages a collective has, `order.rs` in which order a stream comes to them, `call.rs` enqueues them. Kernels read and
 //! write short slices in the slots themselves; copy engines bring long ones there and back (`bounce.rs`). Which calls go this way
 //! all ranks decide alike: by collective, payload and layout, and a number that they have agreed on.
 //!
@@ -26,6 +26,7 @@ mod p2p;
 mod plan;
 #[cfg(test)]
 mod plan_tests;
+mod sizes;
 mod stages;
 
 use std::sync::{Arc, Mutex};

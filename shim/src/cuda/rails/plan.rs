@@ -15,6 +15,8 @@
 use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::types::CollectiveKind;
 
+use super::sizes::SLICES_MIN;
+
 /// Slices but for the last ones have whole multiples of so many elements a rail: vectors are aligned then.
 const ALIGN_COUNT: u64 = 64;
 
@@ -171,9 +173,6 @@ pub(super) struct Plan<'a> {
     pub(super) root: u32,
     pub(super) sizes: Sizes,
 }
-
-/// Slices that a call is cut into at least, where they are not too short, so that their stages overlap.
-const SLICES_MIN: u64 = 4;
 
 impl Plan<'_> {
     /// Whether rails have a form of a collective.

@@ -13,7 +13,7 @@ impl Stages<'_> {
         use CollectiveKind as K;
         match (self.plan.kind, segment) {
             (K::AllGather, 0) => self.gather_whole(),
-            (K::AllGather, 1) => (0..self.hosts()).for_each(|host| self.take_whole(host)),
+            (K::AllGather, 1) => self.take_all(),
             (K::ReduceScatter, 0) => self.reduce_whole(),
             (K::ReduceScatter, 1) => self.combine_whole(),
             (K::AllToAll, 0) => self.exchange_whole(),
@@ -58,6 +58,14 @@ impl Stages<'_> {
         self.copy_blocks(host, host * self.section(), |stages, (block, at), count| {
             stages.copy(slot(0, at), Place::Recv(block), count);
         });
+    }
+
+    /// Of hosts that have as many ranks each, a whole call lies in the slot as it does in the caller's buffer.
+    fn take_all(&mut self) {
+        if self.is_whole() && self.plan.layout.is_even() {
+            return self.copy(slot(0, 0), Place::Recv(self.slice.first), self.hosts() * self.section());
+        }
+        (0..self.hosts()).for_each(|host| self.take_whole(host));
     }
 
     fn gather_whole(&mut self) {
