@@ -64,14 +64,22 @@ impl Context {
         &self.0.gpu
     }
 
-    /// Makes it the calling thread's current one until the guard is dropped.
+    /// Makes it the calling thread's current one until the guard is dropped. Where it is that already, as for most callers, the driver is
+    /// only asked.
     ///
     /// # Errors
     /// [`DriverError`].
     pub fn enter(&self) -> Result<Entered<'_>, DriverError> {
-        // SAFETY: the context lives as long as `self`.
-        unsafe { api::cuCtxPushCurrent_v2(self.0.raw)? };
-        Ok(Entered(PhantomData))
+        let mut current = std::ptr::null_mut();
+        // SAFETY: `current` is a pointer to write to, and the context lives as long as `self`.
+        unsafe {
+            api::cuCtxGetCurrent(&mut current)?;
+            let is_pushed = current != self.0.raw;
+            if is_pushed {
+                api::cuCtxPushCurrent_v2(self.0.raw)?;
+            }
+            Ok(Entered { is_pushed, context: PhantomData })
+        }
     }
 
     /// Waits until all work of all its streams has ended.
@@ -119,12 +127,17 @@ impl Context {
 
 /// While it lives, a context is current. Stays on its thread.
 #[must_use = "the context is current only while the guard lives"]
-pub struct Entered<'a>(PhantomData<(&'a Context, *const ())>);
+pub struct Entered<'a> {
+    is_pushed: bool,
+    context: PhantomData<(&'a Context, *const ())>,
+}
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        let mut popped = std::ptr::null_mut();
-        // SAFETY: pushed once, popped once, on the same thread.
-        let _ = unsafe { api::cuCtxPopCurrent_v2(&mut popped) };
+        if self.is_pushed {
+            let mut popped = std::ptr::null_mut();
+            // SAFETY: pushed once, popped once, on the same thread.
+            let _ = unsafe { api::cuCtxPopCurrent_v2(&mut popped) };
+        }
     }
 }

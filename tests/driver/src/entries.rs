@@ -14,7 +14,7 @@ use crate::device::{self, Device};
 use crate::handle::Handle;
 use crate::memory::{self, Kind, table};
 use crate::segments::{self, Access, Properties};
-use crate::{accounts, capture, event, graph, module, object, stream, wait};
+use crate::{accounts, capture, counts, event, graph, module, object, stream, wait};
 
 /// CUDA 13.0.
 const VERSION: c_int = 13_000;
@@ -102,6 +102,7 @@ macro_rules! entries {
             /// As the driver's documentation says.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($arg: $type),*) -> Code {
+                counts::count(stringify!($name));
                 if stream::is_in_function() {
                     return NOT_PERMITTED;
                 }

@@ -9,6 +9,7 @@
 //! | handles for other processes | process, descriptor and a random number, by which the other one opens the memfd (`handle.rs`) |
 //! | a stream | a thread (`stream.rs`) |
 //! | a kernel | a function of the same argument (`kernels`), which runs on its stream's thread |
+//! | its callers | counted by thread and entry point (`counts.rs`) |
 //! | a graph | nodes of what was enqueued, and behind which others each comes (`capture.rs`, `graph.rs`) |
 //!
 //! It refuses what the driver was seen to refuse: words in memory of another GPU, a handle in the process that made it, kernels that
@@ -22,6 +23,7 @@
 mod accounts;
 mod capture;
 mod code;
+mod counts;
 mod device;
 mod entries;
 mod event;

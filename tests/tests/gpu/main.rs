@@ -3,6 +3,7 @@
 
 mod apart;
 mod changes;
+mod counts;
 mod deaths;
 mod divided;
 mod empty;
@@ -58,6 +59,7 @@ fn plays_its_role() {
     watchdog();
     let more = [
         apart::ROLES,
+        counts::ROLES,
         deaths::ROLES,
         empty::ROLES,
         life::ROLES,

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use bytemuck::Zeroable;
-use mccs_cuda::{Context, DeviceAddress, Event, IpcHandle, RawStream, WordOperation};
+use mccs_cuda::{Context, DeviceAddress, Event, Function, IpcHandle, RawStream, WordOperation, while_capturing};
 use mccs_ipc::command::{Command, FLAG_COPIED, Opcode};
 use mccs_ipc::device_initiated::{ControlPage, DeviceInitiatedShare, Execution};
 use mccs_ipc::large::{
@@ -12,9 +12,10 @@ use mccs_ipc::large::{
     stage,
 };
 use mccs_ipc::protocol::{Request, Response};
-use mccs_ipc::types::Handle;
-use mccs_kernels::cuda::{DirectCall, LargeBuffers, Launch};
+use mccs_ipc::types::{DataType, Handle, RedOp};
+use mccs_kernels::cuda::{DirectCall, LargeBuffers, Launch, ReduceArgs};
 
+use super::launcher::Launcher;
 use super::member::{Member, Opened};
 use super::regions::Found;
 use super::staging::Staging;
@@ -39,9 +40,12 @@ pub(super) struct LargeOrder {
     staging: [Staging; 2],
     /// Slots on this rank's GPU, opened when a call first combines there: the communicator's own, and those that it shares.
     slots: [Option<Opened>; 2],
-    /// Room for [`Words`].
-    words: Vec<WordOperation>,
+    /// For kernels that combine, where the rank's stream does.
+    launcher: Option<Launcher>,
 }
+
+/// Combining kernels take turns by type of element: a step of training has two.
+const COMBINE_GRAPHS: usize = 2;
 
 /// Events of a rank. All but the last are the service's.
 struct StreamEvents {
@@ -52,16 +56,13 @@ struct StreamEvents {
 }
 
 impl LargeOrder {
-    pub(super) fn new(context: &Context, share: &DeviceInitiatedShare) -> Result<Self, Error> {
-        let events = share.events.first().map(|events| StreamEvents::open(context, events)).transpose()?;
-        Ok(LargeOrder {
-            enqueued: 0,
-            events,
-            stream: None,
-            staging: Default::default(),
-            slots: [None, None],
-            words: Vec::new(),
-        })
+    pub(super) fn new(member: &Member, share: &DeviceInitiatedShare) -> Result<Self, Error> {
+        let events = share.events.first().map(|events| StreamEvents::open(&member.context, events)).transpose()?;
+        // Made now: once kernels run, the driver may wait for them to make a graph.
+        let combines = share.large.is_some() && share.execution == Execution::Ranks;
+        let any = Launch::reduce(DataType::F32, RedOp::Sum, None, false, 1);
+        let launcher = combines.then(|| member.launcher(COMBINE_GRAPHS, &any)).transpose()?;
+        Ok(LargeOrder { enqueued: 0, events, stream: None, staging: Default::default(), slots: [None, None], launcher })
     }
 }
 
@@ -80,18 +81,15 @@ impl StreamEvents {
     }
 }
 
-/// What a stream does with words next. Those that no other work lies between go to the driver in one call: each call costs the caller a microsecond.
-struct Words<'a> {
+/// What a stream does next. Words that no other work lies between go to the driver in one call: each call costs the caller a microsecond.
+struct Work<'a> {
     stream: RawStream,
+    number: u64,
     next: &'a mut Vec<WordOperation>,
+    launcher: &'a mut Option<Launcher>,
 }
 
-impl<'a> Words<'a> {
-    fn new(stream: RawStream, next: &'a mut Vec<WordOperation>) -> Self {
-        next.clear();
-        Words { stream, next }
-    }
-
+impl Work<'_> {
     fn push(&mut self, operation: WordOperation) {
         self.next.push(operation);
     }
@@ -105,6 +103,22 @@ impl<'a> Words<'a> {
         unsafe { self.stream.words(self.next).map_err(cuda_error)? };
         self.next.clear();
         Ok(self.stream)
+    }
+
+    /// Launches a kernel that combines, behind all that was pushed.
+    ///
+    /// # Safety
+    /// As [`Function::launch`], for the function and the argument.
+    unsafe fn launch(&mut self, function: Function, launch: &Launch<ReduceArgs>) -> Result<(), Error> {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let stream = self.stream()?;
+            let launched = match self.launcher {
+                Some(launcher) => launcher.launch((stream, Some(self.number)), function, launch),
+                None => function.launch(stream, launch.grid, launch.block, &launch.args),
+            };
+            launched.map_err(cuda_error)
+        }
     }
 }
 
@@ -127,21 +141,24 @@ impl DeviceInitiatedCommunicator {
         self.member.on_page(ControlPage::large_offset(rank, word))
     }
 
-    /// Has a stream wait for the large operations before.
+    /// Has a stream wait for the large operations before: for an event, at once, or by `words`.
     ///
     /// # Safety
     /// The stream must live.
-    pub(super) unsafe fn wait_for_large(&self, large: &LargeOrder, stream: RawStream) -> Result<(), Error> {
+    pub(super) unsafe fn wait_for_large(
+        &self,
+        large: &LargeOrder,
+        stream: RawStream,
+        words: &mut Vec<WordOperation>,
+    ) -> Result<(), Error> {
         let (number, word) = (large.enqueued, self.word(self.member.rank, LargeWord::Finished));
-        // SAFETY: the word is on the registered page, the event lives with the order; the rest is the caller's contract.
-        let waits = unsafe {
-            match &large.events {
-                _ if number == 0 => Ok(()),
-                None => stream.wait_word(word, number),
-                Some(events) => stream.wait(&events.past),
-            }
-        };
-        waits.map_err(cuda_error)
+        match &large.events {
+            _ if number == 0 => {}
+            None => words.push(WordOperation::Wait(word, number)),
+            // SAFETY: the event lives with the order; the rest is the caller's contract.
+            Some(events) => unsafe { stream.wait(&events.past).map_err(cuda_error)? },
+        }
+        Ok(())
     }
 
     /// Whether this rank's large operations have ended.
@@ -179,7 +196,7 @@ impl DeviceInitiatedCommunicator {
         }
     }
 
-    /// Enqueues a large operation. Its context must be current.
+    /// Enqueues a large operation into a stream with a number, behind what `order.words` has it wait for. Its context must be current.
     ///
     /// # Safety
     /// As for [`super::super::CudaCommunicator::all_reduce`].
@@ -189,7 +206,7 @@ impl DeviceInitiatedCommunicator {
         combine: Combine,
         checked: &DirectCall,
         call: &Call,
-        stream: RawStream,
+        (stream, number_of_stream): (RawStream, u64),
     ) -> Result<(), Error> {
         let member = &*self.member;
         member.client.0.requests.check_alive()?;
@@ -198,8 +215,12 @@ impl DeviceInitiatedCommunicator {
         let send_bytes = kind.send_count(checked.count, member.nranks, rank, root).unwrap_or(0) * size;
         let recv_bytes = kind.recv_count(checked.count, member.nranks, rank, root).unwrap_or(0) * size;
         let [for_send, for_recv] = &mut order.large.staging;
-        let (at_send, send) = self.reach(for_send, call.send, send_bytes)?;
-        let (at_recv, recv) = self.reach(for_recv, call.recv, recv_bytes)?;
+        // Another thread may be capturing, which must not be disturbed.
+        let reached = while_capturing(|| -> Result<_, Error> {
+            let send = self.reach(for_send, call.send, send_bytes)?;
+            Ok((send, self.reach(for_recv, call.recv, recv_bytes)?))
+        });
+        let ((at_send, send), (at_recv, recv)) = reached.map_err(cuda_error).flatten()?;
         let at = Call { send: at_send, recv: at_recv, ..*call };
         let is_copied = (at.send, at.recv) != (call.send, call.recv);
         // Before the service is told: a call that fails here has told it of nothing.
@@ -228,9 +249,11 @@ impl DeviceInitiatedCommunicator {
             } else {
                 member.client.0.submit_on_gpus(&command)?;
                 order.large.enqueued = number;
-                let (combine, words) = ((combine, slots), Words::new(stream, &mut order.large.words));
+                let Order { words: next, large: LargeOrder { launcher, .. }, .. } = order;
+                let work = Work { stream, number: number_of_stream, next, launcher };
+                let combine = (combine, slots);
                 let enqueued =
-                    self.enqueue_by_words(combine, checked, (call, &at), (send_bytes, recv_bytes), number, words);
+                    self.enqueue_by_words(combine, checked, (call, &at), (send_bytes, recv_bytes), number, work);
                 // The service was told of what this rank's stream never comes to.
                 enqueued.inspect_err(|error| member.give_up(error))
             }
@@ -256,7 +279,8 @@ impl DeviceInitiatedCommunicator {
         opened.as_ref().map(Opened::address).ok_or_else(|| Error::ServiceGone("it sent no slots".into()))
     }
 
-    /// Where the service reaches a buffer: there, if it can, or in a copy; and what it calls that. The context must be current.
+    /// Where the service reaches a buffer: there, if it can, or in a copy; and what it calls that. The context must be current, and nothing that
+    /// the driver is called for be captured.
     fn reach(
         &self,
         staging: &mut Staging,
@@ -296,28 +320,28 @@ impl DeviceInitiatedCommunicator {
         (call, at): (&Call, &Call),
         (send_bytes, recv_bytes): (u64, u64),
         number: u64,
-        mut words: Words<'_>,
+        mut work: Work<'_>,
     ) -> Result<(), Error> {
         let member = &*self.member;
         let rank = member.rank;
         // SAFETY: words are on the registered page, which lives as long as `self`; the rest is the caller's contract.
         unsafe {
             if at.send != call.send {
-                words.stream()?.copy(at.send, call.send, send_bytes as usize).map_err(cuda_error)?;
+                work.stream()?.copy(at.send, call.send, send_bytes as usize).map_err(cuda_error)?;
             }
-            words.push(WordOperation::Write(self.word(rank, LargeWord::Ready), number));
+            work.push(WordOperation::Write(self.word(rank, LargeWord::Ready), number));
             match self.execution {
-                Execution::Ranks => self.keep(combine, checked, at, number, &mut words)?,
-                Execution::Service => words.push(WordOperation::Wait(self.word(rank, LargeWord::Kept), number)),
+                Execution::Ranks => self.keep(combine, checked, at, number, &mut work)?,
+                Execution::Service => work.push(WordOperation::Wait(self.word(rank, LargeWord::Kept), number)),
             }
             for peer in 0..member.nranks {
-                words.push(WordOperation::Wait(self.word(peer, LargeWord::Arrived), number));
+                work.push(WordOperation::Wait(self.word(peer, LargeWord::Arrived), number));
             }
             if at.recv != call.recv {
-                words.stream()?.copy(call.recv, at.recv, recv_bytes as usize).map_err(cuda_error)?;
+                work.stream()?.copy(call.recv, at.recv, recv_bytes as usize).map_err(cuda_error)?;
             }
-            words.push(WordOperation::Write(self.word(rank, LargeWord::Finished), number));
-            words.stream().map(drop)
+            work.push(WordOperation::Write(self.word(rank, LargeWord::Finished), number));
+            work.stream().map(drop)
         }
     }
 
@@ -339,6 +363,7 @@ impl DeviceInitiatedCommunicator {
         self.wait_for_word(LargeWord::Ready, number.saturating_sub(CALLED_EVENTS as u64))?;
         // SAFETY: events live with the order, which outlives its operations; the rest is the caller's contract.
         unsafe {
+            stream.words(&order.words).map_err(cuda_error)?;
             if at.send != call.send {
                 stream.copy(at.send, call.send, send_bytes as usize).map_err(cuda_error)?;
             }
@@ -384,7 +409,7 @@ impl DeviceInitiatedCommunicator {
         checked: &DirectCall,
         call: &Call,
         number: u64,
-        words: &mut Words<'_>,
+        work: &mut Work<'_>,
     ) -> Result<(), Error> {
         let &DirectCall { kind, dtype, op, count, root, rank, nranks, .. } = checked;
         let size = dtype.size_bytes() as u64;
@@ -394,7 +419,7 @@ impl DeviceInitiatedCommunicator {
                 return Ok(());
             }
             // SAFETY: the caller vouches for stream and buffers.
-            return unsafe { words.stream()?.copy(to, from, (count * size) as usize) }.map_err(cuda_error);
+            return unsafe { work.stream()?.copy(to, from, (count * size) as usize) }.map_err(cuda_error);
         }
         if !kind.reduces() {
             return Ok(());
@@ -408,10 +433,10 @@ impl DeviceInitiatedCommunicator {
             launch.args.done_value = stage(number, piece);
             let function = self.member.function(launch.function)?;
             for peer in shards.awaited(rank) {
-                words.push(WordOperation::Wait(self.word(peer, LargeWord::Pushed), stage(number, piece)));
+                work.push(WordOperation::Wait(self.word(peer, LargeWord::Pushed), stage(number, piece)));
             }
             // SAFETY: the caller vouches for stream and buffers; symmetric buffer and control page live as long as `self`.
-            unsafe { function.launch(words.stream()?, launch.grid, launch.block, &launch.args) }.map_err(cuda_error)?;
+            unsafe { work.launch(function, &launch)? };
         }
         Ok(())
     }

@@ -10,11 +10,34 @@ use crate::Error;
 use crate::cuda::cuda_error;
 
 /// The driver takes some 110 KiB of GPU memory for each.
-const GRAPHS: usize = 6;
+pub(super) const GRAPHS: usize = 6;
+/// Streams whose priorities are known: a program has one or two for a communicator.
+const STREAMS: usize = 4;
 
 pub(super) struct Launcher {
     graphs: Vec<KernelGraph>,
     kept: Kept<Shape>,
+    priorities: Priorities,
+}
+
+/// Priorities of the streams that were launched into last, by the streams' numbers, which no others get.
+#[derive(Default)]
+struct Priorities {
+    known: [Option<(u64, i32)>; STREAMS],
+    next: usize,
+}
+
+impl Priorities {
+    /// A stream's. `ask` has the driver say what is not known.
+    fn of<E>(&mut self, stream: u64, ask: impl FnOnce() -> Result<i32, E>) -> Result<i32, E> {
+        if let Some((_, priority)) = self.known.iter().flatten().find(|(known, _)| *known == stream) {
+            return Ok(*priority);
+        }
+        let priority = ask()?;
+        self.known[self.next] = Some((stream, priority));
+        self.next = (self.next + 1) % STREAMS;
+        Ok(priority)
+    }
 }
 
 /// What a graph is ready for.
@@ -40,31 +63,39 @@ impl<T: PartialEq> Kept<T> {
 }
 
 impl Launcher {
-    /// Makes all graphs.
+    /// Makes so many graphs.
     ///
     /// # Safety
     /// The function must be that of the launch, and the context's.
-    pub(super) unsafe fn new<T>(context: &Context, function: Function, launch: &Launch<T>) -> Result<Self, Error> {
+    pub(super) unsafe fn new<T>(
+        context: &Context,
+        graphs: usize,
+        function: Function,
+        launch: &Launch<T>,
+    ) -> Result<Self, Error> {
+        let kept = Kept::new(graphs);
         // SAFETY: the caller's contract.
-        let graphs = (0..GRAPHS).map(|_| unsafe { KernelGraph::new(context, function, &launch.args) });
+        let graphs = (0..graphs).map(|_| unsafe { KernelGraph::new(context, function, &launch.args) });
         let graphs = graphs.collect::<Result<_, _>>().map_err(cuda_error)?;
-        Ok(Launcher { graphs, kept: Kept::new(GRAPHS) })
+        Ok(Launcher { graphs, kept, priorities: Priorities::default() })
     }
 
-    /// Launches a kernel behind all that were launched here before; into a graph of the caller's where the stream is captured.
+    /// Launches a kernel behind all that were launched here before, into a stream with this number; or into a graph of the caller's, where
+    /// the stream is captured and has none.
     ///
     /// # Safety
     /// As [`Function::launch`], for the function and the argument.
     pub(super) unsafe fn launch<T>(
         &mut self,
-        (stream, is_captured): (RawStream, bool),
+        (stream, number): (RawStream, Option<u64>),
         function: Function,
         launch: &Launch<T>,
     ) -> Result<(), DriverError> {
         let &Launch { grid, block, ref args, .. } = launch;
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            if is_captured || stream.priority()? != 0 {
+            let priority = number.map(|number| self.priorities.of(number, || stream.priority())).transpose()?;
+            if priority != Some(0) {
                 return function.launch(stream, grid, block, args);
             }
             let graph = self.kept.choose((function, grid, block));
@@ -76,6 +107,23 @@ impl Launcher {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_streams_priority_is_asked_for_once_while_it_is_used() {
+        let (mut priorities, mut asked) = (Priorities::default(), Vec::new());
+        let mut of = |stream: u64| {
+            let ask = || {
+                asked.push(stream);
+                Ok::<_, ()>(-(stream as i32))
+            };
+            priorities.of(stream, ask)
+        };
+        assert_eq!([1, 2, 1, 2, 1].map(&mut of), [-1, -2, -1, -2, -1].map(Ok));
+        // The oldest goes.
+        assert_eq!([3, 4, 5, 2, 1].map(&mut of), [-3, -4, -5, -2, -1].map(Ok));
+        assert_eq!(asked, [1, 2, 3, 4, 5, 1]);
+        assert_eq!(Priorities::default().of(1, || Err("no")), Err("no"));
+    }
 
     #[test]
     fn kinds_of_calls_that_take_turns_keep_their_graphs() {

@@ -290,10 +290,10 @@ impl Member {
         self.kernels.function(name).map_err(cuda_error)
     }
 
-    /// What launches such kernels.
-    pub(super) fn launcher<T>(&self, launch: &Launch<T>) -> Result<Launcher, Error> {
+    /// What launches such kernels, by so many graphs.
+    pub(super) fn launcher<T>(&self, graphs: usize, launch: &Launch<T>) -> Result<Launcher, Error> {
         // SAFETY: the function is the launch's, and was loaded into this context.
-        unsafe { Launcher::new(&self.context, self.function(launch.function)?, launch) }
+        unsafe { Launcher::new(&self.context, graphs, self.function(launch.function)?, launch) }
     }
 
     /// Where kernels and streams see what lies at an offset of the control page.

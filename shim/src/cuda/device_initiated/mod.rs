@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use bytemuck::Zeroable;
-use mccs_cuda::{Capture, Context, DeviceAddress, RawStream};
+use mccs_cuda::{Capture, Context, DeviceAddress, RawStream, WordOperation};
 use mccs_ipc::device_initiated::{
     ControlPage, DeviceInitiatedShare, Execution, LONG_BYTES, PublishedStrategy, SymmetricBufferPart,
 };
@@ -29,7 +29,7 @@ use mccs_ipc::types::{CollectiveKind, Handle};
 use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectArgs, DirectCall, DirectStrategy, Launch, Stamp, Strides};
 
 use self::large::{Combine, LargeOrder};
-use self::launcher::Launcher;
+use self::launcher::{GRAPHS, Launcher};
 pub(super) use self::member::Member;
 use self::order::LaunchOrder;
 pub(super) use self::p2p::P2p;
@@ -71,6 +71,8 @@ struct Order {
     launched: u64,
     strategy: KnownStrategy,
     large: LargeOrder,
+    /// What the stream of a call does with words next: what no other work lies between goes to the driver in one call.
+    words: Vec<WordOperation>,
 }
 
 impl Order {
@@ -113,10 +115,11 @@ impl DeviceInitiatedCommunicator {
         member.client.0.watch.add(member.client.0.requests.socket(), awaited)?;
         let order = Order {
             launches: LaunchOrder::new(&member.context, Arc::clone(&member.graphs))?,
-            launcher: member.launcher(&Launch::<DirectArgs>::placeholder())?,
+            launcher: member.launcher(GRAPHS, &Launch::<DirectArgs>::placeholder())?,
             launched: 0,
             strategy: KnownStrategy { published: 0, operations: 0..0, strategy: DirectStrategy::zeroed() },
-            large: LargeOrder::new(&member.context, share)?,
+            large: LargeOrder::new(&member, share)?,
+            words: Vec::new(),
         };
         let p2p = Arc::new(P2p::new(Arc::clone(&member))?);
         let &DeviceInitiatedShare { large, execution, is_timed, .. } = share;
@@ -255,9 +258,10 @@ impl DeviceInitiatedCommunicator {
         {
             // SAFETY: the caller's contract is passed on.
             unsafe {
-                self.follow(&mut order, stream)?;
+                let number = self.follow(&mut order, stream)?;
                 let combine = Combine { layout, blocks: strategy.combine_blocks.max(1) };
-                self.enqueue_large(&mut order, combine, checked, call, stream)?;
+                self.enqueue_large(&mut order, combine, checked, call, (stream, number))?;
+                order.launches.comes_to(number);
                 return order.launches.launched(stream);
             }
         }
@@ -304,7 +308,7 @@ impl DeviceInitiatedCommunicator {
         let Order { launches, launched, large, .. } = order;
         // SAFETY: the symmetric buffer is mapped as long as `self`; the rest is the caller's contract.
         unsafe {
-            let wait_for_rest = |stream| self.wait_for_large(large, stream);
+            let wait_for_rest = |stream, words: &mut Vec<_>| self.wait_for_large(large, stream, words);
             launches.capture((stream, capture), (self.counter(), *launched), wait_for_rest)?;
         }
         self.wait_while_held()?;
@@ -363,16 +367,22 @@ impl DeviceInitiatedCommunicator {
         // SAFETY: the caller vouches for stream and buffers; symmetric buffers and control page live as long as `self`, which is not dropped
         // before its kernels have ended.
         unsafe {
-            if capture.is_none() {
-                self.follow(order, stream)?;
-            }
+            let stream_number = match capture {
+                Some(_) => None,
+                None => {
+                    let stream_number = self.follow(order, stream)?;
+                    stream.words(&order.words).map_err(cuda_error)?;
+                    order.launches.comes_to(stream_number);
+                    Some(stream_number)
+                }
+            };
             if order.launches.has_several_streams() {
                 launch.release();
             }
             if call.user_tag != 0 && capture.is_none() {
                 member.page.tag(member.rank, number, call.user_tag);
             }
-            order.launcher.launch((stream, capture.is_some()), function, &launch).map_err(cuda_error)?;
+            order.launcher.launch((stream, stream_number), function, &launch).map_err(cuda_error)?;
             if let Some(capture) = capture {
                 return order.launches.captured(stream, capture);
             }
@@ -382,14 +392,19 @@ impl DeviceInitiatedCommunicator {
         }
     }
 
-    /// Has a stream wait for the operations before, if they are on another one.
+    /// Has a stream wait for the operations before, if they are on another one, once it does what `order.words` has then. Returns the
+    /// stream's number.
     ///
     /// # Safety
     /// The stream must live.
-    unsafe fn follow(&self, order: &mut Order, stream: RawStream) -> Result<(), Error> {
-        let Order { launches, launched, large, .. } = order;
+    unsafe fn follow(&self, order: &mut Order, stream: RawStream) -> Result<u64, Error> {
+        let Order { launches, launched, large, words, .. } = order;
+        words.clear();
         // SAFETY: the symmetric buffer is mapped as long as `self`; the rest is the caller's contract.
-        unsafe { launches.follow(stream, (self.counter(), *launched), |stream| self.wait_for_large(large, stream)) }
+        unsafe {
+            let wait_for_rest = |stream, words: &mut Vec<_>| self.wait_for_large(large, stream, words);
+            launches.follow(stream, (self.counter(), *launched), words, wait_for_rest)
+        }
     }
 
     /// The word in which this rank's kernels count.

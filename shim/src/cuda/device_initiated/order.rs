@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use mccs_cuda::{Capture, Context, DeviceAddress, Event, OwnedStream, RawStream, while_capturing};
+use mccs_cuda::{Capture, Context, DeviceAddress, Event, OwnedStream, RawStream, WordOperation, while_capturing};
 use mccs_kernels::cuda::AreaLayout;
 
 use crate::Error;
@@ -79,7 +79,7 @@ impl LaunchOrder {
         Ok(LaunchOrder { so_far: SoFar::new(context.gpu().has_stream_words), graphs, context, has_left: false })
     }
 
-    /// Whether launches went to more than one stream.
+    /// Whether launches went to more than one stream so far.
     pub(super) fn has_several_streams(&self) -> bool {
         self.so_far.has_several_streams
     }
@@ -95,7 +95,7 @@ impl LaunchOrder {
     }
 
     /// Has a captured stream come behind the launches before, of which the symmetric buffer counts `launched` outside of graphs at `counter`, and behind
-    /// what `wait_for_rest` has a stream wait for. The context must be current. Returns what says whether the graph has gone.
+    /// what `wait_for_rest` has a stream wait for, at once or by words. The context must be current. Returns what says whether the graph has gone.
     ///
     /// # Safety
     /// The stream must live, and be of this capture, which goes on; `counter` must be mapped until all streams have come to this.
@@ -103,7 +103,7 @@ impl LaunchOrder {
         &mut self,
         (stream, capture): (RawStream, Capture),
         (counter, launched): (DeviceAddress, u64),
-        wait_for_rest: impl FnOnce(RawStream) -> Result<(), Error>,
+        wait_for_rest: impl FnOnce(RawStream, &mut Vec<WordOperation>) -> Result<(), Error>,
     ) -> Result<Arc<AtomicBool>, Error> {
         // SAFETY: the caller's contract is passed on.
         unsafe {
@@ -111,8 +111,9 @@ impl LaunchOrder {
                 // Nothing of what was launched so far is recorded. The stream that it went to may have gone, or be this one.
                 let helper = while_capturing(|| OwnedStream::new(&self.context)).and_then(|made| made);
                 let helper = helper.map_err(cuda_error)?;
-                helper.raw().wait_word(counter, AreaLayout::word_of(launched)).map_err(cuda_error)?;
-                wait_for_rest(helper.raw())?;
+                let mut words = vec![WordOperation::Wait(counter, AreaLayout::word_of(launched))];
+                wait_for_rest(helper.raw(), &mut words)?;
+                helper.raw().words(&words).map_err(cuda_error)?;
                 self.graphs.record(helper.raw())?;
             }
             self.so_far.has_captured = true;
@@ -130,30 +131,36 @@ impl LaunchOrder {
     }
 
     /// Has a stream come behind the launches before, of which the symmetric buffer counts `launched` at `counter`, and behind what `wait_for_rest`
-    /// has it wait for, if it does not as it is.
+    /// has it wait for, if it does not as it is. The caller has the stream wait for what is put to `words`, and says so by
+    /// [`LaunchOrder::comes_to`] with the stream's number, which this returns.
     ///
     /// # Safety
     /// The stream must live, its context be current, and `counter` be mapped until it has come to this.
     pub(super) unsafe fn follow(
-        &mut self,
+        &self,
         stream: RawStream,
         (counter, launched): (DeviceAddress, u64),
-        wait_for_rest: impl FnOnce(RawStream) -> Result<(), Error>,
-    ) -> Result<(), Error> {
+        words: &mut Vec<WordOperation>,
+        wait_for_rest: impl FnOnce(RawStream, &mut Vec<WordOperation>) -> Result<(), Error>,
+    ) -> Result<u64, Error> {
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            let id = stream.id().map_err(cuda_error)?;
-            match self.so_far.before(id) {
+            let number = stream.id().map_err(cuda_error)?;
+            match self.so_far.before(number) {
                 Before::Nothing => {}
                 Before::Count => {
-                    stream.wait_word(counter, AreaLayout::word_of(launched)).map_err(cuda_error)?;
-                    wait_for_rest(stream)?;
+                    words.push(WordOperation::Wait(counter, AreaLayout::word_of(launched)));
+                    wait_for_rest(stream, words)?;
                 }
                 Before::Event => self.graphs.wait(stream)?,
             }
-            self.so_far.comes_to(id);
+            Ok(number)
         }
-        Ok(())
+    }
+
+    /// The stream with this number comes behind all launches before, and is the one that the next goes to.
+    pub(super) fn comes_to(&mut self, stream: u64) {
+        self.so_far.comes_to(stream);
     }
 
     /// An operation was launched into `stream`, which had come behind those before; not into a graph.

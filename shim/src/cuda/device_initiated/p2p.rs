@@ -10,7 +10,7 @@ use mccs_cuda::{DeviceAddress, Event, RawStream};
 use mccs_ipc::device_initiated::{ControlPage, P2pLaunched, SymmetricBufferPart};
 use mccs_kernels::cuda::{AreaLayout, MESSAGES_MAX, P2pLaunch, P2pMessage};
 
-use super::launcher::Launcher;
+use super::launcher::{GRAPHS, Launcher};
 use super::member::Member;
 use super::order::LaunchOrder;
 use crate::Error;
@@ -42,7 +42,7 @@ impl P2p {
     pub(super) fn new(member: Arc<Member>) -> Result<Self, Error> {
         let launches = LaunchOrder::new(&member.context, Arc::clone(&member.graphs))?;
         let joint = Event::new(&member.context, false).map_err(cuda_error)?;
-        let launcher = member.launcher(&P2pLaunch::placeholder())?;
+        let launcher = member.launcher(GRAPHS, &P2pLaunch::placeholder())?;
         let order = Order { launches, launcher, launched: P2pLaunched::default(), joint };
         Ok(P2p { member, order: Mutex::new(order) })
     }
@@ -119,14 +119,21 @@ impl P2p {
                 order.joint.record(*other).and_then(|()| main.wait(&order.joint)).map_err(cuda_error)?;
             }
             let so_far = (self.counter(), order.launched.groups);
-            match capture {
-                Some(capture) => drop(order.launches.capture((main, capture), so_far, |_| Ok(()))?),
-                None => order.launches.follow(main, so_far, |_| Ok(()))?,
-            }
-            match &launch {
-                P2pLaunch::Few(few) => {
-                    order.launcher.launch((main, capture.is_some()), member.function(few.function)?, few)
+            let number = match capture {
+                Some(capture) => {
+                    order.launches.capture((main, capture), so_far, |_, _| Ok(()))?;
+                    None
                 }
+                None => {
+                    let mut words = Vec::new();
+                    let number = order.launches.follow(main, so_far, &mut words, |_, _| Ok(()))?;
+                    main.words(&words).map_err(cuda_error)?;
+                    order.launches.comes_to(number);
+                    Some(number)
+                }
+            };
+            match &launch {
+                P2pLaunch::Few(few) => order.launcher.launch((main, number), member.function(few.function)?, few),
                 P2pLaunch::Many(many) => {
                     member.function(many.function)?.launch(main, many.grid, many.block, &many.args)
                 }

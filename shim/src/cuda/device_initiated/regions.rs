@@ -131,11 +131,10 @@ fn is_still(base: DeviceAddress, id: u64) -> bool {
 }
 
 impl GpuRegions {
-    /// Names a buffer to the service. Its context must be current. What other processes cannot open, or the service does not take, is
-    /// an error; only where the service has gone nothing else will do.
+    /// Names a buffer to the service. Its context must be current, and nothing that the driver is called for be captured. What other processes
+    /// cannot open, or the service does not take, is an error; only where the service has gone nothing else will do.
     pub(super) fn place(&mut self, member: &Member, address: DeviceAddress, bytes: u64) -> Result<Found, Error> {
-        // Another thread may be capturing, which must not be disturbed.
-        while_capturing(|| self.find_or_register(member, address..address.saturating_add(bytes))).map_err(cuda_error)?
+        self.find_or_register(member, address..address.saturating_add(bytes))
     }
 
     /// Gives back some of what was freed meanwhile.
