@@ -8,7 +8,7 @@ use mccs_telemetry::placed::Placed;
 
 use super::comm::Span;
 use super::offer::Agreed;
-use super::setups::placed_ranks;
+use super::setup::placed_ranks;
 use super::sites::{self, GpuPlace};
 use crate::transport::links::PathAssignment;
 

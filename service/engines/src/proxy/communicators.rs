@@ -11,7 +11,9 @@ use mccs_model::handles::HandleTable;
 use mccs_model::link::LinksId;
 use mccs_tenants::session::Session;
 
-use super::comm::{Comm, Failure, Member};
+use super::comm::Comm;
+use super::failure::Failure;
+use super::members::Member;
 
 /// Communicators of a device; quotas keep tenants far below.
 pub(super) const COMMS_MAX: u32 = 1 << 20;
@@ -102,15 +104,13 @@ impl Communicators {
 
     /// A rank of one of them.
     pub(super) fn member_mut(&mut self, comm: Handle, rank: u32) -> Option<&mut Member> {
-        let live = self.get_mut(comm)?;
-        let at = live.index_of(rank)?;
-        live.members.get_mut(at)
+        self.get_mut(comm)?.members.get_mut(rank)
     }
 
     /// A session, if it has a rank in one of them.
     pub(super) fn session(&self, session: SessionId) -> Option<&Arc<Session>> {
-        let member = |live: &'_ Comm| live.members.iter().position(|member| member.session.id == session);
-        self.iter().find_map(|(_, live)| Some(&live.members[member(live)?].session))
+        let members = self.table.iter().flat_map(|(_, live)| live.members.iter());
+        members.map(|member| &member.session).find(|other| other.id == session)
     }
 
     /// Why operations of one fail.

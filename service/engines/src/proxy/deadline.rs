@@ -39,6 +39,25 @@ impl OperationDeadline {
     }
 }
 
+/// When something last happened in a communicator.
+pub(super) struct LastProgress(Instant);
+
+impl LastProgress {
+    pub(super) fn at(at: Instant) -> Self {
+        LastProgress(at)
+    }
+
+    /// Something has happened then.
+    pub(super) fn note(&mut self, at: Instant) {
+        self.0 = self.0.max(at);
+    }
+
+    /// Since then nothing has.
+    pub(super) fn since(&self) -> Instant {
+        self.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,6 +4,28 @@ use std::time::Instant;
 
 use mccs_device::Seen;
 
+/// How far GPUs are: calls and what has ended, of operations and of groups of sends and receives, by rank; and of large operations.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Counts {
+    pub(super) operations: Seen,
+    pub(super) groups: Seen,
+    pub(super) large: (u64, u64),
+    /// Whether the next large one waits for hardware queues; if so, whether all ranks have come to it.
+    pub(super) in_queue: Option<bool>,
+}
+
+impl Counts {
+    /// What has ended: whoever only calls more is as stuck as before.
+    pub(super) fn ended(&self) -> impl Iterator<Item = u64> {
+        self.operations.iter().chain(&self.groups).chain([&self.large]).map(|(_, ended)| *ended)
+    }
+
+    /// Whether something has begun and not ended, as far as was counted.
+    pub(super) fn are_open(&self) -> bool {
+        self.operations.iter().chain(&self.groups).chain([&self.large]).any(|(begun, ended)| begun > ended)
+    }
+}
+
 /// What was known at the last look: operations launched and ended, by rank, and groups of sends and receives. Those in graphs were never launched here, and
 /// nobody waits for them.
 #[derive(Debug, Default)]
@@ -55,14 +77,10 @@ impl DirectWatch {
         is_news
     }
 
-    /// Operations and groups, as of the last look.
-    pub(super) fn seen(&self) -> (&Seen, &Seen) {
-        (&self.seen, &self.seen_groups)
-    }
-
-    /// Large operations that have begun and ended, and whether the next waits for hardware queues; as of the last look.
-    pub(super) fn large(&self) -> ((u64, u64), Option<bool>) {
-        ((self.large.begun, self.large.ended), self.large.in_queue)
+    /// All of it, as of the last look.
+    pub(super) fn last(&self) -> Counts {
+        let LargeWatch { begun, ended, in_queue, .. } = self.large;
+        Counts { operations: self.seen, groups: self.seen_groups, large: (begun, ended), in_queue }
     }
 }
 

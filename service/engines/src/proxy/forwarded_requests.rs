@@ -13,13 +13,14 @@ use std::time::{Duration, Instant};
 
 use mccs_exchange::protocol::{AccountBody, ChangeBody, CommId, Name, Request, Text};
 use mccs_model::Refused;
+use mccs_runtime::Sender;
 use serde::{Deserialize, Serialize};
 
-use super::ProxyEngine;
 use super::communicators::Communicators;
-use super::message::OperatorMessage;
-use super::reconfigure::PREPARE_TIMEOUT;
+use super::message::{OperatorMessage, ProxyMessage};
+use super::reconfigure::{ChangeTerms, PREPARE_TIMEOUT, reconfigure};
 use super::reply_to::{ForwardedRequest, OperatorAnswer, OperatorRequest, OperatorResult, Reconfigured, ReplyTo};
+use super::state::State;
 
 /// Time that the root's host has to answer: hosts agree within [`PREPARE_TIMEOUT`]. Shorter than the operator waits.
 const REQUEST_TIME: Duration = Duration::from_secs(PREPARE_TIMEOUT.as_secs() + 2);
@@ -126,63 +127,77 @@ pub(super) fn response(request: ForwardedRequest, answer: OperatorResult) -> Opt
     Some(Request::Grant { comm, to, question, body })
 }
 
-impl ProxyEngine {
+impl ForwardedRequests {
     /// An operator here wants something of the communicator with a number.
-    pub(super) fn operator_request(&mut self, number: u64, request: &OperatorRequest, reply_to: ReplyTo, now: Instant) {
+    pub(super) fn operator_request(
+        &mut self,
+        state: &mut State,
+        number: u64,
+        request: &OperatorRequest,
+        reply_to: ReplyTo,
+    ) {
+        let now = state.now();
         if let Err(problems) = request.check() {
             return reply_to.answer(Err(problems.into()));
         }
-        let live = self.comms.numbered(number).and_then(|comm| self.comms.get(comm));
+        let live = state.comms.numbered(number).and_then(|comm| state.comms.get(comm));
         let Some(live) = live else {
             return reply_to.answer(Err(format!("there is no communicator {number} here").into()));
         };
         let id = live.span.as_ref().map(|span| span.comm.clone());
-        match id.filter(|comm| !self.setups.as_ref().is_some_and(|setups| setups.is_own(&comm.root))) {
+        match id.filter(|comm| !state.out.exchange.is_own(&comm.root)) {
             Some(_) if live.failure.is_some() => reply_to.answer(Err("the communicator has failed".into())),
             Some(comm) => {
-                if let Some(wish) = self.forwarded.ask(comm, request, reply_to, now) {
-                    self.ask_exchange(wish);
+                if let Some(wish) = self.ask(comm, request, reply_to, now) {
+                    state.out.exchange.ask(wish);
                 }
             }
-            None => self.execute(number, request, reply_to),
+            None => execute(state, number, request, reply_to),
         }
     }
+}
 
-    /// What is wanted of a communicator whose root is here, or that has no other hosts.
-    fn execute(&mut self, number: u64, request: &OperatorRequest, reply_to: ReplyTo) {
-        match request {
-            OperatorRequest::Change { change, window } => self.reconfigure(number, change, (*window, None), reply_to),
-            OperatorRequest::Unpin => {
-                reply_to.answer(self.unpin(number).map(|()| OperatorAnswer::Done).map_err(Refused::from))
-            }
+/// What is wanted of a communicator whose root is here, or that has no other hosts.
+fn execute(state: &mut State, number: u64, request: &OperatorRequest, reply_to: ReplyTo) {
+    match request {
+        OperatorRequest::Change { change, window } => {
+            reconfigure(state, number, change, ChangeTerms { window: *window, expected: None }, reply_to);
+        }
+        OperatorRequest::Unpin => {
+            reply_to.answer(unpin(state, number).map(|()| OperatorAnswer::Done).map_err(Refused::from));
         }
     }
+}
 
-    /// The controller may decide again for a communicator.
-    fn unpin(&mut self, number: u64) -> Result<(), String> {
-        let live = self.comms.numbered(number).and_then(|comm| self.comms.get(comm));
-        let live = live.ok_or_else(|| format!("there is no communicator {number} here"))?;
-        if !live.info.placed.as_ref().is_some_and(|placed| placed.pin(false)) {
-            return Err(format!("communicator {number} is not pinned"));
-        }
-        self.registry.note_comms();
-        Ok(())
+/// The controller may decide again for a communicator.
+fn unpin(state: &mut State, number: u64) -> Result<(), String> {
+    let live = state.comms.numbered(number).and_then(|comm| state.comms.get(comm));
+    let live = live.ok_or_else(|| format!("there is no communicator {number} here"))?;
+    if !live.info.placed.as_ref().is_some_and(|placed| placed.pin(false)) {
+        return Err(format!("communicator {number} is not pinned"));
     }
+    state.out.registry.note_comms();
+    Ok(())
+}
 
-    /// An operator on another host wants something of a communicator whose root is here.
-    pub(super) fn forwarded_request(&mut self, comm: CommId, from: Name, question: u64, body: &ChangeBody) {
-        let number = self.comms.called(&comm).and_then(|handle| self.comms.get(handle)).map(|live| live.info.number);
-        let request = OperatorRequest::read(body);
-        tracing::info!(%comm, %from, ?request, "an operator on another host wants something of a communicator");
-        let (asked, own) = (ForwardedRequest { comm, from, question }, self.mailbox.sender());
-        let reply_to = ReplyTo::to(move |answer| {
-            let _ = own.send(OperatorMessage::ForwardedResponse { request: asked, answer }.into());
-        });
-        match (number, request) {
-            (Some(number), Ok(request)) => self.execute(number, &request, reply_to),
-            (None, _) => reply_to.answer(Err("the communicator has ended there".into())),
-            (_, Err(reason)) => reply_to.answer(Err(reason.into())),
-        }
+/// An operator on another host wants something of a communicator whose root is here. `own` is the proxy engine's mailbox.
+pub(super) fn forwarded_request(
+    state: &mut State,
+    asked: ForwardedRequest,
+    body: &ChangeBody,
+    own: Sender<ProxyMessage>,
+) {
+    let (comm, from) = (&asked.comm, &asked.from);
+    let number = state.comms.called(comm).and_then(|handle| state.comms.get(handle)).map(|live| live.info.number);
+    let request = OperatorRequest::read(body);
+    tracing::info!(%comm, %from, ?request, "an operator on another host wants something of a communicator");
+    let reply_to = ReplyTo::to(move |answer| {
+        let _ = own.send(OperatorMessage::ForwardedResponse { request: asked, answer }.into());
+    });
+    match (number, request) {
+        (Some(number), Ok(request)) => execute(state, number, &request, reply_to),
+        (None, _) => reply_to.answer(Err("the communicator has ended there".into())),
+        (_, Err(reason)) => reply_to.answer(Err(reason.into())),
     }
 }
 

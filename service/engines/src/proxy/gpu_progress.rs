@@ -2,32 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use mccs_device::Seen;
+use mccs_ipc::device_initiated::P2pLaunched;
 use mccs_telemetry::stuck::PairAccount;
 
-use super::comm::Comm;
-
-/// How far GPUs were at a look. Calls and what has ended, of operations and of groups, by rank; large operations.
-#[derive(Debug, Clone, Default)]
-struct Look {
-    seen: Seen,
-    groups: Seen,
-    large: (u64, u64),
-    in_queue: Option<bool>,
-}
-
-impl Look {
-    /// What has ended: whoever only calls more is as stuck as before.
-    fn ended(&self) -> impl Iterator<Item = u64> {
-        self.seen.iter().chain(&self.groups).chain([&self.large]).map(|(_, ended)| *ended)
-    }
-}
+use super::direct_watch::Counts;
+use super::gpu_ranks::GpuRanks;
+use super::members::Members;
 
 /// Two looks at GPUs, some time apart.
 #[derive(Debug, Default)]
 pub(super) struct GpuProgress {
-    first: Option<Look>,
-    second: Option<Look>,
+    first: Option<Counts>,
+    second: Option<Counts>,
 }
 
 /// How many looks are to come.
@@ -50,28 +36,22 @@ pub(super) struct GpuStall {
     pub(super) pairs: BTreeMap<u32, Vec<PairAccount>>,
 }
 
-impl Comm {
+impl GpuRanks {
     /// Looks at what GPUs have answered; after the first look they are asked once more.
     pub(super) fn look(&self, looks: &mut GpuProgress) -> LooksLeft {
-        let look = self.info.direct.as_ref().filter(|direct| direct.is_answered()).map(|direct| {
-            let (seen, groups) = direct.seen(self.nranks());
-            let large = direct.large().map(|large| (large.begun_and_ended(), large.waits_for_queues()));
-            let (large, in_queue) = large.unwrap_or_default();
-            Look { seen, groups, large, in_queue }
-        });
+        let look = self.answered();
         if looks.first.is_some() || look.is_none() {
             looks.second = look;
             return LooksLeft::None;
         }
         looks.first = look;
-        self.info.ask();
+        self.ask();
         LooksLeft::One
     }
 
     /// What did not end between two looks, if something could have.
-    pub(super) fn gpu_stall(&self, looks: &GpuProgress) -> Option<GpuStall> {
-        let direct = self.info.direct.as_ref()?;
-        if let Some(fault) = direct.fault() {
+    pub(super) fn stall(&self, members: &Members, looks: &GpuProgress) -> Option<GpuStall> {
+        if let Some(fault) = self.fault() {
             let what = format!("a GPU does not say how far it is: {fault}");
             return Some(GpuStall { what, ..GpuStall::default() });
         }
@@ -80,25 +60,23 @@ impl Comm {
             return Some(GpuStall { what, ..GpuStall::default() });
         };
         let is_open = |(launched, ended): &(u64, u64)| launched > ended;
-        let (seen, groups) = (first.seen.iter().any(is_open), first.groups.iter().any(is_open));
+        let (seen, groups) = (first.operations.iter().any(is_open), first.groups.iter().any(is_open));
         let is_large = is_open(&first.large) && last.in_queue != Some(true);
         if first.ended().ne(last.ended()) || !(seen || groups || is_large) {
             return None;
         }
-        let large = (last.large, last.in_queue);
-        let mut stall =
-            GpuStall { what: self.describe_gpu_wait(&last.seen, &last.groups, large), ..GpuStall::default() };
+        let mut stall = GpuStall { what: self.describe_wait(members, last), ..GpuStall::default() };
         if is_large {
             let number = last.large.1.saturating_add(1);
-            for member in self.late_for_large(last.large.1) {
+            for member in self.late_for_large(members, last.large.1) {
                 let what = format!("its stream has not come to large operation {number}");
                 stall.holds_up.insert(member.rank, what);
             }
-            let others = self.members.iter().filter(|member| !stall.holds_up.contains_key(&member.rank));
+            let others = members.iter().filter(|member| !stall.holds_up.contains_key(&member.rank));
             stall.waits_in = others.map(|member| (member.rank, format!("large operation {number}"))).collect();
         }
-        for member in &self.members {
-            let (operations, groups) = (last.seen[member.rank as usize], last.groups[member.rank as usize]);
+        for member in members.iter() {
+            let (operations, groups) = (last.operations[member.rank as usize], last.groups[member.rank as usize]);
             if is_open(&operations) {
                 stall.waits_in.insert(member.rank, format!("operation {} of its GPU", operations.1.saturating_add(1)));
             } else if is_open(&groups) {
@@ -112,12 +90,11 @@ impl Comm {
     }
 
     /// Sends and receives of ranks. Those of one whose groups have all ended are not open: short ones leave before they are received.
-    fn p2p_accounts(&self, look: &Look) -> BTreeMap<u32, Vec<PairAccount>> {
-        let Some(direct) = &self.info.direct else { return BTreeMap::new() };
-        let all: Vec<_> = (0..self.nranks()).map(|rank| direct.page().p2p_launched(rank)).collect();
-        let of = |(rank, own): (usize, &mccs_ipc::device_initiated::P2pLaunched)| {
+    fn p2p_accounts(&self, look: &Counts) -> BTreeMap<u32, Vec<PairAccount>> {
+        let all: Vec<_> = (0..self.nranks()).map(|rank| self.page().p2p_launched(rank)).collect();
+        let of = |(rank, own): (usize, &P2pLaunched)| {
             let is_open = look.groups[rank].0 > look.groups[rank].1;
-            let with = |(peer, theirs): (usize, &mccs_ipc::device_initiated::P2pLaunched)| {
+            let with = |(peer, theirs): (usize, &P2pLaunched)| {
                 let open = |own: u64, theirs: u64| if is_open { own.saturating_sub(theirs) } else { 0 };
                 let (sends, recvs) = (own.sent[peer], own.received[peer]);
                 PairAccount {

@@ -2,6 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use mccs_ipc::types::Handle;
+
+use super::comm::Comm;
+use super::gpu_ranks::GpuRanks;
+use super::state::State;
+
 /// How often GPUs are looked at in the time that an operation may wait.
 const LOOKS: u32 = 4;
 /// And after what time at the latest: a GPU that is lost while operations are under way is told of within it. A look is two copies of 8 bytes a rank, some tens of
@@ -53,6 +59,40 @@ impl GpuWatch {
         self.next.filter(|look| look.at() <= now)
     }
 
+    /// A communicator of GPUs has begun.
+    pub(super) fn watch(&mut self, state: &State) {
+        let now = state.now();
+        self.ask_soon(launched_while_learning(state), now);
+    }
+
+    /// Ends communicators of GPUs that do not say how far they are, or in which operations have waited for too long. Nothing tells when such operations
+    /// begin, so they are looked at several times in the time that they have.
+    pub(super) fn end_late(&mut self, state: &mut State) {
+        let now = state.now();
+        let Some(look) = self.due(now) else { return };
+        let of_gpus = |(comm, live): (Handle, &Comm)| live.info.direct.is_some().then_some(comm);
+        let comms: Vec<_> = state.comms.iter().filter_map(of_gpus).collect();
+        if let Look::Ask(_) = look {
+            let asks_all = self.asked(!comms.is_empty(), now);
+            let live = comms.iter().filter_map(|comm| state.comms.get(*comm)).filter(|live| live.failure.is_none());
+            for live in live {
+                live.info.direct.iter().for_each(|direct| direct.strategies().renew_captured());
+                if asks_all || live.gpus.as_ref().is_some_and(GpuRanks::may_run) {
+                    live.info.ask();
+                }
+            }
+            return;
+        }
+        for comm in comms {
+            let Some(live) = state.comms.get_mut(comm) else { continue };
+            if let Some(failure) = live.judge_gpus(self.timeout(), now) {
+                state.abort(comm, failure);
+            }
+        }
+        // After what was chosen: a communicator that learns from now on is looked at soon.
+        self.judged(launched_while_learning(state), now);
+    }
+
     /// There is a communicator to look at. `launched` is what ranks have launched while their communicators learn, if one does.
     pub(super) fn ask_soon(&mut self, launched: Option<u64>, now: Instant) {
         let next = self.next_ask(launched, now);
@@ -88,6 +128,15 @@ impl GpuWatch {
         let part = self.timeout.map(|timeout| timeout / LOOKS);
         part.map_or(LOOK_AFTER_MAX, |part| part.min(LOOK_AFTER_MAX))
     }
+}
+
+/// Operations that ranks have launched of communicators that [learn](mccs_device::cuda::Strategies::learns); none if none does.
+fn launched_while_learning(state: &State) -> Option<u64> {
+    let launched = |(_, live): (Handle, &Comm)| {
+        let direct = live.info.direct.as_ref().filter(|direct| direct.strategies().learns())?;
+        live.failure.is_none().then(|| (0..live.nranks()).map(|rank| direct.page().launched(rank)).sum::<u64>())
+    };
+    state.comms.iter().filter_map(launched).reduce(u64::wrapping_add)
 }
 
 /// How soon communicators are looked at again whose stamps tell how long collectives come.

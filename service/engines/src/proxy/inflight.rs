@@ -7,8 +7,9 @@ use mccs_model::handles::HandleTable;
 use mccs_telemetry::recorder::{Record, Recorder, job_number};
 use mccs_tenants::Charge;
 
-use super::comm::Failure;
+use super::failure::Failure;
 use super::operation::Operation;
+use super::p2p_queues::Matched;
 
 /// Jobs of a device that run at a time.
 const JOBS_MAX: u32 = 1 << 20;
@@ -20,18 +21,22 @@ pub(super) enum Inflight {
         /// For its scratch memory.
         _charge: Option<Charge>,
     },
-    Pair {
-        comm: Handle,
-        send: Box<Operation>,
-        recv: Box<Operation>,
-        began: Instant,
-    },
-    /// A send or receive whose peer is on another host.
-    Remote {
-        comm: Handle,
-        operation: Box<Operation>,
-        began: Instant,
-    },
+    Pair(PairJob),
+    Remote(RemoteJob),
+}
+
+/// A send and its receive, both here.
+pub(super) struct PairJob {
+    pub(super) comm: Handle,
+    pub(super) pair: Matched,
+    pub(super) began: Instant,
+}
+
+/// A send or receive whose peer is on another host.
+pub(super) struct RemoteJob {
+    pub(super) comm: Handle,
+    pub(super) operation: Box<Operation>,
+    pub(super) began: Instant,
 }
 
 /// Operations for which there is no room, and what fails their communicator for it.
@@ -45,8 +50,8 @@ impl Inflight {
         match self {
             // Its communicator has them.
             Inflight::Collective { .. } => Vec::new(),
-            Inflight::Pair { send, recv, .. } => vec![*send, *recv],
-            Inflight::Remote { operation, .. } => vec![*operation],
+            Inflight::Pair(PairJob { pair: Matched { send, recv }, .. }) => vec![*send, *recv],
+            Inflight::Remote(RemoteJob { operation, .. }) => vec![*operation],
         }
     }
 }
@@ -87,7 +92,7 @@ impl InflightOperations {
     pub(super) fn remote(&self, of: Handle) -> Vec<&Operation> {
         let jobs = self.table.iter().map(|(_, job)| job);
         jobs.filter_map(|job| match job {
-            Inflight::Remote { comm, operation, .. } if *comm == of => Some(operation.as_ref()),
+            Inflight::Remote(RemoteJob { comm, operation, .. }) if *comm == of => Some(operation.as_ref()),
             _ => None,
         })
         .collect()

@@ -11,7 +11,7 @@ use mccs_model::{Refused, SessionId};
 use mccs_runtime::Sender;
 use mccs_tenants::session::Session;
 
-use super::comm::Failure;
+use super::failure::Failure;
 use super::operation::{JoinRequest, Operation, ProxyReply};
 use super::reply_to::{ForwardedRequest, Looks, OperatorAnswer, OperatorRequest, ReplyTo};
 use super::semaphores::StreamSemaphore;

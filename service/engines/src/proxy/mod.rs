@@ -4,94 +4,109 @@
 //! Operation --> stream queue --head--> communicator --all ranks there--> device --done--> words, next heads
 //! ```
 //!
-//! Whose turn it is says `turns.rs`. What starts and ends is in `execute.rs`; communicators are made in `joining.rs`, those with ranks on other hosts in `cluster.rs` and `setups.rs`,
-//! and `remote_p2p.rs` is work with those hosts.
+//! [`ProxyEngine`] routes messages to components. Each owns what it decides by, and takes [`state::State`], which all of them share:
+//!
+//! | component | what |
+//! | --- | --- |
+//! | `State` (`state.rs`) | communicators, streams, what runs, whom to tell; how communicators end |
+//! | `Execution` (`execution.rs`, `remote_p2p.rs`) | operations start, run and end |
+//! | `Joining` (`joining.rs`, `setups.rs`) | ranks join, here and across hosts |
+//! | `GpuWatch` (`gpu_watch.rs`, `gpu_ranks.rs`) | what GPUs do among themselves |
+//! | `Diagnostics` (`diagnostics.rs`) | why a communicator is stuck |
+//! | `ForwardedRequests` (`forwarded_requests.rs`) | operators on other hosts |
+//!
+//! A change of a strategy has its state in the communicator (`strategies.rs`), and its steps in `reconfigure.rs`.
 //!
 //! Everything a tenant can cause here is bounded by its own quotas, and touches only its own sessions and communicators.
 
+mod account;
 mod across;
+mod admission;
 #[cfg(test)]
 mod at_once;
-mod cluster;
 mod comm;
 mod communicators;
 mod deadline;
 mod describe;
 mod diagnostics;
-mod direct;
 #[cfg(test)]
 mod direct_tests;
 mod direct_watch;
-mod execute;
-mod family;
+mod exchange_mail;
+mod execution;
+mod failure;
 mod forwarded_requests;
 mod gpu_progress;
+mod gpu_ranks;
 mod gpu_watch;
 mod inflight;
 mod joining;
+mod members;
 mod message;
+mod new_comm;
 mod offer;
 mod operation;
 mod other_proxy;
+mod outlets;
 mod p2p_queues;
-mod preparing;
 mod reconfigure;
 mod remote_p2p;
 mod rendezvous;
 mod reply_to;
 mod rounds;
+mod running;
 mod schedule_cache;
 mod semaphores;
+mod setup;
 mod setups;
 mod sites;
+mod state;
 mod strategies;
 mod stream;
 mod streams;
+mod suspected_links;
+mod tags;
 mod transports;
 mod turns;
 mod waits;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mccs_device::{Buffers, Device, DeviceEvent, DeviceEvents};
-use mccs_exchange::protocol::Request;
-use mccs_ipc::types::{ErrorClass, Handle};
-use mccs_model::handles::HandleTable;
-use mccs_model::{Action, SessionId};
+use mccs_device::{Device, DeviceEvent, DeviceEvents};
+use mccs_exchange::protocol::Event;
+use mccs_ipc::types::ErrorClass;
+use mccs_model::SessionId;
 use mccs_registry::Registry;
-use mccs_registry::late::LateTold;
 use mccs_runtime::{Account, Context, Engine, Lanes, Mailbox, Progress, Sender};
 use mccs_telemetry::LogBudget;
-use mccs_telemetry::recorder::Recorder;
 
-use self::comm::{Failure, Member};
-use self::communicators::Communicators;
 use self::deadline::OperationDeadline;
 pub use self::describe::signature;
 use self::diagnostics::Diagnostics;
+use self::exchange_mail::ExchangeMail;
+use self::execution::Execution;
+use self::failure::Failure;
 use self::forwarded_requests::ForwardedRequests;
 use self::gpu_watch::GpuWatch;
-use self::inflight::InflightOperations;
-use self::joining::refuse_all;
+use self::joining::Joining;
+use self::members::Leaving;
 pub use self::message::{ControllerOrder, OperatorMessage, ProxyMessage, SessionMessage};
+use self::new_comm::NewComm;
 pub use self::offer::{Agreed, Nics, Offer};
 pub use self::operation::{JoinRequest, Operation, ProxyReply, RoundState};
 use self::other_proxy::OtherProxy;
-use self::preparing::{PREPARING_MAX, Preparing};
-use self::rendezvous::Rendezvous;
+use self::outlets::Outlets;
+use self::reconfigure::ChangeTerms;
 pub use self::reply_to::{
     ForwardedRequest, Looks, OperatorAnswer, OperatorReply, OperatorRequest, OperatorResult, Reconfigured, ReplyTo,
 };
 pub use self::schedule_cache::ScheduleCache;
 pub use self::semaphores::StreamSemaphore;
 pub use self::setups::Cluster;
-use self::setups::Setups;
-use self::stream::{Arrival, Entry, Head, Task};
-use self::streams::Streams;
+use self::state::State;
 use self::transports::Transports;
-use self::turns::{ITEM_NS, WorkQueues};
+use self::turns::{Event as WorkEvent, Item, POLL_NS, WorkQueues};
 use crate::transport::TransportEvent;
 
 /// Messages that may wait at a proxy engine from devices, transports, other hosts and operators.
@@ -113,43 +128,18 @@ pub struct Timeouts {
 
 /// See the module's documentation.
 pub struct ProxyEngine {
-    device: Box<dyn Device>,
-    transports: Transports,
-    /// What found no room in `mailbox`, where the device keeps it.
-    device_events: Option<Arc<DeviceEvents>>,
     /// From devices, transports, other hosts and operators.
     mailbox: Mailbox<ProxyMessage>,
-    /// What tenants have left here, and whose turn it is.
-    work: WorkQueues,
-    /// When the poll began.
-    now: Instant,
-    registry: Arc<Registry>,
-    make_schedules: MakeSchedules,
-    /// Whether ranks of several processes are refused on one GPU.
-    refuses_duplicate_gpus: bool,
-    streams: Streams,
-    comms: Communicators,
-    inflight: InflightOperations,
-    rendezvous: Rendezvous<JoinRequest>,
-    late: LateTold,
-    /// Communicators whose ranks are all there, while the device prepares what they share.
-    preparing: HandleTable<Preparing>,
-    /// When operations have waited for too long.
-    deadline: OperationDeadline,
+    /// What found no room in `mailbox`, where the device keeps it.
+    device_events: Option<Arc<DeviceEvents>>,
+    state: State,
+    execution: Execution,
+    joining: Joining,
     /// When communicators of GPUs are looked at.
     gpu_watch: GpuWatch,
-    /// Tenants cause these lines.
-    log_budget: LogBudget,
-    /// Communicators with ranks on other hosts.
-    setups: Option<Setups>,
-    /// Of the service's other device.
-    other: OtherProxy,
     /// Why communicators are stuck.
     diagnostics: Diagnostics,
     forwarded: ForwardedRequests,
-    /// Rounds that have ended, for a moment; kept for its memory.
-    ended_rounds: Vec<Operation>,
-    recorder: Recorder,
 }
 
 impl ProxyEngine {
@@ -163,49 +153,42 @@ impl ProxyEngine {
         timeouts: Timeouts,
         cluster: Option<Cluster>,
     ) -> Self {
-        let terms = make_schedules(1, &[]).terms();
         let name = name(device.as_ref());
-        let recorder = registry.recorders.recorder(name.clone());
-        ProxyEngine {
-            work: WorkQueues::new(Lanes::new(0, mailbox.waker().clone())),
-            now: Instant::now(),
+        let exchange = cluster.as_ref().map(|cluster| ExchangeMail::new(cluster.own.clone(), cluster.exchange.clone()));
+        let out = Outlets {
             device,
             transports: Transports::new(ProxyMessage::transport_events(mailbox.sender())),
-            device_events: None,
-            mailbox,
-            registry,
-            make_schedules,
-            refuses_duplicate_gpus: false,
-            streams: Streams::default(),
-            comms: Communicators::new(),
-            inflight: InflightOperations::new(recorder.clone()),
-            rendezvous: Rendezvous::new(timeouts.init),
-            late: LateTold::new(name),
-            preparing: HandleTable::new(PREPARING_MAX),
-            deadline: OperationDeadline::new(timeouts.operation),
-            gpu_watch: GpuWatch::new(timeouts.operation),
-            log_budget: LogBudget::default(),
-            setups: cluster.map(|cluster| Setups::new(cluster, terms)),
+            exchange: exchange.unwrap_or_default(),
             other: OtherProxy::default(),
+            recorder: registry.recorders.recorder(name.clone()),
+            registry,
+            log_budget: LogBudget::default(),
+        };
+        ProxyEngine {
+            state: State::new(WorkQueues::new(Lanes::new(0, mailbox.waker().clone())), out),
+            mailbox,
+            device_events: None,
+            execution: Execution::new(OperationDeadline::new(timeouts.operation)),
+            joining: Joining::new(name, timeouts.init, make_schedules, cluster),
+            gpu_watch: GpuWatch::new(timeouts.operation),
             diagnostics: Diagnostics::default(),
             forwarded: ForwardedRequests::default(),
-            ended_rounds: Vec::new(),
-            recorder,
         }
     }
 
     /// The same, where the operator says whether ranks of several processes are refused on one GPU.
     #[must_use]
     pub fn refusing_duplicate_gpus(mut self, refuses_duplicate_gpus: bool) -> Self {
-        self.refuses_duplicate_gpus = refuses_duplicate_gpus;
+        self.joining.refuse_duplicate_gpus(refuses_duplicate_gpus);
         self
     }
 
     /// Tells the proxy engine of the other device what of a caller's communicator fails here; and, where that `takes_ranks`, hands it ranks whose
     /// GPUs reach each other.
     #[must_use]
-    pub fn with_other(self, other: Option<Sender<ProxyMessage>>, takes_ranks: bool) -> Self {
-        ProxyEngine { other: OtherProxy::new(other, takes_ranks), ..self }
+    pub fn with_other(mut self, other: Option<Sender<ProxyMessage>>, takes_ranks: bool) -> Self {
+        self.state.out.other = OtherProxy::new(other, takes_ranks);
+        self
     }
 
     /// Has what the device tells come in, though the mailbox is full now and then.
@@ -216,37 +199,74 @@ impl ProxyEngine {
 
     /// Reads these lanes, too. They are to wake whom the mailbox wakes.
     #[must_use]
-    pub fn with_lanes(self, lanes: Lanes<SessionMessage>) -> Self {
-        ProxyEngine { work: WorkQueues::new(lanes), ..self }
+    pub fn with_lanes(mut self, lanes: Lanes<SessionMessage>) -> Self {
+        self.state.work = WorkQueues::new(lanes);
+        self
     }
 
     /// What the engine holds: 0 when all sessions are closed and all communicators over.
     #[must_use]
     pub fn held(&self) -> usize {
-        let setups = self.setups.as_ref().map_or(0, Setups::held);
-        self.streams.len() + self.comms.held() + self.inflight.len() + setups + self.other.held()
+        self.state.held() + self.joining.held() + self.execution.held()
     }
 
-    fn handle(&mut self, message: ProxyMessage, now: Instant) {
+    /// Does a bounded amount of work: first what devices, transports and other hosts tell, which is as much as runs; then tenants
+    /// in turns. Returns how many things were done.
+    fn take_turns(&mut self, cx: &Context) -> usize {
+        let (mut handled, mut spent_ns) = (0, 0);
+        while handled < cx.budget && spent_ns < POLL_NS {
+            if let Some(message) = self.mailbox.pop() {
+                self.handle(message);
+                // Not the next tenant's.
+                self.state.work.forgive();
+            } else if let Some(item) = self.state.work.next() {
+                self.do_item(item);
+                spent_ns += self.state.work.pay();
+            } else {
+                break;
+            }
+            self.end_wholes();
+            handled += 1;
+        }
+        handled
+    }
+
+    fn handle(&mut self, message: ProxyMessage) {
         match message {
-            ProxyMessage::Session(message) => self.session_message(message, now),
-            ProxyMessage::Device(event) => self.device_event(event, now),
-            ProxyMessage::Transport(event) => self.transport_event(event, now),
-            ProxyMessage::Exchange(event) => self.exchange_event(event, now),
+            ProxyMessage::Session(SessionMessage::Closed { session }) => self.close_behind(session),
+            ProxyMessage::Session(message) => self.session_message(message),
+            ProxyMessage::Device(event) => self.device_event(event),
+            ProxyMessage::Transport(event) => self.transport_event(event),
+            ProxyMessage::Exchange(event) => self.exchange_event(event),
             ProxyMessage::Controller(order) => self.controller_order(order),
-            ProxyMessage::Operator(message) => self.operator_message(message, now),
-            ProxyMessage::FamilyFailed { whole, failure } => self.abort_family(whole, &failure),
+            ProxyMessage::Operator(message) => self.operator_message(message),
+            ProxyMessage::FamilyFailed { whole, failure } => self.state.abort_whole(whole, &failure),
         }
     }
 
-    fn session_message(&mut self, message: SessionMessage, now: Instant) {
+    fn do_item(&mut self, item: Item) {
+        let ProxyEngine { execution, state, .. } = self;
+        match item {
+            Item::Event(WorkEvent::Advance { session, stream }) => execution.advance(state, session, stream),
+            Item::Event(WorkEvent::Ready { comm }) => execution.start_collective(state, comm),
+            Item::Event(WorkEvent::Close { session }) => self.close_session(session),
+            Item::Message(message) => self.session_message(message),
+        }
+    }
+
+    fn session_message(&mut self, message: SessionMessage) {
+        let state = &mut self.state;
         match message {
-            SessionMessage::Operation(operation) => self.enqueue(operation, now),
-            SessionMessage::Join(request) => self.join(*request, now),
+            SessionMessage::Operation(operation) => self.execution.enqueue(state, operation),
+            SessionMessage::Join(request) => {
+                let now = state.now();
+                let complete = self.joining.join(&mut state.out, *request, now);
+                self.begin(complete);
+            }
             SessionMessage::Leave { comm, rank, request, tenant_comm, reply } => {
-                if let Some(member) = self.comms.member_mut(comm, rank) {
-                    member.leaving = Some((request, reply));
-                    self.reap(comm);
+                if let Some(member) = state.comms.member_mut(comm, rank) {
+                    member.leaving = Some(Leaving { request, reply });
+                    state.reap(comm);
                 } else {
                     let _ = reply.send(ProxyReply::Left { request, tenant_comm });
                 }
@@ -256,212 +276,170 @@ impl ProxyEngine {
                     Some(code) => format!("rank {rank}: {}", mccs_cuda::name_of(code)),
                     None => format!("rank {rank} aborted the communicator"),
                 };
-                self.abort(comm, Failure::new(ErrorClass::Remote, message));
+                state.abort(comm, Failure::new(ErrorClass::Remote, message));
                 if let Some((tenant_comm, reply)) = reply {
                     let _ = reply.send(ProxyReply::Aborted { tenant_comm });
                 }
             }
-            SessionMessage::Posted { comm } => self.may_start(comm),
+            SessionMessage::Posted { comm } => state.may_start(comm),
             SessionMessage::Closed { session } => self.close_session(session),
             SessionMessage::StreamOrdered { session, stream, semaphore } => {
-                self.streams.open_ordered(session, stream, semaphore);
+                state.streams.open_ordered(session, stream, semaphore);
             }
-            SessionMessage::StreamClosed { session, stream } => self.streams.close(session, stream),
+            SessionMessage::StreamClosed { session, stream } => state.streams.close(session, stream),
         }
     }
 
     fn controller_order(&mut self, order: ControllerOrder) {
+        let state = &mut self.state;
         match order {
-            ControllerOrder::SetPace { comm, pace } => self.set_pace(&comm, &pace),
+            ControllerOrder::SetPace { comm, pace } => reconfigure::set_pace(state, &comm, &pace),
             ControllerOrder::Reconfigure { number, change, window, expected, reply_to } => {
-                self.reconfigure(number, &change, (window, Some(expected)), reply_to);
+                let terms = ChangeTerms { window, expected: Some(expected) };
+                reconfigure::reconfigure(state, number, &change, terms, reply_to);
             }
         }
     }
 
-    fn operator_message(&mut self, message: OperatorMessage, now: Instant) {
+    fn operator_message(&mut self, message: OperatorMessage) {
+        let state = &mut self.state;
         match message {
             OperatorMessage::Request { number, request, reply_to } => {
-                self.operator_request(number, &request, reply_to, now);
+                self.forwarded.operator_request(state, number, &request, reply_to);
             }
             OperatorMessage::ForwardedResponse { request, answer } => {
                 if let Some(grant) = forwarded_requests::response(request, answer) {
-                    self.ask_exchange(grant);
+                    state.out.exchange.ask(grant);
                 }
             }
-            OperatorMessage::WhyStuck { number, looks, reply_to } => self.why_stuck(number, looks, reply_to, now),
+            OperatorMessage::WhyStuck { number, looks, reply_to } => {
+                self.diagnostics.why_stuck(state, number, looks, reply_to);
+            }
         }
     }
 
-    /// Asks the exchange, where there are other hosts.
-    fn ask_exchange(&mut self, request: Request) {
-        if let Some(setups) = &mut self.setups {
-            setups.ask(request);
-        }
-    }
-
-    fn device_event(&mut self, event: DeviceEvent, now: Instant) {
+    fn device_event(&mut self, event: DeviceEvent) {
         match event {
-            DeviceEvent::JobDone { job } => self.end_job(job, None, now),
-            DeviceEvent::Prepared { key, prepared } => self.prepared(key, prepared.map(|prepared| *prepared), now),
-            DeviceEvent::CommFailed { comm, message } => self.abort(comm, Failure::new(ErrorClass::System, message)),
-            DeviceEvent::GpuLost { gpu, reason } => self.end_on_gpu(gpu, &reason),
+            DeviceEvent::JobDone { job } => self.execution.end_job(&mut self.state, job, None),
+            DeviceEvent::Prepared { key, prepared } => {
+                let complete = self.joining.prepared(key, prepared.map(|prepared| *prepared));
+                self.begin(complete);
+            }
+            DeviceEvent::CommFailed { comm, message } => {
+                self.state.abort(comm, Failure::new(ErrorClass::System, message));
+            }
+            DeviceEvent::GpuLost { gpu, reason } => self.state.end_on_gpu(gpu, &reason),
         }
     }
 
-    fn transport_event(&mut self, event: TransportEvent, now: Instant) {
+    fn transport_event(&mut self, event: TransportEvent) {
+        let ProxyEngine { execution, state, .. } = self;
         match event {
-            TransportEvent::JobDone { job, fault } => self.end_job(job, fault.as_deref(), now),
-            TransportEvent::Listening { links, engine, listener } => self.listening(links, engine, listener),
-            TransportEvent::LinksFailed { links, fault } => self.links_failed(links, &fault, now),
-            TransportEvent::EpochPrepared { links, epoch, made } => self.epoch_prepared(links, epoch, made),
-            TransportEvent::FlowWaits { question, waits } => self.flow_waits(question, waits, now),
-            TransportEvent::PoolChanged(engines) => self.transports.set_engines(engines),
-        }
-    }
-
-    fn enqueue(&mut self, operation: Operation, now: Instant) {
-        let (session, handle) = (Arc::clone(&operation.session), operation.stream);
-        let (ticket, called_at, group_continues) = (operation.ticket, operation.called_at, operation.group_continues);
-        let (comm, rank) = (operation.comm, operation.rank);
-        let task = match (&operation.action, self.comms.get_mut(comm)) {
-            (Action::Collective { .. }, Some(live)) if live.failure.is_none() => {
-                if let Buffers::Gpu(own) = &operation.buffers {
-                    own.copy_engines.called(comm, rank);
-                }
-                Task::Collective { comm, rank, seq: live.enqueue(operation, now, &self.recorder) }
-            }
-            _ => Task::Own(Box::new(operation)),
-        };
-        self.streams.enqueue(&session, handle, Entry { ticket, called_at, group_continues, task });
-        self.work.advance(session.tenant.share, session.id, handle.index);
-    }
-
-    /// Starts what a stream may start.
-    fn advance(&mut self, session: SessionId, index: u32, now: Instant) {
-        while let Some(head) = self.streams.start_next(session, index, now) {
-            let Head { ticket, task, arrival } = head;
-            self.work.charge(ITEM_NS);
-            match task {
-                Task::Collective { comm, rank, seq } => self.arrive(session, index, ticket, (comm, rank, seq), arrival),
-                Task::Own(operation) => self.start_own(operation, arrival),
-                Task::Started => {}
-            }
-        }
-    }
-
-    fn arrive(&mut self, session: SessionId, index: u32, ticket: u64, whose: (Handle, u32, u64), arrival: Arrival) {
-        let (comm, rank, seq) = whose;
-        self.deadline.expect_progress(arrival.due);
-        if self.comms.get_mut(comm).is_some_and(|live| live.arrive(rank, seq, arrival, &self.recorder)) {
-            self.may_start(comm);
-            return;
-        }
-        self.count_failed(session, index, ticket, (comm, rank));
-        self.finish_one(session, index);
-    }
-
-    /// Ends a communicator with an error on every rank. What already runs ends by itself.
-    fn abort(&mut self, comm: Handle, failure: Failure) {
-        let Some(live) = self.comms.sound_mut(comm) else { return };
-        let failure = live.contradiction().unwrap_or(failure);
-        let failure = Failure::new(failure.class, live.info.named(&failure.message));
-        self.registry.failed.note(live.info.failed_view(&failure.message), Instant::now());
-        if let Some(suppressed) = self.log_budget.take(Instant::now()) {
-            let (comm, tenant) = (live.info.number, &live.info.tenant);
-            tracing::warn!(comm, %tenant, reason = %failure.message, suppressed, "communicator failed");
-        }
-        if let Some(placed) = &live.info.placed {
-            placed.set_chosen(None);
-            self.registry.note_comms();
-        }
-        let failed = live.die(failure.clone());
-        // Ranks with nothing waiting learn it too.
-        for member in live.members.iter().filter(|member| !member.left) {
-            let first = failed.iter().find(|operation| operation.rank == member.rank);
-            let (stream, ticket) = first.map_or((Handle::NONE, 0), |operation| (operation.stream, operation.ticket));
-            member.session.report(member.tenant_comm, stream, ticket, failure.class, &failure.message);
-        }
-        // Who sees that it is aborted finds the reason.
-        if let Some(direct) = &live.info.direct {
-            direct.abort();
-        }
-        self.fail_elsewhere(comm, &failure);
-        failed.iter().for_each(|operation| self.fail(operation));
-        let info = self.comms.get(comm).map(|live| Arc::clone(&live.info));
-        self.reap(comm);
-        info.iter().for_each(|info| self.fail_family(info, &failure));
-    }
-
-    /// Lets ranks go that wanted to leave, and removes a communicator that nobody is in.
-    fn reap(&mut self, comm: Handle) {
-        let Some(live) = self.comms.get_mut(comm) else { return };
-        let mut departed = Vec::new();
-        for at in 0..live.members.len() {
-            let rank = live.members[at].rank;
-            if live.members[at].leaving.is_some() && live.is_quiet(rank) {
-                live.depart(rank);
-                departed.push(rank);
-                if let Some((request, reply)) = live.members[at].leaving.take() {
-                    // A full or gone mailbox means that the session is ending: nobody waits for the answer.
-                    let tenant_comm = live.members[at].tenant_comm;
-                    let _ = reply.send(ProxyReply::Left { request, tenant_comm });
+            TransportEvent::JobDone { job, fault } => execution.end_job(state, job, fault.as_deref()),
+            TransportEvent::Listening { links, engine, listener } => {
+                if let Some(setups) = self.joining.setups() {
+                    setups.listening(&mut state.out, links, engine, listener);
                 }
             }
+            TransportEvent::LinksFailed { links, fault } => execution.links_failed(state, links, &fault),
+            TransportEvent::EpochPrepared { links, epoch, made } => {
+                reconfigure::epoch_prepared(state, links, epoch, made);
+            }
+            TransportEvent::FlowWaits { question, waits } => self.diagnostics.flow_waits(state, question, waits),
+            TransportEvent::PoolChanged(engines) => state.out.transports.set_engines(engines),
         }
-        if live.is_over() {
-            if let Some(direct) = live.info.direct.as_ref().filter(|_| live.failure.is_none()) {
-                direct.left();
+    }
+
+    /// News from the exchange: of communicators that are being set up, of those that live, and from operators of other hosts.
+    fn exchange_event(&mut self, event: Event) {
+        let ProxyEngine { state, joining, .. } = self;
+        let now = state.now();
+        match event {
+            Event::JoinRefused { .. } | Event::SetupFailed { .. } | Event::Gathered { .. } => {
+                joining.setup_event(&mut state.out, event);
             }
-            for (member, info) in live.members.iter().zip(&live.info.ranks) {
-                member.session.counters.rounds.fetch_add(live.info.rounds(info), Ordering::Relaxed);
+            Event::Complete { key, comm } => {
+                let complete = joining.complete(&mut state.out, &key, comm, now);
+                self.begin(complete);
             }
-            self.registry.remove_comm(live.info.number);
-            if let Some(span) = self.comms.remove(comm).and_then(|live| live.span) {
-                self.leave_cluster(*span);
+            Event::Failed { comm, failure } => state.failed_elsewhere(&comm, &failure),
+            Event::Left { comm, ranks } => state.left_elsewhere(&comm, ranks),
+            Event::Linked { host, is_up } => state.out.exchange.linked(&host, is_up),
+            // The controller's business.
+            Event::Met { .. } | Event::Lost { .. } | Event::TurnedAway { .. } | Event::Told { .. } => {}
+            Event::Prepare { comm, change, window, body } => {
+                reconfigure::prepare_change(state, &comm, change, window, &body);
             }
-        } else {
-            if let (Some(span), Some(setups)) = (&live.span, &mut self.setups)
-                && !departed.is_empty()
-            {
-                setups.ask(Request::Leave { comm: span.comm.clone(), ranks: departed });
+            Event::Decided { comm, change, decision } => reconfigure::change_decided(state, &comm, change, decision),
+            Event::ProposalRefused { comm, reason } => reconfigure::proposal_refused(state, &comm, &reason),
+            Event::Inquiry { comm, from, question } => self.diagnostics.inquired(state, &comm, &from, question),
+            Event::Account { from, question, body, .. } => {
+                self.diagnostics.accounted(state, &from, question, &body);
             }
-            self.may_start(comm);
+            Event::Wished { comm, from, question, body } => {
+                let asked = ForwardedRequest { comm, from, question };
+                forwarded_requests::forwarded_request(state, asked, &body, self.mailbox.sender());
+            }
+            Event::Granted { comm, question, body } => self.forwarded.answer(&comm, question, &body),
+        }
+    }
+
+    /// A communicator is complete, if one is.
+    fn begin(&mut self, complete: Option<NewComm>) {
+        if complete.is_some_and(|new| self.joining.begin(&mut self.state, new)) {
+            self.gpu_watch.watch(&self.state);
+        }
+    }
+
+    /// Wholes have failed: ranks that are joining parts of them are refused.
+    fn end_wholes(&mut self) {
+        for (whole, failure) in self.state.take_failed_wholes() {
+            self.joining.end_whole(&mut self.state.out, whole, &failure);
+        }
+    }
+
+    /// Another proxy engine tells of a session's end: that comes behind what the session has sent here itself.
+    fn close_behind(&mut self, session: SessionId) {
+        match self.state.session(session).map(|session| session.tenant.share) {
+            Some(share) => self.state.work.push_behind(share, WorkEvent::Close { session }),
+            None => self.close_session(session),
         }
     }
 
     fn close_session(&mut self, session: SessionId) {
-        for (refusal, members) in self.rendezvous.leave(session) {
-            refuse_all(&refusal, members);
-        }
-        self.withdraw(session);
-        self.stop_preparing(session);
-        let mut touched = Vec::new();
-        for (handle, comm) in self.comms.iter() {
-            // A rank that has asked to leave, and whose own work has ended, stays for others' sake alone, until that has ended.
-            let is_leaving = |member: &Member| member.leaving.is_some() && !comm.has_waiting(member.rank);
-            let is_live = |member: &&Member| member.session.id == session && !member.left && !is_leaving(member);
-            if let Some(member) = comm.members.iter().find(is_live) {
-                touched.push((handle, member.rank, member.session.peer.pid));
-            }
-        }
-        for (handle, rank, pid) in touched {
-            let Some(live) = self.comms.get_mut(handle) else { continue };
-            for at in 0..live.members.len() {
-                if live.members[at].session.id == session {
-                    live.depart(live.members[at].rank);
-                    live.members[at].leaving = None;
-                }
-            }
-            let message = format!("rank {rank} (process {pid}) has gone");
-            self.abort(handle, Failure::new(ErrorClass::Remote, message));
-            self.reap(handle);
-        }
-        self.streams.close_all(session);
-        if self.other.takes_ranks() {
+        self.joining.close_session(&mut self.state.out, session);
+        self.state.close_session(session);
+        let other = &mut self.state.out.other;
+        if other.takes_ranks() {
             // By this way too, so that it comes behind the session's ranks.
-            self.other.send(SessionMessage::Closed { session });
+            other.send(SessionMessage::Closed { session });
         }
+    }
+
+    /// Ends what has taken too long.
+    fn end_late(&mut self) {
+        let ProxyEngine { state, .. } = self;
+        let now = state.now();
+        self.execution.end_suspected(state);
+        self.joining.expire(&state.out.registry, now);
+        self.execution.end_late(state);
+        self.gpu_watch.end_late(state);
+        self.diagnostics.end_late(state);
+        self.end_wholes();
+        self.forwarded.end_late(&self.state.comms, now);
+    }
+
+    /// When to be polled again, though nobody tells anything.
+    fn wake_at(&self) -> Option<Instant> {
+        let deadlines = [
+            self.joining.next_deadline(),
+            self.execution.look_at(),
+            self.gpu_watch.look_at(),
+            self.diagnostics.deadline(),
+            self.forwarded.deadline(),
+            self.state.streams.look_at(self.state.now()),
+        ];
+        deadlines.into_iter().flatten().min()
     }
 }
 
@@ -471,53 +449,32 @@ fn name(device: &dyn Device) -> String {
 
 impl Engine for ProxyEngine {
     fn name(&self) -> String {
-        name(self.device.as_ref())
+        name(self.state.out.device.as_ref())
     }
 
     fn account(&self) -> Option<Arc<Account>> {
-        Some(self.work.account())
+        Some(self.state.work.account())
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
-        self.now = cx.now;
-        let ProxyEngine { streams, work, .. } = self;
-        streams.look(cx.now, |share, session, stream| work.advance(share, session, stream));
+        self.state.begin_poll(cx.now);
         let handled = self.take_turns(cx);
-        let backlog = self.transports.push_backlog()
-            | self.device_events.as_ref().is_some_and(|events| events.push_backlog())
-            | self.setups.as_mut().is_some_and(Setups::push_backlog)
-            | self.other.push_backlog();
-        self.end_suspected(cx.now);
-        for (refusal, members) in self.rendezvous.expire(cx.now) {
-            refuse_all(&refusal, members);
-        }
-        self.late.tell(&self.registry, self.rendezvous.late_changes(), || self.rendezvous.late(), cx.now);
-        self.end_late(cx.now);
-        self.end_late_direct(cx.now);
-        self.end_late_diagnostics(cx.now);
-        self.forwarded.end_late(&self.comms, cx.now);
-        if handled > 0 || backlog || !self.work.is_empty() {
+        let backlog =
+            self.state.out.push_backlog() | self.device_events.as_ref().is_some_and(|events| events.push_backlog());
+        self.end_late();
+        if handled > 0 || backlog || !self.state.work.is_empty() {
             Progress::Busy
         } else {
-            let suspected_until = self.setups.as_ref().and_then(Setups::suspected_until);
-            let looks = [self.deadline.look_at(), self.gpu_watch.look_at()];
-            let deadlines = [
-                self.rendezvous.next_deadline(),
-                suspected_until,
-                self.diagnostics.deadline(),
-                self.forwarded.deadline(),
-            ];
-            let deadlines = deadlines.into_iter().chain(looks).chain([self.streams.look_at(cx.now)]);
-            Progress::Idle { wake_at: deadlines.flatten().min() }
+            Progress::Idle { wake_at: self.wake_at() }
         }
     }
 
     fn prepare_to_sleep(&mut self) -> bool {
-        self.mailbox.is_empty() && self.work.has_no_mail()
+        self.mailbox.is_empty() && self.state.work.has_no_mail()
     }
 
     /// GPUs are to come to operations, or transports and other hosts to end them.
     fn awaits_others(&self) -> bool {
-        self.streams.await_gpus() || !self.inflight.is_empty()
+        self.state.streams.await_gpus() || !self.state.inflight.is_empty()
     }
 }

@@ -1,4 +1,4 @@
-//! Sends and receives of a communicator that wait: for each other, or, where the peer is on another host, for those before them.
+//! Sends and receives of a communicator: how many run, and those that wait for each other, or, where the peer is on another host, for those before them.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,6 +14,12 @@ pub(super) fn direction(operation: &Operation) -> (u32, u32) {
         Action::Recv { peer } => (peer, operation.rank),
         _ => (operation.rank, operation.rank),
     }
+}
+
+/// A send and its receive.
+pub(super) struct Matched {
+    pub(super) send: Box<Operation>,
+    pub(super) recv: Box<Operation>,
 }
 
 /// Sends and receives between two ranks that wait for each other, in order. One of the two is empty.
@@ -47,24 +53,42 @@ struct RemotePair {
 pub(super) struct P2pQueues {
     pairs: BTreeMap<(u32, u32), Pair>,
     remote: BTreeMap<(u32, u32), RemotePair>,
+    /// Jobs that run, of a send and its receive or of one with another host.
+    jobs: u32,
 }
 
 impl P2pQueues {
-    /// Offers a send or receive; returns a matched pair (send, receive).
-    pub(super) fn offer(&mut self, operation: Box<Operation>) -> Option<(Box<Operation>, Box<Operation>)> {
+    /// A job begins.
+    pub(super) fn begin_job(&mut self) {
+        self.jobs += 1;
+    }
+
+    /// A job has ended, or could not be launched.
+    pub(super) fn end_job(&mut self) {
+        debug_assert!(self.jobs > 0, "more jobs ended than began");
+        self.jobs = self.jobs.saturating_sub(1);
+    }
+
+    /// Whether a job runs.
+    pub(super) fn runs(&self) -> bool {
+        self.jobs > 0
+    }
+
+    /// Offers a send or receive; returns it with the other side, if that has come before.
+    pub(super) fn offer(&mut self, operation: Box<Operation>) -> Option<Matched> {
         let pair = self.pairs.entry(direction(&operation)).or_default();
         match operation.action {
             Action::Send { .. } => {
                 pair.sends_called += 1;
                 match pair.recvs.pop_front() {
-                    Some(recv) => return Some((operation, recv)),
+                    Some(recv) => return Some(Matched { send: operation, recv }),
                     None => pair.sends.push_back(operation),
                 }
             }
             Action::Recv { .. } => {
                 pair.recvs_called += 1;
                 match pair.sends.pop_front() {
-                    Some(send) => return Some((send, operation)),
+                    Some(send) => return Some(Matched { send, recv: operation }),
                     None => pair.recvs.push_back(operation),
                 }
             }

@@ -6,49 +6,50 @@ use mccs_ipc::shm_exchange::{CollectiveSignature, SHM_EXCHANGE_RANKS_MAX, ShmExc
 use mccs_ipc::types::{ErrorClass, RedOp};
 use mccs_kernels::Source;
 
-use super::comm::{Comm, Failure};
 use super::describe::{call_difference, describe_call, signature};
+use super::failure::Failure;
+use super::members::{Member, Members};
 use super::operation::{Operation, RoundState};
 
-impl Comm {
-    /// Whether a rank has posted to a round.
-    pub(super) fn has_posted(&self, rank: u32, round: u64) -> bool {
-        self.info.shm_exchange.as_ref().is_some_and(|shm_exchange| shm_exchange.has_posted(rank, round))
+/// See the module's documentation. All ranks are on this host.
+pub(super) struct Rounds<'a> {
+    members: &'a mut Members,
+    exchange: &'a ShmExchange,
+}
+
+impl<'a> Rounds<'a> {
+    pub(super) fn new(members: &'a mut Members, exchange: &'a ShmExchange) -> Self {
+        Rounds { members, exchange }
     }
 
     /// Plays the parts of ranks that have left theirs to the service, as far as others have posted. Operations that have
     /// ended go to `ended`.
-    pub(super) fn play_rounds(&mut self, ended: &mut Vec<Operation>) -> Result<(), Failure> {
-        let Some(shm_exchange) = self.info.shm_exchange.clone() else { return Ok(()) };
+    pub(super) fn play(&mut self, ended: &mut Vec<Operation>) -> Result<(), Failure> {
         let mut asked = false;
         loop {
             let mut progress = false;
-            for rank in 0..self.nranks() {
-                while self.play_round(&shm_exchange, rank)? {
+            for rank in 0..self.members.len() as u32 {
+                while self.play_next(rank)? {
                     progress = true;
-                    let member = &mut self.members[rank as usize];
-                    ended.extend(member.waiting.pop_front().map(|waiting| waiting.operation));
-                    member.first_seq += 1;
-                    if member.arrived().is_some_and(|operation| operation.round == RoundState::None) {
-                        self.ready += 1;
-                    }
+                    ended.extend(self.members.end_round(rank));
                 }
             }
             if progress {
                 continue;
             }
-            if !self.has_round_waiting()? || asked {
+            if !self.has_waiting()? || asked {
                 return Ok(());
             }
             // A post that came meanwhile is seen in the next turn; later ones are told.
-            shm_exchange.want_news();
+            self.exchange.want_news();
             asked = true;
         }
     }
 
     /// Plays a rank's part of the round that is its next operation. Returns whether that has ended.
-    fn play_round(&mut self, shm_exchange: &ShmExchange, rank: u32) -> Result<bool, Failure> {
-        let Some(operation) = self.members[rank as usize].arrived_mut() else { return Ok(false) };
+    fn play_next(&mut self, rank: u32) -> Result<bool, Failure> {
+        let shm_exchange = self.exchange;
+        let Some(operation) = self.members.get_mut(rank).and_then(Member::arrived_mut) else { return Ok(false) };
         let Some(call) = signature(operation) else { return Ok(false) };
         let round = operation.rounds;
         let Buffers::Host { send, recv } = &operation.buffers else { return Ok(false) };
@@ -71,7 +72,7 @@ impl Comm {
             };
             let first = *first_call.get_or_insert(posted.call);
             if posted.call != first {
-                return Err(self.rounds_differ(round, first, peer, posted.call));
+                return Err(self.disagree(round, first, peer, posted.call));
             }
             let scalar_bits = (call.redop == RedOp::PreMulSum).then_some(posted.scalar_bits);
             *source = Source { ptr: posted.data, scalar_bits };
@@ -85,8 +86,8 @@ impl Comm {
     }
 
     /// Rank 0 and another posted different calls.
-    fn rounds_differ(&self, round: u64, first: u64, peer: u32, theirs: u64) -> Failure {
-        let place = self.members[0].whole_started.saturating_add(round - 1);
+    fn disagree(&self, round: u64, first: u64, peer: u32, theirs: u64) -> Failure {
+        let place = self.members.first().map_or(0, Member::whole_started).saturating_add(round - 1);
         let message = match (CollectiveSignature::from_wire(first), CollectiveSignature::from_wire(theirs)) {
             (Some(first), Some(theirs)) => format!(
                 "ranks disagree on operation {place}: rank 0 called {}, rank {peer} called {} (different {})",
@@ -100,7 +101,7 @@ impl Comm {
     }
 
     /// Whether a rank's round waits for others. An error if one of those has called something else instead.
-    fn has_round_waiting(&self) -> Result<bool, Failure> {
+    fn has_waiting(&self) -> Result<bool, Failure> {
         let mut any = false;
         for (rank, member) in self.members.iter().enumerate() {
             let Some(operation) = member.arrived().filter(|operation| operation.round != RoundState::None) else {
@@ -108,7 +109,7 @@ impl Comm {
             };
             any = true;
             for (peer, other) in self.members.iter().enumerate().filter(|(peer, _)| *peer != rank) {
-                if !self.has_posted(peer as u32, operation.rounds)
+                if !self.exchange.has_posted(peer as u32, operation.rounds)
                     && let Some(theirs) = other.arrived()
                 {
                     return Err(member.disagrees(operation, other, theirs, "operation"));

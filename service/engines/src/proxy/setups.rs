@@ -1,29 +1,36 @@
-//! Communicators across hosts that are being set up, and what is known of all of them.
+//! Communicators across hosts that are being set up: from the first rank that joins to the last host that is ready.
+//!
+//! ```text
+//!  first join: Listen --> transport engines
+//!  all listen: Join(rank, listeners) --> exchange         later joins at once
+//!  Gathered:   who is where, everybody's listeners --> transport engines;  Ready --> exchange
+//!  Complete:   a communicator like any other, whose schedules know the hosts
+//! ```
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
 use mccs_config::service::Device;
-use mccs_exchange::protocol::{CommKey, Membership, Name, Payload, Request};
+use mccs_exchange::protocol::{self as exchange, CommId, CommKey, Join, Membership, Name, Payload, Request};
 use mccs_ipc::protocol::Role;
-use mccs_ipc::types::Handle;
+use mccs_ipc::types::ErrorClass;
+use mccs_model::SessionId;
 use mccs_model::link::LinksId;
 use mccs_runtime::Sender;
-use mccs_telemetry::placed::HostRanks;
-use mccs_transport::ListenerHandle;
+use mccs_transport::{ListenerHandle, TransportError};
 
-use super::offer::{Agreed, Offer, agree};
+use super::across::Across;
+use super::admission::{join_failed, of_two_families, shared_gpu};
+use super::comm::Span;
+use super::failure::Failure;
+use super::new_comm::NewComm;
+use super::offer::{Agreed, Offer};
 use super::operation::JoinRequest;
-use super::sites::GpuPlace;
-use crate::transport::links::{PathAssignment, PeerHost, Peers};
+use super::outlets::Outlets;
+use super::setup::{ENGINES_PER_COMM_MAX, Setup, gpus_of, peers_of};
+use crate::transport::links::PathAssignment;
 use crate::transport::{Activity, Network, TransportHandle};
-
-/// Engines that own links of one communicator, at most: more channels share them. Bounds what ranks tell each other.
-const ENGINES_PER_COMM_MAX: usize = 16;
-
-/// Characters of a peer's text that a message shows.
-const TERMS_SHOWN_MAX: usize = 100;
 
 /// How a proxy engine reaches the exchange.
 pub struct Cluster {
@@ -41,257 +48,261 @@ pub struct Cluster {
     pub nics_of_gpus: Vec<Arc<[Device]>>,
 }
 
-/// A communicator that is being set up.
-pub(super) struct Setup {
-    pub(super) network: Network,
-    /// Of the network's engines, as far as they listen.
-    pub(super) listeners: Vec<Option<ListenerHandle>>,
-    pub(super) requests: Vec<JoinRequest>,
-    pub(super) membership: Option<Membership>,
-    /// With the membership: the GPU of every rank, if it is on one.
-    pub(super) gpus: Vec<Option<GpuPlace>>,
-    /// With the membership: what its hosts have agreed on, and the paths that its flows take then.
-    pub(super) agreed: (Agreed, Arc<PathAssignment>),
-    /// Whether a rank has gone that the exchange may think is there.
-    pub(super) is_lost: bool,
+/// What a completed set-up has become.
+pub(super) enum Completed {
+    /// All ranks are here after all.
+    Here(Vec<JoinRequest>),
+    /// A communicator of several hosts.
+    Across(Box<NewComm>),
 }
 
-/// Everything about communicators across hosts that is not the communicators themselves.
+/// See the module's documentation.
 pub(super) struct Setups {
-    pub(super) cluster: Cluster,
+    engines_per_comm: usize,
+    offer: Offer,
+    assignment: Arc<PathAssignment>,
+    nics_of_gpus: Vec<Arc<[Device]>>,
     /// See [`super::schedule_cache::ScheduleCache::terms`].
-    pub(super) terms: String,
-    pub(super) setups: BTreeMap<CommKey, Setup>,
-    pub(super) key_of_links: HashMap<LinksId, CommKey>,
+    terms: String,
+    by_key: BTreeMap<CommKey, Setup>,
+    key_of_links: HashMap<LinksId, CommKey>,
     next_links: u64,
-    /// What the exchange had no room for yet, in order.
-    backlog: VecDeque<Request>,
-    /// Communicators with a broken link, in the order in which they fail.
-    pub(super) suspected: VecDeque<(Instant, Handle)>,
-    /// Hosts to which the exchange had a link and has none now.
-    pub(super) unlinked: BTreeSet<Name>,
 }
 
 impl Setups {
     pub(super) fn new(cluster: Cluster, terms: String) -> Self {
-        Setups {
-            cluster,
-            terms,
-            setups: BTreeMap::new(),
-            key_of_links: HashMap::new(),
-            next_links: 0,
-            backlog: VecDeque::new(),
-            suspected: VecDeque::new(),
-            unlinked: BTreeSet::new(),
-        }
+        let Cluster { engines_per_comm, offer, assignment, nics_of_gpus, .. } = cluster;
+        let (by_key, key_of_links) = (BTreeMap::new(), HashMap::new());
+        Setups { engines_per_comm, offer, assignment, nics_of_gpus, terms, by_key, key_of_links, next_links: 0 }
     }
 
-    /// The exchange's link to a host is up or down.
-    pub(super) fn linked(&mut self, host: &Name, is_up: bool) {
-        if is_up {
-            self.unlinked.remove(host);
-        } else {
-            self.unlinked.insert(host.clone());
-        }
-    }
-
-    /// Whether the exchange has lost its link to a host, for now.
-    pub(super) fn is_unlinked(&self, host: &str) -> bool {
-        self.unlinked.iter().any(|name| name.as_str() == host)
-    }
-
-    /// Whether a host is this one.
-    pub(super) fn is_own(&self, host: &Name) -> bool {
-        self.cluster.own == *host
-    }
-
-    /// Asks the exchange, after all that it was asked before.
-    pub(super) fn ask(&mut self, request: Request) {
-        self.backlog.push_back(request);
-        self.push_backlog();
-    }
-
-    /// Hands out what found no room before. Returns whether some still waits.
-    pub(super) fn push_backlog(&mut self) -> bool {
-        while let Some(request) = self.backlog.pop_front() {
-            if let Err(request) = self.cluster.exchange.send(request) {
-                self.backlog.push_front(request);
-                return true;
-            }
-        }
-        false
-    }
-
-    /// What is left of communicators.
+    /// What is held: 0 when nothing is being set up.
     pub(super) fn held(&self) -> usize {
-        self.setups.len() + self.key_of_links.len() + self.backlog.len() + self.suspected.len()
+        self.by_key.len() + self.key_of_links.len()
     }
 
-    pub(super) fn suspected_until(&self) -> Option<Instant> {
-        self.suspected.front().map(|(until, _)| *until)
+    /// A rank joins a communicator whose ranks may be on other hosts.
+    pub(super) fn join(&mut self, out: &mut Outlets, request: JoinRequest, tenant: Name, now: Instant) {
+        let key = CommKey { tenant, id: request.id };
+        if !self.by_key.contains_key(&key) {
+            let network = self.begin(&key, out.transports.engines(), now);
+            out.transports.listen(&network);
+        }
+        let offer = self.offer_of(&request);
+        let Some(setup) = self.by_key.get_mut(&key) else { return };
+        if setup.is_lost {
+            let message = "another rank of this communicator has left while joining";
+            return join_failed(request, ErrorClass::Remote, message);
+        }
+        let payload = setup.payload((&self.terms, &offer), request.gpu_place());
+        let join = payload.and_then(|payload| join_of(&key, &request, payload));
+        setup.requests.push(request);
+        if let Some(join) = join {
+            out.exchange.ask(join);
+        }
     }
 
     /// Begins to set a communicator up, with links on some of `engines`.
-    pub(super) fn begin(&mut self, key: &CommKey, engines: &[TransportHandle], now: Instant) -> Network {
+    fn begin(&mut self, key: &CommKey, engines: &[TransportHandle], now: Instant) -> Network {
         let links = LinksId(self.next_links);
         self.next_links += 1;
-        let count = self.cluster.engines_per_comm.clamp(1, ENGINES_PER_COMM_MAX).min(engines.len());
+        let count = self.engines_per_comm.clamp(1, ENGINES_PER_COMM_MAX).min(engines.len());
         // Communicators take turns, so that those with few channels do not all share the first engines.
         let first = (links.0 as usize).wrapping_mul(count);
         let engines = (0..count).map(|index| engines[(first + index) % engines.len()].clone()).collect();
         let network = Network { links, epoch: 0, engines, activity: Activity::new(now) };
         self.key_of_links.insert(links, key.clone());
-        let listeners = vec![None; count];
-        let (requests, gpus) = (Vec::new(), Vec::new());
-        let (network_here, membership, agreed) = (network.clone(), None, Default::default());
-        let setup = Setup { network: network_here, listeners, requests, membership, gpus, agreed, is_lost: false };
-        self.setups.insert(key.clone(), setup);
+        self.by_key.insert(key.clone(), Setup::new(network.clone()));
         network
     }
 
     /// NICs that the communicator of a rank uses: of a rail those near its GPU, of others all.
     pub(super) fn nics_of(&self, request: &JoinRequest) -> &Arc<[Device]> {
         let gpu = request.gpu.filter(|_| matches!(request.role, Role::Rail { .. }));
-        let near = gpu.and_then(|gpu| self.cluster.nics_of_gpus.get(gpu)).filter(|near| !near.is_empty());
-        near.unwrap_or(&self.cluster.assignment.nics)
+        let near = gpu.and_then(|gpu| self.nics_of_gpus.get(gpu)).filter(|near| !near.is_empty());
+        near.unwrap_or(&self.assignment.nics)
     }
 
     /// What a rank tells of this host.
     pub(super) fn offer_of(&self, request: &JoinRequest) -> Offer {
-        self.cluster.offer.with_nics(self.nics_of(request).len() as u16)
+        self.offer.with_nics(self.nics_of(request).len() as u16)
     }
 
-    pub(super) fn end(&mut self, key: &CommKey) -> Option<Setup> {
-        let setup = self.setups.remove(key)?;
+    /// A transport engine listens for a communicator, or cannot.
+    pub(super) fn listening(
+        &mut self,
+        out: &mut Outlets,
+        links: LinksId,
+        engine: usize,
+        listener: Result<ListenerHandle, TransportError>,
+    ) {
+        let Some(key) = self.key_of_links.get(&links).cloned() else { return };
+        let Some(setup) = self.by_key.get_mut(&key) else { return };
+        match listener {
+            Ok(listener) => {
+                setup.listeners[engine] = Some(listener);
+                let Some(setup) = self.by_key.get(&key) else { return };
+                let join = |request: &JoinRequest| {
+                    let told = (&*self.terms, &self.offer_of(request));
+                    join_of(&key, request, setup.payload(told, request.gpu_place())?)
+                };
+                setup.requests.iter().filter_map(join).for_each(|join| out.exchange.ask(join));
+            }
+            // Nobody else has heard of these ranks yet; the others will find them missing.
+            Err(error) => self.fail(out, &key, error.class(), &error.to_string()),
+        }
+    }
+
+    /// A communicator is not going to be: its ranks here are told.
+    pub(super) fn fail(&mut self, out: &mut Outlets, key: &CommKey, class: ErrorClass, message: &str) {
+        let Some(setup) = self.remove(key) else { return };
+        setup.requests.into_iter().for_each(|request| join_failed(request, class, message));
+        out.transports.close_links(&setup.network);
+    }
+
+    fn remove(&mut self, key: &CommKey) -> Option<Setup> {
+        let setup = self.by_key.remove(key)?;
         self.key_of_links.remove(&setup.network.links);
         Some(setup)
     }
-}
 
-impl Setup {
-    /// What a rank of this host, on a GPU or on none, tells all others, once all engines listen.
-    pub(super) fn payload(&self, (terms, offer): (&str, &Offer), gpu: Option<GpuPlace>) -> Option<Payload> {
-        let handles: Option<Vec<&[u8]>> =
-            self.listeners.iter().map(|listener| listener.as_ref().map(ListenerHandle::as_bytes)).collect();
-        Payload::new(&postcard::to_stdvec(&(terms, handles?, gpu, offer)).ok()?)
+    /// A session has ended: communicators that its ranks were joining are not going to be.
+    pub(super) fn withdraw(&mut self, out: &mut Outlets, session: SessionId) {
+        let mut hit = Vec::new();
+        for (key, setup) in &mut self.by_key {
+            let Some(gone) = setup.requests.iter().find(|request| request.session.id == session) else { continue };
+            let message = format!("rank {} (process {}) left while joining", gone.rank, gone.session.peer.pid);
+            let failure = exchange::Failure::new(ErrorClass::Remote, message).by_rank(gone.rank);
+            setup.requests.retain(|request| request.session.id != session);
+            hit.push((key.clone(), failure));
+        }
+        hit.into_iter().for_each(|(key, failure)| self.lose(out, key, failure));
     }
 
-    /// The traffic class that its ranks ask for.
-    pub(super) fn traffic_class(&self) -> Option<u8> {
-        self.requests.first().and_then(|request| request.options.traffic_class)
+    /// The whole has failed that these are to be a part of.
+    pub(super) fn withdraw_part(&mut self, out: &mut Outlets, whole: u64, failure: &Failure) {
+        let is_of = |request: &JoinRequest| request.part.as_ref().is_some_and(|part| part.whole == whole);
+        let hit = self.by_key.iter().filter(|(_, setup)| setup.requests.iter().any(is_of)).map(|(key, _)| key.clone());
+        for key in hit.collect::<Vec<_>>() {
+            self.lose(out, key, exchange::Failure::new(failure.class, &*failure.message));
+        }
     }
 
-    /// Whether the exchange has been told of ranks.
-    pub(super) fn is_known(&self) -> bool {
-        self.listeners.iter().all(Option::is_some)
+    /// A rank has gone. Others here are answered when the exchange says that it has ended, if that has heard of any rank.
+    fn lose(&mut self, out: &mut Outlets, key: CommKey, failure: exchange::Failure) {
+        let Some(setup) = self.by_key.get_mut(&key) else { return };
+        setup.is_lost = true;
+        if setup.is_known() {
+            out.exchange.ask(Request::Withdraw { key, failure });
+        } else {
+            self.fail(out, &key, failure.class, failure.message.as_str());
+        }
     }
-}
 
-/// What a rank told: terms, listeners of its host, its GPU, and what its host offers.
-type Told<'a> = (&'a str, Vec<&'a [u8]>, Option<GpuPlace>, Offer);
-
-fn told(payload: &Payload) -> Result<Told<'_>, postcard::Error> {
-    postcard::from_bytes(payload.bytes())
-}
-
-/// The GPU of every rank, if it is on one.
-pub(super) fn gpus_of(payloads: &[Payload]) -> Vec<Option<GpuPlace>> {
-    payloads.iter().map(|payload| told(payload).ok().and_then(|(_, _, gpu, _)| gpu)).collect()
-}
-
-/// Who is where, as controllers are told; `gpus` by rank. Where only some ranks of a host are on GPUs none counts as being there.
-pub(super) fn placed_ranks(hosts: &[Name], ranks_by_host: &[Vec<u32>], gpus: &[Option<GpuPlace>]) -> Vec<HostRanks> {
-    let gpu_of = |rank: &u32| gpus.get(*rank as usize).copied().flatten().map(|place| place.gpu);
-    let of_host = |(host, ranks): (&Name, &Vec<u32>)| HostRanks {
-        host: host.to_string(),
-        ranks: ranks.clone(),
-        devices: ranks.iter().map(gpu_of).collect::<Option<_>>().unwrap_or_default(),
-    };
-    hosts.iter().zip(ranks_by_host).map(of_host).collect()
-}
-
-/// What a host's ranks told, if its schedules fit those of this host.
-pub(super) fn listeners_of(payload: &Payload, own_terms: &str) -> Result<(Vec<ListenerHandle>, Offer), String> {
-    let (terms, handles, _, offer) = told(payload).map_err(|error| format!("what it tells is unusable: {error}"))?;
-    if terms != own_terms {
-        let terms: String = terms.chars().take(TERMS_SHOWN_MAX).collect();
-        return Err(format!(
-            "it has {terms:?}, and this host {own_terms:?}; \
-             all hosts need the same version, and the same [strategy] in service.toml"
-        ));
+    /// The exchange refuses a rank.
+    pub(super) fn join_refused(&mut self, out: &mut Outlets, key: &CommKey, rank: u32, failure: &exchange::Failure) {
+        let Some(setup) = self.by_key.get_mut(key) else { return };
+        // The last of two that claim the same rank is the one that was refused.
+        if let Some(at) = setup.requests.iter().rposition(|request| request.rank == rank) {
+            join_failed(setup.requests.remove(at), failure.class, failure.message.as_str());
+        }
+        if setup.requests.is_empty() {
+            self.fail(out, key, failure.class, failure.message.as_str());
+        }
     }
-    if !(1..=ENGINES_PER_COMM_MAX).contains(&handles.len()) {
-        return Err(format!("{} listeners, not 1 to {ENGINES_PER_COMM_MAX}", handles.len()));
-    }
-    let handles = handles.into_iter().map(ListenerHandle::from_bytes);
-    let handles = handles.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
-    Ok((handles, offer))
-}
 
-pub(super) fn peers_of(
-    membership: &Membership,
-    payloads: &[Payload],
-    terms: &str,
-    assignment: &PathAssignment,
-) -> Result<(Peers, Agreed), (Name, String)> {
-    let (mut hosts, mut offers) = (Vec::with_capacity(membership.hosts.len()), Vec::new());
-    for (index, name) in membership.hosts.iter().enumerate() {
-        let rank = membership.host_of_rank.iter().position(|host| usize::from(*host) == index);
-        let payload = rank.and_then(|rank| payloads.get(rank)).ok_or_else(|| (name.clone(), "nothing".to_owned()))?;
-        let (listeners, offer) = listeners_of(payload, terms).map_err(|problem| (name.clone(), problem))?;
-        offers.push((name, offer));
-        hosts.push(PeerHost { name: name.clone(), listeners, pairs: Arc::default() });
-    }
-    let offers: Vec<_> = offers.iter().map(|(name, offer)| (*name, offer)).collect();
-    let agreed = agree(&offers).map_err(|(host, problem)| (host.clone(), problem))?;
-    let assignment = PathAssignment { transport: agreed.transport, ..assignment.clone() };
-    let (host_of_rank, assignment) = (membership.host_of_rank.clone(), Arc::new(assignment));
-    Ok((Peers { hosts, host_of_rank, assignment, all: Arc::default() }, agreed))
-}
-
-#[cfg(test)]
-mod tests {
-    use mccs_config::service::RdmaUse;
-
-    use super::*;
-
-    #[test]
-    fn ranks_are_where_their_gpus_are() {
-        let place = |gpu| Some(GpuPlace { gpu, group: 0 });
-        let setup = |listener: Option<ListenerHandle>| {
-            let network =
-                Network { links: LinksId(1), epoch: 0, engines: Vec::new(), activity: Activity::new(Instant::now()) };
-            let (requests, gpus) = (Vec::new(), Vec::new());
-            let agreed = Default::default();
-            Setup { network, listeners: vec![listener], requests, membership: None, gpus, agreed, is_lost: false }
+    /// All ranks of all hosts have joined. This host is ready, or says why not.
+    pub(super) fn gathered(
+        &mut self,
+        out: &mut Outlets,
+        membership: Membership,
+        payloads: &[Payload],
+        refuses_duplicate_gpus: bool,
+    ) {
+        let comm = membership.comm.clone();
+        let request = match self.check_gathered(out, membership, payloads, refuses_duplicate_gpus) {
+            Ok(()) => Request::Ready { comm },
+            Err(failure) => Request::Fail { comm, failure },
         };
-        let offer = Offer::without(RdmaUse::Off, None, "");
-        assert!(setup(None).payload(("ours", &offer), place(2)).is_none(), "it does not listen yet");
-        let setup = setup(Some(ListenerHandle::from_bytes(&[1; 8]).unwrap()));
-        let told = [place(2), place(3), None, place(0), None].map(|gpu| setup.payload(("ours", &offer), gpu).unwrap());
-        assert!(told.iter().all(|payload| listeners_of(payload, "ours").unwrap().0.len() == 1));
-        let hosts = ["a", "b", "c"].map(|name| Name::new(name).unwrap());
-        let placed = placed_ranks(&hosts, &[vec![1, 0], vec![2, 3], vec![4]], &gpus_of(&told));
-        let devices: Vec<_> = placed.iter().map(|host| &host.devices[..]).collect();
-        assert_eq!(devices, [&[3, 2][..], &[], &[]]);
+        out.exchange.ask(request);
     }
 
-    #[test]
-    fn unusable_payloads_are_refused() {
-        let payload = |terms: &str, handles: Vec<Vec<u8>>| {
-            let offer = Offer::without(RdmaUse::Off, None, "");
-            let place = GpuPlace { gpu: 3, group: 0 };
-            Payload::new(&postcard::to_stdvec(&(terms, handles, Some(place), offer)).unwrap()).unwrap()
-        };
-        let listeners = |payload: &Payload| Ok::<_, String>(listeners_of(payload, "ours")?.0);
-        let good = payload("ours", vec![vec![1; 8]; 2]);
-        assert_eq!(listeners(&good).unwrap().len(), 2);
-        assert_eq!(gpus_of(&[good, Payload::new(&[0xff; 9]).unwrap()]), [Some(GpuPlace { gpu: 3, group: 0 }), None]);
-        assert!(listeners(&payload("ours", Vec::new())).is_err());
-        assert!(listeners(&payload("ours", vec![vec![1; 8]; ENGINES_PER_COMM_MAX + 1])).is_err());
-        assert!(listeners(&payload("ours", vec![vec![1; 1000]])).is_err());
-        assert!(listeners(&Payload::new(&[0xff; 9]).unwrap()).is_err());
-        let problem = listeners(&payload("theirs", vec![vec![1; 8]])).unwrap_err();
-        assert!(problem.contains("theirs") && problem.contains("ours") && problem.contains("[strategy]"), "{problem}");
+    fn check_gathered(
+        &mut self,
+        out: &mut Outlets,
+        membership: Membership,
+        payloads: &[Payload],
+        refuses_duplicate_gpus: bool,
+    ) -> Result<(), exchange::Failure> {
+        let key = membership.key.clone();
+        let class = self.by_key.get(&key).and_then(Setup::traffic_class);
+        let first = self.by_key.get(&key).and_then(|setup| setup.requests.first());
+        let nics = Arc::clone(first.map_or(&self.assignment.nics, |rank| self.nics_of(rank)));
+        let paths = PathAssignment { nics, ..PathAssignment::clone(&self.assignment.of_class(class)) };
+        let (peers, agreed) = peers_of(&membership, payloads, &self.terms, &paths).map_err(|(host, problem)| {
+            let message = format!("the service of host {host} cannot be joined: {problem}");
+            exchange::Failure::new(ErrorClass::System, message).by_host(&host)
+        })?;
+        // Otherwise ranks of another attempt, which has ended here.
+        let setup = self
+            .by_key
+            .get_mut(&key)
+            .filter(|setup| !setup.is_lost)
+            .ok_or_else(|| exchange::Failure::new(ErrorClass::Remote, "its ranks on this host have gone"))?;
+        let refusal = shared_gpu(&setup.requests, refuses_duplicate_gpus).or_else(|| of_two_families(&setup.requests));
+        if let Some(message) = refusal {
+            return Err(exchange::Failure::new(ErrorClass::InvalidUsage, message));
+        }
+        (setup.membership, setup.gpus) = (Some(membership), gpus_of(payloads));
+        setup.agreed = (agreed, Arc::clone(&peers.assignment));
+        out.transports.set_peers(&setup.network, &Arc::new(peers));
+        Ok(())
     }
+
+    /// All hosts are ready.
+    pub(super) fn complete(
+        &mut self,
+        out: &mut Outlets,
+        key: &CommKey,
+        comm: CommId,
+        now: Instant,
+    ) -> Option<Completed> {
+        if self.by_key.get(key).is_none_or(|setup| setup.is_lost || setup.membership.is_none()) {
+            // It went while the exchange completed it.
+            let failure = exchange::Failure::new(ErrorClass::Remote, "a rank left while joining");
+            self.fail(out, key, failure.class, failure.message.as_str());
+            out.exchange.ask(Request::Fail { comm, failure });
+            return None;
+        }
+        let Setup { network, mut requests, membership, gpus, agreed, .. } = self.remove(key)?;
+        let membership = membership?;
+        requests.sort_by_key(|request| request.rank);
+        let nranks = membership.host_of_rank.len() as u32;
+        if membership.hosts.len() == 1 {
+            out.exchange.ask(Request::Close { comm });
+            out.transports.close_links(&network);
+            return Some(Completed::Here(requests));
+        }
+        let span = Span { comm, left: BTreeSet::new(), network, suspected: None, is_told: false, is_closed: false };
+        self.say_agreed(out, &agreed.0, now);
+        let across = Across::new(span, membership, gpus, agreed);
+        Some(Completed::Across(Box::new(NewComm::across(key.id, nranks, requests, across))))
+    }
+
+    /// A communicator begins whose hosts do not all have what is best: at most some of them are told in a while.
+    fn say_agreed(&self, out: &mut Outlets, agreed: &Agreed, now: Instant) {
+        let can = self.offer.rdma.is_ok();
+        let Agreed { transport: Some(transport), reason, channels, remark } = agreed else { return };
+        let Some(reason) = reason.as_ref().filter(|_| can).or(remark.as_ref()) else { return };
+        if let Some(more) = out.log_budget.take(now) {
+            tracing::info!(%transport, channels, reason, more, "flows of a communicator begin so");
+        }
+    }
+}
+
+/// What a rank asks the exchange.
+fn join_of(key: &CommKey, request: &JoinRequest, payload: Payload) -> Option<Request> {
+    let JoinRequest { rank, nranks, root, .. } = request;
+    let root = root.clone()?;
+    Some(Request::Join(Box::new(Join { key: key.clone(), root, rank: *rank, nranks: *nranks, payload })))
 }

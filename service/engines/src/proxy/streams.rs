@@ -9,7 +9,7 @@ use mccs_model::SessionId;
 use mccs_runtime::Share;
 use mccs_tenants::session::Session;
 
-use super::comm::Failure;
+use super::failure::Failure;
 use super::semaphores::{SemaphoreWatch, StreamSemaphore};
 use super::stream::{Entry, Head, Stream};
 

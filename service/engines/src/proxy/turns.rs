@@ -2,19 +2,18 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use mccs_ipc::types::Handle;
 use mccs_model::SessionId;
-use mccs_runtime::{Account, Context, LaneReceiver, Lanes, Share, Turns};
+use mccs_runtime::{Account, LaneReceiver, Lanes, Share, Turns};
 
-use super::message::{ProxyMessage, SessionMessage};
-use super::{PROXY_LANE_MAX, ProxyEngine};
+use super::PROXY_LANE_MAX;
+use super::message::SessionMessage;
 
 /// What a message or an event takes, besides what it runs at once.
 pub(super) const ITEM_NS: u64 = 300;
 /// Work of one poll, about: the engines that share the thread wait so long.
-const POLL_NS: u64 = 50_000;
+pub(super) const POLL_NS: u64 = 50_000;
 
 /// Things to do that other things led to: a queue of each tenant, so that a chain of completions is not a chain of calls, and the
 /// others of its tenant alone wait for it.
@@ -65,7 +64,8 @@ impl TenantWork {
     }
 }
 
-enum Item {
+/// What is done next.
+pub(super) enum Item {
     Event(Event),
     Message(SessionMessage),
 }
@@ -95,7 +95,7 @@ impl WorkQueues {
     }
 
     /// The same, behind all that the tenant has sent before.
-    fn push_behind(&mut self, share: Share, event: Event) {
+    pub(super) fn push_behind(&mut self, share: Share, event: Event) {
         self.turns.enter(share).push_behind(event);
     }
 
@@ -105,19 +105,19 @@ impl WorkQueues {
     }
 
     /// What was charged is nobody's.
-    fn forgive(&mut self) {
+    pub(super) fn forgive(&mut self) {
         self.unpaid_ns = 0;
     }
 
     /// Has whoever has the turn pay for an item and what was charged. Returns what that comes to.
-    fn pay(&mut self) -> u64 {
+    pub(super) fn pay(&mut self) -> u64 {
         let ns = ITEM_NS + std::mem::take(&mut self.unpaid_ns);
         self.turns.spend(ns);
         ns
     }
 
     /// The next thing to do, of the tenant whose turn it is.
-    fn next(&mut self) -> Option<Item> {
+    pub(super) fn next(&mut self) -> Option<Item> {
         while let Some((share, lane)) = self.lanes.pop_listed() {
             self.turns.enter(share).lane.get_or_insert(lane);
         }
@@ -150,60 +150,11 @@ impl WorkQueues {
     }
 }
 
-impl ProxyEngine {
-    /// Does a bounded amount of work: first what devices, transports and other hosts tell, which is as much as runs; then tenants
-    /// in turns. Returns how many things were done.
-    pub(super) fn take_turns(&mut self, cx: &Context) -> usize {
-        let (mut handled, mut spent_ns) = (0, 0);
-        while handled < cx.budget && spent_ns < POLL_NS {
-            if let Some(message) = self.mailbox.pop() {
-                match message {
-                    ProxyMessage::Session(SessionMessage::Closed { session }) => self.close_behind(session),
-                    message => self.handle(message, cx.now),
-                }
-                // Not the next tenant's.
-                self.work.forgive();
-            } else if let Some(item) = self.work.next() {
-                self.do_item(item, cx.now);
-                spent_ns += self.work.pay();
-            } else {
-                break;
-            }
-            handled += 1;
-        }
-        handled
-    }
-
-    fn do_item(&mut self, item: Item, now: Instant) {
-        match item {
-            Item::Event(Event::Advance { session, stream }) => self.advance(session, stream, now),
-            Item::Event(Event::Ready { comm }) => self.start_collective(comm, now),
-            Item::Event(Event::Close { session }) => self.close_session(session),
-            Item::Message(message) => self.session_message(message, now),
-        }
-    }
-
-    /// Another proxy engine tells of a session's end: that comes behind what the session has sent here itself.
-    fn close_behind(&mut self, session: SessionId) {
-        let known = self.streams.session(session).or_else(|| self.comms.session(session));
-        match known.map(|session| session.tenant.share) {
-            Some(share) => self.work.push_behind(share, Event::Close { session }),
-            None => self.close_session(session),
-        }
-    }
-
-    /// A communicator may have a collective to start.
-    pub(super) fn may_start(&mut self, comm: Handle) {
-        if let Some(live) = self.comms.get(comm) {
-            self.work.push(live.share(), Event::Ready { comm });
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
+    use super::super::account::account_of;
     use super::super::at_once::Bed;
     use super::*;
 
@@ -236,8 +187,8 @@ mod tests {
         assert!(ranks[0].call_at(8, t));
         bed.poll_at(t + Duration::from_secs(5));
         assert!(ranks[1].call_at(8, t));
-        let account =
-            bed.engine.account_of(ranks[0].comm, Vec::new(), None, t + Duration::from_secs(7)).expect("it lives");
+        let at = t + Duration::from_secs(7);
+        let account = account_of(&bed.engine.state, ranks[0].comm, Vec::new(), None, at).expect("it lives");
         assert_eq!(account.ranks.iter().map(|rank| rank.waits_ms).collect::<Vec<_>>(), [None, Some(7000)]);
         assert_eq!(account.queued, 1, "the other's call");
     }

@@ -2,8 +2,9 @@
 
 use mccs_registry::RankInfo;
 
-use super::comm::{Comm, Member};
+use super::comm::Comm;
 use super::describe::describe;
+use super::members::Member;
 use super::operation::Operation;
 
 /// Most ranks that a message tells of.
@@ -11,55 +12,64 @@ const RANKS_DESCRIBED_MAX: usize = 8;
 /// What is said of an operation that all ranks here have called.
 const AWAITS_HOSTS: &str = " for ranks of other hosts";
 
-impl Comm {
-    /// Who waits for what, and who has not called anything, in words. `remote` are operations whose peers are on other hosts.
-    /// First those who called nothing, as messages are cut where they get too long.
-    pub(super) fn describe_wait(&self, remote: &[&Operation]) -> String {
-        let mut ranks = self.silent(remote);
+/// See the module's documentation.
+pub(super) struct Waits<'a> {
+    pub(super) comm: &'a Comm,
+    /// Sends and receives that run, with peers on other hosts.
+    remote: Vec<&'a Operation>,
+}
+
+impl<'a> Waits<'a> {
+    pub(super) fn new(comm: &'a Comm, remote: Vec<&'a Operation>) -> Self {
+        Waits { comm, remote }
+    }
+
+    /// Who waits for what, and who has not called anything, in words. First those who called nothing, as messages are cut where they get too long.
+    pub(super) fn describe(&self) -> String {
+        let mut ranks = self.silent();
         let of = |member: &Member| {
-            let calls = self.calls(member, remote);
+            let calls = self.calls(member);
             let calls: Vec<_> = calls.into_iter().map(|(call, more)| format!("{}{more}", describe(call))).collect();
             (!calls.is_empty()).then(|| format!("rank {} waits in {}", member.rank, calls.join(", ")))
         };
-        ranks.extend(self.members.iter().filter_map(of));
+        ranks.extend(self.comm.members.iter().filter_map(of));
         let more = ranks.len().saturating_sub(RANKS_DESCRIBED_MAX);
         ranks.truncate(RANKS_DESCRIBED_MAX);
         let more = if more > 0 { format!("; and {more} more ranks") } else { String::new() };
-        let hosts = &self.info.hosts;
+        let hosts = &self.comm.info.hosts;
         let hosts = if hosts.is_empty() { String::new() } else { format!(" (ranks are on {})", hosts.join(", ")) };
         format!("{}{more}{hosts}", ranks.join("; "))
     }
 
     /// Ranks of this host that have come to nothing, in words: they have called nothing, or are behind other work.
-    pub(super) fn silent(&self, remote: &[&Operation]) -> Vec<String> {
+    pub(super) fn silent(&self) -> Vec<String> {
         let of = |(member, info): (&Member, &RankInfo)| {
-            let place = member.whole_started.saturating_add(self.info.rounds(info));
+            let place = member.whole_started().saturating_add(self.comm.info.rounds(info));
             let (rank, pid) = (member.rank, member.session.peer.pid);
-            let is_silent = !member.left && self.calls(member, remote).is_empty();
-            is_silent.then(|| match member.waiting.front() {
-                Some(waiting) => {
-                    let call = describe(&waiting.operation);
+            let is_silent = !member.has_left() && self.calls(member).is_empty();
+            is_silent.then(|| match member.next() {
+                Some(next) => {
+                    let call = describe(next);
                     format!("rank {rank} (process {pid}) has called {call}, and its stream has not come to it")
                 }
                 None => format!("rank {rank} (process {pid}) has called nothing after operation {place}"),
             })
         };
-        self.members.iter().zip(&self.info.ranks).filter_map(of).collect()
+        self.comm.members.iter().zip(&self.comm.info.ranks).filter_map(of).collect()
     }
 
     /// What a rank waits in: what others have not called, and what runs with ranks of other hosts. With what to say of it.
-    pub(super) fn calls<'a>(
-        &'a self,
-        member: &'a Member,
-        remote: &[&'a Operation],
-    ) -> Vec<(&'a Operation, &'static str)> {
+    pub(super) fn calls(&self, member: &'a Member) -> Vec<(&'a Operation, &'static str)> {
         let begun = self
+            .comm
             .running
+            .operations()
             .iter()
-            .chain(&self.broken)
-            .chain(remote.iter().copied())
+            .chain(&self.comm.broken)
+            .chain(self.remote.iter().copied())
             .map(|operation| (operation, AWAITS_HOSTS));
-        let waiting = member.arrived().into_iter().chain(self.p2p.remote_waiting()).chain(self.p2p.unmatched());
+        let waiting =
+            member.arrived().into_iter().chain(self.comm.p2p.remote_waiting()).chain(self.comm.p2p.unmatched());
         let all = begun.chain(waiting.map(|operation| (operation, "")));
         all.filter(|(operation, _)| operation.rank == member.rank).collect()
     }

@@ -15,7 +15,7 @@ use mccs_ipc::device_initiated::{
 };
 use mccs_ipc::handshake::PeerCredentials;
 use mccs_ipc::protocol::{JoinOptions, Role};
-use mccs_ipc::types::UniqueId;
+use mccs_ipc::types::{Handle, UniqueId};
 use mccs_kernels::cuda::AreaCounts;
 use mccs_model::{GpuStrategy, SetupError};
 use mccs_runtime::Sender;
@@ -224,7 +224,7 @@ impl Bed {
 
     /// All ranks of its communicator leave in order.
     pub(super) fn leave(&mut self, nranks: u32) {
-        let comm = self.engine.comms.iter().map(|(comm, _)| comm).next().expect("a communicator");
+        let comm = self.engine.state.comms.iter().map(|(comm, _)| comm).next().expect("a communicator");
         let replies = Mailbox::new(16);
         for rank in 0..nranks {
             let (request, tenant_comm, reply) = (Some(2), Handle::NONE, replies.sender());
@@ -247,7 +247,7 @@ impl Bed {
 
     /// Why its communicator has failed, if it has.
     pub(super) fn failure(&self) -> Option<String> {
-        let (_, live) = self.engine.comms.iter().next().expect("a communicator");
+        let (_, live) = self.engine.state.comms.iter().next().expect("a communicator");
         live.failure.as_ref().map(|failure| failure.message.to_string())
     }
 

@@ -3,15 +3,15 @@
 mod bed;
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 
-use mccs_config::service::RdmaUse;
 use mccs_device::{Buffers, Counted, DeviceEvent, NUMBERS_MAX};
-use mccs_exchange::protocol::{CommId, Name};
+use mccs_exchange::protocol::{CommId, Name, Request};
 use mccs_ipc::device_initiated::{Execution, P2pLaunched};
-use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
+use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp};
 use mccs_kernels::cuda::{AreaCounts, Stamp};
-use mccs_model::Scalar;
 use mccs_model::link::LinksId;
+use mccs_model::{Action, Scalar};
 use mccs_registry::RankProgress;
 use mccs_telemetry::stuck::{HostAccount, StuckClass};
 
@@ -156,26 +156,27 @@ fn a_host_that_asks_when_there_is_no_room_is_told_so_at_once() {
     let name = |name: &str| Name::new(name).expect("a name");
     let mut bed = Bed::new(Execution::Ranks, 3);
     let exchange = Mailbox::new(16);
-    let (assignment, sender) = (Arc::default(), exchange.sender());
-    let (offer, nics_of_gpus) = (Offer::without(RdmaUse::Off, None, ""), Vec::new());
-    let cluster = Cluster { own: name("a"), exchange: sender, engines_per_comm: 1, offer, assignment, nics_of_gpus };
-    let setups = Setups::new(cluster, String::new());
     // It has ranks on other hosts, too, and its engines have not said yet what they wait for.
-    let (handle, _) = bed.engine.comms.iter().next().expect("a communicator");
+    let (handle, _) = bed.engine.state.comms.iter().next().expect("a communicator");
     let comm = CommId { root: name("a"), incarnation: 1, number: 1 };
     let network = Network { links: LinksId(1), epoch: 0, engines: Vec::new(), activity: Activity::new(Instant::now()) };
     let (left, suspected, is_told, is_closed) = (BTreeSet::new(), None, false, false);
-    bed.engine.comms.set_span(handle, Span { comm: comm.clone(), left, network, suspected, is_told, is_closed });
-    bed.engine.setups = Some(setups);
-    let now = Instant::now();
-    (0..64).for_each(|question| bed.engine.inquired(&comm, &name("b"), question, now));
+    bed.engine.state.comms.set_span(handle, Span { comm: comm.clone(), left, network, suspected, is_told, is_closed });
+    bed.engine.state.out.exchange = ExchangeMail::new(name("a"), exchange.sender());
+    let inquired = |bed: &mut Bed, host: &str, question| {
+        let ProxyEngine { state, diagnostics, .. } = &mut bed.engine;
+        diagnostics.inquired(state, &comm, &name(host), question);
+    };
+    (0..64).for_each(|question| inquired(&mut bed, "b", question));
     assert!(exchange.pop().is_none());
-    bed.engine.inquired(&comm, &name("c"), 64, now);
+    inquired(&mut bed, "c", 64);
     let Some(Request::Account { to, question: 64, body, .. }) = exchange.pop() else { panic!("no answer") };
     let account: HostAccount = serde_json::from_slice(body.bytes()).expect("an account");
     assert_eq!((to, account), (name("c"), HostAccount::of_busy()));
     // An operator's question has room all the same.
-    bed.engine.why_stuck(bed.comm().number, Looks::UntilCertain, ReplyTo::new(4, bed.answers.sender()), now);
+    let (number, reply_to) = (bed.comm().number, ReplyTo::new(4, bed.answers.sender()));
+    let ProxyEngine { state, diagnostics, .. } = &mut bed.engine;
+    diagnostics.why_stuck(state, number, Looks::UntilCertain, reply_to);
     assert!(matches!(exchange.pop(), Some(Request::Inquire { .. })) && bed.answers.pop().is_none());
 }
 
@@ -200,7 +201,7 @@ fn of_a_message_between_gpus_the_side_that_is_missing_is_named() {
 fn what_gpus_are_handed_is_counted_and_not_timed() {
     let mut bed = Bed::new(Execution::Ranks, 2);
     let (comm, sessions) = {
-        let (comm, live) = bed.engine.comms.iter().next().expect("a communicator");
+        let (comm, live) = bed.engine.state.comms.iter().next().expect("a communicator");
         (comm, live.members.iter().map(|member| Arc::clone(&member.session)).collect::<Vec<_>>())
     };
     bed.registry.recorders.begin();
@@ -297,7 +298,7 @@ fn what_gpus_counted_last_is_known_when_a_communicator_has_ended() {
 #[test]
 fn one_that_has_failed_is_left_alone() {
     let mut bed = Bed::new(Execution::Ranks, 2);
-    let comm = bed.engine.comms.iter().map(|(comm, _)| comm).next().expect("a communicator");
+    let comm = bed.engine.state.comms.iter().map(|(comm, _)| comm).next().expect("a communicator");
     assert!(bed.proxy.send(SessionMessage::Abort { comm, rank: 1, cuda_error: None, reply: None }.into()).is_ok());
     bed.poll();
     assert_eq!(bed.reconfigure("ll128 = false"), Err("the communicator has failed".into()));
@@ -396,7 +397,7 @@ fn a_gpu_that_is_lost_ends_the_communicators_on_it_and_no_others() {
 #[test]
 fn what_the_driver_said_to_a_rank_the_others_hear() {
     let mut bed = Bed::new(Execution::Ranks, 2);
-    let comm = bed.engine.comms.iter().map(|(comm, _)| comm).next().expect("a communicator");
+    let comm = bed.engine.state.comms.iter().map(|(comm, _)| comm).next().expect("a communicator");
     assert!(bed.proxy.send(SessionMessage::Abort { comm, rank: 1, cuda_error: Some(700), reply: None }.into()).is_ok());
     bed.poll();
     assert_eq!(bed.failure().as_deref(), Some("rank 1: CUDA_ERROR_ILLEGAL_ADDRESS (700)"));
@@ -419,7 +420,7 @@ fn ranks_of_several_processes_share_a_gpu_unless_the_operator_refuses() {
     let mut bed = Bed::new(Execution::Ranks, 2);
     bed.stranger = Some(0);
     assert!(bed.join_on(&[1, 1], 8).iter().all(|told| matches!(told, ProxyReply::Joined { .. })));
-    bed.engine.refuses_duplicate_gpus = true;
+    bed.engine.joining.refuse_duplicate_gpus(true);
     for told in bed.join_on(&[1, 0, 1], 9) {
         let ProxyReply::JoinFailed { class, message, .. } = told else { panic!("it joined") };
         assert_eq!(class, ErrorClass::InvalidUsage);

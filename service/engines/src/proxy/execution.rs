@@ -1,0 +1,400 @@
+//! Operations start, run and end.
+//!
+//! ```text
+//! enqueue --> stream --advance--> arrive, start_own --all ranks there--> start_collective, start_pair, start_remote
+//!             next operation <-- finish_job, break_job <-- device, transport engines
+//! ```
+//!
+//! Those with other hosts are in `remote_p2p.rs`.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use mccs_collective::Schedule;
+use mccs_device::{Buffers, Collective, Launched};
+use mccs_ipc::types::{DataType, ErrorClass, Handle, RedOp};
+use mccs_model::{Action, SessionId};
+use mccs_runtime::work_ns;
+use mccs_telemetry::traffic::PairSide;
+
+use super::deadline::OperationDeadline;
+use super::describe::describe;
+use super::failure::Failure;
+use super::inflight::{Inflight, PairJob, Refused};
+use super::operation::{Calls, Operation};
+use super::p2p_queues::Matched;
+use super::reconfigure::choose_strategy;
+use super::state::State;
+use super::stream::{Arrival, Entry, Head, Task};
+use super::suspected_links::SuspectedLinks;
+use super::tags::collective_tag;
+use super::turns::ITEM_NS;
+use crate::transport::ChannelFault;
+
+/// See the module's documentation.
+pub(super) struct Execution {
+    /// When operations have waited for too long.
+    pub(super) deadline: OperationDeadline,
+    /// Communicators whose links have broken.
+    pub(super) suspected: SuspectedLinks,
+    /// Rounds that have ended, for a moment; kept for its memory.
+    ended_rounds: Vec<Operation>,
+}
+
+impl Execution {
+    pub(super) fn new(deadline: OperationDeadline) -> Self {
+        Execution { deadline, suspected: SuspectedLinks::default(), ended_rounds: Vec::new() }
+    }
+
+    /// What is held of communicators whose links have broken.
+    pub(super) fn held(&self) -> usize {
+        self.suspected.len()
+    }
+
+    /// When to [look](Execution::end_late) for what is late.
+    pub(super) fn look_at(&self) -> Option<Instant> {
+        self.deadline.look_at().into_iter().chain(self.suspected.until()).min()
+    }
+
+    /// A session has sent an operation.
+    pub(super) fn enqueue(&mut self, state: &mut State, operation: Operation) {
+        let now = state.now();
+        let (session, handle) = (Arc::clone(&operation.session), operation.stream);
+        let (ticket, called_at, group_continues) = (operation.ticket, operation.called_at, operation.group_continues);
+        let (comm, rank) = (operation.comm, operation.rank);
+        let task = match (&operation.action, state.comms.get_mut(comm)) {
+            (Action::Collective { .. }, Some(live)) if live.failure.is_none() => {
+                if let Buffers::Gpu(own) = &operation.buffers {
+                    own.copy_engines.called(comm, rank);
+                }
+                Task::Collective { comm, rank, seq: live.enqueue(operation, now, &state.out.recorder) }
+            }
+            _ => Task::Own(Box::new(operation)),
+        };
+        state.streams.enqueue(&session, handle, Entry { ticket, called_at, group_continues, task });
+        state.work.advance(session.tenant.share, session.id, handle.index);
+    }
+
+    /// Starts what a stream may start.
+    pub(super) fn advance(&mut self, state: &mut State, session: SessionId, index: u32) {
+        let now = state.now();
+        while let Some(head) = state.streams.start_next(session, index, now) {
+            state.work.charge(ITEM_NS);
+            self.start(state, session, index, head);
+        }
+    }
+
+    fn start(&mut self, state: &mut State, session: SessionId, index: u32, head: Head) {
+        let Head { ticket, task, arrival } = head;
+        match task {
+            Task::Collective { comm, rank, seq } => {
+                self.deadline.expect_progress(arrival.due);
+                let recorder = &state.out.recorder;
+                if state.comms.get_mut(comm).is_some_and(|live| live.arrive(rank, seq, arrival, recorder)) {
+                    return state.may_start(comm);
+                }
+                state.count_failed(session, index, ticket, (comm, rank));
+                state.finish_one(session, index);
+            }
+            Task::Own(operation) => self.start_own(state, operation, arrival),
+            Task::Started => {}
+        }
+    }
+
+    pub(super) fn start_own(&mut self, state: &mut State, operation: Box<Operation>, Arrival { due, .. }: Arrival) {
+        let comm = operation.comm;
+        match &operation.action {
+            Action::Nop => state.finish_one(operation.session.id, operation.stream.index),
+            Action::Invalid { class, message } => {
+                let text = format!("rank {} made an invalid call: {message}", operation.rank);
+                state.abort_with(comm, Failure::new(*class, text), [&*operation]);
+            }
+            _ if state.comms.get(comm).is_none_or(|live| live.failure.is_some()) => {
+                state.fail(&operation);
+            }
+            Action::Send { .. } | Action::Recv { .. }
+                if state.out.device.point_to_point().is_none() || operation.message().is_none() =>
+            {
+                refuse_messages(state, comm, [&*operation]);
+            }
+            Action::Send { peer } | Action::Recv { peer }
+                if state.comms.get(comm).is_some_and(|live| live.is_remote(*peer)) =>
+            {
+                self.deadline.expect_progress(due);
+                let starts = state.comms.get_mut(comm).and_then(|live| {
+                    live.touch(due);
+                    live.p2p.offer_remote(operation)
+                });
+                if let Some(operation) = starts {
+                    self.start_remote(state, comm, operation);
+                }
+            }
+            _ => {
+                let Some(live) = state.comms.get_mut(comm) else { return };
+                live.touch(due);
+                let pair = live.p2p.offer(operation);
+                self.deadline.expect_progress(due);
+                if let Some(pair) = pair {
+                    self.start_pair(state, comm, pair);
+                } else {
+                    state.may_start(comm);
+                }
+            }
+        }
+    }
+
+    fn start_pair(&mut self, state: &mut State, comm: Handle, pair: Matched) {
+        let now = state.now();
+        let Matched { send, recv } = pair;
+        let operands = (send.message().cloned(), recv.message().cloned());
+        let (Some(device), (Some(from), Some(to))) = (state.out.device.point_to_point(), operands) else {
+            return refuse_messages(state, comm, [&*send, &*recv]);
+        };
+        if from.bytes() != to.bytes() || send.dtype != recv.dtype {
+            let failure = Failure::new(
+                ErrorClass::InvalidUsage,
+                format!(
+                    "a send and its receive disagree: rank {} called {}, rank {} called {}",
+                    send.rank,
+                    describe(&send),
+                    recv.rank,
+                    describe(&recv)
+                ),
+            );
+            return state.abort_with(comm, failure, [&*send, &*recv]);
+        }
+        let ranks = (send.rank, recv.rank);
+        let job =
+            match state.inflight.insert(Inflight::Pair(PairJob { comm, pair: Matched { send, recv }, began: now })) {
+                Ok(job) => job,
+                Err(refused) => return refuse_start(state, comm, refused),
+            };
+        if let Some(live) = state.comms.get_mut(comm) {
+            live.p2p.begin_job();
+            state.inflight.record_pair(job, live.info.number, ranks, from.bytes());
+        }
+        let workers = &mut state.out.transports.workers(None);
+        if device.copy(&from, &to, job, workers) == Launched::Finished {
+            state.work.charge(work_ns(from.bytes() + to.bytes()));
+            self.finish_job(state, job);
+        }
+    }
+
+    /// Ends communicators in which operations have waited for too long.
+    pub(super) fn end_late(&mut self, state: &mut State) {
+        let now = state.now();
+        let Some(timeout) = self.deadline.due(now) else { return };
+        let waiting = state.comms.waiting();
+        self.deadline.looked(waiting.iter().map(|(_, since)| *since), now);
+        for (comm, _) in waiting.into_iter().filter(|(_, since)| *since + timeout <= now) {
+            let Some(waits) = state.waits(comm) else { continue };
+            let message = format!("nothing has happened for {timeout:?}: {}", waits.describe());
+            state.abort(comm, Failure::new(ErrorClass::Timeout, message));
+        }
+    }
+
+    /// Plays the service's part in a communicator's rounds.
+    fn play_rounds(&mut self, state: &mut State, comm: Handle) {
+        let Some(live) = state.comms.get_mut(comm) else { return };
+        let mut ended = std::mem::take(&mut self.ended_rounds);
+        let played = live.play_rounds(&mut ended);
+        let any = !ended.is_empty();
+        for operation in ended.drain(..) {
+            state.work.charge(work_ns(operation.buffers.host_bytes()));
+            state.finish_one(operation.session.id, operation.stream.index);
+        }
+        self.ended_rounds = ended;
+        if let Err(failure) = played {
+            state.abort(comm, failure);
+        } else if any {
+            state.reap(comm);
+        }
+    }
+
+    pub(super) fn start_collective(&mut self, state: &mut State, comm: Handle) {
+        let now = state.now();
+        self.play_rounds(state, comm);
+        let Some(live) = state.comms.get_mut(comm) else { return };
+        if live.failure.is_none()
+            && let Some((rank, departed)) = live.waits_for_departed()
+        {
+            let message = format!("rank {departed} has left the communicator, and rank {rank} waits for it");
+            state.abort(comm, Failure::new(ErrorClass::Remote, message));
+            return;
+        }
+        if !live.is_ready() {
+            return;
+        }
+        choose_strategy(state, comm);
+        let Some(live) = state.comms.get_mut(comm) else { return };
+        let prepared = live.start(now).and_then(|()| {
+            let schedule = live.strategies.schedule_for(live.running.operations()).map_err(|error| {
+                Failure::new(ErrorClass::Internal, format!("no schedule for this collective: {error}"))
+            })?;
+            let _charge = live.running.charge_scratch(&schedule)?;
+            let collective = Inflight::Collective { comm, _charge };
+            let job = state.inflight.insert(collective).map_err(|refused| refused.failure)?;
+            Ok((schedule, job))
+        });
+        match prepared {
+            Ok((schedule, job)) => self.launch(state, comm, &schedule, job),
+            Err(failure) => strand(state, comm, failure),
+        }
+    }
+
+    /// Hands the collective to the device that has just become the running one.
+    fn launch(&mut self, state: &mut State, comm: Handle, schedule: &Arc<Schedule>, job: Handle) {
+        let Some(live) = state.comms.get(comm) else { return };
+        live.running.record_start(&live.info, live.next_number(), job, &state.out.recorder);
+        let operations = live.running.operations();
+        let (first, calls) = (operations.first(), Calls(operations));
+        let collective = Collective {
+            comm,
+            schedule,
+            dtype: first.map_or(DataType::U8, |operation| operation.dtype),
+            redop: first.map_or(RedOp::Sum, |operation| operation.action.redop()),
+            share: live.share(),
+            ranks: &calls,
+            spans_hosts: live.span.is_some(),
+        };
+        let network = live.span.as_ref().map(|span| (&span.network, collective_tag(live)));
+        let workers = &mut state.out.transports.workers(network);
+        match state.out.device.launch(&collective, job, workers) {
+            Ok(Launched::Running) => {}
+            Ok(Launched::Finished) => {
+                let touched = operations.iter().map(|operation| operation.buffers.host_bytes());
+                state.work.charge(work_ns(touched.sum()));
+                self.finish_job(state, job);
+            }
+            Err(error) => {
+                state.inflight.remove(job);
+                strand(state, comm, Failure::new(ErrorClass::Internal, error.to_string()));
+            }
+        }
+    }
+
+    /// Transport engines have ended a job.
+    pub(super) fn end_job(&mut self, state: &mut State, job: Handle, fault: Option<&ChannelFault>) {
+        match fault {
+            None => self.finish_job(state, job),
+            Some(fault) => self.break_job(state, job, fault),
+        }
+    }
+
+    fn finish_job(&mut self, state: &mut State, job: Handle) {
+        let now = state.now();
+        let ended = state.inflight.remove(job);
+        // Jobs that nobody records have the numbers of others: each device counts its own.
+        let is_untimed = matches!(&ended, Some(Inflight::Collective { comm, .. })
+            if state.comms.get(*comm).is_some_and(|live| !live.info.is_timed()));
+        if !is_untimed {
+            state.inflight.record_end(job, false);
+        }
+        match ended {
+            Some(Inflight::Remote(ended)) => self.finish_remote(state, ended),
+            Some(Inflight::Collective { comm, .. }) => self.finish_collective(state, comm),
+            Some(Inflight::Pair(PairJob { comm, pair: Matched { send, recv }, began })) => {
+                if let Some(live) = state.comms.get_mut(comm) {
+                    live.touch(now);
+                    live.p2p.end_job();
+                    let bytes = send.message().map_or(0, mccs_device::Operand::bytes);
+                    live.info.count_pair(bytes);
+                    let took = now.saturating_duration_since(began);
+                    live.info.time_pair(&[PairSide::Send, PairSide::Recv], bytes, took);
+                }
+                state.finish_one(send.session.id, send.stream.index);
+                state.finish_one(recv.session.id, recv.stream.index);
+                self.deadline.expect_progress(now);
+                state.reap(comm);
+            }
+            None => {}
+        }
+    }
+
+    fn finish_collective(&mut self, state: &mut State, comm: Handle) {
+        let now = state.now();
+        let Some(live) = state.comms.get_mut(comm) else { return };
+        live.touch(now);
+        let (ended, began) = live.running.finish(now);
+        let took = began.elapsed();
+        if let Some(Operation { action: Action::Collective { kind, .. }, count, dtype, .. }) = ended.first() {
+            if live.info.is_timed() {
+                live.info.count_collective(*kind, *count, dtype.size_bytes(), took);
+            } else {
+                live.info.count_handed_out(*kind, *count, dtype.size_bytes());
+            }
+        }
+        live.note_burst(now.checked_sub(took).unwrap_or(now), now, &state.out.registry);
+        for operation in &ended {
+            state.finish_one(operation.session.id, operation.stream.index);
+        }
+        if let Some(live) = state.comms.get_mut(comm) {
+            live.running.give_back(ended);
+        }
+        // What waits behind it was not late while it ran.
+        self.deadline.expect_progress(now);
+        // The next one starts as an event of its own: a long row of short ones is no chain of calls.
+        state.reap(comm);
+    }
+}
+
+/// Fails sends and receives for which there is no room, with their communicator.
+pub(super) fn refuse_start(state: &mut State, comm: Handle, refused: Refused) {
+    state.abort_with(comm, refused.failure, &refused.operations);
+}
+
+/// Fails sends and receives that the service does not execute, with their communicator.
+pub(super) fn refuse_messages<'a>(
+    state: &mut State,
+    comm: Handle,
+    operations: impl IntoIterator<Item = &'a Operation>,
+) {
+    let message = format!("bug: the service executes no sends and receives on device {}", state.out.device.name());
+    state.abort_with(comm, Failure::new(ErrorClass::Internal, message), operations);
+}
+
+/// The next collective cannot start.
+fn strand(state: &mut State, comm: Handle, failure: Failure) {
+    // Empty unless the operations had already been taken off their queues.
+    let stranded = state.comms.get_mut(comm).map(|live| live.running.take()).unwrap_or_default();
+    state.abort_with(comm, failure, &stranded);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use mccs_device::LaunchError;
+
+    use super::super::at_once::Bed;
+    use super::*;
+
+    #[test]
+    fn a_collective_that_its_device_refuses_fails_and_never_counts_as_done() {
+        let refusal = LaunchError::WrongMemory { rank: 0, device: "at once" };
+        let mut bed = Bed::refusing(refusal);
+        let mut rank = bed.join(1, 1);
+        assert!(rank.call(64) && rank.call(64));
+        (0..4).for_each(|_| bed.poll());
+        let failed = rank.session.counters.failed.load(Ordering::Relaxed);
+        assert_eq!((rank.ended(), failed, bed.engine.state.inflight.len()), (2, 2, 0));
+        let live = bed.engine.state.comms.get(rank.comm).expect("its rank has not left");
+        assert_eq!((live.info.totals(), live.running.operations().len()), ((0, 0), 0));
+        let failure = live.failure.clone().expect("a failure");
+        assert_eq!(failure.class, ErrorClass::Internal);
+        assert!(failure.message.contains("not in memory of the at once device"), "{}", failure.message);
+    }
+
+    #[test]
+    fn sends_and_receives_on_a_device_that_does_none_fail() {
+        let mut bed = Bed::new();
+        let mut rank = bed.join(1, 1);
+        assert!(rank.call(64) && rank.enqueue(Action::Send { peer: 0 }, 64, Instant::now()));
+        (0..4).for_each(|_| bed.poll());
+        let failed = rank.session.counters.failed.load(Ordering::Relaxed);
+        assert_eq!((rank.ended(), failed, bed.engine.state.inflight.len()), (2, 1, 0));
+        let failure = bed.engine.state.comms.get(rank.comm).and_then(|live| live.failure.clone()).expect("a failure");
+        assert_eq!(failure.class, ErrorClass::Internal);
+        assert!(failure.message.contains("no sends and receives on device at once"), "{}", failure.message);
+    }
+}

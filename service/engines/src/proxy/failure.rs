@@ -1,0 +1,18 @@
+//! Why a communicator is dead.
+
+use std::sync::Arc;
+
+use mccs_ipc::types::ErrorClass;
+
+/// See the module's documentation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    pub(super) class: ErrorClass,
+    pub(super) message: Arc<str>,
+}
+
+impl Failure {
+    pub(super) fn new(class: ErrorClass, message: impl Into<Arc<str>>) -> Self {
+        Failure { class, message: message.into() }
+    }
+}

@@ -1,0 +1,35 @@
+//! Communicators with a broken link, of which the exchange may be about to tell why.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use mccs_ipc::types::Handle;
+
+/// How long the exchange may take to tell why a link has broken. Long enough for hosts that are busy: who is not told in time
+/// blames a neighbour that has only passed the failure on.
+pub(super) const SUSPECT_TIME: Duration = Duration::from_secs(2);
+
+/// See the module's documentation. In the order in which they fail.
+#[derive(Default)]
+pub(super) struct SuspectedLinks(VecDeque<(Instant, Handle)>);
+
+impl SuspectedLinks {
+    /// A link of a communicator has broken.
+    pub(super) fn push(&mut self, comm: Handle, now: Instant) {
+        self.0.push_back((now + SUSPECT_TIME, comm));
+    }
+
+    /// The next that fails by now, if the exchange has told nothing better.
+    pub(super) fn pop_due(&mut self, now: Instant) -> Option<Handle> {
+        self.0.pop_front_if(|(until, _)| *until <= now).map(|(_, comm)| comm)
+    }
+
+    /// When the next fails.
+    pub(super) fn until(&self) -> Option<Instant> {
+        self.0.front().map(|(until, _)| *until)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
