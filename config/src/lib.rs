@@ -13,6 +13,7 @@
 //! values are used.
 
 pub mod change;
+pub mod cpus;
 pub mod document;
 pub mod error;
 pub mod job;

@@ -11,11 +11,13 @@ mod metrics;
 mod rdma;
 mod tcp;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::cpus::CpuChoice;
 use crate::limits;
 use crate::units::{Bytes, DurationText};
 use crate::validate::{Problems, Validate};
@@ -27,6 +29,9 @@ pub use large_from::{Crossover, LargeFrom};
 pub use metrics::Metrics;
 pub use rdma::{Device, Rdma, RdmaUse, TransportKind};
 pub use tcp::{FlowPath, Ports, Tcp};
+
+/// How the names of transport engines' threads begin; their number follows.
+pub const MOVER_THREAD: &str = "mccs-move-";
 
 /// A whole `service.toml`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -214,6 +219,11 @@ pub struct Runtime {
     pub tenant_spin: DurationText,
     /// Which engines share a thread.
     pub placement: Placement,
+    /// Where threads run that `cpus` does not name.
+    pub affinity: Affinity,
+    /// Where threads run, by name as `mccsctl engines` shows it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub cpus: BTreeMap<String, CpuChoice>,
 }
 
 impl Default for Runtime {
@@ -224,6 +234,52 @@ impl Default for Runtime {
             spin_while_waiting: None,
             tenant_spin: DurationText::micros(100),
             placement: Placement::Shared,
+            affinity: Affinity::Numa,
+            cpus: BTreeMap::new(),
+        }
+    }
+}
+
+/// Where threads run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Affinity {
+    /// On a host of several NUMA nodes: on that of the NICs, or GPUs, that they work for. Elsewhere anywhere.
+    Numa,
+    /// Anywhere.
+    None,
+}
+
+impl Runtime {
+    /// Names of threads without a number. Those of transport engines are [`MOVER_THREAD`] and the engine's number.
+    const THREADS: [&'static str; 5] = ["mccs-main", "mccs-control", "mccs-proxy", "mccs-exchange", "mccs-controller"];
+
+    fn validate(&self, problems: &mut Problems) {
+        if let Some(engines) = self.transport_engines {
+            problems.within("runtime.transport_engines", &engines, &limits::TRANSPORT_ENGINES);
+        }
+        problems.within("runtime.spin", &self.spin, &limits::SPIN);
+        if let Some(spin) = &self.spin_while_waiting {
+            problems.within("runtime.spin_while_waiting", spin, &limits::SPIN);
+        }
+        problems.within("runtime.tenant_spin", &self.tenant_spin, &limits::SPIN);
+        for name in self.cpus.keys() {
+            let mover = name.strip_prefix(MOVER_THREAD).and_then(|number| number.parse::<u32>().ok());
+            let is_mover = mover.is_some_and(|number| number < limits::TRANSPORT_ENGINES.max);
+            if !is_mover && !Self::THREADS.contains(&name.as_str()) {
+                let known = Self::THREADS.join(", ");
+                problems.add(
+                    format!("runtime.cpus.{name}"),
+                    format!(
+                        "is no thread of the service; there are {known}, and {MOVER_THREAD}N for transport engine N"
+                    ),
+                );
+            }
+            let is_on_main = mover == Some(0) || ["mccs-proxy", "mccs-exchange"].contains(&name.as_str());
+            if is_on_main && self.placement == Placement::Shared {
+                let problem = "its engine is on mccs-main; name that, or set runtime.placement = \"dedicated\"";
+                problems.add(format!("runtime.cpus.{name}"), problem);
+            }
         }
     }
 }
@@ -398,14 +454,7 @@ impl Validate for ServiceConfig {
         problems.ring("limits.completion_ring", self.limits.completion_ring, &limits::COMPLETION_RING);
         problems.within("limits.init_timeout", &self.limits.init_timeout, &limits::INIT_TIMEOUT);
         problems.within("limits.operation_timeout", &self.limits.operation_timeout, &limits::OPERATION_TIMEOUT);
-        if let Some(engines) = self.runtime.transport_engines {
-            problems.within("runtime.transport_engines", &engines, &limits::TRANSPORT_ENGINES);
-        }
-        problems.within("runtime.spin", &self.runtime.spin, &limits::SPIN);
-        if let Some(spin) = &self.runtime.spin_while_waiting {
-            problems.within("runtime.spin_while_waiting", spin, &limits::SPIN);
-        }
-        problems.within("runtime.tenant_spin", &self.runtime.tenant_spin, &limits::SPIN);
+        self.runtime.validate(problems);
         self.host_device.validate(problems);
         if let Some(channels) = self.strategy.channels {
             problems.within("strategy.channels", &channels, &limits::CHANNELS);

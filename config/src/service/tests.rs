@@ -385,3 +385,23 @@ fn pages_show_keys_that_there_are() {
     let unknown: Vec<_> = shown.difference(&known).collect();
     assert!(shown.len() > 5 && unknown.is_empty(), "of {shown:?} service.toml has no {unknown:?}");
 }
+
+#[test]
+fn threads_are_bound_by_name() {
+    let text = "[runtime]\nplacement = \"dedicated\"\naffinity = \"none\"\n[runtime.cpus]\nmccs-proxy = \"node 1\"\nmccs-move-0 = \"0-3,8\"\n";
+    let config = ServiceConfig::parse(text, "service.toml").unwrap();
+    let named: Vec<_> = config.runtime.cpus.iter().map(|(name, choice)| format!("{name} {choice}")).collect();
+    assert_eq!(named, ["mccs-move-0 0-3,8", "mccs-proxy node 1"]);
+    assert_eq!(ServiceConfig::parse(&config.to_toml(), "service.toml").unwrap(), config);
+    for (lines, why) in [
+        ("mccs-mover-1 = \"any\"", "is no thread of the service"),
+        ("mccs-move-64 = \"any\"", "is no thread of the service"),
+        ("mccs-move-1 = \"0-99999\"", "no CPU"),
+        ("mccs-move-1 = \"somewhere\"", "node 1"),
+        ("mccs-proxy = \"any\"", "runtime.placement"),
+        ("mccs-move-0 = \"any\"", "runtime.placement"),
+    ] {
+        let error = ServiceConfig::parse(&format!("[runtime.cpus]\n{lines}\n"), "service.toml").expect_err("wrong");
+        assert!(error.to_string().contains(why), "{lines}: {error}");
+    }
+}

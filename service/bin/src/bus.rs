@@ -1,6 +1,6 @@
 //! Where GPUs and NICs sit on the bus, as sysfs has it, and which NICs serve which GPU. Part of the composition root.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use mccs_config::service::Device;
 
@@ -8,11 +8,28 @@ use mccs_model::affinity::{BusPlace, nics_of_gpus};
 
 /// The NICs of each GPU, nearest first. GPUs by their PCI bus ids; `sysfs` is `/sys`.
 pub(crate) fn nics_by_gpu(sysfs: &Path, gpus: &[String], nics: &[Device]) -> Vec<Vec<Device>> {
-    let gpus: Vec<_> = gpus.iter().map(|gpu| place_of(&sysfs.join("bus/pci/devices").join(pci_address(gpu)))).collect();
-    let places: Vec<_> =
-        nics.iter().map(|nic| place_of(&sysfs.join("class/infiniband").join(&nic.name).join("device"))).collect();
+    let gpus: Vec<_> = gpus.iter().map(|gpu| place_of(&entry_of_gpu(sysfs, gpu))).collect();
+    let places: Vec<_> = nics.iter().map(|nic| place_of(&entry_of_nic(sysfs, nic))).collect();
     let own = |places: Vec<usize>| places.into_iter().filter_map(|place| nics.get(place).cloned()).collect();
     nics_of_gpus(&gpus, &places).into_iter().map(own).collect()
+}
+
+/// The NUMA node of each NIC, where the kernel knows it; `sysfs` is `/sys`.
+pub(crate) fn nodes_of_nics(sysfs: &Path, nics: &[Device]) -> Vec<Option<u32>> {
+    nics.iter().map(|nic| place_of(&entry_of_nic(sysfs, nic)).numa_node).collect()
+}
+
+/// The NUMA node of each GPU, by their PCI bus ids.
+pub(crate) fn nodes_of_gpus(sysfs: &Path, gpus: &[String]) -> Vec<Option<u32>> {
+    gpus.iter().map(|gpu| place_of(&entry_of_gpu(sysfs, gpu)).numa_node).collect()
+}
+
+fn entry_of_gpu(sysfs: &Path, gpu: &str) -> PathBuf {
+    sysfs.join("bus/pci/devices").join(pci_address(gpu))
+}
+
+fn entry_of_nic(sysfs: &Path, nic: &Device) -> PathBuf {
+    sysfs.join("class/infiniband").join(&nic.name).join("device")
 }
 
 /// A PCI bus id as CUDA has it, in the kernel's form: four digits of the domain, lower case.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use mccs_collective::{Algorithm, Choice, CostModel, Strategy};
-use mccs_config::service::{CHANNELS_MIN, Device, RdmaUse};
+use mccs_config::service::{CHANNELS_MIN, Device, MOVER_THREAD, RdmaUse};
 use mccs_controller::inventory::{Inventory, TENANTS_MAX};
 use mccs_device::cuda::{CudaDevice, Gpus, NoCuda};
 use mccs_device::host::{HostDevice, HostOptions};
@@ -26,10 +26,11 @@ use mccs_exchange::protocol::{Event, Request};
 use mccs_ipc::device_initiated::Execution;
 use mccs_ipc::handshake::Listener;
 use mccs_registry::{Overseer, Registry};
-use mccs_runtime::{Lanes, Mailbox, RuntimeOptions, Runtimes, Sender};
+use mccs_runtime::{Lanes, Mailbox, NumaNodes, RuntimeOptions, Runtimes, Sender};
 use mccs_tenants::Tenant;
 use mccs_tenants::memory::UnmapWorker;
 
+use crate::affinity::{ThreadPlacement, Work};
 use crate::bus;
 pub use crate::settings::{CudaUse, NetworkSettings, Placement, RdmaSettings, Settings, TenantSettings, VerbsFrom};
 use crate::transport_factory::TransportFactory;
@@ -134,7 +135,7 @@ impl Service {
                 let of_gpus = bus::nics_by_gpu(Path::new("/sys"), &bus_ids(&registry), &nics);
                 registry.set_nics_of_gpus(of_gpus.iter().map(|nics| names_of(nics)).collect());
                 let nics_of_gpus = of_gpus.into_iter().map(Into::into).collect();
-                let engines_per_comm = settings.channels.map_or(nics.len().max(CHANNELS_MIN as usize), |n| n as usize);
+                let engines_per_comm = engines_per_comm(settings, nics.len());
                 let assignment = Arc::new(PathAssignment { paths, nics, ..PathAssignment::default() });
                 Some(Cluster { own, exchange, engines_per_comm, offer, assignment, nics_of_gpus })
             }
@@ -148,8 +149,14 @@ impl Service {
             let engine = engine.with_lanes(lanes).with_other(other, execution == Execution::Ranks);
             Box::new(engine.refusing_duplicate_gpus(refuses_duplicate_gpus))
         })?;
+        let threads = place_threads(settings, transport_factory.as_ref(), &registry)?;
+        let with_gpus = if settings.placement == Placement::Shared { main } else { proxy_runtime };
+        for runtime in runtimes.runtimes() {
+            let has_gpus = runtime.index == with_gpus && !registry.gpus().is_empty();
+            threads.bind(&runtimes, runtime.index, &runtime.name, has_gpus)?;
+        }
         let transports = Arc::new(start_transports(
-            &runtimes,
+            (&runtimes, threads),
             settings,
             main,
             proxy.clone(),
@@ -294,8 +301,31 @@ fn nics_of(transport_factory: Option<&TransportFactory>) -> Arc<[Device]> {
     transport_factory.and_then(TransportFactory::rdma_ports).unwrap_or_default().into()
 }
 
+/// Transport engines at the start.
+fn transport_engines(settings: &Settings) -> usize {
+    settings.transport_engines.unwrap_or_else(|| cores().min(TRANSPORTS_MAX))
+}
+
+/// Transport engines that a communicator's channels go to.
+fn engines_per_comm(settings: &Settings, nics: usize) -> usize {
+    settings.channels.map_or(nics.max(CHANNELS_MIN as usize), |channels| channels as usize)
+}
+
+/// Where threads run: beside what they work for.
+fn place_threads(
+    settings: &Settings,
+    transport_factory: Option<&TransportFactory>,
+    registry: &Registry,
+) -> anyhow::Result<ThreadPlacement> {
+    let (nics, gpus) = (nics_of(transport_factory), bus_ids(registry));
+    let (engines, per_comm) = (transport_engines(settings), engines_per_comm(settings, nics.len()));
+    let work = Work { engines, per_comm, nics: &nics, gpus: &gpus };
+    let nodes = NumaNodes::of_this_process();
+    ThreadPlacement::new(settings.affinity, &settings.cpus, nodes, Path::new("/sys"), &work)
+}
+
 fn start_transports(
-    runtimes: &Arc<Runtimes>,
+    (runtimes, threads): (&Arc<Runtimes>, ThreadPlacement),
     settings: &Settings,
     main: u32,
     proxy: mccs_runtime::Sender<ProxyMessage>,
@@ -310,7 +340,10 @@ fn start_transports(
     let mut started: Vec<u32> = if first_on_main { vec![main] } else { Vec::new() };
     let placement = move |index: usize| {
         while started.len() <= index {
-            started.push(own_runtimes.start_runtime(&format!("mccs-move-{}", started.len()))?);
+            let name = format!("{MOVER_THREAD}{}", started.len());
+            let runtime = own_runtimes.start_runtime(&name)?;
+            started.push(runtime);
+            threads.bind(&own_runtimes, runtime, &name, false)?;
         }
         Ok(started[index])
     };
@@ -327,7 +360,7 @@ fn start_transports(
         Box::new(make_links),
         recorders,
     );
-    pool.resize(settings.transport_engines.unwrap_or_else(|| cores().min(TRANSPORTS_MAX)))?;
+    pool.resize(transport_engines(settings))?;
     Ok(pool)
 }
 

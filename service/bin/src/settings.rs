@@ -3,13 +3,15 @@
 //!
 //! Deliberately absent: files and their syntax (`mccs_config`), and what becomes of the settings (`service.rs`).
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use mccs_collective::Choice;
-use mccs_config::service::RdmaUse;
+use mccs_config::cpus::CpuChoice;
+use mccs_config::service::{Affinity, RdmaUse};
 use mccs_device::cuda::CudaOptions;
 use mccs_device::host::HostOptions;
 use mccs_engines::controller::ControllerSettings;
@@ -117,6 +119,10 @@ pub struct Settings {
     pub transport_engines: Option<usize>,
     /// Which engines share threads.
     pub placement: Placement,
+    /// Where threads run that `cpus` does not name.
+    pub affinity: Affinity,
+    /// Where threads run, by name.
+    pub cpus: BTreeMap<String, CpuChoice>,
     /// How long an engine without work is polled.
     pub spin: Duration,
     /// The same while other hosts or a GPU may have it go on at any moment; by the number of cores, if `None`.
@@ -283,6 +289,8 @@ impl Settings {
                 file::Placement::Shared => Placement::Shared,
                 file::Placement::Dedicated => Placement::Dedicated,
             },
+            affinity: config.runtime.affinity,
+            cpus: config.runtime.cpus.clone(),
             spin: config.runtime.spin.0,
             spin_while_waiting: config.runtime.spin_while_waiting.map(|spin| spin.0),
             host_device: HostOptions {

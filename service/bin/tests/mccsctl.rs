@@ -573,7 +573,17 @@ fn engines_become_more_and_fewer_and_move() {
     while !engines().iter().any(|engine| number(engine, "id") == id && number(engine, "runtime") == to) {
         std::thread::sleep(Duration::from_millis(2));
     }
+    let shown = || fixture.says_in_json(&["engines"])["engines"]["runtimes"][to as usize].clone();
+    let everywhere = shown()["cpus"].as_str().expect("CPUs").to_owned();
+    let first = everywhere.split(['-', ',']).next().expect("one").to_owned();
+    assert_eq!(fixture.says(&["bind-runtime", &to.to_string(), &first]), "done\n");
+    assert_eq!((shown()["cpus"].as_str(), shown()["bound_to"].as_str()), (Some(&*first), Some(&*first)));
+    assert_eq!(fixture.says(&["bind-runtime", &to.to_string(), "any"]), "done\n");
+    assert_eq!((shown()["cpus"].as_str(), shown()["bound_to"].as_str()), (Some(&*everywhere), Some("")));
     for (wrong, why) in [
+        (&["bind-runtime", "99", "any"][..], "no runtime has number 99"),
+        (&["bind-runtime", "0", "8191"], "no CPU that this process may use"),
+        (&["bind-runtime", "0", "5-2"], "ends before it begins"),
         (&["scale-transports", "0"][..], "1 to 64"),
         (&["scale-transports", "some"], "some"),
         (&["move-engine", "999", "0"], "no engine has number 999"),

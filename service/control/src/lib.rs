@@ -19,6 +19,7 @@ pub use views::{CommView, DrainView, GpuView, HostView, RankView, SessionView};
 use std::time::Duration;
 
 use mccs_config::change::StrategyChange;
+use mccs_config::cpus::CpuChoice;
 use overview::Overview;
 use serde::{Deserialize, Serialize};
 
@@ -120,6 +121,13 @@ pub enum ControlRequest {
         engine: EngineId,
         /// Where to.
         runtime: u32,
+    },
+    /// Have a runtime's thread run on these CPUs from now on.
+    BindRuntime {
+        /// Which.
+        runtime: u32,
+        /// Where.
+        to: CpuChoice,
     },
     /// Change a communicator's strategy while its job runs; no controller changes it then until [`ControlRequest::Unpin`]. Asked
     /// on any of its hosts.

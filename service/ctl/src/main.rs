@@ -20,6 +20,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
+use mccs_config::cpus::CpuChoice;
 use mccs_config::error::in_words;
 use mccs_config::service::ServiceConfig;
 use mccs_control::{ControlAnswer, ControlRequest, call, call_within};
@@ -86,6 +87,13 @@ enum Command {
         /// Number of the runtime.
         runtime: u32,
     },
+    /// Have a runtime's thread run on the CPUs of a NUMA node, on others, or anywhere, while jobs run.
+    BindRuntime {
+        /// Number of the runtime.
+        runtime: u32,
+        /// "any", "node 1", or CPUs such as "0-7,16".
+        to: CpuChoice,
+    },
     Drain(Drain),
     /// Name the rank, link or host that a communicator waits for. Asks all its hosts.
     WhyStuck {
@@ -147,6 +155,7 @@ impl Command {
             Command::MoveEngine { engine, runtime } => {
                 vec![ControlRequest::MoveEngine { engine: EngineId(engine), runtime }]
             }
+            Command::BindRuntime { runtime, ref to } => vec![ControlRequest::BindRuntime { runtime, to: to.clone() }],
             Command::WhyStuck { communicator } => vec![ControlRequest::WhyStuck { communicator }],
             Command::Reconfigure(ref reconfigure) => vec![reconfigure.request()?],
             Command::Policy(ref policy) => policy.request(json)?.into_iter().collect(),

@@ -172,22 +172,31 @@ pub fn failed(failed: &[FailedView]) {
 
 /// Runtimes, and engines on them.
 pub fn engines(runtimes: &[RuntimeInfo], engines: &[EngineInfo]) {
-    say!("{:>8} {:<14} {:>8} {:>14} {:>10}  engines", "runtime", "thread", "tid", "rounds", "sleeps");
+    say!("{:>8} {:<14} {:>8} {:>14} {:>10}  {:<20} engines", "runtime", "thread", "tid", "rounds", "sleeps", "cpus");
     for runtime in runtimes {
         let here = engines.iter().filter(|engine| engine.runtime == runtime.index);
         let names: Vec<_> = here.map(|engine| format!("{}: {}", engine.id, engine.name)).collect();
         say!(
-            "{:>8} {:<14} {:>8} {:>14} {:>10}  {}",
+            "{:>8} {:<14} {:>8} {:>14} {:>10}  {:<20} {}",
             runtime.index,
             runtime.name,
             runtime.tid,
             runtime.rounds,
             runtime.parks,
+            cpus(runtime),
             names.join(", ")
         );
     }
     say!();
     engine_work(engines);
+}
+
+/// Where a runtime's thread runs: the node that it is bound to, and its CPUs.
+fn cpus(runtime: &RuntimeInfo) -> String {
+    match runtime.bound_to.strip_prefix("node") {
+        Some(node) => format!("node{node}: {}", runtime.cpus),
+        None => runtime.cpus.clone(),
+    }
 }
 
 /// Which tenants have had how much of each engine.

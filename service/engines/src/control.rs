@@ -13,7 +13,7 @@ use mccs_controller::history::Went;
 use mccs_controller::message::Act;
 use mccs_ipc::handshake::{Listener, Socket, SocketError};
 use mccs_registry::{Overseer, session_view};
-use mccs_runtime::{Context, Engine, Mailbox, Progress, Sender, WakerSlot};
+use mccs_runtime::{Context, Engine, Mailbox, NumaNodes, Progress, Sender, WakerSlot};
 use mccs_telemetry::recorder::Recorders;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
@@ -225,6 +225,7 @@ impl ControlEngine {
             ControlRequest::Drain { drains: Some(false), .. } => "lets sessions in again".to_owned(),
             ControlRequest::ScaleTransports { count } => format!("has {count} transport engines"),
             ControlRequest::MoveEngine { engine, runtime } => format!("engine {engine} moved to runtime {runtime}"),
+            ControlRequest::BindRuntime { runtime, to } => format!("runtime {runtime} bound to {to}"),
             ControlRequest::Reconfigure { communicator, .. } => format!("{} changed by hand", comm(*communicator)),
             ControlRequest::Unpin { communicator } => format!("{} unpinned", comm(*communicator)),
             _ => return None,
@@ -299,6 +300,10 @@ impl ControlEngine {
             }
             ControlRequest::MoveEngine { engine, runtime } => {
                 done(runtimes.move_engine(engine, runtime).map_err(|error| error.to_string()))
+            }
+            ControlRequest::BindRuntime { runtime, to } => {
+                let bound = runtimes.bind(runtime, &to, &NumaNodes::of_this_process());
+                done(bound.map_err(|error| error.to_string()))
             }
             ControlRequest::Reconfigure { communicator, change, window } => {
                 let request = OperatorRequest::Change { change: Box::new(change), window };

@@ -11,9 +11,12 @@
 //! by returning [`Progress::Done`]. Those of one tenant share a bounded part of each round, whatever their number. A runtime whose engines are all asleep waits in `epoll_wait`: an idle service uses
 //! no CPU.
 //!
+//! A runtime's thread may be bound to CPUs ([`Runtimes::bind`]); engines that are moved there run there.
+//!
 //! Deliberately absent: work stealing (the operator places engines), async/await (an engine's state is visible).
 
 mod account;
+mod affinity;
 mod awake;
 mod engine;
 mod executor;
@@ -25,6 +28,7 @@ mod turn_channel;
 mod turns;
 
 pub use account::Account;
+pub use affinity::{NoCpu, NumaNodes};
 pub use engine::{AwakeTenants, Context, Engine, EngineId, Progress};
 pub use lanes::{LaneOpener, LaneReceiver, LaneSender, Lanes};
 pub use mailbox::{Mailbox, Sender, Waker, WakerSlot};

@@ -2,14 +2,17 @@
 //! runtimes' threads (`executor.rs`) are told by orders.
 
 use std::collections::BTreeMap;
+use std::os::unix::thread::JoinHandleExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam::queue::ArrayQueue;
+use mccs_config::cpus::CpuChoice;
 use mccs_ipc::sync::Doorbell;
 
+use super::affinity::{self, NoCpu, NumaNodes};
 use super::executor::{Adopted, Executor, Order, RuntimeStats};
 use super::mailbox::{ENGINES_MAX, EngineState, NO_RUNTIME, RUNTIMES_MAX, RuntimeState, RuntimeTable, Waker};
 use super::{Account, Engine, EngineId, Share};
@@ -71,6 +74,12 @@ pub struct RuntimeInfo {
     pub rounds: u64,
     /// Times it went to sleep.
     pub parks: u64,
+    /// CPUs on which its thread may run, as the kernel writes them.
+    #[serde(default)]
+    pub cpus: String,
+    /// What it was bound to: `node 1`, or CPUs. Empty: to nothing.
+    #[serde(default)]
+    pub bound_to: String,
 }
 
 /// Why a runtime or an engine could not be started or moved.
@@ -85,6 +94,9 @@ pub enum RuntimeError {
     /// The table is full.
     #[error("the service has {0}, the most it can have")]
     TooMany(String),
+    /// A runtime is to run where the process may not.
+    #[error(transparent)]
+    NoCpu(#[from] NoCpu),
     /// The kernel refused.
     #[error("cannot start a runtime")]
     Os(#[from] std::io::Error),
@@ -93,6 +105,7 @@ pub enum RuntimeError {
 struct RuntimeHandle {
     stats: Arc<RuntimeStats>,
     name: String,
+    bound_to: Option<CpuChoice>,
     thread: Option<JoinHandle<Vec<Box<dyn Engine>>>>,
 }
 
@@ -184,8 +197,27 @@ impl Runtimes {
             return Err(RuntimeError::TooMany("a runtime slot in use".into()));
         }
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || executor.run())?;
-        tables.runtimes.push(RuntimeHandle { stats, name: name.to_owned(), thread: Some(thread) });
+        // It would be bound as whoever starts it is.
+        let allowed = affinity::of_process();
+        if affinity::of_thread(thread.as_pthread_t()) != allowed {
+            affinity::bind(thread.as_pthread_t(), &allowed)?;
+        }
+        let (name, bound_to) = (name.to_owned(), None);
+        tables.runtimes.push(RuntimeHandle { stats, name, bound_to, thread: Some(thread) });
         Ok(index as u32)
+    }
+
+    /// Binds a runtime's thread to CPUs, from now on.
+    ///
+    /// # Errors
+    /// There is no such runtime, no CPU that this process may use, or the kernel refuses.
+    pub fn bind(&self, runtime: u32, choice: &CpuChoice, nodes: &NumaNodes) -> Result<(), RuntimeError> {
+        let mut tables = self.tables();
+        let handle = tables.runtimes.get_mut(runtime as usize).ok_or(RuntimeError::NoSuchRuntime(runtime))?;
+        let thread = handle.thread.as_ref().ok_or(RuntimeError::NoSuchRuntime(runtime))?;
+        affinity::bind(thread.as_pthread_t(), &nodes.resolve(choice)?)?;
+        handle.bound_to = Some(choice.clone()).filter(|choice| *choice != CpuChoice::Any);
+        Ok(())
     }
 
     /// Starts an engine on a runtime. `make` gets the engine's waker, so that it can hand it to whoever wakes it.
@@ -260,6 +292,11 @@ impl Runtimes {
             tid: handle.stats.tid.load(Ordering::Relaxed) as i32,
             rounds: handle.stats.rounds.load(Ordering::Relaxed),
             parks: handle.stats.parks.load(Ordering::Relaxed),
+            cpus: handle
+                .thread
+                .as_ref()
+                .map_or_else(String::new, |thread| affinity::of_thread(thread.as_pthread_t()).to_string()),
+            bound_to: handle.bound_to.as_ref().map_or_else(String::new, ToString::to_string),
         };
         self.tables().runtimes.iter().enumerate().map(info).collect()
     }

@@ -27,7 +27,15 @@ fn overview() -> Overview {
         user_tag: Some(4711),
     };
     let kinds = vec![KindView { collective: collective.clone(), busbw_gbps: 2.5, exec_us: 12.0 }];
-    let runtime = RuntimeInfo { index: 0, name: "mccs-main".into(), tid: 1, rounds: 11, parks: 2 };
+    let runtime = RuntimeInfo {
+        index: 0,
+        name: "mccs-main".into(),
+        tid: 1,
+        rounds: 11,
+        parks: 2,
+        cpus: "0-3".into(),
+        bound_to: String::new(),
+    };
     let peer = HostView {
         host: "h1".into(),
         address: ([127, 0, 0, 1], 1).into(),
