@@ -104,7 +104,7 @@ WHAT = {
                'float sum, out of place, from or to rank 0; NCCL gathers and scatters by groups of sends and receives. "Stream": the average of '
                'calls back to back; "alone": one call with its synchronize; "call": what the call itself takes its thread of that. Bandwidth is '
                "busbw in GB/s"),
-    "points": ([["--points", "ring,one_way,uneven", "--begin", "8B", "--end", "512MiB"]], points,
+    "points": ([["--p2p", "ring,one_way,uneven", "--begin", "8B", "--end", "512MiB"]], points,
                "a group of sends and receives a call, back to back. Bandwidth is what the busiest rank sends to others, in GB/s. `ring`: to the "
                "next rank, from the one before. `one_way`: rank 0 to rank 1. `uneven`: every rank to every rank and itself, parts that differ up "
                "to threefold"),

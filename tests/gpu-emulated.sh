@@ -284,6 +284,8 @@ call_costs
 pytorch_import
 serve 'max_ctas = 1'
 check 3 --begin 1B --end 1MiB --factor 30 --dtypes float --redops sum
+serve $'ll128 = false\nlarge_from = "0"\nchunk = "48KiB"'
+check 3 --begin 1MiB --end 6MiB --factor 6 --dtypes float --redops sum
 serve $'large_from = "4KiB"\nslot = "1MiB"'
 check 3 --begin 1B --end 3MiB --factor 19 --dtypes float,bfloat16,uint8 --redops sum,avg
 training

@@ -269,6 +269,13 @@ slot = "1MiB"'
         lane "in two blocks at most, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 1B --end 9MiB --factor 31 --dtypes float --redops sum
     done
+    serve 'll128 = false
+large_from = "0"
+chunk = "48KiB"'
+    for nranks in $(seq 2 "$gpus"); do
+        lane "in chunks of 48 KiB, $nranks ranks" \
+            "$perf" --check --nranks "$nranks" --operation all --begin 1MiB --end 40MiB --factor 6 --dtypes float --redops sum
+    done
     for from in measured 1MiB; do
         serve "large_from = \"$from\""
         lane "steps of training, large_from $from, $gpus ranks" "$MCCS_BIN/mccs-cuda-training" --nranks "$gpus" --side "mccs=$MCCS_SOCKET" \

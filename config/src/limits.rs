@@ -45,6 +45,13 @@ pub const OPERATION_TIMEOUT: Limit<DurationText> = Limit {
 pub const CUDA_MAX_CTAS: Limit<u32> =
     Limit { min: 1, max: 128, reason: "a kernel has at least one block, and areas have room for 128" };
 
+/// Longest chunk of what ranks' kernels move in chunks.
+pub const CUDA_CHUNK: Limit<Bytes> = Limit {
+    min: Bytes::kib(4),
+    max: Bytes::kib(256),
+    reason: "a communicator's rings have some hundred slots of it for each pair of ranks, and shorter ones are slow",
+};
+
 /// Memory for parts to be combined.
 pub const CUDA_SLOT: Limit<Bytes> = Limit {
     min: Bytes::kib(256),

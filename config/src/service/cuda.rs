@@ -23,6 +23,9 @@ pub struct Cuda {
     /// Most thread blocks of a kernel that carries a collective out, as NCCL's `maxCTAs`. None: as measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_ctas: Option<u32>,
+    /// Longest chunk of collectives in chunks, and of long messages. None: as measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunk: Option<Bytes>,
     /// Memory, of which each rank's GPU has two, that parts to be combined come into.
     pub slot: Bytes,
     /// Whether ranks' kernels store lines of 128 bytes with their flag inside, where GPUs are joined by NVLink (decision 024).
@@ -49,6 +52,7 @@ impl Default for Cuda {
             large_from: LargeFrom::default(),
             rails_from: Bytes::kib(64),
             max_ctas: None,
+            chunk: None,
             slot: Bytes::mib(192),
             ll128: true,
             gpus: Vec::new(),
@@ -66,6 +70,9 @@ impl Cuda {
         problems.within("cuda.slot", &self.slot, &limits::CUDA_SLOT);
         if let Some(most) = &self.max_ctas {
             problems.within("cuda.max_ctas", most, &limits::CUDA_MAX_CTAS);
+        }
+        if let Some(longest) = &self.chunk {
+            problems.within("cuda.chunk", longest, &limits::CUDA_CHUNK);
         }
         if self.ordering == CudaOrdering::Events && self.execution != CudaExecution::Service {
             let reason = "\"events\" is for what the service carries out by its engines: set execution = \"service\", or another ordering";

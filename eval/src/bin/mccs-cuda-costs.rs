@@ -123,7 +123,7 @@ fn main() -> anyhow::Result<()> {
     }
     print!("{table}");
     if let Some(path) = &arguments.json {
-        let results = serde_json::json!({ "gpu": gpu.name, "blocks": arguments.blocks, "ll128": lines });
+        let results = serde_json::json!({ "gpu": gpu.name, "blocks": arguments.blocks, "lines": lines });
         std::fs::write(path, serde_json::to_string_pretty(&results)?)?;
     }
     Ok(())

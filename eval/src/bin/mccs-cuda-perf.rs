@@ -194,7 +194,7 @@ fn write_lines(arguments: &Arguments, own: &Rank, lines: &[impl Serialize]) -> a
     if let (Some(path), 0) = (&arguments.json, own.rank()) {
         let results = serde_json::json!({
             "gpu": own.gpu_name(), "nranks": own.nranks(), "nccl": own.nccl_version(),
-            "version": env!("CARGO_PKG_VERSION"), "command": std::env::args().collect::<Vec<_>>(), "ll128": lines,
+            "version": env!("CARGO_PKG_VERSION"), "command": std::env::args().collect::<Vec<_>>(), "lines": lines,
         });
         std::fs::write(path, serde_json::to_string_pretty(&results)?)?;
     }

@@ -87,6 +87,14 @@ impl AreaLayout {
         AreaLayout { ll_bytes: self.ll_bytes.min(LL_BYTES_WITH_LL128), ..self }
     }
 
+    /// The same with chunks of other lengths, of long operations and of messages. Each operation cuts a ring of slots in as many as it has
+    /// measured best with.
+    #[must_use]
+    pub fn with_chunk(self, bytes: u32) -> AreaLayout {
+        // Three slots are cut in four or six.
+        AreaLayout { slot_bytes: (bytes - bytes % 512).clamp(512, 1 << 20), ..self }
+    }
+
     /// Where a part lies: whole large pages, without gaps between parts.
     #[must_use]
     pub fn part(&self, part: SymmetricBufferPart) -> Range<u64> {
@@ -193,7 +201,7 @@ impl AreaLayout {
     pub(crate) fn p2p(&self) -> P2pLayout {
         let rings = PARITIES * PHASES * u64::from(self.blocks) * self.peers();
         let begin = self.simple_offset() + rings * u64::from(self.slots) * u64::from(self.slot_bytes);
-        P2pLayout::new(begin.next_multiple_of(PART_BYTES), self.nranks, self.lanes)
+        P2pLayout::new(begin.next_multiple_of(PART_BYTES), self.nranks, self.lanes, self.slot_bytes)
     }
 }
 

@@ -21,8 +21,8 @@ const LANE_BYTES: u64 = 128;
 pub(super) const LANES_MAX: u32 = 64;
 /// Steps of a lane that may be on their way.
 const SLOTS: u32 = 4;
-/// The longest chunk.
-const SLOT_BYTES: u32 = 32 << 10;
+/// The longest chunk is at least as long.
+const SLOT_BYTES_MIN: u32 = 32 << 10;
 /// Most data of a step of packets.
 const PART_BYTES: u32 = 16 << 10;
 /// Shorter parts of a message are not worth a lane.
@@ -157,6 +157,8 @@ pub enum P2pError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct P2pLayout {
     pub(crate) lanes: u32,
+    /// The longest chunk.
+    pub(crate) slot_bytes: u32,
     pub(crate) lanes_offset: u64,
     pub(crate) ll_offset: u64,
     pub(crate) simple_offset: u64,
@@ -169,15 +171,17 @@ impl P2pLayout {
         self.lanes_offset + u64::from(peer) * u64::from(LANES_MAX) * LANE_BYTES
     }
 
-    /// Behind `begin`, for so many ranks.
-    pub(crate) fn new(begin: u64, nranks: u32, lanes: u32) -> Self {
+    /// Behind `begin`, for so many ranks, whose collectives have slots of so many bytes.
+    pub(crate) fn new(begin: u64, nranks: u32, lanes: u32, slot_bytes: u32) -> Self {
+        let slot_bytes = slot_bytes.max(SLOT_BYTES_MIN);
         let peers = nranks.max(2) - 1;
         let slots = u64::from(peers) * u64::from(lanes) * u64::from(SLOTS);
         let lanes_offset = begin.next_multiple_of(PAGE_BYTES);
         let ll_offset = lanes_offset + RANKS_MAX as u64 * u64::from(LANES_MAX) * LANE_BYTES;
         let packets_bytes = slots * (HEADER_BYTES + 2 * u64::from(PART_BYTES));
         let simple_offset = (ll_offset + packets_bytes).next_multiple_of(PAGE_BYTES);
-        P2pLayout { lanes, lanes_offset, ll_offset, simple_offset, end: simple_offset + slots * u64::from(SLOT_BYTES) }
+        let end = simple_offset + slots * u64::from(slot_bytes);
+        P2pLayout { lanes, slot_bytes, lanes_offset, ll_offset, simple_offset, end }
     }
 }
 
@@ -292,7 +296,7 @@ fn head(p2p: &[P2pMessage], layout: &AreaLayout, (rank, nranks): (u32, u32)) -> 
         nranks,
         lanes: lanes.lanes,
         slots: SLOTS,
-        slot_bytes: SLOT_BYTES,
+        slot_bytes: lanes.slot_bytes,
         part_bytes: PART_BYTES,
         spread_bytes: SPREAD_BYTES,
         reserved: 0,
@@ -364,14 +368,19 @@ mod tests {
 
     #[test]
     fn what_lies_in_an_area_does_not_overlap() {
-        for nranks in 2..=8 {
-            let (layout, p2p) = (AreaLayout::initial(nranks), AreaLayout::initial(nranks).p2p());
+        let layouts = (2..=8).map(AreaLayout::initial);
+        for layout in layouts.clone().chain(layouts.map(|layout| layout.with_chunk(64 << 10))) {
+            let (p2p, nranks) = (layout.p2p(), layout.nranks);
             let rings = u64::from(nranks - 1) * u64::from(p2p.lanes) * u64::from(SLOTS);
             assert!(p2p.lanes_offset >= layout.simple_offset());
             assert!(p2p.ll_offset - p2p.lanes_offset >= 8 * u64::from(LANES_MAX) * LANE_BYTES);
             assert!(p2p.simple_offset - p2p.ll_offset >= rings * (HEADER_BYTES + 2 * u64::from(PART_BYTES)));
-            assert_eq!(layout.bytes(), (p2p.simple_offset + rings * u64::from(SLOT_BYTES)).next_multiple_of(2 << 20));
-            assert!(SLOTS.is_power_of_two() && SLOT_BYTES.is_multiple_of(128) && PART_BYTES.is_multiple_of(16));
+            assert_eq!(
+                layout.bytes(),
+                (p2p.simple_offset + rings * u64::from(p2p.slot_bytes)).next_multiple_of(2 << 20)
+            );
+            assert!(p2p.slot_bytes >= layout.slot_bytes && p2p.slot_bytes.is_multiple_of(128));
+            assert!(SLOTS.is_power_of_two() && PART_BYTES.is_multiple_of(16));
         }
     }
 

@@ -310,6 +310,8 @@ impl Settings {
                     (0, _) | (_, file::CudaExecution::Service) => u64::MAX,
                     (bytes, file::CudaExecution::Ranks) => bytes,
                 },
+                // Within its limit.
+                chunk_bytes: config.cuda.chunk.map(|longest| longest.0 as u32),
                 slot_bytes: config.cuda.slot.0,
                 ll128: config.cuda.ll128,
                 max_ctas: config.cuda.max_ctas,

@@ -104,6 +104,8 @@ pub struct CudaOptions {
     pub large_from: LargeFrom,
     /// Payload from which ranks of several hosts exchange by rails; `u64::MAX`: they never do.
     pub rails_from: u64,
+    /// Longest chunk of what ranks' kernels move in chunks; none: as measured.
+    pub chunk_bytes: Option<u32>,
     /// Bytes, of which each rank's GPU has two, that parts to be combined come into.
     pub slot_bytes: u64,
     /// Whether ranks' kernels may store lines with their flag inside.

@@ -473,6 +473,7 @@ impl Setup {
         // A single rank has nobody to meet, and an area that nobody uses.
         let multiprocessors = gpus.iter().map(|gpu| self.gpus.gpus[*gpu].0.multiprocessors).min().unwrap_or(0);
         let layout = AreaLayout::initial(nranks.max(2)).for_multiprocessors(multiprocessors);
+        let layout = self.options.chunk_bytes.map_or(layout, |bytes| layout.with_chunk(bytes));
         let ll128 = self.store_ll128(gpus);
         let layout = if ll128 && self.options.ll128 { layout.with_ll128() } else { layout };
         let large = self.may_be_large(gpus).then(|| LargeLayout::new(self.options.slot_bytes));
