@@ -403,17 +403,43 @@ const _: () = {
     assert!(size_of::<ibv_wc>() == 48);
 };
 
-/// An entry point of the version whose signature is declared here. A later library may have another one of the same name, which the name
-/// alone would find. Libraries without versions have one of each.
-///
-/// # Safety
-/// `library` is open, and `T` is the type of a pointer to that function.
-unsafe fn entry_point<T: Copy>(library: *mut c_void, name: &CStr, version: &CStr) -> Option<T> {
-    const { assert!(size_of::<T>() == size_of::<*mut c_void>()) };
-    // SAFETY: an open library, and terminated text.
-    let found = unsafe { libc::dlvsym(library, name.as_ptr(), version.as_ptr()) };
-    // SAFETY: not null, and of that type, as the caller says.
-    (!found.is_null()).then(|| unsafe { std::mem::transmute_copy(&found) })
+/// Looks entry points of an open library up.
+#[derive(Debug, Clone, Copy)]
+struct Symbols {
+    library: *mut c_void,
+    /// It has symbols of versions. Others, such as stand-ins for libibverbs, have one of each name.
+    are_versioned: bool,
+}
+
+impl Symbols {
+    /// Of a library, which has versions if `known` has this one.
+    ///
+    /// # Safety
+    /// The library is open for as long as this value is used.
+    unsafe fn of(library: *mut c_void, known: (&CStr, &CStr)) -> Self {
+        // SAFETY: an open library, and terminated text.
+        let found = unsafe { libc::dlvsym(library, known.0.as_ptr(), known.1.as_ptr()) };
+        Symbols { library, are_versioned: !found.is_null() }
+    }
+
+    /// An entry point of the version whose signature is declared here. A later library may have another one of the same name, which the
+    /// name alone would find.
+    ///
+    /// # Safety
+    /// `T` is the type of a pointer to that function.
+    unsafe fn find<T: Copy>(self, name: &CStr, version: &CStr) -> Option<T> {
+        const { assert!(size_of::<T>() == size_of::<*mut c_void>()) };
+        // SAFETY: an open library, and terminated text.
+        let found = unsafe {
+            if self.are_versioned {
+                libc::dlvsym(self.library, name.as_ptr(), version.as_ptr())
+            } else {
+                libc::dlsym(self.library, name.as_ptr())
+            }
+        };
+        // SAFETY: not null, and of that type, as the caller says.
+        (!found.is_null()).then(|| unsafe { std::mem::transmute_copy(&found) })
+    }
 }
 
 macro_rules! entry_points {
@@ -446,10 +472,11 @@ macro_rules! entry_points {
                 // SAFETY: the library is open; signatures are those of verbs.h for these versions; the functions are kept no longer than the
                 // library.
                 unsafe {
+                    let symbols = Symbols::of(handle, (c"ibv_get_device_list", c"IBVERBS_1.1"));
                     Ok(Library {
-                        $($required: entry_point(handle, to_c(concat!(stringify!($required), "\0")), $base)
+                        $($required: symbols.find(to_c(concat!(stringify!($required), "\0")), $base)
                             .ok_or_else(|| no_symbol(stringify!($required)))?,)+
-                        $($optional: entry_point(handle, to_c(concat!(stringify!($optional), "\0")), $version),)+
+                        $($optional: symbols.find(to_c(concat!(stringify!($optional), "\0")), $version),)+
                         _library: library,
                     })
                 }
@@ -550,11 +577,18 @@ mod tests {
         type Memcpy = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> *mut c_void;
         // SAFETY: the C library, which every process has open.
         let library = unsafe { libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_NOW) };
-        // SAFETY: open, and these are the types of these functions, which are not called.
-        let of = |version| unsafe { entry_point::<Memcpy>(library, c"memcpy", version) }.map(|found| found as usize);
-        let (old, new) = (of(c"GLIBC_2.2.5").expect("there"), of(c"GLIBC_2.14").expect("there"));
-        assert_ne!(old, new);
-        assert_eq!(of(c"IBVERBS_1.1"), None);
+        // SAFETY: open until the test ends; these are the types of these functions, which are not called.
+        unsafe {
+            let symbols = Symbols::of(library, (c"memcpy", c"GLIBC_2.14"));
+            let of = |version| symbols.find::<Memcpy>(c"memcpy", version).map(|found| found as usize);
+            let (old, new) = (of(c"GLIBC_2.2.5").expect("there"), of(c"GLIBC_2.14").expect("there"));
+            assert_ne!(old, new);
+            assert_eq!(of(c"IBVERBS_1.1"), None);
+            // A library that does not have the version is one without: what the name finds is all that there is.
+            let plain = Symbols::of(library, (c"memcpy", c"IBVERBS_1.1"));
+            assert!(plain.find::<Memcpy>(c"memcpy", c"IBVERBS_1.1").is_some());
+            assert!(plain.find::<Memcpy>(c"ibv_open_device", c"IBVERBS_1.1").is_none());
+        }
         // SAFETY: opened above, once.
         unsafe { libc::dlclose(library) };
     }
