@@ -1,5 +1,7 @@
 //! The control engine: answers the operator.
 
+mod with_parts;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -17,8 +19,11 @@ use mccs_runtime::{Context, Engine, Mailbox, NumaNodes, Progress, Sender, WakerS
 use mccs_telemetry::recorder::Recorders;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
+use self::with_parts::{Then, WithParts};
 use super::controller::ControllerInput;
-use super::proxy::{Looks, OperatorAnswer, OperatorMessage, OperatorReply, OperatorRequest, ProxyMessage, ReplyTo};
+use super::proxy::{
+    Looks, OperatorAnswer, OperatorMessage, OperatorReply, OperatorRequest, OperatorResult, ProxyMessage, ReplyTo,
+};
 use super::transport::TransportPool;
 
 /// Operators at a time; more wait to be accepted.
@@ -118,6 +123,8 @@ pub struct ControlEngine {
     replies: Mailbox<OperatorReply>,
     /// What operators do that other engines answer, by connection; also of those who have gone.
     acts: BTreeMap<u64, Act>,
+    /// Requests of callers' communicators that go on to their rails, by connection.
+    with_parts: BTreeMap<u64, WithParts>,
     /// Until when engines record: whoever asked for it may be gone.
     tracing_until: Option<Instant>,
 }
@@ -140,6 +147,7 @@ impl ControlEngine {
             deaf_until: None,
             replies: Mailbox::new(REPLIES_MAX),
             acts: BTreeMap::new(),
+            with_parts: BTreeMap::new(),
             tracing_until: None,
         })
     }
@@ -307,19 +315,10 @@ impl ControlEngine {
             }
             ControlRequest::Reconfigure { communicator, change, window } => {
                 let request = OperatorRequest::Change { change: Box::new(change), window };
-                return self.ask(communicator, number, |number, reply_to| OperatorMessage::Request {
-                    number,
-                    request,
-                    reply_to,
-                });
+                return self.ask_with_parts(communicator, number, request);
             }
             ControlRequest::Unpin { communicator } => {
-                let request = OperatorRequest::Unpin;
-                return self.ask(communicator, number, |number, reply_to| OperatorMessage::Request {
-                    number,
-                    request,
-                    reply_to,
-                });
+                return self.ask_with_parts(communicator, number, OperatorRequest::Unpin);
             }
             ControlRequest::WhyStuck { communicator } => {
                 return self.ask_why_stuck(communicator, number, Looks::UntilCertain);
@@ -359,6 +358,52 @@ impl ControlEngine {
         let sent = self.controlled.proxy_of(communicator).send(message(communicator, reply_to).into());
         let busy = "the proxy engine is too busy; try again";
         sent.is_err().then(|| ControlAnswer::Refused(busy.into()))
+    }
+
+    /// The same, of a communicator and its rails.
+    fn ask_with_parts(
+        &mut self,
+        communicator: u64,
+        connection: u64,
+        request: OperatorRequest,
+    ) -> Option<ControlAnswer> {
+        let comms = self.controlled.overseer.registry.comms();
+        let parts = WithParts::of(&comms, communicator, &request);
+        let refused = self.ask_for(communicator, connection, request);
+        if let (None, Some(parts)) = (&refused, parts) {
+            self.with_parts.insert(connection, parts);
+        }
+        refused
+    }
+
+    fn ask_for(&self, communicator: u64, connection: u64, request: OperatorRequest) -> Option<ControlAnswer> {
+        let message = |number, reply_to| OperatorMessage::Request { number, request, reply_to };
+        self.ask(communicator, connection, message)
+    }
+
+    /// An engine has answered connection `number`: what the operator is told, unless others are asked first.
+    fn told(&mut self, number: u64, answer: OperatorResult) -> Option<ControlAnswer> {
+        let answer = match self.with_parts.remove(&number) {
+            None => answer,
+            Some(mut parts) => match parts.answered(answer) {
+                Then::Tell(answer) => answer,
+                Then::Ask(part, request) => {
+                    let refused = self.ask_for(part, number, request);
+                    if refused.is_none() {
+                        self.with_parts.insert(number, parts);
+                    }
+                    return refused;
+                }
+            },
+        };
+        Some(match answer {
+            Ok(OperatorAnswer::Reconfigured(made)) => ControlAnswer::Reconfigured { epoch: made.epoch, cut: made.cut },
+            Ok(OperatorAnswer::Stuck(report)) => ControlAnswer::Stuck(report),
+            Ok(OperatorAnswer::Cluster(view)) => ControlAnswer::Cluster(view),
+            Ok(OperatorAnswer::Controller(answer)) => ControlAnswer::Controller(answer),
+            Ok(OperatorAnswer::Done) => ControlAnswer::Done,
+            Err(refused) => ControlAnswer::Refused(refused.reason),
+        })
     }
 
     fn ask_why_stuck(&self, communicator: u64, connection: u64, looks: Looks) -> Option<ControlAnswer> {
@@ -451,16 +496,7 @@ impl Engine for ControlEngine {
         }
         while let Some((number, answer)) = self.replies.pop() {
             busy = true;
-            let answer = match answer {
-                Ok(OperatorAnswer::Reconfigured(made)) => {
-                    ControlAnswer::Reconfigured { epoch: made.epoch, cut: made.cut }
-                }
-                Ok(OperatorAnswer::Stuck(report)) => ControlAnswer::Stuck(report),
-                Ok(OperatorAnswer::Cluster(view)) => ControlAnswer::Cluster(view),
-                Ok(OperatorAnswer::Controller(answer)) => ControlAnswer::Controller(answer),
-                Ok(OperatorAnswer::Done) => ControlAnswer::Done,
-                Err(refused) => ControlAnswer::Refused(refused.reason),
-            };
+            let Some(answer) = self.told(number, answer) else { continue };
             if let Some(act) = self.acts.remove(&number) {
                 self.note_act(act, &answer);
             }

@@ -14,6 +14,7 @@ mod life;
 mod losses;
 mod memory;
 mod mps;
+mod nics;
 mod p2p;
 mod process_groups;
 mod rails;
@@ -66,6 +67,7 @@ fn plays_its_role() {
         losses::ROLES,
         memory::ROLES,
         mps::ROLES,
+        nics::ROLES,
         p2p::ROLES,
         process_groups::ROLES,
         rails::ROLES,

@@ -1,0 +1,424 @@
+//! GPUs of two hosts whose rails go over emulated NICs: ports die and come back, strategies change and policies hold while calls go on, each
+//! checked.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use mccs::{CollectiveKind, DataType, RedOp};
+use mccs_config::change::StrategyChange;
+use mccs_config::service::TransportKind;
+use mccs_control::{ControlAnswer, ControlRequest, call as ask};
+use mccs_controller::answer::{ControllerAnswer, ControllerRequest};
+use mccs_emulated_nics::control::{Carried, Fault, carried, make};
+use mccs_emulated_nics::{Listed, write_list};
+use mccs_eval::workload::Call;
+use mccs_registry::CommInfo;
+use mccs_tests::hosts::TestHosts;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::TENANTS;
+use super::changes::sign;
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
+
+pub const ROLES: &[(&str, Role)] =
+    &[("goes_on_until_told", goes_on_until_told), ("adds_up_until_told", adds_up_until_told)];
+
+/// Ranks of a host, each on a GPU and a rail of its own.
+const TEAM: u32 = 2;
+const MBIT_PER_S: u64 = 20_000;
+/// Changes of strategies under load, where not some are enough.
+const CHANGES: &str = "MCCS_TEST_CHANGES";
+
+/// Two hosts with so many NICs each: n0 and on.
+struct Bed {
+    hosts: TestHosts,
+    folder: tempfile::TempDir,
+    nics: usize,
+}
+
+impl Bed {
+    /// `keys` are of [rdma], `sections` go behind.
+    fn new(nics: usize, keys: &str, sections: impl Fn(&Path) -> String) -> Bed {
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
+        let listed = (0..2 * nics).map(|number| Listed {
+            host: format!("h{}", number / nics),
+            name: format!("n{}", number % nics),
+            address: Ipv4Addr::new(10, 89, 0, number as u8 + 1),
+            mbit_per_s: MBIT_PER_S,
+            latency_ns: 2000,
+        });
+        write_list(folder.path(), &listed.collect::<Vec<_>>()).expect("a list");
+        let built = std::env::current_exe().expect("a path").with_file_name("libmccs_emulated_nics.so");
+        let rails = TENANTS.replacen("[cuda]\n", "[cuda]\nrails_from = \"1B\"\n", 1);
+        let sections = sections(folder.path());
+        let hosts = TestHosts::start_each(2, |host| {
+            // In a folder called like the host a library has that host's devices.
+            let own = folder.path().join(format!("h{host}"));
+            std::fs::create_dir(&own).expect("a folder");
+            let library = own.join("libibverbs.so.1");
+            std::fs::copy(&built, &library).expect("cargo builds it with this test");
+            format!("{rails}[rdma]\nlibrary = {library:?}\n{keys}{sections}")
+        });
+        Bed { hosts, folder, nics }
+    }
+
+    fn make(&self, host: usize, nic: usize, fault: Fault) {
+        make(self.folder.path(), &format!("h{host}"), &format!("n{nic}"), fault).expect("a NIC");
+    }
+
+    fn carried(&self, host: usize, nic: usize) -> Carried {
+        carried(self.folder.path(), &format!("h{host}"), &format!("n{nic}")).expect("a NIC")
+    }
+
+    fn sent_bytes(&self, host: usize) -> u64 {
+        (0..self.nics).map(|nic| self.carried(host, nic).out_bytes).sum()
+    }
+
+    /// The rails of a host, in their order.
+    fn rails(&self, host: usize) -> Vec<Arc<CommInfo>> {
+        let mut comms = self.hosts.service(host).service().registry.comms();
+        comms.retain(|comm| comm.part.as_ref().is_some_and(|part| part.name.starts_with("rail")));
+        comms.sort_by_key(|comm| comm.part.as_ref().map(|part| part.name.clone()));
+        comms
+    }
+
+    fn whole(&self) -> Arc<CommInfo> {
+        let comms = self.hosts.service(0).service().registry.comms();
+        comms.into_iter().find(|comm| comm.part.is_none()).expect("a communicator of the caller's")
+    }
+
+    fn reconfigure(&self, communicator: u64, change: &str) -> ControlAnswer {
+        let change = StrategyChange::parse(change, "a change").expect("well-formed");
+        let request = ControlRequest::Reconfigure { communicator, change, window: None };
+        ask(&self.hosts.service(0).control_socket(), &request).expect("an answer")
+    }
+
+    /// The host h0 decides.
+    fn apply(&self, policy: &str) {
+        let request = ControllerRequest::Apply { name: "policy.toml".into(), text: policy.into() };
+        let answer = ask(&self.hosts.service(0).control_socket(), &ControlRequest::Controller { request });
+        match answer.expect("an answer") {
+            ControlAnswer::Controller(answer) if matches!(*answer, ControllerAnswer::Applied(_)) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A job of all ranks, a process for each host.
+struct Load<'a> {
+    bed: &'a Bed,
+    place: Place,
+    players: Vec<Player>,
+}
+
+impl<'a> Load<'a> {
+    fn start(bed: &'a Bed, role: &str) -> Load<'a> {
+        let service = |host| bed.hosts.service(host);
+        let whole = Place { nranks: 2 * TEAM, root: "h0".into(), ..everybody(service(0), 0) };
+        let places = [0, 1].map(|host| Place {
+            ranks: host * TEAM..(host + 1) * TEAM,
+            socket: service(host as usize).socket(0),
+            ..whole.clone()
+        });
+        let mut players: Vec<_> = places.iter().map(|place| Player::start(role, place)).collect();
+        players[0].hears("runs");
+        let [place, _] = places;
+        Load { bed, place, players }
+    }
+
+    /// Waits until something is so, while the job goes on.
+    fn until(&mut self, is_so: impl Fn() -> bool) {
+        while !is_so() {
+            for player in &mut self.players {
+                let ended = player.process.try_wait().expect("its state");
+                assert!(ended.is_none(), "a process of the job has ended: {ended:?}");
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until each rail has carried out so many operations more.
+    fn more(&mut self, operations: u64) {
+        let bed = self.bed;
+        let done = || bed.rails(0).iter().map(|rail| rail.totals().0).min().unwrap_or(0);
+        let goal = done() + operations;
+        self.until(|| done() >= goal);
+    }
+
+    /// Waits until a NIC has sent more.
+    fn until_used(&mut self, host: usize, nic: usize) {
+        let bed = self.bed;
+        let before = bed.carried(host, nic).out_bytes;
+        self.until(|| bed.carried(host, nic).out_bytes > before + 100_000);
+    }
+
+    /// Ends the job, whose results have all been right.
+    fn ends_well(self) {
+        std::fs::write(sign(&self.place, "ends"), "").expect("a sign");
+        self.players.into_iter().for_each(|player| drop(player.ends_well()));
+    }
+}
+
+fn unix_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64
+}
+
+/// Calls of many kinds and sizes.
+fn goes_on_until_told(place: &Place) -> anyhow::Result<()> {
+    const COUNTS: [u64; 3] = [77, 20_001, 150_003];
+    let calls = (0..12).map(|n| call(n, place.nranks, COUNTS[(n + n / 6) as usize % COUNTS.len()]));
+    until_told(place, &calls.collect::<Vec<_>>())
+}
+
+/// All-reduces of 64 KiB.
+fn adds_up_until_told(place: &Place) -> anyhow::Result<()> {
+    until_told(place, &[Call { kind: CollectiveKind::AllReduce, root: 0, ..call(0, place.nranks, 16 << 10) }])
+}
+
+/// Calls with new data each time, one after the other, each checked, until rank 0 has been told. When each began and ended goes to a file.
+fn until_told(place: &Place, calls: &[Call]) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let rank = comm.rank();
+        let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
+        // The sum's first element is what rank 0 has seen: the same for all.
+        let ends = Call {
+            kind: CollectiveKind::AllReduce,
+            dtype: DataType::I32,
+            redop: RedOp::Max,
+            root: 0,
+            ..call(0, place.nranks, 1)
+        };
+        let flag = Buffers::of(&context, &ends)?;
+        let synchronize = || {
+            // SAFETY: the stream lives.
+            unsafe { stream.raw().synchronize() }
+        };
+        let mut times = String::new();
+        together.wait();
+        for number in 0_u64.. {
+            let index = number as usize % calls.len();
+            let call = Call { seed: number, ..calls[index] };
+            at[index].fill(&call, rank)?;
+            let began = unix_ns();
+            enqueue(&comm, &call, &at[index], stream.raw())?;
+            synchronize()?;
+            times += &format!("{began} {}\n", unix_ns());
+            if let Some(error) = comm.async_error() {
+                return Err(error.into());
+            }
+            at[index].check(&call, rank)?;
+            if rank == 0 && number == 2 {
+                println!("runs");
+            }
+            let is_told = i32::from(rank == 0 && sign(place, "ends").exists());
+            let mut seen = [0; 4];
+            // SAFETY: both have four bytes, and nothing is in flight.
+            unsafe {
+                mccs_cuda::copy_from_host(flag.send.address(), &is_told.to_ne_bytes())?;
+                enqueue(&comm, &ends, &flag, stream.raw())?;
+                synchronize()?;
+                mccs_cuda::copy_to_host(&mut seen, flag.recv.address())?;
+            }
+            if i32::from_ne_bytes(seen) != 0 {
+                break;
+            }
+        }
+        if rank == 0 {
+            std::fs::write(sign(place, "times"), times)?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn a_port_that_dies_under_gpus_calls_is_left_and_used_again_when_it_is_back() {
+    let bed = Bed::new(2, "use = \"required\"\n", |_| String::new());
+    let mut load = Load::start(&bed, "goes_on_until_told");
+    for nic in [0, 1] {
+        load.until_used(0, nic);
+        bed.make(0, nic, Fault::Down);
+        load.more(20);
+        load.until_used(0, 1 - nic);
+        bed.make(0, nic, Fault::Up);
+        load.until_used(0, nic);
+    }
+    load.ends_well();
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn losses_late_completions_and_a_slow_port_cost_gpus_calls_time_alone() {
+    let bed = Bed::new(2, "use = \"required\"\n", |_| String::new());
+    let mut load = Load::start(&bed, "goes_on_until_told");
+    for [makes, ends] in [
+        [Fault::LossPpm(10_000), Fault::LossPpm(0)],
+        [Fault::CompletionDelay(2_000_000), Fault::CompletionDelay(0)],
+        [Fault::Rate(200), Fault::Rate(MBIT_PER_S)],
+        [Fault::Latency(500_000), Fault::Latency(2000)],
+    ] {
+        bed.make(0, 0, makes);
+        load.more(20);
+        bed.make(0, 0, ends);
+    }
+    load.ends_well();
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn queue_pairs_that_fail_under_gpus_calls_are_replaced() {
+    let bed = Bed::new(2, "use = \"required\"\n", |_| String::new());
+    let mut load = Load::start(&bed, "goes_on_until_told");
+    // The ring's files are called after the NIC's address and the queue pair.
+    let numbers = |folder: &Path| -> Vec<u32> {
+        let names =
+            std::fs::read_dir(folder).expect("a folder").filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        names.filter_map(|name| name.strip_prefix("qp-00000000000000000000ffff0a590001-")?.parse().ok()).collect()
+    };
+    let failing = numbers(bed.folder.path());
+    assert!(!failing.is_empty(), "h0 has queue pairs on n0");
+    for number in failing.into_iter().take(6) {
+        bed.make(0, 0, Fault::QueuePair(number));
+        load.more(4);
+    }
+    load.until_used(0, 0);
+    load.ends_well();
+}
+
+/// One of a rail's strategies.
+fn a_change(rng: &mut StdRng) -> String {
+    let ring = |rng: &mut StdRng| if rng.random() { [0, 1] } else { [1, 0] };
+    match rng.random_range(0..5) {
+        0 => format!("rings = {:?}\n", [ring(rng), ring(rng)]),
+        1 => format!("channels = {}\n", rng.random_range(1..4)),
+        2 => {
+            let algorithms = ["auto", "ring", "tree", "host_ring", "one_shot"];
+            format!("algorithm = {:?}\n", algorithms[rng.random_range(0..algorithms.len())])
+        }
+        3 => {
+            let nic = rng.random_range(0..2);
+            format!("transport = 'rdma'\n[[path]]\ndevice = 'n{nic}'\n[[path]]\ndevice = 'n{}'\n", 1 - nic)
+        }
+        _ => format!("transport = {:?}\npath = []\n", if rng.random() { "tcp" } else { "rdma" }),
+    }
+}
+
+/// Changes by command of what rails do, with the job's times around each.
+#[test]
+#[ignore = "needs two GPUs"]
+fn strategies_of_rails_change_while_gpus_calls_go_on() {
+    let bed = Bed::new(2, "use = \"auto\"\n", |_| String::new());
+    let mut load = Load::start(&bed, "adds_up_until_told");
+    let changes: usize = std::env::var(CHANGES).map_or(40, |count| count.parse().expect("a number"));
+    let mut rng = StdRng::seed_from_u64(unix_ns());
+    let mut asked = Vec::new();
+    for number in 0..changes {
+        let rails = bed.rails(0);
+        let rail = &rails[number % rails.len()];
+        let change = a_change(&mut rng);
+        asked.push(unix_ns());
+        let answer = bed.reconfigure(rail.number, &change);
+        assert!(matches!(answer, ControlAnswer::Reconfigured { .. }), "{change}: {answer:?}");
+        load.more(4);
+    }
+    let times = sign(&load.place, "times");
+    load.ends_well();
+    tell_gaps(&times, &asked);
+}
+
+/// How much longer calls take around a change than at other times, in calls.
+fn tell_gaps(times: &PathBuf, asked: &[u64]) {
+    let text = std::fs::read_to_string(times).expect("times");
+    let number = |word: Option<&str>| word.and_then(|word| word.parse::<u64>().ok()).expect("a number");
+    let calls: Vec<(u64, u64)> = text
+        .lines()
+        .map(|line| line.split(' '))
+        .map(|mut words| (number(words.next()), number(words.next())))
+        .collect();
+    let mut took: Vec<u64> = calls.iter().map(|(began, ended)| ended - began).collect();
+    took.sort_unstable();
+    let call = took[took.len() / 2];
+    let longest = |asked: &u64| {
+        let around = calls.iter().skip_while(|(_, ended)| ended < asked).take(4);
+        around.map(|(began, ended)| ended - began).max().unwrap_or(0)
+    };
+    let mut gaps: Vec<u64> = asked.iter().map(longest).collect();
+    gaps.sort_unstable();
+    let at = |of: &[u64], part: usize| of[(of.len() * part / 100).min(of.len() - 1)] as f64 / call as f64;
+    println!(
+        "{} changes during {} checked calls; the median call takes {:.1} us. The longest of four calls from a change on takes {:.2} \
+         calls at p50 and {:.2} at p99; any call {:.2} at p99",
+        asked.len(),
+        calls.len(),
+        call as f64 / 1e3,
+        at(&gaps, 50),
+        at(&gaps, 99),
+        at(&took, 99),
+    );
+}
+
+/// What an operator asks of a caller's communicator holds for its rails, which carry its bytes.
+#[test]
+#[ignore = "needs two GPUs"]
+fn a_change_of_the_whole_is_one_of_its_rails() {
+    let bed = Bed::new(2, "use = \"auto\"\n", |_| String::new());
+    let mut load = Load::start(&bed, "goes_on_until_told");
+    let transports = |bed: &Bed, is: TransportKind| bed.rails(0).iter().all(|rail| rail.view().transport == Some(is));
+    let whole = bed.whole().number;
+    for (change, is) in [("transport = 'tcp'\n", TransportKind::Tcp), ("transport = 'rdma'\n", TransportKind::Rdma)] {
+        let answer = bed.reconfigure(whole, change);
+        assert!(matches!(answer, ControlAnswer::Reconfigured { .. }), "{answer:?}");
+        let bed = &bed;
+        load.until(|| transports(bed, is));
+        let before = bed.sent_bytes(0);
+        load.more(20);
+        let sent = bed.sent_bytes(0) - before;
+        // Control channels go on.
+        assert_eq!(sent > 100_000, is == TransportKind::Rdma, "{sent} bytes by NICs under {change}");
+    }
+    let answer = bed.reconfigure(whole, "[[path]]\ndevice = 'n7'\n");
+    assert!(matches!(&answer, ControlAnswer::Refused(reason) if reason.contains("n7")), "{answer:?}");
+    load.more(4);
+    load.ends_well();
+}
+
+const NETWORK: &str = "[rates]\nhost_leaf = \"20Gbit/s\"\n[[leaf]]\nname = \"leaf\"\n";
+
+/// A host sends no faster than its tenant may, by whatever rails.
+#[test]
+#[ignore = "needs two GPUs"]
+fn a_tenants_cap_holds_for_all_its_rails_together() {
+    const CAP_BPS: f64 = 8e6;
+    const COUNTED_BYTES: u64 = 4_000_000;
+    // One call's slices, on both rails, which began before.
+    const SLACK_BYTES: u64 = 1_200_000;
+    let policy = "[policy]\nname = \"ecmp\"\n";
+    let sections = |folder: &Path| {
+        let gpus = mccs_cuda::gpus().expect("GPUs").len();
+        let host = |host| format!("[[host]]\nname = \"h{host}\"\ndevices = {gpus}\nleaf = \"leaf\"\n");
+        let hosts = [0, 1].map(host).concat();
+        let [topology, file] = ["topology.toml", "policy.toml"].map(|name| folder.join(name));
+        std::fs::write(&topology, format!("{NETWORK}{hosts}")).expect("a file");
+        std::fs::write(&file, policy).expect("a file");
+        format!("[controller]\nhost = \"h0\"\ntopology = {topology:?}\npolicy = {file:?}\n")
+    };
+    let bed = Bed::new(2, "use = \"required\"\n", sections);
+    let mut load = Load::start(&bed, "goes_on_until_told");
+    let (at, policy_of) = (&bed, |cap: &str| format!("{policy}[[tenant]]\nname = \"a\"\nhost_cap = {cap:?}\n"));
+    bed.apply(&policy_of("8Mbit/s"));
+    load.more(4);
+    let (begin, before) = (Instant::now(), bed.sent_bytes(0));
+    load.until(|| at.sent_bytes(0) > before + COUNTED_BYTES);
+    let (sent, took) = (bed.sent_bytes(0) - before, begin.elapsed());
+    // Heads of messages and control channels are sent as well.
+    let least = (sent - SLACK_BYTES) as f64 * 0.9 * 8.0 / CAP_BPS;
+    assert!(took.as_secs_f64() >= least, "{sent} bytes in {took:?}: under the cap that takes {least} s");
+    let told = |rail: &Arc<CommInfo>| rail.placed.is_some();
+    assert!(bed.rails(0).iter().all(told), "the controller knows them");
+    bed.apply(policy);
+    load.more(8);
+    load.ends_well();
+}
