@@ -35,10 +35,13 @@ awk -v processes="$processes" -v failed="$failed" '
         if (value["seconds"] > seconds) seconds = value["seconds"]
         if (value["longest_call_ms"] > longest) longest = value["longest_call_ms"]
         if (value["grown_kib"] > grown) grown = value["grown_kib"]
+        if (value["held_kib"] > held) held = value["held_kib"]
+        quotas = value["quotas_kib"]
     }
     END {
         printf "{\"processes\": %d, \"failed\": %d, \"seconds\": %d, \"sequences\": %d, \"steps\": %d, ", \
             processes, failed, seconds, sequences, steps
-        printf "\"checked_calls\": %d, \"longest_call_ms\": %d, \"most_grown_kib\": %d}\n", calls, longest, grown
+        printf "\"checked_calls\": %d, \"longest_call_ms\": %d, \"most_grown_kib\": %d, ", calls, longest, grown
+        printf "\"most_held_kib\": %d, \"quotas_kib\": %d}\n", held, quotas
     }' "$folder"/*.log | tee "$folder/hunt.json"
 [ "$failed" -eq 0 ]

@@ -75,8 +75,8 @@ impl Session {
         let _ = self.socket.send(&RequestEnvelope { id: self.next_id, request }, &fds);
     }
 
-    /// Takes what has been answered so far.
-    fn take_answers(&mut self) {
+    /// Takes what has been answered so far, and writes to all of some memory.
+    fn take_answers(&mut self, decide: &mut Decide<'_>) {
         while self.socket.wait_readable(Duration::ZERO) {
             let Ok(Some((envelope, fds))) = self.socket.recv::<ResponseEnvelope>() else { return };
             match envelope.response {
@@ -84,7 +84,12 @@ impl Session {
                 Response::Comm { comm, .. } => self.comms.push(comm),
                 Response::Region { region, bytes } => {
                     self.regions.push((region, bytes));
-                    self.memory.extend(fds.first().and_then(|fd| Mapping::map(fd.as_fd(), bytes).ok()));
+                    let memory = fds.first().and_then(|fd| Mapping::map(fd.as_fd(), bytes).ok());
+                    if let Some(memory) = memory.as_ref().filter(|_| decide(4) == 0) {
+                        // SAFETY: inside the mapping, which others read as bytes or not at all.
+                        unsafe { memory.as_ptr().write_bytes(0x5a, memory.len_bytes()) };
+                    }
+                    self.memory.extend(memory);
                 }
                 _ => {}
             }
@@ -300,7 +305,7 @@ impl Attacker {
             3 => session.garbage(decide),
             4..=7 => session.scribble(decide),
             8..=16 => session.request(&self.gpus, decide),
-            17..=20 => session.take_answers(),
+            17..=20 => session.take_answers(decide),
             21 => session.close_something(decide),
             _ => session.command(decide),
         }

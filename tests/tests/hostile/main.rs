@@ -4,6 +4,7 @@
 mod commands;
 mod descriptors;
 mod floods;
+mod held;
 mod joins;
 mod memory;
 mod parts;
