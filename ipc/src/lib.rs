@@ -3,6 +3,7 @@
 //! Knows nothing of how collectives are executed.
 
 pub mod command;
+pub mod contention;
 pub mod device_initiated;
 pub mod gate;
 #[cfg(not(loom))]

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::contention::Spinning;
+
 #[cfg(not(loom))]
 use crate::shm::Mapping;
 
@@ -163,22 +165,23 @@ impl StreamWord {
         }
     }
 
-    /// Waits until the word has reached `target`: `spin` on the processor, then asleep, `timeout` in all. Returns
+    /// Waits until the word has reached `target`: `spin` on the processor, less where others want it, then asleep, `timeout` in all. Returns
     /// whether it has.
     pub fn wait(&self, target: u64, spin: Duration, timeout: Duration) -> bool {
         if self.load() >= target {
             return true;
         }
         let start = Instant::now();
-        while !spin.is_zero() && start.elapsed() < spin {
-            for _ in 0..SPINS_PER_LOOK {
-                std::hint::spin_loop();
-                if self.load() >= target {
-                    return true;
+        if !spin.is_zero() {
+            let mut spinning = Spinning::begin(spin);
+            while spinning.goes_on() {
+                for _ in 0..SPINS_PER_LOOK {
+                    std::hint::spin_loop();
+                    if self.load() >= target {
+                        return true;
+                    }
                 }
             }
-            // Where there are fewer cores than busy processes, the one waited for may need this one.
-            std::thread::yield_now();
         }
         self.waiters.fetch_add(1, Ordering::SeqCst);
         let mut left = timeout.saturating_sub(spin);

@@ -2,8 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use mccs_ipc::contention;
 use mccs_ipc::protocol::Request;
 use mccs_ipc::sync::StreamWord;
 use mccs_ipc::types::Handle;
@@ -232,21 +233,27 @@ impl Stream {
         Some((attempt, round.since.elapsed()))
     }
 
-    /// Ends the pending round, if there is one and the others come soon; otherwise the service is to end it.
+    /// Ends the pending round, if there is one and the others come soon; otherwise the service is to end it, and this thread may sleep.
     fn finish_round(&self) -> Result<(), Error> {
+        let mut last_look = None;
         for look in 0u32.. {
-            match self.attempt_round() {
+            let waited = match self.attempt_round() {
                 None => return Ok(()),
                 Some((Attempt::Ended, _)) => {
                     self.shared.crowding.note(look > LOOKS_BEFORE_YIELD);
                     return Ok(());
                 }
-                Some((Attempt::Waiting, waited)) if waited < self.client.0.spin => {}
+                Some((Attempt::Waiting, waited)) if waited < self.client.0.spin => waited,
                 Some(_) => break,
+            };
+            let away = last_look.replace(waited).map_or(Duration::ZERO, |last| waited.saturating_sub(last));
+            let is_first_yield = look == LOOKS_BEFORE_YIELD;
+            if contention::has_lost_core(away) || is_first_yield && contention::is_contended(Instant::now()) {
+                break;
             }
             if look < LOOKS_BEFORE_YIELD {
                 std::hint::spin_loop();
-            } else if look == LOOKS_BEFORE_YIELD && self.shared.crowding.wants_to_move() {
+            } else if is_first_yield && self.shared.crowding.wants_to_move() {
                 std::thread::sleep(Duration::from_nanos(1));
             } else {
                 // Where there are fewer cores than busy processes, the one waited for may need this one.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use mccs_ipc::contention;
 use mccs_ipc::sync::Doorbell;
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -160,7 +161,12 @@ impl Executor {
                 (now, known_for) = (looked_at_events, rounds_a_look);
             } else if !busy {
                 // A tenant, or another runtime, may need this core to make the work waited for.
+                let before = (known_for == 0).then(Instant::now);
                 std::thread::yield_now();
+                if let Some(before) = before {
+                    (now, known_for) = (Instant::now(), rounds_a_look);
+                    contention::has_lost_core(now.saturating_duration_since(before));
+                }
             }
         }
         let end = |slot: Slot| {
@@ -296,6 +302,9 @@ impl Executor {
                     let idle_for = slot.awake_since.map_or(Duration::ZERO, |since| now.duration_since(since));
                     let spin =
                         if slot.engine.awaits_others() { self.options.spin_while_waiting } else { self.options.spin };
+                    // Who is woken has the core sooner than who yields it.
+                    let sleeps = spin < Duration::MAX && contention::is_contended(now);
+                    let spin = if sleeps { Duration::ZERO } else { spin };
                     idle_for < spin || !slot.engine.prepare_to_sleep()
                 }
                 Progress::Done => {

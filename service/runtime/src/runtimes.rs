@@ -22,7 +22,8 @@ use super::{Account, Engine, EngineId, Share};
 pub struct RuntimeOptions {
     /// How long an engine is polled without finding work before it goes to sleep.
     pub spin: Duration,
-    /// The same for one that awaits others ([`Engine::awaits_others`]).
+    /// The same for one that awaits others ([`Engine::awaits_others`]). Both are nothing while others want the core, but for
+    /// [`Duration::MAX`], which is for ever.
     pub spin_while_waiting: Duration,
     /// Items an engine may handle in one poll.
     pub budget: usize,

@@ -1,10 +1,10 @@
 //! The kernel's time slice that a runtime's thread asks for.
 //!
 //! ```text
-//!        works for a millisecond on end
-//! short --------------------------------> long
-//!   ^                                       |
-//!   +--------- finds nothing to do ---------+   back at once if it goes on shortly after
+//!       works for 250 us on end
+//! short ------------------------> long
+//!   ^                               |
+//!   +----- finds nothing to do -----+   back at once if it goes on shortly after
 //! ```
 //!
 //! A thread that wakes takes the core from one with a longer slice. A runtime that works on end moves bulk: with a long slice it lets
@@ -15,8 +15,9 @@
 
 use std::time::{Duration, Instant};
 
-/// Work on end from which a runtime moves bulk; also the pause after which it does so no more.
-const BULK_AFTER: Duration = Duration::from_millis(1);
+/// Work on end from which a runtime moves bulk, and the pause after which it does so no more.
+const BULK_AFTER: Duration = Duration::from_micros(250);
+const PAUSE: Duration = Duration::from_millis(2);
 /// Longer than the kernel's own slices, which are 3 ms at most. While others compute, too, a thread waits about so long for its next turn.
 const BULK_SLICE: Duration = Duration::from_millis(10);
 
@@ -33,7 +34,7 @@ impl Streak {
     fn busy(&mut self, now: Instant) -> bool {
         let began = *self.began.get_or_insert(now);
         let is_long = now.saturating_duration_since(began) >= BULK_AFTER;
-        is_long || self.bulk_ended.is_some_and(|ended| now.saturating_duration_since(ended) < BULK_AFTER)
+        is_long || self.bulk_ended.is_some_and(|ended| now.saturating_duration_since(ended) < PAUSE)
     }
 
     /// A round that found nothing.
@@ -117,18 +118,18 @@ mod tests {
     fn only_who_works_on_end_moves_bulk_and_a_short_pause_does_not_change_that() {
         let (began, mut streak) = (Instant::now(), Streak::default());
         let at = |us| began + Duration::from_micros(us);
-        assert!(!streak.busy(at(0)) && !streak.busy(at(900)));
-        streak.idle(at(950));
-        assert!(!streak.busy(at(960)) && !streak.busy(at(1_900)), "two short ones are no long one");
-        assert!(streak.busy(at(1_960)));
+        assert!(!streak.busy(at(0)) && !streak.busy(at(240)));
+        streak.idle(at(245));
+        assert!(!streak.busy(at(250)) && !streak.busy(at(490)), "two short ones are no long one");
+        assert!(streak.busy(at(500)));
         streak.idle(at(3_000));
         streak.idle(at(3_010));
-        assert!(streak.busy(at(3_020)), "it goes on");
-        streak.idle(at(3_100));
-        assert!(!streak.busy(at(3_110)), "that was short");
-        assert!(streak.busy(at(4_200)));
-        streak.idle(at(5_000));
-        assert!(!streak.busy(at(6_000)), "the pause was long");
+        assert!(streak.busy(at(4_990)), "it goes on");
+        streak.idle(at(5_100));
+        assert!(!streak.busy(at(5_110)), "that was short");
+        assert!(streak.busy(at(5_400)));
+        streak.idle(at(6_000));
+        assert!(!streak.busy(at(8_000)), "the pause was long");
     }
 
     #[test]

@@ -1,0 +1,138 @@
+//! Whether more threads want a core than there are cores.
+//!
+//! Who waits spins, and yields its core at every look. Where somebody else wants that core, it is gone for a time slice, some
+//! milliseconds. From Linux 6.18 on, who yields pays with the rest of its own slice as well: two threads that yield to each other get
+//! nowhere beside a third one that computes. A thread that sleeps, however, has a core as soon as it is woken. So a thread that has
+//! lost its core while it spun sleeps instead, and so does everybody of its process, for some milliseconds; for longer where that
+//! happens again and again.
+//!
+//! Who alone wants its core never loses it, and spins as ever.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A look that takes as long is one at which somebody else had the core: a system call takes a microsecond, a short operation of another
+/// thread tens of them, a time slice thousands.
+const LOST_FROM: Duration = Duration::from_micros(200);
+/// For so long cores count as contended, at least and at most.
+const HOLD_MIN_US: u64 = 5_000;
+const HOLD_MAX_US: u64 = 160_000;
+/// Spins while cores are contended: who is waited for may be on another core, and about to end.
+const SPIN_CONTENDED: Duration = Duration::from_micros(5);
+
+/// Times are microseconds. Threads that write at once lose nothing but a hold.
+struct Contention {
+    until_us: AtomicU64,
+    hold_us: AtomicU64,
+}
+
+impl Contention {
+    const fn new() -> Self {
+        Contention { until_us: AtomicU64::new(0), hold_us: AtomicU64::new(0) }
+    }
+
+    fn is_at(&self, now_us: u64) -> bool {
+        now_us < self.until_us.load(Ordering::Relaxed)
+    }
+
+    /// A thread has lost its core while it spun.
+    fn lost(&self, now_us: u64) {
+        let (until_us, hold_us) = (self.until_us.load(Ordering::Relaxed), self.hold_us.load(Ordering::Relaxed));
+        // Shortly after the last time: it lasts.
+        let lasts = hold_us > 0 && now_us < until_us + hold_us;
+        let hold_us = if lasts { (2 * hold_us).min(HOLD_MAX_US) } else { HOLD_MIN_US };
+        self.hold_us.store(hold_us, Ordering::Relaxed);
+        self.until_us.store(now_us + hold_us, Ordering::Relaxed);
+    }
+}
+
+/// Of this process.
+static CONTENTION: Contention = Contention::new();
+
+fn micros(now: Instant) -> u64 {
+    static BEGAN: OnceLock<Instant> = OnceLock::new();
+    // Never 0, which is before all.
+    now.saturating_duration_since(*BEGAN.get_or_init(|| now)).as_micros() as u64 + 1
+}
+
+/// Whether who waits is to sleep at once.
+#[must_use]
+pub fn is_contended(now: Instant) -> bool {
+    CONTENTION.is_at(micros(now))
+}
+
+/// A thread that spun, and yielded, was away for so long, until now. Whether others had its core.
+pub fn has_lost_core(away: Duration) -> bool {
+    let is_lost = away >= LOST_FROM;
+    if is_lost {
+        CONTENTION.lost(micros(Instant::now()));
+    }
+    is_lost
+}
+
+/// A wait on the processor, before one sleeps.
+pub struct Spinning {
+    began: Instant,
+    /// Since `began`.
+    last_look: Duration,
+    spin: Duration,
+    yields: bool,
+    has_looked: bool,
+}
+
+impl Spinning {
+    /// For at most `spin`.
+    #[must_use]
+    pub fn begin(spin: Duration) -> Self {
+        let began = Instant::now();
+        let yields = !is_contended(began);
+        let spin = if yields { spin } else { spin.min(SPIN_CONTENDED) };
+        Spinning { began, last_look: Duration::ZERO, spin, yields, has_looked: false }
+    }
+
+    /// Yields after each look but the first; whether to look once more.
+    pub fn goes_on(&mut self) -> bool {
+        if self.has_looked && self.yields {
+            std::thread::yield_now();
+        }
+        self.has_looked = true;
+        let now = self.began.elapsed();
+        let away = now.saturating_sub(std::mem::replace(&mut self.last_look, now));
+        !has_lost_core(away) && now < self.spin
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_loses_its_core_once_sleeps_for_a_moment_and_who_loses_it_again_and_again_for_longer() {
+        let contention = Contention::new();
+        assert!(!contention.is_at(1));
+        contention.lost(1_000);
+        assert!(contention.is_at(5_999) && !contention.is_at(6_000));
+        // It tries again behind each hold, and loses its core again.
+        let mut now_us = 6_100;
+        for hold_us in [10_000, 20_000, 40_000, 80_000, 160_000, 160_000] {
+            contention.lost(now_us);
+            assert!(contention.is_at(now_us + hold_us - 1) && !contention.is_at(now_us + hold_us));
+            now_us += hold_us + 100;
+        }
+        now_us += 200_000;
+        contention.lost(now_us);
+        assert!(!contention.is_at(now_us + HOLD_MIN_US), "that was long ago");
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_time() {
+        let hour = Duration::from_secs(3600);
+        // Whoever else is on this machine may have the core at any one look.
+        assert!((0..1000).any(|_| Spinning::begin(hour).goes_on()));
+        assert!(!Spinning::begin(Duration::ZERO).goes_on());
+        let mut over = Spinning::begin(hour);
+        over.spin = Duration::ZERO;
+        assert!(!over.goes_on());
+    }
+}
