@@ -11,9 +11,6 @@ use mccs_registry::{CommInfo, PartOf};
 
 use crate::proxy::{OperatorAnswer, OperatorRequest, OperatorResult};
 
-/// How names of rails begin.
-const RAIL: &str = "rail ";
-
 /// A request that is on its way from one communicator to the next.
 #[derive(Debug)]
 pub(super) struct WithParts {
@@ -50,7 +47,7 @@ impl WithParts {
             return None;
         }
         let rail = |comm: &Arc<CommInfo>| {
-            let part = comm.part.as_ref().filter(|part| part.whole == whole && part.name.starts_with(RAIL))?;
+            let part = comm.part.as_ref().filter(|part| part.whole == whole && part.is_rail)?;
             Some(Wanted { number: comm.number, name: part.name.clone(), request: of_part(request, part) })
         };
         let mut left: Vec<Wanted> = comms.iter().filter_map(rail).collect();
@@ -105,7 +102,8 @@ mod tests {
     use crate::proxy::Reconfigured;
 
     fn rail(ranks: &[u32]) -> PartOf {
-        PartOf { whole: 1, family: Arc::new(Family::default()), name: "rail 1 of 2".into(), ranks: ranks.to_vec() }
+        let (family, name) = (Arc::new(Family::default()), "rail 1 of 2".into());
+        PartOf { whole: 1, family, name, ranks: ranks.to_vec(), is_rail: true }
     }
 
     fn two_rails() -> WithParts {
