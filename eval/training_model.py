@@ -200,7 +200,7 @@ def library():
     """The library that does the work, as far as this process can tell."""
     with open("/proc/self/maps") as maps:
         lines = maps.read().splitlines()
-    if any("mccs-direct" in line or "mccs-region" in line for line in lines):
+    if any("mccs-device-initiated" in line or "mccs-region" in line for line in lines):
         return "mccs"
     if not torch.cuda.is_available():
         return "gloo"

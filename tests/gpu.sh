@@ -232,7 +232,7 @@ services() {
         absent "PyTorch over two services; through one service" "there is no PyTorch here"
     else
         lane "PyTorch over two services" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" python3 tests/pytorch.py "$gpus" ${two/,/ }
-        lane "PyTorch through one service" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" MCCS_STAGED=1 python3 tests/pytorch.py "$gpus" "$strict"
+        lane "PyTorch through one service" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" MCCS_HOST_STAGED=1 python3 tests/pytorch.py "$gpus" "$strict"
     fi
 }
 

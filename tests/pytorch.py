@@ -3,7 +3,7 @@
 they must be, and training in parallel with the same training on one GPU.
 
 usage: pytorch.py NRANKS [SOCKET ...], with LD_PRELOAD naming the library and MCCS_SOCKET the service; or with the sockets of
-several services, which get as many ranks each. MCCS_STAGED=1 where the service is to carry everything out itself"""
+several services, which get as many ranks each. MCCS_HOST_STAGED=1 where the service is to carry everything out itself"""
 
 import ctypes
 import faulthandler
@@ -250,7 +250,7 @@ def run(rank, nranks, sockets):
     os.environ.update(MASTER_ADDR="127.0.0.1", RANK=str(rank), WORLD_SIZE=str(nranks))
     if sockets:
         os.environ["MCCS_SOCKET"] = sockets[rank * len(sockets) // nranks]
-    staged = len(sockets) > 1 or os.environ.get("MCCS_STAGED") == "1"
+    staged = len(sockets) > 1 or os.environ.get("MCCS_HOST_STAGED") == "1"
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -258,7 +258,7 @@ def run(rank, nranks, sockets):
     collectives(rank, nranks, device)
     # Both libraries may be loaded; the service's page is mapped only where ours was called.
     with open("/proc/self/maps") as maps:
-        if not any(("mccs-region" if staged else "mccs-direct") in line for line in maps):
+        if not any(("mccs-region" if staged else "mccs-device-initiated") in line for line in maps):
             raise SystemExit("PyTorch has used another NCCL: is LD_PRELOAD set?")
     training(rank, nranks, device)
     points(rank, nranks, device, staged)

@@ -171,9 +171,13 @@ fn explain(text: &str, file: &str, error: &toml::de::Error) -> Diagnostic {
     diagnostic(text, file, span.start, key, message)
 }
 
-/// Keys whose name is another one now, which files may still have.
-const RENAMED: &[(&str, &str)] =
-    &[("lines", "ll128"), ("direct_limit", "shm_exchange_limit"), ("spin_for_others", "spin_while_waiting")];
+/// Keys and values whose name is another one now, which files may still have.
+const RENAMED: &[(&str, &str)] = &[
+    ("lines", "ll128"),
+    ("direct", "single_pass"),
+    ("direct_limit", "shm_exchange_limit"),
+    ("spin_for_others", "spin_while_waiting"),
+];
 
 /// Adds to a complaint about an unknown name what to write in its place.
 fn advise<'a>(message: &str, wrong: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {

@@ -352,7 +352,7 @@ pub enum Algorithm {
     #[default]
     Auto,
     /// One pass over memory, for ranks of one host. Across hosts: as `auto`.
-    Direct,
+    SinglePass,
     /// Ring of ranks.
     Ring,
     /// Tree of ranks. Like the other forms but the rings, only for some collectives: the rest goes round the ring.

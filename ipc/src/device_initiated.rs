@@ -147,7 +147,7 @@ impl ControlPage {
     /// # Errors
     /// The kernel's refusal.
     pub fn create() -> Result<(OwnedFd, Self), ShmError> {
-        let (fd, mapping) = Mapping::create("mccs-direct", CONTROL_PAGE_BYTES)?;
+        let (fd, mapping) = Mapping::create("mccs-device-initiated", CONTROL_PAGE_BYTES)?;
         Ok((fd, ControlPage(mapping)))
     }
 

@@ -5,7 +5,6 @@
 pub mod command;
 pub mod contention;
 pub mod device_initiated;
-pub mod gate;
 #[cfg(not(loom))]
 pub mod handshake;
 pub mod large;
@@ -19,4 +18,5 @@ pub mod shm_exchange;
 mod socket;
 pub mod sync;
 pub mod tickets;
+pub mod timeline_semaphore;
 pub mod types;

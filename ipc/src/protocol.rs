@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::device_initiated::{
     CommPart, DEVICE_INITIATED_RANKS_MAX, DeviceInitiatedShare, GpuUuid, SymmetricBufferHandle,
 };
-use crate::gate::GateAccess;
 use crate::large::EnginesFrom;
 use crate::shm_exchange::ShmExchangeLayout;
+use crate::timeline_semaphore::SemaphoreAccess;
 use crate::types::{ErrorClass, Handle, UniqueId};
 
 /// First bytes of every [`Hello`].
@@ -177,9 +177,9 @@ pub enum Request {
     /// Ends a communicator now: outstanding operations of all its ranks fail. With the `CUresult` that this rank cannot go on for, if it
     /// is that: the service names it to the others. The reply comes when all ranks of this host can know.
     AbortComm { comm: Handle, cuda_error: Option<u32> },
-    /// Makes a stream whose operations start when a GPU says so: at the [`crate::gate::Gate`] that lies `offset_bytes` into a
+    /// Makes a stream whose operations start when a GPU says so: at the [`crate::timeline_semaphore::TimelineSemaphore`] that lies `offset_bytes` into a
     /// region. Reply: [`Response::Stream`].
-    CreateGatedStream { region: Handle, offset_bytes: u64 },
+    CreateOrderedStream { region: Handle, offset_bytes: u64 },
     /// Names segments of a GPU's memory (`cuMemCreate`), by a descriptor each that comes with the message and their bytes, for
     /// the [`Request::RegisterGpuSegments`] that follows: its first ones, which drops what was named before, or more. All are dropped
     /// where one is refused. Reply: [`Response::Done`].
@@ -215,15 +215,15 @@ pub enum Response {
     /// A stream and the index of its word in the segment.
     Stream { stream: Handle, word: u32 },
     /// A communicator, ready for use. The memfd of its shared-memory exchange comes with it, or that of its page where it is one of GPUs.
-    /// One of GPUs without `direct` is host-staged: to the service, its buffers are memory of the host, and `access` says how streams
-    /// use their gates. From a payload as in `engines_from` on its collectives are for another communicator, which all its
+    /// One of GPUs without `device_initiated` is host-staged: to the service, its buffers are memory of the host, and `access` says how streams
+    /// use their semaphores. From a payload as in `engines_from` on its collectives are for another communicator, which all its
     /// ranks join as [`Role::CopyEngines`]. Where `hosts` says who is where, its ranks may join parts ([`Role::Team`], [`Role::Rail`])
     /// for payloads from `rails_from` on.
     Comm {
         comm: Handle,
         shm_exchange: Option<ShmExchangeLayout>,
-        direct: Option<DeviceInitiatedShare>,
-        access: GateAccess,
+        device_initiated: Option<DeviceInitiatedShare>,
+        access: SemaphoreAccess,
         engines_from: Option<EnginesFrom>,
         /// Its ranks in order, by the services where they are, if all are on GPUs and there are several services; at most
         /// [`HOST_RUNS_MAX`], otherwise none.

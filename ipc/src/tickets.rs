@@ -1,7 +1,7 @@
 //! How far a stream is, as the service knows it: which tickets have ended, and which of those the tenant has been told of.
 //!
 //! ```text
-//! engine:   ended = n --> word = n --> gate --> told = n
+//! engine:   ended = n --> word = n --> semaphore --> told = n
 //! session:  told = the stream's last? --> word = 0, for the next stream      is_telling? --> asks again in a moment
 //! ```
 //!
@@ -80,7 +80,7 @@ mod tests {
         let (tickets, word) = (Tickets::new(), StreamWord::new());
         tickets.end(Some(&word), 2, || {
             assert_eq!((tickets.last_ended(), word.load()), (2, 2));
-            assert!(tickets.is_telling() && !tickets.reset(Some(&word), 2), "the gate has not been told");
+            assert!(tickets.is_telling() && !tickets.reset(Some(&word), 2), "the semaphore has not been told");
         });
         assert!(!tickets.is_telling() && !tickets.reset(Some(&word), 3), "the third is in flight");
         assert!(tickets.reset(Some(&word), 2));

@@ -6,7 +6,7 @@ use mccs_ipc::types::{CollectiveKind, RedOp};
 use crate::{Source, Store, copy, reduce};
 
 /// Makes `rank`'s result of `call` from all ranks' contributions, each a whole send buffer, in rank order. The same bits
-/// as any device's direct schedule gives.
+/// as any device's single-pass schedule gives.
 ///
 /// # Panics
 /// With more contributions than a shared-memory exchange has ranks.

@@ -262,15 +262,15 @@ impl Client {
     }
 
     /// Makes a stream whose operations wait for a device that orders them by words: operation n, from 1, starts when that device
-    /// has opened the [`Gate`](mccs_ipc::gate::Gate) that lies `offset_bytes` into `region` up to n, and the gate says when it has
+    /// has opened the [`TimelineSemaphore`](mccs_ipc::timeline_semaphore::TimelineSemaphore) that lies `offset_bytes` into `region` up to n, and the semaphore says when it has
     /// ended. Nothing on such a stream is done by the caller's thread.
     ///
     /// # Errors
-    /// As [`Client::create_stream`], and for a place that is not aligned as gates are, or not all in the region.
-    pub fn create_gated_stream(&self, region: &Region, offset_bytes: u64) -> Result<Stream, Error> {
+    /// As [`Client::create_stream`], and for a place that is not aligned as semaphores are, or not all in the region.
+    pub fn create_ordered_stream(&self, region: &Region, offset_bytes: u64) -> Result<Stream, Error> {
         let region = region.handle();
         self.0.destroy_left_streams();
-        match self.0.requests.call(Request::CreateGatedStream { region, offset_bytes }, &[])? {
+        match self.0.requests.call(Request::CreateOrderedStream { region, offset_bytes }, &[])? {
             (Response::Stream { stream, word }, _) => Ok(Stream::new(self.clone(), stream, word, true)),
             (other, _) => Err(unexpected(&other)),
         }

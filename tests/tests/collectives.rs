@@ -39,7 +39,7 @@ fn every_type_and_operator() {
     check("", 3, &calls(3, &[0, 1, 1000], DataType::ALL, RedOp::ALL));
 }
 
-/// The same without the ranks' direct way.
+/// The same without the ranks' own exchange.
 #[test]
 fn every_type_and_operator_in_the_service() {
     check(IN_THE_SERVICE, 3, &calls(3, &[0, 1, 1000], DataType::ALL, RedOp::ALL));

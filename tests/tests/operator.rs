@@ -69,7 +69,7 @@ fn the_strategy_of_one_host_changes_with_the_next_collective() {
     };
     let barrier = std::sync::Barrier::new(3);
     service.ranks(0, 3, |rank| {
-        for (epoch, algorithm) in (1..).zip(["ring", "tree", "direct", "auto"]) {
+        for (epoch, algorithm) in (1..).zip(["ring", "tree", "single_pass", "auto"]) {
             if rank.comm.rank() == 0 {
                 let answer = reconfigure(&format!("algorithm = {algorithm:?}\nrings = [[2, 0, 1], [0, 1, 2]]"));
                 let cut = (epoch - 1) * 7;

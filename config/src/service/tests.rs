@@ -341,10 +341,12 @@ fn gpus_are_named_as_the_vendors_tool_prints_them() {
 }
 
 #[test]
-fn a_key_that_was_renamed_names_the_new_one() {
+fn a_key_or_value_that_was_renamed_names_the_new_one() {
     only("[cuda]\nlines = true\n", 2, "cuda.lines", "`lines` is called `ll128` now: rename it");
     only("[runtime]\nspin_for_others = \"1ms\"\n", 2, "runtime.spin_for_others", "`spin_while_waiting`");
     only("[tcp]\nlines = true\n", 2, "tcp.lines", "unknown field `lines`");
+    let renamed = "`direct` is called `single_pass` now: rename it";
+    only("[strategy]\nalgorithm = \"direct\"\n", 2, "strategy.algorithm", renamed);
 }
 
 /// Keys of a table, with the names of tables in front, without numbers in lists.

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-/// Most ranks of a direct operation, and most sources of a reduction.
+/// Most ranks of a device-initiated operation, and most sources of a reduction.
 pub const RANKS_MAX: usize = 8;
 
 pub(crate) const HEADS: u32 = 1;
@@ -21,7 +21,7 @@ pub struct Part {
     pub(crate) bytes: u32,
 }
 
-/// The parameter of direct kernels. [`crate::cuda::Launch::direct`] fills everything but the public fields.
+/// The parameter of kernels of collectives. [`crate::cuda::Launch::collective`] fills everything but the public fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct DirectArgs {
@@ -47,7 +47,7 @@ pub struct DirectArgs {
     /// What is told of it in its [stamp](super::Stamp); 0: it gets none.
     pub call: u64,
     /// The operation's number on the areas: from 1, without gaps, the same on all ranks. 0: one more than have ended on this
-    /// rank's area ([`AreaLayout::ended`](super::AreaLayout::ended)), for launches that are replayed.
+    /// rank's area ([`SymmetricBufferLayout::ended`](super::SymmetricBufferLayout::ended)), for launches that are replayed.
     pub sequence: u32,
     pub(crate) rank: u32,
     pub(crate) nranks: u32,

@@ -1,4 +1,4 @@
-//! Shape of an area: the memory through which direct kernels of a communicator's ranks speak. The mirror of
+//! Layout of a symmetric buffer, which kernels call an area: the memory through which kernels of a communicator's ranks speak. The mirror of
 //! cuda/include/area.cuh.
 //!
 //! ```text
@@ -6,7 +6,7 @@
 //! packets [parity][peer] | lines [parity][peer] | slots of Simple [parity][phase][block][peer][slot] | lanes of sends and receives (p2p.rs)
 //! ```
 //!
-//! LL128, slots of Simple and lanes each begin at a large page: memory comes there at first use ([`AreaLayout::part`]).
+//! LL128, slots of Simple and lanes each begin at a large page: memory comes there at first use ([`SymmetricBufferLayout::part`]).
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ const STAMPS_OFFSET: usize = 1024;
 const STAMPS: usize = 512;
 const STAMP_BYTES: usize = 32;
 /// Where flags begin.
-const FLAGS_OFFSET: u64 = AreaLayout::COUNTED_BYTES as u64;
+const FLAGS_OFFSET: u64 = SymmetricBufferLayout::COUNTED_BYTES as u64;
 /// Phases of a Simple operation, each with flags and acknowledgements.
 const PHASES: u64 = 2;
 const PARITIES: u64 = 2;
@@ -41,7 +41,7 @@ const LL_BYTES_WITH_LL128: u32 = 64 << 10;
 /// The layout of a communicator's areas: the same on all ranks, for as long as the areas live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
-pub struct AreaLayout {
+pub struct SymmetricBufferLayout {
     /// Ranks, 2 to 8.
     pub nranks: u32,
     /// Most blocks of a Simple kernel.
@@ -54,45 +54,45 @@ pub struct AreaLayout {
     pub ll_bytes: u32,
     /// The same as lines. A multiple of 128.
     pub ll128_bytes: u32,
-    /// Lanes of a pair of ranks for sends and receives ([`AreaLayout::for_multiprocessors`]).
+    /// Lanes of a pair of ranks for sends and receives ([`SymmetricBufferLayout::for_multiprocessors`]).
     pub lanes: u32,
 }
 
-impl AreaLayout {
+impl SymmetricBufferLayout {
     /// The layout that measured best for that many ranks of one NVLink domain, on H100s and H200s. Smaller ones work as well; long operations are slower
     /// then.
     #[must_use]
-    pub fn initial(nranks: u32) -> AreaLayout {
+    pub fn initial(nranks: u32) -> SymmetricBufferLayout {
         // What is on its way at a time is shared out among peers.
         let (slots, slot_bytes, ll_bytes, ll128_bytes) = match nranks {
             ..=2 => (4, 32 << 10, 1 << 20, 8 << 20),
             3..=4 => (3, 24 << 10, 1 << 20, 4 << 20),
             _ => (3, 12 << 10, 512 << 10, 1 << 20),
         };
-        let layout = AreaLayout { nranks, blocks: 96, slots, slot_bytes, ll_bytes, ll128_bytes, lanes: 0 };
+        let layout = SymmetricBufferLayout { nranks, blocks: 96, slots, slot_bytes, ll_bytes, ll128_bytes, lanes: 0 };
         layout.for_multiprocessors(132)
     }
 
     /// The same with as many lanes as GPUs with so many multiprocessors have room for: a long message takes a block for each, which has a multiprocessor for
     /// itself. Some are left: were all taken, ranks that begin groups of two communicators in different order would wait for each other.
     #[must_use]
-    pub fn for_multiprocessors(self, multiprocessors: u32) -> AreaLayout {
+    pub fn for_multiprocessors(self, multiprocessors: u32) -> SymmetricBufferLayout {
         let lanes = multiprocessors.saturating_sub(2) / (self.nranks.max(2) - 1);
-        AreaLayout { lanes: lanes.clamp(8, LANES_MAX), ..self }
+        SymmetricBufferLayout { lanes: lanes.clamp(8, LANES_MAX), ..self }
     }
 
     /// The same for ranks whose kernels store lines: with less room for packets. Without lines, operations that do not fit there go in chunks.
     #[must_use]
-    pub fn with_ll128(self) -> AreaLayout {
-        AreaLayout { ll_bytes: self.ll_bytes.min(LL_BYTES_WITH_LL128), ..self }
+    pub fn with_ll128(self) -> SymmetricBufferLayout {
+        SymmetricBufferLayout { ll_bytes: self.ll_bytes.min(LL_BYTES_WITH_LL128), ..self }
     }
 
     /// The same with chunks of other lengths, of long operations and of messages. Each operation cuts a ring of slots in as many as it has
     /// measured best with.
     #[must_use]
-    pub fn with_chunk(self, bytes: u32) -> AreaLayout {
+    pub fn with_chunk(self, bytes: u32) -> SymmetricBufferLayout {
         // Three slots are cut in four or six.
-        AreaLayout { slot_bytes: (bytes - bytes % 512).clamp(512, 1 << 20), ..self }
+        SymmetricBufferLayout { slot_bytes: (bytes - bytes % 512).clamp(512, 1 << 20), ..self }
     }
 
     /// Where a part lies: whole large pages, without gaps between parts.
@@ -242,11 +242,11 @@ impl Stamp {
 
 /// What kernels have told at an area's begin.
 #[derive(Debug)]
-pub struct AreaCounts(Box<[u64; AreaLayout::COUNTED_BYTES / 8]>);
+pub struct SymmetricBufferCounts(Box<[u64; SymmetricBufferLayout::COUNTED_BYTES / 8]>);
 
-impl Default for AreaCounts {
+impl Default for SymmetricBufferCounts {
     fn default() -> Self {
-        AreaCounts(Box::new([0; AreaLayout::COUNTED_BYTES / 8]))
+        SymmetricBufferCounts(Box::new([0; SymmetricBufferLayout::COUNTED_BYTES / 8]))
     }
 }
 
@@ -255,8 +255,8 @@ fn stamp_at(number: u32) -> usize {
     (STAMPS_OFFSET + number as usize % STAMPS * STAMP_BYTES) / 8
 }
 
-impl AreaCounts {
-    /// Where to copy [`AreaLayout::COUNTED_BYTES`] of an area to.
+impl SymmetricBufferCounts {
+    /// Where to copy [`SymmetricBufferLayout::COUNTED_BYTES`] of an area to.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         bytemuck::cast_slice_mut(&mut self.0[..])
     }
@@ -268,25 +268,25 @@ impl AreaCounts {
     /// Operations that have ended.
     #[must_use]
     pub fn operations(&self) -> u64 {
-        AreaLayout::ended(self.word(AreaLayout::COUNTER_OFFSET as usize))
+        SymmetricBufferLayout::ended(self.word(SymmetricBufferLayout::COUNTER_OFFSET as usize))
     }
 
     /// Groups of sends and receives that have ended.
     #[must_use]
     pub fn groups(&self) -> u64 {
-        AreaLayout::ended(self.word(AreaLayout::P2P_COUNTER_OFFSET as usize))
+        SymmetricBufferLayout::ended(self.word(SymmetricBufferLayout::P2P_COUNTER_OFFSET as usize))
     }
 
     /// Payload of the operations that have stamps.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
-        self.word(AreaLayout::PAYLOAD_OFFSET)
+        self.word(SymmetricBufferLayout::PAYLOAD_OFFSET)
     }
 
     /// Messages that were sent by groups that have ended, and their bytes.
     #[must_use]
     pub fn sent(&self) -> (u64, u64) {
-        (self.word(AreaLayout::SENT_OFFSET), self.word(AreaLayout::SENT_OFFSET + 8))
+        (self.word(SymmetricBufferLayout::SENT_OFFSET), self.word(SymmetricBufferLayout::SENT_OFFSET + 8))
     }
 
     /// The stamp of an operation, if it has ended, and is among the last ones.
@@ -299,7 +299,7 @@ impl AreaCounts {
 
     /// As kernels count operations.
     pub fn set_operations(&mut self, operations: u32) {
-        self.0[AreaLayout::COUNTER_OFFSET as usize / 8] = AreaLayout::word_of(operations.into());
+        self.0[SymmetricBufferLayout::COUNTER_OFFSET as usize / 8] = SymmetricBufferLayout::word_of(operations.into());
     }
 
     /// As kernels leave a stamp.
@@ -320,14 +320,14 @@ impl AreaCounts {
 mod tests {
     use super::*;
 
-    fn write(counts: &mut AreaCounts, number: u32, words: [u64; 4]) {
+    fn write(counts: &mut SymmetricBufferCounts, number: u32, words: [u64; 4]) {
         let at = stamp_at(number);
         counts.0[at..at + 4].copy_from_slice(&words);
     }
 
     #[test]
     fn stamps_are_read_as_kernels_write_them() {
-        let mut counts = AreaCounts::default();
+        let mut counts = SymmetricBufferCounts::default();
         assert_eq!(counts.stamp(0), None, "zeros are none");
         let call = Stamp::call(CollectiveKind::AllReduce, 1 << 40 | 5);
         write(&mut counts, 600, [call, 1000, 600, 1250]);
@@ -355,7 +355,8 @@ mod tests {
     #[test]
     fn parts_are_whole_large_pages_and_cover_the_area() {
         for nranks in 2..=8 {
-            for layout in [AreaLayout::initial(nranks), AreaLayout::initial(nranks).with_ll128()] {
+            for layout in [SymmetricBufferLayout::initial(nranks), SymmetricBufferLayout::initial(nranks).with_ll128()]
+            {
                 let parts = SymmetricBufferPart::ALL.map(|part| layout.part(part));
                 assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start), "{parts:?}");
                 assert_eq!((parts[0].start, parts[3].end), (0, layout.bytes()));
@@ -364,7 +365,7 @@ mod tests {
             }
         }
         let mib = |nranks| {
-            let layout = AreaLayout::initial(nranks).with_ll128();
+            let layout = SymmetricBufferLayout::initial(nranks).with_ll128();
             SymmetricBufferPart::ALL.map(|part| (layout.part(part).end - layout.part(part).start) >> 20)
         };
         // As decision 050 has them.
@@ -373,9 +374,9 @@ mod tests {
 
     #[test]
     fn what_may_be_there_is_no_more_than_there_are_places() {
-        assert_eq!(AreaCounts::last(0).count(), 0);
-        assert_eq!(AreaCounts::last(3), 1..=3);
-        assert_eq!(AreaCounts::last(512), 1..=512);
-        assert_eq!(AreaCounts::last(513), 2..=513);
+        assert_eq!(SymmetricBufferCounts::last(0).count(), 0);
+        assert_eq!(SymmetricBufferCounts::last(3), 1..=3);
+        assert_eq!(SymmetricBufferCounts::last(512), 1..=512);
+        assert_eq!(SymmetricBufferCounts::last(513), 2..=513);
     }
 }

@@ -15,9 +15,9 @@ use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 use super::abi::{HEADS, KEEP, OWN, Part, RELEASED, ROOT_LAST, SCALAR_AT, SCALED};
 use super::area::{LL128_UNIT_BYTES, LL128_UNIT_WIRE_BYTES};
 use super::strategy::COMBINE_BLOCKS;
-use super::{AreaLayout, DirectArgs, RANKS_MAX, ReduceArgs};
+use super::{DirectArgs, RANKS_MAX, ReduceArgs, SymmetricBufferLayout};
 
-/// How a direct operation moves its bytes.
+/// How a collective moves its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Algorithm {
@@ -80,7 +80,7 @@ impl Algorithm {
 
 /// One rank's part in a collective. Everything but `rank` and `scalar_bits` is the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DirectCall {
+pub struct CollectiveCall {
     /// The collective.
     pub kind: CollectiveKind,
     /// Element type.
@@ -144,7 +144,7 @@ fn packets_warps_wanted(nranks: u32) -> u64 {
 }
 /// Ranks of pipelines of lines: as in cuda/include/ll.cuh, as is [`UNITS_A_LAP`]. Two have all in one shot; how more than four do is not known.
 const PIPELINE_RANKS: RangeInclusive<u32> = 3..=4;
-/// Ranks of chains: as far apart as the first and the last may be for chunks to be dealt out ([`AreaLayout::may_deal`]). How more than four do is not known.
+/// Ranks of chains: as far apart as the first and the last may be for chunks to be dealt out ([`SymmetricBufferLayout::may_deal`]). How more than four do is not known.
 const CHAIN_RANKS: RangeInclusive<u32> = 3..=4;
 /// Warps that move bytes in a chain's block: as in cuda/include/chain.cuh.
 const CHAIN_WARPS: u32 = 12;
@@ -236,21 +236,21 @@ impl Launch<DirectArgs> {
     /// What `call.rank` launches. `blocks` is the most it may take. `None` where the algorithm has no such collective, or
     /// the operation does not fit the layout; all ranks get the same answer.
     #[must_use]
-    pub fn direct(
-        call: &DirectCall,
-        layout: &AreaLayout,
+    pub fn collective(
+        call: &CollectiveCall,
+        layout: &SymmetricBufferLayout,
         algorithm: Algorithm,
         blocks: u32,
     ) -> Option<Launch<DirectArgs>> {
-        Self::direct_apart(call, Strides { send: call.count, recv: call.count }, layout, algorithm, blocks)
+        Self::collective_apart(call, Strides { send: call.count, recv: call.count }, layout, algorithm, blocks)
     }
 
     /// The same for a call whose blocks lie apart: a part of a larger collective takes a part of every block. Strides are the same on all ranks.
     #[must_use]
-    pub fn direct_apart(
-        call: &DirectCall,
+    pub fn collective_apart(
+        call: &CollectiveCall,
         strides: Strides,
-        layout: &AreaLayout,
+        layout: &SymmetricBufferLayout,
         algorithm: Algorithm,
         blocks: u32,
     ) -> Option<Launch<DirectArgs>> {
@@ -371,7 +371,7 @@ impl Launch<DirectArgs> {
 
 /// Slots that a block has for a peer, and their size: what the area has of them, cut smaller where a chunk is waited for on its way through several
 /// hands, or several ranks' at a time. By sizes of 4 to 512 MiB on four H200s (`eval/results/README.md`); how more than four differ is not known.
-fn slots(call: &DirectCall, algorithm: Algorithm, layout: &AreaLayout) -> (u32, u32) {
+fn slots(call: &CollectiveCall, algorithm: Algorithm, layout: &SymmetricBufferLayout) -> (u32, u32) {
     let payload_bytes = call.kind.payload_count(call.count, call.nranks) * call.dtype.size_bytes() as u64;
     let wanted = match (call.kind, algorithm.is_two_shot()) {
         _ if call.nranks == 2 => layout.slots,
@@ -392,9 +392,9 @@ fn all_but(nranks: u32, rank: u32) -> u32 {
     ((1 << nranks) - 1) & !(1 << rank)
 }
 
-fn one_shot(call: &DirectCall, strides: Strides, args: &mut DirectArgs) {
+fn one_shot(call: &CollectiveCall, strides: Strides, args: &mut DirectArgs) {
     use CollectiveKind as Kind;
-    let &DirectCall { kind, rank, root, nranks, .. } = call;
+    let &CollectiveCall { kind, rank, root, nranks, .. } = call;
     let (others, root_bit, is_root) = (all_but(nranks, rank), 1 << root, rank == root);
     let to_root = if is_root { (0, others) } else { (root_bit, 0) };
     let from_root = if is_root { (others, 0) } else { (0, root_bit) };
@@ -424,9 +424,9 @@ fn one_shot(call: &DirectCall, strides: Strides, args: &mut DirectArgs) {
     }
 }
 
-fn two_shots(call: &DirectCall, algorithm: Algorithm, args: &mut DirectArgs) -> Option<()> {
+fn two_shots(call: &CollectiveCall, algorithm: Algorithm, args: &mut DirectArgs) -> Option<()> {
     use CollectiveKind as Kind;
-    let &DirectCall { kind, rank, root, nranks, .. } = call;
+    let &CollectiveCall { kind, rank, root, nranks, .. } = call;
     let (others, is_root) = (all_but(nranks, rank), rank == root);
     // The root of a rooted collective owns no shard: its link is busy with the whole buffer already.
     let owners = if kind.has_root() { nranks - 1 } else { nranks };
@@ -466,8 +466,8 @@ fn two_shots(call: &DirectCall, algorithm: Algorithm, args: &mut DirectArgs) -> 
 }
 
 /// A reduce from rank to rank, the root last. Factors are for a reduction of all ranks' data at a time.
-fn chain(call: &DirectCall, args: &mut DirectArgs) -> Option<()> {
-    let &DirectCall { kind, op, rank, root, nranks, .. } = call;
+fn chain(call: &CollectiveCall, args: &mut DirectArgs) -> Option<()> {
+    let &CollectiveCall { kind, op, rank, root, nranks, .. } = call;
     if kind != CollectiveKind::Reduce || op == RedOp::PreMulSum || !CHAIN_RANKS.contains(&nranks) {
         return None;
     }
@@ -486,7 +486,12 @@ fn chain(call: &DirectCall, args: &mut DirectArgs) -> Option<()> {
 }
 
 /// Two shots of lines at once, through places in slots that are used again.
-fn pipeline(call: &DirectCall, layout: &AreaLayout, blocks: u32, mut args: DirectArgs) -> Option<Launch<DirectArgs>> {
+fn pipeline(
+    call: &CollectiveCall,
+    layout: &SymmetricBufferLayout,
+    blocks: u32,
+    mut args: DirectArgs,
+) -> Option<Launch<DirectArgs>> {
     if call.kind == CollectiveKind::Reduce {
         args.flags |= ROOT_LAST;
     }

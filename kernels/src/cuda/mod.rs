@@ -4,11 +4,11 @@
 //! # Direct operations
 //!
 //! Every rank of a communicator runs one kernel, in its own stream, over *areas*: one allocation a rank, zeroed, mapped by
-//! all, of [`AreaLayout::bytes`]. A rank's kernel writes to peers' areas and reads its own.
+//! all, of [`SymmetricBufferLayout::bytes`]. A rank's kernel writes to peers' areas and reads its own.
 //!
 //! ```text
 //! let (algorithm, blocks) = strategy.choose(call.kind, bytes)?;          // None: not an operation for this way
-//! let mut launch = Launch::direct(&call, &layout, algorithm, blocks)?;   // None: does not fit the layout
+//! let mut launch = Launch::collective(&call, &layout, algorithm, blocks)?;   // None: does not fit the layout
 //! launch.args.send = ...;  launch.args.recv = ...;   // device addresses; 0 where the rank has no such buffer
 //! launch.args.areas[rank] = ...;                     // every rank's area, as mapped here
 //! launch.args.sequence = ...;                        // from 1, the same on all ranks, one more each operation; 0: GPUs count
@@ -24,7 +24,7 @@
 //! All ranks' kernels must be able to run at the same time; load functions before the first operation
 //! (`cuFuncLoad`), since loading at the first launch may wait for kernels that wait for that launch.
 //!
-//! An area counts the operations that have ended on it ([`AreaLayout::ended`]): streams and copy engines may read the word.
+//! An area counts the operations that have ended on it ([`SymmetricBufferLayout::ended`]): streams and copy engines may read the word.
 //!
 //! Deliberately absent: any use of peers' send and receive buffers, and words on the host that tell of an operation's end: the
 //! store alone takes 2.4 us. Blocks wait for their counterparts on other ranks, never for blocks of their own grid, so it is
@@ -35,8 +35,8 @@
 //!
 //! # Sends and receives
 //!
-//! [`P2pLaunch::new`]: all of a group's in one kernel, beside the direct operations and in no order with them. One rank's
-//! groups run one after the other. They count in a word of their own ([`AreaLayout::P2P_COUNTER_OFFSET`]).
+//! [`P2pLaunch::new`]: all of a group's in one kernel, beside the collectives and in no order with them. One rank's
+//! groups run one after the other. They count in a word of their own ([`SymmetricBufferLayout::P2P_COUNTER_OFFSET`]).
 //!
 //! # Local reductions
 //!
@@ -55,13 +55,13 @@ mod strategy;
 mod tests;
 
 pub use abi::{DirectArgs, RANKS_MAX, ReduceArgs};
-pub use area::{AreaCounts, AreaLayout, Stamp};
-pub use launch::{Algorithm, DirectCall, LargeBuffers, Launch, Strides, functions, reduce_functions};
+pub use area::{Stamp, SymmetricBufferCounts, SymmetricBufferLayout};
+pub use launch::{Algorithm, CollectiveCall, LargeBuffers, Launch, Strides, functions, reduce_functions};
 pub use p2p::{
     MESSAGES_MAX, P2pArgs, P2pError, P2pHead, P2pLaunch, P2pMessage, contradiction, header_parts, pairs_with_oneself,
 };
 pub use stage::{STAGE_FUNCTION, STAGE_IMAGE, StageArgs};
-pub use strategy::{DirectStrategy, Rule};
+pub use strategy::{DeviceInitiatedStrategy, Rule};
 
 /// Compute capability from which on there is code: that of the first of build.rs' architectures.
 pub const CAPABILITY_MIN: (u32, u32) = (8, 0);

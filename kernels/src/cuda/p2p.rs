@@ -9,7 +9,7 @@
 use mccs_ipc::types::DataType;
 
 use super::abi::RANKS_MAX;
-use super::{AreaLayout, Launch};
+use super::{Launch, SymmetricBufferLayout};
 
 /// Most messages of a group on one communicator: what a kernel's parameter has room for.
 pub const MESSAGES_MAX: usize = 1024;
@@ -208,7 +208,11 @@ impl P2pLaunch {
     ///
     /// # Errors
     /// [`P2pError`].
-    pub fn new(p2p: &[P2pMessage], layout: &AreaLayout, (rank, nranks): (u32, u32)) -> Result<Self, P2pError> {
+    pub fn new(
+        p2p: &[P2pMessage],
+        layout: &SymmetricBufferLayout,
+        (rank, nranks): (u32, u32),
+    ) -> Result<Self, P2pError> {
         if p2p.len() > MESSAGES_MAX {
             return Err(P2pError::TooMany { count: p2p.len() });
         }
@@ -233,7 +237,7 @@ impl P2pLaunch {
     /// One that nobody launches, of the kernel for few messages: for what is made ready before there is a group.
     #[must_use]
     pub fn placeholder() -> Launch<P2pArgs<MESSAGES_FEW>> {
-        let (head, grid, block) = head(&[], &AreaLayout::initial(2), (0, 2));
+        let (head, grid, block) = head(&[], &SymmetricBufferLayout::initial(2), (0, 2));
         Launch { function: FUNCTIONS[0], grid, block, args: P2pArgs { head, messages: messages(&[]) } }
     }
 
@@ -282,7 +286,7 @@ fn messages<const COUNT: usize>(p2p: &[P2pMessage]) -> [Message; COUNT] {
     messages
 }
 
-fn head(p2p: &[P2pMessage], layout: &AreaLayout, (rank, nranks): (u32, u32)) -> (P2pHead, u32, u32) {
+fn head(p2p: &[P2pMessage], layout: &SymmetricBufferLayout, (rank, nranks): (u32, u32)) -> (P2pHead, u32, u32) {
     let lanes = layout.p2p();
     let mut head = P2pHead {
         areas: [0; RANKS_MAX],
@@ -327,7 +331,7 @@ mod tests {
     }
 
     fn few(p2p: &[P2pMessage], rank: u32, nranks: u32) -> Launch<P2pArgs<MESSAGES_FEW>> {
-        match P2pLaunch::new(p2p, &AreaLayout::initial(nranks), (rank, nranks)).expect("a launch") {
+        match P2pLaunch::new(p2p, &SymmetricBufferLayout::initial(nranks), (rank, nranks)).expect("a launch") {
             P2pLaunch::Few(launch) => launch,
             P2pLaunch::Many(_) => panic!("many"),
         }
@@ -354,7 +358,7 @@ mod tests {
     #[test]
     fn long_messages_take_all_lanes_and_short_ones_few() {
         for nranks in 2..=8 {
-            let lanes = AreaLayout::initial(nranks).p2p().lanes;
+            let lanes = SymmetricBufferLayout::initial(nranks).p2p().lanes;
             assert_eq!(lanes, [64, 64, 43, 32, 26, 21, 18][nranks as usize - 2]);
             for power in 0..40 {
                 let bytes = (1_u64 << power) + 3;
@@ -368,7 +372,7 @@ mod tests {
 
     #[test]
     fn what_lies_in_an_area_does_not_overlap() {
-        let layouts = (2..=8).map(AreaLayout::initial);
+        let layouts = (2..=8).map(SymmetricBufferLayout::initial);
         for layout in layouts.clone().chain(layouts.map(|layout| layout.with_chunk(64 << 10))) {
             let (p2p, nranks) = (layout.p2p(), layout.nranks);
             let rings = u64::from(nranks - 1) * u64::from(p2p.lanes) * u64::from(SLOTS);
@@ -386,7 +390,7 @@ mod tests {
 
     #[test]
     fn groups_that_cannot_be_are_refused() {
-        let layout = AreaLayout::initial(2);
+        let layout = SymmetricBufferLayout::initial(2);
         let launch = |p2p: &[P2pMessage]| P2pLaunch::new(p2p, &layout, (0, 2)).map(drop);
         assert_eq!(launch(&[message(true, 2, 1)]), Err(P2pError::NoPeer { peer: 2, nranks: 2 }));
         assert_eq!(launch(&[message(true, 1, 1 << 56)]), Err(P2pError::TooLong { bytes: 1 << 56 }));

@@ -4,7 +4,7 @@
 use bytemuck::{Pod, Zeroable};
 use mccs_ipc::types::CollectiveKind;
 
-use super::{Algorithm, AreaLayout};
+use super::{Algorithm, SymmetricBufferLayout};
 
 const RULES: usize = 6;
 const KIB: u64 = 1 << 10;
@@ -40,7 +40,7 @@ impl Rule {
 /// A communicator's table: the same on all ranks for one operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
-pub struct DirectStrategy {
+pub struct DeviceInitiatedStrategy {
     /// By kind, in wire order.
     pub rules: [[Rule; RULES]; CollectiveKind::ALL.len()],
     /// Bytes of payload from which a kind goes by copy engines, where those can; kernels have rules for such operations too, since graphs have
@@ -51,21 +51,21 @@ pub struct DirectStrategy {
     reserved: u32,
 }
 
-impl DirectStrategy {
+impl DeviceInitiatedStrategy {
     /// Without rules: kernels have no way, and nothing goes by copy engines.
-    fn empty() -> DirectStrategy {
+    fn empty() -> DeviceInitiatedStrategy {
         let large_from = [u64::MAX; CollectiveKind::ALL.len()];
-        DirectStrategy { large_from, combine_blocks: COMBINE_BLOCKS, ..DirectStrategy::zeroed() }
+        DeviceInitiatedStrategy { large_from, combine_blocks: COMBINE_BLOCKS, ..DeviceInitiatedStrategy::zeroed() }
     }
 
     /// What measured best without lines: measured on 2 and 4 H200; other counts are between and beyond.
     #[must_use]
-    pub fn initial(nranks: u32) -> DirectStrategy {
+    pub fn initial(nranks: u32) -> DeviceInitiatedStrategy {
         use Algorithm::{LlOneShot, LlTwoShot, SimpleChain, SimpleOneShot, SimpleTwoShot};
         use CollectiveKind as Kind;
         let ranks = u64::from(nranks.max(2));
         let peers = ranks - 1;
-        let mut strategy = DirectStrategy::empty();
+        let mut strategy = DeviceInitiatedStrategy::empty();
         for kind in CollectiveKind::ALL {
             let rules: &[Rule] = match kind {
                 Kind::AllReduce if peers == 1 => &[
@@ -125,20 +125,20 @@ impl DirectStrategy {
     /// The same with lines, for GPUs that store them whole. The limits of two and four ranks are where chunks are no slower on H200s and H100s
     /// (docs/decisions/041, 042, 043); those of more are from before small operations took few instructions.
     #[must_use]
-    pub fn with_ll128(nranks: u32) -> DirectStrategy {
+    pub fn with_ll128(nranks: u32) -> DeviceInitiatedStrategy {
         use Algorithm::{Ll128OneShot, Ll128TwoShot, LlOneShot, SimpleChain, SimpleOneShot, SimpleTwoShot};
         use CollectiveKind as Kind;
         let ranks = u64::from(nranks.max(2));
         let peers = ranks - 1;
         // Bytes up to which lines are faster than chunks, of a message where it is one a peer; of more ranks, also what slots have room for.
-        let room = ranks * u64::from(AreaLayout::initial(nranks).ll128_bytes) / 2;
+        let room = ranks * u64::from(SymmetricBufferLayout::initial(nranks).ll128_bytes) / 2;
         let few = ranks <= 4;
         let (lines, broadcast, reduce, message) = if few {
             (8 * MIB, 4 * MIB, CHAIN_FROM, 2 * MIB)
         } else {
             (room.min(3 * MIB), 2 * MIB, 2 * MIB, 640 * KIB)
         };
-        let mut strategy = DirectStrategy::empty();
+        let mut strategy = DeviceInitiatedStrategy::empty();
         for kind in CollectiveKind::ALL {
             let rules: &[Rule] = match kind {
                 Kind::AllReduce if peers == 1 => &[
@@ -199,7 +199,7 @@ impl DirectStrategy {
 
     /// Every kernel takes at most so many blocks.
     #[must_use]
-    pub fn with_max_blocks(mut self, blocks: u32) -> DirectStrategy {
+    pub fn with_max_blocks(mut self, blocks: u32) -> DeviceInitiatedStrategy {
         let blocks = blocks.max(1);
         self.rules.iter_mut().flatten().for_each(|rule| rule.blocks = rule.blocks.min(blocks));
         self.combine_blocks = self.combine_blocks.min(blocks);

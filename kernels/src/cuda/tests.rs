@@ -8,10 +8,20 @@ use super::*;
 use crate::reference::{Value, read, write};
 use crate::{Source, Store, finish_round, reduce};
 
-fn calls(kind: CollectiveKind, nranks: u32, root: u32, count: u64) -> Vec<DirectCall> {
+fn calls(kind: CollectiveKind, nranks: u32, root: u32, count: u64) -> Vec<CollectiveCall> {
     let (dtype, op) = (DataType::I32, RedOp::Sum);
     (0..nranks)
-        .map(|rank| DirectCall { kind, dtype, op, count, root, scalar_bits: 0, is_scalar_address: false, rank, nranks })
+        .map(|rank| CollectiveCall {
+            kind,
+            dtype,
+            op,
+            count,
+            root,
+            scalar_bits: 0,
+            is_scalar_address: false,
+            rank,
+            nranks,
+        })
         .collect()
 }
 
@@ -98,9 +108,9 @@ fn every_collective_of_every_algorithm_is_what_the_cpu_makes() {
 }
 
 fn check(kind: CollectiveKind, nranks: u32, root: u32, count: u64, algorithm: Algorithm) {
-    let layout = AreaLayout::initial(nranks);
+    let layout = SymmetricBufferLayout::initial(nranks);
     let calls = calls(kind, nranks, root, count);
-    let launches: Vec<_> = calls.iter().map(|call| Launch::direct(call, &layout, algorithm, 8)).collect();
+    let launches: Vec<_> = calls.iter().map(|call| Launch::collective(call, &layout, algorithm, 8)).collect();
     let Some(launches) = launches.iter().copied().collect::<Option<Vec<_>>>() else {
         assert!(launches.iter().all(Option::is_none), "ranks disagree");
         return;
@@ -161,10 +171,11 @@ fn blocks_may_lie_apart() {
     for kind in [Kind::ReduceScatter, Kind::AllGather, Kind::AllToAll, Kind::Gather, Kind::Scatter] {
         for (algorithm, strides) in Algorithm::ALL.into_iter().flat_map(|a| [(a, (1001, 1300)), (a, (2000, 1004))]) {
             let (nranks, root, count) = (4, 2, COUNT as u64);
-            let (layout, calls) = (AreaLayout::initial(nranks), calls(kind, nranks, root, count));
+            let (layout, calls) = (SymmetricBufferLayout::initial(nranks), calls(kind, nranks, root, count));
             let launch = |(send, recv): (usize, usize)| -> Option<Vec<DirectArgs>> {
                 let strides = Strides { send: send as u64, recv: recv as u64 };
-                let of = |call| Launch::direct_apart(call, strides, &layout, algorithm, 8).map(|launch| launch.args);
+                let of =
+                    |call| Launch::collective_apart(call, strides, &layout, algorithm, 8).map(|launch| launch.args);
                 calls.iter().map(of).collect()
             };
             let (Some(close), Some(apart)) = (launch((COUNT, COUNT)), launch(strides)) else { continue };
@@ -207,9 +218,9 @@ fn check_parts(args: &DirectArgs, rank: usize, what: &str) {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let layout = AreaLayout::initial(4);
+    let layout = SymmetricBufferLayout::initial(4);
     let launch =
-        |kind, count, algorithm, blocks| Launch::direct(&calls(kind, 4, 0, count)[1], &layout, algorithm, blocks);
+        |kind, count, algorithm, blocks| Launch::collective(&calls(kind, 4, 0, count)[1], &layout, algorithm, blocks);
     let fits = u64::from(layout.ll_bytes) / 4;
     let one_shot = Algorithm::LlOneShot;
     assert!(launch(CollectiveKind::AllReduce, fits, one_shot, 8).is_some());
@@ -222,20 +233,20 @@ fn what_does_not_fit_is_refused() {
     // A block's offsets have 32 bits.
     assert!(launch(CollectiveKind::AllReduce, 1 << 32, Algorithm::SimpleOneShot, 1).is_none());
     assert!(launch(CollectiveKind::AllReduce, 1 << 32, Algorithm::SimpleOneShot, 64).is_some());
-    let foreign = DirectCall { nranks: 3, ..calls(CollectiveKind::AllReduce, 4, 0, 8)[1] };
-    assert!(Launch::direct(&foreign, &layout, one_shot, 8).is_none());
+    let foreign = CollectiveCall { nranks: 3, ..calls(CollectiveKind::AllReduce, 4, 0, 8)[1] };
+    assert!(Launch::collective(&foreign, &layout, one_shot, 8).is_none());
 }
 
 #[test]
 fn packets_of_two_shots_stay_in_their_halves_and_chunks_in_their_slots() {
     let (mut dealt, mut pipelines, mut chains) = (0, 0, 0);
     for nranks in 2..=8 {
-        let layout = AreaLayout::initial(nranks);
+        let layout = SymmetricBufferLayout::initial(nranks);
         for &kind in CollectiveKind::ALL {
             for count in (0..24).map(|power| (1u64 << power) + 3) {
                 let of = |rank: usize| Algorithm::ALL.map(|a| (a, calls(kind, nranks, 0, count)[rank]));
                 for (algorithm, call) in of(0).into_iter().chain(of(1)) {
-                    let Some(launch) = Launch::direct(&call, &layout, algorithm, 64) else { continue };
+                    let Some(launch) = Launch::collective(&call, &layout, algorithm, 64) else { continue };
                     let args = launch.args;
                     assert!(launch.block <= 768 && launch.grid <= 64);
                     let (part, shots) = match args.shard_bytes {
@@ -285,14 +296,20 @@ fn packets_of_two_shots_stay_in_their_halves_and_chunks_in_their_slots() {
 }
 
 /// Whether chunks are dealt out; if so, they are the whole message, and whoever deals waits for all that take chunks.
-fn is_dealt_well(call: &DirectCall, layout: &AreaLayout, algorithm: Algorithm, args: &DirectArgs) -> bool {
+fn is_dealt_well(
+    call: &CollectiveCall,
+    layout: &SymmetricBufferLayout,
+    algorithm: Algorithm,
+    args: &DirectArgs,
+) -> bool {
     let part = if args.shard_bytes != 0 { args.shard_bytes.min(args.bytes) } else { args.bytes };
     if args.dealer == RANKS_MAX as u32 {
         return false;
     }
     assert_eq!(u64::from(args.chunks), part.div_ceil(u64::from(args.chunk_bytes)), "{call:?}");
-    let of =
-        |rank| Launch::direct(&DirectCall { rank, ..*call }, layout, algorithm, 64).expect("as for the first").args;
+    let of = |rank| {
+        Launch::collective(&CollectiveCall { rank, ..*call }, layout, algorithm, 64).expect("as for the first").args
+    };
     let dealers = of(args.dealer);
     for rank in (0..call.nranks).filter(|rank| *rank != args.dealer) {
         let args = of(rank);
@@ -306,16 +323,23 @@ fn is_dealt_well(call: &DirectCall, layout: &AreaLayout, algorithm: Algorithm, a
         let sends_alike = args.recv_mask == 0 && args.out_mask == 0 && args.send_mask & dealers.send_mask != 0;
         assert!(has(dealers.send_mask, rank as usize) || sends_alike, "{call:?}");
     }
-    let restless = AreaLayout { slots: 16, ..*layout };
-    let args = Launch::direct(call, &restless, algorithm, 64).expect("larger areas").args;
+    let restless = SymmetricBufferLayout { slots: 16, ..*layout };
+    let args = Launch::collective(call, &restless, algorithm, 64).expect("larger areas").args;
     assert_eq!(args.dealer, RANKS_MAX as u32, "further apart than deals reach");
     true
 }
 
 #[test]
 fn areas_hold_all_that_lies_in_them() {
-    let layout =
-        AreaLayout { nranks: 3, blocks: 5, slots: 2, slot_bytes: 256, ll_bytes: 384, ll128_bytes: 1024, lanes: 8 };
+    let layout = SymmetricBufferLayout {
+        nranks: 3,
+        blocks: 5,
+        slots: 2,
+        slot_bytes: 256,
+        ll_bytes: 384,
+        ll128_bytes: 1024,
+        lanes: 8,
+    };
     assert!(layout.is_valid());
     // Heads and four sets of words, then two halves of two peers' packets, then slots, each part in whole large pages.
     assert!(layout.ll_offset() >= 1024 + 4 * 5 * 8 * 8);
@@ -323,23 +347,23 @@ fn areas_hold_all_that_lies_in_them() {
     // Of a shot, 512 bytes are two units.
     assert_eq!(layout.simple_offset(), (layout.ll128_offset() + 2 * 2 * 2 * 1024).next_multiple_of(2 << 20));
     assert_eq!(layout.p2p().lanes_offset, (layout.simple_offset() + 2 * 2 * 5 * 2 * 2 * 256).next_multiple_of(2 << 20));
-    assert!(!AreaLayout { nranks: 9, ..layout }.is_valid());
-    assert!(!AreaLayout { slots: 1, ..layout }.is_valid());
-    assert!(!AreaLayout { slot_bytes: 200, ..layout }.is_valid());
+    assert!(!SymmetricBufferLayout { nranks: 9, ..layout }.is_valid());
+    assert!(!SymmetricBufferLayout { slots: 1, ..layout }.is_valid());
+    assert!(!SymmetricBufferLayout { slot_bytes: 200, ..layout }.is_valid());
 }
 
 #[test]
 fn strategies_choose_by_size_and_never_trust_a_number() {
-    for (nranks, strategy) in
-        (2..=8).flat_map(|n| [DirectStrategy::initial, DirectStrategy::with_ll128].map(|of| (n, of(n))))
+    for (nranks, strategy) in (2..=8)
+        .flat_map(|n| [DeviceInitiatedStrategy::initial, DeviceInitiatedStrategy::with_ll128].map(|of| (n, of(n))))
     {
-        let layout = AreaLayout::initial(nranks);
+        let layout = SymmetricBufferLayout::initial(nranks);
         for &kind in CollectiveKind::ALL {
             for count in (0..23).map(|power| 1u64 << power) {
                 let call = calls(kind, nranks, 0, count)[0];
                 let payload = kind.payload_count(count, nranks) * 4;
                 if let Some((algorithm, blocks)) = strategy.choose(kind, payload) {
-                    assert!(Launch::direct(&call, &layout, algorithm, blocks).is_some(), "{call:?} {algorithm:?}");
+                    assert!(Launch::collective(&call, &layout, algorithm, blocks).is_some(), "{call:?} {algorithm:?}");
                 }
             }
         }
@@ -354,12 +378,13 @@ fn strategies_choose_by_size_and_never_trust_a_number() {
 #[test]
 fn a_limit_of_blocks_holds_for_every_kernel_and_none_is_without_blocks() {
     for most in [0, 1, 16, 1000] {
-        let limited = DirectStrategy::with_ll128(4).with_max_blocks(most);
+        let limited = DeviceInitiatedStrategy::with_ll128(4).with_max_blocks(most);
         let (mut greatest, limit) = (0, most.max(1));
         for &kind in CollectiveKind::ALL.iter().filter(|kind| **kind != CollectiveKind::Barrier) {
             for bytes in (0..40).map(|power| 1u64 << power) {
-                let of = |strategy: &DirectStrategy| strategy.kernel(kind, bytes).expect("a kernel");
-                let ((algorithm, blocks), (as_measured, more)) = (of(&limited), of(&DirectStrategy::with_ll128(4)));
+                let of = |strategy: &DeviceInitiatedStrategy| strategy.kernel(kind, bytes).expect("a kernel");
+                let ((algorithm, blocks), (as_measured, more)) =
+                    (of(&limited), of(&DeviceInitiatedStrategy::with_ll128(4)));
                 assert_eq!((algorithm, blocks), (as_measured, more.min(limit)), "{kind} {bytes}");
                 greatest = greatest.max(blocks);
             }
@@ -370,7 +395,7 @@ fn a_limit_of_blocks_holds_for_every_kernel_and_none_is_without_blocks() {
 
 #[test]
 fn kernels_have_a_way_also_where_copy_engines_begin() {
-    let mut strategy = DirectStrategy::with_ll128(4);
+    let mut strategy = DeviceInitiatedStrategy::with_ll128(4);
     strategy.large_from[CollectiveKind::AllReduce as usize] = 8 << 20;
     let choose = |bytes| strategy.choose(CollectiveKind::AllReduce, bytes);
     assert!(choose((8 << 20) - 1).is_some() && choose(8 << 20).is_none() && choose(1 << 40).is_none());

@@ -86,7 +86,7 @@ impl Service {
             ScheduleCache::new(nranks, Strategy::initial(choice, nranks, channels, hosts), CostModel::for_hosts(hosts))
         };
         // Where the operator pins another algorithm than the one that a shared-memory exchange's ranks follow, all goes through the service.
-        let follows = matches!(choice, Choice::Auto | Choice::Pinned(Algorithm::Direct));
+        let follows = matches!(choice, Choice::Auto | Choice::Pinned(Algorithm::SinglePass));
         let shm_exchange_slot_bytes = if follows { settings.host_device.shm_exchange_slot_bytes } else { 0 };
         let device = Box::new(HostDevice::new(HostOptions { shm_exchange_slot_bytes, ..settings.host_device }));
         let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
@@ -171,7 +171,7 @@ impl Service {
             execution,
             engines_from: settings.cuda_options.engines_from(),
             rails_from: settings.cuda_options.rails_from,
-            access: settings.gate_access,
+            access: settings.semaphore_access,
             root_address: root_address.into(),
         });
         let factory = Arc::new(SessionFactory {
@@ -273,7 +273,7 @@ fn start_gpus(
     let importer = device.importer();
     let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
     let make_schedules = |nranks, hosts: &[Vec<u32>]| {
-        let strategy = Strategy::initial(Choice::Pinned(Algorithm::Direct), nranks, 1, hosts);
+        let strategy = Strategy::initial(Choice::Pinned(Algorithm::SinglePass), nranks, 1, hosts);
         ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
     };
     let registry = Arc::clone(registry);

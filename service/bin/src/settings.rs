@@ -20,7 +20,7 @@ use mccs_engines::session::SessionLimits;
 use mccs_exchange::protocol::{LinkTimes, Name};
 use mccs_exchange::tls::TlsFiles;
 use mccs_ipc::device_initiated::Execution;
-use mccs_ipc::gate::GateAccess;
+use mccs_ipc::timeline_semaphore::SemaphoreAccess;
 use mccs_tenants::Quota;
 use mccs_tenants::default_quotas::HostResources;
 use mccs_tenants::process_limits::mappings_of_tenants;
@@ -136,7 +136,7 @@ pub struct Settings {
     /// Which of them, by UUID or PCI bus id; all, if it names none.
     pub cuda_gpus: Vec<String>,
     /// How streams of GPUs tell the service, and wait for it.
-    pub gate_access: GateAccess,
+    pub semaphore_access: SemaphoreAccess,
     /// How bytes go to other hosts, where there are any.
     pub network: Option<NetworkSettings>,
     /// Algorithm.
@@ -325,10 +325,10 @@ impl Settings {
                 },
             },
             cuda_gpus: config.cuda.gpus.clone(),
-            gate_access: match config.cuda.ordering {
-                file::CudaOrdering::Auto | file::CudaOrdering::Events => GateAccess::Auto,
-                file::CudaOrdering::Words => GateAccess::Words,
-                file::CudaOrdering::Kernels => GateAccess::Kernels,
+            semaphore_access: match config.cuda.ordering {
+                file::CudaOrdering::Auto | file::CudaOrdering::Events => SemaphoreAccess::Auto,
+                file::CudaOrdering::Words => SemaphoreAccess::Words,
+                file::CudaOrdering::Kernels => SemaphoreAccess::Kernels,
             },
             network: config.tcp_address().map(|address| NetworkSettings {
                 address,

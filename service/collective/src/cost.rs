@@ -73,7 +73,7 @@ impl CostModel {
     pub fn estimate_ns(&self, schedule: &Schedule, element_bytes: usize) -> f64 {
         let element_bytes = element_bytes as f64;
         match &schedule.shape {
-            Shape::Direct(moves) => self.direct_ns(moves, element_bytes),
+            Shape::SinglePass(moves) => self.single_pass_ns(moves, element_bytes),
             Shape::Message(channels) => {
                 // Channels share memory and links: each gets its part of the bandwidth.
                 let share = 1.0 / channels.len().max(1) as f64;
@@ -88,7 +88,7 @@ impl CostModel {
         program.ranks.first().map_or(0, |rank| self.host(*rank))
     }
 
-    fn direct_ns(&self, moves: &[Move], element_bytes: f64) -> f64 {
+    fn single_pass_ns(&self, moves: &[Move], element_bytes: f64) -> f64 {
         let mut ns = self.step_ns * moves.len().max(1) as f64;
         for Move { srcs, dsts } in moves {
             let mut remotes = srcs.iter().chain(dsts);
@@ -118,7 +118,7 @@ impl CostModel {
     ) -> Result<Algorithm, ScheduleError> {
         let is_mapped = self.shares_host(problem.nranks);
         match strategy.choice {
-            Choice::Pinned(algorithm) if is_mapped || algorithm != Algorithm::Direct => {
+            Choice::Pinned(algorithm) if is_mapped || algorithm != Algorithm::SinglePass => {
                 return Ok(algorithm);
             }
             Choice::Pinned(_) | Choice::Auto => {}
@@ -126,7 +126,7 @@ impl CostModel {
         // What falls back to the ring is the ring. Where nothing has a form, the ring stands for all.
         let one_a_host = strategy.hosts.iter().all(|ranks| ranks.len() == 1);
         let is_candidate = |algorithm: &Algorithm| match algorithm {
-            Algorithm::Direct => is_mapped,
+            Algorithm::SinglePass => is_mapped,
             Algorithm::Ring => is_mapped || one_a_host,
             Algorithm::Tree => is_mapped && algorithm.covers(problem.kind),
             Algorithm::HostRing => !is_mapped && !one_a_host,

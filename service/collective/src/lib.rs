@@ -8,13 +8,13 @@
 //! Deliberately absent: I/O, clocks, threads, addresses, data types and operators.
 
 mod cost;
-mod direct;
 mod layout;
 mod one_shot;
 mod pairwise;
 mod rdma_cost;
 mod ring;
 mod schedule;
+mod single_pass;
 mod strategy;
 mod tree;
 mod verify;
@@ -51,7 +51,7 @@ pub enum ScheduleError {
         nranks: u32,
     },
     /// Ranks of several hosts do not map each other's memory.
-    #[error("direct schedules need all ranks on one host")]
+    #[error("single-pass schedules need all ranks on one host")]
     NotMapped,
     /// The strategy is not one for this communicator.
     #[error(transparent)]
@@ -59,23 +59,23 @@ pub enum ScheduleError {
 }
 
 /// Builds the schedule of `algorithm` for a problem. What the algorithm has no form for goes round the ring, and what the
-/// ring has none for goes pair by pair ([`Algorithm::covers`]); one rank, and no data, are always direct.
+/// ring has none for goes pair by pair ([`Algorithm::covers`]); one rank, and no data, are always one pass.
 ///
 /// # Errors
-/// The problem or the strategy contradicts itself or the other; direct moves between hosts.
+/// The problem or the strategy contradicts itself or the other; a single pass moves between hosts.
 pub fn build(problem: &Problem, algorithm: Algorithm, strategy: &Strategy) -> Result<Schedule, ScheduleError> {
     problem.validate()?;
     strategy.validate(problem.nranks)?;
     let is_barrier = problem.kind == CollectiveKind::Barrier;
     if problem.nranks == 1 || (problem.count == 0 && !is_barrier) {
-        return Ok(direct::build(problem));
+        return Ok(single_pass::build(problem));
     }
     let by_rank = || Layout::by_rank(problem, strategy);
     let by_host = || Layout::by_host(problem, strategy);
     let ring = |layout: &Layout<'_>| ring::build(layout).unwrap_or_else(|| pairwise::build(layout));
     let mut schedule = match algorithm {
-        Algorithm::Direct if strategy.hosts.len() > 1 => return Err(ScheduleError::NotMapped),
-        Algorithm::Direct => direct::build(problem),
+        Algorithm::SinglePass if strategy.hosts.len() > 1 => return Err(ScheduleError::NotMapped),
+        Algorithm::SinglePass => single_pass::build(problem),
         Algorithm::Ring => ring(&by_rank()),
         Algorithm::HostRing => ring(&by_host()),
         Algorithm::Tree => tree::build(&by_rank()).unwrap_or_else(|| ring(&by_rank())),

@@ -184,7 +184,7 @@ pub struct Channel {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Shape {
     /// Independent moves over mapped memory, in any order and in parallel, once all ranks have called.
-    Direct(Vec<Move>),
+    SinglePass(Vec<Move>),
     /// Programs that pass messages over links.
     Message(Vec<Channel>),
 }
@@ -214,7 +214,7 @@ impl Schedule {
     #[must_use]
     pub fn step_count(&self) -> usize {
         match &self.shape {
-            Shape::Direct(moves) => moves.len(),
+            Shape::SinglePass(moves) => moves.len(),
             Shape::Message(channels) => {
                 channels.iter().flat_map(|channel| &channel.programs).map(|program| program.steps.len()).sum()
             }

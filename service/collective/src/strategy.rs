@@ -8,7 +8,7 @@ use mccs_ipc::types::CollectiveKind;
 #[serde(rename_all = "snake_case")]
 pub enum Algorithm {
     /// One pass over mapped memory.
-    Direct,
+    SinglePass,
     /// Rings of ranks.
     Ring,
     /// Binary trees of ranks.
@@ -25,7 +25,7 @@ pub enum Algorithm {
 impl Algorithm {
     /// All of them.
     pub const ALL: [Algorithm; 6] = [
-        Algorithm::Direct,
+        Algorithm::SinglePass,
         Algorithm::Ring,
         Algorithm::Tree,
         Algorithm::HostRing,
@@ -37,7 +37,7 @@ impl Algorithm {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Algorithm::Direct => "direct",
+            Algorithm::SinglePass => "single_pass",
             Algorithm::Ring => "ring",
             Algorithm::Tree => "tree",
             Algorithm::HostRing => "host_ring",
@@ -52,7 +52,7 @@ impl Algorithm {
     pub fn covers(self, kind: CollectiveKind) -> bool {
         use CollectiveKind as Kind;
         match self {
-            Algorithm::Direct => true,
+            Algorithm::SinglePass => true,
             Algorithm::Ring | Algorithm::HostRing => {
                 matches!(kind, Kind::AllReduce | Kind::AllGather | Kind::ReduceScatter | Kind::Broadcast | Kind::Reduce)
             }
@@ -67,7 +67,7 @@ impl From<mccs_config::service::Algorithm> for Choice {
         use mccs_config::service::Algorithm as File;
         match algorithm {
             File::Auto => Choice::Auto,
-            File::Direct => Choice::Pinned(Algorithm::Direct),
+            File::SinglePass => Choice::Pinned(Algorithm::SinglePass),
             File::Ring => Choice::Pinned(Algorithm::Ring),
             File::Tree => Choice::Pinned(Algorithm::Tree),
             File::HostRing => Choice::Pinned(Algorithm::HostRing),
@@ -81,7 +81,7 @@ impl From<Choice> for mccs_config::service::Algorithm {
     fn from(choice: Choice) -> Self {
         match choice {
             Choice::Auto => Self::Auto,
-            Choice::Pinned(Algorithm::Direct) => Self::Direct,
+            Choice::Pinned(Algorithm::SinglePass) => Self::SinglePass,
             Choice::Pinned(Algorithm::Ring) => Self::Ring,
             Choice::Pinned(Algorithm::Tree) => Self::Tree,
             Choice::Pinned(Algorithm::HostRing) => Self::HostRing,

@@ -112,9 +112,9 @@ pub fn not_enforced(file: &PolicyFile, topology: Option<&TopologyFile>) -> Vec<S
     let has_shares = file.tenants.iter().any(|tenant| tenant.share_percent.is_some() || tenant.weight != 1);
     let besides_rings = "shares of what no ring carries (sends, all-to-all, trees), at receivers and between switches: its senders hold all \
                          together to what their rings' flows are allotted";
-    let direct = "algorithm direct: it is for ranks of one host; between hosts the cost model picks";
-    let is_direct = file.policy.algorithm == Some(Algorithm::Direct);
-    let parts = [(is_left, what), (has_shares, besides_rings), (is_direct, direct)];
+    let single_pass = "algorithm single_pass: it is for ranks of one host; between hosts the cost model picks";
+    let is_single_pass = file.policy.algorithm == Some(Algorithm::SinglePass);
+    let parts = [(is_left, what), (has_shares, besides_rings), (is_single_pass, single_pass)];
     let parts = parts.into_iter().filter(|(applies, _)| *applies).map(|(_, what)| what.to_owned());
     unused(file).into_iter().chain(parts).collect()
 }
@@ -192,8 +192,9 @@ mod tests {
                 "reserved paths: policy ffa reserves none; these do: pfa, pfa_ts"
             ]
         );
-        let direct = PolicyFile::parse("[policy]\nname = \"ffa\"\nalgorithm = \"direct\"", "policy.toml").unwrap();
-        assert!(not_enforced(&direct, None)[0].starts_with("algorithm direct"));
+        let single_pass =
+            PolicyFile::parse("[policy]\nname = \"ffa\"\nalgorithm = \"single_pass\"", "policy.toml").unwrap();
+        assert!(not_enforced(&single_pass, None)[0].starts_with("algorithm single_pass"));
     }
 
     /// What a policy says of itself is so: whether it decides otherwise for other priorities, and other paths that are reserved.

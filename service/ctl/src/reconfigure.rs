@@ -14,7 +14,7 @@ pub struct Reconfigure {
     /// File with the change (config/examples/change.toml). The options below take precedence.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Algorithm of collectives: auto, ring, tree, host_ring, host_tree, one_shot or direct.
+    /// Algorithm of collectives: auto, ring, tree, host_ring, host_tree, one_shot or single_pass.
     #[arg(long)]
     algorithm: Option<String>,
     /// Number of channels, with the rings of a new communicator.

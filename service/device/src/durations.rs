@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use mccs_ipc::shm_exchange::{CollectiveSignature, SHM_EXCHANGE_RANKS_MAX, ShmExchange};
 use mccs_ipc::types::CollectiveKind;
-use mccs_kernels::cuda::{AreaCounts, Stamp};
+use mccs_kernels::cuda::{Stamp, SymmetricBufferCounts};
 
 /// A collective of which all ranks have said when it ran. What they say is their tenant's word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,9 +105,9 @@ pub struct Times {
 
 impl Times {
     /// What ranks, by number, have counted; `within` is the time since they were read before, and no collectives take more together.
-    pub fn read(&mut self, ranks: &[AreaCounts], within: Duration) -> Reading {
-        let ended = ranks.iter().map(AreaCounts::operations).min().unwrap_or(0);
-        let new = *AreaCounts::last(ended).start().max(&(self.seen + 1))..=ended;
+    pub fn read(&mut self, ranks: &[SymmetricBufferCounts], within: Duration) -> Reading {
+        let ended = ranks.iter().map(SymmetricBufferCounts::operations).min().unwrap_or(0);
+        let new = *SymmetricBufferCounts::last(ended).start().max(&(self.seen + 1))..=ended;
         let of = |number: u64| {
             let number = u32::try_from(number).ok()?;
             TimedCollective::of(&ranks.iter().map(|rank| rank.stamp(number)).collect::<Option<Vec<_>>>()?)
@@ -142,8 +142,8 @@ mod tests {
 
     use super::*;
 
-    fn rank(operations: u32, stamps: &[(u32, u64, u64, u64)]) -> AreaCounts {
-        let mut counts = AreaCounts::default();
+    fn rank(operations: u32, stamps: &[(u32, u64, u64, u64)]) -> SymmetricBufferCounts {
+        let mut counts = SymmetricBufferCounts::default();
         counts.set_operations(operations);
         for &(number, payload_bytes, began_ns, ended_ns) in stamps {
             counts.set_stamp(Stamp { number, kind: CollectiveKind::AllReduce, payload_bytes, began_ns, ended_ns });

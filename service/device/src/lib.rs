@@ -28,7 +28,8 @@ use mccs_tenants::session::Opens;
 
 pub use self::call::{Buffers, Collective, GpuBuffers, Operand, RankCall, RankCalls, RemoteMessage};
 pub use self::cuda::{
-    Areas, CarriedOutBy, Counted, DirectGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart, Seen,
+    CarriedOutBy, Counted, DeviceInitiatedGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart, Seen,
+    SymmetricBuffers,
 };
 pub use self::durations::{Reading, TimedCollective, Times};
 pub use self::events::{DeviceEvent, DeviceEvents, EventSink};
@@ -78,7 +79,7 @@ pub enum Shared {
         /// What ranks need to know.
         share: Box<DeviceInitiatedShare>,
         /// The service's side.
-        group: DirectGroup,
+        group: DeviceInitiatedGroup,
     },
 }
 

@@ -1,111 +1,41 @@
 //! The control engine: answers the operator.
 
+mod connection;
+mod controlled;
+#[cfg(test)]
+mod tests;
 mod with_parts;
 
-use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use mccs_control::{
-    Call, Chunk, ControlAnswer, ControlRequest, DrainView, GpuView, REQUEST_BYTES_MAX, TRACE_MAX, TraceBegun, chunks,
-};
+use mccs_control::{Call, Chunk, ControlAnswer, ControlRequest, DrainView, GpuView, TRACE_MAX, TraceBegun};
 use mccs_controller::history::Went;
 use mccs_controller::message::Act;
-use mccs_ipc::handshake::{Listener, Socket, SocketError};
+use mccs_ipc::handshake::{Listener, SocketError};
 use mccs_registry::{Overseer, session_view};
-use mccs_runtime::{Context, Engine, Mailbox, NumaNodes, Progress, Sender, WakerSlot};
+use mccs_runtime::{Context, Engine, Mailbox, NumaNodes, Progress, WakerSlot};
 use mccs_telemetry::recorder::Recorders;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
+use self::connection::{Connection, Stage};
+pub use self::controlled::Controlled;
+use self::controlled::reason_of_drain;
 use self::with_parts::{Then, WithParts};
 use super::controller::ControllerInput;
-use super::proxy::{
-    Looks, OperatorAnswer, OperatorMessage, OperatorReply, OperatorRequest, OperatorResult, ProxyMessage, ReplyTo,
-};
-use super::transport::TransportPool;
+use super::proxy::{Looks, OperatorAnswer, OperatorMessage, OperatorReply, OperatorRequest, OperatorResult, ReplyTo};
 
 /// Operators at a time; more wait to be accepted.
 const CONNECTIONS_MAX: usize = 16;
 /// Pause when the process is out of descriptors or memory.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// Characters of the reason for which a host is emptied.
-const DRAIN_REASON_CHARS_MAX: usize = 200;
 /// What the listener is called among the descriptors.
 const LISTENER_TOKEN: u64 = u64::MAX;
-/// How long an operator may take to ask, or to read a part of the answer.
-const STEP_WITHIN: Duration = Duration::from_secs(10);
-/// The same where others wait to be accepted.
-const STEP_WITHIN_CROWDED: Duration = Duration::from_secs(1);
 /// Answers of other engines that may wait: each connection asks once, and some go before they are answered.
 const REPLIES_MAX: usize = 1024;
-
-struct Connection {
-    socket: Socket,
-    /// The user at the other end.
-    uid: u32,
-    greeted: bool,
-    request: Vec<u8>,
-    answer: VecDeque<Chunk>,
-    /// Goes with the first part of the answer.
-    memory: Option<OwnedFd>,
-    stage: Stage,
-    /// When it last did something.
-    since: Instant,
-}
-
-/// How far a request is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    /// It is being read.
-    Asking,
-    /// A proxy engine will answer.
-    Waiting,
-    /// The answer is being written.
-    Answered,
-}
-
-impl Connection {
-    /// How far it is, to see whether it moves.
-    fn progress(&self) -> (bool, usize, usize, Stage) {
-        (self.greeted, self.request.len(), self.answer.len(), self.stage)
-    }
-
-    /// When it has taken too long; never while another engine works on its answer.
-    fn deadline(&self, is_crowded: bool) -> Option<Instant> {
-        let within = if is_crowded { STEP_WITHIN_CROWDED } else { STEP_WITHIN };
-        (self.stage != Stage::Waiting).then(|| self.since + within)
-    }
-
-    fn set_answer(&mut self, answer: &ControlAnswer) {
-        self.answer = chunks(&serde_json::to_vec(answer).unwrap_or_default()).into();
-        self.stage = Stage::Answered;
-    }
-}
-
-/// What the operator may see and change.
-pub struct Controlled {
-    /// Sessions and communicators, engines and where they run.
-    pub overseer: Overseer,
-    /// Transport engines.
-    pub transports: Arc<TransportPool>,
-    /// Who has the communicators of the host device.
-    pub proxy: Sender<ProxyMessage>,
-    /// Who has those of GPUs that reach each other, where there are GPUs.
-    pub gpus: Option<Sender<ProxyMessage>>,
-    /// Who has, or knows, the controller role; where there is one.
-    pub controller: Option<Sender<ControllerInput>>,
-}
-
-impl Controlled {
-    /// Who has the communicator with a number, if there is one.
-    fn proxy_of(&self, number: u64) -> &Sender<ProxyMessage> {
-        let comm = self.overseer.registry.comms().into_iter().find(|comm| comm.number == number);
-        let of_gpus = comm.filter(|comm| comm.direct.is_some()).and(self.gpus.as_ref());
-        of_gpus.unwrap_or(&self.proxy)
-    }
-}
 
 /// See the module's documentation.
 pub struct ControlEngine {
@@ -178,9 +108,7 @@ impl ControlEngine {
             return true;
         }
         if self.epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, self.next)).is_ok() {
-            let (request, answer, stage) = (Vec::new(), VecDeque::new(), Stage::Asking);
-            let connection =
-                Connection { socket, uid: peer.uid, greeted: false, request, answer, memory: None, stage, since: now };
+            let connection = Connection::new(socket, peer.uid, now);
             self.connections.insert(self.next, connection);
             self.next += 1;
         }
@@ -206,7 +134,7 @@ impl ControlEngine {
             Err(error) => return Some(ControlAnswer::Refused(format!("the request cannot be read: {error}"))),
         };
         let by = by.of_user(connection.uid);
-        let act = self.act_of(&request);
+        let act = self.controlled.act_of(&request);
         let answer = self.answer_to(request, &by, number, connection);
         if let Some(what) = act {
             let act = Act { what, by, went: Went::Pending };
@@ -216,28 +144,6 @@ impl ControlEngine {
             }
         }
         answer
-    }
-
-    /// What a request changes here, in words. The controller notes by itself what it is asked for.
-    fn act_of(&self, request: &ControlRequest) -> Option<String> {
-        let comm = |number: u64| {
-            let comms = self.controlled.overseer.registry.comms();
-            let comm = comms.iter().find(|comm| comm.number == number).and_then(|comm| comm.placed.as_ref());
-            comm.map_or_else(|| format!("communicator {number}"), |placed| format!("communicator {}", placed.comm))
-        };
-        Some(match request {
-            ControlRequest::Drain { drains: Some(true), reason } => match reason {
-                Some(reason) => format!("drained, lets no session in: {}", reason_of_drain(reason)),
-                None => "drained, lets no session in".to_owned(),
-            },
-            ControlRequest::Drain { drains: Some(false), .. } => "lets sessions in again".to_owned(),
-            ControlRequest::ScaleTransports { count } => format!("has {count} transport engines"),
-            ControlRequest::MoveEngine { engine, runtime } => format!("engine {engine} moved to runtime {runtime}"),
-            ControlRequest::BindRuntime { runtime, to } => format!("runtime {runtime} bound to {to}"),
-            ControlRequest::Reconfigure { communicator, .. } => format!("{} changed by hand", comm(*communicator)),
-            ControlRequest::Unpin { communicator } => format!("{} unpinned", comm(*communicator)),
-            _ => return None,
-        })
     }
 
     /// What an operator did is known by how it was answered.
@@ -434,44 +340,21 @@ impl ControlEngine {
             connection.socket.send_hello(0)?;
             connection.greeted = true;
         }
-        if connection.stage == Stage::Asking {
-            let Some((Chunk { more, bytes }, _)) = connection.socket.recv::<Chunk>()? else { return Ok(()) };
-            connection.request.extend(bytes);
-            if connection.request.len() > REQUEST_BYTES_MAX {
-                let message =
-                    format!("the request has more than {REQUEST_BYTES_MAX} bytes, the most that one may have");
-                connection.set_answer(&ControlAnswer::Refused(message));
-            } else if more {
-                return Ok(());
-            } else {
-                match self.answer(number, connection) {
-                    Some(answer) => connection.set_answer(&answer),
-                    None => connection.stage = Stage::Waiting,
-                }
+        if connection.stage == Stage::Asking && connection.read()? {
+            match self.answer(number, connection) {
+                Some(answer) => connection.set_answer(&answer),
+                None => connection.stage = Stage::Waiting,
             }
+        }
+        if connection.stage == Stage::Asking {
+            return Ok(());
         }
         if connection.stage == Stage::Waiting {
             // Each connection asks once: what comes now is its end, as good as.
             return connection.socket.recv::<Chunk>()?.map_or(Ok(()), |_| Err(SocketError::Closed));
         }
-        while let Some(chunk) = connection.answer.front() {
-            let memory: Vec<_> = connection.memory.iter().map(AsFd::as_fd).collect();
-            match connection.socket.send(chunk, &memory) {
-                Ok(()) => {
-                    connection.answer.pop_front();
-                    connection.memory = None;
-                }
-                Err(SocketError::WouldBlock) => return Ok(()),
-                Err(error) => return Err(error),
-            }
-        }
-        Err(SocketError::Closed)
+        connection.write()
     }
-}
-
-/// As much of a reason as is kept and told, in one line.
-fn reason_of_drain(reason: &str) -> String {
-    reason.chars().map(|c| if c.is_control() { ' ' } else { c }).take(DRAIN_REASON_CHARS_MAX).collect()
 }
 
 fn trace_begun(recorders: &Recorders) -> TraceBegun {
@@ -532,147 +415,5 @@ impl Engine for ControlEngine {
 
     fn prepare_to_sleep(&mut self) -> bool {
         self.replies.is_empty()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use mccs_control::Caller;
-    use mccs_ipc::handshake::connect;
-    use mccs_registry::Registry;
-    use mccs_runtime::{RuntimeOptions, Runtimes};
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
-    use super::*;
-
-    /// An engine whose questions to the proxy engine nobody answers.
-    struct Fixture {
-        engine: ControlEngine,
-        _proxy: Mailbox<ProxyMessage>,
-        directory: tempfile::TempDir,
-        /// Stands still, however long a test takes: nobody is too slow.
-        now: Instant,
-    }
-
-    impl Fixture {
-        fn new() -> Self {
-            let directory = tempfile::tempdir().expect("a directory");
-            let (registry, proxy) = (Arc::new(Registry::default()), Mailbox::new(64));
-            let runtimes =
-                Runtimes::new(RuntimeOptions { spin: Duration::ZERO, spin_while_waiting: Duration::ZERO, budget: 1 });
-            let transports = Arc::new(TransportPool::new(
-                Arc::clone(&runtimes),
-                Vec::new(),
-                Box::new(|_| Ok(0)),
-                Box::new(|| Ok(None)),
-                Arc::clone(&registry.recorders),
-            ));
-            let overseer = Overseer { host: "h".into(), since: Instant::now(), registry, runtimes };
-            let listener = Listener::bind(&directory.path().join("c")).expect("listens");
-            let controlled = Controlled { overseer, transports, proxy: proxy.sender(), gpus: None, controller: None };
-            let engine = ControlEngine::new(listener, controlled).expect("an engine");
-            Fixture { engine, _proxy: proxy, directory, now: Instant::now() }
-        }
-
-        fn path(&self) -> std::path::PathBuf {
-            self.directory.path().join("c")
-        }
-
-        /// Polls until the engine has done what there is, and whether something it watches would wake it then.
-        fn settle(&mut self, is_there: impl Fn(&ControlEngine) -> bool) -> bool {
-            let cx = Context::new(self.now, 64);
-            while !is_there(&self.engine) || self.engine.poll(&cx) == Progress::Busy {
-                self.engine.poll(&cx);
-            }
-            let mut events = [EpollEvent::empty(); 4];
-            self.engine.epoll.wait(&mut events, nix::sys::epoll::EpollTimeout::ZERO).expect("looks") > 0
-        }
-    }
-
-    /// Connects on a thread of its own, as it takes the engine to be polled.
-    fn connected(fixture: &mut Fixture, and: impl FnOnce(&Socket) + Send) -> Socket {
-        let path = fixture.path();
-        let count = fixture.engine.connections.len();
-        std::thread::scope(|scope| {
-            let socket = scope.spawn(move || {
-                let socket = connect(&path).expect("connected");
-                and(&socket);
-                socket
-            });
-            while !socket.is_finished() {
-                fixture.settle(|engine| engine.connections.len() >= count);
-            }
-            socket.join().expect("a connection")
-        })
-    }
-
-    fn ask(socket: &Socket, text: &[u8]) {
-        for chunk in chunks(text) {
-            // Refused before all of it was sent, or not taken yet.
-            while let Err(SocketError::WouldBlock) = socket.send(&chunk, &[]) {
-                std::thread::yield_now();
-            }
-        }
-    }
-
-    #[test]
-    fn who_goes_before_the_answer_comes_is_forgotten() {
-        let mut fixture = Fixture::new();
-        let text =
-            serde_json::to_vec(&Call { request: ControlRequest::WhyStuck { communicator: 1 }, by: Caller::default() });
-        let text = text.expect("a request");
-        let socket = connected(&mut fixture, |socket| ask(socket, &text));
-        let waits = |engine: &ControlEngine| engine.connections.values().any(|one| one.stage == Stage::Waiting);
-        assert!(!fixture.settle(waits), "nothing is left to be done for it");
-        drop(socket);
-        assert!(!fixture.settle(|engine| engine.connections.is_empty()));
-    }
-
-    #[test]
-    fn who_finds_no_room_keeps_nobody_awake() {
-        let mut fixture = Fixture::new();
-        let mut sockets: Vec<_> = (0..CONNECTIONS_MAX).map(|_| connected(&mut fixture, |_| ())).collect();
-        let path = fixture.path();
-        let late = std::thread::spawn(move || connect(&path).expect("in the end"));
-        let mut comes = [PollFd::new(fixture.engine.listener.as_fd(), PollFlags::POLLIN)];
-        poll(&mut comes, PollTimeout::NONE).expect("somebody comes");
-        assert!(!fixture.settle(|_| true), "who waits outside");
-        sockets.pop();
-        while !late.is_finished() {
-            fixture.settle(|_| true);
-        }
-        late.join().expect("let in");
-    }
-
-    #[test]
-    fn who_says_nothing_keeps_nobody_out() {
-        let mut fixture = Fixture::new();
-        let silent: Vec<_> = (0..CONNECTIONS_MAX).map(|_| connected(&mut fixture, |_| ())).collect();
-        let now = fixture.now;
-        fixture.engine.poll(&Context::new(now, 64));
-        assert_eq!(fixture.engine.connections.len(), CONNECTIONS_MAX, "they have only just come");
-        let later = now + 2 * STEP_WITHIN_CROWDED;
-        fixture.engine.poll(&Context::new(later, 64));
-        assert!(fixture.engine.connections.is_empty());
-        drop(silent);
-        // One alone has longer.
-        let one = connected(&mut fixture, |_| ());
-        fixture.engine.poll(&Context::new(now + 2 * STEP_WITHIN_CROWDED, 64));
-        assert_eq!(fixture.engine.connections.len(), 1);
-        fixture.engine.poll(&Context::new(now + 2 * STEP_WITHIN, 64));
-        assert!(fixture.engine.connections.is_empty());
-        drop(one);
-    }
-
-    #[test]
-    fn a_request_that_is_too_long_is_refused_with_the_reason() {
-        let mut fixture = Fixture::new();
-        let socket = connected(&mut fixture, |socket| ask(socket, &vec![b' '; REQUEST_BYTES_MAX + 1]));
-        fixture.settle(|engine| engine.connections.is_empty());
-        assert!(socket.wait_readable(Duration::from_secs(600)));
-        let (chunk, _) = socket.recv::<Chunk>().expect("received").expect("an answer");
-        let answer: ControlAnswer = serde_json::from_slice(&chunk.bytes).expect("readable");
-        let ControlAnswer::Refused(reason) = answer else { panic!("{answer:?}") };
-        assert!(reason.contains("262144 bytes"), "{reason}");
     }
 }

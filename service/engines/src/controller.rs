@@ -16,26 +16,23 @@
 pub mod cluster;
 mod config_watcher;
 mod history_store;
+mod input;
 mod interfaces;
 mod kept_file;
 mod link_override_store;
 mod probes;
+mod role;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mccs_controller::agent::{Agent, AgentOutput, Live};
-use mccs_controller::answer::ControllerRequest;
 use mccs_controller::inventory::Inventory;
-use mccs_controller::message::{Act, AgentMessage, BodyError, ControllerMessage};
-use mccs_controller::outbox::{Output, Question, Ticket};
-use mccs_controller::state::Controller;
+use mccs_controller::message::{AgentMessage, BodyError, ControllerMessage};
 use mccs_exchange::protocol::{CommId, ControlBody, Event, Name, Request};
 use mccs_model::Refused;
 use mccs_registry::{CommInfo, Registry};
@@ -44,11 +41,11 @@ use mccs_telemetry::placed::PaceUse;
 use mccs_telemetry::{CommonTime, LogBudget};
 
 use self::cluster::{ClusterAsker, PeerMessage, Tell};
-use self::config_watcher::{Changed, ConfigWatcher};
-use self::history_store::HistoryStore;
+use self::config_watcher::ConfigWatcher;
+pub use self::input::{ControllerInput, ControllerSettings};
 use self::interfaces::Watch;
-use self::link_override_store::LinkOverrideStore;
 use self::probes::{Probes, Verdict};
+use self::role::Role;
 use super::proxy::{ControllerOrder, OperatorAnswer, OperatorReply, ProxyMessage, ReplyTo};
 use crate::transport::path_events::PathEventLog;
 
@@ -63,143 +60,6 @@ const BACKLOG_MAX: usize = 16_384;
 const REPORTS_AHEAD: usize = 64;
 /// How soon requests are offered again: nothing tells when the exchange has room.
 const OFFER_AGAIN_AFTER: Duration = Duration::from_millis(1);
-/// Inputs that follow each other are taken in together, for so long at most, before anything is decided.
-const SETTLE_WITHIN: Duration = Duration::from_millis(50);
-
-/// To the engine.
-pub enum ControllerInput {
-    /// A host was met or lost, or tells something.
-    Exchange(Event),
-    /// The operator asks.
-    Request {
-        /// What.
-        request: ControllerRequest,
-        /// User and command.
-        by: String,
-        /// To be answered.
-        reply_to: ReplyTo,
-    },
-    /// An operator did something on this host.
-    Acted(Act),
-    /// An operator wants to know of all hosts.
-    Cluster {
-        /// Whether what is stuck is to be found out.
-        stuck: bool,
-        /// To be answered.
-        reply_to: ReplyTo,
-    },
-}
-
-/// What the engine is told.
-#[derive(Debug, Clone)]
-pub struct ControllerSettings {
-    /// This host.
-    pub own: Name,
-    /// The host that is obeyed.
-    pub host: Name,
-    /// All hosts.
-    pub hosts: Vec<Name>,
-    /// Where they are reached, and this host's address for flows, if it has one of its own: for probes of paths.
-    pub addresses: (Vec<(Name, SocketAddr)>, Option<IpAddr>),
-    /// What the service uses of its host's GPUs and RDMA devices; nothing as long as nobody has looked for them. The engine looks for interfaces.
-    pub inventory: Inventory,
-    /// `topology.toml` and `policy.toml`, where this is the controller.
-    pub files: Option<(PathBuf, PathBuf)>,
-    /// Where the controller keeps what operators have said of links.
-    pub links: Option<PathBuf>,
-    /// Where the controller keeps its history.
-    pub history: Option<PathBuf>,
-}
-
-impl ControllerSettings {
-    /// Of a checked configuration.
-    #[must_use]
-    pub fn new(config: &mccs_config::ServiceConfig, controller: &mccs_config::service::Controller) -> Self {
-        let name = |name: &str| Name::new(name).expect("invariant: a checked host's name is a DNS name");
-        let is_here = controller.host == config.name();
-        let files = controller.topology.clone().zip(controller.policy.clone());
-        ControllerSettings {
-            own: name(&config.name()),
-            host: name(&controller.host),
-            hosts: config.hosts.iter().map(|host| name(&host.name)).collect(),
-            addresses: (
-                config.hosts.iter().map(|host| (name(&host.name), host.address.0)).collect(),
-                config
-                    .tcp
-                    .address
-                    .or(config.exchange.as_ref().map(|exchange| exchange.listen.0.ip()))
-                    .filter(|address| !address.is_unspecified()),
-            ),
-            inventory: Inventory::default(),
-            files: files.filter(|_| is_here),
-            links: controller.links.clone().filter(|_| is_here),
-            history: controller.history.clone().filter(|_| is_here),
-        }
-    }
-
-    /// Whether this host has the controller role.
-    #[must_use]
-    pub fn is_here(&self) -> bool {
-        self.own == self.host
-    }
-}
-
-/// The controller and what belongs to it.
-struct Role {
-    controller: Controller,
-    watcher: Option<ConfigWatcher>,
-    overrides: Option<LinkOverrideStore>,
-    history: Option<HistoryStore>,
-    replies: BTreeMap<Ticket, ReplyTo>,
-    next_ticket: Ticket,
-    /// Inputs came that nothing was made of yet.
-    unsettled_since: Option<Instant>,
-    /// When time alone makes the controller settle, as it said when it settled last: once that is past it says so no more.
-    settle_at: Option<Instant>,
-}
-
-impl Role {
-    fn new(settings: &ControllerSettings, now: Instant) -> Self {
-        // Ascends from one start of the service to the next.
-        let mut controller = Controller::new(unix().as_nanos() as u64, &settings.own, &settings.hosts, now);
-        let mut history = settings.history.clone().map(HistoryStore::new);
-        match history.as_mut().map(|store| store.load(now)) {
-            Some(Ok(entries)) => controller.history().remember(entries),
-            Some(Err(error)) => controller.unreadable("the history", error, now),
-            None => {}
-        }
-        let overrides = settings.links.clone().map(LinkOverrideStore::new);
-        match overrides.as_ref().map(LinkOverrideStore::load) {
-            Some(Ok(links)) => controller.remember(links),
-            Some(Err(error)) => controller.unreadable("what operators have said of links", error, now),
-            None => {}
-        }
-        let watcher = settings.files.clone().map(|(topology, policy)| ConfigWatcher::new(topology, policy, now));
-        let replies = BTreeMap::new();
-        Role {
-            controller,
-            watcher,
-            overrides,
-            history,
-            replies,
-            next_ticket: 0,
-            unsettled_since: Some(now),
-            settle_at: None,
-        }
-    }
-
-    /// Keeps what operators have said of links, and what was done, where that is more than before.
-    fn keep(&mut self, now: Instant) {
-        if let Some(Err(error)) = self.history.as_mut().map(|store| store.store(self.controller.history(), now)) {
-            tracing::warn!(error, "the history is in memory alone");
-        }
-        let (words, links) = self.controller.said();
-        if let Some(Err(error)) = self.overrides.as_mut().map(|store| store.store(words, links)) {
-            tracing::warn!(error, "what operators have said of links is kept by hosts alone");
-        }
-    }
-}
-
 /// See the module's documentation.
 pub struct ControllerEngine {
     own: Name,
@@ -308,7 +168,7 @@ impl ControllerEngine {
             })
         };
         let live: Vec<Live> = comms.into_iter().filter_map(live).collect();
-        self.agent.look(live, unix().as_millis() as u64);
+        self.agent.look(live, unix_time().as_millis() as u64);
         true
     }
 
@@ -408,7 +268,7 @@ impl ControllerEngine {
                 for host in dropped.into_iter().filter_map(told).collect::<BTreeSet<_>>() {
                     role.controller.met(&host, now);
                 }
-                role.unsettled_since.get_or_insert(now);
+                role.unsettle(now);
             }
             None => {
                 let message = self.agent.fall_behind();
@@ -469,12 +329,7 @@ impl ControllerEngine {
                 self.execute(told);
             }
             ControllerInput::Request { request, by, reply_to } => match &mut self.role {
-                Some(role) => {
-                    role.next_ticket += 1;
-                    role.replies.insert(role.next_ticket, reply_to);
-                    let question = Question { ticket: role.next_ticket, by };
-                    role.controller.asked(request, &question, self.refused, now);
-                }
+                Some(role) => role.ask(request, (by, reply_to), self.refused, now),
                 None => {
                     reply_to
                         .answer(Err(format!("the controller is on host {}: ask there", self.agent.controller()).into()))
@@ -482,7 +337,7 @@ impl ControllerEngine {
             },
         }
         if let Some(role) = &mut self.role {
-            role.unsettled_since.get_or_insert(now);
+            role.unsettle(now);
         }
     }
 
@@ -519,37 +374,11 @@ impl ControllerEngine {
     /// Lets the controller decide, and does what it says.
     fn settle(&mut self, now: Instant) -> bool {
         let Some(role) = &mut self.role else { return false };
-        let mut is_due = role.watcher.as_mut().is_some_and(|watcher| match watcher.changed(now) {
-            Some(Changed { topology, policy, unreadable }) => {
-                for (of, file, error) in unreadable {
-                    role.controller.lost_file(of, &file, error, now);
-                }
-                role.controller.files(topology, policy, now);
-                true
-            }
-            None => false,
-        });
-        is_due |= role.settle_at.is_some_and(|at| at <= now);
-        let has_waited = |since: Instant| self.mailbox.is_empty() || now.duration_since(since) >= SETTLE_WITHIN;
-        if is_due || role.unsettled_since.is_some_and(has_waited) {
-            role.unsettled_since = None;
-            role.controller.settle(now);
-            role.settle_at = role.controller.next_deadline(now);
+        let is_due = role.settle(!self.mailbox.is_empty(), now);
+        if is_due {
             self.backlog_max = BACKLOG_MAX + role.controller.tells_at_most();
-            role.keep(now);
-            is_due = true;
         }
-        let mut told = Vec::new();
-        while let Some(output) = role.controller.poll_output() {
-            match output {
-                Output::Tell { to, message } => told.push((to, message.encode())),
-                Output::Answer { ticket, answer } => {
-                    if let Some(reply_to) = role.replies.remove(&ticket) {
-                        reply_to.answer(answer.map(OperatorAnswer::Controller).map_err(Refused::from));
-                    }
-                }
-            }
-        }
+        let told = role.take_outputs();
         told.into_iter().for_each(|(to, body)| self.tell(to, body));
         is_due
     }
@@ -576,7 +405,8 @@ impl ControllerEngine {
     }
 }
 
-fn unix() -> Duration {
+/// Since 1970, in UTC.
+fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 

@@ -16,7 +16,7 @@ use mccs_telemetry::traffic::{PairSide, RecentTraffic, TenantTraffic, traffic};
 
 use mccs_device::cuda::KernelBlocks;
 use mccs_device::host::TenantShmExchange;
-use mccs_device::{CarriedOutBy, DirectGroup, Reading, TimedCollective};
+use mccs_device::{CarriedOutBy, DeviceInitiatedGroup, Reading, TimedCollective};
 use mccs_model::SessionId;
 
 use super::family::{Family, Joining, PartOf, Whole};
@@ -47,7 +47,7 @@ pub struct RankInfo {
 }
 
 /// Device of communicators whose buffers are on GPUs, and that run in memory of the host.
-pub const STAGED: &str = "staged";
+pub const HOST_STAGED: &str = "host-staged";
 
 /// A communicator as the operator sees it.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ pub struct CommInfo {
     /// Where its ranks do small collectives among themselves.
     pub shm_exchange: Option<Arc<TenantShmExchange>>,
     /// Where its ranks, on GPUs, do collectives among themselves.
-    pub direct: Option<Arc<DirectGroup>>,
+    pub device_initiated: Option<Arc<DeviceInitiatedGroup>>,
     /// What a controller has to know, where there are other hosts.
     pub placed: Option<Placed>,
     /// What was told of what its ranks say of collectives.
@@ -146,8 +146,8 @@ impl CommInfo {
     /// The last tag that a rank has given an operation, whoever carries it out; 0 is none.
     #[must_use]
     pub fn user_tag(&self, rank: &RankInfo) -> u64 {
-        match &self.direct {
-            Some(direct) if direct.page().last_tag(rank.rank) != 0 => direct.page().last_tag(rank.rank),
+        match &self.device_initiated {
+            Some(group) if group.page().last_tag(rank.rank) != 0 => group.page().last_tag(rank.rank),
             _ => rank.user_tag.load(Ordering::Relaxed),
         }
     }
@@ -183,7 +183,7 @@ impl CommInfo {
     /// Whether its buffers are on GPUs, and it runs in memory of the host.
     #[must_use]
     pub fn is_staged(&self) -> bool {
-        self.device == STAGED
+        self.device == HOST_STAGED
     }
 }
 
@@ -234,9 +234,9 @@ impl CommInfo {
 
     /// Counts what has come to be known of how long collectives took that ranks did among themselves, and copy engines.
     pub(super) fn count_times(&self) {
-        if let Some(direct) = &self.direct {
-            let blocks = direct.strategies().blocks();
-            direct.take_times(|reading, by| {
+        if let Some(group) = &self.device_initiated {
+            let blocks = group.strategies().blocks();
+            group.take_times(|reading, by| {
                 self.count_reading(reading);
                 if by == CarriedOutBy::Kernels {
                     self.count_multiprocessors(reading, &blocks);
@@ -287,12 +287,12 @@ impl CommInfo {
     /// Whether the proxy engine knows when its collectives begin and end: those of ranks on GPUs are handed out, and end there.
     #[must_use]
     pub fn is_timed(&self) -> bool {
-        self.direct.is_none()
+        self.device_initiated.is_none()
     }
 
     /// Of collectives that were handed to GPUs, those that have ended there.
     fn of_handed_out(&self, handed_out: u64) -> u64 {
-        let large = self.direct.as_ref().and_then(|direct| direct.large());
+        let large = self.device_initiated.as_ref().and_then(|group| group.large());
         large.map_or(handed_out, |large| handed_out.min(large.begun_and_ended().1))
     }
 
@@ -313,8 +313,8 @@ impl CommInfo {
     /// Asks GPUs how far they are: [`CommInfo::progress`] and [`CommInfo::totals`] tell what was last known, as do the times.
     pub fn ask(&self) {
         self.count_times();
-        if let Some(direct) = &self.direct {
-            direct.ask();
+        if let Some(group) = &self.device_initiated {
+            group.ask();
         }
     }
 
@@ -327,9 +327,9 @@ impl CommInfo {
             by_all = self.rank_numbers().map(|rank| shm_exchange.posted(rank)).min().unwrap_or(0);
             ended = shm_exchange.completed(info.rank).0;
         }
-        if let Some(direct) = &self.direct {
-            by_all = self.rank_numbers().map(|rank| direct.page().launched(rank)).min().unwrap_or(0);
-            ended = direct.ended(info.rank);
+        if let Some(group) = &self.device_initiated {
+            by_all = self.rank_numbers().map(|rank| group.page().launched(rank)).min().unwrap_or(0);
+            ended = group.ended(info.rank);
         }
         RankProgress {
             enqueued: load(&info.enqueued).saturating_add(self.rounds(info)),
@@ -342,7 +342,7 @@ impl CommInfo {
     #[must_use]
     pub fn rounds(&self, info: &RankInfo) -> u64 {
         let told = info.rounds.load(Ordering::Relaxed);
-        let launched = self.direct.as_ref().map_or(0, |direct| direct.page().launched(info.rank));
+        let launched = self.device_initiated.as_ref().map_or(0, |group| group.page().launched(info.rank));
         self.shm_exchange.as_ref().map_or(told, |shm_exchange| shm_exchange.posted(info.rank).max(told)).max(launched)
     }
 
@@ -360,9 +360,9 @@ impl CommInfo {
             .flat_map(|shm_exchange| self.rank_numbers().map(|rank| shm_exchange.completed(rank)))
             .min();
         let (mut operations, mut bytes) = rounds.unwrap_or((0, 0));
-        if let Some(direct) = &self.direct {
-            operations = self.rank_numbers().map(|rank| direct.ended(rank)).min().unwrap_or(0);
-            bytes = self.rank_numbers().map(|rank| direct.payload_bytes(rank)).min().unwrap_or(0);
+        if let Some(group) = &self.device_initiated {
+            operations = self.rank_numbers().map(|rank| group.ended(rank)).min().unwrap_or(0);
+            bytes = self.rank_numbers().map(|rank| group.payload_bytes(rank)).min().unwrap_or(0);
         }
         // All ranks together contribute no more than all slots hold.
         let layout = self.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
@@ -384,9 +384,9 @@ impl CommInfo {
 
     /// Sends that ranks on GPUs have done among themselves, and their bytes.
     fn pairs_on_gpus(&self) -> (u64, u64) {
-        let Some(direct) = &self.direct else { return (0, 0) };
+        let Some(group) = &self.device_initiated else { return (0, 0) };
         let add = |all: (u64, u64), sent: (u64, u64)| (all.0.saturating_add(sent.0), all.1.saturating_add(sent.1));
-        let sent = self.rank_numbers().map(|rank| direct.sent(rank)).fold((0, 0), add);
+        let sent = self.rank_numbers().map(|rank| group.sent(rank)).fold((0, 0), add);
         self.pair_sanity.told(Instant::now(), sent, GPU_PAYLOAD_MAX)
     }
 

@@ -29,7 +29,7 @@ use mccs_telemetry::{CommonTime, GpuInfo, HostInfo};
 use mccs_tenants::Tenant;
 use mccs_tenants::session::Session;
 
-pub use self::comm_info::{CommInfo, RankInfo, RankProgress, STAGED};
+pub use self::comm_info::{CommInfo, HOST_STAGED, RankInfo, RankProgress};
 pub use self::family::{Family, Joining, PartOf};
 pub use self::overseer::Overseer;
 pub use self::views::session_view;
@@ -219,8 +219,8 @@ impl Registry {
             let comm = lock(&all).left(number);
             drop(comm);
         };
-        match &comm.direct {
-            Some(direct) => direct.ask_at_last(Box::new(is_told)),
+        match &comm.device_initiated {
+            Some(group) => group.ask_at_last(Box::new(is_told)),
             None => is_told(),
         }
         if comm.placed.is_some() {

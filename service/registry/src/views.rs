@@ -50,7 +50,7 @@ impl CommInfo {
         let (operations, bytes) = comm.totals();
         let epoch = comm.epoch.load(Ordering::Relaxed);
         let transport = comm.placed.as_ref().and_then(|placed| placed.chosen()?.transport);
-        let captured = comm.direct.as_ref().and_then(|direct| direct.page().captured_strategy());
+        let captured = comm.device_initiated.as_ref().and_then(|group| group.page().captured_strategy());
         CommView {
             communicator: comm.number,
             unique_id: comm.id.to_string(),
@@ -65,14 +65,14 @@ impl CommInfo {
             bus_bytes: comm.bus_bytes.load(Ordering::Relaxed),
             busy_ns: comm.busy_ns.load(Ordering::Relaxed),
             multiprocessor_ns: comm.multiprocessor_ns.load(Ordering::Relaxed),
-            gpu_memory_bytes: comm.direct.as_ref().map_or(0, |direct| direct.held_bytes(0).total()),
+            gpu_memory_bytes: comm.device_initiated.as_ref().map_or(0, |group| group.held_bytes(0).total()),
             kinds: comm.recent.view(),
             pair_sides: comm.recent.pair_view(),
             busbw_gbps: comm.busbw_gbps(),
             failed: comm.failed.load(Ordering::Relaxed),
             epoch,
-            on_gpus: comm.direct.as_ref().and_then(|direct| direct.strategies().last()),
-            is_for_training: comm.direct.as_ref().is_some_and(|direct| direct.strategies().is_for_training()),
+            on_gpus: comm.device_initiated.as_ref().and_then(|group| group.strategies().last()),
+            is_for_training: comm.device_initiated.as_ref().is_some_and(|group| group.strategies().is_for_training()),
             graphs_keep: captured.map(|terms| terms.epoch).filter(|captured| *captured != epoch),
             nranks: comm.nranks,
             hosts: comm.hosts.clone(),

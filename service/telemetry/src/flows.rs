@@ -3,93 +3,26 @@
 //!
 //! The table's lock is taken when a flow begins or ends, and by whoever looks.
 
+mod names;
+#[cfg(test)]
+mod tests;
+mod views;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use mccs_config::service::TransportKind;
-use serde::{Deserialize, Serialize};
-
 use super::lock;
-use mccs_model::path::{FlowPath, PortRange, WireStats};
+use mccs_model::path::WireStats;
+
+pub use self::names::{path_called, path_name};
+pub use self::views::{FlowBytes, FlowName, FlowView, PathView, WireView};
 
 /// Pairs of peer and path, by direction, that are counted apart after their flows have ended. Peers are the configuration's; an
 /// operator who invents ever new paths gets them counted as [`OTHER_PATHS`].
 const PATHS_MAX: usize = 4096;
 /// See [`PATHS_MAX`].
 const OTHER_PATHS: &str = "other";
-/// Name of the path of flows for which nobody has chosen one; also of those that come in, whose path the sender chooses.
-const NO_PATH: &str = "-";
-
-/// What an operator calls a path: what steers flows to it.
-#[must_use]
-pub fn path_name(path: Option<&FlowPath>) -> String {
-    let Some(path) = path else { return NO_PATH.into() };
-    let ports = path.source_ports.map(|ports| format!("ports {}-{}", ports.first, ports.last));
-    let dscp = path.dscp.map(|dscp| format!("dscp {dscp}"));
-    let priority = path.priority.map(|priority| format!("priority {priority}"));
-    let device = path.device.as_ref().map(|device| format!("device {device}"));
-    let parts: Vec<_> = [device, ports, dscp, priority].into_iter().flatten().collect();
-    if parts.is_empty() { NO_PATH.into() } else { parts.join(" ") }
-}
-
-/// The path that is called so; `None` where the name is that of several.
-#[must_use]
-pub fn path_called(name: &str) -> Option<FlowPath> {
-    let mut path = FlowPath::default();
-    let mut words = name.split(' ').filter(|_| name != NO_PATH);
-    while let Some(kind) = words.next() {
-        let value = words.next()?;
-        match kind {
-            "device" => path.device = Some(value.parse().ok()?),
-            "ports" => {
-                let (first, last) = value.split_once('-')?;
-                path.source_ports = Some(PortRange { first: first.parse().ok()?, last: last.parse().ok()? });
-            }
-            "dscp" => path.dscp = Some(value.parse().ok()?),
-            "priority" => path.priority = Some(value.parse().ok()?),
-            _ => return None,
-        }
-    }
-    Some(path)
-}
-
-/// What a flow has carried.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FlowBytes {
-    /// The channel, as [`LinkKey::channel`](mccs_model::link::LinkKey).
-    pub channel: u16,
-    /// Rank whose data it is.
-    pub from: u32,
-    /// Rank that is to get it.
-    pub to: u32,
-    /// Payload since it began.
-    pub bytes: u64,
-}
-
-/// Which flow it is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FlowName {
-    /// The communicator's links on this host.
-    pub links: u64,
-    /// Number of the strategy; none of point-to-point operations.
-    pub epoch: Option<u32>,
-    /// Channel of the schedule.
-    pub channel: u16,
-    /// First rank of the program that sends.
-    pub from: u32,
-    /// First rank of the program that receives.
-    pub to: u32,
-    /// Whether this host sends.
-    pub sends: bool,
-    /// The other host.
-    pub peer: String,
-    /// What carries it, where the host has a choice.
-    pub transport: Option<TransportKind>,
-    /// See [`path_name`]. The one that it takes now.
-    pub path: String,
-}
-
 #[derive(Debug, Default)]
 struct Counters {
     bytes: AtomicU64,
@@ -171,90 +104,6 @@ impl Drop for FlowMeter {
     fn drop(&mut self) {
         self.table.end(self.number);
     }
-}
-
-/// What became of packets. Nothing of flows that come in, and of those whose packets nobody here counts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WireView {
-    /// Packets with payload that were sent, repetitions included.
-    #[serde(default)]
-    pub segments: u64,
-    /// Packets that were sent again.
-    #[serde(default)]
-    pub retransmits: u64,
-    /// From a packet to its answer now, in microseconds; of a path that of its slowest flow.
-    #[serde(default)]
-    pub round_trip_us: Option<u64>,
-}
-
-impl WireView {
-    /// Part of the packets that had to be sent again, in percent.
-    #[must_use]
-    pub fn loss_percent(&self) -> Option<f64> {
-        (self.segments > 0).then(|| self.retransmits as f64 / self.segments as f64 * 100.0)
-    }
-}
-
-/// A flow as the operator sees it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FlowView {
-    /// Which.
-    #[serde(flatten)]
-    pub name: FlowName,
-    /// Payload, over this path.
-    pub bytes: u64,
-    /// Messages, over this path.
-    pub messages: u64,
-    /// What became of its packets, over this path.
-    #[serde(flatten)]
-    pub wire: WireView,
-    /// What it may send, where a policy holds it to a cap or its tenant's share: payload in bits per second.
-    pub allotted_bps: Option<u64>,
-    /// Port of this host that it goes by, over RDMA: `mlx5_0:1`. None while it has left one and looks for another.
-    #[serde(default)]
-    pub port: Option<String>,
-    /// Times that it has left a way, port and queue pairs, for another: it carried nothing any more, or a better one was back.
-    #[serde(default)]
-    pub paths_left: u64,
-}
-
-impl FlowView {
-    /// What carries it, and over RDMA the port that it goes by: `rdma mlx5_0:1`. None where the host has no choice.
-    #[must_use]
-    pub fn carrier(&self) -> Option<String> {
-        let kind = self.name.transport?;
-        Some(self.port.as_ref().map_or_else(|| kind.to_string(), |port| format!("{kind} {port}")))
-    }
-
-    /// How it leaves its host, in words: what carries it, and its path. Empty where nobody has chosen anything.
-    #[must_use]
-    pub fn way(&self) -> String {
-        let path = Some(self.name.path.clone()).filter(|path| path != NO_PATH);
-        self.carrier().into_iter().chain(path).collect::<Vec<_>>().join(", ")
-    }
-}
-
-/// All flows of a path to or from a peer, those that have ended included.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PathView {
-    /// The other host.
-    pub peer: String,
-    /// See [`path_name`].
-    pub path: String,
-    /// Whether this host sends.
-    pub sends: bool,
-    /// Flows now.
-    pub flows: u64,
-    /// Payload.
-    pub bytes: u64,
-    /// Messages.
-    pub messages: u64,
-    /// Times that flows over RDMA have left their ways for others.
-    #[serde(default)]
-    pub paths_left: u64,
-    /// What became of packets.
-    #[serde(flatten)]
-    pub wire: WireView,
 }
 
 /// What a flow has carried, or all of a path.
@@ -443,163 +292,5 @@ impl FlowTable {
             PathView { peer, path, sends, flows, bytes, messages, paths_left, wire }
         };
         paths.into_iter().map(view).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    fn name(peer: &str, path: &str, to: u32) -> FlowName {
-        let (peer, path) = (peer.into(), path.into());
-        FlowName { links: 1, epoch: Some(0), channel: 0, from: 0, to, sends: true, peer, transport: None, path }
-    }
-
-    #[test]
-    fn what_flows_have_carried_stays_when_they_end() {
-        let table = Arc::new(FlowTable::default());
-        let meters: Vec<_> = (0..4).map(|to| table.begin(name("b", if to < 2 { "x" } else { "y" }, to))).collect();
-        for (bytes, meter) in (1..).zip(&meters) {
-            (0..10).for_each(|_| meter.count(bytes));
-        }
-        let carried = || table.paths().iter().map(|path| (path.bytes, path.messages)).collect::<Vec<_>>();
-        assert_eq!(carried(), [(30, 20), (70, 20)]);
-        assert_eq!(table.paths().iter().map(|path| path.flows).collect::<Vec<_>>(), [2, 2]);
-        let (flows, more) = table.flows(3);
-        assert_eq!((flows.len(), more, flows[1].bytes, flows[1].name.to), (3, 1, 20, 1));
-        drop(meters);
-        assert_eq!(carried(), [(30, 20), (70, 20)]);
-        assert!(table.paths().iter().all(|path| path.flows == 0));
-        assert_eq!(table.flows(10), (Vec::new(), 0));
-    }
-
-    #[test]
-    fn a_flow_that_goes_elsewhere_leaves_what_it_has_carried() {
-        let table = Arc::new(FlowTable::default());
-        let meter = table.begin(name("b", "x", 1));
-        meter.count(5);
-        meter.moved("x");
-        meter.count(2);
-        meter.moved("y");
-        meter.count(30);
-        let carried = || {
-            let paths = table.paths().into_iter();
-            paths.map(|path| (path.path, path.flows, path.bytes, path.messages)).collect::<Vec<_>>()
-        };
-        assert_eq!(carried(), [("x".into(), 0, 7, 2), ("y".into(), 1, 30, 1)]);
-        let (flows, _) = table.flows(1);
-        assert_eq!((&*flows[0].name.path, flows[0].bytes, flows[0].messages), ("y", 30, 1));
-        meter.moved("x");
-        meter.count(1);
-        drop(meter);
-        assert_eq!(carried(), [("x".into(), 0, 8, 3), ("y".into(), 0, 30, 1)]);
-    }
-
-    #[test]
-    fn packets_are_counted_on_the_path_that_lost_them_also_when_connections_are_made_anew() {
-        let table = Arc::new(FlowTable::default());
-        let meter = table.begin(name("b", "x", 1));
-        let stats = |segments, retransmits| WireStats { segments, retransmits, round_trip: Duration::from_micros(70) };
-        meter.note_wire(stats(100, 5));
-        meter.note_wire(stats(150, 5));
-        let view = table.flows(1).0[0].wire;
-        assert_eq!(view, WireView { segments: 150, retransmits: 5, round_trip_us: Some(70) });
-        assert!(view.loss_percent().is_some_and(|percent| (percent - 10.0 / 3.0).abs() < 1e-9));
-        meter.moved("y");
-        // Another connection.
-        meter.note_wire(stats(20, 1));
-        let wires = || table.paths().into_iter().map(|path| (path.path, path.wire)).collect::<Vec<_>>();
-        let wire = |segments, retransmits, round_trip_us| WireView { segments, retransmits, round_trip_us };
-        assert_eq!(wires(), [("x".into(), wire(150, 5, None)), ("y".into(), wire(20, 1, Some(70)))]);
-        drop(meter);
-        assert_eq!(wires()[1].1, wire(20, 1, None));
-        assert_eq!(wire(0, 0, None).loss_percent(), None);
-    }
-
-    #[test]
-    fn ports_of_flows_are_told_and_how_often_ways_were_left() {
-        let table = Arc::new(FlowTable::default());
-        let meter = table.begin(name("b", "x", 1));
-        let told = || table.flows(1).0.pop().map(|flow| (flow.port, flow.paths_left));
-        assert_eq!(told(), Some((None, 0)));
-        for (port, paths_left) in [(Some("a:1"), 0), (None, 1), (None, 1), (Some("b:1"), 1), (Some("a:1"), 2)] {
-            let port = port.map(str::to_owned);
-            meter.goes_by(port.clone());
-            assert_eq!(told(), Some((port, paths_left)));
-        }
-        let left = || table.paths().iter().map(|path| path.paths_left).collect::<Vec<_>>();
-        assert_eq!(left(), [2]);
-        drop(meter);
-        assert_eq!((told(), left()), (None, vec![2]));
-    }
-
-    #[test]
-    fn what_a_flow_may_send_is_told_while_it_is_held_to_it() {
-        let table = Arc::new(FlowTable::default());
-        let meter = table.begin(name("b", "x", 1));
-        let allotted = || table.flows(1).0[0].allotted_bps;
-        assert_eq!(allotted(), None);
-        meter.allot(Some(7));
-        assert_eq!(allotted(), Some(7));
-        meter.allot(Some(0));
-        assert_eq!(allotted(), Some(1), "next to nothing is not what it likes");
-        meter.allot(None);
-        assert_eq!(allotted(), None);
-    }
-
-    #[test]
-    fn ever_new_paths_do_not_fill_the_table() {
-        let table = Arc::new(FlowTable::default());
-        for path in 0..PATHS_MAX + 10 {
-            table.begin(name("b", &path.to_string(), 1)).count(1);
-        }
-        let paths = table.paths();
-        assert_eq!(paths.len(), PATHS_MAX + 1);
-        assert_eq!(paths.iter().map(|path| path.bytes).sum::<u64>(), PATHS_MAX as u64 + 10);
-        assert!(paths.iter().any(|path| path.path == OTHER_PATHS && path.messages == 10));
-    }
-
-    #[test]
-    fn what_a_path_has_carried_never_grows_less() {
-        let table = Arc::new(FlowTable::default());
-        let meters = ["x", "y", "z"].map(|path| table.begin(name("b", path, 1)));
-        meters[0].count(5);
-        meters[1].count(3);
-        for path in 0..PATHS_MAX {
-            drop(table.begin(name("b", &path.to_string(), 1)));
-        }
-        let carried = |path: &str| table.paths().into_iter().find(|view| view.path == path).map(|view| view.bytes);
-        // There is no room for more by the time that they end or move.
-        meters[1].moved("late");
-        meters[1].count(4);
-        let [x, y, z] = meters;
-        drop((x, z));
-        assert_eq!([carried("x"), carried("y"), carried("z"), carried("late")], [Some(5), Some(3), Some(0), None]);
-        let before = carried(OTHER_PATHS);
-        assert_eq!(table.flows(1).0[0].name.path, "late");
-        drop(y);
-        assert_eq!((carried(OTHER_PATHS), before), (Some(4), Some(4)));
-    }
-
-    #[test]
-    fn paths_are_called_by_what_steers_to_them() {
-        assert_eq!(path_name(None), "-");
-        assert_eq!(path_name(Some(&FlowPath::default())), "-");
-        let ports = Some(PortRange { first: 20, last: 30 });
-        let path = FlowPath { source_ports: ports, dscp: Some(10), ..FlowPath::default() };
-        assert_eq!(path_name(Some(&path)), "ports 20-30 dscp 10");
-        let device = Some("mlx5_1:2".parse().expect("a device"));
-        let by_device = FlowPath { device, ..path.clone() };
-        assert_eq!(path_name(Some(&by_device)), "device mlx5_1:2 ports 20-30 dscp 10");
-        // And by their names they are known.
-        let preferred = FlowPath { priority: Some(2), ..FlowPath::default() };
-        for path in [FlowPath::default(), path, by_device, preferred] {
-            assert_eq!(path_called(&path_name(Some(&path))), Some(path));
-        }
-        for name in [OTHER_PATHS, "", "ports", "ports 1", "dscp x", "way 1"] {
-            assert_eq!(path_called(name), None, "{name:?}");
-        }
     }
 }

@@ -4,7 +4,7 @@ use mccs_config::service::{Device, TransportKind};
 use mccs_ipc::types::ErrorClass;
 use nix::errno::Errno;
 
-use super::rdma::{is_of_peer, status_text};
+use super::completion_status::{is_of_peer, status_text};
 use super::{FLOWS_MAX, LISTENERS_MAX, PortRange};
 
 /// Why a call of a transport failed.

@@ -32,6 +32,7 @@
 //! links), time-outs of operations (engines close flows), retries, pacing, encryption.
 
 mod abilities;
+mod completion_status;
 #[cfg(test)]
 mod conformance;
 mod error;

@@ -2,7 +2,7 @@
 
 use mccs_cuda::{DeviceAddress, Kernels, RawStream};
 use mccs_ipc::types::{CollectiveKind, RedOp};
-use mccs_kernels::cuda::{DirectCall, Launch};
+use mccs_kernels::cuda::{CollectiveCall, Launch};
 
 use super::cuda_error;
 use crate::Error;
@@ -15,7 +15,7 @@ const BLOCKS: u32 = 64;
 /// The stream must live, its context be current and the kernels'; both buffers must have what the call says until the stream has come to its end.
 pub(super) unsafe fn run_alone(
     kernels: &Kernels,
-    checked: &DirectCall,
+    checked: &CollectiveCall,
     (send, recv): (DeviceAddress, DeviceAddress),
     stream: RawStream,
 ) -> Result<(), Error> {

@@ -2,7 +2,7 @@
 
 use mccs_cuda::DeviceAddress;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
-use mccs_kernels::cuda::DirectCall;
+use mccs_kernels::cuda::CollectiveCall;
 
 use crate::{Error, ReduceOperator};
 
@@ -29,7 +29,7 @@ impl Call {
 }
 
 /// Checks a call's arguments.
-pub(crate) fn checked(call: &Call, rank: u32, nranks: u32) -> Result<DirectCall, Error> {
+pub(crate) fn checked(call: &Call, rank: u32, nranks: u32) -> Result<CollectiveCall, Error> {
     let Call { kind, send, recv, count, dtype, op, root, .. } = *call;
     if root >= nranks {
         return Err(Error::argument(format!("rank {root} of a communicator of {nranks}")));
@@ -57,5 +57,5 @@ pub(crate) fn checked(call: &Call, rank: u32, nranks: u32) -> Result<DirectCall,
         ReduceOperator::PreMulSumAt(address) => (RedOp::PreMulSum, address, true),
         op => op.to_wire(dtype).map(|(op, bits)| (op, bits, false))?,
     };
-    Ok(DirectCall { kind, dtype, op, count, root, scalar_bits, is_scalar_address, rank, nranks })
+    Ok(CollectiveCall { kind, dtype, op, count, root, scalar_bits, is_scalar_address, rank, nranks })
 }

@@ -67,7 +67,7 @@ impl CommunicatorBuilder {
         let joining = self.send(Some(gpu))?;
         let (client, place) = (&self.client, (self.rank, self.nranks));
         match client.wait_for_join(&joining, self)? {
-            (Response::Comm { comm, direct: Some(share), .. }, fds) => {
+            (Response::Comm { comm, device_initiated: Some(share), .. }, fds) => {
                 let made = DeviceInitiatedCommunicator::join(client, comm, place, context, &share, &fds)?;
                 Ok(CudaCommunicator::new(Backend::DeviceInitiated(Arc::new(made))))
             }

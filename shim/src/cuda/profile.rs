@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use mccs_cuda::{DriverError, OwnedStream, PinnedMemory, while_capturing};
 use mccs_ipc::types::{CollectiveKind, DataType};
-use mccs_kernels::cuda::{Algorithm, AreaCounts, AreaLayout};
+use mccs_kernels::cuda::{Algorithm, SymmetricBufferCounts, SymmetricBufferLayout};
 
 use super::communicator::{Backend, CudaCommunicator};
 use super::cuda_error;
@@ -53,7 +53,7 @@ pub struct StampReader {
     is_under_way: bool,
     /// Why no copy could be begun.
     failed: Option<Error>,
-    counts: AreaCounts,
+    counts: SymmetricBufferCounts,
 }
 
 impl CudaCommunicator {
@@ -98,11 +98,11 @@ impl CudaCommunicator {
         let member = Arc::clone(comm.member());
         // Another thread may be capturing, which must not be disturbed.
         let made = while_capturing(|| {
-            let copied = PinnedMemory::new(&member.context, AreaLayout::COUNTED_BYTES)?;
+            let copied = PinnedMemory::new(&member.context, SymmetricBufferLayout::COUNTED_BYTES)?;
             Ok((OwnedStream::new(&member.context)?, copied))
         });
         let (stream, copied) = made.and_then(|made: Result<_, DriverError>| made).map_err(cuda_error)?;
-        let (is_under_way, failed, counts) = (false, None, AreaCounts::default());
+        let (is_under_way, failed, counts) = (false, None, SymmetricBufferCounts::default());
         Ok(Some(StampReader { stream, member, copied, is_under_way, failed, counts }))
     }
 }
@@ -116,7 +116,7 @@ impl StampReader {
         let (stream, area, to) = (&self.stream, self.member.area(), self.copied.address());
         // SAFETY: the symmetric buffer is mapped as long as the member lives, and begins with as many bytes; so many are at the other end, too,
         // until the stream is idle.
-        let begun = self.in_context(|| unsafe { stream.raw().copy(to, area, AreaLayout::COUNTED_BYTES) });
+        let begun = self.in_context(|| unsafe { stream.raw().copy(to, area, SymmetricBufferLayout::COUNTED_BYTES) });
         match begun {
             Ok(()) => self.is_under_way = true,
             Err(error) => self.failed = Some(error),

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use mccs_cuda::{Context, RawStream};
 use mccs_ipc::device_initiated::GpuUuid;
-use mccs_ipc::gate::GateAccess;
 use mccs_ipc::large::{EnginesFrom, has_large};
 use mccs_ipc::protocol::{HostRun, JoinOptions, Request, Response, Role};
+use mccs_ipc::timeline_semaphore::SemaphoreAccess;
 use mccs_ipc::types::{Handle, RedOp, UniqueId};
 
 use super::call::Call;
@@ -52,7 +52,7 @@ pub(super) struct Identity {
 /// A rank that has joined, as the service named it.
 pub(super) struct Joined {
     pub(super) identity: Identity,
-    pub(super) access: GateAccess,
+    pub(super) access: SemaphoreAccess,
     pub(super) engines_from: Option<EnginesFrom>,
     pub(super) hosts: Vec<HostRun>,
     pub(super) rails_from: u64,
@@ -170,7 +170,7 @@ impl Engines {
         let (gpu, root_address) = (Some(gpu), String::new());
         let request = Request::InitRank { id, rank, nranks, gpu, root_address, role, options };
         match client.0.requests.call(request, &[])? {
-            (Response::Comm { comm, direct: Some(share), .. }, fds) => {
+            (Response::Comm { comm, device_initiated: Some(share), .. }, fds) => {
                 let made = DeviceInitiatedCommunicator::join(client, comm, (rank, nranks), context, &share, &fds)?;
                 Ok(Some(Engines { comm: made, from }).filter(|_| share.large.is_some()))
             }

@@ -201,7 +201,7 @@ fn a_graph_that_goes_after_its_communicator_holds_up_no_other() {
         player.hears("has destroyed it");
         let comms = service.service().registry.comms();
         let next = comms.iter().find(|comm| comm.tenant == "b").expect("the other one");
-        let page = next.direct.as_ref().expect("on GPUs").page();
+        let page = next.device_initiated.as_ref().expect("on GPUs").page();
         assert!((0..place.nranks).all(|rank| !page.has_graphs(rank)));
         std::fs::write(sign(&place, "ends"), "").expect("a sign");
         player.ends_well();
@@ -303,7 +303,7 @@ fn strategies_change_while_ranks_run() {
 /// Whether all ranks of the only communicator there is have graphs, or any has one; and what those run under, or the next would.
 fn graphs(service: &TestService, place: &Place) -> (bool, bool, u64) {
     let comm = service.service().registry.comms().pop().expect("a communicator");
-    let page = comm.direct.as_ref().expect("on GPUs").page();
+    let page = comm.device_initiated.as_ref().expect("on GPUs").page();
     let has_graphs = || (0..place.nranks).map(|rank| page.has_graphs(rank));
     (has_graphs().all(|has| has), has_graphs().any(|has| has), page.captured_strategy().expect("a strategy").epoch)
 }

@@ -162,7 +162,7 @@ fn large_calls_go_by_copy_engines() {
         let mut player = Player::start("stays", &everybody(&service, 0));
         player.hears("is done");
         let comms = service.service().registry.comms();
-        let large = comms.iter().find_map(|comm| comm.direct.as_ref()?.large()).expect("engines");
+        let large = comms.iter().find_map(|comm| comm.device_initiated.as_ref()?.large()).expect("engines");
         assert_eq!(large.begun_and_ended().0, calls, "{config}");
         wait_until(|| large.begun_and_ended().1 == calls);
         player.kill();

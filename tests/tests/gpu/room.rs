@@ -122,7 +122,7 @@ fn writes_back_to_a_gather(place: &Place) -> anyhow::Result<()> {
 /// Says that no stream has come anywhere, whatever the service writes.
 fn write_back(rank: &Rank) {
     let pages = std::fs::read_to_string("/proc/self/maps").expect("its memory");
-    let starts = pages.lines().filter(|line| line.contains("memfd:mccs-direct")).map(|line| {
+    let starts = pages.lines().filter(|line| line.contains("memfd:mccs-device-initiated")).map(|line| {
         let (start, _) = line.split_once('-').expect("a range");
         usize::from_str_radix(start, 16).expect("an address")
     });

@@ -177,7 +177,7 @@ fn large_calls_go_by_copy_engines_by_and_by_where_they_come_apart() {
         let comms = service.service().registry.comms();
         comms
             .iter()
-            .filter_map(|comm| comm.direct.as_ref()?.large())
+            .filter_map(|comm| comm.device_initiated.as_ref()?.large())
             .map(|large| large.begun_and_ended().1)
             .sum::<u64>()
     };

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, Opcode};
-use mccs_ipc::gate::Gate;
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::queue::{Producer, Push};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::StreamWord;
+use mccs_ipc::timeline_semaphore::TimelineSemaphore;
 use mccs_tests::TestService;
 
 use crate::raw::Raw;
@@ -37,8 +37,8 @@ fn a_flood_slows_down_only_itself() {
 fn a_session_whose_socket_is_closed_takes_no_more_than_the_ring_held() {
     attack(|service| {
         let mut raw = Raw::connect(service);
-        let gated = Request::CreateGatedStream { region: raw.region, offset_bytes: 0 };
-        let Response::Stream { stream, .. } = raw.ask(gated, &[]) else { panic!("no stream") };
+        let ordered = Request::CreateOrderedStream { region: raw.region, offset_bytes: 0 };
+        let Response::Stream { stream, .. } = raw.ask(ordered, &[]) else { panic!("no stream") };
         let mut command = Command { opcode: Opcode::Nop as u32, stream, ..raw.command() };
         let limit = 64;
         for ticket in 1..=limit {
@@ -78,8 +78,8 @@ fn a_long_row_of_calls_that_end_at_once_is_no_chain_of_calls() {
     let (response, fds) = raw.ask_with_fds(Request::AllocMemory { bytes: 4096 }, &[]);
     let Response::Region { region, .. } = response else { panic!("no memory") };
     let memory = Mapping::map(fds[0].as_fd(), 4096).expect("memory");
-    let gated = Request::CreateGatedStream { region, offset_bytes: 0 };
-    let Response::Stream { stream, .. } = raw.ask(gated, &[]) else { panic!("no stream") };
+    let ordered = Request::CreateOrderedStream { region, offset_bytes: 0 };
+    let Response::Stream { stream, .. } = raw.ask(ordered, &[]) else { panic!("no stream") };
     for ticket in 1..=CALLS {
         let flags = if ticket < CALLS { FLAG_GROUP_CONTINUES } else { 0 };
         let command = Command { stream, ticket, flags, ..raw.command() };
@@ -88,7 +88,7 @@ fn a_long_row_of_calls_that_end_at_once_is_no_chain_of_calls() {
         }
     }
     // SAFETY: the mapping lives to the end of this function.
-    unsafe { Gate::at(memory.as_ptr()) }.expect("aligned").open(CALLS);
+    unsafe { TimelineSemaphore::at(memory.as_ptr()) }.expect("aligned").open(CALLS);
     let word = StreamWord::at(&raw.segment, raw.layout.words_offset, stream.index).expect("a word");
     assert!(word.wait(CALLS, Duration::ZERO, Duration::from_secs(600)));
 }

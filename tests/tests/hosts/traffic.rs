@@ -32,7 +32,7 @@ fn every_collective_runs_across_hosts() {
 
 #[test]
 fn every_collective_runs_with_every_algorithm_that_can_be_pinned() {
-    for algorithm in ["direct", "ring", "tree", "host_ring", "host_tree", "one_shot"] {
+    for algorithm in ["single_pass", "ring", "tree", "host_ring", "host_tree", "one_shot"] {
         let hosts = TestHosts::start(3, &format!("[strategy]\nalgorithm = {algorithm:?}\nchannels = 3\n"));
         let counts = [(5, RedOp::Avg), (30_001, RedOp::Sum)];
         assert_eq!(hosts.ranks(&[2, 0, 1, 0], |rank| run_all(&rank, &counts)), [0; 4], "{algorithm}");

@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use libloading::Library;
 use mccs_eval::workload::{Call, POISON, Place};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
-use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectArgs, DirectCall, Launch, P2pLaunch, P2pMessage};
+use mccs_kernels::cuda::{Algorithm, CollectiveCall, DirectArgs, Launch, P2pLaunch, P2pMessage, SymmetricBufferLayout};
 use mccs_kernels::reference;
 use mccs_tests::seeds;
 use rand::rngs::StdRng;
@@ -40,7 +40,7 @@ struct Begun {
 impl Begun {
     /// Not before the area of its rank has counted so many operations.
     fn after(self, operations: u64, area: &Memory) -> Self {
-        let word = (area.address() + AreaLayout::COUNTER_OFFSET) as *const u64;
+        let word = (area.address() + SymmetricBufferLayout::COUNTER_OFFSET) as *const u64;
         Begun { word, value: operations << 32, ..self }
     }
 }
@@ -206,9 +206,9 @@ fn draw<T: Copy>(random: &mut StdRng, of: &[T]) -> T {
 }
 
 /// Small areas, so that slots are used again.
-fn small_layout(random: &mut StdRng, nranks: u32) -> AreaLayout {
+fn small_layout(random: &mut StdRng, nranks: u32) -> SymmetricBufferLayout {
     let [slot_bytes, ll_bytes, ll128_bytes] = [128, 1024, 1920].map(|most| 128 * random.random_range(1..=most / 128));
-    let layout = AreaLayout {
+    let layout = SymmetricBufferLayout {
         nranks,
         blocks: random.random_range(1..=3),
         slots: random.random_range(2..=4),
@@ -231,12 +231,12 @@ fn some_call(random: &mut StdRng, nranks: u32, seed: u64) -> Call {
 }
 
 /// What all ranks launch, if that algorithm can.
-fn launched(call: &Call, layout: &AreaLayout, algorithm: Algorithm) -> Option<Vec<Launch<DirectArgs>>> {
+fn launched(call: &Call, layout: &SymmetricBufferLayout, algorithm: Algorithm) -> Option<Vec<Launch<DirectArgs>>> {
     let Call { kind, dtype, redop: op, root, count, nranks, .. } = *call;
     let by = |rank| {
         let scalar_bits = reference::scalar_bits(dtype, call.scalar(rank));
-        let call = DirectCall { kind, dtype, op, count, root, scalar_bits, is_scalar_address: false, rank, nranks };
-        Launch::direct(&call, layout, algorithm, layout.blocks)
+        let call = CollectiveCall { kind, dtype, op, count, root, scalar_bits, is_scalar_address: false, rank, nranks };
+        Launch::collective(&call, layout, algorithm, layout.blocks)
     };
     (0..nranks).map(by).collect()
 }
@@ -267,7 +267,7 @@ impl Called {
 /// Calls that ranks make one behind the other.
 struct Scene {
     seed: u64,
-    layout: AreaLayout,
+    layout: SymmetricBufferLayout,
     areas: Vec<Memory>,
     calls: Vec<Called>,
 }
@@ -289,8 +289,10 @@ impl Scene {
     fn of_pipelines(seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let nranks = random.random_range(3..=4);
-        let layout =
-            AreaLayout { ll128_bytes: 128 * random.random_range(30..=90), ..small_layout(&mut random, nranks) };
+        let layout = SymmetricBufferLayout {
+            ll128_bytes: 128 * random.random_range(30..=90),
+            ..small_layout(&mut random, nranks)
+        };
         Scene::of(seed, 0, random, layout, |random, seed| {
             let kind = draw(random, &[CollectiveKind::AllReduce, CollectiveKind::Reduce]);
             let (dtype, redop) = (draw(random, DataType::ALL), draw(random, RedOp::ALL));
@@ -304,7 +306,8 @@ impl Scene {
     fn of_chains(seed: u64) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
         let nranks = random.random_range(3..=4);
-        let layout = AreaLayout { slot_bytes: 128 * random.random_range(1..=3), ..small_layout(&mut random, nranks) };
+        let layout =
+            SymmetricBufferLayout { slot_bytes: 128 * random.random_range(1..=3), ..small_layout(&mut random, nranks) };
         Scene::of(seed, 0, random, layout, |random, seed| {
             let (kind, dtype, redop) = (CollectiveKind::Reduce, draw(random, DataType::ALL), draw(random, RedOp::ALL));
             let most = draw(random, &[300, 20_000]) / dtype.size_bytes() as u64;
@@ -318,7 +321,7 @@ impl Scene {
         seed: u64,
         abort_word: u64,
         mut random: StdRng,
-        layout: AreaLayout,
+        layout: SymmetricBufferLayout,
         mut some: impl FnMut(&mut StdRng, u64) -> (Call, Algorithm),
     ) -> Self {
         let nranks = layout.nranks;
@@ -373,7 +376,7 @@ impl Scene {
             }
         }
         for area in &self.areas[..ranks as usize] {
-            let ended = AreaLayout::ended(area.word(AreaLayout::COUNTER_OFFSET));
+            let ended = SymmetricBufferLayout::ended(area.word(SymmetricBufferLayout::COUNTER_OFFSET));
             self.check(ended == Self::CALLS as u64, &format!("{ended} operations were counted"));
         }
     }
@@ -524,7 +527,7 @@ fn list_of(random: &mut StdRng, sent: &[Sent], rank: u32) -> Vec<P2pMessage> {
 
 /// Groups behind each other, on each rank.
 fn exchanged(nranks: u32, groups: &[Vec<Sent>], random: &mut StdRng, seed: u64) {
-    let layout = AreaLayout {
+    let layout = SymmetricBufferLayout {
         nranks,
         blocks: 1,
         slots: 2,

@@ -18,12 +18,12 @@ fn network() -> CostModel {
 }
 
 #[test]
-fn one_host_is_direct_at_every_length() {
+fn one_host_is_single_pass_at_every_length() {
     let strategy = Strategy::initial(Choice::Auto, 16, 2, &[]);
     for kind in CollectiveKind::ALL {
         for count in [0, 1, 1 << 10, 1 << 24] {
             let chosen = CostModel::one_host().choose(&problem(*kind, count), 4, &strategy);
-            assert_eq!(chosen, Ok(Algorithm::Direct), "{kind} of {count}");
+            assert_eq!(chosen, Ok(Algorithm::SinglePass), "{kind} of {count}");
         }
     }
 }
@@ -42,10 +42,10 @@ fn the_operator_decides_as_far_as_memory_is_mapped() {
     let long = problem(CollectiveKind::AllReduce, 1 << 24);
     assert_eq!(network().choose(&long, 4, &pinned(Algorithm::Tree)), Ok(Algorithm::Tree));
     assert_eq!(CostModel::one_host().choose(&long, 4, &pinned(Algorithm::Ring)), Ok(Algorithm::Ring));
-    assert_eq!(network().choose(&long, 4, &pinned(Algorithm::Direct)), Ok(Algorithm::Ring));
+    assert_eq!(network().choose(&long, 4, &pinned(Algorithm::SinglePass)), Ok(Algorithm::Ring));
     let mapped = Strategy::initial(Choice::Auto, 16, 1, &[]);
-    let direct = build(&long, Algorithm::Direct, &mapped).expect("valid");
-    assert_eq!(network().estimate_ns(&direct, 4), f64::INFINITY);
+    let single_pass = build(&long, Algorithm::SinglePass, &mapped).expect("valid");
+    assert_eq!(network().estimate_ns(&single_pass, 4), f64::INFINITY);
 }
 
 #[test]

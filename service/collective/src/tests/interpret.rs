@@ -114,7 +114,7 @@ pub(super) fn wrong_rank(schedule: &Schedule, in_place: bool, choices: &mut Choi
     let ranks = 0..schedule.problem.nranks;
     let mut memory: Vec<_> = ranks.clone().map(|rank| Rank::new(schedule, rank, in_place)).collect();
     match &schedule.shape {
-        Shape::Direct(moves) => run_moves(schedule.problem.kind.reduces(), moves, &mut memory, choices),
+        Shape::SinglePass(moves) => run_moves(schedule.problem.kind.reduces(), moves, &mut memory, choices),
         Shape::Message(channels) => run_programs(channels, &mut memory, choices),
     }
     ranks.into_iter().find(|rank| {

@@ -55,10 +55,10 @@ fn hosts(host_of: &[usize]) -> Vec<Vec<u32>> {
     (0..last).map(ranks).filter(|ranks| !ranks.is_empty()).collect()
 }
 
-/// What can be built: direct schedules need one host.
+/// What can be built: single-pass schedules need one host.
 fn algorithms(strategy: &Strategy) -> impl Iterator<Item = Algorithm> + use<> {
     let is_mapped = strategy.hosts.len() <= 1;
-    Algorithm::ALL.into_iter().filter(move |algorithm| is_mapped || *algorithm != Algorithm::Direct)
+    Algorithm::ALL.into_iter().filter(move |algorithm| is_mapped || *algorithm != Algorithm::SinglePass)
 }
 
 /// One that cuts at every element, into a few chunks.

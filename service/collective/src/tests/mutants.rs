@@ -129,11 +129,11 @@ fn break_move(moves: &mut Vec<Move>, at: usize, mutation: Mutation) -> bool {
 fn mutants(schedule: &Schedule) -> Vec<(Mutation, Schedule)> {
     let mut all = Vec::new();
     match &schedule.shape {
-        Shape::Direct(moves) => {
+        Shape::SinglePass(moves) => {
             for (at, mutation) in (0..moves.len()).flat_map(|at| Mutation::OF_MOVES.map(|mutation| (at, mutation))) {
                 let mut broken = moves.clone();
                 if break_move(&mut broken, at, mutation) {
-                    all.push((mutation, Schedule { shape: Shape::Direct(broken), ..schedule.clone() }));
+                    all.push((mutation, Schedule { shape: Shape::SinglePass(broken), ..schedule.clone() }));
                 }
             }
         }

@@ -136,10 +136,10 @@ fn channels_and_moves_that_meet_are_refused() {
         srcs: vec![remote(0, Buffer::Send, offset, count)],
         dsts: (0..2).map(|rank| remote(rank, Buffer::Recv, offset, count)).collect(),
     };
-    let direct = |moves| Schedule { problem, scratch_count: 0, shape: Shape::Direct(moves) };
-    assert_eq!(verify(&direct(vec![part(0, 5), part(5, 3)]), true), Ok(()));
-    assert!(matches!(fault(&direct(vec![part(0, 5), part(4, 4)])), Fault::Conflict { .. }));
-    assert!(matches!(fault(&direct(vec![part(0, 5)])), Fault::ReadsUnwritten(_)));
+    let single_pass = |moves| Schedule { problem, scratch_count: 0, shape: Shape::SinglePass(moves) };
+    assert_eq!(verify(&single_pass(vec![part(0, 5), part(5, 3)]), true), Ok(()));
+    assert!(matches!(fault(&single_pass(vec![part(0, 5), part(4, 4)])), Fault::Conflict { .. }));
+    assert!(matches!(fault(&single_pass(vec![part(0, 5)])), Fault::ReadsUnwritten(_)));
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn an_all_to_all_may_leave_the_own_part() {
             let schedule = build(&problem, algorithm, &strategy).expect("valid");
             assert_eq!(verify(&schedule, false), Ok(()), "{algorithm:?}");
             match &schedule.shape {
-                Shape::Direct(moves) => {
+                Shape::SinglePass(moves) => {
                     let stays = |one: &Move| one.srcs[0].rank == one.dsts[0].rank;
                     assert!(!moves.iter().any(stays), "{moves:?}");
                 }
@@ -296,7 +296,7 @@ fn programs_keep_to_their_own_ranks() {
 }
 
 #[test]
-fn direct_moves_between_hosts_are_refused() {
+fn single_pass_moves_between_hosts_are_refused() {
     let problem = Problem {
         kind: CollectiveKind::AllReduce,
         nranks: 2,
@@ -306,7 +306,7 @@ fn direct_moves_between_hosts_are_refused() {
         leaves_own: false,
     };
     let strategy = Strategy::initial(Choice::Auto, 2, 1, &[vec![0], vec![1]]);
-    assert_eq!(build(&problem, Algorithm::Direct, &strategy), Err(ScheduleError::NotMapped));
+    assert_eq!(build(&problem, Algorithm::SinglePass, &strategy), Err(ScheduleError::NotMapped));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Conflicts between parts of a schedule that run in no order: channels of a message schedule, moves of a direct one.
+//! Conflicts between parts of a schedule that run in no order: channels of a message schedule, moves of a single pass.
 
 use super::machine::Access;
 

@@ -10,10 +10,10 @@
 //! Cost: by steps and spans, never by elements. Deliberately absent: time; that is the cost model's.
 
 mod conflict;
-mod direct;
 mod machine;
 mod memory;
 mod message;
+mod single_pass;
 
 use std::fmt;
 
@@ -174,7 +174,7 @@ pub fn verify(schedule: &Schedule, in_place: bool) -> Result<(), Violation> {
     schedule.problem.validate().map_err(|error| nowhere(error.into()))?;
     let mut machine = Machine::new(schedule, in_place).map_err(nowhere)?;
     match &schedule.shape {
-        Shape::Direct(moves) => direct::verify(&mut machine, moves)?,
+        Shape::SinglePass(moves) => single_pass::verify(&mut machine, moves)?,
         Shape::Message(channels) => {
             let mut uses = Vec::new();
             let mut clocks = Vec::new();

@@ -10,14 +10,14 @@ use std::time::Instant;
 
 use mccs_ipc::device_initiated::{CommPart, ControlPage, DEVICE_INITIATED_RANKS_MAX, SymmetricBufferHandle};
 use mccs_ipc::types::{ErrorClass, Handle};
-use mccs_kernels::cuda::AreaCounts;
+use mccs_kernels::cuda::SymmetricBufferCounts;
 use mccs_model::SetupError;
 
 use crate::cuda::{CopyEngines, PauseMeter, Strategies};
 use crate::durations::{Reading, Times};
 
 /// The memory in which ranks of a group meet: kept until all ranks have left.
-pub trait Areas: Send + Sync {
+pub trait SymmetricBuffers: Send + Sync {
     /// Reads how far each rank is, as soon as may be, and [tells](Ended::tell). Returns at once.
     fn read(&self, ended: &Arc<Ended>);
 
@@ -162,7 +162,12 @@ impl Ended {
     }
 
     /// What ranks, by number, have counted at `now`, and when a rank called its long collective of a number, as far as it told.
-    pub fn note_times(&self, ranks: &[AreaCounts], called_ns: impl Fn(u32, u64) -> Option<u64>, now: Instant) {
+    pub fn note_times(
+        &self,
+        ranks: &[SymmetricBufferCounts],
+        called_ns: impl Fn(u32, u64) -> Option<u64>,
+        now: Instant,
+    ) {
         let mut taken = self.taken();
         let within = now.saturating_duration_since(taken.read_at);
         let reading = taken.times.read(ranks, within);
@@ -194,19 +199,19 @@ impl Ended {
 }
 
 /// A group of ranks that run collectives themselves, in streams of their own, as the page says.
-pub struct DirectGroup {
+pub struct DeviceInitiatedGroup {
     strategies: Strategies,
     ended: Arc<Ended>,
     /// For what is too large for the ranks alone.
     large: Option<Arc<CopyEngines>>,
-    areas: Box<dyn Areas>,
+    areas: Box<dyn SymmetricBuffers>,
 }
 
-impl DirectGroup {
+impl DeviceInitiatedGroup {
     /// Takes charge of a page and the memory that goes with it.
     #[must_use]
-    pub fn new(strategies: Strategies, large: Option<Arc<CopyEngines>>, areas: Box<dyn Areas>) -> Self {
-        DirectGroup { strategies, ended: Arc::default(), large, areas }
+    pub fn new(strategies: Strategies, large: Option<Arc<CopyEngines>>, areas: Box<dyn SymmetricBuffers>) -> Self {
+        DeviceInitiatedGroup { strategies, ended: Arc::default(), large, areas }
     }
 
     /// What service and ranks tell each other.
@@ -221,7 +226,7 @@ impl DirectGroup {
         &self.strategies
     }
 
-    /// Asks how many operations have ended. [`DirectGroup::ended`] says so in a moment.
+    /// Asks how many operations have ended. [`DeviceInitiatedGroup::ended`] says so in a moment.
     pub fn ask(&self) {
         if !self.ended.is_asked.swap(true, Ordering::AcqRel) {
             self.areas.read(&self.ended);
@@ -337,7 +342,7 @@ impl DirectGroup {
     }
 }
 
-impl Drop for DirectGroup {
+impl Drop for DeviceInitiatedGroup {
     fn drop(&mut self) {
         // A rank may have left while its stream never came to what it had called.
         if let Some(large) = &self.large {
@@ -346,9 +351,27 @@ impl Drop for DirectGroup {
     }
 }
 
-impl std::fmt::Debug for DirectGroup {
+impl std::fmt::Debug for DeviceInitiatedGroup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DirectGroup").field("page", self.page()).finish_non_exhaustive()
+        f.debug_struct("DeviceInitiatedGroup").field("page", self.page()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(any(test, feature = "testing"))]
+impl DeviceInitiatedGroup {
+    /// One whose ranks run everything themselves, with a page of its own and nothing on any GPU.
+    ///
+    /// # Panics
+    /// There is no memory for a page.
+    #[must_use]
+    pub fn for_tests(nranks: u32, buffers: Box<dyn SymmetricBuffers>) -> Self {
+        use crate::cuda::Abilities;
+        let (_fd, page) = ControlPage::create().expect("a page");
+        let execution = mccs_ipc::device_initiated::Execution::Ranks;
+        let abilities = Abilities { nranks, execution, copy_engines: false, ll128: false, opens_buffers: true };
+        let large_from = mccs_config::service::Crossover::Never.into();
+        let first = mccs_model::GpuStrategy { large_from, ll128: false, max_ctas: None };
+        DeviceInitiatedGroup::new(Strategies::begin(Arc::new(page), abilities, first), None, buffers)
     }
 }
 
@@ -356,18 +379,13 @@ impl std::fmt::Debug for DirectGroup {
 mod tests {
     use std::sync::Mutex;
 
-    use mccs_config::service::Crossover;
-    use mccs_ipc::device_initiated::Execution;
-
     use super::*;
-    use crate::cuda::Abilities;
-    use mccs_model::GpuStrategy;
 
-    /// Areas that answer when the test does.
+    /// Symmetric buffers that answer when the test does.
     #[derive(Default)]
     struct Asked(Arc<Mutex<Vec<Arc<Ended>>>>);
 
-    impl Areas for Asked {
+    impl SymmetricBuffers for Asked {
         fn read(&self, ended: &Arc<Ended>) {
             self.0.lock().expect("no panic").push(Arc::clone(ended));
         }
@@ -377,17 +395,7 @@ mod tests {
     fn gpus_are_asked_once_at_a_time_and_what_they_said_stays_known() {
         let asked = Asked::default();
         let questions = Arc::clone(&asked.0);
-        let (_fd, page) = ControlPage::create().expect("a page");
-        let abilities = Abilities {
-            nranks: 2,
-            execution: Execution::Ranks,
-            copy_engines: false,
-            ll128: false,
-            opens_buffers: true,
-        };
-        let first = GpuStrategy { large_from: Crossover::Never.into(), ll128: false, max_ctas: None };
-        let strategies = Strategies::begin(Arc::new(page), abilities, first);
-        let group = DirectGroup::new(strategies, None, Box::new(asked));
+        let group = DeviceInitiatedGroup::for_tests(2, Box::new(asked));
         assert!(group.is_answered());
         group.ask();
         group.ask();

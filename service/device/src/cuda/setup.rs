@@ -1,34 +1,38 @@
 //! The thread that allocates, opens and reads: calls that the driver may take milliseconds for. None of them waits for what streams wait for: everybody's
 //! set-up does, and the watch on what does not come.
 
-use std::os::fd::OwnedFd;
+mod areas;
+mod error;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, SendError};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
-use mccs_cuda::{Context, DeviceAddress, DriverError, OwnedStream};
+use mccs_cuda::{Context, DriverError, OwnedStream};
 use mccs_ipc::device_initiated::{
     CommPart, ControlPage, DeviceInitiatedShare, Execution, SymmetricBufferName, SymmetricBufferPart,
 };
 use mccs_ipc::large::{LargeLayout, SlotKind};
-use mccs_ipc::types::{ErrorClass, Handle};
-use mccs_kernels::cuda::{AreaCounts, AreaLayout, MESSAGES_MAX};
-use mccs_model::SetupError;
+use mccs_ipc::types::Handle;
+use mccs_kernels::cuda::{MESSAGES_MAX, SymmetricBufferCounts, SymmetricBufferLayout};
 use mccs_runtime::{Share, TurnReceiver, TurnSender, turn_channel};
 use mccs_telemetry::recorder::Recorder;
 use mccs_tenants::session::Opens;
-use mccs_tenants::{Charge, OverQuota, Resource, Tenant};
+use mccs_tenants::{Charge, Resource};
 
+pub(crate) use self::areas::AreasInUse;
+use self::areas::{Held, Kit, Memory};
+use self::error::PrepareError;
 use crate::cuda::copy_engine::hw_queue_admission::Holder;
-use crate::cuda::copy_engine::{CopyEngines, Flight, Parts, copy_submit};
+use crate::cuda::copy_engine::{CopyEngines, Flight, copy_submit};
 use crate::cuda::gpu_health::GpuHealth;
-use crate::cuda::group::{Areas, Counted, DirectGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart};
+use crate::cuda::group::{Counted, DeviceInitiatedGroup, Ended, NUMBERS_MAX, OpenPart, OpenedPart};
 use crate::cuda::memory::area::RankArea;
 use crate::cuda::memory::deferred_free::DeferredFrees;
 use crate::cuda::memory::imports::{ImportError, Imports};
 use crate::cuda::memory::resource_pool::{ResourcePool, Shape};
-use crate::cuda::memory::slots::{NoSlots, SlotPool, SlotSet, SlotUser};
+use crate::cuda::memory::slots::{NoSlots, SlotPool, SlotUser};
 use crate::cuda::strategy::{Abilities, Strategies};
 use crate::cuda::timing::trace::{self, TracedGpus};
 use crate::cuda::{CudaOptions, Gpus, NoCuda};
@@ -46,172 +50,6 @@ pub(crate) enum Order {
     Import(Flight),
     /// Make memory of a communicator that a rank uses first, unless it is there, and tell the rank how to open it.
     Open { areas: AreasInUse, part: OpenPart },
-}
-
-/// What a communicator is made of, by the driver. Dropped in this order.
-struct Kit {
-    /// Where it has copy engines: their parts, and the descriptor of the page that is registered among them.
-    engines: Option<(OwnedFd, Parts)>,
-    /// The ranks' areas, and their GPUs as the device counts them.
-    areas: Vec<(usize, RankArea)>,
-}
-
-impl Kit {
-    /// Whether ranks had graphs when they left that have not gone since: the driver says so on the page when they go.
-    fn has_graphs(&self) -> bool {
-        let ranks = 0..self.areas.len() as u32;
-        self.engines.iter().any(|(_, parts)| ranks.clone().any(|rank| parts.page().has_graphs(rank)))
-    }
-}
-
-/// The ranks' areas. When dropped they go to the thread that frees, with what the copy engines have left; or can be used again until that comes to it.
-struct Memory {
-    held: Mutex<Held>,
-    /// Of each area, made so far.
-    area_bytes: AtomicU64,
-    layout: AreaLayout,
-    shape: Shape,
-    /// Of the page, where there are copy engines.
-    page: Option<OwnedFd>,
-    parts: Mutex<Option<Parts>>,
-    /// Slots of its copy engines, made at first use: its own, and those that it shares.
-    slots: [OnceLock<SlotSet>; 2],
-    /// How these are divided, where there are copy engines.
-    large: Option<LargeLayout>,
-    /// Whether all ranks have left in order.
-    is_left: AtomicBool,
-    spares: Arc<ResourcePool<Kit>>,
-    frees: DeferredFrees,
-    /// Whose turn it is in which it is read, opened and freed.
-    share: Share,
-}
-
-/// What a communicator holds that grows with its use.
-#[derive(Default)]
-struct Held {
-    /// By rank: its GPU, as the device counts them, and its area.
-    areas: Vec<(usize, RankArea)>,
-    charges: Vec<Arc<Charge>>,
-}
-
-impl Memory {
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whose it is.
-    fn tenant(&self) -> Option<Arc<Tenant>> {
-        self.held().charges.first().map(|charge| Arc::clone(charge.tenant()))
-    }
-
-    fn slots(&self, kind: SlotKind) -> &OnceLock<SlotSet> {
-        match kind {
-            SlotKind::Own => &self.slots[0],
-            SlotKind::Shared => &self.slots[1],
-        }
-    }
-
-    fn parts(&self) -> MutexGuard<'_, Option<Parts>> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        let parts = self.parts.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let Held { areas, charges } = std::mem::take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let is_whole = self.page.is_some() == parts.is_some() && areas.len() == self.shape.gpus.len();
-        let can_be_used_again = parts.as_ref().is_none_or(Parts::can_be_used_again);
-        if *self.is_left.get_mut() && is_whole && can_be_used_again {
-            let kit = Kit { engines: self.page.take().zip(parts), areas };
-            self.spares.keep(self.shape.clone(), kit, charges);
-        } else {
-            self.frees.free(self.share, (parts, areas, charges));
-        }
-    }
-}
-
-/// Areas in use.
-#[derive(Clone)]
-pub(crate) struct AreasInUse {
-    memory: Arc<Memory>,
-    page: Arc<ControlPage>,
-    orders: Arc<Orders>,
-}
-
-impl AreasInUse {
-    /// Its slots of a kind, if they are made.
-    pub(crate) fn slots(&self, kind: SlotKind) -> Option<&SlotSet> {
-        self.memory.slots(kind).get()
-    }
-
-    /// First byte of a rank's slots, as this process sees it.
-    pub(crate) fn slot_address(&self, kind: SlotKind, rank: usize) -> Option<DeviceAddress> {
-        self.slots(kind)?.address(rank)
-    }
-
-    /// The tag that a rank has given its collective of a number.
-    pub(crate) fn tag_of(&self, rank: u32, number: u64) -> Option<u64> {
-        self.page.tag_of(rank, number)
-    }
-
-    /// Whose turn it is in which threads work for them.
-    pub(crate) fn share(&self) -> Share {
-        self.memory.share
-    }
-
-    /// Whose they are, by name.
-    pub(crate) fn tenant(&self) -> &str {
-        &self.memory.shape.tenant
-    }
-
-    fn order(&self, ended: &Arc<Ended>, then: Option<Box<dyn FnOnce() + Send>>) {
-        let order = Order::Read { areas: self.clone(), ended: Arc::clone(ended), then };
-        if let Err(SendError(Order::Read { then, .. })) = self.orders.send(self.share(), order) {
-            ended.tell(Err("the thread that reads GPUs has ended".into()));
-            then.into_iter().for_each(|then| then());
-        }
-    }
-
-    /// What copy engines on the same memory have left.
-    pub(crate) fn take_parts(&self) -> Option<Parts> {
-        self.memory.parts().take()
-    }
-
-    /// Copy engines have ended.
-    pub(crate) fn leave_parts(&self, parts: Parts) {
-        *self.memory.parts() = Some(parts);
-    }
-}
-
-impl Areas for AreasInUse {
-    fn read(&self, ended: &Arc<Ended>) {
-        self.order(ended, None);
-    }
-
-    fn read_at_last(&self, ended: &Arc<Ended>, then: Box<dyn FnOnce() + Send>) {
-        self.order(ended, Some(then));
-    }
-
-    fn left(&self) {
-        self.memory.is_left.store(true, Ordering::Release);
-    }
-
-    fn open(&self, part: OpenPart) {
-        if let Err(SendError(Order::Open { part, .. })) =
-            self.orders.send(self.share(), Order::Open { areas: self.clone(), part })
-        {
-            (part.reply)(Err(PrepareError::Stopping.refusal()));
-        }
-    }
-
-    fn held_bytes(&self, rank: usize) -> HeldBytes {
-        let memory = &self.memory;
-        let of = |kind| memory.slots(kind).get().map_or((0, 1), |slots| slots.bytes(rank));
-        let (shared_slots, sharing) = of(SlotKind::Shared);
-        let areas = memory.area_bytes.load(Ordering::Relaxed);
-        HeldBytes { areas, own_slots: of(SlotKind::Own).0, shared_slots, sharing }
-    }
 }
 
 /// To the thread, which ends when nobody has this any more.
@@ -407,7 +245,7 @@ impl Setup {
         let began_ns = self.recorder.now_ns();
         let mut ranks = Vec::new();
         for (gpu, area) in &held.areas {
-            let mut counts = AreaCounts::default();
+            let mut counts = SymmetricBufferCounts::default();
             // SAFETY: the area is mapped while it is held, in its GPU's context, which is the stream's.
             unsafe { self.streams[*gpu].read(counts.as_bytes_mut(), area.address())? };
             ranks.push((*gpu, counts));
@@ -472,7 +310,7 @@ impl Setup {
         let nranks = gpus.len() as u32;
         // A single rank has nobody to meet, and an area that nobody uses.
         let multiprocessors = gpus.iter().map(|gpu| self.gpus.gpus[*gpu].0.multiprocessors).min().unwrap_or(0);
-        let layout = AreaLayout::initial(nranks.max(2)).for_multiprocessors(multiprocessors);
+        let layout = SymmetricBufferLayout::initial(nranks.max(2)).for_multiprocessors(multiprocessors);
         let layout = self.options.chunk_bytes.map_or(layout, |bytes| layout.with_chunk(bytes));
         let ll128 = self.store_ll128(gpus);
         let layout = if ll128 && self.options.ll128 { layout.with_ll128() } else { layout };
@@ -561,52 +399,7 @@ impl Setup {
             is_timed,
             events,
         };
-        let group = DirectGroup::new(strategies, copies, Box::new(in_use));
+        let group = DeviceInitiatedGroup::new(strategies, copies, Box::new(in_use));
         Ok(Prepared { memory: fds, shared: Shared::DeviceInitiated { share: Box::new(share), group } })
     }
-}
-
-impl PrepareError {
-    /// As the ranks are told.
-    fn refusal(&self) -> SetupError {
-        let class = match self {
-            PrepareError::OverQuota(_) | PrepareError::Slots(NoSlots::OverQuota(_)) => ErrorClass::InvalidUsage,
-            PrepareError::NoEngines => ErrorClass::InvalidArgument,
-            _ => ErrorClass::System,
-        };
-        SetupError { class, message: self.to_string() }
-    }
-
-    fn driver(&self) -> Option<&DriverError> {
-        match self {
-            PrepareError::Driver { error, .. } | PrepareError::Streams(error) => Some(error),
-            PrepareError::Slots(_)
-            | PrepareError::NoEngines
-            | PrepareError::OverQuota(_)
-            | PrepareError::Stopping
-            | PrepareError::Page(_)
-            | PrepareError::Descriptors(_) => None,
-        }
-    }
-}
-
-/// Why a communicator cannot be had.
-#[derive(Debug, thiserror::Error)]
-enum PrepareError {
-    #[error(transparent)]
-    OverQuota(#[from] OverQuota),
-    #[error("no area for rank {rank} on {gpu}: {error}")]
-    Driver { rank: usize, gpu: String, error: DriverError },
-    #[error(transparent)]
-    Slots(#[from] NoSlots),
-    #[error("the communicator has no copy engines")]
-    NoEngines,
-    #[error("no streams for copies: {0}")]
-    Streams(DriverError),
-    #[error("no descriptor for a page: {0}")]
-    Descriptors(std::io::Error),
-    #[error("the service is stopping")]
-    Stopping,
-    #[error("no page: {0}")]
-    Page(#[from] mccs_ipc::shm::ShmError),
 }

@@ -142,7 +142,7 @@ impl Device for HostDevice {
         let bound = Bound::new(collective, streaming_bytes)?;
         let schedule = Arc::clone(collective.schedule);
         match &schedule.shape {
-            Shape::Direct(_) => {
+            Shape::SinglePass(_) => {
                 let moves = MoveJob::new(schedule, bound, self.options.piece_bytes);
                 Ok(self.run_moves(moves, collective.host_operands(), job, workers))
             }

@@ -97,7 +97,7 @@ impl MoveJob {
         match &self.moves {
             Moves::Own(moves) => moves,
             Moves::Scheduled(schedule) => match &schedule.shape {
-                Shape::Direct(moves) => moves,
+                Shape::SinglePass(moves) => moves,
                 Shape::Message(_) => &[],
             },
         }

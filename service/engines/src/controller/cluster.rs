@@ -180,7 +180,7 @@ impl ClusterAsker {
                 let question = QUESTION_BASE | self.next;
                 let reply_to = ReplyTo::new(question, replies.clone());
                 let message = OperatorMessage::WhyStuck { number: comm.number, looks: Looks::UntilCertain, reply_to };
-                let proxy = comm.direct.as_ref().and(self.gpus.as_ref()).unwrap_or(&self.proxy);
+                let proxy = comm.device_initiated.as_ref().and(self.gpus.as_ref()).unwrap_or(&self.proxy);
                 // An engine that is too busy answers nothing: the question drops, and is counted as not looked at.
                 if proxy.send(message.into()).is_ok() {
                     left.insert(question, (comm.number, comm.tenant.clone()));

@@ -14,7 +14,7 @@ use mccs_controller::history::{Entry, EntryKind, History, Went};
 use serde::{Deserialize, Serialize};
 
 use super::kept_file::{put_aside, read, replace};
-use super::unix;
+use super::unix_time;
 
 /// Bytes of the file: some entries more than the controller knows, for who reads the file.
 const FILE_BYTES_MAX: usize = 16 << 20;
@@ -58,7 +58,7 @@ impl HistoryStore {
     /// It is there and cannot be read: in words. The file is put aside.
     pub(super) fn load(&mut self, now: Instant) -> Result<Vec<Entry>, String> {
         let Some(text) = read(&self.path, 2 * self.bytes_max as u64)? else { return Ok(Vec::new()) };
-        let unix_ms = unix().as_millis() as u64;
+        let unix_ms = unix_time().as_millis() as u64;
         let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         let mut entries = BTreeMap::new();
         for line in text[..whole].split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
@@ -111,7 +111,7 @@ impl HistoryStore {
 }
 
 fn lines<'a>(entries: impl IntoIterator<Item = &'a Entry>, now: Instant) -> Vec<u8> {
-    let unix_ms = unix().as_millis() as u64;
+    let unix_ms = unix_time().as_millis() as u64;
     let mut lines = Vec::new();
     for Entry { number, at, what, why, went, kind, by } in entries {
         let ago_ms = now.saturating_duration_since(*at).as_millis() as u64;

@@ -1,6 +1,9 @@
-use mccs_controller::answer::{ControllerAnswer, Standing};
+use std::path::PathBuf;
+
+use mccs_controller::answer::{ControllerAnswer, ControllerRequest, Standing};
 use mccs_controller::communicator::{ORDER_TIME, PAUSE};
 use mccs_controller::message::Report;
+use mccs_controller::outbox::{Output, Question, Ticket};
 use mccs_telemetry::placed::{Began, Chosen, HostRanks};
 
 use super::*;

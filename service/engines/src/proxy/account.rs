@@ -99,7 +99,7 @@ impl<'a> Waits<'a> {
         let comm = self.comm;
         let called = |info: &RankInfo| comm.info.progress(info).enqueued;
         // What ranks on GPUs do among themselves shows in what they have called, and in what has ended.
-        let by_all = comm.info.direct.as_ref().and_then(|_| comm.info.ranks.iter().map(called).min());
+        let by_all = comm.info.device_initiated.as_ref().and_then(|_| comm.info.ranks.iter().map(called).min());
         let ahead = by_all.filter(|by_all| called(info) > *by_all && member.next().is_none());
         let ahead = ahead.map(|by_all| format!("collective {by_all}, which not all ranks have called"));
         let on_gpu = stall.and_then(|stall| stall.waits_in.get(&member.rank).cloned());

@@ -157,7 +157,7 @@ impl Comm {
 
     /// The last collective of a rank that has begun, where it is known: rounds are what the rank says.
     pub(super) fn last_call(&self, rank: u32) -> Option<CollectiveSignature> {
-        if self.info.direct.as_ref().is_some_and(|direct| direct.page().launched(rank) > 0) {
+        if self.info.device_initiated.as_ref().is_some_and(|group| group.page().launched(rank) > 0) {
             return None;
         }
         let rounds_before = self.last_whole.map_or(0, |(_, rounds)| rounds);

@@ -176,7 +176,7 @@ impl Diagnostics {
             }
             None => {
                 let (comm, wanted) = (handle, Wanted::Here { question });
-                let are_asked = live.info.direct.is_some() && live.failure.is_none();
+                let are_asked = live.info.device_initiated.is_some() && live.failure.is_none();
                 let gpus = are_asked.then(GpuProgress::default);
                 let until = if are_asked { now + GPU_LOOKS_APART } else { now };
                 if are_asked {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use mccs_ipc::device_initiated::P2pLaunched;
 use mccs_telemetry::stuck::PairAccount;
 
-use super::direct_watch::Counts;
+use super::gpu_counts::Counts;
 use super::gpu_ranks::GpuRanks;
 use super::members::Members;
 

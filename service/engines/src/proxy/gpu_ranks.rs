@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use mccs_config::change::StrategyChange;
 use mccs_device::cuda::CopyEngines;
-use mccs_device::{DirectGroup, NUMBERS_MAX, Seen};
+use mccs_device::{DeviceInitiatedGroup, NUMBERS_MAX, Seen};
 use mccs_ipc::device_initiated::{ControlPage, Cut};
 use mccs_ipc::large::LargeWord;
 use mccs_ipc::types::ErrorClass;
@@ -14,22 +14,22 @@ use mccs_model::Refused;
 use mccs_registry::CommInfo;
 
 use super::deadline::LastProgress;
-use super::direct_watch::{Counts, DirectWatch};
 use super::failure::Failure;
+use super::gpu_counts::{Counts, LastCounts};
 use super::members::{Member, Members};
 
 /// See the module's documentation. All ranks are on this host.
 pub(super) struct GpuRanks {
     info: Arc<CommInfo>,
-    group: Arc<DirectGroup>,
-    watch: DirectWatch,
+    group: Arc<DeviceInitiatedGroup>,
+    watch: LastCounts,
 }
 
 impl GpuRanks {
     /// Those of a communicator, if they run its collectives themselves.
     pub(super) fn of(info: &Arc<CommInfo>) -> Option<Self> {
-        let group = Arc::clone(info.direct.as_ref()?);
-        Some(GpuRanks { info: Arc::clone(info), group, watch: DirectWatch::default() })
+        let group = Arc::clone(info.device_initiated.as_ref()?);
+        Some(GpuRanks { info: Arc::clone(info), group, watch: LastCounts::default() })
     }
 
     /// Asks GPUs how far they are.
@@ -138,12 +138,12 @@ impl GpuRanks {
 
     /// Why it ends, if a rank's kernels are about to run out of numbers. Ranks count what they call themselves; what graphs replay only GPUs do.
     fn out_of_numbers(&self) -> Option<Failure> {
-        let direct = &self.group;
+        let group = &self.group;
         let of_rank = |rank| {
             let counts = [
-                (direct.ended(rank), "operations"),
-                (direct.groups_ended(rank), "groups of sends and receives"),
-                (direct.messages_sent(rank), "messages to another rank"),
+                (group.ended(rank), "operations"),
+                (group.groups_ended(rank), "groups of sends and receives"),
+                (group.messages_sent(rank), "messages to another rank"),
             ];
             counts.into_iter().find(|(count, _)| *count > NUMBERS_MAX).map(|(count, what)| (rank, count, what))
         };

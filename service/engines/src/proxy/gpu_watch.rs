@@ -70,13 +70,13 @@ impl GpuWatch {
     pub(super) fn end_late(&mut self, state: &mut State) {
         let now = state.now();
         let Some(look) = self.due(now) else { return };
-        let of_gpus = |(comm, live): (Handle, &Comm)| live.info.direct.is_some().then_some(comm);
+        let of_gpus = |(comm, live): (Handle, &Comm)| live.info.device_initiated.is_some().then_some(comm);
         let comms: Vec<_> = state.comms.iter().filter_map(of_gpus).collect();
         if let Look::Ask(_) = look {
             let asks_all = self.asked(!comms.is_empty(), now);
             let live = comms.iter().filter_map(|comm| state.comms.get(*comm)).filter(|live| live.failure.is_none());
             for live in live {
-                live.info.direct.iter().for_each(|direct| direct.strategies().renew_captured());
+                live.info.device_initiated.iter().for_each(|group| group.strategies().renew_captured());
                 if asks_all || live.gpus.as_ref().is_some_and(GpuRanks::may_run) {
                     live.info.ask();
                 }
@@ -133,8 +133,8 @@ impl GpuWatch {
 /// Operations that ranks have launched of communicators that [learn](mccs_device::cuda::Strategies::learns); none if none does.
 fn launched_while_learning(state: &State) -> Option<u64> {
     let launched = |(_, live): (Handle, &Comm)| {
-        let direct = live.info.direct.as_ref().filter(|direct| direct.strategies().learns())?;
-        live.failure.is_none().then(|| (0..live.nranks()).map(|rank| direct.page().launched(rank)).sum::<u64>())
+        let group = live.info.device_initiated.as_ref().filter(|group| group.strategies().learns())?;
+        live.failure.is_none().then(|| (0..live.nranks()).map(|rank| group.page().launched(rank)).sum::<u64>())
     };
     state.comms.iter().filter_map(launched).reduce(u64::wrapping_add)
 }

@@ -29,15 +29,15 @@ mod communicators;
 mod deadline;
 mod describe;
 mod diagnostics;
-#[cfg(test)]
-mod direct_tests;
-mod direct_watch;
 mod exchange_mail;
 mod execution;
 mod failure;
 mod forwarded_requests;
+mod gpu_counts;
 mod gpu_progress;
 mod gpu_ranks;
+#[cfg(test)]
+mod gpu_tests;
 mod gpu_watch;
 mod inflight;
 mod joining;

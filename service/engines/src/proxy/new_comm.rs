@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mccs_device::host::TenantShmExchange;
-use mccs_device::{DirectGroup, Prepared, Shared};
+use mccs_device::{DeviceInitiatedGroup, Prepared, Shared};
 use mccs_exchange::protocol as exchange;
 use mccs_ipc::device_initiated::DeviceInitiatedShare;
 use mccs_ipc::protocol::HostRun;
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
-use mccs_registry::{CommInfo, RankInfo, STAGED};
+use mccs_registry::{CommInfo, HOST_STAGED, RankInfo};
 use mccs_runtime::Sender;
 use mccs_telemetry::counter_sanity::{COLLECTIVE_TIME_MIN, CounterSanity, MESSAGE_TIME_MIN};
 use mccs_telemetry::traffic::RecentTraffic;
@@ -43,7 +43,7 @@ struct SharedParts {
     memory: Vec<OwnedFd>,
     shm_exchange: Option<Arc<TenantShmExchange>>,
     share: Option<Arc<DeviceInitiatedShare>>,
-    direct: Option<Arc<DirectGroup>>,
+    device_initiated: Option<Arc<DeviceInitiatedGroup>>,
 }
 
 impl From<Prepared> for SharedParts {
@@ -53,7 +53,7 @@ impl From<Prepared> for SharedParts {
             Shared::Nothing => parts,
             Shared::Exchange(shm_exchange) => SharedParts { shm_exchange: Some(shm_exchange), ..parts },
             Shared::DeviceInitiated { share, group } => {
-                SharedParts { share: Some(Arc::from(share)), direct: Some(Arc::new(group)), ..parts }
+                SharedParts { share: Some(Arc::from(share)), device_initiated: Some(Arc::new(group)), ..parts }
             }
         }
     }
@@ -83,8 +83,8 @@ impl NewComm {
     pub(super) fn begin(self, state: &mut State, make_schedules: &MakeSchedules) -> bool {
         let now = state.now();
         let info = Arc::new(self.info(state));
-        if let Some(direct) = &info.direct {
-            direct.set_communicator(info.number);
+        if let Some(group) = &info.device_initiated {
+            group.set_communicator(info.number);
             if state.out.recorder.is_on() {
                 info.ask();
             }
@@ -119,7 +119,7 @@ impl NewComm {
         if let Some((class, message)) = info.part.as_ref().and_then(|part| part.family.failure()) {
             state.abort(comm, Failure::new(*class, Arc::clone(message)));
         }
-        info.direct.is_some()
+        info.device_initiated.is_some()
     }
 
     fn info(&self, state: &State) -> CommInfo {
@@ -133,7 +133,7 @@ impl NewComm {
             job: first.map_or_else(String::new, |request| request.options.job.clone()),
             traffic_class: first.and_then(|request| request.options.traffic_class),
             tenant: first.map_or_else(String::new, |request| request.session.tenant.name.clone()),
-            device: if self.is_staged() { STAGED.into() } else { state.out.device.name().into() },
+            device: if self.is_staged() { HOST_STAGED.into() } else { state.out.device.name().into() },
             nranks: *nranks,
             hosts: across.iter().flat_map(|across| across.hosts.iter().map(ToString::to_string)).collect(),
             host_runs: self.host_runs(),
@@ -154,7 +154,7 @@ impl NewComm {
             failed: 0.into(),
             epoch: 0.into(),
             shm_exchange: parts.shm_exchange.clone(),
-            direct: parts.direct.clone(),
+            device_initiated: parts.device_initiated.clone(),
             placed: across.map(Across::placed),
             operation_sanity: CounterSanity::since(Instant::now(), COLLECTIVE_TIME_MIN),
             pair_sanity: CounterSanity::since(Instant::now(), MESSAGE_TIME_MIN),
@@ -163,7 +163,7 @@ impl NewComm {
 
     /// Whether ranks are on GPUs, and the host's processors do what they call.
     fn is_staged(&self) -> bool {
-        self.parts.direct.is_none() && self.requests.iter().any(|request| request.gpu.is_some())
+        self.parts.device_initiated.is_none() && self.requests.iter().any(|request| request.gpu.is_some())
     }
 
     /// Which of its ranks reach each other's GPUs.

@@ -13,7 +13,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mccs_ipc::gate::Gate;
+use mccs_ipc::timeline_semaphore::TimelineSemaphore;
 use mccs_model::SessionId;
 use mccs_tenants::Tenant;
 use mccs_tenants::memory::Region;
@@ -29,7 +29,7 @@ const LOOKS_MAX: usize = 64;
 
 /// A timeline semaphore in a session's memory: a GPU raises it, and the service raises its other word.
 pub struct StreamSemaphore {
-    semaphore: NonNull<Gate>,
+    semaphore: NonNull<TimelineSemaphore>,
     /// Keeps it mapped.
     _region: Arc<Region>,
 }
@@ -41,13 +41,13 @@ impl StreamSemaphore {
     /// The semaphore at an offset of a region; `None` where it would not lie in it, or not be aligned.
     #[must_use]
     pub fn new(region: Arc<Region>, offset_bytes: u64) -> Option<Self> {
-        let ptr = region.range(offset_bytes, Gate::BYTES)?;
+        let ptr = region.range(offset_bytes, TimelineSemaphore::BYTES)?;
         // SAFETY: the range is in the region, which the new value keeps mapped.
-        let semaphore = NonNull::from(unsafe { Gate::at(ptr) }?);
+        let semaphore = NonNull::from(unsafe { TimelineSemaphore::at(ptr) }?);
         Some(StreamSemaphore { semaphore, _region: region })
     }
 
-    fn words(&self) -> &Gate {
+    fn words(&self) -> &TimelineSemaphore {
         // SAFETY: mapped and aligned, as `new` has seen to.
         unsafe { self.semaphore.as_ref() }
     }

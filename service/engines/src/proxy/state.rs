@@ -125,8 +125,8 @@ impl State {
             member.session.report(member.tenant_comm, stream, ticket, failure.class, &failure.message);
         }
         // Who sees that it is aborted finds the reason.
-        if let Some(direct) = &live.info.direct {
-            direct.abort();
+        if let Some(group) = &live.info.device_initiated {
+            group.abort();
         }
         self.fail_elsewhere(comm, &failure);
         failed.iter().for_each(|operation| self.fail(operation));
@@ -228,8 +228,8 @@ impl State {
             }
         }
         if live.is_over() {
-            if let Some(direct) = live.info.direct.as_ref().filter(|_| live.failure.is_none()) {
-                direct.left();
+            if let Some(group) = live.info.device_initiated.as_ref().filter(|_| live.failure.is_none()) {
+                group.left();
             }
             for (member, info) in live.members.iter().zip(&live.info.ranks) {
                 member.session.counters.rounds.fetch_add(live.info.rounds(info), Ordering::Relaxed);

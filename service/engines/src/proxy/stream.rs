@@ -134,7 +134,7 @@ impl Stream {
         self.semaphore.is_some() && !self.group_closed && self.active < self.queue.len()
     }
 
-    /// Notes whether the gate is being looked at. Returns whether that is news.
+    /// Notes whether the semaphore is being looked at. Returns whether that is news.
     pub(super) fn note_watched(&mut self, is_watched: bool) -> bool {
         std::mem::replace(&mut self.is_watched, is_watched) != is_watched
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use mccs_device::cuda::GpuOperand;
-use mccs_device::{Buffers, DirectGroup, GpuBuffers};
+use mccs_device::{Buffers, DeviceInitiatedGroup, GpuBuffers};
 use mccs_ipc::command::{BufferRef, Command, FLAG_COPIED, Opcode};
 use mccs_ipc::large::has_large;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
@@ -25,7 +25,7 @@ pub(super) fn fill_on_gpus(
     operation: &mut Operation,
     tables: &Tables,
     command: &Command,
-    group: Option<&Arc<DirectGroup>>,
+    group: Option<&Arc<DeviceInitiatedGroup>>,
     nranks: u32,
 ) -> Result<Result<(), Invalid>, Fence> {
     let Some(copy_engines) = group.and_then(|group| group.large()) else {
@@ -116,12 +116,9 @@ fn operand(tables: &Tables, what: &str, buffer: &BufferRef, bytes: u64) -> Resul
 #[cfg(test)]
 mod tests {
     use bytemuck::Zeroable;
-    use mccs_config::service::Crossover;
-    use mccs_device::cuda::{Abilities, Importer, Strategies};
-    use mccs_device::{Areas, Ended};
-    use mccs_ipc::device_initiated::{ControlPage, Execution};
+    use mccs_device::cuda::Importer;
+    use mccs_device::{Ended, SymmetricBuffers};
     use mccs_ipc::types::{ErrorClass, Handle};
-    use mccs_model::GpuStrategy;
     use mccs_tenants::{Quota, Tenant};
 
     use super::*;
@@ -130,17 +127,17 @@ mod tests {
     const NRANKS: u32 = 2;
     const REGION_BYTES: u64 = 1 << 20;
 
-    /// Areas of which nobody asks.
-    struct NoAreas;
+    /// Symmetric buffers of which nobody asks.
+    struct Unasked;
 
-    impl Areas for NoAreas {
+    impl SymmetricBuffers for Unasked {
         fn read(&self, _: &Arc<Ended>) {}
     }
 
     /// A rank's session, with a region.
     struct Bed {
         tables: Tables,
-        group: Arc<DirectGroup>,
+        group: Arc<DeviceInitiatedGroup>,
         session: Arc<Session>,
         region: Handle,
     }
@@ -151,18 +148,8 @@ mod tests {
             let mut tables = Tables::new(&tenant.quota, 1);
             let region = Importer::for_tests().by_handle((&tenant, 1), &[1; 64], REGION_BYTES).expect("a region");
             let region = tables.gpu_regions.insert(Arc::new(region)).ok().expect("room");
-            let (_fd, page) = ControlPage::create().expect("a page");
-            let abilities = Abilities {
-                nranks: NRANKS,
-                execution: Execution::Ranks,
-                copy_engines: false,
-                ll128: false,
-                opens_buffers: true,
-            };
-            let first = GpuStrategy { large_from: Crossover::Never.into(), ll128: false, max_ctas: None };
-            let strategies = Strategies::begin(Arc::new(page), abilities, first);
             let session = Session::for_tests(1, &tenant);
-            let group = DirectGroup::new(strategies, None, Box::new(NoAreas));
+            let group = DeviceInitiatedGroup::for_tests(NRANKS, Box::new(Unasked));
             Bed { tables, group: Arc::new(group), session, region }
         }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use mccs_device::cuda::Importer;
 use mccs_ipc::device_initiated::{DEVICE_INITIATED_RANKS_MAX, Execution, GpuUuid};
-use mccs_ipc::gate::GateAccess;
 use mccs_ipc::large::EnginesFrom;
+use mccs_ipc::timeline_semaphore::SemaphoreAccess;
 use mccs_runtime::{LaneOpener, LaneSender, Share};
 
 use crate::proxy::{PROXY_LANE_MAX, SessionMessage};
@@ -24,7 +24,7 @@ pub struct Proxies {
     /// From which payload on ranks on GPUs of several hosts exchange by rails; `u64::MAX` where they never do.
     pub rails_from: u64,
     /// How streams of GPUs tell the service, and wait for it.
-    pub access: GateAccess,
+    pub access: SemaphoreAccess,
     /// This host, as ranks of others name it when rank 0 is here; empty where there are no others.
     pub root_address: Arc<str>,
 }

@@ -152,11 +152,13 @@ impl SessionEngine {
                     self.answer(id, Response::Stream { stream, word: stream.index }, &[]);
                 }
             }
-            Request::CreateGatedStream { region, offset_bytes } => self.create_gated_stream(id, region, offset_bytes),
+            Request::CreateOrderedStream { region, offset_bytes } => {
+                self.create_ordered_stream(id, region, offset_bytes)
+            }
             Request::DestroyStream { stream } => self.destroy_stream(id, stream),
             Request::CommMemory { comm } => match self.tables.comms.get(comm) {
                 Some(CommSlot::Ready { info, rank, .. }) => {
-                    let held = info.direct.as_ref().map(|direct| direct.held_bytes(*rank)).unwrap_or_default();
+                    let held = info.device_initiated.as_ref().map(|group| group.held_bytes(*rank)).unwrap_or_default();
                     let own_bytes = held.areas + held.own_slots;
                     let shared_bytes = held.shared_slots / u64::from(held.sharing.max(1));
                     self.answer(id, Response::CommMemory { own_bytes, shared_bytes }, &[]);
@@ -215,7 +217,7 @@ impl SessionEngine {
         let Some(CommSlot::Ready { comm, rank, info, .. }) = self.tables.comms.get(comm) else {
             return self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}"));
         };
-        let Some(group) = &info.direct else {
+        let Some(group) = &info.device_initiated else {
             return self.refuse(id, ErrorClass::InvalidArgument, "the communicator is none of GPUs");
         };
         let (comm, rank, group, replies) = (*comm, *rank as usize, Arc::clone(group), self.replies.sender());
@@ -238,10 +240,10 @@ impl SessionEngine {
         stream.ok()
     }
 
-    fn create_gated_stream(&mut self, id: u64, region: Handle, offset_bytes: u64) {
+    fn create_ordered_stream(&mut self, id: u64, region: Handle, offset_bytes: u64) {
         let known = self.tables.regions.get(region).map(Arc::clone);
         let Some(semaphore) = known.and_then(|region| StreamSemaphore::new(region, offset_bytes)) else {
-            let message = format!("there is no place for a gate at {offset_bytes} bytes of region {region:?}");
+            let message = format!("there is no place for a semaphore at {offset_bytes} bytes of region {region:?}");
             return self.refuse(id, ErrorClass::InvalidArgument, message);
         };
         let Some(stream) = self.add_stream(id) else { return };
@@ -416,8 +418,8 @@ impl SessionEngine {
         let is_alone =
             root.is_none() && self.proxies.execution == Execution::Ranks && self.proxies.all_reach_each_other(nranks);
         let in_host_memory = matches!(role, Role::Graphs { .. } | Role::Rail { .. });
-        let is_direct = gpu.is_some() && (is_alone && !in_host_memory || role.is_on_gpus());
-        let place = if is_direct { Place::Gpus } else { Place::Host };
+        let is_on_gpus = gpu.is_some() && (is_alone && !in_host_memory || role.is_on_gpus());
+        let place = if is_on_gpus { Place::Gpus } else { Place::Host };
         let whole = part.as_ref().and_then(|_| role.whole());
         let seat = Seat { role, whole, id, gpu, charge: Arc::clone(&charge) };
         let Ok(tenant_comm) = self.tables.comms.insert(CommSlot::Joining(seat)) else {
@@ -526,7 +528,7 @@ impl SessionEngine {
                 let hosts_told = info.host_runs.clone();
                 let may_have_engines = info.is_staged() && info.hosts.len() <= 1 && info.nranks > 1;
                 // Who was to be staged may have been found to have all peers on this host.
-                let place = if info.direct.is_some() { Place::Gpus } else { Place::Host };
+                let place = if info.device_initiated.is_some() { Place::Gpus } else { Place::Host };
                 if let Some(slot) = self.tables.comms.get_mut(tenant_comm)
                     && let CommSlot::Joining(seat) = slot
                 {
@@ -540,11 +542,12 @@ impl SessionEngine {
                         "its whole has been left while it was joined",
                     );
                 }
-                let direct = share.map(|share| share.of_rank(rank));
+                let device_initiated = share.map(|share| share.of_rank(rank));
                 let access = self.proxies.access;
                 let engines_from = self.proxies.engines_from.filter(|_| may_have_engines);
                 let (comm, hosts, rails_from) = (tenant_comm, hosts_told, self.proxies.rails_from);
-                let answer = Response::Comm { comm, shm_exchange, direct, access, engines_from, hosts, rails_from };
+                let answer =
+                    Response::Comm { comm, shm_exchange, device_initiated, access, engines_from, hosts, rails_from };
                 self.answer_with_shared(request, answer, &memory);
             }
             ProxyReply::JoinFailed { request, tenant_comm, class, message } => {

@@ -78,7 +78,7 @@ pub(super) fn validate(
     let place = *place;
     (operation.comm, operation.rank) = (*comm, *rank);
     let nranks = info.nranks;
-    let group = info.direct.clone();
+    let group = info.device_initiated.clone();
     let layout = info.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
     let is_round = command.flags & FLAG_ROUND != 0;
     if rounds.checked_add(u64::from(is_round)).is_none_or(|least| command.rounds < least) {

@@ -129,7 +129,7 @@ enum Ran {
 fn channels(schedule: &Schedule) -> &[Channel] {
     match &schedule.shape {
         Shape::Message(channels) => channels,
-        Shape::Direct(_) => &[],
+        Shape::SinglePass(_) => &[],
     }
 }
 

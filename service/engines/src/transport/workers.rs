@@ -80,7 +80,7 @@ impl Workers for PoolWorkers<'_> {
     fn run_channels(&mut self, schedule: BoundSchedule, job: Handle) -> Result<Launched, LaunchError> {
         let count = match &schedule.schedule.shape {
             Shape::Message(channels) => channels.len(),
-            Shape::Direct(_) => 0,
+            Shape::SinglePass(_) => 0,
         };
         if count == 0 || (self.network.is_none() && schedule.is_short) {
             (0..count).for_each(|index| ChannelRun::new(&schedule, index, None).run_to_end());

@@ -12,7 +12,7 @@ use mccs_ipc::types::ErrorClass;
 use super::Event;
 use super::agreement::{AgreementFault, AgreementMessage, Coordinator, Decision, Participant};
 use super::faults::Lost;
-use super::member::Membership;
+use super::interface::Membership;
 use super::message::Message;
 use super::root::host_failure;
 use super::wire::Wire;

@@ -17,11 +17,11 @@ use std::time::Instant;
 use mccs_ipc::types::ErrorClass;
 
 use super::faults::Lost;
+use super::interface::{Event, Join, Membership};
 use super::message::{Message, Part, RingHost};
 use super::ring::{Ring, RingFault};
 use super::root::host_failure;
 use super::wire::{Loss, Wire};
-use super::{Event, Join};
 use crate::limits::{COMMS_MAX, REPORT_DELAY, REPORT_DELAY_MAX, SETUPS_MAX, SETUPS_PER_TENANT_MAX};
 use mccs_model::limits::NRANKS_MAX;
 use mccs_model::{CommId, CommKey, Failure, Name, Payload};
@@ -51,19 +51,6 @@ enum Ready {
     Asked,
     /// The root was told.
     Said,
-}
-
-/// A communicator's hosts and who is where.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Membership {
-    /// What it is called once it is complete.
-    pub comm: CommId,
-    /// What it was called when its ranks joined.
-    pub key: CommKey,
-    /// Its hosts, in ring order.
-    pub hosts: Vec<Name>,
-    /// By rank, its host's place in `hosts`.
-    pub host_of_rank: Vec<u16>,
 }
 
 struct Member {

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::member::Membership;
+use super::interface::Membership;
 use super::message::{Part, RingHost};
 use crate::limits::PART_BYTES;
 use mccs_model::{CommId, CommKey, Name, Payload};

@@ -70,7 +70,6 @@ use self::options::SOURCE_PORT_MIN;
 pub use self::options::{DeviceChoice, RdmaOptions};
 use self::verbs::LinkLayer;
 pub use self::verbs::{Driver, Unavailable, Verbs, VerbsError, fake};
-pub(super) use self::verbs::{is_of_peer, status_text};
 use self::wakeup::{Wakeup, Watched};
 use crate::options::CHUNK_BYTES_MIN;
 use crate::{

@@ -13,7 +13,7 @@ use mccs_ipc::large::{
 };
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{DataType, Handle, RedOp};
-use mccs_kernels::cuda::{DirectCall, LargeBuffers, Launch, ReduceArgs};
+use mccs_kernels::cuda::{CollectiveCall, LargeBuffers, Launch, ReduceArgs};
 
 use super::launcher::Launcher;
 use super::member::{Member, Opened};
@@ -133,7 +133,7 @@ pub(super) struct Combine {
 
 impl DeviceInitiatedCommunicator {
     /// How a call goes that is too large for the ranks alone; `None` where the service has no way for it.
-    pub(super) fn large_way(&self, call: &DirectCall) -> Option<LargeLayout> {
+    pub(super) fn large_way(&self, call: &CollectiveCall) -> Option<LargeLayout> {
         self.large.filter(|_| has_large(call.kind, call.op))
     }
 
@@ -204,7 +204,7 @@ impl DeviceInitiatedCommunicator {
         &self,
         order: &mut Order,
         combine: Combine,
-        checked: &DirectCall,
+        checked: &CollectiveCall,
         call: &Call,
         (stream, number_of_stream): (RawStream, u64),
     ) -> Result<(), Error> {
@@ -264,7 +264,7 @@ impl DeviceInitiatedCommunicator {
     }
 
     /// Where the others' parts come to, if this rank's stream combines them; opened with the first call that does.
-    fn slots(&self, order: &mut Order, layout: LargeLayout, call: &DirectCall) -> Result<DeviceAddress, Error> {
+    fn slots(&self, order: &mut Order, layout: LargeLayout, call: &CollectiveCall) -> Result<DeviceAddress, Error> {
         if self.execution != Execution::Ranks || !call.kind.reduces() {
             return Ok(0);
         }
@@ -316,7 +316,7 @@ impl DeviceInitiatedCommunicator {
     unsafe fn enqueue_by_words(
         &self,
         combine: (Combine, DeviceAddress),
-        checked: &DirectCall,
+        checked: &CollectiveCall,
         (call, at): (&Call, &Call),
         (send_bytes, recv_bytes): (u64, u64),
         number: u64,
@@ -406,12 +406,12 @@ impl DeviceInitiatedCommunicator {
     unsafe fn keep(
         &self,
         (combine, slots): (Combine, DeviceAddress),
-        checked: &DirectCall,
+        checked: &CollectiveCall,
         call: &Call,
         number: u64,
         work: &mut Work<'_>,
     ) -> Result<(), Error> {
-        let &DirectCall { kind, dtype, op, count, root, rank, nranks, .. } = checked;
+        let &CollectiveCall { kind, dtype, op, count, root, rank, nranks, .. } = checked;
         let size = dtype.size_bytes() as u64;
         if let Some((from, to, count)) = own_part(kind, rank, root, count) {
             let (from, to) = (call.send + from * size, call.recv + to * size);

@@ -19,7 +19,7 @@ use mccs_ipc::device_initiated::{
 use mccs_ipc::large::SlotKind;
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{ErrorClass, Handle};
-use mccs_kernels::cuda::{AreaLayout, Launch, contradiction};
+use mccs_kernels::cuda::{Launch, SymmetricBufferLayout, contradiction};
 
 use super::LOOK_AGAIN_AFTER;
 use super::launcher::Launcher;
@@ -37,7 +37,7 @@ pub(in crate::cuda) struct Member {
     pub(super) nranks: u32,
     pub(in crate::cuda) context: Context,
     pub(super) kernels: Arc<Kernels>,
-    pub(super) layout: AreaLayout,
+    pub(super) layout: SymmetricBufferLayout,
     /// First bytes of the ranks' symmetric buffers, as this context sees them.
     pub(super) areas: [DeviceAddress; DEVICE_INITIATED_RANKS_MAX as usize],
     /// Theirs, by rank, as far as parts are mapped.
@@ -154,7 +154,7 @@ impl Member {
         if share.areas.len() != nranks as usize || nranks > DEVICE_INITIATED_RANKS_MAX {
             return Err(malformed("all areas"));
         }
-        let layout: AreaLayout = bytemuck::cast(share.layout);
+        let layout: SymmetricBufferLayout = bytemuck::cast(share.layout);
         if !layout.is_valid() || layout.nranks != nranks.max(2) {
             return Err(malformed("a layout of its areas"));
         }
@@ -369,7 +369,7 @@ impl Member {
             let have_ended = || {
                 // SAFETY: the symmetric buffer is mapped in this context as long as `self` lives.
                 let word = unsafe { stream.read_word(counter) }.map_err(cuda_error)?;
-                Ok::<_, Error>(AreaLayout::ended(word) >= launched && have_graphs_ended()?)
+                Ok::<_, Error>(SymmetricBufferLayout::ended(word) >= launched && have_graphs_ended()?)
             };
             // Kernels that were stopped count, too; others' are not to be waited for, which may be stopped only afterwards.
             while !(have_ended()? && (has_rest_ended() || self.page.is_aborted())) {

@@ -26,7 +26,9 @@ use mccs_ipc::device_initiated::{
 use mccs_ipc::large::LargeLayout;
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{CollectiveKind, Handle};
-use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectArgs, DirectCall, DirectStrategy, Launch, Stamp, Strides};
+use mccs_kernels::cuda::{
+    Algorithm, CollectiveCall, DeviceInitiatedStrategy, DirectArgs, Launch, Stamp, Strides, SymmetricBufferLayout,
+};
 
 use self::large::{Combine, LargeOrder};
 use self::launcher::{GRAPHS, Launcher};
@@ -88,7 +90,7 @@ struct KnownStrategy {
     published: u64,
     /// Operations that run under it.
     operations: Range<u64>,
-    strategy: DirectStrategy,
+    strategy: DeviceInitiatedStrategy,
 }
 
 impl DeviceInitiatedCommunicator {
@@ -117,7 +119,7 @@ impl DeviceInitiatedCommunicator {
             launches: LaunchOrder::new(&member.context, Arc::clone(&member.graphs))?,
             launcher: member.launcher(GRAPHS, &Launch::<DirectArgs>::placeholder())?,
             launched: 0,
-            strategy: KnownStrategy { published: 0, operations: 0..0, strategy: DirectStrategy::zeroed() },
+            strategy: KnownStrategy { published: 0, operations: 0..0, strategy: DeviceInitiatedStrategy::zeroed() },
             large: LargeOrder::new(&member, share)?,
             words: Vec::new(),
         };
@@ -175,7 +177,7 @@ impl DeviceInitiatedCommunicator {
     }
 
     /// The strategy of the next collective, which has not been announced: so what is read anew may change meanwhile, and is not kept.
-    fn strategy_of_now(&self, order: &Order) -> Option<DirectStrategy> {
+    fn strategy_of_now(&self, order: &Order) -> Option<DeviceInitiatedStrategy> {
         let (number, page, known) = (order.next_number(), &self.member.page, &order.strategy);
         if known.published == page.published() && known.operations.contains(&number) {
             return Some(known.strategy);
@@ -212,7 +214,7 @@ impl DeviceInitiatedCommunicator {
     pub(super) unsafe fn part(
         &self,
         call: &Call,
-        checked: &DirectCall,
+        checked: &CollectiveCall,
         strides: Strides,
         stream: RawStream,
     ) -> Result<(), Error> {
@@ -225,7 +227,7 @@ impl DeviceInitiatedCommunicator {
     unsafe fn enqueue_checked(
         &self,
         call: &Call,
-        (checked, strides): (&DirectCall, Option<Strides>),
+        (checked, strides): (&CollectiveCall, Option<Strides>),
         stream: RawStream,
     ) -> Result<(), Error> {
         let member = &*self.member;
@@ -250,7 +252,7 @@ impl DeviceInitiatedCommunicator {
         let payload_bytes =
             checked.kind.payload_count(checked.count, member.nranks) * checked.dtype.size_bytes() as u64;
         let chosen = strategy.choose(checked.kind, payload_bytes).filter(|_| self.execution == Execution::Ranks);
-        // Commands cannot be part of a graph: there everything goes the direct way, on all ranks alike.
+        // Commands cannot be part of a graph: there kernels carry everything out, on all ranks alike.
         if chosen.is_none()
             && capture.is_none()
             && strides.is_none()
@@ -296,7 +298,7 @@ impl DeviceInitiatedCommunicator {
         order: &mut Order,
         stream: RawStream,
         capture: Option<Capture>,
-    ) -> Result<DirectStrategy, Error> {
+    ) -> Result<DeviceInitiatedStrategy, Error> {
         let page = &self.member.page;
         let Some(capture) = capture else {
             let number = order.next_number();
@@ -329,14 +331,14 @@ impl DeviceInitiatedCommunicator {
     /// The kernel of a collective, but for addresses, and the part of symmetric buffers that it goes through; none where there is no way for it.
     fn kernel(
         &self,
-        checked: &DirectCall,
+        checked: &CollectiveCall,
         strides: Strides,
         (algorithm, blocks): (Algorithm, u32),
     ) -> Option<(Launch<DirectArgs>, SymmetricBufferPart)> {
         // What does not fit the symmetric buffers goes in chunks that do; all ranks come to the same.
         let ways = [algorithm, Algorithm::SimpleTwoShot, Algorithm::SimpleOneShot];
         ways.into_iter().find_map(|algorithm| {
-            let launch = Launch::direct_apart(checked, strides, &self.member.layout, algorithm, blocks)?;
+            let launch = Launch::collective_apart(checked, strides, &self.member.layout, algorithm, blocks)?;
             Some((launch, algorithm.part()))
         })
     }
@@ -409,18 +411,18 @@ impl DeviceInitiatedCommunicator {
 
     /// The word in which this rank's kernels count.
     fn counter(&self) -> DeviceAddress {
-        self.member.area() + AreaLayout::COUNTER_OFFSET
+        self.member.area() + SymmetricBufferLayout::COUNTER_OFFSET
     }
 
     /// What a collective is to a single rank: its contribution becomes its result.
-    fn run_alone(&self, checked: &DirectCall, call: &Call, stream: RawStream) -> Result<(), Error> {
+    fn run_alone(&self, checked: &CollectiveCall, call: &Call, stream: RawStream) -> Result<(), Error> {
         let _entered = self.member.context.enter().map_err(cuda_error)?;
         // SAFETY: the caller of the collective vouches for stream and buffers.
         unsafe { run_alone(&self.member.kernels, checked, (call.send, call.recv), stream) }
     }
 
     /// The strategy for operation `number`, which may begin.
-    fn strategy(&self, order: &mut Order, number: u64) -> Result<DirectStrategy, Error> {
+    fn strategy(&self, order: &mut Order, number: u64) -> Result<DeviceInitiatedStrategy, Error> {
         let published = self.member.page.published();
         if order.strategy.published != published || !order.strategy.operations.contains(&number) {
             let in_force = published_strategy(self.member.page.published_strategy(number))?;
@@ -486,8 +488,8 @@ fn published_strategy(in_force: Option<PublishedStrategy>) -> Result<PublishedSt
     in_force.ok_or_else(|| Error::ServiceGone("it published no strategy".into()))
 }
 
-fn strategy_of(in_force: &PublishedStrategy) -> DirectStrategy {
-    bytemuck::pod_read_unaligned(&bytemuck::cast_slice(&in_force.words)[..size_of::<DirectStrategy>()])
+fn strategy_of(in_force: &PublishedStrategy) -> DeviceInitiatedStrategy {
+    bytemuck::pod_read_unaligned(&bytemuck::cast_slice(&in_force.words)[..size_of::<DeviceInitiatedStrategy>()])
 }
 
 impl Drop for DeviceInitiatedCommunicator {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use mccs_cuda::{Capture, Context, DeviceAddress, Event, OwnedStream, RawStream, WordOperation, while_capturing};
-use mccs_kernels::cuda::AreaLayout;
+use mccs_kernels::cuda::SymmetricBufferLayout;
 
 use crate::Error;
 use crate::cuda::cuda_error;
@@ -111,7 +111,7 @@ impl LaunchOrder {
                 // Nothing of what was launched so far is recorded. The stream that it went to may have gone, or be this one.
                 let helper = while_capturing(|| OwnedStream::new(&self.context)).and_then(|made| made);
                 let helper = helper.map_err(cuda_error)?;
-                let mut words = vec![WordOperation::Wait(counter, AreaLayout::word_of(launched))];
+                let mut words = vec![WordOperation::Wait(counter, SymmetricBufferLayout::word_of(launched))];
                 wait_for_rest(helper.raw(), &mut words)?;
                 helper.raw().words(&words).map_err(cuda_error)?;
                 self.graphs.record(helper.raw())?;
@@ -149,7 +149,7 @@ impl LaunchOrder {
             match self.so_far.before(number) {
                 Before::Nothing => {}
                 Before::Count => {
-                    words.push(WordOperation::Wait(counter, AreaLayout::word_of(launched)));
+                    words.push(WordOperation::Wait(counter, SymmetricBufferLayout::word_of(launched)));
                     wait_for_rest(stream, words)?;
                 }
                 Before::Event => self.graphs.wait(stream)?,

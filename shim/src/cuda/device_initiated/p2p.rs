@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use mccs_cuda::{DeviceAddress, Event, RawStream};
 use mccs_ipc::device_initiated::{ControlPage, P2pLaunched, SymmetricBufferPart};
-use mccs_kernels::cuda::{AreaLayout, MESSAGES_MAX, P2pLaunch, P2pMessage};
+use mccs_kernels::cuda::{MESSAGES_MAX, P2pLaunch, P2pMessage, SymmetricBufferLayout};
 
 use super::launcher::{GRAPHS, Launcher};
 use super::member::Member;
@@ -53,7 +53,7 @@ impl P2p {
 
     /// The word in which this rank's kernels count groups.
     fn counter(&self) -> DeviceAddress {
-        self.member.area() + AreaLayout::P2P_COUNTER_OFFSET
+        self.member.area() + SymmetricBufferLayout::P2P_COUNTER_OFFSET
     }
 
     /// What graphs refer to, and must not outlive.

@@ -6,7 +6,7 @@ use mccs_cuda::RawStream;
 
 use super::SLOTS;
 use super::captured::Captured;
-use super::gated::{Gated, Ticket};
+use super::ordered_stream::{OrderedStream, Ticket};
 use super::pieces::{Piece, SLOT_BYTES, Shape};
 use crate::communicator::Call as HostCall;
 use crate::cuda::call::Call;
@@ -31,7 +31,7 @@ pub(super) struct HostStagedCall<'a> {
 #[derive(Clone, Copy)]
 pub(super) enum By<'a> {
     /// At once.
-    Calling(&'a Communicator, &'a Gated),
+    Calling(&'a Communicator, &'a OrderedStream),
     /// Whenever a graph is replayed.
     Replaying(&'a Captured),
 }
@@ -89,7 +89,7 @@ impl HostStagedCall<'_> {
     unsafe fn enqueue_short(&self, placed: Placed) -> Result<(), Error> {
         let shape = &self.shape;
         let longest = shape.copies_in(placed.piece).chain(shape.copies_out(placed.piece)).map(|copy| copy.bytes).max();
-        let access = &self.gated().access;
+        let access = &self.ordered().access;
         let kernel = access.kernel.as_ref().filter(|_| longest.unwrap_or(0) <= KERNEL_BYTES_MAX);
         // SAFETY: the caller's contract is passed on.
         unsafe {
@@ -98,7 +98,7 @@ impl HostStagedCall<'_> {
             }
             let ticket = self.submit(placed)?;
             self.copy_in(placed)?;
-            self.gated().tell_and_wait(self.stream, ticket)?;
+            self.ordered().tell_and_wait(self.stream, ticket)?;
             self.copy_out(placed)
         }
     }
@@ -113,8 +113,8 @@ impl HostStagedCall<'_> {
             self.copy_factor(placed)?;
             self.submit(placed)?
         };
-        let mut args = self.gated().words(ticket, true, true);
-        let at = |offset| self.gated().address(placed.offset() + offset);
+        let mut args = self.ordered().words(ticket, true, true);
+        let at = |offset| self.ordered().address(placed.offset() + offset);
         if let Some(copy) = self.shape.copies_in(placed.piece).next() {
             (args.send, args.slot_in) = (self.call.send + copy.buffer, at(copy.slot));
             args.in_bytes = copy.bytes;
@@ -136,7 +136,7 @@ impl HostStagedCall<'_> {
         unsafe {
             let ticket = self.submit(placed)?;
             self.copy_in(placed)?;
-            self.gated().tell(self.stream, ticket)?;
+            self.ordered().tell(self.stream, ticket)?;
             Ok(ticket)
         }
     }
@@ -148,7 +148,7 @@ impl HostStagedCall<'_> {
     unsafe fn end(&self, placed: Placed, ticket: Ticket) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            self.gated().wait(self.stream, ticket)?;
+            self.ordered().wait(self.stream, ticket)?;
             self.copy_out(placed)
         }
     }
@@ -159,7 +159,7 @@ impl HostStagedCall<'_> {
         // SAFETY: the caller's contract is passed on.
         unsafe { self.copy_factor(placed)? };
         self.shape.copies_in(placed.piece).try_for_each(|copy| {
-            let (to, from) = (self.gated().address(placed.offset() + copy.slot), self.call.send + copy.buffer);
+            let (to, from) = (self.ordered().address(placed.offset() + copy.slot), self.call.send + copy.buffer);
             // SAFETY: the caller's contract is passed on.
             unsafe { self.stream.copy(to, from, copy.bytes as usize) }.map_err(cuda_error)
         })
@@ -169,7 +169,7 @@ impl HostStagedCall<'_> {
     /// As the type says.
     unsafe fn copy_factor(&self, placed: Placed) -> Result<(), Error> {
         let ReduceOperator::PreMulSumAt(from) = self.call.op else { return Ok(()) };
-        let (_, to) = self.gated().factor(placed.slot);
+        let (_, to) = self.ordered().factor(placed.slot);
         // SAFETY: the caller's contract is passed on.
         unsafe { self.stream.copy(to, from, self.call.dtype.size_bytes()) }.map_err(cuda_error)
     }
@@ -178,13 +178,13 @@ impl HostStagedCall<'_> {
     /// As the type says.
     unsafe fn copy_out(&self, placed: Placed) -> Result<(), Error> {
         self.shape.copies_out(placed.piece).try_for_each(|copy| {
-            let (to, from) = (self.call.recv + copy.buffer, self.gated().address(placed.offset() + copy.slot));
+            let (to, from) = (self.call.recv + copy.buffer, self.ordered().address(placed.offset() + copy.slot));
             // SAFETY: the caller's contract is passed on.
             unsafe { self.stream.copy(to, from, copy.bytes as usize) }.map_err(cuda_error)
         })
     }
 
-    /// Tells the service of a piece, which it begins when the gate has come to the ticket that is returned.
+    /// Tells the service of a piece, which it begins when the semaphore has come to the ticket that is returned.
     ///
     /// # Safety
     /// As the type says.
@@ -192,23 +192,23 @@ impl HostStagedCall<'_> {
         let piece = placed.piece;
         let (send, recv) = self.shape.places(piece);
         let place =
-            |offset: u64| if piece.count == 0 { Span::NONE } else { self.gated().span(placed.offset() + offset) };
+            |offset: u64| if piece.count == 0 { Span::NONE } else { self.ordered().span(placed.offset() + offset) };
         let Call { kind, dtype, op, root, user_tag, .. } = *self.call;
         let is_factor_on_gpu = matches!(op, ReduceOperator::PreMulSumAt(_));
-        let scalar_at = is_factor_on_gpu.then(|| self.gated().factor(placed.slot).0);
+        let scalar_at = is_factor_on_gpu.then(|| self.ordered().factor(placed.slot).0);
         let (send, recv) = (place(send), place(recv));
         let call = HostCall { kind, send, recv, count: piece.count, dtype, op, scalar_at, root, user_tag };
         match self.by {
-            By::Calling(comm, gated) => comm.submit_alone(&call, &gated.stream).map(Ticket::Known),
+            By::Calling(comm, ordered) => comm.submit_alone(&call, &ordered.stream).map(Ticket::Known),
             // SAFETY: the caller's contract is passed on.
             By::Replaying(captured) => unsafe { captured.enqueue(self.stream, call) },
         }
     }
 
-    fn gated(&self) -> &Gated {
+    fn ordered(&self) -> &OrderedStream {
         match self.by {
-            By::Calling(_, gated) => gated,
-            By::Replaying(captured) => &captured.gated,
+            By::Calling(_, ordered) => ordered,
+            By::Replaying(captured) => &captured.ordered,
         }
     }
 }

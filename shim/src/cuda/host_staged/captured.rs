@@ -23,7 +23,7 @@ use mccs_cuda::{Capture, Context, RawStream};
 use mccs_ipc::protocol::{Request, Response, Role};
 use mccs_ipc::types::UniqueId;
 
-use super::gated::{Access, Gated, Ticket};
+use super::ordered_stream::{Access, OrderedStream, Ticket};
 use super::p2p::Message;
 use super::pieces::SLOT_BYTES;
 use super::{LOOK_AGAIN_AFTER, SLOTS};
@@ -108,7 +108,7 @@ impl Drop for Captures {
 /// What a rank's graphs go through. It must outlive them.
 pub(super) struct Captured {
     client: Client,
-    pub(super) gated: Arc<Gated>,
+    pub(super) ordered: Arc<OrderedStream>,
     replayer: Arc<Replayer>,
     /// Pieces so far: the next one's slot goes on from there.
     pub(super) pieces: u64,
@@ -164,7 +164,7 @@ struct Batch {
 
 /// Commands of a batch that go on one of the service's streams, one behind the other.
 struct Part {
-    gated: Arc<Gated>,
+    ordered: Arc<OrderedStream>,
     commands: Vec<Command>,
 }
 
@@ -183,8 +183,8 @@ impl Captured {
             return Err(Error::argument(message));
         }
         let client = client.connect_again()?;
-        let gated = mccs_cuda::while_capturing(|| Gated::new(&client, context, access, SLOTS * SLOT_BYTES));
-        let gated = Arc::new(gated.map_err(cuda_error)??);
+        let ordered = mccs_cuda::while_capturing(|| OrderedStream::new(&client, context, access, SLOTS * SLOT_BYTES));
+        let ordered = Arc::new(ordered.map_err(cuda_error)??);
         let replayer = Arc::new(Replayer {
             joined: Mutex::default(),
             has_joined: Condvar::new(),
@@ -197,7 +197,7 @@ impl Captured {
             .name("mccs-join".into())
             .spawn(join)
             .map_err(|error| Error::System(format!("cannot start a thread: {error}")))?;
-        Ok(Captured { client, gated, replayer, pieces: 0, last: None, order, batches: Mutex::default() })
+        Ok(Captured { client, ordered, replayer, pieces: 0, last: None, order, batches: Mutex::default() })
     }
 
     /// The session of replays.
@@ -245,7 +245,7 @@ impl Captured {
             // SAFETY: as above.
             unsafe { batches.open(&self.replayer, stream)? };
         }
-        let (index, ticket) = batches.push(&self.gated, Command::Collective(call))?;
+        let (index, ticket) = batches.push(&self.ordered, Command::Collective(call))?;
         batches.is_open = index + 1 < self.commands_max().min(BATCH_MAX);
         Ok(ticket)
     }
@@ -263,8 +263,8 @@ impl Captured {
     }
 
     /// Adds a message to the group that was begun.
-    pub(super) fn add_to_group(&self, gated: &Arc<Gated>, message: Message) -> Result<Ticket, Error> {
-        locked(&self.batches).push(gated, Command::P2pMessage(message)).map(|(_, ticket)| ticket)
+    pub(super) fn add_to_group(&self, ordered: &Arc<OrderedStream>, message: Message) -> Result<Ticket, Error> {
+        locked(&self.batches).push(ordered, Command::P2pMessage(message)).map(|(_, ticket)| ticket)
     }
 }
 
@@ -297,17 +297,17 @@ impl Batches {
     }
 
     /// Adds a command to the last batch. Returns its index among those of its stream there, and its ticket.
-    fn push(&self, gated: &Arc<Gated>, command: Command) -> Result<(u64, Ticket), Error> {
+    fn push(&self, ordered: &Arc<OrderedStream>, command: Command) -> Result<(u64, Ticket), Error> {
         let Some(batch) = self.all.last() else { return Err(Error::System("bug: no batch".into())) };
         let mut parts = locked(&batch.parts);
-        let place = parts.iter().position(|part| Arc::ptr_eq(&part.gated, gated)).unwrap_or_else(|| {
-            parts.push(Part { gated: Arc::clone(gated), commands: Vec::new() });
+        let place = parts.iter().position(|part| Arc::ptr_eq(&part.ordered, ordered)).unwrap_or_else(|| {
+            parts.push(Part { ordered: Arc::clone(ordered), commands: Vec::new() });
             parts.len() - 1
         });
         let commands = &mut parts[place].commands;
         commands.push(command);
         let index = commands.len() as u64 - 1;
-        Ok((index, Ticket::Behind(gated.ticket_word(batch.word), index)))
+        Ok((index, Ticket::Behind(ordered.ticket_word(batch.word), index)))
     }
 }
 
@@ -368,9 +368,9 @@ impl Batch {
 
 impl Part {
     fn send(&self, comm: &Communicator, word: u64) -> Result<(), Error> {
-        let tickets = self.commands.iter().map(|command| command.send(comm, &self.gated.stream));
+        let tickets = self.commands.iter().map(|command| command.send(comm, &self.ordered.stream));
         let tickets = tickets.collect::<Result<Vec<_>, _>>()?;
-        self.gated.set_ticket(word, tickets.first().copied().unwrap_or(Ticket::NONE));
+        self.ordered.set_ticket(word, tickets.first().copied().unwrap_or(Ticket::NONE));
         Ok(())
     }
 }
@@ -394,7 +394,7 @@ unsafe extern "C" fn send_again(batch: *mut c_void) {
     if let Err(error) = batch.send() {
         // The first failure is the one to tell.
         let _ = batch.replayer.failure.set(error);
-        locked(&batch.parts).iter().for_each(|part| part.gated.set_ticket(batch.word, Ticket::NONE));
+        locked(&batch.parts).iter().for_each(|part| part.ordered.set_ticket(batch.word, Ticket::NONE));
     }
 }
 
@@ -404,7 +404,7 @@ fn join(client: &Client, identity: Identity) -> Result<Arc<Communicator>, Error>
     let id = UniqueId(id.0.map(|byte| byte ^ ID_MASK));
     let request = Request::InitRank { id, rank, nranks, gpu: Some(gpu), root_address, role, options };
     match client.0.requests.call(request, &[])? {
-        (Response::Comm { comm, direct: None, .. }, _) => {
+        (Response::Comm { comm, device_initiated: None, .. }, _) => {
             client.0.begin_comm(comm);
             Ok(Arc::new(Communicator::new(client.clone(), comm, (rank, nranks), None)))
         }

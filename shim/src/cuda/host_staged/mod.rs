@@ -6,8 +6,8 @@
 //! ```
 //!
 //! To the service this is a communicator of host memory, with all that those have: ranks on other hosts, strategies, and
-//! changes of them, watches, metrics. Its buffers are *slots* of a region that the GPU reaches too, and its stream is gated
-//! ([`mccs_ipc::gate`]): the command is sent when the call is made, and starts when the GPU has come to it. A call returns at once.
+//! changes of them, watches, metrics. Its buffers are *slots* of a region that the GPU reaches too, and its stream is ordered
+//! ([`mccs_ipc::timeline_semaphore`]): the command is sent when the call is made, and starts when the GPU has come to it. A call returns at once.
 //!
 //! Short calls are one kernel of the caller's stream that does its whole side: a copy engine takes longer to begin than they take
 //! in all. Long calls are left to copy engines and the driver's words, and go in pieces (`pieces.rs`), of which [`SLOTS`] are under
@@ -15,7 +15,7 @@
 //! copies, reductions and the network overlap. A slot is used again behind the copy out of it: within a stream by its order, on
 //! another stream behind an event.
 //!
-//! Sends and receives (`p2p.rs`, `gated.rs`) go the same way, by slots of their own.
+//! Sends and receives (`p2p.rs`, `ordered_stream.rs`) go the same way, by slots of their own.
 //!
 //! Graphs (`captured.rs`) call back where they come to a piece, and have a communicator of their own.
 //!
@@ -24,7 +24,7 @@
 
 mod call;
 mod captured;
-pub(super) mod gated;
+pub(super) mod ordered_stream;
 mod p2p;
 mod pieces;
 
@@ -33,12 +33,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mccs_cuda::{Capture, Context, Event, RawStream};
-use mccs_ipc::gate::GateAccess;
+use mccs_ipc::timeline_semaphore::SemaphoreAccess;
 use mccs_ipc::types::{DataType, RedOp};
 
 use self::call::{By, HostStagedCall};
 use self::captured::{Captured, Captures};
-use self::gated::{Access, Gated};
+use self::ordered_stream::{Access, OrderedStream};
 pub(super) use self::p2p::HostStagedP2p;
 use self::pieces::{RANKS_MAX, SLOT_BYTES, Shape};
 use super::call::{Call, checked};
@@ -58,7 +58,7 @@ pub(super) struct HostStagedCommunicator {
     /// Before what it names.
     comm: Arc<Communicator>,
     /// Its only stream at the service for collectives, which run one at a time.
-    gated: Gated,
+    ordered: OrderedStream,
     context: Context,
     p2p: Arc<HostStagedP2p>,
     order: Mutex<Order>,
@@ -78,7 +78,12 @@ struct Order {
 
 impl HostStagedCommunicator {
     /// Makes what a rank needs that has joined.
-    pub(super) fn new(client: Client, identity: Identity, context: Context, access: GateAccess) -> Result<Self, Error> {
+    pub(super) fn new(
+        client: Client,
+        identity: Identity,
+        context: Context,
+        access: SemaphoreAccess,
+    ) -> Result<Self, Error> {
         let Identity { rank, nranks, whole: handle, .. } = identity;
         // From here on it is left if anything fails.
         let comm = Arc::new(Communicator::new(client.clone(), handle, (rank, nranks), None));
@@ -87,12 +92,12 @@ impl HostStagedCommunicator {
             return Err(Error::argument(format!("{nranks} ranks: with GPUs there may be {RANKS_MAX}")));
         }
         let access = Access::new(&context, access)?;
-        let gated = Gated::new(&client, &context, access.clone(), SLOTS * SLOT_BYTES)?;
+        let ordered = OrderedStream::new(&client, &context, access.clone(), SLOTS * SLOT_BYTES)?;
         let last_call = Event::new(&context, false).map_err(cuda_error)?;
         let order = Mutex::new(Order { pieces: 0, last_stream: None, last_call, left: false });
         let captures = Arc::new(Captures::new(client.clone(), context.clone(), access.clone(), identity));
         let p2p = Arc::new(HostStagedP2p::new(Arc::clone(&comm), context.clone(), access, Arc::clone(&captures))?);
-        Ok(HostStagedCommunicator { client, comm, gated, context, p2p, order, captures })
+        Ok(HostStagedCommunicator { client, comm, ordered, context, p2p, order, captures })
     }
 
     pub(super) fn rank(&self) -> u32 {
@@ -148,7 +153,7 @@ impl HostStagedCommunicator {
             if order.last_stream.is_some_and(|last| last != id) {
                 stream.wait(&order.last_call).map_err(cuda_error)?;
             }
-            let by = By::Calling(&self.comm, &self.gated);
+            let by = By::Calling(&self.comm, &self.ordered);
             let enqueued = HostStagedCall { by, call, shape, stream }.enqueue(&mut order.pieces);
             order.last_stream = Some(id);
             // Behind what was enqueued in spite of an error, too.
@@ -181,8 +186,8 @@ impl HostStagedCommunicator {
 
     /// The communicator ends on all ranks, and streams go on: in this order, or others would take for a contribution what was never copied.
     pub(super) fn give_up(&self, error: &Error) {
-        let _ = self.comm.abort_for(error.cuda_code(), || self.gated.release());
-        self.gated.release();
+        let _ = self.comm.abort_for(error.cuda_code(), || self.ordered.release());
+        self.ordered.release();
     }
 
     /// The largest of what all ranks say. Waits for all.

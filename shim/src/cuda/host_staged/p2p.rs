@@ -5,7 +5,7 @@
 //!                                          | ready = n | (service)  | done >= n | copy out recv
 //! ```
 //!
-//! Messages to a peer, or from it, have a *lane*: a gated stream of the service's, slots, and a stream of the GPU's. So a message
+//! Messages to a peer, or from it, have a *lane*: a ordered stream of the service's, slots, and a stream of the GPU's. So a message
 //! that waits for its other end holds up no other of its group. A message goes in pieces of [`PIECE_BYTES`], which both ends cut alike; each is a
 //! send or a receive of host memory, matched by order as those are. Lanes of a group are filled in turn, and as many pieces of each are under
 //! way as it has slots. A group of one lane is done in the caller's stream itself; others fork from it, and it waits for them all.
@@ -25,7 +25,7 @@ use mccs_kernels::cuda::{MESSAGES_MAX, P2pError, P2pMessage, pairs_with_oneself}
 
 use super::LOOK_AGAIN_AFTER;
 use super::captured::{Captured, Captures};
-use super::gated::{Access, Gated, Ticket};
+use super::ordered_stream::{Access, OrderedStream, Ticket};
 use crate::client::locked;
 use crate::cuda::cuda_error;
 use crate::cuda::p2p::capture_of;
@@ -63,7 +63,7 @@ struct Order {
 
 /// See the module's documentation.
 struct Lane {
-    gated: Arc<Gated>,
+    ordered: Arc<OrderedStream>,
     /// For groups of several lanes.
     own: OwnedStream,
     /// Behind its last message.
@@ -185,7 +185,7 @@ impl HostStagedP2p {
         let launched = unsafe { self.launch_joined((lanes, joint), By::Calling(&self.comm), list, streams) };
         if let Err(error) = &launched {
             // The service may have been told of what the GPU never comes to.
-            let release = || lanes.values().for_each(|lane| lane.gated.release());
+            let release = || lanes.values().for_each(|lane| lane.ordered.release());
             let _ = self.comm.abort_for(error.cuda_code(), release);
             release();
         }
@@ -273,11 +273,11 @@ impl HostStagedP2p {
         if lanes.contains_key(&key) {
             return Ok(());
         }
-        let gated = Gated::new(client, &self.context, self.access.clone(), LANE_SLOTS * PIECE_BYTES)?;
-        let gated = Arc::new(gated);
+        let ordered = OrderedStream::new(client, &self.context, self.access.clone(), LANE_SLOTS * PIECE_BYTES)?;
+        let ordered = Arc::new(ordered);
         let own = OwnedStream::new(&self.context).map_err(cuda_error)?;
         let last = Event::new(&self.context, false).map_err(cuda_error)?;
-        lanes.insert(key, Lane { gated, own, last, pieces: 0 });
+        lanes.insert(key, Lane { ordered, own, last, pieces: 0 });
         Ok(())
     }
 
@@ -371,18 +371,18 @@ impl Lane {
     ) -> Result<Option<Piece>, Error> {
         let P2pMessage { is_send, peer, buffer, bytes, dtype } = *part;
         let slot = self.pieces % LANE_SLOTS * PIECE_BYTES;
-        let (span, count) = (self.gated.span(slot), bytes / dtype.size_bytes() as u64);
+        let (span, count) = (self.ordered.span(slot), bytes / dtype.size_bytes() as u64);
         let message = Message { is_send, peer, span, count, dtype };
         let ticket = match by {
-            By::Calling(comm) => Ticket::Known(message.send(comm, &self.gated.stream)?),
-            By::Replaying(captured) => captured.add_to_group(&self.gated, message)?,
+            By::Calling(comm) => Ticket::Known(message.send(comm, &self.ordered.stream)?),
+            By::Replaying(captured) => captured.add_to_group(&self.ordered, message)?,
         };
         self.pieces += 1;
-        let at = self.gated.address(slot);
+        let at = self.ordered.address(slot);
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            if let Some(kernel) = self.gated.access.kernel.as_deref().filter(|_| is_short) {
-                let mut args = self.gated.words(ticket, true, true);
+            if let Some(kernel) = self.ordered.access.kernel.as_deref().filter(|_| is_short) {
+                let mut args = self.ordered.words(ticket, true, true);
                 if is_send {
                     (args.send, args.slot_in, args.in_bytes) = (buffer, at, bytes);
                 } else {
@@ -394,7 +394,7 @@ impl Lane {
             if is_send && bytes > 0 {
                 stream.copy(at, buffer, bytes as usize).map_err(cuda_error)?;
             }
-            self.gated.tell(stream, ticket)?;
+            self.ordered.tell(stream, ticket)?;
         }
         Ok(Some(Piece { buffer, slot, bytes, ticket }))
     }
@@ -406,11 +406,11 @@ impl Lane {
     unsafe fn end(&self, stream: RawStream, is_send: bool, piece: &Piece) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            self.gated.wait(stream, piece.ticket)?;
+            self.ordered.wait(stream, piece.ticket)?;
             if is_send || piece.bytes == 0 {
                 return Ok(());
             }
-            stream.copy(piece.buffer, self.gated.address(piece.slot), piece.bytes as usize).map_err(cuda_error)
+            stream.copy(piece.buffer, self.ordered.address(piece.slot), piece.bytes as usize).map_err(cuda_error)
         }
     }
 }

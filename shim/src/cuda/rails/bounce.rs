@@ -19,7 +19,7 @@ use super::plan::{Move, Part};
 use super::{Rail, SLOTS};
 use crate::Error;
 use crate::cuda::cuda_error;
-use crate::cuda::host_staged::gated::Ticket;
+use crate::cuda::host_staged::ordered_stream::Ticket;
 
 /// How long a wait for copies sleeps between looks.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(50);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use mccs_cuda::{DeviceAddress, RawStream};
 use mccs_ipc::types::RedOp;
-use mccs_kernels::cuda::{DirectCall, Launch, RANKS_MAX, Strides};
+use mccs_kernels::cuda::{CollectiveCall, Launch, RANKS_MAX, Strides};
 
 use super::bounce::Moving;
 use super::order::order;
@@ -17,7 +17,7 @@ use crate::communicator::Call as HostCall;
 use crate::cuda::alone::run_alone;
 use crate::cuda::call::Call;
 use crate::cuda::cuda_error;
-use crate::cuda::host_staged::gated::Ticket;
+use crate::cuda::host_staged::ordered_stream::Ticket;
 use crate::{Error, Span};
 
 /// What all stages of a call share. Its unsafe methods enqueue, and have the contract of
@@ -27,7 +27,7 @@ pub(super) struct RailedCall<'a> {
     pub(super) rails: &'a Rails,
     pub(super) call: &'a Call,
     /// The same, checked.
-    pub(super) whole: &'a DirectCall,
+    pub(super) whole: &'a CollectiveCall,
     pub(super) stream: RawStream,
 }
 
@@ -153,7 +153,7 @@ impl RailedCall<'_> {
             slice_min: SLICE_BYTES_MIN / size,
             exchange_from: EXCHANGE_BYTES_MIN / size,
         };
-        let &DirectCall { kind, count, root, .. } = self.whole;
+        let &CollectiveCall { kind, count, root, .. } = self.whole;
         Plan { layout, seat: *seat, kind, count, root, sizes }
     }
 
@@ -216,7 +216,7 @@ impl RailedCall<'_> {
             RedOp::Avg => RedOp::Sum,
             op => op,
         };
-        let part = DirectCall {
+        let part = CollectiveCall {
             kind,
             op: if reduces { op } else { RedOp::Sum },
             count,

@@ -45,7 +45,7 @@ use super::call::{Call, checked};
 use super::cuda_error;
 use super::device_initiated::DeviceInitiatedCommunicator;
 use super::host_staged::HostStagedCommunicator;
-use super::host_staged::gated::{Access, Gated};
+use super::host_staged::ordered_stream::{Access, OrderedStream};
 use super::resources::kernels;
 use super::service_executed::Identity;
 use crate::client::{locked, unexpected};
@@ -92,7 +92,7 @@ enum Team {
 struct Rail {
     /// Before what it names.
     comm: Arc<Communicator>,
-    gated: Gated,
+    gated: OrderedStream,
 }
 
 /// What is done in one order, under one lock.
@@ -293,7 +293,7 @@ impl Team {
         let options = identity.options.clone();
         let request = Request::InitRank { id, rank, nranks, gpu, root_address, role, options };
         match client.0.requests.call(request, &[])? {
-            (Response::Comm { comm, direct: Some(share), .. }, fds) => {
+            (Response::Comm { comm, device_initiated: Some(share), .. }, fds) => {
                 let made =
                     DeviceInitiatedCommunicator::join(client, comm, (rank, nranks), context.clone(), &share, &fds)?;
                 made.call_ranks(layout.ranks_of_host(seat.host));
@@ -317,11 +317,11 @@ impl Rail {
         let (gpu, root_address, options) = (Some(gpu), root_address.clone(), options.clone());
         let request = Request::InitRank { id, rank, nranks, gpu, root_address, role, options };
         match client.0.requests.call(request, &[])? {
-            (Response::Comm { comm, direct: None, access, .. }, _) => {
+            (Response::Comm { comm, device_initiated: None, access, .. }, _) => {
                 // From here on it is left if anything fails.
                 let comm = Arc::new(Communicator::new(client.clone(), comm, (rank, nranks), None));
                 client.0.begin_comm(comm.handle());
-                let gated = Gated::new(client, context, Access::new(context, access)?, bytes)?;
+                let gated = OrderedStream::new(client, context, Access::new(context, access)?, bytes)?;
                 Ok(Rail { comm, gated })
             }
             (other, _) => Err(unexpected(&other)),

@@ -2,7 +2,7 @@
 
 use mccs_ipc::shm_exchange::CollectiveSignature;
 use mccs_ipc::types::{CollectiveKind, RedOp};
-use mccs_kernels::cuda::{Algorithm, AreaLayout, DirectCall, Launch};
+use mccs_kernels::cuda::{Algorithm, CollectiveCall, Launch, SymmetricBufferLayout};
 use mccs_kernels::finish_round;
 
 use super::*;
@@ -24,7 +24,7 @@ fn input(rank: u32, count: usize) -> Vec<u8> {
 
 struct Bed {
     device: &'static Device,
-    layout: AreaLayout,
+    layout: SymmetricBufferLayout,
     areas: Vec<u64>,
     /// By rank, what is sent and what is received.
     buffers: Vec<[u64; 2]>,
@@ -33,7 +33,7 @@ struct Bed {
 
 impl Bed {
     fn new(nranks: u32) -> Bed {
-        let (device, layout) = (&device::all()[0], AreaLayout::initial(nranks));
+        let (device, layout) = (&device::all()[0], SymmetricBufferLayout::initial(nranks));
         let memory = |bytes: u64| allocate(device, bytes, Kind::Allocated).expect("memory");
         let room = 4 * u64::from(nranks) * COUNTS[4];
         let areas = (0..nranks).map(|_| memory(layout.bytes())).collect();
@@ -42,12 +42,12 @@ impl Bed {
     }
 
     /// Runs a call on all ranks. Returns whether there is such a way.
-    fn run(&mut self, call: DirectCall, algorithm: Algorithm) -> bool {
+    fn run(&mut self, call: CollectiveCall, algorithm: Algorithm) -> bool {
         const BLOCKS: u32 = 20;
-        let DirectCall { kind, count, root, nranks, dtype, op, .. } = call;
+        let CollectiveCall { kind, count, root, nranks, dtype, op, .. } = call;
         let send_count = |rank| kind.send_count(count, nranks, rank, root).expect("fits") as usize;
         let recv_count = |rank| kind.recv_count(count, nranks, rank, root).expect("fits") as usize;
-        let launch = |rank| Launch::direct(&DirectCall { rank, ..call }, &self.layout, algorithm, BLOCKS);
+        let launch = |rank| Launch::collective(&CollectiveCall { rank, ..call }, &self.layout, algorithm, BLOCKS);
         let Some(launches) = (0..nranks).map(launch).collect::<Option<Vec<_>>>() else { return false };
         self.number += 1;
         let inputs: Vec<_> = (0..nranks).map(|rank| input(rank, send_count(rank))).collect();
@@ -78,7 +78,7 @@ impl Bed {
             unsafe { finish_round(&shm_exchange, rank, &sources, wanted.as_mut_ptr()) };
             assert!(bytes(*recv, wanted.len()) == wanted, "{call:?} by {algorithm:?}, rank {rank}");
             let ended = wait_word(self.areas[rank as usize]);
-            assert_eq!(AreaLayout::ended(ended), u64::from(self.number), "{call:?}");
+            assert_eq!(SymmetricBufferLayout::ended(ended), u64::from(self.number), "{call:?}");
         }
         true
     }
@@ -99,7 +99,7 @@ fn collectives_of_every_kind_and_algorithm_are_right() {
                     let root = if kind.has_root() { index as u32 % nranks } else { 0 };
                     let (dtype, op) = (DataType::I32, if kind.reduces() { RedOp::ALL[index % 3] } else { RedOp::Sum });
                     let op = if op == RedOp::PreMulSum { RedOp::Max } else { op };
-                    let call = DirectCall {
+                    let call = CollectiveCall {
                         kind,
                         dtype,
                         op,
@@ -121,7 +121,7 @@ fn collectives_of_every_kind_and_algorithm_are_right() {
 #[test]
 fn a_kernel_that_waits_ends_when_it_is_aborted_and_counts() {
     let bed = Bed::new(2);
-    let call = DirectCall {
+    let call = CollectiveCall {
         kind: CollectiveKind::AllReduce,
         dtype: DataType::I32,
         op: RedOp::Sum,
@@ -132,7 +132,7 @@ fn a_kernel_that_waits_ends_when_it_is_aborted_and_counts() {
         rank: 0,
         nranks: 2,
     };
-    let launch = Launch::direct(&call, &bed.layout, Algorithm::SimpleTwoShot, 8).expect("a way");
+    let launch = Launch::collective(&call, &bed.layout, Algorithm::SimpleTwoShot, 8).expect("a way");
     let mut args = launch.args;
     [args.send, args.recv] = bed.buffers[0];
     args.areas[..2].copy_from_slice(&bed.areas);

@@ -119,7 +119,7 @@ fn meet(call: &LargeCall, rank: u32, nranks: u32, round: u64, steps: &mut Vec<St
 
 /// Every part goes from where it is to where it belongs.
 fn copy(call: &LargeCall, schedule: &Schedule, rank: u32, steps: &mut Vec<Step>) {
-    let Shape::Direct(moves) = &schedule.shape else { return };
+    let Shape::SinglePass(moves) = &schedule.shape else { return };
     let Problem { kind, nranks, root, .. } = schedule.problem;
     let next = (rank + 1) % nranks;
     if kind == CollectiveKind::Gather && rank != root && next != root {

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use mccs_cuda::{Allocation, Context, DeviceAddress, DeviceMemory, DriverError, MappedMemory, OwnedStream, Shared};
 use mccs_ipc::device_initiated::{SymmetricBufferHandle, SymmetricBufferPart};
-use mccs_kernels::cuda::AreaLayout;
+use mccs_kernels::cuda::SymmetricBufferLayout;
 use mccs_runtime::Share;
 
 use crate::cuda::memory::deferred_free::DeferredFrees;
@@ -67,7 +67,7 @@ impl Block {
 
 /// A rank's area: addresses for all of it, and the parts that are made. Ranks open them by descriptors.
 pub(crate) struct RankArea {
-    layout: AreaLayout,
+    layout: SymmetricBufferLayout,
     memory: MappedMemory,
     /// Kept to be exported.
     parts: [Option<Allocation>; SymmetricBufferPart::ALL.len()],
@@ -77,7 +77,7 @@ pub(crate) struct RankArea {
 
 impl RankArea {
     /// Addresses for an area on a context's GPU. Nothing is there yet.
-    pub(crate) fn reserve(context: &Context, layout: AreaLayout) -> Result<Self, DriverError> {
+    pub(crate) fn reserve(context: &Context, layout: SymmetricBufferLayout) -> Result<Self, DriverError> {
         let memory = MappedMemory::reserve(context, layout.bytes() as usize)?;
         Ok(RankArea { layout, memory, parts: [const { None }; SymmetricBufferPart::ALL.len()], unmapped: Vec::new() })
     }

@@ -4,7 +4,7 @@ use mccs_config::service::Crossover;
 use mccs_ipc::device_initiated::LONG_BYTES;
 use mccs_ipc::large::has_large;
 use mccs_ipc::types::{CollectiveKind, RedOp};
-use mccs_kernels::cuda::DirectStrategy;
+use mccs_kernels::cuda::DeviceInitiatedStrategy;
 
 use mccs_model::GpuStrategy;
 
@@ -32,8 +32,12 @@ fn measured(kind: CollectiveKind, nranks: u32, is_for_training: bool) -> u64 {
 }
 
 /// What ranks do by themselves, and from which size on copy engines do it, if they can.
-pub(crate) fn strategy(nranks: u32, chosen: &GpuStrategy, is_for_training: bool) -> DirectStrategy {
-    let measured_best = if chosen.ll128 { DirectStrategy::with_ll128(nranks) } else { DirectStrategy::initial(nranks) };
+pub(crate) fn strategy(nranks: u32, chosen: &GpuStrategy, is_for_training: bool) -> DeviceInitiatedStrategy {
+    let measured_best = if chosen.ll128 {
+        DeviceInitiatedStrategy::with_ll128(nranks)
+    } else {
+        DeviceInitiatedStrategy::initial(nranks)
+    };
     let mut strategy = measured_best.with_max_blocks(chosen.max_ctas.unwrap_or(u32::MAX));
     for kind in CollectiveKind::ALL.iter().filter(|kind| has_large(**kind, RedOp::Sum)) {
         strategy.large_from[*kind as usize] = match chosen.large_from.of(kind.name()) {

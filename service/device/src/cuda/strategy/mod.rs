@@ -14,7 +14,7 @@ use mccs_config::change::StrategyChange;
 use mccs_config::service::{Crossover, LargeFrom};
 use mccs_ipc::device_initiated::{ControlPage, Cut, CutError, Execution, Publisher, STRATEGY_WORDS};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
-use mccs_kernels::cuda::{AreaLayout, DirectCall, DirectStrategy, Launch};
+use mccs_kernels::cuda::{CollectiveCall, DeviceInitiatedStrategy, Launch, SymmetricBufferLayout};
 use mccs_model::GpuStrategy;
 
 use crate::cuda::strategy::crossover::strategy;
@@ -197,7 +197,7 @@ impl Strategies {
         let nranks = self.abilities.nranks;
         let state = self.state();
         let strategy = strategy(nranks, &state.last, state.choice.is_for_training());
-        KernelBlocks { strategy, layout: AreaLayout::initial(nranks.max(2)) }
+        KernelBlocks { strategy, layout: SymmetricBufferLayout::initial(nranks.max(2)) }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -207,8 +207,8 @@ impl Strategies {
 
 /// How many multiprocessors kernels hold, by the strategy that was published last.
 pub struct KernelBlocks {
-    strategy: DirectStrategy,
-    layout: AreaLayout,
+    strategy: DeviceInitiatedStrategy,
+    layout: SymmetricBufferLayout,
 }
 
 impl KernelBlocks {
@@ -218,9 +218,10 @@ impl KernelBlocks {
         let (nranks, dtype) = (self.layout.nranks, DataType::U8);
         let count = payload_bytes / kind.payload_count(1, nranks).max(1);
         let (op, root, rank) = (RedOp::Sum, 0, 0);
-        let call = DirectCall { kind, dtype, op, count, root, scalar_bits: 0, is_scalar_address: false, rank, nranks };
+        let call =
+            CollectiveCall { kind, dtype, op, count, root, scalar_bits: 0, is_scalar_address: false, rank, nranks };
         let kernel = self.strategy.kernel(kind, payload_bytes);
-        let launch = kernel.and_then(|(algorithm, blocks)| Launch::direct(&call, &self.layout, algorithm, blocks));
+        let launch = kernel.and_then(|(algorithm, blocks)| Launch::collective(&call, &self.layout, algorithm, blocks));
         launch.map_or(0, |launch| launch.grid)
     }
 }
@@ -234,7 +235,7 @@ fn words_of(chosen: GpuStrategy, nranks: u32, is_for_training: bool) -> [u64; ST
     words
 }
 
-const _: () = assert!(size_of::<DirectStrategy>() <= STRATEGY_WORDS * 8);
+const _: () = assert!(size_of::<DeviceInitiatedStrategy>() <= STRATEGY_WORDS * 8);
 
 #[cfg(test)]
 mod tests {
@@ -261,8 +262,8 @@ mod tests {
     /// What an all-reduce goes by, as ranks read it.
     fn way(strategies: &Strategies, operation: u64, bytes: u64) -> Option<Algorithm> {
         let terms = strategies.page().published_strategy(operation).expect("a strategy");
-        let words = &bytemuck::cast_slice::<u64, u8>(&terms.words)[..size_of::<DirectStrategy>()];
-        let strategy: DirectStrategy = bytemuck::pod_read_unaligned(words);
+        let words = &bytemuck::cast_slice::<u64, u8>(&terms.words)[..size_of::<DeviceInitiatedStrategy>()];
+        let strategy: DeviceInitiatedStrategy = bytemuck::pod_read_unaligned(words);
         strategy.choose(CollectiveKind::AllReduce, bytes).map(|(algorithm, _)| algorithm)
     }
 
@@ -344,8 +345,8 @@ mod tests {
         let strategies = strategies(ABLE);
         let most = || {
             let terms = strategies.page().published_strategy(1).expect("a strategy");
-            let words = &bytemuck::cast_slice::<u64, u8>(&terms.words)[..size_of::<DirectStrategy>()];
-            let strategy: DirectStrategy = bytemuck::pod_read_unaligned(words);
+            let words = &bytemuck::cast_slice::<u64, u8>(&terms.words)[..size_of::<DeviceInitiatedStrategy>()];
+            let strategy: DeviceInitiatedStrategy = bytemuck::pod_read_unaligned(words);
             strategy.rules.iter().flatten().map(|rule| rule.blocks).max()
         };
         for (toml, blocks, is) in

@@ -14,7 +14,7 @@
 use std::time::{Duration, Instant};
 
 use mccs_ipc::device_initiated::{DEVICE_INITIATED_RANKS_MAX, LONG_BYTES};
-use mccs_kernels::cuda::AreaCounts;
+use mccs_kernels::cuda::SymmetricBufferCounts;
 
 /// So many make a verdict: less than a step of training has.
 const SAMPLE: u32 = 16;
@@ -92,9 +92,9 @@ struct Ran {
 impl PauseMeter {
     /// What ranks, by number, have counted, and when they called which collective. A rank that came early to a collective has waited in it: the longest pause
     /// of all ranks is the job's, and the rank that came last says what it waited for.
-    pub fn read(&mut self, ranks: &[AreaCounts], called_ns: impl Fn(u32, u64) -> Option<u64>) {
-        let ended = ranks.iter().map(AreaCounts::operations).min().unwrap_or(0);
-        let new = *AreaCounts::last(ended).start().max(&(self.seen + 1))..=ended;
+    pub fn read(&mut self, ranks: &[SymmetricBufferCounts], called_ns: impl Fn(u32, u64) -> Option<u64>) {
+        let ended = ranks.iter().map(SymmetricBufferCounts::operations).min().unwrap_or(0);
+        let new = *SymmetricBufferCounts::last(ended).start().max(&(self.seen + 1))..=ended;
         let long: Vec<_> = new.filter_map(|number| long(ranks, number, &called_ns)).collect();
         self.seen = self.seen.max(ended);
         for ran in &long {
@@ -128,9 +128,9 @@ impl PauseMeter {
 }
 
 /// A collective of all ranks, if it is long, and all have its stamps still.
-fn long(ranks: &[AreaCounts], number: u64, called_ns: impl Fn(u32, u64) -> Option<u64>) -> Option<Vec<Ran>> {
+fn long(ranks: &[SymmetricBufferCounts], number: u64, called_ns: impl Fn(u32, u64) -> Option<u64>) -> Option<Vec<Ran>> {
     let at = u32::try_from(number).ok().filter(|number| *number > 1)?;
-    let of_rank = |(rank, counts): (u32, &AreaCounts)| {
+    let of_rank = |(rank, counts): (u32, &SymmetricBufferCounts)| {
         let (before, this) = (counts.stamp(at - 1)?, counts.stamp(at)?);
         let pause_ns = this.began_ns.saturating_sub(before.ended_ns);
         let times = called_ns(rank, number).map(|called_ns| (called_ns, this.began_ns));

@@ -26,7 +26,7 @@ use Part::{Collective, Compute};
 /// What a rank's GPU and host leave behind.
 #[derive(Default)]
 struct Rank {
-    counts: AreaCounts,
+    counts: SymmetricBufferCounts,
     called: Vec<u64>,
 }
 

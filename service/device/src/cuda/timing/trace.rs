@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use mccs_kernels::cuda::{AreaCounts, Stamp};
+use mccs_kernels::cuda::{Stamp, SymmetricBufferCounts};
 use mccs_telemetry::recorder::Record;
 
 use crate::cuda::group::Ended;
@@ -60,7 +60,7 @@ impl TracedGpus {
     pub(crate) fn read(
         &mut self,
         (areas, ended): (&AreasInUse, &Arc<Ended>),
-        ranks: &[(usize, AreaCounts)],
+        ranks: &[(usize, SymmetricBufferCounts)],
         read_ns: (u64, u64),
         tell: impl FnMut(Record),
     ) {
@@ -77,7 +77,7 @@ impl TracedGpus {
 }
 
 impl Account {
-    fn begin(ranks: &[(usize, AreaCounts)], read_ns: u64) -> Self {
+    fn begin(ranks: &[(usize, SymmetricBufferCounts)], read_ns: u64) -> Self {
         let so_far = ranks.iter().map(|(_, counts)| (counts.operations(), counts.operations()));
         Account { ranks: so_far.collect(), read_ns }
     }
@@ -85,7 +85,7 @@ impl Account {
     fn read(
         &mut self,
         clocks: &mut BTreeMap<usize, GpuClock>,
-        ranks: &[(usize, AreaCounts)],
+        ranks: &[(usize, SymmetricBufferCounts)],
         (began_ns, until_ns): (u64, u64),
         (comm, tag, mut tell): (u64, impl Fn(u32, u64) -> Option<u64>, impl FnMut(Record)),
     ) {
@@ -99,7 +99,7 @@ impl Account {
                 *seen = operations;
             }
             let Some(error_ns) = clock.error_ns().filter(|error_ns| *error_ns <= ERROR_MAX_NS) else { continue };
-            let new = *AreaCounts::last(operations).start().max(&(*told + 1))..=operations;
+            let new = *SymmetricBufferCounts::last(operations).start().max(&(*told + 1))..=operations;
             for Stamp { number, kind, payload_bytes, began_ns, ended_ns } in new.filter_map(stamp) {
                 let (since_ns, at_ns) = (clock.own_ns(began_ns), clock.own_ns(ended_ns));
                 let (seq, bytes) = (u64::from(number) - 1, payload_bytes);
@@ -120,8 +120,8 @@ mod tests {
 
     use super::*;
 
-    fn rank(ended_ns: &[u64]) -> AreaCounts {
-        let mut counts = AreaCounts::default();
+    fn rank(ended_ns: &[u64]) -> SymmetricBufferCounts {
+        let mut counts = SymmetricBufferCounts::default();
         counts.set_operations(ended_ns.len() as u32);
         for (number, ended_ns) in (1..).zip(ended_ns) {
             let (kind, payload_bytes) = (CollectiveKind::AllGather, 64);

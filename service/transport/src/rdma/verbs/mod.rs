@@ -21,10 +21,10 @@ mod result;
 mod sys;
 
 pub use self::driver::{
-    AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, FLUSHED, Gid, GidKind, LinkLayer, PortAttributes, QpPath,
-    QpShape, QpStep, QpTimers, RESPONSE_TIMEOUT, Raw, Read, WcStatus, Write, event_text, is_of_connection, is_of_peer,
-    is_silence, status_text,
+    AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, Gid, GidKind, LinkLayer, PortAttributes, QpPath, QpShape,
+    QpStep, QpTimers, Raw, Read, WcStatus, Write, event_text,
 };
 pub use self::error::{GpuRefusal, Unavailable, VerbsError};
 pub use self::own::{CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair};
 pub use self::result::Verbs;
+pub use crate::completion_status::{FLUSHED, RESPONSE_TIMEOUT, is_of_connection, is_silence};

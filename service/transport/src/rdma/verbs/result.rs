@@ -12,11 +12,12 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::driver::{
-    Access, AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, FLUSHED, Gid, GidKind, LinkLayer, MadeQp,
-    PortAttributes, QpShape, QpStep, Raw, Read, Registered, WcStatus, Write,
+    Access, AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, Gid, GidKind, LinkLayer, MadeQp, PortAttributes,
+    QpShape, QpStep, Raw, Read, Registered, WcStatus, Write,
 };
 use super::error::{Unavailable, VerbsError};
 use super::sys;
+use crate::completion_status::FLUSHED;
 
 /// Work requests that are linked and posted at a time.
 const POSTED_AT_ONCE: usize = 16;

@@ -1,4 +1,4 @@
-//! The direct algorithm: every output is made in one pass from the inputs it depends on. Optimal where all buffers are
+//! The single-pass algorithm: every output is made in one pass from the inputs it depends on. Optimal where all buffers are
 //! mapped: each input is read once and each output written once.
 
 use mccs_ipc::types::CollectiveKind;
@@ -50,5 +50,5 @@ pub(super) fn build(problem: &Problem) -> Schedule {
         }
         CollectiveKind::Barrier => Vec::new(),
     };
-    Schedule { problem: *problem, scratch_count: 0, shape: Shape::Direct(moves) }
+    Schedule { problem: *problem, scratch_count: 0, shape: Shape::SinglePass(moves) }
 }

@@ -9,7 +9,7 @@ use mccs_device::{Buffers, Counted, DeviceEvent, NUMBERS_MAX};
 use mccs_exchange::protocol::{CommId, Name, Request};
 use mccs_ipc::device_initiated::{Execution, P2pLaunched};
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp};
-use mccs_kernels::cuda::{AreaCounts, Stamp};
+use mccs_kernels::cuda::{Stamp, SymmetricBufferCounts};
 use mccs_model::link::LinksId;
 use mccs_model::{Action, Scalar};
 use mccs_registry::RankProgress;
@@ -36,7 +36,7 @@ fn one_rank_that_opens_no_handles_has_memory_go_by_descriptors_for_all() {
 fn the_operator_changes_what_ranks_on_gpus_run_by() {
     let mut bed = Bed::new(Execution::Ranks, 3);
     let comm = bed.comm();
-    let page = comm.direct.as_ref().expect("on GPUs").page();
+    let page = comm.device_initiated.as_ref().expect("on GPUs").page();
     assert_eq!(bed.seen(), (0, Some(("measured".into(), false))));
     assert!(page.announce(1, 4));
     assert_eq!(bed.reconfigure("large_from = '4MiB'"), Ok(Reconfigured { epoch: 1, cut: 4 }));
@@ -75,7 +75,7 @@ fn the_operator_sees_a_communicators_name_and_its_ranks_last_tags() {
     let view = || comm.view();
     let tags = || view().ranks.iter().map(|rank| rank.user_tag).collect::<Vec<_>>();
     assert_eq!((view().name.as_str(), tags()), ("made by the bed", vec![None, None]));
-    comm.direct.as_ref().expect("ranks on GPUs").page().tag(1, 3, 4711);
+    comm.device_initiated.as_ref().expect("ranks on GPUs").page().tag(1, 3, 4711);
     assert_eq!(tags(), [None, Some(4711)]);
     let told = comm.named(&"it is late".into());
     assert_eq!((&*told, comm.named(&told)), ("it is late (communicator made by the bed)", told.clone()), "once");
@@ -95,7 +95,7 @@ fn who_has_no_strategy_says_so() {
 fn who_has_not_called_is_named() {
     let mut bed = Bed::new(Execution::Ranks, 3);
     let comm = bed.comm();
-    let page = comm.direct.as_ref().expect("on GPUs").page();
+    let page = comm.device_initiated.as_ref().expect("on GPUs").page();
     [(0, 5), (1, 4), (2, 5)].into_iter().for_each(|(rank, called)| page.launch(rank, called));
     bed.tell(&[(4, 0); 3]);
     let report = bed.why_stuck(|_| ());
@@ -108,7 +108,7 @@ fn who_has_not_called_is_named() {
 fn gpus_that_do_not_end_what_all_have_called_are_told_of() {
     let mut bed = Bed::new(Execution::Ranks, 3);
     let comm = bed.comm();
-    let page = comm.direct.as_ref().expect("on GPUs").page();
+    let page = comm.device_initiated.as_ref().expect("on GPUs").page();
     (0..3).for_each(|rank| page.launch(rank, 5));
     bed.tell(&[(4, 0), (5, 0), (4, 0)]);
     let report = bed.why_stuck(|_| ());
@@ -184,7 +184,7 @@ fn a_host_that_asks_when_there_is_no_room_is_told_so_at_once() {
 fn of_a_message_between_gpus_the_side_that_is_missing_is_named() {
     let mut bed = Bed::new(Execution::Ranks, 3);
     let comm = bed.comm();
-    let page = comm.direct.as_ref().expect("on GPUs").page();
+    let page = comm.device_initiated.as_ref().expect("on GPUs").page();
     let launched = |groups, sent: [u64; 3], received: [u64; 3]| {
         let wide = |counts: [u64; 3]| std::array::from_fn(|peer| counts.get(peer).copied().unwrap_or(0));
         P2pLaunched { groups, sent: wide(sent), received: wide(received) }
@@ -244,7 +244,7 @@ fn what_ranks_do_on_gpus_has_times_of_a_sample_which_stands_for_all() {
     let (kind, payload_bytes) = (CollectiveKind::AllGather, 64);
     *bed.stamped.lock().expect("no test panics with it") = [5000, 3000]
         .map(|ran_ns| {
-            let mut counts = AreaCounts::default();
+            let mut counts = SymmetricBufferCounts::default();
             counts.set_operations(1000);
             (601..=1000).for_each(|number| {
                 counts.set_stamp(Stamp { number, kind, payload_bytes, began_ns: 10, ended_ns: 10 + ran_ns });
@@ -303,7 +303,7 @@ fn one_that_has_failed_is_left_alone() {
     bed.poll();
     assert_eq!(bed.reconfigure("ll128 = false"), Err("the communicator has failed".into()));
     let group = bed.comm();
-    let page = group.direct.as_ref().expect("on GPUs").page();
+    let page = group.device_initiated.as_ref().expect("on GPUs").page();
     assert!(!page.announce(0, 1) && page.is_aborted());
 }
 
@@ -316,7 +316,7 @@ fn a_gpu_that_does_not_answer_ends_what_is_under_way_there_with_its_error() {
     bed.look_at_gpus();
     assert_eq!(bed.failure(), None);
     let comm = bed.comm();
-    let page = comm.direct.as_ref().expect("on GPUs").page();
+    let page = comm.device_initiated.as_ref().expect("on GPUs").page();
     page.launch(1, 1);
     bed.look_at_gpus();
     assert!(bed.failure().is_some_and(|failure| failure.contains(error)), "{:?}", bed.failure());
@@ -327,9 +327,9 @@ fn a_gpu_that_does_not_answer_ends_what_is_under_way_there_with_its_error() {
 fn gpus_are_looked_at_within_seconds_also_where_operations_may_wait_for_ever() {
     let mut bed = Bed::new(Execution::Ranks, 2);
     let comm = bed.comm();
-    let page = comm.direct.as_ref().expect("on GPUs").page();
+    let page = comm.device_initiated.as_ref().expect("on GPUs").page();
     assert_eq!(bed.engine.gpu_watch.timeout(), None);
-    let direct = comm.direct.as_ref().expect("on GPUs");
+    let direct = comm.device_initiated.as_ref().expect("on GPUs");
     page.launch(0, 1);
     bed.tell(&[(0, 0); 2]);
     bed.look_at_gpus();
@@ -366,12 +366,12 @@ fn a_communicator_ends_before_its_numbers_do() {
         bed.look_until_all_are_asked();
         let failure = bed.failure().expect("it has ended");
         assert!(failure.starts_with(&format!("rank 1 has done {} {what}", NUMBERS_MAX + 1)), "{failure}");
-        assert!(bed.comm().direct.as_ref().expect("on GPUs").page().is_aborted());
+        assert!(bed.comm().device_initiated.as_ref().expect("on GPUs").page().is_aborted());
     }
     // While there is a graph at the next look.
     let mut bed = Bed::new(Execution::Ranks, 2);
     let comm = bed.comm();
-    assert!(comm.direct.as_ref().expect("on GPUs").page().begin_graph(1));
+    assert!(comm.device_initiated.as_ref().expect("on GPUs").page().begin_graph(1));
     bed.tell(&[(NUMBERS_MAX + 1, 0); 2]);
     bed.look_at_gpus();
     assert!(bed.failure().is_some());
@@ -439,7 +439,7 @@ fn a_process_that_has_begun_to_end_is_not_waited_for() {
     bed.with_process = Some((1, pid));
     assert!(bed.join(2, 9).iter().all(|told| matches!(told, ProxyReply::Joined { .. })));
     let comm = bed.comm();
-    comm.direct.as_ref().expect("on GPUs").page().launch(0, 1);
+    comm.device_initiated.as_ref().expect("on GPUs").page().launch(0, 1);
     bed.tell(&[(0, 0); 2]);
     bed.look_at_gpus();
     assert_eq!(bed.failure(), None, "it lives, and may take its time");

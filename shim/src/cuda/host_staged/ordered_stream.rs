@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use bytemuck::Zeroable;
 use mccs_cuda::{Context, DeviceAddress, HostRegistration, RawStream, WordOperation};
-use mccs_ipc::gate::{Gate, GateAccess};
+use mccs_ipc::timeline_semaphore::{SemaphoreAccess, TimelineSemaphore};
 use mccs_kernels::cuda::StageArgs;
 
 use super::SLOTS;
@@ -14,17 +14,17 @@ use crate::cuda::resources::StageKernel;
 use crate::cuda::watch::{Awaited, Gone};
 use crate::{Client, Error, Region, Span, Stream};
 
-/// Room for the gate before the slots, which begin on a page of their own.
+/// Room for the semaphore before the slots, which begin on a page of their own.
 const HEAD_BYTES: u64 = 4096;
 
 /// Where words for tickets are.
-const TICKETS_OFFSET: u64 = Gate::BYTES;
+const TICKETS_OFFSET: u64 = TimelineSemaphore::BYTES;
 /// How many there are.
 pub(in crate::cuda) const TICKET_WORDS: u64 = (FACTORS_OFFSET - TICKETS_OFFSET) / size_of::<u64>() as u64;
 /// Where factors of collectives are, one to a slot.
 const FACTORS_OFFSET: u64 = HEAD_BYTES - SLOTS * size_of::<u64>() as u64;
 
-/// Which of the gate's operations something is.
+/// Which of the semaphore's operations something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cuda) enum Ticket {
     /// This one.
@@ -41,18 +41,18 @@ impl Ticket {
 /// How streams of a GPU tell and wait.
 #[derive(Clone)]
 pub(in crate::cuda) struct Access {
-    pub(in crate::cuda) way: GateAccess,
+    pub(in crate::cuda) way: SemaphoreAccess,
     /// Unless `way` has no use for it.
     pub(in crate::cuda) kernel: Option<Arc<StageKernel>>,
 }
 
 impl Access {
     /// As the operator wants it, as far as the driver can.
-    pub(in crate::cuda) fn new(context: &Context, wanted: GateAccess) -> Result<Self, Error> {
+    pub(in crate::cuda) fn new(context: &Context, wanted: SemaphoreAccess) -> Result<Self, Error> {
         let has_words = context.gpu().has_stream_words;
-        let way = if has_words { wanted } else { GateAccess::Kernels };
-        let kernel = if way == GateAccess::Words { None } else { StageKernel::of(context)? };
-        if kernel.is_none() && way == GateAccess::Kernels {
+        let way = if has_words { wanted } else { SemaphoreAccess::Kernels };
+        let kernel = if way == SemaphoreAccess::Words { None } else { StageKernel::of(context)? };
+        if kernel.is_none() && way == SemaphoreAccess::Kernels {
             let what =
                 if has_words { "the operator wants kernels" } else { "the driver has no stream memory operations" };
             return Err(Error::no_cuda(format!("{what}, and this library was built without")));
@@ -61,23 +61,23 @@ impl Access {
     }
 
     /// The kernel that does what words do elsewhere, where they cannot.
-    fn gate_kernel(&self, ticket: Ticket) -> Option<&StageKernel> {
-        self.kernel.as_deref().filter(|_| self.way == GateAccess::Kernels || matches!(ticket, Ticket::Behind(..)))
+    fn semaphore_kernel(&self, ticket: Ticket) -> Option<&StageKernel> {
+        self.kernel.as_deref().filter(|_| self.way == SemaphoreAccess::Kernels || matches!(ticket, Ticket::Behind(..)))
     }
 }
 
-/// A region that begins with a gate.
-struct GateMemory(Region);
+/// A region that begins with a semaphore.
+struct SemaphoreMemory(Region);
 
-impl GateMemory {
+impl SemaphoreMemory {
     fn release(&self) {
-        // SAFETY: it begins with room for a gate, and stays mapped as long as `self` lives.
-        let gate = unsafe { Gate::at(self.0.as_ptr()) };
-        gate.into_iter().for_each(Gate::release);
+        // SAFETY: it begins with room for a semaphore, and stays mapped as long as `self` lives.
+        let semaphore = unsafe { TimelineSemaphore::at(self.0.as_ptr()) };
+        semaphore.into_iter().for_each(TimelineSemaphore::release);
     }
 }
 
-impl Awaited for GateMemory {
+impl Awaited for SemaphoreMemory {
     // This session's streams wait there, and nobody else's.
     fn let_through(&self, _gone: Gone) {
         self.release();
@@ -86,26 +86,26 @@ impl Awaited for GateMemory {
 
 /// See the module's documentation. Its unsafe methods enqueue: the GPU's stream must live, and `self` until it has come to
 /// what they enqueue.
-pub(in crate::cuda) struct Gated {
+pub(in crate::cuda) struct OrderedStream {
     /// At the service.
     pub(in crate::cuda) stream: Stream,
     /// Before the region, whose memory it names.
     registration: HostRegistration,
-    memory: Arc<GateMemory>,
+    memory: Arc<SemaphoreMemory>,
     pub(in crate::cuda) access: Access,
 }
 
-impl Gated {
+impl OrderedStream {
     /// With room for slots of so many bytes together.
     pub(in crate::cuda) fn new(client: &Client, context: &Context, access: Access, bytes: u64) -> Result<Self, Error> {
         let region = client.allocate(HEAD_BYTES + bytes)?;
-        let stream = client.create_gated_stream(&region, 0)?;
+        let stream = client.create_ordered_stream(&region, 0)?;
         // SAFETY: the region is mapped longer than it is registered: fields are dropped in order.
         let registration = unsafe { HostRegistration::register(context, region.as_ptr(), region.len_bytes()) };
-        let (registration, memory) = (registration.map_err(cuda_error)?, Arc::new(GateMemory(region)));
-        let awaited: Weak<GateMemory> = Arc::downgrade(&memory);
+        let (registration, memory) = (registration.map_err(cuda_error)?, Arc::new(SemaphoreMemory(region)));
+        let awaited: Weak<SemaphoreMemory> = Arc::downgrade(&memory);
         client.0.watch.add(client.0.requests.socket(), awaited)?;
-        Ok(Gated { stream, registration, memory, access })
+        Ok(OrderedStream { stream, registration, memory, access })
     }
 
     /// Lets everything through, on both sides.
@@ -132,12 +132,12 @@ impl Gated {
 
     /// The word that says how far the GPU is.
     pub(in crate::cuda) fn ready(&self) -> DeviceAddress {
-        self.registration.address() + Gate::READY_OFFSET
+        self.registration.address() + TimelineSemaphore::READY_OFFSET
     }
 
     /// The word that says how far the service is.
     pub(in crate::cuda) fn done(&self) -> DeviceAddress {
-        self.registration.address() + Gate::DONE_OFFSET
+        self.registration.address() + TimelineSemaphore::DONE_OFFSET
     }
 
     /// One of [`TICKET_WORDS`].
@@ -176,7 +176,7 @@ impl Gated {
     pub(in crate::cuda) unsafe fn tell(&self, stream: RawStream, ticket: Ticket) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
         let told = unsafe {
-            match (ticket, self.access.gate_kernel(ticket)) {
+            match (ticket, self.access.semaphore_kernel(ticket)) {
                 (_, Some(kernel)) => kernel.function.launch(stream, 1, 1, &self.words(ticket, true, false)),
                 (Ticket::Known(value), None) => stream.write_word(self.ready(), value),
                 (Ticket::Behind(..), None) => return Err(no_kernel()),
@@ -192,7 +192,7 @@ impl Gated {
     pub(in crate::cuda) unsafe fn tell_and_wait(&self, stream: RawStream, ticket: Ticket) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            match (ticket, self.access.gate_kernel(ticket)) {
+            match (ticket, self.access.semaphore_kernel(ticket)) {
                 (Ticket::Known(value), None) => {
                     let (ready, done) = (self.ready(), self.done());
                     let words = [WordOperation::Write(ready, value), WordOperation::Wait(done, value)];
@@ -213,7 +213,7 @@ impl Gated {
     pub(in crate::cuda) unsafe fn wait(&self, stream: RawStream, ticket: Ticket) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
         let waits = unsafe {
-            match (ticket, self.access.gate_kernel(ticket)) {
+            match (ticket, self.access.semaphore_kernel(ticket)) {
                 (_, Some(kernel)) => kernel.function.launch(stream, 1, 1, &self.words(ticket, false, true)),
                 (Ticket::Known(value), None) => stream.wait_word(self.done(), value),
                 (Ticket::Behind(..), None) => return Err(no_kernel()),

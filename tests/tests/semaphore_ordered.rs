@@ -1,4 +1,4 @@
-//! Gated streams, with a thread in the place of the GPU: what waits for a word, what is released, and what it costs.
+//! OrderedStream streams, with a thread in the place of the GPU: what waits for a word, what is released, and what it costs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 use mccs::{Client, Communicator, DataType, RedOp, Region, Stream, UniqueId};
 use mccs_control::{ControlAnswer, ControlRequest, call};
 use mccs_eval::workload::{Call, POISON};
-use mccs_ipc::gate::Gate;
+use mccs_ipc::timeline_semaphore::TimelineSemaphore;
 use mccs_ipc::types::CollectiveKind;
 use mccs_tests::TestService;
 use mccs_tests::hosts::TestHosts;
 
-/// Where the buffers of a rank begin: the gate comes before.
+/// Where the buffers of a rank begin: the semaphore comes before.
 const HEAD_BYTES: u64 = 4096;
 
-/// A rank on a gated stream.
+/// A rank on a ordered stream.
 struct Rank {
     comm: Communicator,
     stream: Stream,
@@ -31,13 +31,13 @@ impl Rank {
             .join()
             .expect("a communicator");
         let region = Arc::new(client.allocate(HEAD_BYTES + (4 << 20)).expect("memory"));
-        let stream = client.create_gated_stream(&region, 0).expect("a gated stream");
+        let stream = client.create_ordered_stream(&region, 0).expect("a ordered stream");
         Rank { comm, stream, region, _client: client }
     }
 
-    fn gate(&self) -> &Gate {
-        // SAFETY: the region begins with room for a gate, and lives as long as `self`.
-        unsafe { Gate::at(self.region.as_ptr()) }.expect("aligned")
+    fn semaphore(&self) -> &TimelineSemaphore {
+        // SAFETY: the region begins with room for a semaphore, and lives as long as `self`.
+        unsafe { TimelineSemaphore::at(self.region.as_ptr()) }.expect("aligned")
     }
 
     /// An all-reduce of one number, in its own place.
@@ -71,7 +71,7 @@ fn pair(service: &TestService) -> [Rank; 2] {
     })
 }
 
-/// With rounds and without: a gated stream's rounds are played by the service.
+/// With rounds and without: a ordered stream's rounds are played by the service.
 const SHM_EXCHANGES: [&str; 2] = ["", "[host_device]\nshm_exchange_limit = \"0\"\n"];
 
 #[test]
@@ -81,17 +81,17 @@ fn an_operation_waits_until_its_word_has_come() {
         let [a, b] = pair(&service);
         (0..10).for_each(|place| [&a, &b].iter().for_each(|rank| rank.add(place as u32 + 1, place)));
         // Rank 1 is there; nothing of rank 0 may have been looked at.
-        b.gate().open(10);
+        b.semaphore().open(10);
         std::thread::sleep(Duration::from_millis(20));
-        assert_eq!((a.gate().done(), b.gate().done()), (0, 0));
+        assert_eq!((a.semaphore().done(), b.semaphore().done()), (0, 0));
         for ticket in 1..=10 {
             // Late enough that the service has begun to make pauses, now and then.
             if ticket % 4 == 0 {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            assert_eq!(a.gate().done(), ticket - 1);
-            a.gate().open(ticket);
-            wait_until(|| a.gate().done() >= ticket && b.gate().done() >= ticket);
+            assert_eq!(a.semaphore().done(), ticket - 1);
+            a.semaphore().open(ticket);
+            wait_until(|| a.semaphore().done() >= ticket && b.semaphore().done() >= ticket);
             assert_eq!([&a, &b].map(|rank| rank.number(ticket - 1)), [2 * ticket as u32; 2]);
         }
         [&a, &b].iter().for_each(|rank| rank.stream.synchronize().expect("ended"));
@@ -102,18 +102,18 @@ fn an_operation_waits_until_its_word_has_come() {
 fn gates_may_be_opened_for_many_operations_at_once_and_before_they_are_called() {
     let service = TestService::start("");
     let [a, b] = pair(&service);
-    a.gate().open(1000);
-    b.gate().open(500);
+    a.semaphore().open(1000);
+    b.semaphore().open(500);
     for turn in 0..1000 {
         [&a, &b].iter().for_each(|rank| rank.add(turn, u64::from(turn)));
     }
-    wait_until(|| a.gate().done() == 500 && b.gate().done() == 500);
-    b.gate().open(1000);
-    wait_until(|| a.gate().done() == 1000 && b.gate().done() == 1000);
+    wait_until(|| a.semaphore().done() == 500 && b.semaphore().done() == 500);
+    b.semaphore().open(1000);
+    wait_until(|| a.semaphore().done() == 1000 && b.semaphore().done() == 1000);
     assert!((0..1000).all(|turn| a.number(turn) == 2 * turn as u32));
 }
 
-/// A gate may open in any moment between two looks at it.
+/// A semaphore may open in any moment between two looks at it.
 #[test]
 fn no_opening_is_missed() {
     const TURNS: u64 = 20_000;
@@ -123,26 +123,26 @@ fn no_opening_is_missed() {
         for rank in &ranks {
             scope.spawn(move || {
                 for turn in 0..TURNS {
-                    // Far enough ahead that the service often finds the next operation there and its gate closed.
-                    wait_until_done(rank.gate(), turn.saturating_sub(8));
+                    // Far enough ahead that the service often finds the next operation there and its semaphore closed.
+                    wait_until_done(rank.semaphore(), turn.saturating_sub(8));
                     rank.add(1, turn % 16);
                 }
             });
             scope.spawn(move || {
                 for ticket in 1..=TURNS {
-                    wait_until_done(rank.gate(), ticket - 1);
+                    wait_until_done(rank.semaphore(), ticket - 1);
                     (0..ticket % 64).for_each(|_| std::hint::spin_loop());
-                    rank.gate().open(ticket);
+                    rank.semaphore().open(ticket);
                 }
-                wait_until_done(rank.gate(), TURNS);
+                wait_until_done(rank.semaphore(), TURNS);
             });
         }
     });
     ranks.iter().for_each(|rank| rank.stream.synchronize().expect("none failed"));
 }
 
-fn wait_until_done(gate: &Gate, ticket: u64) {
-    while gate.done() < ticket {
+fn wait_until_done(semaphore: &TimelineSemaphore, ticket: u64) {
+    while semaphore.done() < ticket {
         std::thread::yield_now();
     }
 }
@@ -166,13 +166,13 @@ fn hosts_meet_although_words_come_at_different_times() {
                     // The data come after the call, as they do from a GPU.
                     std::thread::sleep(Duration::from_micros(300 * u64::from(rank)));
                     let input = call.input(rank);
-                    // SAFETY: both lie in the region; the operation does not touch them before the gate opens.
+                    // SAFETY: both lie in the region; the operation does not touch them before the semaphore opens.
                     let output = unsafe {
                         let base = own.region.as_ptr();
                         base.add(send as usize).copy_from_nonoverlapping(input.as_ptr(), input.len());
                         base.add(recv as usize).write_bytes(POISON, input.len());
-                        own.gate().open(turn as u64 + 1);
-                        wait_until(|| own.gate().done() > turn as u64);
+                        own.semaphore().open(turn as u64 + 1);
+                        wait_until(|| own.semaphore().done() > turn as u64);
                         std::slice::from_raw_parts(base.add(recv as usize), input.len())
                     };
                     assert_eq!(call.wrong_elements(rank, output), 0, "{call:?}");
@@ -187,20 +187,20 @@ fn a_rank_whose_gpu_does_not_come_is_named_and_its_stream_goes_on_when_it_does()
     let service = TestService::start("[limits]\noperation_timeout = \"4s\"\n");
     let [a, b] = pair(&service);
     [&a, &b].iter().for_each(|rank| (0..3).for_each(|place| rank.add(1, place)));
-    a.gate().open(3);
+    a.semaphore().open(3);
     let error = a.stream.synchronize().expect_err("rank 1 does not come").to_string();
     let expected =
         format!("rank 1 (process {}) has called all_reduce(1 x uint32, sum), and its stream", std::process::id());
     assert!(error.contains(&expected), "{error}");
-    wait_until(|| a.gate().done() == 3);
-    assert_eq!(b.gate().done(), 0);
+    wait_until(|| a.semaphore().done() == 3);
+    assert_eq!(b.semaphore().done(), 0);
     // What it has called fails as it comes to it: its stream is never left waiting.
-    b.gate().open(2);
-    wait_until(|| b.gate().done() == 2);
-    b.gate().open(3);
+    b.semaphore().open(2);
+    wait_until(|| b.semaphore().done() == 2);
+    b.semaphore().open(3);
     // Of the failure one is told at once, before all that it ends has ended.
     assert!(b.stream.synchronize().is_err());
-    wait_until(|| b.gate().done() == 3);
+    wait_until(|| b.semaphore().done() == 3);
 }
 
 #[test]
@@ -208,12 +208,12 @@ fn an_abort_ends_what_waits() {
     let service = TestService::start("");
     let [a, b] = pair(&service);
     [&a, &b].iter().for_each(|rank| rank.add(1, 0));
-    a.gate().open(1);
+    a.semaphore().open(1);
     b.comm.abort().expect("aborted");
-    wait_until(|| a.gate().done() == 1);
+    wait_until(|| a.semaphore().done() == 1);
     assert!(a.comm.async_error().expect("a reason").to_string().contains("rank 1 aborted"));
     // As the shim does when it gives a communicator up.
-    b.gate().release();
+    b.semaphore().release();
     assert!(b.stream.synchronize().is_err());
 }
 
@@ -224,10 +224,10 @@ fn a_session_that_ends_at_a_closed_gate_leaves_nothing_behind() {
     for _ in 0..10 {
         let [a, b] = pair(&service);
         (0..5).for_each(|place| [&a, &b].iter().for_each(|rank| rank.add(1, place)));
-        a.gate().open(2);
+        a.semaphore().open(2);
         // Its stream is not idle, and ends with the session.
         drop(b);
-        wait_until(|| a.gate().done() == 2);
+        wait_until(|| a.semaphore().done() == 2);
         assert!(a.comm.async_error().is_some());
         drop(a);
         wait_until(|| registry.comms().is_empty() && registry.sessions().is_empty());
@@ -240,14 +240,14 @@ fn places_that_are_no_gates_are_refused() {
     let client = service.connect(0);
     let region = client.allocate(4096).expect("memory");
     for offset in [1, 64, 4096 - 64, 4096, u64::MAX - 127] {
-        let refused = client.create_gated_stream(&region, offset).err().expect("refused").to_string();
-        assert!(refused.contains("no place for a gate"), "{offset}: {refused}");
+        let refused = client.create_ordered_stream(&region, offset).err().expect("refused").to_string();
+        assert!(refused.contains("no place for a semaphore"), "{offset}: {refused}");
     }
-    let stream = client.create_gated_stream(&region, 4096 - Gate::BYTES).expect("the last place");
+    let stream = client.create_ordered_stream(&region, 4096 - TimelineSemaphore::BYTES).expect("the last place");
     stream.destroy().expect("destroyed");
     let other = service.connect(0);
-    let same = other.create_gated_stream(&region, 0).err().expect("another session's").to_string();
-    assert!(same.contains("no place for a gate"), "{same}");
+    let same = other.create_ordered_stream(&region, 0).err().expect("another session's").to_string();
+    assert!(same.contains("no place for a semaphore"), "{same}");
 }
 
 #[test]
@@ -269,6 +269,6 @@ fn nobody_looks_at_gates_that_nothing_waits_at_and_seldom_at_one_that_stays_clos
     assert!(in_half_a_second() < 50, "an idle service sleeps");
     a.add(1, 0);
     let waiting = in_half_a_second();
-    assert!((1..2000).contains(&waiting), "{waiting} sleeps beside a closed gate");
-    a.gate().open(1);
+    assert!((1..2000).contains(&waiting), "{waiting} sleeps beside a closed semaphore");
+    a.semaphore().open(1);
 }

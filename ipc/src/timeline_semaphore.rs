@@ -1,21 +1,21 @@
-//! Gates: what a GPU's stream and the service tell each other about the operations of one stream of a session.
+//! Timeline semaphores: what a GPU's stream and the service tell each other about the operations of one stream of a session.
 //!
 //! ```text
 //! GPU:      data in place | ready = n |                        | done >= n | takes the result
 //! service:                            | operation n starts ... ends, done = n |
 //! ```
 //!
-//! A gate lies in a region of the session, so that its memory cannot go away under either side. The GPU writes *ready* in the
-//! order of its stream; the service starts operation n of the gated stream only when *ready* has reached n, and raises *done*
+//! A semaphore lies in a region of the session, so that its memory cannot go away under either side. The GPU writes *ready* in the
+//! order of its stream; the service starts operation n of the ordered stream only when *ready* has reached n, and raises *done*
 //! behind the stream's own word. What a tenant writes here lets its own operations start too early, or never.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-/// How a GPU's streams tell a gate, and wait at it.
+/// How a GPU's streams tell a semaphore, and wait at it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum GateAccess {
+pub enum SemaphoreAccess {
     /// By a kernel that also copies where data is short, otherwise by the driver's stream memory operations.
     #[default]
     Auto,
@@ -25,10 +25,10 @@ pub enum GateAccess {
     Kernels,
 }
 
-/// A gate, in shared memory.
+/// A semaphore, in shared memory.
 #[derive(Debug)]
 #[repr(C, align(128))]
-pub struct Gate {
+pub struct TimelineSemaphore {
     ready: Line,
     done: Line,
 }
@@ -41,23 +41,23 @@ struct Line(AtomicU64);
 /// What releases all who wait for a word. GPUs compare differences as signed numbers: the largest of those.
 const RELEASED: u64 = i64::MAX as u64;
 
-impl Gate {
-    /// Bytes of a gate, which is aligned to as many.
-    pub const BYTES: u64 = size_of::<Gate>() as u64;
+impl TimelineSemaphore {
+    /// Bytes of a semaphore, which is aligned to as many.
+    pub const BYTES: u64 = size_of::<TimelineSemaphore>() as u64;
     /// Where a GPU writes.
-    pub const READY_OFFSET: u64 = std::mem::offset_of!(Gate, ready) as u64;
+    pub const READY_OFFSET: u64 = std::mem::offset_of!(TimelineSemaphore, ready) as u64;
     /// Where a GPU waits.
-    pub const DONE_OFFSET: u64 = std::mem::offset_of!(Gate, done) as u64;
+    pub const DONE_OFFSET: u64 = std::mem::offset_of!(TimelineSemaphore, done) as u64;
 
-    /// The gate at an address; `None` where that is not aligned.
+    /// The semaphore at an address; `None` where that is not aligned.
     ///
     /// # Safety
-    /// [`Gate::BYTES`] from there on must be mapped for the lifetime that is asked for.
+    /// [`TimelineSemaphore::BYTES`] from there on must be mapped for the lifetime that is asked for.
     #[must_use]
-    pub unsafe fn at<'a>(ptr: *mut u8) -> Option<&'a Gate> {
-        let gate = ptr.cast::<Gate>();
+    pub unsafe fn at<'a>(ptr: *mut u8) -> Option<&'a TimelineSemaphore> {
+        let semaphore = ptr.cast::<TimelineSemaphore>();
         // SAFETY: mapped, by the caller's contract, and aligned; atomics allow for any concurrent change, any bits are valid.
-        gate.is_aligned().then(|| unsafe { &*gate })
+        semaphore.is_aligned().then(|| unsafe { &*semaphore })
     }
 
     /// Operations up to this one may start.
@@ -95,18 +95,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gate_opens_for_the_service_and_ends_for_the_gpu() {
+    fn a_semaphore_opens_for_the_service_and_ends_for_the_gpu() {
         let (_fd, mapping) = crate::shm::Mapping::create("test", 4096).expect("create");
         // SAFETY: a page is mapped as long as `mapping` lives.
-        let gate = unsafe { Gate::at(mapping.as_ptr()) }.expect("aligned");
-        assert_eq!((gate.ready(), gate.done()), (0, 0));
-        gate.open(3);
-        gate.end(2);
-        assert_eq!((gate.ready(), gate.done()), (3, 2));
-        gate.release();
+        let semaphore = unsafe { TimelineSemaphore::at(mapping.as_ptr()) }.expect("aligned");
+        assert_eq!((semaphore.ready(), semaphore.done()), (0, 0));
+        semaphore.open(3);
+        semaphore.end(2);
+        assert_eq!((semaphore.ready(), semaphore.done()), (3, 2));
+        semaphore.release();
         // As `cuStreamWaitValue64` compares.
-        assert!([1, 1 << 40].iter().all(|ticket| gate.done().wrapping_sub(*ticket) as i64 >= 0));
+        assert!([1, 1 << 40].iter().all(|ticket| semaphore.done().wrapping_sub(*ticket) as i64 >= 0));
         // SAFETY: as above.
-        assert!(unsafe { Gate::at(mapping.as_ptr().wrapping_add(64)) }.is_none());
+        assert!(unsafe { TimelineSemaphore::at(mapping.as_ptr().wrapping_add(64)) }.is_none());
     }
 }

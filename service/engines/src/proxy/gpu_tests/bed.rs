@@ -7,8 +7,8 @@ use mccs_config::change::StrategyChange;
 use mccs_config::service::Crossover;
 use mccs_device::cuda::{Abilities, Strategies};
 use mccs_device::{
-    Areas, Collective, Counted, DeviceEvent, DirectGroup, Ended, LaunchError, Launched, NewGroup, PointToPoint,
-    Prepare, Prepared, Shared, Workers,
+    Collective, Counted, DeviceEvent, DeviceInitiatedGroup, Ended, LaunchError, Launched, NewGroup, PointToPoint,
+    Prepare, Prepared, Shared, SymmetricBuffers, Workers,
 };
 use mccs_ipc::device_initiated::{
     ControlPage, DeviceInitiatedShare, Execution, LAYOUT_WORDS, SymmetricBufferHandle, SymmetricBufferName,
@@ -16,7 +16,7 @@ use mccs_ipc::device_initiated::{
 use mccs_ipc::handshake::PeerCredentials;
 use mccs_ipc::protocol::{JoinOptions, Role};
 use mccs_ipc::types::{Handle, UniqueId};
-use mccs_kernels::cuda::AreaCounts;
+use mccs_kernels::cuda::SymmetricBufferCounts;
 use mccs_model::{GpuStrategy, SetupError};
 use mccs_runtime::Sender;
 use mccs_telemetry::stuck::StuckReport;
@@ -30,15 +30,15 @@ use super::super::*;
 type Told = Arc<Mutex<Option<Result<Vec<Counted>, String>>>>;
 
 /// What is at the beginnings of areas, by rank.
-type Stamped = Arc<Mutex<Vec<AreaCounts>>>;
+type Stamped = Arc<Mutex<Vec<SymmetricBufferCounts>>>;
 
 /// What is to be called when GPUs have answered for the last time, which is when the test says so.
 type AtLast = Arc<Mutex<Vec<Box<dyn FnOnce() + Send>>>>;
 
 /// Ranks' areas, of which what a test says is read.
-struct ToldAreas(Told, Stamped, AtLast);
+struct ToldBuffers(Told, Stamped, AtLast);
 
-impl Areas for ToldAreas {
+impl SymmetricBuffers for ToldBuffers {
     fn read(&self, ended: &Arc<Ended>) {
         // So that there was time for it.
         let then = Instant::now() + Duration::from_secs(1);
@@ -81,9 +81,9 @@ impl Device for Pages {
         let abilities =
             Abilities { nranks, execution: self.execution, copy_engines: true, ll128: false, opens_buffers: true };
         let wanted = GpuStrategy { large_from: Crossover::Measured.into(), ll128: true, max_ctas: None };
-        let areas = ToldAreas(Arc::clone(&self.told), Arc::clone(&self.stamped), Arc::clone(&self.at_last));
+        let areas = ToldBuffers(Arc::clone(&self.told), Arc::clone(&self.stamped), Arc::clone(&self.at_last));
         let strategies = Strategies::begin(Arc::new(page), abilities, wanted);
-        let group = DirectGroup::new(strategies, None, Box::new(areas));
+        let group = DeviceInitiatedGroup::new(strategies, None, Box::new(areas));
         let handle =
             if opens.memory { SymmetricBufferHandle::Ipc(vec![0; 64]) } else { SymmetricBufferHandle::Descriptor(1) };
         let areas = gpus.iter().map(|_| SymmetricBufferName { handle: handle.clone(), gpu: [0; 16] }).collect();

@@ -29,7 +29,7 @@ impl Counts {
 /// What was known at the last look: operations launched and ended, by rank, and groups of sends and receives. Those in graphs were never launched here, and
 /// nobody waits for them.
 #[derive(Debug, Default)]
-pub(super) struct DirectWatch {
+pub(super) struct LastCounts {
     seen: Seen,
     seen_groups: Seen,
     large: LargeWatch,
@@ -58,7 +58,7 @@ impl LargeWatch {
     }
 }
 
-impl DirectWatch {
+impl LastCounts {
     /// Whether large operations have ended, of which so many have now, after the last look.
     pub(super) fn has_ended(&self, ended: u64) -> bool {
         ended != self.large.ended

@@ -1,0 +1,188 @@
+//! Symmetric buffers of a communicator that lives, and what becomes of them when it ends.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::SendError;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use mccs_cuda::DeviceAddress;
+use mccs_ipc::device_initiated::ControlPage;
+use mccs_ipc::large::{LargeLayout, SlotKind};
+use mccs_kernels::cuda::SymmetricBufferLayout;
+use mccs_runtime::Share;
+use mccs_tenants::{Charge, Tenant};
+
+use super::error::PrepareError;
+use super::{Order, Orders};
+use crate::cuda::copy_engine::Parts;
+use crate::cuda::group::{Ended, HeldBytes, OpenPart, SymmetricBuffers};
+use crate::cuda::memory::area::RankArea;
+use crate::cuda::memory::deferred_free::DeferredFrees;
+use crate::cuda::memory::resource_pool::{ResourcePool, Shape};
+use crate::cuda::memory::slots::SlotSet;
+
+/// What a communicator is made of, by the driver. Dropped in this order.
+pub(super) struct Kit {
+    /// Where it has copy engines: their parts, and the descriptor of the page that is registered among them.
+    pub(super) engines: Option<(OwnedFd, Parts)>,
+    /// The ranks' areas, and their GPUs as the device counts them.
+    pub(super) areas: Vec<(usize, RankArea)>,
+}
+
+impl Kit {
+    /// Whether ranks had graphs when they left that have not gone since: the driver says so on the page when they go.
+    pub(super) fn has_graphs(&self) -> bool {
+        let ranks = 0..self.areas.len() as u32;
+        self.engines.iter().any(|(_, parts)| ranks.clone().any(|rank| parts.page().has_graphs(rank)))
+    }
+}
+
+/// The ranks' areas. When dropped they go to the thread that frees, with what the copy engines have left; or can be used again until that comes to it.
+pub(super) struct Memory {
+    pub(super) held: Mutex<Held>,
+    /// Of each area, made so far.
+    pub(super) area_bytes: AtomicU64,
+    pub(super) layout: SymmetricBufferLayout,
+    pub(super) shape: Shape,
+    /// Of the page, where there are copy engines.
+    pub(super) page: Option<OwnedFd>,
+    pub(super) parts: Mutex<Option<Parts>>,
+    /// Slots of its copy engines, made at first use: its own, and those that it shares.
+    pub(super) slots: [OnceLock<SlotSet>; 2],
+    /// How these are divided, where there are copy engines.
+    pub(super) large: Option<LargeLayout>,
+    /// Whether all ranks have left in order.
+    pub(super) is_left: AtomicBool,
+    pub(super) spares: Arc<ResourcePool<Kit>>,
+    pub(super) frees: DeferredFrees,
+    /// Whose turn it is in which it is read, opened and freed.
+    pub(super) share: Share,
+}
+
+/// What a communicator holds that grows with its use.
+#[derive(Default)]
+pub(super) struct Held {
+    /// By rank: its GPU, as the device counts them, and its area.
+    pub(super) areas: Vec<(usize, RankArea)>,
+    pub(super) charges: Vec<Arc<Charge>>,
+}
+
+impl Memory {
+    pub(super) fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whose it is.
+    pub(super) fn tenant(&self) -> Option<Arc<Tenant>> {
+        self.held().charges.first().map(|charge| Arc::clone(charge.tenant()))
+    }
+
+    pub(super) fn slots(&self, kind: SlotKind) -> &OnceLock<SlotSet> {
+        match kind {
+            SlotKind::Own => &self.slots[0],
+            SlotKind::Shared => &self.slots[1],
+        }
+    }
+
+    pub(super) fn parts(&self) -> MutexGuard<'_, Option<Parts>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let parts = self.parts.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let Held { areas, charges } = std::mem::take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let is_whole = self.page.is_some() == parts.is_some() && areas.len() == self.shape.gpus.len();
+        let can_be_used_again = parts.as_ref().is_none_or(Parts::can_be_used_again);
+        if *self.is_left.get_mut() && is_whole && can_be_used_again {
+            let kit = Kit { engines: self.page.take().zip(parts), areas };
+            self.spares.keep(self.shape.clone(), kit, charges);
+        } else {
+            self.frees.free(self.share, (parts, areas, charges));
+        }
+    }
+}
+
+/// Symmetric buffers in use.
+#[derive(Clone)]
+pub(crate) struct AreasInUse {
+    pub(super) memory: Arc<Memory>,
+    pub(super) page: Arc<ControlPage>,
+    pub(super) orders: Arc<Orders>,
+}
+
+impl AreasInUse {
+    /// Its slots of a kind, if they are made.
+    pub(crate) fn slots(&self, kind: SlotKind) -> Option<&SlotSet> {
+        self.memory.slots(kind).get()
+    }
+
+    /// First byte of a rank's slots, as this process sees it.
+    pub(crate) fn slot_address(&self, kind: SlotKind, rank: usize) -> Option<DeviceAddress> {
+        self.slots(kind)?.address(rank)
+    }
+
+    /// The tag that a rank has given its collective of a number.
+    pub(crate) fn tag_of(&self, rank: u32, number: u64) -> Option<u64> {
+        self.page.tag_of(rank, number)
+    }
+
+    /// Whose turn it is in which threads work for them.
+    pub(crate) fn share(&self) -> Share {
+        self.memory.share
+    }
+
+    /// Whose they are, by name.
+    pub(crate) fn tenant(&self) -> &str {
+        &self.memory.shape.tenant
+    }
+
+    fn order(&self, ended: &Arc<Ended>, then: Option<Box<dyn FnOnce() + Send>>) {
+        let order = Order::Read { areas: self.clone(), ended: Arc::clone(ended), then };
+        if let Err(SendError(Order::Read { then, .. })) = self.orders.send(self.share(), order) {
+            ended.tell(Err("the thread that reads GPUs has ended".into()));
+            then.into_iter().for_each(|then| then());
+        }
+    }
+
+    /// What copy engines on the same memory have left.
+    pub(crate) fn take_parts(&self) -> Option<Parts> {
+        self.memory.parts().take()
+    }
+
+    /// Copy engines have ended.
+    pub(crate) fn leave_parts(&self, parts: Parts) {
+        *self.memory.parts() = Some(parts);
+    }
+}
+
+impl SymmetricBuffers for AreasInUse {
+    fn read(&self, ended: &Arc<Ended>) {
+        self.order(ended, None);
+    }
+
+    fn read_at_last(&self, ended: &Arc<Ended>, then: Box<dyn FnOnce() + Send>) {
+        self.order(ended, Some(then));
+    }
+
+    fn left(&self) {
+        self.memory.is_left.store(true, Ordering::Release);
+    }
+
+    fn open(&self, part: OpenPart) {
+        if let Err(SendError(Order::Open { part, .. })) =
+            self.orders.send(self.share(), Order::Open { areas: self.clone(), part })
+        {
+            (part.reply)(Err(PrepareError::Stopping.refusal()));
+        }
+    }
+
+    fn held_bytes(&self, rank: usize) -> HeldBytes {
+        let memory = &self.memory;
+        let of = |kind| memory.slots(kind).get().map_or((0, 1), |slots| slots.bytes(rank));
+        let (shared_slots, sharing) = of(SlotKind::Shared);
+        let areas = memory.area_bytes.load(Ordering::Relaxed);
+        HeldBytes { areas, own_slots: of(SlotKind::Own).0, shared_slots, sharing }
+    }
+}

@@ -1,0 +1,64 @@
+//! What the operator may see and change, and what a change is called.
+
+use std::sync::Arc;
+
+use mccs_control::ControlRequest;
+use mccs_registry::Overseer;
+use mccs_runtime::Sender;
+
+use crate::controller::ControllerInput;
+use crate::proxy::ProxyMessage;
+use crate::transport::TransportPool;
+
+/// Characters of the reason for which a host is emptied.
+const DRAIN_REASON_CHARS_MAX: usize = 200;
+
+/// What the operator may see and change.
+pub struct Controlled {
+    /// Sessions and communicators, engines and where they run.
+    pub overseer: Overseer,
+    /// Transport engines.
+    pub transports: Arc<TransportPool>,
+    /// Who has the communicators of the host device.
+    pub proxy: Sender<ProxyMessage>,
+    /// Who has those of GPUs that reach each other, where there are GPUs.
+    pub gpus: Option<Sender<ProxyMessage>>,
+    /// Who has, or knows, the controller role; where there is one.
+    pub controller: Option<Sender<ControllerInput>>,
+}
+
+impl Controlled {
+    /// Who has the communicator with a number, if there is one.
+    pub(super) fn proxy_of(&self, number: u64) -> &Sender<ProxyMessage> {
+        let comm = self.overseer.registry.comms().into_iter().find(|comm| comm.number == number);
+        let of_gpus = comm.filter(|comm| comm.device_initiated.is_some()).and(self.gpus.as_ref());
+        of_gpus.unwrap_or(&self.proxy)
+    }
+
+    /// What a request changes here, in words. The controller notes by itself what it is asked for.
+    pub(super) fn act_of(&self, request: &ControlRequest) -> Option<String> {
+        let comm = |number: u64| {
+            let comms = self.overseer.registry.comms();
+            let comm = comms.iter().find(|comm| comm.number == number).and_then(|comm| comm.placed.as_ref());
+            comm.map_or_else(|| format!("communicator {number}"), |placed| format!("communicator {}", placed.comm))
+        };
+        Some(match request {
+            ControlRequest::Drain { drains: Some(true), reason } => match reason {
+                Some(reason) => format!("drained, lets no session in: {}", reason_of_drain(reason)),
+                None => "drained, lets no session in".to_owned(),
+            },
+            ControlRequest::Drain { drains: Some(false), .. } => "lets sessions in again".to_owned(),
+            ControlRequest::ScaleTransports { count } => format!("has {count} transport engines"),
+            ControlRequest::MoveEngine { engine, runtime } => format!("engine {engine} moved to runtime {runtime}"),
+            ControlRequest::BindRuntime { runtime, to } => format!("runtime {runtime} bound to {to}"),
+            ControlRequest::Reconfigure { communicator, .. } => format!("{} changed by hand", comm(*communicator)),
+            ControlRequest::Unpin { communicator } => format!("{} unpinned", comm(*communicator)),
+            _ => return None,
+        })
+    }
+}
+
+/// As much of a reason as is kept and told, in one line.
+pub(super) fn reason_of_drain(reason: &str) -> String {
+    reason.chars().map(|c| if c.is_control() { ' ' } else { c }).take(DRAIN_REASON_CHARS_MAX).collect()
+}
