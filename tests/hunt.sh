@@ -11,6 +11,7 @@ processes=${2:-$(( ($(nproc) + 1) / 2 ))}
 seconds=${3:-3600}
 folder=${4:-hunt}
 mkdir -p "$folder"
+rm -f "$folder"/*.log
 
 number=0
 pids=
