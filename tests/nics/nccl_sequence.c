@@ -6,7 +6,8 @@
 // usage: nccl_sequence LIBRARY host|dma-buf|peer check|rate|cost
 //
 // LIBRARY is the emulated devices as tests/nics/versioned links them; MCCS_NICS names their folder, which has hosts h0 and h1:
-// the first device of each is used. `rate` prints what the devices carry, `cost` what that costs the processor: time of 8 B there and
+// the first device of each is used. Real devices have no hosts: both sides use the first one, or the one that MCCS_TEST_NIC names, by its
+// GID with the index MCCS_TEST_GID (0). MCCS_TEST_ORDERED registers memory without relaxed ordering. `rate` prints what the devices carry, `cost` what that costs the processor: time of 8 B there and
 // back, and processor time, switches and threads of both processes. Needs no headers but libc's.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -66,7 +67,7 @@ enum { RESET, INIT, RTR, RTS };
 enum { STATE = 1, ACCESS = 1 << 3, PKEY = 1 << 4, PORT = 1 << 5, AV = 1 << 7, MTU = 1 << 8, TIMEOUT = 1 << 9, RETRY = 1 << 10, RNR_RETRY = 1 << 11,
        RQ_PSN = 1 << 12, RD_ATOMIC = 1 << 13, MIN_RNR = 1 << 15, SQ_PSN = 1 << 16, DEST_RD = 1 << 17, DEST_QP = 1 << 20 };
 enum { LOCAL_WRITE = 1, REMOTE_WRITE = 2, REMOTE_READ = 4, REMOTE_ATOMIC = 8, RELAXED = 1 << 20 };
-enum { WRITE = 0, WRITE_IMM = 1, READ = 4, SIGNALED = 2, INLINE = 8, ETHERNET = 2, RC = 2 };
+enum { WRITE = 0, WRITE_IMM = 1, READ = 4, SIGNALED = 2, INLINE = 8, RC = 2 };
 
 #define SYMBOLS(X) \
     X(struct device **, get_device_list, (int *), "1.1") X(void, free_device_list, (struct device **), "1.1") \
@@ -99,14 +100,15 @@ CUDA(DECLARE_CUDA)
 enum { SLOTS = 32, REQUESTS = 16, BUFFER = 16 << 20, ROUNDS = 60 };
 // What a receiver writes to its sender: where a message may go.
 struct announcement { uint64_t addr, bytes, number; uint32_t rkey, pad[9]; };
-struct hello { uint32_t qpn; union gid gid; uint64_t announcements; uint32_t rkey; };
+struct hello { uint32_t qpn; union gid gid; uint64_t announcements; uint32_t rkey; uint16_t lid; };
 
 static struct context *context;
 static void *pd;
 static struct cq *cq;
 static struct mr *buffer_mr;
 static uint64_t buffer;
-static int is_gpu;
+static int is_gpu, gid_index;
+static uint16_t own_lid;
 static volatile struct announcement announcements[SLOTS];
 
 static double now(void) {
@@ -135,8 +137,11 @@ static void *events(void *unused) {
 static void load(const char *library) {
     void *handle = dlopen(library, RTLD_NOW);
     CHECK(handle, "%s", dlerror());
-#define LOAD(returns, name, arguments, version) CHECK(*(void **)&name = dlvsym(handle, "ibv_" #name, "IBVERBS_" version), "%s", #name);
+#define LOAD(returns, name, arguments, version) *(void **)&name = dlvsym(handle, "ibv_" #name, "IBVERBS_" version);
     SYMBOLS(LOAD)
+    // Older libraries have no speed but in the port's attributes.
+#define IS_THERE(returns, name, arguments, version) CHECK(name || strcmp(version, "1.16") == 0, "%s", #name);
+    SYMBOLS(IS_THERE)
 }
 
 static void open_device_of(int host) {
@@ -144,21 +149,30 @@ static void open_device_of(int host) {
     CHECK(fork_init() == 0, "fork");
     struct device **list = get_device_list(&count);
     CHECK(list && count >= 1, "%d devices", count);
-    CHECK(context = open_device(list[0]), "opens");
-    CHECK(strcmp(get_device_name(list[0]), list[0]->name) == 0, "name");
+    const char *wanted = getenv("MCCS_TEST_NIC"), *index = getenv("MCCS_TEST_GID");
+    gid_index = index ? atoi(index) : 0;
+    int at = 0;
+    while (wanted && at < count && strcmp(get_device_name(list[at]), wanted) != 0) at++;
+    CHECK(at < count, "there is no device %s", wanted);
+    CHECK(context = open_device(list[at]), "opens");
+    CHECK(strcmp(get_device_name(list[at]), list[at]->name) == 0, "name");
     free_device_list(list);
     struct device_attr device = {0};
     struct port_attr port = {0};
     uint64_t speed = 0;
-    CHECK(query_device(context, &device) == 0 && device.ports == 1 && device.sys_image_guid, "%d ports", device.ports);
-    CHECK(query_port(context, 1, &port) == 0 && port.state == 4 && port.link_layer == ETHERNET && port.gid_tbl_len == 1, "state %u", port.state);
-    CHECK(query_port_speed(context, 1, &speed) == 0 && speed > 0, "speed");
+    CHECK(query_device(context, &device) == 0 && device.ports >= 1 && device.sys_image_guid, "%d ports", device.ports);
+    CHECK(query_port(context, 1, &port) == 0 && port.state == 4 && port.gid_tbl_len > gid_index, "state %u, %d GIDs", port.state, port.gid_tbl_len);
+    own_lid = port.lid;
+    CHECK(!query_port_speed || (query_port_speed(context, 1, &speed) == 0 && speed > 0), "speed");
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, events, NULL) == 0 && pthread_detach(thread) == 0, "thread of host %d", host);
     // Asks whether dma-bufs are taken at all.
     CHECK(pd = alloc_pd(context), "domain");
     errno = 0;
-    CHECK(!reg_dmabuf_mr(pd, 0, 0, 0, -1, 0) && errno == EBADF, "a descriptor that is none");
+    CHECK(!reg_dmabuf_mr(pd, 0, 0, 0, -1, 0), "a descriptor that is none");
+    int has_none = errno == EOPNOTSUPP || errno == EPROTONOSUPPORT;
+    CHECK(errno == EBADF || !getenv("MCCS_NICS"), "a descriptor that is none");
+    if (has_none) fprintf(stderr, "the NIC's driver takes no dma-bufs (errno %d)\n", errno);
     CHECK(dealloc_pd(pd) == 0 && (pd = alloc_pd(context)), "domain");
 }
 
@@ -176,7 +190,7 @@ static void open_gpu(int host) {
 }
 
 static void register_buffer(const char *kind) {
-    const int access = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | RELAXED;
+    const int access = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | (getenv("MCCS_TEST_ORDERED") ? 0 : RELAXED);
     if (!is_gpu) {
         buffer = (uint64_t)(uintptr_t)aligned_alloc(4096, BUFFER);
         buffer_mr = reg_mr_iova2(pd, (void *)(uintptr_t)buffer, BUFFER, buffer, (unsigned)access);
@@ -206,9 +220,9 @@ static struct qp *make_qp(int sends, int receives, unsigned access) {
     return qp;
 }
 
-static void connect_qp(struct qp *qp, uint32_t peer, union gid gid) {
+static void connect_qp(struct qp *qp, uint32_t peer, union gid gid, uint16_t lid) {
     struct qp_attr attr = {.state = RTR, .mtu = 5, .dest_qp = peer, .dest_rd_atomic = 1, .min_rnr = 12};
-    attr.ah = (struct ah){.dgid = gid, .hop_limit = 255, .is_global = 1, .port = 1};
+    attr.ah = (struct ah){.dgid = gid, .sgid_index = (uint8_t)gid_index, .hop_limit = 255, .dlid = lid, .is_global = 1, .port = 1};
     CHECK(modify_qp(qp, &attr, STATE | AV | MTU | DEST_QP | RQ_PSN | DEST_RD | MIN_RNR) == 0, "RTR");
     attr = (struct qp_attr){.state = RTS, .timeout = 20, .retry = 7, .rnr_retry = 7, .rd_atomic = 1};
     CHECK(modify_qp(qp, &attr, STATE | TIMEOUT | RETRY | RNR_RETRY | SQ_PSN | RD_ATOMIC) == 0, "RTS");
@@ -448,14 +462,14 @@ static void run(int host, int fd, const char *kind, const char *what, uint64_t s
     struct qp *qp = make_qp(2 * SLOTS, host || is_cost ? SLOTS : 0, REMOTE_WRITE), *flush = NULL;
     struct mr *fifo = reg_mr(pd, (void *)(uintptr_t)announcements, sizeof announcements, REMOTE_WRITE | LOCAL_WRITE | REMOTE_READ);
     CHECK(fifo, "registers");
-    struct hello own = {.qpn = qp->qp_num, .announcements = (uint64_t)(uintptr_t)announcements, .rkey = fifo->rkey}, peer;
-    CHECK(query_gid(context, 1, 0, &own.gid) == 0, "GID");
+    struct hello own = {.qpn = qp->qp_num, .announcements = (uint64_t)(uintptr_t)announcements, .rkey = fifo->rkey, .lid = own_lid}, peer;
+    CHECK(query_gid(context, 1, gid_index, &own.gid) == 0, "GID");
     swap(fd, &own, &peer, sizeof own);
     if (host == 1) {
         flush = make_qp(SLOTS, 0, REMOTE_WRITE | REMOTE_READ | LOCAL_WRITE);
-        connect_qp(flush, flush->qp_num, own.gid);
+        connect_qp(flush, flush->qp_num, own.gid, own_lid);
     }
-    connect_qp(qp, peer.qpn, peer.gid);
+    connect_qp(qp, peer.qpn, peer.gid, peer.lid);
     struct announcement mine = {.addr = buffer, .rkey = buffer_mr->rkey}, theirs;
     swap(fd, &mine, &theirs, sizeof mine);
     if (is_cost) {

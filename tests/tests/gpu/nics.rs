@@ -2,7 +2,7 @@
 //! checked.
 
 use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -16,6 +16,7 @@ use mccs_emulated_nics::{Listed, write_list};
 use mccs_eval::workload::Call;
 use mccs_registry::CommInfo;
 use mccs_tests::hosts::TestHosts;
+use mccs_tests::watchdog;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -146,6 +147,8 @@ impl<'a> Load<'a> {
         let done = || bed.rails(0).iter().map(|rail| rail.totals().0).min().unwrap_or(0);
         let goal = done() + operations;
         self.until(|| done() >= goal);
+        // A test of thousands of changes is no test that hangs.
+        watchdog();
     }
 
     /// Waits until a NIC has sent more.
@@ -210,6 +213,7 @@ fn until_told(place: &Place, calls: &[Call]) -> anyhow::Result<()> {
                 return Err(error.into());
             }
             at[index].check(&call, rank)?;
+            watchdog();
             if rank == 0 && number == 2 {
                 println!("runs");
             }
@@ -238,15 +242,27 @@ fn until_told(place: &Place, calls: &[Call]) -> anyhow::Result<()> {
 fn a_port_that_dies_under_gpus_calls_is_left_and_used_again_when_it_is_back() {
     let bed = Bed::new(2, "use = \"required\"\n", |_| String::new());
     let mut load = Load::start(&bed, "goes_on_until_told");
+    let (mut downs, mut back) = (Vec::new(), Vec::new());
     for nic in [0, 1] {
         load.until_used(0, nic);
+        downs.push(unix_ns());
         bed.make(0, nic, Fault::Down);
         load.more(20);
         load.until_used(0, 1 - nic);
+        let up = Instant::now();
         bed.make(0, nic, Fault::Up);
         load.until_used(0, nic);
+        back.push(up.elapsed());
     }
+    let times = sign(&load.place, "times");
     load.ends_well();
+    let calls = calls_of(&times);
+    let hit =
+        |down: &u64| calls.iter().find(|(_, ended)| ended > down).map(|(_, ended)| Duration::from_nanos(ended - down));
+    let went_on: Vec<_> = downs.iter().filter_map(hit).collect();
+    println!(
+        "from a port's death to the end of the call under way: {went_on:?}; from its return until it carries bytes: {back:?}"
+    );
 }
 
 #[test]
@@ -329,15 +345,16 @@ fn strategies_of_rails_change_while_gpus_calls_go_on() {
     tell_gaps(&times, &asked);
 }
 
-/// How much longer calls take around a change than at other times, in calls.
-fn tell_gaps(times: &PathBuf, asked: &[u64]) {
+/// When a job's calls began and ended.
+fn calls_of(times: &Path) -> Vec<(u64, u64)> {
     let text = std::fs::read_to_string(times).expect("times");
     let number = |word: Option<&str>| word.and_then(|word| word.parse::<u64>().ok()).expect("a number");
-    let calls: Vec<(u64, u64)> = text
-        .lines()
-        .map(|line| line.split(' '))
-        .map(|mut words| (number(words.next()), number(words.next())))
-        .collect();
+    text.lines().map(|line| line.split(' ')).map(|mut words| (number(words.next()), number(words.next()))).collect()
+}
+
+/// How much longer calls take around a change than at other times, in calls.
+fn tell_gaps(times: &Path, asked: &[u64]) {
+    let calls = calls_of(times);
     let mut took: Vec<u64> = calls.iter().map(|(began, ended)| ended - began).collect();
     took.sort_unstable();
     let call = took[took.len() / 2];
