@@ -1,6 +1,6 @@
 //! Regions: tenants' memory, mapped in the service.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
 use mccs_ipc::shm::Mapping;
 use mccs_runtime::Share;
@@ -31,8 +31,10 @@ impl Leaving {
             mapping.give_back();
         }
         drop(mapping);
-        charges[0].tenant().note_leaving(-1);
+        // In this order: who sees that nothing leaves any more sees what has come back.
+        let tenant = Arc::clone(charges[0].tenant());
         drop(charges);
+        tenant.note_leaving(-1);
     }
 }
 

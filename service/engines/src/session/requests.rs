@@ -272,12 +272,14 @@ impl SessionEngine {
     }
 
     fn add_region(&mut self, id: u64, bytes: u64, foreign: Option<BorrowedFd<'_>>) {
+        // Before the charge: what leaves behind this look may come back behind the charge.
+        let is_leaving = self.session.tenant.is_memory_leaving();
         let charge = |resource, amount| self.session.tenant.charge(resource, amount);
         let charges = charge(Resource::MemoryBytes, bytes)
             .and_then(|memory| Ok([memory, charge(Resource::Mappings, Mapping::count(bytes))?]));
         let charges = match charges {
             Ok(charges) => charges,
-            Err(_) if self.session.tenant.is_memory_leaving() => return self.defer(id, bytes, foreign),
+            Err(_) if is_leaving => return self.defer(id, bytes, foreign),
             Err(error) => return self.refuse(id, ErrorClass::InvalidUsage, error.to_string()),
         };
         let pages = if foreign.is_some() { Pages::Tenant } else { Pages::Service };
