@@ -21,7 +21,7 @@ use crate::types::{ErrorClass, Handle, UniqueId};
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 17;
+pub const VERSION: u32 = 18;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most file descriptors in one message: a control page's, and those of all symmetric buffers of a communicator.
@@ -50,18 +50,32 @@ pub enum Role {
     Team { whole: Handle },
     /// One rank of each service, in the order of services, under an id of its own: moves data between hosts. By its number.
     Rail { whole: Handle, number: u32 },
+    /// What graphs replay of a rail, in a session of its own, which names the whole by its id: the process must have the rank.
+    GraphsOfRail { whole: UniqueId, number: u32 },
 }
 
 impl Role {
-    /// The communicator that it is a part of.
+    /// The communicator of the session that it is a part of.
     #[must_use]
     pub fn whole(self) -> Option<Handle> {
         match self {
-            Role::Whole => None,
+            Role::Whole | Role::GraphsOfRail { .. } => None,
             Role::Graphs { whole } | Role::CopyEngines { whole } | Role::Team { whole } | Role::Rail { whole, .. } => {
                 Some(whole)
             }
         }
+    }
+
+    /// Whether it moves data of GPUs in memory of the host, as a part.
+    #[must_use]
+    pub fn is_in_host_memory(self) -> bool {
+        matches!(self, Role::Graphs { .. } | Role::Rail { .. } | Role::GraphsOfRail { .. })
+    }
+
+    /// Whether it moves data between services for one rank of each.
+    #[must_use]
+    pub fn is_rail(self) -> bool {
+        matches!(self, Role::Rail { .. } | Role::GraphsOfRail { .. })
     }
 
     /// Whether its ranks' GPUs reach each other, so that the service's device for GPUs has it.

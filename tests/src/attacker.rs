@@ -148,11 +148,12 @@ impl Session {
                 let root_address = if decide(16) == 0 { "h".to_owned() } else { String::new() };
                 let id = UniqueId([decide(IDS) as u8; 16]);
                 let whole = Self::handle(&self.comms, |comm| comm, decide);
-                let role = match decide(6) {
+                let role = match decide(7) {
                     0 => Role::Graphs { whole },
                     1 => Role::CopyEngines { whole },
                     2 => Role::Team { whole },
                     3 => Role::Rail { whole, number: decide(3) as u32 },
+                    4 => Role::GraphsOfRail { whole: UniqueId([decide(IDS) as u8; 16]), number: decide(3) as u32 },
                     _ => Role::Whole,
                 };
                 let options = JoinOptions::default();

@@ -101,14 +101,15 @@ impl PartOf {
                 let seat = layout.seat(rank);
                 ("team".into(), layout.ranks_of_host(seat.host), seat.local)
             }
-            Role::Rail { number, .. } => {
+            Role::Rail { number, .. } | Role::GraphsOfRail { number, .. } => {
                 let layout = layout_of(whole, rank).ok_or(NO_LAYOUT)?;
                 let host = layout.seat(rank).host;
                 let ranks = layout.ranks_of_rail(number).ok_or_else(|| format!("there is no rail {number}"))?;
                 if ranks.get(host as usize) != Some(&rank) {
                     return Err(format!("rank {rank} is not on rail {number}"));
                 }
-                (format!("rail {} of {}", number + 1, layout.rails()), ranks, host)
+                let graphs = if matches!(joining.role, Role::Rail { .. }) { "" } else { "graphs on " };
+                (format!("{graphs}rail {} of {}", number + 1, layout.rails()), ranks, host)
             }
         };
         if matches!(joining.role, Role::CopyEngines { .. }) && !joining.has_same_id {
@@ -118,7 +119,7 @@ impl PartOf {
             let (wrong, of) = (joining.rank, joining.nranks);
             return Err(format!("rank {rank} is rank {place} of {} there, not {wrong} of {of}", ranks.len()));
         }
-        let is_rail = matches!(joining.role, Role::Rail { .. });
+        let is_rail = joining.role.is_rail();
         Ok(PartOf { whole: whole.number, family: Arc::clone(whole.family), name, ranks, is_rail })
     }
 

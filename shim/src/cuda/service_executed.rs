@@ -103,11 +103,19 @@ impl ServiceExecutedCommunicator {
     pub(super) unsafe fn collective(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            // What goes by other parts is not sent again: graphs have a communicator for that.
+            // Copy engines are told once: graphs go another way.
             let is_captured = || RawStream::from_ptr(stream).is_capturing().map_err(cuda_error);
             match (&self.engines, &self.rails) {
                 (Some(engines), _) if engines.take(call) && !is_captured()? => engines.comm.collective(call, stream),
-                (_, Some(rails)) if rails.take(call) && !is_captured()? => {
+                (_, Some(rails)) if rails.take(call) => {
+                    let capture = if is_captured()? { RawStream::from_ptr(stream).capture() } else { Ok(None) };
+                    if let Some(capture) = capture.map_err(cuda_error)? {
+                        // Its parts' errors are asked for by the driver, which a capture may forbid.
+                        return match self.staged.async_error() {
+                            Some(error) => Err(error),
+                            None => rails.capture(call, (RawStream::from_ptr(stream), capture)),
+                        };
+                    }
                     if let Some(error) = self.async_error() {
                         return Err(error);
                     }

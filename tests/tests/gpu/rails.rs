@@ -11,7 +11,7 @@ use mccs_tests::TestService;
 use mccs_tests::hosts::TestHosts;
 
 use super::TENANTS;
-use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, enqueue_at, everybody};
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, enqueue_at, everybody};
 
 /// What processes of these tests do, besides what those of others do.
 pub const ROLES: &[(&str, Role)] = &[
@@ -249,7 +249,10 @@ fn combines_until_it_fails(place: &Place) -> anyhow::Result<()> {
     })
 }
 
-/// A call of each kind, long enough for all rails to have a part, and stays.
+/// Launches of a graph with a collective.
+const REPLAYS: u64 = 3;
+
+/// A call of each kind and a graph's, long enough for all rails to have a part, and stays.
 fn counts_what_rails_move(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
         for kind in KINDS {
@@ -258,6 +261,16 @@ fn counts_what_rails_move(place: &Place) -> anyhow::Result<()> {
             at.fill(&call, comm.rank())?;
             together.wait();
             enqueue(&comm, &call, &at, stream.raw())?;
+            synchronize(&stream)?;
+            at.check(&call, comm.rank())?;
+        }
+        let call = call(1, place.nranks, 20_000);
+        let at = Buffers::of(&context, &call)?;
+        let mut graph = capture(&stream, &together, |stream| enqueue(&comm, &call, &at, stream))?;
+        for _ in 0..REPLAYS {
+            at.fill(&call, comm.rank())?;
+            // SAFETY: communicator, buffers and stream live.
+            unsafe { graph.launch(stream.raw())? };
             synchronize(&stream)?;
             at.check(&call, comm.rank())?;
         }
@@ -383,6 +396,17 @@ fn messages_inside_hosts_and_between_them_go_in_one_group() {
     ["exchanges_in_graphs", "pipelines", "errs"].into_iter().for_each(|role| drop(play_in_teams(role, &hosts, teams)));
 }
 
+/// Graphs replay what goes by rails, in any order with calls, by sums whose factors change.
+#[test]
+#[ignore = "needs a GPU"]
+fn graphs_go_by_rails() {
+    let teams = &teams()[1];
+    for role in ["replays", "replays_beside_calls", "scales_in_graphs", "leaves_while_a_graph_waits"] {
+        let hosts = TestHosts::start(teams.len(), &everything());
+        play_in_teams(role, &hosts, teams);
+    }
+}
+
 /// Processes of all ranks of two hosts with two each.
 fn four_processes(hosts: &TestHosts, environment: &[(&str, PathBuf)]) -> Vec<Player> {
     let whole = Place { nranks: 4, root: "h0".into(), ..everybody(hosts.service(0), 0) };
@@ -498,7 +522,15 @@ fn the_whole_moves_nothing_that_rails_do() {
     let of_whole: Vec<_> = comms.iter().filter(|comm| comm.id == whole.id && comm.is_staged()).collect();
     // Ranks have agreed on what goes by rails.
     assert_eq!(of_whole.iter().map(|comm| comm.totals().0).collect::<Vec<_>>(), [1]);
-    let rails: Vec<_> = comms.iter().filter(|comm| comm.id != whole.id && comm.is_staged()).collect();
+    let named = |words: &str| {
+        let is_named = |comm: &&std::sync::Arc<mccs_registry::CommInfo>| {
+            comm.part.as_ref().is_some_and(|part| part.name.starts_with(words))
+        };
+        comms.iter().filter(is_named).collect::<Vec<_>>()
+    };
+    let graphs = named("graphs on rail");
+    assert_eq!(graphs.iter().map(|comm| comm.totals().0).collect::<Vec<_>>(), vec![REPLAYS; teams[0] as usize]);
+    let rails = named("rail");
     assert_eq!(rails.len(), teams[0] as usize);
     assert!(rails.iter().all(|rail| rail.totals().0 >= KINDS.len() as u64 && rail.nranks == 2));
     players.iter_mut().for_each(Player::kill);

@@ -39,6 +39,8 @@ fn a_join_that_fits_no_whole_is_refused_with_what_is_wrong() {
         (join(id, (0, 1), Role::Team { whole }, ""), "several services"),
         (join(new_id(), (0, 1), Role::Rail { whole, number: 0 }, ""), "several services"),
         (join(new_id(), (0, 1), Role::Rail { whole, number: u32::MAX }, ""), "several services"),
+        (join(new_id(), (0, 1), Role::GraphsOfRail { whole: id, number: 0 }, ""), "several services"),
+        (join(new_id(), (0, 1), Role::GraphsOfRail { whole: new_id(), number: 0 }, ""), "no rank of such"),
     ];
     let mut refused = |request: Request, words: &str| {
         let answer = raw.ask(request, &[]);

@@ -140,7 +140,7 @@ impl JoinRequest {
 
     /// Whether ranks' kernels may execute its collectives, if all GPUs reach each other.
     pub(super) fn may_be_on_gpus(&self) -> bool {
-        self.gpu.is_some() && !matches!(self.role, Role::Graphs { .. } | Role::Rail { .. })
+        self.gpu.is_some() && !self.role.is_in_host_memory()
     }
 }
 

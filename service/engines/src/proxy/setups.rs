@@ -13,7 +13,6 @@ use std::time::Instant;
 
 use mccs_config::service::Device;
 use mccs_exchange::protocol::{self as exchange, CommId, CommKey, Join, Membership, Name, Payload, Request};
-use mccs_ipc::protocol::Role;
 use mccs_ipc::types::ErrorClass;
 use mccs_model::SessionId;
 use mccs_model::link::LinksId;
@@ -118,7 +117,7 @@ impl Setups {
 
     /// NICs that the communicator of a rank uses: of a rail those near its GPU, of others all.
     pub(super) fn nics_of(&self, request: &JoinRequest) -> &Arc<[Device]> {
-        let gpu = request.gpu.filter(|_| matches!(request.role, Role::Rail { .. }));
+        let gpu = request.gpu.filter(|_| request.role.is_rail());
         let near = gpu.and_then(|gpu| self.nics_of_gpus.get(gpu)).filter(|near| !near.is_empty());
         near.unwrap_or(&self.assignment.nics)
     }

@@ -17,7 +17,7 @@ use mccs_ipc::protocol::{
 };
 use mccs_ipc::shm::{Mapping, ShmError, is_whole};
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
-use mccs_registry::{Joining, PartOf};
+use mccs_registry::{CommInfo, Joining, PartOf};
 use mccs_tenants::memory::{Pages, Region};
 use mccs_tenants::{Charge, Resource, SessionResource};
 
@@ -419,8 +419,7 @@ impl SessionEngine {
         // whose proxy engine hands on those that turn out to reach each other.
         let is_alone =
             root.is_none() && self.proxies.execution == Execution::Ranks && self.proxies.all_reach_each_other(nranks);
-        let in_host_memory = matches!(role, Role::Graphs { .. } | Role::Rail { .. });
-        let is_on_gpus = gpu.is_some() && (is_alone && !in_host_memory || role.is_on_gpus());
+        let is_on_gpus = gpu.is_some() && (is_alone && !role.is_in_host_memory() || role.is_on_gpus());
         let place = if is_on_gpus { Place::Gpus } else { Place::Host };
         let whole = part.as_ref().and_then(|_| role.whole());
         let seat = Seat { role, whole, id, gpu, charge: Arc::clone(&charge) };
@@ -454,6 +453,10 @@ impl SessionEngine {
 
     /// What a rank joins as a part, with its share of the whole's quota; none where it joins a whole.
     fn part_of(&self, id: UniqueId, joining: Joining, gpu: Option<usize>) -> Result<Option<(PartOf, Charge)>, String> {
+        if let Role::GraphsOfRail { whole, .. } = joining.role {
+            let charge = self.session.tenant.charge_rank(id).map_err(|error| error.to_string())?;
+            return Ok(Some((self.part_of_process(whole, joining)?, charge)));
+        }
         let Some(whole) = joining.role.whole() else { return Ok(None) };
         let refused = |why: String| Err(format!("a rank cannot join a part of communicator {whole:?}: {why}"));
         let Some(CommSlot::Ready { rank, info, seat, .. }) = self.tables.comms.get(whole) else {
@@ -475,6 +478,21 @@ impl SessionEngine {
             Ok(part) => Ok(Some((part, seat.charge.part()))),
             Err(why) => refused(why),
         }
+    }
+
+    /// What a rank joins as a part of a whole that another session of its process has.
+    fn part_of_process(&self, whole: UniqueId, joining: Joining) -> Result<PartOf, String> {
+        let (tenant, pid) = (&self.session.tenant.name, self.session.peer.pid);
+        let is_whole = |comm: &Arc<CommInfo>| comm.id == whole && comm.part.is_none() && comm.tenant == *tenant;
+        let comms = self.registry.comms();
+        let comm = comms.iter().find(|comm| is_whole(comm) && comm.ranks.iter().any(|rank| rank.pid == pid));
+        let comm = comm.ok_or("the process has no rank of such a communicator")?;
+        if let Some((_, message)) = comm.family.failure() {
+            return Err(format!("its communicator has failed: {message}"));
+        }
+        let own = comm.ranks.iter().filter(|rank| rank.pid == pid);
+        let joined = own.map(|rank| comm.part_for(rank.rank, joining));
+        joined.reduce(|one, other| one.or(other)).unwrap_or_else(|| Err("the process has no rank of it".into()))
     }
 
     /// Whether a communicator is a whole, or a part of one that the session has.

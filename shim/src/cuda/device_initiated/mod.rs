@@ -206,7 +206,7 @@ impl DeviceInitiatedCommunicator {
         unsafe { self.enqueue_checked(call, (&checked, None), RawStream::from_ptr(stream)) }
     }
 
-    /// Launches a part of a larger collective, of several ranks and never in a graph, whose blocks lie apart: always by kernels. `call` has its
+    /// Launches a part of a larger collective, of several ranks, whose blocks lie apart: always by kernels. `call` has its
     /// addresses.
     ///
     /// # Safety

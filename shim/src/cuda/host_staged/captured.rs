@@ -16,17 +16,17 @@
 //! ranks in turn.
 
 use std::ffi::c_void;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use mccs_cuda::{Capture, Context, RawStream};
+use mccs_cuda::{Capture, Context, DeviceAddress, DeviceMemory, Kernels, RawStream};
 use mccs_ipc::protocol::{Request, Response, Role};
 use mccs_ipc::types::UniqueId;
 
+use super::LOOK_AGAIN_AFTER;
 use super::ordered_stream::{Access, OrderedStream, Ticket};
 use super::p2p::Message;
-use super::pieces::SLOT_BYTES;
-use super::{LOOK_AGAIN_AFTER, SLOTS};
 use crate::client::{locked, unexpected};
 use crate::communicator::Call as HostCall;
 use crate::cuda::cuda_error;
@@ -37,34 +37,68 @@ use crate::{Client, Communicator, Error, Stream};
 /// What tells the ids of communicators of replays from those that callers have made, which are random.
 const ID_MASK: u8 = 0xa5;
 
+/// What graphs replay: a communicator, and memory that it goes through.
+#[derive(Clone)]
+pub(in crate::cuda) struct Replayed {
+    /// As whom a rank joins it, but for the id, which is that of what it is beside.
+    pub(in crate::cuda) identity: Identity,
+    pub(in crate::cuda) role: Role,
+    /// Bytes of all slots together.
+    pub(in crate::cuda) slots: u64,
+    /// Whether slots have twins in the GPU's memory.
+    pub(in crate::cuda) has_twins: bool,
+    /// What graphs launch besides the kernel that tells and waits.
+    pub(in crate::cuda) kernels: Option<Arc<Kernels>>,
+}
+
 /// Makes what a rank's graphs go through, at the first capture.
-pub(super) struct Captures {
+pub(in crate::cuda) struct Captures {
     /// The rank's session for everything else.
     client: Client,
     context: Context,
     access: Access,
-    identity: Identity,
+    replayed: Replayed,
     living: Arc<LivingGraphs>,
     made: Mutex<Option<Captured>>,
 }
 
+/// What there is for captures, for as long as it is used.
+pub(in crate::cuda) struct Made<'a>(MutexGuard<'a, Option<Captured>>);
+
+impl Deref for Made<'_> {
+    type Target = Captured;
+
+    fn deref(&self) -> &Captured {
+        self.0.as_ref().expect("invariant: made before it is handed out")
+    }
+}
+
+impl DerefMut for Made<'_> {
+    fn deref_mut(&mut self) -> &mut Captured {
+        self.0.as_mut().expect("invariant: made before it is handed out")
+    }
+}
+
 impl Captures {
-    pub(super) fn new(client: Client, context: Context, access: Access, identity: Identity) -> Self {
+    pub(in crate::cuda) fn new(client: Client, context: Context, access: Access, replayed: Replayed) -> Self {
         let living = LivingGraphs::new(None);
-        Captures { client, context, access, identity, living, made: Mutex::default() }
+        Captures { client, context, access, replayed, living, made: Mutex::default() }
+    }
+
+    /// What there is for captures, made if this is the first one.
+    pub(in crate::cuda) fn made(&self) -> Result<Made<'_>, Error> {
+        let mut made = locked(&self.made);
+        if made.is_none() {
+            let order = GraphOrder::new(&self.context, Arc::clone(&self.living))?;
+            let own = Captured::new(&self.client, &self.context, self.access.clone(), &self.replayed, order)?;
+            *made = Some(own);
+        }
+        Ok(Made(made))
     }
 
     /// Captures with what there is, and makes it before if this is the first time.
     pub(super) fn with<T>(&self, capture: impl FnOnce(&mut Captured) -> Result<T, Error>) -> Result<T, Error> {
-        let mut made = locked(&self.made);
-        let own = match made.take() {
-            Some(own) => own,
-            None => {
-                let order = GraphOrder::new(&self.context, Arc::clone(&self.living))?;
-                Captured::new(&self.client, &self.context, self.access.clone(), self.identity.clone(), order)?
-            }
-        };
-        capture(made.insert(own))
+        capture(&mut *self.made()?)
     }
 
     /// What replays go through, if there are any. Who waits for them must not hold the lock: other threads ask whether they have failed, or end
@@ -74,17 +108,17 @@ impl Captures {
     }
 
     /// Why replays have failed, if they have.
-    pub(super) fn failure(&self) -> Option<Error> {
+    pub(in crate::cuda) fn failure(&self) -> Option<Error> {
         self.replayer()?.failure()
     }
 
     /// Ends the communicator of replays on all ranks.
-    pub(super) fn abort(&self) {
+    pub(in crate::cuda) fn abort(&self) {
         self.replayer().iter().for_each(|replayer| replayer.abort());
     }
 
     /// Leaves when this rank's replays have ended; [`Captures::abort`] ends the wait.
-    pub(super) fn leave(&self) -> Result<(), Error> {
+    pub(in crate::cuda) fn leave(&self) -> Result<(), Error> {
         let have_ended = || locked(&self.made).as_ref().map_or(Ok(true), |own| own.order.have_ended());
         let ended = loop {
             match have_ended() {
@@ -106,12 +140,15 @@ impl Drop for Captures {
 }
 
 /// What a rank's graphs go through. It must outlive them.
-pub(super) struct Captured {
+pub(in crate::cuda) struct Captured {
     client: Client,
-    pub(super) ordered: Arc<OrderedStream>,
+    pub(in crate::cuda) ordered: Arc<OrderedStream>,
+    /// Of slots, where they have any.
+    twins: Option<DeviceMemory>,
+    _kernels: Option<Arc<Kernels>>,
     replayer: Arc<Replayer>,
     /// Pieces so far: the next one's slot goes on from there.
-    pub(super) pieces: u64,
+    pub(in crate::cuda) pieces: u64,
     /// The capture of the last call.
     last: Option<u64>,
     /// Of replays alone: calls outside of graphs go through another communicator, and other slots.
@@ -174,7 +211,7 @@ impl Captured {
         client: &Client,
         context: &Context,
         access: Access,
-        identity: Identity,
+        replayed: &Replayed,
         order: GraphOrder,
     ) -> Result<Self, Error> {
         if access.kernel.is_none() {
@@ -183,8 +220,12 @@ impl Captured {
             return Err(Error::argument(message));
         }
         let client = client.connect_again()?;
-        let ordered = mccs_cuda::while_capturing(|| OrderedStream::new(&client, context, access, SLOTS * SLOT_BYTES));
-        let ordered = Arc::new(ordered.map_err(cuda_error)??);
+        let (ordered, twins) = mccs_cuda::while_capturing(|| {
+            let twins = replayed.has_twins.then(|| DeviceMemory::new(context, replayed.slots as usize));
+            let ordered = OrderedStream::new(&client, context, access, replayed.slots)?;
+            Ok::<_, Error>((Arc::new(ordered), twins.transpose().map_err(cuda_error)?))
+        })
+        .map_err(cuda_error)??;
         let replayer = Arc::new(Replayer {
             joined: Mutex::default(),
             has_joined: Condvar::new(),
@@ -192,12 +233,28 @@ impl Captured {
             sending: Mutex::default(),
         });
         let (joiner, joining) = (Arc::clone(&replayer), client.clone());
-        let join = move || joiner.end_joining(join(&joining, identity));
+        let (replayed, kernels) = (replayed.clone(), replayed.kernels.clone());
+        let join = move || joiner.end_joining(join(&joining, replayed));
         std::thread::Builder::new()
             .name("mccs-join".into())
             .spawn(join)
             .map_err(|error| Error::System(format!("cannot start a thread: {error}")))?;
-        Ok(Captured { client, ordered, replayer, pieces: 0, last: None, order, batches: Mutex::default() })
+        Ok(Captured {
+            client,
+            ordered,
+            twins,
+            _kernels: kernels,
+            replayer,
+            pieces: 0,
+            last: None,
+            order,
+            batches: Mutex::default(),
+        })
+    }
+
+    /// Where what lies at an offset in the slots has its twin; in the slots themselves where there are none.
+    pub(in crate::cuda) fn twin(&self, offset: u64) -> DeviceAddress {
+        self.twins.as_ref().map_or_else(|| self.ordered.address(offset), |twins| twins.address() + offset)
     }
 
     /// The session of replays.
@@ -214,7 +271,7 @@ impl Captured {
     ///
     /// # Safety
     /// The stream must live, and be of this capture, which goes on.
-    pub(super) unsafe fn begin(&mut self, stream: RawStream, capture: Capture) -> Result<(), Error> {
+    pub(in crate::cuda) unsafe fn begin(&mut self, stream: RawStream, capture: Capture) -> Result<(), Error> {
         if let Some(Err(error)) = &*locked(&self.replayer.joined) {
             return Err(error.clone());
         }
@@ -230,7 +287,7 @@ impl Captured {
     ///
     /// # Safety
     /// As [`Captured::begin`].
-    pub(super) unsafe fn end(&mut self, stream: RawStream, capture: Capture) -> Result<(), Error> {
+    pub(in crate::cuda) unsafe fn end(&mut self, stream: RawStream, capture: Capture) -> Result<(), Error> {
         // SAFETY: as above.
         unsafe { self.order.end(stream, capture) }
     }
@@ -239,7 +296,7 @@ impl Captured {
     ///
     /// # Safety
     /// As [`Captured::begin`]; `self` must live as long as what is captured.
-    pub(super) unsafe fn enqueue(&self, stream: RawStream, call: HostCall) -> Result<Ticket, Error> {
+    pub(in crate::cuda) unsafe fn enqueue(&self, stream: RawStream, call: HostCall) -> Result<Ticket, Error> {
         let mut batches = locked(&self.batches);
         if !batches.is_open {
             // SAFETY: as above.
@@ -398,9 +455,8 @@ unsafe extern "C" fn send_again(batch: *mut c_void) {
     }
 }
 
-fn join(client: &Client, identity: Identity) -> Result<Arc<Communicator>, Error> {
-    let Identity { id, gpu, rank, nranks, root_address, options, whole } = identity;
-    let role = Role::Graphs { whole };
+fn join(client: &Client, Replayed { identity, role, .. }: Replayed) -> Result<Arc<Communicator>, Error> {
+    let Identity { id, gpu, rank, nranks, root_address, options, .. } = identity;
     let id = UniqueId(id.0.map(|byte| byte ^ ID_MASK));
     let request = Request::InitRank { id, rank, nranks, gpu: Some(gpu), root_address, role, options };
     match client.0.requests.call(request, &[])? {

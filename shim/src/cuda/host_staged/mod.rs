@@ -23,7 +23,7 @@
 //! may wait for each other, since the driver may run them one after the other; kernels do where there are no words.
 
 mod call;
-mod captured;
+pub(super) mod captured;
 pub(super) mod ordered_stream;
 mod p2p;
 mod pieces;
@@ -33,11 +33,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mccs_cuda::{Capture, Context, Event, RawStream};
+use mccs_ipc::protocol::Role;
 use mccs_ipc::timeline_semaphore::SemaphoreAccess;
 use mccs_ipc::types::{DataType, RedOp};
 
 use self::call::{By, HostStagedCall};
-use self::captured::{Captured, Captures};
+use self::captured::{Captured, Captures, Replayed};
 use self::ordered_stream::{Access, OrderedStream};
 pub(super) use self::p2p::HostStagedP2p;
 use self::pieces::{RANKS_MAX, SLOT_BYTES, Shape};
@@ -95,7 +96,9 @@ impl HostStagedCommunicator {
         let ordered = OrderedStream::new(&client, &context, access.clone(), SLOTS * SLOT_BYTES)?;
         let last_call = Event::new(&context, false).map_err(cuda_error)?;
         let order = Mutex::new(Order { pieces: 0, last_stream: None, last_call, left: false });
-        let captures = Arc::new(Captures::new(client.clone(), context.clone(), access.clone(), identity));
+        let role = Role::Graphs { whole: handle };
+        let replayed = Replayed { identity, role, slots: SLOTS * SLOT_BYTES, has_twins: false, kernels: None };
+        let captures = Arc::new(Captures::new(client.clone(), context.clone(), access.clone(), replayed));
         let p2p = Arc::new(HostStagedP2p::new(Arc::clone(&comm), context.clone(), access, Arc::clone(&captures))?);
         Ok(HostStagedCommunicator { client, comm, ordered, context, p2p, order, captures })
     }

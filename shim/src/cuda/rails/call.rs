@@ -8,7 +8,7 @@ use mccs_kernels::cuda::{CollectiveCall, Launch, RANKS_MAX, Strides};
 
 use super::bounce::Moving;
 use super::order::order;
-use super::plan::{Exchange, Move, Place, Plan, Sizes, Slice, Stage};
+use super::plan::{Exchange, Move, Part, Place, Plan, Sizes, Slice, Stage};
 use super::sizes::{
     BOUNCE_BYTES_MIN, COMBINE_BLOCKS, EXCHANGE_BYTES_MIN, KERNEL_BYTES_MAX, SLICE_BYTES_MIN, UNDIVIDED_BYTES,
 };
@@ -17,7 +17,8 @@ use crate::communicator::Call as HostCall;
 use crate::cuda::alone::run_alone;
 use crate::cuda::call::Call;
 use crate::cuda::cuda_error;
-use crate::cuda::host_staged::ordered_stream::Ticket;
+use crate::cuda::host_staged::captured::Made;
+use crate::cuda::host_staged::ordered_stream::{OrderedStream, Ticket};
 use crate::{Error, Span};
 
 /// What all stages of a call share. Its unsafe methods enqueue, and have the contract of
@@ -29,6 +30,16 @@ pub(super) struct RailedCall<'a> {
     /// The same, checked.
     pub(super) whole: &'a CollectiveCall,
     pub(super) stream: RawStream,
+    pub(super) by: By<'a>,
+}
+
+/// How the service is told of moves.
+#[derive(Clone, Copy)]
+pub(super) enum By<'a> {
+    /// At once.
+    Calling,
+    /// Whenever a graph is replayed: what each rail of this rank goes through.
+    Replaying(&'a [Made<'a>]),
 }
 
 /// Of each slot, what its rails were last told to do, with their tickets.
@@ -110,7 +121,7 @@ impl RailedCall<'_> {
         let &Stage::Copy { from, to, count } = stage else { return false };
         let place = if is_in { to } else { from };
         let is_of_rail = matches!(place, Place::Slot { rail: of, .. } if of == rail);
-        let has_kernel = self.rails.rails[rail as usize].gated.access.kernel.is_some();
+        let has_kernel = self.gated(rail).access.kernel.is_some();
         is_of_rail && has_kernel && count * self.size() <= KERNEL_BYTES_MAX
     }
 
@@ -124,11 +135,12 @@ impl RailedCall<'_> {
         (copy_in, copy_out): (Option<Stage>, Option<Stage>),
         slot: u64,
     ) -> Result<(), Error> {
-        let gated = &self.rails.rails[moved.rail as usize].gated;
-        let ticket = self.submit(moved, slot)?;
+        let gated = self.gated(moved.rail);
+        // SAFETY: the caller's contract is passed on, here and below.
+        let ticket = unsafe { self.submit(moved, slot)? };
         let kernel = gated.access.kernel.as_ref().filter(|_| copy_in.is_some() || copy_out.is_some());
         let Some(kernel) = kernel else {
-            // SAFETY: the caller's contract is passed on.
+            // SAFETY: as above.
             return unsafe { gated.tell_and_wait(self.stream, ticket) };
         };
         let mut args = gated.words(ticket, true, true);
@@ -166,16 +178,30 @@ impl RailedCall<'_> {
         self.plan().moved_by_rail().saturating_mul(self.size()) >= BOUNCE_BYTES_MIN
     }
 
+    /// What a rail of this rank goes through.
+    fn gated(&self, rail: u32) -> &OrderedStream {
+        match self.by {
+            By::Calling => &self.rails.rails[rail as usize].gated,
+            By::Replaying(rails) => &rails[rail as usize].ordered,
+        }
+    }
+
+    /// Where elements of a slot lie, in bytes from the first slot on.
+    fn in_slots(&self, slot: u64, at: u64) -> u64 {
+        slot * self.rails.slot_bytes + at * self.size()
+    }
+
     /// Where the GPU sees a place. A rank may have no buffer that others have.
     fn address(&self, place: Place, slot: u64) -> DeviceAddress {
         let in_buffer = |buffer: DeviceAddress, at: u64| if buffer == 0 { 0 } else { buffer + at * self.size() };
         match place {
             Place::Send(at) => in_buffer(self.call.send, at),
             Place::Recv(at) => in_buffer(self.call.recv, at),
-            Place::Slot { rail, at } if self.bounces() => self.rails.bounce.address(rail, slot, at * self.size()),
-            Place::Slot { rail, at } => {
-                self.rails.rails[rail as usize].gated.address(slot * self.rails.slot_bytes + at * self.size())
-            }
+            Place::Slot { rail, at } if self.bounces() => match self.by {
+                By::Calling => self.rails.bounce.address(rail, slot, at * self.size()),
+                By::Replaying(rails) => rails[rail as usize].twin(self.in_slots(slot, at)),
+            },
+            Place::Slot { rail, at } => self.gated(rail).address(self.in_slots(slot, at)),
         }
     }
 
@@ -274,22 +300,49 @@ impl RailedCall<'_> {
     /// # Safety
     /// As the type says.
     unsafe fn begin(&self, moved: Move, slot: u64) -> Result<(Move, Ticket), Error> {
-        let ticket = self.submit(moved, slot)?;
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            match self.bounces() {
-                true => self.rails.bounce.begin(self.stream, &self.moving(moved, slot), ticket)?,
-                false => self.rails.rails[moved.rail as usize].gated.tell(self.stream, ticket)?,
+            let ticket = self.submit(moved, slot)?;
+            match (self.bounces(), self.by) {
+                (true, By::Calling) => self.rails.bounce.begin(self.stream, &self.moving(moved, slot), ticket)?,
+                (true, By::Replaying(_)) => {
+                    let Moving { hosts, host, .. } = self.moving(moved, slot);
+                    self.copy_parts(moved, (slot, true), moved.goes_in(hosts, host))?;
+                    self.gated(moved.rail).tell(self.stream, ticket)?;
+                }
+                (false, _) => self.gated(moved.rail).tell(self.stream, ticket)?,
             }
+            Ok((moved, ticket))
         }
-        Ok((moved, ticket))
+    }
+
+    /// Copies parts of a slot in the caller's stream: from their twin, or there. Streams beside it would have to be captured with it.
+    ///
+    /// # Safety
+    /// As the type says.
+    unsafe fn copy_parts(
+        &self,
+        moved: Move,
+        (slot, goes_in): (u64, bool),
+        parts: impl Iterator<Item = Part>,
+    ) -> Result<(), Error> {
+        for part in parts {
+            let twin = self.address(Place::Slot { rail: moved.rail, at: part.at }, slot);
+            let wire = self.gated(moved.rail).address(self.in_slots(slot, part.at));
+            let (to, from) = if goes_in { (wire, twin) } else { (twin, wire) };
+            // SAFETY: the caller's contract is passed on.
+            unsafe { self.stream.copy(to, from, (part.count * self.size()) as usize) }.map_err(cuda_error)?;
+        }
+        Ok(())
     }
 
     /// Tells the service of a move, which it begins when a stream tells so.
-    fn submit(&self, moved: Move, slot: u64) -> Result<Ticket, Error> {
+    ///
+    /// # Safety
+    /// As the type says.
+    unsafe fn submit(&self, moved: Move, slot: u64) -> Result<Ticket, Error> {
         let Move { rail: number, kind, root, count, .. } = moved;
-        let rail = &self.rails.rails[number as usize];
-        let place = |at: u64| -> Span { rail.gated.span(slot * self.rails.slot_bytes + at * self.size()) };
+        let place = |at: u64| -> Span { self.gated(number).span(self.in_slots(slot, at)) };
         let call = HostCall {
             kind,
             send: place(moved.send),
@@ -301,7 +354,14 @@ impl RailedCall<'_> {
             root,
             user_tag: self.call.user_tag,
         };
-        rail.comm.submit_alone(&call, &rail.gated.stream).map(Ticket::Known)
+        match self.by {
+            By::Calling => {
+                let rail = &self.rails.rails[number as usize];
+                rail.comm.submit_alone(&call, &rail.gated.stream).map(Ticket::Known)
+            }
+            // SAFETY: the caller's contract is passed on.
+            By::Replaying(rails) => unsafe { rails[number as usize].enqueue(self.stream, call) },
+        }
     }
 
     /// Has the stream wait until a rail has moved what is now in its slot.
@@ -312,9 +372,13 @@ impl RailedCall<'_> {
         let moving = self.moving(moved, slot);
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            match self.bounces() {
-                true => self.rails.bounce.end(self.stream, &moving, ticket),
-                false => moving.rail.gated.wait(self.stream, ticket),
+            match (self.bounces(), self.by) {
+                (true, By::Calling) => self.rails.bounce.end(self.stream, &moving, ticket),
+                (true, By::Replaying(_)) => {
+                    self.gated(moved.rail).wait(self.stream, ticket)?;
+                    self.copy_parts(moved, (slot, false), moved.comes_out(moving.hosts, moving.host))
+                }
+                (false, _) => self.gated(moved.rail).wait(self.stream, ticket),
             }
         }
     }

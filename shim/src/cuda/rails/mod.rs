@@ -17,7 +17,9 @@
 //!
 //! Sends and receives inside a host are its team's (`p2p.rs`).
 //!
-//! Absent on purpose: sends and receives between hosts, graphs, and short calls, which the whole carries out.
+//! Graphs replay rails by communicators and slots of their own, as the whole's (`host_staged/captured.rs`).
+//!
+//! Absent on purpose: sends and receives between hosts, and short calls, which the whole carries out.
 
 mod bounce;
 mod call;
@@ -32,19 +34,20 @@ mod stages;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mccs_cuda::{Context, Event, Kernels, RawStream};
+use mccs_cuda::{Capture, Context, Event, Kernels, RawStream};
 use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::protocol::{HostRun, Request, Response, Role};
 use mccs_ipc::types::UniqueId;
 
 use self::bounce::Bounce;
-use self::call::RailedCall;
+use self::call::{By, RailedCall};
 pub(super) use self::p2p::{RailsP2p, RailsP2pPlan};
 use self::plan::Plan;
 use super::call::{Call, checked};
 use super::cuda_error;
 use super::device_initiated::DeviceInitiatedCommunicator;
 use super::host_staged::HostStagedCommunicator;
+use super::host_staged::captured::{Captures, Replayed};
 use super::host_staged::ordered_stream::{Access, OrderedStream};
 use super::resources::kernels;
 use super::service_executed::Identity;
@@ -77,6 +80,8 @@ pub(super) struct Rails {
     kernels: Arc<Kernels>,
     context: Context,
     order: Mutex<Order>,
+    /// What graphs replay of each rail.
+    captures: Vec<Captures>,
     /// None for a rank that is alone at its host.
     p2p: Option<Arc<RailsP2p>>,
 }
@@ -133,11 +138,21 @@ impl Rails {
             _ => return Ok(None),
         };
         let slot_bytes = SLOT_BYTES / u64::from(layout.rails_each_max()) / SLOT_ALIGN * SLOT_ALIGN;
+        let (kernels, whole_id) = (kernels(context)?, identity.id);
         let each = layout.rails_each(seat.host);
         let numbers = seat.local * each..(seat.local + 1) * each;
         let join = |number| Rail::join(client, identity, context, (&layout, seat, number, SLOTS * slot_bytes));
-        let rails = numbers.map(join).collect::<Result<Vec<_>, _>>()?;
+        let rails = numbers.clone().map(join).collect::<Result<Vec<_>, _>>()?;
         let bounce = Bounce::new(context, rails.len(), slot_bytes)?;
+        let replayed = |(number, rail): (u32, &Rail)| {
+            let id = part_id(identity.id, RAIL_MASK, number);
+            let identity = Identity { id, rank: seat.host, nranks: layout.hosts(), ..identity.clone() };
+            let role = Role::GraphsOfRail { whole: whole_id, number };
+            let (slots, kernels) = (SLOTS * slot_bytes, Some(Arc::clone(&kernels)));
+            let replayed = Replayed { identity, role, slots, has_twins: true, kernels };
+            Captures::new(client.clone(), context.clone(), rail.gated.access.clone(), replayed)
+        };
+        let captures = numbers.zip(&rails).map(replayed).collect();
         let last_call = Event::new(context, false).map_err(cuda_error)?;
         let order = Mutex::new(Order { slices: 0, last_stream: None, last_call, left: false });
         let p2p = match &team {
@@ -147,7 +162,7 @@ impl Rails {
                 Some(Arc::new(RailsP2p::new((layout.clone(), seat), team, others, context.clone())?))
             }
         };
-        let (kernels, context, rank) = (kernels(context)?, context.clone(), identity.rank);
+        let (context, rank) = (context.clone(), identity.rank);
         Ok(Some(Rails {
             layout,
             seat,
@@ -160,6 +175,7 @@ impl Rails {
             kernels,
             context,
             order,
+            captures,
             p2p,
         }))
     }
@@ -174,7 +190,7 @@ impl Rails {
         self.p2p.as_ref()
     }
 
-    /// Whether a collective, which is not captured, goes by rails: the same on all ranks.
+    /// Whether a collective goes by rails: the same on all ranks.
     pub(super) fn take(&self, call: &Call) -> bool {
         let payload = call.kind.payload_count(call.count, self.layout.nranks());
         let bytes = payload.saturating_mul(call.dtype.size_bytes() as u64);
@@ -203,12 +219,39 @@ impl Rails {
             if order.last_stream.is_some_and(|last| last != id) {
                 stream.wait(&order.last_call).map_err(cuda_error)?;
             }
-            let enqueued = RailedCall { rails: self, call, whole: &whole, stream }.enqueue(&mut order.slices);
+            let enqueued =
+                RailedCall { rails: self, call, whole: &whole, stream, by: By::Calling }.enqueue(&mut order.slices);
             order.last_stream = Some(id);
             // Behind what was enqueued in spite of an error, too.
             enqueued.and(order.last_call.record(stream).map_err(cuda_error))
         };
         enqueued.inspect_err(give_up)
+    }
+
+    /// Enqueues a collective on a stream that is captured.
+    ///
+    /// # Safety
+    /// As for [`Rails::collective`]. The capture must go on.
+    pub(super) unsafe fn capture(&self, call: &Call, (stream, capture): (RawStream, Capture)) -> Result<(), Error> {
+        let whole = checked(call, self.rank, self.layout.nranks())?;
+        let order = locked(&self.order);
+        if order.left {
+            return Err(Error::argument("the communicator has been finalized"));
+        }
+        let _entered = self.context.enter().map_err(cuda_error)?;
+        let mut rails = self.captures.iter().map(Captures::made).collect::<Result<Vec<_>, _>>()?;
+        let mut slices = rails.first().map_or(0, |rail| rail.pieces);
+        // SAFETY: the caller's contract is passed on. What graphs use is kept as long as they live.
+        unsafe {
+            rails.iter_mut().try_for_each(|rail| rail.begin(stream, capture))?;
+            let by = By::Replaying(&rails);
+            let enqueued = RailedCall { rails: self, call, whole: &whole, stream, by }.enqueue(&mut slices);
+            // Behind what was enqueued in spite of an error, too.
+            rails.iter_mut().fold(enqueued, |result, rail| {
+                rail.pieces = slices;
+                result.and(rail.end(stream, capture))
+            })
+        }
     }
 
     /// The error that ended a part, if one did.
@@ -218,7 +261,8 @@ impl Rails {
             Team::Several(team) => team.async_error(),
         };
         let of_rail = |rail: &Rail| rail.comm.client().0.comm_failure(rail.comm.handle());
-        self.rails.iter().find_map(of_rail).or(of_team)
+        let of_graphs = || self.captures.iter().find_map(Captures::failure);
+        self.rails.iter().find_map(of_rail).or(of_team).or_else(of_graphs)
     }
 
     /// Ends the parts on all ranks, and streams go on: in this order, or others would take for a contribution what was never copied.
@@ -235,6 +279,7 @@ impl Rails {
 
     /// See [`super::CudaCommunicator::abort`]. The service lets streams go on.
     pub(super) fn abort(&self) -> Result<(), Error> {
+        self.captures.iter().for_each(Captures::abort);
         let rails = self.rails.iter().map(|rail| rail.comm.abort()).fold(Ok(()), Result::and);
         let team = match &self.team {
             Team::Alone => Ok(()),
@@ -254,8 +299,9 @@ impl Rails {
             Team::Alone => Ok(()),
             Team::Several(team) => team.leave(),
         };
+        let graphs = self.captures.iter().map(Captures::leave).fold(Ok(()), Result::and);
         let rails = self.rails.iter().map(|rail| rail.comm.leave()).fold(Ok(()), Result::and);
-        ended.and(team).and(rails)
+        ended.and(team).and(graphs).and(rails)
     }
 
     fn wait_for_calls(&self, order: &Order) -> Result<(), Error> {
