@@ -59,7 +59,7 @@ tests_on() {
     fi
     if [ "$1" = 1 ]; then
         local name
-        for name in counts:: deaths:: divided:: losses:: memory:: nics:: process_groups:: room:: large_calls_go_by_copy_engines streams_of_one_name all_hear_of; do
+        for name in counts:: deaths:: divided:: losses:: memory:: nics:: process_groups:: room:: large_calls_go_by_copy_engines streams_of_one_name all_hear_of a_rank_for_which_rails_wait; do
             leave_out "$name" "it takes two GPUs"
         done
     fi
@@ -71,7 +71,7 @@ tests_on() {
 tests_without_words() {
     echo "== tests of several streams, of exchanges and graphs, on 2 emulated GPUs without stream memory operations (at $SECONDS s)"
     local names=(calls_keep_their_order captured_calls_are_replayed captured_groups_are_replayed groups_of_sends messages_are_passed_on two_tenants
-        graphs_run graphs_fork)
+        graphs_run graphs_fork a_rank_may_come_late_to)
     MCCS_EMULATED_GPUS=2 MCCS_EMULATED_WORDS=0 "$gpu_tests" --ignored --test-threads 1 "${names[@]}"
 }
 
