@@ -20,6 +20,8 @@ const DESCRIPTOR: u32 = 1;
 pub enum Shared {
     /// Other processes, by file descriptors.
     ByDescriptor,
+    /// The same, and NICs where the GPU has memory for them.
+    WithNics,
     /// Nobody.
     No,
 }
@@ -34,7 +36,8 @@ impl Allocation {
     /// # Errors
     /// [`DriverError`].
     pub fn new(context: &Context, bytes: usize, shared: Shared) -> Result<(Self, usize), DriverError> {
-        Self::create(context, bytes, shared, location(context))
+        let for_nics = shared == Shared::WithNics && context.gpu().makes_nic_memory;
+        Self::create(context, bytes, (shared, for_nics), location(context))
     }
 
     /// The same of the host's memory, of its first node, to be shared by descriptors: what GPUs reach and is none's.
@@ -43,19 +46,21 @@ impl Allocation {
     /// [`DriverError`].
     pub fn of_host(context: &Context, bytes: usize) -> Result<(Self, usize), DriverError> {
         let node = sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, id: 0 };
-        Self::create(context, bytes, Shared::ByDescriptor, node)
+        Self::create(context, bytes, (Shared::ByDescriptor, false), node)
     }
 
     fn create(
         context: &Context,
         bytes: usize,
-        shared: Shared,
+        (shared, for_nics): (Shared, bool),
         location: sys::CUmemLocation,
     ) -> Result<(Self, usize), DriverError> {
         const GRANULARITY_RECOMMENDED: u32 = 1;
         let _entered = context.enter()?;
         let kinds = match shared {
-            Shared::ByDescriptor => sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            Shared::ByDescriptor | Shared::WithNics => {
+                sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+            }
             Shared::No => sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_NONE,
         };
         let properties = sys::CUmemAllocationProp {
@@ -65,7 +70,7 @@ impl Allocation {
             win32HandleMetaData: std::ptr::null_mut(),
             allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
                 compressionType: 0,
-                gpuDirectRDMACapable: 0,
+                gpuDirectRDMACapable: u8::from(for_nics),
                 usage: 0,
                 reserved: [0; 4],
             },

@@ -42,6 +42,10 @@ pub struct Gpu {
     pub memory_bytes: u64,
     /// Whether streams can wait for and write words of 64 bits.
     pub has_stream_words: bool,
+    /// Whether memory of [`Allocation`](crate::Allocation) can be made for NICs.
+    pub makes_nic_memory: bool,
+    /// Whether it sees what a NIC has written to its memory as soon as the NIC says so. Otherwise a read by the NIC has to come between.
+    pub sees_nic_writes: bool,
 }
 
 /// The number of the calling thread's current GPU in this process; none where none is current, or the driver is not in use.
@@ -69,8 +73,13 @@ mod attribute {
     pub(super) const MULTIPROCESSORS: u32 = 16;
     pub(super) const CAPABILITY_MAJOR: u32 = 75;
     pub(super) const CAPABILITY_MINOR: u32 = 76;
+    pub(super) const GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED: u32 = 110;
+    pub(super) const GPU_DIRECT_RDMA_WRITES_ORDERING: u32 = 118;
     pub(super) const CAN_USE_64_BIT_STREAM_MEM_OPS: u32 = 122;
 }
+
+/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER`: the GPU whose memory it is needs no flush.
+const ORDERED_FOR_OWNER: u32 = 100;
 
 fn id_of(device: c_int) -> Result<GpuId, DriverError> {
     let mut id = [0; 16];
@@ -107,6 +116,8 @@ impl Gpu {
             // SAFETY: `value` is an integer to write to.
             unsafe { api::cuDeviceGetAttribute(&mut value, attribute, device) }.map(|()| value.unsigned_abs())
         };
+        // Drivers that do not know them have no such thing.
+        let newer = |number| attribute(number).unwrap_or(0);
         Ok(Gpu {
             device,
             id,
@@ -116,6 +127,8 @@ impl Gpu {
             capability: (attribute(attribute::CAPABILITY_MAJOR)?, attribute(attribute::CAPABILITY_MINOR)?),
             memory_bytes: memory_bytes as u64,
             has_stream_words: attribute(attribute::CAN_USE_64_BIT_STREAM_MEM_OPS)? != 0,
+            makes_nic_memory: newer(attribute::GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) != 0,
+            sees_nic_writes: newer(attribute::GPU_DIRECT_RDMA_WRITES_ORDERING) >= ORDERED_FOR_OWNER,
         })
     }
 

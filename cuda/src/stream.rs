@@ -374,10 +374,27 @@ impl OwnedStream {
     /// # Errors
     /// [`DriverError`].
     pub unsafe fn read(&self, to: &mut [u8], from: DeviceAddress) -> Result<(), DriverError> {
-        let _entered = self.context.enter()?;
         // SAFETY: the caller's contract is passed on; `to` lives until the copy has ended.
+        unsafe { self.copy_and_wait(to.as_mut_ptr() as DeviceAddress, from, to.len()) }
+    }
+
+    /// Copies between a GPU's memory and any of the host's, and waits for it.
+    ///
+    /// # Safety
+    /// Both must have as many bytes, of the stream's context or one that it reaches, or mapped in this process.
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn copy_and_wait(
+        &self,
+        to: DeviceAddress,
+        from: DeviceAddress,
+        bytes: usize,
+    ) -> Result<(), DriverError> {
+        let _entered = self.context.enter()?;
+        // SAFETY: the caller's contract is passed on.
         unsafe {
-            self.raw.copy(to.as_mut_ptr() as DeviceAddress, from, to.len())?;
+            self.raw.copy(to, from, bytes)?;
             self.raw.synchronize()
         }
     }

@@ -203,6 +203,10 @@ pub enum Request {
     /// Opens memory of a communicator that is made when the first rank asks for it; no rank waits for another. Where there is no room the communicator
     /// ends, on all ranks. Reply: [`Response::Part`].
     OpenPart { comm: Handle, part: CommPart },
+    /// Makes memory on a rail's GPU that NICs reach, in the place of `bytes` bytes at `offset_bytes` of a region: its *twin*, where operations take place
+    /// that say so ([`crate::command::FLAG_TWIN`]). One for each rail, until that is left. Refused where data has to go through the host. Reply:
+    /// [`Response::Twin`].
+    MakeTwin { comm: Handle, region: Handle, offset_bytes: u64, bytes: u64 },
 }
 
 /// Answered by the service.
@@ -247,6 +251,8 @@ pub enum Response {
     },
     /// How a part of a communicator is opened, with a descriptor for each handle that is one.
     Part { handles: Vec<SymmetricBufferHandle> },
+    /// Memory of the GPU, by a descriptor of so many bytes that comes with it. The first ones are the twin.
+    Twin { bytes: u64 },
     /// GPU memory that the service holds on the asking rank's GPU: for the communicator alone, and its part of what the tenant's communicators
     /// share.
     CommMemory { own_bytes: u64, shared_bytes: u64 },

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytemuck::Zeroable;
-use mccs_ipc::command::{BufferRef, Command, FLAG_SCALAR_AT, Opcode};
+use mccs_ipc::command::{BufferRef, Command, FLAG_SCALAR_AT, FLAG_TWIN, Opcode};
 use mccs_ipc::protocol::Request;
 use mccs_ipc::shm_exchange::{CollectiveSignature, ShmExchange};
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp};
@@ -225,6 +225,15 @@ impl Communicator {
     pub(crate) fn submit_alone(&self, call: &Call, stream: &Stream) -> Result<u64, Error> {
         let ticket = stream.shared.next_ticket();
         self.client.0.submit(&stream.shared, &self.shared, self.collective_command(call)?)?;
+        Ok(ticket)
+    }
+
+    /// The same, of a rail whose data are in the twin of their slots.
+    pub(crate) fn submit_in_twin(&self, call: &Call, stream: &Stream) -> Result<u64, Error> {
+        let ticket = stream.shared.next_ticket();
+        let mut command = self.collective_command(call)?;
+        command.flags |= FLAG_TWIN;
+        self.client.0.submit(&stream.shared, &self.shared, command)?;
         Ok(ticket)
     }
 

@@ -43,6 +43,8 @@ pub struct Cuda {
     pub handles: CudaHandles,
     /// Whether ranks of several processes may share a GPU. Two of one process never may.
     pub duplicate_gpus: CudaDuplicateGpus,
+    /// Whether NICs read and write memory of GPUs (decision 082).
+    pub gpudirect: CudaGpuDirect,
 }
 
 impl Default for Cuda {
@@ -61,6 +63,7 @@ impl Default for Cuda {
             ordering: CudaOrdering::default(),
             handles: CudaHandles::default(),
             duplicate_gpus: CudaDuplicateGpus::default(),
+            gpudirect: CudaGpuDirect::default(),
         }
     }
 }
@@ -166,6 +169,17 @@ pub enum CudaDuplicateGpus {
     Allow,
     /// Such a communicator is refused, as by NCCL: for clusters where it is always a mistake in the job's ranks.
     Refuse,
+}
+
+/// How data come from GPUs to NICs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CudaGpuDirect {
+    /// NICs read and write memory of GPUs where they can, by dma-buf or by the peer-memory module.
+    #[default]
+    Auto,
+    /// Through pinned memory of the host.
+    Off,
 }
 
 /// Whether the service uses GPUs.

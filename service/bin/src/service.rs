@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use mccs_collective::{Algorithm, Choice, CostModel, Strategy};
 use mccs_config::service::{CHANNELS_MIN, Device, MOVER_THREAD, RdmaUse};
 use mccs_controller::inventory::{Inventory, TENANTS_MAX};
-use mccs_device::cuda::{CudaDevice, Gpus, NoCuda};
+use mccs_device::cuda::{CudaDevice, Gpus, NoCuda, TwinMaker};
 use mccs_device::host::{HostDevice, HostOptions};
 use mccs_engines::control::{ControlEngine, Controlled};
 use mccs_engines::controller::{CONTROLLER_MAILBOX_MAX, ControllerEngine, ControllerInput, ControllerSettings};
@@ -90,7 +90,7 @@ impl Service {
         let shm_exchange_slot_bytes = if follows { settings.host_device.shm_exchange_slot_bytes } else { 0 };
         let device = Box::new(HostDevice::new(HostOptions { shm_exchange_slot_bytes, ..settings.host_device }));
         let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
-        let (gpus, control_gpus, freeing) = start_gpus(&runtimes, settings, (proxy_runtime, &proxy), &registry)?
+        let (mut gpus, control_gpus, freeing) = start_gpus(&runtimes, settings, (proxy_runtime, &proxy), &registry)?
             .map_or_else(
                 |none| (Err(none), None, None),
                 |(gpus, sender, freeing)| (Ok(gpus), Some(sender), Some(freeing)),
@@ -100,6 +100,9 @@ impl Service {
         let (mut controller, words) = (None, Arc::default());
         let transport_factory =
             settings.network.clone().map(|network| TransportFactory::open(network, &settings.paths)).transpose()?;
+        if let (Ok(gpus), Some(_)) = (&mut gpus, &settings.exchange) {
+            gpus.twins = twins(&gpus.twins, settings, transport_factory.as_ref(), &registry);
+        }
         let cluster = match &settings.exchange {
             Some(exchange) => {
                 let own = exchange.own.clone();
@@ -270,7 +273,7 @@ fn start_gpus(
     let events = Arc::new(ProxyMessage::device_events(sender.clone()));
     let (device, freeing) = CudaDevice::new(gpus, settings.cuda_options, Arc::clone(&events), recorder)?;
     let device = Box::new(device);
-    let importer = device.importer();
+    let (importer, twins) = (device.importer(), device.twin_maker());
     let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
     let make_schedules = |nranks, hosts: &[Vec<u32>]| {
         let strategy = Strategy::initial(Choice::Pinned(Algorithm::SinglePass), nranks, 1, hosts);
@@ -284,7 +287,27 @@ fn start_gpus(
         let engine = engine.with_lanes(lanes).with_device_events(events).with_other(other, false);
         Box::new(engine.refusing_duplicate_gpus(refuses_duplicate_gpus))
     })?;
-    Ok(Ok((GpuProxy { lanes: opener, ids, groups, importer }, sender, freeing)))
+    Ok(Ok((GpuProxy { lanes: opener, ids, groups, importer, twins }, sender, freeing)))
+}
+
+/// Makes memory of GPUs that NICs reach. How they reach that of each GPU is tried, and told.
+fn twins(
+    maker: &TwinMaker,
+    settings: &Settings,
+    transport_factory: Option<&TransportFactory>,
+    registry: &Registry,
+) -> TwinMaker {
+    let nics = match transport_factory {
+        _ if !settings.gpudirect => Err("cuda.gpudirect is \"off\"".into()),
+        None => Err("rdma.use is \"off\"".into()),
+        Some(factory) => factory.gpu_nics(),
+    };
+    let maker = maker.clone().with_nics(nics);
+    for (gpu, path) in registry.gpus().iter().zip(maker.try_gpus()) {
+        tracing::info!(gpu = gpu.id, %path, "how data come to NICs");
+        let _ = gpu.nic_path.set(path);
+    }
+    maker
 }
 
 /// Where the service's GPUs sit.

@@ -135,6 +135,8 @@ pub struct Settings {
     pub cuda_options: CudaOptions,
     /// Which of them, by UUID or PCI bus id; all, if it names none.
     pub cuda_gpus: Vec<String>,
+    /// Whether NICs may read and write memory of GPUs.
+    pub gpudirect: bool,
     /// How streams of GPUs tell the service, and wait for it.
     pub semaphore_access: SemaphoreAccess,
     /// How bytes go to other hosts, where there are any.
@@ -325,6 +327,7 @@ impl Settings {
                 },
             },
             cuda_gpus: config.cuda.gpus.clone(),
+            gpudirect: config.cuda.gpudirect == file::CudaGpuDirect::Auto,
             semaphore_access: match config.cuda.ordering {
                 file::CudaOrdering::Auto | file::CudaOrdering::Events => SemaphoreAccess::Auto,
                 file::CudaOrdering::Words => SemaphoreAccess::Words,

@@ -1,16 +1,18 @@
 //! What carries flows to other hosts, opened: sockets, and RDMA devices where they are wanted and there. Part of the composition root.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
 use mccs_config::service::{Device, RdmaUse, TransportKind};
-use mccs_engines::proxy::{Nics, Offer};
+use mccs_device::cuda::Nics;
+use mccs_engines::proxy::{Nics as NicsOffered, Offer};
 use mccs_engines::transport::links::Links;
 use mccs_transport::multi::MultiTransport;
-use mccs_transport::rdma::{Driver, NoRdma, RdmaOptions, RdmaTransport, Verbs};
+use mccs_transport::rdma::{Driver, GpuTrial, NoRdma, RdmaOptions, RdmaTransport, Verbs};
 use mccs_transport::tcp::{self, TcpTransport};
-use mccs_transport::{FlowOptions, FlowPath, ListenOptions, Transport, TransportError, is_device_up};
+use mccs_transport::{FlowOptions, FlowPath, GpuAccess, ListenOptions, Transport, TransportError, is_device_up};
 
 use crate::settings::{NetworkSettings, RdmaSettings, VerbsFrom};
 
@@ -30,7 +32,7 @@ struct OpenRdma {
     settings: RdmaSettings,
     /// Those that each engine's transport uses.
     ports: Vec<Device>,
-    nics: Nics,
+    nics: NicsOffered,
     /// The same for people.
     described: String,
 }
@@ -94,6 +96,13 @@ impl TransportFactory {
         self.rdma.as_ref().ok().map(|rdma| rdma.ports.clone())
     }
 
+    /// The devices of flows over RDMA, for memory of GPUs to be tried on; or why there are none.
+    pub(crate) fn gpu_nics(&self) -> Result<Arc<dyn Nics>, Arc<str>> {
+        let OpenRdma { driver, settings, .. } = self.rdma.as_ref().map_err(|reason| Arc::from(&**reason))?;
+        let (driver, options, trial) = (Arc::clone(driver), settings.options.clone(), Mutex::default());
+        Ok(Arc::new(RdmaNics { driver, options, trial }))
+    }
+
     /// The same for people; or why there are none.
     pub(crate) fn describe(&self) -> Result<String, String> {
         self.rdma.as_ref().map(|rdma| rdma.described.clone()).map_err(Clone::clone)
@@ -119,6 +128,46 @@ impl TransportFactory {
         let first: FlowOptions = flows.get(&first).unwrap_or(&self.network.flow).clone();
         let listen = ListenOptions::new(self.network.address);
         Ok(Links::new(Box::new(MultiTransport::new(transports)?), listen, first).with_transports(flows))
+    }
+}
+
+/// RDMA devices on which memory of GPUs is tried.
+struct RdmaNics {
+    driver: Arc<dyn Driver>,
+    options: RdmaOptions,
+    /// Devices that are open.
+    trial: Mutex<Option<GpuTrial>>,
+}
+
+impl RdmaNics {
+    fn open(&self) -> Result<GpuTrial, String> {
+        let transport = RdmaTransport::new(&self.driver, self.options.clone()).map_err(|error| error.to_string())?;
+        Ok(transport.gpu_trial())
+    }
+}
+
+impl Nics for RdmaNics {
+    unsafe fn try_memory(&self, memory: (u64, u64), dma_buffer: Option<BorrowedFd<'_>>) -> Result<GpuAccess, String> {
+        let mut kept = self.trial.lock().unwrap_or_else(PoisonError::into_inner);
+        let was_open = kept.is_some();
+        let trial = match kept.take() {
+            Some(trial) => trial,
+            None => self.open()?,
+        };
+        // SAFETY: the caller's promise, passed on.
+        let mut tried = unsafe { trial.try_memory(memory, dma_buffer) };
+        *kept = Some(trial);
+        // Devices may have gone, and come back, since they were opened.
+        if was_open && tried.is_err() {
+            let trial = kept.insert(self.open()?);
+            // SAFETY: as above.
+            tried = unsafe { trial.try_memory(memory, dma_buffer) };
+        }
+        match tried {
+            Ok(Some(access)) => Ok(access),
+            Ok(None) => Err("no RDMA port is up".into()),
+            Err((port, error)) => Err(format!("{port}: {error}")),
+        }
     }
 }
 
@@ -171,7 +220,7 @@ fn open_rdma(settings: RdmaSettings) -> Result<OpenRdma, (anyhow::Error, bool)> 
         transport.try_memory().map_err(|error| (error.into(), true))?;
     }
     let (ports, speeds, described) = (transport.devices(), transport.ports(), transport.describe());
-    let nics = Nics {
+    let nics = NicsOffered {
         count: ports.len() as u16,
         gbit_per_s: speeds.iter().map(|port| port.gbit_per_s).sum(),
         is_infiniband: speeds.first().is_some_and(|port| port.is_infiniband),

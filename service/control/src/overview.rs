@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::views::{CommView, HostView};
+use crate::views::{CommView, GpuView, HostView};
 use mccs_runtime::{EngineInfo, RuntimeInfo};
 use mccs_telemetry::flows::{FlowView, PathView};
 use mccs_telemetry::late::LateView;
@@ -102,6 +102,9 @@ pub struct Overview {
     pub paths: Vec<PathView>,
     /// Hosts of the cluster.
     pub hosts: Vec<HostView>,
+    /// The service's GPUs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuView>,
     /// Whether processes that have no session are refused: `mccsctl drain`.
     #[serde(default)]
     pub draining: bool,

@@ -80,13 +80,19 @@ pub struct GpuView {
     /// RDMA NICs that its flows to other hosts leave by, nearest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nics: Vec<String>,
+    /// How these reach its memory; absent where there are no other hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nic_access: Option<String>,
+    /// Why they do not reach it in a better way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nic_access_reason: Option<String>,
 }
 
 impl GpuView {
     /// A GPU now.
     #[must_use]
     pub fn of(gpu: &GpuInfo) -> Self {
-        let GpuInfo { id, name, pci_bus_id, unreached, lost, nics } = gpu;
+        let GpuInfo { id, name, pci_bus_id, unreached, lost, nics, nic_path } = gpu;
         GpuView {
             gpu: id.clone(),
             name: name.clone(),
@@ -94,6 +100,8 @@ impl GpuView {
             unreached: unreached.clone(),
             lost: lost.get().cloned(),
             nics: nics.get().cloned().unwrap_or_default(),
+            nic_access: nic_path.get().map(|path| path.access.name().to_owned()),
+            nic_access_reason: nic_path.get().and_then(|path| path.reason.clone()),
         }
     }
 }

@@ -50,6 +50,11 @@ pub fn gpus(gpus: &[GpuView]) {
         say!("{:<40} {:<24} {:<16} {nics:<16} {state}", g.gpu, g.name, g.pci_bus_id);
     }
     gpus.iter().flat_map(|gpu| &gpu.unreached).for_each(|unreached| say!("{unreached}"));
+    for g in gpus {
+        let Some(access) = &g.nic_access else { continue };
+        let reason = g.nic_access_reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+        say!("{} to NICs by {access}{reason}", g.gpu);
+    }
     say!();
 }
 

@@ -7,7 +7,7 @@ use mccs_ipc::types::{DataType, Handle, RedOp};
 use mccs_runtime::Share;
 use mccs_tenants::memory::Region;
 
-use super::cuda::{CopyEngines, GpuOperand};
+use super::cuda::{CopyEngines, GpuOperand, GpuTwin};
 
 /// A validated range of a tenant's memory, or none. It keeps the range mapped.
 #[derive(Clone)]
@@ -17,6 +17,17 @@ pub struct Operand {
     bytes: u64,
     /// Keeps the range mapped; `None` where whoever made the operand does.
     region: Option<Arc<Region>>,
+    /// Where the data is instead, if it is in a GPU's memory.
+    twin: Option<TwinPlace>,
+}
+
+/// A place in memory that stands for a range of a region.
+#[derive(Debug, Clone)]
+pub struct TwinPlace {
+    /// The memory, which this keeps.
+    pub twin: Arc<GpuTwin>,
+    /// First byte.
+    pub offset: u64,
 }
 
 // SAFETY: `ptr` points into `region`, which the operand keeps mapped, on whichever thread it is used, or to memory that the
@@ -27,13 +38,26 @@ unsafe impl Sync for Operand {}
 
 impl Operand {
     /// No buffer.
-    pub const NONE: Operand = Operand { ptr: std::ptr::dangling_mut(), bytes: 0, region: None };
+    pub const NONE: Operand = Operand { ptr: std::ptr::dangling_mut(), bytes: 0, region: None, twin: None };
 
     /// A range of a region, or `None` where it leaves the region.
     #[must_use]
     pub fn in_region(region: &Arc<Region>, offset_bytes: u64, bytes: u64) -> Option<Self> {
         let ptr = region.range(offset_bytes, bytes)?;
-        Some(Operand { ptr, bytes, region: Some(Arc::clone(region)) })
+        Some(Operand { ptr, bytes, region: Some(Arc::clone(region)), twin: None })
+    }
+
+    /// The same range in the twin of its region, or `None` where that has not all of it.
+    #[must_use]
+    pub fn in_twin(self, twin: &Arc<GpuTwin>, offset: u64) -> Option<Self> {
+        let is_inside = offset.checked_add(self.bytes)? <= twin.len_bytes();
+        is_inside.then(|| Operand { twin: Some(TwinPlace { twin: Arc::clone(twin), offset }), ..self })
+    }
+
+    /// Where its data is, if that is a GPU's memory. The range of the region is then there to copy it to.
+    #[must_use]
+    pub fn twin(&self) -> Option<&TwinPlace> {
+        self.twin.as_ref()
     }
 
     /// A range in no region: of a test.
@@ -42,7 +66,7 @@ impl Operand {
     /// `bytes` from `ptr` on are mapped, and may be read and written, until all that the operand was given to has ended.
     #[must_use]
     pub unsafe fn from_raw(ptr: *mut u8, bytes: u64) -> Self {
-        Operand { ptr, bytes, region: None }
+        Operand { ptr, bytes, region: None, twin: None }
     }
 
     /// First byte; dangling where there are none.
@@ -94,8 +118,9 @@ impl Buffers {
     /// Bytes of host memory: what the service's processors touch.
     #[must_use]
     pub fn host_bytes(&self) -> u64 {
+        let on_host = |operand: &Operand| if operand.twin.is_some() { 0 } else { operand.bytes };
         match self {
-            Buffers::Host { send, recv } => send.bytes().saturating_add(recv.bytes()),
+            Buffers::Host { send, recv } => on_host(send).saturating_add(on_host(recv)),
             Buffers::Gpu(_) => 0,
         }
     }

@@ -26,7 +26,7 @@ use mccs_ipc::types::Handle;
 use mccs_tenants::Charge;
 use mccs_tenants::session::Opens;
 
-pub use self::call::{Buffers, Collective, GpuBuffers, Operand, RankCall, RankCalls, RemoteMessage};
+pub use self::call::{Buffers, Collective, GpuBuffers, Operand, RankCall, RankCalls, RemoteMessage, TwinPlace};
 pub use self::cuda::{
     CarriedOutBy, Counted, DeviceInitiatedGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart, Seen,
     SymmetricBuffers,

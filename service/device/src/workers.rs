@@ -29,6 +29,14 @@ pub enum LaunchError {
         /// The device that was to run it.
         device: &'static str,
     },
+    /// A schedule does more with memory of a GPU than to send it and receive into it, which takes a processor.
+    #[error("bug: a rail's {kind} on rank {rank} has steps that memory of a GPU is not for")]
+    InTwin {
+        /// Whose.
+        rank: u32,
+        /// The collective.
+        kind: mccs_ipc::types::CollectiveKind,
+    },
     /// Nobody calls it.
     #[error("bug: a collective without ranks of this host")]
     NoRanks,

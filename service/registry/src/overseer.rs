@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use mccs_control::GpuView;
 use mccs_control::overview::{
     COMMUNICATORS_TOLD_MAX, FLOWS_TOLD_MAX, Omitted, Overview, QuotaView, RANKS_TOLD_MAX, RefusedView, TenantView,
 };
@@ -93,6 +94,7 @@ impl Overseer {
             flows,
             paths: registry.flows.paths(),
             hosts: registry.host_views(now),
+            gpus: registry.gpus().iter().map(GpuView::of).collect(),
             draining: registry.is_draining(),
             draining_reason: registry.draining_reason(),
             certificate_end: registry.certificate_end(),

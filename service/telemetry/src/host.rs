@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::time::Instant;
 
+use mccs_model::NicPath;
+
 /// A host of the cluster as the operator sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostInfo {
@@ -36,13 +38,16 @@ pub struct GpuInfo {
     pub lost: OnceLock<String>,
     /// NICs that its flows to other hosts leave by, nearest first.
     pub nics: OnceLock<Vec<String>>,
+    /// How NICs reach its memory, as was tried at start.
+    pub nic_path: OnceLock<NicPath>,
 }
 
 impl GpuInfo {
     /// One that works.
     #[must_use]
     pub fn new(id: String, name: String, pci_bus_id: String) -> Self {
-        GpuInfo { id, name, pci_bus_id, unreached: Vec::new(), lost: OnceLock::new(), nics: OnceLock::new() }
+        let (lost, nics, nic_path) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        GpuInfo { id, name, pci_bus_id, unreached: Vec::new(), lost, nics, nic_path }
     }
 }
 

@@ -71,6 +71,9 @@ pub trait WireStatistics {
 pub trait GpuMemory {
     /// How devices reach it: the worst way of those that know it. `None`: it is no GPU's, or no device knows it yet.
     fn gpu_access(&self, memory: MemoryKey) -> Option<GpuAccess>;
+
+    /// Whether a flow's messages may lie in memory of GPUs.
+    fn reaches_gpus(&self, flow: FlowId) -> bool;
 }
 
 /// How a device reaches a GPU's memory.

@@ -140,6 +140,16 @@ impl CudaCommunicator {
         }
     }
 
+    /// Whether NICs read and write this rank's GPU's memory for what goes by rails ([`CudaCommunicator::rails_from`]). Otherwise it goes through pinned
+    /// memory of the host.
+    #[must_use]
+    pub fn uses_gpudirect(&self) -> bool {
+        match &self.backend {
+            Backend::DeviceInitiated(_) => false,
+            Backend::ServiceExecuted(comm) => comm.uses_gpudirect(),
+        }
+    }
+
     /// Calls collectives that the operator's recorders show under a tag of the caller's; 0 is none.
     #[must_use]
     pub fn tagged(&self, user_tag: u64) -> TaggedCommunicator<'_> {

@@ -132,6 +132,11 @@ impl ServiceExecutedCommunicator {
         self.rails.iter().for_each(|rails| rails.give_up(error));
     }
 
+    /// See [`super::CudaCommunicator::uses_gpudirect`].
+    pub(super) fn uses_gpudirect(&self) -> bool {
+        self.rails.as_ref().is_some_and(Rails::are_direct)
+    }
+
     /// See [`super::CudaCommunicator::rails_from`].
     pub(super) fn rails_from(&self) -> Option<u64> {
         self.rails.as_ref().map(Rails::payload_min)

@@ -206,14 +206,18 @@ impl Device {
         const MULTIPROCESSORS: u32 = 16;
         const CAPABILITY_MAJOR: u32 = 75;
         const CAPABILITY_MINOR: u32 = 76;
+        const GPU_DIRECT_RDMA_WITH_CUDA_VMM: u32 = 110;
         const GPU_DIRECT_RDMA: u32 = 116;
+        const GPU_DIRECT_RDMA_WRITES_ORDERING: u32 = 118;
         const CAN_USE_64_BIT_STREAM_MEM_OPS: u32 = 122;
         const DMA_BUF: u32 = 124;
         match attribute {
             MULTIPROCESSORS => Ok(132),
             CAPABILITY_MAJOR => Ok(9),
             CAPABILITY_MINOR => Ok(0),
-            GPU_DIRECT_RDMA => Ok(1),
+            GPU_DIRECT_RDMA | GPU_DIRECT_RDMA_WITH_CUDA_VMM => Ok(1),
+            // Of which a NIC's writes have to be flushed.
+            GPU_DIRECT_RDMA_WRITES_ORDERING => Ok(0),
             DMA_BUF => Ok(i32::from(has_dma_buffers())),
             CAN_USE_64_BIT_STREAM_MEM_OPS => Ok(i32::from(has_words())),
             _ => Err(INVALID_VALUE),

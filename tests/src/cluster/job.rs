@@ -289,7 +289,7 @@ impl SimRank {
                 State::Closing(RankEnd::Failed(Some(class), message))
             }
             Some(ProxyReply::Left { .. }) => return Err(format!("rank {} left before it had joined", self.rank)),
-            Some(ProxyReply::Aborted { .. } | ProxyReply::Opened { .. }) => {
+            Some(ProxyReply::Aborted { .. } | ProxyReply::Opened { .. } | ProxyReply::TwinMade { .. }) => {
                 return Err(format!("rank {} did not ask to be told", self.rank));
             }
         };

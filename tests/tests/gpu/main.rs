@@ -8,6 +8,7 @@ mod deaths;
 mod divided;
 mod empty;
 mod failures;
+mod gpudirect;
 mod graphs;
 mod hostile;
 mod life;
@@ -63,6 +64,7 @@ fn plays_its_role() {
         counts::ROLES,
         deaths::ROLES,
         empty::ROLES,
+        gpudirect::ROLES,
         life::ROLES,
         losses::ROLES,
         memory::ROLES,

@@ -40,12 +40,12 @@ const KINDS: [CollectiveKind; 8] = [
 const ABORTS: &str = "MCCS_GPU_ABORTS";
 
 /// Services where GPUs combine payloads of all sizes.
-fn everything() -> String {
+pub fn everything() -> String {
     TENANTS.replacen("[cuda]\n", "[cuda]\nrails_from = \"1B\"\n", 1)
 }
 
 /// Has teams of so many ranks, with a service each, play a role.
-fn play_in_teams(role: &str, hosts: &TestHosts, teams: &[u32]) -> Vec<String> {
+pub fn play_in_teams(role: &str, hosts: &TestHosts, teams: &[u32]) -> Vec<String> {
     play_as(0, role, hosts, teams)
 }
 
@@ -68,7 +68,7 @@ fn play_as(tenant: usize, role: &str, hosts: &TestHosts, teams: &[u32]) -> Vec<S
 }
 
 /// Teams of as many ranks as there are GPUs, and fewer, on several hosts.
-fn teams() -> Vec<Vec<u32>> {
+pub fn teams() -> Vec<Vec<u32>> {
     match mccs_cuda::gpus().expect("GPUs").len() {
         0 => panic!("needs a GPU"),
         1 => vec![vec![1, 1], vec![1, 1, 1]],
@@ -78,13 +78,13 @@ fn teams() -> Vec<Vec<u32>> {
     }
 }
 
-fn every_kind(number: u64, nranks: u32, count: u64) -> Call {
+pub fn every_kind(number: u64, nranks: u32, count: u64) -> Call {
     let kind = KINDS[number as usize % KINDS.len()];
     let root = if kind.has_root() { (number / 3) as u32 % nranks } else { 0 };
     Call { kind, root, ..call(number, nranks, count) }
 }
 
-fn synchronize(stream: &OwnedStream) -> anyhow::Result<()> {
+pub fn synchronize(stream: &OwnedStream) -> anyhow::Result<()> {
     // SAFETY: the stream lives.
     unsafe { stream.raw().synchronize()? };
     Ok(())
@@ -408,7 +408,7 @@ fn graphs_go_by_rails() {
 }
 
 /// Processes of all ranks of two hosts with two each.
-fn four_processes(hosts: &TestHosts, environment: &[(&str, PathBuf)]) -> Vec<Player> {
+pub fn four_processes(hosts: &TestHosts, environment: &[(&str, PathBuf)]) -> Vec<Player> {
     let whole = Place { nranks: 4, root: "h0".into(), ..everybody(hosts.service(0), 0) };
     let place = |rank: u32| Place {
         ranks: rank..rank + 1,

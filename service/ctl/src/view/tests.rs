@@ -122,6 +122,7 @@ fn overview(seconds: u64) -> Overview {
             wire: WireView { segments: 1000 * seconds, retransmits: 50 * seconds, round_trip_us: Some(80) },
         }],
         hosts: Vec::new(),
+        gpus: Vec::new(),
         draining: true,
         draining_reason: None,
         certificate_end: None,

@@ -45,6 +45,7 @@ use crate::cuda::gpu_health::GpuHealth;
 use crate::cuda::memory::deferred_free::DeferredFrees;
 pub use crate::cuda::memory::imports::{GpuOperand, GpuRegion, Importer, RegionRefused};
 pub use crate::cuda::memory::segments::{Segment, SegmentRefused};
+pub use crate::cuda::memory::twin::{GpuTwin, MadeTwin, Nics, TwinMaker, TwinOrder};
 use crate::cuda::peer_access::PeerAccess;
 use crate::cuda::setup::{Order, Orders, Setup};
 pub use crate::cuda::strategy::overlap::{Pattern, PauseMeter};
@@ -364,6 +365,12 @@ impl CudaDevice {
     #[must_use]
     pub fn importer(&self) -> Importer {
         Importer::new(self.frees.clone(), self.gpus.gpus.len())
+    }
+
+    /// Makes memory that NICs reach.
+    #[must_use]
+    pub fn twin_maker(&self) -> TwinMaker {
+        TwinMaker::new(Arc::clone(&self.gpus), Arc::clone(&self.setup), self.frees.clone())
     }
 
     fn refuse(&self, key: Handle, message: String) {

@@ -33,6 +33,7 @@ use crate::cuda::memory::deferred_free::DeferredFrees;
 use crate::cuda::memory::imports::{ImportError, Imports};
 use crate::cuda::memory::resource_pool::{ResourcePool, Shape};
 use crate::cuda::memory::slots::{NoSlots, SlotPool, SlotUser};
+use crate::cuda::memory::twin::TwinWork;
 use crate::cuda::strategy::{Abilities, Strategies};
 use crate::cuda::timing::trace::{self, TracedGpus};
 use crate::cuda::{CudaOptions, Gpus, NoCuda};
@@ -50,6 +51,8 @@ pub(crate) enum Order {
     Import(Flight),
     /// Make memory of a communicator that a rank uses first, unless it is there, and tell the rank how to open it.
     Open { areas: AreasInUse, part: OpenPart },
+    /// Make memory that NICs reach, and answer.
+    MakeTwin(TwinWork),
 }
 
 /// To the thread, which ends when nobody has this any more.
@@ -143,6 +146,10 @@ impl Setup {
                     }
                 }
                 Ok(Order::Open { areas, part }) => self.open(&areas, part),
+                Ok(Order::MakeTwin(work)) => {
+                    let failed = work.run(&self.gpus);
+                    failed.into_iter().for_each(|(gpu, error)| self.find_lost(&error, std::iter::once(gpu)));
+                }
                 Ok(Order::Prepare { gpus, charges, opens, key }) => {
                     let prepared = self.prepare(&gpus, charges, opens);
                     let error = prepared.as_ref().err().and_then(PrepareError::driver);

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use mccs_collective::{Buffer, RankSpan};
+use mccs_collective::{Buffer, Program, RankSpan, Schedule, Shape, Step};
 use mccs_ipc::types::{DataType, RedOp};
 use mccs_kernels::{Source, Store};
 use mccs_runtime::Share;
 use mccs_tenants::memory::Region;
 
 use super::HostDevice;
-use crate::{Buffers, Collective, LaunchError, Operand};
+use crate::{Buffers, Collective, LaunchError, Operand, TwinPlace};
 
 /// A buffer of a rank of this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +29,8 @@ struct RankMemory {
     scalar_bits: u64,
     /// Keep what `send` and `recv` lead to mapped; see [`Bound::keep_mapped`].
     regions: [Option<Arc<Region>>; 2],
+    /// Where the data of `send` and `recv` is instead, if it is in a GPU's memory.
+    twins: [Option<TwinPlace>; 2],
 }
 
 /// Where the buffers of this host's ranks are, and how elements combine.
@@ -71,7 +73,7 @@ impl Bound {
             };
             let own_scratch = (free.cast(), scratch_bytes(call.rank));
             free = free.wrapping_add(own_scratch.1.div_ceil(8) as usize);
-            touched_bytes = touched_bytes.saturating_add(send.bytes()).saturating_add(recv.bytes());
+            touched_bytes = touched_bytes.saturating_add(call.buffers.host_bytes());
             ranks.push(RankMemory {
                 rank: call.rank,
                 send: (send.ptr(), send.bytes()),
@@ -79,6 +81,7 @@ impl Bound {
                 scratch: own_scratch,
                 scalar_bits: call.scalar_bits,
                 regions: [None, None],
+                twins: [send.twin().cloned(), recv.twin().cloned()],
             });
         }
         let redop = schedule.problem.kind.reduces().then_some(collective.redop);
@@ -96,6 +99,7 @@ impl Bound {
             scratch: (std::ptr::dangling_mut(), 0),
             scalar_bits: 0,
             regions: [None, None],
+            twins: [None, None],
         };
         let touched_bytes = operands.iter().fold(0u64, |sum, (_, operand)| sum.saturating_add(operand.bytes()));
         let store = if touched_bytes > streaming_bytes { Store::Streaming } else { Store::Cached };
@@ -165,6 +169,49 @@ impl Bound {
             Buffer::Recv => memory.recv,
             Buffer::Scratch => memory.scratch,
         }
+    }
+
+    /// Where a buffer's data is, if it is in a GPU's memory, byte by byte as in what [`Bound::extent`] says.
+    #[must_use]
+    pub fn twin(&self, of: RankBuffer) -> Option<&TwinPlace> {
+        let [send, recv] = &self.memory(of.rank).twins;
+        match of.buffer {
+            Buffer::Send => send.as_ref(),
+            Buffer::Recv => recv.as_ref(),
+            Buffer::Scratch => None,
+        }
+    }
+
+    /// Whether data of a rank that is here is in a GPU's memory: then the service copies nothing within the rank.
+    #[must_use]
+    pub fn is_in_twin(&self, rank: u32) -> bool {
+        self.memory(rank).twins.iter().any(Option::is_some)
+    }
+
+    /// The first rank here for which a schedule has steps that memory of GPUs is not for: others than sends, receives, and copies of its own
+    /// part, which its caller has done.
+    pub(crate) fn first_misplaced(&self, schedule: &Schedule) -> Option<u32> {
+        let Shape::Message(channels) = &schedule.shape else {
+            return self.ranks.iter().find(|memory| memory.twins.iter().any(Option::is_some)).map(|memory| memory.rank);
+        };
+        let is_plain = |at: &RankSpan| at.span.buffer != Buffer::Scratch;
+        let is_moved = |step: &Step| match step {
+            Step::Send { src, .. } => is_plain(src),
+            Step::Recv { dsts, .. } => matches!(&dsts[..], [dst] if is_plain(dst)),
+            Step::Copy { src, dsts } => {
+                is_plain(src) && matches!(&dsts[..], [dst] if is_plain(dst) && dst.rank == src.rank)
+            }
+            Step::RecvReduce { .. } | Step::Reduce { .. } => false,
+        };
+        let programs = channels.iter().flat_map(|channel| &channel.programs);
+        let here = programs.filter_map(|program| {
+            let rank = *program.ranks.first()?;
+            (self.is_here(rank) && program.ranks.iter().any(|rank| self.is_in_twin(*rank))).then_some((rank, program))
+        });
+        let misplaced = |(rank, program): (u32, &Program)| {
+            (program.ranks.len() > 1 || !program.steps.iter().all(is_moved)).then_some(rank)
+        };
+        here.into_iter().find_map(misplaced)
     }
 
     /// Address of an element of a span.

@@ -141,6 +141,9 @@ impl Device for HostDevice {
         let streaming_bytes = if collective.spans_hosts { u64::MAX } else { self.options.streaming_bytes };
         let bound = Bound::new(collective, streaming_bytes)?;
         let schedule = Arc::clone(collective.schedule);
+        if let Some(rank) = bound.first_misplaced(&schedule) {
+            return Err(LaunchError::InTwin { rank, kind: schedule.problem.kind });
+        }
         match &schedule.shape {
             Shape::SinglePass(_) => {
                 let moves = MoveJob::new(schedule, bound, self.options.piece_bytes);

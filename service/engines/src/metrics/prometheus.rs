@@ -213,6 +213,16 @@ fn service(text: &mut Text, overview: &Overview) {
     for host in &overview.hosts {
         family.sample(&[("peer", &host.host)], u8::from(host.up));
     }
+    let mut family = text.family(
+        "mccs_gpu_nic_access",
+        Kind::Gauge,
+        "1, by how NICs reach a GPU's memory, and why they do not in a better way.",
+    );
+    for gpu in &overview.gpus {
+        let Some(access) = &gpu.nic_access else { continue };
+        let reason = gpu.nic_access_reason.as_deref().unwrap_or_default();
+        family.sample(&[("uuid", &gpu.gpu), ("access", access), ("reason", &reason)], 1);
+    }
     text.family(
         "mccs_draining",
         Kind::Gauge,

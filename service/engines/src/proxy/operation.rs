@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use mccs_device::cuda::MadeTwin;
 use mccs_device::{Buffers, OpenedPart, Operand, RankCall, RankCalls};
 use mccs_exchange::protocol::Name;
 use mccs_ipc::device_initiated::DeviceInitiatedShare;
@@ -166,4 +167,6 @@ pub enum ProxyReply {
     Aborted { tenant_comm: Handle },
     /// A part of a communicator's memory is there, or is not going to be.
     Opened { request: u64, opened: Result<OpenedPart, SetupError> },
+    /// Memory that NICs reach is there, or is not going to be: for a rail, in the place of a part of a region.
+    TwinMade { request: u64, tenant_comm: Handle, part: (Handle, u64), made: Result<MadeTwin, SetupError> },
 }

@@ -124,7 +124,7 @@ pub(super) fn peers_of(
     let agreed = agree(&offers).map_err(|(host, problem)| (host.clone(), problem))?;
     let assignment = PathAssignment { transport: agreed.transport, ..assignment.clone() };
     let (host_of_rank, assignment) = (membership.host_of_rank.clone(), Arc::new(assignment));
-    Ok((Peers { hosts, host_of_rank, assignment, all: Arc::default() }, agreed))
+    Ok((Peers { hosts, host_of_rank, assignment, all: Arc::default(), may_be_on_gpus: false }, agreed))
 }
 
 #[cfg(test)]

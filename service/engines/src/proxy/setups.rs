@@ -28,7 +28,7 @@ use super::offer::{Agreed, Offer};
 use super::operation::JoinRequest;
 use super::outlets::Outlets;
 use super::setup::{ENGINES_PER_COMM_MAX, Setup, gpus_of, peers_of};
-use crate::transport::links::PathAssignment;
+use crate::transport::links::{PathAssignment, Peers};
 use crate::transport::{Activity, Network, TransportHandle};
 
 /// How a proxy engine reaches the exchange.
@@ -237,6 +237,7 @@ impl Setups {
         let class = self.by_key.get(&key).and_then(Setup::traffic_class);
         let first = self.by_key.get(&key).and_then(|setup| setup.requests.first());
         let nics = Arc::clone(first.map_or(&self.assignment.nics, |rank| self.nics_of(rank)));
+        let may_be_on_gpus = first.is_some_and(|rank| matches!(rank.role, mccs_ipc::protocol::Role::Rail { .. }));
         let paths = PathAssignment { nics, ..PathAssignment::clone(&self.assignment.of_class(class)) };
         let (peers, agreed) = peers_of(&membership, payloads, &self.terms, &paths).map_err(|(host, problem)| {
             let message = format!("the service of host {host} cannot be joined: {problem}");
@@ -254,7 +255,7 @@ impl Setups {
         }
         (setup.membership, setup.gpus) = (Some(membership), gpus_of(payloads));
         setup.agreed = (agreed, Arc::clone(&peers.assignment));
-        out.transports.set_peers(&setup.network, &Arc::new(peers));
+        out.transports.set_peers(&setup.network, &Arc::new(Peers { may_be_on_gpus, ..peers }));
         Ok(())
     }
 

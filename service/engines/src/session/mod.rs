@@ -16,6 +16,7 @@ mod on_gpus;
 mod proxies;
 mod requests;
 mod tables;
+mod twins;
 mod validate;
 
 use std::collections::{HashMap, VecDeque};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mccs_device::cuda::Importer;
+use mccs_device::cuda::{Importer, TwinMaker};
 use mccs_ipc::device_initiated::{DEVICE_INITIATED_RANKS_MAX, Execution, GpuUuid};
 use mccs_ipc::large::EnginesFrom;
 use mccs_ipc::timeline_semaphore::SemaphoreAccess;
@@ -40,6 +40,8 @@ pub struct GpuProxy {
     pub groups: Arc<[u32]>,
     /// Makes regions of tenants' memory there.
     pub importer: Importer,
+    /// Makes memory there that NICs reach.
+    pub twins: TwinMaker,
 }
 
 /// Which proxy engine something is for.

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use mccs_device::cuda::{GpuRegion, Segment};
+use mccs_device::Operand;
+use mccs_device::cuda::{GpuRegion, GpuTwin, Segment};
+use mccs_ipc::command::BufferRef;
 use mccs_ipc::protocol::Role;
 use mccs_ipc::types::{Handle, UniqueId};
 use mccs_model::handles::HandleTable;
@@ -49,9 +51,37 @@ pub(super) struct Seat {
     pub(super) id: UniqueId,
     pub(super) gpu: Option<usize>,
     pub(super) charge: Arc<Charge>,
+    pub(super) twin: Option<SlotTwin>,
+}
+
+/// Memory of a GPU that stands for a part of a region.
+#[derive(Clone)]
+pub(super) struct SlotTwin {
+    pub(super) memory: Arc<GpuTwin>,
+    pub(super) region: Handle,
+    /// Where the part begins in the region.
+    pub(super) offset_bytes: u64,
+}
+
+impl SlotTwin {
+    /// An operand in the twin that was found in the region that a command names; `None` where the twin has not all of it.
+    pub(super) fn place(&self, operand: Operand, buffer: &BufferRef) -> Option<Operand> {
+        if operand.bytes() == 0 {
+            return Some(operand);
+        }
+        let offset = buffer.offset_bytes.checked_sub(self.offset_bytes).filter(|_| buffer.region == self.region)?;
+        operand.in_twin(&self.memory, offset)
+    }
 }
 
 impl CommSlot {
+    /// What its rank has joined as, to be changed.
+    pub(super) fn seat_mut(&mut self) -> &mut Seat {
+        match self {
+            CommSlot::Joining(seat) | CommSlot::Ready { seat, .. } | CommSlot::Leaving { seat, .. } => seat,
+        }
+    }
+
     pub(super) fn seat(&self) -> &Seat {
         match self {
             CommSlot::Joining(seat) | CommSlot::Ready { seat, .. } | CommSlot::Leaving { seat, .. } => seat,

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mccs_device::{Buffers, Operand};
-use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, Opcode};
+use mccs_ipc::command::{
+    BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, FLAG_TWIN, Opcode,
+};
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp};
 use mccs_model::{Action, Scalar};
 use mccs_tenants::SessionResource;
@@ -15,7 +17,7 @@ use mccs_tenants::session::Session;
 
 use super::Place;
 use super::on_gpus::fill_on_gpus;
-use super::tables::{CommSlot, Tables};
+use super::tables::{CommSlot, SlotTwin, Tables};
 use crate::proxy::{Operation, RoundState, signature};
 
 /// A session that cannot be trusted to go on: it is told why, and disconnected.
@@ -72,13 +74,13 @@ pub(super) fn validate(
     if opcode == Some(Opcode::Nop) {
         return Ok((Place::Host, operation));
     }
-    let Some(CommSlot::Ready { comm, place, rank, info, rounds, .. }) = tables.comms.get_mut(command.comm) else {
+    let Some(CommSlot::Ready { comm, place, rank, info, rounds, seat }) = tables.comms.get_mut(command.comm) else {
         return Err(no_comm(command));
     };
     let place = *place;
     (operation.comm, operation.rank) = (*comm, *rank);
     let nranks = info.nranks;
-    let group = info.device_initiated.clone();
+    let (group, twin) = (info.device_initiated.clone(), seat.twin.clone());
     let layout = info.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
     let is_round = command.flags & FLAG_ROUND != 0;
     if rounds.checked_add(u64::from(is_round)).is_none_or(|least| command.rounds < least) {
@@ -86,7 +88,8 @@ pub(super) fn validate(
     }
     *rounds = command.rounds;
     let filled = match place {
-        Place::Host => fill(&mut operation, tables, command, opcode, nranks),
+        Place::Host => fill(&mut operation, tables, command, opcode, nranks)
+            .and_then(|()| put_in_twin(&mut operation, command, twin.as_ref())),
         Place::Gpus => fill_on_gpus(&mut operation, tables, command, group.as_ref(), nranks)?,
     };
     if let Err(Invalid(class, message)) = filled {
@@ -160,6 +163,30 @@ fn fill(
             operation.action = Action::Collective { kind, redop, scalar, root };
         }
     }
+    Ok(())
+}
+
+/// Finds the buffers of a command in the twin of their region, if it says that they are there.
+fn put_in_twin(operation: &mut Operation, command: &Command, twin: Option<&SlotTwin>) -> Result<(), Invalid> {
+    if command.flags & FLAG_TWIN == 0 {
+        return Ok(());
+    }
+    use CollectiveKind as K;
+    let moves = matches!(
+        operation.action,
+        Action::Collective { kind: K::AllGather | K::AllToAll | K::Broadcast | K::Gather | K::Scatter, .. }
+    );
+    let Some(twin) = twin.filter(|_| moves) else {
+        return Err(argument(
+            "the buffers are said to be in a twin, which only collectives of a rail that has one have",
+        ));
+    };
+    let Buffers::Host { send, recv } = std::mem::replace(&mut operation.buffers, Buffers::NONE) else { return Ok(()) };
+    let outside = |what| argument(format!("the {what} buffer leaves the twin of its region"));
+    operation.buffers = Buffers::Host {
+        send: twin.place(send, &command.send).ok_or_else(|| outside("send"))?,
+        recv: twin.place(recv, &command.recv).ok_or_else(|| outside("receive"))?,
+    };
     Ok(())
 }
 

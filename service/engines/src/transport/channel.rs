@@ -30,6 +30,9 @@ pub enum ChannelFault {
     /// A link failed.
     #[error(transparent)]
     Transport(#[from] TransportError),
+    /// A GPU's memory does not take what came, or has not what is to be sent.
+    #[error("memory of a GPU cannot be copied for what its flows go over: {0}")]
+    Gpu(mccs_cuda::DriverError),
     /// What came is not what this host's ranks have called for.
     #[error("rank {rank}{} sent {bytes} bytes of another operation, not the {expected_bytes} of this", on(.host.as_ref()))]
     Mismatch {
@@ -56,6 +59,7 @@ impl ChannelFault {
     pub fn class(&self) -> ErrorClass {
         match self {
             ChannelFault::Transport(error) => error.class(),
+            ChannelFault::Gpu(_) => ErrorClass::System,
             ChannelFault::Mismatch { .. } => ErrorClass::InvalidUsage,
         }
     }

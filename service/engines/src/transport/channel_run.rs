@@ -12,14 +12,15 @@ use std::time::Instant;
 
 use mccs_collective::{Channel, RankSpan, Schedule, Shape, Step};
 use mccs_device::BoundSchedule;
-use mccs_device::host::{Bound, RankBuffer};
+use mccs_device::host::Bound;
 use mccs_model::link::{FlowWait, LinkKey, LinksId};
 use mccs_runtime::Share;
 use mccs_telemetry::flows::FlowMeter;
 use mccs_telemetry::recorder::Record;
-use mccs_transport::{MemoryKey, MemoryKind, MemorySpan, RecvFlow, Request, SendFlow, Status, TransportError};
+use mccs_transport::{RecvFlow, Request, SendFlow, Status, TransportError};
 
 use super::channel::{ChannelFault, ChannelJob, Stepped};
+use super::channel_memory::{ChannelMemory, Part};
 use super::links::{Links, Staging};
 use super::workers::Tag;
 
@@ -108,7 +109,7 @@ pub(super) struct ChannelRun {
     offers: Vec<((u32, u32), VecDeque<RankSpan>)>,
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
-    keys: Vec<(RankBuffer, MemoryKey)>,
+    memory: ChannelMemory,
     spare_staging: Vec<Staging>,
 }
 
@@ -145,13 +146,13 @@ impl ChannelRun {
             index,
             piece_count: (piece_bytes / bound.element_bytes()).max(1),
             schedule,
+            memory: ChannelMemory::new(Arc::clone(&bound), remote.map(|remote| remote.links)),
             bound,
             remote,
             cursors,
             offers: Vec::new(),
             outgoing: Vec::new(),
             incoming: Vec::new(),
-            keys: Vec::new(),
             spare_staging: Vec::new(),
         }
     }
@@ -169,10 +170,14 @@ impl ChannelRun {
         let mut cursors = std::mem::take(&mut self.cursors);
         let stepped = self.advance_cursors(channel, &mut cursors, &mut links, now);
         self.cursors = cursors;
-        let (stepped, posted) = (stepped?, self.post_sends(links, now)?);
+        let (stepped, posted) = (stepped?, self.post_sends(links.as_deref_mut(), now)?);
         let all_sent = self.outgoing.iter().all(|out| out.queue.is_empty() && out.sends.is_empty());
+        let is_flushed = match (stepped, links) {
+            (Stepped::Ended, Some(links)) => self.memory.is_flushed(links)?,
+            _ => true,
+        };
         Ok(match stepped {
-            Stepped::Ended if all_sent => Stepped::Ended,
+            Stepped::Ended if all_sent && is_flushed => Stepped::Ended,
             Stepped::Ended | Stepped::Waits if !posted => Stepped::Waits,
             _ => Stepped::Moved,
         })
@@ -234,6 +239,8 @@ impl ChannelRun {
         now: Instant,
     ) -> Result<Ran, ChannelFault> {
         let (peer, is_send) = match step {
+            // A rank's own part in a GPU's memory its caller has copied.
+            Step::Copy { src, .. } if self.bound.is_in_twin(src.rank) => return Ok(Ran::Offered),
             Step::Copy { .. } | Step::Reduce { .. } => return Ok(self.run_local(step, None, cursor)),
             Step::Send { peer, .. } => (*peer, true),
             Step::Recv { peer, .. } | Step::RecvReduce { peer, .. } => (*peer, false),
@@ -243,6 +250,9 @@ impl ChannelRun {
             return Err(TransportError::NoSuch("program").into());
         };
         if self.bound.is_here(peer_rank) {
+            if self.bound.is_in_twin(own_rank) {
+                return Err(TransportError::NoSuch("way within a host between memory of GPUs").into());
+            }
             let (src, dst) = if is_send { (own, peer) } else { (peer, own) };
             return Ok(self.run_here((src, dst), step, cursor));
         }
@@ -337,7 +347,8 @@ impl ChannelRun {
                 if !links.may_send(remote.links, link, under_way, bytes, now) {
                     break;
                 }
-                let message = self.memory(&span, posted, count, links)?;
+                let flow = self.outgoing[at].flow;
+                let message = self.memory.place_to_send(Part { at: span, from: posted, count }, flow, links)?;
                 let out = &mut self.outgoing[at];
                 let Some(request) = links.transport.isend(out.flow, message, remote.tag.0)? else { break };
                 any = true;
@@ -394,6 +405,7 @@ impl ChannelRun {
         match (step, staging) {
             (Step::Recv { dsts, .. }, _) => {
                 if let [first, others @ ..] = dsts.as_slice() {
+                    self.memory.received(Part { at: *first, from, count }, flow, links)?;
                     // SAFETY: as in `run_local`; the message has arrived.
                     unsafe { bound.copy_span(bound.address(first, from), others, from, count) };
                 }
@@ -428,8 +440,8 @@ impl ChannelRun {
             let count = (total - cursor.asked).min(message_count);
             let (buffer, staging) = match step {
                 Step::Recv { dsts, .. } => {
-                    let first = dsts.first().ok_or(TransportError::NoSuch("destination"))?;
-                    (self.memory(first, cursor.asked, count, links)?, None)
+                    let at = *dsts.first().ok_or(TransportError::NoSuch("destination"))?;
+                    (self.memory.place_to_receive(Part { at, from: cursor.asked, count }, flow, links)?, None)
                 }
                 _ => {
                     let staging = self.spare_staging.pop().map_or_else(|| links.take_staging(), Ok)?;
@@ -451,30 +463,6 @@ impl ChannelRun {
             cursor.asked_empty = true;
         }
         Ok(cursor.receives.len() > before)
-    }
-
-    /// Part of a buffer, as the transport knows it.
-    fn memory(
-        &mut self,
-        at: &RankSpan,
-        from: u64,
-        count: u64,
-        links: &mut Links,
-    ) -> Result<MemorySpan, TransportError> {
-        let buffer = RankBuffer { rank: at.rank, buffer: at.span.buffer };
-        let element_bytes = self.bound.element_bytes();
-        let key = match self.keys.iter().find(|(of, _)| *of == buffer) {
-            Some((_, key)) => *key,
-            None => {
-                let (ptr, bytes) = self.bound.extent(buffer);
-                // SAFETY: the operations in flight keep their regions mapped, and `bound` its scratch memory, until the job
-                // has reported its end; before that, `release` deregisters.
-                let key = unsafe { links.transport.register(ptr, bytes, MemoryKind::Host) }?;
-                self.keys.push((buffer, key));
-                key
-            }
-        };
-        Ok(MemorySpan { key, offset: (at.span.offset + from) * element_bytes, bytes: count * element_bytes })
     }
 }
 
@@ -522,10 +510,7 @@ impl ChannelJob for ChannelRun {
     }
 
     fn release(&mut self, links: &mut Links) {
-        for (_, key) in self.keys.drain(..) {
-            let freed = links.transport.deregister(key);
-            debug_assert!(freed.is_ok(), "bug: a channel has ended while requests use its memory: {freed:?}");
-        }
+        self.memory.release(links);
         let receives = self.cursors.iter_mut().flat_map(|(_, cursor)| cursor.receives.drain(..));
         let staging = receives.filter_map(|receive| receive.staging).chain(self.spare_staging.drain(..));
         staging.for_each(|staging| links.give_staging(staging));

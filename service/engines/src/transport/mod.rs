@@ -10,6 +10,7 @@
 //! new communicators, and ends when it has no work and no links left.
 
 mod channel;
+mod channel_memory;
 mod channel_run;
 mod events;
 pub mod links;

@@ -213,8 +213,13 @@ fn message_of_another_call_is_the_reason_though_the_end_of_another_link_is_seen_
     let names = ["h0", "h1"].map(|name| Name::new(name).unwrap());
     let peer = |(name, listener)| PeerHost { name, listeners: vec![listener], pairs: Arc::default() };
     let peers = names.into_iter().zip(listeners).map(peer).collect();
-    let peers =
-        Arc::new(Peers { hosts: peers, host_of_rank: vec![0, 1], assignment: Arc::default(), all: Arc::default() });
+    let peers = Arc::new(Peers {
+        hosts: peers,
+        host_of_rank: vec![0, 1],
+        assignment: Arc::default(),
+        all: Arc::default(),
+        may_be_on_gpus: false,
+    });
     hosts.iter_mut().for_each(|host| host.set_peers(id, Arc::clone(&peers)));
 
     let link = |src, dst| LinkKey { epoch: 0, channel: 0, src, dst };
@@ -277,7 +282,13 @@ impl PacedHost {
                 pairs: Arc::default(),
             };
             let (hosts, host_of_rank) = (["h0", "h1", "h2"].map(host).to_vec(), vec![0, 0, 1, 1, 2]);
-            let peers = Arc::new(Peers { hosts, host_of_rank, assignment: Arc::default(), all: Arc::default() });
+            let peers = Arc::new(Peers {
+                hosts,
+                host_of_rank,
+                assignment: Arc::default(),
+                all: Arc::default(),
+                may_be_on_gpus: false,
+            });
             for engine in &mut engines {
                 engine.set_peers(id, Arc::clone(&peers));
                 engine.set_pace(id, here.clone(), now);

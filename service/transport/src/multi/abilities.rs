@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::{
-    Abilities, FlowOptions, FlowPath, GpuAccess, GpuMemory, LocalDevices, MemoryKey, PathControl, PathEvent,
+    Abilities, FlowId, FlowOptions, FlowPath, GpuAccess, GpuMemory, LocalDevices, MemoryKey, PathControl, PathEvent,
     PathEvents, PortEvent, PortEvents, SendFlow, TransportError, WireStatistics, WireStats, is_device_up,
 };
 use super::{Member, MultiTransport, outside};
@@ -62,6 +62,11 @@ impl GpuMemory for MultiTransport {
         let memory = self.memory.get(memory.0)?;
         let of = |(place, member): (usize, &Member)| member.transport.gpu_memory()?.gpu_access(memory.key(place)?);
         self.members.iter().enumerate().filter_map(of).reduce(GpuAccess::worse)
+    }
+
+    fn reaches_gpus(&self, flow: FlowId) -> bool {
+        let of = |(member, flow): (&Member, FlowId)| Some(member.transport.gpu_memory()?.reaches_gpus(flow));
+        self.of_flow(flow).ok().and_then(of).unwrap_or(false)
     }
 }
 

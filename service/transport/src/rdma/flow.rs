@@ -60,6 +60,8 @@ pub(in crate::rdma) struct Flow {
     /// In front of what it reads and writes.
     pub(in crate::rdma) connection: Option<Connection>,
     pub(in crate::rdma) half: Half,
+    /// Place of the port of a receiver's last connection.
+    pub(in crate::rdma) came_by: usize,
     pub(in crate::rdma) control: ControlChannel,
     pub(in crate::rdma) stage: Stage,
     /// Of a receiver that is connecting.
@@ -102,6 +104,7 @@ impl Flow {
             spec: spec.clone(),
             connection: None,
             half,
+            came_by: 0,
             control,
             stage,
             answering: None,

@@ -62,6 +62,7 @@ use self::device::Devices;
 use self::device::ports::Port;
 pub use self::device::ports::{NoRdma, interface_of};
 use self::device::queues::Taken;
+pub use self::device::trial::GpuTrial;
 use self::failover::Failover;
 use self::failover::handshake::Handshakes;
 use self::flow::{Flow, Half, Stage};
@@ -146,6 +147,12 @@ impl RdmaTransport {
         self.carrier.devices.ports().iter().try_for_each(device::trial::try_memory)
     }
 
+    /// Its devices, for memory of GPUs to be tried on.
+    #[must_use]
+    pub fn gpu_trial(&self) -> GpuTrial {
+        GpuTrial::of(self.carrier.devices.ports())
+    }
+
     /// What its ports are attached to, and how fast each is.
     #[must_use]
     pub fn ports(&self) -> Vec<PortSpeed> {
@@ -189,6 +196,10 @@ impl Abilities for RdmaTransport {
 impl GpuMemory for RdmaTransport {
     fn gpu_access(&self, memory: MemoryKey) -> Option<GpuAccess> {
         self.carrier.memory.gpu_access(memory)
+    }
+
+    fn reaches_gpus(&self, flow: FlowId) -> bool {
+        self.flows.get(flow.0).is_some()
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use bytemuck::Zeroable;
 use mccs_cuda::{Context, DeviceAddress, HostRegistration, RawStream, WordOperation};
 use mccs_ipc::timeline_semaphore::{SemaphoreAccess, TimelineSemaphore};
+use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::StageArgs;
 
 use super::SLOTS;
@@ -116,6 +117,11 @@ impl OrderedStream {
     /// Where the service sees what lies at an offset in the slots.
     pub(in crate::cuda) fn span(&self, offset: u64) -> Span {
         self.memory.0.at(HEAD_BYTES + offset)
+    }
+
+    /// The region that the slots are in, and where they begin there.
+    pub(in crate::cuda) fn slots(&self) -> (Handle, u64) {
+        (self.memory.0.handle(), HEAD_BYTES)
     }
 
     /// Where the GPU sees the same.

@@ -1,7 +1,7 @@
 //! Copies between a GPU and the slots of its rails, by copy engines, on streams of their own.
 //!
-//! Slots have a *twin* each in the GPU's memory, where the caller's stream reads and writes. So copies of one slice, the network of another
-//! and kernels of a third run at the same time.
+//! For rails whose memory on the GPU NICs do not reach (`twin.rs`). The caller's stream reads and writes the twins of slots. So copies of one slice, the
+//! network of another and kernels of a third run at the same time.
 //!
 //! ```text
 //! caller's stream:  combine -> twin | staged |          ...            | arrived | combine from twin
@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use mccs_cuda::{Context, DeviceAddress, DeviceMemory, Event, OwnedStream, RawStream};
+use mccs_cuda::{Context, DeviceAddress, Event, OwnedStream, RawStream};
 
 use super::plan::{Move, Part};
 use super::{Rail, SLOTS};
@@ -33,7 +33,6 @@ pub(super) struct Bounce {
     staged: Vec<Event>,
     /// By slot: what has moved is in the twin.
     arrived: Vec<Event>,
-    twins: DeviceMemory,
     slot_bytes: u64,
 }
 
@@ -50,8 +49,8 @@ pub(super) struct Moving<'a> {
 }
 
 impl Bounce {
-    /// Twins of the slots of so many rails.
-    pub(super) fn new(context: &Context, rails: usize, slot_bytes: u64) -> Result<Self, Error> {
+    /// For slots of so many bytes each.
+    pub(super) fn new(context: &Context, slot_bytes: u64) -> Result<Self, Error> {
         let events = || (0..SLOTS).map(|_| Event::new(context, false)).collect::<Result<Vec<_>, _>>();
         let make = || {
             Ok(Bounce {
@@ -59,16 +58,10 @@ impl Bounce {
                 outward: OwnedStream::new(context)?,
                 staged: events()?,
                 arrived: events()?,
-                twins: DeviceMemory::new(context, rails * (SLOTS * slot_bytes) as usize)?,
                 slot_bytes,
             })
         };
         make().map_err(cuda_error)
-    }
-
-    /// Where a place of a rail's slot is in its twin.
-    pub(super) fn address(&self, rail: u32, slot: u64, offset: u64) -> DeviceAddress {
-        self.twins.address() + (u64::from(rail) * SLOTS + slot) * self.slot_bytes + offset
     }
 
     /// Has a move begin when a stream has come here.
@@ -111,8 +104,8 @@ impl Bounce {
     /// A part of a slot, and of its twin.
     fn places(&self, moving: &Moving<'_>, part: Part) -> (DeviceAddress, DeviceAddress) {
         let offset = part.at * moving.element_bytes;
-        let slot = moving.rail.gated.address(moving.slot * self.slot_bytes + offset);
-        (slot, self.address(moving.moved.rail, moving.slot, offset))
+        let at = moving.slot * self.slot_bytes + offset;
+        (moving.rail.gated.address(at), moving.rail.twin.address() + at)
     }
 
     /// Waits until nothing is under way, also of calls that have failed.

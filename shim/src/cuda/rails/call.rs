@@ -10,7 +10,8 @@ use super::bounce::Moving;
 use super::order::order;
 use super::plan::{Exchange, Move, Part, Place, Plan, Sizes, Slice, Stage};
 use super::sizes::{
-    BOUNCE_BYTES_MIN, COMBINE_BLOCKS, EXCHANGE_BYTES_MIN, KERNEL_BYTES_MAX, SLICE_BYTES_MIN, UNDIVIDED_BYTES,
+    BOUNCE_BYTES_MIN, COMBINE_BLOCKS, DIRECT_BYTES_MIN, EXCHANGE_BYTES_MIN, KERNEL_BYTES_MAX, SLICE_BYTES_MIN,
+    UNDIVIDED_BYTES,
 };
 use super::{Rails, SLOTS, Team};
 use crate::communicator::Call as HostCall;
@@ -58,7 +59,7 @@ impl RailedCall<'_> {
         *next += slices.len() as u64;
         if let [slice] = slices[..]
             && plan.segments() == 2
-            && !self.bounces()
+            && !(0..self.rails.rails.len() as u32).any(|rail| self.bounces(rail))
         {
             // SAFETY: the caller's contract is passed on, here and below.
             return unsafe { self.enqueue_short(&plan, slice, first % SLOTS) };
@@ -173,9 +174,20 @@ impl RailedCall<'_> {
         self.whole.dtype.size_bytes() as u64
     }
 
-    /// Whether copy engines bring slices to slots and back: for this rank alone to decide.
-    fn bounces(&self) -> bool {
-        self.plan().moved_by_rail().saturating_mul(self.size()) >= BOUNCE_BYTES_MIN
+    /// Whether NICs reach the twin of a rail's slots. Those of graphs are the library's own.
+    fn is_direct(&self, rail: u32) -> bool {
+        matches!(self.by, By::Calling) && self.rails.rails[rail as usize].twin.is_direct()
+    }
+
+    /// Whether what a rail moves is in the twin of its slots, and not in these: for this rank alone to decide.
+    fn is_in_twin(&self, rail: u32) -> bool {
+        let from = if self.is_direct(rail) { DIRECT_BYTES_MIN } else { BOUNCE_BYTES_MIN };
+        self.plan().moved_by_rail().saturating_mul(self.size()) >= from
+    }
+
+    /// Whether copies bring what is in the twin to the slots and back.
+    fn bounces(&self, rail: u32) -> bool {
+        self.is_in_twin(rail) && !self.is_direct(rail)
     }
 
     /// What a rail of this rank goes through.
@@ -197,8 +209,8 @@ impl RailedCall<'_> {
         match place {
             Place::Send(at) => in_buffer(self.call.send, at),
             Place::Recv(at) => in_buffer(self.call.recv, at),
-            Place::Slot { rail, at } if self.bounces() => match self.by {
-                By::Calling => self.rails.bounce.address(rail, slot, at * self.size()),
+            Place::Slot { rail, at } if self.is_in_twin(rail) => match self.by {
+                By::Calling => self.rails.rails[rail as usize].twin.address() + self.in_slots(slot, at),
                 By::Replaying(rails) => rails[rail as usize].twin(self.in_slots(slot, at)),
             },
             Place::Slot { rail, at } => self.gated(rail).address(self.in_slots(slot, at)),
@@ -303,7 +315,7 @@ impl RailedCall<'_> {
         // SAFETY: the caller's contract is passed on.
         unsafe {
             let ticket = self.submit(moved, slot)?;
-            match (self.bounces(), self.by) {
+            match (self.bounces(moved.rail), self.by) {
                 (true, By::Calling) => self.rails.bounce.begin(self.stream, &self.moving(moved, slot), ticket)?,
                 (true, By::Replaying(_)) => {
                     let Moving { hosts, host, .. } = self.moving(moved, slot);
@@ -357,7 +369,11 @@ impl RailedCall<'_> {
         match self.by {
             By::Calling => {
                 let rail = &self.rails.rails[number as usize];
-                rail.comm.submit_alone(&call, &rail.gated.stream).map(Ticket::Known)
+                let ticket = match self.is_direct(number) && self.is_in_twin(number) {
+                    true => rail.comm.submit_in_twin(&call, &rail.gated.stream),
+                    false => rail.comm.submit_alone(&call, &rail.gated.stream),
+                };
+                ticket.map(Ticket::Known)
             }
             // SAFETY: the caller's contract is passed on.
             By::Replaying(rails) => unsafe { rails[number as usize].enqueue(self.stream, call) },
@@ -372,7 +388,7 @@ impl RailedCall<'_> {
         let moving = self.moving(moved, slot);
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            match (self.bounces(), self.by) {
+            match (self.bounces(moved.rail), self.by) {
                 (true, By::Calling) => self.rails.bounce.end(self.stream, &moving, ticket),
                 (true, By::Replaying(_)) => {
                     self.gated(moved.rail).wait(self.stream, ticket)?;

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! `plan.rs` and `stages` say which stages a collective has, `order.rs` in which order a stream comes to them, `call.rs` enqueues them. Kernels read and
-//! write short slices in the slots themselves; copy engines bring long ones there and back (`bounce.rs`). Which calls go this way
-//! all ranks decide alike: by collective, payload and layout, and a number that they have agreed on.
+//! write short slices in the slots themselves. Long ones are in the slots' twins on the GPU (`twin.rs`), where NICs reach them; otherwise copy engines bring
+//! them to the slots and back (`bounce.rs`). Which calls go by rails all ranks decide alike: by collective, payload and layout, and a number that they have agreed on.
 //!
 //! Sends and receives inside a host are its team's (`p2p.rs`).
 //!
@@ -30,6 +30,7 @@ mod plan;
 mod plan_tests;
 mod sizes;
 mod stages;
+mod twin;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -43,6 +44,7 @@ use self::bounce::Bounce;
 use self::call::{By, RailedCall};
 pub(super) use self::p2p::{RailsP2p, RailsP2pPlan};
 use self::plan::Plan;
+use self::twin::Twin;
 use super::call::{Call, checked};
 use super::cuda_error;
 use super::device_initiated::DeviceInitiatedCommunicator;
@@ -98,6 +100,7 @@ struct Rail {
     /// Before what it names.
     comm: Arc<Communicator>,
     gated: OrderedStream,
+    twin: Twin,
 }
 
 /// What is done in one order, under one lock.
@@ -143,7 +146,7 @@ impl Rails {
         let numbers = seat.local * each..(seat.local + 1) * each;
         let join = |number| Rail::join(client, identity, context, (&layout, seat, number, SLOTS * slot_bytes));
         let rails = numbers.clone().map(join).collect::<Result<Vec<_>, _>>()?;
-        let bounce = Bounce::new(context, rails.len(), slot_bytes)?;
+        let bounce = Bounce::new(context, slot_bytes)?;
         let replayed = |(number, rail): (u32, &Rail)| {
             let id = part_id(identity.id, RAIL_MASK, number);
             let identity = Identity { id, rank: seat.host, nranks: layout.hosts(), ..identity.clone() };
@@ -188,6 +191,11 @@ impl Rails {
     /// What sends and receives need, where this rank has others at its host.
     pub(super) fn p2p(&self) -> Option<&Arc<RailsP2p>> {
         self.p2p.as_ref()
+    }
+
+    /// Whether NICs read and write memory of the GPU for all rails of this rank.
+    pub(super) fn are_direct(&self) -> bool {
+        self.rails.iter().all(|rail| rail.twin.is_direct())
     }
 
     /// Whether a collective goes by rails: the same on all ranks.
@@ -368,7 +376,8 @@ impl Rail {
                 let comm = Arc::new(Communicator::new(client.clone(), comm, (rank, nranks), None));
                 client.0.begin_comm(comm.handle());
                 let gated = OrderedStream::new(client, context, Access::new(context, access)?, bytes)?;
-                Ok(Rail { comm, gated })
+                let twin = Twin::new(client, context, (comm.handle(), number), &gated, bytes)?;
+                Ok(Rail { comm, gated, twin })
             }
             (other, _) => Err(unexpected(&other)),
         }

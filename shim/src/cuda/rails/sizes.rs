@@ -1,7 +1,7 @@
 //! Sizes that decide how a call goes by rails. All are estimates by what was measured of the parts; a sweep on GPUs, of 8 B to 64 MiB on
 //! two and four hosts, is to set them. Payloads below `[cuda] rails_from` do not come here.
 //!
-//! All ranks must have the same, but for [`BOUNCE_BYTES_MIN`], [`KERNEL_BYTES_MAX`] and [`COMBINE_BLOCKS`], which are a rank's own.
+//! All ranks must have the same, but for [`BOUNCE_BYTES_MIN`], [`DIRECT_BYTES_MIN`], [`KERNEL_BYTES_MAX`] and [`COMBINE_BLOCKS`], which are a rank's own.
 
 /// Up to so much of a host's goes whole by every rail that needs it: fewer kernels, more bytes. A kernel takes some 5 us, in which a rail
 /// of 400 Gbit/s moves 250 KB, and one over TCP 10 KB.
@@ -15,6 +15,8 @@ pub(super) const EXCHANGE_BYTES_MIN: u64 = 64 << 10;
 /// A rail's part of a call from which copy engines bring slices to slots and back: they take longer to begin than kernels, which hold
 /// multiprocessors.
 pub(super) const BOUNCE_BYTES_MIN: u64 = 256 << 10;
+/// A rail's part of a call from which it is in memory of the GPU that NICs reach: nothing has to begin, but emulated NICs take longer there.
+pub(super) const DIRECT_BYTES_MIN: u64 = 64 << 10;
 /// Longest copy into a slot or out of it that the kernel does which tells and waits: from there on copy engines are as fast.
 pub(super) const KERNEL_BYTES_MAX: u64 = 64 << 10;
 /// Blocks that combine: they read over a bus, which a few keep busy.

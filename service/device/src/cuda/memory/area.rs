@@ -21,11 +21,11 @@ impl Block {
     /// fails goes to the thread that frees.
     pub(crate) fn by_descriptor(
         context: &Context,
-        bytes: u64,
+        (bytes, shared): (u64, Shared),
         contexts: &[&Context],
         frees: &DeferredFrees,
     ) -> Result<Self, DriverError> {
-        let (allocation, bytes) = Allocation::new(context, bytes as usize, Shared::ByDescriptor)?;
+        let (allocation, bytes) = Allocation::new(context, bytes as usize, shared)?;
         let mut memory = match MappedMemory::reserve(context, bytes) {
             Ok(memory) => memory,
             Err(error) => {
@@ -44,6 +44,14 @@ impl Block {
         match self {
             Block::ByHandle(memory) => memory.address(),
             Block::ByDescriptor(memory, _) => memory.address(),
+        }
+    }
+
+    /// A descriptor by which others open it, and its bytes. Not of memory that has none.
+    pub(crate) fn descriptor(&self) -> Result<(OwnedFd, u64), DriverError> {
+        match self {
+            Block::ByHandle(_) => Err(DriverError::own("cuMemExportToShareableHandle", "memory without descriptors")),
+            Block::ByDescriptor(memory, allocation) => Ok((allocation.export()?, memory.len_bytes() as u64)),
         }
     }
 

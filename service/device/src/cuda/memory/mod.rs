@@ -7,3 +7,4 @@ pub(crate) mod imports;
 pub(crate) mod resource_pool;
 pub(crate) mod segments;
 pub(crate) mod slots;
+pub(crate) mod twin;

@@ -1,8 +1,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use mccs_control::HostView;
 use mccs_control::overview::{Omitted, QuotaView, RefusedView};
+use mccs_control::{GpuView, HostView};
 use mccs_runtime::RuntimeInfo;
 use mccs_telemetry::flows::{PathView, WireView};
 use mccs_telemetry::histogram::Histogram;
@@ -119,6 +119,16 @@ fn overview() -> Overview {
             wire: WireView { segments: 900, retransmits: 9, round_trip_us: Some(70) },
         }],
         hosts: vec![peer],
+        gpus: vec![GpuView {
+            gpu: "GPU-1".into(),
+            name: "a GPU".into(),
+            pci_bus_id: "0000:17:00.0".into(),
+            unreached: Vec::new(),
+            lost: None,
+            nics: Vec::new(),
+            nic_access: Some("bounce".into()),
+            nic_access_reason: Some("no NIC".into()),
+        }],
         draining: true,
         draining_reason: None,
         certificate_end: Some(2_000_000_000),
@@ -254,6 +264,7 @@ fn numbers_are_where_they_belong() {
         ("mccs_path_bytes_total{peer=\"h1\",path=\"-\",direction=\"send\"}", 8.0),
         ("mccs_paths_left_total{peer=\"h1\",path=\"-\",direction=\"send\"}", 4.0),
         ("mccs_host_up{peer=\"h1\"}", 1.0),
+        ("mccs_gpu_nic_access{uuid=\"GPU-1\",access=\"bounce\",reason=\"no NIC\"}", 1.0),
         ("mccs_draining", 1.0),
         ("mccs_certificate_end_timestamp_seconds", 2e9),
         ("mccs_clock_error_seconds", 0.000_25),

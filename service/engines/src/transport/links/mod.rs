@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use mccs_collective::CHANNELS_MAX;
 use mccs_config::service::TransportKind;
+use mccs_device::cuda::GpuTwin;
 use mccs_model::Name;
 use mccs_model::link::{LinkKey, LinksId, first_number};
 use mccs_runtime::{Context, Progress};
@@ -100,6 +101,17 @@ struct LinkSet {
     paced: BTreeMap<(u16, u16), Paced>,
     /// How fast and when it may send, if not as it likes.
     pace: Option<PaceHere>,
+    /// Memory of GPUs that flows have used, by number.
+    twins: BTreeMap<u64, (MemoryKey, Arc<GpuTwin>)>,
+}
+
+/// Has a transport forget memory of a GPU, whose flows are closed.
+fn forget(transport: &mut dyn Transport, (key, twin): (MemoryKey, Arc<GpuTwin>)) {
+    if transport.deregister(key).is_err() {
+        debug_assert!(false, "bug: flows that are closed use memory of a GPU");
+        // A device may still write there.
+        std::mem::forget(twin);
+    }
 }
 
 /// How an engine reaches other hosts.
@@ -294,8 +306,8 @@ impl Links {
     pub(super) fn listen(&mut self, id: LinksId) -> Result<ListenerHandle, TransportError> {
         let (listener, handle) = self.transport.listen(&self.listen)?;
         let (epochs, sends, recvs) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let (pairs, paced, pace) = (Arc::default(), BTreeMap::new(), None);
-        self.sets.insert(id, LinkSet { listener, peers: None, epochs, pairs, sends, recvs, paced, pace });
+        let (pairs, paced, pace, twins) = (Arc::default(), BTreeMap::new(), None, BTreeMap::new());
+        self.sets.insert(id, LinkSet { listener, peers: None, epochs, pairs, sends, recvs, paced, pace, twins });
         Ok(handle)
     }
 
@@ -353,6 +365,29 @@ impl Links {
         set.sends.into_values().for_each(|sending| self.transport.close(sending.flow.into()));
         set.recvs.into_values().for_each(|(flow, _)| self.transport.close(flow.into()));
         self.transport.close_listener(set.listener);
+        set.twins.into_values().for_each(|known| forget(&mut *self.transport, known));
+    }
+
+    /// What the transport calls memory of a GPU that a communicator's flows use. It is registered for as long as they are there.
+    ///
+    /// # Errors
+    /// A device does not take it.
+    pub fn twin_key(&mut self, id: LinksId, twin: &Arc<GpuTwin>) -> Result<MemoryKey, TransportError> {
+        let set = self.sets.get_mut(&id).ok_or(TransportError::NoSuch("link"))?;
+        if let Some((key, _)) = set.twins.get(&twin.number()) {
+            return Ok(*key);
+        }
+        let (ptr, kind) = twin.memory().ok_or(TransportError::NoSuch("memory of a GPU"))?;
+        // SAFETY: the set keeps the twin until it has been deregistered.
+        let key = unsafe { self.transport.register(ptr, twin.len_bytes(), kind) }?;
+        set.twins.insert(twin.number(), (key, Arc::clone(twin)));
+        Ok(key)
+    }
+
+    /// Whether a flow's messages may lie in memory of GPUs.
+    #[must_use]
+    pub fn reaches_gpus(&self, flow: FlowId) -> bool {
+        self.transport.gpu_memory().is_some_and(|memory| memory.reaches_gpus(flow))
     }
 
     /// Begins to make the links of a strategy to come. [`Links::prepared`] tells when they are there, if this does not fail.
@@ -508,7 +543,8 @@ impl Links {
         let assignment = set.epochs.get(&link.epoch);
         let begin = begins_with((&self.flow, &self.flows), assignment.unwrap_or(&peers.assignment).transport)?;
         let class = assignment.map(|assignment| assignment.class()).unwrap_or_default();
-        let spec = spec(link, link.src, &host.name, &begin.on(&class));
+        let takes_short = begin.takes_short && !peers.may_be_on_gpus;
+        let spec = spec(link, link.src, &host.name, &FlowOptions { takes_short, ..begin.on(&class) });
         let flow = self.transport.accept(set.listener, &spec, now)?;
         let name = flow_name(id, link, false, &host.name, (begin.transport, None));
         let meter = Arc::new(self.meters.begin(name));

@@ -31,6 +31,8 @@ pub struct Peers {
     pub assignment: Arc<PathAssignment>,
     /// All that this host sends of the communicator, by whichever engine.
     pub all: Arc<SharedBucket>,
+    /// Whether messages may go to memory of GPUs, and so wait for their buffers.
+    pub may_be_on_gpus: bool,
 }
 
 /// Paths through the network that a strategy gives a communicator.
@@ -187,8 +189,13 @@ mod tests {
         assert_eq!((link(0).engine(2), link(1).engine(2), link(2).engine(2)), (0, 1, 0));
         let port = |port| FlowPath { source_ports: Some(PortRange { first: port, last: port }), ..FlowPath::default() };
         let mut assignment = PathAssignment { paths: vec![port(7), port(8)], ..PathAssignment::default() };
-        let peers =
-            Peers { hosts: Vec::new(), host_of_rank: vec![0, 1], assignment: Arc::default(), all: Arc::default() };
+        let peers = Peers {
+            hosts: Vec::new(),
+            host_of_rank: vec![0, 1],
+            assignment: Arc::default(),
+            all: Arc::default(),
+            may_be_on_gpus: false,
+        };
         let ports = |assignment: &PathAssignment| {
             let path = |channel| peers.path(link(channel), assignment).and_then(|path| path.source_ports);
             [0, 1, 2].map(|channel| path(channel).map_or(0, |ports| ports.first))

@@ -144,7 +144,7 @@ impl Carrier {
         if target.bytes == 0 || !self.memory.is_gpu(buffer.key) {
             return Ok(Some(Request::flushed(id)));
         }
-        let port = flow.connection.as_ref().map_or(0, |connection| connection.port);
+        let port = flow.came_by;
         let Some(keys) = self.memory.keys(buffer.key, port, self.devices.ports())? else { return Ok(None) };
         let (address, _) = target.part(0, 1);
         let read = self.devices.flush(port, address as u64, keys.rkey).map_err(|fault| flow.error(fault))?;
@@ -159,7 +159,7 @@ impl Carrier {
         match self.devices.is_flushed(port, read) {
             _ if read == 0 => Ok(Status::FLUSHED),
             Some(true) => Ok(Status::FLUSHED),
-            Some(false) => flow.check().map(|()| Status::Running { bytes: 0 }),
+            Some(false) => Ok(Status::Running { bytes: 0 }),
             None => Err(flow.error(Fault::NoPort)),
         }
     }

@@ -1,10 +1,14 @@
-//! Whether a device takes memory of this process: a limit on locked memory would otherwise be met by the first job.
+//! Whether devices take memory: a limit on locked memory would otherwise be met by the first job, and so would GPUs whose memory they do not reach.
+
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::sync::Arc;
 
 use nix::sys::resource::{Resource, getrlimit};
 
 use super::ports::Port;
-use crate::TransportError;
 use crate::rdma::data_path::memory::refusal;
+use crate::rdma::verbs::{DmaBuffer, GpuRefusal, ProtectionDomain};
+use crate::{GpuAccess, TransportError};
 
 /// Registered at most: it takes some tens of milliseconds to pin.
 const TRIAL_BYTES_MAX: u64 = 64 << 20;
@@ -23,4 +27,46 @@ pub(in crate::rdma) fn try_memory(port: &Port) -> Result<(), TransportError> {
     // SAFETY: the memory outlives the registration, which ends before this returns; nobody is told its key.
     let registered = unsafe { opened.pd.register(memory.as_ptr() as u64, bytes) };
     registered.map(drop).map_err(|error| refusal(error, bytes))
+}
+
+/// Devices on which memory of GPUs is tried, before flows use it.
+#[derive(Debug, Clone)]
+pub struct GpuTrial {
+    /// By the names of ports.
+    devices: Vec<(String, Arc<ProtectionDomain>)>,
+}
+
+impl GpuTrial {
+    pub(in crate::rdma) fn of(ports: &[Port]) -> Self {
+        let opened = |port: &Port| {
+            let name = format!("{}:{}", port.device, port.number);
+            Some((name, Arc::clone(&port.opened.as_ref()?.pd)))
+        };
+        GpuTrial { devices: ports.iter().filter_map(opened).collect() }
+    }
+
+    /// Registers memory with every device, and forgets it. Returns the worst way; `None` where there is no device.
+    ///
+    /// # Safety
+    /// `bytes` bytes at `address` are a GPU's, and stay until this returns; the dma-buf is of the same bytes.
+    ///
+    /// # Errors
+    /// The name of a port that does not take it, and why.
+    pub unsafe fn try_memory(
+        &self,
+        (address, bytes): (u64, u64),
+        dma_buffer: Option<BorrowedFd<'_>>,
+    ) -> Result<Option<GpuAccess>, (String, TransportError)> {
+        let mut worst: Option<GpuAccess> = None;
+        for (name, pd) in &self.devices {
+            let buffer = dma_buffer.map(|fd| DmaBuffer { fd: fd.as_raw_fd(), offset: 0 });
+            // SAFETY: the caller's promise, passed on; nobody is told the key of the registration, which ends at once.
+            let registered = unsafe { pd.register_gpu(address, bytes, buffer) };
+            let (_region, way) = registered.map_err(|GpuRefusal { by_buffer, by_address }| {
+                (name.clone(), TransportError::GpuMemory { bytes, by_buffer, by_address })
+            })?;
+            worst = Some(worst.map_or(way, |known| known.worse(way)));
+        }
+        Ok(worst)
+    }
 }

@@ -137,6 +137,7 @@ impl Handshakes {
         let flow = flows.get_mut(handle).ok_or(Fault::Closed)?;
         let connection = carrier.make_connection(handle, flow, side.qps.len() as u16)?;
         let ours = connection.address(carrier.devices.ports(), carrier.devices.options());
+        flow.came_by = connection.port;
         flow.connection = Some(connection);
         let before = flow.answering.take().map_or(flow.stage, |answering| answering.before);
         flow.answering = Some(Answering { side: ours, ring, part_bytes, before });
