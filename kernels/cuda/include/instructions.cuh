@@ -58,6 +58,9 @@ __device__ inline uint64_t global_ns() {
     return v;
 }
 
+// Of a wait, some 10 ms: all warps that wait read one word of the host's memory, one after the other, which takes a millisecond.
+constexpr uint32_t TURNS_BETWEEN_ABORT_POLLS = 30'000;
+
 // Of a wait: nothing is to be done on a GPU.
 __device__ inline void pass_turn() {}
 

@@ -4,8 +4,6 @@
 
 namespace mccs {
 
-constexpr uint32_t TURNS_BETWEEN_ABORT_POLLS = 1000;
-
 __device__ inline uint4 vector(uint64_t low, uint64_t high) {
     return make_uint4(uint32_t(low), uint32_t(low >> 32), uint32_t(high), uint32_t(high >> 32));
 }

@@ -177,6 +177,7 @@ inline void add_release(uint64_t to, uint64_t v) {
     add_relaxed(to, v);
 }
 inline uint64_t global_ns() { return simulated::steps(); }
+constexpr uint32_t TURNS_BETWEEN_ABORT_POLLS = 1000;
 inline void pass_turn() { simulated::pass_turn(); }
 
 // Seen in parts of eight bytes.

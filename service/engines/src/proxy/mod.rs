@@ -4,7 +4,7 @@
 //! Operation --> stream queue --head--> communicator --all ranks there--> device --done--> words, next heads
 //! ```
 //!
-//! [`ProxyEngine`] routes messages to components. Each owns what it decides by, and takes [`state::State`], which all of them share:
+//! [`ProxyEngine`] routes messages to components. Each owns what it decides by, and takes `State`, which all of them share:
 //!
 //! | component | what |
 //! | --- | --- |
