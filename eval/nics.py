@@ -4,8 +4,8 @@
 usage: nics.py NAME gpudirect|bounce|sockets --nics LIBRARY [--nccl FILE]... [--gpus N] [--gbit N] [--rounds N] [--preload FILE] [--rate PROGRAM]
 
 One machine is two hosts: each has half of the GPUs, as many NICs as GPUs, and a service. Ranks of both sides are the same
-processes, and sides alternate. With `gpudirect` NCCL's NICs reach memory of GPUs, with `bounce` host memory alone; with `sockets`
-both sides take TCP over the loopback interface.
+processes, and sides alternate. With `gpudirect` NICs reach memory of GPUs, with `bounce` host memory alone; with `sockets` both
+sides take TCP over the loopback interface.
 
 LIBRARY is libibverbs.so.1 as tests/nics/versioned links it. --preload names a library for the ranks' processes, --rate
 tests/nics/nccl_sequence.c as a program, which says what the NICs carry. Writes NAME.json (data and provenance) and NAME.md.
@@ -66,7 +66,8 @@ def service_texts(options, folder, nics):
     paths = "".join(f'[[strategy.path]]\ndevice = "{device}"\n' for device in devices)
     rdma = f'{paths}[rdma]\nuse = "required"\nlibrary = "{nics}/libibverbs.so.1"\ndevices = {json.dumps(devices)}\n'
     rdma = "" if options.way == "sockets" else rdma
-    return {host: f'[cuda]\nuse = "required"\ngpus = {json.dumps(gpus[number * half:(number + 1) * half])}\n{options.cuda}\n'
+    cuda = options.cuda + ('\ngpudirect = "off"' if options.way == "bounce" and "gpudirect" not in options.cuda else "")
+    return {host: f'[cuda]\nuse = "required"\ngpus = {json.dumps(gpus[number * half:(number + 1) * half])}\n{cuda}\n'
             f'[strategy]\nchannels = {options.channels}\n{rdma}'
             f'[exchange]\nlisten = "127.0.0.{number + 2}:7400"\ncertificate = "{keys}/{host}.crt"\nkey = "{keys}/{host}.key"\n'
             f'authority = "{keys}/authority.crt"\n{known}' for number, host in enumerate(HOSTS)}
