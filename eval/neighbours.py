@@ -49,7 +49,7 @@ def compared(lines):
         rounds = sorted(sides[True].keys() & sides[False].keys())
         found[flood, count] = {}
         for of in ("mean_us", "p99_us"):
-            # What did not end took for ever.
+            # A call without an end counts as endless.
             hogs, beside = ([sides[which][number][of] or float("inf") for number in rounds] for which in (True, False))
             ratios = [one / other for one, other in zip(beside, hogs)]
             found[flood, count][of] = {"hogs": statistics.median(hogs), "flood": statistics.median(beside),

@@ -138,7 +138,7 @@ def text_of(about, runs, rates):
             "calls back to back as the stream sees them; busbw in GB/s. Part: of the rate of a host's NICs, what the payload needs at least.\n")
     if rates:
         rows = [[rate["memory"], rate["bytes"], rate["write_us"], rate["gbps"]] for rate in rates]
-        text += "\nWhat a NIC carries, one way:\n\n" + bench.table(["memory", "bytes of a write", "one write, us", "several, GB/s"], rows)
+        text += "\nA NIC carries, one way:\n\n" + bench.table(["memory", "bytes of a write", "one write, us", "several, GB/s"], rows)
     head = ["operation", "bytes", "mccs, us", "NCCL, us", "NCCL / mccs", "mccs, GB/s", "NCCL, GB/s", "mccs, part", "NCCL, part"]
     for run in runs:
         sent = ", ".join(f"{nic}: {bytes >> 20}" for nic, bytes in run["nic_bytes"].items())

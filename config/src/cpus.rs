@@ -83,7 +83,7 @@ impl fmt::Display for CpuSet {
     }
 }
 
-/// Where a thread may run.
+/// CPUs that a thread may run on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpuChoice {
     /// Wherever the process may.

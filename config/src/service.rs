@@ -219,9 +219,9 @@ pub struct Runtime {
     pub tenant_spin: DurationText,
     /// Which engines share a thread.
     pub placement: Placement,
-    /// Where threads run that `cpus` does not name.
+    /// CPUs of threads that `cpus` does not name.
     pub affinity: Affinity,
-    /// Where threads run, by name as `mccsctl engines` shows it.
+    /// CPUs of threads, by name as `mccsctl engines` shows it.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub cpus: BTreeMap<String, CpuChoice>,
 }
@@ -240,7 +240,7 @@ impl Default for Runtime {
     }
 }
 
-/// Where threads run.
+/// How CPUs are chosen for threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Affinity {

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytemuck::Zeroable as _;
-use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, Opcode};
+use mccs_ipc::command::{
+    BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, FLAG_TWIN, Opcode,
+};
 use mccs_ipc::handshake::{Socket, connect};
 use mccs_ipc::protocol::{JoinOptions, Request, RequestEnvelope, Response, ResponseEnvelope, Role, SegmentLayout};
 use mccs_ipc::queue::{Producer, Push};
@@ -116,7 +118,7 @@ impl Session {
         let region = Self::handle(&self.regions, |(region, _)| region, decide);
         let comm = Self::handle(&self.comms, |comm| comm, decide);
         let mut fds = Vec::new();
-        let request = match decide(15) {
+        let request = match decide(16) {
             12 => {
                 let ipc_handle = (0..[64, 64, 64, 0, 65][decide(5) as usize]).map(|_| decide(256) as u8).collect();
                 Request::RegisterGpuMemory { gpu, ipc_handle, bytes: u64::MAX >> decide(64) }
@@ -126,6 +128,10 @@ impl Session {
                 // Memory of the host's, where a GPU's is expected.
                 fds.extend((0..decide(3)).filter_map(|_| Some(Mapping::create("attacker", 4096).ok()?.0)));
                 Request::RegisterGpuSegments { gpu }
+            }
+            15 => {
+                let (offset_bytes, bytes) = (4096 * decide(3), u64::MAX >> decide(64));
+                Request::MakeTwin { comm, region, offset_bytes, bytes }
             }
             0 => Request::AllocMemory { bytes: [0, 4096, 1 << 16, 3 << 20, u64::MAX][decide(5) as usize] },
             1 => {
@@ -188,7 +194,7 @@ impl Session {
         command.send = BufferRef { region, offset_bytes: 0 };
         command.recv = BufferRef { region, offset_bytes: bytes / 2 / 64 * 64 };
         for _ in 0..decide(3) {
-            match decide(12) {
+            match decide(13) {
                 0 => command.opcode = decide(8) as u32,
                 1 => command.kind = decide(12) as u32,
                 2 => command.dtype = decide(16) as u32,
@@ -200,6 +206,7 @@ impl Session {
                 8 => (command.flags, command.scalar_bits) = (command.flags ^ FLAG_SCALAR_AT, u64::MAX >> decide(64)),
                 9 => command.rounds = decide(4),
                 10 => command.root = decide(5) as u32,
+                11 => command.flags ^= FLAG_TWIN,
                 _ => command.send.offset_bytes = u64::MAX >> decide(64),
             }
         }

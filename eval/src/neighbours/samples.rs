@@ -101,7 +101,7 @@ impl Samples {
             let wanted = Measured { beside_hogs, ..one.clone() };
             let mut side: Vec<_> = self.all.iter().filter(|other| other.is_same_side(&wanted)).collect();
             side.sort_by_key(|one| one.round);
-            // What did not end took for ever.
+            // A call without an end counts as endless.
             side.into_iter().map(|one| (one.round, of(one).unwrap_or(f64::INFINITY))).collect::<Vec<_>>()
         };
         let [hogs, flooded] = [side(true), side(false)];

@@ -334,7 +334,7 @@ fn engines_per_comm(settings: &Settings, nics: usize) -> usize {
     settings.channels.map_or(nics.max(CHANNELS_MIN as usize), |channels| channels as usize)
 }
 
-/// Where threads run: beside what they work for.
+/// Threads run beside what they work for.
 fn place_threads(
     settings: &Settings,
     transport_factory: Option<&TransportFactory>,

@@ -119,9 +119,9 @@ pub struct Settings {
     pub transport_engines: Option<usize>,
     /// Which engines share threads.
     pub placement: Placement,
-    /// Where threads run that `cpus` does not name.
+    /// CPUs of threads that `cpus` does not name.
     pub affinity: Affinity,
-    /// Where threads run, by name.
+    /// CPUs of threads, by name.
     pub cpus: BTreeMap<String, CpuChoice>,
     /// How long an engine without work is polled.
     pub spin: Duration,

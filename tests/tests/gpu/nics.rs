@@ -81,7 +81,7 @@ impl Bed {
     /// The rails of a host, in their order.
     fn rails(&self, host: usize) -> Vec<Arc<CommInfo>> {
         let mut comms = self.hosts.service(host).service().registry.comms();
-        comms.retain(|comm| comm.part.as_ref().is_some_and(|part| part.name.starts_with("rail")));
+        comms.retain(|comm| comm.part.as_ref().is_some_and(|part| part.is_rail));
         comms.sort_by_key(|comm| comm.part.as_ref().map(|part| part.name.clone()));
         comms
     }

@@ -2,14 +2,39 @@
 
 use std::os::fd::OwnedFd;
 
+use mccs_ipc::command::FLAG_TWIN;
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::shm::{Mapping, make_whole};
+use mccs_ipc::types::Handle;
 use mccs_tenants::Resource;
 use mccs_tenants::process_limits::mappings_of_tenants;
 use nix::sys::stat::fstat;
 
 use crate::raw::Raw;
-use crate::victim::attack;
+use crate::victim::{attack, call_fails};
+
+#[test]
+fn twins_of_what_is_no_rails_memory_are_refused() {
+    attack(|service| {
+        let mut raw = Raw::connect(service);
+        let (comm, region) = (raw.comm, raw.region);
+        let nowhere = Handle { index: 9, generation: 1 };
+        for (comm, region, offset_bytes, bytes, what) in [
+            (comm, region, 0, 4096, "is no rail of GPUs"),
+            (nowhere, region, 0, 4096, "there is no communicator"),
+            (comm, nowhere, 0, 4096, "for a twin"),
+            (comm, region, 0, 0, "for a twin"),
+            (comm, region, 1, 4096, "for a twin"),
+            (comm, region, u64::MAX, 2, "for a twin"),
+        ] {
+            match raw.ask(Request::MakeTwin { comm, region, offset_bytes, bytes }, &[]) {
+                Response::Error { message, .. } => assert!(message.contains(what), "{message}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    assert!(call_fails(|command| command.flags = FLAG_TWIN).contains("a rail that has one"));
+}
 
 #[test]
 fn memory_of_gpus_that_is_none_is_refused() {

@@ -116,6 +116,11 @@ fn raw_contributions_of_other_ranks_are_refused() {
     assert_eq!(held, "raw 2[0]");
 }
 
+fn broadcast() -> Problem {
+    let (kind, leaves_own) = (CollectiveKind::Broadcast, false);
+    Problem { kind, nranks: 2, root: 0, count: 8, premultiply: false, leaves_own }
+}
+
 #[test]
 fn channels_and_moves_that_meet_are_refused() {
     let mut twice = exchange();
@@ -123,14 +128,7 @@ fn channels_and_moves_that_meet_are_refused() {
         channels.push(channels[0].clone());
     }
     assert!(matches!(fault(&twice), Fault::Conflict { .. }));
-    let problem = Problem {
-        kind: CollectiveKind::Broadcast,
-        nranks: 2,
-        root: 0,
-        count: 8,
-        premultiply: false,
-        leaves_own: false,
-    };
+    let problem = broadcast();
     let remote = |rank, buffer, offset, count| RankSpan { rank, span: Span::new(buffer, offset, count) };
     let part = |offset, count| Move {
         srcs: vec![remote(0, Buffer::Send, offset, count)],
@@ -276,14 +274,7 @@ fn hosts_send_as_few_bytes_as_their_algorithm_says() {
 #[test]
 fn programs_keep_to_their_own_ranks() {
     let program = |ranks: &[u32], steps| Program { ranks: ranks.to_vec(), steps };
-    let problem = Problem {
-        kind: CollectiveKind::Broadcast,
-        nranks: 2,
-        root: 0,
-        count: 8,
-        premultiply: false,
-        leaves_own: false,
-    };
+    let problem = broadcast();
     let schedule = |programs| Schedule { problem, scratch_count: 0, shape: Shape::Message(vec![Channel { programs }]) };
     let both = Step::Copy { src: at(0, Buffer::Send), dsts: vec![at(0, Buffer::Recv), at(1, Buffer::Recv)] };
     assert_eq!(verify(&schedule(vec![program(&[0, 1], vec![both.clone()])]), true), Ok(()));

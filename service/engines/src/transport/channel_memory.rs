@@ -15,6 +15,9 @@ use mccs_transport::{FlowId, MemoryKey, MemoryKind, MemorySpan, RecvFlow, Reques
 use super::channel::ChannelFault;
 use super::links::Links;
 
+/// Flushes of a channel that may fail before it does: each is asked for again, by a port or a queue pair that is left.
+const FLUSH_FAILURES_MAX: u32 = 16;
+
 /// Elements of a span of a rank's buffer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part {
@@ -32,12 +35,13 @@ pub(super) struct ChannelMemory {
     keys: Vec<(RankBuffer, MemoryKey)>,
     /// By flow, the last of what NICs have written and the GPU may not see yet.
     unflushed: Vec<(RecvFlow, MemorySpan)>,
-    flushes: Vec<Request>,
+    flushes: Vec<(Request, RecvFlow, MemorySpan)>,
+    flush_failures: u32,
 }
 
 impl ChannelMemory {
     pub(super) fn new(bound: Arc<Bound>, links: Option<LinksId>) -> Self {
-        ChannelMemory { bound, links, keys: Vec::new(), unflushed: Vec::new(), flushes: Vec::new() }
+        ChannelMemory { bound, links, keys: Vec::new(), unflushed: Vec::new(), flushes: Vec::new(), flush_failures: 0 }
     }
 
     /// What is to be sent by a flow.
@@ -93,16 +97,22 @@ impl ChannelMemory {
     pub(super) fn is_flushed(&mut self, links: &mut Links) -> Result<bool, TransportError> {
         while let Some((flow, span)) = self.unflushed.last().copied() {
             let Some(request) = links.transport.flush(flow, span)? else { return Ok(false) };
-            self.flushes.push(request);
+            self.flushes.push((request, flow, span));
             self.unflushed.pop();
         }
-        while let Some(request) = self.flushes.last() {
-            if matches!(links.transport.test(*request)?, Status::Running { .. }) {
-                return Ok(false);
+        while let Some((request, flow, span)) = self.flushes.last().copied() {
+            match links.transport.test(request) {
+                Ok(Status::Running { .. }) => return Ok(false),
+                Ok(_) => {}
+                Err(_) if self.flush_failures < FLUSH_FAILURES_MAX => {
+                    self.flush_failures += 1;
+                    self.unflushed.push((flow, span));
+                }
+                Err(error) => return Err(error),
             }
             self.flushes.pop();
         }
-        Ok(true)
+        Ok(self.unflushed.is_empty())
     }
 
     /// Gives back what it holds of an engine.

@@ -1,7 +1,7 @@
 //! Copies between a GPU and the slots of its rails, by copy engines, on streams of their own.
 //!
-//! For rails whose memory on the GPU NICs do not reach (`twin.rs`). The caller's stream reads and writes the twins of slots. So copies of one slice, the
-//! network of another and kernels of a third run at the same time.
+//! For rails whose memory on the GPU NICs do not reach (`twin.rs`). The caller's stream reads and writes the twins of slots. So copies of
+//! one slice, the network of another and kernels of a third run at the same time.
 //!
 //! ```text
 //! caller's stream:  combine -> twin | staged |          ...            | arrived | combine from twin

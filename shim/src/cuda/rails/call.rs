@@ -88,10 +88,11 @@ impl RailedCall<'_> {
     unsafe fn enqueue_short(&self, plan: &Plan<'_>, slice: Slice, slot: u64) -> Result<(), Error> {
         let (mut begin, mut end) = (plan.stages(slice, 0), VecDeque::from(plan.stages(slice, 1)));
         let is_move = |stage: &Stage| matches!(stage, Stage::Rail(_));
-        let last = begin.pop_if(|last| is_move(last)).filter(|_| !begin.iter().any(is_move));
+        let is_only_move =
+            begin.last().is_some_and(is_move) && begin.iter().filter(|stage| is_move(stage)).count() == 1;
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            match last {
+            match begin.pop_if(|_| is_only_move) {
                 Some(Stage::Rail(moved)) => {
                     let copy_in = begin.pop_if(|stage| self.is_short_copy(stage, moved.rail, true));
                     for stage in begin {
@@ -102,7 +103,7 @@ impl RailedCall<'_> {
                 }
                 _ => {
                     let mut under_way = Vec::new();
-                    for stage in plan.stages(slice, 0) {
+                    for stage in begin {
                         under_way.extend(self.stage(stage, slot)?);
                     }
                     for (moved, ticket) in under_way {

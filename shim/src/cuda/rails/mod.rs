@@ -11,9 +11,10 @@
 //! service:                                      | an all-gather on the rails' slots, done = n |
 //! ```
 //!
-//! `plan.rs` and `stages` say which stages a collective has, `order.rs` in which order a stream comes to them, `call.rs` enqueues them. Kernels read and
-//! write short slices in the slots themselves. Long ones are in the slots' twins on the GPU (`twin.rs`), where NICs reach them; otherwise copy engines bring
-//! them to the slots and back (`bounce.rs`). Which calls go by rails all ranks decide alike: by collective, payload and layout, and a number that they have agreed on.
+//! `plan.rs` and `stages` say which stages a collective has, `order.rs` in which order a stream comes to them, `call.rs` enqueues them.
+//! Kernels read and write short slices in the slots themselves. Long ones are in the slots' twins on the GPU (`twin.rs`), where NICs reach
+//! them; otherwise copy engines bring them to the slots and back (`bounce.rs`). All ranks decide alike which calls go by rails: by
+//! collective, payload and layout, and a number that they have agreed on.
 //!
 //! Sends and receives inside a host are its team's (`p2p.rs`).
 //!

@@ -117,8 +117,7 @@ impl GpuTwin {
     /// The driver's.
     pub unsafe fn fetch(&self, offset: u64, to: *mut u8, bytes: u64) -> Result<(), DriverError> {
         // SAFETY: the caller's contract is passed on.
-        self.part(offset, bytes)
-            .map_or(Ok(()), |(at, stream)| unsafe { stream.copy_and_wait(to as u64, at, bytes as usize) })
+        self.copy(offset, bytes, |stream, at| unsafe { stream.copy_and_wait(to as u64, at, bytes as usize) })
     }
 
     /// The other way round.
@@ -130,16 +129,21 @@ impl GpuTwin {
     /// The driver's.
     pub unsafe fn store(&self, offset: u64, from: *const u8, bytes: u64) -> Result<(), DriverError> {
         // SAFETY: the caller's contract is passed on.
-        self.part(offset, bytes)
-            .map_or(Ok(()), |(at, stream)| unsafe { stream.copy_and_wait(at, from as u64, bytes as usize) })
+        self.copy(offset, bytes, |stream, at| unsafe { stream.copy_and_wait(at, from as u64, bytes as usize) })
     }
 
-    /// Where a part is that lies inside, and a stream for it.
-    fn part(&self, offset: u64, bytes: u64) -> Option<(DeviceAddress, &OwnedStream)> {
-        let (tried, stream, _) = self.held.as_ref()?;
+    /// Copies a part, from where it lies or there, by a stream for it.
+    fn copy(
+        &self,
+        offset: u64,
+        bytes: u64,
+        copy: impl FnOnce(&OwnedStream, DeviceAddress) -> Result<(), DriverError>,
+    ) -> Result<(), DriverError> {
         let is_inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
-        debug_assert!(is_inside, "bug: a part of a twin that is not in it");
-        (is_inside && bytes > 0).then(|| (tried.block.address() + offset, stream))
+        let Some((tried, stream, _)) = self.held.as_ref().filter(|_| is_inside) else {
+            return Err(DriverError::own("a copy of a twin", "bug: the part is not in it"));
+        };
+        if bytes == 0 { Ok(()) } else { copy(stream, tried.block.address() + offset) }
     }
 }
 

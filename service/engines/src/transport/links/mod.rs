@@ -15,6 +15,7 @@
 
 mod paced;
 mod paths;
+mod twins;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -39,6 +40,7 @@ pub use self::paced::PaceHere;
 use self::paced::Paced;
 use self::paths::detours;
 pub use self::paths::{NextEpoch, PathAssignment, PeerHost, Peers};
+use self::twins::Twins;
 use super::channel::ChannelFault;
 use super::path_events::{PathEventLog, PeerPathEvent};
 
@@ -101,17 +103,7 @@ struct LinkSet {
     paced: BTreeMap<(u16, u16), Paced>,
     /// How fast and when it may send, if not as it likes.
     pace: Option<PaceHere>,
-    /// Memory of GPUs that flows have used, by number.
-    twins: BTreeMap<u64, (MemoryKey, Arc<GpuTwin>)>,
-}
-
-/// Has a transport forget memory of a GPU, whose flows are closed.
-fn forget(transport: &mut dyn Transport, (key, twin): (MemoryKey, Arc<GpuTwin>)) {
-    if transport.deregister(key).is_err() {
-        debug_assert!(false, "bug: flows that are closed use memory of a GPU");
-        // A device may still write there.
-        std::mem::forget(twin);
-    }
+    twins: Twins,
 }
 
 /// How an engine reaches other hosts.
@@ -306,7 +298,7 @@ impl Links {
     pub(super) fn listen(&mut self, id: LinksId) -> Result<ListenerHandle, TransportError> {
         let (listener, handle) = self.transport.listen(&self.listen)?;
         let (epochs, sends, recvs) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let (pairs, paced, pace, twins) = (Arc::default(), BTreeMap::new(), None, BTreeMap::new());
+        let (pairs, paced, pace, twins) = (Arc::default(), BTreeMap::new(), None, Twins::default());
         self.sets.insert(id, LinkSet { listener, peers: None, epochs, pairs, sends, recvs, paced, pace, twins });
         Ok(handle)
     }
@@ -365,7 +357,7 @@ impl Links {
         set.sends.into_values().for_each(|sending| self.transport.close(sending.flow.into()));
         set.recvs.into_values().for_each(|(flow, _)| self.transport.close(flow.into()));
         self.transport.close_listener(set.listener);
-        set.twins.into_values().for_each(|known| forget(&mut *self.transport, known));
+        set.twins.forget(&mut *self.transport);
     }
 
     /// What the transport calls memory of a GPU that a communicator's flows use. It is registered for as long as they are there.
@@ -374,14 +366,7 @@ impl Links {
     /// A device does not take it.
     pub fn twin_key(&mut self, id: LinksId, twin: &Arc<GpuTwin>) -> Result<MemoryKey, TransportError> {
         let set = self.sets.get_mut(&id).ok_or(TransportError::NoSuch("link"))?;
-        if let Some((key, _)) = set.twins.get(&twin.number()) {
-            return Ok(*key);
-        }
-        let (ptr, kind) = twin.memory().ok_or(TransportError::NoSuch("memory of a GPU"))?;
-        // SAFETY: the set keeps the twin until it has been deregistered.
-        let key = unsafe { self.transport.register(ptr, twin.len_bytes(), kind) }?;
-        set.twins.insert(twin.number(), (key, Arc::clone(twin)));
-        Ok(key)
+        set.twins.key(&mut *self.transport, twin)
     }
 
     /// Whether a flow's messages may lie in memory of GPUs.

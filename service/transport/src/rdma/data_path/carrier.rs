@@ -144,37 +144,26 @@ impl Carrier {
         if target.bytes == 0 || !self.memory.is_gpu(buffer.key) {
             return Ok(Some(Request::flushed(id)));
         }
+        // By the port that has written it, or by another if that is down meanwhile.
+        let is_up = |place: &usize| self.devices.port(*place).is_some_and(|port| port.is_up);
+        let port = std::iter::once(flow.came_by).chain(0..self.devices.len()).find(is_up);
+        let port = port.ok_or_else(|| flow.error(Fault::NoPort))?;
+        let Some(keys) = self.memory.keys(buffer.key, port, self.devices.ports())? else { return Ok(None) };
         let (address, _) = target.part(0, 1);
-        // By the port that has written it, or by another if that has gone meanwhile.
-        let others = (0..self.devices.len()).filter(|port| *port != flow.came_by);
-        let mut failed = flow.error(Fault::NoPort);
-        for port in std::iter::once(flow.came_by).chain(others) {
-            let read = match self.memory.keys(buffer.key, port, self.devices.ports()) {
-                Ok(None) => return Ok(None),
-                Ok(Some(keys)) => {
-                    self.devices.flush(port, address as u64, keys.rkey).map_err(|fault| flow.error(fault))
-                }
-                Err(error) => Err(error),
-            };
-            match read {
-                Ok(read) => {
-                    let number = |read| (port as u64) << FLUSH_PORT_SHIFT | read;
-                    return Ok(read.map(|read| Request { flow: id, kind: RequestKind::Flush, number: number(read) }));
-                }
-                Err(error) => failed = error,
-            }
-        }
-        Err(failed)
+        let read = self.devices.flush(port, address as u64, keys.rkey).map_err(|fault| flow.error(fault))?;
+        let number = |read| (port as u64) << FLUSH_PORT_SHIFT | read;
+        Ok(read.map(|read| Request { flow: id, kind: RequestKind::Flush, number: number(read) }))
     }
 
     /// How far the flush of this number is.
-    pub(in crate::rdma) fn test_flush(&self, number: u64) -> Status {
+    pub(in crate::rdma) fn test_flush(&self, flow: &Flow, number: u64) -> Result<Status, TransportError> {
         let port = (number >> FLUSH_PORT_SHIFT) as usize;
         let read = number & ((1 << FLUSH_PORT_SHIFT) - 1);
         match self.devices.is_flushed(port, read) {
-            Some(false) if read != 0 => Status::Running { bytes: 0 },
-            // Done, or by a port or queue pair that has gone: that took milliseconds, so what it had on the bus has arrived.
-            _ => Status::FLUSHED,
+            _ if read == 0 => Ok(Status::FLUSHED),
+            Some(true) => Ok(Status::FLUSHED),
+            Some(false) => Ok(Status::Running { bytes: 0 }),
+            None => Err(flow.error(Fault::NoPort)),
         }
     }
 }

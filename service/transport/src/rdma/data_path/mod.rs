@@ -67,7 +67,7 @@ impl DataPath for RdmaTransport {
     fn test(&mut self, request: Request) -> Result<Status, TransportError> {
         let flow = self.flows.open_mut(request.flow)?;
         if request.kind == RequestKind::Flush {
-            return Ok(self.carrier.test_flush(request.number));
+            return self.carrier.test_flush(flow, request.number);
         }
         let status = match &mut flow.half {
             Half::Send(sender) => sender.test(request.number)?,
