@@ -37,7 +37,7 @@ pub struct FlowName {
     pub peer: String,
     /// What carries it, where the host has a choice.
     pub transport: Option<TransportKind>,
-    /// See [`path_name`]. The one that it takes now.
+    /// See [`path_name`](super::path_name). The one that it takes now.
     pub path: String,
 }
 
@@ -107,7 +107,7 @@ impl FlowView {
 pub struct PathView {
     /// The other host.
     pub peer: String,
-    /// See [`path_name`].
+    /// See [`path_name`](super::path_name).
     pub path: String,
     /// Whether this host sends.
     pub sends: bool,
