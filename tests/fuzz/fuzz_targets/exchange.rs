@@ -108,8 +108,8 @@ impl<'a> Script<'a> {
             8 => Message::Left { comm: self.comm(), ranks: self.ranks() },
             9 => Message::Inquiry { comm: self.comm(), question: self.number() },
             10 => Message::Account { comm: self.comm(), question: self.number(), body: self.account() },
-            16 => Message::Wish { comm: self.comm(), question: self.number(), body: self.change() },
-            17 => Message::Grant { comm: self.comm(), question: self.number(), body: self.account() },
+            16 => Message::OperatorRequest { comm: self.comm(), question: self.number(), body: self.change() },
+            17 => Message::OperatorResponse { comm: self.comm(), question: self.number(), body: self.account() },
             15 => Message::Control { body: ControlBody::new(self.bytes()).expect("short") },
             kind => {
                 let (comm, change) = (self.comm(), self.below(3));
@@ -146,10 +146,10 @@ impl<'a> Script<'a> {
                 Request::Account { comm, to, question, body: self.account() }
             }
             10 => Request::Tell { to: self.host(), body: ControlBody::new(self.bytes()).expect("short") },
-            11 => Request::Wish { comm: self.comm(), question: self.number(), body: self.change() },
+            11 => Request::OperatorRequest { comm: self.comm(), question: self.number(), body: self.change() },
             12 => {
                 let (comm, to, question) = (self.comm(), self.host(), self.number());
-                Request::Grant { comm, to, question, body: self.account() }
+                Request::OperatorResponse { comm, to, question, body: self.account() }
             }
             _ => Request::Prepared { comm: self.comm(), change: self.below(3), launched: self.number() },
         }

@@ -76,8 +76,8 @@ impl World {
             | Event::Decided { comm, .. }
             | Event::Inquiry { comm, .. }
             | Event::Account { comm, .. }
-            | Event::Wished { comm, .. }
-            | Event::Granted { comm, .. }
+            | Event::OperatorRequest { comm, .. }
+            | Event::OperatorResponse { comm, .. }
             | Event::ProposalRefused { comm, .. } => self.ledger.job_of(comm),
             Event::Met { .. }
             | Event::Lost { .. }

@@ -1,8 +1,8 @@
 //! What operators want of communicators whose root is on another host: asked there, and the answer brought back.
 //!
 //! ```text
-//! operator --> OperatorRequest --> exchange --> the root's host:  Wished --> checked --> as for an operator there
-//! operator <-- the answer, or the time is over <-- exchange <-- Grant <-- whatever became of it
+//! operator --> OperatorRequest --> exchange --> the root's host:  OperatorRequest --> checked --> as for an operator there
+//! operator <-- the answer, or the time is over <-- exchange <-- OperatorResponse <-- whatever became of it
 //! ```
 //!
 //! Who may ask is decided where the operator is: the control socket is root's and the service's own user's. Between hosts links are
@@ -81,7 +81,7 @@ impl ForwardedRequests {
                 self.next += 1;
                 let (question, until) = (self.next, now + REQUEST_TIME);
                 self.waiting.insert(question, Waiting { reply_to, comm: comm.clone(), until });
-                return Some(Request::Wish { comm, question, body });
+                return Some(Request::OperatorRequest { comm, question, body });
             }
         };
         reply_to.answer(Err(refusal.into()));
@@ -124,7 +124,7 @@ pub(super) fn response(request: ForwardedRequest, answer: OperatorResult) -> Opt
     };
     let body = AccountBody::new(&serde_json::to_vec(&response).ok()?)?;
     let ForwardedRequest { comm, from: to, question } = request;
-    Some(Request::Grant { comm, to, question, body })
+    Some(Request::OperatorResponse { comm, to, question, body })
 }
 
 impl ForwardedRequests {
@@ -148,8 +148,8 @@ impl ForwardedRequests {
         match id.filter(|comm| !state.out.exchange.is_own(&comm.root)) {
             Some(_) if live.failure.is_some() => reply_to.answer(Err("the communicator has failed".into())),
             Some(comm) => {
-                if let Some(wish) = self.ask(comm, request, reply_to, now) {
-                    state.out.exchange.ask(wish);
+                if let Some(request) = self.ask(comm, request, reply_to, now) {
+                    state.out.exchange.ask(request);
                 }
             }
             None => execute(state, number, request, reply_to),

@@ -308,8 +308,8 @@ impl ProxyEngine {
                 self.forwarded.operator_request(state, number, &request, reply_to);
             }
             OperatorMessage::ForwardedResponse { request, answer } => {
-                if let Some(grant) = forwarded_requests::response(request, answer) {
-                    state.out.exchange.ask(grant);
+                if let Some(response) = forwarded_requests::response(request, answer) {
+                    state.out.exchange.ask(response);
                 }
             }
             OperatorMessage::WhyStuck { number, looks, reply_to } => {
@@ -376,11 +376,11 @@ impl ProxyEngine {
             Event::Account { from, question, body, .. } => {
                 self.diagnostics.accounted(state, &from, question, &body);
             }
-            Event::Wished { comm, from, question, body } => {
+            Event::OperatorRequest { comm, from, question, body } => {
                 let asked = ForwardedRequest { comm, from, question };
                 forwarded_requests::forwarded_request(state, asked, &body, self.mailbox.sender());
             }
-            Event::Granted { comm, question, body } => self.forwarded.answer(&comm, question, &body),
+            Event::OperatorResponse { comm, question, body } => self.forwarded.answer(&comm, question, &body),
         }
     }
 

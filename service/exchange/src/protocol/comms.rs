@@ -282,22 +282,35 @@ impl Comms {
     }
 
     /// An operator here wants something that the root decides.
-    pub(super) fn wish(&self, comm: CommId, question: u64, body: ChangeBody, wire: &mut Wire, now: Instant) {
+    pub(super) fn operator_request(
+        &self,
+        comm: CommId,
+        question: u64,
+        body: ChangeBody,
+        wire: &mut Wire,
+        now: Instant,
+    ) {
         if comm.root != wire.own && self.live.contains_key(&comm) {
             let root = comm.root.clone();
-            wire.send(&root, Message::Wish { comm, question, body }, now);
+            wire.send(&root, Message::OperatorRequest { comm, question, body }, now);
         }
     }
 
     /// An operator on another host of a communicator whose root is here wants something.
-    pub(super) fn wished(&self, from: &Name, comm: CommId, (question, body): (u64, ChangeBody), wire: &mut Wire) {
+    pub(super) fn operator_request_from(
+        &self,
+        from: &Name,
+        comm: CommId,
+        (question, body): (u64, ChangeBody),
+        wire: &mut Wire,
+    ) {
         if comm.root == wire.own && self.has_host(&comm, from) {
-            wire.tell(Event::Wished { comm, from: from.clone(), question, body });
+            wire.tell(Event::OperatorRequest { comm, from: from.clone(), question, body });
         }
     }
 
     /// The root answers.
-    pub(super) fn grant(
+    pub(super) fn operator_response(
         &self,
         to: &Name,
         comm: CommId,
@@ -306,14 +319,20 @@ impl Comms {
         now: Instant,
     ) {
         if self.has_host(&comm, to) {
-            wire.send(to, Message::Grant { comm, question, body }, now);
+            wire.send(to, Message::OperatorResponse { comm, question, body }, now);
         }
     }
 
     /// The root has answered.
-    pub(super) fn granted(&self, from: &Name, comm: CommId, (question, body): (u64, AccountBody), wire: &mut Wire) {
+    pub(super) fn operator_response_from(
+        &self,
+        from: &Name,
+        comm: CommId,
+        (question, body): (u64, AccountBody),
+        wire: &mut Wire,
+    ) {
         if comm.root == *from && self.live.contains_key(&comm) {
-            wire.tell(Event::Granted { comm, question, body });
+            wire.tell(Event::OperatorResponse { comm, question, body });
         }
     }
 
@@ -399,14 +418,14 @@ mod tests {
         let account = || (3, AccountBody::new(b"account").expect("short"));
         for (from, heard_of_own, heard_of_far) in [("b", true, false), ("c", true, false), ("stranger", false, false)] {
             for (comm, heard) in [(&own, heard_of_own), (&far, heard_of_far), (&unknown, false)] {
-                comms.wished(&name(from), comm.clone(), change(), &mut wire);
-                assert_eq!(told(&mut wire), usize::from(heard), "{from} wishes something of {comm}");
+                comms.operator_request_from(&name(from), comm.clone(), change(), &mut wire);
+                assert_eq!(told(&mut wire), usize::from(heard), "{from} requests something of {comm}");
             }
         }
         for (from, heard_of_far) in [("b", true), ("c", false), ("stranger", false)] {
             for (comm, heard) in [(&own, false), (&far, heard_of_far), (&unknown, false)] {
-                comms.granted(&name(from), comm.clone(), account(), &mut wire);
-                assert_eq!(told(&mut wire), usize::from(heard), "{from} grants something of {comm}");
+                comms.operator_response_from(&name(from), comm.clone(), account(), &mut wire);
+                assert_eq!(told(&mut wire), usize::from(heard), "{from} responds for {comm}");
             }
         }
         for (from, heard) in [("b", true), ("stranger", false)] {
@@ -417,12 +436,12 @@ mod tests {
         // Nor is anything said to them.
         let now = Instant::now();
         let messages = wire.counters.messages;
-        comms.grant(&name("stranger"), own.clone(), account(), &mut wire, now);
+        comms.operator_response(&name("stranger"), own.clone(), account(), &mut wire, now);
         comms.account(&name("stranger"), own.clone(), account(), &mut wire, now);
-        comms.wish(own.clone(), 3, change().1, &mut wire, now);
+        comms.operator_request(own.clone(), 3, change().1, &mut wire, now);
         assert_eq!((told(&mut wire), wire.counters.messages), (0, messages));
-        comms.grant(&name("b"), own, account(), &mut wire, now);
-        comms.wish(far, 3, change().1, &mut wire, now);
+        comms.operator_response(&name("b"), own, account(), &mut wire, now);
+        comms.operator_request(far, 3, change().1, &mut wire, now);
         assert_eq!(wire.counters.messages, messages + 2);
     }
 }

@@ -140,7 +140,7 @@ pub enum Request {
     },
     /// Tells the root of a communicator that is on another host what an operator here wants. Nothing comes back from a root that
     /// cannot be reached, or does not know the communicator.
-    Wish {
+    OperatorRequest {
         /// Which communicator.
         comm: CommId,
         /// To be given back.
@@ -148,13 +148,13 @@ pub enum Request {
         /// What.
         body: ChangeBody,
     },
-    /// After [`Event::Wished`]: what has become of it.
-    Grant {
+    /// After [`Event::OperatorRequest`]: what has become of it.
+    OperatorResponse {
         /// Which communicator.
         comm: CommId,
         /// Who asked.
         to: Name,
-        /// Of the wish.
+        /// Of the request.
         question: u64,
         /// What has become of it.
         body: AccountBody,
@@ -265,8 +265,8 @@ pub enum Event {
         /// How it is.
         body: AccountBody,
     },
-    /// An operator on another host wants something of a communicator whose root is here: say [`Request::Grant`].
-    Wished {
+    /// An operator on another host wants something of a communicator whose root is here: say [`Request::OperatorResponse`].
+    OperatorRequest {
         /// Which communicator.
         comm: CommId,
         /// Which host.
@@ -276,11 +276,11 @@ pub enum Event {
         /// What.
         body: ChangeBody,
     },
-    /// What has become of a wish.
-    Granted {
+    /// What has become of an operator's request.
+    OperatorResponse {
         /// Which communicator.
         comm: CommId,
-        /// Of the wish.
+        /// Of the request.
         question: u64,
         /// What has become of it.
         body: AccountBody,

@@ -319,7 +319,7 @@ pub enum Message {
         body: AccountBody,
     },
     /// To the root of a communicator: an operator here wants something of it.
-    Wish {
+    OperatorRequest {
         /// Which communicator.
         comm: CommId,
         /// To be given back.
@@ -327,11 +327,11 @@ pub enum Message {
         /// What.
         body: ChangeBody,
     },
-    /// From the root: what has become of a wish.
-    Grant {
+    /// From the root: what has become of a request.
+    OperatorResponse {
         /// Which communicator.
         comm: CommId,
-        /// Of the wish.
+        /// Of the request.
         question: u64,
         /// What has become of it.
         body: AccountBody,
@@ -395,8 +395,8 @@ impl Message {
             | Message::Agreement { .. }
             | Message::Inquiry { .. }
             | Message::Account { .. }
-            | Message::Wish { .. }
-            | Message::Grant { .. }
+            | Message::OperatorRequest { .. }
+            | Message::OperatorResponse { .. }
             | Message::Control { .. } => true,
         }
     }
@@ -568,8 +568,16 @@ mod tests {
                     Message::Left { comm: comm.clone(), ranks },
                     Message::Inquiry { comm: comm.clone(), question: 7 },
                     Message::Account { comm: comm.clone(), question: 8, body: AccountBody::new(b"well").unwrap() },
-                    Message::Wish { comm: comm.clone(), question: 9, body: ChangeBody::new(b"change").unwrap() },
-                    Message::Grant { comm: comm.clone(), question: 9, body: AccountBody::new(b"changed").unwrap() },
+                    Message::OperatorRequest {
+                        comm: comm.clone(),
+                        question: 9,
+                        body: ChangeBody::new(b"change").unwrap(),
+                    },
+                    Message::OperatorResponse {
+                        comm: comm.clone(),
+                        question: 9,
+                        body: AccountBody::new(b"changed").unwrap(),
+                    },
                     Message::Agreement { comm, message },
                     Message::Control { body: ControlBody::new(b"do").unwrap() },
                 ])

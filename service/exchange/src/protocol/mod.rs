@@ -116,8 +116,12 @@ impl Exchange {
             Request::Refuse { comm, change, refusal } => comms.refuse(comm, change, refusal, wire, now),
             Request::Inquire { comm, question } => comms.inquire(&comm, question, wire, now),
             Request::Account { comm, to, question, body } => comms.account(&to, comm, (question, body), wire, now),
-            Request::Wish { comm, question, body } => comms.wish(comm, question, body, wire, now),
-            Request::Grant { comm, to, question, body } => comms.grant(&to, comm, (question, body), wire, now),
+            Request::OperatorRequest { comm, question, body } => {
+                comms.operator_request(comm, question, body, wire, now)
+            }
+            Request::OperatorResponse { comm, to, question, body } => {
+                comms.operator_response(&to, comm, (question, body), wire, now)
+            }
             Request::TestLinks => wire.say_alive(),
             Request::Tell { to, body } => {
                 if wire.incarnation_of(&to).is_some() {
@@ -218,8 +222,12 @@ impl Exchange {
             Message::Agreement { comm, message } => self.comms.agreement(from, comm, message, wire, now),
             Message::Inquiry { comm, question } => self.comms.inquired(from, comm, question, wire),
             Message::Account { comm, question, body } => self.comms.accounted(from, comm, (question, body), wire),
-            Message::Wish { comm, question, body } => self.comms.wished(from, comm, (question, body), wire),
-            Message::Grant { comm, question, body } => self.comms.granted(from, comm, (question, body), wire),
+            Message::OperatorRequest { comm, question, body } => {
+                self.comms.operator_request_from(from, comm, (question, body), wire)
+            }
+            Message::OperatorResponse { comm, question, body } => {
+                self.comms.operator_response_from(from, comm, (question, body), wire)
+            }
             Message::Control { body } => wire.tell(Event::Told { from: from.clone(), body }),
         }
     }
