@@ -100,9 +100,9 @@ def is_in_force(view, left=lambda flow: False):
 def measure(fabric, options, toml, at):
     """One job, during which a link to a spine, or a host's NIC, dies and comes back."""
     if options.nic:
-        fault, goes_there = down(fabric, at), lambda flow: flow["from"] == at and flow["way"].endswith(f"by {DEVICES[1]}")
+        fault, goes_there = down(fabric, at), lambda flow: flow["from"] == at and flow["path"].endswith(f"by {DEVICES[1]}")
     else:
-        fault, goes_there = dead(fabric, LEAF, at), lambda flow: flow["way"] == at
+        fault, goes_there = dead(fabric, LEAF, at), lambda flow: flow["path"] == at
     with tempfile.TemporaryDirectory() as files:
         for name, text in [("topology", topology(toml, options.nic)), ("policy", to_toml({"policy": {"name": "ffa"}}))]:
             (pathlib.Path(files) / f"{name}.toml").write_text(text)

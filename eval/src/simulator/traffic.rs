@@ -2,7 +2,7 @@
 
 use mccs_policy::random::mix;
 use mccs_policy::topology::Topology;
-use mccs_policy::{CommId, Flow, Way};
+use mccs_policy::{CommId, Flow, PathAssignment};
 
 use super::cluster::Hashed;
 use super::scenario::{Collective, Ring, Work};
@@ -38,8 +38,8 @@ fn rounds(collective: Collective) -> f64 {
 /// do it.
 #[must_use]
 pub fn path(topology: &Topology, comm: CommId, flow: &Flow, seen: &[Hashed], seed: u64) -> u32 {
-    let Flow { channel, from, to, way } = *flow;
-    if let Way::Path(path) = way {
+    let Flow { channel, from, to, path } = *flow;
+    if let PathAssignment::Path(path) = path {
         return path;
     }
     let count = topology.path_count(from, to);

@@ -124,7 +124,7 @@ impl Cluster {
             && decided.len() == JOBS as usize
             && run.iter().all(|epochs| *epochs == decided)
             && view.communicators.iter().all(|comm| {
-                comm.state == Standing::AsDecided && comm.strategy.flows.iter().all(|flow| is_steered(&flow.way))
+                comm.state == Standing::AsDecided && comm.strategy.flows.iter().all(|flow| is_steered(&flow.path))
             })
     }
 

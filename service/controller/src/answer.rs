@@ -186,8 +186,8 @@ pub struct PathRateView {
     pub from: String,
     /// Host that receives.
     pub to: String,
-    /// As [`FlowView::way`].
-    pub way: String,
+    /// As [`FlowView::path`].
+    pub path: String,
     /// Payload in bits per second.
     pub bps: u64,
     /// What the narrowest of its links that are known carries now; none where none is.
@@ -271,7 +271,7 @@ pub struct FlowView {
     /// Host that receives.
     pub to: String,
     /// A spine, ports, a code point, or the switches' hash.
-    pub way: String,
+    pub path: String,
     /// Its priority in its host's own queues, where it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u32>,

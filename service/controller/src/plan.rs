@@ -20,7 +20,7 @@ use super::pace::{HostPace, host_paces, leave_what_cannot_be_told};
 use mccs_model::{CommId, Name};
 use mccs_policy::shares::PAYLOAD;
 use mccs_policy::topology::{HostId, Topology};
-use mccs_policy::{Decision, Flow, Job, Placed, View, Way, shares};
+use mccs_policy::{Decision, Flow, Job, PathAssignment, Placed, View, shares};
 use mccs_telemetry::placed::Chosen;
 
 /// Highest priority that a socket can have without a capability.
@@ -37,7 +37,7 @@ pub struct Plan {
     pub transport: Option<TransportKind>,
     /// Ways through the network, in the order of spines, then of NICs' names; one that steers nothing is the last.
     pub paths: Vec<FlowPath>,
-    /// The way of every flow that a ring has between hosts; by channel and hosts.
+    /// The path of every flow that a ring has between hosts; by channel and hosts.
     pub flows: Vec<FlowChoice>,
     /// How fast and when flows leave each host that has some.
     pub paces: Vec<(String, HostPace)>,
@@ -190,7 +190,7 @@ fn job_of(config: &ClusterConfig, capacities: &[f64], number: u64, report: &Repo
         channels,
         ring_orders: report.chosen.rings.clone(),
         profile: report.profile,
-        pinned: report.is_pinned.then(|| ways_in_force(config, report)),
+        pinned: report.is_pinned.then(|| spines_in_force(config, report)),
     })
 }
 
@@ -234,12 +234,12 @@ fn flows_in_force(report: &Report) -> impl Iterator<Item = FlowOf<'_>> {
 }
 
 /// The spine of each flow between hosts that is steered to one, by channel and hosts.
-fn ways_in_force(config: &ClusterConfig, report: &Report) -> BTreeMap<(u32, HostId, HostId), u32> {
+fn spines_in_force(config: &ClusterConfig, report: &Report) -> BTreeMap<(u32, HostId, HostId), u32> {
     let Network { topology, hosts, .. } = &*config.network;
-    let way = |(channel, from, to, path): FlowOf<'_>| {
+    let spine = |(channel, from, to, path): FlowOf<'_>| {
         Some(((channel, *hosts.get(from)?, *hosts.get(to)?), topology.spine_steered_to(path?)?))
     };
-    flows_in_force(report).filter_map(way).collect()
+    flows_in_force(report).filter_map(spine).collect()
 }
 
 /// A NIC that is down, and that a flow of a pinned strategy would leave if it might.
@@ -256,18 +256,18 @@ fn pinned_to_down(topology: &Topology, links: &Links, report: &Report) -> Option
 /// Links that carry nothing, and that flows of a pinned strategy would leave if they might.
 fn pinned_to_broken(view: &View<'_>, decision: &Decision) -> Option<String> {
     let topology = view.topology;
-    let is_broken = |flow: &&Flow| match flow.way {
-        Way::Path(path) => {
+    let is_broken = |flow: &&Flow| match flow.path {
+        PathAssignment::Path(path) => {
             let route = topology.route(flow.from, flow.to, path);
             route.links().iter().any(|link| !topology.is_edge(*link) && view.capacities[link.index()] <= 0.0)
         }
-        Way::Hash => false,
+        PathAssignment::Hash => false,
     };
     let flow = decision.flows.iter().find(is_broken)?;
     let (from, to) = (topology.host_name(flow.from.host), topology.host_name(flow.to.host));
     let spine = spine_of(topology, flow).map_or("its spine", |spine| topology.spine_name(spine));
     Some(format!(
-        "another way than {spine} for channel {} from {from} to {to}, where a link carries nothing: it is pinned",
+        "another path than {spine} for channel {} from {from} to {to}, where a link carries nothing: it is pinned",
         flow.channel
     ))
 }
@@ -275,7 +275,7 @@ fn pinned_to_broken(view: &View<'_>, decision: &Decision) -> Option<String> {
 /// Where a flow is steered: over a spine, and by a NIC of its sender.
 type Steered<'a> = (Option<u32>, Option<&'a Device>);
 
-/// The order of ways: those that steer to no spine come last.
+/// The order of paths: those that steer to no spine come last.
 fn in_order<'a>((spine, nic): &Steered<'a>) -> (bool, Option<u32>, Option<&'a Device>) {
     (spine.is_none(), *spine, *nic)
 }
@@ -298,7 +298,7 @@ pub fn plan(
         }
         None => true,
     };
-    let mut ways: BTreeMap<(u32, &str, &str), Steered<'_>> = BTreeMap::new();
+    let mut by_flow: BTreeMap<(u32, &str, &str), Steered<'_>> = BTreeMap::new();
     for flow in &decision.flows {
         let spine = spine_of(topology, flow);
         let steered = spine.filter(|spine| is_steerable(topology.steering(*spine)));
@@ -311,9 +311,9 @@ pub fn plan(
         // A ring that comes by twice has one flow there: the first counts.
         let key = (flow.channel, topology.host_name(flow.from.host), topology.host_name(flow.to.host));
         let nic = topology.nic_name(flow.from, carried_by).filter(|_| has_names);
-        ways.entry(key).or_insert((steered, nic));
+        by_flow.entry(key).or_insert((steered, nic));
     }
-    let mut steered: Vec<Steered<'_>> = ways.values().copied().filter(|way| *way != (None, None)).collect();
+    let mut steered: Vec<Steered<'_>> = by_flow.values().copied().filter(|steered| *steered != (None, None)).collect();
     steered.sort_unstable_by_key(in_order);
     steered.dedup();
     let priority = Some(decision.priority.min(PRIORITY_MAX)).filter(|priority| *priority > 0);
@@ -325,27 +325,27 @@ pub fn plan(
         ..marked(spine.map_or(&nowhere, |spine| topology.steering(spine)))
     };
     let mut paths: Vec<FlowPath> = steered.iter().map(path).collect();
-    if priority.is_some() || (!steered.is_empty() && ways.values().any(|way| *way == (None, None))) {
+    if priority.is_some() || (!steered.is_empty() && by_flow.values().any(|steered| *steered == (None, None))) {
         paths.push(marked(&nowhere));
     }
-    let place = |way: &Steered<'_>| {
-        let found = steered.binary_search_by_key(&in_order(way), in_order);
+    let place = |steered_to: &Steered<'_>| {
+        let found = steered.binary_search_by_key(&in_order(steered_to), in_order);
         found.unwrap_or(steered.len()) as u32
     };
-    let flow = |((channel, from, to), way): (&(u32, &str, &str), &Steered<'_>)| FlowChoice {
+    let flow = |((channel, from, to), steered_to): (&(u32, &str, &str), &Steered<'_>)| FlowChoice {
         channel: *channel,
         from: (*from).to_owned(),
         to: (*to).to_owned(),
-        path: place(way),
+        path: place(steered_to),
     };
-    let flows = if paths.is_empty() { Vec::new() } else { ways.iter().map(flow).collect() };
+    let flows = if paths.is_empty() { Vec::new() } else { by_flow.iter().map(flow).collect() };
     // A spine that has a code point of its own leaves no room for that of a class.
     if decision.priority > 0 && (class_dscp.is_none() || paths.iter().any(|path| path.dscp != class_dscp)) {
         not_enforced.push(format!("priority {} in switches", decision.priority));
     }
     let crosses =
         |flow: &Flow| topology.route(flow.from, flow.to, 0).links().iter().any(|link| !topology.is_edge(*link));
-    if rates.is_some() && decision.flows.iter().any(|flow| flow.way == Way::Hash && crosses(flow)) {
+    if rates.is_some() && decision.flows.iter().any(|flow| flow.path == PathAssignment::Hash && crosses(flow)) {
         not_enforced.push("shares of links that the switches' hash chooses: NICs' are".to_owned());
     }
     let mut paces = host_paces(topology, decision, rates, comm_of);
@@ -382,9 +382,9 @@ fn unnamed_nic(topology: &Topology, decision: &Decision, transport: TransportKin
 }
 
 fn spine_of(topology: &Topology, flow: &Flow) -> Option<u32> {
-    match flow.way {
-        Way::Hash => None,
-        Way::Path(path) => topology.spine_of(flow.from, flow.to, path),
+    match flow.path {
+        PathAssignment::Hash => None,
+        PathAssignment::Path(path) => topology.spine_of(flow.from, flow.to, path),
     }
 }
 

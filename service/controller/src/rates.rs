@@ -192,11 +192,10 @@ impl ClusterRates {
                     *sum = sum.saturating_add(*bps);
                 }
                 let least = crossed.iter().map(|link| capacities[link.index()]).min_by(f64::total_cmp);
-                let (from, way) = (from.to_string(), way_name(path, topology));
                 paths.push(PathRateView {
-                    from,
+                    from: from.to_string(),
                     to: to.clone(),
-                    way,
+                    path: path_label(path, topology),
                     bps: *bps,
                     capacity_bps: least.map(|bps| bps as u64),
                 });
@@ -207,7 +206,7 @@ impl ClusterRates {
             Some(LinkRateView { from, to, bps, capacity_bps: capacities[link.index()] as u64 })
         };
         let mut links: Vec<LinkRateView> = links.into_iter().filter_map(link).collect();
-        paths.sort_by(|a, b| (b.bps, &a.from, &a.to, &a.way).cmp(&(a.bps, &b.from, &b.to, &b.way)));
+        paths.sort_by(|a, b| (b.bps, &a.from, &a.to, &a.path).cmp(&(a.bps, &b.from, &b.to, &b.path)));
         links.sort_by(|a, b| (b.bps, &a.from, &a.to).cmp(&(a.bps, &b.from, &b.to)));
         let [more_paths, more_links] = [paths.len(), links.len()].map(|len| len.saturating_sub(SHOWN_MAX) as u64);
         paths.truncate(SHOWN_MAX);
@@ -217,16 +216,16 @@ impl ClusterRates {
 }
 
 /// What operators call a path: its spine, or what steers to it; and its NIC.
-pub(super) fn way_name(path: &FlowPath, topology: &Topology) -> String {
+pub(super) fn path_label(path: &FlowPath, topology: &Topology) -> String {
     let spine = topology.spine_steered_to(path);
-    let way = match (path.source_ports, path.dscp, spine) {
+    let label = match (path.source_ports, path.dscp, spine) {
         (None, None, _) => "hash".to_owned(),
         (None, Some(dscp), None) if topology.is_class(dscp) => "hash".to_owned(),
         (_, _, Some(spine)) => topology.spine_name(spine).to_owned(),
         (Some(ports), _, None) => format!("source ports {ports}"),
         (None, Some(dscp), None) => format!("code point {dscp}"),
     };
-    path.device.as_ref().map_or(way.clone(), |device| format!("{way} by {device}"))
+    path.device.as_ref().map_or(label.clone(), |device| format!("{label} by {device}"))
 }
 
 /// The links that a path between two hosts is known to cross.

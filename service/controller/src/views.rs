@@ -16,7 +16,7 @@ use super::message::Report;
 use super::pace::HostPace;
 use super::pace_table::PaceTable;
 use super::plan::{Plan, flows_of, plan_all};
-use super::rates::{ClusterRates, way_name};
+use super::rates::{ClusterRates, path_label};
 use mccs_config::change::FlowChoice;
 use mccs_config::service::{Algorithm, FlowPath};
 use mccs_model::Name;
@@ -179,10 +179,17 @@ fn view_of(
     let mut seen: Vec<FlowView> = Vec::new();
     for (channel, from, to, path) in flows_of(report, (rings, paths, flows)) {
         if !seen.iter().any(|flow| (flow.channel, &*flow.from, &*flow.to) == (channel, from, to)) {
-            let way = path.map_or_else(|| "hash".to_owned(), |path| way_name(path, topology));
+            let label = path.map_or_else(|| "hash".to_owned(), |path| path_label(path, topology));
             let priority = path.and_then(|path| path.priority);
             let class_dscp = path.and_then(|path| path.dscp.filter(|dscp| topology.is_class(*dscp)));
-            seen.push(FlowView { channel, from: from.to_owned(), to: to.to_owned(), way, priority, class_dscp });
+            seen.push(FlowView {
+                channel,
+                from: from.to_owned(),
+                to: to.to_owned(),
+                path: label,
+                priority,
+                class_dscp,
+            });
         }
     }
     StrategyView { rings: rings.to_vec(), algorithm: Algorithm::default(), transport: None, flows: seen }

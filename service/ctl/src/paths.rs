@@ -50,7 +50,7 @@ pub fn flows(socket: &Path, json: bool) -> anyhow::Result<()> {
             name.epoch.map_or_else(|| "send/recv".to_owned(), |_| name.channel.to_string()),
             format!("{} -> {}", name.from, name.to),
             format!("{direction} {}", name.peer),
-            flow.way(),
+            flow.route(),
             round_trip(wire),
             wire.retransmits,
             lost(wire)

@@ -197,7 +197,7 @@ pub(crate) fn strategy(strategy: &StrategyView) -> Vec<String> {
         for flow in strategy.flows.iter().filter(|flow| flow.channel == channel) {
             let priority = flow.priority.map(|priority| format!(", priority {priority}")).unwrap_or_default();
             let class = flow.class_dscp.map(|dscp| format!(", class of code point {dscp}")).unwrap_or_default();
-            lines.push(format!("  {} -> {}: {}{priority}{class}", flow.from, flow.to, flow.way));
+            lines.push(format!("  {} -> {}: {}{priority}{class}", flow.from, flow.to, flow.path));
         }
     }
     lines
@@ -288,9 +288,9 @@ fn file(FileView { file, standing }: &FileView) {
 
 fn rates(view: &RatesView) {
     let mbps = |bps: u64| format!("{:.1}", bps as f64 / 1e6);
-    for PathRateView { from, to, way, bps, capacity_bps } in &view.paths {
+    for PathRateView { from, to, path, bps, capacity_bps } in &view.paths {
         let of = capacity_bps.map(|bps| format!(" of {}", mbps(bps))).unwrap_or_default();
-        say!("  {from} -> {to} by {way}: {}{of} Mbit/s", mbps(*bps));
+        say!("  {from} -> {to} by {path}: {}{of} Mbit/s", mbps(*bps));
     }
     if view.more_paths > 0 {
         say!("  {} paths more carry less", view.more_paths);

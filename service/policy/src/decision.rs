@@ -49,14 +49,14 @@ pub struct Flow {
     pub from: Port,
     /// Receiver and its NIC.
     pub to: Port,
-    /// How it goes.
-    pub way: Way,
+    /// Its path.
+    pub path: PathAssignment,
 }
 
-/// How a flow goes through the network.
+/// The path of a flow through the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Way {
+pub enum PathAssignment {
     /// As the switches' hash has it.
     Hash,
     /// Over this path of [`crate::topology::Topology::route`].

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::decision::{Decision, Decisions, Flow, Way};
+use super::decision::{Decision, Decisions, Flow, PathAssignment};
 use super::rings;
 use super::view::{Job, View};
 use crate::topology::{Between, HostId, LinkId, Port, Topology};
@@ -175,7 +175,7 @@ pub(super) fn is_less(a: (f64, f64), b: (f64, f64)) -> bool {
 /// Flows on paths.
 #[derive(Debug)]
 pub struct Assigned {
-    /// Every way is a path, unless it is pinned; otherwise as [`leave_to_hash`].
+    /// Every flow has a path, unless it is pinned; otherwise as [`leave_to_hash`].
     pub decisions: Decisions,
     /// Every flow of the decisions, in their order.
     pub hops: Vec<Vec<Hop>>,
@@ -194,7 +194,7 @@ pub fn assign(view: &View<'_>, allowed: impl Fn(&Job, u32) -> bool) -> Assigned 
             continue;
         }
         for (hop, flow) in hops.iter().zip(&assigned.decisions.0[number].flows) {
-            if let Way::Path(path) = flow.way {
+            if let PathAssignment::Path(path) = flow.path {
                 loads.put(hop, path, 1.0);
             }
         }
@@ -209,9 +209,9 @@ pub fn assign(view: &View<'_>, allowed: impl Fn(&Job, u32) -> bool) -> Assigned 
         for (number, flow) in &order {
             let hop = &assigned.hops[*number][*flow];
             let slot = &mut assigned.decisions.0[*number].flows[*flow];
-            let first = match slot.way {
-                Way::Path(path) => path,
-                Way::Hash => hop.channel,
+            let first = match slot.path {
+                PathAssignment::Path(path) => path,
+                PathAssignment::Hash => hop.channel,
             };
             if second {
                 if loads.fits(hop, first) {
@@ -221,13 +221,13 @@ pub fn assign(view: &View<'_>, allowed: impl Fn(&Job, u32) -> bool) -> Assigned 
             }
             let path = loads.best(hop, first, |spine| admitted[*number][spine as usize]);
             loads.put(hop, path, 1.0);
-            slot.way = Way::Path(path);
+            slot.path = PathAssignment::Path(path);
         }
     }
     assigned
 }
 
-/// Rings and flows as wanted, every way left to the hash but those that are pinned, and what the rules say of cap and window.
+/// Rings and flows as wanted, every flow left to the hash but those that are pinned, and what the rules say of cap and window.
 #[must_use]
 pub fn leave_to_hash(view: &View<'_>) -> Decisions {
     derive(view).decisions
@@ -239,8 +239,8 @@ fn derive(view: &View<'_>) -> Assigned {
         let ring_orders = rings::orders(view, job);
         let hops = hops(view, job, &ring_orders);
         let flow = |hop: &Hop| {
-            let flow = Flow { channel: hop.channel, from: hop.from, to: hop.to, way: Way::Hash };
-            Flow { way: job.pinned_way(view.topology, &flow), ..flow }
+            let flow = Flow { channel: hop.channel, from: hop.from, to: hop.to, path: PathAssignment::Hash };
+            Flow { path: job.pinned_path(view.topology, &flow), ..flow }
         };
         let terms = view.rules.of(&job.tenant);
         assigned.decisions.0.push(Decision {

@@ -1,6 +1,6 @@
 //! The policy of `docs/guides/policy.md`, as it is in the service of who follows that; for tests alone.
 
-use super::{Decisions, Policy, View, Way, flows, shares};
+use super::{Decisions, PathAssignment, Policy, View, flows, shares};
 
 /// `in_turn`: channel i takes the i-th path that carries anything, counted round.
 pub struct InTurn;
@@ -14,7 +14,7 @@ impl Policy for InTurn {
         let mut decisions = flows::leave_to_hash(view);
         for (job, decision) in view.jobs.iter().zip(&mut decisions.0) {
             if job.pinned.is_some() {
-                continue; // The operator has chosen its ways.
+                continue; // The operator has chosen its paths.
             }
             for flow in &mut decision.flows {
                 let carries = |path: &u32| {
@@ -23,7 +23,7 @@ impl Policy for InTurn {
                 };
                 let paths: Vec<u32> = (0..view.topology.path_count(flow.from, flow.to)).filter(carries).collect();
                 let turn = (flow.channel as usize).checked_rem(paths.len());
-                flow.way = turn.map_or(Way::Hash, |turn| Way::Path(paths[turn]));
+                flow.path = turn.map_or(PathAssignment::Hash, |turn| PathAssignment::Path(paths[turn]));
             }
         }
         shares::weigh(view, &mut decisions);

@@ -6,7 +6,7 @@ use mccs_config::PolicyFile;
 use mccs_config::policy::{Channels, PolicySection, Rings};
 use mccs_config::service::{Algorithm, TransportKind};
 
-use super::{CommId, Flow, Way};
+use super::{CommId, Flow, PathAssignment};
 use crate::topology::{HostId, Topology};
 
 /// The cluster at a moment.
@@ -57,14 +57,16 @@ impl Job {
         self.hosts.iter().map(|placed| placed.ranks.len() as u32).sum()
     }
 
-    /// The way that a flow has because the strategy is pinned; the hash's where it has none.
+    /// The path of a flow whose strategy is pinned; left to the hash where it has none.
     #[must_use]
-    pub(super) fn pinned_way(&self, topology: &Topology, flow: &Flow) -> Way {
+    pub(super) fn pinned_path(&self, topology: &Topology, flow: &Flow) -> PathAssignment {
         let key = (flow.channel, flow.from.host, flow.to.host);
-        let Some(spine) = self.pinned.as_ref().and_then(|ways| ways.get(&key).copied()) else { return Way::Hash };
+        let Some(spine) = self.pinned.as_ref().and_then(|spines| spines.get(&key).copied()) else {
+            return PathAssignment::Hash;
+        };
         let mut paths = 0..topology.path_count(flow.from, flow.to);
         let over = paths.find(|path| topology.spine_of(flow.from, flow.to, *path) == Some(spine));
-        over.map_or(Way::Hash, Way::Path)
+        over.map_or(PathAssignment::Hash, PathAssignment::Path)
     }
 }
 

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use mccs_model::link::{FlowWait, LinkKey};
 
 pub use self::account::{
-    CALLS_TOLD_MAX, FLOWS_TOLD_MAX, FlowWay, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount,
+    CALLS_TOLD_MAX, FLOWS_TOLD_MAX, FlowRoute, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount,
 };
 
 /// What a communicator waits for.
@@ -122,8 +122,8 @@ fn blame(hosts: &[(String, Option<HostAccount>)]) -> (StuckClass, Vec<Culprit>) 
     let first = of_rings.map(|(started, _)| *started).min();
     let is_first = |(started, flow): &(u64, FlowWait)| flow.channel == LinkKey::PAIRS || Some(*started) == first;
     let waiting = waiting.into_iter().filter(is_first).map(|(_, flow)| flow).collect();
-    let ways: Vec<_> = answered().flat_map(|(_, account)| &account.ways).collect();
-    let stalled = ranks.stalled(waiting, &lacking, &ways);
+    let routes: Vec<_> = answered().flat_map(|(_, account)| &account.routes).collect();
+    let stalled = ranks.stalled(waiting, &lacking, &routes);
     if !stalled.is_empty() {
         return (StuckClass::Flow, stalled);
     }
@@ -234,7 +234,7 @@ impl Ranks<'_> {
     }
 
     /// Flows that do not get through, of those whose receivers wait.
-    fn stalled(&self, mut waiting: Vec<FlowWait>, lacking: &[Culprit], ways: &[&FlowWay]) -> Vec<Culprit> {
+    fn stalled(&self, mut waiting: Vec<FlowWait>, lacking: &[Culprit], routes: &[&FlowRoute]) -> Vec<Culprit> {
         // Nothing is on its way of what has not been sent.
         let is_sent = |flow: &FlowWait| {
             flow.channel != LinkKey::PAIRS
@@ -256,9 +256,10 @@ impl Ranks<'_> {
                 channel => format!("channel {channel}"),
             };
             // Several while a strategy gives way to another one.
-            let is_its = |way: &&&FlowWay| (way.channel, way.from, way.to) == (flow.channel, flow.from, flow.to);
-            let ways: BTreeSet<&str> = ways.iter().filter(is_its).map(|way| way.way.as_str()).collect();
-            let over: String = ways.into_iter().map(|way| format!(", over {way}")).collect();
+            let is_its =
+                |route: &&&FlowRoute| (route.channel, route.from, route.to) == (flow.channel, flow.from, flow.to);
+            let routes: BTreeSet<&str> = routes.iter().filter(is_its).map(|route| route.route.as_str()).collect();
+            let over: String = routes.into_iter().map(|route| format!(", over {route}")).collect();
             let what = format!("its data for rank {}{to} does not get through ({by}{over})", flow.to);
             let unknown = Culprit { rank: Some(flow.from), peer: Some(flow.to), what, ..Culprit::default() };
             self.culprit(flow.from, (None, Some(flow.to)), unknown.what.clone()).unwrap_or(unknown)

@@ -149,7 +149,7 @@ fn is_in_force(view: &PolicyView) -> bool {
 }
 
 fn spines(view: &PolicyView) -> Vec<&str> {
-    let ways = view.communicators.iter().flat_map(|comm| comm.strategy.flows.iter().map(|flow| &*flow.way));
+    let ways = view.communicators.iter().flat_map(|comm| comm.strategy.flows.iter().map(|flow| &*flow.path));
     ways.filter(|way| way.starts_with("spine")).collect()
 }
 
@@ -227,7 +227,7 @@ fn the_controller_leaves_a_nic_that_is_pulled_and_returns_to_it() {
     let host = format!("h{PULLED}");
     let uses_second = |view: &PolicyView| {
         let mut flows = view.communicators.iter().flat_map(|comm| &comm.strategy.flows);
-        flows.any(|flow| flow.from == host && flow.way.ends_with("by eth1"))
+        flows.any(|flow| flow.from == host && flow.path.ends_with("by eth1"))
     };
     let pull = || {
         is_shown(&fixture, |view| is_in_force(view) && uses_second(view));

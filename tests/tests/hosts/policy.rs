@@ -172,7 +172,7 @@ fn who_arrives_gets_the_policys_rings_and_ways_without_being_asked() {
         let [comm] = &view.communicators[..] else { panic!("{view:?}") };
         assert_eq!((comm.epoch, &comm.state), (1, &Standing::AsDecided));
         assert_eq!(comm.strategy.rings, [[0, 2, 1, 3], [2, 0, 3, 1]]);
-        assert!(comm.strategy.flows.iter().all(|flow| flow.way.starts_with("spine")), "{comm:?}");
+        assert!(comm.strategy.flows.iter().all(|flow| flow.path.starts_with("spine")), "{comm:?}");
         // Asked elsewhere, it says where to.
         let refused = request(hosts, 0, ControllerRequest::Show);
         assert!(refused.as_ref().is_err_and(|why| why.contains("on host h2")), "{refused:?}");
@@ -245,7 +245,7 @@ fn devices_that_hosts_have_not_are_refused_with_jobs_and_without() {
     let of_job = |view: &PolicyView, device: &str| {
         let [comm] = &view.communicators[..] else { return false };
         let flows = &comm.strategy.flows;
-        comm.state == Standing::AsDecided && !flows.is_empty() && flows.iter().all(|flow| flow.way.ends_with(device))
+        comm.state == Standing::AsDecided && !flows.is_empty() && flows.iter().all(|flow| flow.path.ends_with(device))
     };
     with_job(&mut hosts, |hosts, done, is_over| {
         // Who arrives is decided for by what is in force.
@@ -488,8 +488,8 @@ fn what_a_job_sends_is_seen_by_path_and_link() {
     with_job(&mut hosts, |hosts, _, is_over| {
         wait_until(is_over, || epochs(hosts) == [1, 1]);
         // Each channel goes over a spine of its own, both ways.
-        let goes = |view: &PolicyView, from: &str, to: &str, way: &str| {
-            let is_it = |path: &&PathRateView| (&*path.from, &*path.to, &*path.way) == (from, to, way);
+        let goes = |view: &PolicyView, from: &str, to: &str, path: &str| {
+            let is_it = |rate: &&PathRateView| (&*rate.from, &*rate.to, &*rate.path) == (from, to, path);
             view.rates
                 .paths
                 .iter()

@@ -127,7 +127,7 @@ fn links_carry_what_is_known_to_cross_them() {
         ("leaf0", "host-b", 2, 100),
     ];
     assert_eq!(links(&view), expected);
-    let path = |path: &PathRateView| (path.from.clone(), path.way.clone(), path.capacity_bps.map(|bps| bps / GBPS));
+    let path = |rate: &PathRateView| (rate.from.clone(), rate.path.clone(), rate.capacity_bps.map(|bps| bps / GBPS));
     let found: Vec<_> = view.paths.iter().map(path).collect();
     let expected = [
         ("host-a", "spine1", Some(50)),

@@ -151,7 +151,7 @@ fn priorities_have_the_code_points_of_the_switches_classes() {
     let view = fixture.show();
     assert!(view.communicators.iter().all(|comm| comm.not_enforced.is_empty()), "{view:?}");
     // They go the same ways as those of the other, which has none.
-    let ways = |at: usize| view.communicators[at].strategy.flows.iter().map(|flow| &*flow.way).collect::<Vec<_>>();
+    let ways = |at: usize| view.communicators[at].strategy.flows.iter().map(|flow| &*flow.path).collect::<Vec<_>>();
     assert_eq!(ways(0), ways(1));
     assert!(ways(0).contains(&"spine0") && ways(0).contains(&"spine1"), "{view:?}");
 }

@@ -29,7 +29,7 @@ fn a_diff_says_what_an_apply_then_does() {
     let Ok(ControllerAnswer::Diff(PolicyDiff { communicators: diff, .. })) = fixture.answer(request) else { panic!() };
     assert_eq!((diff.len(), diff[0].changes, fixture.changes_made()), (1, true, made));
     let way = |flows: &[crate::answer::FlowView]| {
-        flows.iter().find(|flow| (&*flow.from, &*flow.to) == ("host-b", "host-c")).unwrap().way.clone()
+        flows.iter().find(|flow| (&*flow.from, &*flow.to) == ("host-b", "host-c")).unwrap().path.clone()
     };
     assert!(way(&diff[0].before.flows).starts_with("spine"), "{:?}", diff[0].before);
     assert_eq!(way(&diff[0].after.as_ref().unwrap().flows), "hash");
@@ -96,7 +96,7 @@ fn a_diff_shows_priorities_and_the_switches_classes() {
     assert_eq!([told[0].changes_strategy, told[1].changes], [true, false], "{told:?}");
     let (now, then) = (&told[0].before, told[0].after.as_ref().unwrap());
     assert_eq!((marks(now), marks(then)), (vec![(None, None)], vec![(Some(2), Some(16))]));
-    let ways = |strategy: &StrategyView| strategy.flows.iter().map(|flow| flow.way.clone()).collect::<Vec<_>>();
+    let ways = |strategy: &StrategyView| strategy.flows.iter().map(|flow| flow.path.clone()).collect::<Vec<_>>();
     assert_eq!(ways(now), ways(then), "they go the same ways");
     fixture.answer(apply_text(&of(2))).unwrap();
     assert_eq!(marks(&fixture.show().communicators[0].strategy), [(Some(2), Some(16))]);

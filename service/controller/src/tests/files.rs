@@ -118,7 +118,7 @@ fn files_that_only_fit_together_are_put_in_force_in_either_order() {
     let reserve = |spine: &str| format!("[policy]\nname = \"pfa\"\n[[reserve]]\ntenant = \"t\"\npaths = [{spine:?}]\n");
     let spines = |fixture: &mut Fixture| {
         let flows = fixture.show().communicators.remove(0).strategy.flows;
-        flows.into_iter().filter(|flow| flow.way.starts_with("spine")).map(|flow| flow.way).collect::<BTreeSet<_>>()
+        flows.into_iter().filter(|flow| flow.path.starts_with("spine")).map(|flow| flow.path).collect::<BTreeSet<_>>()
     };
     for policy_first in [true, false] {
         let mut fixture = Fixture::new("ffa");

@@ -83,7 +83,7 @@ fn a_topology_that_names_missing_devices_is_refused_with_their_line() {
         if has_comm {
             let ways = fixture.show().communicators.remove(0);
             assert_eq!(ways.state, Standing::AsDecided);
-            let by: BTreeSet<bool> = ways.strategy.flows.iter().map(|flow| flow.way.ends_with(" by eth0")).collect();
+            let by: BTreeSet<bool> = ways.strategy.flows.iter().map(|flow| flow.path.ends_with(" by eth0")).collect();
             assert_eq!(by, BTreeSet::from([true]), "{:?}", ways.strategy.flows);
         }
         assert_eq!(read(&mut fixture, text("topology.toml", TOPOLOGY)), None);

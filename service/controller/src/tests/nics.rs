@@ -11,7 +11,7 @@ use crate::message::Report;
 use crate::plan::{Plan, Wants, plan, plan_all};
 use mccs_model::CommId;
 use mccs_policy::topology::{HostId, Port, Topology};
-use mccs_policy::{Decision, Flow, Way};
+use mccs_policy::{Decision, Flow, PathAssignment};
 use mccs_telemetry::placed::{Began, Chosen, HostRanks};
 
 /// Two hosts of two NICs, a rail each.
@@ -42,15 +42,15 @@ fn topology(text: &str) -> Topology {
 /// What becomes of a channel on each rail, the second one also crosswise over a spine.
 fn planned(topology: &Topology, transport: TransportKind) -> Plan {
     let port = |host: u32, nic: u16| Port { host: HostId(host), nic };
-    let flow = |channel, from, to, way| Flow { channel, from, to, way };
+    let flow = |channel, from, to, path| Flow { channel, from, to, path };
     let decision = Decision {
         comm: 1,
         ring_orders: vec![vec![0, 1]; 2],
         flows: vec![
-            flow(0, port(0, 0), port(1, 0), Way::Path(0)),
-            flow(0, port(1, 0), port(0, 0), Way::Hash),
-            flow(1, port(0, 1), port(1, 0), Way::Path(1)),
-            flow(1, port(1, 1), port(0, 1), Way::Path(0)),
+            flow(0, port(0, 0), port(1, 0), PathAssignment::Path(0)),
+            flow(0, port(1, 0), port(0, 0), PathAssignment::Hash),
+            flow(1, port(0, 1), port(1, 0), PathAssignment::Path(1)),
+            flow(1, port(1, 1), port(0, 1), PathAssignment::Path(0)),
         ],
         weight: 1.0,
         cap_bps: None,

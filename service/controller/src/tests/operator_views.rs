@@ -50,7 +50,7 @@ fn rates_of_paths_and_links_are_shown_and_decide_nothing() {
     }
     let rates = fixture.show().rates;
     let [path] = &rates.paths[..] else { panic!("{rates:?}") };
-    assert_eq!((&*path.from, &*path.to, &*path.way, path.bps), ("host-b", "host-c", "spine0", 8_000_000_000));
+    assert_eq!((&*path.from, &*path.to, &*path.path, path.bps), ("host-b", "host-c", "spine0", 8_000_000_000));
     let link = |link: &LinkRateView| (link.from.clone(), link.to.clone(), link.capacity_bps / 1_000_000_000);
     let links: Vec<_> = rates.links.iter().map(link).collect();
     let of = |from: &str, to: &str, gbps: u64| (from.to_owned(), to.to_owned(), gbps);

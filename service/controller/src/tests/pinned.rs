@@ -38,7 +38,7 @@ fn a_strategy_by_hand_stays_and_others_make_room_for_it() {
     assert_eq!(fixture.chosen(&comms[0]).epoch, 2);
     let view = fixture.show();
     assert_eq!(view.communicators[0].state, Standing::Pinned);
-    assert!(view.communicators[0].strategy.flows.iter().all(|flow| flow.way == "spine0"), "{view:?}");
+    assert!(view.communicators[0].strategy.flows.iter().all(|flow| flow.path == "spine0"), "{view:?}");
     // All that the other has between racks goes over the spine that is left.
     assert_eq!(ports(&fixture, &comms[1]), [20_100]);
     let request = ControllerRequest::Diff { name: "e.toml".into(), text: "[policy]\nname = \"ecmp\"\n".into() };

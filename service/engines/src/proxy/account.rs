@@ -9,7 +9,7 @@ use mccs_ipc::types::Handle;
 use mccs_model::link::FlowWait;
 use mccs_registry::RankInfo;
 use mccs_telemetry::stuck::{
-    CALLS_TOLD_MAX, FLOWS_TOLD_MAX, FlowWay, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount,
+    CALLS_TOLD_MAX, FLOWS_TOLD_MAX, FlowRoute, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount,
 };
 
 use super::comm::Comm;
@@ -36,7 +36,7 @@ pub(super) fn account_of(
     if let Some(span) = &live.span {
         let sent = state.out.registry.flows.sent_by(span.network.links.0, FLOWS_TOLD_MAX);
         account.carried = state.out.registry.flows.carried_by(span.network.links.0, FLOWS_TOLD_MAX);
-        account.ways = sent.iter().map(FlowWay::of).filter(|way| !way.way.is_empty()).collect();
+        account.routes = sent.iter().map(FlowRoute::of).filter(|route| !route.route.is_empty()).collect();
     }
     Some(account)
 }
@@ -76,7 +76,7 @@ impl<'a> Waits<'a> {
             idle_ms: idle.as_millis() as u64,
             queued: 0,
             flows: flows.into_iter().take(FLOWS_TOLD_MAX).collect(),
-            ways: Vec::new(),
+            routes: Vec::new(),
             carried: Vec::new(),
             gpus_wait: stall.map(|stall| stall.what),
             failure: comm.failure.as_ref().map(|failure| failure.message.chars().take(FAILURE_CHARS_MAX).collect()),
@@ -146,7 +146,7 @@ pub(super) fn encode(mut account: HostAccount) -> Option<AccountBody> {
         if let Some(body) = AccountBody::new(&json) {
             return Some(body);
         }
-        if [account.ranks.len(), account.flows.len(), account.ways.len(), account.carried.len()]
+        if [account.ranks.len(), account.flows.len(), account.routes.len(), account.carried.len()]
             .iter()
             .all(|len| *len <= 1)
         {
@@ -154,7 +154,7 @@ pub(super) fn encode(mut account: HostAccount) -> Option<AccountBody> {
         }
         account.ranks.truncate(account.ranks.len().div_ceil(2));
         account.flows.truncate(account.flows.len().div_ceil(2));
-        account.ways.truncate(account.ways.len().div_ceil(2));
+        account.routes.truncate(account.routes.len().div_ceil(2));
         account.carried.truncate(account.carried.len().div_ceil(2));
     }
 }

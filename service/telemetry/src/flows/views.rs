@@ -81,7 +81,7 @@ pub struct FlowView {
     /// Port of this host that it goes by, over RDMA: `mlx5_0:1`. None while it has left one and looks for another.
     #[serde(default)]
     pub port: Option<String>,
-    /// Times that it has left a way, port and queue pairs, for another: it carried nothing any more, or a better one was back.
+    /// Times that it has left a path, port and queue pairs, for another: it carried nothing any more, or a better one was back.
     #[serde(default)]
     pub paths_left: u64,
 }
@@ -96,7 +96,7 @@ impl FlowView {
 
     /// How it leaves its host, in words: what carries it, and its path. Empty where nobody has chosen anything.
     #[must_use]
-    pub fn way(&self) -> String {
+    pub fn route(&self) -> String {
         let path = Some(self.name.path.clone()).filter(|path| path != NO_PATH);
         self.carrier().into_iter().chain(path).collect::<Vec<_>>().join(", ")
     }
@@ -117,7 +117,7 @@ pub struct PathView {
     pub bytes: u64,
     /// Messages.
     pub messages: u64,
-    /// Times that flows over RDMA have left their ways for others.
+    /// Times that flows over RDMA have left their paths for others.
     #[serde(default)]
     pub paths_left: u64,
     /// What became of packets.

@@ -76,7 +76,7 @@ pub struct RankAccount {
 
 /// How a flow leaves the host that sends.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FlowWay {
+pub struct FlowRoute {
     /// The channel, as [`FlowWait::channel`].
     pub channel: u16,
     /// Rank whose data it is.
@@ -84,15 +84,15 @@ pub struct FlowWay {
     /// Rank that is to get it.
     pub to: u32,
     /// In words: `tcp, ports 20000-20499`, `rdma mlx5_0:1, dscp 26`.
-    pub way: String,
+    pub route: String,
 }
 
-impl FlowWay {
+impl FlowRoute {
     /// Of a flow that this host sends.
     #[must_use]
     pub fn of(flow: &FlowView) -> Self {
         let FlowName { channel, from, to, .. } = flow.name;
-        FlowWay { channel, from, to, way: flow.way() }
+        FlowRoute { channel, from, to, route: flow.route() }
     }
 }
 
@@ -120,7 +120,7 @@ pub struct HostAccount {
     pub flows: Vec<FlowWait>,
     /// How its flows leave it, where that is known.
     #[serde(default)]
-    pub ways: Vec<FlowWay>,
+    pub routes: Vec<FlowRoute>,
     /// What its flows have carried, in both directions, those first that it waits for.
     #[serde(default)]
     pub carried: Vec<FlowBytes>,

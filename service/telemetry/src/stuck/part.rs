@@ -25,9 +25,9 @@ impl HostAccount {
             call(&mut flow.from);
             call(&mut flow.to);
         }
-        for way in &mut self.ways {
-            call(&mut way.from);
-            call(&mut way.to);
+        for route in &mut self.routes {
+            call(&mut route.from);
+            call(&mut route.to);
         }
         for carried in &mut self.carried {
             call(&mut carried.from);
@@ -41,7 +41,7 @@ mod tests {
     use mccs_model::link::FlowWait;
 
     use super::*;
-    use crate::stuck::{FlowWay, RankAccount, StuckClass, diagnose};
+    use crate::stuck::{FlowRoute, RankAccount, StuckClass, diagnose};
 
     #[test]
     fn a_stalled_flow_of_a_rail_is_told_by_ranks_gpu_and_port() {
@@ -50,8 +50,8 @@ mod tests {
             RankAccount { rank, called: 3, gpu: Some(gpu), waits_in, has_all_pairs: true, ..RankAccount::default() }
         };
         let (channel, from, to) = (0, 0, 1);
-        let way = FlowWay { channel, from, to, way: "rdma mlx5_1:1".into() };
-        let sender = HostAccount { ranks: vec![rank(0, 1)], ways: vec![way], ..HostAccount::default() };
+        let route = FlowRoute { channel, from, to, route: "rdma mlx5_1:1".into() };
+        let sender = HostAccount { ranks: vec![rank(0, 1)], routes: vec![route], ..HostAccount::default() };
         let wait = FlowWait { channel, from, to, is_receive: true, step: 2 };
         let receiver = HostAccount { ranks: vec![rank(1, 0)], flows: vec![wait], ..HostAccount::default() };
         let mut hosts = vec![("a".to_owned(), Some(sender)), ("b".to_owned(), Some(receiver))];

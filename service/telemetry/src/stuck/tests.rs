@@ -54,16 +54,16 @@ fn the_first_flow_of_a_chain_of_waits_is_named() {
 
 #[test]
 fn how_the_flow_leaves_its_host_is_told() {
-    let way = |to, way: &str| FlowWay { channel: 0, from: 0, to, way: way.into() };
-    let named = |ways: Vec<FlowWay>| {
+    let route = |to, route: &str| FlowRoute { channel: 0, from: 0, to, route: route.into() };
+    let named = |routes: Vec<FlowRoute>| {
         let (_, sender) = host("a", vec![rank(0, 3, true)], Vec::new());
-        let sender = ("a".into(), sender.map(|account| HostAccount { ways, ..account }));
+        let sender = ("a".into(), sender.map(|account| HostAccount { routes, ..account }));
         of(vec![sender, host("b", vec![rank(1, 3, true)], vec![receive(0, 1)])]).2
     };
-    let what = named(vec![way(1, "rdma mlx5_0:1, dscp 26"), way(2, "tcp")]);
+    let what = named(vec![route(1, "rdma mlx5_0:1, dscp 26"), route(2, "tcp")]);
     assert!(what.contains("get through (channel 0, over rdma mlx5_0:1, dscp 26); "), "{what}");
     // Of two strategies, the same and another.
-    let what = named(vec![way(1, "tcp, ports 1-2"), way(1, "tcp, ports 1-2"), way(1, "tcp")]);
+    let what = named(vec![route(1, "tcp, ports 1-2"), route(1, "tcp, ports 1-2"), route(1, "tcp")]);
     assert!(what.contains("(channel 0, over tcp, over tcp, ports 1-2)"), "{what}");
 }
 
