@@ -69,7 +69,7 @@ pub(crate) struct StreamShared {
     pub(crate) handle: Handle,
     word: u32,
     /// Whether another device says when operations may begin.
-    pub(crate) is_gated: bool,
+    pub(crate) is_ordered: bool,
     own: Weak<StreamShared>,
     /// Ticket of the last operation put into the ring. Raised under the submission's lock.
     last_ticket: AtomicU64,
@@ -169,14 +169,14 @@ impl Crowding {
 }
 
 impl Stream {
-    pub(crate) fn new(client: Client, handle: Handle, word: u32, is_gated: bool) -> Self {
+    pub(crate) fn new(client: Client, handle: Handle, word: u32, is_ordered: bool) -> Self {
         let comms = Mutex::default();
         let (last_ticket, destroyed) = (AtomicU64::new(0), AtomicBool::new(false));
         let shared = Arc::new_cyclic(|own| StreamShared {
             client: client.clone(),
             handle,
             word,
-            is_gated,
+            is_ordered,
             own: own.clone(),
             last_ticket,
             pending: Mutex::default(),

@@ -87,7 +87,7 @@ impl Inner {
     ) -> Result<(), Error> {
         let mut submission = self.submission();
         self.settle(&mut submission, stream)?;
-        if !stream.is_gated
+        if !stream.is_ordered
             && let Some((shm_exchange, call)) = comm.round_of(&command)
             && self.play(&mut submission, stream, (comm, shm_exchange), call, &command)?
         {

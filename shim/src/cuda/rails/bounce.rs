@@ -78,7 +78,7 @@ impl Bounce {
                 let (slot, twin) = self.places(moving, part);
                 inward.copy(slot, twin, (part.count * moving.element_bytes) as usize).map_err(cuda_error)?;
             }
-            moving.rail.gated.tell(inward, ticket)
+            moving.rail.ordered.tell(inward, ticket)
         }
     }
 
@@ -91,7 +91,7 @@ impl Bounce {
         // SAFETY: the caller's contract is passed on.
         unsafe {
             outward.wait(&self.staged[slot]).map_err(cuda_error)?;
-            moving.rail.gated.wait(outward, ticket)?;
+            moving.rail.ordered.wait(outward, ticket)?;
             for part in moving.moved.comes_out(moving.hosts, moving.host) {
                 let (slot, twin) = self.places(moving, part);
                 outward.copy(twin, slot, (part.count * moving.element_bytes) as usize).map_err(cuda_error)?;
@@ -105,7 +105,7 @@ impl Bounce {
     fn places(&self, moving: &Moving<'_>, part: Part) -> (DeviceAddress, DeviceAddress) {
         let offset = part.at * moving.element_bytes;
         let at = moving.slot * self.slot_bytes + offset;
-        (moving.rail.gated.address(at), moving.rail.twin.address() + at)
+        (moving.rail.ordered.address(at), moving.rail.twin.address() + at)
     }
 
     /// Waits until nothing is under way, also of calls that have failed.

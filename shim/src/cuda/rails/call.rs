@@ -123,7 +123,7 @@ impl RailedCall<'_> {
         let &Stage::Copy { from, to, count } = stage else { return false };
         let place = if is_in { to } else { from };
         let is_of_rail = matches!(place, Place::Slot { rail: of, .. } if of == rail);
-        let has_kernel = self.gated(rail).access.kernel.is_some();
+        let has_kernel = self.ordered(rail).access.kernel.is_some();
         is_of_rail && has_kernel && count * self.size() <= KERNEL_BYTES_MAX
     }
 
@@ -137,15 +137,15 @@ impl RailedCall<'_> {
         (copy_in, copy_out): (Option<Stage>, Option<Stage>),
         slot: u64,
     ) -> Result<(), Error> {
-        let gated = self.gated(moved.rail);
+        let ordered = self.ordered(moved.rail);
         // SAFETY: the caller's contract is passed on, here and below.
         let ticket = unsafe { self.submit(moved, slot)? };
-        let kernel = gated.access.kernel.as_ref().filter(|_| copy_in.is_some() || copy_out.is_some());
+        let kernel = ordered.access.kernel.as_ref().filter(|_| copy_in.is_some() || copy_out.is_some());
         let Some(kernel) = kernel else {
             // SAFETY: as above.
-            return unsafe { gated.tell_and_wait(self.stream, ticket) };
+            return unsafe { ordered.tell_and_wait(self.stream, ticket) };
         };
-        let mut args = gated.words(ticket, true, true);
+        let mut args = ordered.words(ticket, true, true);
         if let Some(Stage::Copy { from, to, count }) = copy_in {
             (args.send, args.slot_in) = (self.address(from, slot), self.address(to, slot));
             args.in_bytes = count * self.size();
@@ -192,9 +192,9 @@ impl RailedCall<'_> {
     }
 
     /// What a rail of this rank goes through.
-    fn gated(&self, rail: u32) -> &OrderedStream {
+    fn ordered(&self, rail: u32) -> &OrderedStream {
         match self.by {
-            By::Calling => &self.rails.rails[rail as usize].gated,
+            By::Calling => &self.rails.rails[rail as usize].ordered,
             By::Replaying(rails) => &rails[rail as usize].ordered,
         }
     }
@@ -214,7 +214,7 @@ impl RailedCall<'_> {
                 By::Calling => self.rails.rails[rail as usize].twin.address() + self.in_slots(slot, at),
                 By::Replaying(rails) => rails[rail as usize].twin(self.in_slots(slot, at)),
             },
-            Place::Slot { rail, at } => self.gated(rail).address(self.in_slots(slot, at)),
+            Place::Slot { rail, at } => self.ordered(rail).address(self.in_slots(slot, at)),
         }
     }
 
@@ -321,9 +321,9 @@ impl RailedCall<'_> {
                 (true, By::Replaying(_)) => {
                     let Moving { hosts, host, .. } = self.moving(moved, slot);
                     self.copy_parts(moved, (slot, true), moved.goes_in(hosts, host))?;
-                    self.gated(moved.rail).tell(self.stream, ticket)?;
+                    self.ordered(moved.rail).tell(self.stream, ticket)?;
                 }
-                (false, _) => self.gated(moved.rail).tell(self.stream, ticket)?,
+                (false, _) => self.ordered(moved.rail).tell(self.stream, ticket)?,
             }
             Ok((moved, ticket))
         }
@@ -341,7 +341,7 @@ impl RailedCall<'_> {
     ) -> Result<(), Error> {
         for part in parts {
             let twin = self.address(Place::Slot { rail: moved.rail, at: part.at }, slot);
-            let wire = self.gated(moved.rail).address(self.in_slots(slot, part.at));
+            let wire = self.ordered(moved.rail).address(self.in_slots(slot, part.at));
             let (to, from) = if goes_in { (wire, twin) } else { (twin, wire) };
             // SAFETY: the caller's contract is passed on.
             unsafe { self.stream.copy(to, from, (part.count * self.size()) as usize) }.map_err(cuda_error)?;
@@ -355,7 +355,7 @@ impl RailedCall<'_> {
     /// As the type says.
     unsafe fn submit(&self, moved: Move, slot: u64) -> Result<Ticket, Error> {
         let Move { rail: number, kind, root, count, .. } = moved;
-        let place = |at: u64| -> Span { self.gated(number).span(self.in_slots(slot, at)) };
+        let place = |at: u64| -> Span { self.ordered(number).span(self.in_slots(slot, at)) };
         let call = HostCall {
             kind,
             send: place(moved.send),
@@ -371,8 +371,8 @@ impl RailedCall<'_> {
             By::Calling => {
                 let rail = &self.rails.rails[number as usize];
                 let ticket = match self.is_direct(number) && self.is_in_twin(number) {
-                    true => rail.comm.submit_in_twin(&call, &rail.gated.stream),
-                    false => rail.comm.submit_alone(&call, &rail.gated.stream),
+                    true => rail.comm.submit_in_twin(&call, &rail.ordered.stream),
+                    false => rail.comm.submit_alone(&call, &rail.ordered.stream),
                 };
                 ticket.map(Ticket::Known)
             }
@@ -392,10 +392,10 @@ impl RailedCall<'_> {
             match (self.bounces(moved.rail), self.by) {
                 (true, By::Calling) => self.rails.bounce.end(self.stream, &moving, ticket),
                 (true, By::Replaying(_)) => {
-                    self.gated(moved.rail).wait(self.stream, ticket)?;
+                    self.ordered(moved.rail).wait(self.stream, ticket)?;
                     self.copy_parts(moved, (slot, false), moved.comes_out(moving.hosts, moving.host))
                 }
-                (false, _) => self.gated(moved.rail).wait(self.stream, ticket),
+                (false, _) => self.ordered(moved.rail).wait(self.stream, ticket),
             }
         }
     }

@@ -100,7 +100,7 @@ enum Team {
 struct Rail {
     /// Before what it names.
     comm: Arc<Communicator>,
-    gated: OrderedStream,
+    ordered: OrderedStream,
     twin: Twin,
 }
 
@@ -154,7 +154,7 @@ impl Rails {
             let role = Role::GraphsOfRail { whole: whole_id, number };
             let (slots, kernels) = (SLOTS * slot_bytes, Some(Arc::clone(&kernels)));
             let replayed = Replayed { identity, role, slots, has_twins: true, kernels };
-            Captures::new(client.clone(), context.clone(), rail.gated.access.clone(), replayed)
+            Captures::new(client.clone(), context.clone(), rail.ordered.access.clone(), replayed)
         };
         let captures = numbers.zip(&rails).map(replayed).collect();
         let last_call = Event::new(context, false).map_err(cuda_error)?;
@@ -276,7 +276,7 @@ impl Rails {
 
     /// Ends the parts on all ranks, and streams go on: in this order, or others would take for a contribution what was never copied.
     pub(super) fn give_up(&self, error: &Error) {
-        let release = || self.rails.iter().for_each(|rail| rail.gated.release());
+        let release = || self.rails.iter().for_each(|rail| rail.ordered.release());
         for rail in &self.rails {
             let _ = rail.comm.abort_for(error.cuda_code(), release);
         }
@@ -376,9 +376,9 @@ impl Rail {
                 // From here on it is left if anything fails.
                 let comm = Arc::new(Communicator::new(client.clone(), comm, (rank, nranks), None));
                 client.0.begin_comm(comm.handle());
-                let gated = OrderedStream::new(client, context, Access::new(context, access)?, bytes)?;
-                let twin = Twin::new(client, context, (comm.handle(), number), &gated, bytes)?;
-                Ok(Rail { comm, gated, twin })
+                let ordered = OrderedStream::new(client, context, Access::new(context, access)?, bytes)?;
+                let twin = Twin::new(client, context, (comm.handle(), number), &ordered, bytes)?;
+                Ok(Rail { comm, ordered, twin })
             }
             (other, _) => Err(unexpected(&other)),
         }

@@ -28,10 +28,10 @@ impl Twin {
         client: &Client,
         context: &Context,
         (rail, number): (Handle, u32),
-        gated: &OrderedStream,
+        ordered: &OrderedStream,
         bytes: u64,
     ) -> Result<Self, Error> {
-        let (region, offset_bytes) = gated.slots();
+        let (region, offset_bytes) = ordered.slots();
         let request = Request::MakeTwin { comm: rail, region, offset_bytes, bytes };
         let by_host = |reason: &dyn std::fmt::Display| {
             log(LogLevel::Info, || format!("rail {number} goes through memory of the host: {reason}"));
