@@ -155,11 +155,11 @@ mod tests {
         assert_eq!(namespace(&fabric_host("a", Some("h1"))).unwrap(), "mccs-f-h1");
         let raw = Host { namespace: Some("blue".to_owned()), ..Host::local() };
         assert_eq!(words(raw), format!("ip netns exec blue {own} agent"));
-        let far = Host { ssh: Some("u@n1".to_owned()), ssh_options: vec!["-4".into()], ..Host::local() };
-        let over = words(far.clone());
+        let remote = Host { ssh: Some("u@n1".to_owned()), ssh_options: vec!["-4".into()], ..Host::local() };
+        let over = words(remote.clone());
         assert!(over.starts_with("ssh -T -x -p 22 -4 -o BatchMode=yes "), "{over}");
         assert!(over.ends_with(" -- u@n1 exec '/opt/a b/mccs-launch' agent"), "{over}");
-        assert!(words(Host { agent, ..far }).ends_with("exec /bin/agent agent"));
+        assert!(words(Host { agent, ..remote }).ends_with("exec /bin/agent agent"));
         assert_eq!(quoted("it's"), r"'it'\''s'");
     }
 

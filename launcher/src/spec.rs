@@ -121,7 +121,7 @@ pub struct HostSpec {
     /// Program and arguments that start an agent there.
     pub command: Vec<String>,
     /// Whether it is reached over a network, which may fall silent.
-    pub is_far: bool,
+    pub is_remote: bool,
     /// Private folder, of the sockets among others.
     pub runtime_dir: PathBuf,
     /// Programs that the host must have, each with the folder that a path starts from.

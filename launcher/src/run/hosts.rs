@@ -15,7 +15,7 @@ use crate::signals::Signals;
 use crate::spec::{HostSpec, Plan, ServiceSpec};
 use crate::wire::{Prepare, Start, ToAgent};
 
-/// How often a far host hears of the launcher within the time after which it gives it up.
+/// How often a remote host hears of the launcher within the time after which it gives it up.
 const PINGS: u32 = 4;
 /// How long an agent may take to end what it started, once it was told to or its channel was closed.
 pub(super) const LEAVE: Duration = Duration::from_secs(10);
@@ -81,14 +81,14 @@ impl<'a> Hosts<'a> {
         }
     }
 
-    /// Tells far hosts that the launcher is alive, if it is time; says when it will be.
+    /// Tells remote hosts that the launcher is alive, if it is time; says when it will be.
     pub fn ping(&mut self) -> Option<Instant> {
         let now = Instant::now();
         let is_due = now >= self.next_ping;
-        let mut far = self.sites.iter().filter(|site| site.spec.is_far && site.state == State::Ready).peekable();
-        far.peek()?;
+        let mut remote = self.sites.iter().filter(|site| site.spec.is_remote && site.state == State::Ready).peekable();
+        remote.peek()?;
         if is_due {
-            far.filter_map(|site| site.link.as_ref()).for_each(|link| link.send(ToAgent::Ping));
+            remote.filter_map(|site| site.link.as_ref()).for_each(|link| link.send(ToAgent::Ping));
             self.next_ping = now + self.ping_every;
         }
         Some(self.next_ping)
@@ -106,7 +106,7 @@ impl Run<'_> {
                         runtime_dir: host.runtime_dir.clone(),
                         files: host.service.iter().flat_map(ServiceSpec::files).collect(),
                         programs: host.programs.clone(),
-                        lost_after: host.is_far.then_some(plan.lost_after),
+                        lost_after: host.is_remote.then_some(plan.lost_after),
                     }));
                     self.hosts.sites[index].link = Some(link);
                 }
@@ -214,7 +214,7 @@ impl Run<'_> {
         for host in 0..self.hosts.sites.len() {
             let spec = self.hosts.sites[host].spec;
             let is_ready = self.hosts.sites[host].state == State::Ready;
-            if self.hosts.sites[host].has_folder && !is_ready && !spec.is_far {
+            if self.hosts.sites[host].has_folder && !is_ready && !spec.is_remote {
                 // Its guard removes it, unless both were killed, as by the removal of a whole namespace.
                 let _ = std::fs::remove_dir_all(&spec.runtime_dir);
             }

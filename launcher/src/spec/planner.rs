@@ -172,7 +172,7 @@ impl Planner<'_> {
         Ok(HostSpec {
             name: site.host.name.clone(),
             command: reach::command(&site.host, &self.file.ssh)?,
-            is_far: site.host.ssh.is_some(),
+            is_remote: site.host.ssh.is_some(),
             runtime_dir: site.runtime_dir.clone(),
             programs: Vec::new(),
             service,

@@ -20,7 +20,7 @@ const TWO: &str = "[[host]]\nname = \"h0\"\naddress = \"127.0.0.1\"\nport = 7400
                    [[host]]\nname = \"h1\"\naddress = \"127.0.0.1\"\nport = 7401\nruntime_parent = \"{dir}\"\n";
 
 /// A local host, and one over the ssh of the test.
-fn far(destination: &str) -> String {
+fn remote(destination: &str) -> String {
     format!(
         "[ssh]\nprogram = \"{{dir}}/ssh\"\noptions = [\"-p\", \"2222\"]\nlost_after = \"1m\"\n\
          [[host]]\nname = \"h0\"\naddress = \"127.0.0.1\"\n\
@@ -62,7 +62,7 @@ fn ranks_are_placed_on_two_hosts_with_a_service_each() {
 
 #[test]
 fn a_host_over_ssh_is_as_any_other() {
-    let fixture = fixture("", &far("user@n1"), &format!("{ECHO}env = {{ QUOTED = \"it's $HOME\" }}\n"));
+    let fixture = fixture("", &remote("user@n1"), &format!("{ECHO}env = {{ QUOTED = \"it's $HOME\" }}\n"));
     let done = fixture.run(&[]);
     assert_eq!(done.code, 0, "{done:?}");
     assert!(fixture.read("out/a.3.log").starts_with("3/4 on h1.0 at h0 "));
@@ -75,7 +75,7 @@ fn a_host_over_ssh_is_as_any_other() {
 
 #[test]
 fn a_host_that_cannot_be_reached_is_named_with_its_reason() {
-    let fixture = fixture("", &far("down"), ECHO);
+    let fixture = fixture("", &remote("down"), ECHO);
     let done = fixture.run(&[]);
     assert_eq!(done.code, 2, "{done:?}");
     assert!(done.stderr.contains("host \"h1\" cannot be reached (exit status: 255)"), "{done:?}");
@@ -86,7 +86,7 @@ fn a_host_that_cannot_be_reached_is_named_with_its_reason() {
 
 #[test]
 fn a_host_that_does_not_answer_is_a_time_out() {
-    let fixture = fixture("connect_timeout = \"4s\"", &far("deaf"), ECHO);
+    let fixture = fixture("connect_timeout = \"4s\"", &remote("deaf"), ECHO);
     let done = fixture.run(&[]);
     assert_eq!(done.code, 124, "{done:?}");
     assert!(done.stderr.contains("no answer from h1 within 4s"), "{done:?}");
@@ -95,7 +95,7 @@ fn a_host_that_does_not_answer_is_a_time_out() {
 
 #[test]
 fn a_host_whose_shell_talks_first_is_refused() {
-    let done = fixture("", &far("chatty"), ECHO).run(&[]);
+    let done = fixture("", &remote("chatty"), ECHO).run(&[]);
     assert_eq!(done.code, 2, "{done:?}");
     assert!(done.stderr.contains("it wrote \"Welcome \" where its greeting should be"), "{done:?}");
 }
@@ -103,7 +103,7 @@ fn a_host_whose_shell_talks_first_is_refused() {
 #[test]
 fn a_far_host_without_a_program_is_refused_before_anything_starts() {
     let job = "[[job]]\nname = \"a\"\nranks = 1\nhosts = [\"h1\"]\ncommand = [\"no-such-program\"]\n";
-    let fixture = fixture("", &far("n1"), job);
+    let fixture = fixture("", &remote("n1"), job);
     let done = fixture.run(&[]);
     assert_eq!(done.code, 2, "{done:?}");
     assert!(done.stderr.contains("host \"h1\" has no executable no-such-program"), "{done:?}");
@@ -150,7 +150,7 @@ fn busy(hosts: &str) -> (Fixture, std::process::Child, Pids) {
 
 #[test]
 fn ctrl_c_ends_everything_on_every_host() {
-    for hosts in [TWO.to_owned(), far("n1")] {
+    for hosts in [TWO.to_owned(), remote("n1")] {
         let (fixture, launcher, pids) = busy(&hosts);
         send(&launcher, Signal::SIGINT);
         let done = Done::new(launcher.wait_with_output().unwrap());
@@ -165,7 +165,7 @@ fn ctrl_c_ends_everything_on_every_host() {
 
 #[test]
 fn kill_9_of_the_launcher_ends_everything_on_every_host() {
-    for hosts in [TWO.to_owned(), far("n1")] {
+    for hosts in [TWO.to_owned(), remote("n1")] {
         let (fixture, mut launcher, pids) = busy(&hosts);
         launcher.kill().unwrap();
         launcher.wait().unwrap();
@@ -176,7 +176,7 @@ fn kill_9_of_the_launcher_ends_everything_on_every_host() {
 
 #[test]
 fn kill_9_of_an_agent_ends_its_processes_and_the_run() {
-    for hosts in [TWO.to_owned(), far("n1")] {
+    for hosts in [TWO.to_owned(), remote("n1")] {
         let (fixture, launcher, pids) = busy(&hosts);
         let agent = nix::unistd::Pid::from_raw(fixture.await_number("agent.1"));
         nix::sys::signal::kill(agent, Signal::SIGKILL).unwrap();
@@ -191,7 +191,7 @@ fn kill_9_of_an_agent_ends_its_processes_and_the_run() {
 
 #[test]
 fn a_far_host_that_hears_nothing_ends_by_itself() {
-    let hosts = far("n1").replace("\"1m\"", "\"4s\"");
+    let hosts = remote("n1").replace("\"1m\"", "\"4s\"");
     let (fixture, launcher, Pids(pids)) = busy(&hosts);
     send(&launcher, Signal::SIGSTOP);
     wait_until("the end of rank 1", || !is_alive(pids[1]) && !is_alive(pids[3]));
@@ -295,7 +295,7 @@ fn much_output_of_many_ranks_arrives_whole() {
 fn a_dry_run_shows_the_way_to_every_host() {
     let fixture = fixture(
         "",
-        &far("n1"),
+        &remote("n1"),
         &format!("{ECHO}[[job]]\nname = \"b\"\nranks = 1\nafter = \"a\"\nstart = \"2s\"\ncommand = [\"true\"]\n"),
     );
     let done = Done::new(fixture.command(&["plan", "job.toml"]).output().unwrap());
