@@ -148,13 +148,13 @@ impl Planning {
         }
         let mut planning = Planning { config, read_s, hosts: names, controller, reports, now, tickets: 0 };
         planning.controller.settle(now);
-        planning.carry_out()?;
+        planning.execute()?;
         Ok(planning)
     }
 
     /// Hosts do what they are told, until nothing is under way; what they answer together the controller takes in together, as its engine does.
     /// Returns how many orders there were.
-    fn carry_out(&mut self) -> anyhow::Result<(usize, Option<ControllerAnswer>)> {
+    fn execute(&mut self) -> anyhow::Result<(usize, Option<ControllerAnswer>)> {
         let (mut orders, mut answered) = (0, None);
         loop {
             let outputs: Vec<Output> = std::iter::from_fn(|| self.controller.poll_output()).collect();
@@ -219,7 +219,7 @@ impl Planning {
         self.controller.asked(ControllerRequest::Apply { name, text }, &question, 0, self.now);
         self.controller.settle(self.now);
         let told_s = cpu_s() - began_s;
-        let (orders, answer) = self.carry_out()?;
+        let (orders, answer) = self.execute()?;
         let all_s = cpu_s() - began_s;
         let Some(ControllerAnswer::Applied(applied)) = answer else { anyhow::bail!("it is not in force") };
         ensure!(applied.failure().is_none() && applied.kept.is_empty(), "not all have it: {applied:?}");

@@ -259,7 +259,7 @@ impl Agent {
                 // It has not asked to be told: it has not heard yet that this host has forgotten it.
                 None => Vec::new(),
             },
-            ControllerMessage::Order(order) => vec![self.carry_out(*order)],
+            ControllerMessage::Order(order) => vec![self.execute(*order)],
             ControllerMessage::TestLinks => vec![AgentOutput::TestLinks],
             ControllerMessage::Pace { life, comm, pace } if self.life == Some(life) => {
                 if self.paces.len() >= PACES_MAX && !self.paces.contains_key(&comm) {
@@ -308,7 +308,7 @@ impl Agent {
         })
     }
 
-    fn carry_out(&mut self, order: Order) -> AgentOutput {
+    fn execute(&mut self, order: Order) -> AgentOutput {
         let Order { life, order, comm, expected_epoch, change } = order;
         let known = self.known.get(&comm);
         let epoch = known.map_or(0, |known| known.report.chosen.epoch);

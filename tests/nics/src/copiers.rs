@@ -29,7 +29,7 @@ struct Piece {
 unsafe impl Send for Piece {}
 
 impl Piece {
-    fn carry_out(self) {
+    fn execute(self) {
         // SAFETY: as of `copy`.
         unsafe { std::ptr::copy_nonoverlapping(self.from, self.to, self.bytes) };
         self.left.fetch_sub(1, Ordering::Release);
@@ -76,7 +76,7 @@ impl Pool {
             let begun = Instant::now();
             while begun.elapsed() < LOOKS_ON {
                 match self.take() {
-                    Some(piece) => piece.carry_out(),
+                    Some(piece) => piece.execute(),
                     None => std::hint::spin_loop(),
                 }
             }
@@ -106,7 +106,7 @@ fn pool() -> &'static Pool {
 
 /// Does a piece that waits, if there is one.
 pub(crate) fn help() -> bool {
-    pool().take().map(Piece::carry_out).is_some()
+    pool().take().map(Piece::execute).is_some()
 }
 
 /// Copies, at once or by whoever has time.

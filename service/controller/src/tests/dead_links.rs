@@ -19,7 +19,7 @@ const SPINE1: &str = "20100-20199";
 
 fn say(fixture: &mut Fixture, from: &str, to: &str, answers: bool) {
     let output = fixture.host(&name(from)).agent.path(&name(to), path(SPINE0), answers);
-    fixture.carry_out(&name(from), output);
+    fixture.execute(&name(from), output);
     fixture.run();
 }
 

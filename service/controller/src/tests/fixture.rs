@@ -148,7 +148,7 @@ impl Fixture {
         let of_host = self.host(host);
         of_host.inventory.interfaces.clone_from(&interfaces);
         let told = of_host.agent.has_interfaces(interfaces);
-        self.carry_out(host, told);
+        self.execute(host, told);
     }
 
     fn meet_all(&mut self) {
@@ -241,12 +241,12 @@ impl Fixture {
         let host_of = self.host(host);
         let live: Vec<Live> = host_of.comms.values().cloned().collect();
         host_of.agent.look(live, unix_ms);
-        self.carry_out(host, []);
+        self.execute(host, []);
         // As the engine does whenever communicators have changed: an agent that needs the time asks for it here.
         self.pace(host);
     }
 
-    pub fn carry_out(&mut self, host: &Name, outputs: impl IntoIterator<Item = AgentOutput>) {
+    pub fn execute(&mut self, host: &Name, outputs: impl IntoIterator<Item = AgentOutput>) {
         for output in outputs {
             match output {
                 AgentOutput::Tell(message) => self.to_controller.push_back((host.clone(), message)),
@@ -278,7 +278,7 @@ impl Fixture {
         if host_of.next_look(now).is_some_and(|at| at <= now) {
             outputs.extend(host_of.agent.look_at_rates(&host_of.carried, !host_of.carried.is_empty(), now));
         }
-        self.carry_out(host, outputs);
+        self.execute(host, outputs);
     }
 
     pub fn outputs(&mut self) {
@@ -303,7 +303,7 @@ impl Fixture {
             let own = self.own.clone();
             let now = self.now;
             let outputs = self.host(&to).agent.hear(&own, message, now).unwrap();
-            self.carry_out(&to, outputs);
+            self.execute(&to, outputs);
             self.pace(&to);
             return true;
         }
@@ -338,7 +338,7 @@ impl Fixture {
         };
         self.look(name);
         let outputs = self.host(name).agent.answered(question, made);
-        self.carry_out(name, outputs);
+        self.execute(name, outputs);
         true
     }
 

@@ -110,7 +110,7 @@ fn a_host_reports_its_interfaces_when_they_change() {
         let told = fixture.host(&host).agent.has_interfaces(interfaces.clone());
         assert!(told.is_some());
         assert!(fixture.host(&host).agent.has_interfaces(interfaces).is_none(), "the same is no news");
-        fixture.carry_out(&host, told);
+        fixture.execute(&host, told);
         fixture.run();
     };
     tell(&mut fixture, Some(&["eth0", "eth1"]));

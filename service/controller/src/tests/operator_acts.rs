@@ -27,7 +27,7 @@ fn an_operator_rolls_back_a_policy_and_the_history_names_who_did_what() {
     fixture.answer(ControllerRequest::Apply { name: "x.toml".into(), text: String::new() }).expect_err("it is empty");
     let act = Act { what: "drained".into(), by: "uid 0 (root): mccsctl drain".into(), went: Went::Done };
     let told = fixture.host(&name("host-c")).agent.acted(act);
-    fixture.carry_out(&name("host-c"), told);
+    fixture.execute(&name("host-c"), told);
     fixture.run();
     let acts = fixture.history().into_iter().filter(|entry| entry.kind == EntryKind::Act);
     let acts: Vec<_> = acts.map(|entry| (entry.what, entry.by.expect("somebody did it"), entry.went)).collect();

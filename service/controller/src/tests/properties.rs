@@ -127,7 +127,7 @@ impl World {
         let (from, to) = (name(HOSTS[from]), name(HOSTS[to]));
         let path = FlowPath { source_ports: SPINES[spine].parse().ok(), ..FlowPath::default() };
         let told = self.fixture.host(&from).agent.path(&to, path, answers);
-        self.fixture.carry_out(&from, told);
+        self.fixture.execute(&from, told);
     }
 }
 

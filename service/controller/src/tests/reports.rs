@@ -26,7 +26,7 @@ fn a_host_that_fell_behind_reports_anew() {
     fixture.to_controller.clear();
     let message = fixture.host(&host).agent.fall_behind().expect("it is asked to tell");
     assert!(fixture.host(&host).agent.fall_behind().is_none() && !fixture.host(&host).agent.has_reports());
-    fixture.carry_out(&host, [AgentOutput::Tell(message)]);
+    fixture.execute(&host, [AgentOutput::Tell(message)]);
     fixture.run();
     let view = fixture.show();
     assert_eq!(view.communicators.iter().map(|comm| &comm.name).collect::<Vec<_>>(), [&there.to_string()]);

@@ -76,7 +76,7 @@ fn an_end_that_was_not_told_is_told_when_a_host_reports_anew() {
     let sync = ControllerMessage::Sync { life: 1, with_profiles: true };
     let now = fixture.now;
     let outputs = fixture.host(&gone.root).agent.hear(&name("host-a"), sync, now).unwrap();
-    fixture.carry_out(&gone.root, outputs);
+    fixture.execute(&gone.root, outputs);
     fixture.run();
     assert_eq!(fixture.show().communicators.len(), 1);
 }
