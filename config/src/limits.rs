@@ -43,7 +43,7 @@ pub const OPERATION_TIMEOUT: Limit<DurationText> = Limit {
 
 /// Thread blocks of a kernel that carries a collective out.
 pub const CUDA_MAX_CTAS: Limit<u32> =
-    Limit { min: 1, max: 128, reason: "a kernel has at least one block, and areas have room for 128" };
+    Limit { min: 1, max: 128, reason: "a kernel has at least one block, and symmetric buffers have room for 128" };
 
 /// Longest chunk of what ranks' kernels move in chunks.
 pub const CUDA_CHUNK: Limit<Bytes> = Limit {

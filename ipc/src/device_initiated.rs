@@ -61,7 +61,7 @@ pub struct SymmetricBufferName {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CommPart {
     /// A part of all ranks' symmetric buffers, of which a rank opens each.
-    Area(SymmetricBufferPart),
+    SymmetricBuffer(SymmetricBufferPart),
     /// Slots of its copy engines: a block on each rank's GPU, of which a rank opens its own.
     Slots(SlotKind),
 }
@@ -103,7 +103,7 @@ pub struct DeviceInitiatedShare {
     /// How symmetric buffers are divided: what the words mean is the kernels' matter.
     pub layout: [u32; LAYOUT_WORDS],
     /// Symmetric buffers of all ranks, by rank: of each [`SymmetricBufferPart::Head`].
-    pub areas: Vec<SymmetricBufferName>,
+    pub buffers: Vec<SymmetricBufferName>,
     /// Whether ranks and the service open what the other side names by the driver's handles. Otherwise memory goes by descriptors alone.
     pub opens_handles: bool,
     /// Where there are copy engines for large operations.
@@ -123,7 +123,7 @@ impl DeviceInitiatedShare {
         let events = self.events.get(rank as usize).cloned().into_iter().collect();
         DeviceInitiatedShare {
             layout: self.layout,
-            areas: self.areas.clone(),
+            buffers: self.buffers.clone(),
             opens_handles: self.opens_handles,
             large: self.large,
             execution: self.execution,

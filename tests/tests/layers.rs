@@ -127,7 +127,7 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
     ("mccs-emulated-nics", &["copiers", "gpu"], "copiers make the copies of a GPU, which hands them over and waits"),
     (
         "mccs-kernels::cuda",
-        &["area", "launch", "p2p", "strategy"],
+        &["symmetric_buffer", "launch", "p2p", "strategy"],
         "a symmetric buffer has room for what launches of collectives and p2p use, which need its layout",
     ),
     (

@@ -29,7 +29,7 @@ pub struct DirectArgs {
     pub send: u64,
     /// Receive buffer, aligned to the element; 0 where the rank has none.
     pub recv: u64,
-    /// Every rank's area, as mapped for this GPU.
+    /// Every rank's symmetric buffer, as mapped for this GPU.
     pub areas: [u64; RANKS_MAX],
     /// A word in pinned host memory that ends the kernel when it is not 0; 0: none.
     pub abort_word: u64,
@@ -46,8 +46,8 @@ pub struct DirectArgs {
     pub(crate) ll128_slot_bytes: u64,
     /// What is told of it in its [stamp](super::Stamp); 0: it gets none.
     pub call: u64,
-    /// The operation's number on the areas: from 1, without gaps, the same on all ranks. 0: one more than have ended on this
-    /// rank's area ([`SymmetricBufferLayout::ended`](super::SymmetricBufferLayout::ended)), for launches that are replayed.
+    /// The operation's number on the symmetric buffers: from 1, without gaps, the same on all ranks. 0: one more than have ended on this
+    /// rank's symmetric buffer ([`SymmetricBufferLayout::ended`](super::SymmetricBufferLayout::ended)), for launches that are replayed.
     pub sequence: u32,
     pub(crate) rank: u32,
     pub(crate) nranks: u32,

@@ -13,8 +13,8 @@ use mccs_ipc::large::Shards;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
 use super::abi::{HEADS, KEEP, OWN, Part, RELEASED, ROOT_LAST, SCALAR_AT, SCALED};
-use super::area::{LL128_UNIT_BYTES, LL128_UNIT_WIRE_BYTES};
 use super::strategy::COMBINE_BLOCKS;
+use super::symmetric_buffer::{LL128_UNIT_BYTES, LL128_UNIT_WIRE_BYTES};
 use super::{DirectArgs, RANKS_MAX, ReduceArgs, SymmetricBufferLayout};
 
 /// How a collective moves its bytes.
@@ -55,7 +55,7 @@ impl Algorithm {
         Algorithm::ALL.into_iter().find(|algorithm| *algorithm as u32 == value)
     }
 
-    /// The part of areas that it goes through, beside their head.
+    /// The part of symmetric buffers that it goes through, beside their head.
     #[must_use]
     pub fn part(self) -> SymmetricBufferPart {
         match self {
@@ -227,7 +227,7 @@ impl Launch<DirectArgs> {
         Launch { function: "mccs_simple_copy", grid: 1, block: 1, args: DirectArgs::zeroed() }
     }
 
-    /// What it stores is there once the area has counted it: for a communicator whose operations go to several streams, of which one may go on by the count to what
+    /// What it stores is there once the symmetric buffer has counted it: for a communicator whose operations go to several streams, of which one may go on by the count to what
     /// another has received. Without this it is there when the kernel has ended, which comes a moment later, and counting takes less.
     pub fn release(&mut self) {
         self.args.flags |= RELEASED;
@@ -369,7 +369,7 @@ impl Launch<DirectArgs> {
     }
 }
 
-/// Slots that a block has for a peer, and their size: what the area has of them, cut smaller where a chunk is waited for on its way through several
+/// Slots that a block has for a peer, and their size: what the symmetric buffer has of them, cut smaller where a chunk is waited for on its way through several
 /// hands, or several ranks' at a time. By sizes of 4 to 512 MiB on four H200s (`eval/results/README.md`); how more than four differ is not known.
 fn slots(call: &CollectiveCall, algorithm: Algorithm, layout: &SymmetricBufferLayout) -> (u32, u32) {
     let payload_bytes = call.kind.payload_count(call.count, call.nranks) * call.dtype.size_bytes() as u64;
@@ -418,7 +418,7 @@ fn one_shot(call: &CollectiveCall, strides: Strides, args: &mut DirectArgs) {
         _ => 0,
     };
     args.flags |= keeps;
-    // Where every rank sends every other a message, that is the full exchange that areas need.
+    // Where every rank sends every other a message, that is the full exchange that symmetric buffers need.
     if call.kind.has_root() || args.bytes == 0 || args.send_mask == 0 {
         args.flags |= HEADS;
     }

@@ -3,28 +3,28 @@
 //!
 //! # Direct operations
 //!
-//! Every rank of a communicator runs one kernel, in its own stream, over *areas*: one allocation a rank, zeroed, mapped by
-//! all, of [`SymmetricBufferLayout::bytes`]. A rank's kernel writes to peers' areas and reads its own.
+//! Every rank of a communicator runs one kernel, in its own stream, over *symmetric buffers*: one allocation a rank, zeroed, mapped by
+//! all, of [`SymmetricBufferLayout::bytes`]. A rank's kernel writes to peers' symmetric buffers and reads its own.
 //!
 //! ```text
 //! let (algorithm, blocks) = strategy.choose(call.kind, bytes)?;          // None: not an operation for this way
 //! let mut launch = Launch::collective(&call, &layout, algorithm, blocks)?;   // None: does not fit the layout
 //! launch.args.send = ...;  launch.args.recv = ...;   // device addresses; 0 where the rank has no such buffer
-//! launch.args.areas[rank] = ...;                     // every rank's area, as mapped here
+//! launch.args.symmetric buffers[rank] = ...;                     // every rank's symmetric buffer, as mapped here
 //! launch.args.sequence = ...;                        // from 1, the same on all ranks, one more each operation; 0: GPUs count
 //! launch.args.abort_word = ...;                      // 0: none
 //! // launch.function, grid launch.grid x 1 x 1, block launch.block x 1 x 1, no shared memory, one parameter: args by value
 //! ```
 //!
-//! Rules, the same on all ranks: the operations of an area form one order, with numbers without gaps, and run in it: the
+//! Rules, the same on all ranks: the operations of a symmetric buffer form one order, with numbers without gaps, and run in it: the
 //! kernel of one has ended on a rank before that rank's next starts (one stream, or events between streams). `algorithm`,
 //! `blocks` and layout are the same for one operation, and may change from one to the next (but not the layout). After
-//! an abort an area is of no use. An area is never used for 2^32 operations.
+//! an abort a symmetric buffer is of no use. a symmetric buffer is never used for 2^32 operations.
 //!
 //! All ranks' kernels must be able to run at the same time; load functions before the first operation
 //! (`cuFuncLoad`), since loading at the first launch may wait for kernels that wait for that launch.
 //!
-//! An area counts the operations that have ended on it ([`SymmetricBufferLayout::ended`]): streams and copy engines may read the word.
+//! a symmetric buffer counts the operations that have ended on it ([`SymmetricBufferLayout::ended`]): streams and copy engines may read the word.
 //!
 //! Deliberately absent: any use of peers' send and receive buffers, and words on the host that tell of an operation's end: the
 //! store alone takes 2.4 us. Blocks wait for their counterparts on other ranks, never for blocks of their own grid, so it is
@@ -46,22 +46,22 @@
 //! Arithmetic is that of the CPU, bit for bit, but for the payloads of NaN (tests/tests/gpu/values.rs).
 
 mod abi;
-mod area;
 mod launch;
 mod p2p;
 mod stage;
 mod strategy;
+mod symmetric_buffer;
 #[cfg(test)]
 mod tests;
 
 pub use abi::{DirectArgs, RANKS_MAX, ReduceArgs};
-pub use area::{Stamp, SymmetricBufferCounts, SymmetricBufferLayout};
 pub use launch::{Algorithm, CollectiveCall, LargeBuffers, Launch, Strides, functions, reduce_functions};
 pub use p2p::{
     MESSAGES_MAX, P2pArgs, P2pError, P2pHead, P2pLaunch, P2pMessage, contradiction, header_parts, pairs_with_oneself,
 };
 pub use stage::{STAGE_FUNCTION, STAGE_IMAGE, StageArgs};
 pub use strategy::{DeviceInitiatedStrategy, Rule};
+pub use symmetric_buffer::{Stamp, SymmetricBufferCounts, SymmetricBufferLayout};
 
 /// Compute capability from which on there is code: that of the first of build.rs' architectures.
 pub const CAPABILITY_MIN: (u32, u32) = (8, 0);

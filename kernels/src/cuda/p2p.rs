@@ -4,7 +4,7 @@
 //! behind what collectives use: words of lanes [peer][lane] | packets [peer][lane][slot] | chunks [peer][lane][slot]
 //! ```
 //!
-//! Lanes are matched by order alone, and their counters lie in areas: a launch holds no number, and may be replayed.
+//! Lanes are matched by order alone, and their counters lie in symmetric buffers: a launch holds no number, and may be replayed.
 
 use mccs_ipc::types::DataType;
 
@@ -62,7 +62,7 @@ struct Message {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct P2pHead {
-    /// Every rank's area, as mapped for this GPU.
+    /// Every rank's symmetric buffer, as mapped for this GPU.
     pub areas: [u64; RANKS_MAX],
     /// A word in pinned host memory that ends the kernel when it is not 0, and that the kernel sets when two ends of a message
     /// contradict each other.
@@ -153,7 +153,7 @@ pub enum P2pError {
     },
 }
 
-/// Where a communicator's lanes lie in its areas.
+/// Where a communicator's lanes lie in its symmetric buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct P2pLayout {
     pub(crate) lanes: u32,

@@ -26,7 +26,7 @@ use mccs_exchange::protocol::{Event, Request};
 use mccs_ipc::device_initiated::Execution;
 use mccs_ipc::handshake::Listener;
 use mccs_registry::{Overseer, Registry};
-use mccs_runtime::{Lanes, Mailbox, NumaNodes, RuntimeOptions, Runtimes, Sender};
+use mccs_runtime::{Mailbox, NumaNodes, RuntimeOptions, Runtimes, Sender, TenantQueues};
 use mccs_tenants::Tenant;
 use mccs_tenants::memory::UnmapWorker;
 
@@ -79,8 +79,8 @@ impl Service {
             Placement::Dedicated => runtimes.start_runtime("mccs-proxy")?,
         };
         let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
-        let lanes = Lanes::new(settings.tenants.len(), mailbox.waker().clone());
-        let (proxy, host_lanes) = (mailbox.sender(), lanes.opener());
+        let queues = TenantQueues::new(settings.tenants.len(), mailbox.waker().clone());
+        let (proxy, host_queues) = (mailbox.sender(), queues.opener());
         let (choice, channels) = (settings.choice, settings.channels.unwrap_or(CHANNELS_MIN));
         let make_schedules = move |nranks, hosts: &[Vec<u32>]| {
             ScheduleCache::new(nranks, Strategy::initial(choice, nranks, channels, hosts), CostModel::for_hosts(hosts))
@@ -149,7 +149,7 @@ impl Service {
             mailbox.waker().set(waker);
             let make_schedules = Box::new(make_schedules);
             let engine = ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, timeouts, cluster);
-            let engine = engine.with_lanes(lanes).with_other(other, execution == Execution::Ranks);
+            let engine = engine.with_tenant_queues(queues).with_other(other, execution == Execution::Ranks);
             Box::new(engine.refusing_duplicate_gpus(refuses_duplicate_gpus))
         })?;
         let threads = place_threads(settings, transport_factory.as_ref(), &registry)?;
@@ -169,7 +169,7 @@ impl Service {
 
         let root_address = settings.exchange.as_ref().map_or_else(String::new, |exchange| exchange.own.to_string());
         let proxies = Arc::new(Proxies {
-            host: host_lanes,
+            host: host_queues,
             gpus,
             execution,
             engines_from: settings.cuda_options.engines_from(),
@@ -267,8 +267,8 @@ fn start_gpus(
     registry.set_gpus(gpus.infos());
     let (ids, groups) = (gpus.ids().into(), gpus.groups().into());
     let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
-    let lanes = Lanes::new(settings.tenants.len(), mailbox.waker().clone());
-    let (sender, opener) = (mailbox.sender(), lanes.opener());
+    let queues = TenantQueues::new(settings.tenants.len(), mailbox.waker().clone());
+    let (sender, opener) = (mailbox.sender(), queues.opener());
     let recorder = registry.recorders.recorder("gpus".into());
     let events = Arc::new(ProxyMessage::device_events(sender.clone()));
     let (device, freeing) = CudaDevice::new(gpus, settings.cuda_options, Arc::clone(&events), recorder)?;
@@ -284,10 +284,10 @@ fn start_gpus(
     runtimes.start_engine(runtime, |waker| {
         mailbox.waker().set(waker);
         let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), timeouts, None);
-        let engine = engine.with_lanes(lanes).with_device_events(events).with_other(other, false);
+        let engine = engine.with_tenant_queues(queues).with_device_events(events).with_other(other, false);
         Box::new(engine.refusing_duplicate_gpus(refuses_duplicate_gpus))
     })?;
-    Ok(Ok((GpuProxy { lanes: opener, ids, groups, importer, twins }, sender, freeing)))
+    Ok(Ok((GpuProxy { queues: opener, ids, groups, importer, twins }, sender, freeing)))
 }
 
 /// Makes memory of GPUs that NICs reach. How they reach that of each GPU is tried, and told.
@@ -445,8 +445,8 @@ fn admissions<'a>(tenants: &'a [TenantSettings], proxies: &Proxies) -> Vec<(&'a 
     for settings in tenants {
         let classes = settings.traffic_classes.clone();
         let tenant = Tenant::configured(settings.name.clone(), settings.quota, settings.weight, classes);
-        let lanes = proxies.open_lanes(tenant.share);
-        let admission = Admission { tenant, uids: settings.uids.clone(), lanes };
+        let queues = proxies.open_queues(tenant.share);
+        let admission = Admission { tenant, uids: settings.uids.clone(), queues };
         match sockets.iter_mut().find(|(socket, _)| *socket == settings.socket) {
             Some((_, admissions)) => admissions.push(admission),
             None => sockets.push((&settings.socket, vec![admission])),

@@ -187,7 +187,7 @@ pub struct CommView {
     /// Time that GPUs' kernels held multiprocessors for them, of all ranks and multiprocessors together.
     #[serde(default)]
     pub multiprocessor_ns: u64,
-    /// GPU memory of a rank's part: its area, its own slots of copy engines, and its share of shared ones.
+    /// GPU memory of a rank's part: its symmetric buffer, its own slots of copy engines, and its share of shared ones.
     #[serde(default)]
     pub gpu_memory_bytes: u64,
     /// The last of them, by kind.

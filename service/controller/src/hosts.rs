@@ -1,7 +1,7 @@
 //! The hosts of the cluster: which are there, which have reported, for how long the others are waited for, and which obey somebody else.
 //!
 //! ```text
-//! Away --met: Sync--> Asked --Synced--> Synced        lost: Away again
+//! Away --met: Sync--> Syncing --Synced--> Synced        lost: Away again
 //!                       |
 //!                       +-----Obeys---> Elsewhere     until it is met again
 //! ```
@@ -28,7 +28,7 @@ enum HostState {
     /// Not there, or no longer.
     Away,
     /// Asked to report.
-    Asked { until: Instant },
+    Syncing { until: Instant },
     /// Has reported.
     Synced,
     /// Obeys another host's controller.
@@ -98,14 +98,14 @@ impl Hosts {
             if now.saturating_duration_since(*since) >= SYNC_TIME_IS_FOR {
                 (*since, *left) = (now, SYNC_TIME);
             }
-            *state = HostState::Asked { until: now + *left };
+            *state = HostState::Syncing { until: now + *left };
             self.ask_for_reports(host.clone(), outbox);
         }
     }
 
     /// A host is not waited for any longer: what of its time is left.
     fn count_patience(&mut self, host: &Name, now: Instant) {
-        if let (Some(HostState::Asked { until }), Some((_, left))) =
+        if let (Some(HostState::Syncing { until }), Some((_, left))) =
             (self.states.get(host), self.patience.get_mut(host))
         {
             *left = until.saturating_duration_since(now);
@@ -171,7 +171,7 @@ impl Hosts {
 
     /// Whether hosts obey another one, and none but its own this one.
     fn is_obeyed_by_none(&self) -> bool {
-        let may_obey = |state: &HostState| matches!(state, HostState::Asked { .. } | HostState::Synced);
+        let may_obey = |state: &HostState| matches!(state, HostState::Syncing { .. } | HostState::Synced);
         let mut others = self.states.iter().filter(|(host, _)| **host != self.own);
         !self.elsewhere.is_empty() && !others.any(|(_, state)| may_obey(state))
     }
@@ -195,7 +195,7 @@ impl Hosts {
     pub(super) fn waits_until(&self, now: Instant) -> Option<Instant> {
         let until = |state: &HostState| match state {
             HostState::Away => Some(self.grace_until),
-            HostState::Asked { until } => Some(*until),
+            HostState::Syncing { until } => Some(*until),
             HostState::Synced | HostState::Elsewhere => None,
         };
         self.states.values().filter_map(until).filter(|until| *until > now).max()

@@ -16,7 +16,7 @@ use mccs_telemetry::straggler::straggler;
 
 use self::layout::{Section, fit, share, table};
 use self::units::{bits, bytes, direction, lost_since, rate, time};
-use crate::watch::Look;
+use crate::watch::Snapshot;
 
 pub use self::layout::Size;
 pub use self::units::{lost, round_trip};
@@ -25,7 +25,7 @@ pub use self::units::{lost, round_trip};
 const FLOWS_SHOWN: usize = 12;
 
 /// How things are, and what has happened since `before`.
-pub fn view(looked_before: &Look, looked: &Look, size: Size) -> String {
+pub fn view(looked_before: &Snapshot, looked: &Snapshot, size: Size) -> String {
     let (before, now) = (&looked_before.overview, &looked.overview);
     let seconds = now.at_ns.saturating_sub(before.at_ns).max(1) as f64 / 1e9;
     let mut text = String::new();
@@ -139,7 +139,7 @@ fn straggler_here(comm: &CommView, then: Option<&CommView>) -> Option<(u32, f64)
 }
 
 /// Who came last on any of a communicator's hosts, or else on this one, and by how much.
-fn comes_last(comm: &CommView, then: Option<&CommView>, before: &Look, now: &Look) -> Option<String> {
+fn comes_last(comm: &CommView, then: Option<&CommView>, before: &Snapshot, now: &Snapshot) -> Option<String> {
     let accounts = before.accounts.get(&comm.communicator).zip(now.accounts.get(&comm.communicator));
     if let Some(of_all) = accounts.and_then(|(before, now)| straggler(before, now)) {
         return Some(format!("rank {} on {} +{}", of_all.rank, of_all.host, time(Some(of_all.late_seconds))));
@@ -147,7 +147,7 @@ fn comes_last(comm: &CommView, then: Option<&CommView>, before: &Look, now: &Loo
     straggler_here(comm, then).map(|(rank, late)| format!("rank {rank} +{}", time(Some(late))))
 }
 
-fn communicators(looked_before: &Look, looked: &Look, seconds: f64) -> Option<Section> {
+fn communicators(looked_before: &Snapshot, looked: &Snapshot, seconds: f64) -> Option<Section> {
     let (before, now) = (&looked_before.overview, &looked.overview);
     let row = |comm: &CommView| {
         let then = before.communicators.iter().find(|then| then.communicator == comm.communicator);

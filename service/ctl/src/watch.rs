@@ -24,9 +24,9 @@ const END: &str = "\x1b[?25h\n";
 /// Communicators of several hosts whose other hosts are asked at a look, the first: each asks all of them.
 const ASKED_MAX: usize = 16;
 
-/// What a look has found.
+/// What a service says at one time.
 #[derive(serde::Serialize)]
-pub struct Look {
+pub struct Snapshot {
     /// What the service knows.
     #[serde(flatten)]
     pub overview: Overview,
@@ -79,7 +79,7 @@ impl Watch {
     }
 
     fn look_on(&self, socket: &Path, json: bool, on_screen: bool, interval: Duration) -> anyhow::Result<()> {
-        let mut before = look(socket)?;
+        let mut before = snapshot(socket)?;
         if json && !self.once {
             say!("{}", serde_json::to_string(&before)?);
         }
@@ -92,7 +92,7 @@ impl Watch {
             if INTERRUPTED.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            let now = look(socket)?;
+            let now = snapshot(socket)?;
             let text = if json {
                 serde_json::to_string(&now)?
             } else if on_screen {
@@ -109,7 +109,7 @@ impl Watch {
     }
 }
 
-fn look(socket: &Path) -> anyhow::Result<Look> {
+fn snapshot(socket: &Path) -> anyhow::Result<Snapshot> {
     let overview = match call(socket, &ControlRequest::Overview)? {
         ControlAnswer::Overview(overview) => *overview,
         ControlAnswer::Refused(reason) => anyhow::bail!("refused: {reason}"),
@@ -128,7 +128,7 @@ fn look(socket: &Path) -> anyhow::Result<Look> {
         threads.into_iter().map(|thread| thread.join().expect("a thread that does not panic")).collect()
     });
     let accounts = answers?.into_iter().flatten().collect();
-    Ok(Look { overview, accounts })
+    Ok(Snapshot { overview, accounts })
 }
 
 fn size_of_terminal() -> Size {

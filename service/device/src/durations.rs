@@ -1,4 +1,4 @@
-//! How long collectives took that ranks did among themselves, from the stamps that they left: their kernels in areas (`mccs_kernels::cuda::Stamp`), or they on a
+//! How long collectives took that ranks did among themselves, from the stamps that they left: their kernels in symmetric buffers (`mccs_kernels::cuda::Stamp`), or they on a
 //! shared-memory exchange ([`ShmExchange::stamp`]).
 //!
 //! GPUs' clocks differ, and need not be known: no kernel ends before all ranks have come, so all end at about the same time. The rank whose kernel ran for

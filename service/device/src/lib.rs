@@ -74,7 +74,7 @@ pub enum Shared {
     Nothing,
     /// Memory in which they do small collectives themselves; the service executes the others.
     Exchange(Arc<TenantShmExchange>),
-    /// A page and areas, by which their kernels do collectives: device-initiated execution.
+    /// A page and symmetric buffers, by which their kernels do collectives: device-initiated execution.
     DeviceInitiated {
         /// What ranks need to know.
         share: Box<DeviceInitiatedShare>,

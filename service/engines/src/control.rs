@@ -26,7 +26,9 @@ pub use self::controlled::Controlled;
 use self::controlled::reason_of_drain;
 use self::with_parts::{Then, WithParts};
 use super::controller::ControllerInput;
-use super::proxy::{Looks, OperatorAnswer, OperatorMessage, OperatorReply, OperatorRequest, OperatorResult, ReplyTo};
+use super::proxy::{
+    DiagnosisRounds, OperatorAnswer, OperatorMessage, OperatorReply, OperatorRequest, OperatorResult, ReplyTo,
+};
 
 /// Operators at a time; more wait to be accepted.
 const CONNECTIONS_MAX: usize = 16;
@@ -227,10 +229,10 @@ impl ControlEngine {
                 return self.ask_with_parts(communicator, number, OperatorRequest::Unpin);
             }
             ControlRequest::WhyStuck { communicator } => {
-                return self.ask_why_stuck(communicator, number, Looks::UntilCertain);
+                return self.ask_why_stuck(communicator, number, DiagnosisRounds::UntilCertain);
             }
             ControlRequest::Accounts { communicator } => {
-                return self.ask_why_stuck(communicator, number, Looks::One);
+                return self.ask_why_stuck(communicator, number, DiagnosisRounds::One);
             }
             ControlRequest::Cluster { stuck } => {
                 let none = "service.toml names no [controller], whose agents ask other hosts: ask on each host";
@@ -312,8 +314,8 @@ impl ControlEngine {
         })
     }
 
-    fn ask_why_stuck(&self, communicator: u64, connection: u64, looks: Looks) -> Option<ControlAnswer> {
-        self.ask(communicator, connection, |number, reply_to| OperatorMessage::WhyStuck { number, looks, reply_to })
+    fn ask_why_stuck(&self, communicator: u64, connection: u64, rounds: DiagnosisRounds) -> Option<ControlAnswer> {
+        self.ask(communicator, connection, |number, reply_to| OperatorMessage::WhyStuck { number, rounds, reply_to })
     }
 
     /// Has engines record for so long, or for as long as somebody else wants, if that is longer.

@@ -7,7 +7,7 @@ use crate::default_quotas::QuotaOrigins;
 pub struct Quota {
     /// Bytes of memory allocated from or registered with the service.
     pub memory_bytes: u64,
-    /// Bytes of GPUs' memory in its communicators' areas, of all GPUs together.
+    /// Bytes of GPUs' memory in its communicators' symmetric buffers, of all GPUs together.
     pub gpu_memory_bytes: u64,
     /// Connected processes.
     pub sessions: u64,
@@ -49,7 +49,7 @@ impl Quota {
 pub enum Resource {
     /// Bytes of memory.
     MemoryBytes,
-    /// Bytes of GPUs' memory in areas.
+    /// Bytes of GPUs' memory in symmetric buffers.
     GpuMemoryBytes,
     /// Mappings of this process.
     Mappings,

@@ -191,7 +191,7 @@ pub(crate) fn caller_context() -> Result<Context, Error> {
 impl Member {
     /// Joins with buffers of `context`, or else of the caller's.
     pub(crate) fn join(
-        asked: Asked,
+        settings: CommSettings,
         name: Name,
         (rank, nranks): (c_int, c_int),
         context: Option<Context>,
@@ -201,7 +201,7 @@ impl Member {
         };
         let (rank, nranks, client) = (number(rank, "rank")?, number(nranks, "nranks")?, client()?);
         let context = context.map_or_else(caller_context, Ok)?;
-        let Asked { label, options } = asked;
+        let CommSettings { label, options } = settings;
         lifecycle::begins(label, &name, (rank, nranks), &context);
         let comm = {
             let _entered = context.enter().map_err(cuda_error)?;
@@ -353,13 +353,13 @@ pub(crate) fn handle_of(comm: &CommUse) -> *mut Comm {
 }
 
 /// As what a communicator is made.
-pub(crate) struct Asked {
+pub(crate) struct CommSettings {
     label: Label,
     options: JoinOptions,
 }
 
-pub(crate) fn asked_of(comm: &CommUse) -> Asked {
-    Asked { label: label_of(comm), options: comm.options.clone() }
+pub(crate) fn settings_of(comm: &CommUse) -> CommSettings {
+    CommSettings { label: label_of(comm), options: comm.options.clone() }
 }
 
 /// What lines of `NCCL_DEBUG` call it.

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use mccs::{Error, UniqueId};
 use mccs_cuda::{DeviceMemory, DriverError, OwnedStream};
 
-use super::communicators::{Comm, Member, Name, ROOT_BYTES, Root, asked_of, cuda_error, locked, own_root};
+use super::communicators::{Comm, Member, Name, ROOT_BYTES, Root, cuda_error, locked, own_root, settings_of};
 use super::config::CommConfig;
 use super::group::{begin, joining};
 use super::{Status, guard_in_group};
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn ncclCommSplit(
             known.expected.know(place.0, place.1);
             let root = members.first().map_or(parent.name.root, |(_, share)| share.root);
             let name = Name { id: derived_id(parent.name.id, number, color.to_le_bytes()), root };
-            Member::join(asked_of(&known), name, place, context).map(Some)
+            Member::join(settings_of(&known), name, place, context).map(Some)
         };
         // SAFETY: the caller's contract.
         unsafe { begin(new, is_blocking, begun, Some(made), Box::new(split)) }

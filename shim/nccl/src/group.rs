@@ -10,7 +10,7 @@ use mccs::{Error, ErrorClass, JoinOptions};
 use mccs_cuda::{Context, gpus};
 
 use super::communicators::{
-    Comm, CommUse, Made, Member, Name, asked_of, caller_context, cuda_error, handle_of, label_of, locked,
+    Comm, CommUse, Made, Member, Name, caller_context, cuda_error, handle_of, label_of, locked, settings_of,
 };
 use super::lifecycle;
 use super::profiler;
@@ -44,8 +44,8 @@ pub(crate) type Make = Box<dyn FnOnce(Option<Context>) -> Result<Option<Member>,
 
 /// Joins one that is new.
 pub(crate) fn joining(begun: &CommUse, name: Name, rank: c_int, nranks: c_int) -> Make {
-    let asked = asked_of(begun);
-    Box::new(move |context| Member::join(asked, name, (rank, nranks), context).map(Some))
+    let settings = settings_of(begun);
+    Box::new(move |context| Member::join(settings, name, (rank, nranks), context).map(Some))
 }
 
 #[derive(Default)]

@@ -113,10 +113,10 @@ impl StampReader {
         if self.is_under_way || self.failed.is_some() {
             return;
         }
-        let (stream, area, to) = (&self.stream, self.member.area(), self.copied.address());
+        let (stream, buffer, to) = (&self.stream, self.member.buffer(), self.copied.address());
         // SAFETY: the symmetric buffer is mapped as long as the member lives, and begins with as many bytes; so many are at the other end, too,
         // until the stream is idle.
-        let begun = self.in_context(|| unsafe { stream.raw().copy(to, area, SymmetricBufferLayout::COUNTED_BYTES) });
+        let begun = self.in_context(|| unsafe { stream.raw().copy(to, buffer, SymmetricBufferLayout::COUNTED_BYTES) });
         match begun {
             Ok(()) => self.is_under_way = true,
             Err(error) => self.failed = Some(error),

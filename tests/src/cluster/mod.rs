@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_collective::Choice;
-use mccs_engines::proxy::{ControllerOrder, Looks, OperatorAnswer, OperatorMessage, ReplyTo};
+use mccs_engines::proxy::{ControllerOrder, DiagnosisRounds, OperatorAnswer, OperatorMessage, ReplyTo};
 use mccs_exchange::protocol::{CommId, LinkTimes, Name};
 use mccs_model::rate_limit::Pace;
 use mccs_runtime::Mailbox;
@@ -404,7 +404,7 @@ impl Cluster {
         let number = of.registry.comms().first().expect("a communicator").number;
         let message = OperatorMessage::WhyStuck {
             number,
-            looks: Looks::UntilCertain,
+            rounds: DiagnosisRounds::UntilCertain,
             reply_to: ReplyTo::new(0, answers.sender()),
         }
         .into();
@@ -431,7 +431,7 @@ impl Cluster {
             let number = of.registry.comms().first().expect("a communicator").number;
             let message = OperatorMessage::WhyStuck {
                 number,
-                looks: Looks::UntilCertain,
+                rounds: DiagnosisRounds::UntilCertain,
                 reply_to: ReplyTo::new(0, answers.sender()),
             }
             .into();

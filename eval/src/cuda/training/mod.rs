@@ -8,6 +8,6 @@ mod plan;
 mod product;
 mod trainer;
 
-pub use plan::{Action, Lane, Layout, Plan, Shape, Space, Workload};
+pub use plan::{Action, Layout, Plan, Shape, Space, StreamRole, Workload};
 pub use product::{DEPTH_UNIT, Multiplier, Product, TILE};
 pub use trainer::{Communicator, Trainer};

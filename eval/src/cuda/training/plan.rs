@@ -100,7 +100,7 @@ impl Shape {
 
 /// A stream of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lane {
+pub enum StreamRole {
     /// Of the model.
     Compute,
     /// Of collectives.
@@ -135,7 +135,7 @@ pub enum Action {
     /// `Staging` at `at` becomes as `Source`.
     Stage {
         /// Stream.
-        lane: Lane,
+        stream: StreamRole,
         /// First byte, in both.
         at: u64,
         /// So many.
@@ -144,16 +144,16 @@ pub enum Action {
     /// What `later` does from here on waits for what `earlier` was given so far.
     Join {
         /// Stream.
-        earlier: Lane,
+        earlier: StreamRole,
         /// Stream.
-        later: Lane,
+        later: StreamRole,
     },
     /// A collective, of which `count` elements are those of NCCL's call.
     Collective {
         /// Which one; all-reduces are in place.
         kind: CollectiveKind,
         /// Stream.
-        lane: Lane,
+        stream: StreamRole,
         /// What it reads.
         from: (Space, u64),
         /// Where in `Result` it writes, but for all-reduces, which write to where they read.
@@ -223,7 +223,7 @@ impl<'a> Builder<'a> {
         Builder { shape, ranks: u64::from(nranks), actions: Vec::new(), made: 0, reduced: 0, exchanged: 0 }
     }
 
-    fn join(&mut self, earlier: Lane, later: Lane) {
+    fn join(&mut self, earlier: StreamRole, later: StreamRole) {
         self.actions.push(Action::Join { earlier, later });
     }
 
@@ -255,11 +255,11 @@ impl<'a> Builder<'a> {
 
     fn bucket(&mut self, bytes: u64) {
         let at = self.reduced;
-        self.actions.push(Action::Stage { lane: Lane::Compute, at, bytes });
-        self.join(Lane::Compute, Lane::Collectives);
+        self.actions.push(Action::Stage { stream: StreamRole::Compute, at, bytes });
+        self.join(StreamRole::Compute, StreamRole::Collectives);
         let (kind, count) = (CollectiveKind::AllReduce, bytes / ELEMENT_BYTES);
         let from = (Space::Staging, at);
-        self.actions.push(Action::Collective { kind, lane: Lane::Collectives, from, to: 0, count });
+        self.actions.push(Action::Collective { kind, stream: StreamRole::Collectives, from, to: 0, count });
         self.reduced += bytes;
     }
 
@@ -268,7 +268,7 @@ impl<'a> Builder<'a> {
         if self.made > self.reduced {
             self.bucket(self.made - self.reduced);
         }
-        self.join(Lane::Collectives, Lane::Compute);
+        self.join(StreamRole::Collectives, StreamRole::Compute);
     }
 
     fn backward_in_buckets(&mut self, layer: u32, products: &[(u32, u32)]) {
@@ -290,43 +290,45 @@ impl<'a> Builder<'a> {
     /// A layer's parameters, of every rank's shard. Those of the backward pass come to the same place.
     fn gather(&mut self, layer: u32) {
         let (bytes, to) = (self.shape.layer_bytes(), u64::from(layer) * self.shape.layer_bytes());
-        let (kind, lane, count) = (CollectiveKind::AllGather, Lane::Collectives, bytes / self.ranks / ELEMENT_BYTES);
-        self.actions.push(Action::Collective { kind, lane, from: (Space::Source, to / self.ranks), to, count });
+        let (kind, stream, count) =
+            (CollectiveKind::AllGather, StreamRole::Collectives, bytes / self.ranks / ELEMENT_BYTES);
+        self.actions.push(Action::Collective { kind, stream, from: (Space::Source, to / self.ranks), to, count });
     }
 
     /// A layer's gradients: staged, as FSDP copies them together, and scattered behind the gathered parameters of all layers.
     fn scatter(&mut self, layer: u32) {
         let (bytes, at) = (self.shape.layer_bytes(), u64::from(layer) * self.shape.layer_bytes());
-        let (kind, lane, count) = (CollectiveKind::ReduceScatter, Lane::Scatters, bytes / self.ranks / ELEMENT_BYTES);
-        self.join(Lane::Compute, lane);
-        self.actions.push(Action::Stage { lane, at, bytes });
+        let (kind, stream, count) =
+            (CollectiveKind::ReduceScatter, StreamRole::Scatters, bytes / self.ranks / ELEMENT_BYTES);
+        self.join(StreamRole::Compute, stream);
+        self.actions.push(Action::Stage { stream, at, bytes });
         let to = self.shape.model_bytes() + at / self.ranks;
-        self.actions.push(Action::Collective { kind, lane, from: (Space::Staging, at), to, count });
+        self.actions.push(Action::Collective { kind, stream, from: (Space::Staging, at), to, count });
     }
 
     fn fsdp(mut self) -> Plan {
         let layers = self.shape.layers;
         // The last step's optimizer has written the shards.
-        self.join(Lane::Compute, Lane::Collectives);
+        self.join(StreamRole::Compute, StreamRole::Collectives);
         self.gather(0);
         for layer in 0..layers {
-            self.join(Lane::Collectives, Lane::Compute);
+            self.join(StreamRole::Collectives, StreamRole::Compute);
             if layer + 1 < layers {
                 self.gather(layer + 1);
             }
             self.forward(layer);
         }
-        self.join(Lane::Compute, Lane::Collectives);
+        self.join(StreamRole::Compute, StreamRole::Collectives);
         self.gather(layers - 1);
         for layer in (0..layers).rev() {
-            self.join(Lane::Collectives, Lane::Compute);
+            self.join(StreamRole::Collectives, StreamRole::Compute);
             if layer > 0 {
                 self.gather(layer - 1);
             }
             PRODUCTS.into_iter().rev().for_each(|product| self.backward(layer, product));
             self.scatter(layer);
         }
-        self.join(Lane::Scatters, Lane::Compute);
+        self.join(StreamRole::Scatters, StreamRole::Compute);
         let model = self.shape.model_bytes();
         let layout = Layout { source: model, staging: model, result: model + model / self.ranks };
         Plan { actions: self.actions, layout }
@@ -335,10 +337,11 @@ impl<'a> Builder<'a> {
     /// Each rank's tokens to the ranks that have their experts, or back. Data of their own, each time.
     fn exchange(&mut self) {
         let (bytes, at) = (self.shape.activation_bytes(), self.exchanged);
-        let (kind, lane, count) = (CollectiveKind::AllToAll, Lane::Collectives, bytes / self.ranks / ELEMENT_BYTES);
-        self.join(Lane::Compute, lane);
-        self.actions.push(Action::Collective { kind, lane, from: (Space::Source, at), to: at, count });
-        self.join(lane, Lane::Compute);
+        let (kind, stream, count) =
+            (CollectiveKind::AllToAll, StreamRole::Collectives, bytes / self.ranks / ELEMENT_BYTES);
+        self.join(StreamRole::Compute, stream);
+        self.actions.push(Action::Collective { kind, stream, from: (Space::Source, at), to: at, count });
+        self.join(stream, StreamRole::Compute);
         self.exchanged += bytes;
     }
 
@@ -436,8 +439,8 @@ mod tests {
         );
         for (at, action) in plan.actions.iter().enumerate() {
             let Action::Collective { from, count, .. } = *action else { continue };
-            let staged = Action::Stage { lane: Lane::Compute, at: from.1, bytes: count * ELEMENT_BYTES };
-            let joined = Action::Join { earlier: Lane::Compute, later: Lane::Collectives };
+            let staged = Action::Stage { stream: StreamRole::Compute, at: from.1, bytes: count * ELEMENT_BYTES };
+            let joined = Action::Join { earlier: StreamRole::Compute, later: StreamRole::Collectives };
             assert_eq!(plan.actions[at - 2..at], [staged, joined]);
         }
     }

@@ -8,7 +8,7 @@ use mccs::{DataType, RedOp};
 use mccs_cuda::{Context, DeviceMemory, Event, OwnedStream, RawStream, copy_from_host, copy_to_host};
 
 use super::memory::Memory;
-use super::plan::{Action, ELEMENT_BYTES, Lane, Layout, Plan, Shape, Space};
+use super::plan::{Action, ELEMENT_BYTES, Layout, Plan, Shape, Space, StreamRole};
 use super::product::{Multiplier, Product, TILE};
 use crate::cuda::nccl::Nccl;
 use crate::cuda::rank::enqueue;
@@ -53,8 +53,8 @@ pub struct Trainer {
     /// Tokens as layers take them, and as they give them: four widths each.
     activations: [DeviceMemory; 2],
     multiplier: Multiplier,
-    /// By [`Lane`].
-    lanes: [OwnedStream; 3],
+    /// By [`StreamRole`].
+    streams: [OwnedStream; 3],
     /// Of joins, in turn: an event is recorded again only when it was waited for.
     joins: Vec<Event>,
     next_join: usize,
@@ -79,21 +79,21 @@ impl Trainer {
     ) -> anyhow::Result<Self> {
         let memory = Memory::new(context, layout, place, seed)?;
         let room = || DeviceMemory::zeroed(context, 4 * shape.activation_bytes() as usize);
-        let lane = |priority| OwnedStream::with_priority(context, priority);
+        let stream = |priority| OwnedStream::with_priority(context, priority);
         let joins = (0..JOINS).map(|_| Event::new(context, false)).collect::<Result<_, _>>()?;
         let (activations, multiplier) = ([room()?, room()?], Multiplier::new(context)?);
-        let lanes = [lane(0)?, lane(priority)?, lane(priority)?];
+        let streams = [stream(0)?, stream(priority)?, stream(priority)?];
         let context = context.clone();
-        Ok(Trainer { place, shape, memory, activations, multiplier, lanes, joins, next_join: 0, seed, context })
+        Ok(Trainer { place, shape, memory, activations, multiplier, streams, joins, next_join: 0, seed, context })
     }
 
-    fn lane(&self, lane: Lane) -> RawStream {
-        let index = match lane {
-            Lane::Compute => 0,
-            Lane::Collectives => 1,
-            Lane::Scatters => 2,
+    fn stream(&self, stream: StreamRole) -> RawStream {
+        let index = match stream {
+            StreamRole::Compute => 0,
+            StreamRole::Collectives => 1,
+            StreamRole::Scatters => 2,
         };
-        self.lanes[index].raw()
+        self.streams[index].raw()
     }
 
     /// Enqueues a step. The context is current.
@@ -101,20 +101,20 @@ impl Trainer {
         for action in &plan.actions {
             match *action {
                 Action::Multiply { layer, columns, depth } => self.multiply(layer, columns, depth)?,
-                Action::Stage { lane, at, bytes } => {
+                Action::Stage { stream, at, bytes } => {
                     let (from, to) = (self.memory.at(Space::Source, at), self.memory.at(Space::Staging, at));
                     // SAFETY: both ranges are in buffers that live with the streams, as plans are.
-                    unsafe { self.lane(lane).copy(to, from, bytes as usize)? };
+                    unsafe { self.stream(stream).copy(to, from, bytes as usize)? };
                 }
                 Action::Join { earlier, later } => self.join(earlier, later)?,
-                Action::Collective { kind, lane, from, to, count } => {
+                Action::Collective { kind, stream, from, to, count } => {
                     let (nranks, seed) = (self.place.1, 0);
                     let call = Call { kind, dtype: DataType::Bf16, redop: RedOp::Sum, root: 0, count, nranks, seed };
                     let send = self.memory.at(from.0, from.1);
                     let is_in_place = kind == mccs::CollectiveKind::AllReduce;
                     let recv = if is_in_place { send } else { self.memory.at(Space::Result, to) };
                     // SAFETY: both are in buffers that live with the streams, as plans are.
-                    unsafe { on.enqueue(&call, (send, recv), self.lane(lane))? };
+                    unsafe { on.enqueue(&call, (send, recv), self.stream(stream))? };
                 }
             }
         }
@@ -134,16 +134,16 @@ impl Trainer {
             tiles_down: rows / TILE,
         };
         // SAFETY: the activations have room for four widths, a layer's parameters for as many squares of them; the stream lives.
-        unsafe { self.multiplier.multiply(self.lane(Lane::Compute), &product)? };
+        unsafe { self.multiplier.multiply(self.stream(StreamRole::Compute), &product)? };
         Ok(())
     }
 
-    fn join(&mut self, earlier: Lane, later: Lane) -> anyhow::Result<()> {
+    fn join(&mut self, earlier: StreamRole, later: StreamRole) -> anyhow::Result<()> {
         let event = &self.joins[self.next_join];
         // SAFETY: streams and event live, and are of one context.
         unsafe {
-            event.record(self.lane(earlier))?;
-            self.lane(later).wait(event)?;
+            event.record(self.stream(earlier))?;
+            self.stream(later).wait(event)?;
         }
         self.next_join = (self.next_join + 1) % self.joins.len();
         Ok(())
@@ -166,13 +166,13 @@ impl Trainer {
         for step in 0..warmup + steps {
             if let Some(mark) = step.checked_sub(warmup) {
                 // SAFETY: stream and event live, and are of one context.
-                unsafe { marks[mark as usize].record(self.lane(Lane::Compute))? };
+                unsafe { marks[mark as usize].record(self.stream(StreamRole::Compute))? };
             }
             self.enqueue(plan, on)?;
         }
         let last = marks.last().context("there is one")?;
         // SAFETY: as above.
-        unsafe { last.record(self.lane(Lane::Compute))? };
+        unsafe { last.record(self.stream(StreamRole::Compute))? };
         self.synchronize()?;
         on.check()?;
         let times = marks.windows(2).map(|pair| pair[1].elapsed_since(&pair[0]));
@@ -180,9 +180,9 @@ impl Trainer {
     }
 
     fn synchronize(&self) -> anyhow::Result<()> {
-        for lane in &self.lanes {
+        for stream in &self.streams {
             // SAFETY: the stream lives, and its context is current.
-            unsafe { lane.raw().synchronize()? };
+            unsafe { stream.raw().synchronize()? };
         }
         Ok(())
     }
@@ -213,7 +213,7 @@ impl Trainer {
         let to_bf16 = |value: f32| ((value.to_bits() >> 16) as u16).to_le_bytes();
         let left: Vec<u8> = (0..bytes / ELEMENT_BYTES as usize).flat_map(|index| to_bf16(value(index))).collect();
         let mut right = vec![0; width * width * ELEMENT_BYTES as usize];
-        let (mut result, stream) = (vec![0; bytes], self.lane(Lane::Compute));
+        let (mut result, stream) = (vec![0; bytes], self.stream(StreamRole::Compute));
         // SAFETY: inside the buffers; nothing else is in flight.
         unsafe {
             copy_from_host(self.activations[0].address(), &left)?;

@@ -128,10 +128,10 @@ impl<'a> Bed<'a> {
                 for port in ports {
                     let mut cells = self.racks(pair);
                     cells.extend([path.spine.clone(), port.to_string()]);
-                    rows.push(match self.way(pair, spine, port)? {
-                        Ok(way) => {
-                            cells.extend([way.forward, way.back, way.elsewhere].map(|bytes| bytes.to_string()));
-                            Row { cells, fault: way.fault(PROBE_BYTES) }
+                    rows.push(match self.probe(pair, spine, port)? {
+                        Ok(bytes) => {
+                            cells.extend([bytes.forward, bytes.back, bytes.elsewhere].map(|bytes| bytes.to_string()));
+                            Row { cells, fault: bytes.fault(PROBE_BYTES) }
                         }
                         Err(error) => fault(cells, &error),
                     });
@@ -146,12 +146,12 @@ impl<'a> Bed<'a> {
     }
 
     /// Sends a flow from `port`, and looks at where it went; the inner error is the flow's.
-    fn way(&self, pair: RackPair<'_>, spine: usize, port: u16) -> Result<Result<Way>> {
+    fn probe(&self, pair: RackPair<'_>, spine: usize, port: u16) -> Result<Result<SpineBytes>> {
         let before = Arrivals::read(self.topology)?;
         let flow = pair.connect(port).and_then(|mut flow| flow.transfer(PROBE_BYTES).map(|()| flow));
         // Still connected while the counters are read: its end is not in what the next one finds.
         let seen = Arrivals::read(self.topology)?.since(&before);
-        Ok(flow.map(|_| Way {
+        Ok(flow.map(|_| SpineBytes {
             forward: seen.at(spine, pair.from.leaf),
             back: seen.at(spine, pair.to.leaf),
             elsewhere: seen.elsewhere(spine),
@@ -267,7 +267,7 @@ fn rate_fault(ratio: f64) -> Option<String> {
 }
 
 /// Where a flow's bytes came into spines.
-struct Way {
+struct SpineBytes {
     /// Into its spine from the sender's leaf.
     forward: u64,
     /// Into its spine from the receiver's leaf.
@@ -276,12 +276,14 @@ struct Way {
     elsewhere: u64,
 }
 
-impl Way {
+impl SpineBytes {
     fn fault(&self, payload: u64) -> Option<String> {
         match self {
-            Way { forward, .. } if *forward < payload => Some("it did not take its spine".to_owned()),
-            Way { back, .. } if *back < NOISE_BYTES => Some("acknowledgements did not return over it".to_owned()),
-            Way { elsewhere, .. } if *elsewhere > NOISE_BYTES => Some("other spines were used too".to_owned()),
+            SpineBytes { forward, .. } if *forward < payload => Some("it did not take its spine".to_owned()),
+            SpineBytes { back, .. } if *back < NOISE_BYTES => {
+                Some("acknowledgements did not return over it".to_owned())
+            }
+            SpineBytes { elsewhere, .. } if *elsewhere > NOISE_BYTES => Some("other spines were used too".to_owned()),
             _ => None,
         }
     }
@@ -315,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_flow_belongs_on_its_spine_alone() {
-        let fault = |forward, back, elsewhere| Way { forward, back, elsewhere }.fault(1000).unwrap_or_default();
+        let fault = |forward, back, elsewhere| SpineBytes { forward, back, elsewhere }.fault(1000).unwrap_or_default();
         assert_eq!(fault(1100, 5000, 200), "");
         assert_eq!(fault(0, 5000, 1100), "it did not take its spine");
         assert_eq!(fault(1100, 0, 5000), "acknowledgements did not return over it");

@@ -12,8 +12,8 @@ use mccs_telemetry::stuck::{HostAccount, RankAccount};
 use super::*;
 
 /// A service after so many seconds, in each of which the same has happened.
-fn looked(seconds: u64) -> Look {
-    Look { overview: overview(seconds), accounts: BTreeMap::new() }
+fn looked(seconds: u64) -> Snapshot {
+    Snapshot { overview: overview(seconds), accounts: BTreeMap::new() }
 }
 
 fn overview(seconds: u64) -> Overview {
@@ -165,9 +165,9 @@ fn who_comes_last_on_any_host_is_named_where_all_have_answered() {
     };
     let with = |seconds, other: Option<HostAccount>| {
         let accounts = vec![("h0".into(), Some(account(300, &[0, 1], seconds))), ("h1".into(), other)];
-        Look { accounts: BTreeMap::from([(42, accounts.into())]), ..looked(seconds) }
+        Snapshot { accounts: BTreeMap::from([(42, accounts.into())]), ..looked(seconds) }
     };
-    let ends = |now: &Look, end: &str| {
+    let ends = |now: &Snapshot, end: &str| {
         let text = view(&with(2, Some(account(20, &[2, 3], 2))), now, Size { columns: 200, lines: 100 });
         assert!(words(&text, "42 ").join(" ").ends_with(end), "{text}");
     };
@@ -214,7 +214,7 @@ fn many_tenants_leave_room_for_the_network() {
         let tenant = now.tenants[0].clone();
         let named = |number: usize| TenantView { tenant: format!("tenant{number}"), ..tenant.clone() };
         now.tenants = (0..100).map(named).collect();
-        Look { overview: now, accounts: BTreeMap::new() }
+        Snapshot { overview: now, accounts: BTreeMap::new() }
     };
     for lines in [23, 40, 103] {
         let text = view(&crowded(1), &crowded(2), Size { columns: 200, lines });

@@ -57,7 +57,7 @@ pub struct OpenPart {
 /// How a rank opens a part of its communicator's memory.
 #[derive(Debug)]
 pub struct OpenedPart {
-    /// One for each area.
+    /// One for each symmetric buffer.
     pub handles: Vec<SymmetricBufferHandle>,
     /// Of those that are opened by descriptors.
     pub fds: Vec<OwnedFd>,
@@ -66,8 +66,8 @@ pub struct OpenedPart {
 /// GPU memory of one rank's part of a communicator, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HeldBytes {
-    /// Its area.
-    pub areas: u64,
+    /// Its symmetric buffer.
+    pub buffers: u64,
     /// Its own slots of copy engines.
     pub own_slots: u64,
     /// Slots that it shares with the tenant's other communicators on that GPU.
@@ -80,7 +80,7 @@ impl HeldBytes {
     /// All of it, with this communicator's share of shared slots.
     #[must_use]
     pub fn total(&self) -> u64 {
-        self.areas + self.own_slots + self.shared_slots / u64::from(self.sharing.max(1))
+        self.buffers + self.own_slots + self.shared_slots / u64::from(self.sharing.max(1))
     }
 }
 
@@ -204,14 +204,14 @@ pub struct DeviceInitiatedGroup {
     ended: Arc<Ended>,
     /// For what is too large for the ranks alone.
     large: Option<Arc<CopyEngines>>,
-    areas: Box<dyn SymmetricBuffers>,
+    buffers: Box<dyn SymmetricBuffers>,
 }
 
 impl DeviceInitiatedGroup {
     /// Takes charge of a page and the memory that goes with it.
     #[must_use]
-    pub fn new(strategies: Strategies, large: Option<Arc<CopyEngines>>, areas: Box<dyn SymmetricBuffers>) -> Self {
-        DeviceInitiatedGroup { strategies, ended: Arc::default(), large, areas }
+    pub fn new(strategies: Strategies, large: Option<Arc<CopyEngines>>, buffers: Box<dyn SymmetricBuffers>) -> Self {
+        DeviceInitiatedGroup { strategies, ended: Arc::default(), large, buffers }
     }
 
     /// What service and ranks tell each other.
@@ -229,13 +229,13 @@ impl DeviceInitiatedGroup {
     /// Asks how many operations have ended. [`DeviceInitiatedGroup::ended`] says so in a moment.
     pub fn ask(&self) {
         if !self.ended.is_asked.swap(true, Ordering::AcqRel) {
-            self.areas.read(&self.ended);
+            self.buffers.read(&self.ended);
         }
     }
 
     /// Asks for the last time, when nothing of it runs any more: `then` is called when what it says is known.
     pub fn ask_at_last(&self, then: Box<dyn FnOnce() + Send>) {
-        self.areas.read_at_last(&self.ended, then);
+        self.buffers.read_at_last(&self.ended, then);
     }
 
     /// Whether all that was asked has been answered.
@@ -319,18 +319,18 @@ impl DeviceInitiatedGroup {
 
     /// Makes memory that a rank uses first, and answers on whatever thread.
     pub fn open(&self, part: OpenPart) {
-        self.areas.open(part);
+        self.buffers.open(part);
     }
 
     /// GPU memory that a rank's part of the communicator takes now.
     #[must_use]
     pub fn held_bytes(&self, rank: u32) -> HeldBytes {
-        self.areas.held_bytes(rank as usize)
+        self.buffers.held_bytes(rank as usize)
     }
 
     /// All ranks have left in order, and nothing has failed.
     pub fn left(&self) {
-        self.areas.left();
+        self.buffers.left();
     }
 
     /// Ends what runs, and lets nothing begin. For good.

@@ -1,7 +1,7 @@
 //! The CUDA device: all GPUs of this host that the service may use.
 //!
-//! A communicator's ranks get an *area* each, in their GPU's memory, and a page of shared host memory
-//! ([`mccs_ipc::device_initiated`]). Collectives are kernels that the shim launches into its caller's stream; they meet in the areas,
+//! A communicator's ranks get a symmetric buffer* each, in their GPU's memory, and a page of shared host memory
+//! ([`mccs_ipc::device_initiated`]). Collectives are kernels that the shim launches into its caller's stream; they meet in the symmetric buffers,
 //! by the strategy that the service publishes. The service allocates, maps, publishes, watches, and stops; it launches
 //! nothing on a GPU that a tenant uses, unless the operator wants everything in the service ([`Execution::Service`]).
 //!

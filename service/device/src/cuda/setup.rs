@@ -1,7 +1,7 @@
 //! The thread that allocates, opens and reads: calls that the driver may take milliseconds for. None of them waits for what streams wait for: everybody's
 //! set-up does, and the watch on what does not come.
 
-mod areas;
+mod buffers;
 mod error;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,18 +21,18 @@ use mccs_telemetry::recorder::Recorder;
 use mccs_tenants::session::Opens;
 use mccs_tenants::{Charge, Resource};
 
-pub(crate) use self::areas::AreasInUse;
-use self::areas::{Held, Kit, Memory};
+pub(crate) use self::buffers::BuffersInUse;
+use self::buffers::{Held, Kit, Memory};
 use self::error::PrepareError;
 use crate::cuda::copy_engine::hw_queue_admission::Holder;
 use crate::cuda::copy_engine::{CopyEngines, Flight, copy_submit};
 use crate::cuda::gpu_health::GpuHealth;
 use crate::cuda::group::{Counted, DeviceInitiatedGroup, Ended, NUMBERS_MAX, OpenPart, OpenedPart};
-use crate::cuda::memory::area::RankArea;
 use crate::cuda::memory::deferred_free::DeferredFrees;
 use crate::cuda::memory::imports::{ImportError, Imports};
 use crate::cuda::memory::resource_pool::{ResourcePool, Shape};
 use crate::cuda::memory::slots::{NoSlots, SlotPool, SlotUser};
+use crate::cuda::memory::symmetric_buffer::RankBuffer;
 use crate::cuda::memory::twin::TwinWork;
 use crate::cuda::strategy::{Abilities, Strategies};
 use crate::cuda::timing::trace::{self, TracedGpus};
@@ -44,13 +44,13 @@ use mccs_model::GpuStrategy;
 pub(crate) enum Order {
     /// Make what the ranks of a communicator share. Answered by [`DeviceEvent::Prepared`].
     Prepare { gpus: Vec<usize>, charges: Vec<Arc<Charge>>, opens: Opens, key: Handle },
-    /// Read what areas have counted.
+    /// Read what symmetric buffers have counted.
     /// Then calls what is to be called, if anything.
-    Read { areas: AreasInUse, ended: Arc<Ended>, then: Option<Box<dyn FnOnce() + Send>> },
+    Read { buffers: BuffersInUse, ended: Arc<Ended>, then: Option<Box<dyn FnOnce() + Send>> },
     /// Open what an operation uses, and hand it out.
     Import(Flight),
     /// Make memory of a communicator that a rank uses first, unless it is there, and tell the rank how to open it.
-    Open { areas: AreasInUse, part: OpenPart },
+    Open { buffers: BuffersInUse, part: OpenPart },
     /// Make memory that NICs reach, and answer.
     MakeTwin(TwinWork),
 }
@@ -63,7 +63,7 @@ pub(crate) struct Setup {
     gpus: Arc<Gpus>,
     /// A GPU's, for what is read there.
     streams: Vec<OwnedStream>,
-    /// To hand to areas.
+    /// To hand to symmetric buffers.
     own: Weak<Orders>,
     orders: TurnReceiver<Order>,
     frees: DeferredFrees,
@@ -80,7 +80,7 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// Starts the thread. It ends when nobody can give it orders any more: with the device and the last areas.
+    /// Starts the thread. It ends when nobody can give it orders any more: with the device and the last symmetric buffers.
     pub(crate) fn start(
         gpus: Arc<Gpus>,
         options: CudaOptions,
@@ -125,14 +125,14 @@ impl Setup {
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) if !self.recorder.is_on() => self.traced.end(),
                 Err(RecvTimeoutError::Timeout) => {
-                    for (areas, ended) in self.traced.comms() {
+                    for (buffers, ended) in self.traced.comms() {
                         // The watch asks as well, and tells what is wrong.
-                        let _ = self.read(&areas, &ended);
+                        let _ = self.read(&buffers, &ended);
                     }
                 }
-                Ok(Order::Read { areas, ended, then }) => {
-                    let read = self.read(&areas, &ended);
-                    let gpus = areas.memory.shape.gpus.iter().copied();
+                Ok(Order::Read { buffers, ended, then }) => {
+                    let read = self.read(&buffers, &ended);
+                    let gpus = buffers.memory.shape.gpus.iter().copied();
                     read.as_ref().err().into_iter().for_each(|error| self.find_lost(error, gpus.clone()));
                     ended.tell(read.map_err(|error| error.to_string()));
                     then.into_iter().for_each(|then| then());
@@ -140,12 +140,12 @@ impl Setup {
                 Ok(Order::Import(flight)) => {
                     let engines = Arc::clone(&flight.engines);
                     let wanted = flight.slots.filter(|kind| engines.slots(*kind).is_none());
-                    let slots = wanted.map_or(Ok(()), |kind| self.make_slots(engines.areas(), kind));
+                    let slots = wanted.map_or(Ok(()), |kind| self.make_slots(engines.buffers(), kind));
                     if let Err(ImportError::Driver(error)) = flight.import(slots, &self.gpus, &mut self.imports) {
                         self.find_lost(&error, engines.gpus().iter().copied());
                     }
                 }
-                Ok(Order::Open { areas, part }) => self.open(&areas, part),
+                Ok(Order::Open { buffers, part }) => self.open(&buffers, part),
                 Ok(Order::MakeTwin(work)) => {
                     let failed = work.run(&self.gpus);
                     failed.into_iter().for_each(|(gpu, error)| self.find_lost(&error, std::iter::once(gpu)));
@@ -162,8 +162,8 @@ impl Setup {
     }
 
     /// Makes slots of a communicator, unless they are there.
-    fn make_slots(&mut self, areas: &AreasInUse, kind: SlotKind) -> Result<(), NoSlots> {
-        let memory = &areas.memory;
+    fn make_slots(&mut self, buffers: &BuffersInUse, kind: SlotKind) -> Result<(), NoSlots> {
+        let memory = &buffers.memory;
         let (Some(layout), Some(tenant)) = (memory.large, &memory.tenant()) else { return Ok(()) };
         if memory.slots(kind).get().is_some() {
             return Ok(());
@@ -179,14 +179,14 @@ impl Setup {
     }
 
     /// Makes a part of a communicator that a rank uses first, and answers; or ends the communicator, which can not go on alike on all ranks.
-    fn open(&mut self, areas: &AreasInUse, part: OpenPart) {
+    fn open(&mut self, buffers: &BuffersInUse, part: OpenPart) {
         let OpenPart { comm, rank, part, reply } = part;
         let opened = match part {
-            CommPart::Area(part) => self.open_areas(&areas.memory, part),
-            CommPart::Slots(kind) => self.open_slots(areas, rank, kind),
+            CommPart::SymmetricBuffer(part) => self.open_buffers(&buffers.memory, part),
+            CommPart::Slots(kind) => self.open_slots(buffers, rank, kind),
         };
         let error = opened.as_ref().err().and_then(PrepareError::driver);
-        error.into_iter().for_each(|error| self.find_lost(error, areas.memory.shape.gpus.iter().copied()));
+        error.into_iter().for_each(|error| self.find_lost(error, buffers.memory.shape.gpus.iter().copied()));
         let opened = opened.map_err(|error| error.refusal());
         if let Err(refusal) = &opened {
             self.device_events.tell(DeviceEvent::CommFailed { comm, message: refusal.message.clone() });
@@ -194,35 +194,37 @@ impl Setup {
         reply(opened);
     }
 
-    /// Makes a part of all areas, unless it is there, and names it.
-    fn open_areas(&self, memory: &Memory, part: SymmetricBufferPart) -> Result<OpenedPart, PrepareError> {
+    /// Makes a part of all symmetric buffers, unless it is there, and names it.
+    fn open_buffers(&self, memory: &Memory, part: SymmetricBufferPart) -> Result<OpenedPart, PrepareError> {
         let mut held = memory.held();
-        let Held { areas, charges } = &mut *held;
-        if areas.iter().any(|(_, area)| !area.has(part)) {
+        let Held { buffers, charges } = &mut *held;
+        if buffers.iter().any(|(_, buffer)| !buffer.has(part)) {
             let (range, tenant) = (memory.layout.part(part), charges.first().map(|charge| Arc::clone(charge.tenant())));
-            let bytes = (range.end - range.start) * areas.len() as u64;
+            let bytes = (range.end - range.start) * buffers.len() as u64;
             let charge = tenant.map(|tenant| tenant.charge(Resource::GpuMemoryBytes, bytes)).transpose()?;
             charges.extend(charge.map(Arc::new));
         }
         let contexts = self.contexts(&memory.shape.gpus);
         let mut opened = OpenedPart { handles: Vec::new(), fds: Vec::new() };
-        for (rank, (gpu, area)) in areas.iter_mut().enumerate() {
-            let made = if area.has(part) { Ok(()) } else { area.make(part, &contexts, &self.streams[*gpu]) };
-            let named = made.and_then(|()| area.name(part));
+        for (rank, (gpu, buffer)) in buffers.iter_mut().enumerate() {
+            let made = if buffer.has(part) { Ok(()) } else { buffer.make(part, &contexts, &self.streams[*gpu]) };
+            let named = made.and_then(|()| buffer.name(part));
             let failed = |error| PrepareError::Driver { rank, gpu: self.gpus.gpus[*gpu].0.id.to_string(), error };
             let (handle, fd) = named.map_err(failed)?;
             opened.handles.push(handle);
             opened.fds.push(fd);
         }
-        memory.area_bytes.store(areas.iter().map(|(_, area)| area.held_bytes()).max().unwrap_or(0), Ordering::Relaxed);
+        memory
+            .buffer_bytes
+            .store(buffers.iter().map(|(_, buffer)| buffer.held_bytes()).max().unwrap_or(0), Ordering::Relaxed);
         Ok(opened)
     }
 
     /// Makes slots of copy engines, unless they are there, and names a rank's.
-    fn open_slots(&mut self, areas: &AreasInUse, rank: usize, kind: SlotKind) -> Result<OpenedPart, PrepareError> {
-        self.make_slots(areas, kind)?;
-        let block = areas.slots(kind).and_then(|slots| slots.area(rank)).ok_or(PrepareError::NoEngines)?;
-        let gpu = areas.memory.shape.gpus.get(rank).copied().ok_or(PrepareError::NoEngines)?;
+    fn open_slots(&mut self, buffers: &BuffersInUse, rank: usize, kind: SlotKind) -> Result<OpenedPart, PrepareError> {
+        self.make_slots(buffers, kind)?;
+        let block = buffers.slots(kind).and_then(|slots| slots.block(rank)).ok_or(PrepareError::NoEngines)?;
+        let gpu = buffers.memory.shape.gpus.get(rank).copied().ok_or(PrepareError::NoEngines)?;
         let (own, context) = &self.gpus.gpus[gpu];
         let named = context.enter().and_then(|_entered| block.name());
         let failed = |error| PrepareError::Driver { rank, gpu: own.id.to_string(), error };
@@ -246,27 +248,27 @@ impl Setup {
     }
 
     /// Reads how far ranks are, and when their last operations ran.
-    fn read(&mut self, areas: &AreasInUse, ended: &Arc<Ended>) -> Result<Vec<Counted>, DriverError> {
-        let held = areas.memory.held();
-        let (nranks, layout) = (held.areas.len() as u32, areas.memory.layout);
+    fn read(&mut self, buffers: &BuffersInUse, ended: &Arc<Ended>) -> Result<Vec<Counted>, DriverError> {
+        let held = buffers.memory.held();
+        let (nranks, layout) = (held.buffers.len() as u32, buffers.memory.layout);
         let began_ns = self.recorder.now_ns();
         let mut ranks = Vec::new();
-        for (gpu, area) in &held.areas {
+        for (gpu, buffer) in &held.buffers {
             let mut counts = SymmetricBufferCounts::default();
-            // SAFETY: the area is mapped while it is held, in its GPU's context, which is the stream's.
-            unsafe { self.streams[*gpu].read(counts.as_bytes_mut(), area.address())? };
+            // SAFETY: the symmetric buffer is mapped while it is held, in its GPU's context, which is the stream's.
+            unsafe { self.streams[*gpu].read(counts.as_bytes_mut(), buffer.address())? };
             ranks.push((*gpu, counts));
         }
         if self.recorder.is_on() {
             let until_ns = self.recorder.now_ns();
             let tell = |record| self.recorder.record(|_| record);
-            self.traced.read((areas, ended), &ranks, (began_ns, until_ns), tell);
+            self.traced.read((buffers, ended), &ranks, (began_ns, until_ns), tell);
         }
-        let counted = (0..nranks).zip(ranks.iter().zip(&held.areas)).map(|(rank, ((gpu, counts), (_, area)))| {
+        let counted = (0..nranks).zip(ranks.iter().zip(&held.buffers)).map(|(rank, ((gpu, counts), (_, buffer)))| {
             // SAFETY: as above.
-            let read = |offset| unsafe { self.streams[*gpu].read_word(area.address() + offset) };
+            let read = |offset| unsafe { self.streams[*gpu].read_word(buffer.address() + offset) };
             let groups = counts.groups();
-            let may_be_many = groups > NUMBERS_MAX / MESSAGES_MAX as u64 && area.has(SymmetricBufferPart::P2p);
+            let may_be_many = groups > NUMBERS_MAX / MESSAGES_MAX as u64 && buffer.has(SymmetricBufferPart::P2p);
             let sent_to =
                 (0..nranks).filter(|peer| *peer != rank && may_be_many).map(|peer| layout.messages_sent_offset(peer));
             let messages = sent_to.map(read).collect::<Result<Vec<_>, _>>()?.into_iter().max().unwrap_or(0);
@@ -275,7 +277,7 @@ impl Setup {
         });
         let counted = counted.collect();
         let ranks: Vec<_> = ranks.into_iter().map(|(_, counts)| counts).collect();
-        ended.note_times(&ranks, |rank, number| areas.page.called_ns(rank, number), Instant::now());
+        ended.note_times(&ranks, |rank, number| buffers.page.called_ns(rank, number), Instant::now());
         counted
     }
 
@@ -302,7 +304,7 @@ impl Setup {
     /// What a communicator of the same shape was made of, as new: nothing of what it did is there any more.
     fn spare(&self, shape: &Shape) -> Option<Kit> {
         let kit = self.spares.take(shape, |kit| !kit.has_graphs())?;
-        if let Err(error) = kit.areas.iter().try_for_each(|(gpu, area)| area.zero(&self.streams[*gpu])) {
+        if let Err(error) = kit.buffers.iter().try_for_each(|(gpu, buffer)| buffer.zero(&self.streams[*gpu])) {
             tracing::debug!(%error, "memory of a communicator that has ended is not used again");
             self.find_lost(&error, shape.gpus.iter().copied());
             self.frees.free(Share::SERVICE, kit);
@@ -315,14 +317,14 @@ impl Setup {
     fn prepare(&self, gpus: &[usize], charges: Vec<Arc<Charge>>, opens: Opens) -> Result<Prepared, PrepareError> {
         let by_descriptors = !(self.options.handles && opens.memory);
         let nranks = gpus.len() as u32;
-        // A single rank has nobody to meet, and an area that nobody uses.
+        // A single rank has nobody to meet, and a symmetric buffer that nobody uses.
         let multiprocessors = gpus.iter().map(|gpu| self.gpus.gpus[*gpu].0.multiprocessors).min().unwrap_or(0);
         let layout = SymmetricBufferLayout::initial(nranks.max(2)).for_multiprocessors(multiprocessors);
         let layout = self.options.chunk_bytes.map_or(layout, |bytes| layout.with_chunk(bytes));
         let ll128 = self.store_ll128(gpus);
         let layout = if ll128 && self.options.ll128 { layout.with_ll128() } else { layout };
         let large = self.may_be_large(gpus).then(|| LargeLayout::new(self.options.slot_bytes));
-        let area_bytes = layout.bytes();
+        let buffer_bytes = layout.bytes();
         let owner = charges.first().map(|charge| Arc::clone(charge.tenant()));
         let tenant = owner.as_ref().map_or_else(String::new, |owner| owner.name.clone());
         let has_events = self.options.handles && opens.events;
@@ -331,12 +333,12 @@ impl Setup {
         // Ranks open slots while others' kernels run. In a process of several ranks a kernel may wait for the rank that opens, so nothing there may wait for kernels:
         // imports of descriptors do not.
         let slots_by_descriptors = by_descriptors || !opens.apart;
-        let shape = Shape { tenant, gpus: gpus.into(), area_bytes, by_descriptors: slots_by_descriptors, by_events };
-        let Kit { engines, areas: used } = self.spare(&shape).unwrap_or(Kit { engines: None, areas: Vec::new() });
+        let shape = Shape { tenant, gpus: gpus.into(), buffer_bytes, by_descriptors: slots_by_descriptors, by_events };
+        let Kit { engines, buffers: used } = self.spare(&shape).unwrap_or(Kit { engines: None, buffers: Vec::new() });
         // First, so that what there is goes to the thread that frees, whatever fails below: this one must not wait.
         let mut memory = Memory {
-            held: Mutex::new(Held { areas: used, charges }),
-            area_bytes: AtomicU64::new(0),
+            held: Mutex::new(Held { buffers: used, charges }),
+            buffer_bytes: AtomicU64::new(0),
             layout,
             shape,
             page: None,
@@ -350,7 +352,7 @@ impl Setup {
         };
         let held = memory.held.get_mut().unwrap_or_else(PoisonError::into_inner);
         let head = layout.part(SymmetricBufferPart::Head).end * u64::from(nranks);
-        let used = held.areas.iter().map(|(_, area)| area.held_bytes()).sum::<u64>();
+        let used = held.buffers.iter().map(|(_, buffer)| buffer.held_bytes()).sum::<u64>();
         let bytes = owner.map(|owner| owner.charge(Resource::GpuMemoryBytes, head.max(used)));
         held.charges.extend(bytes.transpose()?.map(Arc::new));
         let (fd, page) = match engines {
@@ -364,22 +366,22 @@ impl Setup {
         memory.page = large.map(|_| fd.try_clone()).transpose().map_err(PrepareError::Descriptors)?;
         let contexts = self.contexts(gpus);
         let held = memory.held.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let (mut areas, mut fds) = (Vec::new(), vec![fd]);
+        let (mut buffers, mut fds) = (Vec::new(), vec![fd]);
         for (rank, number) in gpus.iter().enumerate() {
             let (gpu, context) = &self.gpus.gpus[*number];
             let failed = |error| PrepareError::Driver { rank, gpu: gpu.id.to_string(), error };
-            if held.areas.len() <= rank {
-                held.areas.push((*number, RankArea::reserve(context, layout).map_err(failed)?));
-                held.areas[rank]
+            if held.buffers.len() <= rank {
+                held.buffers.push((*number, RankBuffer::reserve(context, layout).map_err(failed)?));
+                held.buffers[rank]
                     .1
                     .make(SymmetricBufferPart::Head, &contexts, &self.streams[*number])
                     .map_err(failed)?;
             }
-            let (handle, fd) = held.areas[rank].1.name(SymmetricBufferPart::Head).map_err(failed)?;
+            let (handle, fd) = held.buffers[rank].1.name(SymmetricBufferPart::Head).map_err(failed)?;
             fds.push(fd);
-            areas.push(SymmetricBufferName { handle, gpu: gpu.id.0 });
+            buffers.push(SymmetricBufferName { handle, gpu: gpu.id.0 });
         }
-        *memory.area_bytes.get_mut() = held.areas.iter().map(|(_, area)| area.held_bytes()).max().unwrap_or(0);
+        *memory.buffer_bytes.get_mut() = held.buffers.iter().map(|(_, buffer)| buffer.held_bytes()).max().unwrap_or(0);
         let copy_engines = large.is_some();
         let abilities = Abilities { nranks, execution, copy_engines, ll128, opens_buffers: !by_descriptors };
         let wanted = GpuStrategy {
@@ -389,7 +391,7 @@ impl Setup {
         };
         let strategies = Strategies::begin(Arc::clone(&page), abilities, wanted);
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
-        let in_use = AreasInUse { memory: Arc::new(memory), page: Arc::clone(&page), orders: Arc::clone(&orders) };
+        let in_use = BuffersInUse { memory: Arc::new(memory), page: Arc::clone(&page), orders: Arc::clone(&orders) };
         let copies = |layout| {
             let (shared, ways) = ((&page, &in_use), (&orders, &self.device_events));
             CopyEngines::new(&self.gpus, gpus, shared, layout, &self.issuers, ways, by_events).map(Arc::new)
@@ -399,7 +401,7 @@ impl Setup {
         let is_timed = self.options.is_timed;
         let share = DeviceInitiatedShare {
             layout: bytemuck::cast(layout),
-            areas,
+            buffers,
             opens_handles: !by_descriptors,
             large,
             execution,

@@ -20,7 +20,7 @@ use mccs_runtime::Sender;
 use mccs_telemetry::stuck::StuckClass;
 use serde::{Deserialize, Serialize};
 
-use crate::proxy::{Looks, OperatorAnswer, OperatorMessage, OperatorReply, ProxyMessage, ReplyTo};
+use crate::proxy::{DiagnosisRounds, OperatorAnswer, OperatorMessage, OperatorReply, ProxyMessage, ReplyTo};
 
 /// Operators' questions, and hosts', that are being answered at a time; more are refused.
 const QUESTIONS_MAX: usize = 16;
@@ -179,7 +179,8 @@ impl ClusterAsker {
                 self.next += 1;
                 let question = QUESTION_BASE | self.next;
                 let reply_to = ReplyTo::new(question, replies.clone());
-                let message = OperatorMessage::WhyStuck { number: comm.number, looks: Looks::UntilCertain, reply_to };
+                let message =
+                    OperatorMessage::WhyStuck { number: comm.number, rounds: DiagnosisRounds::UntilCertain, reply_to };
                 let proxy = comm.device_initiated.as_ref().and(self.gpus.as_ref()).unwrap_or(&self.proxy);
                 // An engine that is too busy answers nothing: the question drops, and is counted as not looked at.
                 if proxy.send(message.into()).is_ok() {

@@ -12,13 +12,14 @@ use mccs_device::{
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
 use mccs_model::{Action, Scalar};
 use mccs_registry::Registry;
-use mccs_runtime::{Context, Engine as _, LaneSender, Lanes, Mailbox, Sender};
+use mccs_runtime::{Context, Engine as _, Mailbox, Sender, TenantQueueSender, TenantQueues};
 use mccs_tenants::session::Session;
 use mccs_tenants::{Quota, Resource, Tenant};
 
 use super::schedule_cache::ScheduleCache;
 use super::{
-    JoinRequest, Operation, PROXY_LANE_MAX, ProxyEngine, ProxyMessage, ProxyReply, RoundState, SessionMessage, Timeouts,
+    JoinRequest, Operation, PROXY_QUEUE_MAX, ProxyEngine, ProxyMessage, ProxyReply, RoundState, SessionMessage,
+    Timeouts,
 };
 
 /// A device that does every collective in the call, or refuses it, and no sends and receives.
@@ -47,7 +48,7 @@ impl Device for AtOnce {
 pub(super) struct Bed {
     pub(super) engine: ProxyEngine,
     pub(super) proxy: Sender<ProxyMessage>,
-    lanes: mccs_runtime::LaneOpener<SessionMessage>,
+    queues: mccs_runtime::TenantQueueOpener<SessionMessage>,
 }
 
 /// A rank of a communicator.
@@ -55,7 +56,7 @@ pub(super) struct Rank {
     pub(super) session: Arc<Session>,
     pub(super) comm: Handle,
     rank: u32,
-    lane: LaneSender<SessionMessage>,
+    queue: TenantQueueSender<SessionMessage>,
     pub(super) sent: u64,
 }
 
@@ -75,8 +76,8 @@ impl Bed {
 
     fn with(operation: Option<Duration>, refuses: Option<LaunchError>) -> Self {
         let mailbox = Mailbox::new(64);
-        let lanes = Lanes::new(4, mailbox.waker().clone());
-        let (proxy, opener) = (mailbox.sender(), lanes.opener());
+        let queues = TenantQueues::new(4, mailbox.waker().clone());
+        let (proxy, opener) = (mailbox.sender(), queues.opener());
         let make_schedules = |nranks, hosts: &[Vec<u32>]| {
             let strategy = Strategy::initial(Choice::Auto, nranks, 1, hosts);
             ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
@@ -84,7 +85,7 @@ impl Bed {
         let timeouts = Timeouts { init: Duration::from_secs(60), operation };
         let (device, registry) = (Box::new(AtOnce { refuses }), Arc::new(Registry::default()));
         let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), timeouts, None);
-        Bed { engine: engine.with_lanes(lanes), proxy, lanes: opener }
+        Bed { engine: engine.with_tenant_queues(queues), proxy, queues: opener }
     }
 
     pub(super) fn poll(&mut self) {
@@ -102,7 +103,7 @@ impl Bed {
     /// All ranks of a communicator, in sessions of one tenant.
     pub(super) fn join_all(&mut self, number: u8, weight: u32, nranks: u32) -> Vec<Rank> {
         let tenant = Tenant::weighted(format!("tenant {number}"), Quota::least(), weight);
-        let lane = self.lanes.open(tenant.share, PROXY_LANE_MAX);
+        let queue = self.queues.open(tenant.share, PROXY_QUEUE_MAX);
         let charge = Arc::new(tenant.charge(Resource::Sessions, 1).expect("within the quota"));
         let replies = Mailbox::new(4);
         let sessions: Vec<_> =
@@ -128,7 +129,7 @@ impl Bed {
         }
         self.poll();
         let Some(ProxyReply::Joined { comm, .. }) = replies.pop() else { panic!("no communicator") };
-        let of = |(rank, session)| Rank { session, comm, rank, lane: lane.clone(), sent: 0 };
+        let of = |(rank, session)| Rank { session, comm, rank, queue: queue.clone(), sent: 0 };
         (0..).zip(sessions).map(of).collect()
     }
 }
@@ -166,7 +167,7 @@ impl Rank {
             round: RoundState::None,
             user_tag: 0,
         };
-        let is_sent = self.lane.send(SessionMessage::Operation(operation)).is_ok();
+        let is_sent = self.queue.send(SessionMessage::Operation(operation)).is_ok();
         self.sent += u64::from(is_sent);
         is_sent
     }

@@ -20,7 +20,7 @@ use mccs_telemetry::stuck::{HostAccount, StuckClass, StuckPart, StuckReport, dia
 
 use super::account::{account_of, departed, encode};
 use super::gpu_progress::{GpuProgress, LooksLeft};
-use super::reply_to::{Looks, OperatorAnswer, ReplyTo};
+use super::reply_to::{DiagnosisRounds, OperatorAnswer, ReplyTo};
 use super::state::State;
 
 /// Time that hosts have to answer the first look.
@@ -60,7 +60,7 @@ struct Inquiring {
     reply_to: ReplyTo,
     comm: Handle,
     communicator: u64,
-    looks: Looks,
+    rounds: DiagnosisRounds,
     /// What the first look found, and when it began.
     first: Option<(Instant, Accounts)>,
     step: InquiryStep,
@@ -85,7 +85,7 @@ impl Inquiring {
     fn judge(&mut self, began: Instant, accounts: Accounts, now: Instant) -> Result<StuckReport, Instant> {
         let Some((first_began, first)) = &self.first else {
             let report = diagnose(self.communicator, accounts);
-            if self.looks == Looks::One || report.class == StuckClass::Failed {
+            if self.rounds == DiagnosisRounds::One || report.class == StuckClass::Failed {
                 return Ok(report);
             }
             self.first = Some((began, report.hosts));
@@ -133,7 +133,13 @@ impl Diagnostics {
 
 impl Diagnostics {
     /// An operator asks why the communicator with a number is stuck.
-    pub(super) fn why_stuck(&mut self, state: &mut State, communicator: u64, looks: Looks, reply_to: ReplyTo) {
+    pub(super) fn why_stuck(
+        &mut self,
+        state: &mut State,
+        communicator: u64,
+        rounds: DiagnosisRounds,
+        reply_to: ReplyTo,
+    ) {
         let now = state.now();
         let Some(comm) = state.comms.numbered(communicator) else {
             let failed = state.out.registry.failed.reason_of(communicator, now);
@@ -148,7 +154,7 @@ impl Diagnostics {
             return reply_to.answer(Err(reason.into()));
         };
         let step = InquiryStep::Pausing { until: now };
-        let inquiring = Inquiring { reply_to, comm, communicator, looks, first: None, step };
+        let inquiring = Inquiring { reply_to, comm, communicator, rounds, first: None, step };
         self.inquiring.insert(question, inquiring);
         self.look_again(state, question);
     }

@@ -27,7 +27,7 @@ pub(super) struct GpuWatch {
     /// Time that an operation may wait; for ever, if there is none.
     timeout: Option<Duration>,
     /// The next look, while there are such communicators.
-    next: Option<Look>,
+    next: Option<PollTimer>,
     /// When all GPUs are asked next, also those that nothing is known to run on.
     ask_all_at: Option<Instant>,
     learning: Learning,
@@ -45,7 +45,7 @@ impl GpuWatch {
 
     /// When to look next.
     pub(super) fn look_at(&self) -> Option<Instant> {
-        self.next.map(Look::at)
+        self.next.map(PollTimer::at)
     }
 
     /// When all GPUs are asked next.
@@ -55,7 +55,7 @@ impl GpuWatch {
     }
 
     /// The look that is due.
-    pub(super) fn due(&self, now: Instant) -> Option<Look> {
+    pub(super) fn due(&self, now: Instant) -> Option<PollTimer> {
         self.next.filter(|look| look.at() <= now)
     }
 
@@ -72,7 +72,7 @@ impl GpuWatch {
         let Some(look) = self.due(now) else { return };
         let of_gpus = |(comm, live): (Handle, &Comm)| live.info.device_initiated.is_some().then_some(comm);
         let comms: Vec<_> = state.comms.iter().filter_map(of_gpus).collect();
-        if let Look::Ask(_) = look {
+        if let PollTimer::Ask(_) = look {
             let asks_all = self.asked(!comms.is_empty(), now);
             let live = comms.iter().filter_map(|comm| state.comms.get(*comm)).filter(|live| live.failure.is_none());
             for live in live {
@@ -103,7 +103,7 @@ impl GpuWatch {
 
     /// GPUs are being asked. Returns whether all are to be, also those that nothing is known to run on.
     pub(super) fn asked(&mut self, are_some: bool, now: Instant) -> bool {
-        self.next = are_some.then(|| Look::Judge(now + ANSWER_WITHIN));
+        self.next = are_some.then(|| PollTimer::Judge(now + ANSWER_WITHIN));
         let pause = self.pause();
         // The first look is one of them.
         let due = *self.ask_all_at.get_or_insert(now + pause * (ASK_ALL_EVERY - 1));
@@ -119,9 +119,9 @@ impl GpuWatch {
         self.next = Some(self.next_ask(launched, now));
     }
 
-    fn next_ask(&mut self, launched: Option<u64>, now: Instant) -> Look {
+    fn next_ask(&mut self, launched: Option<u64>, now: Instant) -> PollTimer {
         let pause = self.pause();
-        Look::Ask(now + launched.map_or(pause, |launched| self.learning.pause(launched).min(pause)))
+        PollTimer::Ask(now + launched.map_or(pause, |launched| self.learning.pause(launched).min(pause)))
     }
 
     fn pause(&self) -> Duration {
@@ -157,18 +157,18 @@ impl Learning {
 
 /// The next time to look at communicators of GPUs.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Look {
+pub(super) enum PollTimer {
     /// To ask GPUs how far they are.
     Ask(Instant),
     /// To look at what they answered.
     Judge(Instant),
 }
 
-impl Look {
+impl PollTimer {
     /// When it is due.
     pub(super) fn at(self) -> Instant {
         match self {
-            Look::Ask(at) | Look::Judge(at) => at,
+            PollTimer::Ask(at) | PollTimer::Judge(at) => at,
         }
     }
 }

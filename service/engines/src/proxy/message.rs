@@ -13,13 +13,13 @@ use mccs_tenants::session::Session;
 
 use super::failure::Failure;
 use super::operation::{JoinRequest, Operation, ProxyReply};
-use super::reply_to::{ForwardedRequest, Looks, OperatorAnswer, OperatorRequest, ReplyTo};
+use super::reply_to::{DiagnosisRounds, ForwardedRequest, OperatorAnswer, OperatorRequest, ReplyTo};
 use super::semaphores::StreamSemaphore;
 use crate::transport::{TransportEvent, TransportEvents};
 
 /// To a proxy engine.
 pub enum ProxyMessage {
-    /// From a session, in its tenant's lane; or, behind what the session has sent to another proxy engine, from that one.
+    /// From a session, in its tenant's queue; or, behind what the session has sent to another proxy engine, from that one.
     Session(SessionMessage),
     /// From the device.
     Device(DeviceEvent),
@@ -67,7 +67,7 @@ pub enum ControllerOrder {
 /// From operators, here or on other hosts.
 pub enum OperatorMessage {
     /// Why the communicator with this number is stuck.
-    WhyStuck { number: u64, looks: Looks, reply_to: ReplyTo },
+    WhyStuck { number: u64, rounds: DiagnosisRounds, reply_to: ReplyTo },
     /// Something of the communicator with this number; forwarded to the host of its root.
     Request { number: u64, request: OperatorRequest, reply_to: ReplyTo },
     /// What has become of something that an operator on another host wants.

@@ -78,7 +78,7 @@ use mccs_exchange::protocol::Event;
 use mccs_ipc::types::ErrorClass;
 use mccs_model::SessionId;
 use mccs_registry::Registry;
-use mccs_runtime::{Account, Context, Engine, Lanes, Mailbox, Progress, Sender};
+use mccs_runtime::{Account, Context, Engine, Mailbox, Progress, Sender, TenantQueues};
 use mccs_telemetry::LogBudget;
 
 use self::deadline::OperationDeadline;
@@ -99,7 +99,8 @@ use self::other_proxy::OtherProxy;
 use self::outlets::Outlets;
 use self::reconfigure::ChangeTerms;
 pub use self::reply_to::{
-    ForwardedRequest, Looks, OperatorAnswer, OperatorReply, OperatorRequest, OperatorResult, Reconfigured, ReplyTo,
+    DiagnosisRounds, ForwardedRequest, OperatorAnswer, OperatorReply, OperatorRequest, OperatorResult, Reconfigured,
+    ReplyTo,
 };
 pub use self::schedule_cache::ScheduleCache;
 pub use self::semaphores::StreamSemaphore;
@@ -112,7 +113,7 @@ use crate::transport::TransportEvent;
 /// Messages that may wait at a proxy engine from devices, transports, other hosts and operators.
 pub const PROXY_MAILBOX_MAX: usize = 4096;
 /// Messages that may wait at a proxy engine from each tenant: a few bursts of its sessions' commands.
-pub const PROXY_LANE_MAX: usize = 512;
+pub const PROXY_QUEUE_MAX: usize = 512;
 
 /// Gives the schedules of a communicator of so many ranks, by host; none where all are here.
 pub type MakeSchedules = Box<dyn Fn(u32, &[Vec<u32>]) -> ScheduleCache + Send>;
@@ -165,7 +166,7 @@ impl ProxyEngine {
             log_budget: LogBudget::default(),
         };
         ProxyEngine {
-            state: State::new(WorkQueues::new(Lanes::new(0, mailbox.waker().clone())), out),
+            state: State::new(WorkQueues::new(TenantQueues::new(0, mailbox.waker().clone())), out),
             mailbox,
             device_events: None,
             execution: Execution::new(OperationDeadline::new(timeouts.operation)),
@@ -197,10 +198,10 @@ impl ProxyEngine {
         ProxyEngine { device_events: Some(events), ..self }
     }
 
-    /// Reads these lanes, too. They are to wake whom the mailbox wakes.
+    /// Reads these queues, too. They are to wake whom the mailbox wakes.
     #[must_use]
-    pub fn with_lanes(mut self, lanes: Lanes<SessionMessage>) -> Self {
-        self.state.work = WorkQueues::new(lanes);
+    pub fn with_tenant_queues(mut self, queues: TenantQueues<SessionMessage>) -> Self {
+        self.state.work = WorkQueues::new(queues);
         self
     }
 
@@ -312,8 +313,8 @@ impl ProxyEngine {
                     state.out.exchange.ask(response);
                 }
             }
-            OperatorMessage::WhyStuck { number, looks, reply_to } => {
-                self.diagnostics.why_stuck(state, number, looks, reply_to);
+            OperatorMessage::WhyStuck { number, rounds, reply_to } => {
+                self.diagnostics.why_stuck(state, number, rounds, reply_to);
             }
         }
     }

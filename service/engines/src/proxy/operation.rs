@@ -156,7 +156,7 @@ pub enum ProxyReply {
         info: Arc<CommInfo>,
         /// Of the shared-memory exchange or the page, which `info` has.
         memory: Arc<[OwnedFd]>,
-        /// What the rank needs to know of the areas.
+        /// What the rank needs to know of the symmetric buffers.
         share: Option<Arc<DeviceInitiatedShare>>,
     },
     /// It is not going to be.

@@ -19,9 +19,9 @@ pub struct Reconfigured {
     pub cut: u64,
 }
 
-/// How often hosts are asked for a question.
+/// How often hosts are asked before an operator has an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Looks {
+pub enum DiagnosisRounds {
     /// Once: for what hosts know, whoever waits at that moment.
     One,
     /// Until it is certain who is stuck, or that nobody is.

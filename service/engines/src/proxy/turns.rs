@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use mccs_ipc::types::Handle;
 use mccs_model::SessionId;
-use mccs_runtime::{Account, LaneReceiver, Lanes, Share, Turns};
+use mccs_runtime::{Account, Share, TenantQueueReceiver, TenantQueues, Turns};
 
-use super::PROXY_LANE_MAX;
+use super::PROXY_QUEUE_MAX;
 use super::message::SessionMessage;
 
 /// What a message or an event takes, besides what it runs at once.
@@ -31,8 +31,8 @@ pub(super) enum Event {
 struct TenantWork {
     /// First: they are what earlier messages led to.
     events: VecDeque<Event>,
-    lane: Option<LaneReceiver<SessionMessage>>,
-    /// What comes behind so many of the lane's messages, or behind its last one.
+    queue: Option<TenantQueueReceiver<SessionMessage>>,
+    /// What comes behind so many of the queue's messages, or behind its last one.
     behind: VecDeque<(usize, Event)>,
 }
 
@@ -41,14 +41,14 @@ impl TenantWork {
         self.events.push_back(event);
     }
 
-    /// Behind all messages that are in the lane now.
+    /// Behind all messages that are in the queue now.
     fn push_behind(&mut self, event: Event) {
-        self.behind.push_back((PROXY_LANE_MAX, event));
+        self.behind.push_back((PROXY_QUEUE_MAX, event));
     }
 
     /// Messages and events that wait for the tenant's turn.
     fn waiting(&self) -> usize {
-        self.events.len() + self.behind.len() + self.lane.as_ref().map_or(0, LaneReceiver::waiting)
+        self.events.len() + self.behind.len() + self.queue.as_ref().map_or(0, TenantQueueReceiver::waiting)
     }
 
     fn pop(&mut self) -> Option<Item> {
@@ -56,7 +56,7 @@ impl TenantWork {
             return Some(Item::Event(event));
         }
         let is_due = self.behind.front().is_some_and(|(left, _)| *left == 0);
-        if let Some(message) = self.lane.as_ref().filter(|_| !is_due).and_then(LaneReceiver::pop) {
+        if let Some(message) = self.queue.as_ref().filter(|_| !is_due).and_then(TenantQueueReceiver::pop) {
             self.behind.iter_mut().for_each(|(left, _)| *left = left.saturating_sub(1));
             return Some(Item::Message(message));
         }
@@ -73,15 +73,15 @@ pub(super) enum Item {
 /// What all tenants have left at the engine, whose turn it is, and what that costs.
 pub(super) struct WorkQueues {
     /// From tenants.
-    lanes: Lanes<SessionMessage>,
+    queues: TenantQueues<SessionMessage>,
     turns: Turns<TenantWork>,
     /// Work done at once, on the engine's thread, that its tenant has not paid for yet.
     unpaid_ns: u64,
 }
 
 impl WorkQueues {
-    pub(super) fn new(lanes: Lanes<SessionMessage>) -> Self {
-        WorkQueues { lanes, turns: Turns::default(), unpaid_ns: 0 }
+    pub(super) fn new(queues: TenantQueues<SessionMessage>) -> Self {
+        WorkQueues { queues, turns: Turns::default(), unpaid_ns: 0 }
     }
 
     /// Leaves an event for its tenant's next turn.
@@ -118,8 +118,8 @@ impl WorkQueues {
 
     /// The next thing to do, of the tenant whose turn it is.
     pub(super) fn next(&mut self) -> Option<Item> {
-        while let Some((share, lane)) = self.lanes.pop_listed() {
-            self.turns.enter(share).lane.get_or_insert(lane);
+        while let Some((share, queue)) = self.queues.pop_listed() {
+            self.turns.enter(share).queue.get_or_insert(queue);
         }
         loop {
             let (_, work) = self.turns.turn()?;
@@ -142,7 +142,7 @@ impl WorkQueues {
 
     /// Whether nothing has come from tenants that was not looked at.
     pub(super) fn has_no_mail(&self) -> bool {
-        self.lanes.is_empty()
+        self.queues.is_empty()
     }
 
     pub(super) fn account(&self) -> Arc<Account> {
@@ -198,11 +198,11 @@ mod tests {
         let mut bed = Bed::new();
         let (mut flood, mut victim) = (bed.join(1, 1), bed.join(2, 1));
         while flood.call(120_000) {}
-        assert_eq!(flood.sent, PROXY_LANE_MAX as u64, "its lane is full");
+        assert_eq!(flood.sent, PROXY_QUEUE_MAX as u64, "its queue is full");
         bed.poll();
         for n in 1..=20 {
             while flood.call(120_000) {}
-            assert!(victim.call(1024), "another's lane has room");
+            assert!(victim.call(1024), "another's queue has room");
             let before = flood.ended();
             while victim.ended() < n {
                 bed.poll();

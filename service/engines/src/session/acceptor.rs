@@ -21,7 +21,7 @@ use mccs_tenants::session::Session;
 use mccs_tenants::{Charge, FdCloser, Resource, Tenant};
 use nix::sys::resource::{Resource as Limit, getrlimit};
 
-use super::{HELLO_WITHIN, Proxies, SLOW_TO_CLOSE, SessionEngine, State, Tables, TenantLanes, TenantSocket};
+use super::{HELLO_WITHIN, Proxies, ProxyQueues, SLOW_TO_CLOSE, SessionEngine, State, Tables, TenantSocket};
 
 /// Answers that may wait at a session's engine besides two for each communicator of its tenant's quota: for the leaves, joins and aborts that it
 /// asks for in one poll, before which it takes all answers in. No answer may be lost, or its asker would wait for ever.
@@ -130,7 +130,7 @@ impl SessionFactory {
             commands,
             tables: Tables::new(&quota, layout.words),
             proxies: Arc::clone(&self.proxies),
-            lanes: admission.lanes.clone(),
+            queues: admission.queues.clone(),
             serving_runtime: self.serving_runtime,
             has_sent: [false; 2],
             replies,
@@ -204,7 +204,7 @@ pub struct Admission {
     /// The users that are it; all, if `None`.
     pub uids: Option<Vec<u32>>,
     /// Where its commands go.
-    pub lanes: TenantLanes,
+    pub queues: ProxyQueues,
 }
 
 /// See the module's documentation.

@@ -40,7 +40,7 @@ use mccs_tenants::{Charge, Resource, Tenant};
 
 pub use self::acceptor::{Acceptor, Admission, SessionFactory, SessionLimits};
 use self::proxies::Place;
-pub use self::proxies::{GpuProxy, Proxies, TenantLanes};
+pub use self::proxies::{GpuProxy, Proxies, ProxyQueues};
 use self::tables::Tables;
 use self::validate::{Fence, posted, validate};
 use crate::proxy::{ProxyReply, RoundState, SessionMessage};
@@ -91,13 +91,13 @@ pub struct SessionEngine {
     commands: Consumer<Command>,
     tables: Tables,
     proxies: Arc<Proxies>,
-    lanes: TenantLanes,
+    queues: ProxyQueues,
     /// Whether a proxy engine has heard of this session, by place: if not, it need not hear of its end.
     has_sent: [bool; 2],
     /// Where the engine goes once it has greeted.
     serving_runtime: u32,
     replies: Mailbox<ProxyReply>,
-    /// Messages that the tenant's lane had no room for yet. While there are any, nothing new is taken in.
+    /// Messages that the tenant's queue had no room for yet. While there are any, nothing new is taken in.
     outbox: VecDeque<(Place, SessionMessage)>,
     registry: Arc<Registry>,
     unmap_worker: UnmapWorker,
@@ -112,7 +112,7 @@ pub struct SessionEngine {
     is_deaf: bool,
     /// Commands taken from the ring.
     popped: u64,
-    /// Commands that wait in the ring because the lane is full: when that was seen, and the number of the last of them.
+    /// Commands that wait in the ring because the queue is full: when that was seen, and the number of the last of them.
     held: Option<(Instant, u64)>,
     /// Requests that end something which commands still in the ring may name, in order, each with the number of commands
     /// to be taken first. The socket would overtake the ring otherwise.
@@ -197,7 +197,7 @@ impl SessionEngine {
     fn send(&mut self, place: Place, message: SessionMessage) {
         self.has_sent[place as usize] = true;
         if self.outbox.is_empty() {
-            if let Err(message) = self.lanes.send(place, message) {
+            if let Err(message) = self.queues.send(place, message) {
                 self.outbox.push_back((place, message));
             }
         } else {
@@ -208,7 +208,7 @@ impl SessionEngine {
     /// Returns whether the outbox is empty.
     fn flush(&mut self) -> bool {
         while let Some((place, message)) = self.outbox.pop_front() {
-            if let Err(message) = self.lanes.send(place, message) {
+            if let Err(message) = self.queues.send(place, message) {
                 self.outbox.push_front((place, message));
                 return false;
             }

@@ -6,15 +6,15 @@ use mccs_device::cuda::{Importer, TwinMaker};
 use mccs_ipc::device_initiated::{DEVICE_INITIATED_RANKS_MAX, Execution, GpuUuid};
 use mccs_ipc::large::EnginesFrom;
 use mccs_ipc::timeline_semaphore::SemaphoreAccess;
-use mccs_runtime::{LaneOpener, LaneSender, Share};
+use mccs_runtime::{Share, TenantQueueOpener, TenantQueueSender};
 
-use crate::proxy::{PROXY_LANE_MAX, SessionMessage};
+use crate::proxy::{PROXY_QUEUE_MAX, SessionMessage};
 
 /// The proxy engines of a service.
 #[derive(Clone)]
 pub struct Proxies {
     /// Of the host device.
-    pub host: LaneOpener<SessionMessage>,
+    pub host: TenantQueueOpener<SessionMessage>,
     /// Of the GPUs; or why there are none.
     pub gpus: Result<GpuProxy, Arc<str>>,
     /// Who carries out what ranks on GPUs of this host alone call.
@@ -33,7 +33,7 @@ pub struct Proxies {
 #[derive(Clone)]
 pub struct GpuProxy {
     /// Where to send to.
-    pub lanes: LaneOpener<SessionMessage>,
+    pub queues: TenantQueueOpener<SessionMessage>,
     /// UUIDs of the GPUs, as the device counts them.
     pub ids: Arc<[GpuUuid]>,
     /// Of each: those with the same number reach each other.
@@ -51,11 +51,11 @@ pub(super) enum Place {
     Gpus,
 }
 
-/// A tenant's lanes to the proxy engines.
+/// A tenant's queues to the proxy engines.
 #[derive(Clone)]
-pub struct TenantLanes {
-    host: LaneSender<SessionMessage>,
-    gpus: Option<LaneSender<SessionMessage>>,
+pub struct ProxyQueues {
+    host: TenantQueueSender<SessionMessage>,
+    gpus: Option<TenantQueueSender<SessionMessage>>,
 }
 
 impl Proxies {
@@ -70,15 +70,15 @@ impl Proxies {
         nranks <= DEVICE_INITIATED_RANKS_MAX && groups.iter().all(|group| *group == 0)
     }
 
-    /// Opens a tenant's lanes. Once for each tenant.
+    /// Opens a tenant's queues. Once for each tenant.
     #[must_use]
-    pub fn open_lanes(&self, share: Share) -> TenantLanes {
-        let host = self.host.open(share, PROXY_LANE_MAX);
-        TenantLanes { host, gpus: self.gpus.as_ref().ok().map(|gpus| gpus.lanes.open(share, PROXY_LANE_MAX)) }
+    pub fn open_queues(&self, share: Share) -> ProxyQueues {
+        let host = self.host.open(share, PROXY_QUEUE_MAX);
+        ProxyQueues { host, gpus: self.gpus.as_ref().ok().map(|gpus| gpus.queues.open(share, PROXY_QUEUE_MAX)) }
     }
 }
 
-impl TenantLanes {
+impl ProxyQueues {
     #[expect(clippy::result_large_err, reason = "a message that finds no room is given back as it is")]
     pub(super) fn send(&self, place: Place, message: SessionMessage) -> Result<(), SessionMessage> {
         match (place, &self.gpus) {

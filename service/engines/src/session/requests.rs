@@ -159,7 +159,7 @@ impl SessionEngine {
             Request::CommMemory { comm } => match self.tables.comms.get(comm) {
                 Some(CommSlot::Ready { info, rank, .. }) => {
                     let held = info.device_initiated.as_ref().map(|group| group.held_bytes(*rank)).unwrap_or_default();
-                    let own_bytes = held.areas + held.own_slots;
+                    let own_bytes = held.buffers + held.own_slots;
                     let shared_bytes = held.shared_slots / u64::from(held.sharing.max(1));
                     self.answer(id, Response::CommMemory { own_bytes, shared_bytes }, &[]);
                 }

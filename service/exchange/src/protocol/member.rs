@@ -46,11 +46,11 @@ enum Stage {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ready {
     /// Connections are being made.
-    No,
+    Connecting,
     /// This host has its connections, and has not met all others.
-    Asked,
+    Connected,
     /// The root was told.
-    Said,
+    Reported,
 }
 
 struct Member {
@@ -81,10 +81,10 @@ impl Member {
 
     /// Says that this host is ready, if that was asked and all hosts of the ring are there.
     fn say_ready(&mut self, wire: &mut Wire, now: Instant) {
-        if let Stage::Exchanged { membership, ready: ready @ Ready::Asked, .. } = &mut self.stage
+        if let Stage::Exchanged { membership, ready: ready @ Ready::Connected, .. } = &mut self.stage
             && self.hosts.iter().all(|host| wire.has_met(host))
         {
-            *ready = Ready::Said;
+            *ready = Ready::Reported;
             wire.send(&self.root, Message::Ready { comm: membership.comm.clone() }, now);
         }
     }
@@ -320,7 +320,7 @@ impl Members {
             None => {}
             Some(Ok((membership, payloads))) => {
                 wire.tell(Event::Gathered { membership: membership.clone(), payloads });
-                member.stage = Stage::Exchanged { membership, ready: Ready::No, left: Vec::new() };
+                member.stage = Stage::Exchanged { membership, ready: Ready::Connecting, left: Vec::new() };
             }
             Some(Err(fault)) => {
                 let root = member.root.clone();
@@ -341,8 +341,8 @@ impl Members {
     pub(super) fn ready(&mut self, comm: &CommId, wire: &mut Wire, now: Instant) {
         let member = self.by_comm.get(comm).and_then(|key| self.members.get_mut(key));
         let Some(member) = member else { return };
-        if let Stage::Exchanged { ready: ready @ Ready::No, .. } = &mut member.stage {
-            *ready = Ready::Asked;
+        if let Stage::Exchanged { ready: ready @ Ready::Connecting, .. } = &mut member.stage {
+            *ready = Ready::Connected;
             member.say_ready(wire, now);
         }
     }
@@ -350,7 +350,7 @@ impl Members {
     /// Ranks of another host have left before it was known here that all have begun.
     pub(super) fn left(&mut self, from: &Name, comm: &CommId, ranks: &[u32]) {
         let member = self.by_comm.get(comm).and_then(|key| self.members.get_mut(key));
-        if let Some(Member { stage: Stage::Exchanged { membership, ready: Ready::Said, left }, .. }) = member {
+        if let Some(Member { stage: Stage::Exchanged { membership, ready: Ready::Reported, left }, .. }) = member {
             let told: usize = left.iter().map(|(_, ranks)| ranks.len()).sum();
             // Every rank leaves once.
             if membership.hosts.contains(from) && told + ranks.len() <= membership.host_of_rank.len() {
@@ -363,7 +363,7 @@ impl Members {
     pub(super) fn begin(&mut self, from: &Name, comm: &CommId, wire: &mut Wire, now: Instant) -> Option<Begun> {
         let key = self.by_comm.get(comm)?.clone();
         let member = self.members.get(&key).filter(|member| member.root == *from)?;
-        if !matches!(member.stage, Stage::Exchanged { ready: Ready::Said, .. }) {
+        if !matches!(member.stage, Stage::Exchanged { ready: Ready::Reported, .. }) {
             self.fail_by(&key, from, &RingFault::Early, wire, now);
             return None;
         }

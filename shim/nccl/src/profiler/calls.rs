@@ -9,7 +9,7 @@ use mccs::{CollectiveKind, DataType, Error};
 use mccs_cuda::RawStream;
 
 use super::Profile;
-use super::events::{Coll, Event, Function, P2pCall, Way, kind, state};
+use super::events::{Coll, Event, Function, P2pCall, Tuning, kind, state};
 use super::plugin::{Handle, Plugin};
 use crate::communicators::Made;
 
@@ -295,11 +295,11 @@ impl<'a> Launched<'a> {
         if carrier == Carrier::CopyEngines && profile.plugin.hears_of(&by_engines) {
             return Operation { event: profile.start(&by_engines, api), stamp: None };
         }
-        let (way, stamp) = way(carrier, coll.is_captured);
+        let (tuning, stamp) = tuning(carrier, coll.is_captured);
         // Nothing of the group was launched when the carrier was asked for.
         let stamp = stamp.map(|next| next + self.stamped);
         self.stamped += u64::from(stamp.is_some());
-        Operation { event: profile.start(&Event::Coll { coll, way, group }, api), stamp }
+        Operation { event: profile.start(&Event::Coll { coll, tuning, group }, api), stamp }
     }
 
     fn end(self, operations: &[Operation]) {
@@ -324,9 +324,9 @@ impl<'a> Launched<'a> {
 }
 
 /// How a collective goes, in the words that plugins know, and the number of the stamp that its kernel leaves.
-fn way(carrier: Carrier, is_captured: bool) -> (Way, Option<u64>) {
+fn tuning(carrier: Carrier, is_captured: bool) -> (Tuning, Option<u64>) {
     const BULK: &CStr = c"SIMPLE";
-    let of = |algorithm, protocol, channels| Way { algorithm, protocol, channels, warps: 0 };
+    let of = |algorithm, protocol, channels| Tuning { algorithm, protocol, channels, warps: 0 };
     match carrier {
         Carrier::Kernel { is_two_shot, protocol, stamp } => {
             let protocol = [c"LL", c"LL128"].into_iter().find(|name| name.to_bytes() == protocol.as_bytes());

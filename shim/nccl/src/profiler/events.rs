@@ -36,7 +36,7 @@ pub(super) enum Event<'a> {
     P2pApi(&'a P2pCall),
     KernelLaunch { stream: *mut c_void },
     Group,
-    Coll { coll: &'a Coll, way: Way, group: *mut c_void },
+    Coll { coll: &'a Coll, tuning: Tuning, group: *mut c_void },
     CeColl { coll: &'a Coll },
     P2p { p2p: &'a P2pCall, group: *mut c_void },
     KernelCh { began_ns: u64 },
@@ -72,7 +72,7 @@ pub(crate) struct P2pCall {
 
 /// How a collective is carried out.
 #[derive(Clone, Copy)]
-pub(super) struct Way {
+pub(super) struct Tuning {
     pub(super) algorithm: &'static CStr,
     pub(super) protocol: &'static CStr,
     /// Channels of which kernel events come.

@@ -6,7 +6,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 
-use super::events::{Coll, Event, Named, P2pCall, Way};
+use super::events::{Coll, Event, Named, P2pCall, Tuning};
 
 /// Names of data types, by NCCL's number.
 const DATATYPES: [&CStr; 12] = [
@@ -259,7 +259,7 @@ fn new_body(event: &Event<'_>) -> Body {
         }),
         Event::KernelLaunch { stream } => Body::of(stream),
         Event::Group => Body::NONE,
-        Event::Coll { coll, way, group } => Body::of(Coll4 {
+        Event::Coll { coll, tuning, group } => Body::of(Coll4 {
             sequence: coll.sequence,
             function: coll.function.name.as_ptr(),
             send: coll.send,
@@ -267,10 +267,10 @@ fn new_body(event: &Event<'_>) -> Body {
             count: coll.count,
             root: coll.root,
             datatype: datatype_name(coll.datatype),
-            channels: way.channels,
-            warps: way.warps,
-            algorithm: way.algorithm.as_ptr(),
-            protocol: way.protocol.as_ptr(),
+            channels: tuning.channels,
+            warps: tuning.warps,
+            algorithm: tuning.algorithm.as_ptr(),
+            protocol: tuning.protocol.as_ptr(),
             group,
             kernel_variant: c"".as_ptr(),
             is_symmetric: false,
@@ -314,10 +314,10 @@ impl Descriptor1 {
             _ => parent,
         };
         let body = match (version, event) {
-            (1, Event::Coll { coll, way, .. }) => coll_1(coll, way, named),
+            (1, Event::Coll { coll, tuning, .. }) => coll_1(coll, tuning, named),
             (1, Event::P2p { p2p, .. }) => p2p_1(p2p, named),
-            (2, Event::Coll { coll, way, .. }) => coll_2::<1>(coll, way, named),
-            (3, Event::Coll { coll, way, .. }) => coll_2::<0>(coll, way, named),
+            (2, Event::Coll { coll, tuning, .. }) => coll_2::<1>(coll, tuning, named),
+            (3, Event::Coll { coll, tuning, .. }) => coll_2::<0>(coll, tuning, named),
             (2 | 3, Event::P2p { p2p, .. }) => p2p_2(p2p, named),
             _ => new_body(event),
         };
@@ -325,9 +325,9 @@ impl Descriptor1 {
     }
 }
 
-fn coll_1(coll: &Coll, way: &Way, named: &Named<'_>) -> Body {
+fn coll_1(coll: &Coll, tuning: &Tuning, named: &Named<'_>) -> Body {
     const RING: u8 = 1;
-    let protocol = [c"LL", c"LL128"].iter().position(|name| *name == way.protocol).unwrap_or(2);
+    let protocol = [c"LL", c"LL128"].iter().position(|name| *name == tuning.protocol).unwrap_or(2);
     Body::of(Coll1 {
         name: named.name.as_ptr(),
         hash: named.hash,
@@ -340,8 +340,8 @@ fn coll_1(coll: &Coll, way: &Way, named: &Named<'_>) -> Body {
         datatype: coll.datatype as u8,
         operator: 0,
         traffic_bytes: 0,
-        channels: way.channels,
-        warps: way.warps,
+        channels: tuning.channels,
+        warps: tuning.warps,
         algorithm: RING,
         protocol: protocol as u8,
         is_collnet: 0,
@@ -349,7 +349,7 @@ fn coll_1(coll: &Coll, way: &Way, named: &Named<'_>) -> Body {
     })
 }
 
-fn coll_2<const TRAFFIC: usize>(coll: &Coll, way: &Way, named: &Named<'_>) -> Body {
+fn coll_2<const TRAFFIC: usize>(coll: &Coll, tuning: &Tuning, named: &Named<'_>) -> Body {
     Body::of(Coll2 {
         name: named.name.as_ptr(),
         hash: named.hash,
@@ -361,10 +361,10 @@ fn coll_2<const TRAFFIC: usize>(coll: &Coll, way: &Way, named: &Named<'_>) -> Bo
         root: coll.root,
         datatype: datatype_name(coll.datatype),
         traffic_bytes: [0; TRAFFIC],
-        channels: way.channels,
-        warps: way.warps,
-        algorithm: way.algorithm.as_ptr(),
-        protocol: way.protocol.as_ptr(),
+        channels: tuning.channels,
+        warps: tuning.warps,
+        algorithm: tuning.algorithm.as_ptr(),
+        protocol: tuning.protocol.as_ptr(),
     })
 }
 

@@ -39,7 +39,7 @@ pub(in crate::cuda) struct Member {
     pub(super) kernels: Arc<Kernels>,
     pub(super) layout: SymmetricBufferLayout,
     /// First bytes of the ranks' symmetric buffers, as this context sees them.
-    pub(super) areas: [DeviceAddress; DEVICE_INITIATED_RANKS_MAX as usize],
+    pub(super) buffers: [DeviceAddress; DEVICE_INITIATED_RANKS_MAX as usize],
     /// Theirs, by rank, as far as parts are mapped.
     mapped: Mutex<Vec<MappedMemory>>,
     /// Which parts are mapped of all symmetric buffers, a bit each.
@@ -119,10 +119,10 @@ fn map_part(
 ) -> Result<(), Error> {
     let (offset, bytes) = (range.start as usize, (range.end - range.start) as usize);
     let (SymmetricBufferHandle::Descriptor(named), Some(fd)) = (handle, fd) else {
-        return Err(Error::ServiceGone("it sent areas without descriptors".into()));
+        return Err(Error::ServiceGone("it sent symmetric buffers without descriptors".into()));
     };
     if *named != bytes as u64 {
-        return Err(Error::ServiceGone("it sent areas of another layout".into()));
+        return Err(Error::ServiceGone("it sent symmetric buffers of another layout".into()));
     }
     let allocation = Allocation::import(fd.as_fd()).map_err(cuda_error)?;
     memory.map_at(offset, &allocation, bytes).map_err(cuda_error)?;
@@ -151,12 +151,12 @@ impl Member {
         fds: &[OwnedFd],
     ) -> Result<Self, Error> {
         let malformed = |what: &str| Error::ServiceGone(format!("it sent a communicator without {what}"));
-        if share.areas.len() != nranks as usize || nranks > DEVICE_INITIATED_RANKS_MAX {
-            return Err(malformed("all areas"));
+        if share.buffers.len() != nranks as usize || nranks > DEVICE_INITIATED_RANKS_MAX {
+            return Err(malformed("all symmetric buffers"));
         }
         let layout: SymmetricBufferLayout = bytemuck::cast(share.layout);
         if !layout.is_valid() || layout.nranks != nranks.max(2) {
-            return Err(malformed("a layout of its areas"));
+            return Err(malformed("a layout of its symmetric buffers"));
         }
         let mut fds = fds.iter();
         let page = fds.next().ok_or_else(|| malformed("its page"))?;
@@ -164,9 +164,9 @@ impl Member {
         // SAFETY: the control page is mapped longer than it is registered: fields are dropped in order.
         let registration = unsafe { HostRegistration::register(&context, page.as_ptr(), CONTROL_PAGE_BYTES as usize) };
         let registration = registration.map_err(cuda_error)?;
-        let (mut areas, mut mapped) = ([0; DEVICE_INITIATED_RANKS_MAX as usize], Vec::new());
-        let handles = share.areas.iter().map(|area| &area.handle);
-        for (address, handle) in areas.iter_mut().zip(handles) {
+        let (mut buffers, mut mapped) = ([0; DEVICE_INITIATED_RANKS_MAX as usize], Vec::new());
+        let handles = share.buffers.iter().map(|buffer| &buffer.handle);
+        for (address, handle) in buffers.iter_mut().zip(handles) {
             let mut memory = MappedMemory::reserve(&context, layout.bytes() as usize).map_err(cuda_error)?;
             map_part(&context, &mut memory, layout.part(SymmetricBufferPart::Head), (handle, fds.next()))?;
             *address = memory.address();
@@ -183,7 +183,7 @@ impl Member {
             context,
             kernels,
             layout,
-            areas,
+            buffers,
             mapped: Mutex::new(mapped),
             parts: AtomicU32::new(bit(SymmetricBufferPart::Head)),
             shares_handles: share.opens_handles,
@@ -208,9 +208,9 @@ impl Member {
             return Ok(());
         }
         let range = self.layout.part(part);
-        self.open(CommPart::Area(part), |handles, fds| {
+        self.open(CommPart::SymmetricBuffer(part), |handles, fds| {
             if handles.len() != mapped.len() {
-                return Err(Error::ServiceGone("it sent a part of some areas".into()));
+                return Err(Error::ServiceGone("it sent a part of some symmetric buffers".into()));
             }
             let mut each = mapped.iter_mut().zip(handles.iter().zip(fds));
             each.try_for_each(|(memory, (handle, fd))| {
@@ -302,8 +302,8 @@ impl Member {
     }
 
     /// The first byte of this rank's symmetric buffer.
-    pub(in crate::cuda) fn area(&self) -> DeviceAddress {
-        self.areas[self.rank as usize]
+    pub(in crate::cuda) fn buffer(&self) -> DeviceAddress {
+        self.buffers[self.rank as usize]
     }
 
     /// The error that ended the communicator, if one did: on any rank.

@@ -356,7 +356,7 @@ impl DeviceInitiatedCommunicator {
     ) -> Result<(), Error> {
         let member = &*self.member;
         (launch.args.send, launch.args.recv) = (call.send, call.recv);
-        launch.args.areas = member.areas;
+        launch.args.areas = member.buffers;
         launch.args.abort_word = member.on_page(ControlPage::ABORT_OFFSET);
         let number = order.launched + 1;
         launch.args.sequence = u32::try_from(number)
@@ -411,7 +411,7 @@ impl DeviceInitiatedCommunicator {
 
     /// The word in which this rank's kernels count.
     fn counter(&self) -> DeviceAddress {
-        self.member.area() + SymmetricBufferLayout::COUNTER_OFFSET
+        self.member.buffer() + SymmetricBufferLayout::COUNTER_OFFSET
     }
 
     /// What a collective is to a single rank: its contribution becomes its result.

@@ -53,7 +53,7 @@ impl P2p {
 
     /// The word in which this rank's kernels count groups.
     fn counter(&self) -> DeviceAddress {
-        self.member.area() + SymmetricBufferLayout::P2P_COUNTER_OFFSET
+        self.member.buffer() + SymmetricBufferLayout::P2P_COUNTER_OFFSET
     }
 
     /// What graphs refer to, and must not outlive.
@@ -104,7 +104,7 @@ impl P2p {
         let member = &*self.member;
         member.need(SymmetricBufferPart::P2p)?;
         let head = launch.head_mut();
-        head.areas = member.areas;
+        head.areas = member.buffers;
         head.abort_word = member.on_page(ControlPage::ABORT_OFFSET);
         head.fault = member.on_page(ControlPage::fault_offset(member.rank));
         let mut order = locked(&self.order);

@@ -5,12 +5,12 @@
 //! in portions, each with an event behind it, and no stream holds more than [`ENTRIES_MAX`]; the rest of it waits in its
 //! communicator's *lane*, and nobody else waits with it.
 //!
-//! Tenants take turns: in giving orders, and in the looks at their lanes and at ranks that tell by events.
+//! Tenants take turns: in giving orders, and in the looks at their streams and at ranks that tell by events.
 //!
 //! Ranks whose streams tell by events are looked after here as well (`event_bridge.rs`).
 //!
-//! When a communicator has failed its words are released until its lanes are empty, and only then the ranks' streams: what
-//! a tenant gets back nobody writes any more. EventBridge come last, and keep lanes, too.
+//! When a communicator has failed its words are released until its streams are empty, and only then the ranks' streams: what
+//! a tenant gets back nobody writes any more. Event bridges come last, and keep streams, too.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::RecvTimeoutError;
@@ -36,10 +36,10 @@ use crate::cuda::{Gpus, NoCuda};
 const ENTRIES_MAX: usize = 384;
 /// Entries with one event behind them.
 const PORTION: usize = 128;
-/// Orders taken before lanes are looked at; lanes, and ranks that tell by events, of a tenant that are looked at before those of the
+/// Orders taken before streams are looked at; streams, and ranks that tell by events, of a tenant that are looked at before those of the
 /// next.
 const ORDERS_AT_A_TIME: usize = 16;
-const LANES_AT_A_TIME: usize = 16;
+const STREAMS_AT_A_TIME: usize = 16;
 const CALLERS_AT_A_TIME: usize = 16;
 /// Of so many operations of a communicator the first is timed: two events with times are 5 us, of 210 that an all-gather of 128 MiB takes on two H100s.
 const TIMED_EVERY: u64 = 8;
@@ -62,10 +62,10 @@ impl Part {
 
 /// How often streams are looked at while they have work: between the shortest wait and the longest, doubled while nothing
 /// ends.
-const LOOK_AFTER: Duration = Duration::from_micros(100);
-const LOOK_AFTER_MAX: Duration = Duration::from_millis(5);
+const POLL_AFTER: Duration = Duration::from_micros(100);
+const POLL_AFTER_MAX: Duration = Duration::from_millis(5);
 /// The longest wait while operations wait for queues or slots: a tenth of what the shortest of those takes that share slots.
-const LOOK_AFTER_CROWDED_MAX: Duration = Duration::from_micros(200);
+const POLL_AFTER_CROWDED_MAX: Duration = Duration::from_micros(200);
 
 /// To a thread.
 pub(crate) enum Order {
@@ -73,8 +73,8 @@ pub(crate) enum Order {
     Run { flight: Arc<Flight>, rank: u32, part: Part },
     /// A rank has called an operation, and its stream tells by events.
     Called { engines: Arc<CopyEngines>, comm: Handle, rank: u32 },
-    /// Operations wait for queues: look when there are some.
-    Look,
+    /// Operations wait for queues: poll when there are some.
+    Poll,
     /// End a rank's part in everything.
     Release { engines: Arc<CopyEngines>, rank: u32, part: Part },
 }
@@ -122,7 +122,7 @@ impl Portion {
 }
 
 /// One of a rank's streams.
-struct Lane {
+struct RankStream {
     engines: Arc<CopyEngines>,
     rank: u32,
     part: Part,
@@ -130,7 +130,7 @@ struct Lane {
     issued: VecDeque<Portion>,
     /// When all ranks had come to the operation under way.
     began: Option<Event>,
-    /// EventBridge to the rank, each on its own stream behind all of its operation.
+    /// Event bridges to the rank, each on its own stream behind all of its operation.
     promised: VecDeque<Portion>,
     entries: usize,
     /// Whether the communicator has ended, while streams of the service wait for what its ranks would have said.
@@ -153,7 +153,7 @@ enum IssueError {
 struct Issuer {
     gpu: Arc<IssuingGpu>,
     orders: TurnReceiver<Order>,
-    lanes: ByTenant<Lane>,
+    rank_streams: ByTenant<RankStream>,
     /// Communicators that were let go when a GPU was lost. Its streams have failed, and may still write, as those of others that failed with it: over what
     /// lets ranks go, which is written again and again as long as there are any.
     let_go: Vec<Weak<CopyEngines>>,
@@ -223,7 +223,7 @@ pub(crate) fn start(
     let issuer = Issuer {
         gpu,
         orders,
-        lanes: ByTenant::default(),
+        rank_streams: ByTenant::default(),
         let_go: Vec::new(),
         callers: ByTenant::default(),
         events: Events::default(),
@@ -239,9 +239,9 @@ impl Issuer {
         if let Err(error) = &entered {
             tracing::error!(gpu = gpu.number, %error, "a GPU's context cannot be used");
         }
-        let mut look_after = LOOK_AFTER;
+        let mut look_after = POLL_AFTER;
         loop {
-            let has_work = !self.lanes.is_empty() || !self.let_go.is_empty() || gpu.queues.is_crowded();
+            let has_work = !self.rank_streams.is_empty() || !self.let_go.is_empty() || gpu.queues.is_crowded();
             let of_lanes = has_work.then_some(look_after);
             let of_callers = self.callers.iter().filter_map(Caller::look_after);
             let order = self.orders.recv(of_callers.chain(of_lanes).min());
@@ -251,7 +251,7 @@ impl Issuer {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            // The others come when lanes have been looked at.
+            // The others come when streams have been looked at.
             for _ in 1..ORDERS_AT_A_TIME {
                 let Some(order) = self.orders.try_recv() else { break };
                 self.take(order);
@@ -267,18 +267,18 @@ impl Issuer {
                 moved |= !gpu.queues.look(Flight::issue).is_empty();
             }
             // Who waits for slots goes on when its ranks' streams have come, which nothing but a look tells.
-            let longest = if gpu.queues.is_crowded() { LOOK_AFTER_CROWDED_MAX } else { LOOK_AFTER_MAX };
-            look_after = if moved { LOOK_AFTER } else { (look_after * 2).min(longest) };
+            let longest = if gpu.queues.is_crowded() { POLL_AFTER_CROWDED_MAX } else { POLL_AFTER_MAX };
+            look_after = if moved { POLL_AFTER } else { (look_after * 2).min(longest) };
         }
     }
 
-    /// Looks at lanes, at a bounded number of each tenant's. Returns whether any has moved, or some are left to look at.
+    /// Looks at streams, at a bounded number of each tenant's. Returns whether any has moved, or some are left to look at.
     fn look_at_lanes(&mut self) -> bool {
-        let Issuer { lanes, gpu, events, let_go, .. } = self;
-        lanes.look(LANES_AT_A_TIME, |lane| {
-            let looked = Looked { has_moved: lane.look(gpu, events), is_over: lane.is_over() };
-            if looked.is_over && lane.has_released && gpu.gpu_health.are_some() {
-                let_go.push(Arc::downgrade(&lane.engines));
+        let Issuer { rank_streams, gpu, events, let_go, .. } = self;
+        rank_streams.look(STREAMS_AT_A_TIME, |stream| {
+            let looked = Looked { has_moved: stream.look(gpu, events), is_over: stream.is_over() };
+            if looked.is_over && stream.has_released && gpu.gpu_health.are_some() {
+                let_go.push(Arc::downgrade(&stream.engines));
             }
             looked
         })
@@ -294,17 +294,17 @@ impl Issuer {
                     Part::Keep => keep_steps_of(&flight.call, &flight.schedule.problem, rank),
                 };
                 let is_to_begin = self.gpu.times(&flight.call) && part == Part::Push;
-                let lane = lane_of(&mut self.lanes, &flight.engines, rank, part);
-                lane.waiting.push_back(Run { flight, steps: steps.into(), is_to_begin });
-                lane.issue(&self.gpu, &mut self.events);
+                let stream = stream_of(&mut self.rank_streams, &flight.engines, rank, part);
+                stream.waiting.push_back(Run { flight, steps: steps.into(), is_to_begin });
+                stream.issue(&self.gpu, &mut self.events);
             }
             Order::Called { engines, comm, rank } => self.called(&engines, comm, rank),
-            Order::Look => {}
+            Order::Poll => {}
             Order::Release { engines, rank, part } => {
-                let lane = lane_of(&mut self.lanes, &engines, rank, part);
+                let stream = stream_of(&mut self.rank_streams, &engines, rank, part);
                 // What was not issued is not going to be; portions that were keep their memory.
-                lane.waiting.clear();
-                lane.is_releasing = true;
+                stream.waiting.clear();
+                stream.is_releasing = true;
             }
         }
     }
@@ -316,15 +316,21 @@ impl Issuer {
 }
 
 /// The lane of a rank's part, which there is from now on.
-fn lane_of<'a>(all: &'a mut ByTenant<Lane>, engines: &Arc<CopyEngines>, rank: u32, part: Part) -> &'a mut Lane {
-    let is_it = |lane: &Lane| (lane.rank, lane.part) == (rank, part) && Arc::ptr_eq(&lane.engines, engines);
-    all.entry(engines.share().tenant, is_it, || Lane::new(engines, rank, part))
+fn stream_of<'a>(
+    all: &'a mut ByTenant<RankStream>,
+    engines: &Arc<CopyEngines>,
+    rank: u32,
+    part: Part,
+) -> &'a mut RankStream {
+    let is_it =
+        |stream: &RankStream| (stream.rank, stream.part) == (rank, part) && Arc::ptr_eq(&stream.engines, engines);
+    all.entry(engines.share().tenant, is_it, || RankStream::new(engines, rank, part))
 }
 
-impl Lane {
+impl RankStream {
     fn new(engines: &Arc<CopyEngines>, rank: u32, part: Part) -> Self {
         let engines = Arc::clone(engines);
-        Lane {
+        RankStream {
             engines,
             rank,
             part,
@@ -386,7 +392,7 @@ impl Lane {
 
     /// Lets go of streams, of all ranks.
     fn let_go(&self) {
-        // EventBridge wait for what lanes tell, and it is not true before all have ended.
+        // Event bridges wait for what streams tell, and that is not true before all have ended.
         let promised_on = if self.engines.has_released_all() { &PROMISED_ON[..] } else { &[] };
         for rank in 0..self.engines.nranks() {
             // Before, ranks would take it for true.
@@ -508,7 +514,7 @@ impl Lane {
         launch.args.done_word = self.engines.word(self.rank, LargeWord::Reduced);
         launch.args.done_value = stage(call.number, piece);
         let stream = self.engines.stream(self.rank, self.part).raw();
-        // SAFETY: as for copies: the kernel reads and writes what those would, and the area.
+        // SAFETY: as for copies: the kernel reads and writes what those would, and the symmetric buffer.
         unsafe { kernels.function(launch.function)?.launch(stream, launch.grid, launch.block, &launch.args)? };
         Ok(())
     }

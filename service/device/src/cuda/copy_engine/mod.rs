@@ -35,7 +35,7 @@ use crate::cuda::copy_engine::hw_queue_admission::{Holder, HwQueues};
 use crate::cuda::copy_engine::steps::{LargeCall, Part, shards_of};
 use crate::cuda::memory::imports::{GpuOperand, ImportError, Imports};
 use crate::cuda::memory::slots::{NoSlots, SlotSet, Turns};
-use crate::cuda::setup::{AreasInUse, Order, Orders};
+use crate::cuda::setup::{BuffersInUse, Order, Orders};
 use crate::{Collective, DeviceEvent, DeviceEvents, Launched, Reading, TimedCollective};
 
 /// Operations of a communicator that are on their way before the proxy engine is held back: enough that streams never wait for
@@ -46,7 +46,7 @@ const FLIGHTS_MAX: u64 = 8;
 pub struct CopyEngines {
     /// `None` only while dropping.
     parts: Option<Parts>,
-    areas: AreasInUse,
+    buffers: BuffersInUse,
     pub(crate) layout: LargeLayout,
     /// The ranks' GPUs.
     gpus: Box<[usize]>,
@@ -54,7 +54,7 @@ pub struct CopyEngines {
     issuers: Vec<TurnSender<copy_submit::Order>>,
     queues: Arc<HwQueues<CopyEngines, Arc<Flight>>>,
     is_released: AtomicBool,
-    /// Lanes with something left, once it is released.
+    /// Streams of ranks with something left, once it is released.
     unreleased: AtomicUsize,
     /// By rank, whether nothing is left of what it pushes, once it is released.
     have_released: Box<[AtomicBool]>,
@@ -143,17 +143,17 @@ impl CopyEngines {
     pub(crate) fn new(
         gpus: &Gpus,
         ranks: &[usize],
-        (page, areas): (&Arc<ControlPage>, &AreasInUse),
+        (page, buffers): (&Arc<ControlPage>, &BuffersInUse),
         layout: LargeLayout,
         issuers: &[TurnSender<copy_submit::Order>],
         (setup, device_events): (&Arc<Orders>, &Arc<DeviceEvents>),
         by_events: bool,
     ) -> Result<Self, DriverError> {
-        let parts = areas.take_parts().map_or_else(|| Parts::new(gpus, ranks, page, by_events), Ok)?;
+        let parts = buffers.take_parts().map_or_else(|| Parts::new(gpus, ranks, page, by_events), Ok)?;
         let unreleased = AtomicUsize::new(parts.streams.len() + parts.keep_streams.len());
         Ok(CopyEngines {
             parts: Some(parts),
-            areas: areas.clone(),
+            buffers: buffers.clone(),
             layout,
             gpus: ranks.into(),
             issuers: ranks.iter().map(|gpu| issuers[*gpu].clone()).collect(),
@@ -196,22 +196,22 @@ impl CopyEngines {
 
     /// A place in a rank's block of slots, if that is made.
     pub(crate) fn slot(&self, kind: SlotKind, rank: u32, offset: u64) -> Option<DeviceAddress> {
-        Some(self.areas.slot_address(kind, rank as usize)? + offset)
+        Some(self.buffers.slot_address(kind, rank as usize)? + offset)
     }
 
     /// Its slots of a kind, if they are made.
     pub(crate) fn slots(&self, kind: SlotKind) -> Option<&SlotSet> {
-        self.areas.slots(kind)
+        self.buffers.slots(kind)
     }
 
     /// Whose turn it is in which threads work for it.
     pub(crate) fn share(&self) -> Share {
-        self.areas.share()
+        self.buffers.share()
     }
 
     /// The memory that it works in.
-    pub(crate) fn areas(&self) -> &AreasInUse {
-        &self.areas
+    pub(crate) fn buffers(&self) -> &BuffersInUse {
+        &self.buffers
     }
 
     /// What promises to a rank are made with, where it waits for events.
@@ -247,7 +247,7 @@ impl CopyEngines {
         self.is_released.load(Ordering::Acquire)
     }
 
-    /// A lane has nothing left, after [`CopyEngines::release`].
+    /// A rank's stream has nothing left, after [`CopyEngines::release`].
     pub(crate) fn has_released_one(&self, rank: u32, part: Part) {
         if part == Part::Push {
             self.have_released[rank as usize].store(true, Ordering::Release);
@@ -362,7 +362,7 @@ impl Drop for CopyEngines {
     fn drop(&mut self) {
         if let Some(parts) = self.parts.take() {
             // Its operations have ended: flights keep it.
-            self.areas.leave_parts(parts);
+            self.buffers.leave_parts(parts);
         }
     }
 }
@@ -409,7 +409,7 @@ impl Flight {
         }
         if engines.queues.is_crowded() {
             // Somebody has to look when it is another's turn.
-            let _ = engines.issuers[0].send(engines.share(), copy_submit::Order::Look);
+            let _ = engines.issuers[0].send(engines.share(), copy_submit::Order::Poll);
         }
     }
 
@@ -450,7 +450,7 @@ impl Holder for CopyEngines {
     }
 
     fn tenant(&self) -> &str {
-        self.areas.tenant()
+        self.buffers.tenant()
     }
 
     fn streams(&self) -> u32 {

@@ -5,7 +5,7 @@
 //! and ends communicators meanwhile would fill the GPUs, or its quota, with what waits. So it waits here, and at most [`UNCHARGED_MAX`] of a tenant's
 //! cost nobody anything; all goes when the thread that frees comes to it, which it does at once where nobody holds it up.
 //!
-//! Never another tenant's: processes keep areas and pages open for as long as they like. And only what all ranks have left in order: then their
+//! Never another tenant's: processes keep symmetric buffers and pages open for as long as they like. And only what all ranks have left in order: then their
 //! kernels have ended, and a well-meaning process touches it no more. But for graphs: each counts on the page until the driver says that it has gone, which may be
 //! long after. What has some is taken by nobody until then. (With a page alone made anew the old one would be left, and its registration: each time, and nobody
 //! pays for those.) A tenant that writes another count there keeps its own from itself, or spoils it.
@@ -28,7 +28,7 @@ pub(crate) struct Shape {
     /// By rank.
     pub(crate) gpus: Box<[usize]>,
     /// On each.
-    pub(crate) area_bytes: u64,
+    pub(crate) buffer_bytes: u64,
     /// How ranks open slots: memory that is named by descriptors is made otherwise.
     pub(crate) by_descriptors: bool,
     /// Whether ranks have events of the driver's.
@@ -134,8 +134,8 @@ mod tests {
         Tenant::new(name.into(), quota)
     }
 
-    fn shape(tenant: &str, gpus: &[usize], area_bytes: u64) -> Shape {
-        Shape { tenant: tenant.into(), gpus: gpus.into(), area_bytes, by_descriptors: false, by_events: false }
+    fn shape(tenant: &str, gpus: &[usize], buffer_bytes: u64) -> Shape {
+        Shape { tenant: tenant.into(), gpus: gpus.into(), buffer_bytes, by_descriptors: false, by_events: false }
     }
 
     /// Two ranks of a communicator.

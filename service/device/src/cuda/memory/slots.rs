@@ -14,8 +14,8 @@ use mccs_ipc::large::{LargeLayout, SlotKind};
 use mccs_tenants::{Charge, OverQuota, Resource, Tenant};
 
 use crate::cuda::Gpus;
-use crate::cuda::memory::area::Block;
 use crate::cuda::memory::deferred_free::DeferredFrees;
+use crate::cuda::memory::symmetric_buffer::Block;
 
 /// Names a block; no other has or had the same.
 pub(crate) type BlockId = u64;
@@ -48,13 +48,13 @@ pub(crate) struct SlotSet {
 impl SlotSet {
     /// Where a rank's begins, for this process.
     pub(crate) fn address(&self, rank: usize) -> Option<DeviceAddress> {
-        let (area, _) = self.blocks.get(rank)?.held.as_ref()?;
-        Some(area.address())
+        let (block, _) = self.blocks.get(rank)?.held.as_ref()?;
+        Some(block.address())
     }
 
     /// A rank's, for that rank to open.
-    pub(crate) fn area(&self, rank: usize) -> Option<&Block> {
-        self.blocks.get(rank)?.held.as_ref().map(|(area, _)| area)
+    pub(crate) fn block(&self, rank: usize) -> Option<&Block> {
+        self.blocks.get(rank)?.held.as_ref().map(|(block, _)| block)
     }
 
     /// Bytes on a rank's GPU, and between how many communicators they are shared.
@@ -181,7 +181,7 @@ impl SlotPool {
         let charge = user.tenant.charge(Resource::GpuMemoryBytes, bytes)?;
         let (own, context) = &gpus.gpus[gpu];
         let failed = |error| NoSlots::Driver { gpu: own.id.to_string(), error };
-        let area = if user.by_descriptors {
+        let block = if user.by_descriptors {
             // Any GPU's copy engine may push there for a communicator that comes later.
             let reaches = |other: &&(mccs_cuda::Gpu, _)| other.0.reaches(own).unwrap_or(false);
             let contexts: Vec<_> = gpus.gpus.iter().filter(reaches).map(|(_, context)| context).collect();
@@ -189,11 +189,11 @@ impl SlotPool {
         } else {
             DeviceMemory::new(context, bytes as usize).map(Block::ByHandle)
         };
-        let area = area.map_err(failed)?;
+        let block = block.map_err(failed)?;
         self.made += 1;
-        let zeroed = area.zero(stream).map_err(failed);
+        let zeroed = block.zero(stream).map_err(failed);
         let (id, users, frees) = (self.made, AtomicU32::new(1), self.frees.clone());
-        let block = Arc::new(SlotBlock { id, users, bytes, held: Some((area, charge)), frees });
+        let block = Arc::new(SlotBlock { id, users, bytes, held: Some((block, charge)), frees });
         zeroed?;
         if kind == SlotKind::Shared {
             self.shared.push(Shared {

@@ -17,8 +17,8 @@ use mccs_tenants::{Charge, OverQuota, Resource, Tenant};
 use mccs_transport::{GpuAccess, MemoryKind};
 
 use crate::cuda::Gpus;
-use crate::cuda::memory::area::Block;
 use crate::cuda::memory::deferred_free::DeferredFrees;
+use crate::cuda::memory::symmetric_buffer::Block;
 use crate::cuda::setup::{Order, Orders};
 
 /// NICs, on which memory is tried.

@@ -36,7 +36,7 @@ impl PrepareError {
 pub(super) enum PrepareError {
     #[error(transparent)]
     OverQuota(#[from] OverQuota),
-    #[error("no area for rank {rank} on {gpu}: {error}")]
+    #[error("no symmetric buffer for rank {rank} on {gpu}: {error}")]
     Driver { rank: usize, gpu: String, error: DriverError },
     #[error(transparent)]
     Slots(#[from] NoSlots),

@@ -1,7 +1,7 @@
 //! The strategies of a communicator whose ranks run collectives themselves: the one in force, and what the operator makes of it
 //! while they run.
 //!
-//! What there is to choose from is laid out when the communicator begins, and stays: every area has room for ll128, which some GPUs
+//! What there is to choose from is laid out when the communicator begins, and stays: every symmetric buffer has room for ll128, which some GPUs
 //! cannot store whole; copy engines have their slots, or there are none.
 
 mod crossover;

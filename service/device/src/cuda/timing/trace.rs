@@ -8,7 +8,7 @@ use mccs_kernels::cuda::{Stamp, SymmetricBufferCounts};
 use mccs_telemetry::recorder::Record;
 
 use crate::cuda::group::Ended;
-use crate::cuda::setup::AreasInUse;
+use crate::cuda::setup::BuffersInUse;
 use crate::cuda::timing::clock_sync::GpuClock;
 
 /// Time between two readings: as many of the shortest operations as there are stamps take longer.
@@ -19,7 +19,7 @@ const ERROR_MAX_NS: u64 = 20_000_000;
 /// A communicator.
 struct Traced {
     ended: Weak<Ended>,
-    areas: AreasInUse,
+    buffers: BuffersInUse,
     account: Account,
 }
 
@@ -51,15 +51,15 @@ impl TracedGpus {
     }
 
     /// Communicators to be read, of those that there still are.
-    pub(crate) fn comms(&mut self) -> Vec<(AreasInUse, Arc<Ended>)> {
+    pub(crate) fn comms(&mut self) -> Vec<(BuffersInUse, Arc<Ended>)> {
         self.comms.retain(|traced| traced.ended.strong_count() > 0);
-        self.comms.iter().filter_map(|traced| Some((traced.areas.clone(), traced.ended.upgrade()?))).collect()
+        self.comms.iter().filter_map(|traced| Some((traced.buffers.clone(), traced.ended.upgrade()?))).collect()
     }
 
     /// What ranks have counted, each on a GPU, between two moments of the recorder's clock. Calls `tell` with what has ended since.
     pub(crate) fn read(
         &mut self,
-        (areas, ended): (&AreasInUse, &Arc<Ended>),
+        (buffers, ended): (&BuffersInUse, &Arc<Ended>),
         ranks: &[(usize, SymmetricBufferCounts)],
         read_ns: (u64, u64),
         tell: impl FnMut(Record),
@@ -68,10 +68,10 @@ impl TracedGpus {
         let Some(at) = at else {
             // What has ended before is not of the window.
             let account = Account::begin(ranks, read_ns.0);
-            self.comms.push(Traced { ended: Arc::downgrade(ended), areas: areas.clone(), account });
+            self.comms.push(Traced { ended: Arc::downgrade(ended), buffers: buffers.clone(), account });
             return;
         };
-        let tag = |rank, number| areas.tag_of(rank, number);
+        let tag = |rank, number| buffers.tag_of(rank, number);
         self.comms[at].account.read(&mut self.clocks, ranks, read_ns, (ended.communicator(), tag, tell));
     }
 }

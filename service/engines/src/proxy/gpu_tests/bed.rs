@@ -29,13 +29,13 @@ use super::super::*;
 /// What GPUs say has ended, by rank, or why they do not. They say nothing where it is absent.
 type Told = Arc<Mutex<Option<Result<Vec<Counted>, String>>>>;
 
-/// What is at the beginnings of areas, by rank.
+/// What is at the beginnings of symmetric buffers, by rank.
 type Stamped = Arc<Mutex<Vec<SymmetricBufferCounts>>>;
 
 /// What is to be called when GPUs have answered for the last time, which is when the test says so.
 type AtLast = Arc<Mutex<Vec<Box<dyn FnOnce() + Send>>>>;
 
-/// Ranks' areas, of which what a test says is read.
+/// Ranks' symmetric buffers, of which what a test says is read.
 struct ToldBuffers(Told, Stamped, AtLast);
 
 impl SymmetricBuffers for ToldBuffers {
@@ -81,17 +81,17 @@ impl Device for Pages {
         let abilities =
             Abilities { nranks, execution: self.execution, copy_engines: true, ll128: false, opens_buffers: true };
         let wanted = GpuStrategy { large_from: Crossover::Measured.into(), ll128: true, max_ctas: None };
-        let areas = ToldBuffers(Arc::clone(&self.told), Arc::clone(&self.stamped), Arc::clone(&self.at_last));
+        let buffers = ToldBuffers(Arc::clone(&self.told), Arc::clone(&self.stamped), Arc::clone(&self.at_last));
         let strategies = Strategies::begin(Arc::new(page), abilities, wanted);
-        let group = DeviceInitiatedGroup::new(strategies, None, Box::new(areas));
+        let group = DeviceInitiatedGroup::new(strategies, None, Box::new(buffers));
         let handle =
             if opens.memory { SymmetricBufferHandle::Ipc(vec![0; 64]) } else { SymmetricBufferHandle::Descriptor(1) };
-        let areas = gpus.iter().map(|_| SymmetricBufferName { handle: handle.clone(), gpu: [0; 16] }).collect();
+        let buffers = gpus.iter().map(|_| SymmetricBufferName { handle: handle.clone(), gpu: [0; 16] }).collect();
         let (execution, events) = (self.execution, Vec::new());
         let opens_handles = opens.memory;
         let share = DeviceInitiatedShare {
             layout: [0; LAYOUT_WORDS],
-            areas,
+            buffers,
             opens_handles,
             large: None,
             execution,
@@ -276,8 +276,12 @@ impl Bed {
         assert!(
             self.proxy
                 .send(
-                    OperatorMessage::WhyStuck { number: self.comm().number, looks: Looks::UntilCertain, reply_to }
-                        .into()
+                    OperatorMessage::WhyStuck {
+                        number: self.comm().number,
+                        rounds: DiagnosisRounds::UntilCertain,
+                        reply_to
+                    }
+                    .into()
                 )
                 .is_ok()
         );

@@ -141,7 +141,9 @@ fn an_operator_for_whose_question_there_is_no_room_is_told_so_at_once() {
     for question in 0..65 {
         let reply_to = ReplyTo::new(question, bed.answers.sender());
         assert!(
-            bed.proxy.send(OperatorMessage::WhyStuck { number, looks: Looks::UntilCertain, reply_to }.into()).is_ok()
+            bed.proxy
+                .send(OperatorMessage::WhyStuck { number, rounds: DiagnosisRounds::UntilCertain, reply_to }.into())
+                .is_ok()
         );
         bed.poll();
     }
@@ -176,7 +178,7 @@ fn a_host_that_asks_when_there_is_no_room_is_told_so_at_once() {
     // An operator's question has room all the same.
     let (number, reply_to) = (bed.comm().number, ReplyTo::new(4, bed.answers.sender()));
     let ProxyEngine { state, diagnostics, .. } = &mut bed.engine;
-    diagnostics.why_stuck(state, number, Looks::UntilCertain, reply_to);
+    diagnostics.why_stuck(state, number, DiagnosisRounds::UntilCertain, reply_to);
     assert!(matches!(exchange.pop(), Some(Request::Inquire { .. })) && bed.answers.pop().is_none());
 }
 
@@ -456,7 +458,7 @@ fn a_process_that_has_begun_to_end_is_not_waited_for() {
 #[test]
 fn memory_that_is_full_costs_the_communicator_that_needs_more() {
     let mut bed = Bed::new(Execution::Ranks, 2);
-    let reason = "no area for rank 1 on GPU-1: cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY (2)";
+    let reason = "no symmetric buffer for rank 1 on GPU-1: cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY (2)";
     *bed.refuses.lock().expect("no test panics with it") = Some(reason.into());
     for told in bed.join(2, 8) {
         let ProxyReply::JoinFailed { class, message, .. } = told else { panic!("it joined") };

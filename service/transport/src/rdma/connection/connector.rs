@@ -14,7 +14,7 @@ use nix::errno::Errno;
 
 use crate::Fault;
 use crate::rdma::connection::fault;
-use crate::rdma::device::blocking_worker::{Aside, Work, lock};
+use crate::rdma::device::blocking_worker::{BlockingWorker, Work, lock};
 use crate::rdma::device::queues::Places;
 use crate::rdma::verbs::{Gid, QpPath, QpStep, QpTimers, QueuePair, VerbsError};
 
@@ -70,30 +70,30 @@ struct Connecting {
 /// See the module's documentation.
 #[derive(Debug)]
 pub(in crate::rdma) struct Connector {
-    aside: Aside<Connecting>,
+    worker: BlockingWorker<Connecting>,
     unreachable: Arc<Unreachable>,
 }
 
 impl Connector {
     pub(in crate::rdma) fn new() -> Result<Self, VerbsError> {
-        Ok(Connector { aside: Aside::new("mccs-connect")?, unreachable: Arc::default() })
+        Ok(Connector { worker: BlockingWorker::new("mccs-connect")?, unreachable: Arc::default() })
     }
 
     /// Whether everything is done in place, when it is begun, or aside.
     #[cfg(test)]
     pub(in crate::rdma) fn do_in_place(&mut self, is_in_place: bool) {
-        self.aside.do_in_place(is_in_place);
+        self.worker.do_in_place(is_in_place);
     }
 
     /// Begins to connect. What comes of it is said later, once.
     pub(in crate::rdma) fn begin(&mut self, job: Job, now: Instant) {
         let unreachable = Arc::clone(&self.unreachable);
-        self.aside.begin(Connecting { job, begun: now, unreachable, result: Ok(()), untold: None });
+        self.worker.begin(Connecting { job, begun: now, unreachable, result: Ok(()), untold: None });
     }
 
     /// What came of a job, if one has ended.
     pub(in crate::rdma) fn take(&mut self) -> Option<Connected> {
-        self.aside.take().map(|Connecting { job, result, untold, .. }| Connected { job, result, untold })
+        self.worker.take().map(|Connecting { job, result, untold, .. }| Connected { job, result, untold })
     }
 
     /// A port is another one now, or back: who could not be reached from there may be.
@@ -103,12 +103,12 @@ impl Connector {
 
     /// Readable when there is something to take.
     pub(in crate::rdma) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.aside.descriptor()
+        self.worker.descriptor()
     }
 
     /// What has been said by the descriptor is known.
     pub(in crate::rdma) fn hear(&self) {
-        self.aside.hear();
+        self.worker.hear();
     }
 }
 
@@ -215,7 +215,7 @@ mod tests {
             let mut woken = [PollFd::new(bench.sides[side].descriptor().expect("one"), PollFlags::POLLIN)];
             assert_eq!(poll(&mut woken, PollTimeout::NONE), Ok(1));
             until(&mut bench, |bench| states(bench, send, recv) == [FlowState::Connected; 2]);
-            until(&mut bench, |bench| bench.sides[side].handshakes.connector().aside.is_idle());
+            until(&mut bench, |bench| bench.sides[side].handshakes.connector().worker.is_idle());
             bench.stream(|_, _| {});
         }
     }

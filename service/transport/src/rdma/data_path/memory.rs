@@ -16,7 +16,7 @@ use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
 
 use crate::host_regions::{region_number, regions_gone};
-use crate::rdma::device::blocking_worker::{Aside, Work};
+use crate::rdma::device::blocking_worker::{BlockingWorker, Work};
 use crate::rdma::device::ports::Port;
 use crate::rdma::verbs::{DmaBuffer, GpuRefusal, MemoryRegion, ProtectionDomain, VerbsError};
 use crate::region::Regions;
@@ -28,7 +28,7 @@ const KEPT_MAX: usize = 256;
 /// have such memory for an operation each. That the limit on locked memory refuses it is told late, by a flow that fails.
 const AT_ONCE_FROM_BYTES: u64 = 16 << 10;
 /// Host memory that is longer is pinned aside.
-const ASIDE_ABOVE_BYTES: u64 = 1 << 20;
+const PINNED_BY_WORKER_ABOVE_BYTES: u64 = 1 << 20;
 /// Ports of a transport.
 pub(in crate::rdma) const PORTS_MAX: usize = mccs_config::limits::RDMA_PORTS_MAX;
 
@@ -38,7 +38,7 @@ enum Known {
     #[default]
     No,
     /// The work of this number has it pinned.
-    Asked(u64),
+    Pending(u64),
     Yes(MemoryRegion),
     /// It does not take it, which whoever asks next is told. Who asks after that has it tried again.
     Refused(TransportError),
@@ -97,7 +97,7 @@ impl Work for Pinning {
 #[derive(Debug)]
 pub(in crate::rdma) struct Memory {
     pub(in crate::rdma) regions: Regions,
-    pub(in crate::rdma) pinner: Aside<Pinning>,
+    pub(in crate::rdma) pinner: BlockingWorker<Pinning>,
     /// Of the last work of the pinner's.
     pinnings: u64,
     /// By key's index: place of its registration.
@@ -145,7 +145,7 @@ impl Memory {
     pub(in crate::rdma) fn new(home: usize) -> Result<Self, VerbsError> {
         Ok(Memory {
             regions: Regions::new(),
-            pinner: Aside::new("mccs-pin")?,
+            pinner: BlockingWorker::new("mccs-pin")?,
             pinnings: 0,
             places: Vec::new(),
             registrations: Vec::new(),
@@ -268,7 +268,7 @@ impl Memory {
         self.kept.retain(|kept| *kept != place);
         let registration = std::mem::take(&mut self.registrations[place]);
         // Of other memory nobody may write to it from here on: its owner does not say when it goes.
-        if registration.region.is_some() && registration.bytes > ASIDE_ABOVE_BYTES {
+        if registration.region.is_some() && registration.bytes > PINNED_BY_WORKER_ABOVE_BYTES {
             for known in registration.known {
                 if let Known::Yes(region) = known {
                     self.pinner.begin(Pinning::Unpin(Some(region)));
@@ -353,7 +353,7 @@ impl Memory {
         match known {
             _ if registration.bytes == 0 => Ok(Some(Keys { lkey: 0, rkey: 0, is_gpu })),
             Known::Yes(region) => Ok(Some(Keys { lkey: region.lkey, rkey: region.rkey, is_gpu })),
-            Known::Asked(_) => Ok(None),
+            Known::Pending(_) => Ok(None),
             Known::No | Known::Refused(_) => {
                 let known = self.make_known(place, port, ports)?;
                 let keys = match &known {
@@ -382,7 +382,7 @@ impl Memory {
             *access = Some(access.map_or(way, |known| known.worse(way)));
             return Ok(Known::Yes(region));
         }
-        if bytes > ASIDE_ABOVE_BYTES {
+        if bytes > PINNED_BY_WORKER_ABOVE_BYTES {
             return Ok(self.pin(place, port, pd));
         }
         // SAFETY: as above; regions that are kept live.
@@ -402,7 +402,7 @@ impl Memory {
         let Registration { address, bytes, .. } = self.registrations[place];
         let (number, pd) = (self.pinnings, Arc::clone(pd));
         self.pinner.begin(Pinning::Pin { number, place, port, pd, address, bytes, made: None });
-        Known::Asked(number)
+        Known::Pending(number)
     }
 
     /// Lets go of memory that nobody uses. Returns whether there was any.
@@ -422,7 +422,7 @@ impl Memory {
             let Pinning::Pin { number, place, port, pd, bytes, made, .. } = done else { continue };
             let is_asked = |memory: &Memory| {
                 let known = memory.registrations.get(place).and_then(|registration| registration.known.get(port));
-                matches!(known, Some(Known::Asked(asked)) if *asked == number)
+                matches!(known, Some(Known::Pending(asked)) if *asked == number)
             };
             let (Some(made), true) = (made, is_asked(self)) else { continue };
             let known = match made {

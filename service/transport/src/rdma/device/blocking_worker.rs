@@ -27,7 +27,7 @@ struct Shared<W> {
 
 /// See the module's documentation.
 #[derive(Debug)]
-pub(in crate::rdma) struct Aside<W> {
+pub(in crate::rdma) struct BlockingWorker<W> {
     shared: Arc<Shared<W>>,
     /// Of the thread.
     name: &'static str,
@@ -44,13 +44,13 @@ pub(in crate::rdma) fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<W: Work> Aside<W> {
+impl<W: Work> BlockingWorker<W> {
     /// Nothing to do yet, for a thread of that name.
     pub(in crate::rdma) fn new(name: &'static str) -> Result<Self, VerbsError> {
         let news = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC);
         let news = news.map_err(|errno| VerbsError { call: "eventfd", errno })?;
         let shared = Arc::new(Shared { done: Mutex::default(), news, is_over: AtomicBool::new(false) });
-        Ok(Aside { shared, name, queue: None, works: 0, is_in_place: false })
+        Ok(BlockingWorker { shared, name, queue: None, works: 0, is_in_place: false })
     }
 
     /// Whether everything is done in place, when it is begun, or aside.
@@ -102,7 +102,7 @@ impl<W: Work> Aside<W> {
     }
 }
 
-impl<W> Drop for Aside<W> {
+impl<W> Drop for BlockingWorker<W> {
     /// Nobody waits for the thread: it ends after what it is at.
     fn drop(&mut self) {
         self.shared.is_over.store(true, Ordering::Relaxed);

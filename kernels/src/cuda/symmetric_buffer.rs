@@ -1,5 +1,5 @@
-//! Layout of a symmetric buffer, which kernels call an area: the memory through which kernels of a communicator's ranks speak. The mirror of
-//! cuda/include/area.cuh.
+//! Layout of a symmetric buffer, which kernels call a symmetric buffer: the memory through which kernels of a communicator's ranks speak. The mirror of
+//! cuda/include/symmetric buffer.cuh.
 //!
 //! ```text
 //! operations and groups ended, their payload | heads [parity][rank] | stamps [number % 512] | flags, acknowledgements [phase][block][rank] | deals [parity][block][step]
@@ -33,12 +33,12 @@ const DEAL_BYTES: u64 = 8;
 pub(super) const LL128_UNIT_BYTES: u64 = 480;
 pub(super) const LL128_UNIT_WIRE_BYTES: u64 = 512;
 const PAGE_BYTES: u64 = 4096;
-/// Parts of an area are whole large pages: what the driver maps.
+/// Parts of a symmetric buffer are whole large pages: what the driver maps.
 const PART_BYTES: u64 = 2 << 20;
 /// LL packets of ranks whose kernels store lines: no strategy with lines sends more than 16 KiB at a time in packets.
 const LL_BYTES_WITH_LL128: u32 = 64 << 10;
 
-/// The layout of a communicator's areas: the same on all ranks, for as long as the areas live.
+/// The layout of a communicator's symmetric buffers: the same on all ranks, for as long as the symmetric buffers live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct SymmetricBufferLayout {
@@ -122,7 +122,7 @@ impl SymmetricBufferLayout {
             && (1..=LANES_MAX).contains(&self.lanes)
     }
 
-    /// Where an area's kernels count: from its begin.
+    /// Where a symmetric buffer's kernels count: from its begin.
     pub const COUNTER_OFFSET: u64 = 0;
 
     /// Where kernels of sends and receives count their groups, in the same way.
@@ -134,10 +134,10 @@ impl SymmetricBufferLayout {
     /// Where kernels of sends and receives count the messages that their rank has sent, and the bytes of these.
     const SENT_OFFSET: usize = 32;
 
-    /// Bytes at an area's begin with all that kernels tell of what they have done.
+    /// Bytes at a symmetric buffer's begin with all that kernels tell of what they have done.
     pub const COUNTED_BYTES: usize = STAMPS_OFFSET + STAMPS * STAMP_BYTES;
 
-    /// How many operations have ended on an area, by the word that counts them. Its lower half is of one that has begun to end.
+    /// How many operations have ended on a symmetric buffer, by the word that counts them. Its lower half is of one that has begun to end.
     #[must_use]
     pub fn ended(word: u64) -> u64 {
         word >> 32
@@ -191,7 +191,7 @@ impl SymmetricBufferLayout {
         (self.ll128_offset() + PARITIES * self.peers() * self.ll128_slot_bytes()).next_multiple_of(PART_BYTES)
     }
 
-    /// Bytes of an area.
+    /// Bytes of a symmetric buffer.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.p2p().end.next_multiple_of(PART_BYTES)
@@ -205,10 +205,10 @@ impl SymmetricBufferLayout {
     }
 }
 
-/// When an operation ran on a rank, and what it was. All of it is as good as the rank's process, which may write to its area.
+/// When an operation ran on a rank, and what it was. All of it is as good as the rank's process, which may write to its symmetric buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
-    /// Its number on the area.
+    /// Its number on the symmetric buffer.
     pub number: u32,
     /// What it was.
     pub kind: CollectiveKind,
@@ -240,7 +240,7 @@ impl Stamp {
     }
 }
 
-/// What kernels have told at an area's begin.
+/// What kernels have told at a symmetric buffer's begin.
 #[derive(Debug)]
 pub struct SymmetricBufferCounts(Box<[u64; SymmetricBufferLayout::COUNTED_BYTES / 8]>);
 
@@ -256,7 +256,7 @@ fn stamp_at(number: u32) -> usize {
 }
 
 impl SymmetricBufferCounts {
-    /// Where to copy [`SymmetricBufferLayout::COUNTED_BYTES`] of an area to.
+    /// Where to copy [`SymmetricBufferLayout::COUNTED_BYTES`] of a symmetric buffer to.
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         bytemuck::cast_slice_mut(&mut self.0[..])
     }

@@ -16,32 +16,32 @@ use super::error::PrepareError;
 use super::{Order, Orders};
 use crate::cuda::copy_engine::Parts;
 use crate::cuda::group::{Ended, HeldBytes, OpenPart, SymmetricBuffers};
-use crate::cuda::memory::area::RankArea;
 use crate::cuda::memory::deferred_free::DeferredFrees;
 use crate::cuda::memory::resource_pool::{ResourcePool, Shape};
 use crate::cuda::memory::slots::SlotSet;
+use crate::cuda::memory::symmetric_buffer::RankBuffer;
 
 /// What a communicator is made of, by the driver. Dropped in this order.
 pub(super) struct Kit {
     /// Where it has copy engines: their parts, and the descriptor of the page that is registered among them.
     pub(super) engines: Option<(OwnedFd, Parts)>,
-    /// The ranks' areas, and their GPUs as the device counts them.
-    pub(super) areas: Vec<(usize, RankArea)>,
+    /// The ranks' symmetric buffers, and their GPUs as the device counts them.
+    pub(super) buffers: Vec<(usize, RankBuffer)>,
 }
 
 impl Kit {
     /// Whether ranks had graphs when they left that have not gone since: the driver says so on the page when they go.
     pub(super) fn has_graphs(&self) -> bool {
-        let ranks = 0..self.areas.len() as u32;
+        let ranks = 0..self.buffers.len() as u32;
         self.engines.iter().any(|(_, parts)| ranks.clone().any(|rank| parts.page().has_graphs(rank)))
     }
 }
 
-/// The ranks' areas. When dropped they go to the thread that frees, with what the copy engines have left; or can be used again until that comes to it.
+/// The ranks' symmetric buffers. When dropped they go to the thread that frees, with what the copy engines have left; or can be used again until that comes to it.
 pub(super) struct Memory {
     pub(super) held: Mutex<Held>,
-    /// Of each area, made so far.
-    pub(super) area_bytes: AtomicU64,
+    /// Of each symmetric buffer, made so far.
+    pub(super) buffer_bytes: AtomicU64,
     pub(super) layout: SymmetricBufferLayout,
     pub(super) shape: Shape,
     /// Of the page, where there are copy engines.
@@ -62,8 +62,8 @@ pub(super) struct Memory {
 /// What a communicator holds that grows with its use.
 #[derive(Default)]
 pub(super) struct Held {
-    /// By rank: its GPU, as the device counts them, and its area.
-    pub(super) areas: Vec<(usize, RankArea)>,
+    /// By rank: its GPU, as the device counts them, and its symmetric buffer.
+    pub(super) buffers: Vec<(usize, RankBuffer)>,
     pub(super) charges: Vec<Arc<Charge>>,
 }
 
@@ -92,27 +92,27 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let parts = self.parts.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let Held { areas, charges } = std::mem::take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let is_whole = self.page.is_some() == parts.is_some() && areas.len() == self.shape.gpus.len();
+        let Held { buffers, charges } = std::mem::take(self.held.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let is_whole = self.page.is_some() == parts.is_some() && buffers.len() == self.shape.gpus.len();
         let can_be_used_again = parts.as_ref().is_none_or(Parts::can_be_used_again);
         if *self.is_left.get_mut() && is_whole && can_be_used_again {
-            let kit = Kit { engines: self.page.take().zip(parts), areas };
+            let kit = Kit { engines: self.page.take().zip(parts), buffers };
             self.spares.keep(self.shape.clone(), kit, charges);
         } else {
-            self.frees.free(self.share, (parts, areas, charges));
+            self.frees.free(self.share, (parts, buffers, charges));
         }
     }
 }
 
 /// Symmetric buffers in use.
 #[derive(Clone)]
-pub(crate) struct AreasInUse {
+pub(crate) struct BuffersInUse {
     pub(super) memory: Arc<Memory>,
     pub(super) page: Arc<ControlPage>,
     pub(super) orders: Arc<Orders>,
 }
 
-impl AreasInUse {
+impl BuffersInUse {
     /// Its slots of a kind, if they are made.
     pub(crate) fn slots(&self, kind: SlotKind) -> Option<&SlotSet> {
         self.memory.slots(kind).get()
@@ -139,7 +139,7 @@ impl AreasInUse {
     }
 
     fn order(&self, ended: &Arc<Ended>, then: Option<Box<dyn FnOnce() + Send>>) {
-        let order = Order::Read { areas: self.clone(), ended: Arc::clone(ended), then };
+        let order = Order::Read { buffers: self.clone(), ended: Arc::clone(ended), then };
         if let Err(SendError(Order::Read { then, .. })) = self.orders.send(self.share(), order) {
             ended.tell(Err("the thread that reads GPUs has ended".into()));
             then.into_iter().for_each(|then| then());
@@ -157,7 +157,7 @@ impl AreasInUse {
     }
 }
 
-impl SymmetricBuffers for AreasInUse {
+impl SymmetricBuffers for BuffersInUse {
     fn read(&self, ended: &Arc<Ended>) {
         self.order(ended, None);
     }
@@ -172,7 +172,7 @@ impl SymmetricBuffers for AreasInUse {
 
     fn open(&self, part: OpenPart) {
         if let Err(SendError(Order::Open { part, .. })) =
-            self.orders.send(self.share(), Order::Open { areas: self.clone(), part })
+            self.orders.send(self.share(), Order::Open { buffers: self.clone(), part })
         {
             (part.reply)(Err(PrepareError::Stopping.refusal()));
         }
@@ -182,7 +182,7 @@ impl SymmetricBuffers for AreasInUse {
         let memory = &self.memory;
         let of = |kind| memory.slots(kind).get().map_or((0, 1), |slots| slots.bytes(rank));
         let (shared_slots, sharing) = of(SlotKind::Shared);
-        let areas = memory.area_bytes.load(Ordering::Relaxed);
-        HeldBytes { areas, own_slots: of(SlotKind::Own).0, shared_slots, sharing }
+        let buffers = memory.buffer_bytes.load(Ordering::Relaxed);
+        HeldBytes { buffers, own_slots: of(SlotKind::Own).0, shared_slots, sharing }
     }
 }

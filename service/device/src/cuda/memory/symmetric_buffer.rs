@@ -1,4 +1,4 @@
-//! GPU memory of the service that ranks open: areas, whose parts are made at first use, and blocks of slots.
+//! GPU memory of the service that ranks open: symmetric buffers, whose parts are made at first use, and blocks of slots.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -73,8 +73,8 @@ impl Block {
     }
 }
 
-/// A rank's area: addresses for all of it, and the parts that are made. Ranks open them by descriptors.
-pub(crate) struct RankArea {
+/// A rank's symmetric buffer: addresses for all of it, and the parts that are made. Ranks open them by descriptors.
+pub(crate) struct RankBuffer {
     layout: SymmetricBufferLayout,
     memory: MappedMemory,
     /// Kept to be exported.
@@ -83,11 +83,11 @@ pub(crate) struct RankArea {
     unmapped: Vec<Allocation>,
 }
 
-impl RankArea {
-    /// Addresses for an area on a context's GPU. Nothing is there yet.
+impl RankBuffer {
+    /// Addresses for a symmetric buffer on a context's GPU. Nothing is there yet.
     pub(crate) fn reserve(context: &Context, layout: SymmetricBufferLayout) -> Result<Self, DriverError> {
         let memory = MappedMemory::reserve(context, layout.bytes() as usize)?;
-        Ok(RankArea { layout, memory, parts: [const { None }; SymmetricBufferPart::ALL.len()], unmapped: Vec::new() })
+        Ok(RankBuffer { layout, memory, parts: [const { None }; SymmetricBufferPart::ALL.len()], unmapped: Vec::new() })
     }
 
     /// First byte, as this process sees it.
@@ -109,7 +109,7 @@ impl RankArea {
             .sum()
     }
 
-    /// Makes a part, full of zeros, which the GPUs of contexts reach. The stream is the area's GPU's.
+    /// Makes a part, full of zeros, which the GPUs of contexts reach. The stream is the symmetric buffer's GPU's.
     pub(crate) fn make(
         &mut self,
         part: SymmetricBufferPart,
