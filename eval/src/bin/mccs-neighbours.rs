@@ -52,19 +52,19 @@ struct Arguments {
 }
 
 /// Ranks of a service of their own, and the neighbour's socket.
-struct Bed {
+struct Scene {
     services: Services,
     ranks: Vec<Rank>,
     hostile: PathBuf,
 }
 
-impl Bed {
+impl Scene {
     fn start(hosts: usize) -> anyhow::Result<Self> {
         let services = Services::start(hosts)?;
         let [first, second] = [0, hosts - 1].map(|host| services.socket(host, "victim"));
         let ranks = victim::join([&first, &second], (hosts > 1).then_some("h0"))?;
         let hostile = services.socket(0, "hostile");
-        Ok(Bed { services, ranks, hostile })
+        Ok(Scene { services, ranks, hostile })
     }
 }
 
@@ -85,11 +85,17 @@ fn watch(time: Duration, folder: PathBuf, save: PathBuf, stalled: Measured) -> m
     ended
 }
 
-fn measure(bed: &Bed, beside: Attack, hogs: usize, one: Measured, arguments: &Arguments) -> anyhow::Result<Measured> {
+fn measure(
+    scene: &Scene,
+    beside: Attack,
+    hogs: usize,
+    one: Measured,
+    arguments: &Arguments,
+) -> anyhow::Result<Measured> {
     let time = Duration::from_millis(arguments.millis);
-    let _watched = watch(time, bed.services.folder().to_owned(), arguments.save.clone(), one.clone());
-    let _neighbour = Neighbour::start(beside, &bed.hostile, hogs)?;
-    let sample = victim::measure(&bed.ranks, one.bytes, time)?;
+    let _watched = watch(time, scene.services.folder().to_owned(), arguments.save.clone(), one.clone());
+    let _neighbour = Neighbour::start(beside, &scene.hostile, hogs)?;
+    let sample = victim::measure(&scene.ranks, one.bytes, time)?;
     Ok(Measured { mean_us: Some(sample.mean_us), p99_us: Some(sample.p99_us), calls: sample.calls, ..one })
 }
 
@@ -103,7 +109,7 @@ fn main() -> anyhow::Result<()> {
     let floods = if arguments.flood.is_empty() { FLOODS.to_vec() } else { arguments.flood.clone() };
     let hosts = usize::from(arguments.hosts);
     let mut samples = Samples::open(&arguments.save)?;
-    let mut bed = None;
+    let mut scene = None;
     for round in 0..arguments.rounds {
         for flood in &floods {
             for bytes in &arguments.bytes {
@@ -123,12 +129,12 @@ fn main() -> anyhow::Result<()> {
                     if samples.has(&one) {
                         continue;
                     }
-                    let bed = match &mut bed {
-                        Some(bed) => bed,
-                        none => none.insert(Bed::start(hosts)?),
+                    let scene = match &mut scene {
+                        Some(scene) => scene,
+                        none => none.insert(Scene::start(hosts)?),
                     };
                     let beside = if beside_hogs { Attack::Hogs } else { *flood };
-                    let measured = measure(bed, beside, hogs, one, &arguments)?;
+                    let measured = measure(scene, beside, hogs, one, &arguments)?;
                     println!("{}", serde_json::to_string(&measured)?);
                     samples.add(measured)?;
                 }

@@ -11,19 +11,19 @@ use tempfile::TempDir;
 const WATCHDOG: Duration = Duration::from_secs(60);
 
 /// A fabric of two hosts in two racks. What is left of it is removed with the value.
-pub struct Bed {
+pub struct Fixture {
     pub name: String,
     dir: TempDir,
 }
 
-impl Bed {
+impl Fixture {
     pub fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("t{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let bed = Bed { name, dir: tempfile::tempdir().expect("a folder for the test") };
-        let text = include_str!("../../fabric/small.toml").replace("\"small\"", &format!("{:?}", bed.name));
-        std::fs::write(bed.path("fabric.toml"), text).expect("the fabric's file");
-        bed
+        let fixture = Fixture { name, dir: tempfile::tempdir().expect("a folder for the test") };
+        let text = include_str!("../../fabric/small.toml").replace("\"small\"", &format!("{:?}", fixture.name));
+        std::fs::write(fixture.path("fabric.toml"), text).expect("the fabric's file");
+        fixture
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -95,7 +95,7 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for Fixture {
     fn drop(&mut self) {
         if !self.left().is_empty() {
             let _ = self.command(&["down", &self.name]).output();

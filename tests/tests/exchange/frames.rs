@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
 use crate::fixture::{key, name};
-use crate::strangers::{all_is_well, connect_as_first, fixture_without_first, frame, hello};
+use crate::unauthenticated_peers::{all_is_well, connect_as_first, fixture_without_first, frame, hello};
 
 /// Frames of a link.
 const FRAMES: usize = 60;

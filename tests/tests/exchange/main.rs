@@ -7,4 +7,4 @@ mod fixture;
 mod frames;
 mod operator;
 mod proxy;
-mod strangers;
+mod unauthenticated_peers;

@@ -34,15 +34,15 @@ const MBIT_PER_S: u64 = 20_000;
 const CHANGES: &str = "MCCS_TEST_CHANGES";
 
 /// Two hosts with so many NICs each: n0 and on.
-struct Bed {
+struct Fixture {
     hosts: TestHosts,
     folder: tempfile::TempDir,
     nics: usize,
 }
 
-impl Bed {
+impl Fixture {
     /// `keys` are of [rdma], `sections` go behind.
-    fn new(nics: usize, keys: &str, sections: impl Fn(&Path) -> String) -> Bed {
+    fn new(nics: usize, keys: &str, sections: impl Fn(&Path) -> String) -> Fixture {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
         let listed = (0..2 * nics).map(|number| Listed {
             host: format!("h{}", number / nics),
@@ -63,7 +63,7 @@ impl Bed {
             std::fs::copy(&built, &library).expect("cargo builds it with this test");
             format!("{rails}[rdma]\nlibrary = {library:?}\n{keys}{sections}")
         });
-        Bed { hosts, folder, nics }
+        Fixture { hosts, folder, nics }
     }
 
     fn make(&self, host: usize, nic: usize, fault: Fault) {
@@ -110,14 +110,14 @@ impl Bed {
 
 /// A job of all ranks, a process for each host.
 struct Load<'a> {
-    bed: &'a Bed,
+    fixture: &'a Fixture,
     place: Place,
     players: Vec<Player>,
 }
 
 impl<'a> Load<'a> {
-    fn start(bed: &'a Bed, role: &str) -> Load<'a> {
-        let service = |host| bed.hosts.service(host);
+    fn start(fixture: &'a Fixture, role: &str) -> Load<'a> {
+        let service = |host| fixture.hosts.service(host);
         let whole = Place { nranks: 2 * TEAM, root: "h0".into(), ..everybody(service(0), 0) };
         let places = [0, 1].map(|host| Place {
             ranks: host * TEAM..(host + 1) * TEAM,
@@ -127,7 +127,7 @@ impl<'a> Load<'a> {
         let mut players: Vec<_> = places.iter().map(|place| Player::start(role, place)).collect();
         players[0].hears("runs");
         let [place, _] = places;
-        Load { bed, place, players }
+        Load { fixture, place, players }
     }
 
     /// Waits until something is so, while the job goes on.
@@ -143,8 +143,8 @@ impl<'a> Load<'a> {
 
     /// Waits until each rail has carried out so many operations more.
     fn more(&mut self, operations: u64) {
-        let bed = self.bed;
-        let done = || bed.rails(0).iter().map(|rail| rail.totals().0).min().unwrap_or(0);
+        let fixture = self.fixture;
+        let done = || fixture.rails(0).iter().map(|rail| rail.totals().0).min().unwrap_or(0);
         let goal = done() + operations;
         self.until(|| done() >= goal);
         // A test of thousands of changes is no test that hangs.
@@ -153,9 +153,9 @@ impl<'a> Load<'a> {
 
     /// Waits until a NIC has sent more.
     fn until_used(&mut self, host: usize, nic: usize) {
-        let bed = self.bed;
-        let before = bed.carried(host, nic).out_bytes;
-        self.until(|| bed.carried(host, nic).out_bytes > before + 100_000);
+        let fixture = self.fixture;
+        let before = fixture.carried(host, nic).out_bytes;
+        self.until(|| fixture.carried(host, nic).out_bytes > before + 100_000);
     }
 
     /// Ends the job, whose results have all been right.
@@ -240,17 +240,17 @@ fn until_told(place: &Place, calls: &[Call]) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs two GPUs"]
 fn a_port_that_dies_under_gpus_calls_is_left_and_used_again_when_it_is_back() {
-    let bed = Bed::new(2, "use = \"required\"\n", |_| String::new());
-    let mut load = Load::start(&bed, "goes_on_until_told");
+    let fixture = Fixture::new(2, "use = \"required\"\n", |_| String::new());
+    let mut load = Load::start(&fixture, "goes_on_until_told");
     let (mut downs, mut back) = (Vec::new(), Vec::new());
     for nic in [0, 1] {
         load.until_used(0, nic);
         downs.push(unix_ns());
-        bed.make(0, nic, Fault::Down);
+        fixture.make(0, nic, Fault::Down);
         load.more(20);
         load.until_used(0, 1 - nic);
         let up = Instant::now();
-        bed.make(0, nic, Fault::Up);
+        fixture.make(0, nic, Fault::Up);
         load.until_used(0, nic);
         back.push(up.elapsed());
     }
@@ -268,17 +268,17 @@ fn a_port_that_dies_under_gpus_calls_is_left_and_used_again_when_it_is_back() {
 #[test]
 #[ignore = "needs two GPUs"]
 fn losses_late_completions_and_a_slow_port_cost_gpus_calls_time_alone() {
-    let bed = Bed::new(2, "use = \"required\"\n", |_| String::new());
-    let mut load = Load::start(&bed, "goes_on_until_told");
+    let fixture = Fixture::new(2, "use = \"required\"\n", |_| String::new());
+    let mut load = Load::start(&fixture, "goes_on_until_told");
     for [makes, ends] in [
         [Fault::LossPpm(10_000), Fault::LossPpm(0)],
         [Fault::CompletionDelay(2_000_000), Fault::CompletionDelay(0)],
         [Fault::Rate(200), Fault::Rate(MBIT_PER_S)],
         [Fault::Latency(500_000), Fault::Latency(2000)],
     ] {
-        bed.make(0, 0, makes);
+        fixture.make(0, 0, makes);
         load.more(20);
-        bed.make(0, 0, ends);
+        fixture.make(0, 0, ends);
     }
     load.ends_well();
 }
@@ -286,18 +286,18 @@ fn losses_late_completions_and_a_slow_port_cost_gpus_calls_time_alone() {
 #[test]
 #[ignore = "needs two GPUs"]
 fn queue_pairs_that_fail_under_gpus_calls_are_replaced() {
-    let bed = Bed::new(2, "use = \"required\"\n", |_| String::new());
-    let mut load = Load::start(&bed, "goes_on_until_told");
+    let fixture = Fixture::new(2, "use = \"required\"\n", |_| String::new());
+    let mut load = Load::start(&fixture, "goes_on_until_told");
     // The ring's files are called after the NIC's address and the queue pair.
     let numbers = |folder: &Path| -> Vec<u32> {
         let names =
             std::fs::read_dir(folder).expect("a folder").filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         names.filter_map(|name| name.strip_prefix("qp-00000000000000000000ffff0a590001-")?.parse().ok()).collect()
     };
-    let failing = numbers(bed.folder.path());
+    let failing = numbers(fixture.folder.path());
     assert!(!failing.is_empty(), "h0 has queue pairs on n0");
     for number in failing.into_iter().take(6) {
-        bed.make(0, 0, Fault::QueuePair(number));
+        fixture.make(0, 0, Fault::QueuePair(number));
         load.more(4);
     }
     load.until_used(0, 0);
@@ -326,17 +326,17 @@ fn a_change(rng: &mut StdRng) -> String {
 #[test]
 #[ignore = "needs two GPUs"]
 fn strategies_of_rails_change_while_gpus_calls_go_on() {
-    let bed = Bed::new(2, "use = \"auto\"\n", |_| String::new());
-    let mut load = Load::start(&bed, "adds_up_until_told");
+    let fixture = Fixture::new(2, "use = \"auto\"\n", |_| String::new());
+    let mut load = Load::start(&fixture, "adds_up_until_told");
     let changes: usize = std::env::var(CHANGES).map_or(40, |count| count.parse().expect("a number"));
     let mut rng = StdRng::seed_from_u64(unix_ns());
     let mut asked = Vec::new();
     for number in 0..changes {
-        let rails = bed.rails(0);
+        let rails = fixture.rails(0);
         let rail = &rails[number % rails.len()];
         let change = a_change(&mut rng);
         asked.push(unix_ns());
-        let answer = bed.reconfigure(rail.number, &change);
+        let answer = fixture.reconfigure(rail.number, &change);
         assert!(matches!(answer, ControlAnswer::Reconfigured { .. }), "{change}: {answer:?}");
         load.more(4);
     }
@@ -381,24 +381,25 @@ fn tell_gaps(times: &Path, asked: &[u64]) {
 #[test]
 #[ignore = "needs two GPUs"]
 fn a_change_of_the_whole_is_one_of_its_rails() {
-    let bed = Bed::new(2, "use = \"auto\"\n", |_| String::new());
-    let mut load = Load::start(&bed, "goes_on_until_told");
-    let transports = |bed: &Bed, is: TransportKind| bed.rails(0).iter().all(|rail| rail.view().transport == Some(is));
-    let whole = bed.whole().number;
+    let fixture = Fixture::new(2, "use = \"auto\"\n", |_| String::new());
+    let mut load = Load::start(&fixture, "goes_on_until_told");
+    let transports =
+        |fixture: &Fixture, is: TransportKind| fixture.rails(0).iter().all(|rail| rail.view().transport == Some(is));
+    let whole = fixture.whole().number;
     for (change, is) in [("transport = 'tcp'\n", TransportKind::Tcp), ("transport = 'rdma'\n", TransportKind::Rdma)] {
-        let answer = bed.reconfigure(whole, change);
+        let answer = fixture.reconfigure(whole, change);
         assert!(matches!(answer, ControlAnswer::Reconfigured { .. }), "{answer:?}");
-        let bed = &bed;
-        load.until(|| transports(bed, is));
+        let fixture = &fixture;
+        load.until(|| transports(fixture, is));
         // Calls that began before may be under way.
         load.more(20);
-        let before = bed.sent_bytes(0);
+        let before = fixture.sent_bytes(0);
         load.more(20);
-        let sent = bed.sent_bytes(0) - before;
+        let sent = fixture.sent_bytes(0) - before;
         // Control channels go on.
         assert_eq!(sent > 100_000, is == TransportKind::Rdma, "{sent} bytes by NICs under {change}");
     }
-    let answer = bed.reconfigure(whole, "[[path]]\ndevice = 'n7'\n");
+    let answer = fixture.reconfigure(whole, "[[path]]\ndevice = 'n7'\n");
     assert!(matches!(&answer, ControlAnswer::Refused(reason) if reason.contains("n7")), "{answer:?}");
     load.more(4);
     load.ends_well();
@@ -424,20 +425,20 @@ fn a_tenants_cap_holds_for_all_its_rails_together() {
         std::fs::write(&file, policy).expect("a file");
         format!("[controller]\nhost = \"h0\"\ntopology = {topology:?}\npolicy = {file:?}\n")
     };
-    let bed = Bed::new(2, "use = \"required\"\n", sections);
-    let mut load = Load::start(&bed, "goes_on_until_told");
-    let (at, policy_of) = (&bed, |cap: &str| format!("{policy}[[tenant]]\nname = \"a\"\nhost_cap = {cap:?}\n"));
-    bed.apply(&policy_of("8Mbit/s"));
+    let fixture = Fixture::new(2, "use = \"required\"\n", sections);
+    let mut load = Load::start(&fixture, "goes_on_until_told");
+    let (at, policy_of) = (&fixture, |cap: &str| format!("{policy}[[tenant]]\nname = \"a\"\nhost_cap = {cap:?}\n"));
+    fixture.apply(&policy_of("8Mbit/s"));
     load.more(4);
-    let (begin, before) = (Instant::now(), bed.sent_bytes(0));
+    let (begin, before) = (Instant::now(), fixture.sent_bytes(0));
     load.until(|| at.sent_bytes(0) > before + COUNTED_BYTES);
-    let (sent, took) = (bed.sent_bytes(0) - before, begin.elapsed());
+    let (sent, took) = (fixture.sent_bytes(0) - before, begin.elapsed());
     // Heads of messages and control channels are sent as well.
     let least = (sent - SLACK_BYTES) as f64 * 0.9 * 8.0 / CAP_BPS;
     assert!(took.as_secs_f64() >= least, "{sent} bytes in {took:?}: under the cap that takes {least} s");
     let told = |rail: &Arc<CommInfo>| rail.placed.is_some();
-    assert!(bed.rails(0).iter().all(told), "the controller knows them");
-    bed.apply(policy);
+    assert!(fixture.rails(0).iter().all(told), "the controller knows them");
+    fixture.apply(policy);
     load.more(8);
     load.ends_well();
 }

@@ -4,11 +4,11 @@ mod changes;
 mod contradictions;
 mod devices;
 mod policy;
-mod strangers;
 mod stuck;
 mod traffic;
 mod transports;
 mod trouble;
+mod unauthenticated_peers;
 
 use mccs_eval::workload::Call;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};

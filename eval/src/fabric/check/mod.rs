@@ -48,17 +48,17 @@ const UNREACHED_MAX: usize = 10;
 pub fn check(spec: &FabricSpec, rates: Option<Duration>) -> Result<Report> {
     let topology = Topology::new(spec);
     let ports = Port::listen(&topology.hosts)?;
-    let bed = Bed { spec, topology: &topology, ports: &ports };
-    let mut sections = vec![bed.reachability()];
-    if bed.rack_pairs().next().is_some() {
-        sections.extend([bed.paths()?, bed.spread()?, bed.repeated()?]);
+    let probing = Probing { spec, topology: &topology, ports: &ports };
+    let mut sections = vec![probing.reachability()];
+    if probing.rack_pairs().next().is_some() {
+        sections.extend([probing.paths()?, probing.spread()?, probing.repeated()?]);
     }
-    sections.extend(rates.map(|time| bed.rates(time)));
+    sections.extend(rates.map(|time| probing.rates(time)));
     Ok(Report { sections })
 }
 
 /// What the questions are asked of.
-struct Bed<'a> {
+struct Probing<'a> {
     spec: &'a FabricSpec,
     topology: &'a Topology,
     ports: &'a [Port],
@@ -79,7 +79,7 @@ impl RackPair<'_> {
     }
 }
 
-impl<'a> Bed<'a> {
+impl<'a> Probing<'a> {
     /// The first hosts of racks, for every ordered pair of racks that have any.
     fn rack_pairs(&self) -> impl Iterator<Item = RackPair<'a>> {
         let first = |leaf: usize| self.topology.hosts.iter().position(|host| host.leaf == leaf);

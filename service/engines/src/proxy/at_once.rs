@@ -45,7 +45,7 @@ impl Device for AtOnce {
     }
 }
 
-pub(super) struct Bed {
+pub(super) struct Fixture {
     pub(super) engine: ProxyEngine,
     pub(super) proxy: Sender<ProxyMessage>,
     queues: mccs_runtime::TenantQueueOpener<SessionMessage>,
@@ -60,7 +60,7 @@ pub(super) struct Rank {
     pub(super) sent: u64,
 }
 
-impl Bed {
+impl Fixture {
     pub(super) fn new() -> Self {
         Self::with(None, None)
     }
@@ -85,7 +85,7 @@ impl Bed {
         let timeouts = Timeouts { init: Duration::from_secs(60), operation };
         let (device, registry) = (Box::new(AtOnce { refuses }), Arc::new(Registry::default()));
         let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), timeouts, None);
-        Bed { engine: engine.with_tenant_queues(queues), proxy, queues: opener }
+        Fixture { engine: engine.with_tenant_queues(queues), proxy, queues: opener }
     }
 
     pub(super) fn poll(&mut self) {

@@ -366,19 +366,19 @@ mod tests {
 
     use mccs_device::LaunchError;
 
-    use super::super::at_once::Bed;
+    use super::super::at_once::Fixture;
     use super::*;
 
     #[test]
     fn a_collective_that_its_device_refuses_fails_and_never_counts_as_done() {
         let refusal = LaunchError::WrongMemory { rank: 0, device: "at once" };
-        let mut bed = Bed::refusing(refusal);
-        let mut rank = bed.join(1, 1);
+        let mut fixture = Fixture::refusing(refusal);
+        let mut rank = fixture.join(1, 1);
         assert!(rank.call(64) && rank.call(64));
-        (0..4).for_each(|_| bed.poll());
+        (0..4).for_each(|_| fixture.poll());
         let failed = rank.session.counters.failed.load(Ordering::Relaxed);
-        assert_eq!((rank.ended(), failed, bed.engine.state.inflight.len()), (2, 2, 0));
-        let live = bed.engine.state.comms.get(rank.comm).expect("its rank has not left");
+        assert_eq!((rank.ended(), failed, fixture.engine.state.inflight.len()), (2, 2, 0));
+        let live = fixture.engine.state.comms.get(rank.comm).expect("its rank has not left");
         assert_eq!((live.info.totals(), live.running.operations().len()), ((0, 0), 0));
         let failure = live.failure.clone().expect("a failure");
         assert_eq!(failure.class, ErrorClass::Internal);
@@ -387,13 +387,14 @@ mod tests {
 
     #[test]
     fn sends_and_receives_on_a_device_that_does_none_fail() {
-        let mut bed = Bed::new();
-        let mut rank = bed.join(1, 1);
+        let mut fixture = Fixture::new();
+        let mut rank = fixture.join(1, 1);
         assert!(rank.call(64) && rank.enqueue(Action::Send { peer: 0 }, 64, Instant::now()));
-        (0..4).for_each(|_| bed.poll());
+        (0..4).for_each(|_| fixture.poll());
         let failed = rank.session.counters.failed.load(Ordering::Relaxed);
-        assert_eq!((rank.ended(), failed, bed.engine.state.inflight.len()), (2, 1, 0));
-        let failure = bed.engine.state.comms.get(rank.comm).and_then(|live| live.failure.clone()).expect("a failure");
+        assert_eq!((rank.ended(), failed, fixture.engine.state.inflight.len()), (2, 1, 0));
+        let failure =
+            fixture.engine.state.comms.get(rank.comm).and_then(|live| live.failure.clone()).expect("a failure");
         assert_eq!(failure.class, ErrorClass::Internal);
         assert!(failure.message.contains("no sends and receives on device at once"), "{}", failure.message);
     }

@@ -155,57 +155,57 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::super::account::account_of;
-    use super::super::at_once::Bed;
+    use super::super::at_once::Fixture;
     use super::*;
 
     #[test]
     fn deadlines_count_from_the_call_and_not_from_its_turn() {
-        let mut bed = Bed::with_timeout(Some(Duration::from_secs(60)));
-        let (mut late, mut whole) = (bed.join_all(1, 1, 2), bed.join_all(2, 1, 2));
+        let mut fixture = Fixture::with_timeout(Some(Duration::from_secs(60)));
+        let (mut late, mut whole) = (fixture.join_all(1, 1, 2), fixture.join_all(2, 1, 2));
         let t = Instant::now();
         let after = |seconds| t + Duration::from_secs(seconds);
         assert!(late[0].call_at(8, t));
         assert!(whole.iter_mut().all(|rank| rank.call_at(8, t)));
         // The engine has had no turn for them before.
-        bed.poll_at(after(61));
+        fixture.poll_at(after(61));
         assert_eq!(late.iter().map(|rank| (rank.ended(), rank.failed())).collect::<Vec<_>>(), [(1, 1), (0, 0)]);
         assert!(whole.iter().all(|rank| (rank.ended(), rank.failed()) == (1, 0)), "nobody waits for it");
         // Of a call whose turn comes at once the time is the same.
         assert!(whole[1].call_at(8, after(100)));
-        bed.poll_at(after(100));
-        bed.poll_at(after(159));
+        fixture.poll_at(after(100));
+        fixture.poll_at(after(159));
         assert_eq!(whole[1].failed(), 0);
-        bed.poll_at(after(160));
+        fixture.poll_at(after(160));
         assert_eq!(whole[1].failed(), 1);
     }
 
     #[test]
     fn who_asks_why_hears_since_when_a_rank_waits_and_what_waits_for_its_turn() {
-        let mut bed = Bed::new();
-        let mut ranks = bed.join_all(1, 1, 2);
+        let mut fixture = Fixture::new();
+        let mut ranks = fixture.join_all(1, 1, 2);
         let t = Instant::now();
         assert!(ranks[0].call_at(8, t));
-        bed.poll_at(t + Duration::from_secs(5));
+        fixture.poll_at(t + Duration::from_secs(5));
         assert!(ranks[1].call_at(8, t));
         let at = t + Duration::from_secs(7);
-        let account = account_of(&bed.engine.state, ranks[0].comm, Vec::new(), None, at).expect("it lives");
+        let account = account_of(&fixture.engine.state, ranks[0].comm, Vec::new(), None, at).expect("it lives");
         assert_eq!(account.ranks.iter().map(|rank| rank.waits_ms).collect::<Vec<_>>(), [None, Some(7000)]);
         assert_eq!(account.queued, 1, "the other's call");
     }
 
     #[test]
     fn one_call_waits_for_a_few_of_a_flood_and_not_for_all() {
-        let mut bed = Bed::new();
-        let (mut flood, mut victim) = (bed.join(1, 1), bed.join(2, 1));
+        let mut fixture = Fixture::new();
+        let (mut flood, mut victim) = (fixture.join(1, 1), fixture.join(2, 1));
         while flood.call(120_000) {}
         assert_eq!(flood.sent, PROXY_QUEUE_MAX as u64, "its queue is full");
-        bed.poll();
+        fixture.poll();
         for n in 1..=20 {
             while flood.call(120_000) {}
             assert!(victim.call(1024), "another's queue has room");
             let before = flood.ended();
             while victim.ended() < n {
-                bed.poll();
+                fixture.poll();
             }
             let others = flood.ended() - before;
             assert!(others <= 8, "call {n} waited for {others} of the flood");
@@ -214,41 +214,41 @@ mod tests {
 
     #[test]
     fn a_row_of_calls_behind_one_that_waited_lets_others_by() {
-        let mut bed = Bed::new();
-        let (mut flood, mut victim) = (bed.join(1, 1), bed.join(2, 1));
+        let mut fixture = Fixture::new();
+        let (mut flood, mut victim) = (fixture.join(1, 1), fixture.join(2, 1));
         while flood.call(120_000) {}
         // One poll does no more than its part of the row.
-        bed.poll();
+        fixture.poll();
         let first = flood.ended();
         assert!(first < flood.sent / 4, "{first} at once");
         assert!(victim.call(8));
         while victim.ended() < 1 {
-            bed.poll();
+            fixture.poll();
         }
         assert!(flood.ended() < first + 8);
     }
 
     #[test]
     fn the_end_of_a_session_that_another_engine_tells_of_comes_behind_what_the_session_has_sent() {
-        let mut bed = Bed::new();
-        let mut rank = bed.join(1, 1);
+        let mut fixture = Fixture::new();
+        let mut rank = fixture.join(1, 1);
         for _ in 0..10 {
             assert!(rank.call(8));
         }
         let session = rank.session.id;
-        assert!(bed.proxy.send(SessionMessage::Closed { session }.into()).is_ok());
-        (0..10).for_each(|_| bed.poll());
-        assert_eq!((rank.ended(), bed.engine.held()), (10, 0));
+        assert!(fixture.proxy.send(SessionMessage::Closed { session }.into()).is_ok());
+        (0..10).for_each(|_| fixture.poll());
+        assert_eq!((rank.ended(), fixture.engine.held()), (10, 0));
     }
 
     #[test]
     fn weights_divide_the_thread() {
-        let mut bed = Bed::new();
-        let (mut one, mut three) = (bed.join(1, 1), bed.join(2, 3));
+        let mut fixture = Fixture::new();
+        let (mut one, mut three) = (fixture.join(1, 1), fixture.join(2, 3));
         for _ in 0..400 {
             while one.call(20_000) {}
             while three.call(20_000) {}
-            bed.poll();
+            fixture.poll();
         }
         let ratio = three.ended() as f64 / one.ended() as f64;
         assert!((2.7..3.3).contains(&ratio), "{ratio}");

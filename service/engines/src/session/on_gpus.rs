@@ -135,14 +135,14 @@ mod tests {
     }
 
     /// A rank's session, with a region.
-    struct Bed {
+    struct Fixture {
         tables: Tables,
         group: Arc<DeviceInitiatedGroup>,
         session: Arc<Session>,
         region: Handle,
     }
 
-    impl Bed {
+    impl Fixture {
         fn new() -> Self {
             let tenant = Tenant::new("a".into(), Quota::least());
             let mut tables = Tables::new(&tenant.quota, 1);
@@ -150,7 +150,7 @@ mod tests {
             let region = tables.gpu_regions.insert(Arc::new(region)).ok().expect("room");
             let session = Session::for_tests(1, &tenant);
             let group = DeviceInitiatedGroup::for_tests(NRANKS, Box::new(Unasked));
-            Bed { tables, group: Arc::new(group), session, region }
+            Fixture { tables, group: Arc::new(group), session, region }
         }
 
         fn operation(&self, count: u64) -> Operation {
@@ -196,17 +196,17 @@ mod tests {
 
     #[test]
     fn what_is_right_is_taken_and_copied_buffers_are_counted() {
-        let bed = Bed::new();
-        let (filled, (send, recv)) = bed.fill(&bed.command()).expect("right");
+        let fixture = Fixture::new();
+        let (filled, (send, recv)) = fixture.fill(&fixture.command()).expect("right");
         let offsets = [&send, &recv].map(|operand| operand.as_ref().map(|operand| operand.offset_bytes));
         assert_eq!((offsets, filled.dtype), ([Some(0), Some(4096)], DataType::F32));
-        let copied = || bed.session.counters.copied.load(Ordering::Relaxed);
+        let copied = || fixture.session.counters.copied.load(Ordering::Relaxed);
         assert_eq!(copied(), 0);
-        assert!(bed.fill(&Command { flags: FLAG_COPIED, ..bed.command() }).is_ok());
+        assert!(fixture.fill(&Command { flags: FLAG_COPIED, ..fixture.command() }).is_ok());
         assert_eq!(copied(), 1);
         // In place: a rank's part of what it receives is what it sends.
-        let in_place = BufferRef { region: bed.region, offset_bytes: 4096 + 1024 };
-        assert!(bed.fill(&Command { send: in_place, ..bed.command() }).is_ok());
+        let in_place = BufferRef { region: fixture.region, offset_bytes: 4096 + 1024 };
+        assert!(fixture.fill(&Command { send: in_place, ..fixture.command() }).is_ok());
     }
 
     #[test]
@@ -226,33 +226,33 @@ mod tests {
             (|c| c.recv.offset_bytes = REGION_BYTES - 2047, "leaves its region of 1048576 bytes"),
             (|c| c.send.offset_bytes = u64::MAX, "leaves its region"),
         ];
-        let bed = Bed::new();
+        let fixture = Fixture::new();
         for (change, expected) in changes {
-            let mut command = bed.command();
+            let mut command = fixture.command();
             change(&mut command);
-            let (class, message) = bed.fill(&command).err().expect(expected);
+            let (class, message) = fixture.fill(&command).err().expect(expected);
             assert!(message.contains(expected), "{message}");
             assert_eq!(class, ErrorClass::InvalidArgument, "{message}");
         }
-        let mut overlapping = bed.command();
+        let mut overlapping = fixture.command();
         overlapping.send.offset_bytes = 4096 + 512;
-        let (_, message) = bed.fill(&overlapping).err().expect("an overlap");
+        let (_, message) = fixture.fill(&overlapping).err().expect("an overlap");
         assert!(message.contains("overlap"), "{message}");
     }
 
     #[test]
     fn a_region_that_was_given_back_is_none() {
-        let mut bed = Bed::new();
-        assert!(bed.tables.gpu_regions.remove(bed.region).is_some());
-        assert!(bed.fill(&bed.command()).err().expect("stale").1.contains("does not exist"));
+        let mut fixture = Fixture::new();
+        assert!(fixture.tables.gpu_regions.remove(fixture.region).is_some());
+        assert!(fixture.fill(&fixture.command()).err().expect("stale").1.contains("does not exist"));
     }
 
     #[test]
     fn commands_for_copy_engines_that_are_not_there_fence_the_session() {
-        let bed = Bed::new();
-        for group in [None, Some(&bed.group)] {
-            let mut operation = bed.operation(1);
-            let fenced = fill_on_gpus(&mut operation, &bed.tables, &bed.command(), group, NRANKS);
+        let fixture = Fixture::new();
+        for group in [None, Some(&fixture.group)] {
+            let mut operation = fixture.operation(1);
+            let fenced = fill_on_gpus(&mut operation, &fixture.tables, &fixture.command(), group, NRANKS);
             assert!(fenced.is_err_and(|Fence(reason)| reason.contains("its communicator has none")));
         }
     }

@@ -14,7 +14,7 @@ const RESULTS_MAX: usize = 1024;
 struct JoinResult {
     failure: Failure,
     /// Ranks that have heard it, or will.
-    heard: BTreeSet<u32>,
+    notified: BTreeSet<u32>,
     until: Instant,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct JoinResults {
 
 impl JoinResults {
     /// A set-up was refused, of which these ranks have come.
-    pub(super) fn keep(&mut self, key: &CommKey, failure: Failure, heard: BTreeSet<u32>, until: Instant) {
+    pub(super) fn keep(&mut self, key: &CommKey, failure: Failure, notified: BTreeSet<u32>, until: Instant) {
         if self.order.len() >= RESULTS_MAX
             && let Some(oldest) = self.order.pop_front()
         {
@@ -36,17 +36,17 @@ impl JoinResults {
         }
         self.order.retain(|known| known != key);
         self.order.push_back(key.clone());
-        self.by_key.insert(key.clone(), JoinResult { failure, heard, until });
+        self.by_key.insert(key.clone(), JoinResult { failure, notified, until });
     }
 
     /// What ranks that join are told, where they are late for a set-up that was refused.
     pub(super) fn on(&mut self, key: &CommKey, ranks: &[u32], now: Instant) -> Option<Failure> {
         let result = self.by_key.get_mut(key)?;
-        if result.until <= now || ranks.iter().any(|rank| result.heard.contains(rank)) {
+        if result.until <= now || ranks.iter().any(|rank| result.notified.contains(rank)) {
             self.by_key.remove(key);
             return None;
         }
-        result.heard.extend(ranks);
+        result.notified.extend(ranks);
         Some(result.failure.clone())
     }
 }

@@ -106,9 +106,9 @@ impl Roots {
             if let Some((other, failure)) = self.under_another_tenant(&key, (from, nranks), &ranks) {
                 let until = now + self.timeout.min(SETUP_TIMEOUT);
                 let joined = self.setups.get(&other).into_iter().flat_map(|setup| setup.joined.keys());
-                let heard: BTreeSet<u32> = joined.chain(&ranks).copied().collect();
+                let notified: BTreeSet<u32> = joined.chain(&ranks).copied().collect();
                 for key in [&other, &key] {
-                    self.join_results.keep(key, failure.clone(), heard.clone(), until);
+                    self.join_results.keep(key, failure.clone(), notified.clone(), until);
                 }
                 self.refuse(&other, &failure, None, wire, now);
                 wire.send(from, Message::Refused { key, attempt, failure }, now);
@@ -130,10 +130,10 @@ impl Roots {
         let first = ranks.iter().min().copied().unwrap_or(0);
         let reporter = setup.hosts.entry(from.clone()).or_insert(Reporter { incarnation, attempt, first, ranks: 0 });
         if let Some(failure) = contradiction {
-            let heard = setup.joined.keys().copied().chain(ranks).collect();
+            let notified = setup.joined.keys().copied().chain(ranks).collect();
             // Not for as long as ranks may take to join: the same id may be tried again.
             let until = now + self.timeout.min(SETUP_TIMEOUT);
-            self.join_results.keep(&key, failure.clone(), heard, until);
+            self.join_results.keep(&key, failure.clone(), notified, until);
             return self.refuse(&key, &failure, None, wire, now);
         }
         reporter.first = reporter.first.min(first);

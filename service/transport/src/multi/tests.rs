@@ -13,14 +13,14 @@ type One = (TransportKind, Box<dyn Transport>);
 type Transports = Vec<One>;
 
 /// Real time, what was skipped of it, and the devices.
-struct Bed {
+struct FakeNetwork {
     fabric: Fabric,
     skipped: Duration,
 }
 
-impl Bed {
+impl FakeNetwork {
     fn new() -> Self {
-        Bed { fabric: Fabric::new(FabricOptions::default()), skipped: Duration::ZERO }
+        FakeNetwork { fabric: Fabric::new(FabricOptions::default()), skipped: Duration::ZERO }
     }
 
     fn now(&self) -> Instant {
@@ -46,13 +46,13 @@ fn over(kind: TransportKind) -> FlowOptions {
 
 macro_rules! fixture {
     ($name:ident, $order:expr, $options:expr) => {
-        struct $name(Bed);
+        struct $name(FakeNetwork);
 
         impl Fixture for $name {
             type Transport = MultiTransport;
 
             fn new() -> Self {
-                $name(Bed::new())
+                $name(FakeNetwork::new())
             }
 
             fn transport(&mut self) -> MultiTransport {
@@ -95,15 +95,15 @@ mod tcp_besides {
 
 /// Two hosts, a flow between them over each transport, and memory of the same bytes for both.
 struct Two {
-    bed: Bed,
+    network: FakeNetwork,
     hosts: [MultiTransport; 2],
 }
 
 impl Two {
-    fn new(transports: [fn(&Bed) -> Transports; 2]) -> Self {
-        let bed = Bed::new();
-        let hosts = transports.map(|of| MultiTransport::new(of(&bed)).expect("descriptor"));
-        Two { bed, hosts }
+    fn new(transports: [fn(&FakeNetwork) -> Transports; 2]) -> Self {
+        let network = FakeNetwork::new();
+        let hosts = transports.map(|of| MultiTransport::new(of(&network)).expect("descriptor"));
+        Two { network, hosts }
     }
 
     fn spec(number: u64, options: FlowOptions) -> FlowSpec {
@@ -113,7 +113,7 @@ impl Two {
     fn until<T>(&mut self, mut done: impl FnMut(&mut [MultiTransport; 2]) -> Option<T>) -> T {
         let began = Instant::now();
         loop {
-            let cx = Context::new(self.bed.now(), 8);
+            let cx = Context::new(self.network.now(), 8);
             for host in &mut self.hosts {
                 host.poll(&cx);
             }
@@ -125,12 +125,12 @@ impl Two {
     }
 }
 
-fn both(bed: &Bed) -> Transports {
-    vec![bed.tcp(), bed.rdma()]
+fn both(network: &FakeNetwork) -> Transports {
+    vec![network.tcp(), network.rdma()]
 }
 
-fn tcp_alone(bed: &Bed) -> Transports {
-    vec![bed.tcp()]
+fn tcp_alone(network: &FakeNetwork) -> Transports {
+    vec![network.tcp()]
 }
 
 /// As when a strategy changes: flows of the next one are there before those of the last go, and use the same memory.
@@ -148,7 +148,7 @@ fn flows_over_both_use_the_same_memory() {
     let kinds = [None, Some(TransportKind::Rdma), Some(TransportKind::Tcp)];
     for (number, transport) in (0..).zip(kinds) {
         let spec = Two::spec(number, FlowOptions { transport, ..FlowOptions::default() });
-        let now = two.bed.now();
+        let now = two.network.now();
         let send = two.hosts[0].connect(&handle, &spec, now).expect("begins");
         let recv = two.hosts[1].accept(listener, &spec, now).expect("begins");
         // Each a part of its own, so that each flow is what has carried it.
@@ -185,14 +185,14 @@ fn memory_is_made_known_with_the_first_flow() {
     let known = |two: &Two| two.hosts[0].members.iter().map(|m| m.transport.usage().registrations).collect::<Vec<_>>();
     assert_eq!(known(&two), [1, 0]);
     let (_, handle) = two.hosts[1].listen(&ListenOptions::default()).expect("listens");
-    let now = two.bed.now();
+    let now = two.network.now();
     let connect =
         |two: &mut Two, number| two.hosts[0].connect(&handle, &Two::spec(number, over(TransportKind::Rdma)), now);
-    two.bed.fabric.limit_locked(Some(100));
+    two.network.fabric.limit_locked(Some(100));
     let refusal = connect(&mut two, 0).expect_err("no memory may be locked").to_string();
     assert!(refusal.contains("LimitMEMLOCK"), "{refusal}");
     assert_eq!(known(&two), [1, 0]);
-    two.bed.fabric.limit_locked(None);
+    two.network.fabric.limit_locked(None);
     let flow = connect(&mut two, 1).expect("begins");
     assert_eq!(known(&two), [1, 1]);
     // SAFETY: as above.
@@ -210,7 +210,7 @@ fn memory_is_made_known_with_the_first_flow() {
 fn who_lacks_a_transport_says_so() {
     let mut two = Two::new([both, tcp_alone]);
     let (listener, handle) = two.hosts[1].listen(&ListenOptions::default()).expect("listens");
-    let (now, rdma) = (two.bed.now(), Two::spec(0, over(TransportKind::Rdma)));
+    let (now, rdma) = (two.network.now(), Two::spec(0, over(TransportKind::Rdma)));
     let theirs = two.hosts[0].connect(&handle, &rdma, now).expect_err("refused").to_string();
     assert!(theirs.contains("rank 1 on h1 has no flows over rdma"), "{theirs}");
     let ours = two.hosts[1].accept(listener, &rdma, now).expect_err("refused").to_string();

@@ -22,7 +22,7 @@ fn input(rank: u32, count: usize) -> Vec<u8> {
     (0..count).flat_map(|at| ((at as i32 * 7 + rank as i32 * 13) % 100 - 50).to_le_bytes()).collect()
 }
 
-struct Bed {
+struct Fixture {
     device: &'static Device,
     layout: SymmetricBufferLayout,
     areas: Vec<u64>,
@@ -31,14 +31,14 @@ struct Bed {
     number: u32,
 }
 
-impl Bed {
-    fn new(nranks: u32) -> Bed {
+impl Fixture {
+    fn new(nranks: u32) -> Fixture {
         let (device, layout) = (&device::all()[0], SymmetricBufferLayout::initial(nranks));
         let memory = |bytes: u64| allocate(device, bytes, Kind::Allocated).expect("memory");
         let room = 4 * u64::from(nranks) * COUNTS[4];
         let areas = (0..nranks).map(|_| memory(layout.bytes())).collect();
         let buffers = (0..nranks).map(|_| [memory(room), memory(room)]).collect();
-        Bed { device, layout, areas, buffers, number: 0 }
+        Fixture { device, layout, areas, buffers, number: 0 }
     }
 
     /// Runs a call on all ranks. Returns whether there is such a way.
@@ -92,7 +92,7 @@ fn wait_word(address: u64) -> u64 {
 fn collectives_of_every_kind_and_algorithm_are_right() {
     let mut ran = 0;
     for nranks in [2, 3] {
-        let mut bed = Bed::new(nranks);
+        let mut fixture = Fixture::new(nranks);
         for (index, count) in COUNTS.into_iter().enumerate() {
             for &kind in CollectiveKind::ALL {
                 for algorithm in Algorithm::ALL {
@@ -110,7 +110,7 @@ fn collectives_of_every_kind_and_algorithm_are_right() {
                         rank: 0,
                         nranks,
                     };
-                    ran += u32::from(bed.run(call, algorithm));
+                    ran += u32::from(fixture.run(call, algorithm));
                 }
             }
         }
@@ -120,7 +120,7 @@ fn collectives_of_every_kind_and_algorithm_are_right() {
 
 #[test]
 fn a_kernel_that_waits_ends_when_it_is_aborted_and_counts() {
-    let bed = Bed::new(2);
+    let fixture = Fixture::new(2);
     let call = CollectiveCall {
         kind: CollectiveKind::AllReduce,
         dtype: DataType::I32,
@@ -132,22 +132,22 @@ fn a_kernel_that_waits_ends_when_it_is_aborted_and_counts() {
         rank: 0,
         nranks: 2,
     };
-    let launch = Launch::collective(&call, &bed.layout, Algorithm::SimpleTwoShot, 8).expect("a way");
+    let launch = Launch::collective(&call, &fixture.layout, Algorithm::SimpleTwoShot, 8).expect("a way");
     let mut args = launch.args;
-    [args.send, args.recv] = bed.buffers[0];
-    args.areas[..2].copy_from_slice(&bed.areas);
-    let abort_word = allocate(bed.device, 8, Kind::Allocated).expect("memory");
+    [args.send, args.recv] = fixture.buffers[0];
+    args.areas[..2].copy_from_slice(&fixture.areas);
+    let abort_word = allocate(fixture.device, 8, Kind::Allocated).expect("memory");
     (args.sequence, args.abort_word) = (1, abort_word);
     let kernel = Kernel::find(launch.function, false).expect("known");
     // SAFETY: it is the kernel's argument.
     let work = unsafe { work(kernel, launch.grid, (&raw const args).cast()) };
-    let device = bed.device;
+    let device = fixture.device;
     std::thread::scope(|scope| {
         let running = scope.spawn(move || work(device));
         word(abort_word).store(1, std::sync::atomic::Ordering::Release);
         assert_eq!(running.join().expect("it ends"), Ok(()));
     });
-    assert_eq!(wait_word(bed.areas[0]), 1 << 32);
+    assert_eq!(wait_word(fixture.areas[0]), 1 << 32);
 }
 
 #[test]

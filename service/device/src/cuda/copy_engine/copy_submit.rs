@@ -47,7 +47,7 @@ const TIMED_EVERY: u64 = 8;
 const WAITED_FOR: [LargeWord; 5] =
     [LargeWord::Ready, LargeWord::Round, LargeWord::Pushed, LargeWord::Relayed, LargeWord::Reduced];
 
-/// Words that promises wait for: released when no lane of the communicator's has anything left.
+/// Words that promises wait for: released when no stream of the communicator's has anything left.
 const PROMISED_ON: [LargeWord; 2] = [LargeWord::Arrived, LargeWord::Kept];
 
 impl Part {
@@ -353,8 +353,8 @@ impl RankStream {
     fn look(&mut self, gpu: &IssuingGpu, events: &mut Events) -> bool {
         let mut any = false;
         let own = Some(self.engines.stream(self.rank, self.part));
-        let promises = self.engines.promises(self.rank).map(EventBridge::stream);
-        for (portions, stream) in [(&mut self.issued, own), (&mut self.promised, promises)] {
+        let bridge = self.engines.event_bridge(self.rank).map(EventBridge::stream);
+        for (portions, stream) in [(&mut self.issued, own), (&mut self.promised, bridge)] {
             let Some(stream) = stream else { continue };
             while let Some(portion) = portions.pop_front_if(|portion| portion.has_ended(stream, gpu)) {
                 self.entries -= portion.entries;
@@ -449,10 +449,10 @@ impl RankStream {
     fn promise(&mut self, flight: &Arc<Flight>, events: &mut Events) -> Result<(), IssueError> {
         let engines = Arc::clone(&self.engines);
         let is_last = flight.is_issued(self.rank);
-        let Some(promises) = engines.promises(self.rank).filter(|_| is_last) else { return Ok(()) };
-        let promised = promises.promise(&engines, self.rank, flight.call.number);
+        let Some(bridge) = engines.event_bridge(self.rank).filter(|_| is_last) else { return Ok(()) };
+        let promised = bridge.promise(&engines, self.rank, flight.call.number);
         // Whatever came of it may wait.
-        let (event, marked) = match self.mark(promises.stream(), events.of(None)) {
+        let (event, marked) = match self.mark(bridge.stream(), events.of(None)) {
             Ok(event) => (Some(event), Ok(())),
             Err(error) => (None, Err(error)),
         };

@@ -115,9 +115,9 @@ impl Caller {
     }
 
     fn advance(&mut self, engines: &CopyEngines) -> Result<(), DriverError> {
-        let Some(promises) = engines.promises(self.rank) else { return Ok(()) };
+        let Some(bridge) = engines.event_bridge(self.rank) else { return Ok(()) };
         for _ in 0..EVENTS_AT_A_TIME {
-            if self.come == self.called || !promises.called[called_event(self.come + 1)].has_happened()? {
+            if self.come == self.called || !bridge.called[called_event(self.come + 1)].has_happened()? {
                 break;
             }
             self.come += 1;

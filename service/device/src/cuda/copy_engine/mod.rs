@@ -68,7 +68,7 @@ pub struct CopyEngines {
 /// What is dropped on the thread that frees, in this order; or used again (`resource_pool.rs`).
 pub(crate) struct Parts {
     /// By rank, where their streams tell and wait by events.
-    promises: Vec<EventBridge>,
+    event_bridges: Vec<EventBridge>,
     streams: Vec<OwnedStream>,
     /// For what stays with a rank; none where the ranks' own streams do it.
     keep_streams: Vec<OwnedStream>,
@@ -84,7 +84,7 @@ impl Parts {
 
     /// Whether another communicator can use them: events keep what they were recorded for.
     pub(crate) fn can_be_used_again(&self) -> bool {
-        self.promises.is_empty()
+        self.event_bridges.is_empty()
     }
 
     /// Those of ranks on these GPUs.
@@ -98,12 +98,12 @@ impl Parts {
         let keep_streams = if gpus.kernels.is_empty() { Vec::new() } else { streams()? };
         let streams = streams()?;
         let by_events = ranks.iter().filter(|_| by_events);
-        let promises = by_events.map(|gpu| EventBridge::new(&gpus.gpus[*gpu].1)).collect::<Result<_, _>>()?;
+        let event_bridges = by_events.map(|gpu| EventBridge::new(&gpus.gpus[*gpu].1)).collect::<Result<_, _>>()?;
         // Last: to undo it may wait for streams, which the calling thread must not.
         // SAFETY: the page is mapped longer than it is registered: parts are dropped in order.
         let registration =
             unsafe { HostRegistration::register(&gpus.gpus[ranks[0]].1, page.as_ptr(), CONTROL_PAGE_BYTES as usize)? };
-        Ok(Parts { promises, streams, keep_streams, registration, page: Arc::clone(page) })
+        Ok(Parts { event_bridges, streams, keep_streams, registration, page: Arc::clone(page) })
     }
 }
 
@@ -215,18 +215,18 @@ impl CopyEngines {
     }
 
     /// What promises to a rank are made with, where it waits for events.
-    pub(crate) fn promises(&self, rank: u32) -> Option<&EventBridge> {
-        self.parts().promises.get(rank as usize)
+    pub(crate) fn event_bridge(&self, rank: u32) -> Option<&EventBridge> {
+        self.parts().event_bridges.get(rank as usize)
     }
 
     /// Events for ranks, by rank; none where they tell and wait by words.
     pub(crate) fn events(&self) -> Result<Vec<RankEvents>, DriverError> {
-        self.parts().promises.iter().map(EventBridge::export).collect()
+        self.parts().event_bridges.iter().map(EventBridge::export).collect()
     }
 
     /// A rank has called an operation; the others perhaps have not.
     pub fn called(self: &Arc<Self>, comm: Handle, rank: u32) {
-        if !self.parts().promises.is_empty() {
+        if !self.parts().event_bridges.is_empty() {
             // Threads live as long as somebody can send to them.
             let order = copy_submit::Order::Called { engines: Arc::clone(self), comm, rank };
             let _ = self.issuers[rank as usize].send(self.share(), order);
@@ -454,7 +454,7 @@ impl Holder for CopyEngines {
     }
 
     fn streams(&self) -> u32 {
-        self.own_parts().len() as u32 + u32::from(!self.parts().promises.is_empty())
+        self.own_parts().len() as u32 + u32::from(!self.parts().event_bridges.is_empty())
     }
 
     fn turns(&self, number: u64) -> Option<Turns> {

@@ -18,14 +18,14 @@ use crate::rdma::*;
 use crate::tcp::TcpTransport;
 
 /// Real time, and what was skipped of it.
-struct Bed {
+struct FakeNetwork {
     fabric: Fabric,
     skipped: Duration,
 }
 
-impl Bed {
+impl FakeNetwork {
     fn new(options: FabricOptions) -> Self {
-        Bed { fabric: Fabric::new(options), skipped: Duration::ZERO }
+        FakeNetwork { fabric: Fabric::new(options), skipped: Duration::ZERO }
     }
 
     fn now(&self) -> Instant {
@@ -40,7 +40,7 @@ impl Bed {
     }
 }
 
-impl Drop for Bed {
+impl Drop for FakeNetwork {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             assert_eq!(self.fabric.overruns(), 0, "a completion queue had no room");
@@ -50,13 +50,13 @@ impl Drop for Bed {
 
 macro_rules! fixture {
     ($name:ident, $transport:ty, $fabric:expr, $options:expr, $flows:expr, $wrap:expr) => {
-        struct $name(Bed);
+        struct $name(FakeNetwork);
 
         impl Fixture for $name {
             type Transport = $transport;
 
             fn new() -> Self {
-                $name(Bed::new($fabric))
+                $name(FakeNetwork::new($fabric))
             }
 
             fn transport(&mut self) -> $transport {
@@ -121,13 +121,13 @@ fn flows_die_at_random_bytes() {
 /// Source ports below those of RoCE v2 would be promises that no device keeps.
 #[test]
 fn source_ports_are_those_of_roce() {
-    let bed = Bed::new(FabricOptions::default());
-    let (mut a, mut b) = (bed.transport(), bed.transport());
+    let network = FakeNetwork::new(FabricOptions::default());
+    let (mut a, mut b) = (network.transport(), network.transport());
     let (_, handle) = b.listen(&ListenOptions::default()).expect("listens");
     let mut connect = |first, last| {
         let source_ports = Some(crate::PortRange { first, last });
         let options = FlowOptions { source_ports, ..FlowOptions::default() };
-        a.connect(&handle, &FlowSpec { number: 0, peer: "rank 1".into(), options }, bed.now()).map(drop)
+        a.connect(&handle, &FlowSpec { number: 0, peer: "rank 1".into(), options }, network.now()).map(drop)
     };
     let refusal = connect(20_000, 60_000).expect_err("below").to_string();
     assert!(refusal.contains("source_ports") && refusal.contains("49152"), "{refusal}");
@@ -137,9 +137,9 @@ fn source_ports_are_those_of_roce() {
 /// A handle of the other kind of transport says what to compare.
 #[test]
 fn handles_of_tcp_are_refused() {
-    let bed = Bed::new(FabricOptions::default());
+    let network = FakeNetwork::new(FabricOptions::default());
     let (_, handle) = TcpTransport::new().expect("descriptor").listen(&ListenOptions::default()).expect("listens");
     let spec = FlowSpec { number: 0, peer: "rank 1".into(), options: FlowOptions::default() };
-    let refusal = bed.transport().connect(&handle, &spec, bed.now()).expect_err("refused").to_string();
+    let refusal = network.transport().connect(&handle, &spec, network.now()).expect_err("refused").to_string();
     assert!(refusal.contains("rdma.use"), "{refusal}");
 }

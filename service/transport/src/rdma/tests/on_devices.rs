@@ -93,7 +93,7 @@ struct Bench {
     send: SendFlow,
     recv: RecvFlow,
     spans: [MemorySpan; 2],
-    bed: OnDevices,
+    network: OnDevices,
     memory: [Vec<u8>; 2],
     sent: u8,
 }
@@ -104,12 +104,12 @@ impl Bench {
     }
 
     fn with(devices: usize, options: FlowOptions, bytes: usize) -> Self {
-        let mut bed = OnDevices::new();
-        let mut sides = [0, 1].map(|_| bed.with_devices(devices));
+        let mut network = OnDevices::new();
+        let mut sides = [0, 1].map(|_| network.with_devices(devices));
         let spec = FlowSpec { number: 0, peer: "rank 1 on host-b".into(), options };
         let (listener, handle) = sides[1].listen(&ListenOptions::default()).expect("listens");
-        let send = sides[0].connect(&handle, &spec, bed.now()).expect("connects");
-        let recv = sides[1].accept(listener, &spec, bed.now()).expect("accepts");
+        let send = sides[0].connect(&handle, &spec, network.now()).expect("connects");
+        let recv = sides[1].accept(listener, &spec, network.now()).expect("accepts");
         let mut memory = [vec![0; bytes], vec![0; bytes]];
         let spans = [0, 1].map(|side: usize| {
             // SAFETY: the memory lives until after the last poll.
@@ -117,11 +117,11 @@ impl Bench {
                 .expect("registers");
             MemorySpan { key, offset: 0, bytes: bytes as u64 }
         });
-        Bench { sides, send, recv, spans, bed, memory, sent: 0 }
+        Bench { sides, send, recv, spans, network, memory, sent: 0 }
     }
 
     fn poll(&mut self, side: usize) {
-        let now = self.bed.now();
+        let now = self.network.now();
         self.sides[side].poll(&Context::new(now, 64));
     }
 
@@ -185,7 +185,7 @@ impl Bench {
     }
 
     fn interface(&self, device: usize) -> String {
-        let path = format!("/sys/class/infiniband/{}/ports/1/gid_attrs/ndevs/0", self.bed.devices[device]);
+        let path = format!("/sys/class/infiniband/{}/ports/1/gid_attrs/ndevs/0", self.network.devices[device]);
         std::fs::read_to_string(path).expect("a network interface").trim().to_owned()
     }
 
@@ -284,7 +284,7 @@ fn flows_fail_over_and_come_home() {
 fn a_device_that_is_removed_and_made_again() {
     let mut bench = Bench::new(2);
     bench.until("connected", |bench| bench.ports() == [Some(0), Some(0)]);
-    let (device, interface) = (bench.bed.devices[0].clone(), bench.interface(0));
+    let (device, interface) = (bench.network.devices[0].clone(), bench.interface(0));
     let pulled = bench.pull(0);
     let start = Instant::now();
     let mut removal = Command::new("rdma").args(["link", "del", &device]).spawn().expect("iproute2");
@@ -341,7 +341,7 @@ fn a_link_that_falls_silent_is_left_and_taken_again() {
     });
     bench.until("away", |bench| bench.ports() == [Some(1), Some(1)]);
     drop(silenced);
-    bench.bed.skip(Duration::from_secs(10));
+    bench.network.skip(Duration::from_secs(10));
     bench.until("at home", |bench| bench.ports() == [Some(0), Some(0)]);
 }
 
@@ -394,8 +394,8 @@ fn a_receiver_that_is_not_ready_for_long_is_waited_for() {
 #[test]
 #[ignore = "needs RDMA devices: in tests/rdma-vm/run, the test binary with --ignored on_devices"]
 fn a_peer_that_is_killed() {
-    let mut bed = OnDevices::new();
-    let mut here = bed.transport();
+    let mut network = OnDevices::new();
+    let mut here = network.transport();
     let spec = FlowSpec { number: 0, peer: "rank 5 on host-b".into(), options: FlowOptions::default() };
     let mut memory = vec![0u8; BYTES];
     // SAFETY: the memory lives until after the last poll.
@@ -405,7 +405,7 @@ fn a_peer_that_is_killed() {
     if let Ok(handle) = std::env::var(PART) {
         let bytes: Vec<u8> = handle.split(',').map(|byte| byte.parse().expect("a byte")).collect();
         let handle = ListenerHandle::from_bytes(&bytes).expect("a handle");
-        let mut peer = bed.transport();
+        let mut peer = network.transport();
         // SAFETY: as above.
         let key = unsafe { peer.register(memory.as_mut_ptr(), BYTES as u64, MemoryKind::Host) }.expect("registers");
         let send = peer.connect(&handle, &spec, Instant::now()).expect("connects");

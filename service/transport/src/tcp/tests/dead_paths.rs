@@ -16,7 +16,7 @@ use crate::{FlowPath, PathControl, PathEvents};
 use mccs_net::lossy::{lose, lose_from};
 
 /// Between two sides of a flow, which may be hosts apart.
-struct Bed {
+struct Fixture {
     a: TcpTransport,
     b: TcpTransport,
     send: SendFlow,
@@ -31,7 +31,7 @@ fn options() -> FlowOptions {
     FlowOptions { path_timeout: Some(Duration::from_millis(60)), ..FlowOptions::default() }
 }
 
-impl Bed {
+impl Fixture {
     fn new(options: FlowOptions, bytes: usize) -> Self {
         let (mut a, mut b, send, recv) = connected(options);
         let (mut sent, mut received) = (vec![0u8; bytes], vec![0u8; bytes]);
@@ -43,7 +43,7 @@ impl Bed {
             let from = a.register(sent.as_mut_ptr(), bytes, MemoryKind::Host).expect("room");
             (from, b.register(received.as_mut_ptr(), bytes, MemoryKind::Host).expect("room"))
         };
-        Bed { a, b, send, recv, sent, received, from, to }
+        Fixture { a, b, send, recv, sent, received, from, to }
     }
 
     fn poll(&mut self) {
@@ -146,17 +146,17 @@ fn lengths(seed: u64, count: usize) -> Vec<usize> {
 #[test]
 fn flows_go_on_where_paths_die() {
     for connections in [1, 3] {
-        let mut bed = Bed::new(FlowOptions { connections, chunk_bytes: 20_000, ..options() }, 40 << 20);
+        let mut fixture = Fixture::new(FlowOptions { connections, chunk_bytes: 20_000, ..options() }, 40 << 20);
         for round in 1..=4 {
             let lengths = lengths(round, 300);
             let mut has_died = false;
-            let before = bed.resumptions();
-            bed.carry(&lengths, |bed, done| {
+            let before = fixture.resumptions();
+            fixture.carry(&lengths, |fixture, done| {
                 if done >= 50 * round as usize && !std::mem::replace(&mut has_died, true) {
-                    bed.kill_path();
+                    fixture.kill_path();
                 }
             });
-            assert!(bed.resumptions() > before, "it has not gone on");
+            assert!(fixture.resumptions() > before, "it has not gone on");
         }
     }
 }
@@ -165,15 +165,15 @@ fn flows_go_on_where_paths_die() {
 #[test]
 fn the_end_of_what_is_sent_waits_no_longer_than_a_copy_takes() {
     const BYTES: usize = 12_000;
-    let mut bed = Bed::new(options(), BYTES);
+    let mut fixture = Fixture::new(options(), BYTES);
     // Nothing is acknowledged.
-    bed.kill_path();
-    let span = MemorySpan { key: bed.from, offset: 0, bytes: BYTES as u64 };
-    let send = bed.a.isend(bed.send, span, 0).expect("lives").expect("room");
+    fixture.kill_path();
+    let span = MemorySpan { key: fixture.from, offset: 0, bytes: BYTES as u64 };
+    let send = fixture.a.isend(fixture.send, span, 0).expect("lives").expect("room");
     let start = Instant::now();
     for (after_us, is_done) in [(0, false), (0, false), (10, true)] {
-        bed.a.poll(&Context::new(start + Duration::from_micros(after_us), 64));
-        let status = bed.a.test(send).expect("lives");
+        fixture.a.poll(&Context::new(start + Duration::from_micros(after_us), 64));
+        let status = fixture.a.test(send).expect("lives");
         assert_eq!(matches!(status, Status::Done { .. }), is_done, "{status:?} after {after_us} us");
     }
 }
@@ -181,36 +181,36 @@ fn the_end_of_what_is_sent_waits_no_longer_than_a_copy_takes() {
 #[test]
 fn what_was_done_comes_though_its_path_and_then_its_flow_end() {
     for bytes in [8, 100_000] {
-        let mut bed = Bed::new(options(), 1 << 20);
-        bed.kill_path();
+        let mut fixture = Fixture::new(options(), 1 << 20);
+        fixture.kill_path();
         let span = |key| MemorySpan { key, offset: 0, bytes };
-        let recv = bed.b.irecv(bed.recv, span(bed.to)).expect("lives").expect("room");
-        let send = bed.a.isend(bed.send, span(bed.from), 0).expect("lives").expect("room");
-        while !matches!(bed.a.test(send).expect("lives"), Status::Done { .. }) {
-            bed.poll();
+        let recv = fixture.b.irecv(fixture.recv, span(fixture.to)).expect("lives").expect("room");
+        let send = fixture.a.isend(fixture.send, span(fixture.from), 0).expect("lives").expect("room");
+        while !matches!(fixture.a.test(send).expect("lives"), Status::Done { .. }) {
+            fixture.poll();
         }
-        bed.a.close(bed.send.into());
-        assert_eq!(bed.a.usage().flows, 0);
-        assert_eq!(bed.a.test(send), Err(TransportError::NO_FLOW));
-        bed.sent.reverse();
+        fixture.a.close(fixture.send.into());
+        assert_eq!(fixture.a.usage().flows, 0);
+        assert_eq!(fixture.a.test(send), Err(TransportError::NO_FLOW));
+        fixture.sent.reverse();
         let start = Instant::now();
-        while !matches!(bed.b.test(recv).expect("lives"), Status::Done { .. }) {
-            bed.poll();
+        while !matches!(fixture.b.test(recv).expect("lives"), Status::Done { .. }) {
+            fixture.poll();
             assert!(start.elapsed() < Duration::from_secs(100), "nothing comes");
         }
-        bed.sent.reverse();
-        assert_eq!(bed.sent[..bytes as usize], bed.received[..bytes as usize]);
-        let recv = bed.b.irecv(bed.recv, span(bed.to)).expect("lives").expect("room");
-        while bed.b.state(bed.recv.into()).is_ok() {
-            bed.poll();
+        fixture.sent.reverse();
+        assert_eq!(fixture.sent[..bytes as usize], fixture.received[..bytes as usize]);
+        let recv = fixture.b.irecv(fixture.recv, span(fixture.to)).expect("lives").expect("room");
+        while fixture.b.state(fixture.recv.into()).is_ok() {
+            fixture.poll();
             assert!(start.elapsed() < Duration::from_secs(100), "the end does not come");
         }
-        assert_eq!(bed.b.test(recv).expect_err("there is no more").fault(), Some(Fault::Closed));
-        while bed.a.flows.lingering() > 0 {
-            bed.poll();
+        assert_eq!(fixture.b.test(recv).expect_err("there is no more").fault(), Some(Fault::Closed));
+        while fixture.a.flows.lingering() > 0 {
+            fixture.poll();
             assert!(start.elapsed() < Duration::from_secs(100), "it stays");
         }
-        assert_eq!(bed.a.flows.len(), 0);
+        assert_eq!(fixture.a.flows.len(), 0);
     }
 }
 
@@ -220,23 +220,23 @@ fn a_dead_path_is_told_from_one_that_answers() {
     let [own, other] = [21_000, 21_020].map(|first| PortRange { first, last: first + 19 });
     let path = |ports| FlowPath { source_ports: Some(ports), ..FlowPath::default() };
     let options = FlowOptions { source_ports: Some(own), detours: [path(other)].into(), connections: 2, ..options() };
-    let mut bed = Bed::new(options, 40 << 20);
+    let mut fixture = Fixture::new(options, 40 << 20);
     let mut has_died = false;
-    bed.carry(&lengths(1, 300), |bed, done| {
+    fixture.carry(&lengths(1, 300), |fixture, done| {
         if done >= 50 && !std::mem::replace(&mut has_died, true) {
-            bed.kill_path();
+            fixture.kill_path();
         }
     });
-    assert!(bed.resumptions() > 0, "it has not gone on");
-    let news = bed.path_news();
+    assert!(fixture.resumptions() > 0, "it has not gone on");
+    let news = fixture.path_news();
     assert!(!news.is_empty() && news.iter().all(|news| *news == (path(own), true)), "{news:?}");
     has_died = false;
-    bed.carry(&lengths(2, 300), |bed, done| {
+    fixture.carry(&lengths(2, 300), |fixture, done| {
         if done >= 50 && !std::mem::replace(&mut has_died, true) {
-            bed.kill_ports(own);
+            fixture.kill_ports(own);
         }
     });
-    let news = bed.path_news();
+    let news = fixture.path_news();
     assert!(news.contains(&(path(own), false)) && news.contains(&(path(other), true)), "{news:?}");
     assert!(!news.contains(&(path(other), false)), "{news:?}");
 }
@@ -245,50 +245,54 @@ fn a_dead_path_is_told_from_one_that_answers() {
 #[test]
 fn who_is_late_or_loses_some_packets_keeps_its_path() {
     let small = FlowOptions { send_buffer_bytes: Some(50_000), receive_buffer_bytes: Some(50_000), ..options() };
-    let mut bed = Bed::new(small, 8 << 20);
+    let mut fixture = Fixture::new(small, 8 << 20);
     let span = |key| MemorySpan { key, offset: 0, bytes: 4 << 20 };
-    let send = bed.a.isend(bed.send, span(bed.from), 0).expect("lives").expect("room");
+    let send = fixture.a.isend(fixture.send, span(fixture.from), 0).expect("lives").expect("room");
     // A machine that holds this thread up in the midst of a poll makes answers late, and who goes on over another socket then is right to.
     let (start, mut last, mut held_up) = (Instant::now(), Instant::now(), Duration::ZERO);
     while start.elapsed() < Duration::from_millis(1800) {
-        bed.poll();
+        fixture.poll();
         held_up = held_up.max(last.elapsed());
         last = Instant::now();
     }
-    assert!(matches!(bed.a.test(send), Ok(Status::Running { .. })), "it waits for room");
+    assert!(matches!(fixture.a.test(send), Ok(Status::Running { .. })), "it waits for room");
     // Nor is a service that is stopped, and looks again after a second.
     std::thread::sleep(Duration::from_secs(1));
-    bed.poll();
-    let recv = bed.b.irecv(bed.recv, span(bed.to)).expect("lives").expect("room");
-    while !matches!(bed.b.test(recv).expect("lives"), Status::Done { .. }) {
-        bed.poll();
+    fixture.poll();
+    let recv = fixture.b.irecv(fixture.recv, span(fixture.to)).expect("lives").expect("room");
+    while !matches!(fixture.b.test(recv).expect("lives"), Status::Done { .. }) {
+        fixture.poll();
         assert!(start.elapsed() < Duration::from_secs(60), "nothing comes");
     }
-    while !matches!(bed.a.test(send).expect("lives"), Status::Done { .. }) {
-        bed.poll();
+    while !matches!(fixture.a.test(send).expect("lives"), Status::Done { .. }) {
+        fixture.poll();
     }
-    bed.sender().sockets().for_each(|socket| lose(socket, 100));
-    bed.receiver().sockets().for_each(|(socket, ..)| lose(socket, 100));
+    fixture.sender().sockets().for_each(|socket| lose(socket, 100));
+    fixture.receiver().sockets().for_each(|(socket, ..)| lose(socket, 100));
     let short = vec![1000; 2000];
-    assert!(bed.resumptions() == 0 || held_up > Duration::from_millis(50), "{} after {held_up:?}", bed.resumptions());
-    bed.carry(&short, |_, _| {});
+    assert!(
+        fixture.resumptions() == 0 || held_up > Duration::from_millis(50),
+        "{} after {held_up:?}",
+        fixture.resumptions()
+    );
+    fixture.carry(&short, |_, _| {});
     // Where it has lost all of some packet it may have gone on over another socket, of the same path.
-    let news = bed.path_news();
+    let news = fixture.path_news();
     assert!(news.iter().all(|(_, answers)| *answers), "{news:?}");
 }
 
 /// The peer's process ends while the path is dead: the flow fails, and soon.
 #[test]
 fn a_peer_that_is_gone_is_found_gone_over_another_path() {
-    let mut bed = Bed::new(options(), 1 << 20);
-    bed.kill_path();
-    let span = MemorySpan { key: bed.from, offset: 0, bytes: 1 << 20 };
-    bed.a.isend(bed.send, span, 0).expect("lives").expect("room");
-    bed.b = TcpTransport::new().expect("descriptor");
+    let mut fixture = Fixture::new(options(), 1 << 20);
+    fixture.kill_path();
+    let span = MemorySpan { key: fixture.from, offset: 0, bytes: 1 << 20 };
+    fixture.a.isend(fixture.send, span, 0).expect("lives").expect("room");
+    fixture.b = TcpTransport::new().expect("descriptor");
     let start = Instant::now();
     let failure = loop {
-        bed.poll();
-        if let Err(failure) = bed.a.state(bed.send.into()) {
+        fixture.poll();
+        if let Err(failure) = fixture.a.state(fixture.send.into()) {
             break failure;
         }
         assert!(start.elapsed() < Duration::from_secs(60), "it lives");
@@ -369,53 +373,53 @@ fn a_flow_is_steered_over_another_path() {
     let [own, other, third] = [21_080, 21_100, 21_120].map(|first| PortRange { first, last: first + 19 });
     let path = |ports| FlowPath { source_ports: Some(ports), ..FlowPath::default() };
     let options = FlowOptions { source_ports: Some(own), detours: [path(other)].into(), connections: 2, ..options() };
-    let mut bed = Bed::new(options, 40 << 20);
-    let goes_by = |bed: &Bed, ports: PortRange| {
+    let mut fixture = Fixture::new(options, 40 << 20);
+    let goes_by = |fixture: &Fixture, ports: PortRange| {
         let port = |socket: &Socket| {
             let name = nix::sys::socket::getsockname::<nix::sys::socket::SockaddrIn>(socket.as_fd().as_raw_fd());
             name.expect("a name").port()
         };
-        bed.sender().sockets().all(|socket| (ports.first..=ports.last).contains(&port(socket)))
+        fixture.sender().sockets().all(|socket| (ports.first..=ports.last).contains(&port(socket)))
     };
-    assert!(goes_by(&bed, own));
+    assert!(goes_by(&fixture, own));
     // Where it goes already; elsewhere, of which it knew; where it did not know of.
     for (seed, to, resumptions) in [(1, own, 0), (2, other, 1), (3, third, 2)] {
         let mut is_steered = false;
-        bed.carry(&lengths(seed, 300), |bed, done| {
+        fixture.carry(&lengths(seed, 300), |fixture, done| {
             if done >= 50 && !std::mem::replace(&mut is_steered, true) {
-                bed.a.set_path(bed.send, &path(to), &[path(own)].into());
+                fixture.a.set_path(fixture.send, &path(to), &[path(own)].into());
             }
         });
-        while !goes_by(&bed, to) {
-            bed.poll();
+        while !goes_by(&fixture, to) {
+            fixture.poll();
         }
-        assert_eq!(bed.resumptions(), resumptions);
-        assert!(bed.path_news().iter().all(|news| *news == (path(to), true)));
+        assert_eq!(fixture.resumptions(), resumptions);
+        assert!(fixture.path_news().iter().all(|news| *news == (path(to), true)));
     }
     let mut has_died = false;
-    bed.carry(&lengths(4, 300), |bed, done| {
+    fixture.carry(&lengths(4, 300), |fixture, done| {
         if done >= 50 && !std::mem::replace(&mut has_died, true) {
-            bed.kill_ports(third);
+            fixture.kill_ports(third);
         }
     });
-    let news = bed.path_news();
+    let news = fixture.path_news();
     assert!(news.contains(&(path(third), false)) && news.contains(&(path(own), true)), "{news:?}");
 }
 
 /// Nothing is sent when the path dies, and nothing for long after. Neither side gives the flow up.
 #[test]
 fn an_idle_flow_goes_on_when_its_path_has_died() {
-    let mut bed = Bed::new(FlowOptions { silence_timeout: Duration::from_secs(4), ..options() }, 1 << 20);
-    bed.carry(&[1000], |_, _| {});
-    bed.kill_path();
+    let mut fixture = Fixture::new(FlowOptions { silence_timeout: Duration::from_secs(4), ..options() }, 1 << 20);
+    fixture.carry(&[1000], |_, _| {});
+    fixture.kill_path();
     let start = Instant::now();
-    while bed.resumptions() == 0 {
-        bed.poll();
-        bed.a.state(bed.send.into()).expect("lives");
-        bed.b.state(bed.recv.into()).expect("lives");
+    while fixture.resumptions() == 0 {
+        fixture.poll();
+        fixture.a.state(fixture.send.into()).expect("lives");
+        fixture.b.state(fixture.recv.into()).expect("lives");
         assert!(start.elapsed() < Duration::from_secs(100), "nobody minds");
     }
-    bed.carry(&[1000, 50_000], |_, _| {});
+    fixture.carry(&[1000, 50_000], |_, _| {});
 }
 
 /// Who has the listener's secret, but is not the flow's sender, cannot go on with it.

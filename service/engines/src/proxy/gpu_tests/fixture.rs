@@ -117,7 +117,7 @@ impl Device for Pages {
 /// A process that there always is, and which is not this one: that of most ranks.
 pub(super) const OTHERS_PID: i32 = 1;
 
-pub(super) struct Bed {
+pub(super) struct Fixture {
     pub(super) engine: ProxyEngine,
     pub(super) proxy: Sender<ProxyMessage>,
     pub(super) registry: Arc<Registry>,
@@ -134,8 +134,8 @@ pub(super) struct Bed {
     pub(super) name: String,
 }
 
-impl Bed {
-    pub(super) fn new(execution: Execution, nranks: u32) -> Bed {
+impl Fixture {
+    pub(super) fn new(execution: Execution, nranks: u32) -> Fixture {
         let mailbox = Mailbox::new(64);
         let (proxy, registry) = (mailbox.sender(), Arc::new(Registry::default()));
         let make_schedules = |nranks, hosts: &[Vec<u32>]| {
@@ -155,12 +155,12 @@ impl Bed {
         });
         let engine = ProxyEngine::new(device, mailbox, Arc::clone(&registry), Box::new(make_schedules), timeouts, None);
         let (answers, stranger, with_process, name) = (Mailbox::new(4), None, None, String::new());
-        let mut bed =
-            Bed { engine, proxy, registry, answers, told, stamped, at_last, refuses, stranger, with_process, name };
-        for joined in bed.join(nranks, 7) {
+        let mut fixture =
+            Fixture { engine, proxy, registry, answers, told, stamped, at_last, refuses, stranger, with_process, name };
+        for joined in fixture.join(nranks, 7) {
             assert!(matches!(joined, ProxyReply::Joined { .. }));
         }
-        bed
+        fixture
     }
 
     /// Returns what ranks that join a communicator are told.
