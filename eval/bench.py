@@ -6,6 +6,7 @@ import os
 import pathlib
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -99,8 +100,25 @@ def provenance(versions=None):
         "machine": {"cpu": cpu, "cores": os.cpu_count(), "kernel": platform.release(), "load": os.getloadavg(),
                     "huge_pages": {"anonymous": setting(pages + "enabled"), "shared": setting(pages + "shmem_enabled")}},
         "versions": versions or {},
-        "command": without_folders(" ".join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]])),
+        "command": command(),
     }
+
+
+def command():
+    """What the running script was called with."""
+    return without_folders(shlex.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]))
+
+
+def commit_option(parser):
+    """Adds --commit, for machines that have what was built and no repository."""
+    parser.add_argument("--commit", help="what was built, where git does not know")
+
+
+def facts(options, machine, **more):
+    """What results of a machine with GPUs begin with, on which `provenance` may find no repository: the commit, the machine in words, the
+    command, the rounds, and `more`."""
+    commit = options.commit or run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]).strip()
+    return {"commit": commit, "machine": machine, "command": command(), "rounds": options.rounds, **more}
 
 
 def write_results(name, data, text):

@@ -11,9 +11,7 @@ import argparse
 import json
 import os
 import pathlib
-import shlex
 import statistics
-import sys
 import tempfile
 import time
 
@@ -69,7 +67,7 @@ def main():
     parser.add_argument("--limit", type=int, default=240, help="seconds after which no further round begins")
     parser.add_argument("--nccl", help="NCCL's library; default: that of the Python package; none: mccs alone")
     parser.add_argument("--out", default=str(bench.RESULTS))
-    parser.add_argument("--commit", help="what was built, where git does not know")
+    bench.commit_option(parser)
     options = parser.parse_args()
     nccl = None if options.nccl == "none" else options.nccl or installed_nccl()
     # Multicast is left alone (cuda.py).
@@ -79,8 +77,7 @@ def main():
     texts = {chunk: SERVICE + 'large_from = "0"\n' + (f'chunk = "{chunk}"\n' if chunk != DEFAULT else "") for chunk in chunks}
     with tempfile.TemporaryDirectory() as folder, services(texts, folder) as sockets:
         found = measure(options, nccl, dict(zip(chunks, sockets)))
-    facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(), "machine": machine_of(options.nranks),
-             "command": shlex.join(["eval/chunks.py", *sys.argv[1:]]), "nccl": version_of(nccl) if nccl else "none", "rounds": options.rounds}
+    facts = bench.facts(options, machine_of(options.nranks), nccl=version_of(nccl) if nccl else "none")
     lines = [{"pattern": pattern, "bytes": bytes, "us": times} for (pattern, bytes), times in found.items()]
     text = (f"{facts['machine']}, one process each, beside NCCL {facts['nccl']} without NVLS; commit {facts['commit']}. Services whose longest "
             f"chunk differs, in turn. Times in us, of calls back to back as the callers' streams see them: median (least to greatest) of up to "

@@ -99,12 +99,11 @@ def main():
     parser.add_argument("--begin", default="4MiB")
     parser.add_argument("--factor", type=int, default=2)
     parser.add_argument("--out", default=str(bench.RESULTS))
-    parser.add_argument("--commit", help="what was built, where git does not know")
+    bench.commit_option(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, mps_server(folder) as told:
         found = {client: measure(options, told, *who) for client, who in CLIENTS.items()}
-    facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(), "machine": machine_of(options.nranks),
-             "command": " ".join(["eval/crossovers.py", *sys.argv[1:]]), "rounds": options.rounds}
+    facts = bench.facts(options, machine_of(options.nranks))
     text = (f"{facts['machine']}; commit {facts['commit']}. A service whose collectives all go by kernels in the ranks' streams, and one where all go by its "
             f"copy engines, in turn. Times in us, of calls back to back as the callers' streams see them: median (least to greatest) of {options.rounds} "
             f"rounds, the slowest rank's.\n\n{table(found)}\n")

@@ -13,7 +13,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import shlex
 import statistics
 import sys
 import tempfile
@@ -134,7 +133,7 @@ def main():
     parser.add_argument("--cuda", default="", help="lines for the section [cuda] of the service's configuration, which is its default otherwise")
     parser.add_argument("--nccl", help="NCCL's library; default: that of the Python package")
     parser.add_argument("--out", default=str(bench.RESULTS))
-    parser.add_argument("--commit", help="what was built, where git does not know")
+    bench.commit_option(parser)
     options = parser.parse_args()
     runs, table, words = WHAT[options.what]
     nccl = options.nccl or installed_nccl()
@@ -151,8 +150,7 @@ def main():
             more = json.loads(file.read_text())
             more = {"lines": more} if isinstance(more, list) else more
             found = {**more, "lines": found["lines"] + more["lines"]}
-    facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(), "machine": machine_of(options.nranks),
-             "command": shlex.join(["eval/cuda.py", *sys.argv[1:]]), "nccl": version_of(nccl), "rounds": options.rounds}
+    facts = bench.facts(options, machine_of(options.nranks), nccl=version_of(nccl))
     text = (f"{facts['machine']}, one process each, beside NCCL {facts['nccl']} without NVLS, sides in turn; commit "
             f"{facts['commit']}. Times in us: median (least to greatest) of {options.rounds} rounds, the slowest rank's: {words}.\n\n{table(found)}\n")
     out = pathlib.Path(options.out)

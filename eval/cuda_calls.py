@@ -12,7 +12,6 @@ import json
 import os
 import pathlib
 import statistics
-import sys
 import tempfile
 import time
 
@@ -83,11 +82,10 @@ def main():
     parser.add_argument("--limit", type=int, default=40, help="seconds after which no side is run again")
     parser.add_argument("--timeout", type=int, default=30, help="seconds of one side's processes")
     parser.add_argument("--out", default=str(bench.RESULTS))
-    parser.add_argument("--commit", help="the commit that was built, where git does not know")
+    bench.commit_option(parser)
     options = parser.parse_args()
-    about = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(), "machine": machine_of(options.nranks),
-             "nccl": version_of(options.nccl), "command": bench.without_folders(" ".join(["eval/cuda_calls.py", *sys.argv[1:]])),
-             "rounds": options.rounds, "processes": options.processes, "nranks": options.nranks, "cores": os.cpu_count()}
+    about = bench.facts(options, machine_of(options.nranks), nccl=version_of(options.nccl), processes=options.processes,
+                        nranks=options.nranks, cores=os.cpu_count())
     with tempfile.TemporaryDirectory() as folder, services({"service": '[cuda]\nuse = "required"\n'}, folder) as sockets:
         times, added = measure(options, sockets[0])
     text, out = text_of(about, times, added), pathlib.Path(options.out)

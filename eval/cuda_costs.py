@@ -9,7 +9,6 @@ import argparse
 import json
 import pathlib
 import statistics
-import sys
 import tempfile
 
 import bench
@@ -27,14 +26,13 @@ def main():
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--blocks", type=int, default=16)
     parser.add_argument("--out", default=str(bench.RESULTS))
-    parser.add_argument("--commit", help="what was built, where git does not know")
+    bench.commit_option(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "found.json"
         bench.run([*map(str, [BINARIES / "mccs-cuda-costs", "--rounds", options.rounds, "--blocks", options.blocks, "--json", file])], timeout=300)
         found = json.loads(file.read_text())
-    facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(), "machine": machine_of(1),
-             "command": " ".join(["eval/cuda_costs.py", *sys.argv[1:]]), "rounds": options.rounds}
+    facts = bench.facts(options, machine_of(1))
     rows = [[line["what"], *(cell(line[which]) for which in ("call_us", "stream_us", "seen_us"))] for line in found["lines"]]
     text = (f"{facts['machine']}; kernels of {options.blocks} blocks that have nothing to do, 368 bytes of arguments; commit {facts['commit']}. Times in us: median (least to "
             f"greatest) of {options.rounds} rounds, all in turn. \"Caller\": a call, of 200 back to back; \"stream\": what each takes the stream, all enqueued before; "

@@ -12,7 +12,6 @@ import os
 import pathlib
 import statistics
 import subprocess
-import sys
 import tempfile
 import uuid
 
@@ -139,7 +138,7 @@ def main():
     parser.add_argument("--gpus", type=int, help="so many, the first ones; default: all")
     parser.add_argument("--channels", type=int, default=8, help="of the two services")
     parser.add_argument("--out", default=str(bench.RESULTS))
-    parser.add_argument("--commit", help="what was built, where git does not know")
+    bench.commit_option(parser)
     options = parser.parse_args()
     smi = ["nvidia-smi", "--format=csv,noheader"]
     gpus = bench.run([*smi, "--query-gpu=uuid"]).split()
@@ -160,9 +159,8 @@ def main():
         for operation in (BOTH + ",reduce_scatter").split(","):
             sizes = {line["bytes"] for line in pair["lines"] if line["bytes"] >= 1 << 20}
             host += [host_lines(sockets, options, operation, size) for size in sorted(sizes)]
-    facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(),
-             "machine": f"{len(gpus)} {found['auto']['gpu']} of one host, driver {driver}, {os.cpu_count()} cores",
-             "command": " ".join(["eval/cuda_service.py", *sys.argv[1:]]), "nccl": found["auto"]["nccl"], "rounds": options.rounds}
+    facts = bench.facts(options, f"{len(gpus)} {found['auto']['gpu']} of one host, driver {driver}, {os.cpu_count()} cores",
+                        nccl=found["auto"]["nccl"])
     result = {**facts, "strict": found, "two_services": pair, "host": host, "graphs": graphs}
     text = (f"{facts['machine']}, one process each, float sum, out of place; NCCL {facts['nccl']}. Times in us: median (least to "
             f"greatest) of {options.rounds} rounds, the slowest rank's, of calls back to back as the stream sees them; busbw.\n\n"

@@ -12,7 +12,6 @@ import contextlib
 import json
 import pathlib
 import statistics
-import sys
 import tempfile
 import threading
 import urllib.request
@@ -60,7 +59,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--sizes", default="8,4096,65536,1048576,16777216,134217728")
     parser.add_argument("--out", default=str(bench.RESULTS))
-    parser.add_argument("--commit", help="what was built, where git does not know")
+    bench.commit_option(parser)
     options = parser.parse_args()
     lines, slices = [], 0
     with tempfile.TemporaryDirectory() as name:
@@ -90,8 +89,7 @@ def main():
     sizes = sorted({line["bytes"] for line in lines})
     head = ["operation", "bytes", "off, us", "on, us", "on / off", "scraped and traced, us", "that / off"]
     table = bench.table(head, [row(operation, size) for operation in OPERATIONS for size in sizes])
-    facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(), "machine": machine_of(options.nranks),
-             "command": " ".join(["eval/cuda_timing.py", *sys.argv[1:]]), "rounds": options.rounds, "slices": slices}
+    facts = bench.facts(options, machine_of(options.nranks), slices=slices)
     text = (f"{facts['machine']}, one process each; commit {facts['commit']}; {options.rounds} rounds. float sum, out of place; microseconds of calls back to "
             f"back, median (least to most). The longest trace of a second has {slices} of ranks' collectives.\n\n{table}")
     print(text)

@@ -14,7 +14,6 @@ import json
 import os
 import pathlib
 import statistics
-import sys
 import tempfile
 
 import bench
@@ -75,14 +74,13 @@ def main():
     parser.add_argument("--tiny", action="store_true", help="a model of some thousand parameters: tests the script")
     parser.add_argument("--timeout", type=int, default=300, help="seconds")
     parser.add_argument("--out", default=str(bench.RESULTS))
-    parser.add_argument("--commit", help="the commit that was built, where git does not know")
+    bench.commit_option(parser)
     options = parser.parse_args()
     os.environ["NCCL_NVLS_ENABLE"] = "0"
     named = {"PyTorch's": installed_nccl()} if options.nccl is None else dict(text.split("=", 1) for text in options.nccl if text != "none")
     found = measured(options, named)
-    facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(),
-             "command": " ".join(["eval/cuda_training.py", *sys.argv[1:]]), "rounds": options.rounds, **found}
-    text = (f"{found['nranks']} ranks on {found['gpu']}; commit {facts['commit']}; NCCL {', '.join(found['nccl']) or 'none'}. Step times in ms: median of all "
+    facts = bench.facts(options, f"{found['nranks']} ranks on {found['gpu']}", **found)
+    text = (f"{facts['machine']}; commit {facts['commit']}; NCCL {', '.join(found['nccl']) or 'none'}. Step times in ms: median of all "
             f"steps of {options.rounds} rounds (least to greatest median of a round), the slowest rank's. {found['shape']['tokens']} tokens a rank.\n\n"
             f"{table(found)}\n")
     out = pathlib.Path(options.out)

@@ -127,13 +127,11 @@ def main():
     parser.add_argument("--calls", type=int, default=20)
     parser.add_argument("--timeout", type=int, default=120, help="seconds of one program")
     parser.add_argument("--out", default=str(bench.RESULTS))
-    parser.add_argument("--commit", help="the commit that was built, where git does not know")
+    bench.commit_option(parser)
     options = parser.parse_args()
     if not (options.threads or options.processes):
         parser.error("name a folder of nccl-tests' programs: --threads, --processes, or both")
-    about = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(), "machine": machine_of(options.nranks),
-             "nccl": version_of(options.nccl), "command": " ".join(["eval/nccl_tests.py", *sys.argv[1:]]), "rounds": options.rounds,
-             "calls": options.calls}
+    about = bench.facts(options, machine_of(options.nranks), nccl=version_of(options.nccl), calls=options.calls)
     with tempfile.TemporaryDirectory() as folder, services({"service": '[cuda]\nuse = "required"\n'}, folder) as sockets:
         failed = measure(options, Runner(options, sockets[0]), about)
     if failed:

@@ -16,7 +16,6 @@ import json
 import pathlib
 import statistics
 import subprocess
-import sys
 
 import bench
 from bench import BINARIES
@@ -81,7 +80,7 @@ def provenance(options):
         here = bench.provenance()
         machine = here["machine"]
         own = {"commit": options.commit or here["commit"], "machine": options.machine or f"{machine['cpu']}, kernel {machine['kernel']}"}
-    return own | {"cores": options.cores, "command": bench.without_folders(" ".join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]))}
+    return own | {"cores": options.cores, "command": bench.command()}
 
 
 def main():

@@ -16,7 +16,6 @@ import json
 import os
 import pathlib
 import re
-import shlex
 import shutil
 import statistics
 import sys
@@ -175,14 +174,13 @@ def main():
     parser.add_argument("--timeout", type=int, default=550, help="seconds of a run")
     parser.add_argument("--machine", help="what it is, where nvidia-smi does not know")
     parser.add_argument("--out", default=str(bench.RESULTS))
-    parser.add_argument("--commit", help="the commit that was built, where git does not know")
+    bench.commit_option(parser)
     options = parser.parse_args()
     if options.gpus < 2 or options.gpus % 2:
         parser.error("--gpus: an even number, two at least")
-    about = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(),
-             "machine": options.machine or machine_of(options.gpus), "command": shlex.join(["eval/nics.py", *sys.argv[1:]]), "way": options.way,
-             "gpus": options.gpus, "gbit": options.gbit, "latency_ns": options.latency_ns, "slot_kib": options.slot_kib, "slots": options.slots, "copiers": options.copiers,
-             "rounds": options.rounds, "channels": options.channels}
+    about = bench.facts(options, options.machine or machine_of(options.gpus), way=options.way, gpus=options.gpus, gbit=options.gbit,
+                        latency_ns=options.latency_ns, slot_kib=options.slot_kib, slots=options.slots, copiers=options.copiers,
+                        channels=options.channels)
     os.environ.update({"MCCS_NICS_SPIN_US": str(options.spin_us), "MCCS_NICS_COPIERS": str(options.copiers)})
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         nics = make_nics(options, folder)

@@ -173,12 +173,11 @@ def main():
     parser.add_argument("--tiny", action="store_true", help="a model of some thousand parameters: tests the script")
     parser.add_argument("--timeout", type=int, default=180, help="seconds of one side in one round")
     parser.add_argument("--out", default=str(bench.RESULTS))
-    parser.add_argument("--commit", help="the commit that was built, where git does not know")
+    bench.commit_option(parser)
     options = parser.parse_args()
     names, found, about = measured(options)
     machine = machine_of(options.nranks) if options.device == "cuda" else f"{options.nranks} processes without GPUs"
-    facts = {"commit": options.commit or bench.run(["git", "rev-parse", "--short", "HEAD"]).strip(), "machine": machine,
-             "command": " ".join(["eval/training.py", *sys.argv[1:]]), "rounds": options.rounds, **about}
+    facts = bench.facts(options, machine, **about)
     text = (f"{machine}; commit {facts['commit']}; PyTorch {facts['torch']}. Step times in ms: median of all steps of {options.rounds} rounds (least to "
             f"greatest median of a round), the slowest rank's. Ratios above 1: mccs is faster.\n\n{table(names, found)}\n")
     out = pathlib.Path(options.out)
