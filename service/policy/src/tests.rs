@@ -139,8 +139,8 @@ proptest! {
         let demand = |job: usize, link: LinkId| -> f64 {
             let flows = assigned.hops[job].iter().zip(&assigned.decisions.0[job].flows);
             let uses = |flow: &Flow| match flow.path {
-                PathAssignment::Path(path) => topology.route(flow.from, flow.to, path).links().contains(&link),
-                PathAssignment::Hash => false,
+                PathChoice::Path(path) => topology.route(flow.from, flow.to, path).links().contains(&link),
+                PathChoice::Hash => false,
             };
             flows.filter(|(_, flow)| uses(flow)).map(|(hop, _)| hop.demand_bps).sum()
         };
@@ -222,8 +222,8 @@ proptest! {
             between.map(|link| loads.of(link)).fold(0.0, f64::max)
         };
         let chosen: Vec<u32> = decisions.0.iter().flat_map(|decision| &decision.flows).map(|flow| match flow.path {
-            PathAssignment::Path(path) => path,
-            PathAssignment::Hash => panic!("left to the hash"),
+            PathChoice::Path(path) => path,
+            PathChoice::Hash => panic!("left to the hash"),
         }).collect();
         // Up and down have the same cases; all of them are tried for up to eight flows.
         let cases = spines.pow(hops.len().min(8) as u32);
@@ -337,7 +337,7 @@ fn every_policy_decides_about_every_job_and_repeats_itself() {
         for (job, decision) in jobs.iter().zip(&decisions.0) {
             assert!(decision.weight > 0.0 && decision.ring_orders.len() == 2);
             for flow in &decision.flows {
-                if let PathAssignment::Path(path) = flow.path {
+                if let PathChoice::Path(path) = flow.path {
                     let route = topology.route(flow.from, flow.to, path);
                     assert!(!route.links().contains(&down), "{} of {}", policy.name(), job.comm);
                 }
