@@ -1,6 +1,5 @@
 //! Communicators and their collectives.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,86 +8,8 @@ use mccs_ipc::command::{BufferRef, Command, FLAG_SCALAR_AT, FLAG_TWIN, Opcode};
 use mccs_ipc::protocol::Request;
 use mccs_ipc::shm_exchange::{CollectiveSignature, ShmExchange};
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp};
-use mccs_kernels::scalar_bits_at;
 
-use crate::{Client, Error, Span, Stream, group};
-
-/// A scalar of a pre-multiplied sum; converted to the operation's data type.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Scalar {
-    /// For floating types.
-    Float(f64),
-    /// For integers.
-    Integer(i64),
-}
-
-impl Scalar {
-    /// One element, as a factor.
-    ///
-    /// # Safety
-    /// `at` must lead to an element of the type, aligned or not.
-    #[must_use]
-    pub unsafe fn read(at: *const c_void, dtype: DataType) -> Scalar {
-        // SAFETY: the caller's contract.
-        let bits = unsafe { scalar_bits_at(dtype, at.cast()) };
-        if is_integer(dtype) { Scalar::Integer(bits as i64) } else { Scalar::Float(f64::from_bits(bits)) }
-    }
-}
-
-fn is_integer(dtype: DataType) -> bool {
-    use DataType as D;
-    matches!(dtype, D::I8 | D::U8 | D::I32 | D::U32 | D::I64 | D::U64)
-}
-
-/// How elements are combined.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum ReduceOperator {
-    /// One of the standard operators, except [`RedOp::PreMulSum`].
-    Standard(RedOp),
-    /// Each rank's contribution times its scalar, then summed. Scalars may differ between ranks.
-    PreMulSum(Scalar),
-    /// The same with a scalar that lies in the GPU's memory, as an element of the collective's type, and is read when the
-    /// operation runs: part of what the callers of [`CudaCommunicator`](crate::cuda::CudaCommunicator)'s calls vouch for.
-    /// Only there.
-    PreMulSumAt(u64),
-}
-
-impl From<RedOp> for ReduceOperator {
-    fn from(op: RedOp) -> Self {
-        ReduceOperator::Standard(op)
-    }
-}
-
-impl ReduceOperator {
-    /// As the service calls it.
-    pub(crate) fn redop(self) -> RedOp {
-        match self {
-            ReduceOperator::Standard(op) => op,
-            ReduceOperator::PreMulSum(_) | ReduceOperator::PreMulSumAt(_) => RedOp::PreMulSum,
-        }
-    }
-
-    pub(crate) fn to_wire(self, dtype: DataType) -> Result<(RedOp, u64), Error> {
-        match self {
-            ReduceOperator::Standard(RedOp::PreMulSum) => {
-                Err(Error::argument("a pre-multiplied sum needs its scalar: use ReduceOperator::PreMulSum"))
-            }
-            ReduceOperator::Standard(op) => Ok((op, 0)),
-            ReduceOperator::PreMulSumAt(_) => {
-                Err(Error::argument("a factor in a GPU's memory is for communicators of GPUs"))
-            }
-            ReduceOperator::PreMulSum(scalar) => {
-                let bits = match (scalar, is_integer(dtype)) {
-                    (Scalar::Integer(value), true) => value as u64,
-                    (Scalar::Float(value), true) => value as i64 as u64,
-                    (Scalar::Integer(value), false) => (value as f64).to_bits(),
-                    (Scalar::Float(value), false) => value.to_bits(),
-                };
-                Ok((RedOp::PreMulSum, bits))
-            }
-        }
-    }
-}
+use crate::{Client, Error, ReduceOperator, Span, Stream, group};
 
 /// A rank's membership in a communicator. Operations may be called from any thread; all ranks must call the same
 /// collectives in the same order.
@@ -140,6 +61,14 @@ pub(crate) struct Call {
     pub(crate) root: u32,
     /// The caller's name for the operation; 0 is none.
     pub(crate) user_tag: u64,
+}
+
+impl Call {
+    /// One that moves data, from and to no root but rank 0.
+    pub(crate) fn new(kind: CollectiveKind, (send, recv): (Span, Span), count: u64, dtype: DataType) -> Self {
+        let op = RedOp::Sum.into();
+        Call { kind, send, recv, count, dtype, op, scalar_at: None, root: 0, user_tag: 0 }
+    }
 }
 
 impl Communicator {
@@ -301,18 +230,8 @@ impl Communicator {
         op: impl Into<ReduceOperator>,
         stream: &Stream,
     ) -> Result<(), Error> {
-        let call = Call {
-            kind: CollectiveKind::AllReduce,
-            send,
-            recv,
-            count,
-            dtype,
-            op: op.into(),
-            scalar_at: None,
-            root: 0,
-            user_tag: 0,
-        };
-        self.collective(&call, stream)
+        let call = Call::new(CollectiveKind::AllReduce, (send, recv), count, dtype);
+        self.collective(&Call { op: op.into(), ..call }, stream)
     }
 
     /// Combines `nranks * count` elements of all ranks; rank r gets elements `r * count ..` of the result. In place:
@@ -329,18 +248,8 @@ impl Communicator {
         op: impl Into<ReduceOperator>,
         stream: &Stream,
     ) -> Result<(), Error> {
-        let call = Call {
-            kind: CollectiveKind::ReduceScatter,
-            send,
-            recv,
-            count,
-            dtype,
-            op: op.into(),
-            scalar_at: None,
-            root: 0,
-            user_tag: 0,
-        };
-        self.collective(&call, stream)
+        let call = Call::new(CollectiveKind::ReduceScatter, (send, recv), count, dtype);
+        self.collective(&Call { op: op.into(), ..call }, stream)
     }
 
     /// Combines `count` elements of all ranks; `root` gets the result. In place: the same place twice, at the root.
@@ -358,18 +267,8 @@ impl Communicator {
         root: u32,
         stream: &Stream,
     ) -> Result<(), Error> {
-        let call = Call {
-            kind: CollectiveKind::Reduce,
-            send,
-            recv,
-            count,
-            dtype,
-            op: op.into(),
-            scalar_at: None,
-            root,
-            user_tag: 0,
-        };
-        self.collective(&call, stream)
+        let call = Call::new(CollectiveKind::Reduce, (send, recv), count, dtype);
+        self.collective(&Call { op: op.into(), root, ..call }, stream)
     }
 
     /// Every rank gets all ranks' `count` elements, in rank order. In place: `send` at `recv + rank * count`.
@@ -467,10 +366,7 @@ impl Communicator {
         root: u32,
         stream: &Stream,
     ) -> Result<(), Error> {
-        self.collective(
-            &Call { kind, send, recv, count, dtype, op: RedOp::Sum.into(), scalar_at: None, root, user_tag: 0 },
-            stream,
-        )
+        self.collective(&Call { root, ..Call::new(kind, (send, recv), count, dtype) }, stream)
     }
 
     /// Sends to `peer`; ends when the peer has received. Sends and receives that depend on each other belong in a group.

@@ -43,6 +43,7 @@ mod group;
 mod job;
 mod log;
 mod memory;
+mod operator;
 mod requests;
 mod round;
 mod stream;
@@ -52,13 +53,14 @@ pub use bootstrap::Bootstrap;
 pub use builder::CommunicatorBuilder;
 pub use client::{Client, unique_id};
 pub use collectives::{Collective, Collectives, CudaPlace, CudaSlice, CudaStreamRef, Element, HostSlice, Place, Slice};
-pub use communicator::{Communicator, ReduceOperator, Scalar};
+pub use communicator::Communicator;
 pub use error::{Error, Origin};
 pub use group::Group;
 pub use log::{LogLevel, clear_log_handler, set_log_handler};
 pub use mccs_ipc::protocol::JoinOptions;
 pub use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, ParseError, RedOp, UniqueId};
 pub use memory::{Region, Span};
+pub use operator::{ReduceOperator, Scalar};
 pub use stream::Stream;
 
 /// For bindings of other languages, where begin and end of a group are calls. Programs in Rust use [`Group`].

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::message::DecodeError;
+use super::frame::DecodeError;
 use mccs_model::Name;
 
 /// Why everything that was said to and by a peer is void.

@@ -26,6 +26,7 @@
 mod agreement;
 mod comms;
 mod faults;
+mod frame;
 mod interface;
 mod join_result;
 mod life;
@@ -46,9 +47,10 @@ use mccs_model::gathering::Late;
 
 pub use self::agreement::{AgreementFault, AgreementMessage, Coordinator, Decision, Participant};
 pub use self::faults::{Fault, Lost};
+pub use self::frame::{DecodeError, Frame, Hello, Known, VERSION};
 pub use self::interface::{Event, Held, Join, Membership, Options, Output, Request};
 pub use self::life::{Life, LinkId};
-pub use self::message::{DecodeError, Frame, Hello, Known, Message, Part, RingHost, VERSION};
+pub use self::message::{Message, Part, RingHost};
 pub use self::session::LinkTimes;
 pub use self::wire::Counters;
 pub use mccs_model::{

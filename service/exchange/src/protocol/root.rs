@@ -377,8 +377,8 @@ fn incomplete(key: &CommKey, setup: &Setup, timeout: Duration) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::frame::Hello;
     use crate::protocol::life::{Life, LinkId};
-    use crate::protocol::message::Hello;
     use crate::protocol::session::LinkTimes;
     use mccs_model::gathering::LATE_AFTER_MAX;
 

@@ -20,7 +20,8 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::faults::{Fault, Lost};
-use super::message::{Frame, Hello, Known, Message, encode_ack, encode_data};
+use super::frame::{Frame, Hello, Known, encode_ack, encode_data};
+use super::message::Message;
 use crate::limits::{
     ACK_AFTER_BYTES, ACK_AFTER_MESSAGES, ACK_DELAY, BULK_BEHIND_MESSAGES, QUEUE_BYTES_MAX, QUEUE_MESSAGES_MAX,
     WINDOW_BYTES, WINDOW_MESSAGES,

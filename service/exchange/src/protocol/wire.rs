@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Instant;
 
 use super::faults::{Fault, Lost};
-use super::message::{Frame, Message, RingHost, encode_refusal};
+use super::frame::{Frame, encode_refusal};
+use super::message::{Message, RingHost};
 use super::session::{LinkTimes, Received, Session};
 use super::{Event, Output};
 use crate::protocol::life::LinkId;

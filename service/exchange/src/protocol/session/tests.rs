@@ -1,7 +1,7 @@
 //! Two sessions that talk to each other over links that break.
 
 use super::*;
-use crate::protocol::message::DecodeError;
+use crate::protocol::frame::DecodeError;
 use mccs_model::CommId;
 
 const TIMES: LinkTimes = LinkTimes {

@@ -17,7 +17,9 @@ pub mod fake;
 #[cfg(test)]
 mod layout;
 mod own;
+mod port_speed;
 mod result;
+mod structures;
 mod sys;
 
 pub use self::driver::{

@@ -13,17 +13,17 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::driver::{
     Access, AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, Gid, GidKind, LinkLayer, MadeQp, PortAttributes,
-    QpShape, QpStep, Raw, Read, Registered, WcStatus, Write,
+    QpShape, QpStep, Raw, Read, Registered, Write,
 };
 use super::error::{Unavailable, VerbsError};
+use super::port_speed::gbit_per_s;
+use super::structures::{access_flags, attributes, completion_of, event};
 use super::sys;
-use crate::completion_status::FLUSHED;
 
 /// Work requests that are linked and posted at a time.
 const POSTED_AT_ONCE: usize = 16;
 /// Completions that one call of the library takes: as many as lie on the stack.
 const TAKEN_AT_ONCE: usize = 32;
-const HOP_LIMIT: u8 = 64;
 
 /// The library of the devices that can be told their UDP source port, and how the kernel's driver of such devices begins.
 const DIRECT_LIBRARY: &str = "libmlx5.so.1";
@@ -99,121 +99,11 @@ fn kernel_driver(device: &str) -> Option<String> {
     Some(driver.file_name()?.to_string_lossy().into_owned())
 }
 
-/// Speed of a port: as the library says it, where it can; else from its link's width and lanes; else as the kernel says it. An XDR lane has no
-/// code in the width of the second.
-fn gbit_per_s(effective: Option<u64>, (width, speed): (u8, u8), rate: impl FnOnce() -> Option<String>) -> u32 {
-    let effective =
-        effective.map(|hundreds_of_mbit_per_s| (hundreds_of_mbit_per_s / 10) as u32).filter(|speed| *speed > 0);
-    let of_lanes = || Some(lanes_gbit_per_s(width, speed)).filter(|speed| *speed > 0);
-    effective.or_else(of_lanes).or_else(|| rate().as_deref().and_then(kernel_rate)).unwrap_or_default()
-}
-
-/// Speed as the kernel writes it, such as `800 Gb/sec (4X XDR)` or `2.5 Gb/sec (1X SDR)`.
-fn kernel_rate(text: &str) -> Option<u32> {
-    let whole = text.split_once(" Gb/sec")?.0.split('.').next()?;
-    whole.trim().parse().ok()
-}
-
-fn lanes_gbit_per_s(width: u8, speed: u8) -> u32 {
-    let lanes = match width {
-        1 => 1,
-        2 => 4,
-        4 => 8,
-        8 => 12,
-        16 => 2,
-        _ => 0,
-    };
-    let lane_mbit_per_s = match speed {
-        1 => 2_500,
-        2 => 5_000,
-        4 | 8 => 10_000,
-        16 => 14_000,
-        32 => 25_000,
-        64 => 50_000,
-        128 => 100_000,
-        _ => 0,
-    };
-    lanes * lane_mbit_per_s / 1000
-}
-
-fn completion_of(wc: &sys::ibv_wc) -> Completion {
-    let status = match wc.status {
-        0 => WcStatus::Success,
-        FLUSHED => WcStatus::Flushed,
-        code => WcStatus::Failed(code),
-    };
-    Completion { wr_id: wc.wr_id, status, bytes: wc.byte_len, imm: u32::from_be(wc.imm_data) }
-}
-
-fn access_flags(access: Access) -> u32 {
-    let flag = |wanted: bool, flag| if wanted { flag } else { 0 };
-    sys::ACCESS_LOCAL_WRITE
-        | flag(access.remote_write, sys::ACCESS_REMOTE_WRITE)
-        | flag(access.remote_read, sys::ACCESS_REMOTE_READ)
-        | flag(access.relaxed_ordering, sys::ACCESS_RELAXED_ORDERING)
-}
-
 /// What the library has just made.
 fn registered(mr: *mut sys::ibv_mr) -> Registered {
     // SAFETY: made by the library, and not null.
     let (lkey, rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
     Registered { raw: Raw::of(mr), lkey, rkey }
-}
-
-fn event(event: &sys::ibv_async_event) -> AsyncEvent {
-    let (qp, port) = (Raw::of(event.element), event.element as usize as u8);
-    match event.event_type {
-        sys::EVENT_PORT_ACTIVE => AsyncEvent::PortUp(port),
-        sys::EVENT_PORT_ERR => AsyncEvent::PortDown(port),
-        sys::EVENT_LID_CHANGE | sys::EVENT_GID_CHANGE | sys::EVENT_CLIENT_REREGISTER => AsyncEvent::AddressChange(port),
-        sys::EVENT_QP_FATAL | sys::EVENT_QP_REQ_ERR | sys::EVENT_QP_ACCESS_ERR | sys::EVENT_PATH_MIG_ERR => {
-            AsyncEvent::QpFatal { qp }
-        }
-        sys::EVENT_CQ_ERR => AsyncEvent::CqFailed,
-        sys::EVENT_DEVICE_FATAL => AsyncEvent::DeviceFatal,
-        other => AsyncEvent::Other(other),
-    }
-}
-
-fn attributes(step: QpStep) -> (sys::ibv_qp_attr, u32) {
-    // SAFETY: integers only; all zeroes are a value.
-    let mut attr: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
-    let mask = match step {
-        QpStep::Init { port, pkey_index, may_be_read } => {
-            attr.qp_state = sys::QPS_INIT;
-            (attr.port_num, attr.pkey_index) = (port, pkey_index);
-            let read = if may_be_read { sys::ACCESS_REMOTE_READ } else { 0 };
-            attr.qp_access_flags = sys::ACCESS_REMOTE_WRITE | read;
-            sys::QP_PKEY_INDEX | sys::QP_PORT | sys::QP_ACCESS_FLAGS
-        }
-        QpStep::Receive(path) => {
-            attr.qp_state = sys::QPS_RTR;
-            attr.path_mtu = path.mtu.into();
-            (attr.dest_qp_num, attr.rq_psn) = (path.peer_qp, path.peer_psn);
-            attr.min_rnr_timer = path.min_rnr_timer;
-            attr.max_dest_rd_atomic = 1;
-            let ah = &mut attr.ah_attr;
-            (ah.dlid, ah.sl, ah.port_num) = (path.peer_lid, path.service_level, path.port);
-            if let Some(Gid(gid)) = path.peer_gid {
-                ah.is_global = 1;
-                // SAFETY: the same sixteen bytes.
-                ah.grh.dgid = unsafe { std::mem::transmute::<[u8; 16], [u64; 2]>(gid) };
-                (ah.grh.flow_label, ah.grh.sgid_index) = (path.flow_label, path.gid_index);
-                (ah.grh.hop_limit, ah.grh.traffic_class) = (HOP_LIMIT, path.traffic_class);
-            }
-            let peer = sys::QP_AV | sys::QP_PATH_MTU | sys::QP_DEST_QPN | sys::QP_RQ_PSN;
-            peer | sys::QP_MAX_DEST_RD_ATOMIC | sys::QP_MIN_RNR_TIMER
-        }
-        QpStep::Send(timers) => {
-            attr.qp_state = sys::QPS_RTS;
-            attr.sq_psn = timers.psn;
-            (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (timers.timeout, timers.retries, timers.rnr_retries);
-            attr.max_rd_atomic = 1;
-            let retries = sys::QP_TIMEOUT | sys::QP_RETRY_CNT | sys::QP_RNR_RETRY;
-            retries | sys::QP_SQ_PSN | sys::QP_MAX_QP_RD_ATOMIC
-        }
-    };
-    (attr, mask | sys::QP_STATE)
 }
 
 impl Driver for Verbs {
@@ -606,43 +496,5 @@ mod tests {
         assert!(sys::DirectVerbs::open("libnoverbs.so.7").is_none());
         assert!(sys::DirectVerbs::open("libc.so.6").is_none());
         assert_eq!(kernel_driver("no device"), None);
-    }
-
-    #[test]
-    fn rates_are_those_of_the_links() {
-        let lanes = [(1, 1), (2, 4), (16, 2), (4, 8), (8, 12)];
-        let speeds = [(1, 2.5), (2, 5.0), (4, 10.0), (8, 10.0), (16, 14.0), (32, 25.0), (64, 50.0), (128, 100.0)];
-        for (width, count) in lanes {
-            for (speed, lane) in speeds {
-                let expected = (f64::from(count) * lane) as u32;
-                assert_eq!(gbit_per_s(None, (width, speed), || None), expected, "{count} lanes of {lane}");
-            }
-        }
-        assert_eq!(gbit_per_s(None, (0, 0), || None), 0);
-    }
-
-    #[test]
-    fn rates_without_a_code_are_asked_for_otherwise() {
-        // Four XDR lanes: 256 has no place in a byte.
-        let xdr = || Some("800 Gb/sec (4X XDR)\n".to_owned());
-        assert_eq!(gbit_per_s(None, (2, 0), xdr), 800);
-        assert_eq!(gbit_per_s(Some(8000), (2, 0), || None), 800);
-        // Ports of a group together, whatever one link of them says; a library that does not know counts for nothing.
-        assert_eq!(gbit_per_s(Some(6000), (2, 64), xdr), 600);
-        assert_eq!(gbit_per_s(Some(0), (2, 128), xdr), 400);
-        for (text, rate) in
-            [("2.5 Gb/sec (1X SDR)", Some(2)), ("1600 Gb/sec (8X XDR)", Some(1600)), ("?", None), ("", None)]
-        {
-            assert_eq!(kernel_rate(text), rate, "{text}");
-        }
-    }
-
-    #[test]
-    fn events_that_are_left_alone_have_names() {
-        // SAFETY: integers only; all zeroes are a value.
-        let mut raw: sys::ibv_async_event = unsafe { std::mem::zeroed() };
-        raw.event_type = 13;
-        let AsyncEvent::Other(code) = event(&raw) else { panic!("acted on") };
-        assert_eq!(super::super::event_text(code), "the subnet manager is another one");
     }
 }

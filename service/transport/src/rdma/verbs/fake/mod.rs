@@ -4,6 +4,7 @@
 //! checked, receivers may not be ready, and queues hold what they were made for. Time is what the test says. Bad luck is
 //! what the test says, too: links go down, queue pairs break, memory is refused, completions are late.
 
+mod objects;
 mod world;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -14,7 +15,8 @@ use std::time::Instant;
 
 use nix::errno::Errno;
 
-use self::world::{Channel, Device, OpenDevice, World, event_fd};
+use self::objects::{Channel, Device, OpenDevice};
+use self::world::{World, event_fd};
 use super::driver::{
     Access, AsyncEvent, Completion, DeviceLimits, DmaBuffer, Driver, Gid, GidKind, LinkLayer, MadeQp, PortAttributes,
     QpShape, QpStep, Raw, Read, Registered, Write,
@@ -311,7 +313,7 @@ impl Fabric {
 
     /// Places of each completion queue of all hosts.
     pub fn cq_entries(&self) -> Vec<u32> {
-        self.world().cqs.values().map(world::Cq::entries).collect()
+        self.world().cqs.values().map(|cq| cq.entries).collect()
     }
 
     /// Queue pairs and registrations of all hosts.

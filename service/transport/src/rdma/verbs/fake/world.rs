@@ -1,4 +1,4 @@
-//! What hosts of a fake fabric share: devices, memory that is registered, queue pairs and how they move bytes.
+//! What hosts of a fake fabric share, and how its queue pairs move bytes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -7,9 +7,9 @@ use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::super::driver::{
-    Access, AsyncEvent, Completion, Gid, GidKind, QpPath, QpShape, QpStep, QpTimers, Raw, Read, Registered, WcStatus,
-    Write,
+    Access, AsyncEvent, Completion, Gid, QpShape, QpStep, Raw, Read, Registered, WcStatus, Write,
 };
+use super::objects::{Channel, Cq, Device, Entry, OpenDevice, Posted, Qp, Region, State};
 use super::{FabricOptions, SourcePorts};
 
 const LOCAL_PROTECTION: u32 = 4;
@@ -18,118 +18,6 @@ const RETRY_EXCEEDED: u32 = 12;
 const RNR_EXCEEDED: u32 = 13;
 /// What a receiver that is not ready asks for.
 const RNR_DELAY: Duration = Duration::from_millis(1);
-
-#[derive(Debug)]
-pub(super) struct Device {
-    pub(super) host: u32,
-    pub(super) name: String,
-    /// Its place among its host's.
-    place: u8,
-    pub(super) is_up: bool,
-    /// Nothing comes through, though its link is up.
-    pub(super) is_silent: bool,
-    pub(super) is_gone: bool,
-    pub(super) gids: Vec<(Gid, GidKind)>,
-    pub(super) lid: u16,
-    /// Written to a GPU's memory, and still on the bus.
-    on_the_bus: Vec<(u64, Vec<u8>)>,
-}
-
-impl Device {
-    pub(super) fn new(host: u32, place: u8, gids: Vec<(Gid, GidKind)>) -> Self {
-        let (is_silent, is_gone, on_the_bus) = (false, false, Vec::new());
-        Device { host, name: format!("fake{place}"), place, is_up: true, is_silent, is_gone, gids, lid: 0, on_the_bus }
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct OpenDevice {
-    pub(super) device: usize,
-    pub(super) events: VecDeque<AsyncEvent>,
-    pub(super) fd: EventFd,
-    /// The device that was opened is no more.
-    pub(super) is_dead: bool,
-}
-
-/// Events of completion queues.
-#[derive(Debug)]
-pub(super) struct Channel {
-    pub(super) events: VecDeque<Raw>,
-    pub(super) fd: EventFd,
-}
-
-#[derive(Debug)]
-struct Region {
-    pd: Raw,
-    address: u64,
-    bytes: u64,
-    access: Access,
-}
-
-#[derive(Debug)]
-struct Entry {
-    completion: Completion,
-    qp: Raw,
-    /// Send work requests that are over with this completion; of a receive `None`.
-    sends_done: Option<u64>,
-    /// Number of the poll that sees it.
-    visible_at: u64,
-}
-
-#[derive(Debug)]
-pub(super) struct Cq {
-    channel: Raw,
-    entries: u32,
-    waiting: VecDeque<Entry>,
-    polls: u64,
-    is_armed: bool,
-}
-
-impl Cq {
-    pub(super) fn entries(&self) -> u32 {
-        self.entries
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
-enum State {
-    Reset,
-    Init,
-    Receives,
-    Sends,
-    Failed,
-}
-
-#[derive(Debug)]
-struct Posted {
-    write: Write,
-    inline: Option<Vec<u8>>,
-    is_read: bool,
-    index: u64,
-}
-
-#[derive(Debug)]
-pub(super) struct Qp {
-    number: u32,
-    pub(super) context: Raw,
-    pd: Raw,
-    cq: Raw,
-    shape: QpShape,
-    state: State,
-    path: Option<QpPath>,
-    timers: Option<QpTimers>,
-    sends: VecDeque<Posted>,
-    posted: u64,
-    /// Send work requests whose places are free again: a signaled completion at or after them was polled.
-    retired: u64,
-    /// Bytes of the first send that have moved.
-    moved: u64,
-    receives: VecDeque<u64>,
-    /// Receives whose places are taken: posted, and their completions not polled.
-    receives_held: u32,
-    stuck_since: Option<Instant>,
-    pub(super) source_port: Option<u16>,
-}
 
 #[derive(Debug)]
 pub(super) struct World {
