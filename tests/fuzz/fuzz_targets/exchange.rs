@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use libfuzzer_sys::fuzz_target;
 use mccs_ipc::types::{ErrorClass, UniqueId};
 use mccs_exchange::protocol::{
-    AccountBody, AgreementMessage, ChangeBody, CommId, CommKey, ControlBody, Decision, Event, Exchange, Failure, Frame,
+    AccountBody, AgreementMessage, Answer, ChangeBody, ChangeRequest, CommId, CommKey, ControlBody, Decision, Event, Exchange, Failure, Frame,
     Hello, Join, Life, LinkId, LinkTimes, Message, Name, Options, Output, Part, Payload, Refusal, Request, RingHost,
 };
 
@@ -71,6 +71,14 @@ impl<'a> Script<'a> {
         ChangeBody::new(self.bytes()).expect("short")
     }
 
+    fn change_request(&mut self) -> ChangeRequest {
+        ChangeRequest { comm: self.comm(), question: self.number(), body: self.change() }
+    }
+
+    fn answer(&mut self) -> Answer {
+        Answer { comm: self.comm(), question: self.number(), body: self.account() }
+    }
+
     fn account(&mut self) -> AccountBody {
         AccountBody::new(self.bytes()).expect("short")
     }
@@ -107,9 +115,9 @@ impl<'a> Script<'a> {
             7 => Message::Failed { comm: self.comm(), failure: self.failure() },
             8 => Message::Left { comm: self.comm(), ranks: self.ranks() },
             9 => Message::Inquiry { comm: self.comm(), question: self.number() },
-            10 => Message::Account { comm: self.comm(), question: self.number(), body: self.account() },
-            16 => Message::OperatorRequest { comm: self.comm(), question: self.number(), body: self.change() },
-            17 => Message::OperatorResponse { comm: self.comm(), question: self.number(), body: self.account() },
+            10 => Message::Account(self.answer()),
+            16 => Message::OperatorRequest(self.change_request()),
+            17 => Message::OperatorResponse(self.answer()),
             15 => Message::Control { body: ControlBody::new(self.bytes()).expect("short") },
             kind => {
                 let (comm, change) = (self.comm(), self.below(3));
@@ -141,16 +149,10 @@ impl<'a> Script<'a> {
                 Request::Propose { comm, window: self.number() as u32, body: self.change(), timeout }
             }
             8 => Request::Inquire { comm: self.comm(), question: self.number() },
-            9 => {
-                let (comm, to, question) = (self.comm(), self.host(), self.number());
-                Request::Account { comm, to, question, body: self.account() }
-            }
+            9 => Request::Account { to: self.host(), answer: self.answer() },
             10 => Request::Tell { to: self.host(), body: ControlBody::new(self.bytes()).expect("short") },
-            11 => Request::OperatorRequest { comm: self.comm(), question: self.number(), body: self.change() },
-            12 => {
-                let (comm, to, question) = (self.comm(), self.host(), self.number());
-                Request::OperatorResponse { comm, to, question, body: self.account() }
-            }
+            11 => Request::OperatorRequest(self.change_request()),
+            12 => Request::OperatorResponse { to: self.host(), answer: self.answer() },
             _ => Request::Prepared { comm: self.comm(), change: self.below(3), launched: self.number() },
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mccs_exchange::protocol::{ChangeBody, CommId, Event, Failure, Refusal, Request};
+use mccs_exchange::protocol::{Answer, ChangeBody, ChangeRequest, CommId, Event, Failure, Refusal, Request};
 use mccs_ipc::types::ErrorClass;
 use rand::Rng;
 
@@ -75,9 +75,9 @@ impl World {
             | Event::Prepare { comm, .. }
             | Event::Decided { comm, .. }
             | Event::Inquiry { comm, .. }
-            | Event::Account { comm, .. }
-            | Event::OperatorRequest { comm, .. }
-            | Event::OperatorResponse { comm, .. }
+            | Event::Account { answer: Answer { comm, .. }, .. }
+            | Event::OperatorRequest { request: ChangeRequest { comm, .. }, .. }
+            | Event::OperatorResponse(Answer { comm, .. })
             | Event::ProposalRefused { comm, .. } => self.ledger.job_of(comm),
             Event::Met { .. }
             | Event::Lost { .. }

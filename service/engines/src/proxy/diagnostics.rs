@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use mccs_exchange::protocol::{AccountBody, CommId, Name, Request};
+use mccs_exchange::protocol::{Answer, CommId, Name, Request};
 use mccs_ipc::types::Handle;
 use mccs_model::link::FlowWait;
 use mccs_telemetry::stuck::looks::{Accounts, LOOKS_AFTER, diagnose_twice};
@@ -244,8 +244,8 @@ impl Diagnostics {
     }
 
     /// A host has told how a communicator is there.
-    pub(super) fn accounted(&mut self, state: &mut State, host: &Name, question: u64, body: &AccountBody) {
-        self.accounted_by(state, host.as_str(), question, serde_json::from_slice(body.bytes()).ok());
+    pub(super) fn accounted(&mut self, state: &mut State, host: &Name, answer: &Answer) {
+        self.accounted_by(state, host.as_str(), answer.question, serde_json::from_slice(answer.body.bytes()).ok());
     }
 
     fn accounted_by(&mut self, state: &mut State, host: &str, question: u64, account: Option<HostAccount>) {
@@ -318,5 +318,6 @@ impl Diagnostics {
 
 fn tell_host(state: &mut State, host: &Name, question: u64, comm: &CommId, account: HostAccount) {
     let Some(body) = encode(account) else { return };
-    state.out.exchange.ask(Request::Account { comm: comm.clone(), to: host.clone(), question, body });
+    let answer = Answer { comm: comm.clone(), question, body };
+    state.out.exchange.ask(Request::Account { to: host.clone(), answer });
 }

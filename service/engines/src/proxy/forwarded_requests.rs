@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use mccs_exchange::protocol::{AccountBody, ChangeBody, CommId, Name, Request, Text};
+use mccs_exchange::protocol::{AccountBody, Answer, ChangeBody, ChangeRequest, CommId, Name, Request, Text};
 use mccs_model::Refused;
 use mccs_runtime::Sender;
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ use super::state::State;
 
 /// Time that the root's host has to answer: hosts agree within [`PREPARE_TIMEOUT`]. Shorter than the operator waits.
 const REQUEST_TIME: Duration = Duration::from_secs(PREPARE_TIMEOUT.as_secs() + 2);
-/// ForwardedRequests that wait for other hosts at a time; more are refused.
+/// Requests that wait for other hosts at a time; more are refused.
 const REQUESTS_MAX: usize = 64;
 
 /// The root's answer.
@@ -81,7 +81,7 @@ impl ForwardedRequests {
                 self.next += 1;
                 let (question, until) = (self.next, now + REQUEST_TIME);
                 self.waiting.insert(question, Waiting { reply_to, comm: comm.clone(), until });
-                return Some(Request::OperatorRequest { comm, question, body });
+                return Some(Request::OperatorRequest(ChangeRequest { comm, question, body }));
             }
         };
         reply_to.answer(Err(refusal.into()));
@@ -89,8 +89,8 @@ impl ForwardedRequests {
     }
 
     /// The root's host has answered.
-    pub(super) fn answer(&mut self, comm: &CommId, question: u64, body: &AccountBody) {
-        if let Some(waiting) = self.waiting.remove(&question).filter(|waiting| waiting.comm == *comm) {
+    pub(super) fn answer(&mut self, Answer { comm, question, body }: &Answer) {
+        if let Some(waiting) = self.waiting.remove(question).filter(|waiting| waiting.comm == *comm) {
             waiting.reply_to.answer(ForwardedResponse::read(body, &comm.root).map_err(Refused::from));
         }
     }
@@ -124,7 +124,7 @@ pub(super) fn response(request: ForwardedRequest, answer: OperatorResult) -> Opt
     };
     let body = AccountBody::new(&serde_json::to_vec(&response).ok()?)?;
     let ForwardedRequest { comm, from: to, question } = request;
-    Some(Request::OperatorResponse { comm, to, question, body })
+    Some(Request::OperatorResponse { to, answer: Answer { comm, question, body } })
 }
 
 impl ForwardedRequests {

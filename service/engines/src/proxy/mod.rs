@@ -74,7 +74,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_device::{Device, DeviceEvent, DeviceEvents};
-use mccs_exchange::protocol::Event;
+use mccs_exchange::protocol::{ChangeRequest, Event};
 use mccs_ipc::types::ErrorClass;
 use mccs_model::SessionId;
 use mccs_registry::Registry;
@@ -374,14 +374,12 @@ impl ProxyEngine {
             Event::Decided { comm, change, decision } => reconfigure::change_decided(state, &comm, change, decision),
             Event::ProposalRefused { comm, reason } => reconfigure::proposal_refused(state, &comm, &reason),
             Event::Inquiry { comm, from, question } => self.diagnostics.inquired(state, &comm, &from, question),
-            Event::Account { from, question, body, .. } => {
-                self.diagnostics.accounted(state, &from, question, &body);
-            }
-            Event::OperatorRequest { comm, from, question, body } => {
+            Event::Account { from, answer } => self.diagnostics.accounted(state, &from, &answer),
+            Event::OperatorRequest { from, request: ChangeRequest { comm, question, body } } => {
                 let asked = ForwardedRequest { comm, from, question };
                 forwarded_requests::forwarded_request(state, asked, &body, self.mailbox.sender());
             }
-            Event::OperatorResponse { comm, question, body } => self.forwarded.answer(&comm, question, &body),
+            Event::OperatorResponse(answer) => self.forwarded.answer(&answer),
         }
     }
 

@@ -13,11 +13,11 @@ use super::Event;
 use super::agreement::{AgreementFault, AgreementMessage, Coordinator, Decision, Participant};
 use super::faults::Lost;
 use super::interface::Membership;
-use super::message::Message;
+use super::message::{Answer, ChangeRequest, Message};
 use super::root::host_failure;
 use super::wire::Wire;
 use crate::limits::CHANGE_WINDOW_MAX;
-use mccs_model::{AccountBody, ChangeBody, CommId, Failure, Name, Refusal, Text};
+use mccs_model::{ChangeBody, CommId, Failure, Name, Refusal, Text};
 
 struct Live {
     membership: Membership,
@@ -261,78 +261,45 @@ impl Comms {
     }
 
     /// This host answers.
-    pub(super) fn account(
-        &self,
-        to: &Name,
-        comm: CommId,
-        (question, body): (u64, AccountBody),
-        wire: &mut Wire,
-        now: Instant,
-    ) {
-        if self.has_host(&comm, to) {
-            wire.send(to, Message::Account { comm, question, body }, now);
+    pub(super) fn account(&self, to: &Name, answer: Answer, wire: &mut Wire, now: Instant) {
+        if self.has_host(&answer.comm, to) {
+            wire.send(to, Message::Account(answer), now);
         }
     }
 
     /// A host has answered.
-    pub(super) fn accounted(&self, from: &Name, comm: CommId, (question, body): (u64, AccountBody), wire: &mut Wire) {
-        if self.has_host(&comm, from) {
-            wire.tell(Event::Account { comm, from: from.clone(), question, body });
+    pub(super) fn accounted(&self, from: &Name, answer: Answer, wire: &mut Wire) {
+        if self.has_host(&answer.comm, from) {
+            wire.tell(Event::Account { from: from.clone(), answer });
         }
     }
 
     /// An operator here wants something that the root decides.
-    pub(super) fn operator_request(
-        &self,
-        comm: CommId,
-        question: u64,
-        body: ChangeBody,
-        wire: &mut Wire,
-        now: Instant,
-    ) {
-        if comm.root != wire.own && self.live.contains_key(&comm) {
-            let root = comm.root.clone();
-            wire.send(&root, Message::OperatorRequest { comm, question, body }, now);
+    pub(super) fn operator_request(&self, request: ChangeRequest, wire: &mut Wire, now: Instant) {
+        let root = request.comm.root.clone();
+        if root != wire.own && self.live.contains_key(&request.comm) {
+            wire.send(&root, Message::OperatorRequest(request), now);
         }
     }
 
     /// An operator on another host of a communicator whose root is here wants something.
-    pub(super) fn operator_request_from(
-        &self,
-        from: &Name,
-        comm: CommId,
-        (question, body): (u64, ChangeBody),
-        wire: &mut Wire,
-    ) {
-        if comm.root == wire.own && self.has_host(&comm, from) {
-            wire.tell(Event::OperatorRequest { comm, from: from.clone(), question, body });
+    pub(super) fn operator_request_from(&self, from: &Name, request: ChangeRequest, wire: &mut Wire) {
+        if request.comm.root == wire.own && self.has_host(&request.comm, from) {
+            wire.tell(Event::OperatorRequest { from: from.clone(), request });
         }
     }
 
     /// The root answers.
-    pub(super) fn operator_response(
-        &self,
-        to: &Name,
-        comm: CommId,
-        (question, body): (u64, AccountBody),
-        wire: &mut Wire,
-        now: Instant,
-    ) {
-        if self.has_host(&comm, to) {
-            wire.send(to, Message::OperatorResponse { comm, question, body }, now);
+    pub(super) fn operator_response(&self, to: &Name, answer: Answer, wire: &mut Wire, now: Instant) {
+        if self.has_host(&answer.comm, to) {
+            wire.send(to, Message::OperatorResponse(answer), now);
         }
     }
 
     /// The root has answered.
-    pub(super) fn operator_response_from(
-        &self,
-        from: &Name,
-        comm: CommId,
-        (question, body): (u64, AccountBody),
-        wire: &mut Wire,
-    ) {
-        if comm.root == *from && self.live.contains_key(&comm) {
-            wire.tell(Event::OperatorResponse { comm, question, body });
+    pub(super) fn operator_response_from(&self, from: &Name, answer: Answer, wire: &mut Wire) {
+        if answer.comm.root == *from && self.live.contains_key(&answer.comm) {
+            wire.tell(Event::OperatorResponse(answer));
         }
     }
 
@@ -380,7 +347,7 @@ mod tests {
     use super::super::Output;
     use super::super::session::LinkTimes;
     use super::*;
-    use mccs_model::CommKey;
+    use mccs_model::{AccountBody, CommKey};
 
     fn name(text: &str) -> Name {
         Name::new(text).expect("a name")
@@ -411,37 +378,43 @@ mod tests {
 
     /// What is asked and answered by hosts that are not concerned is not heard.
     #[test]
-    fn only_hosts_of_a_communicator_ask_and_only_its_root_grants() {
+    fn only_hosts_of_a_communicator_ask_and_only_its_root_answers() {
         let (comms, mut wire, [own, far]) = host();
         let unknown = CommId { number: 8, ..own.clone() };
-        let change = || (3, ChangeBody::new(b"change").expect("short"));
-        let account = || (3, AccountBody::new(b"account").expect("short"));
+        let change = |comm: &CommId| {
+            let body = ChangeBody::new(b"change").expect("short");
+            ChangeRequest { comm: comm.clone(), question: 3, body }
+        };
+        let account = |comm: &CommId| {
+            let body = AccountBody::new(b"account").expect("short");
+            Answer { comm: comm.clone(), question: 3, body }
+        };
         for (from, heard_of_own, heard_of_far) in [("b", true, false), ("c", true, false), ("stranger", false, false)] {
             for (comm, heard) in [(&own, heard_of_own), (&far, heard_of_far), (&unknown, false)] {
-                comms.operator_request_from(&name(from), comm.clone(), change(), &mut wire);
+                comms.operator_request_from(&name(from), change(comm), &mut wire);
                 assert_eq!(told(&mut wire), usize::from(heard), "{from} requests something of {comm}");
             }
         }
         for (from, heard_of_far) in [("b", true), ("c", false), ("stranger", false)] {
             for (comm, heard) in [(&own, false), (&far, heard_of_far), (&unknown, false)] {
-                comms.operator_response_from(&name(from), comm.clone(), account(), &mut wire);
+                comms.operator_response_from(&name(from), account(comm), &mut wire);
                 assert_eq!(told(&mut wire), usize::from(heard), "{from} responds for {comm}");
             }
         }
         for (from, heard) in [("b", true), ("stranger", false)] {
             comms.inquired(&name(from), own.clone(), 3, &mut wire);
-            comms.accounted(&name(from), own.clone(), account(), &mut wire);
+            comms.accounted(&name(from), account(&own), &mut wire);
             assert_eq!(told(&mut wire), 2 * usize::from(heard), "{from} inquires and accounts");
         }
         // Nor is anything said to them.
         let now = Instant::now();
         let messages = wire.counters.messages;
-        comms.operator_response(&name("stranger"), own.clone(), account(), &mut wire, now);
-        comms.account(&name("stranger"), own.clone(), account(), &mut wire, now);
-        comms.operator_request(own.clone(), 3, change().1, &mut wire, now);
+        comms.operator_response(&name("stranger"), account(&own), &mut wire, now);
+        comms.account(&name("stranger"), account(&own), &mut wire, now);
+        comms.operator_request(change(&own), &mut wire, now);
         assert_eq!((told(&mut wire), wire.counters.messages), (0, messages));
-        comms.operator_response(&name("b"), own, account(), &mut wire, now);
-        comms.operator_request(far, 3, change().1, &mut wire, now);
+        comms.operator_response(&name("b"), account(&own), &mut wire, now);
+        comms.operator_request(change(&far), &mut wire, now);
         assert_eq!(wire.counters.messages, messages + 2);
     }
 }

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use mccs_model::{AccountBody, ChangeBody, CommId, CommKey, ControlBody, Failure, Name, Payload, Refusal, Text};
+use mccs_model::{ChangeBody, CommId, CommKey, ControlBody, Failure, Name, Payload, Refusal, Text};
 
 use super::agreement::Decision;
 use super::faults::Lost;
 use super::life::LinkId;
+use super::message::{Answer, ChangeRequest};
 use super::session::LinkTimes;
 
 /// What a service is told when it starts.
@@ -129,35 +130,20 @@ pub enum Request {
     },
     /// After [`Event::Inquiry`]: how it is here.
     Account {
-        /// Which communicator.
-        comm: CommId,
         /// Who asked.
         to: Name,
-        /// Of the inquiry.
-        question: u64,
         /// How it is.
-        body: AccountBody,
+        answer: Answer,
     },
     /// Tells the root of a communicator that is on another host what an operator here wants. Nothing comes back from a root that
     /// cannot be reached, or does not know the communicator.
-    OperatorRequest {
-        /// Which communicator.
-        comm: CommId,
-        /// To be given back.
-        question: u64,
-        /// What.
-        body: ChangeBody,
-    },
+    OperatorRequest(ChangeRequest),
     /// After [`Event::OperatorRequest`]: what has become of it.
     OperatorResponse {
-        /// Which communicator.
-        comm: CommId,
         /// Who asked.
         to: Name,
-        /// Of the request.
-        question: u64,
         /// What has become of it.
-        body: AccountBody,
+        answer: Answer,
     },
     /// Says on every link that this host lives: a link whose path is dead is found out by the answer that does not come.
     TestLinks,
@@ -256,35 +242,20 @@ pub enum Event {
     },
     /// How a communicator is on a host.
     Account {
-        /// Which communicator.
-        comm: CommId,
         /// Which host.
         from: Name,
-        /// Of the inquiry.
-        question: u64,
         /// How it is.
-        body: AccountBody,
+        answer: Answer,
     },
     /// An operator on another host wants something of a communicator whose root is here: say [`Request::OperatorResponse`].
     OperatorRequest {
-        /// Which communicator.
-        comm: CommId,
         /// Which host.
         from: Name,
-        /// To be given back.
-        question: u64,
-        /// What.
-        body: ChangeBody,
+        /// What it wants.
+        request: ChangeRequest,
     },
     /// What has become of an operator's request.
-    OperatorResponse {
-        /// Which communicator.
-        comm: CommId,
-        /// Of the request.
-        question: u64,
-        /// What has become of it.
-        body: AccountBody,
-    },
+    OperatorResponse(Answer),
     /// A change cannot even be proposed.
     ProposalRefused {
         /// Which communicator.

@@ -34,6 +34,28 @@ pub struct Part {
     pub ranks: Vec<(u32, Payload)>,
 }
 
+/// What an operator wants of a communicator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangeRequest {
+    /// Which communicator.
+    pub comm: CommId,
+    /// Number of the question, which its answer gives back.
+    pub question: u64,
+    /// What.
+    pub body: ChangeBody,
+}
+
+/// How a communicator is on a host, or what has become of a [`ChangeRequest`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Answer {
+    /// Which communicator.
+    pub comm: CommId,
+    /// Of the question.
+    pub question: u64,
+    /// In the words of whoever answers.
+    pub body: AccountBody,
+}
+
 /// Something that one service tells another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
@@ -127,32 +149,11 @@ pub enum Message {
         question: u64,
     },
     /// The answer.
-    Account {
-        /// Which communicator.
-        comm: CommId,
-        /// Of the inquiry.
-        question: u64,
-        /// How it is.
-        body: AccountBody,
-    },
+    Account(Answer),
     /// To the root of a communicator: an operator here wants something of it.
-    OperatorRequest {
-        /// Which communicator.
-        comm: CommId,
-        /// To be given back.
-        question: u64,
-        /// What.
-        body: ChangeBody,
-    },
+    OperatorRequest(ChangeRequest),
     /// From the root: what has become of a request.
-    OperatorResponse {
-        /// Which communicator.
-        comm: CommId,
-        /// Of the request.
-        question: u64,
-        /// What has become of it.
-        body: AccountBody,
-    },
+    OperatorResponse(Answer),
     /// Between a controller and an agent.
     Control {
         /// What.
@@ -211,9 +212,9 @@ impl Message {
             | Message::Failed { .. }
             | Message::Agreement { .. }
             | Message::Inquiry { .. }
-            | Message::Account { .. }
-            | Message::OperatorRequest { .. }
-            | Message::OperatorResponse { .. }
+            | Message::Account(_)
+            | Message::OperatorRequest(_)
+            | Message::OperatorResponse(_)
             | Message::Control { .. } => true,
         }
     }
@@ -359,17 +360,21 @@ mod tests {
                     Message::Failed { comm: comm.clone(), failure },
                     Message::Left { comm: comm.clone(), ranks },
                     Message::Inquiry { comm: comm.clone(), question: 7 },
-                    Message::Account { comm: comm.clone(), question: 8, body: AccountBody::new(b"well").unwrap() },
-                    Message::OperatorRequest {
+                    Message::Account(Answer {
+                        comm: comm.clone(),
+                        question: 8,
+                        body: AccountBody::new(b"well").unwrap(),
+                    }),
+                    Message::OperatorRequest(ChangeRequest {
                         comm: comm.clone(),
                         question: 9,
                         body: ChangeBody::new(b"change").unwrap(),
-                    },
-                    Message::OperatorResponse {
+                    }),
+                    Message::OperatorResponse(Answer {
                         comm: comm.clone(),
                         question: 9,
                         body: AccountBody::new(b"changed").unwrap(),
-                    },
+                    }),
                     Message::Agreement { comm, message },
                     Message::Control { body: ControlBody::new(b"do").unwrap() },
                 ])

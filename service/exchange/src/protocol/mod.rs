@@ -50,7 +50,7 @@ pub use self::faults::{Fault, Lost};
 pub use self::frame::{DecodeError, Frame, Hello, Known, VERSION};
 pub use self::interface::{Event, Held, Join, Membership, Options, Output, Request};
 pub use self::life::{Life, LinkId};
-pub use self::message::{Message, Part, RingHost};
+pub use self::message::{Answer, ChangeRequest, Message, Part, RingHost};
 pub use self::session::LinkTimes;
 pub use self::wire::Counters;
 pub use mccs_model::{
@@ -117,13 +117,9 @@ impl Exchange {
             Request::Prepared { comm, change, launched } => comms.prepared(comm, change, launched, wire, now),
             Request::Refuse { comm, change, refusal } => comms.refuse(comm, change, refusal, wire, now),
             Request::Inquire { comm, question } => comms.inquire(&comm, question, wire, now),
-            Request::Account { comm, to, question, body } => comms.account(&to, comm, (question, body), wire, now),
-            Request::OperatorRequest { comm, question, body } => {
-                comms.operator_request(comm, question, body, wire, now)
-            }
-            Request::OperatorResponse { comm, to, question, body } => {
-                comms.operator_response(&to, comm, (question, body), wire, now)
-            }
+            Request::Account { to, answer } => comms.account(&to, answer, wire, now),
+            Request::OperatorRequest(request) => comms.operator_request(request, wire, now),
+            Request::OperatorResponse { to, answer } => comms.operator_response(&to, answer, wire, now),
             Request::TestLinks => wire.say_alive(),
             Request::Tell { to, body } => {
                 if wire.incarnation_of(&to).is_some() {
@@ -223,13 +219,9 @@ impl Exchange {
             }
             Message::Agreement { comm, message } => self.comms.agreement(from, comm, message, wire, now),
             Message::Inquiry { comm, question } => self.comms.inquired(from, comm, question, wire),
-            Message::Account { comm, question, body } => self.comms.accounted(from, comm, (question, body), wire),
-            Message::OperatorRequest { comm, question, body } => {
-                self.comms.operator_request_from(from, comm, (question, body), wire)
-            }
-            Message::OperatorResponse { comm, question, body } => {
-                self.comms.operator_response_from(from, comm, (question, body), wire)
-            }
+            Message::Account(answer) => self.comms.accounted(from, answer, wire),
+            Message::OperatorRequest(request) => self.comms.operator_request_from(from, request, wire),
+            Message::OperatorResponse(answer) => self.comms.operator_response_from(from, answer, wire),
             Message::Control { body } => wire.tell(Event::Told { from: from.clone(), body }),
         }
     }

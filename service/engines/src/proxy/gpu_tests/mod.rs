@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use mccs_device::{Buffers, Counted, DeviceEvent, NUMBERS_MAX};
-use mccs_exchange::protocol::{CommId, Name, Request};
+use mccs_exchange::protocol::{Answer, CommId, Name, Request};
 use mccs_ipc::device_initiated::{Execution, P2pLaunched};
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp};
 use mccs_kernels::cuda::{Stamp, SymmetricBufferCounts};
@@ -177,7 +177,9 @@ fn a_host_that_asks_when_there_is_no_room_is_told_so_at_once() {
     (0..64).for_each(|question| inquired(&mut fixture, "b", question));
     assert!(exchange.pop().is_none());
     inquired(&mut fixture, "c", 64);
-    let Some(Request::Account { to, question: 64, body, .. }) = exchange.pop() else { panic!("no answer") };
+    let Some(Request::Account { to, answer: Answer { question: 64, body, .. } }) = exchange.pop() else {
+        panic!("no answer")
+    };
     let account: HostAccount = serde_json::from_slice(body.bytes()).expect("an account");
     assert_eq!((to, account), (name("c"), HostAccount::of_busy()));
     // An operator's question has room all the same.
