@@ -10,4 +10,5 @@ mod affinity;
 mod bus;
 pub mod service;
 mod settings;
+mod sockets;
 mod transport_factory;

@@ -1,4 +1,4 @@
-//! The composition root: with `transport_factory.rs` the only file that names concrete engines, devices and sockets.
+//! The composition root: with `transport_factory.rs` the only file that names concrete engines and devices.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,25 +14,26 @@ use mccs_device::cuda::{CudaDevice, Gpus, NoCuda, TwinMaker};
 use mccs_device::host::{HostDevice, HostOptions};
 use mccs_engines::control::{ControlEngine, Controlled};
 use mccs_engines::controller::{CONTROLLER_MAILBOX_MAX, ControllerEngine, ControllerInput, ControllerSettings};
-use mccs_engines::exchange::{EventSink, start_exchange};
+use mccs_engines::exchange::{EventSink, ExchangeSettings, start_exchange};
 use mccs_engines::metrics::start_metrics;
-use mccs_engines::proxy::{Cluster, Offer, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, ScheduleCache, Timeouts};
-use mccs_engines::session::{Acceptor, Admission, GpuProxy, Proxies, SessionFactory};
+use mccs_engines::proxy::{
+    Cluster, Offer, PROXY_MAILBOX_MAX, ProxyEngine, ProxyMessage, ScheduleCache, SessionMessage, Timeouts,
+};
+use mccs_engines::session::{Acceptor, GpuProxy, Proxies, SessionFactory};
 use mccs_engines::sockets::SocketWatch;
 use mccs_engines::transport::links::PathAssignment;
 use mccs_engines::transport::path_events::PathEventLog;
 use mccs_engines::transport::{TRANSPORTS_MAX, TransportPool};
 use mccs_exchange::protocol::{Event, Request};
 use mccs_ipc::device_initiated::Execution;
-use mccs_ipc::handshake::Listener;
 use mccs_registry::{Overseer, Registry};
 use mccs_runtime::{Mailbox, NumaNodes, RuntimeOptions, Runtimes, Sender, TenantQueues};
-use mccs_tenants::Tenant;
 use mccs_tenants::memory::UnmapWorker;
 
 use crate::affinity::{ThreadPlacement, Work};
 use crate::bus;
 pub use crate::settings::{CudaUse, NetworkSettings, Placement, RdmaSettings, Settings, TenantSettings, VerbsFrom};
+use crate::sockets::{admissions, listen};
 use crate::transport_factory::TransportFactory;
 
 /// Items an engine handles in one poll: bounds how long the others of its runtime wait.
@@ -65,155 +66,47 @@ impl Service {
     /// # Errors
     /// Sockets in use, directories that cannot be made, threads or descriptors that the kernel refuses.
     pub fn start(settings: &Settings) -> anyhow::Result<Self> {
-        // With one CPU whoever would make the work that is spun for waits for it.
-        let (spin, spin_while_waiting) = match cores() {
-            1 => (Duration::ZERO, Duration::ZERO),
-            cores => (settings.spin, settings.spin_while_waiting.unwrap_or(spin_while_waiting(cores, settings.spin))),
-        };
-        let runtimes = Runtimes::new(RuntimeOptions { spin, spin_while_waiting, budget: POLL_BUDGET });
-        let registry = Arc::new(Registry::default());
-        let main = runtimes.start_runtime("mccs-main")?;
-        let control_runtime = runtimes.start_patient_runtime("mccs-control")?;
-        let proxy_runtime = match settings.placement {
-            Placement::Shared => main,
-            Placement::Dedicated => runtimes.start_runtime("mccs-proxy")?,
-        };
+        let base = Base::start(settings)?;
         let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
         let queues = TenantQueues::new(settings.tenants.len(), mailbox.waker().clone());
         let (proxy, host_queues) = (mailbox.sender(), queues.opener());
-        let (choice, channels) = (settings.choice, settings.channels.unwrap_or(CHANNELS_MIN));
-        let make_schedules = move |nranks, hosts: &[Vec<u32>]| {
-            ScheduleCache::new(nranks, Strategy::initial(choice, nranks, channels, hosts), CostModel::for_hosts(hosts))
-        };
-        // Where the operator pins another algorithm than the one that a shared-memory exchange's ranks follow, all goes through the service.
-        let follows = matches!(choice, Choice::Auto | Choice::Pinned(Algorithm::SinglePass));
-        let shm_exchange_slot_bytes = if follows { settings.host_device.shm_exchange_slot_bytes } else { 0 };
-        let device = Box::new(HostDevice::new(HostOptions { shm_exchange_slot_bytes, ..settings.host_device }));
-        let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
-        let (mut gpus, control_gpus, freeing) = start_gpus(&runtimes, settings, (proxy_runtime, &proxy), &registry)?
-            .map_or_else(
+        let (mut gpus, control_gpus, freeing) =
+            start_gpus(&base.runtimes, settings, (base.proxy, &proxy), &base.registry)?.map_or_else(
                 |none| (Err(none), None, None),
                 |(gpus, sender, freeing)| (Ok(gpus), Some(sender), Some(freeing)),
             );
-        let execution = settings.cuda_options.execution;
-        let proxy_registry = Arc::clone(&registry);
-        let (mut controller, words) = (None, Arc::default());
         let transport_factory =
             settings.network.clone().map(|network| TransportFactory::open(network, &settings.paths)).transpose()?;
         if let (Ok(gpus), Some(_)) = (&mut gpus, &settings.exchange) {
-            gpus.twins = twins(&gpus.twins, settings, transport_factory.as_ref(), &registry);
+            gpus.twins = twins(&gpus.twins, settings, transport_factory.as_ref(), &base.registry);
         }
-        let cluster = match &settings.exchange {
-            Some(exchange) => {
-                let own = exchange.own.clone();
-                let runtime = match settings.placement {
-                    Placement::Shared => main,
-                    Placement::Dedicated => runtimes.start_runtime("mccs-exchange")?,
-                };
-                let inputs = settings.controller.as_ref().map(|_| Mailbox::new(CONTROLLER_MAILBOX_MAX));
-                controller = inputs.as_ref().map(Mailbox::sender);
-                let sink = events_to(&proxy, controller.clone());
-                let exchange = start_exchange(&runtimes, runtime, exchange, Arc::clone(&registry), sink)?;
-                let tenants: Vec<String> = settings.tenants.iter().map(|tenant| tenant.name.clone()).collect();
-                if let (Some(inputs), Some(settings)) = (inputs, &settings.controller) {
-                    let outputs = (exchange.clone(), proxy.clone());
-                    let gpus = gpus.as_ref().map_or(0, |gpus| gpus.ids.len() as u32);
-                    let rdma_ports = transport_factory.as_ref().and_then(TransportFactory::rdma_ports);
-                    let inventory = Inventory {
-                        gpus,
-                        rdma_ports,
-                        interfaces: None,
-                        tenants: Some(tenants).filter(|tenants| tenants.len() <= TENANTS_MAX),
-                    };
-                    let settings = ControllerSettings { inventory, ..settings.clone() };
-                    start_controller(&runtimes, main, &settings, inputs, outputs, (&registry, &words, &control_gpus))?;
-                }
-                let offer = transport_factory.as_ref().map_or_else(
-                    || Offer::without(RdmaUse::Off, settings.channels, "rdma.use is \"off\""),
-                    |transport_factory| transport_factory.offer(settings.channels),
-                );
-                let described = transport_factory.as_ref().map(TransportFactory::describe);
-                registry.set_rdma(described.unwrap_or_else(|| Err("rdma.use is \"off\"".into())));
-                let (nics, paths) = (nics_of(transport_factory.as_ref()), settings.paths.clone());
-                let of_gpus = bus::nics_by_gpu(Path::new("/sys"), &bus_ids(&registry), &nics);
-                registry.set_nics_of_gpus(of_gpus.iter().map(|nics| names_of(nics)).collect());
-                let nics_of_gpus = of_gpus.into_iter().map(Into::into).collect();
-                let engines_per_comm = engines_per_comm(settings, nics.len());
-                let assignment = Arc::new(PathAssignment { paths, nics, ..PathAssignment::default() });
-                Some(Cluster { own, exchange, engines_per_comm, offer, assignment, nics_of_gpus })
-            }
-            None => None,
-        };
-        let (refuses_duplicate_gpus, other) = (settings.cuda_options.refuses_duplicate_gpus, control_gpus.clone());
-        runtimes.start_engine(proxy_runtime, |waker| {
-            mailbox.waker().set(waker);
-            let make_schedules = Box::new(make_schedules);
-            let engine = ProxyEngine::new(device, mailbox, proxy_registry, make_schedules, timeouts, cluster);
-            let engine = engine.with_tenant_queues(queues).with_other(other, execution == Execution::Ranks);
-            Box::new(engine.refusing_duplicate_gpus(refuses_duplicate_gpus))
-        })?;
-        let threads = place_threads(settings, transport_factory.as_ref(), &registry)?;
-        let with_gpus = if settings.placement == Placement::Shared { main } else { proxy_runtime };
-        for runtime in runtimes.runtimes() {
-            let has_gpus = runtime.index == with_gpus && !registry.gpus().is_empty();
-            threads.bind(&runtimes, runtime.index, &runtime.name, has_gpus)?;
+        let (mut cluster, mut controller) = (None, None);
+        if let Some(exchange) = &settings.exchange {
+            let gpu_count = gpus.as_ref().map_or(0, |gpus| gpus.ids.len() as u32);
+            let joined = base.join_cluster(exchange, &proxy, (gpu_count, &control_gpus), transport_factory.as_ref())?;
+            (cluster, controller) = (Some(joined.0), joined.1);
         }
-        let transports = Arc::new(start_transports(
-            (&runtimes, threads),
-            settings,
-            main,
-            proxy.clone(),
-            transport_factory,
-            (&registry, &words),
-        )?);
-
+        base.start_host_proxy(mailbox, queues, cluster, control_gpus.clone())?;
+        let transports = Arc::new(base.start_transports(proxy.clone(), transport_factory)?);
         let root_address = settings.exchange.as_ref().map_or_else(String::new, |exchange| exchange.own.to_string());
         let proxies = Arc::new(Proxies {
             host: host_queues,
             gpus,
-            execution,
+            execution: settings.cuda_options.execution,
             engines_from: settings.cuda_options.engines_from(),
             rails_from: settings.cuda_options.rails_from,
             access: settings.semaphore_access,
             root_address: root_address.into(),
         });
-        let factory = Arc::new(SessionFactory {
-            runtimes: Arc::clone(&runtimes),
-            greeting_runtime: control_runtime,
-            serving_runtime: main,
-            limits: settings.limits,
-            proxies: Arc::clone(&proxies),
-            registry: Arc::clone(&registry),
-            unmap_worker: UnmapWorker::start()?,
-            log_budget: Mutex::default(),
-        });
         let mut watch = SocketWatch::default();
-        for (socket, admissions) in admissions(&settings.tenants, &proxies) {
-            admissions.iter().for_each(|admission| registry.add_tenant(Arc::clone(&admission.tenant)));
-            let listener = listen(socket, 0o666)?;
-            watch.add(socket);
-            let name = socket.display().to_string();
-            let factory = Arc::clone(&factory);
-            runtimes.start_engine(control_runtime, |_| Box::new(Acceptor::new(listener, name, admissions, factory)))?;
-        }
-        let listener = listen(&settings.control_socket, 0o600)?;
-        watch.add(&settings.control_socket);
-        runtimes.start_engine(control_runtime, |_| Box::new(watch))?;
-        let overseer = Overseer {
-            host: settings.name.clone(),
-            since: Instant::now(),
-            registry: Arc::clone(&registry),
-            runtimes: Arc::clone(&runtimes),
-        };
-        let metrics =
-            settings.metrics.map(|at| start_metrics(&runtimes, control_runtime, at, overseer.clone())).transpose()?;
+        base.open_sessions(&proxies, &mut watch)?;
+        let overseer = base.overseer();
+        let start_metrics = |at| start_metrics(&base.runtimes, base.control, at, overseer.clone());
+        let metrics = settings.metrics.map(start_metrics).transpose()?;
         let pool = Arc::clone(&transports);
         let controlled = Controlled { overseer, transports: pool, proxy, gpus: control_gpus, controller };
-        let control = ControlEngine::new(listener, controlled)?;
-        runtimes.start_engine(control_runtime, |waker| {
-            control.waker().set(waker);
-            Box::new(control)
-        })?;
+        base.open_control(controlled, watch)?;
+        let Base { runtimes, registry, .. } = base;
         Ok(Service { runtimes, registry, transports, metrics, freeing })
     }
 
@@ -232,6 +125,235 @@ impl Drop for Service {
     fn drop(&mut self) {
         self.runtimes.stop();
     }
+}
+
+/// What every part is started with.
+struct Base<'a> {
+    settings: &'a Settings,
+    runtimes: Arc<Runtimes>,
+    registry: Arc<Registry>,
+    /// What flows find out about paths, for the controller.
+    path_events: Arc<PathEventLog>,
+    /// Runtime of sessions; where all share one, of everything that is not patient.
+    main: u32,
+    /// Runtime of sockets that connections come to, and of what operators ask.
+    control: u32,
+    /// Runtime of proxy engines.
+    proxy: u32,
+}
+
+impl<'a> Base<'a> {
+    fn start(settings: &'a Settings) -> anyhow::Result<Self> {
+        // With one CPU whoever would make the work that is spun for waits for it.
+        let (spin, spin_while_waiting) = match cores() {
+            1 => (Duration::ZERO, Duration::ZERO),
+            cores => (settings.spin, settings.spin_while_waiting.unwrap_or(spin_while_waiting(cores, settings.spin))),
+        };
+        let runtimes = Runtimes::new(RuntimeOptions { spin, spin_while_waiting, budget: POLL_BUDGET });
+        let main = runtimes.start_runtime("mccs-main")?;
+        let control = runtimes.start_patient_runtime("mccs-control")?;
+        let mut base = Base {
+            settings,
+            runtimes,
+            registry: Arc::new(Registry::default()),
+            path_events: Arc::default(),
+            main,
+            control,
+            proxy: main,
+        };
+        base.proxy = base.runtime_of("mccs-proxy")?;
+        Ok(base)
+    }
+
+    /// A runtime for an engine, of its own where the operator wants that.
+    fn runtime_of(&self, name: &str) -> anyhow::Result<u32> {
+        Ok(match self.settings.placement {
+            Placement::Shared => self.main,
+            Placement::Dedicated => self.runtimes.start_runtime(name)?,
+        })
+    }
+
+    /// Starts the exchange with other hosts and, where there is to be one, the engine of the controller. Returns what the proxy engine does with
+    /// other hosts, and where operators reach the controller. `gpus`: how many there are, and their proxy engine.
+    fn join_cluster(
+        &self,
+        exchange: &ExchangeSettings,
+        proxy: &Sender<ProxyMessage>,
+        (gpus, control_gpus): (u32, &Option<Sender<ProxyMessage>>),
+        transport_factory: Option<&TransportFactory>,
+    ) -> anyhow::Result<(Cluster, Option<Sender<ControllerInput>>)> {
+        let (settings, registry) = (self.settings, &self.registry);
+        let own = exchange.own.clone();
+        let inputs = settings.controller.as_ref().map(|_| Mailbox::new(CONTROLLER_MAILBOX_MAX));
+        let controller = inputs.as_ref().map(Mailbox::sender);
+        let sink = events_to(proxy, controller.clone());
+        let runtime = self.runtime_of("mccs-exchange")?;
+        let exchange = start_exchange(&self.runtimes, runtime, exchange, Arc::clone(registry), sink)?;
+        if let (Some(inputs), Some(controller)) = (inputs, &settings.controller) {
+            let tenants: Vec<String> = settings.tenants.iter().map(|tenant| tenant.name.clone()).collect();
+            let inventory = Inventory {
+                gpus,
+                rdma_ports: transport_factory.and_then(TransportFactory::rdma_ports),
+                interfaces: None,
+                tenants: Some(tenants).filter(|tenants| tenants.len() <= TENANTS_MAX),
+            };
+            let controller = ControllerSettings { inventory, ..controller.clone() };
+            self.start_controller(&controller, inputs, (exchange.clone(), proxy.clone()), control_gpus)?;
+        }
+        let offer = transport_factory.map_or_else(
+            || Offer::without(RdmaUse::Off, settings.channels, "rdma.use is \"off\""),
+            |transport_factory| transport_factory.offer(settings.channels),
+        );
+        let described = transport_factory.map(TransportFactory::describe);
+        registry.set_rdma(described.unwrap_or_else(|| Err("rdma.use is \"off\"".into())));
+        let (nics, paths) = (nics_of(transport_factory), settings.paths.clone());
+        let of_gpus = bus::nics_by_gpu(Path::new("/sys"), &bus_ids(registry), &nics);
+        registry.set_nics_of_gpus(of_gpus.iter().map(|nics| names_of(nics)).collect());
+        let nics_of_gpus = of_gpus.into_iter().map(Into::into).collect();
+        let engines_per_comm = engines_per_comm(settings, nics.len());
+        let assignment = Arc::new(PathAssignment { paths, nics, ..PathAssignment::default() });
+        Ok((Cluster { own, exchange, engines_per_comm, offer, assignment, nics_of_gpus }, controller))
+    }
+
+    /// Starts the agent of this host; with the controller, where that is, on a thread of its own: to decide for a large cluster takes
+    /// a while.
+    fn start_controller(
+        &self,
+        settings: &ControllerSettings,
+        inputs: Mailbox<ControllerInput>,
+        outputs: (Sender<Request>, Sender<ProxyMessage>),
+        gpus: &Option<Sender<ProxyMessage>>,
+    ) -> anyhow::Result<()> {
+        let runtime = if settings.is_here() { self.runtimes.start_runtime("mccs-controller")? } else { self.main };
+        let (registry, path_events) = (Arc::clone(&self.registry), Arc::clone(&self.path_events));
+        let engine = ControllerEngine::new(settings, inputs, outputs, registry, path_events);
+        let engine = engine.with_gpus(gpus.clone());
+        self.runtimes.start_engine(runtime, |waker| {
+            engine.wakers().into_iter().for_each(|slot| slot.set(waker.clone()));
+            Box::new(engine)
+        })?;
+        Ok(())
+    }
+
+    /// Starts the proxy engine of communicators in host memory, and of whatever other hosts have a part in.
+    fn start_host_proxy(
+        &self,
+        mailbox: Mailbox<ProxyMessage>,
+        queues: TenantQueues<SessionMessage>,
+        cluster: Option<Cluster>,
+        gpus: Option<Sender<ProxyMessage>>,
+    ) -> anyhow::Result<()> {
+        let (settings, registry) = (self.settings, Arc::clone(&self.registry));
+        let (choice, channels) = (settings.choice, settings.channels.unwrap_or(CHANNELS_MIN));
+        let make_schedules = move |nranks, hosts: &[Vec<u32>]| {
+            ScheduleCache::new(nranks, Strategy::initial(choice, nranks, channels, hosts), CostModel::for_hosts(hosts))
+        };
+        // Where the operator pins another algorithm than the one that a shared-memory exchange's ranks follow, all goes through the service.
+        let follows = matches!(choice, Choice::Auto | Choice::Pinned(Algorithm::SinglePass));
+        let shm_exchange_slot_bytes = if follows { settings.host_device.shm_exchange_slot_bytes } else { 0 };
+        let device = Box::new(HostDevice::new(HostOptions { shm_exchange_slot_bytes, ..settings.host_device }));
+        let timeouts = timeouts(settings);
+        let execution = settings.cuda_options.execution;
+        self.runtimes.start_engine(self.proxy, |waker| {
+            mailbox.waker().set(waker);
+            let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), timeouts, cluster);
+            let engine = engine.with_tenant_queues(queues).with_other(gpus, execution == Execution::Ranks);
+            Box::new(engine.refusing_duplicate_gpus(settings.cuda_options.refuses_duplicate_gpus))
+        })?;
+        Ok(())
+    }
+
+    /// Starts the pool of transport engines, each thread beside what it works for.
+    fn start_transports(
+        &self,
+        proxy: Sender<ProxyMessage>,
+        transport_factory: Option<TransportFactory>,
+    ) -> anyhow::Result<TransportPool> {
+        let threads = place_threads(self.settings, transport_factory.as_ref(), &self.registry)?;
+        for runtime in self.runtimes.runtimes() {
+            let has_gpus = runtime.index == self.proxy && !self.registry.gpus().is_empty();
+            threads.bind(&self.runtimes, runtime.index, &runtime.name, has_gpus)?;
+        }
+        let path_events = Arc::clone(&self.path_events);
+        let (meters, recorders) = (Arc::clone(&self.registry.flows), Arc::clone(&self.registry.recorders));
+        let own_runtimes = Arc::clone(&self.runtimes);
+        // The n-th engine of the pool always has the same runtime, however often the pool is resized.
+        let mut started = if self.settings.placement == Placement::Shared { vec![self.main] } else { Vec::new() };
+        let placement = move |index: usize| {
+            while started.len() <= index {
+                let name = format!("{MOVER_THREAD}{}", started.len());
+                let runtime = own_runtimes.start_runtime(&name)?;
+                started.push(runtime);
+                threads.bind(&own_runtimes, runtime, &name, false)?;
+            }
+            Ok(started[index])
+        };
+        let mut transport_factory = transport_factory;
+        let make_links = move || {
+            let Some(transport_factory) = &mut transport_factory else { return Ok(None) };
+            let links = transport_factory.links()?.with_meters(Arc::clone(&meters));
+            Ok(Some(links.with_path_events(Arc::clone(&path_events))))
+        };
+        let pool = TransportPool::new(
+            Arc::clone(&self.runtimes),
+            vec![ProxyMessage::transport_events(proxy)],
+            Box::new(placement),
+            Box::new(make_links),
+            recorders,
+        );
+        pool.resize(transport_engines(self.settings))?;
+        Ok(pool)
+    }
+
+    /// Listens for tenants.
+    fn open_sessions(&self, proxies: &Arc<Proxies>, watch: &mut SocketWatch) -> anyhow::Result<()> {
+        let factory = Arc::new(SessionFactory {
+            runtimes: Arc::clone(&self.runtimes),
+            greeting_runtime: self.control,
+            serving_runtime: self.main,
+            limits: self.settings.limits,
+            proxies: Arc::clone(proxies),
+            registry: Arc::clone(&self.registry),
+            unmap_worker: UnmapWorker::start()?,
+            log_budget: Mutex::default(),
+        });
+        for (socket, admissions) in admissions(&self.settings.tenants, proxies) {
+            admissions.iter().for_each(|admission| self.registry.add_tenant(Arc::clone(&admission.tenant)));
+            let listener = listen(socket, 0o666)?;
+            watch.add(socket);
+            let name = socket.display().to_string();
+            let factory = Arc::clone(&factory);
+            self.runtimes
+                .start_engine(self.control, |_| Box::new(Acceptor::new(listener, name, admissions, factory)))?;
+        }
+        Ok(())
+    }
+
+    fn overseer(&self) -> Overseer {
+        Overseer {
+            host: self.settings.name.clone(),
+            since: Instant::now(),
+            registry: Arc::clone(&self.registry),
+            runtimes: Arc::clone(&self.runtimes),
+        }
+    }
+
+    /// Listens for operators, and watches over all sockets.
+    fn open_control(&self, controlled: Controlled, mut watch: SocketWatch) -> anyhow::Result<()> {
+        let listener = listen(&self.settings.control_socket, 0o600)?;
+        watch.add(&self.settings.control_socket);
+        self.runtimes.start_engine(self.control, |_| Box::new(watch))?;
+        let control = ControlEngine::new(listener, controlled)?;
+        self.runtimes.start_engine(self.control, |waker| {
+            control.waker().set(waker);
+            Box::new(control)
+        })?;
+        Ok(())
+    }
+}
+
+fn timeouts(settings: &Settings) -> Timeouts {
+    Timeouts { init: settings.init_timeout, operation: settings.operation_timeout }
 }
 
 /// Starts the proxy engine of the GPUs, beside the thread that gives back what they were made of; or says why there is none.
@@ -274,7 +396,7 @@ fn start_gpus(
     let (device, freeing) = CudaDevice::new(gpus, settings.cuda_options, Arc::clone(&events), recorder)?;
     let device = Box::new(device);
     let (importer, twins) = (device.importer(), device.twin_maker());
-    let timeouts = Timeouts { init: settings.init_timeout, operation: settings.operation_timeout };
+    let timeouts = timeouts(settings);
     let make_schedules = |nranks, hosts: &[Vec<u32>]| {
         let strategy = Strategy::initial(Choice::Pinned(Algorithm::SinglePass), nranks, 1, hosts);
         ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
@@ -347,46 +469,6 @@ fn place_threads(
     ThreadPlacement::new(settings.affinity, &settings.cpus, nodes, Path::new("/sys"), &work)
 }
 
-fn start_transports(
-    (runtimes, threads): (&Arc<Runtimes>, ThreadPlacement),
-    settings: &Settings,
-    main: u32,
-    proxy: mccs_runtime::Sender<ProxyMessage>,
-    transport_factory: Option<TransportFactory>,
-    (registry, words): (&Arc<Registry>, &Arc<PathEventLog>),
-) -> anyhow::Result<TransportPool> {
-    let words = Arc::clone(words);
-    let (meters, recorders) = (Arc::clone(&registry.flows), Arc::clone(&registry.recorders));
-    let first_on_main = settings.placement == Placement::Shared;
-    let own_runtimes = Arc::clone(runtimes);
-    // The n-th engine of the pool always has the same runtime, however often the pool is resized.
-    let mut started: Vec<u32> = if first_on_main { vec![main] } else { Vec::new() };
-    let placement = move |index: usize| {
-        while started.len() <= index {
-            let name = format!("{MOVER_THREAD}{}", started.len());
-            let runtime = own_runtimes.start_runtime(&name)?;
-            started.push(runtime);
-            threads.bind(&own_runtimes, runtime, &name, false)?;
-        }
-        Ok(started[index])
-    };
-    let mut transport_factory = transport_factory;
-    let make_links = move || {
-        let Some(transport_factory) = &mut transport_factory else { return Ok(None) };
-        let links = transport_factory.links()?.with_meters(Arc::clone(&meters));
-        Ok(Some(links.with_path_events(Arc::clone(&words))))
-    };
-    let pool = TransportPool::new(
-        Arc::clone(runtimes),
-        vec![ProxyMessage::transport_events(proxy)],
-        Box::new(placement),
-        Box::new(make_links),
-        recorders,
-    );
-    pool.resize(transport_engines(settings))?;
-    Ok(pool)
-}
-
 /// What the operator has not said: where there are many cores, one that waits takes little, and to wake it takes longer than
 /// most of what it waits for.
 fn spin_while_waiting(cores: usize, spin: Duration) -> Duration {
@@ -396,26 +478,6 @@ fn spin_while_waiting(cores: usize, spin: Duration) -> Duration {
 /// CPUs that this process may use.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
-}
-
-/// Starts the agent of this host; with the controller, where that is, on a thread of its own: to decide for a large cluster takes
-/// a while.
-fn start_controller(
-    runtimes: &Arc<Runtimes>,
-    main: u32,
-    settings: &ControllerSettings,
-    inputs: Mailbox<ControllerInput>,
-    (exchange, proxy): (Sender<Request>, Sender<ProxyMessage>),
-    (registry, words, gpus): (&Arc<Registry>, &Arc<PathEventLog>, &Option<Sender<ProxyMessage>>),
-) -> anyhow::Result<()> {
-    let runtime = if settings.is_here() { runtimes.start_runtime("mccs-controller")? } else { main };
-    let engine = ControllerEngine::new(settings, inputs, (exchange, proxy), Arc::clone(registry), Arc::clone(words));
-    let engine = engine.with_gpus(gpus.clone());
-    runtimes.start_engine(runtime, |waker| {
-        engine.wakers().into_iter().for_each(|slot| slot.set(waker.clone()));
-        Box::new(engine)
-    })?;
-    Ok(())
 }
 
 /// Takes the exchange's events to a proxy engine, and some to the controller's.
@@ -437,51 +499,4 @@ fn events_to(proxy: &Sender<ProxyMessage>, controller: Option<Sender<ControllerI
         },
     };
     Box::new(sink)
-}
-
-/// Tenants by socket, in the order of the file.
-fn admissions<'a>(tenants: &'a [TenantSettings], proxies: &Proxies) -> Vec<(&'a Path, Vec<Admission>)> {
-    let mut sockets: Vec<(&Path, Vec<Admission>)> = Vec::new();
-    for settings in tenants {
-        let classes = settings.traffic_classes.clone();
-        let tenant = Tenant::configured(settings.name.clone(), settings.quota, settings.weight, classes);
-        let queues = proxies.open_queues(tenant.share);
-        let admission = Admission { tenant, uids: settings.uids.clone(), queues };
-        match sockets.iter_mut().find(|(socket, _)| *socket == settings.socket) {
-            Some((_, admissions)) => admissions.push(admission),
-            None => sockets.push((&settings.socket, vec![admission])),
-        }
-    }
-    sockets
-}
-
-/// Refuses a folder in which somebody else could put another socket in the place of ours.
-fn check_owner(directory: &Path) -> anyhow::Result<()> {
-    use std::os::unix::fs::MetadataExt;
-    const STICKY: u32 = 0o1000;
-    const WRITABLE_BY_ALL: u32 = 0o002;
-    let metadata = std::fs::metadata(directory).with_context(|| format!("cannot look at {}", directory.display()))?;
-    let (own, owner, directory) = (nix::unistd::geteuid().as_raw(), metadata.uid(), directory.display());
-    anyhow::ensure!(
-        owner == own || owner == 0,
-        "{directory} belongs to user {owner}, who could put another socket there: remove it, or set service.runtime_dir to a folder of user {own}"
-    );
-    anyhow::ensure!(
-        metadata.mode() & WRITABLE_BY_ALL == 0 || metadata.mode() & STICKY != 0,
-        "every user may replace files in {directory}: take the permission away (chmod o-w), or set service.runtime_dir to another folder"
-    );
-    Ok(())
-}
-
-/// Listens on a path, whose directory is made if it is missing.
-fn listen(path: &Path, mode: u32) -> anyhow::Result<Listener> {
-    use std::os::unix::fs::PermissionsExt;
-    if let Some(directory) = path.parent() {
-        std::fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
-        check_owner(directory)?;
-    }
-    let listener = Listener::bind(path)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
-        .with_context(|| format!("cannot set the permissions of {}", path.display()))?;
-    Ok(listener)
 }
