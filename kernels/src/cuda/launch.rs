@@ -8,108 +8,15 @@
 use std::ops::RangeInclusive;
 
 use bytemuck::Zeroable;
-use mccs_ipc::device_initiated::SymmetricBufferPart;
 use mccs_ipc::large::Shards;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
-use super::abi::{HEADS, KEEP, OWN, Part, RELEASED, ROOT_LAST, SCALAR_AT, SCALED};
+use super::abi::{HEADS, RELEASED, ROOT_LAST, SCALAR_AT, SCALED};
+use super::collective::{Algorithm, CollectiveCall, Strides};
+use super::messages::{by_rank, chain, one_shot, two_shots};
 use super::strategy::COMBINE_BLOCKS;
 use super::symmetric_buffer::{LL128_UNIT_BYTES, LL128_UNIT_WIRE_BYTES};
 use super::{DirectArgs, RANKS_MAX, ReduceArgs, SymmetricBufferLayout};
-
-/// How a collective moves its bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u32)]
-pub enum Algorithm {
-    /// Data and flags together, every message from its origin to its end.
-    LlOneShot = 1,
-    /// The same by way of the shards' owners: all_reduce, and broadcast and reduce of at least 3 ranks.
-    LlTwoShot = 2,
-    /// Chunks through slots with flags behind them, every message from its origin to its end.
-    SimpleOneShot = 3,
-    /// The same by way of the shards' owners.
-    SimpleTwoShot = 4,
-    /// As [`Algorithm::LlOneShot`], in lines of 128 bytes of which few are flags: for GPUs that store those as a whole.
-    Ll128OneShot = 5,
-    /// As [`Algorithm::LlTwoShot`], in lines.
-    Ll128TwoShot = 6,
-    /// Chunks along a chain of ranks, each of which adds its own data: reduce of 3 and 4 ranks.
-    SimpleChain = 7,
-}
-
-impl Algorithm {
-    /// Every algorithm.
-    pub const ALL: [Algorithm; 7] = [
-        Algorithm::LlOneShot,
-        Algorithm::LlTwoShot,
-        Algorithm::SimpleOneShot,
-        Algorithm::SimpleTwoShot,
-        Algorithm::Ll128OneShot,
-        Algorithm::Ll128TwoShot,
-        Algorithm::SimpleChain,
-    ];
-
-    /// The algorithm that an integer names.
-    #[must_use]
-    pub fn from_wire(value: u32) -> Option<Algorithm> {
-        Algorithm::ALL.into_iter().find(|algorithm| *algorithm as u32 == value)
-    }
-
-    /// The part of symmetric buffers that it goes through, beside their head.
-    #[must_use]
-    pub fn part(self) -> SymmetricBufferPart {
-        match self {
-            Algorithm::LlOneShot | Algorithm::LlTwoShot => SymmetricBufferPart::Head,
-            Algorithm::Ll128OneShot | Algorithm::Ll128TwoShot => SymmetricBufferPart::Ll128,
-            Algorithm::SimpleOneShot | Algorithm::SimpleTwoShot | Algorithm::SimpleChain => SymmetricBufferPart::Simple,
-        }
-    }
-
-    pub(super) fn is_simple(self) -> bool {
-        matches!(self, Algorithm::SimpleOneShot | Algorithm::SimpleTwoShot | Algorithm::SimpleChain)
-    }
-
-    fn is_two_shot(self) -> bool {
-        matches!(self, Algorithm::LlTwoShot | Algorithm::SimpleTwoShot | Algorithm::Ll128TwoShot)
-    }
-
-    fn is_ll128(self) -> bool {
-        matches!(self, Algorithm::Ll128OneShot | Algorithm::Ll128TwoShot)
-    }
-}
-
-/// One rank's part in a collective. Everything but `rank` and `scalar_bits` is the same on all ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CollectiveCall {
-    /// The collective.
-    pub kind: CollectiveKind,
-    /// Element type.
-    pub dtype: DataType,
-    /// Reduction; [`RedOp::Sum`] where the collective has none.
-    pub op: RedOp,
-    /// Elements, by the collective's rule.
-    pub count: u64,
-    /// Root; 0 where the collective has none.
-    pub root: u32,
-    /// This rank's factor in a pre-multiplied sum.
-    pub scalar_bits: u64,
-    /// Whether `scalar_bits` is where the factor lies in a GPU's memory, as an element of `dtype`.
-    pub is_scalar_address: bool,
-    /// This rank.
-    pub rank: u32,
-    /// Ranks.
-    pub nranks: u32,
-}
-
-/// Elements from one rank's block to the next's, where a buffer has one for each rank: at least a call's count. What is between stays as it
-/// is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Strides {
-    /// In the send buffer.
-    pub send: u64,
-    /// In the receive buffer.
-    pub recv: u64,
-}
 
 /// A kernel launch, but for addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,16 +43,14 @@ pub struct LargeBuffers {
 }
 
 const LL_WARPS_MAX: u64 = 16;
-/// What a warp moves at a time as packets.
+/// What a warp moves at a time by LL.
 const LL_UNIT_BYTES: u64 = 512;
 /// Warps of a block while there are blocks left to spread over. A warp of two ranks has one peer.
-fn packets_warps_wanted(nranks: u32) -> u64 {
+fn ll_warps_wanted(nranks: u32) -> u64 {
     if nranks == 2 { 8 } else { 4 }
 }
 /// Ranks of pipelines of lines: as in cuda/include/ll.cuh, as is [`UNITS_A_LAP`]. Two have all in one shot; how more than four do is not known.
 const PIPELINE_RANKS: RangeInclusive<u32> = 3..=4;
-/// Ranks of chains: as far apart as the first and the last may be for chunks to be dealt out ([`SymmetricBufferLayout::may_deal`]). How more than four do is not known.
-const CHAIN_RANKS: RangeInclusive<u32> = 3..=4;
 /// Warps that move bytes in a chain's block: as in cuda/include/chain.cuh.
 const CHAIN_WARPS: u32 = 12;
 /// Units that a warp of a pipeline has places for.
@@ -292,81 +197,108 @@ impl Launch<DirectArgs> {
             _ if algorithm.is_two_shot() => two_shots(call, algorithm, &mut args)?,
             _ => one_shot(call, strides, &mut args),
         }
-        let part = if args.shard_bytes != 0 { args.shard_bytes.min(args.bytes) } else { args.bytes };
-        let reduces = call.kind.reduces();
-        if !algorithm.is_simple() {
-            let in_ll128 = algorithm.is_ll128();
-            let (most, unit) = match in_ll128 {
-                true => (layout.ll128_bytes, LL128_UNIT_BYTES),
-                false => (layout.ll_bytes, LL_UNIT_BYTES),
-            };
-            let most = u64::from(most) / if algorithm.is_two_shot() { 2 } else { 1 };
-            messages(&mut args)?;
-            if algorithm == Algorithm::Ll128TwoShot
-                && reduces
-                && PIPELINE_RANKS.contains(&call.nranks)
-                && (part > most || part >= PIPELINE_FROM)
-            {
-                return pipeline(call, layout, blocks, args);
-            }
-            if part > most {
-                return None;
-            }
-            // A warp a unit; spread over blocks before blocks grow.
-            let warps = part.div_ceil(unit).max(1);
-            let wanted = packets_warps_wanted(call.nranks).min(warps);
-            let each = warps.div_ceil(u64::from(blocks)).clamp(wanted, LL_WARPS_MAX);
-            let grid = warps.div_ceil(each).min(u64::from(blocks)) as u32;
-            let block = WARP * each as u32;
-            let function = match (reduces, in_ll128) {
-                (true, true) => per_dtype!(call.dtype, "ll128"),
-                (true, false) => per_dtype!(call.dtype, "ll"),
-                (false, true) => "mccs_ll128_copy",
-                (false, false) => "mccs_ll_copy",
-            };
-            return Some(Launch { function, grid, block, args });
+        match algorithm.is_simple() {
+            true => simple(call, layout, algorithm, blocks, args),
+            false => ll(call, layout, algorithm, blocks, args),
         }
-        args.flags |= HEADS | RELEASED;
-        let grid = u64::from(blocks.min(layout.blocks)).min(part.div_ceil(SLICE_BYTES_MIN).max(1));
-        // Also of no bytes: kernels divide by what a chunk has.
-        let slice = part.div_ceil(grid).next_multiple_of(128).max(128);
-        args.slice_bytes = u32::try_from(slice).ok().filter(|bytes| *bytes <= SLICE_BYTES_MAX)?;
-        // As few chunks as slots allow: each costs flags, and what overlaps gains less.
-        (args.slots, args.slot_bytes) = slots(call, algorithm, layout);
-        let slot = u64::from(args.slot_bytes);
-        let chunks = part.div_ceil(slot);
-        if layout.may_deal() && (CHUNKS_UNDEALT * grid + 1..CHUNKS_DEALT_MAX).contains(&chunks) {
-            args.chunk_bytes = args.slot_bytes;
-            args.chunks = u32::try_from(chunks).ok()?;
-            // One whose pushes wait for all others: they are never far behind.
-            let only_receives =
-                !algorithm.is_two_shot() && matches!(call.kind, CollectiveKind::Reduce | CollectiveKind::Gather);
-            args.dealer = if only_receives { (call.root + 1) % call.nranks } else { call.root };
-        } else {
-            args.chunk_bytes = slice.div_ceil(slice.div_ceil(slot).max(1)).next_multiple_of(128) as u32;
-        }
-        if algorithm == Algorithm::SimpleChain {
-            args.push_warps = CHAIN_WARPS;
-            let block = WARP * (CHAIN_WARPS + 2);
-            return Some(Launch { function: per_dtype!(call.dtype, "chain"), grid: grid as u32, block, args });
-        }
-        // Two warps of control a role. Pushing and taking out go side by side for all peers: the same number of warps for each.
-        let peers = call.nranks - 1;
-        let fair = |most: u32| peers * (most / peers).max(1);
-        let third = fair(WORKER_WARPS / 3);
-        (args.push_warps, args.out_warps) = match (call.kind, algorithm.is_two_shot()) {
-            // The root combines nothing, and takes out what all others combine, who take nothing out.
-            (CollectiveKind::Reduce, true) if call.rank == call.root => (WORKER_WARPS / 2, WORKER_WARPS / 2),
-            (CollectiveKind::Reduce, true) => (third, 0),
-            (_, true) => (third, third),
-            (_, false) if reduces || args.send_stride == 0 => (third, 0),
-            (_, false) => (fair(WORKER_WARPS / 2), 0),
-        };
-        args.middle_warps = WORKER_WARPS - args.push_warps - args.out_warps;
-        let block = WARP * (args.push_warps + args.middle_warps + args.out_warps + 6);
-        let function = if reduces { per_dtype!(call.dtype, "simple") } else { "mccs_simple_copy" };
-        Some(Launch { function, grid: grid as u32, block, args })
     }
+}
+
+/// Bytes that a block's warps have to move: of a shard, or of the whole.
+fn part_bytes(args: &DirectArgs) -> u64 {
+    if args.shard_bytes != 0 { args.shard_bytes.min(args.bytes) } else { args.bytes }
+}
+
+/// By LL or LL128. `None` where messages are longer than slots.
+fn ll(
+    call: &CollectiveCall,
+    layout: &SymmetricBufferLayout,
+    algorithm: Algorithm,
+    blocks: u32,
+    mut args: DirectArgs,
+) -> Option<Launch<DirectArgs>> {
+    let (part, reduces) = (part_bytes(&args), call.kind.reduces());
+    let in_ll128 = algorithm.is_ll128();
+    let (most, unit) = match in_ll128 {
+        true => (layout.ll128_bytes, LL128_UNIT_BYTES),
+        false => (layout.ll_bytes, LL_UNIT_BYTES),
+    };
+    let most = u64::from(most) / if algorithm.is_two_shot() { 2 } else { 1 };
+    by_rank(&mut args)?;
+    if algorithm == Algorithm::Ll128TwoShot
+        && reduces
+        && PIPELINE_RANKS.contains(&call.nranks)
+        && (part > most || part >= PIPELINE_FROM)
+    {
+        return pipeline(call, layout, blocks, args);
+    }
+    if part > most {
+        return None;
+    }
+    // A warp a unit; spread over blocks before blocks grow.
+    let warps = part.div_ceil(unit).max(1);
+    let wanted = ll_warps_wanted(call.nranks).min(warps);
+    let each = warps.div_ceil(u64::from(blocks)).clamp(wanted, LL_WARPS_MAX);
+    let grid = warps.div_ceil(each).min(u64::from(blocks)) as u32;
+    let block = WARP * each as u32;
+    let function = match (reduces, in_ll128) {
+        (true, true) => per_dtype!(call.dtype, "ll128"),
+        (true, false) => per_dtype!(call.dtype, "ll"),
+        (false, true) => "mccs_ll128_copy",
+        (false, false) => "mccs_ll_copy",
+    };
+    Some(Launch { function, grid, block, args })
+}
+
+/// By Simple, in two shots, one, or a chain.
+fn simple(
+    call: &CollectiveCall,
+    layout: &SymmetricBufferLayout,
+    algorithm: Algorithm,
+    blocks: u32,
+    mut args: DirectArgs,
+) -> Option<Launch<DirectArgs>> {
+    let (part, reduces) = (part_bytes(&args), call.kind.reduces());
+    args.flags |= HEADS | RELEASED;
+    let grid = u64::from(blocks.min(layout.blocks)).min(part.div_ceil(SLICE_BYTES_MIN).max(1));
+    // Also of no bytes: kernels divide by what a chunk has.
+    let slice = part.div_ceil(grid).next_multiple_of(128).max(128);
+    args.slice_bytes = u32::try_from(slice).ok().filter(|bytes| *bytes <= SLICE_BYTES_MAX)?;
+    // As few chunks as slots allow: each costs flags, and what overlaps gains less.
+    (args.slots, args.slot_bytes) = slots(call, algorithm, layout);
+    let slot = u64::from(args.slot_bytes);
+    let chunks = part.div_ceil(slot);
+    if layout.may_deal() && (CHUNKS_UNDEALT * grid + 1..CHUNKS_DEALT_MAX).contains(&chunks) {
+        args.chunk_bytes = args.slot_bytes;
+        args.chunks = u32::try_from(chunks).ok()?;
+        // One whose pushes wait for all others: they are never far behind.
+        let only_receives =
+            !algorithm.is_two_shot() && matches!(call.kind, CollectiveKind::Reduce | CollectiveKind::Gather);
+        args.dealer = if only_receives { (call.root + 1) % call.nranks } else { call.root };
+    } else {
+        args.chunk_bytes = slice.div_ceil(slice.div_ceil(slot).max(1)).next_multiple_of(128) as u32;
+    }
+    if algorithm == Algorithm::SimpleChain {
+        args.push_warps = CHAIN_WARPS;
+        let block = WARP * (CHAIN_WARPS + 2);
+        return Some(Launch { function: per_dtype!(call.dtype, "chain"), grid: grid as u32, block, args });
+    }
+    // Two warps of control a role. Pushing and taking out go side by side for all peers: the same number of warps for each.
+    let peers = call.nranks - 1;
+    let fair = |most: u32| peers * (most / peers).max(1);
+    let third = fair(WORKER_WARPS / 3);
+    (args.push_warps, args.out_warps) = match (call.kind, algorithm.is_two_shot()) {
+        // The root combines nothing, and takes out what all others combine, who take nothing out.
+        (CollectiveKind::Reduce, true) if call.rank == call.root => (WORKER_WARPS / 2, WORKER_WARPS / 2),
+        (CollectiveKind::Reduce, true) => (third, 0),
+        (_, true) => (third, third),
+        (_, false) if reduces || args.send_stride == 0 => (third, 0),
+        (_, false) => (fair(WORKER_WARPS / 2), 0),
+    };
+    args.middle_warps = WORKER_WARPS - args.push_warps - args.out_warps;
+    let block = WARP * (args.push_warps + args.middle_warps + args.out_warps + 6);
+    let function = if reduces { per_dtype!(call.dtype, "simple") } else { "mccs_simple_copy" };
+    Some(Launch { function, grid: grid as u32, block, args })
 }
 
 /// Slots that a block has for a peer, and their size: what the symmetric buffer has of them, cut smaller where a chunk is waited for on its way through several
@@ -387,104 +319,6 @@ fn slots(call: &CollectiveCall, algorithm: Algorithm, layout: &SymmetricBufferLa
     if bytes.is_multiple_of(128 * wanted) { (wanted, bytes / wanted) } else { (layout.slots, layout.slot_bytes) }
 }
 
-/// All ranks' bits but one's.
-fn all_but(nranks: u32, rank: u32) -> u32 {
-    ((1 << nranks) - 1) & !(1 << rank)
-}
-
-fn one_shot(call: &CollectiveCall, strides: Strides, args: &mut DirectArgs) {
-    use CollectiveKind as Kind;
-    let &CollectiveCall { kind, rank, root, nranks, .. } = call;
-    let (others, root_bit, is_root) = (all_but(nranks, rank), 1 << root, rank == root);
-    let to_root = if is_root { (0, others) } else { (root_bit, 0) };
-    let from_root = if is_root { (others, 0) } else { (0, root_bit) };
-    (args.send_mask, args.recv_mask) = match kind {
-        Kind::AllReduce | Kind::AllGather | Kind::ReduceScatter | Kind::AllToAll => (others, others),
-        Kind::Broadcast | Kind::Scatter => from_root,
-        Kind::Reduce | Kind::Gather => to_root,
-        Kind::Barrier => (0, 0),
-    };
-    if matches!(kind, Kind::ReduceScatter | Kind::AllToAll | Kind::Scatter) {
-        args.send_stride = strides.send * call.dtype.size_bytes() as u64;
-    }
-    if matches!(kind, Kind::AllGather | Kind::AllToAll | Kind::Gather) {
-        args.recv_stride = strides.recv * call.dtype.size_bytes() as u64;
-    }
-    let keeps = match kind {
-        Kind::AllReduce | Kind::ReduceScatter => KEEP,
-        Kind::Reduce if is_root => KEEP,
-        Kind::AllGather | Kind::AllToAll => OWN,
-        Kind::Broadcast | Kind::Scatter | Kind::Gather if is_root => OWN,
-        _ => 0,
-    };
-    args.flags |= keeps;
-    // Where every rank sends every other a message, that is the full exchange that symmetric buffers need.
-    if call.kind.has_root() || args.bytes == 0 || args.send_mask == 0 {
-        args.flags |= HEADS;
-    }
-}
-
-fn two_shots(call: &CollectiveCall, algorithm: Algorithm, args: &mut DirectArgs) -> Option<()> {
-    use CollectiveKind as Kind;
-    let &CollectiveCall { kind, rank, root, nranks, .. } = call;
-    let (others, is_root) = (all_but(nranks, rank), rank == root);
-    // The root of a rooted collective owns no shard: its link is busy with the whole buffer already.
-    let owners = if kind.has_root() { nranks - 1 } else { nranks };
-    let unit = if algorithm.is_simple() { 128 } else { 16 };
-    args.shard_bytes = args.bytes.div_ceil(u64::from(owners)).next_multiple_of(unit).max(unit);
-    args.flags |= HEADS;
-    match kind {
-        Kind::AllReduce => {
-            (args.send_mask, args.recv_mask, args.relay_mask, args.out_mask) = (others, others, others, others);
-            args.flags |= KEEP;
-        }
-        Kind::Broadcast if nranks > 2 => {
-            args.unsharded = root;
-            if is_root {
-                args.send_mask = others;
-                args.flags |= OWN;
-            } else {
-                args.recv_mask = 1 << root;
-                args.relay_mask = others & !(1 << root);
-                args.out_mask = args.relay_mask;
-                args.flags |= KEEP;
-            }
-        }
-        Kind::Reduce if nranks > 2 => {
-            args.unsharded = root;
-            args.send_mask = others & !(1 << root);
-            if is_root {
-                args.out_mask = others;
-            } else {
-                args.recv_mask = others;
-                args.relay_mask = 1 << root;
-            }
-        }
-        _ => return None,
-    }
-    Some(())
-}
-
-/// A reduce from rank to rank, the root last. Factors are for a reduction of all ranks' data at a time.
-fn chain(call: &CollectiveCall, args: &mut DirectArgs) -> Option<()> {
-    let &CollectiveCall { kind, op, rank, root, nranks, .. } = call;
-    if kind != CollectiveKind::Reduce || op == RedOp::PreMulSum || !CHAIN_RANKS.contains(&nranks) {
-        return None;
-    }
-    let (before, next) = ((rank + nranks - 1) % nranks, (rank + 1) % nranks);
-    if rank == root {
-        args.flags |= KEEP;
-    } else {
-        args.send_mask = 1 << next;
-        // The root divides the whole sum.
-        args.divisor = 0;
-    }
-    if before != root {
-        args.recv_mask = 1 << before;
-    }
-    Some(())
-}
-
 /// Two shots of lines at once, through places in slots that are used again.
 fn pipeline(
     call: &CollectiveCall,
@@ -500,30 +334,6 @@ fn pipeline(
     let each = warps.div_ceil(u64::from(blocks)).clamp(1, LL_WARPS_MAX);
     let grid = (warps / each).min(u64::from(blocks)) as u32;
     (grid > 0).then_some(Launch { function: per_dtype!(call.dtype, "pipeline"), grid, block: WARP * each as u32, args })
-}
-
-/// Of an operation in packets or lines: `None` where it is too long for offsets of 32 bits.
-fn messages(args: &mut DirectArgs) -> Option<()> {
-    let DirectArgs { bytes, shard_bytes, rank, unsharded, .. } = *args;
-    let strides = args.send_stride.max(args.recv_stride).checked_mul(u64::from(args.nranks))?;
-    u32::try_from(bytes.max(shard_bytes).max(strides)).ok().filter(|bytes| *bytes < 1 << 31)?;
-    let part = |owner: u32, stride: u64| match shard_bytes {
-        0 => Part { at: (u64::from(owner) * stride) as u32, bytes: bytes as u32 },
-        _ => {
-            let at = (u64::from(owner - u32::from(owner > unsharded)) * shard_bytes).min(bytes);
-            Part { at: at as u32, bytes: shard_bytes.min(bytes - at) as u32 }
-        }
-    };
-    let of = |mask: u32, message: &dyn Fn(u32) -> Part| {
-        std::array::from_fn(|peer| if mask >> peer & 1 == 1 { message(peer as u32) } else { Part::zeroed() })
-    };
-    args.own = part(rank, args.send_stride);
-    args.result = part(rank, args.recv_stride);
-    args.sends = of(args.send_mask, &|peer| part(peer, args.send_stride));
-    // Of a shard, the part for this rank.
-    args.recvs = of(args.recv_mask, &|peer| if shard_bytes == 0 { part(peer, args.recv_stride) } else { args.result });
-    args.outs = of(args.out_mask, &|peer| part(peer, args.recv_stride));
-    Some(())
 }
 
 impl Launch<ReduceArgs> {

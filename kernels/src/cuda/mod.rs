@@ -46,7 +46,9 @@
 //! Arithmetic is that of the CPU, bit for bit, but for the payloads of NaN (tests/tests/gpu/values.rs).
 
 mod abi;
+mod collective;
 mod launch;
+mod messages;
 mod p2p;
 mod stage;
 mod strategy;
@@ -55,7 +57,8 @@ mod symmetric_buffer;
 mod tests;
 
 pub use abi::{DirectArgs, RANKS_MAX, ReduceArgs};
-pub use launch::{Algorithm, CollectiveCall, LargeBuffers, Launch, Strides, functions, reduce_functions};
+pub use collective::{Algorithm, CollectiveCall, Strides};
+pub use launch::{LargeBuffers, Launch, functions, reduce_functions};
 pub use p2p::{
     MESSAGES_MAX, P2pArgs, P2pError, P2pHead, P2pLaunch, P2pMessage, contradiction, header_parts, pairs_with_oneself,
 };
