@@ -1,9 +1,4 @@
-//! From an operation to a launch: which function, how many threads, and who sends which part to whom.
-//!
-//! All collectives are exchanges of *messages* between pairs of ranks. In one shot, every message is what the sender's
-//! buffer holds for the receiver, who combines or copies it. In two shots, the buffer is cut into shards: messages
-//! of the first phase bring each shard to its owner, who combines (or copies) it and sends it on in the second phase to
-//! whoever wants it. Masks, strides and the shards' owners, and parts by rank where they are small, say it all; kernels know no collectives.
+//! From an operation to a launch: which function, how many blocks and threads, and its arguments.
 
 use std::ops::RangeInclusive;
 
