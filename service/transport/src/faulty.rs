@@ -203,6 +203,25 @@ impl Faulty {
         }
         (busy, next)
     }
+
+    /// Posts a request of a flow's receiving end, once that is accepted.
+    fn post_at_receiver(
+        &mut self,
+        flow: RecvFlow,
+        post: impl FnOnce(&mut dyn Transport, RecvFlow) -> Result<Option<Request>, TransportError>,
+    ) -> Result<Option<Request>, TransportError> {
+        let handle = FlowId::from(flow).0;
+        let flow = self.flows.get(handle).ok_or(TransportError::NO_FLOW)?;
+        flow.check()?;
+        match flow.inner {
+            Inner::Recv(inner) => {
+                let request = post(&mut *self.inner, inner)?;
+                Ok(self.posted(handle, request))
+            }
+            Inner::Late { .. } => Ok(None),
+            _ => Err(TransportError::NO_FLOW),
+        }
+    }
 }
 
 impl DataPath for Faulty {
@@ -220,31 +239,11 @@ impl DataPath for Faulty {
     }
 
     fn irecv(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
-        let handle = FlowId::from(flow).0;
-        let flow = self.flows.get(handle).ok_or(TransportError::NO_FLOW)?;
-        flow.check()?;
-        match flow.inner {
-            Inner::Recv(inner) => {
-                let request = self.inner.irecv(inner, buffer)?;
-                Ok(self.posted(handle, request))
-            }
-            Inner::Late { .. } => Ok(None),
-            _ => Err(TransportError::NO_FLOW),
-        }
+        self.post_at_receiver(flow, |inner, flow| inner.irecv(flow, buffer))
     }
 
     fn flush(&mut self, flow: RecvFlow, buffer: MemorySpan) -> Result<Option<Request>, TransportError> {
-        let handle = FlowId::from(flow).0;
-        let flow = self.flows.get(handle).ok_or(TransportError::NO_FLOW)?;
-        flow.check()?;
-        match flow.inner {
-            Inner::Recv(inner) => {
-                let request = self.inner.flush(inner, buffer)?;
-                Ok(self.posted(handle, request))
-            }
-            Inner::Late { .. } => Ok(None),
-            _ => Err(TransportError::NO_FLOW),
-        }
+        self.post_at_receiver(flow, |inner, flow| inner.flush(flow, buffer))
     }
 
     fn test(&mut self, request: Request) -> Result<Status, TransportError> {

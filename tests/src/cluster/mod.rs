@@ -394,21 +394,20 @@ impl Cluster {
         }
     }
 
+    fn ask_why_stuck(&self, host: usize, reply_to: ReplyTo) {
+        let of = self.hosts[host].as_ref().expect("a host that lives");
+        let number = of.registry.comms().first().expect("a communicator").number;
+        let message = OperatorMessage::WhyStuck { number, rounds: DiagnosisRounds::UntilCertain, reply_to };
+        assert!(of.proxy.send(message.into()).is_ok(), "the proxy engine has no room");
+    }
+
     /// Why a host's only communicator is stuck, as its operator is told, and how long that took.
     ///
     /// # Panics
     /// If the host has no communicator, or something is wrong.
     pub fn why_stuck(&mut self, host: usize) -> (StuckReport, Duration) {
         let (answers, asked_at) = (Mailbox::new(1), self.now);
-        let of = self.hosts[host].as_ref().expect("a host that lives");
-        let number = of.registry.comms().first().expect("a communicator").number;
-        let message = OperatorMessage::WhyStuck {
-            number,
-            rounds: DiagnosisRounds::UntilCertain,
-            reply_to: ReplyTo::new(0, answers.sender()),
-        }
-        .into();
-        assert!(of.proxy.send(message).is_ok(), "the proxy engine has no room");
+        self.ask_why_stuck(host, ReplyTo::new(0, answers.sender()));
         loop {
             self.run_for(Duration::from_millis(1));
             assert!(self.faults.is_empty(), "{:?}", self.faults);
@@ -427,15 +426,7 @@ impl Cluster {
     pub fn why_stuck_often(&mut self, host: usize, often: usize) -> Vec<Result<StuckReport, String>> {
         let answers = Mailbox::new(often);
         for _ in 0..often {
-            let of = self.hosts[host].as_ref().expect("a host that lives");
-            let number = of.registry.comms().first().expect("a communicator").number;
-            let message = OperatorMessage::WhyStuck {
-                number,
-                rounds: DiagnosisRounds::UntilCertain,
-                reply_to: ReplyTo::new(0, answers.sender()),
-            }
-            .into();
-            assert!(of.proxy.send(message).is_ok(), "the proxy engine has no room");
+            self.ask_why_stuck(host, ReplyTo::new(0, answers.sender()));
             self.run_for(Duration::from_millis(1));
         }
         let mut told = Vec::new();
