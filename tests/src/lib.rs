@@ -4,6 +4,7 @@ pub mod attacker;
 pub mod attackers;
 pub mod cluster;
 pub mod hosts;
+pub mod nics;
 pub mod quotas;
 pub mod sim;
 

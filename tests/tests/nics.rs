@@ -1,22 +1,22 @@
 //! Communicators over RDMA, on emulated devices (`tests/nics`): real services and the whole transport, without hardware.
 
-use std::net::Ipv4Addr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mccs_config::service::TransportKind;
 use mccs_control::{CommView, HostView};
 use mccs_emulated_nics::control::{Carried, Fault, carried, make};
-use mccs_emulated_nics::{Listed, write_list};
 use mccs_eval::workload::Call;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 use mccs_registry::Registry;
 use mccs_tests::hosts::{Raise, TestHosts, in_threads, run_until_stopped};
+use mccs_tests::nics::{Numbering, library_in, list_nics};
 use mccs_tests::{run_checked, watchdog};
 
 /// Two hosts with two ranks each.
 const PLACEMENT: [usize; 4] = [0, 0, 1, 1];
+const MBIT_PER_S: u64 = 10_000;
 
 /// Two hosts whose services have emulated devices alone: `h0` has n0, n1 and so on, `h1` as many more.
 struct Fixture {
@@ -25,27 +25,13 @@ struct Fixture {
     devices: usize,
 }
 
-/// What cargo has built beside this test.
-fn library() -> PathBuf {
-    let test = std::env::current_exe().expect("a path");
-    let folder = test.parent().expect("a folder");
-    folder.join("libmccs_emulated_nics.so")
-}
-
 impl Fixture {
     fn new(devices: usize) -> Self {
         watchdog();
         // Memory, not a disk.
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-        let listed = |number: usize| Listed {
-            host: format!("h{}", number / devices),
-            name: format!("n{number}"),
-            address: Ipv4Addr::new(10, 88, 0, number as u8 + 1),
-            mbit_per_s: 10_000,
-            latency_ns: 2000,
-        };
-        write_list(folder.path(), &(0..2 * devices).map(listed).collect::<Vec<_>>()).expect("a list");
-        let library = copy_of_library(folder.path());
+        list_nics(folder.path(), &[devices; 2], Numbering::Throughout, (0, MBIT_PER_S));
+        let library = library_in(folder.path());
         let hosts = TestHosts::start_each(2, |host| {
             let names: Vec<String> =
                 (host * devices..(host + 1) * devices).map(|number| format!("n{number}")).collect();
@@ -62,19 +48,12 @@ impl Fixture {
     fn by_default(devices: [usize; 2], keys: impl Fn(usize) -> String, before: impl Fn(&Path)) -> Self {
         watchdog();
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-        let listed = |number: usize| Listed {
-            host: format!("h{}", usize::from(number >= devices[0])),
-            name: format!("n{number}"),
-            address: Ipv4Addr::new(10, 88, 0, number as u8 + 1),
-            mbit_per_s: 10_000,
-            latency_ns: 2000,
-        };
-        write_list(folder.path(), &(0..devices[0] + devices[1]).map(listed).collect::<Vec<_>>()).expect("a list");
+        list_nics(folder.path(), &devices, Numbering::Throughout, (0, MBIT_PER_S));
         before(folder.path());
         let hosts = TestHosts::start_each(2, |host| {
             let own = folder.path().join(format!("h{host}"));
             std::fs::create_dir(&own).expect("a folder");
-            let library = copy_of_library(&own);
+            let library = library_in(&own);
             format!("[rdma]\nlibrary = {library:?}\n{}[host_device]\nshm_exchange_limit = \"0\"\n", keys(host))
         });
         Fixture { hosts, folder, devices: devices[0] }
@@ -142,12 +121,6 @@ impl Fixture {
 }
 
 /// The library, in the folder of its devices: each copy is a library of its own.
-fn copy_of_library(folder: &Path) -> PathBuf {
-    let copy = folder.join("libibverbs.so.1");
-    std::fs::copy(library(), &copy).expect("cargo builds it with this test");
-    copy
-}
-
 fn all_reduce(count: u64, seed: u64) -> Call {
     let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::F32, RedOp::Sum);
     Call { kind, dtype, redop, root: 0, count, nranks: PLACEMENT.len() as u32, seed }

@@ -1,8 +1,5 @@
 //! Rails whose data NICs read and write in memory of GPUs: on emulated NICs (`tests/nics`), whose copy engines are the GPUs'.
-//!
-//! The library of the NICs is what cargo has built beside this test, or that which `MCCS_TEST_NICS` names.
 
-use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,11 +10,11 @@ use mccs_config::service::TransportKind;
 use mccs_control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_cuda::{copy_from_host, copy_to_host};
 use mccs_emulated_nics::control::{Fault, make};
-use mccs_emulated_nics::{Listed, write_list};
 use mccs_eval::workload::Call;
 use mccs_registry::CommInfo;
 use mccs_tenants::Resource;
 use mccs_tests::hosts::TestHosts;
+use mccs_tests::nics::{Numbering, library_in, list_nics};
 
 use super::rails::{every_kind, everything, four_processes, play_in_teams, synchronize, teams};
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
@@ -54,17 +51,9 @@ impl Fixture {
     fn made(count: usize, text: impl Fn(usize, String) -> String, before: impl Fn(&Path)) -> Self {
         // Memory, not a disk.
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-        let listed = |number: usize| Listed {
-            host: format!("h{}", number / NICS),
-            name: format!("n{number}"),
-            address: Ipv4Addr::new(10, 88, 1, number as u8 + 1),
-            mbit_per_s: 100_000,
-            latency_ns: 2000,
-        };
-        write_list(folder.path(), &(0..count * NICS).map(listed).collect::<Vec<_>>()).expect("a list");
+        list_nics(folder.path(), &vec![NICS; count], Numbering::Throughout, (1, 100_000));
         before(folder.path());
-        let library = folder.path().join("libibverbs.so.1");
-        std::fs::copy(built_library(), &library).expect("cargo builds it with this test");
+        let library = library_in(folder.path());
         let hosts = TestHosts::start_each(count, |host| {
             let names: Vec<_> = (host * NICS..(host + 1) * NICS).map(|number| format!("n{number}")).collect();
             let rdma = format!("[rdma]\nuse = \"auto\"\nlibrary = {library:?}\ndevices = {names:?}\n");
@@ -90,14 +79,6 @@ impl Fixture {
         };
         gpus.iter().map(view).collect()
     }
-}
-
-fn built_library() -> PathBuf {
-    if let Some(named) = std::env::var_os("MCCS_TEST_NICS") {
-        return named.into();
-    }
-    let test = std::env::current_exe().expect("a path");
-    test.parent().expect("a folder").join("libmccs_emulated_nics.so")
 }
 
 /// Has NICs refuse memory of GPUs.

@@ -1,7 +1,6 @@
 //! GPUs of two hosts whose rails go over emulated NICs: ports die and come back, strategies change and policies hold while calls go on, each
 //! checked.
 
-use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -12,10 +11,10 @@ use mccs_config::service::TransportKind;
 use mccs_control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_controller::answer::{ControllerAnswer, ControllerRequest};
 use mccs_emulated_nics::control::{Carried, Fault, carried, make};
-use mccs_emulated_nics::{Listed, write_list};
 use mccs_eval::workload::Call;
 use mccs_registry::CommInfo;
 use mccs_tests::hosts::TestHosts;
+use mccs_tests::nics::{Numbering, library_in, list_nics};
 use mccs_tests::watchdog;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -44,23 +43,14 @@ impl Fixture {
     /// `keys` are of [rdma], `sections` go behind.
     fn new(nics: usize, keys: &str, sections: impl Fn(&Path) -> String) -> Fixture {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-        let listed = (0..2 * nics).map(|number| Listed {
-            host: format!("h{}", number / nics),
-            name: format!("n{}", number % nics),
-            address: Ipv4Addr::new(10, 89, 0, number as u8 + 1),
-            mbit_per_s: MBIT_PER_S,
-            latency_ns: 2000,
-        });
-        write_list(folder.path(), &listed.collect::<Vec<_>>()).expect("a list");
-        let built = std::env::current_exe().expect("a path").with_file_name("libmccs_emulated_nics.so");
+        list_nics(folder.path(), &[nics; 2], Numbering::ByHost, (2, MBIT_PER_S));
         let rails = TENANTS.replacen("[cuda]\n", "[cuda]\nrails_from = \"1B\"\n", 1);
         let sections = sections(folder.path());
         let hosts = TestHosts::start_each(2, |host| {
             // In a folder called like the host a library has that host's devices.
             let own = folder.path().join(format!("h{host}"));
             std::fs::create_dir(&own).expect("a folder");
-            let library = own.join("libibverbs.so.1");
-            std::fs::copy(&built, &library).expect("cargo builds it with this test");
+            let library = library_in(&own);
             format!("{rails}[rdma]\nlibrary = {library:?}\n{keys}{sections}")
         });
         Fixture { hosts, folder, nics }
