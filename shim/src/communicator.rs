@@ -64,7 +64,7 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// One that moves data, from and to no root but rank 0.
+    /// A call of this kind: a sum where it reduces, with rank 0 as its root where it has one.
     pub(crate) fn new(kind: CollectiveKind, (send, recv): (Span, Span), count: u64, dtype: DataType) -> Self {
         let op = RedOp::Sum.into();
         Call { kind, send, recv, count, dtype, op, scalar_at: None, root: 0, user_tag: 0 }

@@ -70,15 +70,14 @@ impl Service {
         let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
         let queues = TenantQueues::new(settings.tenants.len(), mailbox.waker().clone());
         let (proxy, host_queues) = (mailbox.sender(), queues.opener());
-        let (mut gpus, control_gpus, freeing) =
-            start_gpus(&base.runtimes, settings, (base.proxy, &proxy), &base.registry)?.map_or_else(
-                |none| (Err(none), None, None),
-                |(gpus, sender, freeing)| (Ok(gpus), Some(sender), Some(freeing)),
-            );
+        let (mut gpus, control_gpus, freeing) = base.start_gpus(&proxy)?.map_or_else(
+            |none| (Err(none), None, None),
+            |(gpus, sender, freeing)| (Ok(gpus), Some(sender), Some(freeing)),
+        );
         let transport_factory =
             settings.network.clone().map(|network| TransportFactory::open(network, &settings.paths)).transpose()?;
         if let (Ok(gpus), Some(_)) = (&mut gpus, &settings.exchange) {
-            gpus.twins = twins(&gpus.twins, settings, transport_factory.as_ref(), &base.registry);
+            gpus.twins = base.twins(&gpus.twins, transport_factory.as_ref());
         }
         let (mut cluster, mut controller) = (None, None);
         if let Some(exchange) = &settings.exchange {
@@ -173,6 +172,75 @@ impl<'a> Base<'a> {
         })
     }
 
+    /// Starts the proxy engine of the GPUs, beside the thread that gives back what they were made of; or says why there is none. `host`: the other proxy engine.
+    fn start_gpus(&self, host: &Sender<ProxyMessage>) -> anyhow::Result<Result<StartedGpus, Arc<str>>> {
+        let (settings, registry) = (self.settings, &self.registry);
+        let found = match settings.cuda {
+            CudaUse::Off => return Ok(Err("the operator has switched them off".into())),
+            CudaUse::Auto | CudaUse::Required => Gpus::find(&settings.cuda_gpus),
+        };
+        let gpus = match found {
+            Ok(gpus) => gpus,
+            Err(reason) if settings.cuda == CudaUse::Required => {
+                return Err(reason).context("[cuda] use = \"required\"");
+            }
+            Err(reason @ (NoCuda::NoSuchGpu { .. } | NoCuda::SameGpu { .. })) => return Err(reason.into()),
+            Err(reason) => {
+                let level_is_high = !matches!(reason, NoCuda::Unavailable(_) | NoCuda::NoGpu);
+                if level_is_high {
+                    tracing::warn!(%reason, "no GPUs");
+                } else {
+                    tracing::info!(%reason, "no GPUs");
+                }
+                return Ok(Err(reason.to_string().into()));
+            }
+        };
+        // Whoever names GPUs and requires them requires these.
+        if settings.cuda == CudaUse::Required && !settings.cuda_gpus.is_empty() && !gpus.faults().is_empty() {
+            anyhow::bail!("[cuda] use = \"required\": {}", gpus.faults().join("; "));
+        }
+        tracing::info!(gpus = gpus.describe(), "GPUs");
+        registry.set_gpus(gpus.infos());
+        let (ids, groups) = (gpus.ids().into(), gpus.groups().into());
+        let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
+        let queues = TenantQueues::new(settings.tenants.len(), mailbox.waker().clone());
+        let (sender, opener) = (mailbox.sender(), queues.opener());
+        let recorder = registry.recorders.recorder("gpus".into());
+        let events = Arc::new(ProxyMessage::device_events(sender.clone()));
+        let (device, freeing) = CudaDevice::new(gpus, settings.cuda_options, Arc::clone(&events), recorder)?;
+        let device = Box::new(device);
+        let (importer, twins) = (device.importer(), device.twin_maker());
+        let timeouts = timeouts(settings);
+        let make_schedules = |nranks, hosts: &[Vec<u32>]| {
+            let strategy = Strategy::initial(Choice::Pinned(Algorithm::SinglePass), nranks, 1, hosts);
+            ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
+        };
+        let registry = Arc::clone(registry);
+        let (refuses_duplicate_gpus, other) = (settings.cuda_options.refuses_duplicate_gpus, Some(host.clone()));
+        self.runtimes.start_engine(self.proxy, |waker| {
+            mailbox.waker().set(waker);
+            let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), timeouts, None);
+            let engine = engine.with_tenant_queues(queues).with_device_events(events).with_other(other, false);
+            Box::new(engine.refusing_duplicate_gpus(refuses_duplicate_gpus))
+        })?;
+        Ok(Ok((GpuProxy { queues: opener, ids, groups, importer, twins }, sender, freeing)))
+    }
+
+    /// Makes memory of GPUs that NICs reach. How they reach that of each GPU is tried, and told.
+    fn twins(&self, maker: &TwinMaker, transport_factory: Option<&TransportFactory>) -> TwinMaker {
+        let nics = match transport_factory {
+            _ if !self.settings.gpudirect => Err("cuda.gpudirect is \"off\"".into()),
+            None => Err("rdma.use is \"off\"".into()),
+            Some(factory) => factory.gpu_nics(),
+        };
+        let maker = maker.clone().with_nics(nics);
+        for (gpu, path) in self.registry.gpus().iter().zip(maker.try_gpus()) {
+            tracing::info!(gpu = gpu.id, %path, "how data come to NICs");
+            let _ = gpu.nic_path.set(path);
+        }
+        maker
+    }
+
     /// Starts the exchange with other hosts and, where there is to be one, the engine of the controller. Returns what the proxy engine does with
     /// other hosts, and where operators reach the controller. `gpus`: how many there are, and their proxy engine.
     fn join_cluster(
@@ -263,13 +331,22 @@ impl<'a> Base<'a> {
         Ok(())
     }
 
+    /// Threads run beside what they work for.
+    fn place_threads(&self, transport_factory: Option<&TransportFactory>) -> anyhow::Result<ThreadPlacement> {
+        let (settings, nics, gpus) = (self.settings, nics_of(transport_factory), bus_ids(&self.registry));
+        let (engines, per_comm) = (transport_engines(settings), engines_per_comm(settings, nics.len()));
+        let work = Work { engines, per_comm, nics: &nics, gpus: &gpus };
+        let nodes = NumaNodes::of_this_process();
+        ThreadPlacement::new(settings.affinity, &settings.cpus, nodes, Path::new("/sys"), &work)
+    }
+
     /// Starts the pool of transport engines, each thread beside what it works for.
     fn start_transports(
         &self,
         proxy: Sender<ProxyMessage>,
         transport_factory: Option<TransportFactory>,
     ) -> anyhow::Result<TransportPool> {
-        let threads = place_threads(self.settings, transport_factory.as_ref(), &self.registry)?;
+        let threads = self.place_threads(transport_factory.as_ref())?;
         for runtime in self.runtimes.runtimes() {
             let has_gpus = runtime.index == self.proxy && !self.registry.gpus().is_empty();
             threads.bind(&self.runtimes, runtime.index, &runtime.name, has_gpus)?;
@@ -356,82 +433,6 @@ fn timeouts(settings: &Settings) -> Timeouts {
     Timeouts { init: settings.init_timeout, operation: settings.operation_timeout }
 }
 
-/// Starts the proxy engine of the GPUs, beside the thread that gives back what they were made of; or says why there is none.
-fn start_gpus(
-    runtimes: &Arc<Runtimes>,
-    settings: &Settings,
-    (runtime, host): (u32, &Sender<ProxyMessage>),
-    registry: &Arc<Registry>,
-) -> anyhow::Result<Result<StartedGpus, Arc<str>>> {
-    let found = match settings.cuda {
-        CudaUse::Off => return Ok(Err("the operator has switched them off".into())),
-        CudaUse::Auto | CudaUse::Required => Gpus::find(&settings.cuda_gpus),
-    };
-    let gpus = match found {
-        Ok(gpus) => gpus,
-        Err(reason) if settings.cuda == CudaUse::Required => return Err(reason).context("[cuda] use = \"required\""),
-        Err(reason @ (NoCuda::NoSuchGpu { .. } | NoCuda::SameGpu { .. })) => return Err(reason.into()),
-        Err(reason) => {
-            let level_is_high = !matches!(reason, NoCuda::Unavailable(_) | NoCuda::NoGpu);
-            if level_is_high {
-                tracing::warn!(%reason, "no GPUs");
-            } else {
-                tracing::info!(%reason, "no GPUs");
-            }
-            return Ok(Err(reason.to_string().into()));
-        }
-    };
-    // Whoever names GPUs and requires them requires these.
-    if settings.cuda == CudaUse::Required && !settings.cuda_gpus.is_empty() && !gpus.faults().is_empty() {
-        anyhow::bail!("[cuda] use = \"required\": {}", gpus.faults().join("; "));
-    }
-    tracing::info!(gpus = gpus.describe(), "GPUs");
-    registry.set_gpus(gpus.infos());
-    let (ids, groups) = (gpus.ids().into(), gpus.groups().into());
-    let mailbox = Mailbox::new(PROXY_MAILBOX_MAX);
-    let queues = TenantQueues::new(settings.tenants.len(), mailbox.waker().clone());
-    let (sender, opener) = (mailbox.sender(), queues.opener());
-    let recorder = registry.recorders.recorder("gpus".into());
-    let events = Arc::new(ProxyMessage::device_events(sender.clone()));
-    let (device, freeing) = CudaDevice::new(gpus, settings.cuda_options, Arc::clone(&events), recorder)?;
-    let device = Box::new(device);
-    let (importer, twins) = (device.importer(), device.twin_maker());
-    let timeouts = timeouts(settings);
-    let make_schedules = |nranks, hosts: &[Vec<u32>]| {
-        let strategy = Strategy::initial(Choice::Pinned(Algorithm::SinglePass), nranks, 1, hosts);
-        ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
-    };
-    let registry = Arc::clone(registry);
-    let (refuses_duplicate_gpus, other) = (settings.cuda_options.refuses_duplicate_gpus, Some(host.clone()));
-    runtimes.start_engine(runtime, |waker| {
-        mailbox.waker().set(waker);
-        let engine = ProxyEngine::new(device, mailbox, registry, Box::new(make_schedules), timeouts, None);
-        let engine = engine.with_tenant_queues(queues).with_device_events(events).with_other(other, false);
-        Box::new(engine.refusing_duplicate_gpus(refuses_duplicate_gpus))
-    })?;
-    Ok(Ok((GpuProxy { queues: opener, ids, groups, importer, twins }, sender, freeing)))
-}
-
-/// Makes memory of GPUs that NICs reach. How they reach that of each GPU is tried, and told.
-fn twins(
-    maker: &TwinMaker,
-    settings: &Settings,
-    transport_factory: Option<&TransportFactory>,
-    registry: &Registry,
-) -> TwinMaker {
-    let nics = match transport_factory {
-        _ if !settings.gpudirect => Err("cuda.gpudirect is \"off\"".into()),
-        None => Err("rdma.use is \"off\"".into()),
-        Some(factory) => factory.gpu_nics(),
-    };
-    let maker = maker.clone().with_nics(nics);
-    for (gpu, path) in registry.gpus().iter().zip(maker.try_gpus()) {
-        tracing::info!(gpu = gpu.id, %path, "how data come to NICs");
-        let _ = gpu.nic_path.set(path);
-    }
-    maker
-}
-
 /// Where the service's GPUs sit.
 fn bus_ids(registry: &Registry) -> Vec<String> {
     registry.gpus().iter().map(|gpu| gpu.pci_bus_id.clone()).collect()
@@ -454,19 +455,6 @@ fn transport_engines(settings: &Settings) -> usize {
 /// Transport engines that a communicator's channels go to.
 fn engines_per_comm(settings: &Settings, nics: usize) -> usize {
     settings.channels.map_or(nics.max(CHANNELS_MIN as usize), |channels| channels as usize)
-}
-
-/// Threads run beside what they work for.
-fn place_threads(
-    settings: &Settings,
-    transport_factory: Option<&TransportFactory>,
-    registry: &Registry,
-) -> anyhow::Result<ThreadPlacement> {
-    let (nics, gpus) = (nics_of(transport_factory), bus_ids(registry));
-    let (engines, per_comm) = (transport_engines(settings), engines_per_comm(settings, nics.len()));
-    let work = Work { engines, per_comm, nics: &nics, gpus: &gpus };
-    let nodes = NumaNodes::of_this_process();
-    ThreadPlacement::new(settings.affinity, &settings.cpus, nodes, Path::new("/sys"), &work)
 }
 
 /// What the operator has not said: where there are many cores, one that waits takes little, and to wake it takes longer than
