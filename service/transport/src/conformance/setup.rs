@@ -10,6 +10,7 @@ use crate::{DataPath, Fault, FlowState, ListenOptions, ListenerHandle, Transport
 
 /// The peer connects, and posts, long before the flow is accepted.
 pub(crate) fn late_accepts<F: Fixture>(pair: &mut Pair<F>) {
+    take_time(pair);
     let (listener, handle) = pair.listen(1);
     for number in [u64::MAX, 0, 1 << 40] {
         let send = pair.connect(0, &handle, number);
