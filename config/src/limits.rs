@@ -45,6 +45,13 @@ pub const OPERATION_TIMEOUT: Limit<DurationText> = Limit {
 pub const CUDA_MAX_CTAS: Limit<u32> =
     Limit { min: 1, max: 128, reason: "a kernel has at least one block, and symmetric buffers have room for 128" };
 
+/// Payload up to which kernels meet in pinned memory of the host.
+pub const CUDA_PINNED_TO: Limit<Bytes> = Limit {
+    min: Bytes(0),
+    max: Bytes::kib(32),
+    reason: "the LL protocol carries it, which is slower than others for more",
+};
+
 /// Longest chunk of what ranks' kernels move in chunks.
 pub const CUDA_CHUNK: Limit<Bytes> = Limit {
     min: Bytes::kib(4),

@@ -23,7 +23,9 @@ use crate::units::{Bytes, DurationText};
 use crate::validate::{Problems, Validate};
 
 pub use controller::Controller;
-pub use cuda::{Cuda, CudaDuplicateGpus, CudaExecution, CudaGpuDirect, CudaHandles, CudaOrdering, CudaUse};
+pub use cuda::{
+    Cuda, CudaDuplicateGpus, CudaExecution, CudaGpuDirect, CudaHandles, CudaOrdering, CudaPeerAccess, CudaUse,
+};
 pub use exchange::{Address, Exchange, HostConfig};
 pub use large_from::{Crossover, LargeFrom};
 pub use metrics::Metrics;

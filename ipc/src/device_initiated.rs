@@ -46,6 +46,8 @@ pub enum SymmetricBufferHandle {
     Ipc(Vec<u8>),
     /// By a descriptor, behind the control page's, in the order of symmetric buffers; so many bytes.
     Descriptor(u64),
+    /// The same, of memory of the host: a process maps it, and registers it with its GPU's driver.
+    Host(u64),
 }
 
 /// A symmetric buffer, for the rank that is to map it.

@@ -21,7 +21,7 @@ use crate::types::{ErrorClass, Handle, UniqueId};
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 18;
+pub const VERSION: u32 = 19;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most file descriptors in one message: a control page's, and those of all symmetric buffers of a communicator.
@@ -48,6 +48,8 @@ pub enum Role {
     CopyEngines { whole: Handle },
     /// Ranks of one of the whole's hosts, under an id of its own: their kernels reach each other. Ranks count from 0 here.
     Team { whole: Handle },
+    /// The whole's ranks, at one service whose GPUs do not all reach each other: their kernels meet in pinned memory of the host, for what is short.
+    Pinned { whole: Handle },
     /// One rank of each service, in the order of services, under an id of its own: moves data between hosts. By its number.
     Rail { whole: Handle, number: u32 },
     /// What graphs replay of a rail, in a session of its own, which names the whole by its id: the process must have the rank.
@@ -60,9 +62,11 @@ impl Role {
     pub fn whole(self) -> Option<Handle> {
         match self {
             Role::Whole | Role::GraphsOfRail { .. } => None,
-            Role::Graphs { whole } | Role::CopyEngines { whole } | Role::Team { whole } | Role::Rail { whole, .. } => {
-                Some(whole)
-            }
+            Role::Graphs { whole }
+            | Role::CopyEngines { whole }
+            | Role::Team { whole }
+            | Role::Pinned { whole }
+            | Role::Rail { whole, .. } => Some(whole),
         }
     }
 
@@ -78,10 +82,10 @@ impl Role {
         matches!(self, Role::Rail { .. } | Role::GraphsOfRail { .. })
     }
 
-    /// Whether its ranks' GPUs reach each other, so that the service's device for GPUs has it.
+    /// Whether its ranks' kernels meet, so that the service's device for GPUs has it.
     #[must_use]
     pub fn is_on_gpus(self) -> bool {
-        matches!(self, Role::CopyEngines { .. } | Role::Team { .. })
+        matches!(self, Role::CopyEngines { .. } | Role::Team { .. } | Role::Pinned { .. })
     }
 }
 
@@ -236,7 +240,7 @@ pub enum Response {
     /// One of GPUs without `device_initiated` is host-staged: to the service, its buffers are memory of the host, and `access` says how streams
     /// use their semaphores. From a payload as in `engines_from` on its collectives are for another communicator, which all its
     /// ranks join as [`Role::CopyEngines`]. Where `hosts` says who is where, its ranks may join parts ([`Role::Team`], [`Role::Rail`])
-    /// for payloads from `rails_from` on.
+    /// for payloads from `rails_from` on, and [`Role::Pinned`] up to `pinned_to`.
     Comm {
         comm: Handle,
         shm_exchange: Option<ShmExchangeLayout>,
@@ -248,6 +252,8 @@ pub enum Response {
         hosts: Vec<HostRun>,
         /// Payload in bytes; `u64::MAX`: from none.
         rails_from: u64,
+        /// Payload in bytes; 0: nothing, and there is no such part.
+        pinned_to: u64,
     },
     /// How a part of a communicator is opened, with a descriptor for each handle that is one.
     Part { handles: Vec<SymmetricBufferHandle> },

@@ -53,7 +53,7 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
     ),
     (
         "mccs::cuda",
-        &["communicator", "device_initiated", "p2p", "rails", "service_executed", "host_staged"],
+        &["communicator", "device_initiated", "p2p", "pinned", "rails", "service_executed", "host_staged"],
         "the kinds of execution are methods of one communicator",
     ),
     ("mccs::cuda::host_staged", &["captured", "p2p"], "captured graphs replay p2p, which records itself in them"),

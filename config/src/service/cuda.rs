@@ -20,6 +20,9 @@ pub struct Cuda {
     pub large_from: LargeFrom,
     /// Payload from which ranks of several hosts exchange by rails, their GPUs combining (decision 074). 0: never.
     pub rails_from: Bytes,
+    /// Payload up to which kernels of ranks at this service meet in pinned memory of the host, where their GPUs do not all reach each other
+    /// (decision 097). 0: never.
+    pub pinned_to: Bytes,
     /// Most thread blocks of a kernel that carries a collective out, as NCCL's `maxCTAs`. None: as measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_ctas: Option<u32>,
@@ -45,6 +48,8 @@ pub struct Cuda {
     pub duplicate_gpus: CudaDuplicateGpus,
     /// Whether NICs read and write memory of GPUs (decision 082).
     pub gpudirect: CudaGpuDirect,
+    /// Whether GPUs reach each other's memory (decision 081).
+    pub peer_access: CudaPeerAccess,
 }
 
 impl Default for Cuda {
@@ -53,6 +58,7 @@ impl Default for Cuda {
             usage: CudaUse::default(),
             large_from: LargeFrom::default(),
             rails_from: Bytes::kib(64),
+            pinned_to: Bytes::kib(16),
             max_ctas: None,
             chunk: None,
             slot: Bytes::mib(192),
@@ -64,12 +70,14 @@ impl Default for Cuda {
             handles: CudaHandles::default(),
             duplicate_gpus: CudaDuplicateGpus::default(),
             gpudirect: CudaGpuDirect::default(),
+            peer_access: CudaPeerAccess::default(),
         }
     }
 }
 
 impl Cuda {
     pub(super) fn validate(&self, problems: &mut Problems) {
+        problems.within("cuda.pinned_to", &self.pinned_to, &limits::CUDA_PINNED_TO);
         problems.within("cuda.slot", &self.slot, &limits::CUDA_SLOT);
         if let Some(most) = &self.max_ctas {
             problems.within("cuda.max_ctas", most, &limits::CUDA_MAX_CTAS);
@@ -179,6 +187,17 @@ pub enum CudaGpuDirect {
     #[default]
     Auto,
     /// Through pinned memory of the host.
+    Off,
+}
+
+/// Whether GPUs of this host reach each other's memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CudaPeerAccess {
+    /// As the driver says, and as is tried at start.
+    #[default]
+    Auto,
+    /// They do not: all goes through memory of the host.
     Off,
 }
 

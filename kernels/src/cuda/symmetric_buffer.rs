@@ -35,8 +35,8 @@ pub(super) const LL128_UNIT_WIRE_BYTES: u64 = 512;
 const PAGE_BYTES: u64 = 4096;
 /// Parts of a symmetric buffer are whole large pages: what the driver maps.
 const PART_BYTES: u64 = 2 << 20;
-/// LL packets of ranks whose kernels store lines: no strategy with lines sends more than 16 KiB at a time in packets.
-const LL_BYTES_WITH_LL128: u32 = 64 << 10;
+/// LL packets where no strategy sends more than 32 KiB at a time so.
+const LL_BYTES_OF_FEW: u32 = 64 << 10;
 
 /// The layout of a communicator's symmetric buffers: the same on all ranks, for as long as the symmetric buffers live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -81,10 +81,11 @@ impl SymmetricBufferLayout {
         SymmetricBufferLayout { lanes: lanes.clamp(8, LANES_MAX), ..self }
     }
 
-    /// The same for ranks whose kernels store lines: with less room for packets. Without lines, operations that do not fit there go in chunks.
+    /// The same with less room for packets: for ranks whose kernels store lines, or that only do what is short. Without lines, operations that do not fit
+    /// there go in chunks.
     #[must_use]
-    pub fn with_ll128(self) -> SymmetricBufferLayout {
-        SymmetricBufferLayout { ll_bytes: self.ll_bytes.min(LL_BYTES_WITH_LL128), ..self }
+    pub fn with_few_packets(self) -> SymmetricBufferLayout {
+        SymmetricBufferLayout { ll_bytes: self.ll_bytes.min(LL_BYTES_OF_FEW), ..self }
     }
 
     /// The same with chunks of other lengths, of long operations and of messages. Each operation cuts a ring of slots in as many as it has
@@ -355,7 +356,8 @@ mod tests {
     #[test]
     fn parts_are_whole_large_pages_and_cover_the_area() {
         for nranks in 2..=8 {
-            for layout in [SymmetricBufferLayout::initial(nranks), SymmetricBufferLayout::initial(nranks).with_ll128()]
+            for layout in
+                [SymmetricBufferLayout::initial(nranks), SymmetricBufferLayout::initial(nranks).with_few_packets()]
             {
                 let parts = SymmetricBufferPart::ALL.map(|part| layout.part(part));
                 assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start), "{parts:?}");
@@ -365,7 +367,7 @@ mod tests {
             }
         }
         let mib = |nranks| {
-            let layout = SymmetricBufferLayout::initial(nranks).with_ll128();
+            let layout = SymmetricBufferLayout::initial(nranks).with_few_packets();
             SymmetricBufferPart::ALL.map(|part| (layout.part(part).end - layout.part(part).start) >> 20)
         };
         // As decision 050 has them.

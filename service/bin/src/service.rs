@@ -94,6 +94,7 @@ impl Service {
             execution: settings.cuda_options.execution,
             engines_from: settings.cuda_options.engines_from(),
             rails_from: settings.cuda_options.rails_from,
+            pinned_to: settings.cuda_options.pinned_to,
             access: settings.semaphore_access,
             root_address: root_address.into(),
         });
@@ -177,7 +178,7 @@ impl<'a> Base<'a> {
         let (settings, registry) = (self.settings, &self.registry);
         let found = match settings.cuda {
             CudaUse::Off => return Ok(Err("the operator has switched them off".into())),
-            CudaUse::Auto | CudaUse::Required => Gpus::find(&settings.cuda_gpus),
+            CudaUse::Auto | CudaUse::Required => Gpus::find(&settings.cuda_gpus, settings.peer_access),
         };
         let gpus = match found {
             Ok(gpus) => gpus,

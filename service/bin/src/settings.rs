@@ -137,6 +137,8 @@ pub struct Settings {
     pub cuda_gpus: Vec<String>,
     /// Whether NICs may read and write memory of GPUs.
     pub gpudirect: bool,
+    /// Whether GPUs may reach each other's memory.
+    pub peer_access: bool,
     /// How streams of GPUs tell the service, and wait for it.
     pub semaphore_access: SemaphoreAccess,
     /// How bytes go to other hosts, where there are any.
@@ -312,6 +314,10 @@ impl Settings {
                     (0, _) | (_, file::CudaExecution::Service) => u64::MAX,
                     (bytes, file::CudaExecution::Ranks) => bytes,
                 },
+                pinned_to: match config.cuda.execution {
+                    file::CudaExecution::Service => 0,
+                    file::CudaExecution::Ranks => config.cuda.pinned_to.0,
+                },
                 // Within its limit.
                 chunk_bytes: config.cuda.chunk.map(|longest| longest.0 as u32),
                 slot_bytes: config.cuda.slot.0,
@@ -328,6 +334,7 @@ impl Settings {
             },
             cuda_gpus: config.cuda.gpus.clone(),
             gpudirect: config.cuda.gpudirect == file::CudaGpuDirect::Auto,
+            peer_access: config.cuda.peer_access == file::CudaPeerAccess::Auto,
             semaphore_access: match config.cuda.ordering {
                 file::CudaOrdering::Auto | file::CudaOrdering::Events => SemaphoreAccess::Auto,
                 file::CudaOrdering::Words => SemaphoreAccess::Words,

@@ -45,6 +45,8 @@ pub struct NewGroup<'a> {
     pub charges: &'a [Arc<Charge>],
     /// What the GPUs' driver opens between all ranks' processes and this one.
     pub opens: Opens,
+    /// Whether the ranks' kernels meet in pinned memory of the host, since their GPUs do not reach each other.
+    pub meets_on_host: bool,
 }
 
 /// What became of [`Device::prepare`].

@@ -130,6 +130,12 @@ impl CommInfo {
         self.part.as_ref().map_or(self.number, |part| part.whole)
     }
 
+    /// Whether all its ranks are on GPUs of this service that do not all reach each other.
+    #[must_use]
+    pub fn has_sites_here(&self) -> bool {
+        self.hosts.len() <= 1 && !self.host_runs.is_empty()
+    }
+
     /// What a rank joins that is `rank` here, as a part of this.
     ///
     /// # Errors

@@ -96,6 +96,10 @@ impl PartOf {
                 return Err("copy engines are for ranks of one service".into());
             }
             Role::CopyEngines { .. } => ("copy engines".into(), (0..whole.nranks).collect(), rank),
+            Role::Pinned { .. } if whole.spans_services || whole.host_runs.is_empty() => {
+                return Err("pinned memory is for ranks of one service whose GPUs do not all reach each other".into());
+            }
+            Role::Pinned { .. } => ("pinned memory".into(), (0..whole.nranks).collect(), rank),
             Role::Team { .. } => {
                 let layout = layout_of(whole, rank).ok_or(NO_LAYOUT)?;
                 let seat = layout.seat(rank);

@@ -71,11 +71,11 @@ impl CommunicatorBuilder {
                 let made = DeviceInitiatedCommunicator::join(client, comm, place, context, &share, &fds)?;
                 Ok(CudaCommunicator::new(Backend::DeviceInitiated(Arc::new(made))))
             }
-            (Response::Comm { comm, access, engines_from, hosts, rails_from, .. }, _) => {
+            (Response::Comm { comm, access, engines_from, hosts, rails_from, pinned_to, .. }, _) => {
                 let (id, rank, nranks, options) = (self.id, self.rank, self.nranks, self.options.clone());
                 let root_address = self.root_address.clone().unwrap_or_default();
                 let identity = Identity { id, rank, nranks, gpu, root_address, options, whole: comm };
-                let joined = Joined { identity, access, engines_from, hosts, rails_from };
+                let joined = Joined { identity, access, engines_from, hosts, rails_from, pinned_to };
                 let made = ServiceExecutedCommunicator::new(client, &joined, context)?;
                 Ok(CudaCommunicator::new(Backend::ServiceExecuted(Arc::new(made))))
             }
@@ -137,6 +137,15 @@ impl CudaCommunicator {
         match &self.backend {
             Backend::DeviceInitiated(_) => None,
             Backend::ServiceExecuted(comm) => comm.rails_from(),
+        }
+    }
+
+    /// Payload in bytes up to which kernels of GPUs that do not reach each other meet in pinned memory of the host; none where they do not.
+    #[must_use]
+    pub fn pinned_to(&self) -> Option<u64> {
+        match &self.backend {
+            Backend::DeviceInitiated(_) => None,
+            Backend::ServiceExecuted(comm) => comm.pinned_to(),
         }
     }
 

@@ -22,6 +22,7 @@ mod estimate;
 mod graphs;
 mod host_staged;
 pub(crate) mod p2p;
+mod pinned;
 mod profile;
 mod rails;
 mod resources;

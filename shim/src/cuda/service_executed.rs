@@ -2,7 +2,7 @@
 //! copy engines and kernels, where all ranks are on one host.
 //!
 //! To the service these are two communicators of one id; where ranks are on several hosts, there are others for what the GPUs combine
-//! (`rails`). Which of them a collective goes to follows from its payload, so that all ranks choose the same. They share nothing but the
+//! (`rails`), and where GPUs of one host do not reach each other, for what their kernels do in pinned memory (`pinned`). Which of them a collective goes to follows from its payload, so that all ranks choose the same. They share nothing but the
 //! caller's streams.
 
 use std::sync::Arc;
@@ -18,6 +18,7 @@ use super::call::Call;
 use super::device_initiated::DeviceInitiatedCommunicator;
 use super::host_staged::HostStagedCommunicator;
 use super::p2p::AnyP2p;
+use super::pinned::Pinned;
 use super::rails::Rails;
 use super::{CudaStream, GpuMemory, cuda_error};
 use crate::client::unexpected;
@@ -28,6 +29,7 @@ pub(super) struct ServiceExecutedCommunicator {
     staged: HostStagedCommunicator,
     engines: Option<Engines>,
     rails: Option<Rails>,
+    pinned: Option<Pinned>,
 }
 
 /// The service's engines, and the payload from which collectives go by them.
@@ -56,6 +58,7 @@ pub(super) struct Joined {
     pub(super) engines_from: Option<EnginesFrom>,
     pub(super) hosts: Vec<HostRun>,
     pub(super) rails_from: u64,
+    pub(super) pinned_to: u64,
 }
 
 impl ServiceExecutedCommunicator {
@@ -65,9 +68,12 @@ impl ServiceExecutedCommunicator {
         let staged = HostStagedCommunicator::new(client.clone(), identity.clone(), context.clone(), *access)?;
         let by_rails = (&*joined.hosts, joined.rails_from);
         let rails = Rails::join(client, identity, &context, &staged, by_rails);
-        let join = |from| Engines::join(client, identity, context, from);
-        match rails.and_then(|rails| Ok((rails, joined.engines_from.map(join).transpose()?))) {
-            Ok((rails, engines)) => Ok(ServiceExecutedCommunicator { staged, engines: engines.flatten(), rails }),
+        let pinned = || Pinned::join(client, identity, &context, joined.pinned_to);
+        let engines = || joined.engines_from.map(|from| Engines::join(client, identity, context.clone(), from));
+        match rails.and_then(|rails| Ok((rails, pinned()?, engines().transpose()?))) {
+            Ok((rails, pinned, engines)) => {
+                Ok(ServiceExecutedCommunicator { staged, engines: engines.flatten(), rails, pinned })
+            }
             Err(error) => {
                 // The others may have joined all.
                 let _ = staged.abort();
@@ -121,7 +127,14 @@ impl ServiceExecutedCommunicator {
                     }
                     rails.collective(call, RawStream::from_ptr(stream), |error| self.give_up(error))
                 }
-                _ => self.staged.collective(call, stream),
+                _ => match &self.pinned {
+                    // A failure of the whole, or of a part, is this part's too, and known without the driver, which a capture may forbid.
+                    Some(pinned) if pinned.take(call) => match self.staged.async_error() {
+                        Some(error) => Err(error),
+                        None => pinned.collective(call, stream),
+                    },
+                    _ => self.staged.collective(call, stream),
+                },
             }
         }
     }
@@ -130,6 +143,11 @@ impl ServiceExecutedCommunicator {
     fn give_up(&self, error: &Error) {
         self.staged.give_up(error);
         self.rails.iter().for_each(|rails| rails.give_up(error));
+    }
+
+    /// See [`super::CudaCommunicator::pinned_to`].
+    pub(super) fn pinned_to(&self) -> Option<u64> {
+        self.pinned.as_ref().map(Pinned::payload_max)
     }
 
     /// See [`super::CudaCommunicator::uses_gpudirect`].
@@ -147,7 +165,8 @@ impl ServiceExecutedCommunicator {
         // Both are asked: the one gives memory back that was freed.
         let of_engines = self.engines.as_ref().and_then(|engines| engines.comm.async_error());
         let of_rails = self.rails.as_ref().and_then(Rails::async_error);
-        self.staged.async_error().or(of_engines).or(of_rails)
+        let of_pinned = self.pinned.as_ref().and_then(Pinned::async_error);
+        self.staged.async_error().or(of_engines).or(of_rails).or(of_pinned)
     }
 
     /// See [`super::CudaCommunicator::gpu_memory`].
@@ -155,23 +174,26 @@ impl ServiceExecutedCommunicator {
         self.engines.as_ref().map_or(Ok(GpuMemory::default()), |engines| engines.comm.gpu_memory())
     }
 
-    /// Whether this rank has graphs with the communicator's collectives, as far as the engines' communicator knows.
+    /// Whether this rank has graphs with the communicator's collectives, as far as those know whose kernels graphs have.
     pub(super) fn has_graphs(&self) -> bool {
-        self.engines.as_ref().is_some_and(|engines| engines.comm.has_graphs())
+        let of_engines = self.engines.as_ref().is_some_and(|engines| engines.comm.has_graphs());
+        of_engines || self.pinned.as_ref().is_some_and(Pinned::has_graphs)
     }
 
     /// See [`super::CudaCommunicator::abort`].
     pub(super) fn abort(&self) -> Result<(), Error> {
         let engines = self.engines.as_ref().map_or(Ok(()), |engines| engines.comm.abort());
         let rails = self.rails.as_ref().map_or(Ok(()), Rails::abort);
-        self.staged.abort().and(engines).and(rails)
+        let pinned = self.pinned.as_ref().map_or(Ok(()), Pinned::abort);
+        self.staged.abort().and(engines).and(rails).and(pinned)
     }
 
     /// Leaves when this rank's operations have ended.
     pub(super) fn leave(&self) -> Result<(), Error> {
         let engines = self.engines.as_ref().map_or(Ok(()), |engines| engines.comm.leave());
         let rails = self.rails.as_ref().map_or(Ok(()), Rails::leave);
-        rails.and(self.staged.leave()).and(engines)
+        let pinned = self.pinned.as_ref().map_or(Ok(()), Pinned::leave);
+        rails.and(pinned).and(self.staged.leave()).and(engines)
     }
 }
 

@@ -106,6 +106,8 @@ pub struct CudaOptions {
     pub large_from: LargeFrom,
     /// Payload from which ranks of several hosts exchange by rails; `u64::MAX`: they never do.
     pub rails_from: u64,
+    /// Payload up to which kernels of ranks whose GPUs do not reach each other meet in pinned memory of the host; 0: never.
+    pub pinned_to: u64,
     /// Longest chunk of what ranks' kernels move in chunks; none: as measured.
     pub chunk_bytes: Option<u32>,
     /// Bytes, of which each rank's GPU has two, that parts to be combined come into.
@@ -160,11 +162,11 @@ pub struct Gpus {
 
 impl Gpus {
     /// Looks for GPUs: those that `names` names, by UUID or PCI bus id; all, if it names none. What does not work, or does not run the kernels, is
-    /// left out, and told of in a line each ([`Gpus::faults`]).
+    /// left out, and told of in a line each ([`Gpus::faults`]). Whether they reach each other is tried, unless they are not to.
     ///
     /// # Errors
     /// [`NoCuda`], with what is missing.
-    pub fn find(names: &[String]) -> Result<Self, NoCuda> {
+    pub fn find(names: &[String], may_reach_each_other: bool) -> Result<Self, NoCuda> {
         mccs_cuda::driver()?;
         let (mut all, mut mutes, mut faults) = (Vec::new(), Vec::new(), Vec::new());
         for (ordinal, found) in gpus_or_unresponsive()?.into_iter().enumerate() {
@@ -191,7 +193,8 @@ impl Gpus {
         if mccs_kernels::cuda::IMAGE.is_none() {
             return Err(NoCuda::NoKernels);
         }
-        let (peers, queues) = (PeerAccess::check(&gpus), Arc::new(HwQueues::new(queues_of_process())));
+        let peers = if may_reach_each_other { PeerAccess::check(&gpus) } else { PeerAccess::unwanted(gpus.len()) };
+        let queues = Arc::new(HwQueues::new(queues_of_process()));
         let mut gpus = Gpus { gpus, faults, infos: Arc::default(), kernels: Vec::new(), queues, peers };
         gpus.infos = (0..gpus.gpus.len()).map(|gpu| gpus.info(gpu)).collect();
         gpus.infos.iter().flat_map(|gpu| &gpu.unreached).for_each(|unreached| tracing::warn!("{unreached}"));
@@ -249,9 +252,12 @@ impl Gpus {
     }
 
     /// Why ranks on these GPUs cannot work together, if they cannot.
-    fn objection(&self, ranks: &[usize]) -> Option<String> {
+    fn objection(&self, ranks: &[usize], meets_on_host: bool) -> Option<String> {
         if ranks.len() > DEVICE_INITIATED_RANKS_MAX as usize {
             return Some(format!("a communicator of GPUs has at most {DEVICE_INITIATED_RANKS_MAX} ranks on a host"));
+        }
+        if meets_on_host {
+            return None;
         }
         let pairs = ranks.iter().flat_map(|from| ranks.iter().map(move |to| (*from, *to)));
         pairs.into_iter().find_map(|pair| self.unreached_pair(pair))
@@ -393,11 +399,14 @@ impl Device for CudaDevice {
             self.refuse(key, "bug: a rank without a GPU".into());
             return Prepare::Begun;
         };
-        if let Some(reason) = self.gpu_health.objection(&gpus).or_else(|| self.gpus.objection(&gpus)) {
+        if let Some(reason) =
+            self.gpu_health.objection(&gpus).or_else(|| self.gpus.objection(&gpus, group.meets_on_host))
+        {
             self.refuse(key, reason);
             return Prepare::Begun;
         }
-        let order = Order::Prepare { gpus, charges: group.charges.to_vec(), opens: group.opens, key };
+        let NewGroup { charges, opens, meets_on_host, .. } = *group;
+        let order = Order::Prepare { gpus, charges: charges.to_vec(), opens, meets_on_host, key };
         let share = group.charges.first().map_or(Share::SERVICE, |charge| charge.tenant().share);
         if self.setup.send(share, order).is_err() {
             self.refuse(key, "the thread that sets up GPUs has ended".into());

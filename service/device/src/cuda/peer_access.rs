@@ -9,6 +9,7 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
+use std::time::Instant;
 
 use bytemuck::Zeroable;
 use mccs_cuda::{Allocation, Context, DriverError, Function, Gpu, MappedMemory, Module, OwnedStream, Shared};
@@ -22,6 +23,8 @@ const PROBE_BYTES: usize = 4096;
 pub(crate) enum Verdict {
     /// It works; or nothing says that it does not.
     Reached,
+    /// The operator wants none.
+    Unwanted,
     /// The driver has none.
     Absent,
     /// The driver claims it, and data did not arrive.
@@ -51,11 +54,21 @@ impl PeerAccess {
         if gpus.len() < 2 {
             return all;
         }
+        let began = Instant::now();
         match Probes::make(gpus) {
-            Ok(probes) => probes.run(&mut all),
+            Ok(probes) => {
+                probes.run(&mut all);
+                tracing::info!(gpus = gpus.len(), took = ?began.elapsed(), "peer access between GPUs was tried");
+            }
             Err(error) => tracing::warn!(%error, "peer access between GPUs was not tried: the driver's word counts"),
         }
         all
+    }
+
+    /// No GPU is to reach another.
+    pub(crate) fn unwanted(gpus: usize) -> Self {
+        let verdict = |pair: usize| if pair / gpus == pair % gpus { Verdict::Reached } else { Verdict::Unwanted };
+        PeerAccess { gpus, verdicts: (0..gpus * gpus).map(verdict).collect() }
     }
 
     /// What is known of `from`'s access to the memory of `to`, as the device counts GPUs.
@@ -92,6 +105,9 @@ impl PeerAccess {
         let (from_name, to_name) = (from.1, to.1);
         match self.of(from.0, to.0) {
             Verdict::Reached => None,
+            Verdict::Unwanted => {
+                Some(format!("GPU {from_name} is not to reach the memory of {to_name}: cuda.peer_access is \"off\""))
+            }
             Verdict::Absent => Some(format!(
                 "GPU {from_name} cannot reach the memory of {to_name}: the driver has no peer access there"
             )),

@@ -43,7 +43,7 @@ use mccs_model::GpuStrategy;
 /// To the thread.
 pub(crate) enum Order {
     /// Make what the ranks of a communicator share. Answered by [`DeviceEvent::Prepared`].
-    Prepare { gpus: Vec<usize>, charges: Vec<Arc<Charge>>, opens: Opens, key: Handle },
+    Prepare { gpus: Vec<usize>, charges: Vec<Arc<Charge>>, opens: Opens, meets_on_host: bool, key: Handle },
     /// Read what symmetric buffers have counted.
     /// Then calls what is to be called, if anything.
     Read { buffers: BuffersInUse, ended: Arc<Ended>, then: Option<Box<dyn FnOnce() + Send>> },
@@ -150,8 +150,8 @@ impl Setup {
                     let failed = work.run(&self.gpus);
                     failed.into_iter().for_each(|(gpu, error)| self.find_lost(&error, std::iter::once(gpu)));
                 }
-                Ok(Order::Prepare { gpus, charges, opens, key }) => {
-                    let prepared = self.prepare(&gpus, charges, opens);
+                Ok(Order::Prepare { gpus, charges, opens, meets_on_host, key }) => {
+                    let prepared = self.prepare((&gpus, meets_on_host), charges, opens);
                     let error = prepared.as_ref().err().and_then(PrepareError::driver);
                     error.into_iter().for_each(|error| self.find_lost(error, gpus.iter().copied()));
                     let prepared = prepared.map(Box::new).map_err(|error| error.refusal());
@@ -196,6 +196,9 @@ impl Setup {
 
     /// Makes a part of all symmetric buffers, unless it is there, and names it.
     fn open_buffers(&self, memory: &Memory, part: SymmetricBufferPart) -> Result<OpenedPart, PrepareError> {
+        if memory.shape.on_host {
+            return Err(PrepareError::ShortAlone);
+        }
         let mut held = memory.held();
         let Held { buffers, charges } = &mut *held;
         if buffers.iter().any(|(_, buffer)| !buffer.has(part)) {
@@ -255,8 +258,7 @@ impl Setup {
         let mut ranks = Vec::new();
         for (gpu, buffer) in &held.buffers {
             let mut counts = SymmetricBufferCounts::default();
-            // SAFETY: the symmetric buffer is mapped while it is held, in its GPU's context, which is the stream's.
-            unsafe { self.streams[*gpu].read(counts.as_bytes_mut(), buffer.address())? };
+            buffer.read(&self.streams[*gpu], 0, counts.as_bytes_mut())?;
             ranks.push((*gpu, counts));
         }
         if self.recorder.is_on() {
@@ -265,8 +267,10 @@ impl Setup {
             self.traced.read((buffers, ended), &ranks, (began_ns, until_ns), tell);
         }
         let counted = (0..nranks).zip(ranks.iter().zip(&held.buffers)).map(|(rank, ((gpu, counts), (_, buffer)))| {
-            // SAFETY: as above.
-            let read = |offset| unsafe { self.streams[*gpu].read_word(buffer.address() + offset) };
+            let read = |offset| {
+                let mut word = [0; size_of::<u64>()];
+                buffer.read(&self.streams[*gpu], offset, &mut word).map(|()| u64::from_ne_bytes(word))
+            };
             let groups = counts.groups();
             let may_be_many = groups > NUMBERS_MAX / MESSAGES_MAX as u64 && buffer.has(SymmetricBufferPart::P2p);
             let sent_to =
@@ -314,16 +318,21 @@ impl Setup {
         Some(kit)
     }
 
-    fn prepare(&self, gpus: &[usize], charges: Vec<Arc<Charge>>, opens: Opens) -> Result<Prepared, PrepareError> {
+    fn prepare(
+        &self,
+        (gpus, on_host): (&[usize], bool),
+        charges: Vec<Arc<Charge>>,
+        opens: Opens,
+    ) -> Result<Prepared, PrepareError> {
         let by_descriptors = !(self.options.handles && opens.memory);
         let nranks = gpus.len() as u32;
         // A single rank has nobody to meet, and a symmetric buffer that nobody uses.
         let multiprocessors = gpus.iter().map(|gpu| self.gpus.gpus[*gpu].0.multiprocessors).min().unwrap_or(0);
         let layout = SymmetricBufferLayout::initial(nranks.max(2)).for_multiprocessors(multiprocessors);
         let layout = self.options.chunk_bytes.map_or(layout, |bytes| layout.with_chunk(bytes));
-        let ll128 = self.store_ll128(gpus);
-        let layout = if ll128 && self.options.ll128 { layout.with_ll128() } else { layout };
-        let large = self.may_be_large(gpus).then(|| LargeLayout::new(self.options.slot_bytes));
+        let ll128 = !on_host && self.store_ll128(gpus);
+        let layout = if on_host || ll128 && self.options.ll128 { layout.with_few_packets() } else { layout };
+        let large = (!on_host && self.may_be_large(gpus)).then(|| LargeLayout::new(self.options.slot_bytes));
         let buffer_bytes = layout.bytes();
         let owner = charges.first().map(|charge| Arc::clone(charge.tenant()));
         let tenant = owner.as_ref().map_or_else(String::new, |owner| owner.name.clone());
@@ -333,7 +342,8 @@ impl Setup {
         // Ranks open slots while others' kernels run. In a process of several ranks a kernel may wait for the rank that opens, so nothing there may wait for kernels:
         // imports of descriptors do not.
         let slots_by_descriptors = by_descriptors || !opens.apart;
-        let shape = Shape { tenant, gpus: gpus.into(), buffer_bytes, by_descriptors: slots_by_descriptors, by_events };
+        let (gpus_of_ranks, slots) = (gpus.into(), slots_by_descriptors);
+        let shape = Shape { tenant, gpus: gpus_of_ranks, buffer_bytes, by_descriptors: slots, by_events, on_host };
         let Kit { engines, buffers: used } = self.spare(&shape).unwrap_or(Kit { engines: None, buffers: Vec::new() });
         // First, so that what there is goes to the thread that frees, whatever fails below: this one must not wait.
         let mut memory = Memory {
@@ -353,7 +363,8 @@ impl Setup {
         let held = memory.held.get_mut().unwrap_or_else(PoisonError::into_inner);
         let head = layout.part(SymmetricBufferPart::Head).end * u64::from(nranks);
         let used = held.buffers.iter().map(|(_, buffer)| buffer.held_bytes()).sum::<u64>();
-        let bytes = owner.map(|owner| owner.charge(Resource::GpuMemoryBytes, head.max(used)));
+        let resource = if on_host { Resource::MemoryBytes } else { Resource::GpuMemoryBytes };
+        let bytes = owner.map(|owner| owner.charge(resource, head.max(used)));
         held.charges.extend(bytes.transpose()?.map(Arc::new));
         let (fd, page) = match engines {
             Some((fd, parts)) => {
@@ -370,7 +381,9 @@ impl Setup {
         for (rank, number) in gpus.iter().enumerate() {
             let (gpu, context) = &self.gpus.gpus[*number];
             let failed = |error| PrepareError::Driver { rank, gpu: gpu.id.to_string(), error };
-            if held.buffers.len() <= rank {
+            if held.buffers.len() <= rank && on_host {
+                held.buffers.push((*number, RankBuffer::on_host(layout)?));
+            } else if held.buffers.len() <= rank {
                 held.buffers.push((*number, RankBuffer::reserve(context, layout).map_err(failed)?));
                 held.buffers[rank]
                     .1

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use mccs_device::{NewGroup, Prepare, Prepared};
 use mccs_exchange::protocol::{CommId, CommKey, Event, Name};
+use mccs_ipc::protocol::Role;
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 use mccs_model::gathering::GatheringKey;
 use mccs_model::handles::HandleTable;
@@ -163,6 +164,7 @@ impl Joining {
         let gpus: Vec<_> = requests.iter().map(|request| request.gpu).collect();
         let charges: Vec<_> = requests.iter().map(|request| Arc::clone(&request.charge)).collect();
         let opens = opens_of(&requests);
+        let meets_on_host = requests.iter().any(|request| matches!(request.role, Role::Pinned { .. }));
         let key = match self.preparing.insert(Preparing { id, requests }) {
             Ok(key) => key,
             Err(Preparing { requests, .. }) => {
@@ -171,7 +173,7 @@ impl Joining {
                 return None;
             }
         };
-        let group = NewGroup { gpus: &gpus, charges: &charges, opens };
+        let group = NewGroup { gpus: &gpus, charges: &charges, opens, meets_on_host };
         match out.device.prepare(&group, key) {
             Prepare::Ready(prepared) => self.prepared(key, Ok(prepared)),
             Prepare::Begun => None,

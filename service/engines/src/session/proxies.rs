@@ -6,6 +6,7 @@ use mccs_device::cuda::{Importer, TwinMaker};
 use mccs_ipc::device_initiated::{DEVICE_INITIATED_RANKS_MAX, Execution, GpuUuid};
 use mccs_ipc::large::EnginesFrom;
 use mccs_ipc::timeline_semaphore::SemaphoreAccess;
+use mccs_registry::CommInfo;
 use mccs_runtime::{Share, TenantQueueOpener, TenantQueueSender};
 
 use crate::proxy::{PROXY_QUEUE_MAX, SessionMessage};
@@ -23,6 +24,9 @@ pub struct Proxies {
     pub engines_from: Option<EnginesFrom>,
     /// From which payload on ranks on GPUs of several hosts exchange by rails; `u64::MAX` where they never do.
     pub rails_from: u64,
+    /// Up to which payload kernels of ranks at this service meet in pinned memory of the host, where their GPUs do not all reach each other; 0
+    /// where they never do.
+    pub pinned_to: u64,
     /// How streams of GPUs tell the service, and wait for it.
     pub access: SemaphoreAccess,
     /// This host, as ranks of others name it when rank 0 is here; empty where there are no others.
@@ -68,6 +72,12 @@ impl Proxies {
     pub(super) fn all_reach_each_other(&self, nranks: u32) -> bool {
         let groups = self.gpus.as_ref().map_or(&[][..], |gpus| &gpus.groups);
         nranks <= DEVICE_INITIATED_RANKS_MAX && groups.iter().all(|group| *group == 0)
+    }
+
+    /// Up to which payload kernels of these ranks' meet in pinned memory of the host; 0 where they never do.
+    pub(super) fn pinned_to(&self, comm: &CommInfo) -> u64 {
+        let may_meet = comm.has_sites_here() && comm.nranks <= DEVICE_INITIATED_RANKS_MAX;
+        if may_meet { self.pinned_to } else { 0 }
     }
 
     /// Opens a tenant's queues. Once for each tenant.

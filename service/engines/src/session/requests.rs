@@ -548,7 +548,7 @@ impl SessionEngine {
         match reply {
             ProxyReply::Joined { request, tenant_comm, comm, rank, info, memory, share } => {
                 let shm_exchange = info.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
-                let hosts_told = info.host_runs.clone();
+                let (hosts_told, pinned_to) = (info.host_runs.clone(), self.proxies.pinned_to(&info));
                 let may_have_engines = info.is_staged() && info.hosts.len() <= 1 && info.nranks > 1;
                 // Who was to be staged may have been found to have all peers on this host.
                 let place = if info.device_initiated.is_some() { Place::Gpus } else { Place::Host };
@@ -569,8 +569,16 @@ impl SessionEngine {
                 let access = self.proxies.access;
                 let engines_from = self.proxies.engines_from.filter(|_| may_have_engines);
                 let (comm, hosts, rails_from) = (tenant_comm, hosts_told, self.proxies.rails_from);
-                let answer =
-                    Response::Comm { comm, shm_exchange, device_initiated, access, engines_from, hosts, rails_from };
+                let answer = Response::Comm {
+                    comm,
+                    shm_exchange,
+                    device_initiated,
+                    access,
+                    engines_from,
+                    hosts,
+                    rails_from,
+                    pinned_to,
+                };
                 self.answer_with_shared(request, answer, &memory);
             }
             ProxyReply::JoinFailed { request, tenant_comm, class, message } => {

@@ -3,7 +3,6 @@
 //! Collectives and sends share it; what has an order lies with them. It lives until the last group that names it is gone, which
 //! may be after the communicator has left.
 
-use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -22,6 +21,7 @@ use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::{Launch, SymmetricBufferLayout, contradiction};
 
 use super::LOOK_AGAIN_AFTER;
+use super::symmetric_buffer::SymmetricBuffer;
 use super::launcher::Launcher;
 use crate::client::{locked, unexpected};
 use crate::cuda::cuda_error;
@@ -41,7 +41,7 @@ pub(in crate::cuda) struct Member {
     /// First bytes of the ranks' symmetric buffers, as this context sees them.
     pub(super) buffers: [DeviceAddress; DEVICE_INITIATED_RANKS_MAX as usize],
     /// Theirs, by rank, as far as parts are mapped.
-    mapped: Mutex<Vec<MappedMemory>>,
+    mapped: Mutex<Vec<SymmetricBuffer>>,
     /// Which parts are mapped of all symmetric buffers, a bit each.
     parts: AtomicU32,
     /// Whether the service opens what this process names by the driver's handles.
@@ -86,6 +86,7 @@ impl Opened {
                 let fd = fds.next().ok_or_else(|| malformed("descriptors"))?;
                 Opened::by_descriptor(context, fd, *bytes).map_err(cuda_error)
             }
+            SymmetricBufferHandle::Host(_) => Err(malformed("memory of GPUs")),
         }
     }
 
@@ -108,25 +109,6 @@ impl Opened {
 /// A part's among those that are mapped.
 fn bit(part: SymmetricBufferPart) -> u32 {
     1 << part as u32
-}
-
-/// Maps a part of a symmetric buffer that the service has named.
-fn map_part(
-    context: &Context,
-    memory: &mut MappedMemory,
-    range: Range<u64>,
-    (handle, fd): (&SymmetricBufferHandle, Option<&OwnedFd>),
-) -> Result<(), Error> {
-    let (offset, bytes) = (range.start as usize, (range.end - range.start) as usize);
-    let (SymmetricBufferHandle::Descriptor(named), Some(fd)) = (handle, fd) else {
-        return Err(Error::ServiceGone("it sent symmetric buffers without descriptors".into()));
-    };
-    if *named != bytes as u64 {
-        return Err(Error::ServiceGone("it sent symmetric buffers of another layout".into()));
-    }
-    let allocation = Allocation::import(fd.as_fd()).map_err(cuda_error)?;
-    memory.map_at(offset, &allocation, bytes).map_err(cuda_error)?;
-    memory.open_at(offset, bytes, &[context]).map_err(cuda_error)
 }
 
 impl Awaited for Member {
@@ -167,10 +149,9 @@ impl Member {
         let (mut buffers, mut mapped) = ([0; DEVICE_INITIATED_RANKS_MAX as usize], Vec::new());
         let handles = share.buffers.iter().map(|buffer| &buffer.handle);
         for (address, handle) in buffers.iter_mut().zip(handles) {
-            let mut memory = MappedMemory::reserve(&context, layout.bytes() as usize).map_err(cuda_error)?;
-            map_part(&context, &mut memory, layout.part(SymmetricBufferPart::Head), (handle, fds.next()))?;
-            *address = memory.address();
-            mapped.push(memory);
+            let buffer = SymmetricBuffer::open(&context, &layout, (handle, fds.next()))?;
+            *address = buffer.address();
+            mapped.push(buffer);
         }
         let kernels = kernels(&context)?;
         let (page, is_told) = (Arc::new(page), AtomicBool::new(false));
@@ -213,9 +194,7 @@ impl Member {
                 return Err(Error::ServiceGone("it sent a part of some symmetric buffers".into()));
             }
             let mut each = mapped.iter_mut().zip(handles.iter().zip(fds));
-            each.try_for_each(|(memory, (handle, fd))| {
-                map_part(&self.context, memory, range.clone(), (handle, Some(fd)))
-            })
+            each.try_for_each(|(buffer, (handle, fd))| buffer.map_part(&self.context, range.clone(), (handle, Some(fd))))
         })?;
         self.parts.fetch_or(bit(part), Ordering::Release);
         Ok(())

@@ -12,6 +12,7 @@ mod p2p;
 mod rate_limit;
 mod regions;
 mod staging;
+mod symmetric_buffer;
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;

@@ -33,6 +33,8 @@ pub(crate) struct Shape {
     pub(crate) by_descriptors: bool,
     /// Whether ranks have events of the driver's.
     pub(crate) by_events: bool,
+    /// Whether symmetric buffers are in memory of the host.
+    pub(crate) on_host: bool,
 }
 
 struct Spare<K> {
@@ -135,7 +137,7 @@ mod tests {
     }
 
     fn shape(tenant: &str, gpus: &[usize], buffer_bytes: u64) -> Shape {
-        Shape { tenant: tenant.into(), gpus: gpus.into(), buffer_bytes, by_descriptors: false, by_events: false }
+        Shape { tenant: tenant.into(), gpus: gpus.into(), buffer_bytes, by_descriptors: false, by_events: false, on_host: false }
     }
 
     /// Two ranks of a communicator.

@@ -12,7 +12,7 @@ impl PrepareError {
     pub(super) fn refusal(&self) -> SetupError {
         let class = match self {
             PrepareError::OverQuota(_) | PrepareError::Slots(NoSlots::OverQuota(_)) => ErrorClass::InvalidUsage,
-            PrepareError::NoEngines => ErrorClass::InvalidArgument,
+            PrepareError::NoEngines | PrepareError::ShortAlone => ErrorClass::InvalidArgument,
             _ => ErrorClass::System,
         };
         SetupError { class, message: self.to_string() }
@@ -23,6 +23,7 @@ impl PrepareError {
             PrepareError::Driver { error, .. } | PrepareError::Streams(error) => Some(error),
             PrepareError::Slots(_)
             | PrepareError::NoEngines
+            | PrepareError::ShortAlone
             | PrepareError::OverQuota(_)
             | PrepareError::Stopping
             | PrepareError::Page(_)
@@ -48,6 +49,8 @@ pub(super) enum PrepareError {
     Descriptors(std::io::Error),
     #[error("the service is stopping")]
     Stopping,
-    #[error("no page: {0}")]
+    #[error("ranks meet in memory of the host there, for short collectives alone: it has no other parts")]
+    ShortAlone,
+    #[error("no memory of the host: {0}")]
     Page(#[from] mccs_ipc::shm::ShmError),
 }
