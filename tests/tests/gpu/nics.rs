@@ -29,6 +29,8 @@ pub const ROLES: &[(&str, Role)] =
 /// Ranks of a host, each on a GPU and a rail of its own.
 const TEAM: u32 = 2;
 const MBIT_PER_S: u64 = 20_000;
+/// Of addresses of NICs.
+const SUBNET: u8 = 2;
 /// Changes of strategies under load, where not some are enough.
 const CHANGES: &str = "MCCS_TEST_CHANGES";
 
@@ -43,7 +45,7 @@ impl Fixture {
     /// `keys` are of [rdma], `sections` go behind.
     fn new(nics: usize, keys: &str, sections: impl Fn(&Path) -> String) -> Fixture {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-        list_nics(folder.path(), &[nics; 2], Numbering::ByHost, (2, MBIT_PER_S));
+        list_nics(folder.path(), &[nics; 2], Numbering::ByHost, (SUBNET, MBIT_PER_S));
         let rails = TENANTS.replacen("[cuda]\n", "[cuda]\nrails_from = \"1B\"\n", 1);
         let sections = sections(folder.path());
         let hosts = TestHosts::start_each(2, |host| {
@@ -279,10 +281,11 @@ fn queue_pairs_that_fail_under_gpus_calls_are_replaced() {
     let fixture = Fixture::new(2, "use = \"required\"\n", |_| String::new());
     let mut load = Load::start(&fixture, "goes_on_until_told");
     // The ring's files are called after the NIC's address and the queue pair.
+    let prefix = format!("qp-00000000000000000000ffff0a58{SUBNET:02x}01-");
     let numbers = |folder: &Path| -> Vec<u32> {
         let names =
             std::fs::read_dir(folder).expect("a folder").filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        names.filter_map(|name| name.strip_prefix("qp-00000000000000000000ffff0a590001-")?.parse().ok()).collect()
+        names.filter_map(|name| name.strip_prefix(&prefix)?.parse().ok()).collect()
     };
     let failing = numbers(fixture.folder.path());
     assert!(!failing.is_empty(), "h0 has queue pairs on n0");
