@@ -21,8 +21,8 @@ use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_kernels::cuda::{Launch, SymmetricBufferLayout, contradiction};
 
 use super::LOOK_AGAIN_AFTER;
-use super::symmetric_buffer::SymmetricBuffer;
 use super::launcher::Launcher;
+use super::symmetric_buffer::SymmetricBuffer;
 use crate::client::{locked, unexpected};
 use crate::cuda::cuda_error;
 use crate::cuda::graphs::LivingGraphs;
@@ -194,7 +194,9 @@ impl Member {
                 return Err(Error::ServiceGone("it sent a part of some symmetric buffers".into()));
             }
             let mut each = mapped.iter_mut().zip(handles.iter().zip(fds));
-            each.try_for_each(|(buffer, (handle, fd))| buffer.map_part(&self.context, range.clone(), (handle, Some(fd))))
+            each.try_for_each(|(buffer, (handle, fd))| {
+                buffer.map_part(&self.context, range.clone(), (handle, Some(fd)))
+            })
         })?;
         self.parts.fetch_or(bit(part), Ordering::Release);
         Ok(())

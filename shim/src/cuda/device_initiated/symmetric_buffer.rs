@@ -37,7 +37,8 @@ impl SymmetricBuffer {
             let pinned = unsafe { HostRegistration::register(context, mapped.as_ptr(), head.end as usize) };
             return Ok(SymmetricBuffer::Host { pinned: pinned.map_err(cuda_error)?, _mapped: mapped });
         }
-        let mut buffer = SymmetricBuffer::Gpu(MappedMemory::reserve(context, layout.bytes() as usize).map_err(cuda_error)?);
+        let mut buffer =
+            SymmetricBuffer::Gpu(MappedMemory::reserve(context, layout.bytes() as usize).map_err(cuda_error)?);
         buffer.map_part(context, head, (handle, fd))?;
         Ok(buffer)
     }
@@ -58,7 +59,8 @@ impl SymmetricBuffer {
         (handle, fd): (&SymmetricBufferHandle, Option<&OwnedFd>),
     ) -> Result<(), Error> {
         let (offset, bytes) = (range.start as usize, (range.end - range.start) as usize);
-        let (SymmetricBuffer::Gpu(memory), SymmetricBufferHandle::Descriptor(named), Some(fd)) = (self, handle, fd) else {
+        let (SymmetricBuffer::Gpu(memory), SymmetricBufferHandle::Descriptor(named), Some(fd)) = (self, handle, fd)
+        else {
             return Err(malformed("without descriptors"));
         };
         if *named != bytes as u64 {

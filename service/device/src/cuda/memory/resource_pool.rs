@@ -137,7 +137,14 @@ mod tests {
     }
 
     fn shape(tenant: &str, gpus: &[usize], buffer_bytes: u64) -> Shape {
-        Shape { tenant: tenant.into(), gpus: gpus.into(), buffer_bytes, by_descriptors: false, by_events: false, on_host: false }
+        Shape {
+            tenant: tenant.into(),
+            gpus: gpus.into(),
+            buffer_bytes,
+            by_descriptors: false,
+            by_events: false,
+            on_host: false,
+        }
     }
 
     /// Two ranks of a communicator.
