@@ -47,8 +47,8 @@ pub const FLAG_SCALAR_AT: u32 = 8;
 /// Set on an operation of ranks on GPUs of which a buffer is a copy, since no other process can open the caller's: for the operator to
 /// see.
 pub const FLAG_COPIED: u32 = 16;
-/// Set on a rail's collective whose buffers are in the twin of their region ([`crate::protocol::Request::MakeTwin`]). The service does not
-/// copy a rank's own part of what it receives: it lies in place, or the rank has copied it before.
+/// Set on a rail's collective, or a message to another host, whose buffers are in the twin of their region ([`crate::protocol::Request::MakeTwin`]).
+/// The service does not copy a rank's own part of what it receives: it lies in place, or the rank has copied it before.
 pub const FLAG_TWIN: u32 = 32;
 
 /// A buffer as a tenant names it: a registered region and an offset into it.

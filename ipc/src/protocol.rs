@@ -207,10 +207,10 @@ pub enum Request {
     /// Opens memory of a communicator that is made when the first rank asks for it; no rank waits for another. Where there is no room the communicator
     /// ends, on all ranks. Reply: [`Response::Part`].
     OpenPart { comm: Handle, part: CommPart },
-    /// Makes memory on a rail's GPU that NICs reach, in the place of `bytes` bytes at `offset_bytes` of a region: its *twin*, where operations take place
-    /// that say so ([`crate::command::FLAG_TWIN`]). One for each rail, until that is left. Refused where data has to go through the host. Reply:
-    /// [`Response::Twin`].
-    MakeTwin { comm: Handle, region: Handle, offset_bytes: u64, bytes: u64 },
+    /// Makes memory on a rank's GPU that NICs reach, in the place of `bytes` bytes at `offset_bytes` of a region: its *twin*, where operations take place
+    /// that say so ([`crate::command::FLAG_TWIN`]). For a rail's collectives, one for each rail; or for messages of a whole with `peer`, one for each
+    /// region. It is there until the communicator is left. Refused where data has to go through the host. Reply: [`Response::Twin`].
+    MakeTwin { comm: Handle, region: Handle, offset_bytes: u64, bytes: u64, peer: Option<u32> },
 }
 
 /// Answered by the service.

@@ -131,7 +131,8 @@ impl Session {
             }
             15 => {
                 let (offset_bytes, bytes) = (4096 * decide(3), u64::MAX >> decide(64));
-                Request::MakeTwin { comm, region, offset_bytes, bytes }
+                let peer = (decide(2) > 0).then(|| decide(5) as u32);
+                Request::MakeTwin { comm, region, offset_bytes, bytes, peer }
             }
             0 => Request::AllocMemory { bytes: [0, 4096, 1 << 16, 3 << 20, u64::MAX][decide(5) as usize] },
             1 => {

@@ -39,6 +39,10 @@ pub struct Carried {
     pub out_bytes: u64,
     /// Taken.
     pub in_bytes: u64,
+    /// Of those sent, what was read from memory of GPUs, but for answers to peers' reads.
+    pub out_gpu_bytes: u64,
+    /// Of those taken, what was written to memory of GPUs.
+    pub in_gpu_bytes: u64,
 }
 
 fn listed(folder: &Path, host: &str, device: &str) -> io::Result<Listed> {
@@ -79,5 +83,10 @@ pub fn carried(folder: &Path, host: &str, device: &str) -> io::Result<Carried> {
     let port = Port::open(folder, &listed(folder, host, device)?)?;
     let words = port.words();
     let read = |word: &std::sync::atomic::AtomicU64| word.load(Ordering::Relaxed);
-    Ok(Carried { out_bytes: read(&words.out_bytes), in_bytes: read(&words.in_bytes) })
+    Ok(Carried {
+        out_bytes: read(&words.out_bytes),
+        in_bytes: read(&words.in_bytes),
+        out_gpu_bytes: read(&words.out_gpu_bytes),
+        in_gpu_bytes: read(&words.in_gpu_bytes),
+    })
 }

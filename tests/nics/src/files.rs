@@ -211,6 +211,9 @@ pub(crate) struct PortWords {
     pub refuses_peer_memory: AtomicU32,
     pub out_bytes: AtomicU64,
     pub in_bytes: AtomicU64,
+    /// The part of each that is read from memory of GPUs, or written there.
+    pub out_gpu_bytes: AtomicU64,
+    pub in_gpu_bytes: AtomicU64,
 }
 
 /// A device, as one process maps it.

@@ -41,11 +41,13 @@ pub(crate) struct Slot<'a> {
     number: u32,
     index: u64,
     pub pending: Pending,
+    /// Bytes copied that are a GPU's.
+    pub gpu_bytes: u64,
 }
 
 impl<'a> Slot<'a> {
     pub(crate) fn new(ring: &'a Ring, index: u64, copies: &'a Mutex<Copies>, number: u32) -> Self {
-        Slot { ring, data: ring.data(index), copies, number, index, pending: Pending::default() }
+        Slot { ring, data: ring.data(index), copies, number, index, pending: Pending::default(), gpu_bytes: 0 }
     }
 
     /// Copies between memory and the slot, from `at` on there.
@@ -68,6 +70,7 @@ impl<'a> Slot<'a> {
         if bytes == 0 {
             return Ok(());
         }
+        self.gpu_bytes += bytes as u64;
         self.ring.pin(gpu);
         let slot = slot.addr() as u64;
         let (to, from) = match way {

@@ -9,7 +9,7 @@ use mccs_config::change::StrategyChange;
 use mccs_config::service::TransportKind;
 use mccs_control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_cuda::{copy_from_host, copy_to_host};
-use mccs_emulated_nics::control::{Fault, make};
+use mccs_emulated_nics::control::{Carried, Fault, carried, make};
 use mccs_eval::workload::Call;
 use mccs_registry::CommInfo;
 use mccs_tenants::Resource;
@@ -31,20 +31,20 @@ const ENDS: &str = "MCCS_GPU_ENDS";
 const NICS: usize = 2;
 
 /// Hosts with emulated NICs of their own.
-struct Fixture {
-    hosts: TestHosts,
+pub struct Fixture {
+    pub hosts: TestHosts,
     folder: tempfile::TempDir,
 }
 
 impl Fixture {
     /// So many, with lines of `[cuda]` for each. `before` is done to the NICs first.
-    fn new(count: usize, cuda: impl Fn(usize) -> String, before: impl Fn(&Path)) -> Self {
+    pub fn new(count: usize, cuda: impl Fn(usize) -> String, before: impl Fn(&Path)) -> Self {
         let text = |host, text: String| text.replacen("[cuda]\n", &format!("[cuda]\n{}", cuda(host)), 1);
         Self::made(count, text, before)
     }
 
     /// So many, with settings that each makes of what all have.
-    fn with(count: usize, text: impl Fn(usize, String) -> String) -> Self {
+    pub fn with(count: usize, text: impl Fn(usize, String) -> String) -> Self {
         Self::made(count, text, |_| ())
     }
 
@@ -63,11 +63,17 @@ impl Fixture {
     }
 
     /// Waits until nobody holds memory of GPUs any more.
-    fn waits_for_memory(&self, hosts: usize) {
+    pub fn waits_for_memory(&self, hosts: usize) {
         for host in 0..hosts {
             let tenants = self.hosts.service(host).service().registry.tenants();
             wait_until(|| tenants.iter().all(|tenant| tenant.used(Resource::GpuMemoryBytes) == 0));
         }
+    }
+
+    /// What each NIC of a host has carried.
+    pub fn carried(&self, host: usize) -> [Carried; NICS] {
+        let numbers: [usize; NICS] = std::array::from_fn(|nic| host * NICS + nic);
+        numbers.map(|nic| carried(self.folder.path(), &format!("h{host}"), &format!("n{nic}")).expect("a NIC"))
     }
 
     /// How GPUs of a host send, and why not in a better way.
@@ -82,13 +88,13 @@ impl Fixture {
 }
 
 /// Has NICs refuse memory of GPUs.
-fn refuse(folder: &Path, nics: &[usize], faults: &[Fault]) {
+pub fn refuse(folder: &Path, nics: &[usize], faults: &[Fault]) {
     for (nic, fault) in nics.iter().flat_map(|nic| faults.iter().map(move |fault| (nic, fault))) {
         make(folder, &format!("h{}", nic / NICS), &format!("n{nic}"), *fault).expect("a NIC");
     }
 }
 
-const NOTHING: [Fault; 2] = [Fault::DmaBuf(false), Fault::PeerMemory(false)];
+pub const NOTHING: [Fault; 2] = [Fault::DmaBuf(false), Fault::PeerMemory(false)];
 
 /// What a rank is told of how its rails move.
 fn says_how_rails_move(place: &Place) -> anyhow::Result<()> {

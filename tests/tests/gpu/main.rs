@@ -14,6 +14,7 @@ mod hostile;
 mod life;
 mod losses;
 mod memory;
+mod messages;
 mod mps;
 mod nics;
 mod p2p;
@@ -68,6 +69,7 @@ fn plays_its_role() {
         life::ROLES,
         losses::ROLES,
         memory::ROLES,
+        messages::ROLES,
         mps::ROLES,
         nics::ROLES,
         p2p::ROLES,

@@ -1,5 +1,7 @@
 //! Sends and receives between GPUs: groups, graphs, streams, and what ranks are told when two ends do not fit.
 
+use std::collections::{BTreeMap, VecDeque};
+
 use anyhow::{Context as _, ensure};
 use mccs::cuda::CudaCommunicator;
 use mccs::{DataType, Error, Group};
@@ -7,6 +9,7 @@ use mccs_control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_cuda::{Context, DeviceMemory, Graph, OwnedStream, RawStream, copy_from_host, copy_to_host};
 use mccs_eval::workload::{Call, POISON};
 use mccs_tests::TestService;
+use rand::Rng;
 
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody, everybody_plays};
 use super::staged::strict;
@@ -25,10 +28,10 @@ pub const ROLES: &[(&str, Role)] = &[
 
 /// A message, the same on all ranks.
 #[derive(Debug, Clone, Copy)]
-struct Message {
-    from: u32,
-    to: u32,
-    bytes: u64,
+pub struct Message {
+    pub from: u32,
+    pub to: u32,
+    pub bytes: u64,
 }
 
 /// All messages of a turn: none to many for a pair, of lengths on both sides of every limit.
@@ -53,7 +56,7 @@ fn content(number: usize, seed: u64, bytes: u64) -> impl Iterator<Item = u8> {
 }
 
 /// A rank's buffers for a turn: its messages one behind the other, a byte between, so that most are not aligned.
-struct Exchange {
+pub struct Exchange {
     rank: u32,
     messages: Vec<Message>,
     send: DeviceMemory,
@@ -61,7 +64,7 @@ struct Exchange {
 }
 
 impl Exchange {
-    fn new(context: &Context, rank: u32, messages: Vec<Message>) -> anyhow::Result<Self> {
+    pub fn new(context: &Context, rank: u32, messages: Vec<Message>) -> anyhow::Result<Self> {
         let room = |is_mine: &dyn Fn(&Message) -> bool| {
             messages.iter().filter(|m| is_mine(m)).map(|m| m.bytes as usize + 1).sum::<usize>() + 64
         };
@@ -96,7 +99,7 @@ impl Exchange {
     }
 
     /// Nothing may be in flight.
-    fn fill(&self, seed: u64) -> anyhow::Result<()> {
+    pub fn fill(&self, seed: u64) -> anyhow::Result<()> {
         // SAFETY: both have that room.
         unsafe {
             copy_from_host(self.send.address(), &self.image(true, seed))?;
@@ -109,21 +112,59 @@ impl Exchange {
         let group = Group::begin();
         for is_send in if self.rank.is_multiple_of(2) { [true, false] } else { [false, true] } {
             for (number, message, at) in self.placed(is_send) {
-                let stream = streams[number % streams.len()].as_ptr();
-                // SAFETY: buffers have room, and live to the end of the test.
-                unsafe {
-                    if is_send {
-                        comm.send(self.send.address() + at, message.bytes, DataType::U8, message.to, stream)?;
-                    } else {
-                        comm.recv(self.recv.address() + at, message.bytes, DataType::U8, message.from, stream)?;
-                    }
-                }
+                self.call(comm, (message, at), is_send, streams[number % streams.len()])?;
             }
         }
         Ok(group.end()?)
     }
 
-    fn check(&self, seed: u64) -> anyhow::Result<()> {
+    /// The same in an order of chance: messages of a pair keep theirs.
+    pub fn enqueue_in_any_order(
+        &self,
+        comm: &CudaCommunicator,
+        stream: RawStream,
+        chance: &mut impl Rng,
+    ) -> anyhow::Result<()> {
+        let mut left: BTreeMap<(u32, bool), VecDeque<(Message, u64)>> = BTreeMap::new();
+        for is_send in [true, false] {
+            for (_, message, at) in self.placed(is_send) {
+                let peer = if is_send { message.to } else { message.from };
+                left.entry((peer, is_send)).or_default().push_back((message, at));
+            }
+        }
+        let group = Group::begin();
+        while !left.is_empty() {
+            let key = *left.keys().nth(chance.random_range(0..left.len())).expect("one is left");
+            let of_key = left.get_mut(&key).expect("it is there");
+            if let Some(placed) = of_key.pop_front() {
+                self.call(comm, placed, key.1, stream)?;
+            } else {
+                left.remove(&key);
+            }
+        }
+        Ok(group.end()?)
+    }
+
+    fn call(
+        &self,
+        comm: &CudaCommunicator,
+        (Message { from, to, bytes }, at): (Message, u64),
+        is_send: bool,
+        stream: RawStream,
+    ) -> anyhow::Result<()> {
+        let stream = stream.as_ptr();
+        // SAFETY: buffers have room, and live to the end of the test.
+        unsafe {
+            if is_send {
+                comm.send(self.send.address() + at, bytes, DataType::U8, to, stream)?;
+            } else {
+                comm.recv(self.recv.address() + at, bytes, DataType::U8, from, stream)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn check(&self, seed: u64) -> anyhow::Result<()> {
         let (wanted, mut output) = (self.image(false, seed), vec![0; self.recv.len_bytes()]);
         // SAFETY: it has that many bytes.
         unsafe { copy_to_host(&mut output, self.recv.address())? };

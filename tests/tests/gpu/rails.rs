@@ -37,7 +37,7 @@ const KINDS: [CollectiveKind; 8] = [
 ];
 
 /// Has rank 1 abort.
-const ABORTS: &str = "MCCS_GPU_ABORTS";
+pub const ABORTS: &str = "MCCS_GPU_ABORTS";
 
 /// Services where GPUs combine payloads of all sizes.
 pub fn everything() -> String {
@@ -409,13 +409,18 @@ fn graphs_go_by_rails() {
 
 /// Processes of all ranks of two hosts with two each.
 pub fn four_processes(hosts: &TestHosts, environment: &[(&str, PathBuf)]) -> Vec<Player> {
+    four_play("combines_until_it_fails", hosts, environment)
+}
+
+/// The same, in another role.
+pub fn four_play(role: &str, hosts: &TestHosts, environment: &[(&str, PathBuf)]) -> Vec<Player> {
     let whole = Place { nranks: 4, root: "h0".into(), ..everybody(hosts.service(0), 0) };
     let place = |rank: u32| Place {
         ranks: rank..rank + 1,
         socket: hosts.service(rank as usize / 2).socket(0),
         ..whole.clone()
     };
-    (0..4).map(|rank| Player::start_with("combines_until_it_fails", &place(rank), environment)).collect()
+    (0..4).map(|rank| Player::start_with(role, &place(rank), environment)).collect()
 }
 
 #[test]

@@ -19,15 +19,17 @@ fn twins_of_what_is_no_rails_memory_are_refused() {
         let mut raw = Raw::connect(service);
         let (comm, region) = (raw.comm, raw.region);
         let nowhere = Handle { index: 9, generation: 1 };
-        for (comm, region, offset_bytes, bytes, what) in [
-            (comm, region, 0, 4096, "is no rail of GPUs"),
-            (nowhere, region, 0, 4096, "there is no communicator"),
-            (comm, nowhere, 0, 4096, "for a twin"),
-            (comm, region, 0, 0, "for a twin"),
-            (comm, region, 1, 4096, "for a twin"),
-            (comm, region, u64::MAX, 2, "for a twin"),
+        for (comm, region, offset_bytes, bytes, peer, what) in [
+            (comm, region, 0, 4096, None, "is no rail of GPUs"),
+            (comm, region, 0, 4096, Some(1), "has no messages of GPUs with rank 1"),
+            (nowhere, region, 0, 4096, None, "there is no communicator"),
+            (nowhere, region, 0, 4096, Some(0), "there is no communicator"),
+            (comm, nowhere, 0, 4096, None, "for a twin"),
+            (comm, region, 0, 0, None, "for a twin"),
+            (comm, region, 1, 4096, Some(u32::MAX), "for a twin"),
+            (comm, region, u64::MAX, 2, None, "for a twin"),
         ] {
-            match raw.ask(Request::MakeTwin { comm, region, offset_bytes, bytes }, &[]) {
+            match raw.ask(Request::MakeTwin { comm, region, offset_bytes, bytes, peer }, &[]) {
                 Response::Error { message, .. } => assert!(message.contains(what), "{message}"),
                 other => panic!("{other:?}"),
             }

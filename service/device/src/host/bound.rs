@@ -99,9 +99,10 @@ impl Bound {
             scratch: (std::ptr::dangling_mut(), 0),
             scalar_bits: 0,
             regions: [None, None],
-            twins: [None, None],
+            twins: [operand.twin().cloned(), operand.twin().cloned()],
         };
-        let touched_bytes = operands.iter().fold(0u64, |sum, (_, operand)| sum.saturating_add(operand.bytes()));
+        let on_host = operands.iter().filter(|(_, operand)| operand.twin().is_none());
+        let touched_bytes = on_host.fold(0u64, |sum, (_, operand)| sum.saturating_add(operand.bytes()));
         let store = if touched_bytes > streaming_bytes { Store::Streaming } else { Store::Cached };
         let ranks = operands.iter().map(memory).collect();
         let share = operands.iter().find_map(|(_, operand)| operand.region().map(|region| region.share()));

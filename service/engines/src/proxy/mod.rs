@@ -94,7 +94,7 @@ use self::members::Leaving;
 pub use self::message::{ControllerOrder, OperatorMessage, ProxyMessage, SessionMessage};
 use self::new_comm::NewComm;
 pub use self::offer::{Agreed, Nics, Offer};
-pub use self::operation::{JoinRequest, Operation, ProxyReply, RoundState};
+pub use self::operation::{JoinRequest, Operation, ProxyReply, RoundState, TwinPart};
 use self::other_proxy::OtherProxy;
 use self::outlets::Outlets;
 use self::reconfigure::ChangeTerms;

@@ -19,6 +19,19 @@ use mccs_tenants::session::Session;
 
 use super::sites::GpuPlace;
 
+/// What a twin stands for: a part of a region, in a rail's collectives or in messages with a peer.
+#[derive(Debug, Clone, Copy)]
+pub struct TwinPart {
+    /// Communicator as its tenant names it.
+    pub comm: Handle,
+    /// Whose messages it is for.
+    pub peer: Option<u32>,
+    /// The region.
+    pub region: Handle,
+    /// First byte of the part.
+    pub offset_bytes: u64,
+}
+
 /// One operation of one rank, validated: all memory it names is mapped and long enough.
 pub struct Operation {
     /// Whose it is.
@@ -167,6 +180,6 @@ pub enum ProxyReply {
     Aborted { tenant_comm: Handle },
     /// A part of a communicator's memory is there, or is not going to be.
     Opened { request: u64, opened: Result<OpenedPart, SetupError> },
-    /// Memory that NICs reach is there, or is not going to be: for a rail, in the place of a part of a region.
-    TwinMade { request: u64, tenant_comm: Handle, part: (Handle, u64), made: Result<MadeTwin, SetupError> },
+    /// Memory that NICs reach is there, or is not going to be.
+    TwinMade { request: u64, part: TwinPart, made: Result<MadeTwin, SetupError> },
 }

@@ -10,7 +10,7 @@ use super::offer::{Agreed, Offer, agree};
 use super::operation::JoinRequest;
 use super::sites::GpuPlace;
 use crate::transport::Network;
-use crate::transport::links::{PathAssignment, PeerHost, Peers};
+use crate::transport::links::{PathAssignment, PeerHost, Peers, ToGpus};
 
 /// Engines that own links of one communicator, at most: more channels share them. Bounds what ranks tell each other.
 pub(super) const ENGINES_PER_COMM_MAX: usize = 16;
@@ -124,7 +124,7 @@ pub(super) fn peers_of(
     let agreed = agree(&offers).map_err(|(host, problem)| (host.clone(), problem))?;
     let assignment = PathAssignment { transport: agreed.transport, ..assignment.clone() };
     let (host_of_rank, assignment) = (membership.host_of_rank.clone(), Arc::new(assignment));
-    Ok((Peers { hosts, host_of_rank, assignment, all: Arc::default(), may_be_on_gpus: false }, agreed))
+    Ok((Peers { hosts, host_of_rank, assignment, all: Arc::default(), to_gpus: ToGpus::Never }, agreed))
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use mccs_config::service::Device;
 use mccs_exchange::protocol::{self as exchange, CommId, CommKey, Join, Membership, Name, Payload, Request};
+use mccs_ipc::protocol::Role;
 use mccs_ipc::types::ErrorClass;
 use mccs_model::SessionId;
 use mccs_model::link::LinksId;
@@ -28,7 +29,7 @@ use super::offer::{Agreed, Offer};
 use super::operation::JoinRequest;
 use super::outlets::Outlets;
 use super::setup::{ENGINES_PER_COMM_MAX, Setup, gpus_of, peers_of};
-use crate::transport::links::{PathAssignment, Peers};
+use crate::transport::links::{PathAssignment, Peers, ToGpus};
 use crate::transport::{Activity, Network, TransportHandle};
 
 /// How a proxy engine reaches the exchange.
@@ -237,7 +238,7 @@ impl Setups {
         let class = self.by_key.get(&key).and_then(Setup::traffic_class);
         let first = self.by_key.get(&key).and_then(|setup| setup.requests.first());
         let nics = Arc::clone(first.map_or(&self.assignment.nics, |rank| self.nics_of(rank)));
-        let may_be_on_gpus = first.is_some_and(|rank| matches!(rank.role, mccs_ipc::protocol::Role::Rail { .. }));
+        let to_gpus = first.map_or(ToGpus::Never, flows_to_gpus);
         let paths = PathAssignment { nics, ..PathAssignment::clone(&self.assignment.of_class(class)) };
         let (peers, agreed) = peers_of(&membership, payloads, &self.terms, &paths).map_err(|(host, problem)| {
             let message = format!("the service of host {host} cannot be joined: {problem}");
@@ -255,7 +256,7 @@ impl Setups {
         }
         (setup.membership, setup.gpus) = (Some(membership), gpus_of(payloads));
         setup.agreed = (agreed, Arc::clone(&peers.assignment));
-        out.transports.set_peers(&setup.network, &Arc::new(Peers { may_be_on_gpus, ..peers }));
+        out.transports.set_peers(&setup.network, &Arc::new(Peers { to_gpus, ..peers }));
         Ok(())
     }
 
@@ -297,6 +298,15 @@ impl Setups {
         if let Some(more) = out.log_budget.take(now) {
             tracing::info!(%transport, channels, reason, more, "flows of a communicator begin so");
         }
+    }
+}
+
+/// Which flows of a communicator NICs may take to its ranks' GPUs.
+fn flows_to_gpus(rank: &JoinRequest) -> ToGpus {
+    match rank.role {
+        Role::Rail { .. } => ToGpus::All,
+        Role::Whole if rank.gpu.is_some() => ToGpus::Pairs,
+        _ => ToGpus::Never,
     }
 }
 

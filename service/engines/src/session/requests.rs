@@ -209,8 +209,8 @@ impl SessionEngine {
                 _ => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")),
             },
             Request::OpenPart { comm, part } => self.open_part(id, comm, part),
-            Request::MakeTwin { comm, region, offset_bytes, bytes } => {
-                self.make_twin(id, comm, (region, offset_bytes, bytes));
+            Request::MakeTwin { comm, region, offset_bytes, bytes, peer } => {
+                self.make_twin(id, (comm, peer), (region, offset_bytes, bytes));
             }
         }
     }
@@ -425,7 +425,7 @@ impl SessionEngine {
         let is_on_gpus = gpu.is_some() && (is_alone && !role.is_in_host_memory() || role.is_on_gpus());
         let place = if is_on_gpus { Place::Gpus } else { Place::Host };
         let whole = part.as_ref().and_then(|_| role.whole());
-        let seat = Seat { role, whole, id, gpu, charge: Arc::clone(&charge), twin: None };
+        let seat = Seat { role, whole, id, gpu, charge: Arc::clone(&charge), twins: Vec::new() };
         let Ok(tenant_comm) = self.tables.comms.insert(CommSlot::Joining(seat)) else {
             let message = self.session.tenant.session_is_full(SessionResource::Ranks);
             return self.refuse(request, ErrorClass::InvalidUsage, message);
@@ -601,9 +601,9 @@ impl SessionEngine {
                     Err(refusal) => self.refuse(request, refusal.class, refusal.message),
                 }
             }
-            ProxyReply::TwinMade { request, tenant_comm, part, made } => {
+            ProxyReply::TwinMade { request, part, made } => {
                 self.opening -= 1;
-                self.add_twin(request, tenant_comm, part, made);
+                self.add_twin(request, part, made);
             }
             ProxyReply::Aborted { tenant_comm } => {
                 for request in self.aborting.remove(&tenant_comm).unwrap_or_default() {

@@ -51,7 +51,8 @@ pub(super) struct Seat {
     pub(super) id: UniqueId,
     pub(super) gpu: Option<usize>,
     pub(super) charge: Arc<Charge>,
-    pub(super) twin: Option<SlotTwin>,
+    /// One for a region at most.
+    pub(super) twins: Vec<SlotTwin>,
 }
 
 /// Memory of a GPU that stands for a part of a region.
@@ -59,8 +60,17 @@ pub(super) struct Seat {
 pub(super) struct SlotTwin {
     pub(super) memory: Arc<GpuTwin>,
     pub(super) region: Handle,
+    /// Whose messages it is for; a rail's is for collectives.
+    pub(super) peer: Option<u32>,
     /// Where the part begins in the region.
     pub(super) offset_bytes: u64,
+}
+
+impl Seat {
+    /// The twin of a region.
+    pub(super) fn twin(&self, region: Handle) -> Option<&SlotTwin> {
+        self.twins.iter().find(|twin| twin.region == region)
+    }
 }
 
 impl SlotTwin {

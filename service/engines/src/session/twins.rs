@@ -1,4 +1,5 @@
-//! Memory that NICs reach, in the place of a rail's slots: asked for, made by the device's thread, and found by commands that say so.
+//! Memory that NICs reach, in the place of slots of a rail or of messages: asked for, made by the device's thread, and found by commands
+//! that say so.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -11,21 +12,37 @@ use mccs_model::SetupError;
 
 use super::SessionEngine;
 use super::requests::OPENING_MAX;
-use super::tables::{CommSlot, SlotTwin};
-use crate::proxy::ProxyReply;
+use super::tables::{CommSlot, Seat, SlotTwin};
+use crate::proxy::{ProxyReply, TwinPart};
 
-/// Why a rail has no twin.
+/// Why there is no twin.
 type NoTwin = (ErrorClass, String);
 
+impl Seat {
+    /// Whether it takes a twin of a region: a rail has one, messages have one for each region.
+    fn check_has_room(&self, peer: Option<u32>, region: Handle) -> Result<(), NoTwin> {
+        let is_taken = match peer {
+            None => !self.twins.is_empty(),
+            Some(_) => self.twin(region).is_some(),
+        };
+        if is_taken { Err((ErrorClass::InvalidUsage, "there is a twin already".into())) } else { Ok(()) }
+    }
+}
+
 impl SessionEngine {
-    /// Has memory made for a rail, in the place of a part of a region.
-    pub(super) fn make_twin(&mut self, id: u64, comm: Handle, (region, offset_bytes, bytes): (Handle, u64, u64)) {
+    /// Has memory made in the place of a part of a region: for a rail, or for messages with a peer.
+    pub(super) fn make_twin(
+        &mut self,
+        id: u64,
+        (comm, peer): (Handle, Option<u32>),
+        (region, offset_bytes, bytes): (Handle, u64, u64),
+    ) {
         let known = self.tables.regions.get(region).and_then(|region| region.range(offset_bytes, bytes));
         if known.is_none() || bytes == 0 {
             let message = format!("there are no {bytes} bytes at {offset_bytes} of region {region:?} for a twin");
             return self.refuse(id, ErrorClass::InvalidArgument, message);
         }
-        let (gpu, maker) = match self.twin_of(comm) {
+        let (gpu, maker) = match self.twin_of((comm, peer), region) {
             Ok(found) => found,
             Err((class, message)) => return self.refuse(id, class, message),
         };
@@ -33,31 +50,43 @@ impl SessionEngine {
             return self.refuse(id, ErrorClass::InvalidUsage, "the session opens too much memory at a time");
         }
         self.opening += 1;
-        let (replies, part, tenant) = (self.replies.sender(), (region, offset_bytes), Arc::clone(&self.session.tenant));
+        let (replies, tenant) = (self.replies.sender(), Arc::clone(&self.session.tenant));
+        let part = TwinPart { comm, peer, region, offset_bytes };
         // The mailbox has room for so many.
         let reply = Box::new(move |made| {
-            drop(replies.send(ProxyReply::TwinMade { request: id, tenant_comm: comm, part, made }));
+            drop(replies.send(ProxyReply::TwinMade { request: id, part, made }));
         });
         maker.make(TwinOrder { gpu, bytes, tenant, reply });
     }
 
-    /// On which GPU, and by whom, a twin for a communicator is made.
-    fn twin_of(&self, comm: Handle) -> Result<(usize, TwinMaker), NoTwin> {
+    /// On which GPU, and by whom, a twin of a region is made: for a rail, or for messages of a whole with a peer.
+    fn twin_of(
+        &self,
+        (comm, peer): (Handle, Option<u32>),
+        region: Handle,
+    ) -> Result<(usize, TwinMaker), NoTwin> {
         let Some(CommSlot::Ready { info, seat, .. }) = self.tables.comms.get(comm) else {
             return Err((ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")));
         };
-        let (Role::Rail { .. }, Some(gpu)) = (seat.role, seat.gpu) else {
-            return Err((ErrorClass::InvalidArgument, format!("communicator {comm:?} is no rail of GPUs")));
+        let gpu = match (seat.role, peer, seat.gpu) {
+            (Role::Rail { .. }, None, Some(gpu)) => gpu,
+            (Role::Whole, Some(peer), Some(gpu)) if peer < info.nranks => gpu,
+            _ => {
+                let is_not = match peer {
+                    None => "is no rail of GPUs".into(),
+                    Some(peer) => format!("has no messages of GPUs with rank {peer}"),
+                };
+                return Err((ErrorClass::InvalidArgument, format!("communicator {comm:?} {is_not}")));
+            }
         };
-        if seat.twin.is_some() {
-            return Err((ErrorClass::InvalidUsage, "the rail has a twin".into()));
-        }
+        seat.check_has_room(peer, region)?;
         let system = |message: String| (ErrorClass::System, message);
         let gpus = self.proxies.gpus.as_ref().map_err(|reason| system(reason.to_string()))?;
         gpus.twins.check().map_err(|reason| system(reason.to_string()))?;
         // What goes from rank to rank of a host is copied by processors.
-        if info.hosts.len() < 2 || info.ranks.len() != 1 {
-            return Err(system("several ranks of the rail are at this service".into()));
+        let is_here = |peer| info.ranks.iter().any(|rank| rank.rank == peer);
+        if info.hosts.len() < 2 || peer.map_or(info.ranks.len() != 1, is_here) {
+            return Err(system("other ranks of it are at this service".into()));
         }
         let transport = info.placed.as_ref().and_then(|placed| placed.chosen()?.transport);
         if transport == Some(TransportKind::Tcp) {
@@ -71,8 +100,7 @@ impl SessionEngine {
     pub(super) fn add_twin(
         &mut self,
         request: u64,
-        comm: Handle,
-        (region, offset_bytes): (Handle, u64),
+        TwinPart { comm, peer, region, offset_bytes }: TwinPart,
         made: Result<MadeTwin, SetupError>,
     ) {
         let MadeTwin { memory, descriptor, room } = match made {
@@ -80,13 +108,13 @@ impl SessionEngine {
             Err(SetupError { class, message }) => return self.refuse(request, class, message),
         };
         let Some(slot @ CommSlot::Ready { .. }) = self.tables.comms.get_mut(comm) else {
-            return self.refuse(request, ErrorClass::InvalidUsage, "the rail has been left");
+            return self.refuse(request, ErrorClass::InvalidUsage, "the communicator has been left");
         };
         let seat = slot.seat_mut();
-        if seat.twin.is_some() {
-            return self.refuse(request, ErrorClass::InvalidUsage, "the rail has a twin");
+        if let Err((class, message)) = seat.check_has_room(peer, region) {
+            return self.refuse(request, class, message);
         }
-        seat.twin = Some(SlotTwin { memory: Arc::new(memory), region, offset_bytes });
+        seat.twins.push(SlotTwin { memory: Arc::new(memory), region, peer, offset_bytes });
         self.answer(request, Response::Twin { bytes: room }, &[descriptor.as_fd()]);
     }
 }

@@ -80,7 +80,11 @@ pub(super) fn validate(
     let place = *place;
     (operation.comm, operation.rank) = (*comm, *rank);
     let nranks = info.nranks;
-    let (group, twin) = (info.device_initiated.clone(), seat.twin.clone());
+    let group = info.device_initiated.clone();
+    let is_in_twin = command.flags & FLAG_TWIN != 0;
+    // All buffers of an operation are in one region, or there is none.
+    let named = || [command.send.region, command.recv.region].into_iter().find_map(|region| seat.twin(region));
+    let twin = is_in_twin.then(|| named().cloned());
     let layout = info.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
     let is_round = command.flags & FLAG_ROUND != 0;
     if rounds.checked_add(u64::from(is_round)).is_none_or(|least| command.rounds < least) {
@@ -89,7 +93,7 @@ pub(super) fn validate(
     *rounds = command.rounds;
     let filled = match place {
         Place::Host => fill(&mut operation, tables, command, opcode, nranks)
-            .and_then(|()| put_in_twin(&mut operation, command, twin.as_ref())),
+            .and_then(|()| twin.map_or(Ok(()), |twin| put_in_twin(&mut operation, command, twin.as_ref()))),
         Place::Gpus => fill_on_gpus(&mut operation, tables, command, group.as_ref(), nranks)?,
     };
     if let Err(Invalid(class, message)) = filled {
@@ -166,19 +170,20 @@ fn fill(
     Ok(())
 }
 
-/// Finds the buffers of a command in the twin of their region, if it says that they are there.
+/// Finds the buffers of a command in the twin of their region, where it says that they are.
 fn put_in_twin(operation: &mut Operation, command: &Command, twin: Option<&SlotTwin>) -> Result<(), Invalid> {
-    if command.flags & FLAG_TWIN == 0 {
-        return Ok(());
-    }
     use CollectiveKind as K;
-    let moves = matches!(
-        operation.action,
-        Action::Collective { kind: K::AllGather | K::AllToAll | K::Broadcast | K::Gather | K::Scatter, .. }
-    );
-    let Some(twin) = twin.filter(|_| moves) else {
+    let is_for = |twin: &&SlotTwin| match operation.action {
+        Action::Collective { kind: K::AllGather | K::AllToAll | K::Broadcast | K::Gather | K::Scatter, .. } => {
+            twin.peer.is_none()
+        }
+        Action::Send { peer } | Action::Recv { peer } => twin.peer == Some(peer),
+        _ => false,
+    };
+    let Some(twin) = twin.filter(is_for) else {
         return Err(argument(
-            "the buffers are said to be in a twin, which only collectives of a rail that has one have",
+            "the buffers are said to be in a twin, which only collectives of a rail that has one have, \
+             and messages with a peer on another host whose region has one",
         ));
     };
     let Buffers::Host { send, recv } = std::mem::replace(&mut operation.buffers, Buffers::NONE) else { return Ok(()) };

@@ -218,7 +218,7 @@ fn message_of_another_call_is_the_reason_though_the_end_of_another_link_is_seen_
         host_of_rank: vec![0, 1],
         assignment: Arc::default(),
         all: Arc::default(),
-        may_be_on_gpus: false,
+        to_gpus: ToGpus::Never,
     });
     hosts.iter_mut().for_each(|host| host.set_peers(id, Arc::clone(&peers)));
 
@@ -287,7 +287,7 @@ impl PacedHost {
                 host_of_rank,
                 assignment: Arc::default(),
                 all: Arc::default(),
-                may_be_on_gpus: false,
+                to_gpus: ToGpus::Never,
             });
             for engine in &mut engines {
                 engine.set_peers(id, Arc::clone(&peers));

@@ -27,6 +27,7 @@ pub(super) mod captured;
 pub(super) mod ordered_stream;
 mod p2p;
 mod pieces;
+pub(super) mod twin;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

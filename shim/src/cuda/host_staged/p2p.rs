@@ -19,16 +19,18 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
-use mccs_cuda::{Context, DeviceAddress, Event, OwnedStream, RawStream};
+use mccs_cuda::{Context, DeviceAddress, Event, MappedMemory, OwnedStream, RawStream};
 use mccs_ipc::types::DataType;
 use mccs_kernels::cuda::{MESSAGES_MAX, P2pError, P2pMessage, pairs_with_oneself};
 
 use super::LOOK_AGAIN_AFTER;
 use super::captured::{Captured, Captures};
 use super::ordered_stream::{Access, OrderedStream, Ticket};
+use super::twin;
 use crate::client::locked;
 use crate::cuda::cuda_error;
 use crate::cuda::p2p::capture_of;
+use crate::log::{LogLevel, log};
 use crate::{Client, Communicator, Error, Span, Stream};
 
 /// Longest piece: large enough that what it costs besides its bytes is little.
@@ -37,6 +39,8 @@ const PIECE_BYTES: u64 = 1 << 20;
 const LANE_SLOTS: u64 = 3;
 /// Longest message that one kernel copies, and waits for: from there on copy engines are as fast.
 const KERNEL_BYTES_MAX: u64 = 64 << 10;
+/// Messages from this length on are in memory of the GPU, where NICs reach it. Each end decides alone.
+const DIRECT_BYTES_MIN: u64 = 256 << 10;
 
 /// What a communicator's sends and receives need: kept by the communicator, and by groups to their end.
 pub(crate) struct HostStagedP2p {
@@ -70,13 +74,24 @@ struct Lane {
     last: Event,
     /// Pieces so far.
     pieces: u64,
+    twin: LaneTwin,
 }
 
-/// A part of a message, in a slot.
+/// Memory of the GPU in the place of a lane's slots.
+enum LaneTwin {
+    /// No message has been long enough.
+    Unasked,
+    Direct(MappedMemory),
+    /// NICs do not reach it.
+    Refused,
+}
+
+/// A part of a message, that goes by a slot or by its twin.
 #[derive(Clone, Copy)]
 struct Piece {
     buffer: DeviceAddress,
-    slot: u64,
+    /// What is in the place of the slot.
+    at: DeviceAddress,
     bytes: u64,
     /// Of its operation at the service.
     ticket: Ticket,
@@ -86,7 +101,9 @@ struct Piece {
 pub(super) struct Message {
     is_send: bool,
     peer: u32,
+    /// Of slots, or of the same place in their twin.
     span: Span,
+    is_in_twin: bool,
     count: u64,
     dtype: DataType,
 }
@@ -100,11 +117,22 @@ enum By<'a> {
     Replaying(&'a Captured),
 }
 
+/// What carries a part of a message between its buffer and the service.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Carries {
+    /// A slot, by a kernel that tells and waits as well.
+    Kernel,
+    /// A slot, by copy engines.
+    Slot,
+    /// The slot's twin, where there is one.
+    Twin,
+}
+
 /// Messages of a lane in a group.
 struct Traffic {
     stream: RawStream,
-    /// Parts that are not begun.
-    waiting: VecDeque<P2pMessage>,
+    /// Parts that are not begun, each with whether it is one of a long message.
+    waiting: VecDeque<(P2pMessage, bool)>,
     under_way: VecDeque<Piece>,
 }
 
@@ -143,7 +171,12 @@ impl HostStagedP2p {
         let _entered = self.context.enter().map_err(cuda_error)?;
         let keys = keys(list, self.comm.rank());
         if capture_of(streams)?.is_none() {
-            return keys.into_iter().try_for_each(|key| self.make_lane(self.comm.client(), &mut order.lanes, key));
+            let client = self.comm.client();
+            keys.iter().try_for_each(|key| self.make_lane(client, &mut order.lanes, *key))?;
+            let long = list.iter().filter(|message| is_long(message) && message.peer != self.comm.rank());
+            return long.map(|message| (message.peer, message.is_send)).try_for_each(|key| {
+                order.lanes.get_mut(&key).map_or(Ok(()), |lane| self.make_twin(lane, key))
+            });
         }
         self.captures.with(|captured| {
             let others = list.iter().filter(|message| message.peer != self.comm.rank());
@@ -254,7 +287,7 @@ impl HostStagedP2p {
                     stream.wait(&lane.last).map_err(cuda_error)?;
                 }
                 let p2p = list.iter().filter(|message| (message.peer, message.is_send) == *key);
-                let waiting = p2p.flat_map(parts).collect();
+                let waiting = p2p.flat_map(|message| parts(message).map(|part| (part, is_long(message)))).collect();
                 traffic.push((*key, Traffic { stream, waiting, under_way: VecDeque::new() }));
             }
             // Lanes end behind what was enqueued in spite of an error, too.
@@ -277,7 +310,26 @@ impl HostStagedP2p {
         let ordered = Arc::new(ordered);
         let own = OwnedStream::new(&self.context).map_err(cuda_error)?;
         let last = Event::new(&self.context, false).map_err(cuda_error)?;
-        lanes.insert(key, Lane { ordered, own, last, pieces: 0 });
+        lanes.insert(key, Lane { ordered, own, last, pieces: 0, twin: LaneTwin::Unasked });
+        Ok(())
+    }
+
+    /// Asks for the twin of a lane's slots, once.
+    fn make_twin(&self, lane: &mut Lane, (peer, is_send): Key) -> Result<(), Error> {
+        if !matches!(lane.twin, LaneTwin::Unasked) {
+            return Ok(());
+        }
+        let (of, bytes) = ((self.comm.handle(), Some(peer)), LANE_SLOTS * PIECE_BYTES);
+        lane.twin = match twin::ask(self.comm.client(), &self.context, of, &lane.ordered, bytes)? {
+            Ok(memory) => LaneTwin::Direct(memory),
+            Err(reason) => {
+                let direction = if is_send { "to" } else { "from" };
+                log(LogLevel::Info, || {
+                    format!("messages {direction} rank {peer} go through memory of the host: {reason}")
+                });
+                LaneTwin::Refused
+            }
+        };
         Ok(())
     }
 
@@ -313,10 +365,14 @@ unsafe fn run(lanes: &mut Lanes, by: By<'_>, traffic: &mut [(Key, Traffic)]) -> 
                     lane.end(of_lane.stream, *is_send, &piece)?;
                     any = true;
                 }
-                if let Some(part) = next {
+                if let Some((part, is_long)) = next {
                     let is_alone = of_lane.waiting.is_empty() && of_lane.under_way.is_empty();
-                    let is_short = is_alone && part.bytes <= KERNEL_BYTES_MAX;
-                    let begun = lane.begin(by, of_lane.stream, &part, is_short)?;
+                    let how = match is_long {
+                        true => Carries::Twin,
+                        false if is_alone && part.bytes <= KERNEL_BYTES_MAX => Carries::Kernel,
+                        false => Carries::Slot,
+                    };
+                    let begun = lane.begin(by, of_lane.stream, &part, how)?;
                     of_lane.under_way.extend(begun);
                     any = true;
                 }
@@ -324,6 +380,11 @@ unsafe fn run(lanes: &mut Lanes, by: By<'_>, traffic: &mut [(Key, Traffic)]) -> 
         }
     }
     Ok(())
+}
+
+/// Whether a message is in memory of the GPU where NICs reach it.
+fn is_long(message: &P2pMessage) -> bool {
+    message.bytes >= DIRECT_BYTES_MIN
 }
 
 /// The lanes that a group takes.
@@ -352,8 +413,8 @@ fn parts(message: &P2pMessage) -> impl Iterator<Item = P2pMessage> + use<> {
 impl Message {
     /// Tells the service of it. Returns its ticket.
     pub(super) fn send(&self, comm: &Communicator, stream: &Stream) -> Result<u64, Error> {
-        let Message { is_send, peer, span, count, dtype } = *self;
-        comm.submit_p2p((is_send, peer), span, count, dtype, stream)
+        let Message { is_send, peer, span, is_in_twin, count, dtype } = *self;
+        comm.submit_p2p((is_send, peer), (span, is_in_twin), count, dtype, stream)
     }
 }
 
@@ -367,21 +428,25 @@ impl Lane {
         by: By<'_>,
         stream: RawStream,
         part: &P2pMessage,
-        is_short: bool,
+        how: Carries,
     ) -> Result<Option<Piece>, Error> {
         let P2pMessage { is_send, peer, buffer, bytes, dtype } = *part;
         let slot = self.pieces % LANE_SLOTS * PIECE_BYTES;
         let (span, count) = (self.ordered.span(slot), bytes / dtype.size_bytes() as u64);
-        let message = Message { is_send, peer, span, count, dtype };
+        let twin = match &self.twin {
+            LaneTwin::Direct(memory) if how == Carries::Twin => Some(memory.address() + slot),
+            _ => None,
+        };
+        let message = Message { is_send, peer, span, is_in_twin: twin.is_some(), count, dtype };
         let ticket = match by {
             By::Calling(comm) => Ticket::Known(message.send(comm, &self.ordered.stream)?),
             By::Replaying(captured) => captured.add_to_group(&self.ordered, message)?,
         };
         self.pieces += 1;
-        let at = self.ordered.address(slot);
+        let at = twin.unwrap_or_else(|| self.ordered.address(slot));
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            if let Some(kernel) = self.ordered.access.kernel.as_deref().filter(|_| is_short) {
+            if let Some(kernel) = self.ordered.access.kernel.as_deref().filter(|_| how == Carries::Kernel) {
                 let mut args = self.ordered.words(ticket, true, true);
                 if is_send {
                     (args.send, args.slot_in, args.in_bytes) = (buffer, at, bytes);
@@ -396,7 +461,7 @@ impl Lane {
             }
             self.ordered.tell(stream, ticket)?;
         }
-        Ok(Some(Piece { buffer, slot, bytes, ticket }))
+        Ok(Some(Piece { buffer, at, bytes, ticket }))
     }
 
     /// What comes behind the service's part.
@@ -410,7 +475,7 @@ impl Lane {
             if is_send || piece.bytes == 0 {
                 return Ok(());
             }
-            stream.copy(piece.buffer, self.ordered.address(piece.slot), piece.bytes as usize).map_err(cuda_error)
+            stream.copy(piece.buffer, piece.at, piece.bytes as usize).map_err(cuda_error)
         }
     }
 }

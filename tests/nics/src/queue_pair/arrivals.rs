@@ -189,6 +189,7 @@ impl QueuePair {
             }
         };
         packet.pending = slot.pending;
+        lent.port.in_gpu_bytes.fetch_add(slot.gpu_bytes, Ordering::Relaxed);
         if placed.is_err() {
             let status = if is_send { WC_REM_INV_REQ_ERR } else { WC_REM_ACCESS_ERR };
             if is_send && let Some(receive) = self.receives.pop_front() {

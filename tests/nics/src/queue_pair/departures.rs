@@ -199,6 +199,7 @@ impl QueuePair {
                     }
                 };
                 let pending = slot.pending;
+                lent.port.out_gpu_bytes.fetch_add(slot.gpu_bytes, Ordering::Relaxed);
                 if copied.is_err() {
                     pending.wait();
                     self.fail(Some((self.next_psn, WC_LOC_PROT_ERR)), lent);

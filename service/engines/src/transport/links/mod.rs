@@ -39,7 +39,7 @@ use mccs_transport::{
 pub use self::paced::PaceHere;
 use self::paced::Paced;
 use self::paths::detours;
-pub use self::paths::{NextEpoch, PathAssignment, PeerHost, Peers};
+pub use self::paths::{NextEpoch, PathAssignment, PeerHost, Peers, ToGpus};
 use self::twins::Twins;
 use super::channel::ChannelFault;
 use super::path_events::{PathEventLog, PeerPathEvent};
@@ -528,7 +528,7 @@ impl Links {
         let assignment = set.epochs.get(&link.epoch);
         let begin = begins_with((&self.flow, &self.flows), assignment.unwrap_or(&peers.assignment).transport)?;
         let class = assignment.map(|assignment| assignment.class()).unwrap_or_default();
-        let takes_short = begin.takes_short && !peers.may_be_on_gpus;
+        let takes_short = begin.takes_short && !peers.to_gpus.has(link);
         let spec = spec(link, link.src, &host.name, &FlowOptions { takes_short, ..begin.on(&class) });
         let flow = self.transport.accept(set.listener, &spec, now)?;
         let name = flow_name(id, link, false, &host.name, (begin.transport, None));

@@ -31,8 +31,31 @@ pub struct Peers {
     pub assignment: Arc<PathAssignment>,
     /// All that this host sends of the communicator, by whichever engine.
     pub all: Arc<SharedBucket>,
-    /// Whether messages may go to memory of GPUs, and so wait for their buffers.
-    pub may_be_on_gpus: bool,
+    /// Which flows may end in memory of GPUs, and so wait for their buffers.
+    pub to_gpus: ToGpus,
+}
+
+/// Flows of a communicator that may end in memory of GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ToGpus {
+    /// None.
+    #[default]
+    Never,
+    /// Those of point-to-point operations.
+    Pairs,
+    /// All.
+    All,
+}
+
+impl ToGpus {
+    /// Whether a link's may.
+    pub(super) fn has(self, link: LinkKey) -> bool {
+        match self {
+            ToGpus::Never => false,
+            ToGpus::Pairs => link.channel == LinkKey::PAIRS,
+            ToGpus::All => true,
+        }
+    }
 }
 
 /// Paths through the network that a strategy gives a communicator.
@@ -194,7 +217,7 @@ mod tests {
             host_of_rank: vec![0, 1],
             assignment: Arc::default(),
             all: Arc::default(),
-            may_be_on_gpus: false,
+            to_gpus: ToGpus::Never,
         };
         let ports = |assignment: &PathAssignment| {
             let path = |channel| peers.path(link(channel), assignment).and_then(|path| path.source_ports);
