@@ -75,9 +75,10 @@ pub struct FlowOptions {
     /// Sockets (`tcp`) or queue pairs (`rdma`) of the flow, 1 to [`CONNECTIONS_MAX`].
     pub connections: u16,
     /// Device of this host that the flow leaves by: a network interface, from whose address its sockets send (`tcp`), or the port that it
-    /// comes home to (`rdma`). The sender's; its peer's port over RDMA is the counterpart.
+    /// comes home to (`rdma`). The sender's; its peer's port over RDMA is the counterpart, unless that has a `home`.
     pub device: Option<Device>,
-    /// Port that a flow without `device` comes home to (`rdma`); by its engine's turn, if `None`. No part of its path: nobody has chosen it.
+    /// Port that a flow without `device` comes home to (`rdma`). If `None`: a sender's by its engine's turn, a receiver's the counterpart of its sender's.
+    /// No part of its path: nobody has chosen it.
     pub home: Option<Device>,
     /// Address to send from, where no device is named; the kernel chooses by its routes where there is none.
     pub source_address: Option<IpAddr>,

@@ -27,8 +27,8 @@ pub const ROLES: &[(&str, Role)] =
 /// A file that rank 0 looks for.
 const ENDS: &str = "MCCS_GPU_ENDS";
 
-/// NICs of a host.
-const NICS: usize = 2;
+/// NICs of a host, of which GPUs have one each in turn.
+pub const NICS: usize = 2;
 
 /// Hosts with emulated NICs of their own.
 pub struct Fixture {

@@ -6,7 +6,7 @@ use mccs_tests::hosts::TestHosts;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::gpudirect::{Fixture, NOTHING, refuse};
+use super::gpudirect::{Fixture, NICS, NOTHING, refuse};
 use super::p2p::{Exchange, Message};
 use super::rails::{ABORTS, everything, four_play, play_in_teams, synchronize, teams};
 use super::ranks::{Place, Rank, Role, capture};
@@ -146,30 +146,33 @@ fn host_of(rank: u32, teams: &[u32]) -> usize {
     ends.take_while(|end| *end <= rank).count()
 }
 
-/// Bytes of long messages that a host sends to others, and takes from them.
-fn long_bytes(host: usize, teams: &[u32]) -> (u64, u64) {
+/// Bytes of long messages that ranks of a host send to other hosts, and take from them, by the place of their GPU's NIC.
+fn long_bytes(host: usize, teams: &[u32]) -> [(u64, u64); NICS] {
+    let (mut bytes_of, gpus) = ([(0, 0); NICS], mccs_cuda::gpus().expect("GPUs").len());
     let all = (0..TURNS).flat_map(|turn| messages(turn, teams.iter().sum()));
-    all.filter(|message| message.bytes >= LONG_BYTES).fold((0, 0), |(sent, taken), Message { from, to, bytes }| {
-        let [from, to] = [from, to].map(|rank| host_of(rank, teams));
-        let of = |is_own: bool| if is_own && from != to { bytes } else { 0 };
-        (sent + of(from == host), taken + of(to == host))
-    })
+    for Message { from, to, bytes } in all.filter(|message| message.bytes >= LONG_BYTES) {
+        let ([from_host, to_host], nic) =
+            ([from, to].map(|rank| host_of(rank, teams)), |rank: u32| rank as usize % gpus % NICS);
+        if from_host != to_host {
+            bytes_of[nic(from)].0 += if from_host == host { bytes } else { 0 };
+            bytes_of[nic(to)].1 += if to_host == host { bytes } else { 0 };
+        }
+    }
+    bytes_of
 }
 
-/// Bytes that NICs of a host have read from memory of GPUs, and written there.
-fn gpu_bytes(fixture: &Fixture, host: usize) -> (u64, u64) {
-    let sum = |(out, into): (u64, u64), nic: mccs_emulated_nics::control::Carried| {
-        (out + nic.out_gpu_bytes, into + nic.in_gpu_bytes)
-    };
-    fixture.carried(host).into_iter().fold((0, 0), sum)
+/// Bytes that each NIC of a host has read from memory of GPUs, and written there.
+fn gpu_bytes(fixture: &Fixture, host: usize) -> [(u64, u64); NICS] {
+    fixture.carried(host).map(|nic| (nic.out_gpu_bytes, nic.in_gpu_bytes))
 }
 
-/// NICs of a host have read all its long messages from memory of GPUs, and written those of others there.
+/// NICs of a host have read all its long messages from memory of GPUs, and written those of others there, each for the ranks beside it.
 fn assert_long_are_in_gpus(fixture: &Fixture, host: usize, teams: &[u32]) {
-    let ((sent, taken), carried) = (long_bytes(host, teams), gpu_bytes(fixture, host));
+    let (long, carried) = (long_bytes(host, teams), gpu_bytes(fixture, host));
+    assert!(long.iter().any(|(sent, _)| *sent > 0) && long.iter().any(|(_, taken)| *taken > 0), "{teams:?}");
     // A packet that nobody has acknowledged in time is sent again, and taken once.
-    let is_so = sent > 0 && taken > 0 && carried.0 >= sent && carried.1 == taken;
-    assert!(is_so, "host {host} of {teams:?}: {carried:?} of {:?}", (sent, taken));
+    let is_so = |((sent, taken), carried): (&(u64, u64), &(u64, u64))| carried.0 >= *sent && carried.1 == *taken;
+    assert!(long.iter().zip(&carried).all(is_so), "host {host} of {teams:?}: {carried:?} of {long:?}");
 }
 
 #[test]
@@ -192,7 +195,7 @@ fn messages_of_a_host_whose_nics_do_not_reach_gpus_go_through_its_memory() {
     let teams = &teams()[0];
     let fixture = Fixture::new(2, |_| String::new(), |folder| refuse(folder, &[1], &NOTHING));
     play_in_teams("swaps", &fixture.hosts, teams);
-    assert_eq!(gpu_bytes(&fixture, 0), (0, 0));
+    assert_eq!(gpu_bytes(&fixture, 0), [(0, 0); NICS]);
     assert_long_are_in_gpus(&fixture, 1, teams);
     // The quota does for rails, and for no lane.
     let fixture = Fixture::with(2, |host, text| match host {
@@ -200,7 +203,7 @@ fn messages_of_a_host_whose_nics_do_not_reach_gpus_go_through_its_memory() {
         _ => text,
     });
     play_in_teams("swaps", &fixture.hosts, &[1, 1]);
-    assert_eq!(gpu_bytes(&fixture, 0), (0, 0));
+    assert_eq!(gpu_bytes(&fixture, 0), [(0, 0); NICS]);
     assert_long_are_in_gpus(&fixture, 1, &[1, 1]);
     fixture.waits_for_memory(2);
 }

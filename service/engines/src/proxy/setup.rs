@@ -1,5 +1,6 @@
 //! A communicator across hosts that is being set up, and what its ranks tell each other.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mccs_exchange::protocol::{Membership, Name, Payload};
@@ -124,7 +125,8 @@ pub(super) fn peers_of(
     let agreed = agree(&offers).map_err(|(host, problem)| (host.clone(), problem))?;
     let assignment = PathAssignment { transport: agreed.transport, ..assignment.clone() };
     let (host_of_rank, assignment) = (membership.host_of_rank.clone(), Arc::new(assignment));
-    Ok((Peers { hosts, host_of_rank, assignment, all: Arc::default(), to_gpus: ToGpus::Never }, agreed))
+    let (to_gpus, nics_of_ranks) = (ToGpus::Never, BTreeMap::new());
+    Ok((Peers { hosts, host_of_rank, assignment, all: Arc::default(), to_gpus, nics_of_ranks }, agreed))
 }
 
 #[cfg(test)]

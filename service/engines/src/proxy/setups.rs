@@ -44,7 +44,7 @@ pub struct Cluster {
     pub offer: Offer,
     /// Paths through the network of a communicator's first strategy, whatever carries its flows.
     pub assignment: Arc<PathAssignment>,
-    /// The nearest NICs of each GPU, which its rails use.
+    /// The nearest NICs of each GPU, which its rails and messages use.
     pub nics_of_gpus: Vec<Arc<[Device]>>,
 }
 
@@ -118,9 +118,12 @@ impl Setups {
 
     /// NICs that the communicator of a rank uses: of a rail those near its GPU, of others all.
     pub(super) fn nics_of(&self, request: &JoinRequest) -> &Arc<[Device]> {
-        let gpu = request.gpu.filter(|_| request.role.is_rail());
-        let near = gpu.and_then(|gpu| self.nics_of_gpus.get(gpu)).filter(|near| !near.is_empty());
-        near.unwrap_or(&self.assignment.nics)
+        self.nics_near(request).filter(|_| request.role.is_rail()).unwrap_or(&self.assignment.nics)
+    }
+
+    /// NICs near a rank's GPU, if there are any.
+    fn nics_near(&self, request: &JoinRequest) -> Option<&Arc<[Device]>> {
+        self.nics_of_gpus.get(request.gpu?).filter(|near| !near.is_empty())
     }
 
     /// What a rank tells of this host.
@@ -239,6 +242,8 @@ impl Setups {
         let first = self.by_key.get(&key).and_then(|setup| setup.requests.first());
         let nics = Arc::clone(first.map_or(&self.assignment.nics, |rank| self.nics_of(rank)));
         let to_gpus = first.map_or(ToGpus::Never, flows_to_gpus);
+        let here = self.by_key.get(&key).into_iter().flat_map(|setup| &setup.requests);
+        let nics_of_ranks = here.filter_map(|rank| Some((rank.rank, Arc::clone(self.nics_near(rank)?)))).collect();
         let paths = PathAssignment { nics, ..PathAssignment::clone(&self.assignment.of_class(class)) };
         let (peers, agreed) = peers_of(&membership, payloads, &self.terms, &paths).map_err(|(host, problem)| {
             let message = format!("the service of host {host} cannot be joined: {problem}");
@@ -256,7 +261,7 @@ impl Setups {
         }
         (setup.membership, setup.gpus) = (Some(membership), gpus_of(payloads));
         setup.agreed = (agreed, Arc::clone(&peers.assignment));
-        out.transports.set_peers(&setup.network, &Arc::new(Peers { to_gpus, ..peers }));
+        out.transports.set_peers(&setup.network, &Arc::new(Peers { to_gpus, nics_of_ranks, ..peers }));
         Ok(())
     }
 

@@ -81,7 +81,7 @@ pub(in crate::rdma) struct Flow {
     /// It was seen to wait for its device then, and has not heard of it since.
     pub(in crate::rdma) silent_since: Option<Instant>,
     /// The port that it prefers, by its place; what comes after goes round. The sender's is that of its path's device or of its engine's
-    /// turn; the receiver's is the counterpart, whatever its own engine's turn is.
+    /// turn; the receiver's is the counterpart, whatever its own engine's turn is, or the one that its options name.
     pub(in crate::rdma) home: usize,
     /// Pairs of ports that were tried in vain; of a receiver, rounds of its sender's ports.
     pub(in crate::rdma) turn: u32,

@@ -276,6 +276,7 @@ impl Transport for RdmaTransport {
     fn accept(&mut self, listener: Listener, spec: &FlowSpec, now: Instant) -> Result<RecvFlow, TransportError> {
         self.flows.timers_mut().note(now);
         spec.options.validate()?;
+        spec.options.home.as_ref().map_or(Ok(0), |home| self.carrier.devices.named(home))?;
         let half = Half::Recv(Receiver::new(spec.options.requests, spec.options.takes_short));
         let control = self.flows.channels_mut().answer(listener, spec, now)?;
         self.flows.add(Flow::new(spec, half, control, Stage::Waiting)).map(|handle| RecvFlow(FlowId(handle)))

@@ -42,7 +42,8 @@ impl RdmaTransport {
             Record::Offer { connection, home, turn, side, ring, part_bytes, back }
                 if !is_sender && connection > flow.connection_number =>
             {
-                (flow.connection_number, flow.home, flow.turn) = (connection, home as usize % ports, turn);
+                let own = flow.spec.options.home.as_ref().and_then(|own| self.carrier.devices.named(own).ok());
+                (flow.connection_number, flow.home, flow.turn) = (connection, own.unwrap_or(home as usize % ports), turn);
                 self.answer(handle, Offer { side, ring, part_bytes, back }, now);
             }
             Record::Answer { connection, is_home, side, received, taken, inbox }

@@ -529,7 +529,8 @@ impl Links {
         let begin = begins_with((&self.flow, &self.flows), assignment.unwrap_or(&peers.assignment).transport)?;
         let class = assignment.map(|assignment| assignment.class()).unwrap_or_default();
         let takes_short = begin.takes_short && !peers.to_gpus.has(link);
-        let spec = spec(link, link.src, &host.name, &FlowOptions { takes_short, ..begin.on(&class) });
+        let home = peers.home_of_receives(link, &set.pairs).cloned();
+        let spec = spec(link, link.src, &host.name, &FlowOptions { takes_short, home, ..begin.on(&class) });
         let flow = self.transport.accept(set.listener, &spec, now)?;
         let name = flow_name(id, link, false, &host.name, (begin.transport, None));
         let meter = Arc::new(self.meters.begin(name));
@@ -575,7 +576,7 @@ fn begins_with<'a>(
 fn with_path_of(begin: &FlowOptions, peers: &Peers, link: LinkKey, assignment: &Arc<PathAssignment>) -> FlowOptions {
     let path = peers.path(link, assignment);
     let mut options = path.map_or_else(|| begin.clone(), |path| begin.on(path));
-    options.home = assignment.nic(link).cloned();
+    options.home = peers.home_of_sends(link, assignment).cloned();
     FlowOptions { detours: detours(begin, path, [assignment, &peers.assignment]), ..options }
 }
 

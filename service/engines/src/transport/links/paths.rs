@@ -33,6 +33,8 @@ pub struct Peers {
     pub all: Arc<SharedBucket>,
     /// Which flows may end in memory of GPUs, and so wait for their buffers.
     pub to_gpus: ToGpus,
+    /// NICs near the GPUs of ranks of this host, by which their point-to-point operations go over RDMA.
+    pub nics_of_ranks: BTreeMap<u32, Arc<[Device]>>,
 }
 
 /// Flows of a communicator that may end in memory of GPUs.
@@ -136,6 +138,24 @@ impl Peers {
         self.host_of_rank.get(rank as usize).copied()
     }
 
+    /// The NIC by which a link's flow leaves this host over RDMA, if its path does not name one.
+    pub(super) fn home_of_sends<'a>(&'a self, link: LinkKey, assignment: &'a PathAssignment) -> Option<&'a Device> {
+        self.near(link, (link.src, link.dst)).or_else(|| assignment.nic(link))
+    }
+
+    /// The NIC of this host that a flow comes to over RDMA; `None`: the counterpart of its sender's.
+    pub(super) fn home_of_receives(&self, link: LinkKey, assignment: &PathAssignment) -> Option<&Device> {
+        // A path that names a device means the plane of the network that this is on.
+        let is_steered = self.path(link, assignment).is_some_and(|path| path.device.is_some());
+        if is_steered { None } else { self.near(link, (link.dst, link.src)) }
+    }
+
+    /// Of messages of a rank of this host with a peer, one of the NICs near its GPU.
+    fn near(&self, link: LinkKey, (own, peer): (u32, u32)) -> Option<&Device> {
+        let near = self.nics_of_ranks.get(&own).filter(|_| link.channel == LinkKey::PAIRS)?;
+        near.get((peer as usize).checked_rem(near.len())?)
+    }
+
     /// The path of a link's flow, if it has one.
     pub(super) fn path<'a>(&self, link: LinkKey, assignment: &'a PathAssignment) -> Option<&'a FlowPath> {
         if link.channel == LinkKey::PAIRS {
@@ -207,6 +227,32 @@ mod tests {
     }
 
     #[test]
+    fn messages_go_by_nics_near_their_ranks_gpus() {
+        let nic = |name: &str| name.parse::<Device>().expect("a device");
+        let assignment = PathAssignment { nics: [nic("n0"), nic("n1")].into(), ..PathAssignment::default() };
+        let peers = Peers {
+            hosts: Vec::new(),
+            host_of_rank: vec![0, 0, 1, 1],
+            assignment: Arc::default(),
+            all: Arc::default(),
+            to_gpus: ToGpus::Pairs,
+            nics_of_ranks: BTreeMap::from([(1, [nic("n1")].into()), (0, [nic("n0"), nic("n2")].into())]),
+        };
+        let sent = |src, dst| peers.home_of_sends(LinkKey::of_pair(src, dst), &assignment).map(Device::to_string);
+        assert_eq!([sent(1, 2), sent(1, 3)], [Some("n1".into()), Some("n1".into())]);
+        assert_eq!([sent(0, 2), sent(0, 3)], [Some("n0".into()), Some("n2".into())], "they go round several");
+        assert_eq!(sent(2, 3), Some("n1".into()), "all take turns where the GPU is not known");
+        let channel = LinkKey { epoch: 0, channel: 0, src: 1, dst: 2 };
+        assert_eq!(peers.home_of_sends(channel, &assignment), Some(&nic("n0")), "collectives go by all");
+        assert_eq!(peers.home_of_receives(channel, &assignment), None);
+        let pair = LinkKey::of_pair(2, 1);
+        assert_eq!(peers.home_of_receives(pair, &assignment), Some(&nic("n1")));
+        let path = FlowPath { device: Some(nic("n0")), ..FlowPath::default() };
+        let steered = PathAssignment { paths: vec![path], ..assignment };
+        assert_eq!(peers.home_of_receives(pair, &steered), None);
+    }
+
+    #[test]
     fn channels_go_round_the_engines() {
         let link = |channel| LinkKey { epoch: 0, channel, src: 0, dst: 1 };
         assert_eq!((link(0).engine(2), link(1).engine(2), link(2).engine(2)), (0, 1, 0));
@@ -218,6 +264,7 @@ mod tests {
             assignment: Arc::default(),
             all: Arc::default(),
             to_gpus: ToGpus::Never,
+            nics_of_ranks: BTreeMap::new(),
         };
         let ports = |assignment: &PathAssignment| {
             let path = |channel| peers.path(link(channel), assignment).and_then(|path| path.source_ports);

@@ -8,7 +8,7 @@
 //!
 //! A flow's *turn* counts the pairs of ports that were tried in vain. The sender takes its ports in turn, from home on: the port of the device that its
 //! path names, or else that of its engine's turn. It tells the receiver the place of its port, and how many rounds it has made: the receiver takes the port at
-//! the same place, and one further for each round. So counterparts come first.
+//! the same place, and one further for each round. So counterparts come first. A receiver whose flow has a home of its own begins there instead.
 //!
 //! [`Failover`] decides what a broken connection means. [`Handshakes`](handshake::Handshakes) makes the next one, `keepalive.rs` finds those
 //! that say nothing, and `hotplug.rs` sees to devices that go and come back.
