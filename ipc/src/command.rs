@@ -51,6 +51,9 @@ pub const FLAG_COPIED: u32 = 16;
 /// The service does not copy a rank's own part of what it receives: it lies in place, or the rank has copied it before.
 pub const FLAG_TWIN: u32 = 32;
 
+/// Messages from one rank to another may be on so many tracks: those of a track match in order and go one behind the other, tracks are independent.
+pub const P2P_TRACKS: u32 = 2;
+
 /// A buffer as a tenant names it: a registered region and an offset into it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -80,7 +83,7 @@ pub struct Command {
     pub stream: Handle,
     /// Number of this operation in its stream, from 1, without gaps: the stream's `done` word reaches it on completion.
     pub ticket: u64,
-    /// [`crate::types::CollectiveKind`].
+    /// [`crate::types::CollectiveKind`] of a collective; track of a send or receive, below [`P2P_TRACKS`].
     pub kind: u32,
     /// [`crate::types::DataType`].
     pub dtype: u32,

@@ -166,10 +166,11 @@ impl Communicator {
         Ok(ticket)
     }
 
-    /// Enqueues a send or a receive, in a group or not, on a stream that nobody else enqueues on: of slots, or of their twin. Returns its ticket.
+    /// Enqueues a send or a receive, in a group or not, on a stream that nobody else enqueues on: of slots, or of their twin. Returns
+    /// its ticket.
     pub(crate) fn submit_p2p(
         &self,
-        (is_send, peer): (bool, u32),
+        (is_send, peer, track): (bool, u32, u32),
         (span, is_in_twin): (Span, bool),
         count: u64,
         dtype: DataType,
@@ -177,6 +178,7 @@ impl Communicator {
     ) -> Result<u64, Error> {
         let ticket = stream.shared.next_ticket();
         let mut command = self.p2p_command((is_send, peer), span, count, dtype)?;
+        command.kind = track;
         command.flags |= if is_in_twin { FLAG_TWIN } else { 0 };
         self.client.0.submit(&stream.shared, &self.shared, command)?;
         Ok(ticket)

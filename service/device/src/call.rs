@@ -187,6 +187,8 @@ pub struct RemoteMessage<'a> {
     pub src: u32,
     /// The rank that receives.
     pub dst: u32,
+    /// Among the messages between these.
+    pub track: u32,
     /// This host's: one of the two.
     pub rank: u32,
     /// What is sent, or where it goes.

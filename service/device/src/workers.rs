@@ -101,9 +101,14 @@ pub trait Workers {
     /// [`LaunchError::NoWorkers`].
     fn run_channels(&mut self, schedule: BoundSchedule, job: Handle) -> Result<Launched, LaunchError>;
 
-    /// Runs the only channel of a message's schedule, between two ranks: from the first to the second.
+    /// Runs the only channel of a message's schedule, between two ranks: from the first to the second, on a track.
     ///
     /// # Errors
     /// [`LaunchError::NoWorkers`].
-    fn run_message(&mut self, schedule: BoundSchedule, ranks: (u32, u32), job: Handle) -> Result<(), LaunchError>;
+    fn run_message(
+        &mut self,
+        schedule: BoundSchedule,
+        ranks_and_track: (u32, u32, u32),
+        job: Handle,
+    ) -> Result<(), LaunchError>;
 }

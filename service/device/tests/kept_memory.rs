@@ -35,7 +35,12 @@ impl Workers for Kept {
         Ok(Launched::Running)
     }
 
-    fn run_message(&mut self, schedule: BoundSchedule, _ranks: (u32, u32), _job: Handle) -> Result<(), LaunchError> {
+    fn run_message(
+        &mut self,
+        schedule: BoundSchedule,
+        _link: (u32, u32, u32),
+        _job: Handle,
+    ) -> Result<(), LaunchError> {
         self.schedules.push(schedule);
         Ok(())
     }
@@ -104,7 +109,7 @@ fn a_message_to_another_host_keeps_memory_mapped_until_it_is_dropped() {
     let unmap_worker = UnmapWorker::start().expect("a thread");
     let (from, _) = region(&unmap_worker);
     let (operand, mut kept) = (whole(&from), Kept::default());
-    let message = RemoteMessage { src: 0, dst: 1, rank: 0, operand: &operand };
+    let message = RemoteMessage { src: 0, dst: 1, track: 0, rank: 0, operand: &operand };
     device().exchange(&message, JOB, &mut kept).expect("given to the workers");
     let weak = Arc::downgrade(&from);
     drop((from, operand));

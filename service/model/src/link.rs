@@ -1,6 +1,7 @@
 //! What names a link: the epoch of its strategy, its channel, and the first ranks of the programs at its ends; and which flow of a
 //! listener that is.
 
+use mccs_ipc::command::P2P_TRACKS;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::NRANKS_MAX;
@@ -12,7 +13,7 @@ pub struct LinksId(pub u64);
 /// Which link of a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkKey {
-    /// Epoch of the strategy, at most [`EPOCH_MAX`]; [`LinkKey::PAIRS_EPOCH`] of point-to-point operations.
+    /// Epoch of the strategy, at most [`EPOCH_MAX`]; of point-to-point operations [`LinkKey::PAIRS_EPOCH`] and their track.
     pub epoch: u32,
     /// Channel of the schedule, or [`LinkKey::PAIRS`].
     pub channel: u16,
@@ -32,8 +33,9 @@ const LINK_BITS: u32 = u64::BITS - EPOCH_BITS;
 impl LinkKey {
     /// The channel of point-to-point operations.
     pub const PAIRS: u16 = (1 << Self::CHANNEL_BITS) - 1;
-    /// Point-to-point operations are of no strategy: their links stay, and take the ways of the one in force.
-    pub const PAIRS_EPOCH: u32 = (1 << EPOCH_BITS) - 1;
+    /// Point-to-point operations are of no strategy: their links stay, and take the ways of the one in force. Those of the first track have
+    /// this epoch, others the next ones.
+    pub const PAIRS_EPOCH: u32 = (1 << EPOCH_BITS) - P2P_TRACKS;
 
     const CHANNEL_BITS: u32 = 8;
     const RANK_BITS: u32 = 14;
@@ -44,10 +46,16 @@ impl LinkKey {
         LinkKey { epoch, channel: 0, src: 0, dst: 0 }
     }
 
-    /// A link of point-to-point operations.
+    /// A link of point-to-point operations, on a track below [`P2P_TRACKS`].
     #[must_use]
-    pub fn of_pair(src: u32, dst: u32) -> Self {
-        LinkKey { epoch: Self::PAIRS_EPOCH, channel: Self::PAIRS, src, dst }
+    pub fn of_pair(src: u32, dst: u32, track: u32) -> Self {
+        LinkKey { epoch: Self::PAIRS_EPOCH + track, channel: Self::PAIRS, src, dst }
+    }
+
+    /// The track of a link of point-to-point operations; `None` of others.
+    #[must_use]
+    pub fn track(self) -> Option<u32> {
+        self.epoch.checked_sub(Self::PAIRS_EPOCH)
     }
 
     /// Number of the flow at its listener.
@@ -62,9 +70,8 @@ impl LinkKey {
     /// Which of a host's `count` engines carries the link. Both hosts compute it for themselves and for each other.
     #[must_use]
     pub fn engine(self, count: usize) -> usize {
-        let spread =
-            if self.channel == Self::PAIRS { self.src as usize + self.dst as usize } else { self.channel.into() };
-        spread % count.max(1)
+        let spread = self.track().map_or(u32::from(self.channel), |track| self.src + self.dst + track);
+        spread as usize % count.max(1)
     }
 }
 
@@ -107,7 +114,9 @@ mod tests {
                 assert!(numbers.insert(number));
                 assert!((first_number(epoch)..first_number(epoch + 1)).contains(&number));
             }
-            assert!(numbers.insert(LinkKey::of_pair(src, dst).flow_number()));
+            for track in 0..P2P_TRACKS {
+                assert!(numbers.insert(LinkKey::of_pair(src, dst, track).flow_number()));
+            }
         }
     }
 }

@@ -163,6 +163,7 @@ impl Flight {
                 tenant_comm: caller.tenant_comm,
                 rank: caller.rank,
                 action: action.clone(),
+                track: 0,
                 dtype: self.call.dtype,
                 count: self.call.count,
                 buffers: Buffers::Host { send: operand(*send), recv: operand(*recv) },

@@ -116,8 +116,11 @@ fn swaps_until_it_fails(place: &Place) -> anyhow::Result<()> {
         let Rank { context, comm, stream, .. } = &rank;
         let every = |from| (0..place.nranks).filter(move |to| *to != from).map(move |to| (from, to));
         let pairs = (0..place.nranks).flat_map(every);
-        let exchange =
-            Exchange::new(context, comm.rank(), pairs.map(|(from, to)| Message { from, to, bytes: 5 << 20 }).collect())?;
+        let exchange = Exchange::new(
+            context,
+            comm.rank(),
+            pairs.map(|(from, to)| Message { from, to, bytes: 5 << 20 }).collect(),
+        )?;
         for turn in 0.. {
             let called = exchange.enqueue_in_any_order(comm, stream.raw(), &mut StdRng::from_os_rng());
             if aborts && comm.rank() == 1 && turn == 3 {
@@ -199,7 +202,7 @@ fn messages_of_a_host_whose_nics_do_not_reach_gpus_go_through_its_memory() {
     assert_long_are_in_gpus(&fixture, 1, teams);
     // The quota does for rails, and for no lane.
     let fixture = Fixture::with(2, |host, text| match host {
-        0 => text.replacen("name = \"a\"\n", "name = \"a\"\nmax_gpu_memory = \"2MiB\"\n", 1),
+        0 => text.replacen("name = \"a\"\n", "name = \"a\"\nmax_gpu_memory = \"1MiB\"\n", 1),
         _ => text,
     });
     play_in_teams("swaps", &fixture.hosts, &[1, 1]);

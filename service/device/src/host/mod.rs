@@ -176,10 +176,10 @@ impl PointToPoint for HostDevice {
         job: Handle,
         workers: &mut dyn Workers,
     ) -> Result<(), LaunchError> {
-        let RemoteMessage { src, dst, rank, operand } = *message;
+        let RemoteMessage { src, dst, track, rank, operand } = *message;
         let schedule = Arc::new(message_schedule(src, dst, operand.bytes()));
         let bound = Bound::of_operands(&[(rank, operand)], self.options.streaming_bytes);
         let operands = std::iter::once([operand, operand]);
-        workers.run_message(self.bound_schedule(schedule, bound, operands), (src, dst), job)
+        workers.run_message(self.bound_schedule(schedule, bound, operands), (src, dst, track), job)
     }
 }

@@ -159,6 +159,7 @@ impl Rank {
             tenant_comm: Handle::NONE,
             rank: self.rank,
             action,
+            track: 0,
             dtype: DataType::F32,
             count: bytes / 4,
             buffers: Buffers::Host { send: operand(), recv: operand() },

@@ -50,6 +50,8 @@ pub struct Operation {
     pub rank: u32,
     /// What to do.
     pub action: Action,
+    /// Of a send or receive: which of the tracks between its ranks.
+    pub track: u32,
     /// Element type.
     pub dtype: DataType,
     /// Elements, by the collective's rule.

@@ -7,13 +7,16 @@ use mccs_telemetry::stuck::PairAccount;
 
 use super::operation::Operation;
 
-/// Sender and receiver.
-pub(super) fn direction(operation: &Operation) -> (u32, u32) {
-    match operation.action {
+/// Sender, receiver, and track.
+type Direction = (u32, u32, u32);
+
+pub(super) fn direction(operation: &Operation) -> Direction {
+    let (src, dst) = match operation.action {
         Action::Send { peer } => (operation.rank, peer),
         Action::Recv { peer } => (peer, operation.rank),
         _ => (operation.rank, operation.rank),
-    }
+    };
+    (src, dst, operation.track)
 }
 
 /// A send and its receive.
@@ -22,7 +25,7 @@ pub(super) struct Matched {
     pub(super) recv: Box<Operation>,
 }
 
-/// Sends and receives between two ranks that wait for each other, in order. One of the two is empty.
+/// Sends and receives of a track between two ranks that wait for each other, in order. One of the two is empty.
 #[derive(Default)]
 struct Pair {
     sends: VecDeque<Box<Operation>>,
@@ -38,7 +41,7 @@ impl Pair {
     }
 }
 
-/// Sends, or receives, between two ranks of which one is on another host: one at a time runs, so that they match in order.
+/// Sends, or receives, of a track between two ranks of which one is on another host: one at a time runs, so that they match in order.
 #[derive(Default)]
 struct RemotePair {
     runs: bool,
@@ -48,11 +51,11 @@ struct RemotePair {
     called: u64,
 }
 
-/// See the module's documentation. By sender and receiver, ordered, so that the same calls fail in the same order each time.
+/// See the module's documentation. Ordered, so that the same calls fail in the same order each time.
 #[derive(Default)]
 pub(super) struct P2pQueues {
-    pairs: BTreeMap<(u32, u32), Pair>,
-    remote: BTreeMap<(u32, u32), RemotePair>,
+    pairs: BTreeMap<Direction, Pair>,
+    remote: BTreeMap<Direction, RemotePair>,
     /// Jobs that run, of a send and its receive or of one with another host.
     jobs: u32,
 }
@@ -133,7 +136,7 @@ impl P2pQueues {
 
     /// A rank that waits for a peer that has left, and that one.
     pub(super) fn waits_for_left(&self, has_left: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
-        self.pairs.iter().find_map(|((src, dst), pair)| {
+        self.pairs.iter().find_map(|((src, dst, _), pair)| {
             if !pair.sends.is_empty() && has_left(*dst) {
                 Some((*src, *dst))
             } else if !pair.recvs.is_empty() && has_left(*src) {
@@ -155,20 +158,24 @@ impl P2pQueues {
     /// What ranks of this host have called, by rank and peer. `is_here` says which ranks those are.
     pub(super) fn accounts(&self, is_here: impl Fn(u32) -> bool) -> BTreeMap<(u32, u32), PairAccount> {
         let mut accounts = BTreeMap::new();
-        for ((src, dst), pair) in &self.pairs {
+        for ((src, dst, _), pair) in &self.pairs {
             let own: &mut PairAccount = accounts.entry((*src, *dst)).or_default();
-            (own.sends, own.open_sends) = (pair.sends_called, pair.sends.len() as u64);
+            own.sends += pair.sends_called;
+            own.open_sends += pair.sends.len() as u64;
             let own = accounts.entry((*dst, *src)).or_default();
-            (own.recvs, own.open_recvs) = (pair.recvs_called, pair.recvs.len() as u64);
+            own.recvs += pair.recvs_called;
+            own.open_recvs += pair.recvs.len() as u64;
         }
-        for ((src, dst), pair) in &self.remote {
+        for ((src, dst, _), pair) in &self.remote {
             let open = pair.waiting.len() as u64 + u64::from(pair.runs);
             if is_here(*src) {
                 let own = accounts.entry((*src, *dst)).or_default();
-                (own.sends, own.open_sends) = (pair.called, open);
+                own.sends += pair.called;
+                own.open_sends += open;
             } else {
                 let own = accounts.entry((*dst, *src)).or_default();
-                (own.recvs, own.open_recvs) = (pair.called, open);
+                own.recvs += pair.called;
+                own.open_recvs += open;
             }
         }
         accounts.iter_mut().for_each(|((_, peer), account)| account.peer = *peer);

@@ -93,7 +93,7 @@ impl Execution {
         let Some(live) = state.comms.get_mut(comm) else { return };
         let Some(span) = &live.span else { return };
         let (rank, dtype) = (operation.rank, operation.dtype);
-        let (src, dst) = direction(&operation);
+        let (src, dst, track) = direction(&operation);
         let (Some(device), Some(operand)) = (state.out.device.point_to_point(), operation.message().cloned()) else {
             return refuse_messages(state, comm, [&*operation]);
         };
@@ -105,7 +105,7 @@ impl Execution {
         live.p2p.begin_job();
         let bytes = operand.bytes();
         state.inflight.record_pair(job, live.info.number, (src, dst), bytes);
-        let message = RemoteMessage { src, dst, rank, operand: &operand };
+        let message = RemoteMessage { src, dst, track, rank, operand: &operand };
         let network = Some((&network, p2p_tag(dtype, bytes)));
         let workers = &mut state.out.transports.workers(network);
         if let Err(error) = device.exchange(&message, job, workers) {

@@ -163,6 +163,7 @@ mod tests {
                 tenant_comm: Handle::NONE,
                 rank: 1,
                 action: Action::Nop,
+                track: 0,
                 dtype: DataType::U8,
                 count,
                 buffers: Buffers::NONE,

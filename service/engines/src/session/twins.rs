@@ -60,11 +60,7 @@ impl SessionEngine {
     }
 
     /// On which GPU, and by whom, a twin of a region is made: for a rail, or for messages of a whole with a peer.
-    fn twin_of(
-        &self,
-        (comm, peer): (Handle, Option<u32>),
-        region: Handle,
-    ) -> Result<(usize, TwinMaker), NoTwin> {
+    fn twin_of(&self, (comm, peer): (Handle, Option<u32>), region: Handle) -> Result<(usize, TwinMaker), NoTwin> {
         let Some(CommSlot::Ready { info, seat, .. }) = self.tables.comms.get(comm) else {
             return Err((ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")));
         };

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use mccs_device::{Buffers, Operand};
 use mccs_ipc::command::{
-    BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, FLAG_TWIN, Opcode,
+    BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, FLAG_TWIN, Opcode, P2P_TRACKS,
 };
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp};
 use mccs_model::{Action, Scalar};
@@ -62,6 +62,7 @@ pub(super) fn validate(
         tenant_comm: command.comm,
         rank: 0,
         action: Action::Nop,
+        track: 0,
         dtype: DataType::U8,
         count: command.count,
         buffers: Buffers::NONE,
@@ -143,12 +144,17 @@ fn fill(
     let buffer = |what, buffer, count| operand(tables, what, buffer, count, dtype);
     match opcode {
         Opcode::Nop | Opcode::Posted => operation.action = Action::Nop,
+        Opcode::Send | Opcode::Recv if command.kind >= P2P_TRACKS => {
+            return Err(argument(format!("track {} of {P2P_TRACKS}", command.kind)));
+        }
         Opcode::Send => {
+            operation.track = command.kind;
             let send = buffer("send", &command.send, Some(command.count))?;
             operation.buffers = Buffers::Host { send, recv: Operand::NONE };
             operation.action = Action::Send { peer: command.root };
         }
         Opcode::Recv => {
+            operation.track = command.kind;
             let recv = buffer("receive", &command.recv, Some(command.count))?;
             operation.buffers = Buffers::Host { send: Operand::NONE, recv };
             operation.action = Action::Recv { peer: command.root };

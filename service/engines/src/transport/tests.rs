@@ -220,7 +220,7 @@ fn message_of_another_call_is_the_reason_though_the_end_of_another_link_is_seen_
         assignment: Arc::default(),
         all: Arc::default(),
         to_gpus: ToGpus::Never,
-            nics_of_ranks: BTreeMap::new(),
+        nics_of_ranks: BTreeMap::new(),
     });
     hosts.iter_mut().for_each(|host| host.set_peers(id, Arc::clone(&peers)));
 
@@ -290,7 +290,7 @@ impl PacedHost {
                 assignment: Arc::default(),
                 all: Arc::default(),
                 to_gpus: ToGpus::Never,
-            nics_of_ranks: BTreeMap::new(),
+                nics_of_ranks: BTreeMap::new(),
             });
             for engine in &mut engines {
                 engine.set_peers(id, Arc::clone(&peers));
@@ -354,14 +354,14 @@ fn a_cap_is_of_all_that_goes_to_a_host_on_a_channel_however_many_links_that_are(
     let mut host = PacedHost::new(Pace { cap_bps: Some(cap_bps), ..Pace::default() });
     let pairs = [(0, 2), (0, 3), (1, 2), (1, 3)];
     let mut links = pairs.map(|(src, dst)| link(0, src, dst)).to_vec();
-    links.extend(pairs.map(|(src, dst)| LinkKey::of_pair(src, dst)));
-    links.extend([link(0, 0, 4), link(1, 0, 2), LinkKey::of_pair(0, 4)]);
+    links.extend(pairs.map(|(src, dst)| LinkKey::of_pair(src, dst, 0)));
+    links.extend([link(0, 0, 4), link(1, 0, 2), LinkKey::of_pair(0, 4, 0)]);
     let bps = host.send_on(&links);
     let flows = [&bps[..4], &bps[4..8], &bps[8..9], &bps[9..10], &bps[10..]];
     for flow in flows {
         assert!(is_about(flow.iter().sum(), cap_bps), "{bps:?}");
     }
-    assert!(pairs.iter().any(|(src, dst)| LinkKey::of_pair(*src, *dst).engine(2) == 1), "by both engines");
+    assert!(pairs.iter().any(|(src, dst)| LinkKey::of_pair(*src, *dst, 0).engine(2) == 1), "by both engines");
 }
 
 /// Two communicators send all they can to two hosts, on two channels and point to point, by two engines, and the same ones are always looked at first:
@@ -371,7 +371,7 @@ fn a_cap_of_a_host_is_of_all_that_a_tenant_sends_out_of_it_and_all_take_turns() 
     let (low_bps, high_bps) = (400 * MBPS, 2_000 * MBPS);
     let mut host = PacedHost::new(Pace { host_cap_bps: Some(low_bps), ..Pace::default() });
     host.in_turn = false;
-    let all = [link(0, 0, 2), link(1, 0, 2), link(0, 1, 4), LinkKey::of_pair(0, 2), LinkKey::of_pair(1, 4)];
+    let all = [link(0, 0, 2), link(1, 0, 2), link(0, 1, 4), LinkKey::of_pair(0, 2, 0), LinkKey::of_pair(1, 4, 0)];
     assert!(all[3].engine(2) != all[4].engine(2), "by both engines");
     let both = [PACED, BESIDE].map(|id| all.map(|link| (id, link))).concat();
     let bps = host.send_of(&both);
@@ -396,7 +396,7 @@ fn what_no_flow_of_the_strategy_carries_is_held_to_what_its_flows_are_allotted()
     let to_next = Name::new("h1").unwrap();
     let flows = vec![(0, to_next.clone(), 300 * MBPS), (1, to_next, 100 * MBPS)];
     let pace = Pace { flows, ..Pace::default() };
-    let others = [link(0, 0, 4), link(2, 0, 2), link(3, 1, 4), LinkKey::of_pair(0, 2), LinkKey::of_pair(1, 4)];
+    let others = [link(0, 0, 4), link(2, 0, 2), link(3, 1, 4), LinkKey::of_pair(0, 2, 0), LinkKey::of_pair(1, 4, 0)];
     let bps = PacedHost::new(pace.clone()).send_on(&others);
     assert!(is_about(bps.iter().sum(), 400 * MBPS), "{bps:?}");
     let rings = [link(0, 0, 2), link(0, 1, 3), link(1, 0, 2)];

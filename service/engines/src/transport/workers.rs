@@ -99,8 +99,13 @@ impl Workers for PoolWorkers<'_> {
         Ok(Launched::Running)
     }
 
-    fn run_message(&mut self, schedule: BoundSchedule, (src, dst): (u32, u32), job: Handle) -> Result<(), LaunchError> {
-        let link = LinkKey::of_pair(src, dst);
+    fn run_message(
+        &mut self,
+        schedule: BoundSchedule,
+        (src, dst, track): (u32, u32, u32),
+        job: Handle,
+    ) -> Result<(), LaunchError> {
+        let link = LinkKey::of_pair(src, dst, track);
         let remote = self.remote(link, job).ok_or(LaunchError::NoWorkers)?;
         let engine = self.engine(link, 0)?;
         let (run, whole) = (ChannelRun::new(&schedule, 0, Some(remote)), self.whole(job, 1));

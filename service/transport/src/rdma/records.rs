@@ -43,7 +43,8 @@ impl RdmaTransport {
                 if !is_sender && connection > flow.connection_number =>
             {
                 let own = flow.spec.options.home.as_ref().and_then(|own| self.carrier.devices.named(own).ok());
-                (flow.connection_number, flow.home, flow.turn) = (connection, own.unwrap_or(home as usize % ports), turn);
+                (flow.connection_number, flow.home, flow.turn) =
+                    (connection, own.unwrap_or(home as usize % ports), turn);
                 self.answer(handle, Offer { side, ring, part_bytes, back }, now);
             }
             Record::Answer { connection, is_home, side, received, taken, inbox }

@@ -5,10 +5,14 @@
 //!                                          | ready = n | (service)  | done >= n | copy out recv
 //! ```
 //!
-//! Messages to a peer, or from it, have a *lane*: a ordered stream of the service's, slots, and a stream of the GPU's. So a message
-//! that waits for its other end holds up no other of its group. A message goes in pieces of [`PIECE_BYTES`], which both ends cut alike; each is a
-//! send or a receive of host memory, matched by order as those are. Lanes of a group are filled in turn, and as many pieces of each are under
-//! way as it has slots. A group of one lane is done in the caller's stream itself; others fork from it, and it waits for them all.
+//! Messages to a peer, or from it, have a *lane*: a stream of the GPU's, and slots. So a message that waits for its other end holds up no other of its
+//! group. A message goes in pieces of [`PIECE_BYTES`], which both ends cut alike; each is a send or a receive of the service's. Pieces take the lane's
+//! *tracks* in turn, which have an ordered stream of the service's each: one of a track travels at a time, matched by order. Lanes of a group are filled in
+//! turn, and as many pieces of each are under way as it has slots. A group of one lane is done in the caller's stream itself; others fork from it, and it
+//! waits for them all.
+//!
+//! Slots are memory of the host. Where NICs reach memory of the GPU, long messages are in the slots' *twins* there (`twin.rs`), and nothing of them is
+//! in memory of the host. Each end decides alone: pieces are the same either way.
 //!
 //! In graphs (`captured.rs`) it is the same by lanes of another session, whose commands are sent again at each replay, all of a group at
 //! once: so there must be room for them among what the tenant may have in flight.
@@ -20,6 +24,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use mccs_cuda::{Context, DeviceAddress, Event, MappedMemory, OwnedStream, RawStream};
+use mccs_ipc::command::P2P_TRACKS;
 use mccs_ipc::types::DataType;
 use mccs_kernels::cuda::{MESSAGES_MAX, P2pError, P2pMessage, pairs_with_oneself};
 
@@ -35,8 +40,10 @@ use crate::{Client, Communicator, Error, Span, Stream};
 
 /// Longest piece: large enough that what it costs besides its bytes is little.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Slots of a lane: one that is copied in or out, one that travels, and one to spare.
-const LANE_SLOTS: u64 = 3;
+/// Slots of a track: one that travels, and one that is copied in or out.
+const TRACK_SLOTS: u64 = 2;
+/// Pieces of a lane that are under way.
+const LANE_SLOTS: u64 = TRACK_SLOTS * P2P_TRACKS as u64;
 /// Longest message that one kernel copies, and waits for: from there on copy engines are as fast.
 const KERNEL_BYTES_MAX: u64 = 64 << 10;
 /// Messages from this length on are in memory of the GPU, where NICs reach it. Each end decides alone.
@@ -67,18 +74,23 @@ struct Order {
 
 /// See the module's documentation.
 struct Lane {
-    ordered: Arc<OrderedStream>,
+    tracks: [Track; P2P_TRACKS as usize],
     /// For groups of several lanes.
     own: OwnedStream,
     /// Behind its last message.
     last: Event,
     /// Pieces so far.
     pieces: u64,
-    twin: LaneTwin,
 }
 
-/// Memory of the GPU in the place of a lane's slots.
-enum LaneTwin {
+/// See the module's documentation.
+struct Track {
+    ordered: Arc<OrderedStream>,
+    twin: TrackTwin,
+}
+
+/// Memory of the GPU in the place of a track's slots.
+enum TrackTwin {
     /// No message has been long enough.
     Unasked,
     Direct(MappedMemory),
@@ -90,6 +102,7 @@ enum LaneTwin {
 #[derive(Clone, Copy)]
 struct Piece {
     buffer: DeviceAddress,
+    track: usize,
     /// What is in the place of the slot.
     at: DeviceAddress,
     bytes: u64,
@@ -101,6 +114,7 @@ struct Piece {
 pub(super) struct Message {
     is_send: bool,
     peer: u32,
+    track: u32,
     /// Of slots, or of the same place in their twin.
     span: Span,
     is_in_twin: bool,
@@ -175,7 +189,8 @@ impl HostStagedP2p {
             keys.iter().try_for_each(|key| self.make_lane(client, &mut order.lanes, *key))?;
             let long = list.iter().filter(|message| is_long(message) && message.peer != self.comm.rank());
             return long.map(|message| (message.peer, message.is_send)).try_for_each(|key| {
-                order.lanes.get_mut(&key).map_or(Ok(()), |lane| self.make_twin(lane, key))
+                let mut tracks = order.lanes.get_mut(&key).into_iter().flat_map(|lane| &mut lane.tracks);
+                tracks.try_for_each(|track| self.make_twin(track, key))
             });
         }
         self.captures.with(|captured| {
@@ -218,7 +233,8 @@ impl HostStagedP2p {
         let launched = unsafe { self.launch_joined((lanes, joint), By::Calling(&self.comm), list, streams) };
         if let Err(error) = &launched {
             // The service may have been told of what the GPU never comes to.
-            let release = || lanes.values().for_each(|lane| lane.ordered.release());
+            let tracks = || lanes.values().flat_map(|lane| &lane.tracks);
+            let release = || tracks().for_each(|track| track.ordered.release());
             let _ = self.comm.abort_for(error.cuda_code(), release);
             release();
         }
@@ -306,28 +322,31 @@ impl HostStagedP2p {
         if lanes.contains_key(&key) {
             return Ok(());
         }
-        let ordered = OrderedStream::new(client, &self.context, self.access.clone(), LANE_SLOTS * PIECE_BYTES)?;
-        let ordered = Arc::new(ordered);
+        let track = || {
+            let ordered = OrderedStream::new(client, &self.context, self.access.clone(), TRACK_SLOTS * PIECE_BYTES)?;
+            Ok::<_, Error>(Track { ordered: Arc::new(ordered), twin: TrackTwin::Unasked })
+        };
+        let tracks = [track()?, track()?];
         let own = OwnedStream::new(&self.context).map_err(cuda_error)?;
         let last = Event::new(&self.context, false).map_err(cuda_error)?;
-        lanes.insert(key, Lane { ordered, own, last, pieces: 0, twin: LaneTwin::Unasked });
+        lanes.insert(key, Lane { tracks, own, last, pieces: 0 });
         Ok(())
     }
 
-    /// Asks for the twin of a lane's slots, once.
-    fn make_twin(&self, lane: &mut Lane, (peer, is_send): Key) -> Result<(), Error> {
-        if !matches!(lane.twin, LaneTwin::Unasked) {
+    /// Asks for the twin of a track's slots, once.
+    fn make_twin(&self, track: &mut Track, (peer, is_send): Key) -> Result<(), Error> {
+        if !matches!(track.twin, TrackTwin::Unasked) {
             return Ok(());
         }
-        let (of, bytes) = ((self.comm.handle(), Some(peer)), LANE_SLOTS * PIECE_BYTES);
-        lane.twin = match twin::ask(self.comm.client(), &self.context, of, &lane.ordered, bytes)? {
-            Ok(memory) => LaneTwin::Direct(memory),
+        let (of, bytes) = ((self.comm.handle(), Some(peer)), TRACK_SLOTS * PIECE_BYTES);
+        track.twin = match twin::ask(self.comm.client(), &self.context, of, &track.ordered, bytes)? {
+            Ok(memory) => TrackTwin::Direct(memory),
             Err(reason) => {
                 let direction = if is_send { "to" } else { "from" };
                 log(LogLevel::Info, || {
                     format!("messages {direction} rank {peer} go through memory of the host: {reason}")
                 });
-                LaneTwin::Refused
+                TrackTwin::Refused
             }
         };
         Ok(())
@@ -387,6 +406,12 @@ fn is_long(message: &P2pMessage) -> bool {
     message.bytes >= DIRECT_BYTES_MIN
 }
 
+/// The track that a piece of a lane takes, and where its slot begins there: the same at both ends.
+fn place_of(piece: u64) -> (usize, u64) {
+    let tracks = u64::from(P2P_TRACKS);
+    ((piece % tracks) as usize, piece / tracks % TRACK_SLOTS * PIECE_BYTES)
+}
+
 /// The lanes that a group takes.
 fn keys(list: &[P2pMessage], rank: u32) -> Vec<Key> {
     let mut keys = Vec::new();
@@ -413,8 +438,8 @@ fn parts(message: &P2pMessage) -> impl Iterator<Item = P2pMessage> + use<> {
 impl Message {
     /// Tells the service of it. Returns its ticket.
     pub(super) fn send(&self, comm: &Communicator, stream: &Stream) -> Result<u64, Error> {
-        let Message { is_send, peer, span, is_in_twin, count, dtype } = *self;
-        comm.submit_p2p((is_send, peer), (span, is_in_twin), count, dtype, stream)
+        let Message { is_send, peer, track, span, is_in_twin, count, dtype } = *self;
+        comm.submit_p2p((is_send, peer, track), (span, is_in_twin), count, dtype, stream)
     }
 }
 
@@ -431,23 +456,25 @@ impl Lane {
         how: Carries,
     ) -> Result<Option<Piece>, Error> {
         let P2pMessage { is_send, peer, buffer, bytes, dtype } = *part;
-        let slot = self.pieces % LANE_SLOTS * PIECE_BYTES;
-        let (span, count) = (self.ordered.span(slot), bytes / dtype.size_bytes() as u64);
-        let twin = match &self.twin {
-            LaneTwin::Direct(memory) if how == Carries::Twin => Some(memory.address() + slot),
+        let (track, slot) = place_of(self.pieces);
+        let Track { ordered, twin } = &self.tracks[track];
+        let (span, count) = (ordered.span(slot), bytes / dtype.size_bytes() as u64);
+        let twin = match twin {
+            TrackTwin::Direct(memory) if how == Carries::Twin => Some(memory.address() + slot),
             _ => None,
         };
-        let message = Message { is_send, peer, span, is_in_twin: twin.is_some(), count, dtype };
+        let (on, is_in_twin) = (track as u32, twin.is_some());
+        let message = Message { is_send, peer, track: on, span, is_in_twin, count, dtype };
         let ticket = match by {
-            By::Calling(comm) => Ticket::Known(message.send(comm, &self.ordered.stream)?),
-            By::Replaying(captured) => captured.add_to_group(&self.ordered, message)?,
+            By::Calling(comm) => Ticket::Known(message.send(comm, &ordered.stream)?),
+            By::Replaying(captured) => captured.add_to_group(ordered, message)?,
         };
         self.pieces += 1;
-        let at = twin.unwrap_or_else(|| self.ordered.address(slot));
+        let at = twin.unwrap_or_else(|| ordered.address(slot));
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            if let Some(kernel) = self.ordered.access.kernel.as_deref().filter(|_| how == Carries::Kernel) {
-                let mut args = self.ordered.words(ticket, true, true);
+            if let Some(kernel) = ordered.access.kernel.as_deref().filter(|_| how == Carries::Kernel) {
+                let mut args = ordered.words(ticket, true, true);
                 if is_send {
                     (args.send, args.slot_in, args.in_bytes) = (buffer, at, bytes);
                 } else {
@@ -459,9 +486,9 @@ impl Lane {
             if is_send && bytes > 0 {
                 stream.copy(at, buffer, bytes as usize).map_err(cuda_error)?;
             }
-            self.ordered.tell(stream, ticket)?;
+            ordered.tell(stream, ticket)?;
         }
-        Ok(Some(Piece { buffer, at, bytes, ticket }))
+        Ok(Some(Piece { buffer, track, at, bytes, ticket }))
     }
 
     /// What comes behind the service's part.
@@ -471,7 +498,7 @@ impl Lane {
     unsafe fn end(&self, stream: RawStream, is_send: bool, piece: &Piece) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            self.ordered.wait(stream, piece.ticket)?;
+            self.tracks[piece.track].ordered.wait(stream, piece.ticket)?;
             if is_send || piece.bytes == 0 {
                 return Ok(());
             }
@@ -483,6 +510,18 @@ impl Lane {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn as_many_pieces_have_slots_of_their_own_as_are_under_way() {
+        for first in 0..20 {
+            let mut places: Vec<_> = (first..first + LANE_SLOTS).map(place_of).collect();
+            assert!(places.windows(2).all(|two| two[0].0 != two[1].0), "neighbours travel at the same time");
+            assert!(places.iter().all(|(_, slot)| slot + PIECE_BYTES <= TRACK_SLOTS * PIECE_BYTES));
+            places.sort_unstable();
+            places.dedup();
+            assert_eq!(places.len() as u64, LANE_SLOTS);
+        }
+    }
 
     #[test]
     fn messages_are_cut_alike_at_both_ends_and_wholly() {

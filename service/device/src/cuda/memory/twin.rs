@@ -69,7 +69,7 @@ struct Tried {
 pub struct GpuTwin {
     number: u64,
     /// `None` only while dropping.
-    held: Option<(Tried, OwnedStream, Charge)>,
+    held: Option<(Tried, OwnedStream, [Charge; 2])>,
     bytes: u64,
     needs_flush: bool,
     frees: DeferredFrees,
@@ -156,7 +156,7 @@ impl std::fmt::Debug for GpuTwin {
 impl Drop for GpuTwin {
     fn drop(&mut self) {
         if let Some(held) = self.held.take() {
-            let share = held.2.tenant().share;
+            let share = held.2[0].tenant().share;
             self.frees.free(share, held);
         }
     }
@@ -269,12 +269,14 @@ fn make(
     static NUMBERS: AtomicU64 = AtomicU64::new(0);
     let (own, context) = &gpus.gpus[gpu];
     let nics = nics.map_err(|reason| NoTwin::Refused { gpu: own.id.to_string(), reason: reason.to_string() })?;
-    let charge = tenant.charge(Resource::GpuMemoryBytes, bytes)?;
+    // Short ones take a whole page, too, and each has a dma-buf.
+    let room = bytes.checked_next_multiple_of(LARGE_PAGE_BYTES as u64).unwrap_or(u64::MAX);
+    let charges = [tenant.charge(Resource::GpuMemoryBytes, room)?, tenant.charge(Resource::Descriptors, 1)?];
     let failed = |error| NoTwin::Driver { gpu: own.id.to_string(), error };
     let stream = OwnedStream::new(context).map_err(failed)?;
     let tried = try_block(gpus, gpu, bytes, (&*nics, frees))?;
     let (number, needs_flush) = (NUMBERS.fetch_add(1, Ordering::Relaxed), !own.sees_nic_writes);
-    let twin = GpuTwin { number, held: Some((tried, stream, charge)), bytes, needs_flush, frees: frees.clone() };
+    let twin = GpuTwin { number, held: Some((tried, stream, charges)), bytes, needs_flush, frees: frees.clone() };
     let Some((Tried { block, .. }, stream, _)) = &twin.held else { unreachable!("invariant: made above") };
     // What others have left there is nobody's to read.
     block.zero(stream).map_err(failed)?;

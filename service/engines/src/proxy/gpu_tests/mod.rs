@@ -227,6 +227,7 @@ fn what_gpus_are_handed_is_counted_and_not_timed() {
             tenant_comm: Handle::NONE,
             rank,
             action,
+            track: 0,
             dtype: DataType::F32,
             count: 1 << 20,
             buffers: Buffers::NONE,

@@ -323,7 +323,7 @@ impl Links {
     pub fn mismatch(&self, id: LinksId, link: LinkKey, (bytes, expected_bytes): (u64, u64)) -> ChannelFault {
         let peers = self.sets.get(&id).and_then(|set| set.peers.as_ref());
         let host = peers.and_then(|peers| peers.host_of(link.src)).map(|host| host.name.clone());
-        ChannelFault::Mismatch { rank: link.src, host, bytes, expected_bytes, is_pair: link.channel == LinkKey::PAIRS }
+        ChannelFault::Mismatch { rank: link.src, host, bytes, expected_bytes, is_pair: link.track().is_some() }
     }
 
     /// Why a communicator's links have broken, of which one was seen to break with `first`. A message that does not fit where one is
@@ -468,8 +468,7 @@ impl Links {
         let host = peers.host_of(link.dst).ok_or(TransportError::NoSuch("peer"))?;
         let listener =
             host.listeners.get(link.engine(host.listeners.len())).ok_or(TransportError::NoSuch("listener"))?;
-        let assignment =
-            if link.epoch == LinkKey::PAIRS_EPOCH { Some(&set.pairs) } else { set.epochs.get(&link.epoch) };
+        let assignment = if link.track().is_some() { Some(&set.pairs) } else { set.epochs.get(&link.epoch) };
         let assignment = assignment.ok_or(TransportError::NoSuch("strategy"))?;
         let begin = begins_with((&self.flow, &self.flows), assignment.transport)?;
         let mut options = with_path_of(begin, peers, link, assignment);
@@ -477,7 +476,7 @@ impl Links {
             |options: &_| self.transport.connect(listener, &spec(link, link.dst, &host.name, options), now);
         let flow = match connect(&options) {
             // Hosts have prepared the ways of collectives, and not these: a path that has no port left for them is no reason to fail.
-            Err(error) if link.epoch == LinkKey::PAIRS_EPOCH && error.is_of_way() => {
+            Err(error) if link.track().is_some() && error.is_of_way() => {
                 options = begin.clone();
                 connect(&options)?
             }
@@ -594,7 +593,7 @@ fn flow_name(
 ) -> FlowName {
     FlowName {
         links: id.0,
-        epoch: (link.epoch != LinkKey::PAIRS_EPOCH).then_some(link.epoch),
+        epoch: link.track().is_none().then_some(link.epoch),
         channel: link.channel,
         from: link.src,
         to: link.dst,

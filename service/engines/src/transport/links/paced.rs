@@ -119,7 +119,7 @@ impl Links {
         let (PaceHere { pace, pace_use, tenant }, peers) = (pace.as_ref()?, peers.as_ref()?);
         let Sending { of, turn, .. } = sends.get_mut(&link)?;
         let host = peers.hosts.get(usize::from(of.1))?;
-        let pairs = (link.channel == LinkKey::PAIRS).then_some(&*host.pairs);
+        let pairs = link.track().map(|_| &*host.pairs);
         let tenant = tenant.as_deref().zip(pace.host_cap_bps);
         Some((pace, pace_use, Held { paced: paced.get_mut(of)?, pairs, all: &peers.all, tenant, turn }))
     }

@@ -54,7 +54,7 @@ impl ToGpus {
     pub(super) fn has(self, link: LinkKey) -> bool {
         match self {
             ToGpus::Never => false,
-            ToGpus::Pairs => link.channel == LinkKey::PAIRS,
+            ToGpus::Pairs => link.track().is_some(),
             ToGpus::All => true,
         }
     }
@@ -94,8 +94,8 @@ impl PathAssignment {
 
     /// The NIC by which a link's flow leaves this host over RDMA, if its path does not name one.
     pub(super) fn nic(&self, link: LinkKey) -> Option<&Device> {
-        let turn = if link.channel == LinkKey::PAIRS { (link.src + link.dst) as usize } else { link.channel.into() };
-        self.nics.get(turn.checked_rem(self.nics.len())?)
+        let turn = link.track().map_or(u32::from(link.channel), |_| link.src + link.dst);
+        self.nics.get((turn as usize).checked_rem(self.nics.len())?)
     }
 
     /// The path's class of service, for the end that receives: acknowledgements that wait behind others' data hold up a flow that goes
@@ -152,13 +152,13 @@ impl Peers {
 
     /// Of messages of a rank of this host with a peer, one of the NICs near its GPU.
     fn near(&self, link: LinkKey, (own, peer): (u32, u32)) -> Option<&Device> {
-        let near = self.nics_of_ranks.get(&own).filter(|_| link.channel == LinkKey::PAIRS)?;
-        near.get((peer as usize).checked_rem(near.len())?)
+        let (track, near) = (link.track()?, self.nics_of_ranks.get(&own)?);
+        near.get(((peer + track) as usize).checked_rem(near.len())?)
     }
 
     /// The path of a link's flow, if it has one.
     pub(super) fn path<'a>(&self, link: LinkKey, assignment: &'a PathAssignment) -> Option<&'a FlowPath> {
-        if link.channel == LinkKey::PAIRS {
+        if link.track().is_some() {
             assignment.path((link.src + link.dst) as u16, None)
         } else {
             assignment.path(link.channel, self.place_of(link.src).zip(self.place_of(link.dst)))
@@ -238,14 +238,14 @@ mod tests {
             to_gpus: ToGpus::Pairs,
             nics_of_ranks: BTreeMap::from([(1, [nic("n1")].into()), (0, [nic("n0"), nic("n2")].into())]),
         };
-        let sent = |src, dst| peers.home_of_sends(LinkKey::of_pair(src, dst), &assignment).map(Device::to_string);
+        let sent = |src, dst| peers.home_of_sends(LinkKey::of_pair(src, dst, 0), &assignment).map(Device::to_string);
         assert_eq!([sent(1, 2), sent(1, 3)], [Some("n1".into()), Some("n1".into())]);
         assert_eq!([sent(0, 2), sent(0, 3)], [Some("n0".into()), Some("n2".into())], "they go round several");
         assert_eq!(sent(2, 3), Some("n1".into()), "all take turns where the GPU is not known");
         let channel = LinkKey { epoch: 0, channel: 0, src: 1, dst: 2 };
         assert_eq!(peers.home_of_sends(channel, &assignment), Some(&nic("n0")), "collectives go by all");
         assert_eq!(peers.home_of_receives(channel, &assignment), None);
-        let pair = LinkKey::of_pair(2, 1);
+        let pair = LinkKey::of_pair(2, 1, 1);
         assert_eq!(peers.home_of_receives(pair, &assignment), Some(&nic("n1")));
         let path = FlowPath { device: Some(nic("n0")), ..FlowPath::default() };
         let steered = PathAssignment { paths: vec![path], ..assignment };
@@ -275,7 +275,7 @@ mod tests {
         assignment.chosen.insert((0, 1, 0), 1);
         assert_eq!(ports(&assignment), [7, 8, 8]);
         assert_eq!(ports(&PathAssignment::default()), [0; 3]);
-        assert_eq!(LinkKey::of_pair(3, 5).engine(3), 2);
+        assert_eq!(LinkKey::of_pair(3, 5, 0).engine(3), 2);
         assert_eq!(link(7).engine(0), 0);
     }
 }
