@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use mccs_ipc::command::FLAG_TWIN;
+use mccs_ipc::command::{Command, FLAG_TWIN, Opcode, P2P_TRACKS};
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::shm::{Mapping, make_whole};
 use mccs_ipc::types::Handle;
@@ -36,6 +36,14 @@ fn twins_of_what_is_no_rails_memory_are_refused() {
         }
     });
     assert!(call_fails(|command| command.flags = FLAG_TWIN).contains("a rail that has one"));
+    let sends = |change: fn(&mut Command)| {
+        call_fails(|command| {
+            (command.opcode, command.kind) = (Opcode::Send as u32, 0);
+            change(command);
+        })
+    };
+    assert!(sends(|command| command.flags = FLAG_TWIN).contains("whose region has one"));
+    assert!(sends(|command| command.kind = P2P_TRACKS).contains("track 2 of 2"));
 }
 
 #[test]

@@ -183,5 +183,5 @@ pub enum ProxyReply {
     /// A part of a communicator's memory is there, or is not going to be.
     Opened { request: u64, opened: Result<OpenedPart, SetupError> },
     /// Memory that NICs reach is there, or is not going to be.
-    TwinMade { request: u64, part: TwinPart, made: Result<MadeTwin, SetupError> },
+    TwinMade { request: u64, part: TwinPart, made: Result<Box<MadeTwin>, SetupError> },
 }

@@ -53,7 +53,8 @@ impl SessionEngine {
         let (replies, tenant) = (self.replies.sender(), Arc::clone(&self.session.tenant));
         let part = TwinPart { comm, peer, region, offset_bytes };
         // The mailbox has room for so many.
-        let reply = Box::new(move |made| {
+        let reply = Box::new(move |made: Result<MadeTwin, _>| {
+            let made = made.map(Box::new);
             drop(replies.send(ProxyReply::TwinMade { request: id, part, made }));
         });
         maker.make(TwinOrder { gpu, bytes, tenant, reply });
@@ -97,10 +98,10 @@ impl SessionEngine {
         &mut self,
         request: u64,
         TwinPart { comm, peer, region, offset_bytes }: TwinPart,
-        made: Result<MadeTwin, SetupError>,
+        made: Result<Box<MadeTwin>, SetupError>,
     ) {
         let MadeTwin { memory, descriptor, room } = match made {
-            Ok(made) => made,
+            Ok(made) => *made,
             Err(SetupError { class, message }) => return self.refuse(request, class, message),
         };
         let Some(slot @ CommSlot::Ready { .. }) = self.tables.comms.get_mut(comm) else {

@@ -137,6 +137,30 @@ fn a_flow_comes_home_to_the_device_of_its_path() {
     }
 }
 
+/// A receiver's flow may have a home of its own, and not at its sender's counterpart: each side leaves its home, and comes back to it.
+#[test]
+fn a_receiver_comes_home_to_a_port_of_its_own() {
+    for side in [0, 1] {
+        let [device, home] = ["fake0", "fake1"].map(|name| Some(name.parse().expect("a device")));
+        let flow = FlowOptions { device, home, ..flow_options() };
+        let mut bench = Bench::with(3, RdmaOptions::default(), flow, FabricOptions::default());
+        let at_home = [Some(0), Some(1)];
+        assert_eq!(bench.ports(), at_home);
+        let mut away = false;
+        bench.stream(|bench, come| {
+            let host = bench.hosts[side].clone();
+            away |= bench.ports()[side] == Some(side + 1);
+            match come {
+                5 => bench.fabric.set_link(&host, side as u8, false),
+                30 => bench.fabric.set_link(&host, side as u8, true),
+                _ => {}
+            }
+        });
+        assert!(away, "side {side}: it went on over the next port");
+        bench.until("at home", |bench| bench.ports() == at_home);
+    }
+}
+
 /// Engines of a host begin with ports in turn, and which engine a flow has is each host's own: a flow's ports are counterparts all the same,
 /// since on a fabric of rails others do not reach each other.
 #[test]
