@@ -90,7 +90,7 @@ impl ServiceExecutedCommunicator {
         self.staged.nranks()
     }
 
-    /// Those inside a host of several are its team's; others go in host memory.
+    /// Those inside a host of several are its team's; others are the whole's.
     pub(super) fn p2p(&self) -> AnyP2p {
         match self.rails.as_ref().and_then(Rails::p2p) {
             Some(p2p) => AnyP2p::Rails(Arc::clone(p2p)),

@@ -230,7 +230,10 @@ impl Diagnostics {
 
     fn tell_account(&mut self, state: &mut State, gathering: Gathering) {
         let now = state.now();
-        let Gathering { comm, flows, gpus, wanted, .. } = gathering;
+        let Gathering { comm, mut flows, gpus, wanted, .. } = gathering;
+        // Tracks between two ranks wait alike.
+        flows.sort_unstable();
+        flows.dedup();
         let Some(account) = account_of(state, comm, flows, gpus.as_ref(), now) else {
             if let Wanted::Here { question } = wanted {
                 self.end_look(state, question);
