@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Collectives of GPUs of two hosts with emulated NICs, beside NCCL on the same NICs.
 
-usage: nics.py NAME gpudirect|bounce|sockets --nics LIBRARY [--nccl FILE]... [--gpus N] [--gbit N] [--rounds N] [--preload FILE] [--rate PROGRAM]
+usage: nics.py NAME gpudirect|bounce|sockets --nics LIBRARY [--nccl FILE]... [--gpus N] [--gbit N] [--rounds N] [--trace SECONDS] [--preload FILE]
+       [--rate PROGRAM]
 
 One machine is two hosts: each has half of the GPUs, as many NICs as GPUs, and a service. Ranks of both sides are the same
 processes, and sides alternate. With `gpudirect` NICs reach memory of GPUs, with `bounce` host memory alone; with `sockets` both
 sides take TCP over the loopback interface.
 
 LIBRARY is libibverbs.so.1 as tests/nics/versioned links it. --preload names a library for the ranks' processes, --rate
-tests/nics/nccl_sequence.c as a program, which says what the NICs carry. Writes NAME.json (data and provenance) and NAME.md.
+tests/nics/nccl_sequence.c as a program, which says what the NICs carry. --trace says of each size how many messages and moves of a
+rail are under way, and how busy NICs are. Writes NAME.json (data and provenance) and NAME.md.
 Binaries: target/release, or the folder MCCS_BIN."""
 
 import argparse
@@ -18,10 +20,12 @@ import pathlib
 import re
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 
 import bench
+import rail_moves
 from cuda import machine_of
 from cuda_service import BINARIES, cell, services
 
@@ -41,7 +45,9 @@ def make_nics(options, folder):
     """The folder of the NICs: the list, and the library by both names that NCCL looks for."""
     nics = pathlib.Path(folder) / "nics"
     bench.run([*map(str, [BINARIES / "mccs-nics", nics, "init", "--hosts", ",".join(HOSTS), "--devices", options.gpus // 2, "--gbit-per-s",
-                          options.gbit, "--latency-ns", options.latency_ns, "--slot-bytes", options.slot_kib << 10, "--slots", options.slots])])
+                          max(1, int(options.gbit)), "--latency-ns", options.latency_ns, "--slot-bytes", options.slot_kib << 10, "--slots", options.slots])])
+    for host, number in [(host, number) for host in HOSTS for number in range(options.gpus // 2) if options.gbit != int(options.gbit)]:
+        bench.run([*map(str, [BINARIES / "mccs-nics", nics, "fault", host, f"mlx5_{number}", "rate", int(options.gbit * 1000)])])
     shutil.copy(options.nics, nics / "libibverbs.so.1")
     (nics / "libibverbs.so").symlink_to("libibverbs.so.1")
     return nics
@@ -88,14 +94,40 @@ def carried(nics, gpus):
 def perf(options, sockets, nics, nccl):
     """Both sides' lines, or ours alone."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [BINARIES / "mccs-cuda-perf", "--socket", ",".join(sockets), "--host-variables", "NCCL_HOSTID,MCCS_NICS_HOST", "--nranks",
-                   options.gpus, "--operation", options.operations, "--begin", options.begin, "--end", options.end, "--factor", options.factor,
-                   "--rounds", options.rounds, "--json", file.name, *(["--nccl", nccl] if nccl else [])]
+        command = perf_command(options, sockets, options.operations, options.begin, options.end)
+        command += ["--json", file.name, *(["--nccl", nccl] if nccl else [])]
         before = carried(nics, options.gpus)
-        print(bench.run([*map(str, command)], environment_of(options, nics), timeout=options.timeout), flush=True)
+        print(bench.run(command, environment_of(options, nics), timeout=options.timeout), flush=True)
         after = carried(nics, options.gpus)
         found = json.load(open(file.name))
     return {"nccl": found["nccl"], "lines": found["lines"], "nic_bytes": {nic: after[nic] - before[nic] for nic in after}}
+
+
+def perf_command(options, sockets, operations, begin, end):
+    return [*map(str, [BINARIES / "mccs-cuda-perf", "--socket", ",".join(sockets), "--host-variables", "NCCL_HOSTID,MCCS_NICS_HOST", "--nranks",
+                       options.gpus, "--operation", operations, "--begin", begin, "--end", end, "--factor", options.factor, "--rounds",
+                       options.rounds])]
+
+
+def moves(options, sockets, nics, runs):
+    """What rails do in each of our lines, by traces of the first service while ranks call nothing else."""
+    control, rate = pathlib.Path(sockets[0]).with_name("mccs-control.sock"), options.gbit / 8 * options.gpus / 2 * 1e3
+    ours = dict.fromkeys((line["operation"], line["bytes"]) for run in runs for line in run["lines"] if line["side"] == "mccs")
+    found = []
+    for operation, bytes in ours:
+        command = perf_command(options, sockets, operation, bytes, bytes)
+        ranks = subprocess.Popen(command, env={**os.environ, **environment_of(options, nics)}, stdout=subprocess.DEVNULL)
+        summaries = []
+        # What comes before and behind the calls is in some of the windows, too: the one that has the NICs busiest has the calls alone.
+        while ranks.poll() is None:
+            trace = pathlib.Path(nics) / "trace.json"
+            bench.run([*map(str, [BINARIES / "mccsctl", "--socket", control, "trace", "--seconds", options.trace, "--out", trace])])
+            summaries.append(rail_moves.summary(trace, rate, options.latency_ns / 1e3))
+        if ranks.returncode != 0:
+            sys.exit(f"nics.py: ranks that call {operation} of {bytes} bytes ended with status {ranks.returncode}")
+        best = max(filter(None, summaries), key=lambda of: of["nic_busy"], default=None)
+        found.append({"operation": operation, "bytes": bytes, "rails": best})
+    return found
 
 
 def check(options, sockets, nics):
@@ -131,8 +163,19 @@ def rows_of(run, about):
                *(f"{part[side]:.2f}" if side in of else "-" for side in ("mccs", "nccl"))]
 
 
+def text_of_moves(moves):
+    """A row for each size that goes by rails."""
+    head = ["operation", "bytes", "NICs busy", "messages", "at most", "moves", "at most", "silent", "a move, us", "rounds"]
+    rows = [[line["operation"], line["bytes"], *(f"{of[key]:.2f}" if key in ("nic_busy", "silent") else f"{of[key]:.1f}" for key in (
+        "nic_busy", "messages", "messages_most", "moves", "moves_most", "silent", "move_us", "rounds"))]
+            for line in moves if (of := line["rails"])]
+    return ("\nRails of the first host, by its trace. NICs busy: bytes sent, of what they carry in that time. Messages and moves of a rail: under way at a "
+            "time, while there are any. Silent: part of the time in which a rail has no message under way. A move: from when the stream has come to it "
+            "until it is reported. Rounds: what it takes beyond its bytes, in latencies of a NIC.\n\n" + bench.table(head, rows))
+
+
 def text_of(about, runs, rates):
-    text = (f"Two hosts with {about['gpus'] // 2} GPUs and {about['gpus'] // 2} emulated NICs of {about['gbit']} Gbit/s each, on {about['machine']}; "
+    text = (f"Two hosts with {about['gpus'] // 2} GPUs and {about['gpus'] // 2} emulated NICs of {about['gbit']:g} Gbit/s each, on {about['machine']}; "
             f"{about['way']}; commit {about['commit']}. Times in us: median (least to greatest) of {about['rounds']} rounds, the slowest rank's, of "
             "calls back to back as the stream sees them; busbw in GB/s. Part: of the rate of a host's NICs, what the payload needs at least.\n")
     if rates:
@@ -153,7 +196,7 @@ def main():
     parser.add_argument("--nccl", action="append", default=[], help="NCCL's library; several times for several versions")
     parser.add_argument("--gpus", type=int, default=4, help="an even number: half of them at each host")
     parser.add_argument("--uuids", help="the GPUs, comma-separated; default: nvidia-smi is asked")
-    parser.add_argument("--gbit", type=int, default=400, help="a NIC's rate")
+    parser.add_argument("--gbit", type=float, default=400, help="a NIC's rate")
     parser.add_argument("--latency-ns", type=int, default=1500)
     parser.add_argument("--slot-kib", type=int, default=512, help="a slot of the NICs' rings")
     parser.add_argument("--slots", type=int, default=32)
@@ -167,6 +210,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--channels", type=int, default=4, help="of our communicators")
     parser.add_argument("--cuda", default="", help="lines for [cuda] of the services")
+    parser.add_argument("--trace", type=float, default=0, help="seconds of a trace, with which it is told what rails do at each size; 0: it is not")
     parser.add_argument("--preload", help="a library for the ranks' processes, such as tests/nics/peer_memory.c as one")
     parser.add_argument("--rate", help="the program that measures the NICs")
     parser.add_argument("--memory", choices=("dma-buf", "peer"), default="dma-buf", help="how that registers memory of GPUs")
@@ -194,8 +238,10 @@ def main():
                 check(options, sockets, nics)
             for nccl in options.nccl or [None]:
                 runs.append(perf(options, sockets, nics, nccl))
-    out, text = pathlib.Path(options.out), text_of(about, runs, found)
-    (out / f"{options.name}.json").write_text(bench.without_folders(json.dumps({**about, "rates": found, "runs": runs})) + "\n")
+            told = moves(options, sockets, nics, runs) if options.trace else []
+    out, text = pathlib.Path(options.out), text_of(about, runs, found) + (text_of_moves(told) if told else "")
+    data = {**about, "rates": found, "runs": runs, **({"moves": told} if told else {})}
+    (out / f"{options.name}.json").write_text(bench.without_folders(json.dumps(data)) + "\n")
     (out / f"{options.name}.md").write_text(text)
     print(text)
 

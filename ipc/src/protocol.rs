@@ -196,8 +196,10 @@ pub enum Request {
     /// is that: the service names it to the others. The reply comes when all ranks of this host can know.
     AbortComm { comm: Handle, cuda_error: Option<u32> },
     /// Makes a stream whose operations start when a GPU says so: at the [`crate::timeline_semaphore::TimelineSemaphore`] that lies `offset_bytes` into a
-    /// region. Reply: [`Response::Stream`].
-    CreateOrderedStream { region: Handle, offset_bytes: u64 },
+    /// region. Where the stream `overlaps`, collectives of one communicator of several hosts begin though those before them have not ended: none
+    /// may read or write what another writes that has not ended when the semaphore is raised for it. Words rise in the order of tickets all the
+    /// same. Reply: [`Response::Stream`].
+    CreateOrderedStream { region: Handle, offset_bytes: u64, overlaps: bool },
     /// Names segments of a GPU's memory (`cuMemCreate`), by a descriptor each that comes with the message and their bytes, for
     /// the [`Request::RegisterGpuSegments`] that follows: its first ones, which drops what was named before, or more. All are dropped
     /// where one is refused. Reply: [`Response::Done`].

@@ -268,9 +268,23 @@ impl Client {
     /// # Errors
     /// As [`Client::create_stream`], and for a place that is not aligned as semaphores are, or not all in the region.
     pub fn create_ordered_stream(&self, region: &Region, offset_bytes: u64) -> Result<Stream, Error> {
+        self.ordered_stream(region, offset_bytes, false)
+    }
+
+    /// Creates a stream as [`Client::create_ordered_stream`] does, whose collectives *overlap*: of one communicator of several hosts they
+    /// begin as the semaphore is raised, though those before them have not ended. Their ends are told in order. None may read or write what
+    /// another writes that has not ended when the semaphore is raised for it.
+    ///
+    /// # Errors
+    /// As [`Client::create_ordered_stream`].
+    pub fn create_overlapping_stream(&self, region: &Region, offset_bytes: u64) -> Result<Stream, Error> {
+        self.ordered_stream(region, offset_bytes, true)
+    }
+
+    fn ordered_stream(&self, region: &Region, offset_bytes: u64, overlaps: bool) -> Result<Stream, Error> {
         let region = region.handle();
         self.0.destroy_left_streams();
-        match self.0.requests.call(Request::CreateOrderedStream { region, offset_bytes }, &[])? {
+        match self.0.requests.call(Request::CreateOrderedStream { region, offset_bytes, overlaps }, &[])? {
             (Response::Stream { stream, word }, _) => Ok(Stream::new(self.clone(), stream, word, true)),
             (other, _) => Err(unexpected(&other)),
         }

@@ -147,7 +147,7 @@ impl Session {
             }
             2 => Request::FreeMemory { region },
             3 | 4 => Request::CreateStream,
-            5 => Request::CreateOrderedStream { region, offset_bytes: 64 * decide(80) },
+            5 => Request::CreateOrderedStream { region, offset_bytes: 64 * decide(80), overlaps: decide(2) == 0 },
             6 => Request::DestroyStream { stream: Self::handle(&self.tickets, |(stream, _)| stream, decide) },
             7 | 8 => {
                 let nranks = [1, 1, 2, 3, 4096, 0, u32::MAX][decide(7) as usize];

@@ -14,6 +14,9 @@ use mccs_tests::hosts::TestHosts;
 /// Where the buffers of a rank begin: the semaphore comes before.
 const HEAD_BYTES: u64 = 4096;
 
+/// How a stream is made.
+type Create = fn(&Client, &Region, u64) -> Result<Stream, mccs::Error>;
+
 /// A rank on a ordered stream.
 struct Rank {
     comm: Communicator,
@@ -25,13 +28,17 @@ struct Rank {
 
 impl Rank {
     fn join(client: Client, id: UniqueId, rank: u32, nranks: u32, root: &str) -> Rank {
+        Self::join_on(Client::create_ordered_stream, client, id, (rank, nranks), root)
+    }
+
+    fn join_on(create: Create, client: Client, id: UniqueId, (rank, nranks): (u32, u32), root: &str) -> Rank {
         let comm = client
             .communicator(id, rank, nranks)
             .root_address(Some(root).filter(|root| !root.is_empty()))
             .join()
             .expect("a communicator");
         let region = Arc::new(client.allocate(HEAD_BYTES + (4 << 20)).expect("memory"));
-        let stream = client.create_ordered_stream(&region, 0).expect("a ordered stream");
+        let stream = create(&client, &region, 0).expect("a ordered stream");
         Rank { comm, stream, region, _client: client }
     }
 
@@ -180,6 +187,116 @@ fn hosts_meet_although_words_come_at_different_times() {
             });
         }
     });
+}
+
+/// Ranks on two hosts, whose streams' collectives overlap.
+fn overlapping(hosts: &TestHosts, placement: &[usize]) -> Vec<Rank> {
+    let (id, nranks) = (mccs::unique_id().expect("an id"), placement.len() as u32);
+    std::thread::scope(|scope| {
+        let join = |(rank, host): (u32, &usize)| {
+            let client = hosts.service(*host).connect(0);
+            let create = Client::create_overlapping_stream;
+            scope.spawn(move || Rank::join_on(create, client, id, (rank, nranks), "h0"))
+        };
+        let ranks: Vec<_> = (0..).zip(placement).map(join).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+    })
+}
+
+/// The default, and channels of which each has several engines' turn.
+const CHANNELS: &str = "[strategy]\nchannels = 3\n[[tenant]]\nname = \"a\"\nsocket = \"a\"\n";
+
+#[test]
+fn collectives_of_an_overlapping_stream_start_before_others_have_ended() {
+    let hosts = TestHosts::start(2, CHANNELS);
+    let ranks = overlapping(&hosts, &[0, 1]);
+    let (a, b) = (&ranks[0], &ranks[1]);
+    (0..20).for_each(|place| [a, b].iter().for_each(|rank| rank.add(place as u32 + 1, place)));
+    let comm = hosts.service(0).service().registry.comms().remove(0);
+    let started = || comm.ranks[0].started.load(std::sync::atomic::Ordering::Relaxed);
+    a.semaphore().open(3);
+    wait_until(|| started() == 3);
+    // As many as may run at a time, and no more.
+    a.semaphore().open(20);
+    wait_until(|| started() == 8);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!((started(), a.semaphore().done(), b.semaphore().done()), (8, 0, 0));
+    for ticket in 1..=20 {
+        b.semaphore().open(ticket);
+        wait_until(|| a.semaphore().done() == ticket && b.semaphore().done() == ticket);
+        assert_eq!([a, b].map(|rank| rank.number(ticket - 1)), [2 * ticket as u32; 2]);
+    }
+    ranks.iter().for_each(|rank| rank.stream.synchronize().expect("ended"));
+}
+
+#[test]
+fn what_overlaps_is_right_on_all_ranks_and_ends_in_order() {
+    const PLACES: u64 = 4;
+    const PLACE_BYTES: u64 = 1 << 20;
+    const TURNS: u64 = 96;
+    let hosts = TestHosts::start(2, CHANNELS);
+    let ranks = overlapping(&hosts, &[0, 1, 1]);
+    std::thread::scope(|scope| {
+        for (rank, own) in (0..).zip(&ranks) {
+            scope.spawn(move || {
+                let kinds = [CollectiveKind::AllGather, CollectiveKind::AllReduce, CollectiveKind::Broadcast];
+                let call = |turn: u64| {
+                    // Long ones in many messages, short ones in some of the channels.
+                    let count = [40_000, 1, 25_000, 300, 7][(turn % 5) as usize];
+                    let (kind, dtype, redop) = (kinds[(turn % 3) as usize], DataType::F32, RedOp::Sum);
+                    Call { kind, dtype, redop, root: (turn % 2) as u32, count, nranks: 3, seed: turn }
+                };
+                let at = |turn: u64| HEAD_BYTES + turn % PLACES * PLACE_BYTES;
+                let check = |turn: u64| {
+                    wait_until(|| own.semaphore().done() > turn);
+                    let (call, at) = (call(turn), (at(turn) + PLACE_BYTES / 2) as usize);
+                    let bytes = call.expected(rank).len();
+                    // SAFETY: the operation has ended, and the next one there has not been let through.
+                    let output = unsafe { std::slice::from_raw_parts(own.region.as_ptr().add(at), bytes) };
+                    assert_eq!(call.wrong_elements(rank, output), 0, "{call:?}");
+                };
+                for turn in 0..TURNS {
+                    if turn >= PLACES {
+                        check(turn - PLACES);
+                    }
+                    let (call, at) = (call(turn), at(turn));
+                    let span = |at| own.region.at(at);
+                    call.enqueue(&own.comm, span(at), span(at + PLACE_BYTES / 2), &own.stream).expect("enqueued");
+                    std::thread::sleep(Duration::from_micros(100 * u64::from(rank) * (turn % 3)));
+                    let input = call.input(rank);
+                    // SAFETY: what was there has ended; the operation does not touch it before the semaphore opens.
+                    unsafe {
+                        let base = own.region.as_ptr().add(at as usize);
+                        base.copy_from_nonoverlapping(input.as_ptr(), input.len());
+                        base.add(PLACE_BYTES as usize / 2).write_bytes(POISON, PLACE_BYTES as usize / 2);
+                    }
+                    own.semaphore().open(turn + 1);
+                }
+                (TURNS - PLACES..TURNS).for_each(check);
+            });
+        }
+    });
+    ranks.iter().for_each(|rank| rank.stream.synchronize().expect("ended"));
+}
+
+#[test]
+fn what_overlaps_fails_together_and_no_word_rises_before_what_it_stands_for_has_ended() {
+    let hosts = TestHosts::start(2, CHANNELS);
+    let ranks = overlapping(&hosts, &[0, 1]);
+    let (a, b) = (&ranks[0], &ranks[1]);
+    (0..12).for_each(|place| [a, b].iter().for_each(|rank| rank.add(1, place)));
+    a.semaphore().open(6);
+    b.semaphore().open(2);
+    wait_until(|| a.semaphore().done() == 2);
+    b.comm.abort().expect("aborted");
+    // Those that run and those that have come fail; the others as their stream comes to them.
+    wait_until(|| a.semaphore().done() == 6);
+    a.semaphore().open(12);
+    wait_until(|| a.semaphore().done() == 12);
+    assert!(a.stream.synchronize().is_err());
+    assert!(a.comm.async_error().expect("a reason").to_string().contains("rank 1 aborted"));
+    assert_eq!([a, b].map(|rank| (rank.number(0), rank.number(1))), [(2, 2); 2]);
+    b.semaphore().release();
 }
 
 #[test]

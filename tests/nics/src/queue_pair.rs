@@ -28,6 +28,8 @@ use crate::memory::Regions;
 const ANSWER: u32 = 1 << 16;
 /// The port's queue of what is paid for, but not gone, at most.
 const AHEAD_NS: u64 = 200_000;
+/// So many packets as the one that comes may be in it in any case.
+const AHEAD_PACKETS: u64 = 2;
 const NEVER: u64 = u64::MAX;
 /// As many as a queue pair may have unanswered.
 const KEPT_RESULTS: usize = 1 << 14;

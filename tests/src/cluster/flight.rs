@@ -168,6 +168,7 @@ impl Flight {
                 count: self.call.count,
                 buffers: Buffers::Host { send: operand(*send), recv: operand(*recv) },
                 group_continues: false,
+                overlaps: false,
                 rounds: 0,
                 round: RoundState::None,
                 user_tag: 0,

@@ -37,7 +37,7 @@ fn a_flood_slows_down_only_itself() {
 fn a_session_whose_socket_is_closed_takes_no_more_than_the_ring_held() {
     attack(|service| {
         let mut raw = Raw::connect(service);
-        let ordered = Request::CreateOrderedStream { region: raw.region, offset_bytes: 0 };
+        let ordered = Request::CreateOrderedStream { region: raw.region, offset_bytes: 0, overlaps: false };
         let Response::Stream { stream, .. } = raw.ask(ordered, &[]) else { panic!("no stream") };
         let mut command = Command { opcode: Opcode::Nop as u32, stream, ..raw.command() };
         let limit = 64;
@@ -78,7 +78,7 @@ fn a_long_row_of_calls_that_end_at_once_is_no_chain_of_calls() {
     let (response, fds) = raw.ask_with_fds(Request::AllocMemory { bytes: 4096 }, &[]);
     let Response::Region { region, .. } = response else { panic!("no memory") };
     let memory = Mapping::map(fds[0].as_fd(), 4096).expect("memory");
-    let ordered = Request::CreateOrderedStream { region, offset_bytes: 0 };
+    let ordered = Request::CreateOrderedStream { region, offset_bytes: 0, overlaps: false };
     let Response::Stream { stream, .. } = raw.ask(ordered, &[]) else { panic!("no stream") };
     for ticket in 1..=CALLS {
         let flags = if ticket < CALLS { FLAG_GROUP_CONTINUES } else { 0 };

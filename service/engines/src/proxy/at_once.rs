@@ -164,6 +164,7 @@ impl Rank {
             count: bytes / 4,
             buffers: Buffers::Host { send: operand(), recv: operand() },
             group_continues: false,
+            overlaps: false,
             rounds: 0,
             round: RoundState::None,
             user_tag: 0,

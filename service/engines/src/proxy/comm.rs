@@ -1,7 +1,8 @@
 //! A communicator's operations in their order, on all its ranks of this host.
 //!
 //! A collective starts when operation number n has arrived at every rank here; ranks of other hosts meet it in its messages.
-//! One collective of a communicator runs at a time, as in NCCL; sends and receives run as their pairs match.
+//! One collective of a communicator runs at a time, as in NCCL, but for those that overlap (`running.rs`); sends and receives run as
+//! their pairs match.
 //!
 //! Small collectives may be rounds of the communicator's shared-memory exchange (`rounds.rs`).
 
@@ -51,7 +52,7 @@ pub(super) struct Comm {
     pub(super) members: Members,
     /// Where there are other hosts.
     pub(super) span: Option<Box<Span>>,
-    /// The collective that runs.
+    /// The collectives that run.
     pub(super) running: Running,
     /// Sends and receives.
     pub(super) p2p: P2pQueues,
@@ -174,7 +175,11 @@ impl Comm {
     /// Whether a collective can start.
     pub(super) fn is_ready(&self) -> bool {
         let is_whole = self.span.as_ref().is_none_or(|span| span.suspected.is_none());
-        self.members.are_ready() && self.running.is_none() && is_whole && self.strategies.allow(self.next_number())
+        let number = self.next_number();
+        // Links of a strategy go with the first collective of the next one.
+        let may_overlap = || self.span.is_some() && !self.strategies.changes_at(number);
+        let has_room = || self.running.is_none() || (may_overlap() && self.running.has_room_for(&self.members));
+        self.members.are_ready() && has_room() && is_whole && self.strategies.allow(number)
     }
 
     /// A rank whose operation waits for one that has left, and that one.

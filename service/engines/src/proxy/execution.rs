@@ -62,6 +62,8 @@ impl Execution {
         let (session, handle) = (Arc::clone(&operation.session), operation.stream);
         let (ticket, called_at, group_continues) = (operation.ticket, operation.called_at, operation.group_continues);
         let (comm, rank) = (operation.comm, operation.rank);
+        let is_collective = matches!(operation.action, Action::Collective { .. });
+        let overlaps = (operation.overlaps && is_collective).then_some(comm);
         let task = match (&operation.action, state.comms.get_mut(comm)) {
             (Action::Collective { .. }, Some(live)) if live.failure.is_none() => {
                 if let Buffers::Gpu(own) = &operation.buffers {
@@ -71,7 +73,7 @@ impl Execution {
             }
             _ => Task::Own(Box::new(operation)),
         };
-        state.streams.enqueue(&session, handle, Entry { ticket, called_at, group_continues, task });
+        state.streams.enqueue(&session, handle, Entry { ticket, called_at, group_continues, overlaps, task });
         state.work.advance(session.tenant.share, session.id, handle.index);
     }
 
@@ -94,17 +96,17 @@ impl Execution {
                     return state.may_start(comm);
                 }
                 state.count_failed(session, index, ticket, (comm, rank));
-                state.finish_one(session, index);
+                state.finish_one(session, index, ticket);
             }
             Task::Own(operation) => self.start_own(state, operation, arrival),
-            Task::Started => {}
+            Task::Started | Task::Ended => {}
         }
     }
 
     pub(super) fn start_own(&mut self, state: &mut State, operation: Box<Operation>, Arrival { due, .. }: Arrival) {
         let comm = operation.comm;
         match &operation.action {
-            Action::Nop => state.finish_one(operation.session.id, operation.stream.index),
+            Action::Nop => state.finish(&operation),
             Action::Invalid { class, message } => {
                 let text = format!("rank {} made an invalid call: {message}", operation.rank);
                 state.abort_with(comm, Failure::new(*class, text), [&*operation]);
@@ -201,7 +203,7 @@ impl Execution {
         let any = !ended.is_empty();
         for operation in ended.drain(..) {
             state.work.charge(work_ns(operation.buffers.host_bytes()));
-            state.finish_one(operation.session.id, operation.stream.index);
+            state.finish(&operation);
         }
         self.ended_rounds = ended;
         if let Err(failure) = played {
@@ -228,17 +230,22 @@ impl Execution {
         choose_strategy(state, comm);
         let Some(live) = state.comms.get_mut(comm) else { return };
         let prepared = live.start(now).and_then(|()| {
-            let schedule = live.strategies.schedule_for(live.running.operations()).map_err(|error| {
+            let schedule = live.strategies.schedule_for(live.running.newest()).map_err(|error| {
                 Failure::new(ErrorClass::Internal, format!("no schedule for this collective: {error}"))
             })?;
             let _charge = live.running.charge_scratch(&schedule)?;
             let collective = Inflight::Collective { comm, _charge };
             let job = state.inflight.insert(collective).map_err(|refused| refused.failure)?;
+            live.running.launch(job);
             Ok((schedule, job))
         });
         match prepared {
             Ok((schedule, job)) => self.launch(state, comm, &schedule, job),
-            Err(failure) => strand(state, comm, failure),
+            Err(failure) => strand(state, comm, None, failure),
+        }
+        // What overlaps with it need not wait for its end.
+        if state.comms.get(comm).is_some_and(|live| !live.running.is_none() && live.is_ready()) {
+            state.may_start(comm);
         }
     }
 
@@ -246,7 +253,7 @@ impl Execution {
     fn launch(&mut self, state: &mut State, comm: Handle, schedule: &Arc<Schedule>, job: Handle) {
         let Some(live) = state.comms.get(comm) else { return };
         live.running.record_start(&live.info, live.next_number(), job, &state.out.recorder);
-        let operations = live.running.operations();
+        let operations = live.running.newest();
         let (first, calls) = (operations.first(), Calls(operations));
         let collective = Collective {
             comm,
@@ -268,7 +275,7 @@ impl Execution {
             }
             Err(error) => {
                 state.inflight.remove(job);
-                strand(state, comm, Failure::new(ErrorClass::Internal, error.to_string()));
+                strand(state, comm, Some(job), Failure::new(ErrorClass::Internal, error.to_string()));
             }
         }
     }
@@ -292,7 +299,7 @@ impl Execution {
         }
         match ended {
             Some(Inflight::Remote(ended)) => self.finish_remote(state, ended),
-            Some(Inflight::Collective { comm, .. }) => self.finish_collective(state, comm),
+            Some(Inflight::Collective { comm, .. }) => self.finish_collective(state, comm, job),
             Some(Inflight::Pair(PairJob { comm, pair: Matched { send, recv }, began })) => {
                 if let Some(live) = state.comms.get_mut(comm) {
                     live.touch(now);
@@ -302,8 +309,8 @@ impl Execution {
                     let took = now.saturating_duration_since(began);
                     live.info.time_pair(&[PairSide::Send, PairSide::Recv], bytes, took);
                 }
-                state.finish_one(send.session.id, send.stream.index);
-                state.finish_one(recv.session.id, recv.stream.index);
+                state.finish(&send);
+                state.finish(&recv);
                 self.deadline.expect_progress(now);
                 state.reap(comm);
             }
@@ -311,11 +318,11 @@ impl Execution {
         }
     }
 
-    fn finish_collective(&mut self, state: &mut State, comm: Handle) {
+    fn finish_collective(&mut self, state: &mut State, comm: Handle, job: Handle) {
         let now = state.now();
         let Some(live) = state.comms.get_mut(comm) else { return };
         live.touch(now);
-        let (ended, began) = live.running.finish(now);
+        let (ended, began) = live.running.finish(job, now);
         let took = began.elapsed();
         if let Some(Operation { action: Action::Collective { kind, .. }, count, dtype, .. }) = ended.first() {
             if live.info.is_timed() {
@@ -326,7 +333,7 @@ impl Execution {
         }
         live.note_burst(now.checked_sub(took).unwrap_or(now), now, &state.out.registry);
         for operation in &ended {
-            state.finish_one(operation.session.id, operation.stream.index);
+            state.finish(&operation);
         }
         if let Some(live) = state.comms.get_mut(comm) {
             live.running.give_back(ended);
@@ -353,10 +360,10 @@ pub(super) fn refuse_messages<'a>(
     state.abort_with(comm, Failure::new(ErrorClass::Internal, message), operations);
 }
 
-/// The next collective cannot start.
-fn strand(state: &mut State, comm: Handle, failure: Failure) {
+/// The next collective cannot start: `None`, or as this job.
+fn strand(state: &mut State, comm: Handle, job: Option<Handle>, failure: Failure) {
     // Empty unless the operations had already been taken off their queues.
-    let stranded = state.comms.get_mut(comm).map(|live| live.running.take()).unwrap_or_default();
+    let stranded = state.comms.get_mut(comm).map(|live| live.running.take(job)).unwrap_or_default();
     state.abort_with(comm, failure, &stranded);
 }
 
@@ -379,7 +386,7 @@ mod tests {
         let failed = rank.session.counters.failed.load(Ordering::Relaxed);
         assert_eq!((rank.ended(), failed, fixture.engine.state.inflight.len()), (2, 2, 0));
         let live = fixture.engine.state.comms.get(rank.comm).expect("its rank has not left");
-        assert_eq!((live.info.totals(), live.running.operations().len()), ((0, 0), 0));
+        assert_eq!((live.info.totals(), live.running.operations().count()), ((0, 0), 0));
         let failure = live.failure.clone().expect("a failure");
         assert_eq!(failure.class, ErrorClass::Internal);
         assert!(failure.message.contains("not in memory of the at once device"), "{}", failure.message);

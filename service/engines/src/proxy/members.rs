@@ -203,6 +203,11 @@ impl Members {
         self.ready as usize == self.ranks.len()
     }
 
+    /// Whether the next collectives of all may run beside others.
+    pub(super) fn overlap(&self) -> bool {
+        self.ranks.iter().all(|member| member.next().is_some_and(|operation| operation.overlaps))
+    }
+
     /// Whether all call the same.
     ///
     /// # Errors

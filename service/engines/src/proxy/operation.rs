@@ -60,6 +60,8 @@ pub struct Operation {
     pub buffers: Buffers,
     /// Starts together with the next operation of its stream.
     pub group_continues: bool,
+    /// Of a stream whose collectives run beside each other.
+    pub overlaps: bool,
     /// Rounds of the shared-memory exchange that the rank has begun, this one included if it is one.
     pub rounds: u64,
     /// Whether it is a round.

@@ -62,7 +62,7 @@ impl Execution {
         state.inflight.record_end(job, true);
         let (comm, operations) = match state.inflight.remove(job) {
             Some(Inflight::Collective { comm, .. }) => {
-                let running = state.comms.get_mut(comm).map(|live| live.running.take());
+                let running = state.comms.get_mut(comm).map(|live| live.running.take(Some(job)));
                 (comm, running.unwrap_or_default())
             }
             Some(Inflight::Remote(RemoteJob { comm, operation, .. })) => {
@@ -130,7 +130,7 @@ impl Execution {
                 live.info.time_pair(&[PairSide::Recv], bytes, took);
             }
         }
-        state.finish_one(operation.session.id, operation.stream.index);
+        state.finish(&operation);
         self.deadline.expect_progress(now);
         if let Some(next) = next {
             self.start_remote(state, comm, next);
@@ -143,7 +143,7 @@ impl Execution {
 fn describe_mismatch(live: &Comm, remote: &[&Operation], fault: &ChannelFault) -> String {
     let ChannelFault::Mismatch { rank, host, is_pair, .. } = fault else { return fault.to_string() };
     // A job that has reported its end has left its operations with what is broken.
-    let mut known = live.running.operations().iter().chain(&live.broken).chain(remote.iter().copied());
+    let mut known = live.running.operations().chain(&live.broken).chain(remote.iter().copied());
     let from = host.as_ref().map_or("another host", |host| host.as_str());
     if *is_pair {
         let mut receives = known.filter(|own| own.action == Action::Recv { peer: *rank });

@@ -1,5 +1,7 @@
-//! The collective of a communicator that runs: one operation a rank of this host. One runs at a time, as in NCCL.
+//! The collectives of a communicator that run, each of one operation a rank of this host. One runs at a time, as in NCCL, unless they
+//! *overlap*: what a rail moves from one slot travels while that from the slot before has not been reported yet.
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -24,10 +26,26 @@ const WINDOW_MIN: u32 = 2;
 /// Largest window that is chosen.
 const WINDOW_MAX: u32 = 4096;
 
+/// Collectives of a communicator that overlap, at most: twice the slots of a rail.
+pub(super) const OVERLAPPING_MAX: usize = 8;
+
+/// A collective.
+struct Run {
+    /// As devices know it; `None` while it is being launched.
+    job: Option<Handle>,
+    /// One a rank, ascending.
+    operations: Vec<Operation>,
+    began: Instant,
+}
+
 /// See the module's documentation. Empty when none runs.
 pub(super) struct Running {
-    operations: Vec<Operation>,
-    began: Option<Instant>,
+    /// In the order in which they have started.
+    runs: VecDeque<Run>,
+    /// What operations of the next one go into, so that no memory is allocated for it.
+    spare: Vec<Operation>,
+    /// When the last one ended.
+    ended_at: Option<Instant>,
     /// How long collectives run, the last ones counting most.
     average_took: Duration,
 }
@@ -35,41 +53,68 @@ pub(super) struct Running {
 impl Running {
     /// Has room for the operations of so many ranks.
     pub(super) fn for_ranks(count: usize) -> Self {
-        Running { operations: Vec::with_capacity(count), began: None, average_took: Duration::ZERO }
+        let spare = Vec::with_capacity(count);
+        Running { runs: VecDeque::new(), spare, ended_at: None, average_took: Duration::ZERO }
     }
 
     pub(super) fn is_none(&self) -> bool {
-        self.operations.is_empty()
+        self.runs.is_empty()
     }
 
-    /// One a rank, ascending.
-    pub(super) fn operations(&self) -> &[Operation] {
-        &self.operations
+    /// Of all that run.
+    pub(super) fn operations(&self) -> impl Iterator<Item = &Operation> {
+        self.runs.iter().flat_map(|run| &run.operations)
+    }
+
+    /// Of the one that has started last, one a rank, ascending.
+    pub(super) fn newest(&self) -> &[Operation] {
+        self.runs.back().map_or(&[], |run| &run.operations)
+    }
+
+    /// Whether the next collective of all ranks may start beside what runs.
+    pub(super) fn has_room_for(&self, members: &Members) -> bool {
+        let overlap = || self.operations().all(|operation| operation.overlaps) && members.overlap();
+        self.runs.len() < OVERLAPPING_MAX && overlap()
     }
 
     /// The next collective of all ranks begins.
     pub(super) fn begin(&mut self, members: &mut Members, info: &CommInfo, now: Instant) {
-        self.began = Some(now);
-        members.start(info, &mut self.operations);
+        let mut operations = std::mem::take(&mut self.spare);
+        members.start(info, &mut operations);
+        self.runs.push_back(Run { job: None, operations, began: now });
     }
 
-    /// It runs no more. Its operations have failed, or are about to.
-    pub(super) fn take(&mut self) -> Vec<Operation> {
-        std::mem::take(&mut self.operations)
+    /// The one that has begun last is this job.
+    pub(super) fn launch(&mut self, job: Handle) {
+        if let Some(run) = self.runs.back_mut() {
+            run.job = Some(job);
+        }
     }
 
-    /// It has ended. Returns its operations, and when it began.
-    pub(super) fn finish(&mut self, now: Instant) -> (Vec<Operation>, Instant) {
-        let began = self.began.take().unwrap_or(now);
+    /// A job runs no more, or what has begun is none. Its operations have failed, or are about to.
+    pub(super) fn take(&mut self, job: Option<Handle>) -> Vec<Operation> {
+        self.remove(job).map_or_else(Vec::new, |run| run.operations)
+    }
+
+    fn remove(&mut self, job: Option<Handle>) -> Option<Run> {
+        let at = self.runs.iter().position(|run| run.job == job)?;
+        self.runs.remove(at)
+    }
+
+    /// A job has ended. Returns its operations, and since when no other has ended while it ran.
+    pub(super) fn finish(&mut self, job: Handle, now: Instant) -> (Vec<Operation>, Instant) {
+        let Some(Run { operations, began, .. }) = self.remove(Some(job)) else { return (Vec::new(), now) };
+        let began = self.ended_at.map_or(began, |ended_at| ended_at.max(began));
+        self.ended_at = Some(now);
         // To the poll, and no finer: how far a change lets operations go on must be the same in every run of a simulation.
         self.average_took = (self.average_took * 7 + now.saturating_duration_since(began)) / 8;
-        (self.take(), began)
+        (operations, began)
     }
 
-    /// Gives back what operations were in, for the next collective: no memory is allocated for it.
+    /// Gives back what operations were in, for the next collective.
     pub(super) fn give_back(&mut self, mut ended: Vec<Operation>) {
         ended.clear();
-        self.operations = ended;
+        self.spare = ended;
     }
 
     /// As many operations as may start while hosts agree on a change.
@@ -78,10 +123,10 @@ impl Running {
         fits.map_or(WINDOW_MIN, |fits| u32::try_from(fits).unwrap_or(WINDOW_MAX).clamp(WINDOW_MIN, WINDOW_MAX))
     }
 
-    /// Takes what it needs of scratch memory out of the tenant's quota.
+    /// Takes what the newest needs of scratch memory out of the tenant's quota.
     pub(super) fn charge_scratch(&self, schedule: &Schedule) -> Result<Option<Charge>, Failure> {
-        let Some(first) = self.operations.first().filter(|_| schedule.scratch_count > 0) else { return Ok(None) };
-        let counts = self.operations.iter().map(|operation| schedule.scratch_count_of(operation.rank));
+        let Some(first) = self.newest().first().filter(|_| schedule.scratch_count > 0) else { return Ok(None) };
+        let counts = self.newest().iter().map(|operation| schedule.scratch_count_of(operation.rank));
         let bytes = counts.fold(0, u64::saturating_add).saturating_mul(first.dtype.size_bytes() as u64);
         if bytes <= SCRATCH_FREE_BYTES {
             return Ok(None);
@@ -97,9 +142,9 @@ impl Running {
         Ok(Some(charge))
     }
 
-    /// Records that it begins, as a job. `number` is that of the first collective that has not started, and is no round.
+    /// Records that the newest begins, as a job. `number` is that of the first collective that has not started, and is no round.
     pub(super) fn record_start(&self, info: &CommInfo, number: u64, job: Handle, recorder: &Recorder) {
-        let Some(first) = self.operations.first().filter(|_| info.is_timed()) else { return };
+        let Some(first) = self.newest().first().filter(|_| info.is_timed()) else { return };
         let Action::Collective { kind, .. } = first.action else { return };
         let (comm, seq) = (info.number, number.saturating_sub(1).saturating_add(first.rounds));
         if first.user_tag != 0 {

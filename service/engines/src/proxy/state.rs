@@ -79,11 +79,16 @@ impl State {
         }
     }
 
-    /// One operation of a stream has ended.
-    pub(super) fn finish_one(&mut self, session: SessionId, index: u32) {
-        if let Some(share) = self.streams.finish_one(session, index, self.now) {
+    /// An operation of a stream has ended.
+    pub(super) fn finish_one(&mut self, session: SessionId, index: u32, ticket: u64) {
+        if let Some(share) = self.streams.finish_one(session, index, ticket, self.now) {
             self.work.advance(share, session, index);
         }
+    }
+
+    /// An operation has ended.
+    pub(super) fn finish(&mut self, operation: &Operation) {
+        self.finish_one(operation.session.id, operation.stream.index, operation.ticket);
     }
 
     /// An operation fails, with or after its communicator.
@@ -93,7 +98,7 @@ impl State {
         }
         let (session, index) = (operation.session.id, operation.stream.index);
         self.count_failed(session, index, operation.ticket, (operation.comm, operation.rank));
-        self.finish_one(session, index);
+        self.finish_one(session, index, operation.ticket);
     }
 
     /// An operation fails. Its tenant knows why from the failure of the communicator, unless it has left that one.

@@ -101,6 +101,11 @@ impl Strategies {
         self.limit.is_none_or(|limit| number < limit)
     }
 
+    /// Whether collective number `number` puts another strategy in force.
+    pub(super) fn changes_at(&self, number: u64) -> bool {
+        self.decided.front().is_some_and(|(cut, _)| *cut <= number)
+    }
+
     /// The communicator has failed: whoever waits is told.
     pub(super) fn end(&mut self) {
         self.proposal = None;

@@ -7,6 +7,9 @@
 //!
 //! An operation on its own is a group of one. The stream's word rises when the whole head group has ended. Operations of a
 //! semaphore-ordered stream start when their GPU has come to them, too (`semaphores.rs`).
+//!
+//! Operations that *overlap* are groups of one that start though those of the same communicator before them have not ended: their GPU
+//! raises the semaphore when their buffers are ready. The word rises in their order, whichever ends first.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,6 +19,7 @@ use mccs_ipc::types::Handle;
 use mccs_tenants::session::Session;
 
 use super::operation::Operation;
+use super::running::OVERLAPPING_MAX;
 use super::semaphores::StreamSemaphore;
 
 /// One operation in its stream.
@@ -23,6 +27,8 @@ pub(super) struct Entry {
     pub(super) ticket: u64,
     pub(super) called_at: Instant,
     pub(super) group_continues: bool,
+    /// Of an operation that overlaps with others: their communicator.
+    pub(super) overlaps: Option<Handle>,
     pub(super) task: Task,
 }
 
@@ -34,6 +40,8 @@ pub(super) enum Task {
     Own(Box<Operation>),
     /// Started: nothing left to do but wait.
     Started,
+    /// Ended, while an operation that it overlaps with has not.
+    Ended,
 }
 
 /// When an operation came to the head of its stream.
@@ -102,9 +110,7 @@ impl Stream {
 
     /// The next operation to start, if the head group lets one start now.
     pub(super) fn start_next(&mut self, now: Instant) -> Option<Head> {
-        if self.group_closed {
-            return None;
-        }
+        self.next()?;
         let entry = self.queue.get_mut(self.active)?;
         if self.semaphore.as_ref().is_some_and(|semaphore| !semaphore.is_raised(entry.ticket)) {
             return None;
@@ -122,16 +128,25 @@ impl Stream {
         Some(Head { ticket: entry.ticket, task, arrival: Arrival { due, at: now } })
     }
 
+    /// The next operation, where no other has to end before.
+    fn next(&self) -> Option<&Entry> {
+        let next = self.queue.get(self.active)?;
+        let first = self.queue.front().filter(|_| self.group_closed);
+        let overlaps = |first: &Entry| first.overlaps.is_some() && first.overlaps == next.overlaps;
+        let is_free = first.is_none_or(|first| overlaps(first) && self.active < OVERLAPPING_MAX);
+        is_free.then_some(next)
+    }
+
     /// Whether the next operation waits for its GPU, and for nothing else.
     pub(super) fn is_held_back(&self) -> bool {
-        let next = self.queue.get(self.active).filter(|_| !self.group_closed);
+        let next = self.next();
         next.zip(self.semaphore.as_ref()).is_some_and(|(entry, semaphore)| !semaphore.is_raised(entry.ticket))
     }
 
     /// Whether there is a next operation for which the semaphore has to be looked at. That it was low a moment ago does not count:
     /// it may have been raised since, and nobody would tell.
     pub(super) fn may_be_held_back(&self) -> bool {
-        self.semaphore.is_some() && !self.group_closed && self.active < self.queue.len()
+        self.semaphore.is_some() && self.next().is_some()
     }
 
     /// Notes whether the semaphore is being looked at. Returns whether that is news.
@@ -139,17 +154,28 @@ impl Stream {
         std::mem::replace(&mut self.is_watched, is_watched) != is_watched
     }
 
-    /// One started operation has ended. Returns whether the stream may go on to its next group.
-    pub(super) fn finish_one(&mut self, now: Instant) -> bool {
+    /// A started operation has ended. Returns whether the stream may go on to its next group.
+    pub(super) fn finish_one(&mut self, ticket: u64, now: Instant) -> bool {
         debug_assert!(self.pending > 0, "more operations ended than started");
         self.pending -= 1;
-        if self.pending > 0 || !self.group_closed {
+        let count = if self.queue.front().is_some_and(|first| first.overlaps.is_some()) {
+            let started = || self.queue.iter().take(self.active);
+            let ended = started().position(|entry| entry.ticket == ticket);
+            if let Some(entry) = ended.and_then(|at| self.queue.get_mut(at)) {
+                entry.task = Task::Ended;
+            }
+            self.queue.iter().take_while(|entry| matches!(entry.task, Task::Ended)).count()
+        } else if self.group_closed && self.pending == 0 {
+            self.active
+        } else {
+            0
+        };
+        if count == 0 {
             return false;
         }
-        let count = self.active;
         let last = self.queue.drain(..count).next_back().map_or(0, |entry| entry.ticket);
-        self.active = 0;
-        self.group_closed = false;
+        self.active -= count;
+        self.group_closed = self.active > 0;
         self.ended_at = Some(now);
         let raise = || self.semaphore.iter().for_each(|semaphore| semaphore.end(last));
         self.session.end_operations(self.handle.index, last, count as u64, raise);
@@ -173,13 +199,56 @@ mod tests {
         let after = |seconds| t + Duration::from_secs(seconds);
         for (ticket, called) in [(1, 0), (2, 1), (3, 90)] {
             let (called_at, group_continues) = (after(called), false);
-            stream.push(Entry { ticket, called_at, group_continues, task: Task::Started });
+            stream.push(Entry { ticket, called_at, group_continues, overlaps: None, task: Task::Started });
         }
         let mut due = |turn, ended| {
             let head = stream.start_next(after(turn)).expect("nothing runs before it");
-            assert!(stream.finish_one(after(ended)));
+            assert!(stream.finish_one(head.ticket, after(ended)));
             head.arrival.due.duration_since(t).as_secs()
         };
         assert_eq!([due(5, 50), due(60, 61), due(99, 100)], [0, 50, 90]);
+    }
+
+    #[test]
+    fn what_overlaps_starts_beside_its_like_and_ends_are_told_in_order() {
+        let session = Session::for_tests(1, &Tenant::new("a".into(), Quota::least()));
+        let mut stream = Stream::new(Arc::clone(&session), Handle { index: 0, generation: 1 });
+        let (now, comm) = (Instant::now(), |index| Some(Handle { index, generation: 1 }));
+        // Two communicators, and one that does not overlap.
+        for (ticket, overlaps) in (1..).zip([comm(1), comm(1), comm(1), comm(2), None, comm(1)]) {
+            let (called_at, group_continues, task) = (now, false, Task::Started);
+            stream.push(Entry { ticket, called_at, group_continues, overlaps, task });
+        }
+        let start = |stream: &mut Stream| -> Vec<u64> {
+            std::iter::from_fn(|| stream.start_next(now)).map(|head| head.ticket).collect()
+        };
+        assert_eq!(start(&mut stream), [1, 2, 3]);
+        assert!(!stream.finish_one(3, now) && !stream.finish_one(2, now));
+        assert_eq!((start(&mut stream), session.last_ended(0)), (vec![], 0));
+        assert!(stream.finish_one(1, now));
+        assert_eq!((start(&mut stream), session.last_ended(0)), (vec![4], 3));
+        assert!(stream.finish_one(4, now));
+        assert_eq!(start(&mut stream), [5], "what does not overlap has nothing beside it");
+        assert!(stream.finish_one(5, now));
+        assert_eq!((start(&mut stream), session.last_ended(0)), (vec![6], 5));
+        assert!(stream.finish_one(6, now));
+        assert_eq!(session.last_ended(0), 6);
+    }
+
+    #[test]
+    fn no_more_overlap_than_may() {
+        let session = Session::for_tests(1, &Tenant::new("a".into(), Quota::least()));
+        let mut stream = Stream::new(Arc::clone(&session), Handle { index: 0, generation: 1 });
+        let (now, overlaps) = (Instant::now(), Some(Handle { index: 1, generation: 1 }));
+        let count = 2 * OVERLAPPING_MAX as u64;
+        (1..=count).for_each(|ticket| {
+            stream.push(Entry { ticket, called_at: now, group_continues: false, overlaps, task: Task::Started });
+        });
+        let started = |stream: &mut Stream| std::iter::from_fn(|| stream.start_next(now)).count();
+        assert_eq!(started(&mut stream), OVERLAPPING_MAX);
+        assert!(stream.finish_one(1, now));
+        assert_eq!(started(&mut stream), 1);
+        assert!(!stream.finish_one(5, now));
+        assert_eq!(started(&mut stream), 0);
     }
 }

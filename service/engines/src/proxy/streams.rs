@@ -85,10 +85,10 @@ impl Streams {
         }
     }
 
-    /// One started operation of a stream has ended. Returns whose stream it is if it may go on to its next group.
-    pub(super) fn finish_one(&mut self, session: SessionId, index: u32, now: Instant) -> Option<Share> {
+    /// A started operation of a stream has ended. Returns whose stream it is if it may go on to its next group.
+    pub(super) fn finish_one(&mut self, session: SessionId, index: u32, ticket: u64, now: Instant) -> Option<Share> {
         let stream = get_mut(&mut self.by_session, session, index)?;
-        stream.finish_one(now).then(|| stream.session.tenant.share)
+        stream.finish_one(ticket, now).then(|| stream.session.tenant.share)
     }
 
     /// An operation of `comm` fails. Its tenant hears why here, once for each stream, where it does not hear from the communicator itself.

@@ -6,9 +6,9 @@ use super::comm::Comm;
 use super::describe::signature;
 use crate::transport::Tag;
 
-/// What messages of the collective of a communicator that runs say of it.
+/// What messages of the collective of a communicator that has started last say of it.
 pub(super) fn collective_tag(live: &Comm) -> Tag {
-    let call = live.running.operations().first().and_then(signature).map_or(0, |call| call.to_wire());
+    let call = live.running.newest().first().and_then(signature).map_or(0, |call| call.to_wire());
     tag(live.next_number(), call)
 }
 

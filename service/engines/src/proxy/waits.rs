@@ -64,7 +64,6 @@ impl<'a> Waits<'a> {
             .comm
             .running
             .operations()
-            .iter()
             .chain(&self.comm.broken)
             .chain(self.remote.iter().copied())
             .map(|operation| (operation, AWAITS_HOSTS));

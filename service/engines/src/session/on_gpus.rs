@@ -168,6 +168,7 @@ mod tests {
                 count,
                 buffers: Buffers::NONE,
                 group_continues: false,
+                overlaps: false,
                 rounds: 0,
                 round: RoundState::None,
                 user_tag: 0,

@@ -148,12 +148,12 @@ impl SessionEngine {
                 None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no region {region:?}")),
             },
             Request::CreateStream => {
-                if let Some(stream) = self.add_stream(id) {
+                if let Some(stream) = self.add_stream(id, false) {
                     self.answer(id, Response::Stream { stream, word: stream.index }, &[]);
                 }
             }
-            Request::CreateOrderedStream { region, offset_bytes } => {
-                self.create_ordered_stream(id, region, offset_bytes)
+            Request::CreateOrderedStream { region, offset_bytes, overlaps } => {
+                self.create_ordered_stream(id, (region, offset_bytes), overlaps)
             }
             Request::DestroyStream { stream } => self.destroy_stream(id, stream),
             Request::CommMemory { comm } => match self.tables.comms.get(comm) {
@@ -234,8 +234,8 @@ impl SessionEngine {
     }
 
     /// A new stream, unless there are too many, which is answered.
-    fn add_stream(&mut self, id: u64) -> Option<Handle> {
-        let stream = self.tables.streams.insert(StreamSlot { next_ticket: 1, group_length: 0 });
+    fn add_stream(&mut self, id: u64, overlaps: bool) -> Option<Handle> {
+        let stream = self.tables.streams.insert(StreamSlot { next_ticket: 1, group_length: 0, overlaps });
         if stream.is_err() {
             let message = self.session.tenant.session_is_full(SessionResource::Streams);
             self.refuse(id, ErrorClass::InvalidUsage, message);
@@ -243,13 +243,13 @@ impl SessionEngine {
         stream.ok()
     }
 
-    fn create_ordered_stream(&mut self, id: u64, region: Handle, offset_bytes: u64) {
+    fn create_ordered_stream(&mut self, id: u64, (region, offset_bytes): (Handle, u64), overlaps: bool) {
         let known = self.tables.regions.get(region).map(Arc::clone);
         let Some(semaphore) = known.and_then(|region| StreamSemaphore::new(region, offset_bytes)) else {
             let message = format!("there is no place for a semaphore at {offset_bytes} bytes of region {region:?}");
             return self.refuse(id, ErrorClass::InvalidArgument, message);
         };
-        let Some(stream) = self.add_stream(id) else { return };
+        let Some(stream) = self.add_stream(id, overlaps) else { return };
         let session = Arc::clone(&self.session);
         self.send(Place::Host, SessionMessage::StreamOrdered { session, stream, semaphore });
         self.answer(id, Response::Stream { stream, word: stream.index }, &[]);

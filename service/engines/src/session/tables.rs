@@ -20,6 +20,8 @@ pub(super) struct StreamSlot {
     pub(super) next_ticket: u64,
     /// Operations of the group that has not been closed.
     pub(super) group_length: u64,
+    /// Whether its collectives run beside each other.
+    pub(super) overlaps: bool,
 }
 
 /// A communicator of this session.

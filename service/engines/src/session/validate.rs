@@ -67,6 +67,7 @@ pub(super) fn validate(
         count: command.count,
         buffers: Buffers::NONE,
         group_continues,
+        overlaps: stream.overlaps && !group_continues,
         rounds: command.rounds,
         round: RoundState::None,
         user_tag: command.user_tag,

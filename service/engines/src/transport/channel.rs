@@ -74,6 +74,9 @@ pub trait ChannelJob: Send {
     /// once its links are closed.
     fn step(&mut self, links: Option<&mut Links>, now: Instant) -> Result<Stepped, ChannelFault>;
 
+    /// Whether all has been posted that it will ever post: what comes behind it on its links may begin.
+    fn has_posted(&self) -> bool;
+
     /// Whose it is.
     fn share(&self) -> Share;
 

@@ -3,14 +3,14 @@
 //! Between programs of this host a send only says where its data lies; the receiving step reads it there. That is safe
 //! because the verifier has proven that nothing overwrites it before. To other hosts data goes as messages of at most
 //! [`Links::message_bytes`], sent from and received into the ranks' buffers; only what is to be reduced is received into staging
-//! memory. A step that receives asks for a few messages ahead of the one it works on; one that sends never waits, as the
+//! memory. A program asks for messages ahead of the one it works on, also of later steps; a step that sends never waits, as the
 //! verifier assumes: what a flow has no room for is queued.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mccs_collective::{Channel, RankSpan, Schedule, Shape, Step};
+use mccs_collective::{Buffer, Channel, RankSpan, Schedule, Shape, Step};
 use mccs_device::BoundSchedule;
 use mccs_device::host::Bound;
 use mccs_model::link::{FlowWait, LinkKey, LinksId};
@@ -24,8 +24,9 @@ use super::channel_memory::{ChannelMemory, Part};
 use super::links::{Links, Staging};
 use super::workers::Tag;
 
-/// Messages that a step asks for before they come: enough for a reduction to overlap with what arrives next.
-const RECEIVES_AHEAD: usize = 3;
+/// Messages to be reduced that a program asks for before they come: enough for a reduction to overlap with what arrives next, and few
+/// enough to stay in the cache. Of messages that go where they belong it asks for as many as their flow has room for.
+const REDUCES_AHEAD: usize = 3;
 
 /// Where a channel's programs reach other hosts.
 #[derive(Debug, Clone, Copy)]
@@ -90,11 +91,31 @@ struct Cursor {
     step: usize,
     /// Elements of the step that are done.
     done: u64,
-    /// Elements of the step that were asked for.
-    asked: u64,
-    /// Whether the only message of a step without elements was asked for.
-    asked_empty: bool,
+    ask: Ask,
+    /// In the order of messages: of the step first, then of later ones.
     receives: VecDeque<Receive>,
+}
+
+/// Up to where a program has asked for messages.
+#[derive(Default)]
+struct Ask {
+    /// The step that is asked for: the one where the program is, or a later one.
+    step: usize,
+    /// Elements of it that were asked for.
+    done: u64,
+    /// Whether its only message was asked for, where it has no elements.
+    done_empty: bool,
+}
+
+impl Ask {
+    fn of(step: usize) -> Self {
+        Ask { step, ..Ask::default() }
+    }
+
+    /// Whether all of a step was asked for that has so many elements.
+    fn is_done(&self, count: u64) -> bool {
+        self.done >= count && (count > 0 || self.done_empty)
+    }
 }
 
 pub(super) struct ChannelRun {
@@ -197,10 +218,12 @@ impl ChannelRun {
             for (number, cursor) in &mut *cursors {
                 let Some(program) = channel.programs.get(*number as usize) else { continue };
                 while let Some(step) = program.steps.get(cursor.step) {
-                    let ran = self.run(channel, *number, step, cursor, links.as_deref_mut(), now)?;
+                    let ran = self.run(channel, *number, (&program.steps, step), cursor, links.as_deref_mut(), now)?;
                     if matches!(ran, Ran::Offered | Ran::Whole) {
-                        debug_assert!(cursor.receives.is_empty(), "bug: a step has ended with receives in flight");
-                        (cursor.step, cursor.done, cursor.asked, cursor.asked_empty) = (cursor.step + 1, 0, 0, false);
+                        (cursor.step, cursor.done) = (cursor.step + 1, 0);
+                        if cursor.ask.step < cursor.step {
+                            cursor.ask = Ask::of(cursor.step);
+                        }
                     }
                     match ran {
                         Ran::Waits => break,
@@ -233,7 +256,7 @@ impl ChannelRun {
         &mut self,
         channel: &Channel,
         own: u32,
-        step: &Step,
+        (steps, step): (&[Step], &Step),
         cursor: &mut Cursor,
         links: Option<&mut Links>,
         now: Instant,
@@ -262,7 +285,7 @@ impl ChannelRun {
         if let Step::Send { src, .. } = step {
             self.send(&remote, (own_rank, peer_rank), *src, links, now)
         } else {
-            self.receive(&remote, (peer_rank, own_rank), step, cursor, links, now)
+            self.receive(&remote, (peer_rank, own_rank), (steps, step), cursor, links, now)
         }
     }
 
@@ -370,7 +393,7 @@ impl ChannelRun {
         &mut self,
         remote: &Remote,
         (src, dst): (u32, u32),
-        step: &Step,
+        (steps, step): (&[Step], &Step),
         cursor: &mut Cursor,
         links: &mut Links,
         now: Instant,
@@ -385,7 +408,7 @@ impl ChannelRun {
             }
         };
         let flow = self.incoming[at].flow;
-        let asked = self.ask(flow, step, cursor, links)?;
+        let asked = self.ask(flow, steps, cursor, links)?;
         let Some(receive) = cursor.receives.front() else { return Ok(Ran::Waits) };
         let Status::Done { bytes, tag } = links.transport.test(receive.request)? else {
             return Ok(if asked { Ran::Posted } else { Ran::Waits });
@@ -422,26 +445,49 @@ impl ChannelRun {
         if cursor.done >= step.count() {
             return Ok(Ran::Whole);
         }
-        self.ask(flow, step, cursor, links)?;
+        self.ask(flow, steps, cursor, links)?;
         Ok(Ran::Part)
     }
 
-    /// Asks for messages of a step before they come. Returns whether it did.
+    /// Asks for messages of a step, and of later ones, before they come. Returns whether it did.
     fn ask(
+        &mut self,
+        flow: RecvFlow,
+        steps: &[Step],
+        cursor: &mut Cursor,
+        links: &mut Links,
+    ) -> Result<bool, ChannelFault> {
+        let before = cursor.receives.len();
+        while let Some(step) = steps.get(cursor.ask.step) {
+            if !self.ask_of(flow, step, cursor, links)? {
+                break;
+            }
+            let Some(next) = next_to_ask(steps, cursor.step, cursor.ask.step) else { break };
+            cursor.ask = Ask::of(next);
+        }
+        Ok(cursor.receives.len() > before)
+    }
+
+    /// Asks for messages of one step. Returns whether it has asked for all.
+    fn ask_of(
         &mut self,
         flow: RecvFlow,
         step: &Step,
         cursor: &mut Cursor,
         links: &mut Links,
     ) -> Result<bool, ChannelFault> {
-        let (total, before) = (step.count(), cursor.receives.len());
+        let total = step.count();
         let message_count = links.message_bytes() / self.bound.element_bytes();
-        while cursor.receives.len() < RECEIVES_AHEAD && (cursor.asked < total || (total == 0 && !cursor.asked_empty)) {
-            let count = (total - cursor.asked).min(message_count);
+        while !cursor.ask.is_done(total) {
+            let from = cursor.ask.done;
+            let count = (total - from).min(message_count);
             let (buffer, staging) = match step {
                 Step::Recv { dsts, .. } => {
                     let at = *dsts.first().ok_or(TransportError::NoSuch("destination"))?;
-                    (self.memory.place_to_receive(Part { at, from: cursor.asked, count }, flow, links)?, None)
+                    (self.memory.place_to_receive(Part { at, from, count }, flow, links)?, None)
+                }
+                _ if cursor.receives.iter().filter(|receive| receive.staging.is_some()).count() >= REDUCES_AHEAD => {
+                    break;
                 }
                 _ => {
                     let staging = self.spare_staging.pop().map_or_else(|| links.take_staging(), Ok)?;
@@ -459,10 +505,44 @@ impl ChannelRun {
                     break;
                 }
             }
-            cursor.asked += count;
-            cursor.asked_empty = true;
+            cursor.ask.done += count;
+            cursor.ask.done_empty = true;
         }
-        Ok(cursor.receives.len() > before)
+        Ok(cursor.ask.is_done(total))
+    }
+}
+
+/// The step behind `asked` whose messages may be asked for while a program is at step `at`: its next receive, of the same peer, with nothing
+/// but sends between. Where the message goes to its place, no step that is not over may use that. (A peer sends it only when it has come to it in
+/// its program: what the messages before it say of others, it says, too.)
+fn next_to_ask(steps: &[Step], at: usize, asked: usize) -> Option<usize> {
+    let (Step::Recv { peer, .. } | Step::RecvReduce { peer, .. }) = steps.get(asked)? else { return None };
+    let behind = steps.get(asked + 1..)?;
+    let next = asked + 1 + behind.iter().position(|step| !matches!(step, Step::Send { .. }))?;
+    match steps.get(next)? {
+        Step::RecvReduce { peer: of, .. } => (of == peer).then_some(next),
+        Step::Recv { peer: of, dsts } => {
+            let first = dsts.first()?;
+            let is_free = || steps.get(at..next).is_some_and(|steps| !steps.iter().any(|step| uses(step, first)));
+            (of == peer && is_free()).then_some(next)
+        }
+        _ => None,
+    }
+}
+
+/// Whether a step reads or writes any of a span. Of a rank's send and receive buffers one may lie in the other.
+fn uses(step: &Step, span: &RankSpan) -> bool {
+    let is_used = |of: &RankSpan| {
+        let (own, other) = (span.span, of.span);
+        let are_apart = own.offset + own.count <= other.offset || other.offset + other.count <= own.offset;
+        let are_kinds = [own.buffer, other.buffer].contains(&Buffer::Scratch);
+        of.rank == span.rank && if own.buffer == other.buffer { !are_apart } else { !are_kinds }
+    };
+    match step {
+        Step::Send { src, .. } => is_used(src),
+        Step::Recv { dsts, .. } => dsts.iter().any(is_used),
+        Step::Copy { src, dsts } => is_used(src) || dsts.iter().any(is_used),
+        Step::RecvReduce { srcs, dsts, .. } | Step::Reduce { srcs, dsts, .. } => srcs.iter().chain(dsts).any(is_used),
     }
 }
 
@@ -482,7 +562,27 @@ impl Outgoing {
     }
 }
 
+/// Whether nothing remains to be posted of a program's steps.
+fn has_posted(steps: &[Step], cursor: &Cursor) -> bool {
+    let is_posted = |(number, step): (usize, &Step)| match step {
+        Step::Copy { .. } | Step::Reduce { .. } => true,
+        Step::Send { .. } => false,
+        Step::Recv { .. } | Step::RecvReduce { .. } => {
+            number < cursor.ask.step || (number == cursor.ask.step && cursor.ask.is_done(step.count()))
+        }
+    };
+    steps.iter().enumerate().skip(cursor.step).all(is_posted)
+}
+
 impl ChannelJob for ChannelRun {
+    fn has_posted(&self) -> bool {
+        let Some(channel) = channels(&self.schedule).get(self.index) else { return true };
+        let steps = |number: u32| channel.programs.get(number as usize).map_or(&[][..], |program| &program.steps);
+        let mut cursors = self.cursors.iter();
+        cursors.all(|(number, cursor)| has_posted(steps(*number), cursor))
+            && self.outgoing.iter().all(|out| out.queue.is_empty())
+    }
+
     fn share(&self) -> Share {
         self.bound.share()
     }
@@ -514,5 +614,54 @@ impl ChannelJob for ChannelRun {
         let receives = self.cursors.iter_mut().flat_map(|(_, cursor)| cursor.receives.drain(..));
         let staging = receives.filter_map(|receive| receive.staging).chain(self.spare_staging.drain(..));
         staging.for_each(|staging| links.give_staging(staging));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mccs_collective::Span;
+
+    use super::*;
+
+    fn at(buffer: Buffer, offset: u64) -> RankSpan {
+        RankSpan { rank: 0, span: Span::new(buffer, offset, 10) }
+    }
+
+    fn recv(peer: u32, offset: u64) -> Step {
+        Step::Recv { peer, dsts: vec![at(Buffer::Recv, offset)] }
+    }
+
+    fn reduce(peer: u32) -> Step {
+        let (incoming_raw, srcs_raw, finish) = (false, false, false);
+        Step::RecvReduce {
+            peer,
+            srcs: vec![at(Buffer::Send, 0)],
+            dsts: vec![at(Buffer::Recv, 0)],
+            incoming_raw,
+            srcs_raw,
+            finish,
+        }
+    }
+
+    fn send(buffer: Buffer, offset: u64) -> Step {
+        Step::Send { peer: 1, src: at(buffer, offset) }
+    }
+
+    #[test]
+    fn messages_of_later_steps_are_asked_for_where_nothing_else_uses_their_place() {
+        let next = |steps: &[Step]| next_to_ask(steps, 0, 0);
+        assert_eq!(next(&[recv(1, 0), recv(1, 10)]), Some(1));
+        assert_eq!(next(&[recv(1, 0), send(Buffer::Recv, 0), recv(1, 10)]), Some(2), "what is passed on is elsewhere");
+        assert_eq!(next(&[reduce(1), send(Buffer::Recv, 0), reduce(1)]), Some(2), "staging memory is nobody else's");
+        assert_eq!(next(&[recv(1, 0), recv(2, 10)]), None, "another flow");
+        assert_eq!(next(&[recv(1, 0), recv(1, 9)]), None, "the place of one that may not have come");
+        assert_eq!(next(&[recv(1, 0), send(Buffer::Recv, 10), recv(1, 10)]), None, "it is sent before");
+        assert_eq!(next(&[recv(1, 0), send(Buffer::Send, 50), recv(1, 10)]), None, "a call may be in place");
+        assert_eq!(next(&[recv(1, 0), send(Buffer::Scratch, 10), recv(1, 10)]), Some(2));
+        let copy = Step::Copy { src: at(Buffer::Recv, 0), dsts: vec![at(Buffer::Recv, 90)] };
+        assert_eq!(next(&[recv(1, 0), copy, recv(1, 10)]), None, "what this rank does by itself comes first");
+        // A step that was over when the message is asked for is in nobody's way.
+        let steps = [recv(1, 10), recv(1, 0), recv(1, 10)];
+        assert_eq!([next_to_ask(&steps, 0, 1), next_to_ask(&steps, 1, 1)], [None, Some(2)]);
     }
 }

@@ -22,11 +22,12 @@ mod workers;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use mccs_device::{Piece, PieceJob, Quantum};
 use mccs_ipc::types::Handle;
-use mccs_model::link::LinksId;
+use mccs_model::link::{LinkKey, LinksId};
 use mccs_runtime::{Account, AwakeTenants, Context, Engine, Mailbox, Progress, Sender, Share, Turns, WakerSlot};
 use mccs_telemetry::recorder::{Record, Recorder, job_number};
 use mccs_transport::TransportError;
@@ -156,10 +157,17 @@ pub struct TransportEngine {
     recorder: Recorder,
 }
 
+/// Whether a channel has posted all that it will.
+type Posted = Arc<AtomicBool>;
+
 /// A channel that is worked on.
 struct Running {
     work: ChannelWork,
     share: Share,
+    /// Whether the one that it comes behind has posted all: both send over the same links, in order.
+    before: Option<Posted>,
+    /// The same of this one, where one comes behind it.
+    posted: Option<Posted>,
     /// The poll in which it was stepped last.
     stepped: u64,
     /// When it began, if that is recorded.
@@ -232,8 +240,15 @@ impl TransportEngine {
         match message {
             TransportMessage::Run(job) => self.jobs.enter(job.job.share()).push_back(job),
             TransportMessage::RunChannel(work) => {
-                let since_ns = self.recorder.now_ns();
-                self.channels.push(Running { share: work.job.share(), stepped: 0, work, since_ns });
+                let (since_ns, before) = (self.recorder.now_ns(), self.comes_behind(&work));
+                self.channels.push(Running {
+                    share: work.job.share(),
+                    before,
+                    posted: None,
+                    stepped: 0,
+                    work,
+                    since_ns,
+                });
             }
             TransportMessage::Listen { links, engine, reply } => {
                 let no_links = TransportError::NoSuch("network");
@@ -284,6 +299,14 @@ impl TransportEngine {
             }
             TransportMessage::Retire => self.retiring = true,
         }
+    }
+
+    /// The channel behind which one comes, of a collective that overlaps with its own: the last one by the same links.
+    fn comes_behind(&mut self, work: &ChannelWork) -> Option<Posted> {
+        let links = work.links.filter(|_| work.channel != LinkKey::PAIRS)?;
+        let is_same = |of: &ChannelWork| of.links == Some(links) && of.channel == work.channel;
+        let last = self.channels.iter_mut().find(|running| is_same(&running.work) && running.posted.is_none())?;
+        Some(Arc::clone(last.posted.insert(Posted::default())))
     }
 
     /// Ends a communicator's channels. Its links are closed: nothing touches the channels' memory any more.
@@ -352,13 +375,22 @@ impl TransportEngine {
         self.steps += 1;
         self.stepped.clear();
         let (mut any, mut are_left, mut index) = (false, false, 0);
-        while let Some(Running { work, since_ns, share, stepped }) = self.channels.get_mut(index) {
+        while let Some(Running { work, since_ns, share, before, posted, stepped }) = self.channels.get_mut(index) {
+            // One thread sets and reads it.
+            if before.as_ref().is_some_and(|before| !before.load(Ordering::Relaxed)) {
+                index += 1;
+                continue;
+            }
             if is_shared && !Self::may_step(&mut self.stepped, *share) {
                 (are_left, index) = (true, index + 1);
                 continue;
             }
             *stepped = self.steps;
-            match work.job.step(self.links.as_mut(), cx.now) {
+            let did = work.job.step(self.links.as_mut(), cx.now);
+            if let Some(posted) = posted.as_ref().filter(|_| did.is_ok() && work.job.has_posted()) {
+                any |= !posted.swap(true, Ordering::Relaxed);
+            }
+            match did {
                 Ok(Stepped::Moved) => {
                     work.whole.note_moved(cx.now);
                     (any, index) = (true, index + 1);
@@ -453,5 +485,7 @@ impl Engine for TransportEngine {
     }
 }
 
+#[cfg(test)]
+mod overlap_tests;
 #[cfg(test)]
 mod tests;

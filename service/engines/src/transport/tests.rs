@@ -21,6 +21,10 @@ impl ChannelJob for Broken {
         Err(TransportError::NoSuch("link").into())
     }
 
+    fn has_posted(&self) -> bool {
+        false
+    }
+
     fn share(&self) -> Share {
         Share::SERVICE
     }
@@ -42,6 +46,10 @@ impl ChannelJob for Endless {
     fn step(&mut self, _: Option<&mut Links>, _: Instant) -> Result<Stepped, ChannelFault> {
         self.steps.fetch_add(1, Ordering::Relaxed);
         Ok(Stepped::Moved)
+    }
+
+    fn has_posted(&self) -> bool {
+        false
     }
 
     fn share(&self) -> Share {

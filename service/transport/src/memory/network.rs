@@ -364,8 +364,11 @@ impl World {
             link.due = (!link.connected).then_some(due);
             return link.connected;
         }
-        let Some(outgoing) = link.sends.front_mut() else { return false };
-        let due = *outgoing.due.get_or_insert(now + latency);
+        // All that has been sent is under way, not the first message alone.
+        let sent_now = link.sends.iter_mut().rev().take_while(|outgoing| outgoing.due.is_none());
+        sent_now.for_each(|outgoing| outgoing.due = Some(now + latency));
+        let Some(outgoing) = link.sends.front() else { return false };
+        let due = outgoing.due.unwrap_or(now);
         if due > now {
             link.due = Some(due);
             return false;

@@ -222,7 +222,8 @@ impl Captured {
         let client = client.connect_again()?;
         let (ordered, twins) = mccs_cuda::while_capturing(|| {
             let twins = replayed.has_twins.then(|| DeviceMemory::new(context, replayed.slots as usize));
-            let ordered = OrderedStream::new(&client, context, access, replayed.slots)?;
+            let make = if replayed.has_twins { OrderedStream::overlapping } else { OrderedStream::new };
+            let ordered = make(&client, context, access, replayed.slots)?;
             Ok::<_, Error>((Arc::new(ordered), twins.transpose().map_err(cuda_error)?))
         })
         .map_err(cuda_error)??;

@@ -99,8 +99,27 @@ pub(in crate::cuda) struct OrderedStream {
 impl OrderedStream {
     /// With room for slots of so many bytes together.
     pub(in crate::cuda) fn new(client: &Client, context: &Context, access: Access, bytes: u64) -> Result<Self, Error> {
+        Self::with(client, context, access, (bytes, Client::create_ordered_stream))
+    }
+
+    /// The same, whose collectives overlap: what the service does in one slot it does beside what it does in others.
+    pub(in crate::cuda) fn overlapping(
+        client: &Client,
+        context: &Context,
+        access: Access,
+        bytes: u64,
+    ) -> Result<Self, Error> {
+        Self::with(client, context, access, (bytes, Client::create_overlapping_stream))
+    }
+
+    fn with(
+        client: &Client,
+        context: &Context,
+        access: Access,
+        (bytes, create): (u64, fn(&Client, &Region, u64) -> Result<Stream, Error>),
+    ) -> Result<Self, Error> {
         let region = client.allocate(HEAD_BYTES + bytes)?;
-        let stream = client.create_ordered_stream(&region, 0)?;
+        let stream = create(client, &region, 0)?;
         // SAFETY: the region is mapped longer than it is registered: fields are dropped in order.
         let registration = unsafe { HostRegistration::register(context, region.as_ptr(), region.len_bytes()) };
         let (registration, memory) = (registration.map_err(cuda_error)?, Arc::new(SemaphoreMemory(region)));

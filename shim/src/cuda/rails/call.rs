@@ -7,10 +7,11 @@ use mccs_ipc::types::RedOp;
 use mccs_kernels::cuda::{CollectiveCall, Launch, RANKS_MAX, Strides};
 
 use super::bounce::Moving;
+use super::model::slice_bytes;
 use super::order::order;
 use super::plan::{Exchange, Move, Part, Place, Plan, Sizes, Slice, Stage};
 use super::sizes::{
-    BOUNCE_BYTES_MIN, COMBINE_BLOCKS, DIRECT_BYTES_MIN, EXCHANGE_BYTES_MIN, KERNEL_BYTES_MAX, SLICE_BYTES_MIN,
+    BOUNCE_BYTES_MIN, COMBINE_BLOCKS, DIRECT_BYTES_MIN, EXCHANGE_BYTES_MIN, KERNEL_BYTES_MAX, RATES, SLICE_BYTES_MIN,
     UNDIVIDED_BYTES,
 };
 use super::{Rails, SLOTS, Team};
@@ -164,11 +165,14 @@ impl RailedCall<'_> {
         let sizes = Sizes {
             slot: slot_bytes / size,
             undivided: UNDIVIDED_BYTES / size,
-            slice_min: SLICE_BYTES_MIN / size,
+            slice: 0,
             exchange_from: EXCHANGE_BYTES_MIN / size,
         };
         let &CollectiveCall { kind, count, root, .. } = self.whole;
-        Plan { layout, seat: *seat, kind, count, root, sizes }
+        let plan = Plan { layout, seat: *seat, kind, count, root, sizes };
+        let (bytes, slices) = (plan.moved_by_rail().saturating_mul(size), (SLICE_BYTES_MIN, *slot_bytes));
+        let slice = slice_bytes(bytes, slices, (plan.segments() as u64, SLOTS), &RATES) / size;
+        Plan { sizes: Sizes { slice, ..sizes }, ..plan }
     }
 
     fn size(&self) -> u64 {

@@ -24,6 +24,7 @@
 
 mod bounce;
 mod call;
+mod model;
 mod order;
 mod p2p;
 mod plan;
@@ -376,7 +377,7 @@ impl Rail {
                 // From here on it is left if anything fails.
                 let comm = Arc::new(Communicator::new(client.clone(), comm, (rank, nranks), None));
                 client.0.begin_comm(comm.handle());
-                let ordered = OrderedStream::new(client, context, Access::new(context, access)?, bytes)?;
+                let ordered = OrderedStream::overlapping(client, context, Access::new(context, access)?, bytes)?;
                 let twin = Twin::new(client, context, (comm.handle(), number), &ordered, bytes)?;
                 Ok(Rail { comm, ordered, twin })
             }

@@ -15,8 +15,6 @@
 use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::types::CollectiveKind;
 
-use super::sizes::SLICES_MIN;
-
 /// Slices but for the last ones have whole multiples of so many elements a rail: vectors are aligned then.
 const ALIGN_COUNT: u64 = 64;
 
@@ -157,8 +155,8 @@ pub(super) struct Sizes {
     pub(super) slot: u64,
     /// Up to so much of a host's is not divided among rails, which takes fewer stages.
     pub(super) undivided: u64,
-    /// The least that a rail moves in a slice, unless a call has less: below, what a slice costs besides its bytes is more than overlap gains.
-    pub(super) slice_min: u64,
+    /// What a rail moves in a slice, if its slots have room and the call has as much.
+    pub(super) slice: u64,
     /// From here on rails of more than two hosts exchange parts of what they combine, instead of all of it.
     pub(super) exchange_from: u64,
 }
@@ -255,7 +253,7 @@ impl Plan<'_> {
 
     /// The slices, in order; none of an empty call.
     pub(super) fn slices(&self) -> Vec<Slice> {
-        let Sizes { slot, undivided, slice_min, .. } = self.sizes;
+        let Sizes { slot, undivided, slice, .. } = self.sizes;
         let most = (slot / self.parts_in_slot(true)).max(1);
         let most = if most >= ALIGN_COUNT { most / ALIGN_COUNT * ALIGN_COUNT } else { most };
         let (unit, blocks) = (self.unit(), self.blocks_at_a_time(false));
@@ -263,8 +261,7 @@ impl Plan<'_> {
         let mut first = 0;
         if !self.has_undivided() || self.count.saturating_mul(blocks) > undivided {
             let all = self.count / unit;
-            let least = slice_min / self.blocks_at_a_time(true);
-            let wanted = all.div_ceil(SLICES_MIN).max(least).next_multiple_of(ALIGN_COUNT).min(most);
+            let wanted = (slice / self.blocks_at_a_time(true)).max(1).next_multiple_of(ALIGN_COUNT).min(most);
             let mut left = all;
             while left > 0 {
                 let part = left.min(wanted);

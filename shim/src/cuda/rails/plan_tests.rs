@@ -358,7 +358,7 @@ fn plans_of_all_ranks_make_up_the_collective() {
                 let sizes = Sizes {
                     slot: [64, 1000, 10_000][rng.random_range(0..3)],
                     undivided: [0, 10, 100, 5000][rng.random_range(0..4)],
-                    slice_min: [1, 100][rng.random_range(0..2)],
+                    slice: [1, 100, 1000][rng.random_range(0..3)],
                     exchange_from: [1, 50, u64::MAX][rng.random_range(0..3)],
                 };
                 // Of few slices where there are many ranks.
@@ -374,12 +374,12 @@ fn plans_of_all_ranks_make_up_the_collective() {
 #[test]
 fn slices_are_those_that_overlap() {
     let layout = layout(&[2, 2]);
-    let sizes = Sizes { slot: 2 << 20, undivided: 2048, slice_min: 32 << 10, exchange_from: 0 };
+    let sizes = Sizes { slot: 2 << 20, undivided: 2048, slice: 32 << 10, exchange_from: 0 };
     let slices = |count| {
         let plan =
             Plan { layout: &layout, seat: layout.seat(0), kind: CollectiveKind::AllReduce, count, root: 0, sizes };
         plan.slices().len()
     };
     assert_eq!([0, 1, 2048, 2049, 2050, 64 << 10].map(slices), [0, 1, 1, 2, 1, 1]);
-    assert_eq!([256 << 10, 1 << 20, 16 << 20].map(slices), [4, 4, 8]);
+    assert_eq!([256 << 10, 1 << 20, 16 << 20].map(slices), [4, 16, 256]);
 }

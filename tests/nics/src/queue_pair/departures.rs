@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{AHEAD_NS, ANSWER, Answer, Failed, Filling, Lent, NEVER, Peer, QueuePair, Source};
+use super::{AHEAD_NS, AHEAD_PACKETS, ANSWER, Answer, Failed, Filling, Lent, NEVER, Peer, QueuePair, Source};
 use crate::abi::{
     ACCESS_REMOTE_READ, QPS_RTS, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_RETRY_EXC_ERR, WC_RNR_RETRY_EXC_ERR,
     WC_SUCCESS, Wc,
@@ -89,10 +89,12 @@ impl QueuePair {
         let (own, theirs) = (lent.port, peer.port.words());
         let takes = |of: &PortWords| u64::from(bytes) * 8 * 1000 / of.mbit_per_s.load(Ordering::Relaxed).max(1);
         let (now, relaxed) = (lent.now_ns, Ordering::Relaxed);
+        // A slow port has packets queued, too: a thread that comes late to the next one does not leave it idle.
+        let ahead = AHEAD_NS.max(AHEAD_PACKETS * takes(own));
         let out = own
             .out_free_ns
-            .fetch_update(relaxed, relaxed, |free| (free <= now + AHEAD_NS).then(|| free.max(now) + takes(own)));
-        let out_free = out.map_err(|free| free - AHEAD_NS)?.max(now) + takes(own);
+            .fetch_update(relaxed, relaxed, |free| (free <= now + ahead).then(|| free.max(now) + takes(own)));
+        let out_free = out.map_err(|free| free - ahead)?.max(now) + takes(own);
         let taken = |free: u64| out_free.max(free + takes(theirs));
         let before = theirs.in_free_ns.fetch_update(relaxed, relaxed, |free| Some(taken(free)));
         let in_free = before.map_or(out_free, taken);

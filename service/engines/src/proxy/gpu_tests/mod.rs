@@ -232,6 +232,7 @@ fn what_gpus_are_handed_is_counted_and_not_timed() {
             count: 1 << 20,
             buffers: Buffers::NONE,
             group_continues: false,
+            overlaps: false,
             rounds: 0,
             round: RoundState::None,
             user_tag: 4711,
