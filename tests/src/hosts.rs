@@ -13,9 +13,52 @@ use crate::{Rank, TestService, run_checked};
 pub struct TestHosts {
     /// By host.
     pub services: Vec<Option<TestService>>,
-    settings: Vec<String>,
+    settings: HostSettings,
+}
+
+/// Settings of services that know each other, which whoever has them starts: [`TestHosts`], or processes of their own.
+pub struct HostSettings {
+    /// By host: as for [`TestService::start_named`], with the host's name.
+    pub texts: Vec<String>,
     addresses: Vec<Ipv4Addr>,
     _keys: tempfile::TempDir,
+}
+
+impl HostSettings {
+    /// Of services called `h0`, `h1` and so on. An `[exchange]` among their settings gets its address and keys here.
+    ///
+    /// # Panics
+    /// If keys cannot be made.
+    #[must_use]
+    pub fn new(count: usize, settings: impl Fn(usize) -> String) -> Self {
+        let keys = tempfile::tempdir().expect("a directory");
+        let names: Vec<String> = (0..count).map(host_name).collect();
+        mccs_exchange::keys::make(&names, keys.path(), false).expect("keys");
+        let addresses: Vec<Ipv4Addr> = names.iter().map(|_| address()).collect();
+        let list: String = names
+            .iter()
+            .zip(&addresses)
+            .map(|(name, address)| format!("[[host]]\nname = {name:?}\naddress = \"{address}:7400\"\n"))
+            .collect();
+        let folder = keys.path().display();
+        let text = |host: usize| {
+            let exchange = format!(
+                "[exchange]\nlisten = \"{}:7400\"\ncertificate = \"{folder}/h{host}.crt\"\nkey = \
+                 \"{folder}/h{host}.key\"\nauthority = \"{folder}/authority.crt\"\n",
+                addresses[host]
+            );
+            let own = settings(host);
+            let head = if own.contains("[exchange]\n") { "" } else { "\n[exchange]\n" };
+            format!("{own}{head}\n{list}").replacen("[exchange]\n", &exchange, 1)
+        };
+        HostSettings { texts: (0..count).map(text).collect(), addresses, _keys: keys }
+    }
+}
+
+/// What a host's service is called.
+#[must_use]
+pub fn host_name(host: usize) -> String {
+    format!("h{host}")
 }
 
 /// Loopback addresses that no other test has: of this process, one after the other.
@@ -53,31 +96,9 @@ impl TestHosts {
     /// If one does not start.
     #[must_use]
     pub fn start_tuned(count: usize, settings: impl Fn(usize) -> String, tune: impl Fn(&mut Settings)) -> Self {
-        let keys = tempfile::tempdir().expect("a directory");
-        let names: Vec<String> = (0..count).map(|host| format!("h{host}")).collect();
-        mccs_exchange::keys::make(&names, keys.path(), false).expect("keys");
-        let addresses: Vec<Ipv4Addr> = names.iter().map(|_| address()).collect();
-        let list: String = names
-            .iter()
-            .zip(&addresses)
-            .map(|(name, address)| format!("[[host]]\nname = {name:?}\naddress = \"{address}:7400\"\n"))
-            .collect();
-        let folder = keys.path().display();
-        let settings: Vec<String> = (0..count)
-            .map(|host| {
-                let exchange = format!(
-                    "[exchange]\nlisten = \"{}:7400\"\ncertificate = \"{folder}/h{host}.crt\"\nkey = \
-                     \"{folder}/h{host}.key\"\nauthority = \"{folder}/authority.crt\"\n",
-                    addresses[host]
-                );
-                let own = settings(host);
-                let head = if own.contains("[exchange]\n") { "" } else { "\n[exchange]\n" };
-                format!("{own}{head}\n{list}").replacen("[exchange]\n", &exchange, 1)
-            })
-            .collect();
-        let services =
-            names.iter().zip(&settings).map(|(name, text)| Some(TestService::start_tuned(name, text, &tune)));
-        TestHosts { services: services.collect(), settings, addresses, _keys: keys }
+        let settings = HostSettings::new(count, settings);
+        let start = |(host, text): (usize, &String)| Some(TestService::start_tuned(&host_name(host), text, &tune));
+        TestHosts { services: settings.texts.iter().enumerate().map(start).collect(), settings }
     }
 
     /// A host's service.
@@ -92,7 +113,7 @@ impl TestHosts {
     /// A host's address.
     #[must_use]
     pub fn address(&self, host: usize) -> Ipv4Addr {
-        self.addresses[host]
+        self.settings.addresses[host]
     }
 
     /// Ends a host's service.
@@ -102,7 +123,7 @@ impl TestHosts {
 
     /// Starts a stopped host's service again. Others may not have noticed when it returns.
     pub fn restart(&mut self, host: usize) {
-        self.services[host] = Some(TestService::start_named(&format!("h{host}"), &self.settings[host]));
+        self.services[host] = Some(TestService::start_named(&host_name(host), &self.settings.texts[host]));
     }
 
     /// Runs `body` on a thread for each rank of a new communicator, on the host that `placement` says, and returns what they

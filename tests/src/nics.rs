@@ -5,27 +5,19 @@ use std::path::{Path, PathBuf};
 
 use mccs_emulated_nics::{Listed, write_list};
 
-/// How NICs are called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Numbering {
-    /// `n0` and so on, all hosts' together.
-    Throughout,
-    /// Each host's begin with `n0`.
-    ByHost,
-}
-
-/// Lists so many NICs of each host in a folder, each with an address in `10.88.SUBNET.0/24`.
+/// Lists so many NICs of each host in a folder: `n0` and so on, all hosts' together, each with an address in `10.88.SUBNET.0/24`.
 ///
 /// # Panics
 /// If the folder cannot be written to.
-pub fn list_nics(folder: &Path, of_hosts: &[usize], numbering: Numbering, (subnet, mbit_per_s): (u8, u64)) {
-    let places = of_hosts.iter().enumerate().flat_map(|(host, nics)| (0..*nics).map(move |nic| (host, nic)));
-    let listed = places.enumerate().map(|(number, (host, nic))| Listed {
+pub fn list_nics(folder: &Path, of_hosts: &[usize], (subnet, mbit_per_s): (u8, u64)) {
+    let places = of_hosts.iter().enumerate().flat_map(|(host, nics)| (0..*nics).map(move |_| host));
+    let listed = places.enumerate().map(|(number, host)| Listed {
         host: format!("h{host}"),
-        name: format!("n{}", if numbering == Numbering::ByHost { nic } else { number }),
+        name: format!("n{number}"),
         address: Ipv4Addr::new(10, 88, subnet, number as u8 + 1),
         mbit_per_s,
         latency_ns: 2000,
+        is_infiniband: false,
     });
     write_list(folder, &listed.collect::<Vec<_>>()).expect("a list");
 }

@@ -1,7 +1,6 @@
 //! The composition root: with `transport_factory.rs` the only file that names concrete engines and devices.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -276,7 +275,7 @@ impl<'a> Base<'a> {
         let described = transport_factory.map(TransportFactory::describe);
         registry.set_rdma(described.unwrap_or_else(|| Err("rdma.use is \"off\"".into())));
         let (nics, paths) = (nics_of(transport_factory), settings.paths.clone());
-        let of_gpus = bus::nics_by_gpu(Path::new("/sys"), &bus_ids(registry), &nics);
+        let of_gpus = bus::nics_by_gpu(&settings.sysfs, &bus_ids(registry), &nics);
         registry.set_nics_of_gpus(of_gpus.iter().map(|nics| names_of(nics)).collect());
         let nics_of_gpus = of_gpus.into_iter().map(Into::into).collect();
         let engines_per_comm = engines_per_comm(settings, nics.len());
@@ -338,7 +337,7 @@ impl<'a> Base<'a> {
         let (engines, per_comm) = (transport_engines(settings), engines_per_comm(settings, nics.len()));
         let work = Work { engines, per_comm, nics: &nics, gpus: &gpus };
         let nodes = NumaNodes::of_this_process();
-        ThreadPlacement::new(settings.affinity, &settings.cpus, nodes, Path::new("/sys"), &work)
+        ThreadPlacement::new(settings.affinity, &settings.cpus, nodes, &settings.sysfs, &work)
     }
 
     /// Starts the pool of transport engines, each thread beside what it works for.

@@ -139,6 +139,8 @@ pub struct Settings {
     pub gpudirect: bool,
     /// Whether GPUs may reach each other's memory.
     pub peer_access: bool,
+    /// Where the kernel tells on which bus GPUs and NICs are: `/sys`, or what a test has made up.
+    pub sysfs: PathBuf,
     /// How streams of GPUs tell the service, and wait for it.
     pub semaphore_access: SemaphoreAccess,
     /// How bytes go to other hosts, where there are any.
@@ -335,6 +337,7 @@ impl Settings {
             cuda_gpus: config.cuda.gpus.clone(),
             gpudirect: config.cuda.gpudirect == file::CudaGpuDirect::Auto,
             peer_access: config.cuda.peer_access == file::CudaPeerAccess::Auto,
+            sysfs: PathBuf::from("/sys"),
             semaphore_access: match config.cuda.ordering {
                 file::CudaOrdering::Auto | file::CudaOrdering::Events => SemaphoreAccess::Auto,
                 file::CudaOrdering::Words => SemaphoreAccess::Words,

@@ -286,6 +286,12 @@ impl TransportError {
 }
 
 impl Fault {
+    /// Whether this host knows that the cause is its own: no peer has a better reason to tell.
+    #[must_use]
+    pub fn is_own(self) -> bool {
+        matches!(self, Fault::NoDevice | Fault::NoPort | Fault::LockedMemory { .. } | Fault::Unregistered(_))
+    }
+
     /// Who is at fault.
     #[must_use]
     pub fn class(self) -> ErrorClass {

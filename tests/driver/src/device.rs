@@ -2,12 +2,14 @@
 
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::code::{
-    Code, Done, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_UNSUPPORTED,
+    Code, Done, ECC_UNCORRECTABLE, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED,
+    PEER_ACCESS_UNSUPPORTED,
 };
 use crate::stream::Stream;
 
@@ -24,6 +26,8 @@ const WORDS_VARIABLE: &str = "MCCS_EMULATED_WORDS";
 
 /// 0: memory has no dma-bufs.
 const DMA_BUF_VARIABLE: &str = "MCCS_EMULATED_DMA_BUF";
+/// A folder: a file there that is called after a GPU's number has every process that knows the folder lose that GPU.
+const LOST_VARIABLE: &str = "MCCS_EMULATED_LOST";
 
 /// A GPU, and its context.
 pub(crate) struct Device {
@@ -157,10 +161,20 @@ impl Device {
 
     /// Fails if the context does nothing any more.
     pub(crate) fn check(&self) -> Done {
+        if self.has_broken() {
+            self.lose(ECC_UNCORRECTABLE);
+        }
         match self.lost.load(Ordering::Acquire) {
             0 => Ok(()),
             code => Err(code),
         }
+    }
+
+    /// Whether the GPU itself has failed, for all processes of its host.
+    fn has_broken(&self) -> bool {
+        static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
+        let folder = FOLDER.get_or_init(|| std::env::var_os(LOST_VARIABLE).map(PathBuf::from));
+        folder.as_ref().is_some_and(|folder| folder.join(self.number.to_string()).exists())
     }
 
     /// From here on whatever is called returns this.

@@ -194,6 +194,14 @@ entries! {
         capture::forbid()?;
         address.set(memory::allocate(device::current()?, bytes as u64, Kind::Allocated)?)
     }
+    fn cuMemAllocManaged(address: Out<u64>, bytes: usize, flags: c_uint) {
+        const ATTACH_GLOBAL: c_uint = 1;
+        capture::forbid()?;
+        if flags != ATTACH_GLOBAL {
+            return Err(INVALID_VALUE);
+        }
+        address.set(memory::allocate(device::current()?, bytes as u64, Kind::Managed)?)
+    }
     fn cuMemFree_v2(address: u64) {
         capture::forbid()?;
         device::current()?;

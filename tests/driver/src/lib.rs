@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | a GPU | a number; `MCCS_EMULATED_GPUS` says how many there are, `MCCS_EMULATED_WORDS=0` that their streams have no words, `MCCS_EMULATED_DMA_BUF=0` that their memory has no dma-bufs |
 //! | peer access | between all; `MCCS_EMULATED_UNREACHED` and `MCCS_EMULATED_LOSSY` name pairs (`0-1,0-2`) without, and pairs that lose data |
+//! | a GPU that breaks | `MCCS_EMULATED_LOST` names a folder; a file there called after its number breaks it for all processes that know the folder |
 //! | its memory | a memfd an allocation (`physical.rs`), mapped where its address says (`memory.rs`) |
 //! | handles for other processes | process, descriptor and a random number, by which the other one opens the memfd (`handle.rs`) |
 //! | a stream | a thread (`stream.rs`) |

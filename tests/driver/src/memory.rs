@@ -38,6 +38,8 @@ pub(crate) enum Kind {
     Allocated,
     /// `cuMemAllocAsync`.
     Pooled,
+    /// `cuMemAllocManaged`: every GPU of the process reaches it, and no other process opens it.
+    Managed,
     /// Opened in a context so many times.
     Imported { context: usize, uses: usize },
     /// `cuMemMap`, of an allocation with this handle; for these GPUs.
@@ -110,6 +112,7 @@ impl Range {
     fn is_reached_by(&self, device: &Device) -> bool {
         match &self.kind {
             Kind::Allocated | Kind::Pooled => device.reaches(self.device()),
+            Kind::Managed => true,
             Kind::Imported { context, .. } => *context == device.number,
             Kind::Segment { access, .. } => access.contains(&device.number),
         }
@@ -206,7 +209,8 @@ pub(crate) fn allocate(device: &Device, bytes: u64, kind: Kind) -> Done<u64> {
 pub(crate) fn free(address: u64) -> Done {
     capture::forbid()?;
     let is_allocated = |table: &Table| {
-        table.ranges.get(&address).is_some_and(|range| matches!(range.kind, Kind::Allocated | Kind::Pooled))
+        let range = table.ranges.get(&address);
+        range.is_some_and(|range| matches!(range.kind, Kind::Allocated | Kind::Pooled | Kind::Managed))
     };
     if address == 0 {
         return Ok(());

@@ -69,7 +69,8 @@ impl RingShape {
     }
 }
 
-/// One device, as the folder's list has it: a line `host name address Mbit/s latency_ns`.
+/// One device, as the folder's list has it: a line `host name address Mbit/s latency_ns`, with `infiniband` behind it where it is no
+/// Ethernet device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listed {
     /// Processes of which host see it.
@@ -82,7 +83,12 @@ pub struct Listed {
     pub mbit_per_s: u64,
     /// Time from one device to another.
     pub latency_ns: u64,
+    /// Its link is InfiniBand's. It has no LID: peers reach it by its GID.
+    pub is_infiniband: bool,
 }
+
+/// What is behind the numbers of an InfiniBand device's line.
+const INFINIBAND: &str = "infiniband";
 
 impl Listed {
     /// The address as a GID.
@@ -99,6 +105,10 @@ impl Listed {
             address: word()?.parse().ok()?,
             mbit_per_s: word()?.parse().ok().filter(|rate| *rate > 0)?,
             latency_ns: word()?.parse().ok()?,
+            is_infiniband: match word() {
+                None => false,
+                Some(kind) => Some(true).filter(|_| kind == INFINIBAND)?,
+            },
         })
     }
 }
@@ -128,7 +138,10 @@ pub fn read_list(folder: &Path) -> io::Result<Vec<Listed>> {
 /// # Errors
 /// The file cannot be written.
 pub fn write_list(folder: &Path, devices: &[Listed]) -> io::Result<()> {
-    let line = |d: &Listed| format!("{} {} {} {} {}\n", d.host, d.name, d.address, d.mbit_per_s, d.latency_ns);
+    let line = |d: &Listed| {
+        let kind = if d.is_infiniband { INFINIBAND } else { "" };
+        format!("{} {} {} {} {} {kind}\n", d.host, d.name, d.address, d.mbit_per_s, d.latency_ns)
+    };
     std::fs::write(list_of(folder), devices.iter().map(line).collect::<String>())
 }
 

@@ -181,6 +181,7 @@ impl Pair {
             address: Ipv4Addr::new(10, 0, 0, number),
             mbit_per_s: 100_000,
             latency_ns: 1000,
+            is_infiniband: false,
         });
         write_list(folder.path(), &listed).expect("a list");
         let sides = listed.map(|listed| Side::new(folder.path(), listed, words));

@@ -26,6 +26,8 @@ pub const ROLES: &[(&str, Role)] = &[
 
 /// The configuration of a service in a process of its own.
 pub const CONFIG: &str = "MCCS_GPU_CONFIG";
+/// What it is called, where it has others' beside it.
+pub const HOST: &str = "MCCS_GPU_HOST";
 /// Elements of a call that goes by the engines, in whatever way.
 const COUNT: u64 = 1 << 20;
 /// What ranks do that call this library afterwards.
@@ -63,7 +65,8 @@ impl Serving {
 
 /// A service that can be killed.
 fn serves(_: &Place) -> anyhow::Result<()> {
-    let service = TestService::start(&std::fs::read_to_string(std::env::var(CONFIG)?)?);
+    let name = std::env::var(HOST).unwrap_or_else(|_| "test".into());
+    let service = TestService::start_named(&name, &std::fs::read_to_string(std::env::var(CONFIG)?)?);
     println!("serves at {}", service.socket(0).display());
     loop {
         std::thread::park();

@@ -14,9 +14,9 @@ use mccs_eval::workload::Call;
 use mccs_registry::CommInfo;
 use mccs_tenants::Resource;
 use mccs_tests::hosts::TestHosts;
-use mccs_tests::nics::{Numbering, library_in, list_nics};
+use mccs_tests::nics::{library_in, list_nics};
 
-use super::rails::{every_kind, everything, four_processes, play_in_teams, synchronize, teams};
+use super::rails::{both_play, every_kind, everything, four_processes, play_in_teams, synchronize, teams};
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
 use super::wait_until;
 
@@ -51,7 +51,7 @@ impl Fixture {
     fn made(count: usize, text: impl Fn(usize, String) -> String, before: impl Fn(&Path)) -> Self {
         // Memory, not a disk.
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-        list_nics(folder.path(), &vec![NICS; count], Numbering::Throughout, (1, 100_000));
+        list_nics(folder.path(), &vec![NICS; count], (1, 100_000));
         before(folder.path());
         let library = library_in(folder.path());
         let hosts = TestHosts::start_each(count, |host| {
@@ -175,7 +175,7 @@ fn where_nics_refuse_memory_of_gpus_it_goes_another_way() {
     let (way, reason) = fixture.shown(0).remove(0);
     assert!(way.as_deref() == Some("peer memory") && reason.contains("dma-buf"), "{way:?} {reason}");
     assert_eq!(direct_ranks(&fixture, teams), [teams[0] as usize, teams[1] as usize]);
-    play_in_teams("combines", &fixture.hosts, teams);
+    both_play("combines", &fixture.hosts, teams);
     // Through the host where one NIC of two takes nothing: the other host goes on as it is.
     let fixture = by(&NOTHING, &[1]);
     let (way, reason) = fixture.shown(0).remove(0);
@@ -185,7 +185,7 @@ fn where_nics_refuse_memory_of_gpus_it_goes_another_way() {
     );
     assert!(fixture.shown(1).iter().all(|(way, _)| way.as_deref() == Some("dma-buf")));
     assert_eq!(direct_ranks(&fixture, teams), [0, teams[1] as usize]);
-    play_in_teams("combines", &fixture.hosts, teams);
+    both_play("combines", &fixture.hosts, teams);
 }
 
 #[test]

@@ -2,11 +2,13 @@
 //! `tests/gpu.sh` where there are GPUs; the service is in this process, and ranks are in others.
 
 mod apart;
+mod bad_luck;
 mod changes;
 mod counts;
 mod deaths;
 mod divided;
 mod empty;
+mod emulated_nics;
 mod failures;
 mod gpudirect;
 mod graphs;
@@ -62,6 +64,7 @@ fn plays_its_role() {
     watchdog();
     let more = [
         apart::ROLES,
+        bad_luck::ROLES,
         counts::ROLES,
         deaths::ROLES,
         empty::ROLES,

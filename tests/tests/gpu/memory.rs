@@ -24,13 +24,17 @@ use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::Doorbell;
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
 use mccs_tests::TestService;
+use mccs_tests::hosts::TestHosts;
 
+use super::emulated_nics::{EmulatedNics, Kind as NicKind};
 use super::mps::UNTIL;
+use super::rails::{both_play, every_kind, everything};
 use super::ranks::{Place, Player, Rank, Role, call, enqueue_at, everybody, everybody_plays};
 use super::{LARGE, wait_until, without_handles};
 
 pub const ROLES: &[(&str, Role)] = &[
     ("uses_every_kind", uses_every_kind),
+    ("uses_every_kind_across_hosts", uses_every_kind_across_hosts),
     ("gathers_in_place", gathers_in_place),
     ("frees", frees),
     ("runs_out", runs_out),
@@ -53,18 +57,19 @@ enum Kind {
     NotShared,
     OfHost,
     Pooled,
+    Managed,
 }
 
 impl Kind {
-    const ALL: [Kind; 6] =
-        [Kind::Allocated, Kind::Segment, Kind::Segments, Kind::NotShared, Kind::OfHost, Kind::Pooled];
+    const ALL: [Kind; 7] =
+        [Kind::Allocated, Kind::Segment, Kind::Segments, Kind::NotShared, Kind::OfHost, Kind::Pooled, Kind::Managed];
 
     /// Whether no other process can open it, or the service does not.
     fn is_copied(self, by_handles: bool) -> bool {
         match self {
             Kind::Allocated => !by_handles,
             Kind::Segment | Kind::Segments => false,
-            Kind::NotShared | Kind::OfHost | Kind::Pooled => true,
+            Kind::NotShared | Kind::OfHost | Kind::Pooled | Kind::Managed => true,
         }
     }
 
@@ -87,6 +92,7 @@ impl Kind {
                 Memory::Mapped(memory)
             }
             Kind::Pooled => Memory::Pooled(PooledMemory::new(stream, bytes)?),
+            Kind::Managed => Memory::Managed(Managed::new(bytes)?),
         })
     }
 }
@@ -95,6 +101,39 @@ enum Memory<'a> {
     Allocated(DeviceMemory),
     Mapped(MappedMemory),
     Pooled(PooledMemory<'a>),
+    Managed(Managed),
+}
+
+/// Managed memory, of which `mccs-cuda` knows nothing.
+struct Managed {
+    driver: libloading::Library,
+    address: DeviceAddress,
+}
+
+impl Managed {
+    /// In the current context.
+    fn new(bytes: usize) -> anyhow::Result<Managed> {
+        const ATTACH_GLOBAL: u32 = 1;
+        type Allocate = unsafe extern "C" fn(*mut DeviceAddress, usize, u32) -> u32;
+        let mut address = 0;
+        // SAFETY: the driver is loaded already, and its function takes these.
+        let (driver, code) = unsafe {
+            let driver = libloading::Library::new("libcuda.so.1")?;
+            let code = driver.get::<Allocate>(b"cuMemAllocManaged\0")?(&raw mut address, bytes, ATTACH_GLOBAL);
+            (driver, code)
+        };
+        ensure!(code == 0, "cuMemAllocManaged: {code}");
+        Ok(Managed { driver, address })
+    }
+}
+
+impl Drop for Managed {
+    fn drop(&mut self) {
+        type Free = unsafe extern "C" fn(DeviceAddress) -> u32;
+        // SAFETY: allocated above, and freed once.
+        let code = unsafe { self.driver.get::<Free>(b"cuMemFree_v2\0").map(|free| free(self.address)) };
+        assert_eq!(code.ok(), Some(0), "cuMemFree");
+    }
 }
 
 impl Memory<'_> {
@@ -103,6 +142,7 @@ impl Memory<'_> {
             Memory::Allocated(memory) => memory.address(),
             Memory::Mapped(memory) => memory.address(),
             Memory::Pooled(memory) => memory.address(),
+            Memory::Managed(memory) => memory.address,
         };
         base + OFFSET as u64
     }
@@ -192,6 +232,49 @@ fn buffers_of_every_kind_are_opened_or_copied() {
         assert_eq!(large.begun_and_ended().0, BY_ENGINES * Kind::ALL.len() as u64);
         player.kill();
     }
+}
+
+/// Calls that go by rails, on memory that no NIC and no other process could open as well, and on memory to which more is added.
+fn uses_every_kind_across_hosts(place: &Place) -> anyhow::Result<()> {
+    const PART: usize = 2 << 20;
+    place.each_rank(|rank| {
+        let calls = |at, counts: [u64; 2]| {
+            for number in 0..8 {
+                run(&rank, &every_kind(number, place.nranks, counts[number as usize % 2]), at)?;
+            }
+            anyhow::Ok(())
+        };
+        for kind in Kind::ALL {
+            let memory = [kind.memory(&rank.stream, 8 << 20)?, kind.memory(&rank.stream, 8 << 20)?];
+            rank.together.wait();
+            calls((memory[0].buffer(), memory[1].buffer()), [10, 100_000])?;
+            // Nothing is freed while another rank is in a call.
+            rank.together.wait();
+        }
+        let mut grown = MappedMemory::reserve(&rank.context, 4 * PART)?;
+        let recv = DeviceMemory::zeroed(&rank.context, 4 * PART)?;
+        for parts in 1..=4 {
+            let (allocation, bytes) = Allocation::new(&rank.context, PART, Shared::ByDescriptor)?;
+            grown.map(&allocation, bytes)?;
+            grown.open()?;
+            rank.together.wait();
+            let whole = (parts * PART / size_of::<f32>()) as u64 / u64::from(place.nranks);
+            calls((grown.address(), recv.address()), [whole, whole - 3])?;
+            rank.together.wait();
+        }
+        ensure!(rank.comm.async_error().is_none());
+        Ok(())
+    })
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn memory_that_no_nic_takes_goes_by_rails_as_other_memory_does() {
+    let kinds = [NicKind::ethernet(20_000); 2];
+    let nics = EmulatedNics::new(&[&kinds, &kinds]);
+    let hosts = TestHosts::start_each(2, |host| everything() + &nics.section(host, "use = \"required\"\n"));
+    both_play("uses_every_kind_across_hosts", &hosts, &[2, 2]);
+    assert!(nics.sent_bytes(0) > 0);
 }
 
 /// Gathers in place, where what rank 0 sends lies in fewer segments than what it receives, and begins there.

@@ -10,17 +10,17 @@ use mccs_config::change::StrategyChange;
 use mccs_config::service::TransportKind;
 use mccs_control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_controller::answer::{ControllerAnswer, ControllerRequest};
-use mccs_emulated_nics::control::{Carried, Fault, carried, make};
+use mccs_emulated_nics::control::Fault;
 use mccs_eval::workload::Call;
 use mccs_registry::CommInfo;
 use mccs_tests::hosts::TestHosts;
-use mccs_tests::nics::{Numbering, library_in, list_nics};
 use mccs_tests::watchdog;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use super::TENANTS;
 use super::changes::sign;
+use super::emulated_nics::{EmulatedNics, Kind};
+use super::rails::everything;
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
 
 pub const ROLES: &[(&str, Role)] =
@@ -29,45 +29,26 @@ pub const ROLES: &[(&str, Role)] =
 /// Ranks of a host, each on a GPU and a rail of its own.
 const TEAM: u32 = 2;
 const MBIT_PER_S: u64 = 20_000;
-/// Of addresses of NICs.
-const SUBNET: u8 = 2;
 /// Changes of strategies under load, where not some are enough.
 const CHANGES: &str = "MCCS_TEST_CHANGES";
+/// How often each port dies, where once is not enough.
+const DEATHS: &str = "MCCS_TEST_DEATHS";
 
 /// Two hosts with so many NICs each: n0 and on.
 struct Fixture {
     hosts: TestHosts,
-    folder: tempfile::TempDir,
-    nics: usize,
+    nics: EmulatedNics,
 }
 
 impl Fixture {
     /// `keys` are of [rdma], `sections` go behind.
     fn new(nics: usize, keys: &str, sections: impl Fn(&Path) -> String) -> Fixture {
-        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-        list_nics(folder.path(), &[nics; 2], Numbering::ByHost, (SUBNET, MBIT_PER_S));
-        let rails = TENANTS.replacen("[cuda]\n", "[cuda]\nrails_from = \"1B\"\n", 1);
-        let sections = sections(folder.path());
-        let hosts = TestHosts::start_each(2, |host| {
-            // In a folder called like the host a library has that host's devices.
-            let own = folder.path().join(format!("h{host}"));
-            std::fs::create_dir(&own).expect("a folder");
-            let library = library_in(&own);
-            format!("{rails}[rdma]\nlibrary = {library:?}\n{keys}{sections}")
-        });
-        Fixture { hosts, folder, nics }
-    }
-
-    fn make(&self, host: usize, nic: usize, fault: Fault) {
-        make(self.folder.path(), &format!("h{host}"), &format!("n{nic}"), fault).expect("a NIC");
-    }
-
-    fn carried(&self, host: usize, nic: usize) -> Carried {
-        carried(self.folder.path(), &format!("h{host}"), &format!("n{nic}")).expect("a NIC")
-    }
-
-    fn sent_bytes(&self, host: usize) -> u64 {
-        (0..self.nics).map(|nic| self.carried(host, nic).out_bytes).sum()
+        let kinds = vec![Kind::ethernet(MBIT_PER_S); nics];
+        let nics = EmulatedNics::new(&[&kinds, &kinds]);
+        let sections = sections(nics.folder());
+        let settings = |host| format!("{}{}{sections}", everything(), nics.section(host, keys));
+        let hosts = TestHosts::start_each(2, settings);
+        Fixture { hosts, nics }
     }
 
     /// The rails of a host, in their order.
@@ -146,8 +127,8 @@ impl<'a> Load<'a> {
     /// Waits until a NIC has sent more.
     fn until_used(&mut self, host: usize, nic: usize) {
         let fixture = self.fixture;
-        let before = fixture.carried(host, nic).out_bytes;
-        self.until(|| fixture.carried(host, nic).out_bytes > before + 100_000);
+        let before = fixture.nics.carried(host, nic).out_bytes;
+        self.until(|| fixture.nics.carried(host, nic).out_bytes > before + 100_000);
     }
 
     /// Ends the job, whose results have all been right.
@@ -155,6 +136,24 @@ impl<'a> Load<'a> {
         std::fs::write(sign(&self.place, "ends"), "").expect("a sign");
         self.players.into_iter().for_each(|player| drop(player.ends_well()));
     }
+}
+
+/// The number that a variable has.
+fn count_of(variable: &str, otherwise: usize) -> usize {
+    std::env::var(variable).map_or(otherwise, |count| count.parse().expect("a number"))
+}
+
+/// Processor time that this process has taken, in us: both services, and NICs in the place of hardware.
+fn processor_us() -> u64 {
+    let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF).expect("its usage");
+    let us = |time: nix::sys::time::TimeVal| time.tv_sec() as u64 * 1_000_000 + time.tv_usec() as u64;
+    us(usage.user_time()) + us(usage.system_time())
+}
+
+/// The value that so many of a hundred are not above.
+fn quantile(values: &mut [u64], percent: usize) -> u64 {
+    values.sort_unstable();
+    values.get((values.len() * percent / 100).min(values.len().saturating_sub(1))).copied().unwrap_or(0)
 }
 
 fn unix_ns() -> u64 {
@@ -232,29 +231,39 @@ fn until_told(place: &Place, calls: &[Call]) -> anyhow::Result<()> {
 #[test]
 #[ignore = "needs two GPUs"]
 fn a_port_that_dies_under_gpus_calls_is_left_and_used_again_when_it_is_back() {
-    let fixture = Fixture::new(2, "use = \"required\"\n", |_| String::new());
-    let mut load = Load::start(&fixture, "goes_on_until_told");
-    let (mut downs, mut back) = (Vec::new(), Vec::new());
-    for nic in [0, 1] {
-        load.until_used(0, nic);
-        downs.push(unix_ns());
-        fixture.make(0, nic, Fault::Down);
-        load.more(20);
-        load.until_used(0, 1 - nic);
-        let up = Instant::now();
-        fixture.make(0, nic, Fault::Up);
-        load.until_used(0, nic);
-        back.push(up.elapsed());
+    for role in ["goes_on_until_told", "adds_up_until_told"] {
+        let fixture = Fixture::new(2, "use = \"required\"\n", |_| String::new());
+        let mut load = Load::start(&fixture, role);
+        let (mut downs, mut back_us) = (Vec::new(), Vec::new());
+        for nic in (0..count_of(DEATHS, 1)).flat_map(|_| [0, 1]) {
+            load.until_used(0, nic);
+            downs.push(unix_ns());
+            fixture.nics.make(0, nic, Fault::Down);
+            load.more(20);
+            load.until_used(0, 1 - nic);
+            let up = Instant::now();
+            fixture.nics.make(0, nic, Fault::Up);
+            load.until_used(0, nic);
+            back_us.push(up.elapsed().as_micros() as u64);
+        }
+        let times = sign(&load.place, "times");
+        load.ends_well();
+        let calls = calls_of(&times);
+        let mut took_us: Vec<u64> = calls.iter().map(|(began, ended)| (ended - began) / 1000).collect();
+        // The calls that the death can have met: that under way, and the next.
+        let longest = |down: &u64| {
+            let met = calls.iter().skip_while(|(_, ended)| ended < down).take(2);
+            met.map(|(began, ended)| (ended - began.max(down)) / 1000).max().unwrap_or(0)
+        };
+        let mut left_us: Vec<u64> = downs.iter().map(longest).collect();
+        let measured = serde_json::json!({
+            "calls": role, "deaths": downs.len(), "call_p50_us": quantile(&mut took_us, 50), "call_p99_us": quantile(&mut took_us, 99),
+            "left_p50_us": quantile(&mut left_us, 50), "left_p99_us": quantile(&mut left_us, 99), "left_max_us": left_us.last(),
+            "back_p50_us": quantile(&mut back_us, 50), "back_max_us": back_us.last(),
+        });
+        // For `eval/gpu_events.py`.
+        println!("{measured}");
     }
-    let times = sign(&load.place, "times");
-    load.ends_well();
-    let calls = calls_of(&times);
-    let hit =
-        |down: &u64| calls.iter().find(|(_, ended)| ended > down).map(|(_, ended)| Duration::from_nanos(ended - down));
-    let went_on: Vec<_> = downs.iter().filter_map(hit).collect();
-    println!(
-        "from a port's death to the end of the call under way: {went_on:?}; from its return until it carries bytes: {back:?}"
-    );
 }
 
 #[test]
@@ -268,9 +277,9 @@ fn losses_late_completions_and_a_slow_port_cost_gpus_calls_time_alone() {
         [Fault::Rate(200), Fault::Rate(MBIT_PER_S)],
         [Fault::Latency(500_000), Fault::Latency(2000)],
     ] {
-        fixture.make(0, 0, makes);
+        fixture.nics.make(0, 0, makes);
         load.more(20);
-        fixture.make(0, 0, ends);
+        fixture.nics.make(0, 0, ends);
     }
     load.ends_well();
 }
@@ -280,17 +289,10 @@ fn losses_late_completions_and_a_slow_port_cost_gpus_calls_time_alone() {
 fn queue_pairs_that_fail_under_gpus_calls_are_replaced() {
     let fixture = Fixture::new(2, "use = \"required\"\n", |_| String::new());
     let mut load = Load::start(&fixture, "goes_on_until_told");
-    // The ring's files are called after the NIC's address and the queue pair.
-    let prefix = format!("qp-00000000000000000000ffff0a58{SUBNET:02x}01-");
-    let numbers = |folder: &Path| -> Vec<u32> {
-        let names =
-            std::fs::read_dir(folder).expect("a folder").filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        names.filter_map(|name| name.strip_prefix(&prefix)?.parse().ok()).collect()
-    };
-    let failing = numbers(fixture.folder.path());
+    let failing = fixture.nics.queue_pairs_of(0, 0);
     assert!(!failing.is_empty(), "h0 has queue pairs on n0");
     for number in failing.into_iter().take(6) {
-        fixture.make(0, 0, Fault::QueuePair(number));
+        fixture.nics.make(0, 0, Fault::QueuePair(number));
         load.more(4);
     }
     load.until_used(0, 0);
@@ -319,23 +321,34 @@ fn a_change(rng: &mut StdRng) -> String {
 #[test]
 #[ignore = "needs two GPUs"]
 fn strategies_of_rails_change_while_gpus_calls_go_on() {
+    /// Operations of a rail under a new strategy that are looked at: four calls' and their flags'.
+    const UNDER_IT: u64 = 8;
     let fixture = Fixture::new(2, "use = \"auto\"\n", |_| String::new());
     let mut load = Load::start(&fixture, "adds_up_until_told");
-    let changes: usize = std::env::var(CHANGES).map_or(40, |count| count.parse().expect("a number"));
     let mut rng = StdRng::seed_from_u64(unix_ns());
-    let mut asked = Vec::new();
-    for number in 0..changes {
+    let (mut windows, mut processor) = (Vec::new(), [0; 2]);
+    for number in 0..count_of(CHANGES, 40) {
         let rails = fixture.rails(0);
         let rail = &rails[number % rails.len()];
         let change = a_change(&mut rng);
-        asked.push(unix_ns());
-        let answer = fixture.reconfigure(rail.number, &change);
-        assert!(matches!(answer, ControlAnswer::Reconfigured { .. }), "{change}: {answer:?}");
-        load.more(4);
+        let (began, before, taken) = (unix_ns(), rail.totals().0, processor_us());
+        let ControlAnswer::Reconfigured { cut, .. } = fixture.reconfigure(rail.number, &change) else {
+            panic!("{change} is refused")
+        };
+        load.until(|| rail.totals().0 >= cut + UNDER_IT);
+        let (ended, after, between) = (unix_ns(), rail.totals().0, processor_us());
+        load.more(after - before);
+        processor[0] += between - taken;
+        processor[1] += processor_us() - between;
+        windows.push((began, ended));
     }
     let times = sign(&load.place, "times");
     load.ends_well();
-    tell_gaps(&times, &asked);
+    let mut measured = gaps(&calls_of(&times), &windows);
+    // Beside what the calls take.
+    measured["processor_us_a_change"] = ((processor[0] as f64 - processor[1] as f64) / windows.len() as f64).into();
+    // For `eval/gpu_events.py`.
+    println!("{measured}");
 }
 
 /// When a job's calls began and ended.
@@ -345,29 +358,27 @@ fn calls_of(times: &Path) -> Vec<(u64, u64)> {
     text.lines().map(|line| line.split(' ')).map(|mut words| (number(words.next()), number(words.next()))).collect()
 }
 
-/// How much longer calls take around a change than at other times, in calls.
-fn tell_gaps(times: &Path, asked: &[u64]) {
-    let calls = calls_of(times);
-    let mut took: Vec<u64> = calls.iter().map(|(began, ended)| ended - began).collect();
-    took.sort_unstable();
-    let call = took[took.len() / 2];
-    let longest = |asked: &u64| {
-        let around = calls.iter().skip_while(|(_, ended)| ended < asked).take(4);
-        around.map(|(began, ended)| ended - began).max().unwrap_or(0)
+/// The longest call of each of these windows, in each of which a strategy has changed, and of as many calls behind it.
+fn gaps(calls: &[(u64, u64)], windows: &[(u64, u64)]) -> serde_json::Value {
+    let took = |(began, ended): &(u64, u64)| (ended - began) / 1000;
+    let longest = |calls: &[(u64, u64)]| calls.iter().map(took).max().unwrap_or(0);
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for (began, ended) in windows {
+        let first = calls.partition_point(|(_, call_ended)| call_ended < began);
+        let behind = calls.partition_point(|(call_began, _)| call_began < ended);
+        with.push(longest(&calls[first..behind]));
+        without.push(longest(&calls[behind..(2 * behind - first).min(calls.len())]));
+    }
+    let call_us = quantile(&mut calls.iter().map(took).collect::<Vec<_>>(), 50);
+    let more = |percent, with: &mut [u64], without: &mut [u64]| {
+        (quantile(with, percent) as f64 - quantile(without, percent) as f64) / call_us as f64
     };
-    let mut gaps: Vec<u64> = asked.iter().map(longest).collect();
-    gaps.sort_unstable();
-    let at = |of: &[u64], part: usize| of[(of.len() * part / 100).min(of.len() - 1)] as f64 / call as f64;
-    println!(
-        "{} changes during {} checked calls; the median call takes {:.1} us. The longest of four calls from a change on takes {:.2} \
-         calls at p50 and {:.2} at p99; any call {:.2} at p99",
-        asked.len(),
-        calls.len(),
-        call as f64 / 1e3,
-        at(&gaps, 50),
-        at(&gaps, 99),
-        at(&took, 99),
-    );
+    serde_json::json!({
+        "changes": windows.len(), "calls": calls.len(), "call_p50_us": call_us,
+        "gap_p50_us": quantile(&mut with, 50), "gap_p99_us": quantile(&mut with, 99), "gap_max_us": with.last(),
+        "quiet_gap_p50_us": quantile(&mut without, 50), "quiet_gap_p99_us": quantile(&mut without, 99),
+        "longer_p50_calls": more(50, &mut with, &mut without), "longer_p99_calls": more(99, &mut with, &mut without),
+    })
 }
 
 /// What an operator asks of a caller's communicator holds for its rails, which carry its bytes.
@@ -386,9 +397,9 @@ fn a_change_of_the_whole_is_one_of_its_rails() {
         load.until(|| transports(fixture, is));
         // Calls that began before may be under way.
         load.more(20);
-        let before = fixture.sent_bytes(0);
+        let before = fixture.nics.sent_bytes(0);
         load.more(20);
-        let sent = fixture.sent_bytes(0) - before;
+        let sent = fixture.nics.sent_bytes(0) - before;
         // Control channels go on.
         assert_eq!(sent > 100_000, is == TransportKind::Rdma, "{sent} bytes by NICs under {change}");
     }
@@ -423,9 +434,9 @@ fn a_tenants_cap_holds_for_all_its_rails_together() {
     let (at, policy_of) = (&fixture, |cap: &str| format!("{policy}[[tenant]]\nname = \"a\"\nhost_cap = {cap:?}\n"));
     fixture.apply(&policy_of("8Mbit/s"));
     load.more(4);
-    let (begin, before) = (Instant::now(), fixture.sent_bytes(0));
-    load.until(|| at.sent_bytes(0) > before + COUNTED_BYTES);
-    let (sent, took) = (fixture.sent_bytes(0) - before, begin.elapsed());
+    let (begin, before) = (Instant::now(), fixture.nics.sent_bytes(0));
+    load.until(|| at.nics.sent_bytes(0) > before + COUNTED_BYTES);
+    let (sent, took) = (fixture.nics.sent_bytes(0) - before, begin.elapsed());
     // Heads of messages and control channels are sent as well.
     let least = (sent - SLACK_BYTES) as f64 * 0.9 * 8.0 / CAP_BPS;
     assert!(took.as_secs_f64() >= least, "{sent} bytes in {took:?}: under the cap that takes {least} s");

@@ -50,7 +50,7 @@ pub fn play_in_teams(role: &str, hosts: &TestHosts, teams: &[u32]) -> Vec<String
 }
 
 /// The same, as a tenant.
-fn play_as(tenant: usize, role: &str, hosts: &TestHosts, teams: &[u32]) -> Vec<String> {
+pub fn play_as(tenant: usize, role: &str, hosts: &TestHosts, teams: &[u32]) -> Vec<String> {
     let nranks = teams.iter().sum();
     let whole = Place { nranks, root: "h0".into(), ..everybody(hosts.service(0), tenant) };
     let mut first = 0;
@@ -65,6 +65,15 @@ fn play_as(tenant: usize, role: &str, hosts: &TestHosts, teams: &[u32]) -> Vec<S
         })
         .collect();
     players.into_iter().map(Player::ends_well).collect()
+}
+
+/// Both tenants' ranks play a role at once, in teams of so many.
+pub fn both_play(role: &str, hosts: &TestHosts, teams: &[u32]) {
+    std::thread::scope(|scope| {
+        let play = |tenant| scope.spawn(move || play_as(tenant, role, hosts, teams));
+        let players = [0, 1].map(play);
+        players.into_iter().for_each(|player| drop(player.join().expect("a tenant's ranks")));
+    });
 }
 
 /// Teams of as many ranks as there are GPUs, and fewer, on several hosts.
@@ -343,12 +352,7 @@ fn rails_need_no_handles() {
 #[ignore = "needs a GPU"]
 fn two_tenants_go_by_rails_at_once() {
     let teams = &teams()[1];
-    let hosts = &TestHosts::start(teams.len(), &everything());
-    std::thread::scope(|scope| {
-        let play = |tenant| scope.spawn(move || play_as(tenant, "combines_late", hosts, teams));
-        let players = [0, 1].map(play);
-        players.into_iter().for_each(|player| drop(player.join().expect("a tenant's ranks")));
-    });
+    both_play("combines_late", &TestHosts::start(teams.len(), &everything()), teams);
 }
 
 #[test]

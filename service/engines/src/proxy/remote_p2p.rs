@@ -1,8 +1,8 @@
 //! Work with other hosts: sends and receives, and links that break.
 //!
 //! When a link breaks, the host at its other end has most often ended the communicator for a reason that the exchange is about
-//! to tell. So a broken link makes a communicator suspected, and fails it only when no better reason has come after
-//! [`SUSPECT_TIME`](super::suspected_links::SUSPECT_TIME).
+//! to tell. So a broken link makes a communicator suspected, and fails it only when no better reason has come after some time
+//! (`suspected_links.rs`). A host that knows the cause to be its own tells it at once.
 
 use mccs_device::RemoteMessage;
 use mccs_ipc::types::{ErrorClass, Handle};
@@ -32,11 +32,14 @@ impl Execution {
             return state.abort(comm, Failure::new(ErrorClass::InvalidUsage, message));
         }
         let failure = Failure::new(fault.class(), fault.to_string());
+        if fault.is_own() {
+            return state.abort(comm, failure);
+        }
         if let Some(span) = &mut live.span
             && span.suspected.is_none()
         {
             span.suspected = Some(failure);
-            self.suspected.push(comm, now);
+            self.suspected.push(comm, now, fault.is_of_peers_end());
         }
     }
 

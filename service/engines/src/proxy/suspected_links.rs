@@ -7,16 +7,20 @@ use mccs_ipc::types::Handle;
 
 /// How long the exchange may take to tell why a link has broken. Long enough for hosts that are busy: who is not told in time
 /// blames a neighbour that has only passed the failure on.
-pub(super) const SUSPECT_TIME: Duration = Duration::from_secs(2);
+const SUSPECT_TIME: Duration = Duration::from_secs(2);
+/// The same where the peer has ended the link: it tells why when its own time is over.
+const SUSPECT_TIME_OF_PEERS_END: Duration = Duration::from_secs(3);
 
 /// See the module's documentation. In the order in which they fail.
 #[derive(Default)]
 pub(super) struct SuspectedLinks(VecDeque<(Instant, Handle)>);
 
 impl SuspectedLinks {
-    /// A link of a communicator has broken.
-    pub(super) fn push(&mut self, comm: Handle, now: Instant) {
-        self.0.push_back((now + SUSPECT_TIME, comm));
+    /// A link of a communicator has broken, because its peer has ended it or otherwise.
+    pub(super) fn push(&mut self, comm: Handle, now: Instant, is_of_peers_end: bool) {
+        let until = now + if is_of_peers_end { SUSPECT_TIME_OF_PEERS_END } else { SUSPECT_TIME };
+        let place = self.0.partition_point(|(other, _)| *other <= until);
+        self.0.insert(place, (until, comm));
     }
 
     /// The next that fails by now, if the exchange has told nothing better.

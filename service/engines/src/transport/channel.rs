@@ -8,7 +8,7 @@ use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_model::Name;
 use mccs_model::link::{FlowWait, LinksId};
 use mccs_runtime::Share;
-use mccs_transport::TransportError;
+use mccs_transport::{Fault, TransportError};
 
 use super::events::{TransportEvent, TransportEvents};
 use super::links::Links;
@@ -54,6 +54,22 @@ fn on(host: Option<&Name>) -> String {
 }
 
 impl ChannelFault {
+    /// Whether this host knows that the cause is its own: no peer has a better reason to tell.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        match self {
+            ChannelFault::Transport(error) => error.fault().is_some_and(Fault::is_own),
+            ChannelFault::Gpu(_) => true,
+            ChannelFault::Mismatch { .. } => false,
+        }
+    }
+
+    /// Whether the peer has ended it, and knows why.
+    #[must_use]
+    pub fn is_of_peers_end(&self) -> bool {
+        matches!(self, ChannelFault::Transport(error) if error.fault() == Some(Fault::Closed))
+    }
+
     /// Who is at fault.
     #[must_use]
     pub fn class(&self) -> ErrorClass {

@@ -10,7 +10,7 @@ use super::RdmaTransport;
 use super::connection::of_wr_id;
 use super::data_path::flusher::FLUSHER;
 use super::failover::handshake::Outcome;
-use super::failover::{keepalive, plan_return};
+use super::failover::{blamed, keepalive, plan_return};
 use super::flow::{Half, Stage};
 use super::verbs::{AsyncEvent, Completion, FLUSHED, WcStatus, event_text};
 use super::wakeup::{Watched, Woken};
@@ -217,7 +217,7 @@ impl RdmaTransport {
                 Stage::Waiting => of_trouble.unwrap_or(Fault::Closed),
                 Stage::Calling | Stage::Open => continue,
             };
-            self.flows.fail(handle, fault, &mut self.carrier);
+            self.flows.fail(handle, blamed(fault, &self.carrier), &mut self.carrier);
         }
         !due.is_empty()
     }

@@ -133,6 +133,14 @@ impl Flow {
         (port + count - self.home % count.max(1)) % count.max(1)
     }
 
+    /// Whether its connection has no buffer of its user's.
+    pub(in crate::rdma) fn is_idle(&self) -> bool {
+        match &self.half {
+            Half::Send(sender) => !sender.has_unfinished(),
+            Half::Recv(receiver) => !receiver.has_unfinished(),
+        }
+    }
+
     /// Whether somebody waits for completions of all that is sent: to know that a new connection carries something, or to let the flow go.
     pub(in crate::rdma) fn is_watched(&self) -> bool {
         self.trouble.is_some() || self.lingers_until.is_some()

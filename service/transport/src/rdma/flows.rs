@@ -296,8 +296,12 @@ impl Flows {
             };
             self.channels.say(&mut flow.control, Record::Bye { messages });
         }
+        let idle = self.table.get_mut(handle).filter(|flow| flow.is_idle());
+        let connection = idle.and_then(|flow| flow.connection.take());
         self.end(handle, carrier);
-        self.table.remove(handle);
+        if let (Some(flow), Some(connection)) = (self.table.remove(handle), connection) {
+            carrier.devices.end_connection_aside(connection, flow.half);
+        }
     }
 
     /// A flow's control channel has ended. What the peer said was to come, or had come, counts. Fails it, unless that is still to come.

@@ -11,8 +11,8 @@ use crate::rdma::device::ports::{Opened, Port};
 use crate::rdma::verbs::VerbsError;
 
 /// How often it is asked whether control channels or devices have something to say while completions keep the engine awake: a system call, for
-/// what seldom happens.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// what seldom happens. Where a port goes down, its device's event waits for so long, and then each word that both sides exchange.
+const LOOK_EVERY: Duration = Duration::from_micros(500);
 
 /// What a sleeping transport waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -63,6 +63,7 @@ fn main() -> anyhow::Result<()> {
                     address: Ipv4Addr::new(10, 77, device, number + 1),
                     mbit_per_s: gbit_per_s * 1000,
                     latency_ns,
+                    is_infiniband: false,
                 })
             });
             std::fs::create_dir_all(&folder)?;

@@ -269,7 +269,8 @@ pub(crate) unsafe extern "C" fn ibv_query_port(context: *mut Context, port: u8, 
         return libc::EINVAL;
     }
     // SAFETY: an open context.
-    let words = unsafe { nic(context) }.port.words();
+    let nic = unsafe { nic(context) };
+    let words = nic.port.words();
     let is_down = words.is_down.load(Ordering::Relaxed) != 0;
     let (active_width, active_speed) = width_and_speed(words.mbit_per_s.load(Ordering::Relaxed));
     let found = PortAttr {
@@ -282,7 +283,7 @@ pub(crate) unsafe extern "C" fn ibv_query_port(context: *mut Context, port: u8, 
         active_width,
         active_speed,
         phys_state: if is_down { 3 } else { 5 },
-        link_layer: 2,
+        link_layer: if nic.listed.is_infiniband { 1 } else { 2 },
         ..Zero::zero()
     };
     // The entry point that programs are linked to has no more of the structure than this.

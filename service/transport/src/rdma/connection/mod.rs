@@ -7,6 +7,7 @@
 pub(in crate::rdma) mod connector;
 pub(in crate::rdma) mod control_channel;
 pub(in crate::rdma) mod control_channels;
+pub(in crate::rdma) mod ended;
 pub(in crate::rdma) mod wire;
 
 use std::collections::VecDeque;
@@ -343,13 +344,23 @@ impl Connection {
         self.qps.iter().any(|own| own.pair.number == number)
     }
 
-    /// Destroys the queue pairs: after it nothing reads or writes for them. Those that are being connected, on which there is nothing to
-    /// read or to write, are destroyed when they come back.
-    pub(in crate::rdma) fn end(self, ports: &mut [Port], owners: &mut Owners) {
+    /// Its queue pairs' completions find it no more.
+    pub(in crate::rdma) fn disown(&self, owners: &mut Owners) {
         for qp in &self.qps {
             owners.remove(qp.name);
         }
-        let is_connecting = self.qps.iter().any(|qp| Arc::strong_count(&qp.pair) > 1);
+    }
+
+    /// Whether its queue pairs are being connected.
+    pub(in crate::rdma) fn is_connecting(&self) -> bool {
+        self.qps.iter().any(|qp| Arc::strong_count(&qp.pair) > 1)
+    }
+
+    /// Destroys the queue pairs: after it nothing reads or writes for them. Those that are being connected, on which there is nothing to
+    /// read or to write, are destroyed when they come back.
+    pub(in crate::rdma) fn end(self, ports: &mut [Port], owners: &mut Owners) {
+        self.disown(owners);
+        let is_connecting = self.is_connecting();
         let (port, places) = (self.port, self.places);
         drop(self);
         if !is_connecting && let Some(queues) = ports.get_mut(port).and_then(Port::queues) {

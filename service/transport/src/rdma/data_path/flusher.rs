@@ -51,14 +51,15 @@ impl Flusher {
         let (places, cq) = queues.reserve(READS_MAX + 1).map_err(fault)?;
         let shape = QpShape { send_wrs: READS_MAX, recv_wrs: 1, inline_bytes: 0 };
         let qp = QueuePair::new(pd, &cq, shape).map_err(fault)?;
-        let is_ethernet = port.attributes.link_layer == LinkLayer::Ethernet;
+        // As peers are reached (`connection/mod.rs`).
+        let by_gid = port.attributes.link_layer == LinkLayer::Ethernet || port.attributes.lid == 0;
         let path = QpPath {
             port: port.number,
             gid_index: port.gid_index,
             mtu: port.attributes.mtu,
             peer_qp: qp.number,
             peer_psn: 0,
-            peer_gid: is_ethernet.then_some(port.gid),
+            peer_gid: by_gid.then_some(port.gid),
             peer_lid: port.attributes.lid,
             service_level: options.service_level,
             traffic_class: options.traffic_class,

@@ -100,6 +100,7 @@ impl DataPath for RdmaTransport {
             busy |= self.take_events();
         }
         self.carrier.memory.forget_gone();
+        self.carrier.devices.take_ended();
         busy |= self.take_connected(cx.now);
         if woken.by_control || self.flows.timers().has_unsettled() || self.flows.channels().is_due(cx.now) {
             busy |= self.poll_control_channels(cx);

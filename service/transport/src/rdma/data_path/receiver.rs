@@ -126,6 +126,11 @@ impl Receiver {
         Ok(self.ring.test(number)?.unwrap_or(Status::Running { bytes }))
     }
 
+    /// Whether buffers are posted.
+    pub(in crate::rdma) fn has_unfinished(&self) -> bool {
+        self.ring.has_unfinished()
+    }
+
     /// Messages that have come, all of them in order.
     pub(in crate::rdma) fn received(&self) -> u64 {
         self.ring.running() + self.stash.len() as u64

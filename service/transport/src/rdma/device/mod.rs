@@ -15,11 +15,14 @@ use std::time::{Duration, Instant};
 use mccs_ipc::types::Handle;
 use nix::errno::Errno;
 
+use self::blocking_worker::BlockingWorker;
 use self::ports::{NoRdma, Opened, Port};
 use self::queues::Queues;
+use crate::rdma::connection::ended::Ended;
 use crate::rdma::connection::{Connection, Making, Owner, Owners, Shape};
 use crate::rdma::data_path::flusher::Flusher;
 use crate::rdma::data_path::memory::PORTS_MAX;
+use crate::rdma::flow::Half;
 use crate::rdma::options::RdmaOptions;
 use crate::rdma::verbs::{AsyncEvent, Driver, VerbsError};
 use crate::{Fault, FlowOptions, TransportError};
@@ -38,6 +41,7 @@ pub(in crate::rdma) struct Devices {
     /// Ports that are not used, in words.
     left: Vec<String>,
     owners: Owners,
+    ending: BlockingWorker<Ended>,
     /// Makes first packet numbers that differ from those of earlier connections.
     random: u64,
     look_at: Option<Instant>,
@@ -52,8 +56,8 @@ impl Devices {
         let ports::Found { mut ports, left } = ports::find(driver, &options)?;
         ports.truncate(PORTS_MAX);
         let random = random().map_err(|errno| VerbsError { call: "/dev/urandom", errno })?;
-        let owners = Owners::new(u32::MAX >> 1);
-        Ok(Devices { driver: Arc::clone(driver), options, ports, left, owners, random, look_at: None })
+        let (owners, ending) = (Owners::new(u32::MAX >> 1), BlockingWorker::new("mccs-disconnect")?);
+        Ok(Devices { driver: Arc::clone(driver), options, ports, left, owners, ending, random, look_at: None })
     }
 
     pub(in crate::rdma) fn options(&self) -> &RdmaOptions {
@@ -122,6 +126,31 @@ impl Devices {
         connection.end(&mut self.ports, &mut self.owners);
     }
 
+    /// The same aside, some time later, unless the connection's device has gone or another thread has its queue pairs. Nothing is under way on it;
+    /// `half` has the memory that it knows.
+    pub(in crate::rdma) fn end_connection_aside(&mut self, connection: Connection, half: Half) {
+        let opened = self.ports.get(connection.port).and_then(|port| port.opened.as_ref());
+        match opened.filter(|_| !connection.is_connecting()) {
+            Some(Opened { pd, .. }) => {
+                connection.disown(&mut self.owners);
+                self.ending.begin(Ended::new(connection, half, pd));
+            }
+            None => self.end_connection(connection),
+        }
+    }
+
+    /// Takes back what those have held that have ended aside.
+    pub(in crate::rdma) fn take_ended(&mut self) {
+        while let Some(ended) = self.ending.take() {
+            ended.release(&mut self.ports);
+        }
+    }
+
+    #[cfg(test)]
+    pub(in crate::rdma) fn end_in_place(&mut self, is_in_place: bool) {
+        self.ending.do_in_place(is_in_place);
+    }
+
     /// Begins to read a byte of a GPU's memory on a port, so that what was written before is visible. Returns the read's number, unless
     /// too many are under way.
     pub(in crate::rdma) fn flush(&mut self, place: usize, address: u64, rkey: u32) -> Result<Option<u64>, Fault> {
@@ -143,19 +172,23 @@ impl Devices {
         self.ports.get(place)?.opened.as_ref()?.flusher.as_ref()?.is_done(read)
     }
 
-    /// A read of a port's flusher has ended. A flusher that fails is no more: unfinished flushes fail, the next one makes another.
+    /// A read of a port's flusher has ended. A flusher that fails is no more.
     pub(in crate::rdma) fn flushed(&mut self, place: usize, is_good: bool) {
-        let Some(Opened { flusher, queues, .. }) = self.ports.get_mut(place).and_then(|port| port.opened.as_mut())
-        else {
-            return;
-        };
-        match (flusher, is_good) {
-            (Some(flusher), true) => flusher.completed(),
-            (flusher, _) => {
-                if let Some(flusher) = flusher.take() {
-                    flusher.end(queues, &mut self.owners);
-                }
-            }
+        let opened = self.ports.get_mut(place).and_then(|port| port.opened.as_mut());
+        match opened.and_then(|opened| opened.flusher.as_mut()) {
+            Some(flusher) if is_good => flusher.completed(),
+            _ => self.end_flusher(place),
+        }
+    }
+
+    /// Ends a port's flusher: unfinished flushes fail, the next one makes another. A device that is left to itself would try a read on a port that is
+    /// down for as long as a write.
+    pub(in crate::rdma) fn end_flusher(&mut self, place: usize) {
+        let opened = self.ports.get_mut(place).and_then(|port| port.opened.as_mut());
+        if let Some(Opened { flusher, queues, .. }) = opened
+            && let Some(flusher) = flusher.take()
+        {
+            flusher.end(queues, &mut self.owners);
         }
     }
 
@@ -171,11 +204,8 @@ impl Devices {
 
     /// A port's device cannot be used any more: what the service has of it is taken out, to be given back.
     pub(in crate::rdma) fn close(&mut self, place: usize) -> Option<Opened> {
-        let mut opened = self.ports.get_mut(place)?.opened.take()?;
-        if let Some(flusher) = opened.flusher.take() {
-            flusher.end(&mut opened.queues, &mut self.owners);
-        }
-        Some(opened)
+        self.end_flusher(place);
+        self.ports.get_mut(place)?.opened.take()
     }
 
     /// Opens a port's device anew. One that does not work yet, or has no address yet, is `None`.

@@ -40,6 +40,12 @@ fn nobody_answers(fault: Fault) -> bool {
     matches!(fault, Fault::QueuePair { status, .. } | Fault::PeerQueuePair { status } if is_silence(status))
 }
 
+/// What is told of a flow that has been in trouble for too long. A host without a port hears of nobody, and knows why.
+pub(in crate::rdma) fn blamed(first: Fault, carrier: &Carrier) -> Fault {
+    let is_cut_off = !carrier.devices.ports().iter().any(|port| port.is_up);
+    if is_cut_off && first != Fault::Closed { Fault::NoPort } else { first }
+}
+
 /// The turn after a connection has broken.
 fn next_turn(turn: u32, fault: Fault, is_in_trouble: bool) -> u32 {
     match fault {
@@ -104,7 +110,7 @@ impl Failover {
         let patience = if flow.is_connected { options.silence_timeout } else { options.connect_timeout };
         let (give_up_at, attempts, first) = (trouble.since + patience, trouble.attempts, trouble.fault);
         if now >= give_up_at {
-            return flows.fail(handle, first, carrier);
+            return flows.fail(handle, blamed(first, carrier), carrier);
         }
         if nobody_answers(fault) && flow.turn == 0 && is_sender {
             self.events.dead_path(SendFlow(FlowId(handle)), flow.spec.options.path());
@@ -160,8 +166,9 @@ impl Failover {
         !due.is_empty()
     }
 
-    /// Flows on a port need other connections.
+    /// Flows on a port need other connections, and what was to be flushed by it is flushed by another.
     pub(in crate::rdma) fn leave_port(&mut self, place: usize, fault: Fault, flows: &mut Flows, carrier: &mut Carrier) {
+        carrier.devices.end_flusher(place);
         on_connections(flows, |_, port| port == place)
             .into_iter()
             .for_each(|handle| self.break_connection(handle, fault, flows, carrier));

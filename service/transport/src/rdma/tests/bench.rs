@@ -21,6 +21,7 @@ pub(in crate::rdma) const MESSAGES: usize = 40;
 pub(in crate::rdma) fn in_place(mut transport: RdmaTransport) -> RdmaTransport {
     transport.handshakes.connector_mut().do_in_place(true);
     transport.carrier.memory.pinner.do_in_place(true);
+    transport.carrier.devices.end_in_place(true);
     transport
 }
 

@@ -6,12 +6,11 @@ use std::time::Duration;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::DataPath as _;
-use crate::FlowOptions;
 use crate::host_regions;
 use crate::rdma::tests::bench::{Bench, Traffic, flow_options};
 use crate::rdma::verbs::fake::FabricOptions;
 use crate::rdma::*;
-use crate::{MemorySpan, Status};
+use crate::{Fault, FlowOptions, MemorySpan, Status};
 
 /// A test that has not got further for so long hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -295,4 +294,50 @@ fn memory_of_a_gpu_is_flushed_by_a_read() {
         bench.until("flushed", |bench| matches!(bench.sides[1].test(flush), Ok(Status::Done { .. })));
         assert_eq!(last(), 7);
     }
+}
+
+/// Two hosts, of which the second has registered memory of a GPU. The memory outlives the bench.
+fn with_gpu_memory(memory: &[u8]) -> (Bench, MemorySpan) {
+    let flow = FlowOptions { takes_short: false, ..flow_options() };
+    let mut bench = Bench::with(2, RdmaOptions::default(), flow, FabricOptions::default());
+    bench.fabric.be_gpu(memory, true);
+    let (kind, bytes) = (MemoryKind::Gpu { dma_buffer: None }, memory.len() as u64);
+    // SAFETY: as above; nothing is received into it.
+    let key = unsafe { bench.sides[1].register(memory.as_ptr().cast_mut(), bytes, kind) }.expect("by address");
+    (bench, MemorySpan { key, offset: 0, bytes })
+}
+
+fn set_link(bench: &mut Bench, device: u8, is_up: bool) {
+    let host = bench.hosts[1].clone();
+    bench.fabric.set_link(&host, device, is_up);
+    bench.rounds(20, &[0, 1]);
+}
+
+#[test]
+fn a_flush_by_a_port_that_goes_down_ends_at_once_and_is_made_by_another() {
+    let memory = vec![0u8; 1000];
+    let (mut bench, buffer) = with_gpu_memory(&memory);
+    let host = bench.hosts[1].clone();
+    bench.fabric.set_link(&host, 0, false);
+    // Nobody has heard of it yet.
+    let flush = bench.sides[1].flush(bench.recv, buffer).expect("a port is up").expect("room");
+    bench.rounds(20, &[0, 1]);
+    let refusal = bench.sides[1].test(flush).expect_err("its port is down");
+    assert_eq!(refusal.fault(), Some(Fault::NoPort), "{refusal}");
+    let flush = bench.sides[1].flush(bench.recv, buffer).expect("a port is up").expect("room");
+    bench.until("flushed", |bench| matches!(bench.sides[1].test(flush), Ok(Status::Done { .. })));
+}
+
+/// No port reads back what a GPU is to see, and it is said: the data may be anywhere. Once a port is back, it does.
+#[test]
+fn memory_of_a_gpu_stays_unflushed_where_every_port_is_down() {
+    let memory = vec![0u8; 1000];
+    let (mut bench, buffer) = with_gpu_memory(&memory);
+    (0..2).for_each(|device| set_link(&mut bench, device, false));
+    let refusal = bench.sides[1].flush(bench.recv, buffer).expect_err("no port is up");
+    assert_eq!(refusal.fault(), Some(Fault::NoPort), "{refusal}");
+    assert!(refusal.to_string().contains("rank 5 on host-b"), "{refusal}");
+    set_link(&mut bench, 1, true);
+    let flush = bench.sides[1].flush(bench.recv, buffer).expect("a port is up").expect("room");
+    bench.until("flushed", |bench| matches!(bench.sides[1].test(flush), Ok(Status::Done { .. })));
 }
