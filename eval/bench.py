@@ -68,12 +68,12 @@ def undisturbed(work, most, tries=6):
 
 
 @contextlib.contextmanager
-def service(tenant="", settings=""):
+def service(tenant="", settings="", binaries=BINARIES):
     """A mccs-service with one tenant, of whose table `tenant` is a part; gives the process and its folder of sockets."""
     with tempfile.TemporaryDirectory() as folder:
         config = pathlib.Path(folder) / "service.toml"
         config.write_text(f'[service]\nruntime_dir = "{folder}"\n{settings}\n[[tenant]]\nname = "eval"\n{tenant}\n')
-        process = subprocess.Popen([BINARIES / "mccs-service", "--config", config], stdout=subprocess.PIPE,
+        process = subprocess.Popen([binaries / "mccs-service", "--config", config], stdout=subprocess.PIPE,
                                    stderr=subprocess.DEVNULL, text=True)
         try:
             if process.stdout.readline() != "mccs-service ready\n":

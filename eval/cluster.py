@@ -132,11 +132,11 @@ def of_hosts(fabric, placed):
 
 
 @contextlib.contextmanager
-def services(fabric, settings=(), tenants=()):
+def services(fabric, settings=(), tenants=(), binaries=BINARIES):
     """A service on each host; gives their processes and folders of sockets. `settings` are lines of service.toml outside
     of all tables: dotted keys. Sockets are called as their tenants; without any there is one, mccs.sock."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        run([BINARIES / "mccsctl", "keys", "--hosts", ",".join(fabric.hosts), "--dir", folder])
+        run([binaries / "mccsctl", "keys", "--hosts", ",".join(fabric.hosts), "--dir", folder])
         hosts = "".join(f'[[host]]\nname = "{h}"\naddress = "{fabric.addresses[h]}:7400"\n' for h in fabric.hosts)
         sockets = {name: f"{name}.sock" for name in tenants} or {"eval": "mccs.sock"}
         tenants = "".join(f'[[tenant]]\nname = "{name}"\nsocket = "{socket}"\nmax_memory = "16GiB"\n'
@@ -155,7 +155,7 @@ exchange.authority = "{folder}/authority.crt"
 {tenants}
 ''')
             log = stack.enter_context(open(config.with_suffix(".log"), "w"))
-            process = subprocess.Popen(fabric.command(host, [BINARIES / "mccs-service", "--config", config]), text=True,
+            process = subprocess.Popen(fabric.command(host, [binaries / "mccs-service", "--config", config]), text=True,
                                        stdout=subprocess.PIPE, stderr=log)
             stack.callback(process.wait, timeout=60)
             stack.callback(process.terminate)
@@ -192,9 +192,9 @@ def run_ranks(fabric, placed, command, environment, timeout=300):
     return outputs[0][0]
 
 
-def perf(fabric, folder, placed, unique_id, arguments):
+def perf(fabric, folder, placed, unique_id, arguments, binaries=BINARIES):
     """mccs-perf on ranks of `placed`; returns its records."""
-    command = [BINARIES / "mccs-perf", "--json", *map(str, arguments)]
+    command = [binaries / "mccs-perf", "--json", *map(str, arguments)]
     root = placed[0] if len(set(placed)) > 1 else ""
     return bench.records(run_ranks(fabric, placed, command, lambda rank, host: {
         "MCCS_SOCKET": f"{folder}/{host}/mccs.sock", "MCCS_RANK": str(rank), "MCCS_NRANKS": str(len(placed)),

@@ -210,7 +210,8 @@ impl Socket {
         let mut unread: libc::c_int = 0;
         // SAFETY: the kernel writes an int, for which there is room.
         let asked = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) };
-        asked != 0 || unread == 0 || self.is_closed()
+        // Who goes leaves nothing unread. A socket that is shut down seems closed, whether or not the other side has gone.
+        asked != 0 || unread == 0
     }
 
     /// Says nothing more, and hears nothing more. What has been sent can still be read.
@@ -387,6 +388,25 @@ mod tests {
         drop(theirs);
         assert!(ours.is_closed());
         assert!(matches!(ours.send(&request(0), &[]), Err(SocketError::Closed)));
+    }
+
+    /// Also where one's own end is shut down, which looks as if the other side had gone.
+    #[test]
+    fn what_was_sent_is_taken_when_it_is_read_or_nobody_can_read_it_any_more() {
+        for reads in [true, false] {
+            let (ours, theirs) = pair();
+            assert!(ours.is_taken());
+            ours.send(&request(1), &[]).expect("send");
+            assert!(!ours.is_taken());
+            ours.shut_down();
+            assert!(!ours.is_taken());
+            if reads {
+                assert!(theirs.recv::<RequestEnvelope>().expect("recv").is_some());
+            } else {
+                drop(theirs);
+            }
+            assert!(ours.is_taken());
+        }
     }
 
     /// What a refused message brought must not stay open: the far end of each pipe sees its last writer go.

@@ -1,66 +1,91 @@
-//! Attackers in processes of their own, and signals to them: in the middle of a request, of a write to shared memory, of a close.
+//! An attacker in a process of its own, which is stopped, goes on, and is killed at any instant: in the middle of a request, of a write
+//! to shared memory, of a close.
 
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rand::Rng as _;
 use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
 
-/// Processes of an attacking tenant, killed with the value.
-pub struct Attackers {
+use crate::attacker::Tally;
+
+/// One sequence of so many is killed in the middle, and one is stopped and goes on.
+const SIGNALLED_ONE_IN: u64 = 32;
+/// When a signal comes, from the sequence's begin: within about the time that a sequence takes.
+const SIGNALLED_WITHIN_US: u64 = 4_000;
+
+/// A process that carries sequences out, one after the other, until it is killed: with the value at the latest.
+pub struct AttackerProcess {
     program: PathBuf,
-    socket: PathBuf,
-    processes: Vec<Child>,
+    process: Child,
+    orders: ChildStdin,
+    tallies: BufReader<ChildStdout>,
 }
 
-impl Attackers {
-    /// So many, of the tenant with this socket. `program` is this package's `attacker`.
+impl AttackerProcess {
+    /// Starts one. `program` is this package's `attacker`.
     ///
     /// # Panics
-    /// If one does not start.
+    /// If it does not start.
     #[must_use]
-    pub fn start(program: PathBuf, socket: PathBuf, count: usize, rng: &mut StdRng) -> Self {
-        let mut attackers = Attackers { program, socket, processes: Vec::new() };
-        for _ in 0..count {
-            let process = attackers.another(rng);
-            attackers.processes.push(process);
-        }
-        attackers
+    pub fn start(program: &Path) -> Self {
+        let mut command = Command::new(program);
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("an attacker starts");
+        let orders = process.stdin.take().expect("its input");
+        let tallies = BufReader::new(process.stdout.take().expect("its output"));
+        AttackerProcess { program: program.to_owned(), process, orders, tallies }
     }
 
-    fn another(&self, rng: &mut StdRng) -> Child {
-        let mut command = Command::new(&self.program);
-        command.arg(&self.socket).arg(rng.random::<u64>().to_string()).stdin(Stdio::null());
-        command.spawn().expect("an attacker starts")
-    }
-
-    /// Lets them work for a moment, and then stops one, lets one go on, or kills one and starts another.
+    /// Carries out the sequence of so many steps that a seed stands for, of the tenant with this socket. The seed decides whether the process
+    /// is stopped or killed meanwhile, too. Returns what was done, as far as is known: nothing of the attacker's is left but what the
+    /// service has not heard of yet.
     ///
     /// # Panics
-    /// If one has ended by itself, which none does.
-    pub fn signal_one(&mut self, rng: &mut StdRng) {
-        std::thread::sleep(Duration::from_micros(rng.random_range(0..5_000)));
-        let at = rng.random_range(0..self.processes.len());
-        let process = &mut self.processes[at];
-        let ended = process.try_wait().expect("a child");
-        assert!(ended.is_none(), "an attacker has ended: {ended:?}");
-        let signal = [Signal::SIGSTOP, Signal::SIGCONT, Signal::SIGKILL][rng.random_range(0..3)];
-        kill(Pid::from_raw(process.id() as i32), signal).expect("it can be signalled");
-        if signal == Signal::SIGKILL {
-            process.wait().expect("a child");
-            self.processes[at] = self.another(rng);
+    /// If the process ends by itself.
+    pub fn sequence(&mut self, socket: &Path, seed: u64, steps: usize) -> Tally {
+        writeln!(self.orders, "{seed} {steps} {}", socket.display()).expect("the attacker hears");
+        // Other numbers than the sequence has.
+        let mut rng = StdRng::seed_from_u64(!seed);
+        let signal = rng.random_range(0..SIGNALLED_ONE_IN);
+        if signal < 2 {
+            std::thread::sleep(Duration::from_micros(rng.random_range(0..SIGNALLED_WITHIN_US)));
         }
+        match signal {
+            0 => {
+                let _ = self.process.kill();
+                *self = Self::start(&self.program);
+                let mut tally = Tally::default();
+                tally.count("sequences killed");
+                return tally;
+            }
+            1 => {
+                self.signal(Signal::SIGSTOP);
+                std::thread::sleep(Duration::from_micros(rng.random_range(0..SIGNALLED_WITHIN_US)));
+                self.signal(Signal::SIGCONT);
+            }
+            _ => {}
+        }
+        let mut line = String::new();
+        self.tallies.read_line(&mut line).expect("the attacker tells");
+        let mut tally = Tally::from_json(&line).expect("an attacker ends when it is killed, and not before");
+        if signal == 1 {
+            tally.count("sequences stopped");
+        }
+        tally
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.process.id() as i32), signal).expect("it can be signalled");
     }
 }
 
-impl Drop for Attackers {
+impl Drop for AttackerProcess {
     fn drop(&mut self) {
-        for process in &mut self.processes {
-            let _ = process.kill();
-            let _ = process.wait();
-        }
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }

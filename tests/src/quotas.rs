@@ -1,7 +1,5 @@
 //! Whether a tenant holds nothing any more.
 
-use std::sync::Arc;
-
 use mccs_tenants::Resource;
 
 use crate::TestService;
@@ -19,15 +17,14 @@ const RESOURCES: [Resource; 10] = [
     Resource::SentDescriptors,
 ];
 
-/// Ends whatever a tenant does, by `end`, and returns when nothing of it is left. The watchdog of the caller's ends what never comes back.
-pub fn all_comes_back(service: &TestService, tenant: &str, end: impl FnOnce()) {
-    let registry = &service.service().registry;
-    let session = || registry.sessions().into_iter().find(|session| session.tenant.name == tenant);
-    let held = session().map(|session| Arc::clone(&session.tenant));
-    end();
-    while session().is_some()
-        || held.as_ref().is_some_and(|tenant| RESOURCES.iter().any(|resource| tenant.used(*resource) > 0))
-    {
+/// Returns when a tenant, which does nothing any more, holds nothing any more. The watchdog of the caller's ends what never comes back.
+///
+/// # Panics
+/// If the service has no such tenant.
+pub fn all_comes_back(service: &TestService, tenant: &str) {
+    let tenants = service.service().registry.tenants();
+    let tenant = tenants.iter().find(|one| one.name == tenant).expect("a tenant of the service's");
+    while RESOURCES.iter().any(|resource| tenant.used(*resource) > 0) {
         std::thread::yield_now();
     }
 }

@@ -1,9 +1,9 @@
 //! Wake-ups and bounded mailboxes between engines.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use crossbeam::queue::ArrayQueue;
+use crossbeam::queue::{ArrayQueue, SegQueue};
 use mccs_ipc::sync::Doorbell;
 
 use super::EngineId;
@@ -117,23 +117,73 @@ impl WakerSlot {
     }
 }
 
+/// A bounded queue.
+enum Queue<T> {
+    /// All slots are there from the beginning: the data path allocates nothing.
+    Ready(ArrayQueue<T>),
+    /// Slots are made as messages come, and go with them.
+    Growing { messages: SegQueue<T>, count: AtomicUsize, capacity: usize },
+}
+
+impl<T> Queue<T> {
+    fn push(&self, message: T) -> Result<(), T> {
+        match self {
+            Queue::Ready(queue) => queue.push(message),
+            Queue::Growing { messages, count, capacity } => {
+                // Counted before it can be taken out.
+                if count.fetch_add(1, Ordering::Relaxed) >= *capacity {
+                    count.fetch_sub(1, Ordering::Relaxed);
+                    return Err(message);
+                }
+                messages.push(message);
+                Ok(())
+            }
+        }
+    }
+
+    fn pop(&self) -> Option<T> {
+        match self {
+            Queue::Ready(queue) => queue.pop(),
+            Queue::Growing { messages, count, .. } => {
+                let message = messages.pop()?;
+                count.fetch_sub(1, Ordering::Relaxed);
+                Some(message)
+            }
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Queue::Ready(queue) => queue.is_empty(),
+            Queue::Growing { messages, .. } => messages.is_empty(),
+        }
+    }
+}
+
 /// Receiving end of a bounded queue of messages to an engine.
 pub struct Mailbox<T> {
-    queue: Arc<ArrayQueue<T>>,
+    queue: Arc<Queue<T>>,
     waker: WakerSlot,
 }
 
 /// Sending end; any number of them.
 pub struct Sender<T> {
-    queue: Arc<ArrayQueue<T>>,
+    queue: Arc<Queue<T>>,
     waker: WakerSlot,
 }
 
 impl<T> Mailbox<T> {
-    /// A mailbox of at most `capacity` messages.
+    /// A mailbox of at most `capacity` messages, with room for all of them from the beginning.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
-        Mailbox { queue: Arc::new(ArrayQueue::new(capacity)), waker: WakerSlot::default() }
+        Mailbox { queue: Arc::new(Queue::Ready(ArrayQueue::new(capacity))), waker: WakerSlot::default() }
+    }
+
+    /// The same, with memory for those messages alone that wait: for mailboxes that there are many of, and whose capacity is for the worst.
+    #[must_use]
+    pub fn growing(capacity: usize) -> Self {
+        let queue = Queue::Growing { messages: SegQueue::new(), count: AtomicUsize::new(0), capacity };
+        Mailbox { queue: Arc::new(queue), waker: WakerSlot::default() }
     }
 
     /// The slot to fill with the owner's waker.
@@ -176,5 +226,54 @@ impl<T> Sender<T> {
         self.queue.push(message)?;
         self.waker.wake();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mailboxes_take_as_many_messages_as_they_have_room_for_in_order() {
+        for mailbox in [Mailbox::new(40), Mailbox::growing(40)] {
+            let sender = mailbox.sender();
+            for round in 0..3 {
+                assert!(mailbox.is_empty() && mailbox.pop().is_none());
+                (0..40).for_each(|message| sender.send(round + message).expect("room"));
+                assert_eq!(sender.send(99), Err(99));
+                assert!(!mailbox.is_empty());
+                (0..40).for_each(|message| assert_eq!(mailbox.pop(), Some(round + message)));
+            }
+        }
+    }
+
+    /// Together they never have more than there is room for, and none is lost.
+    #[test]
+    fn a_growing_mailbox_is_bounded_for_senders_at_once() {
+        const EACH: u64 = 20_000;
+        let mailbox = Mailbox::growing(8);
+        let taken = std::thread::scope(|scope| {
+            for _ in 0..3 {
+                let sender = mailbox.sender();
+                scope.spawn(move || {
+                    for mut message in 1..=EACH {
+                        while let Err(back) = sender.send(message) {
+                            message = back;
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+            let (mut count, mut sum) = (0, 0);
+            while count < 3 * EACH {
+                match mailbox.pop() {
+                    Some(message) => (count, sum) = (count + 1, sum + message),
+                    None => std::thread::yield_now(),
+                }
+            }
+            sum
+        });
+        assert_eq!(taken, 3 * EACH * (EACH + 1) / 2);
+        assert!(mailbox.is_empty());
     }
 }

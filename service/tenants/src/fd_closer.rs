@@ -22,8 +22,11 @@ const SLOW_AFTER: Duration = Duration::from_secs(5);
 /// Descriptors that may wait at all: what the service risks for each tenant.
 const WAITING_MAX: usize = 1024;
 
-/// How often sockets are looked at whose answers have not been taken.
-const TAKEN_LOOK: Duration = Duration::from_millis(100);
+/// How soon sockets are looked at whose answers have not been taken: most tenants take them at once, or go. Each look that changes nothing
+/// doubles it,
+const TAKEN_LOOK: Duration = Duration::from_millis(1);
+/// and so long is the longest.
+const TAKEN_LOOK_MAX: Duration = Duration::from_millis(100);
 
 /// What is to be closed.
 enum Closing<H> {
@@ -113,19 +116,23 @@ fn start<H: Send + 'static>(backlog: Arc<Mutex<Backlog>>) -> std::io::Result<mps
     let (sender, receiver) = mpsc::channel::<Closing<H>>();
     std::thread::Builder::new().name("mccs-closer".into()).spawn(move || {
         let mut untaken: Vec<(Socket, Vec<H>)> = Vec::new();
+        let mut look = TAKEN_LOOK;
         loop {
             let next = if untaken.is_empty() {
                 receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
             } else {
-                receiver.recv_timeout(TAKEN_LOOK)
+                receiver.recv_timeout(look)
             };
             match next {
                 Ok(Closing::Now(fd)) => {
                     drop(fd);
                     lock(&backlog).closed();
                 }
-                Ok(Closing::WhenTaken(socket, sent)) => untaken.push((socket, sent)),
-                Err(RecvTimeoutError::Timeout) => {}
+                Ok(Closing::WhenTaken(socket, sent)) => {
+                    untaken.push((socket, sent));
+                    look = TAKEN_LOOK;
+                }
+                Err(RecvTimeoutError::Timeout) => look = (2 * look).min(TAKEN_LOOK_MAX),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             untaken.retain(|(socket, _)| !socket.is_taken());

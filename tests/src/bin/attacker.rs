@@ -1,17 +1,19 @@
-//! An attacker in a process of its own, which others stop and kill at any instant: does anything, as the seed says, until it is ended.
+//! An attacker in a process of its own, which others stop and kill at any instant: carries out the sequences that it is told, a line each, and
+//! answers with what it did.
 
-use mccs_tests::attacker::Attacker;
-use rand::rngs::StdRng;
-use rand::{Rng as _, SeedableRng as _};
+use std::io::{BufRead as _, Write as _};
+
+use anyhow::Context as _;
+use mccs_tests::attacker::{Surroundings, sequence};
 
 fn main() -> anyhow::Result<()> {
-    let mut arguments = std::env::args().skip(1);
-    let mut next = || arguments.next().ok_or_else(|| anyhow::anyhow!("usage: attacker SOCKET SEED"));
-    let (socket, seed) = (next()?, next()?.parse()?);
-    let mut rng = StdRng::seed_from_u64(seed);
-    let mut attacker = Attacker::new(socket.into());
-    let mut decide = |below: u64| rng.random_range(0..below.max(1));
-    loop {
-        attacker.step(&mut decide);
+    for line in std::io::stdin().lock().lines() {
+        let line = line?;
+        let mut words = line.splitn(3, ' ');
+        let mut next = || words.next().context("a line is: SEED STEPS SOCKET");
+        let (seed, steps, socket) = (next()?.parse()?, next()?.parse()?, next()?.into());
+        let tally = sequence(&Surroundings { socket, gpus: Vec::new() }, seed, steps);
+        writeln!(std::io::stdout(), "{}", tally.to_json())?;
     }
+    Ok(())
 }

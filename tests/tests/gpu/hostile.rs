@@ -3,29 +3,25 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mccs_cuda::gpus;
-use mccs_tests::attacker::Attacker;
+use mccs_tests::attacker::{Surroundings, sequence};
 use mccs_tests::quotas::all_comes_back;
 use mccs_tests::{TestService, seeds};
-use rand::rngs::StdRng;
-use rand::{Rng as _, SeedableRng as _};
 
 use super::ranks::{Player, everybody};
 use super::{LARGE, TENANTS, without_handles};
 
 /// Sequences of each configuration.
 const SEQUENCES: u64 = 30;
-/// Steps of a sequence.
+/// Most steps of a sequence.
 const STEPS: usize = 300;
 
 fn attack(service: &TestService) {
-    let known: Vec<_> = gpus().expect("GPUs").iter().map(|gpu| gpu.id.0).collect();
+    let gpus = gpus().expect("GPUs").iter().map(|gpu| gpu.id.0).collect();
+    let surroundings = Surroundings { socket: service.socket(1), gpus };
     for seed in seeds(SEQUENCES) {
         println!("MCCS_SEED={seed}");
-        let mut rng = StdRng::seed_from_u64(seed);
-        let mut attacker = Attacker::new(service.socket(1)).with_gpus(known.clone());
-        let mut decide = |below: u64| rng.random_range(0..below.max(1));
-        (0..STEPS).for_each(|_| attacker.step(&mut decide));
-        all_comes_back(service, "b", || drop(attacker));
+        drop(sequence(&surroundings, seed, STEPS));
+        all_comes_back(service, "b");
     }
 }
 

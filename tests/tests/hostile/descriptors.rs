@@ -143,3 +143,34 @@ fn answers_that_nobody_reads_keep_no_descriptors_from_others() {
         }
     });
 }
+
+/// Who keeps its end of a session that has ended, with what was sent there unread, keeps its share of descriptors on their way.
+#[test]
+fn unread_descriptors_count_until_they_are_taken_also_when_their_session_has_ended() {
+    attack(|service| {
+        let registry = &service.service().registry;
+        let tenant = registry.tenants().into_iter().find(|tenant| tenant.name == "hostile").expect("the tenant");
+        let used = || tenant.used(mccs_tenants::Resource::SentDescriptors);
+        let ends = || {
+            while registry.sessions().iter().any(|one| one.tenant.name == "hostile") {
+                std::thread::yield_now();
+            }
+        };
+        let unread = connect(&service.socket(0)).expect("connected");
+        unread.send(&vec![0xffu8; 64], &[]).expect("sent");
+        ends();
+        let sent = used();
+        assert!(sent > 0, "a welcome brings descriptors");
+        // Its socket is closed behind the first one, if that were closed.
+        drop(Raw::connect(service));
+        ends();
+        while used() > sent {
+            std::thread::yield_now();
+        }
+        assert_eq!(used(), sent);
+        drop(unread);
+        while used() > 0 {
+            std::thread::yield_now();
+        }
+    });
+}

@@ -8,18 +8,28 @@ use std::time::Duration;
 
 /// Memory that counts against tenants' quotas, as the service names it.
 const OF_TENANTS: [&str; 2] = ["/memfd:mccs-region", "/memfd:mccs-shm-exchange"];
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Open descriptors.
 pub fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("descriptors").count()
 }
 
+/// What `/proc/self/status` says under a name, without its unit.
+fn status(name: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("a status");
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line of this name");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
 /// Resident bytes.
 pub fn resident_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").expect("a status");
-    let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"));
-    kib.and_then(|kib| kib.parse::<u64>().ok()).expect("resident pages") << 10
+    status("VmRSS:") << 10
+}
+
+/// Threads.
+pub fn threads() -> u64 {
+    status("Threads:")
 }
 
 /// Bytes of the pages that there are of files of memory with these names, each file once: of those that are open, and of those that

@@ -12,5 +12,4 @@ mod random;
 mod raw;
 mod rounds;
 mod sanitized;
-mod signals;
 mod victim;

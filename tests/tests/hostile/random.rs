@@ -1,114 +1,145 @@
 //! Seeded attackers that do anything, beside a tenant whose every element is checked. `MCCS_SECONDS=3600` hunts for an hour, and
-//! `MCCS_SEED=n` repeats one sequence; `tests/hunt.sh` runs many such programs side by side.
+//! `MCCS_SEED=n` repeats one sequence; `eval/hunt.py` runs many such programs side by side, and keeps what they say.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use mccs_tests::attacker::Attacker;
+use mccs_tests::attacker::{Outcome, RequestKind, Tally};
+use mccs_tests::attackers::AttackerProcess;
 use mccs_tests::quotas::all_comes_back;
-use mccs_tests::{TestService, seeds, watchdog};
-use rand::rngs::StdRng;
-use rand::{Rng as _, SeedableRng as _};
+use mccs_tests::{TestService, seeds};
 
-use crate::held::{descriptors, most_bytes_of_tenants, resident_bytes};
-use crate::victim::{SETTINGS, beside};
+use crate::held::{descriptors, most_bytes_of_tenants, resident_bytes, threads};
+use crate::victim::{Calls, SETTINGS, beside_calls};
 
 /// Sequences that every run of the tests tries.
-const SEQUENCES: u64 = 40;
-/// Steps of a sequence.
-const STEPS: usize = 400;
-/// Attackers at a time, each a tenant of its own: one's sessions end while another's begin.
+const SEQUENCES: u64 = 200;
+/// Most steps of a sequence.
+const STEPS: usize = 256;
+/// Attackers at a time, each a process.
 const LANES: usize = 4;
-/// Memory that each of these tenants may have.
-const LANE_BYTES: u64 = 8 << 20;
+/// Tenants of each, in turn: one's sessions end while another's begin.
+const TENANTS_OF_A_LANE: usize = 2;
+const TENANTS: usize = LANES * TENANTS_OF_A_LANE;
+/// Memory that each tenant may have.
+const TENANT_BYTES: u64 = 4 << 20;
 /// What all tenants' pages may take beside quotas: memory of the honest tenant, and pages of freed memory that an attacker has written
 /// to once more, which are then its own.
 const BESIDE_QUOTAS_BYTES: u64 = 8 << 20;
 /// Sequences after which the process has all that it allocates once.
-const WARM: u64 = 20;
+const WARM: u64 = 40;
 /// Growth of the process that is no leak. One of a few hundred bytes for each sequence is found in an hour.
 const GROWTH_MAX_BYTES: u64 = 256 << 20;
 
-fn lane_name(lane: usize) -> String {
-    format!("hostile-{lane}")
+fn name(tenant: usize) -> String {
+    format!("hostile-{tenant}")
 }
 
-/// One sequence of the n-th lane's tenant, to its very end.
-fn sequence(service: &TestService, lane: usize, seed: u64) {
-    // The harness shows it if the sequence fails.
-    println!("MCCS_SEED={seed}");
-    let mut rng = StdRng::seed_from_u64(seed);
-    let mut attacker = Attacker::new(service.socket(2 + lane));
-    let mut decide = |below: u64| rng.random_range(0..below.max(1));
-    (0..STEPS).for_each(|_| attacker.step(&mut decide));
-    all_comes_back(service, &lane_name(lane), || drop(attacker));
+/// What sequences have done.
+#[derive(Default)]
+struct Hunted {
+    sequences: u64,
+    tally: Tally,
+    /// The longest time from a sequence's begin to when nothing was left of it.
+    longest: Duration,
 }
 
-/// Sequences on all lanes. Returns how many.
-fn hunt(service: &TestService, seeds: impl Iterator<Item = u64> + Send) -> u64 {
-    let (seeds, done) = (Mutex::new(seeds), AtomicU64::new(0));
+/// Carries out sequences on all lanes. The honest tenant makes a call for each.
+fn hunt(service: &TestService, calls: &Calls, seeds: impl Iterator<Item = u64> + Send) -> Hunted {
+    let (seeds, hunted) = (Mutex::new(seeds), Mutex::new(Hunted::default()));
+    let attack = |lane: usize| {
+        let mut attacker = AttackerProcess::start(Path::new(env!("CARGO_BIN_EXE_attacker")));
+        let mut began = [None; TENANTS_OF_A_LANE];
+        let end = |turn: usize, began: &mut Option<Instant>| {
+            all_comes_back(service, &name(lane * TENANTS_OF_A_LANE + turn));
+            if let Some(began) = began.take() {
+                let mut hunted = hunted.lock().unwrap_or_else(PoisonError::into_inner);
+                hunted.longest = hunted.longest.max(began.elapsed());
+            }
+        };
+        for turn in (0..TENANTS_OF_A_LANE).cycle() {
+            end(turn, &mut began[turn]);
+            let Some(seed) = seeds.lock().unwrap_or_else(PoisonError::into_inner).next() else { break };
+            // Whatever goes wrong, the last of these lines of each lane are there.
+            println!("MCCS_SEED={seed}");
+            began[turn] = Some(Instant::now());
+            let tenant = lane * TENANTS_OF_A_LANE + turn;
+            let done = attacker.sequence(&service.socket(2 + tenant), seed, STEPS);
+            calls.one_more();
+            let mut hunted = hunted.lock().unwrap_or_else(PoisonError::into_inner);
+            hunted.sequences += 1;
+            hunted.tally.add(&done);
+        }
+        drop(attacker);
+        began.iter_mut().enumerate().for_each(|(turn, began)| end(turn, began));
+    };
     std::thread::scope(|scope| {
         for lane in 0..LANES {
-            let (seeds, done) = (&seeds, &done);
-            scope.spawn(move || {
-                loop {
-                    let seed = seeds.lock().unwrap_or_else(PoisonError::into_inner).next();
-                    let Some(seed) = seed else { break };
-                    sequence(service, lane, seed);
-                    done.fetch_add(1, Ordering::Relaxed);
-                }
-            });
+            scope.spawn(move || attack(lane));
         }
     });
-    done.into_inner()
+    hunted.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Each request has been sent, and has been done and refused, as far as a service without GPUs does.
+fn assert_that_all_was_tried(tally: &Tally) {
+    for kind in RequestKind::ALL {
+        let [sent, done, refused] =
+            [Outcome::Sent, Outcome::Done, Outcome::Refused].map(|outcome| tally.of_request(kind.name(), outcome));
+        let told = format!("{}: {sent} sent, {done} done, {refused} refused", kind.name());
+        assert!(sent > 0 && (refused > 0 || kind.is_always_right()), "{told}");
+        assert!(done > 0 || kind.needs_gpus(), "{told}");
+    }
 }
 
 #[test]
 fn whatever_tenants_do_others_go_on_and_nothing_is_left() {
-    let hostile = |lane| {
+    let hostile = |tenant| {
         format!(
-            "[[tenant]]\nname = {:?}\nsocket = \"h{lane}\"\nmax_operations_in_flight = 64\nmax_memory = \"{}KiB\"\n\
+            "[[tenant]]\nname = {:?}\nsocket = \"h{tenant}\"\nmax_operations_in_flight = 64\nmax_memory = \"{}KiB\"\n\
              max_regions = 65536\n",
-            lane_name(lane),
-            LANE_BYTES >> 10
+            name(tenant),
+            TENANT_BYTES >> 10
         )
     };
-    let service = TestService::start(&(SETTINGS.to_owned() + &(0..LANES).map(hostile).collect::<String>()));
-    let (began, is_over) = (Instant::now(), AtomicBool::new(false));
-    let (mut sequences, mut grown, mut held) = (0, 0, 0);
-    let served = beside(&service.socket(1), || {
-        (0..WARM).for_each(|seed| sequence(&service, seed as usize % LANES, seed));
-        let (descriptors_before, resident_before) = (descriptors(), resident_bytes());
+    let service = TestService::start(&(SETTINGS.to_owned() + &(0..TENANTS).map(hostile).collect::<String>()));
+    let (began, is_over, calls) = (Instant::now(), AtomicBool::new(false), Calls::when_asked());
+    let (mut hunted, mut held, mut before, mut after) = (Hunted::default(), 0, (0, 0, 0), (0, 0, 0));
+    let served = beside_calls(&service.socket(1), &calls, || {
+        let counted = || (descriptors(), resident_bytes(), threads());
+        hunt(&service, &calls, 0..WARM);
+        before = counted();
         std::thread::scope(|scope| {
             let looks = scope.spawn(|| most_bytes_of_tenants(&is_over));
-            let hunted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| hunt(&service, seeds(SEQUENCES))));
+            let caught = std::panic::AssertUnwindSafe(|| hunt(&service, &calls, seeds(SEQUENCES)));
+            let ended = std::panic::catch_unwind(caught);
             is_over.store(true, Ordering::Relaxed);
             held = looks.join().expect("looks");
-            sequences = hunted.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            hunted = ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         });
         // Descriptors close on a thread of their own.
-        while descriptors() > descriptors_before {
+        while descriptors() > before.0 {
             std::thread::yield_now();
         }
-        grown = resident_bytes().saturating_sub(resident_before);
-        watchdog();
+        after = counted();
     });
+    let quotas = TENANTS as u64 * TENANT_BYTES;
+    let said = serde_json::json!({
+        "sequences": hunted.sequences, "seconds": began.elapsed().as_secs(), "longest_sequence_ms": hunted.longest.as_millis(),
+        "checked_calls": served.calls, "longest_call_ms": served.longest.as_millis(), "calls_over_a_second": served.over_a_second,
+        "descriptors": [before.0, after.0], "resident_kib": [before.1 >> 10, after.1 >> 10], "threads": [before.2, after.2],
+        "held_kib": held >> 10, "quotas_kib": quotas >> 10, "tally": hunted.tally.counts(),
+    });
+    println!("hunt: {said}");
+    let grown = after.1.saturating_sub(before.1);
     assert!(grown <= GROWTH_MAX_BYTES, "the process has grown by {grown} bytes");
-    let quotas = LANES as u64 * LANE_BYTES;
     let most = quotas + quotas / 20 + BESIDE_QUOTAS_BYTES;
     assert!(held <= most, "tenants' memory has had {held} bytes, of quotas of {quotas}");
+    if hunted.sequences >= SEQUENCES {
+        assert_that_all_was_tried(&hunted.tally);
+    }
     // New sessions of the attackers' tenants work: their quotas are free again.
-    (0..LANES).for_each(|lane| drop(service.ranks(2 + lane, 2, |_| ())));
-    println!(
-        "hunt: sequences={sequences} steps={} seconds={} checked_calls={} longest_call_ms={} grown_kib={} held_kib={} \
-         quotas_kib={}",
-        sequences * STEPS as u64,
-        began.elapsed().as_secs(),
-        served.calls,
-        served.longest.as_millis(),
-        grown >> 10,
-        held >> 10,
-        quotas >> 10,
-    );
+    (0..TENANTS).for_each(|tenant| drop(service.ranks(2 + tenant, 2, |_| ())));
 }

@@ -1,17 +1,21 @@
 //! The same attackers on a service that is a process of its own, built with AddressSanitizer.
 
 use std::io::{BufRead as _, BufReader};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use mccs_tests::attackers::Attackers;
+use mccs_tests::attackers::AttackerProcess;
 use mccs_tests::watchdog;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rand::SeedableRng as _;
-use rand::rngs::StdRng;
 
 use crate::victim::{SETTINGS, beside};
+
+/// Attackers at a time, of one tenant.
+const ATTACKERS: usize = 3;
+/// Most steps of a sequence.
+const STEPS: usize = 400;
 
 /// Attacks the program that `MCCS_SERVICE` names for `MCCS_SECONDS`. It has to end well when it is told to: sanitizers end it with
 /// another status, also for what is left then.
@@ -30,16 +34,17 @@ fn a_service_with_a_sanitizer_finds_nothing_under_attack() {
     let mut service = service.spawn().expect("the service starts");
     let said = BufReader::new(service.stdout.take().expect("its output")).lines().next();
     assert!(said.is_some_and(|line| line.is_ok_and(|line| line.contains("ready"))), "the service is ready");
-    let mut rng = StdRng::seed_from_u64(seed);
-    println!("MCCS_SEED={seed}");
     let began = Instant::now();
-    beside(&folder.path().join("g"), || {
-        let attacker = env!("CARGO_BIN_EXE_attacker").into();
-        let mut attackers = Attackers::start(attacker, folder.path().join("h"), 3, &mut rng);
-        while began.elapsed() < Duration::from_secs(seconds) {
+    let attack = |first: u64| {
+        let mut attacker = AttackerProcess::start(Path::new(env!("CARGO_BIN_EXE_attacker")));
+        for seed in (first..).step_by(ATTACKERS).take_while(|_| began.elapsed() < Duration::from_secs(seconds)) {
             watchdog();
-            attackers.signal_one(&mut rng);
+            println!("MCCS_SEED={seed}");
+            drop(attacker.sequence(&folder.path().join("h"), seed, STEPS));
         }
+    };
+    beside(&folder.path().join("g"), || {
+        std::thread::scope(|scope| (seed..).take(ATTACKERS).for_each(|first| drop(scope.spawn(move || attack(first)))));
     });
     assert!(service.try_wait().expect("a child").is_none(), "the service goes on");
     kill(Pid::from_raw(service.id() as i32), Signal::SIGTERM).expect("it can be signalled");

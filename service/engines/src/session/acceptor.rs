@@ -104,8 +104,8 @@ impl SessionFactory {
             }
         };
         let Parts { segment_fd, segment, commands, completions, doorbell } = parts;
-        // A communicator may be aborted while a rank leaves it.
-        let replies = Mailbox::new(2 * tenant.quota.ranks_of_session() as usize + REPLIES_BESIDES);
+        // A communicator may be aborted while a rank leaves it. Few sessions ever have so many.
+        let replies = Mailbox::growing(2 * tenant.quota.ranks_of_session() as usize + REPLIES_BESIDES);
         let waker: WakerSlot = replies.waker().clone();
         let id = self.registry.next_number();
         let quota = tenant.quota;

@@ -1,0 +1,263 @@
+//! Requests over the socket, right and wrong.
+
+use std::os::fd::OwnedFd;
+
+use mccs_ipc::device_initiated::{CommPart, GpuUuid, SymmetricBufferPart};
+use mccs_ipc::large::SlotKind;
+use mccs_ipc::protocol::{COMM_NAME_BYTES_MAX, JoinOptions, Request, Role};
+use mccs_ipc::shm::{Mapping, make_whole};
+use mccs_ipc::types::{Handle, UniqueId};
+
+use super::session::Session;
+use super::{Decide, Kind, Outcome, Tally};
+
+/// Ids of communicators to choose from, so that ranks meet now and then.
+const IDS: u64 = 8;
+
+macro_rules! request_kinds {
+    ($($name:ident),+ $(,)?) => {
+        /// A request of the protocol without its arguments.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum RequestKind { $($name),+ }
+
+        impl RequestKind {
+            /// Every request that the attacker sends.
+            pub const ALL: &[RequestKind] = &[$(RequestKind::$name),+];
+
+            /// Its name in the protocol.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(RequestKind::$name => stringify!($name)),+ }
+            }
+
+            /// The kind of a request. A new request of the protocol has to be in the list: this does not compile without.
+            #[must_use]
+            pub fn of(request: &Request) -> Self {
+                match request { $(Request::$name { .. } => RequestKind::$name),+ }
+            }
+        }
+    };
+}
+
+request_kinds! {
+    AllocMemory,
+    RegisterMemory,
+    FreeMemory,
+    RegisterGpuMemory,
+    FreeGpuMemory,
+    CreateStream,
+    DestroyStream,
+    InitRank,
+    CommMemory,
+    DestroyComm,
+    AbortComm,
+    CreateOrderedStream,
+    NameGpuSegments,
+    RegisterGpuSegments,
+    OpenPart,
+    MakeTwin,
+}
+
+/// What sequences about communicators ask for.
+const OF_COMMUNICATORS: [RequestKind; 12] = [
+    RequestKind::InitRank,
+    RequestKind::InitRank,
+    RequestKind::InitRank,
+    RequestKind::InitRank,
+    RequestKind::InitRank,
+    RequestKind::CreateStream,
+    RequestKind::AllocMemory,
+    RequestKind::CommMemory,
+    RequestKind::OpenPart,
+    RequestKind::MakeTwin,
+    RequestKind::AbortComm,
+    RequestKind::DestroyComm,
+];
+
+impl RequestKind {
+    /// Whether a service without GPUs refuses it, whatever its arguments are. Of services without NICs nobody gets a twin.
+    #[must_use]
+    pub fn needs_gpus(self) -> bool {
+        use RequestKind as R;
+        matches!(
+            self,
+            R::RegisterGpuMemory
+                | R::FreeGpuMemory
+                | R::NameGpuSegments
+                | R::RegisterGpuSegments
+                | R::OpenPart
+                | R::MakeTwin
+        )
+    }
+
+    /// Whether it is answered without anybody else.
+    pub(super) fn is_prompt(self) -> bool {
+        use RequestKind as R;
+        !matches!(self, R::InitRank | R::DestroyComm | R::AbortComm | R::OpenPart | R::MakeTwin)
+    }
+
+    /// Whether it cannot be wrong, and attackers never ask for as many as make it refused.
+    #[must_use]
+    pub fn is_always_right(self) -> bool {
+        self == RequestKind::CreateStream
+    }
+
+    fn decided(of: Kind, decide: &mut Decide<'_>) -> Self {
+        // Without streams and communicators there is little else to do.
+        const WITHOUT_WHICH: [RequestKind; 2] = [RequestKind::CreateStream, RequestKind::InitRank];
+        let kinds = match of {
+            Kind::Communicators => &OF_COMMUNICATORS[..],
+            _ if decide(8) == 0 => &WITHOUT_WHICH,
+            _ => RequestKind::ALL,
+        };
+        kinds[decide(kinds.len() as u64) as usize]
+    }
+}
+
+impl Session {
+    /// Sends a request, of this kind or another.
+    pub(super) fn request(
+        &mut self,
+        kind: Option<RequestKind>,
+        gpus: &[GpuUuid],
+        tally: &mut Tally,
+        decide: &mut Decide<'_>,
+    ) {
+        let kind = kind.unwrap_or_else(|| RequestKind::decided(self.kind, decide));
+        let (request, fds) = self.make(kind, gpus, decide);
+        tally.count_request(kind.name(), Outcome::Sent);
+        self.send(request, &fds);
+    }
+
+    fn comm(&self, decide: &mut Decide<'_>) -> Handle {
+        let at = decide(self.comms.len().max(1) as u64) as usize;
+        self.handle(self.comms.get(at).map(|comm| comm.handle), decide)
+    }
+
+    fn region(&self, decide: &mut Decide<'_>) -> Handle {
+        let at = decide(self.regions.len().max(1) as u64) as usize;
+        self.handle(self.regions.get(at).map(|(region, _)| *region), decide)
+    }
+
+    fn make(&mut self, kind: RequestKind, gpus: &[GpuUuid], decide: &mut Decide<'_>) -> (Request, Vec<OwnedFd>) {
+        use RequestKind as R;
+        let mut fds = Vec::new();
+        let request = match kind {
+            R::AllocMemory => Request::AllocMemory { bytes: [0, 4096, 1 << 16, 3 << 19, u64::MAX][decide(5) as usize] },
+            R::RegisterMemory => {
+                let bytes = 4096 << decide(4);
+                if let Ok((fd, _)) = Mapping::create("attacker", bytes) {
+                    if decide(3) > 0 {
+                        let _ = make_whole(&fd, bytes);
+                    }
+                    fds.push(fd);
+                }
+                Request::RegisterMemory { bytes: bytes << decide(2) }
+            }
+            R::FreeMemory => {
+                let region = self.region(decide);
+                if !self.kind.errs(decide) {
+                    self.regions.retain(|(known, _)| *known != region);
+                }
+                Request::FreeMemory { region }
+            }
+            R::RegisterGpuMemory => {
+                let ipc_handle = (0..[64, 64, 64, 0, 65][decide(5) as usize]).map(|_| decide(256) as u8).collect();
+                Request::RegisterGpuMemory { gpu: gpu(gpus, decide), ipc_handle, bytes: u64::MAX >> decide(64) }
+            }
+            R::FreeGpuMemory => Request::FreeGpuMemory { region: self.region(decide) },
+            R::CreateStream => Request::CreateStream,
+            R::DestroyStream => {
+                let at = decide(self.streams.len().max(1) as u64) as usize;
+                let stream = self.handle(self.streams.get(at).map(|stream| stream.handle), decide);
+                if !self.kind.errs(decide) {
+                    self.streams.retain(|known| known.handle != stream);
+                }
+                Request::DestroyStream { stream }
+            }
+            R::InitRank => self.join(gpus, decide),
+            R::CommMemory => Request::CommMemory { comm: self.comm(decide) },
+            R::DestroyComm => {
+                let comm = self.comm(decide);
+                if !self.kind.errs(decide) {
+                    self.comms.retain(|known| known.handle != comm);
+                }
+                Request::DestroyComm { comm }
+            }
+            R::AbortComm => Request::AbortComm { comm: self.comm(decide), cuda_error: (decide(2) == 1).then_some(700) },
+            R::CreateOrderedStream => {
+                let (region, offset_bytes) = (self.region(decide), 64 * decide(80));
+                Request::CreateOrderedStream { region, offset_bytes, overlaps: decide(2) == 0 }
+            }
+            R::NameGpuSegments => {
+                // Memory of the host's, where a GPU's is expected.
+                fds.extend((0..decide(3)).filter_map(|_| Some(Mapping::create("attacker", 4096).ok()?.0)));
+                Request::NameGpuSegments { begins: decide(2) == 1, bytes: vec![4096; decide(3) as usize] }
+            }
+            R::RegisterGpuSegments => Request::RegisterGpuSegments { gpu: gpu(gpus, decide) },
+            R::OpenPart => {
+                let areas = SymmetricBufferPart::ALL.map(CommPart::Area);
+                let parts = [&areas[..], &[SlotKind::Own, SlotKind::Shared].map(CommPart::Slots)].concat();
+                Request::OpenPart { comm: self.comm(decide), part: parts[decide(parts.len() as u64) as usize] }
+            }
+            R::MakeTwin => {
+                let (offset_bytes, bytes) = (4096 * decide(3), u64::MAX >> decide(64));
+                let peer = (decide(2) > 0).then(|| decide(5) as u32);
+                Request::MakeTwin { comm: self.comm(decide), region: self.region(decide), offset_bytes, bytes, peer }
+            }
+        };
+        // Descriptors that nobody expects.
+        if self.kind.errs(decide) {
+            fds.extend((0..decide(3)).filter_map(|_| Some(Mapping::create("attacker", 4096).ok()?.0)));
+        }
+        (request, fds)
+    }
+
+    fn join(&mut self, gpus: &[GpuUuid], decide: &mut Decide<'_>) -> Request {
+        let number = decide(IDS);
+        let id = UniqueId([number as u8; 16]);
+        let (rank, nranks) = if self.kind.errs(decide) {
+            let nranks = [1, 2, 3, 4096, 0, u32::MAX][decide(6) as usize];
+            (decide(u64::from(nranks.clamp(1, 4)) + 1) as u32, nranks)
+        } else {
+            // As everybody does who joins it, one session behind the other.
+            let nranks = 1 + number as u32 % 4;
+            (self.number % nranks, nranks)
+        };
+        let root_address = if decide(16) == 0 { "h".to_owned() } else { String::new() };
+        let whole = self.comm(decide);
+        let role = match decide(10) {
+            // Of nothing there is no part.
+            _ if self.comms.is_empty() && !self.kind.errs(decide) => Role::Whole,
+            0 => Role::Graphs { whole },
+            1 => Role::CopyEngines { whole },
+            2 => Role::Team { whole },
+            3 => Role::Rail { whole, number: decide(3) as u32 },
+            4 => Role::GraphsOfRail { whole: UniqueId([decide(IDS) as u8; 16]), number: decide(3) as u32 },
+            5 => Role::Pinned { whole },
+            _ => Role::Whole,
+        };
+        // A new role has to be made above, too: this does not compile without.
+        match role {
+            Role::Whole | Role::Graphs { .. } | Role::CopyEngines { .. } => {}
+            Role::Team { .. } | Role::Rail { .. } | Role::GraphsOfRail { .. } => {}
+        }
+        let options = if self.kind.errs(decide) {
+            let name = ["\u{7}", "a"][decide(2) as usize].repeat(decide(2 * COMM_NAME_BYTES_MAX as u64) as usize);
+            JoinOptions { job: name.clone(), name, traffic_class: Some(decide(256) as u8) }
+        } else {
+            JoinOptions::default()
+        };
+        // Where there are GPUs most ranks are on one.
+        let gpu = (decide(8) < if gpus.is_empty() { 1 } else { 6 }).then(|| gpu(gpus, decide));
+        Request::InitRank { id, rank, nranks, gpu, root_address, role, options }
+    }
+}
+
+/// One of the host's, now and then another.
+fn gpu(gpus: &[GpuUuid], decide: &mut Decide<'_>) -> GpuUuid {
+    match gpus.len() as u64 {
+        many if many > 0 && decide(8) > 0 => gpus[decide(many) as usize],
+        _ => [decide(2) as u8; 16],
+    }
+}
