@@ -196,8 +196,8 @@ impl Session {
             }
             R::RegisterGpuSegments => Request::RegisterGpuSegments { gpu: gpu(gpus, decide) },
             R::OpenPart => {
-                let areas = SymmetricBufferPart::ALL.map(CommPart::Area);
-                let parts = [&areas[..], &[SlotKind::Own, SlotKind::Shared].map(CommPart::Slots)].concat();
+                let buffers = SymmetricBufferPart::ALL.map(CommPart::SymmetricBuffer);
+                let parts = [&buffers[..], &[SlotKind::Own, SlotKind::Shared].map(CommPart::Slots)].concat();
                 Request::OpenPart { comm: self.comm(decide), part: parts[decide(parts.len() as u64) as usize] }
             }
             R::MakeTwin => {
@@ -240,7 +240,7 @@ impl Session {
         // A new role has to be made above, too: this does not compile without.
         match role {
             Role::Whole | Role::Graphs { .. } | Role::CopyEngines { .. } => {}
-            Role::Team { .. } | Role::Rail { .. } | Role::GraphsOfRail { .. } => {}
+            Role::Team { .. } | Role::Pinned { .. } | Role::Rail { .. } | Role::GraphsOfRail { .. } => {}
         }
         let options = if self.kind.errs(decide) {
             let name = ["\u{7}", "a"][decide(2) as usize].repeat(decide(2 * COMM_NAME_BYTES_MAX as u64) as usize);

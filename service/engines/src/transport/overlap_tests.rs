@@ -85,7 +85,8 @@ impl Side {
         };
         let hosts = listeners.into_iter().enumerate().map(host).collect();
         let (host_of_rank, assignment, all) = (vec![0, 1], Arc::default(), Arc::default());
-        let peers = Arc::new(Peers { hosts, host_of_rank, assignment, all, may_be_on_gpus: false });
+        let (to_gpus, nics_of_ranks) = Default::default();
+        let peers = Arc::new(Peers { hosts, host_of_rank, assignment, all, to_gpus, nics_of_ranks });
         for side in &mut sides {
             side.engine.links.as_mut().unwrap().set_peers(LINKS, Arc::clone(&peers));
         }
