@@ -36,7 +36,8 @@ def hunt(options, first):
         started.append((log, subprocess.Popen([options.binary, TEST, "--nocapture"], env=environment, stdout=log.open("w"), stderr=subprocess.STDOUT)))
     said = []
     for log, process in started:
-        found = [line.removeprefix("hunt: ") for line in (process.wait(), log.read_text().splitlines())[1] if line.startswith("hunt: ")]
+        process.wait()
+        found = [line.removeprefix("hunt: ") for line in log.read_text().splitlines() if line.startswith("hunt: ")]
         if process.returncode != 0 or not found:
             print(f"a process failed; see {log}", file=sys.stderr)
         said.append(json.loads(found[0]) if process.returncode == 0 and found else None)

@@ -58,12 +58,7 @@ impl EmulatedNics {
         // In a folder called like the host a library has that host's devices.
         let own = self.folder.path().join(host_name(host));
         std::fs::create_dir(&own).expect("a folder");
-<<<<<<< HEAD
         format!("[rdma]\nlibrary = {:?}\n{keys}", library_in(&own))
-=======
-        let library = library_in(&own);
-        format!("[rdma]\nlibrary = {library:?}\n{keys}")
->>>>>>> 3fdce7e7 (what parts of the work that met need of each other: names, roles, NICs of tests)
     }
 
     pub fn make(&self, host: usize, nic: usize, fault: Fault) {
