@@ -55,11 +55,15 @@ fn all_to_all(problem: &Problem, rank: u32) -> Vec<Step> {
     let nranks = problem.nranks;
     let own = copy(rank, block(problem, Buffer::Send, rank), block(problem, Buffer::Recv, rank));
     let mut steps: Vec<_> = Some(own).filter(|_| !problem.leaves_own).into_iter().collect();
-    for distance in 1..nranks {
-        let (to, from) = (after(rank, distance, nranks), after(rank, nranks - distance, nranks));
-        steps.push(send(rank, to, block(problem, Buffer::Send, to)));
-        steps.push(recv(rank, from, block(problem, Buffer::Recv, from)));
-    }
+    // Sends come first. Behind receives of other distances each would wait for a message: a latency for each rank.
+    steps.extend((1..nranks).map(|distance| {
+        let to = after(rank, distance, nranks);
+        send(rank, to, block(problem, Buffer::Send, to))
+    }));
+    steps.extend((1..nranks).map(|distance| {
+        let from = after(rank, nranks - distance, nranks);
+        recv(rank, from, block(problem, Buffer::Recv, from))
+    }));
     steps
 }
 

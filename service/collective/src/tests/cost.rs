@@ -37,6 +37,15 @@ fn a_network_takes_one_shot_for_short_data_and_rings_for_long() {
 }
 
 #[test]
+fn an_all_to_all_takes_one_latency_however_many_hosts_there_are() {
+    let model = CostModel { step_ns: 0.0, message_ns: 0.0, ..network() };
+    let strategy = Strategy::initial(Choice::Auto, 16, 1, &hosts());
+    let schedule = build(&problem(CollectiveKind::AllToAll, 1), Algorithm::Ring, &strategy).expect("valid");
+    let ns = model.estimate_ns(&schedule, 4);
+    assert!(ns >= model.link_latency_ns && ns < 1.5 * model.link_latency_ns, "{ns} ns");
+}
+
+#[test]
 fn the_operator_decides_as_far_as_memory_is_mapped() {
     let pinned = |algorithm| Strategy::initial(Choice::Pinned(algorithm), 16, 1, &hosts());
     let long = problem(CollectiveKind::AllReduce, 1 << 24);
