@@ -5,6 +5,8 @@
 //! `h1` of that one sees those of host h1. Bytes go from the sender's memory into slots of the receiver's queue pair, and from there into the receiver's memory: two copies, as with a real device. A
 //! port carries so many bits a second in each direction, and takes some time from device to device.
 //!
+//! [`fabric`] puts leaves and spines between devices, whose links flows share.
+//!
 //! Queue pairs are reliable connections: writes, with and without immediate data, sends, reads and atomic operations, in order,
 //! with acknowledgements, retries, receivers that are not ready, and the errors that end them. [`control`] makes faults: a port that goes
 //! down, loss, a slow port, a failing queue pair, late completions, a lost device.
@@ -28,6 +30,7 @@ mod context;
 pub mod control;
 mod copiers;
 mod entries;
+pub mod fabric;
 mod files;
 mod gpu;
 mod memory;

@@ -20,6 +20,7 @@ use crate::abi::{
 };
 use crate::bell::Bell;
 use crate::completions::CompletionQueue;
+use crate::fabric::Route;
 use crate::files::{Head, Port, PortWords, Ring};
 use crate::gpu::{Copies, Gpu, Pending};
 use crate::memory::Regions;
@@ -135,6 +136,8 @@ pub(crate) struct Peer {
     pub ring: Ring,
     pub port: Port,
     pub bell: Bell,
+    /// What is on the way to it.
+    pub route: Option<Route>,
 }
 
 /// How long a queue pair tries.

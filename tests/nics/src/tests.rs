@@ -14,6 +14,7 @@ use crate::entries::devices::{ibv_close_device, ibv_get_async_event};
 use crate::entries::memory::{ibv_alloc_pd, ibv_dealloc_pd, ibv_dereg_mr, ibv_reg_mr_iova2};
 use crate::entries::queue_pairs::{ibv_create_qp, ibv_destroy_qp, ibv_modify_qp};
 use crate::entries::tested::open_listed;
+use crate::fabric::{Fabric, LinkCarried, carried_by_links};
 use crate::files::{Listed, RingShape, write_list};
 
 /// A test that has not got further for so long hangs.
@@ -30,6 +31,8 @@ struct Side {
     memory: Vec<u64>,
     mr: *mut Mr,
     listed: Listed,
+    /// Of the packets that it sends.
+    flow_label: u32,
 }
 
 /// Two sides that are connected.
@@ -63,7 +66,7 @@ impl Side {
         // SAFETY: what was made above.
         let qp = unsafe { ibv_create_qp(pd, &raw mut init) };
         assert!(!qp.is_null() && !mr.is_null());
-        Side { context, pd, cq, qp, memory, mr, listed }
+        Side { context, pd, cq, qp, memory, mr, listed, flow_label: 0 }
     }
 
     fn number(&self) -> u32 {
@@ -84,7 +87,7 @@ impl Side {
         attr.qp_state = state;
         attr.qp_access_flags = ALL;
         attr.dest_qp_num = dest_qp_num;
-        attr.ah_attr = AhAttr { dgid, is_global: 1, port_num: 1, ..attr.ah_attr };
+        attr.ah_attr = AhAttr { dgid, flow_label: self.flow_label, is_global: 1, port_num: 1, ..attr.ah_attr };
         // 4 ms, eight times; a receiver that is not ready is asked three times, after 0.1 ms.
         (attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.min_rnr_timer) = (10, 7, 3, 8);
         // SAFETY: a queue pair that lives.
@@ -173,6 +176,13 @@ impl Pair {
     }
 
     fn shaped(words: usize, shape: RingShape) -> Pair {
+        let pair = Pair::apart(words, shape);
+        pair.connect();
+        pair
+    }
+
+    /// Not connected yet.
+    fn apart(words: usize, shape: RingShape) -> Pair {
         let folder = tempfile::tempdir().expect("a folder");
         shape.write(folder.path()).expect("a shape");
         let listed = [1, 2].map(|number| Listed {
@@ -185,9 +195,7 @@ impl Pair {
         });
         write_list(folder.path(), &listed).expect("a list");
         let sides = listed.map(|listed| Side::new(folder.path(), listed, words));
-        let pair = Pair { sides, folder };
-        pair.connect();
-        pair
+        Pair { sides, folder }
     }
 
     fn connect(&self) {
@@ -234,6 +242,35 @@ fn a_long_write_arrives_whole_also_when_packets_are_lost() {
         let sent = carried(pair.folder.path(), "h1", "nic").expect("a device").out_bytes;
         // Also without losses: an answer may take longer than the timer, on a busy host.
         assert!(sent > LONG as u64 * 8 - u64::from(loss == 0), "{sent} bytes");
+    }
+}
+
+#[test]
+fn writes_between_leaves_take_the_links_of_their_spine_at_their_rate() {
+    let (bytes, shape) = (LONG as u64 * 8, RingShape::default());
+    for (port, spine) in [(50_000, 0), (50_150, 1)] {
+        let mut pair = Pair::apart(LONG, shape);
+        let leaves = ["h1", "h2"].map(|host| vec![host.to_owned()]).to_vec();
+        let fabric = Fabric { leaves, spines: 2, mbit_per_s: 800, first_port: 50_000, ports: 100, seed: 0 };
+        fabric.write(pair.folder.path()).expect("a fabric");
+        pair.sides[0].flow_label = port & 0x3fff;
+        pair.sides[0].memory.copy_from_slice(&random(LONG, port.into()));
+        pair.connect();
+        let [from, to] = &pair.sides;
+        let start = std::time::Instant::now();
+        assert_eq!(from.post(abi::WR_RDMA_WRITE, &[from.part(0, bytes as u32)], to.remote(0), [0; 2]), 0);
+        assert_eq!(from.completion().status, 0);
+        // The first packet finds the link idle.
+        let least_ns = (bytes - u64::from(shape.slot_bytes)) * 8 * 1000 / fabric.mbit_per_s;
+        assert!(start.elapsed() >= Duration::from_nanos(least_ns), "{:?}", start.elapsed());
+        assert!(from.memory == to.memory, "all words");
+        for LinkCarried { leaf, spine: of, up_bytes, down_bytes } in
+            carried_by_links(pair.folder.path()).expect("links")
+        {
+            let (is_up, is_down) = ((leaf, of) == (0, spine), (leaf, of) == (1, spine));
+            assert_eq!((up_bytes >= bytes, down_bytes >= bytes), (is_up, is_down), "leaf {leaf}, spine {of}");
+            assert!((is_up || up_bytes == 0) || leaf == 1, "nothing goes by the other spine");
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail};
 use clap::{Parser, Subcommand};
 use mccs_emulated_nics::control::{Fault, carried, make};
+use mccs_emulated_nics::fabric::{Fabric, LinkCarried, carried_by_links};
 use mccs_emulated_nics::{Listed, RingShape, write_list};
 
 #[derive(Parser)]
@@ -28,8 +29,8 @@ enum What {
         #[arg(long, default_value_t = 1)]
         devices: u8,
         /// Rate of a port.
-        #[arg(long, default_value_t = 400)]
-        gbit_per_s: u64,
+        #[arg(long, default_value_t = 400.0)]
+        gbit_per_s: f64,
         /// Time from device to device.
         #[arg(long, default_value_t = 1500)]
         latency_ns: u64,
@@ -48,6 +49,29 @@ enum What {
         #[arg(default_value_t = 0)]
         value: u64,
     },
+    /// Puts leaves and spines between the listed devices, before any is opened.
+    Fabric {
+        /// Hosts of a leaf, separated by commas; once for each leaf.
+        #[arg(long = "leaf", required = true)]
+        leaves: Vec<String>,
+        /// Between all leaves.
+        #[arg(long, default_value_t = 2)]
+        spines: u32,
+        /// Rate of a link between leaf and spine.
+        #[arg(long)]
+        mbit_per_s: u64,
+        /// First of the UDP source ports that name spines.
+        #[arg(long, default_value_t = 50_000)]
+        first_port: u16,
+        /// Ports of a spine.
+        #[arg(long, default_value_t = 100)]
+        ports: u16,
+        /// Of the hash by which other ports choose their spine.
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+    },
+    /// Prints the bytes that each link of the fabric has carried: leaf, spine, up, down.
+    Links,
     /// Prints the bytes that a device has sent and taken.
     Carried { host: String, device: String },
 }
@@ -61,7 +85,7 @@ fn main() -> anyhow::Result<()> {
                     host: host.clone(),
                     name: format!("mlx5_{device}"),
                     address: Ipv4Addr::new(10, 77, device, number + 1),
-                    mbit_per_s: gbit_per_s * 1000,
+                    mbit_per_s: (gbit_per_s * 1000.0) as u64,
                     latency_ns,
                     is_infiniband: false,
                 })
@@ -87,6 +111,16 @@ fn main() -> anyhow::Result<()> {
                 ),
             };
             make(&folder, &host, &device, fault).with_context(|| format!("{} of {host}", device))
+        }
+        What::Fabric { leaves, spines, mbit_per_s, first_port, ports, seed } => {
+            let leaves = leaves.iter().map(|hosts| hosts.split(',').map(str::to_owned).collect()).collect();
+            Fabric { leaves, spines, mbit_per_s, first_port, ports, seed }.write(&folder).context("no such fabric")
+        }
+        What::Links => {
+            for LinkCarried { leaf, spine, up_bytes, down_bytes } in carried_by_links(&folder)? {
+                println!("{leaf} {spine} {up_bytes} {down_bytes}");
+            }
+            Ok(())
         }
         What::Carried { host, device } => {
             let found = carried(&folder, &host, &device).with_context(|| format!("{} of {host}", device))?;

@@ -1,7 +1,6 @@
 //! Queue pairs and their states.
 
 use std::ffi::{c_int, c_void};
-use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,6 +9,8 @@ use super::{MAX_INLINE_BYTES, MAX_SGE, MAX_WRS, Zero, errno_of, fail, nic};
 use crate::abi::{self, Pd, Qp, QpAttr, QpInitAttr};
 use crate::bell::Bell;
 use crate::completions::CompletionQueue;
+use crate::context::Nic;
+use crate::fabric::{Route, source_port};
 use crate::files::{Port, Ring};
 use crate::queue_pair::{Handle, Peer, QueuePair, Timers};
 use crate::served::Served;
@@ -148,7 +149,8 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
     if has(abi::QP_AV) && has(abi::QP_DEST_QPN) {
         let [high, low] = attr.ah_attr.dgid.map(u64::to_ne_bytes);
         let gid = std::array::from_fn(|at| if at < 8 { high[at] } else { low[at - 8] });
-        match open_peer(&nic.folder, gid, attr.dest_qp_num) {
+        let source_port = source_port(attr.ah_attr.flow_label, qp.qp_num, attr.dest_qp_num);
+        match open_peer(nic, (gid, attr.dest_qp_num), source_port) {
             Ok(peer) => {
                 queue_pair.connect(peer);
                 if let Some(gpu) = gpu {
@@ -188,10 +190,12 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
     0
 }
 
-fn open_peer(folder: &Path, gid: [u8; 16], number: u32) -> std::io::Result<Peer> {
+fn open_peer(nic: &Nic, (gid, number): ([u8; 16], u32), source_port: u16) -> std::io::Result<Peer> {
+    let folder = &nic.folder;
     let ring = Ring::open(folder, gid, number)?;
     let bell = Bell::open(folder, gid, ring.words().bell.load(Ordering::Acquire))?;
-    Ok(Peer { ring, port: Port::open_peer(folder, gid)?, bell })
+    let route = Route::of(folder, nic.listed.gid(), gid, source_port)?;
+    Ok(Peer { ring, port: Port::open_peer(folder, gid)?, bell, route })
 }
 
 #[unsafe(no_mangle)]

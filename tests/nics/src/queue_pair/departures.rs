@@ -95,9 +95,10 @@ impl QueuePair {
             .out_free_ns
             .fetch_update(relaxed, relaxed, |free| (free <= now + ahead).then(|| free.max(now) + takes(own)));
         let out_free = out.map_err(|free| free - ahead)?.max(now) + takes(own);
-        let taken = |free: u64| out_free.max(free + takes(theirs));
+        let at_port = peer.route.as_ref().map_or(out_free, |route| route.pass(bytes, out_free));
+        let taken = |free: u64| at_port.max(free + takes(theirs));
         let before = theirs.in_free_ns.fetch_update(relaxed, relaxed, |free| Some(taken(free)));
-        let in_free = before.map_or(out_free, taken);
+        let in_free = before.map_or(at_port, taken);
         Ok((index, in_free + own.latency_ns.load(Ordering::Relaxed)))
     }
 
