@@ -96,6 +96,9 @@ pub(in crate::cuda) struct OrderedStream {
     pub(in crate::cuda) access: Access,
 }
 
+/// How a stream is made whose semaphore lies at an offset of a region.
+type Create = fn(&Client, &Region, u64) -> Result<Stream, Error>;
+
 impl OrderedStream {
     /// With room for slots of so many bytes together.
     pub(in crate::cuda) fn new(client: &Client, context: &Context, access: Access, bytes: u64) -> Result<Self, Error> {
@@ -116,7 +119,7 @@ impl OrderedStream {
         client: &Client,
         context: &Context,
         access: Access,
-        (bytes, create): (u64, fn(&Client, &Region, u64) -> Result<Stream, Error>),
+        (bytes, create): (u64, Create),
     ) -> Result<Self, Error> {
         let region = client.allocate(HEAD_BYTES + bytes)?;
         let stream = create(client, &region, 0)?;
