@@ -115,12 +115,7 @@ impl OrderedStream {
         Self::with(client, context, access, (bytes, Client::create_overlapping_stream))
     }
 
-    fn with(
-        client: &Client,
-        context: &Context,
-        access: Access,
-        (bytes, create): (u64, Create),
-    ) -> Result<Self, Error> {
+    fn with(client: &Client, context: &Context, access: Access, (bytes, create): (u64, Create)) -> Result<Self, Error> {
         let region = client.allocate(HEAD_BYTES + bytes)?;
         let stream = create(client, &region, 0)?;
         // SAFETY: the region is mapped longer than it is registered: fields are dropped in order.
