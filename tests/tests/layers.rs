@@ -21,7 +21,7 @@ const LAYERS: [&[&str]; 17] = [
     &["mccs"],
     &["mccs-emulated-driver", "mccs-emulated-nics"],
     &["mccs-cuda"],
-    &["mccs-kernels"],
+    &["mccs-kernels", "mccs-rails"],
     &["mccs-ipc"],
     &["mccs-config"],
 ];

@@ -14,9 +14,9 @@
 use std::time::Duration;
 
 use mccs_cuda::{Context, DeviceAddress, Event, OwnedStream, RawStream};
+use mccs_rails::{Move, Part, SLOTS};
 
-use super::plan::{Move, Part};
-use super::{Rail, SLOTS};
+use super::Rail;
 use crate::Error;
 use crate::cuda::cuda_error;
 use crate::cuda::host_staged::ordered_stream::Ticket;

@@ -5,16 +5,11 @@ use std::collections::VecDeque;
 use mccs_cuda::{DeviceAddress, RawStream};
 use mccs_ipc::types::RedOp;
 use mccs_kernels::cuda::{CollectiveCall, Launch, RANKS_MAX, Strides};
+use mccs_rails::{Exchange, Move, Part, Place, Plan, SLOTS, Sizes, Slice, Stage, order};
 
 use super::bounce::Moving;
-use super::model::slice_bytes;
-use super::order::order;
-use super::plan::{Exchange, Move, Part, Place, Plan, Sizes, Slice, Stage};
-use super::sizes::{
-    BOUNCE_BYTES_MIN, COMBINE_BLOCKS, DIRECT_BYTES_MIN, EXCHANGE_BYTES_MIN, KERNEL_BYTES_MAX, RATES, SLICE_BYTES_MIN,
-    UNDIVIDED_BYTES,
-};
-use super::{Rails, SLOTS, Team};
+use super::sizes::{BOUNCE_BYTES_MIN, COMBINE_BLOCKS, DIRECT_BYTES_MIN, KERNEL_BYTES_MAX};
+use super::{Rails, Team};
 use crate::communicator::Call as HostCall;
 use crate::cuda::alone::run_alone;
 use crate::cuda::call::Call;
@@ -162,17 +157,9 @@ impl RailedCall<'_> {
     fn plan(&self) -> Plan<'_> {
         let Rails { layout, seat, slot_bytes, .. } = self.rails;
         let size = self.size();
-        let sizes = Sizes {
-            slot: slot_bytes / size,
-            undivided: UNDIVIDED_BYTES / size,
-            slice: 0,
-            exchange_from: EXCHANGE_BYTES_MIN / size,
-        };
+        let sizes = Sizes::new(*slot_bytes, size);
         let &CollectiveCall { kind, count, root, .. } = self.whole;
-        let plan = Plan { layout, seat: *seat, kind, count, root, sizes };
-        let (bytes, slices) = (plan.moved_by_rail().saturating_mul(size), (SLICE_BYTES_MIN, *slot_bytes));
-        let slice = slice_bytes(bytes, slices, (plan.segments() as u64, SLOTS), &RATES) / size;
-        Plan { sizes: Sizes { slice, ..sizes }, ..plan }
+        Plan { layout, seat: *seat, kind, count, root, sizes }.in_best_slices(*slot_bytes, size)
     }
 
     fn size(&self) -> u64 {

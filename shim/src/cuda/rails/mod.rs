@@ -11,7 +11,7 @@
 //! service:                                      | an all-gather on the rails' slots, done = n |
 //! ```
 //!
-//! `plan.rs` and `stages` say which stages a collective has, `order.rs` in which order a stream comes to them, `call.rs` enqueues them.
+//! `mccs_rails` says which stages a collective has, and in which order a stream comes to them; `call.rs` enqueues them.
 //! Kernels read and write short slices in the slots themselves. Long ones are in the slots' twins on the GPU (`twin.rs`), where NICs reach
 //! them; otherwise copy engines bring them to the slots and back (`bounce.rs`). All ranks decide alike which calls go by rails: by
 //! collective, payload and layout, and a number that they have agreed on.
@@ -24,14 +24,8 @@
 
 mod bounce;
 mod call;
-mod model;
-mod order;
 mod p2p;
-mod plan;
-#[cfg(test)]
-mod plan_tests;
 mod sizes;
-mod stages;
 mod twin;
 
 use std::sync::{Arc, Mutex};
@@ -41,11 +35,11 @@ use mccs_cuda::{Capture, Context, Event, Kernels, RawStream};
 use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::protocol::{HostRun, Request, Response, Role};
 use mccs_ipc::types::UniqueId;
+use mccs_rails::{Plan, SLOT_BYTES, SLOTS};
 
 use self::bounce::Bounce;
 use self::call::{By, RailedCall};
 pub(super) use self::p2p::{RailsP2p, RailsP2pPlan};
-use self::plan::Plan;
 use self::twin::Twin;
 use super::call::{Call, checked};
 use super::cuda_error;
@@ -59,10 +53,6 @@ use crate::client::{locked, unexpected};
 use crate::log::{LogLevel, log};
 use crate::{Client, Communicator, Error};
 
-/// Slices under way: one that the team combines, two that travel, one that is taken out.
-const SLOTS: u64 = 4;
-/// Bytes of a slot, of all rails of a rank together.
-const SLOT_BYTES: u64 = 8 << 20;
 /// Slots begin at whole pages.
 const SLOT_ALIGN: u64 = 4096;
 /// How long a wait for this rank's operations sleeps between looks.

@@ -1,7 +1,7 @@
 //! From a collective of all ranks to stages: what the team of a host does, what a rail moves, what is combined. Pure.
 //!
 //! A call goes in *slices*, each of some elements of every block. A slice's stages are cut into *segments* behind each move of a rail, which
-//! takes its time: what comes next in the stream are segments of other slices ([`order`](super::order)). All ranks make the same slices and
+//! takes its time: what comes next in the stream are segments of other slices ([`order`](crate::order())). All ranks make the same slices and
 //! segments.
 //!
 //! ```text
@@ -15,37 +15,61 @@
 use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::types::CollectiveKind;
 
+use crate::model::slice_bytes;
+use crate::sizes::{RATES, SLICE_BYTES_MIN, SLOTS, Sizes};
+
 /// Slices but for the last ones have whole multiples of so many elements a rail: vectors are aligned then.
 const ALIGN_COUNT: u64 = 64;
 
 /// Somewhere in a rank's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub enum Place {
     /// In the caller's send buffer.
     Send(u64),
     /// In the caller's receive buffer.
     Recv(u64),
     /// In the slot of one of the rank's rails.
-    Slot { rail: u32, at: u64 },
+    Slot {
+        /// Which of the rank's own.
+        rail: u32,
+        /// First element.
+        at: u64,
+    },
 }
 
 /// What a rank does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub enum Stage {
     /// A collective of the ranks of this host, in which all of them are. Blocks of different ranks lie so many elements apart. Where it reduces, it
     /// does so by the call's operator, and averages sum.
     Team(Exchange),
     /// A copy of one's own.
-    Copy { from: Place, to: Place, count: u64 },
+    Copy {
+        /// First element that is read.
+        from: Place,
+        /// First element that is written.
+        to: Place,
+        /// Elements.
+        count: u64,
+    },
     /// A collective of the rail with this number of the rank's own: it moves data from and to its slot.
     Rail(Move),
     /// Combines a part of each host; averages divide.
-    Combine { rail: u32, parts: Parts, count: u64, to: Place },
+    Combine {
+        /// Which of the rank's own rails has moved them.
+        rail: u32,
+        /// What is combined, in the order of hosts.
+        parts: Parts,
+        /// Elements of a part.
+        count: u64,
+        /// Where the result goes.
+        to: Place,
+    },
 }
 
 /// Where parts of all hosts lie in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Parts {
+pub struct Parts {
     /// That of the first host.
     first: u64,
     /// From host to host.
@@ -56,36 +80,49 @@ pub(super) struct Parts {
 
 /// A collective of a team.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Exchange {
-    pub(super) kind: CollectiveKind,
-    pub(super) root: u32,
-    pub(super) count: u64,
-    pub(super) send: Place,
-    pub(super) send_stride: u64,
-    pub(super) recv: Place,
-    pub(super) recv_stride: u64,
+pub struct Exchange {
+    /// The collective.
+    pub kind: CollectiveKind,
+    /// A rank of the team.
+    pub root: u32,
+    /// Elements, by the collective's own rule.
+    pub count: u64,
+    /// First element that this rank sends.
+    pub send: Place,
+    /// From block to block of what it sends.
+    pub send_stride: u64,
+    /// First element that it receives.
+    pub recv: Place,
+    /// From block to block of what it receives.
+    pub recv_stride: u64,
 }
 
 /// A collective of a rail; buffers begin at these places of its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Move {
-    pub(super) rail: u32,
-    pub(super) kind: CollectiveKind,
+pub struct Move {
+    /// Which of the rank's own.
+    pub rail: u32,
+    /// The collective.
+    pub kind: CollectiveKind,
     /// A host.
-    pub(super) root: u32,
-    pub(super) count: u64,
-    pub(super) send: u64,
-    pub(super) recv: u64,
+    pub root: u32,
+    /// Elements, by the collective's own rule.
+    pub count: u64,
+    /// First element of the send buffer.
+    pub send: u64,
+    /// First element of the receive buffer.
+    pub recv: u64,
 }
 
 impl Parts {
     /// One behind the other.
-    pub(super) fn in_order(first: u64, count: u64) -> Self {
+    pub(crate) fn in_order(first: u64, count: u64) -> Self {
         Parts { first, stride: count, own: None }
     }
 
     /// Where a host's part lies.
-    pub(super) fn of(&self, host: u32) -> u64 {
+    #[must_use]
+    pub fn of(&self, host: u32) -> u64 {
         let host = u64::from(host);
         match self.own {
             Some((own, at)) if own == host => at,
@@ -96,14 +133,16 @@ impl Parts {
 
 /// Elements of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Part {
-    pub(super) at: u64,
-    pub(super) count: u64,
+pub struct Part {
+    /// The first one.
+    pub at: u64,
+    /// How many.
+    pub count: u64,
 }
 
 impl Move {
     /// What of a host's slot the rail reads: where slots have twins in the GPU's memory, it has to be brought there.
-    pub(super) fn goes_in(&self, hosts: u32, host: u32) -> impl Iterator<Item = Part> + use<> {
+    pub fn goes_in(&self, hosts: u32, host: u32) -> impl Iterator<Item = Part> + use<> {
         let count = self.kind.send_count(self.count, hosts, host, self.root).unwrap_or(0);
         let whole = Part { at: self.send, count };
         match self.kind {
@@ -114,7 +153,7 @@ impl Move {
     }
 
     /// What of a host's slot the rail writes, but for what it has read there itself.
-    pub(super) fn comes_out(&self, hosts: u32, host: u32) -> impl Iterator<Item = Part> + use<> {
+    pub fn comes_out(&self, hosts: u32, host: u32) -> impl Iterator<Item = Part> + use<> {
         use CollectiveKind as K;
         let count = self.kind.recv_count(self.count, hosts, host, self.root).unwrap_or(0);
         let whole = Part { at: self.recv, count };
@@ -140,63 +179,59 @@ impl Part {
 
 /// A part of a call: the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Slice {
+pub struct Slice {
     /// First of its elements in every block.
-    pub(super) first: u64,
-    pub(super) count: u64,
+    pub first: u64,
+    /// Elements of every block.
+    pub count: u64,
     /// Whether rails have different parts of it; otherwise each rail that moves any moves all.
-    pub(super) is_divided: bool,
-}
-
-/// Sizes, in elements: the same on all ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Sizes {
-    /// A slot of a rail of the rank that has most rails.
-    pub(super) slot: u64,
-    /// Up to so much of a host's is not divided among rails, which takes fewer stages.
-    pub(super) undivided: u64,
-    /// What a rail moves in a slice, if its slots have room and the call has as much.
-    pub(super) slice: u64,
-    /// From here on rails of more than two hosts exchange parts of what they combine, instead of all of it.
-    pub(super) exchange_from: u64,
+    pub is_divided: bool,
 }
 
 /// A call of one rank.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Plan<'a> {
-    pub(super) layout: &'a Layout,
-    pub(super) seat: Seat,
-    pub(super) kind: CollectiveKind,
-    pub(super) count: u64,
-    pub(super) root: u32,
-    pub(super) sizes: Sizes,
+pub struct Plan<'a> {
+    /// Who is where.
+    pub layout: &'a Layout,
+    /// Where the rank is.
+    pub seat: Seat,
+    /// The collective.
+    pub kind: CollectiveKind,
+    /// Elements, by the collective's own rule.
+    pub count: u64,
+    /// A rank.
+    pub root: u32,
+    /// The same on all ranks.
+    pub sizes: Sizes,
 }
 
 impl Plan<'_> {
     /// Whether rails have a form of a collective.
-    pub(super) fn takes(kind: CollectiveKind) -> bool {
+    #[must_use]
+    pub fn takes(kind: CollectiveKind) -> bool {
         kind != CollectiveKind::Barrier
     }
 
     /// Segments of every slice.
-    pub(super) fn segments(&self) -> usize {
+    #[must_use]
+    pub fn segments(&self) -> usize {
         if self.exchanges() { 3 } else { 2 }
     }
 
     /// Whether hosts exchange parts of what they combine, and gather the results.
-    pub(super) fn exchanges(&self) -> bool {
+    pub(crate) fn exchanges(&self) -> bool {
         let of_rail = self.count / u64::from(self.layout.rails());
         self.kind == CollectiveKind::AllReduce && self.layout.hosts() > 2 && of_rail >= self.sizes.exchange_from
     }
 
     /// Whether a call has one block, of which rails have a part each; others have a block for each rank.
-    pub(super) fn has_one_block(&self) -> bool {
+    pub(crate) fn has_one_block(&self) -> bool {
         use CollectiveKind as K;
         matches!(self.kind, K::AllReduce | K::Reduce | K::Broadcast)
     }
 
     /// Whether blocks go by the rail of the rank that they are of or for: hosts have a rail for each rank, and all as many.
-    pub(super) fn goes_by_counterparts(&self) -> bool {
+    pub(crate) fn goes_by_counterparts(&self) -> bool {
         !self.has_one_block() && self.layout.is_even()
     }
 
@@ -217,7 +252,7 @@ impl Plan<'_> {
     }
 
     /// Blocks of which a rail moves a part of a slice at a time, at most: from a host, or from one to another.
-    pub(super) fn blocks_at_a_time(&self, is_divided: bool) -> u64 {
+    pub(crate) fn blocks_at_a_time(&self, is_divided: bool) -> u64 {
         use CollectiveKind as K;
         let mut teams: Vec<_> = (0..self.layout.hosts()).map(|host| u64::from(self.layout.team(host))).collect();
         teams.sort_unstable_by_key(|team| std::cmp::Reverse(*team));
@@ -246,13 +281,24 @@ impl Plan<'_> {
     }
 
     /// Elements that a rail moves of a whole call, from a host or to it.
-    pub(super) fn moved_by_rail(&self) -> u64 {
+    #[must_use]
+    pub fn moved_by_rail(&self) -> u64 {
         let rails = if self.goes_by_counterparts() { 1 } else { self.layout.rails() };
         self.count.saturating_mul(self.blocks_at_a_time(true)) / u64::from(rails)
     }
 
+    /// The same in slices with which it takes least, by a model of its parts; for slots of so many bytes, and elements of so many.
+    #[must_use]
+    pub fn in_best_slices(self, slot_bytes: u64, element_bytes: u64) -> Self {
+        let bytes = self.moved_by_rail().saturating_mul(element_bytes);
+        let (lengths, segments) = ((SLICE_BYTES_MIN, slot_bytes), self.segments() as u64);
+        let slice = slice_bytes(bytes, lengths, (segments, SLOTS), &RATES) / element_bytes;
+        Plan { sizes: Sizes { slice, ..self.sizes }, ..self }
+    }
+
     /// The slices, in order; none of an empty call.
-    pub(super) fn slices(&self) -> Vec<Slice> {
+    #[must_use]
+    pub fn slices(&self) -> Vec<Slice> {
         let Sizes { slot, undivided, slice, .. } = self.sizes;
         let most = (slot / self.parts_in_slot(true)).max(1);
         let most = if most >= ALIGN_COUNT { most / ALIGN_COUNT * ALIGN_COUNT } else { most };
@@ -284,7 +330,7 @@ impl Plan<'_> {
 /// Two hosts gather from each other, as the only other collective in which each gets what the other one has for it. More have an
 /// all-to-all, of which nobody reads what a host has for itself.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Swap {
+pub(crate) struct Swap {
     hosts: u64,
     host: u64,
     /// Elements of a section.
@@ -292,7 +338,7 @@ pub(super) struct Swap {
 }
 
 impl Swap {
-    pub(super) fn new(layout: &Layout, host: u32, count: u64) -> Self {
+    pub(crate) fn new(layout: &Layout, host: u32, count: u64) -> Self {
         Swap { hosts: layout.hosts().into(), host: host.into(), count }
     }
 
@@ -302,7 +348,7 @@ impl Swap {
     }
 
     /// Where what a host is to get lies; for this one, what stays here.
-    pub(super) fn outgoing(&self, host: u64) -> u64 {
+    pub(crate) fn outgoing(&self, host: u64) -> u64 {
         match self.hosts {
             2 if host == self.host => 2 * self.count,
             2 => self.host * self.count,
@@ -311,12 +357,12 @@ impl Swap {
     }
 
     /// Where what comes from another host lies.
-    pub(super) fn incoming(&self, host: u64) -> u64 {
+    pub(crate) fn incoming(&self, host: u64) -> u64 {
         self.first_incoming() + host * self.count
     }
 
     /// Where there is room for what is made of it, as the sections of all hosts together.
-    pub(super) fn made(&self) -> u64 {
+    pub(crate) fn made(&self) -> u64 {
         if self.hosts == 2 { self.outgoing(self.host) } else { self.incoming(self.host) }
     }
 
@@ -325,13 +371,13 @@ impl Swap {
     }
 
     /// Parts of sections, from their first elements on, to be combined.
-    pub(super) fn parts_at(&self, offset: u64) -> Parts {
+    pub(crate) fn parts_at(&self, offset: u64) -> Parts {
         let own = Some((self.host, self.outgoing(self.host) + offset));
         Parts { first: self.first_incoming() + offset, stride: self.count, own }
     }
 
     /// What a rail does.
-    pub(super) fn by(&self, rail: u32) -> Move {
+    pub(crate) fn by(&self, rail: u32) -> Move {
         let (kind, send) = match self.hosts {
             2 => (CollectiveKind::AllGather, self.host * self.count),
             _ => (CollectiveKind::AllToAll, 0),

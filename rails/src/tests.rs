@@ -8,8 +8,7 @@ use mccs_ipc::types::CollectiveKind;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
-use super::order::order;
-use super::plan::{Exchange, Move, Part, Place, Plan, Sizes, Stage};
+use super::{Exchange, Move, Part, Place, Plan, Sizes, Stage, order};
 
 const KINDS: [CollectiveKind; 8] = [
     CollectiveKind::AllReduce,

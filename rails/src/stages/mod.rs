@@ -19,7 +19,8 @@ use super::plan::{Exchange, Move, Parts, Place, Plan, Slice, Stage, Swap};
 
 impl Plan<'_> {
     /// A segment of a slice: stages in order.
-    pub(super) fn stages(&self, slice: Slice, segment: usize) -> Vec<Stage> {
+    #[must_use]
+    pub fn stages(&self, slice: Slice, segment: usize) -> Vec<Stage> {
         let mut stages = Stages { plan: self, slice, all: Vec::new() };
         match (self.has_one_block(), slice.is_divided) {
             (true, _) => stages.of_one_block(segment),

@@ -13,26 +13,26 @@
 
 /// What parts of a slice take, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Parts {
+pub(crate) struct Parts {
     /// What the stream does before a move and behind it, of each segment.
-    pub(super) segment_ns: u64,
+    pub(crate) segment_ns: u64,
     /// How long a move has the wire.
-    pub(super) wire_ns: u64,
+    pub(crate) wire_ns: u64,
     /// What a move takes besides: the word that begins it, credits, the way, the flush, and the word that ends it.
-    pub(super) latency_ns: u64,
+    pub(crate) latency_ns: u64,
 }
 
 /// Figures of the parts, by which [`slice_bytes`] goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Rates {
+pub(crate) struct Rates {
     /// Kernels of a segment, whatever their bytes.
-    pub(super) launch_ns: u64,
+    pub(crate) launch_ns: u64,
     /// Bytes of a rail's slice that a segment gets through in a microsecond.
-    pub(super) kernel_bytes_per_us: u64,
+    pub(crate) kernel_bytes_per_us: u64,
     /// Bytes that a rail carries in a microsecond.
-    pub(super) wire_bytes_per_us: u64,
+    pub(crate) wire_bytes_per_us: u64,
     /// See [`Parts::latency_ns`].
-    pub(super) latency_ns: u64,
+    pub(crate) latency_ns: u64,
 }
 
 impl Rates {
@@ -48,7 +48,7 @@ impl Rates {
 }
 
 /// Time of a call of so many equal slices and segments: the first slice's, and for each other one that of what is busiest.
-pub(super) fn call_ns(slices: u64, segments: u64, slots: u64, parts: Parts) -> u64 {
+pub(crate) fn call_ns(slices: u64, segments: u64, slots: u64, parts: Parts) -> u64 {
     let (stream_ns, wire_ns) = (segments * parts.segment_ns, (segments - 1) * parts.wire_ns);
     let slice_ns = stream_ns + wire_ns + (segments - 1) * parts.latency_ns;
     let each_ns = stream_ns.max(wire_ns).max(slice_ns / slots);
@@ -57,7 +57,7 @@ pub(super) fn call_ns(slices: u64, segments: u64, slots: u64, parts: Parts) -> u
 
 /// Bytes that a rail should move in a slice of a call of which it moves `bytes`: a power of two, from `least` to `most`. Of those that take
 /// as long the longest, which has the fewest slices.
-pub(super) fn slice_bytes(bytes: u64, (least, most): (u64, u64), (segments, slots): (u64, u64), rates: &Rates) -> u64 {
+pub(crate) fn slice_bytes(bytes: u64, (least, most): (u64, u64), (segments, slots): (u64, u64), rates: &Rates) -> u64 {
     let takes = |slice: u64| call_ns(bytes.div_ceil(slice), segments, slots, rates.parts(slice.min(bytes)));
     let lengths = (0..u64::BITS).map(|shift| 1u64 << shift).filter(|slice| (least..=most).contains(slice));
     lengths.rev().min_by_key(|slice| takes(*slice)).unwrap_or(most)
@@ -65,11 +65,9 @@ pub(super) fn slice_bytes(bytes: u64, (least, most): (u64, u64), (segments, slot
 
 #[cfg(test)]
 mod tests {
-    use super::super::order::order;
-    use super::super::sizes::RATES;
     use super::*;
-
-    const SLOTS: u64 = super::super::SLOTS;
+    use crate::order;
+    use crate::sizes::{RATES, SLOTS};
 
     /// The same by doing all of it in the order of the stream.
     fn done_ns(slices: u64, segments: u64, slots: u64, parts: Parts) -> u64 {

@@ -8,7 +8,7 @@
 //! ```
 
 /// Slices and segments, in order: all ranks have the same.
-pub(super) fn order(slices: usize, segments: usize, slots: usize) -> impl Iterator<Item = (usize, usize)> {
+pub fn order(slices: usize, segments: usize, slots: usize) -> impl Iterator<Item = (usize, usize)> {
     let delay = move |segment: usize| segment * slots / (segments - 1).max(1);
     (0..slices + slots).flat_map(move |step| {
         let due = move |segment: usize| Some((step.checked_sub(delay(segment))?, segment));

@@ -1,0 +1,23 @@
+//! Collectives of GPUs of several hosts as data: which stages each rank goes through, and in which order. Pure.
+//!
+//! The tenant's library carries [`Plan`]s out (`shim/src/cuda/rails`), and a simulator times them (`eval/src/rails`): both see the same
+//! stages. A [`Stage`] is a collective of the ranks of a host (their *team*), a [`Move`] of a *rail*, a copy, or a combination of what
+//! hosts have contributed. [`order`] says how stages of several slices follow each other.
+//!
+//! Tests carry plans of all ranks out and compare every element.
+//!
+//! Deliberately absent: addresses, streams, clocks, and how a rail moves data, which is `mccs-collective`'s.
+
+#![deny(missing_docs)]
+
+mod model;
+mod order;
+mod plan;
+mod sizes;
+mod stages;
+#[cfg(test)]
+mod tests;
+
+pub use order::order;
+pub use plan::{Exchange, Move, Part, Parts, Place, Plan, Slice, Stage};
+pub use sizes::{SLOT_BYTES, SLOTS, Sizes};
