@@ -7,6 +7,7 @@ pub mod fabric;
 pub mod neighbours;
 pub mod pinning;
 pub mod planning;
+pub mod rails;
 pub mod simulator;
 pub mod stats;
 pub mod touch;

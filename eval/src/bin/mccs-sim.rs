@@ -1,5 +1,6 @@
 //! Runs scenarios on the simulator: `mccs-sim run eval/scenarios/qos.toml --out eval/results`; measures policies:
-//! `mccs-sim decide --jobs 1000`; says what RDMA devices need: `mccs-sim rdma --nics 8 --gbit-per-s 400`.
+//! `mccs-sim decide --jobs 1000`; says what RDMA devices need: `mccs-sim rdma --nics 8 --gbit-per-s 400`; simulates collectives of GPUs of
+//! several hosts: `mccs-sim rails --hosts 2,8,64`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -8,6 +9,7 @@ use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use mccs_collective::{CHANNELS_MAX, Choice, CostModel, Problem, RdmaHost, Strategy, build};
 use mccs_eval::planning::{Planning, Took};
+use mccs_eval::rails;
 use mccs_eval::simulator::{Scenario, report};
 use mccs_ipc::types::CollectiveKind;
 use mccs_policy::random::Random;
@@ -43,6 +45,15 @@ enum What {
         #[arg(long, default_value_t = 10_000)]
         hosts: u32,
         /// Folder for `sim-decide.json` and `sim-decide.md`.
+        #[arg(long)]
+        out: Option<PathBuf>,
+    },
+    /// Simulates collectives of GPUs of several hosts by rails: hosts of eight H100s with a NIC of 400 Gbit/s each.
+    Rails {
+        /// Numbers of hosts.
+        #[arg(long, value_delimiter = ',', default_values_t = [2, 8, 64])]
+        hosts: Vec<u32>,
+        /// Folder for `sim-rails.json` and `sim-rails.md`.
         #[arg(long)]
         out: Option<PathBuf>,
     },
@@ -88,6 +99,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().what {
         What::Run { scenarios, out } => scenarios.iter().try_for_each(|path| run(path, out.as_deref())),
         What::Decide { jobs, hosts, out } => decide(jobs, hosts, out.as_deref()),
+        What::Rails { hosts, out } => simulate_rails(&hosts, out.as_deref()),
         What::Rdma(rdma) => rdma.run(),
     };
     mccs_eval::arguments::exit("mccs-sim", outcome)
@@ -235,6 +247,28 @@ fn decide(jobs: u32, hosts: u32, out: Option<&Path>) -> anyhow::Result<()> {
     let json = serde_json::json!({ "provenance": provenance(), "jobs": jobs, "hosts": hosts, "read_cpu_ms": 1e3 * planning.read_s, "policies": policies });
     write(out, "sim-decide.json", &(serde_json::to_string_pretty(&json)? + "\n"))?;
     write(out, "sim-decide.md", &text)
+}
+
+fn simulate_rails(hosts: &[u32], out: Option<&Path>) -> anyhow::Result<()> {
+    let machine = rails::Machine::h100_400g()?;
+    let mut text = format!(
+        "Hosts of {} H100s with as many NICs of 400 Gbit/s, simulated; float32, out of place; busbw in GB/s.\n",
+        machine.gpus
+    );
+    let mut all = Vec::new();
+    for kind in [CollectiveKind::AllReduce, CollectiveKind::AllGather, CollectiveKind::ReduceScatter] {
+        for &hosts in hosts {
+            let places = rails::report::places(&machine, kind, hosts)?;
+            text += &rails::report::tables(&places);
+            all.extend(places);
+        }
+    }
+    text += &format!("\n{}", provenance_line());
+    println!("{text}");
+    let Some(out) = out else { return Ok(()) };
+    let json = serde_json::json!({ "provenance": provenance(), "designs": rails::report::designs(), "places": all });
+    write(out, "sim-rails.json", &(serde_json::to_string_pretty(&json)? + "\n"))?;
+    write(out, "sim-rails.md", &text)
 }
 
 impl Rdma {

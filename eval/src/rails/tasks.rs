@@ -1,0 +1,195 @@
+//! What a rank's streams do for a call, in order: tasks of a plan's stages.
+
+use mccs_ipc::types::CollectiveKind;
+use mccs_rails::{Exchange, Move, Plan, Stage, order};
+
+use super::machine::{CopyTimes, Machine};
+use super::{Design, SimulationError};
+
+/// In the order of its lane.
+#[derive(Debug, Clone)]
+pub(super) struct Task {
+    /// Where: tasks of a lane follow each other.
+    pub(super) lane: usize,
+    /// Tasks of other lanes that come first, by number.
+    pub(super) after: Vec<usize>,
+    pub(super) work: Work,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Work {
+    /// Takes so long by itself, and so many bytes over NVLink.
+    Kernel { ns: f64, link_bytes: f64 },
+    /// Holds its lane alone.
+    Copy { ns: f64 },
+    /// Tells the service that a move may begin.
+    Tell { number: usize },
+    /// Until the service has told that it has ended.
+    Await { number: usize },
+}
+
+/// A host's lanes: up to three streams of a call, copies inward and outward.
+pub(super) const LANES: usize = 5;
+const INWARD: usize = 3;
+const OUTWARD: usize = 4;
+
+/// Most parts that a kernel combines at a time (`RANKS_MAX` of the kernels).
+const PARTS_MAX: usize = 8;
+
+/// All that a rank does for a call.
+#[derive(Debug, Default)]
+pub(super) struct Script {
+    pub(super) tasks: Vec<Task>,
+    /// Of the rank's rail, in order.
+    pub(super) moves: Vec<Move>,
+}
+
+/// Puts a script together.
+struct Writer<'a> {
+    machine: &'a Machine,
+    plan: &'a Plan<'a>,
+    element_bytes: u64,
+    script: Script,
+    /// The last task of each lane.
+    last: [Option<usize>; LANES],
+    /// What the next task waits for.
+    after: Vec<usize>,
+}
+
+/// The first rank of a host; others of the host do the same at the same time.
+pub(super) fn script(
+    machine: &Machine,
+    design: &Design,
+    plan: &Plan<'_>,
+    element_bytes: u64,
+) -> Result<Script, SimulationError> {
+    let mut writer =
+        Writer { machine, plan, element_bytes, script: Script::default(), last: [None; LANES], after: Vec::new() };
+    let slices = plan.slices();
+    let slots = design.slots as usize;
+    let mut under_way = vec![Vec::new(); slots];
+    let mut ended = vec![None; slots];
+    for (slice, segment) in order(slices.len(), plan.segments(), slots) {
+        let (slot, lane) = (slice % slots, design.lane(segment));
+        // A slot is used anew when its slice has ended.
+        writer.after.extend(if segment == 0 { ended[slot] } else { None });
+        for number in std::mem::take(&mut under_way[slot]) {
+            writer.end(lane, number);
+        }
+        let stages = plan.stages(slices[slice], segment);
+        for alike in stages.chunk_by(|one, next| design.joins_kernels && are_alike(one, next)) {
+            let number = match *alike {
+                [Stage::Team(exchange), ref more @ ..] => {
+                    writer.team(lane, exchange, 1 + more.len() as u64)?;
+                    None
+                }
+                [stage, ..] => writer.stage(lane, stage),
+                [] => None,
+            };
+            under_way[slot].extend(number);
+        }
+        ended[slot] = writer.last[lane];
+    }
+    Ok(writer.script)
+}
+
+impl Writer<'_> {
+    fn push(&mut self, lane: usize, work: Work) {
+        let after = std::mem::take(&mut self.after);
+        self.last[lane] = Some(self.script.tasks.len());
+        self.script.tasks.push(Task { lane, after, work });
+    }
+
+    fn kernel(&mut self, lane: usize, ns: f64, link_bytes: f64) {
+        self.push(lane, Work::Kernel { ns, link_bytes });
+    }
+
+    /// What is no collective of the team. Returns the number of a move that is now under way.
+    fn stage(&mut self, lane: usize, stage: Stage) -> Option<usize> {
+        match stage {
+            Stage::Team(_) => {}
+            Stage::Copy { count, .. } => {
+                let ns = self.machine.kernel_ns
+                    + (2 * count * self.element_bytes) as f64 / self.machine.combine_bytes_per_ns;
+                self.kernel(lane, ns, 0.0);
+            }
+            Stage::Combine { count, .. } => self.combine(lane, count),
+            Stage::Rail(moved) => return Some(self.begin(lane, moved)),
+        }
+        None
+    }
+
+    /// So many of the same collective as one kernel.
+    fn team(&mut self, lane: usize, exchange: Exchange, times: u64) -> Result<(), SimulationError> {
+        let Exchange { kind, count, .. } = exchange;
+        let bytes = kind.payload_count(count, self.machine.gpus) * self.element_bytes * times;
+        let ns = self.machine.team.ns(kind, bytes as f64)?;
+        self.kernel(lane, ns, self.machine.team.link_bytes(kind, bytes));
+        Ok(())
+    }
+
+    fn combine(&mut self, lane: usize, count: u64) {
+        let (mut left, mut is_first) = (self.hosts() as usize, true);
+        while left > 0 {
+            let some = left.min(PARTS_MAX - usize::from(!is_first));
+            // It reads them and what was made before, and writes what it makes.
+            let bytes = (some + usize::from(!is_first) + 1) as u64 * count * self.element_bytes;
+            self.kernel(lane, self.machine.kernel_ns + bytes as f64 / self.machine.combine_bytes_per_ns, 0.0);
+            (left, is_first) = (left - some, false);
+        }
+    }
+
+    fn begin(&mut self, lane: usize, moved: Move) -> usize {
+        let number = self.script.moves.len();
+        self.script.moves.push(moved);
+        let parts: Vec<_> = moved.goes_in(self.hosts(), self.plan.seat.host).map(|part| part.count).collect();
+        let Some(times) = self.copies() else {
+            self.push(lane, Work::Tell { number });
+            return number;
+        };
+        self.after.extend(self.last[lane]);
+        self.copy(INWARD, times, &parts);
+        self.push(INWARD, Work::Tell { number });
+        number
+    }
+
+    fn end(&mut self, lane: usize, number: usize) {
+        let moved = self.script.moves[number];
+        let parts: Vec<_> = moved.comes_out(self.hosts(), self.plan.seat.host).map(|part| part.count).collect();
+        let Some(times) = self.copies() else { return self.push(lane, Work::Await { number }) };
+        self.push(OUTWARD, Work::Await { number });
+        self.copy(OUTWARD, times, &parts);
+        self.after.extend(self.last[OUTWARD]);
+    }
+
+    /// What copy engines take, if they bring the call's data to slots and back.
+    fn copies(&self) -> Option<CopyTimes> {
+        let of_rail = self.plan.moved_by_rail() * self.element_bytes;
+        self.machine.rail.copies.filter(|copies| of_rail >= copies.from_bytes)
+    }
+
+    fn copy(&mut self, lane: usize, times: CopyTimes, counts: &[u64]) {
+        for count in counts {
+            let ns = times.copy_ns + (count * self.element_bytes) as f64 / times.bytes_per_ns;
+            self.push(lane, Work::Copy { ns });
+        }
+    }
+
+    fn hosts(&self) -> u32 {
+        self.plan.layout.hosts()
+    }
+}
+
+/// Whether two stages are collectives of the team that differ in their places alone.
+fn are_alike(one: &Stage, next: &Stage) -> bool {
+    let what = |stage: &Stage| match stage {
+        Stage::Team(Exchange { kind, root, count, .. }) => Some((*kind, *root, *count)),
+        _ => None,
+    };
+    what(one).is_some() && what(one) == what(next)
+}
+
+/// Elements of a call, by its own rule, of so many bytes of payload.
+pub(super) fn count_of(kind: CollectiveKind, payload_bytes: u64, element_bytes: u64, nranks: u32) -> u64 {
+    (payload_bytes / element_bytes / kind.payload_count(1, nranks)).max(1)
+}
