@@ -64,9 +64,20 @@ pub struct Call {
     pub hosts: u32,
 }
 
+/// How long slices are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Slices {
+    /// Four of a call, of 256 KiB a rail at least: before decision 090.
+    Four,
+    /// Those with which a call takes least, by the library's model.
+    ByModel,
+}
+
 /// How calls are carried out, as far as that may differ.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Design {
+    /// How long slices are.
+    pub slices: Slices,
     /// Streams of a call: as many segments of slices have one of their own, from the last one on.
     pub streams: usize,
     /// Moves of a rail that run at a time.
@@ -82,10 +93,11 @@ pub struct Design {
 }
 
 impl Design {
-    /// What the library and the service do.
+    /// What library and service did before decision 090, when what there is of measurements was taken.
     #[must_use]
-    pub fn built() -> Self {
+    pub fn measured() -> Self {
         Design {
+            slices: Slices::Four,
             slots: SLOTS,
             streams: 1,
             moves_at_a_time: 1,
@@ -95,16 +107,26 @@ impl Design {
         }
     }
 
+    /// What they do. Of more than two hosts moves overlap less than here: at their ends alone.
+    #[must_use]
+    pub fn built() -> Self {
+        Design { slices: Slices::ByModel, moves_at_a_time: 8, receives_ahead: true, ..Self::measured() }
+    }
+
     /// What decision 093 proposes.
     #[must_use]
     pub fn proposed() -> Self {
-        Design {
-            streams: 3,
-            moves_at_a_time: 8,
-            receives_ahead: true,
-            joins_kernels: true,
-            slots: 6,
-            slot_bytes: 5 << 20,
+        Design { streams: 3, joins_kernels: true, slots: 6, slot_bytes: 5 << 20, ..Self::built() }
+    }
+
+    /// A plan in slices.
+    fn cut<'a>(&self, plan: Plan<'a>) -> Plan<'a> {
+        match self.slices {
+            Slices::ByModel => plan.in_best_slices(self.slot_bytes, ELEMENT_BYTES),
+            Slices::Four => {
+                let slice = plan.moved_by_rail().div_ceil(4).max((256 << 10) / ELEMENT_BYTES);
+                Plan { sizes: Sizes { slice, ..plan.sizes }, ..plan }
+            }
         }
     }
 
@@ -156,7 +178,7 @@ pub fn simulate(machine: &Machine, design: &Design, call: &Call) -> Result<Outco
     let sizes = Sizes::new(design.slot_bytes, ELEMENT_BYTES);
     let plan = |host: u32| {
         let seat = layout.seat(layout.first_rank(host));
-        Plan { layout: &layout, seat, kind: call.kind, count, root: 0, sizes }
+        design.cut(Plan { layout: &layout, seat, kind: call.kind, count, root: 0, sizes })
     };
     let scripts = (0..call.hosts).map(|host| tasks::script(machine, design, &plan(host), ELEMENT_BYTES));
     let scripts = scripts.collect::<Result<Vec<_>, _>>()?;
