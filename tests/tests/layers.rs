@@ -69,6 +69,11 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
         &["connection", "data_path", "device", "flow", "wakeup"],
         "a flow's connections lie on devices whose completions wake it",
     ),
+    (
+        "mccs-tests::attacker",
+        &["requests", "session"],
+        "requests are made of what a session has, which keeps what it has asked",
+    ),
     ("mccs-launcher", &["run", "summary"], "a run ends with a summary of its processes"),
     ("mccs-launcher::spec", &["cluster", "planner"], "the plan of a cluster is a part of a job's plan"),
     (
