@@ -333,7 +333,7 @@ impl Execution {
         }
         live.note_burst(now.checked_sub(took).unwrap_or(now), now, &state.out.registry);
         for operation in &ended {
-            state.finish(&operation);
+            state.finish(operation);
         }
         if let Some(live) = state.comms.get_mut(comm) {
             live.running.give_back(ended);
