@@ -179,7 +179,7 @@ fn assert_long_are_in_gpus(fixture: &Fixture, host: usize, teams: &[u32]) {
 }
 
 #[test]
-#[ignore = "needs a GPU"]
+#[ignore = "needs two GPUs"]
 fn nics_read_and_write_long_messages_in_memory_of_gpus() {
     for teams in teams() {
         let fixture = Fixture::new(teams.len(), |_| String::new(), |_| ());
@@ -193,7 +193,7 @@ fn nics_read_and_write_long_messages_in_memory_of_gpus() {
 
 /// Each host decides for itself.
 #[test]
-#[ignore = "needs a GPU"]
+#[ignore = "needs two GPUs"]
 fn messages_of_a_host_whose_nics_do_not_reach_gpus_go_through_its_memory() {
     let teams = &teams()[0];
     let fixture = Fixture::new(2, |_| String::new(), |folder| refuse(folder, &[1], &NOTHING));
@@ -212,7 +212,7 @@ fn messages_of_a_host_whose_nics_do_not_reach_gpus_go_through_its_memory() {
 }
 
 #[test]
-#[ignore = "needs a GPU"]
+#[ignore = "needs two GPUs"]
 fn messages_go_over_tcp() {
     let teams = &teams()[1];
     let hosts = TestHosts::start(teams.len(), &everything());
@@ -220,7 +220,7 @@ fn messages_go_over_tcp() {
 }
 
 #[test]
-#[ignore = "needs a GPU"]
+#[ignore = "needs two GPUs"]
 fn graphs_of_messages_are_replayed_over_nics() {
     let teams = &teams()[0];
     let fixture = Fixture::new(teams.len(), |_| String::new(), |_| ());
