@@ -1,4 +1,4 @@
-// Where things lie in areas, and which part of a buffer belongs to which rank. The mirror of kernels/src/cuda/area.rs.
+// Where things lie in areas, and which part of a buffer belongs to which rank. The mirror of kernels/src/cuda/symmetric_buffer.rs.
 #pragma once
 #include "abi.cuh"
 #include "memory.cuh"

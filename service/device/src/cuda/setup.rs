@@ -342,8 +342,8 @@ impl Setup {
         // Ranks open slots while others' kernels run. In a process of several ranks a kernel may wait for the rank that opens, so nothing there may wait for kernels:
         // imports of descriptors do not.
         let slots_by_descriptors = by_descriptors || !opens.apart;
-        let (gpus_of_ranks, slots) = (gpus.into(), slots_by_descriptors);
-        let shape = Shape { tenant, gpus: gpus_of_ranks, buffer_bytes, by_descriptors: slots, by_events, on_host };
+        let shape =
+            Shape { tenant, gpus: gpus.into(), buffer_bytes, by_descriptors: slots_by_descriptors, by_events, on_host };
         let Kit { engines, buffers: used } = self.spare(&shape).unwrap_or(Kit { engines: None, buffers: Vec::new() });
         // First, so that what there is goes to the thread that frees, whatever fails below: this one must not wait.
         let mut memory = Memory {
