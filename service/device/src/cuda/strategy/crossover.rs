@@ -116,6 +116,20 @@ mod tests {
         );
     }
 
+    /// Where kernels meet in memory of the host there is nothing else (decision 097).
+    #[test]
+    fn what_may_meet_in_pinned_memory_goes_by_the_head_of_symmetric_buffers_alone() {
+        let chosen = GpuStrategy { large_from: Crossover::Never.into(), ll128: false, max_ctas: None };
+        let most = mccs_config::limits::CUDA_PINNED_TO.max.0;
+        for (nranks, kind) in (2..=8).flat_map(|nranks| CollectiveKind::ALL.iter().map(move |kind| (nranks, *kind))) {
+            for bytes in [0, 1, most / 2, most] {
+                let (algorithm, _) = strategy(nranks, &chosen, false).choose(kind, bytes).expect("a rule");
+                let part = algorithm.part();
+                assert_eq!(part, mccs_ipc::device_initiated::SymmetricBufferPart::Head, "{kind} {bytes} {nranks}");
+            }
+        }
+    }
+
     #[test]
     fn each_collective_can_have_a_crossover_of_its_own() {
         for kind in those_with_engines() {
