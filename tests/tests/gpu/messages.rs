@@ -82,7 +82,7 @@ fn swaps_in_graphs(place: &Place) -> anyhow::Result<()> {
 
 /// A long message of rank 0's waits for the last rank, which does not come to it before all other messages have ended.
 fn swaps_beside_one_that_waits(place: &Place) -> anyhow::Result<()> {
-    place.each_rank(|Rank { context, comm, stream, .. }| {
+    place.each_rank(|Rank { context, comm, stream, together }| {
         let (rank, last, beside) = (comm.rank(), place.nranks - 1, OwnedStream::new(&context)?);
         let exchange = |messages| Exchange::new(&context, rank, messages);
         let late = exchange(vec![Message { from: 0, to: last, bytes: 9_000_001 }])?;
@@ -105,7 +105,10 @@ fn swaps_beside_one_that_waits(place: &Place) -> anyhow::Result<()> {
             run(&late, &beside)?;
         }
         synchronize(&beside)?;
-        [&late, &others, &goes].into_iter().try_for_each(|one| one.check(7))
+        [&late, &others, &goes].into_iter().try_for_each(|one| one.check(7))?;
+        // Who leaves has the driver wait for the late message, and another rank that needs a lane before that wait for the driver.
+        together.wait();
+        Ok(())
     })
 }
 
