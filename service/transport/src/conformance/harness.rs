@@ -149,12 +149,6 @@ impl<F: Fixture> Pair<F> {
         self.hosts[host].as_mut().expect("the host lives")
     }
 
-    /// Connected flows stay as they are: those whose listener is gone, or keeps nothing of them, cannot go on over another path.
-    pub(super) fn calm(&mut self) {
-        self.hosts.iter_mut().flatten().for_each(F::calm);
-        self.settle();
-    }
-
     /// A host's process ends.
     pub(super) fn kill(&mut self, host: usize) {
         self.hosts[host] = None;

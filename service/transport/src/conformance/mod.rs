@@ -42,9 +42,6 @@ pub(crate) trait Fixture {
         ListenOptions::default()
     }
 
-    /// From now on connections stay where they are, if they moved for no reason.
-    fn calm(_transport: &mut Self::Transport) {}
-
     /// How many flows there can be at once.
     fn flows(&self) -> u64;
 

@@ -123,7 +123,6 @@ pub(crate) fn numbers_end<F: Fixture>(pair: &mut Pair<F>) {
     let (early, late) = (pair.connect(0, &handle, 4), pair.accept(1, listener, 5));
     let higher = Ends { from: 0, send: pair.connect(0, &handle, 9), recv: pair.accept(1, listener, 9) };
     pair.until_connected(higher);
-    pair.calm();
     // So that a late accept is no longer late.
     pair.fixture.skip(Duration::from_secs(1));
     pair.settle();
@@ -183,7 +182,6 @@ pub(crate) fn closed_listeners<F: Fixture>(pair: &mut Pair<F>) {
     let (listener, handle) = pair.listen(1);
     let connected = Ends { from: 0, send: pair.connect(0, &handle, 0), recv: pair.accept(1, listener, 0) };
     pair.until_connected(connected);
-    pair.calm();
     let unanswered = pair.connect(0, &handle, 1);
     let alone = pair.accept(1, listener, 2);
     // So that a late accept is no longer late.

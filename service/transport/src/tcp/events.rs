@@ -144,7 +144,7 @@ impl TcpTransport {
     pub(super) fn end(&mut self, handle: Handle) {
         let left = self.flows.end(handle);
         self.watches.forget(left.watches);
-        if let Some((listener, number)) = left.expected {
+        if let Some((listener, number)) = left.accepted {
             self.acceptor.give_up(listener, number, &mut self.watches);
         }
     }

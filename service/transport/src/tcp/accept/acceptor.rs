@@ -1,6 +1,6 @@
 //! What comes in until it is part of a flow: listening sockets, connections that have not said what they are for, and listeners.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::tcp::accept::port::{HalfOpen, Heard, PORTS_MAX, Port, Room};
 use crate::tcp::socket::random;
 use crate::tcp::socket::{self, Socket};
 use crate::tcp::watches::{Watched, Watches};
-use crate::tcp::wire::{Address, Hello};
+use crate::tcp::wire::{Address, Cookie, Hello, same_cookie};
 use crate::{FlowId, LISTENERS_MAX, ListenOptions, Listener as ListenerId, ListenerHandle, TransportError};
 
 /// How long a port waits for descriptors when the process has none left.
@@ -59,6 +59,8 @@ pub(in crate::tcp) struct Acceptor {
     ports: HandleTable<Port>,
     half_open: HandleTable<HalfOpen>,
     listeners: HandleTable<Listener>,
+    /// Flows that are connected, by listener and number: further sockets of them may come, also when the listener has closed.
+    connected: HashMap<(Handle, u64), (Cookie, FlowId)>,
     /// Sockets that wait for their sisters, or for their flow to be accepted.
     arrived: usize,
     /// Ports with connections in the kernel.
@@ -74,6 +76,7 @@ impl Acceptor {
             ports: HandleTable::new(PORTS_MAX),
             half_open: HandleTable::new(u32::MAX),
             listeners: HandleTable::new(LISTENERS_MAX),
+            connected: HashMap::new(),
             arrived: 0,
             queue: VecDeque::new(),
             earliest: None,
@@ -91,6 +94,12 @@ impl Acceptor {
     #[cfg(test)]
     pub(in crate::tcp) fn half_open(&self) -> usize {
         self.half_open.len()
+    }
+
+    /// Number of connected flows that may go on over another socket.
+    #[cfg(test)]
+    pub(in crate::tcp) fn connected(&self) -> usize {
+        self.connected.len()
     }
 
     /// Number of listeners.
@@ -134,11 +143,31 @@ impl Acceptor {
         number: u64,
         flow: FlowId,
     ) -> Option<Result<Placed, &'static str>> {
-        self.listeners.get_mut(listener).map(|listener| listener.expect(number, flow))
+        let placed = self.listeners.get_mut(listener)?.expect(number, flow);
+        if let Ok(placed) = &placed {
+            self.note_connected(placed);
+        }
+        Some(placed)
     }
 
-    /// An accepted flow is no longer waited for.
+    fn note_connected(&mut self, placed: &Placed) {
+        if let Placed::Complete(flow, arrivals) = placed {
+            let Hello { listener, flow: number, cookie, .. } = arrivals.hello();
+            self.connected.insert((listener, number), (cookie, *flow));
+        }
+    }
+
+    /// The connected flow that a connection wants to go on with.
+    fn flow_to_resume(&self, hello: &Hello) -> Option<FlowId> {
+        let (cookie, flow) = self.connected.get(&(hello.listener, hello.flow)).filter(|_| hello.resumption > 0)?;
+        same_cookie(&hello.cookie, cookie).then_some(*flow)
+    }
+
+    /// An accepted flow has ended, connected or not.
     pub(in crate::tcp) fn give_up(&mut self, listener: Handle, number: u64, watches: &mut Watches) {
+        if self.connected.remove(&(listener, number)).is_some() {
+            return;
+        }
         let Some(listener) = self.listeners.get_mut(listener) else { return };
         let unwanted = listener.give_up(number);
         self.forget_arrivals(unwanted, watches);
@@ -332,20 +361,22 @@ impl Acceptor {
             self.drop_half_open(handle, "too many wait to be accepted", now, watches);
             return None;
         }
+        if let Some(flow) = self.flow_to_resume(&hello) {
+            let HalfOpen { socket, watch, .. } = self.half_open.remove(handle)?;
+            return Some(Incoming::Resume { flow, hello, socket, watch: watch? });
+        }
         let Some(listener) = self.listeners.get_mut(hello.listener) else {
             // Like a wrong secret: strangers learn nothing of which listeners there are.
             self.drop_half_open(handle, "it does not know the listener's secret", now, watches);
             return None;
         };
         let Some(HalfOpen { socket, watch: Some(watch), .. }) = self.half_open.remove(handle) else { return None };
-        if let Some(flow) = listener.flow_to_resume(&hello) {
-            return Some(Incoming::Resume { flow, hello, socket, watch });
-        }
         let mut given_up = Vec::new();
         let placed = listener.place(&hello, socket, watch, &mut given_up);
         self.forget_arrivals(given_up, watches);
         match placed {
             Ok(placed) => {
+                self.note_connected(&placed);
                 self.arrived += 1;
                 watches.change(watch, Watched::Arrived { listener: hello.listener, number: hello.flow });
                 let Placed::Complete(flow, arrivals) = placed else { return None };

@@ -6,7 +6,7 @@
 //!      \-------------+--> closed                                     +--> closed
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mccs_ipc::types::Handle;
 
@@ -58,8 +58,8 @@ pub(in crate::tcp) struct Listener {
     cookie: Cookie,
     /// Numbers that one side waits for; at most [`FLOWS_MAX`].
     places: BTreeMap<u64, Place>,
-    /// Numbers that were accepted and connected, with their flow, or given up; with those above at most [`FLOWS_PER_LISTENER_MAX`].
-    taken: BTreeMap<u64, Option<FlowId>>,
+    /// Numbers that were accepted and connected, or given up; with those above at most [`FLOWS_PER_LISTENER_MAX`].
+    taken: BTreeSet<u64>,
     /// Lower numbers are over.
     first: u64,
 }
@@ -75,11 +75,11 @@ pub(in crate::tcp) enum Placed {
 
 impl Listener {
     pub(in crate::tcp) fn new(cookie: Cookie) -> Self {
-        Listener { cookie, places: BTreeMap::new(), taken: BTreeMap::new(), first: 0 }
+        Listener { cookie, places: BTreeMap::new(), taken: BTreeSet::new(), first: 0 }
     }
 
     fn is_taken(&self, number: u64) -> bool {
-        number < self.first || self.taken.contains_key(&number)
+        number < self.first || self.taken.contains(&number)
     }
 
     fn has_room(&self) -> bool {
@@ -128,12 +128,6 @@ impl Listener {
         Ok(self.complete(hello.flow))
     }
 
-    /// The flow that a connection wants to go on with, where that was connected.
-    pub(in crate::tcp) fn flow_to_resume(&self, hello: &Hello) -> Option<FlowId> {
-        let may_ask = hello.resumption > 0 && hello.flow >= self.first && same_cookie(&hello.cookie, &self.cookie);
-        self.taken.get(&hello.flow).copied().flatten().filter(|_| may_ask)
-    }
-
     /// The caller accepts a flow number; `Err` if it was accepted before, or there are too many.
     pub(in crate::tcp) fn expect(&mut self, number: u64, flow: FlowId) -> Result<Placed, &'static str> {
         let is_expected = self.places.get(&number).is_some_and(|place| place.expected.is_some());
@@ -154,7 +148,7 @@ impl Listener {
         }
         match self.places.remove(&number) {
             Some(Place { expected: Some(flow), arrivals: Some(arrivals) }) => {
-                self.taken.insert(number, Some(flow));
+                self.taken.insert(number);
                 Placed::Complete(flow, arrivals)
             }
             _ => Placed::Waiting,
@@ -164,7 +158,7 @@ impl Listener {
     /// An accepted flow is no longer waited for. Returns the watches of sockets that had come.
     pub(in crate::tcp) fn give_up(&mut self, number: u64) -> Vec<Handle> {
         if number >= self.first {
-            self.taken.insert(number, None);
+            self.taken.insert(number);
         }
         self.places.remove(&number).map(Place::into_watches).unwrap_or_default()
     }

@@ -28,8 +28,8 @@ const SETTLED_MAX: usize = 32;
 pub(in crate::tcp) struct Left {
     /// Of its sockets.
     pub(in crate::tcp) watches: Vec<Handle>,
-    /// The listener that still waits for it, and its number there.
-    pub(in crate::tcp) expected: Option<(Handle, u64)>,
+    /// The listener that accepted it, and its number there.
+    pub(in crate::tcp) accepted: Option<(Handle, u64)>,
 }
 
 /// See the module's documentation.
@@ -272,12 +272,13 @@ impl Flows {
     /// Ends a flow's sockets and lets its buffers go.
     pub(in crate::tcp) fn end(&mut self, handle: Handle) -> Left {
         let Some(flow) = self.table.get_mut(handle) else { return Left::default() };
-        let listener = flow.waiting.take().and_then(|waiting| waiting.listener);
+        flow.waiting = None;
+        let accepted = flow.listener.take().map(|listener| (listener, flow.number));
         let watches = match &mut flow.half {
             Half::Send(sender) => sender.end(&mut self.regions),
             Half::Recv(receiver) => receiver.end(&mut self.regions),
         };
-        Left { watches, expected: listener.map(|listener| (listener, flow.number)) }
+        Left { watches, accepted }
     }
 
     /// A flow's user closes it. Returns whether it lives on, under a name that nobody knows, until what its completed sends have handed

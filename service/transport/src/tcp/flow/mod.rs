@@ -46,8 +46,6 @@ pub(in crate::tcp) enum Half {
 struct Waiting {
     options: FlowOptions,
     since: Instant,
-    /// Of an accepted flow.
-    listener: Option<Handle>,
 }
 
 /// See the module's documentation.
@@ -55,6 +53,8 @@ struct Waiting {
 pub(in crate::tcp) struct Flow {
     peer: String,
     number: u64,
+    /// Of an accepted flow, until it has ended.
+    listener: Option<Handle>,
     pub(in crate::tcp) half: Half,
     fault: Option<Fault>,
     silence_timeout: Duration,
@@ -80,6 +80,7 @@ impl Flow {
         Flow {
             peer: spec.peer.clone(),
             number: spec.number,
+            listener,
             half,
             fault: None,
             silence_timeout: spec.options.silence_timeout,
@@ -88,7 +89,7 @@ impl Flow {
             is_news: false,
             is_unsettled: false,
             lingers: false,
-            waiting: Some(Waiting { options: spec.options.clone(), since: now, listener }),
+            waiting: Some(Waiting { options: spec.options.clone(), since: now }),
             accepted_with: None,
         }
     }

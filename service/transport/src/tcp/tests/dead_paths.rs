@@ -422,6 +422,25 @@ fn an_idle_flow_goes_on_when_its_path_has_died() {
     fixture.carry(&[1000, 50_000], |_, _| {});
 }
 
+/// Its listener keeps nothing of it, or is gone.
+#[test]
+fn a_flow_goes_on_over_another_socket_when_its_listener_has_closed() {
+    for closes in [false, true] {
+        let mut fixture = Fixture::new(options(), 1 << 20);
+        let wire::Hello { listener, .. } = fixture.receiver().hello().expect("connected");
+        match closes {
+            true => fixture.b.close_listener(Listener(listener)),
+            false => fixture.b.end_numbers(Listener(listener), 1),
+        }
+        fixture.carry(&[1000], |_, _| {});
+        fixture.kill_path();
+        fixture.carry(&[1000, 50_000], |_, _| {});
+        assert!(fixture.resumptions() > 0, "it has not gone on");
+        fixture.b.close(fixture.recv.into());
+        assert_eq!(fixture.b.acceptor.connected(), 0, "it is forgotten");
+    }
+}
+
 /// Who has the listener's secret, but is not the flow's sender, cannot go on with it.
 #[test]
 fn strangers_cannot_go_on_with_a_flow() {

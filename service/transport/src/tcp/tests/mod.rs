@@ -28,20 +28,6 @@ fn flows() -> u64 {
     (raise_descriptor_limit() / 6).min(3000)
 }
 
-trait Calm {
-    fn calm(&mut self);
-}
-
-impl Calm for TcpTransport {
-    fn calm(&mut self) {
-        self.rest();
-    }
-}
-
-impl Calm for Faulty {
-    fn calm(&mut self) {}
-}
-
 macro_rules! fixture {
     ($name:ident, $transport:ty, $options:expr, $flows:expr, $wrap:expr) => {
         struct $name(Clock);
@@ -67,10 +53,6 @@ macro_rules! fixture {
 
             fn options(&self) -> FlowOptions {
                 $options
-            }
-
-            fn calm(transport: &mut $transport) {
-                transport.calm();
             }
 
             fn flows(&self) -> u64 {

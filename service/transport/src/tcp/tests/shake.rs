@@ -14,11 +14,6 @@ impl TcpTransport {
         TcpTransport { restless: Some(Random(seed)), ..self }
     }
 
-    /// The opposite.
-    pub(in crate::tcp) fn rest(&mut self) {
-        self.restless = None;
-    }
-
     pub(in crate::tcp) fn shake(&mut self) {
         let Some(random) = &mut self.restless else { return };
         if random.below(ONE_IN) > 0 {
