@@ -19,12 +19,12 @@
 //! Rules, the same on all ranks: the operations of a symmetric buffer form one order, with numbers without gaps, and run in it: the
 //! kernel of one has ended on a rank before that rank's next starts (one stream, or events between streams). `algorithm`,
 //! `blocks` and layout are the same for one operation, and may change from one to the next (but not the layout). After
-//! an abort a symmetric buffer is of no use. a symmetric buffer is never used for 2^32 operations.
+//! an abort a symmetric buffer is of no use. A symmetric buffer is never used for 2^32 operations.
 //!
 //! All ranks' kernels must be able to run at the same time; load functions before the first operation
 //! (`cuFuncLoad`), since loading at the first launch may wait for kernels that wait for that launch.
 //!
-//! a symmetric buffer counts the operations that have ended on it ([`SymmetricBufferLayout::ended`]): streams and copy engines may read the word.
+//! A symmetric buffer counts the operations that have ended on it ([`SymmetricBufferLayout::ended`]): streams and copy engines may read the word.
 //!
 //! Deliberately absent: any use of peers' send and receive buffers, and words on the host that tell of an operation's end: the
 //! store alone takes 2.4 us. Blocks wait for their counterparts on other ranks, never for blocks of their own grid, so it is

@@ -1,5 +1,5 @@
-//! Layout of a symmetric buffer, which kernels call a symmetric buffer: the memory through which kernels of a communicator's ranks speak. The mirror of
-//! cuda/include/symmetric buffer.cuh.
+//! Layout of a symmetric buffer, which kernels call an area: the memory through which kernels of a communicator's ranks speak. The mirror of
+//! cuda/include/area.cuh.
 //!
 //! ```text
 //! operations and groups ended, their payload | heads [parity][rank] | stamps [number % 512] | flags, acknowledgements [phase][block][rank] | deals [parity][block][step]

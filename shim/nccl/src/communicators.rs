@@ -422,7 +422,7 @@ pub unsafe extern "C" fn ncclCommInitRank(
     unsafe { ncclCommInitRankConfig(comm, nranks, id, rank, std::ptr::null_mut()) }
 }
 
-/// See `nccl.h`; of the configuration only `blocking` has an effect.
+/// See `nccl.h`; of the configuration `blocking`, `commName` and `trafficClass` have an effect.
 ///
 /// # Safety
 /// Pointers as `nccl.h` says.
