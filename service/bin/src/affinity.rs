@@ -56,7 +56,7 @@ impl ThreadPlacement {
         let mut placement = ThreadPlacement { nodes, named: named.clone(), of_movers: Vec::new(), of_gpus: None };
         if affinity == Affinity::Numa && placement.nodes.are_several() {
             let nics = bus::nodes_of_nics(sysfs, work.nics);
-            placement.of_movers = of_engines((work.engines, work.per_comm), &nics, &placement.nodes);
+            placement.of_movers = of_engines(work.engines, work.per_comm, &nics, &placement.nodes);
             placement.of_gpus = common(bus::nodes_of_gpus(sysfs, work.gpus).into_iter());
         }
         Ok(placement)
@@ -96,7 +96,7 @@ fn common(mut nodes: impl Iterator<Item = Option<u32>>) -> Option<u32> {
 }
 
 /// Nodes of transport engines by the nodes of their NICs.
-fn of_engines((engines, per_comm): (usize, usize), nics: &[Option<u32>], nodes: &NumaNodes) -> Vec<Option<u32>> {
+fn of_engines(engines: usize, per_comm: usize, nics: &[Option<u32>], nodes: &NumaNodes) -> Vec<Option<u32>> {
     let mut bound: BTreeMap<u32, usize> = BTreeMap::new();
     // A communicator's engines follow each other, and the next one's follow those. An engine has the same NICs in all of them only where each
     // round is a whole number of the others.
@@ -165,7 +165,7 @@ mod tests {
         // Communicators begin with other engines each.
         assert_eq!(movers(&placed(&["0", "1"], &[], 3, &[], "0-7"), 3), "- - -");
         let nodes = NumaNodes::read(sysfs(&[], &[]).path(), "0-7".parse().expect("a list"));
-        assert_eq!(of_engines((4, 3), &[Some(0), Some(1)], &nodes), [None; 4], "channels go round otherwise");
+        assert_eq!(of_engines(4, 3, &[Some(0), Some(1)], &nodes), [None; 4], "channels go round otherwise");
         // No more engines than CPUs on a node: the others help where there is room.
         assert_eq!(movers(&placed(&["1"], &[], 6, &[], "0-7"), 6), "1 1 1 1 - -");
         assert_eq!(movers(&placed(&["1"], &[], 4, &[], "0-3,4"), 4), "1 - - -");

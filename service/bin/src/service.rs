@@ -81,7 +81,7 @@ impl Service {
         let (mut cluster, mut controller) = (None, None);
         if let Some(exchange) = &settings.exchange {
             let gpu_count = gpus.as_ref().map_or(0, |gpus| gpus.ids.len() as u32);
-            let joined = base.join_cluster(exchange, &proxy, (gpu_count, &control_gpus), transport_factory.as_ref())?;
+            let joined = base.join_cluster(exchange, &proxy, gpu_count, &control_gpus, transport_factory.as_ref())?;
             (cluster, controller) = (Some(joined.0), joined.1);
         }
         base.start_host_proxy(mailbox, queues, cluster, control_gpus.clone())?;
@@ -247,7 +247,8 @@ impl<'a> Base<'a> {
         &self,
         exchange: &ExchangeSettings,
         proxy: &Sender<ProxyMessage>,
-        (gpus, control_gpus): (u32, &Option<Sender<ProxyMessage>>),
+        gpus: u32,
+        control_gpus: &Option<Sender<ProxyMessage>>,
         transport_factory: Option<&TransportFactory>,
     ) -> anyhow::Result<(Cluster, Option<Sender<ControllerInput>>)> {
         let (settings, registry) = (self.settings, &self.registry);
@@ -266,7 +267,7 @@ impl<'a> Base<'a> {
                 tenants: Some(tenants).filter(|tenants| tenants.len() <= TENANTS_MAX),
             };
             let controller = ControllerSettings { inventory, ..controller.clone() };
-            self.start_controller(&controller, inputs, (exchange.clone(), proxy.clone()), control_gpus)?;
+            self.start_controller(&controller, inputs, exchange.clone(), proxy.clone(), control_gpus)?;
         }
         let offer = transport_factory.map_or_else(
             || Offer::without(RdmaUse::Off, settings.channels, "rdma.use is \"off\""),
@@ -289,12 +290,13 @@ impl<'a> Base<'a> {
         &self,
         settings: &ControllerSettings,
         inputs: Mailbox<ControllerInput>,
-        outputs: (Sender<Request>, Sender<ProxyMessage>),
+        exchange_requests: Sender<Request>,
+        proxy: Sender<ProxyMessage>,
         gpus: &Option<Sender<ProxyMessage>>,
     ) -> anyhow::Result<()> {
         let runtime = if settings.is_here() { self.runtimes.start_runtime("mccs-controller")? } else { self.main };
         let (registry, path_events) = (Arc::clone(&self.registry), Arc::clone(&self.path_events));
-        let engine = ControllerEngine::new(settings, inputs, outputs, registry, path_events);
+        let engine = ControllerEngine::new(settings, inputs, exchange_requests, proxy, registry, path_events);
         let engine = engine.with_gpus(gpus.clone());
         self.runtimes.start_engine(runtime, |waker| {
             engine.wakers().into_iter().for_each(|slot| slot.set(waker.clone()));

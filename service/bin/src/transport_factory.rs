@@ -147,7 +147,12 @@ impl RdmaNics {
 }
 
 impl Nics for RdmaNics {
-    unsafe fn try_memory(&self, memory: (u64, u64), dma_buffer: Option<BorrowedFd<'_>>) -> Result<GpuAccess, String> {
+    unsafe fn try_memory(
+        &self,
+        address: u64,
+        bytes: u64,
+        dma_buffer: Option<BorrowedFd<'_>>,
+    ) -> Result<GpuAccess, String> {
         let mut kept = self.trial.lock().unwrap_or_else(PoisonError::into_inner);
         let was_open = kept.is_some();
         let trial = match kept.take() {
@@ -155,13 +160,13 @@ impl Nics for RdmaNics {
             None => self.open()?,
         };
         // SAFETY: the caller's promise, passed on.
-        let mut tried = unsafe { trial.try_memory(memory, dma_buffer) };
+        let mut tried = unsafe { trial.try_memory(address, bytes, dma_buffer) };
         *kept = Some(trial);
         // Devices may have gone, and come back, since they were opened.
         if was_open && tried.is_err() {
             let trial = kept.insert(self.open()?);
             // SAFETY: as above.
-            tried = unsafe { trial.try_memory(memory, dma_buffer) };
+            tried = unsafe { trial.try_memory(address, bytes, dma_buffer) };
         }
         match tried {
             Ok(Some(access)) => Ok(access),

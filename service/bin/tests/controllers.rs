@@ -59,11 +59,11 @@ impl Cluster {
     /// Starts the service of a host, in a folder of its own, which obeys `controller`; with a policy if that is itself.
     fn start(&self, name: &str, controller: &str, policy: Option<&str>) -> Program {
         let known = self.addresses.iter().find(|(host, _)| *host == name).expect("a host");
-        self.start_at(name, (name, known.1), controller, policy)
+        self.start_at(name, name, known.1, controller, policy)
     }
 
     /// As [`Cluster::start`], in another folder and at another address than the others know.
-    fn start_at(&self, name: &str, (folder, own): (&str, Ipv4Addr), controller: &str, policy: Option<&str>) -> Program {
+    fn start_at(&self, name: &str, folder: &str, own: Ipv4Addr, controller: &str, policy: Option<&str>) -> Program {
         let runtime = self.at(folder);
         std::fs::create_dir_all(&runtime).expect("a directory");
         let files = policy.map(|text| {
@@ -312,7 +312,7 @@ fn the_role_moves_to_another_machine_while_jobs_run_and_changes_nothing() {
         let before = cluster.epochs();
         drop(old);
         jobs.go_on();
-        let _new = cluster.start_at(own, ("new", address()), own, Some(&policy("ffa")));
+        let _new = cluster.start_at(own, "new", address(), own, Some(&policy("ffa")));
         jobs.wait_until(|| cluster.is_in_force("new", "ffa"));
         jobs.go_on();
         assert_eq!(cluster.epochs(), before, "what was in force was as decided");
@@ -334,7 +334,7 @@ fn a_second_service_of_the_controllers_name_harms_nothing_and_is_told_so() {
     cluster.with_jobs(|jobs| {
         jobs.wait_until(|| cluster.is_in_force(own, "ffa"));
         let (before, life) = (cluster.epochs(), cluster.show(own).life);
-        let second = cluster.start_at(own, ("second", address()), own, Some(&policy("ecmp")));
+        let second = cluster.start_at(own, "second", address(), own, Some(&policy("ecmp")));
         let is_turned_away = |refused: &str| refused.contains("another service called a0 is connected to h");
         jobs.wait_until(|| cluster.apply("second", "ecmp").is_err_and(|refused| is_turned_away(&refused)));
         jobs.wait_until(|| cluster.show("second").turned_away.len() == WORKERS.len());
@@ -359,7 +359,7 @@ fn an_old_controller_that_comes_back_beside_a_new_one_is_not_obeyed_until_that_h
         jobs.wait_until(|| cluster.is_in_force(own, "ffa"));
         // Its host hangs; another one takes its place, by the same name, when nothing was heard of it for link_timeout.
         signal(Signal::SIGSTOP);
-        let new = cluster.start_at(own, ("new", address()), own, Some(&policy("ecmp")));
+        let new = cluster.start_at(own, "new", address(), own, Some(&policy("ecmp")));
         jobs.wait_until(|| cluster.is_in_force("new", "ecmp"));
         let before = cluster.epochs();
         signal(Signal::SIGCONT);

@@ -126,7 +126,7 @@ impl ConfigStore {
         self.is_refused = refused.is_some();
         match refused {
             None => self.disk.accepted(),
-            Some((reason, files)) => self.disk.refused(reason, files, now),
+            Some((reason, (topology, policy))) => self.disk.refused(reason, topology, policy, now),
         }
         chosen
     }
@@ -233,7 +233,7 @@ impl ConfigStore {
     /// How files stand to what is in force.
     pub(super) fn view(&self, now: Instant) -> Vec<FileView> {
         let Texts { topology, policy } = &self.taken_back;
-        self.disk.view(self.in_force.as_deref(), (topology.as_ref(), policy.as_ref()), now)
+        self.disk.view(self.in_force.as_deref(), topology.as_ref(), policy.as_ref(), now)
     }
 }
 

@@ -109,7 +109,7 @@ impl Disk {
     }
 
     /// What was read is refused: the file that the reason begins with, or else both that were read.
-    pub(super) fn refused(&mut self, reason: &str, (topology, policy): (bool, bool), since: Instant) {
+    pub(super) fn refused(&mut self, reason: &str, topology: bool, policy: bool, since: Instant) {
         let of_one = self.topology.is_called(reason) || self.policy.is_called(reason);
         if self.topology.is_called(reason) || (topology && !of_one) {
             self.topology.refused(reason, since);
@@ -130,7 +130,8 @@ impl Disk {
     pub(super) fn view(
         &self,
         config: Option<&ClusterConfig>,
-        (topology, policy): (Option<&Text>, Option<&Text>),
+        topology: Option<&Text>,
+        policy: Option<&Text>,
         now: Instant,
     ) -> Vec<FileView> {
         let topology = self.topology.view(config.map(|config| &config.network.text), topology, now);

@@ -64,11 +64,12 @@ impl LinkFaults {
     pub(super) fn set(
         &mut self,
         config: &ClusterConfig,
-        link: (&str, &str),
+        lower: &str,
+        upper: &str,
         state: LinkState,
         life: u64,
     ) -> Result<Option<LinkOverride>, String> {
-        self.links.set(&config.network.topology, link, state, life)
+        self.links.set(&config.network.topology, lower, upper, state, life)
     }
 
     /// Has all hosts look at their links to each other: what is about to be ordered needs them.

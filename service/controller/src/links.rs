@@ -24,7 +24,7 @@ pub struct Links {
 impl Links {
     /// The link between two switches, or a host and a switch, whichever is named first: its lower end, then its upper one.
     #[must_use]
-    pub fn ends<'a>(topology: &Topology, (one, other): (&'a str, &'a str)) -> (&'a str, &'a str) {
+    pub fn ends<'a>(topology: &Topology, one: &'a str, other: &'a str) -> (&'a str, &'a str) {
         let is_reversed =
             topology.links_between(one, other).is_empty() && !topology.links_between(other, one).is_empty();
         if is_reversed { (other, one) } else { (one, other) }
@@ -37,7 +37,8 @@ impl Links {
     pub fn set(
         &mut self,
         topology: &Topology,
-        (lower, upper): (&str, &str),
+        lower: &str,
+        upper: &str,
         state: LinkState,
         life: u64,
     ) -> Result<Option<LinkOverride>, String> {
@@ -154,7 +155,7 @@ mod tests {
             Topology::from_file(&TopologyFile::parse(&text, "topology.toml").unwrap()).unwrap()
         };
         let mut links = Links::default();
-        links.set(&topology("50Gbit/s"), ("leaf0", "spine0"), LinkState::Rate(Rate(40_000_000_000)), 1).unwrap();
+        links.set(&topology("50Gbit/s"), "leaf0", "spine0", LinkState::Rate(Rate(40_000_000_000)), 1).unwrap();
         for (rate, expected) in [("50Gbit/s", 40e9), ("25Gbit/s", 25e9)] {
             let topology = topology(rate);
             let link = topology.links_between("leaf0", "spine0")[0];

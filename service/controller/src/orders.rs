@@ -77,7 +77,8 @@ impl Orders {
     /// A host says what became of an order. Returns the order, where it was one, for the strategy that was in force.
     pub(super) fn answered(
         &mut self,
-        (from, order): (&Name, u64),
+        from: &Name,
+        order: u64,
         outcome: Outcome,
         comms: &mut Communicators,
         effects: &mut Effects,
@@ -160,7 +161,7 @@ impl Orders {
     ) -> Vec<Answered> {
         let refuse = |(order, host): (u64, Name)| {
             let outcome = Outcome::Refused { whose: Whose::Communicator, reason: reason(&host) };
-            self.answered((&host, order), outcome, comms, effects, now)
+            self.answered(&host, order, outcome, comms, effects, now)
         };
         orders.into_iter().filter_map(refuse).collect()
     }

@@ -117,7 +117,7 @@ pub fn plan_all<'a>(
         let report = report.ok_or("the policy has decided for nobody")?;
         let transport = config.rules.transport.or(report.began.transport);
         let rates = rates.get(place).map(Vec::as_slice);
-        let mut plan = plan(&config.network.topology, (decision, transport), rates, comm_of);
+        let mut plan = plan(&config.network.topology, decision, transport, rates, comm_of);
         plan.algorithm = config.rules.algorithm.unwrap_or(report.began.algorithm);
         if has_shares {
             let weight_milli = Some((weights.of(&job.tenant) * 1000.0).round() as u64);
@@ -209,7 +209,9 @@ type FlowOf<'a> = (u32, &'a str, &'a str, Option<&'a FlowPath>);
 /// Flows of a communicator's rings, with their paths: a flow's own, or else its channel's turn.
 pub(super) fn flows_of<'a>(
     report: &'a Report,
-    (rings, paths, flows): (&'a [Vec<u32>], &'a [FlowPath], &'a [FlowChoice]),
+    rings: &'a [Vec<u32>],
+    paths: &'a [FlowPath],
+    flows: &'a [FlowChoice],
 ) -> impl Iterator<Item = FlowOf<'a>> {
     let mut host_of = vec![""; report.nranks() as usize];
     for host in &report.hosts {
@@ -230,7 +232,7 @@ pub(super) fn flows_of<'a>(
 
 fn flows_in_force(report: &Report) -> impl Iterator<Item = FlowOf<'_>> {
     let Chosen { rings, paths, flows, .. } = &report.chosen;
-    flows_of(report, (rings, paths, flows))
+    flows_of(report, rings, paths, flows)
 }
 
 /// The spine of each flow between hosts that is steered to one, by channel and hosts.
@@ -285,7 +287,8 @@ fn in_order<'a>((spine, nic): &Steered<'a>) -> (bool, Option<u32>, Option<&'a De
 #[must_use]
 pub fn plan(
     topology: &Topology,
-    (decision, transport): (&Decision, Option<TransportKind>),
+    decision: &Decision,
+    transport: Option<TransportKind>,
     rates: Option<&[f64]>,
     comm_of: impl Fn(mccs_policy::CommId) -> Option<CommId>,
 ) -> Plan {

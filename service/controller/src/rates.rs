@@ -186,7 +186,7 @@ impl ClusterRates {
             others_bps = others_bps.saturating_add(rates.others_bps);
             for PathRate { to, path, bps } in &rates.paths {
                 let ends = hosts.get(from.as_str()).copied().zip(hosts.get(to).copied());
-                let crossed = ends.map(|(a, b)| links_of(topology, (a, b), path)).unwrap_or_default();
+                let crossed = ends.map(|(a, b)| links_of(topology, a, b, path)).unwrap_or_default();
                 for link in &crossed {
                     let sum = links.entry(*link).or_default();
                     *sum = sum.saturating_add(*bps);
@@ -229,7 +229,7 @@ pub(super) fn path_label(path: &FlowPath, topology: &Topology) -> String {
 }
 
 /// The links that a path between two hosts is known to cross.
-fn links_of(topology: &Topology, (from, to): (HostId, HostId), path: &FlowPath) -> Vec<LinkId> {
+fn links_of(topology: &Topology, from: HostId, to: HostId, path: &FlowPath) -> Vec<LinkId> {
     let only = |host: HostId| (topology.nic_count(host) == 1).then(|| topology.port_of(host, 0));
     let called = |kind| path.device.as_ref().and_then(|device| topology.port_called(from, device, kind));
     let by_rdma = called(TransportKind::Rdma);

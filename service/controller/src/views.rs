@@ -131,7 +131,7 @@ impl Cluster<'_> {
                 false => StrategyView {
                     algorithm: plan.algorithm,
                     transport: plan.transport,
-                    ..view_of(report, (&plan.rings, &plan.paths, &plan.flows), topology)
+                    ..view_of(report, &plan.rings, &plan.paths, &plan.flows, topology)
                 },
             }),
         }
@@ -166,18 +166,20 @@ pub(super) fn history_of(history: &History, acts_only: bool, now: Instant) -> Ve
 
 fn strategy_of(report: &Report, topology: &Topology) -> StrategyView {
     let chosen = &report.chosen;
-    let view = view_of(report, (&chosen.rings, &chosen.paths, &chosen.flows), topology);
+    let view = view_of(report, &chosen.rings, &chosen.paths, &chosen.flows, topology);
     StrategyView { algorithm: chosen.algorithm, transport: chosen.transport, ..view }
 }
 
 /// Rings, and where each flow that they have between hosts goes.
 fn view_of(
     report: &Report,
-    (rings, paths, flows): (&[Vec<u32>], &[FlowPath], &[FlowChoice]),
+    rings: &[Vec<u32>],
+    paths: &[FlowPath],
+    flows: &[FlowChoice],
     topology: &Topology,
 ) -> StrategyView {
     let mut seen: Vec<FlowView> = Vec::new();
-    for (channel, from, to, path) in flows_of(report, (rings, paths, flows)) {
+    for (channel, from, to, path) in flows_of(report, rings, paths, flows) {
         if !seen.iter().any(|flow| (flow.channel, &*flow.from, &*flow.to) == (channel, from, to)) {
             let label = path.map_or_else(|| "hash".to_owned(), |path| path_label(path, topology));
             let priority = path.and_then(|path| path.priority);

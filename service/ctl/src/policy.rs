@@ -103,7 +103,7 @@ impl PolicyCommand {
     pub fn request(&self, json: bool) -> anyhow::Result<Option<ControlRequest>> {
         let request = match self {
             PolicyCommand::Check { file, topology, service } => {
-                check(file, (topology.as_deref(), service.as_deref()), json)?;
+                check(file, topology.as_deref(), service.as_deref(), json)?;
                 return Ok(None);
             }
             PolicyCommand::Diff { file } => {
@@ -122,7 +122,7 @@ impl PolicyCommand {
     }
 }
 
-fn check(file: &Path, (topology, service): (Option<&Path>, Option<&Path>), json: bool) -> anyhow::Result<()> {
+fn check(file: &Path, topology: Option<&Path>, service: Option<&Path>, json: bool) -> anyhow::Result<()> {
     let (name, text) = read(file)?;
     let topology = topology.map(TopologyFile::load).transpose()?;
     let policy = match &topology {

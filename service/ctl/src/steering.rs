@@ -147,13 +147,13 @@ fn tried(ports: Option<Ports>) -> Vec<Vec<Option<u16>>> {
     if first == last { vec![upper] } else { vec![some(&mut (first..=last)), upper] }
 }
 
-fn trace(spine: &Spine, to: (&str, SocketAddr), from: IpAddr, ports: &[Option<u16>]) -> anyhow::Result<Trace> {
+fn trace(spine: &Spine, host: &str, to: SocketAddr, from: IpAddr, ports: &[Option<u16>]) -> anyhow::Result<Trace> {
     let dscp = spine.dscp.and_then(|dscp| u8::try_from(dscp).ok());
     let mut refused = None;
     for port in ports {
-        match hops(to.1, Steering { address: Some(from), port: *port, dscp }) {
+        match hops(to, Steering { address: Some(from), port: *port, dscp }) {
             Ok(Hops { routers, is_reached }) => {
-                let (spine, to) = (spine.name.clone(), to.0.to_owned());
+                let (spine, to) = (spine.name.clone(), host.to_owned());
                 return Ok(Trace { spine, to, port: *port, dscp, routers, is_reached });
             }
             Err(errno) => refused = Some(errno),
@@ -178,7 +178,7 @@ impl SteeringCommand {
             let entry = entry.with_context(|| format!("{} has no host {name:?}", self.config.display()))?;
             for spine in &steered {
                 for ports in tried(spine.source_ports) {
-                    traces.push(trace(spine, (name, entry.address.0), from, &ports)?);
+                    traces.push(trace(spine, name, entry.address.0, from, &ports)?);
                 }
             }
         }

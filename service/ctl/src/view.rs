@@ -111,7 +111,7 @@ fn tenants(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
         "p99 <=",
         "failed",
     ];
-    table(1, &heads, &rows, (0, ""))
+    table(1, &heads, &rows, 0, "")
 }
 
 /// Durations of all a tenant's collectives since then.
@@ -174,7 +174,7 @@ fn communicators(looked_before: &Snapshot, looked: &Snapshot, seconds: f64) -> O
     };
     let rows: Vec<_> = now.communicators.iter().map(row).collect();
     let heads = ["comm", "tenant", "on", "ranks", "ops/s", "B/s", "busbw B/s", "busy", "epoch", "failed", "comes last"];
-    table(3, &heads, &rows, (now.omitted.communicators as usize, ""))
+    table(3, &heads, &rows, now.omitted.communicators as usize, "")
 }
 
 fn joining(now: &Overview) -> Option<Section> {
@@ -183,7 +183,7 @@ fn joining(now: &Overview) -> Option<Section> {
         vec![late.unique_id.clone(), late.tenant.clone(), ranks, since, late.waits_for.clone()]
     };
     let rows: Vec<_> = now.joining.iter().map(row).collect();
-    table(2, &["joining", "tenant", "ranks", "since", "waits for"], &rows, (0, ""))
+    table(2, &["joining", "tenant", "ranks", "since", "waits for"], &rows, 0, "")
 }
 
 fn paths(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
@@ -204,7 +204,7 @@ fn paths(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
     };
     let rows: Vec<_> = now.paths.iter().map(row).collect();
     let heads = ["", "peer", "path", "flows", "B/s", "messages/s", "bytes", "round trip", "sent again"];
-    table(3, &heads, &rows, (0, ""))
+    table(3, &heads, &rows, 0, "")
 }
 
 /// What carries a flow; over RDMA also the port that it goes by, if it has one now.
@@ -235,7 +235,7 @@ fn flows(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
     };
     let rows: Vec<_> = flows.iter().take(FLOWS_SHOWN).map(row).collect();
     let heads = ["comm", "channel", "ranks", "flow", "over", "path", "B/s", "may B/s"];
-    table(6, &heads, &rows, (flows.len().saturating_sub(FLOWS_SHOWN), " flows, all slower"))
+    table(6, &heads, &rows, flows.len().saturating_sub(FLOWS_SHOWN), " flows, all slower")
 }
 
 fn engines(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
@@ -253,5 +253,5 @@ fn engines(before: &Overview, now: &Overview, seconds: f64) -> Option<Section> {
             ]
         })
         .collect();
-    table(2, &["runtime", "engines", "rounds/s", "sleeps/s"], &rows, (0, ""))
+    table(2, &["runtime", "engines", "rounds/s", "sleeps/s"], &rows, 0, "")
 }

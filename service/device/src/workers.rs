@@ -108,7 +108,9 @@ pub trait Workers {
     fn run_message(
         &mut self,
         schedule: BoundSchedule,
-        ranks_and_track: (u32, u32, u32),
+        src: u32,
+        dst: u32,
+        track: u32,
         job: Handle,
     ) -> Result<(), LaunchError>;
 }

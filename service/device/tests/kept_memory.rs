@@ -38,7 +38,9 @@ impl Workers for Kept {
     fn run_message(
         &mut self,
         schedule: BoundSchedule,
-        _link: (u32, u32, u32),
+        _src: u32,
+        _dst: u32,
+        _track: u32,
         _job: Handle,
     ) -> Result<(), LaunchError> {
         self.schedules.push(schedule);

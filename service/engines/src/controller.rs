@@ -94,7 +94,8 @@ impl ControllerEngine {
     pub fn new(
         settings: &ControllerSettings,
         mailbox: Mailbox<ControllerInput>,
-        (exchange, proxy): (Sender<Request>, Sender<ProxyMessage>),
+        exchange: Sender<Request>,
+        proxy: Sender<ProxyMessage>,
         registry: Arc<Registry>,
         words: Arc<PathEventLog>,
     ) -> Self {
@@ -329,7 +330,7 @@ impl ControllerEngine {
                 self.execute(told);
             }
             ControllerInput::Request { request, by, reply_to } => match &mut self.role {
-                Some(role) => role.ask(request, (by, reply_to), self.refused, now),
+                Some(role) => role.ask(request, by, reply_to, self.refused, now),
                 None => {
                     reply_to
                         .answer(Err(format!("the controller is on host {}: ask there", self.agent.controller()).into()))

@@ -304,7 +304,7 @@ mod tests {
 
     /// Bits that a flow with endless data sends from `from_ms` to `to_ms`, when it is looked at when it wants, or late by up
     /// to `late_us`.
-    fn sent_bits(pace: &Pace, cap_bps: Option<u64>, (from_ms, to_ms): (u64, u64), late_us: u64, begin: Instant) -> f64 {
+    fn sent_bits(pace: &Pace, cap_bps: Option<u64>, from_ms: u64, to_ms: u64, late_us: u64, begin: Instant) -> f64 {
         let mut bucket = Bucket::new(begin);
         let (mut now, mut bits, mut round) = (begin, 0.0, 0_u64);
         while now < begin + Duration::from_millis(to_ms) {
@@ -338,7 +338,7 @@ mod tests {
         fn a_cap_is_kept_and_used(cap_mbps in 50_u64..20_000, late_us in 0_u64..3_000) {
             let begin = Instant::now();
             let pace = Pace { cap_bps: Some(cap_mbps * 1_000_000), ..Pace::default() };
-            let bits = sent_bits(&pace, pace.cap_bps, (0, 4_000), late_us, begin);
+            let bits = sent_bits(&pace, pace.cap_bps, 0, 4_000, late_us, begin);
             let expected = cap_mbps as f64 * 1e6 * 4.0;
             let message = MESSAGE_BYTES as f64 * 8.0;
             prop_assert!((bits - expected).abs() <= 0.01 * expected + 2.0 * message, "{bits} of {expected}");
@@ -471,8 +471,8 @@ mod tests {
         let yields = vec![(window(begin, 1_000, 500), 1_000_000_000)];
         let pace = Pace { yields, ..Pace::default() };
         let cap_bps = Some(10_000_000_000);
-        let slow = sent_bits(&pace, cap_bps, (0, 500), 0, begin);
-        let both = sent_bits(&pace, cap_bps, (0, 1_000), 0, begin);
+        let slow = sent_bits(&pace, cap_bps, 0, 500, 0, begin);
+        let both = sent_bits(&pace, cap_bps, 0, 1_000, 0, begin);
         assert!((slow / 0.5e9 - 1.0).abs() < 0.02, "{slow}");
         assert!(((both - slow) / 5e9 - 1.0).abs() < 0.02, "{both}");
         // A debt made under a low cap is not paid at it once the cap is gone.
@@ -542,7 +542,7 @@ mod tests {
         let (period, length) = (Duration::from_micros(50), Duration::from_micros(25));
         let window = LocalWindow { opened: begin, period, length, is_once: false };
         let pace = Pace { window: Some(window), ..Pace::default() };
-        let bits = sent_bits(&pace, Some(20_000_000), (0, 3_000), 20_000, begin);
+        let bits = sent_bits(&pace, Some(20_000_000), 0, 3_000, 20_000, begin);
         let message = MESSAGE_BYTES as f64 * 8.0;
         let due = 0.5 * 20e6 * 3.0;
         assert!((due - 5.0 * message..due + 2.0 * message).contains(&bits), "{bits}, not {due}");

@@ -54,7 +54,7 @@ impl Policy for PfaTs {
                 decisions.0[job].window = Some(window);
             }
             for low in group {
-                decisions.0[low].yields = bursts_above(view, &shared, &decisions, (low, drains_ns[low]));
+                decisions.0[low].yields = bursts_above(view, &shared, &decisions, low, drains_ns[low]);
             }
         }
         shares::weigh(view, &mut decisions);
@@ -102,7 +102,7 @@ fn turns(view: &View<'_>, shared: &Shared, decisions: &Decisions, group: &[usize
 }
 
 /// When a job makes room for rivals of higher priority: never where it has a window, or they would leave it no gap.
-fn bursts_above(view: &View<'_>, shared: &Shared, decisions: &Decisions, (low, early_ns): (usize, u64)) -> Vec<Yield> {
+fn bursts_above(view: &View<'_>, shared: &Shared, decisions: &Decisions, low: usize, early_ns: u64) -> Vec<Yield> {
     if decisions.0[low].window.is_some() {
         return Vec::new();
     }

@@ -214,18 +214,12 @@ impl CommInfo {
     pub fn count_collective(&self, kind: CollectiveKind, count: u64, dtype_bytes: usize, took: Duration) {
         let (bytes, bus_bytes) = traffic(kind, count.saturating_mul(dtype_bytes as u64), u64::from(self.nranks));
         self.count_operation(bytes);
-        self.count_time(kind, (bytes, bus_bytes), took, (1, straggler::is_joint(kind)));
+        self.count_time(kind, bytes, bus_bytes, took, 1, straggler::is_joint(kind));
     }
 
     /// Counts the time of collectives that are alike: how many, and whether none ends before all ranks have come. The proxy engine does so, and who looks at
     /// what ranks did.
-    fn count_time(
-        &self,
-        kind: CollectiveKind,
-        (bytes, bus_bytes): (u64, u64),
-        took: Duration,
-        (times, is_joint): (u64, bool),
-    ) {
+    fn count_time(&self, kind: CollectiveKind, bytes: u64, bus_bytes: u64, took: Duration, times: u64, is_joint: bool) {
         let took_ns = (took.as_nanos() as u64).saturating_mul(times);
         self.bus_bytes.fetch_add(bus_bytes.saturating_mul(times), Ordering::Relaxed);
         self.busy_ns.fetch_add(took_ns, Ordering::Relaxed);
@@ -259,7 +253,8 @@ impl CommInfo {
             let TimedCollective { kind, payload_bytes, took, late } = timed;
             let count_bytes = payload_bytes / kind.payload_count(1, self.nranks).max(1);
             // None of them ends before all ranks have come.
-            self.count_time(*kind, traffic(*kind, count_bytes, u64::from(self.nranks)), *took, (times, true));
+            let (bytes, bus_bytes) = traffic(*kind, count_bytes, u64::from(self.nranks));
+            self.count_time(*kind, bytes, bus_bytes, *took, times, true);
             for rank in &self.ranks {
                 let late = late.get(rank.rank as usize).map_or(0, |late| late.as_nanos() as u64);
                 rank.late_ns.fetch_add(late.saturating_mul(times), Ordering::Relaxed);
@@ -374,7 +369,7 @@ impl CommInfo {
         let layout = self.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
         let bytes_max =
             layout.map_or(GPU_PAYLOAD_MAX, |layout| u64::from(layout.nranks) * u64::from(layout.slot_bytes));
-        let (operations, bytes) = self.operation_sanity.told(Instant::now(), (operations, bytes), bytes_max);
+        let (operations, bytes) = self.operation_sanity.told(Instant::now(), operations, bytes, bytes_max);
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (pairs, pair_bytes) = self.pairs_on_gpus();
         let operations = operations.saturating_add(pairs);
@@ -392,8 +387,8 @@ impl CommInfo {
     fn pairs_on_gpus(&self) -> (u64, u64) {
         let Some(group) = &self.device_initiated else { return (0, 0) };
         let add = |all: (u64, u64), sent: (u64, u64)| (all.0.saturating_add(sent.0), all.1.saturating_add(sent.1));
-        let sent = self.rank_numbers().map(|rank| group.sent(rank)).fold((0, 0), add);
-        self.pair_sanity.told(Instant::now(), sent, GPU_PAYLOAD_MAX)
+        let (pairs, bytes) = self.rank_numbers().map(|rank| group.sent(rank)).fold((0, 0), add);
+        self.pair_sanity.told(Instant::now(), pairs, bytes, GPU_PAYLOAD_MAX)
     }
 
     /// Average bus bandwidth while busy, in GB/s.

@@ -288,7 +288,10 @@ mod tests {
     /// computing for `pause`; everything longer by up to `jitter_percent`, by turns.
     fn job(
         iterations: u64,
-        (buckets, length, small, pause): (u64, u64, u64, u64),
+        buckets: u64,
+        length: u64,
+        small: u64,
+        pause: u64,
         jitter_percent: u64,
         begin: Instant,
     ) -> Vec<(Instant, Instant)> {
@@ -327,7 +330,7 @@ mod tests {
             prop_assume!(pause * 100 >= (burst + pause) * u64::from(2 * PAUSE_PERCENT));
             let period = burst + (buckets - 1) * small + pause;
             let iterations = (3_000_000 / period + 10).min(20_000);
-            let found = last_told(job(iterations, (buckets, length, small, pause), jitter_percent, begin));
+            let found = last_told(job(iterations, buckets, length, small, pause, jitter_percent, begin));
             let found = found.expect("a profile");
             let is_near = |found: Duration, us: u64| {
                 let us = us as f64;
@@ -341,8 +344,8 @@ mod tests {
     #[test]
     fn who_is_always_busy_or_comes_at_random_has_none() {
         let begin = Instant::now();
-        assert_eq!(last_told(job(5_000, (1, 1_000, 0, 0), 3, begin)), None);
-        assert_eq!(last_told(job(5_000, (1, 20_000, 0, 300), 3, begin)), None);
+        assert_eq!(last_told(job(5_000, 1, 1_000, 0, 0, 3, begin)), None);
+        assert_eq!(last_told(job(5_000, 1, 20_000, 0, 300, 3, begin)), None);
         let (mut seed, mut at) = (7_u64, begin);
         let mut random = Vec::new();
         for _ in 0..4_000 {
@@ -360,16 +363,16 @@ mod tests {
         let mut told = |collectives: &[(Instant, Instant)]| {
             collectives.iter().filter_map(|(began, ended)| meter.note(*began, *ended).profile).collect::<Vec<_>>()
         };
-        let first = job(1_000, (2, 5_000, 50, 10_000), 0, begin);
+        let first = job(1_000, 2, 5_000, 50, 10_000, 0, begin);
         let news = told(&first);
         assert_eq!(news.len(), 1, "{news:?}");
         // The same, half a period later.
         let last = first.last().map(|(_, ended)| *ended).unwrap_or(begin);
-        let news = told(&job(1_000, (2, 5_000, 50, 10_000), 0, last + Duration::from_millis(17)));
+        let news = told(&job(1_000, 2, 5_000, 50, 10_000, 0, last + Duration::from_millis(17)));
         assert_eq!(news.len(), 1, "{news:?}");
         assert!(news[0].is_some_and(|profile| profile.period == Duration::from_micros(20_050)));
         // It stops being one.
-        let news = told(&job(9_000, (1, 5_000, 0, 0), 0, last + Duration::from_secs(60)));
+        let news = told(&job(9_000, 1, 5_000, 0, 0, 0, last + Duration::from_secs(60)));
         assert_eq!(news.last(), Some(&None));
     }
 

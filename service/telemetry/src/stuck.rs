@@ -164,7 +164,7 @@ impl Ranks<'_> {
     }
 
     /// A rank that has not made a call.
-    fn culprit(&self, rank: u32, (seq, peer): (Option<u64>, Option<u32>), what: String) -> Option<Culprit> {
+    fn culprit(&self, rank: u32, seq: Option<u64>, peer: Option<u32>, what: String) -> Option<Culprit> {
         let (host, account) = self.0.get(&rank)?;
         let (pid, gpu) = ((account.pid != 0).then_some(account.pid), account.gpu);
         Some(Culprit { host: (*host).clone(), rank: Some(rank), pid, gpu, seq, peer, what })
@@ -200,7 +200,7 @@ impl Ranks<'_> {
                 let last = if rank.last.is_empty() { String::new() } else { format!(", {}", rank.last) };
                 (Some(rank.called), format!("has called nothing after collective {}{last}", rank.called - 1))
             };
-            self.culprit(rank.rank, (seq, None), what)
+            self.culprit(rank.rank, seq, None, what)
         };
         // Who waits in a send or a receive is late for a reason, which is found there.
         ranks().filter(|rank| !rank.has_left).filter_map(of).collect()
@@ -226,7 +226,7 @@ impl Ranks<'_> {
                 None if !other.waits_in.is_empty() => return None,
                 None => format!("waits for nobody, and rank {waits} waits in {of} it"),
             };
-            self.culprit(pair.peer, (theirs.is_some().then_some(first_open), Some(waits)), what)
+            self.culprit(pair.peer, theirs.is_some().then_some(first_open), Some(waits), what)
         };
         let sends = lacks(pair.open_recvs, pair.recvs, own.map(|own| own.sends), "send to", "a receive from");
         let recvs = lacks(pair.open_sends, pair.sends, own.map(|own| own.recvs), "receive from", "a send to");
@@ -262,7 +262,7 @@ impl Ranks<'_> {
             let over: String = routes.into_iter().map(|route| format!(", over {route}")).collect();
             let what = format!("its data for rank {}{to} does not get through ({by}{over})", flow.to);
             let unknown = Culprit { rank: Some(flow.from), peer: Some(flow.to), what, ..Culprit::default() };
-            self.culprit(flow.from, (None, Some(flow.to)), unknown.what.clone()).unwrap_or(unknown)
+            self.culprit(flow.from, None, Some(flow.to), unknown.what.clone()).unwrap_or(unknown)
         };
         stalled.into_iter().map(of).collect()
     }

@@ -379,15 +379,15 @@ fn collectives(window: &Window, told: &Told, events: &mut Vec<Event>) {
                 }
             }
             let track = Track::Rank { comm: job.comm, rank: *rank };
-            events.extend(waiting(window, (process.clone(), track.clone()), seq, came, Some(job.started_ns)));
+            events.extend(waiting(window, &process, &track, seq, came, Some(job.started_ns)));
             events.push(slice(track, args));
         }
     }
     // Ranks that wait for one that has not come.
     for ((comm, seq), came) in told.came.iter().filter(|(place, _)| !started.contains(place)) {
         for (rank, came) in came {
-            let place = (window.process(*comm), Track::Rank { comm: *comm, rank: *rank });
-            events.extend(waiting(window, place, *seq, *came, None));
+            let track = Track::Rank { comm: *comm, rank: *rank };
+            events.extend(waiting(window, &window.process(*comm), &track, *seq, *came, None));
         }
     }
 }
@@ -395,20 +395,21 @@ fn collectives(window: &Window, told: &Told, events: &mut Vec<Event>) {
 /// When a rank has called, and how long it has waited for the others.
 fn waiting(
     window: &Window,
-    place: (Process, Track),
+    process: &Process,
+    track: &Track,
     seq: u64,
     came: Came,
     started_ns: Option<u64>,
-) -> impl Iterator<Item = Event> {
+) -> impl Iterator<Item = Event> + use<> {
     let enqueued = came.enqueued_ns.map(|at_ns| Event {
-        place: place.clone(),
+        place: (process.clone(), track.clone()),
         name: "enqueued".into(),
         from_ns: at_ns,
         until_ns: None,
         args: json!({ "seq": seq }),
     });
     let wait = came.arrived_ns.map(|at_ns| Event {
-        place,
+        place: (process.clone(), track.clone()),
         name: "wait".into(),
         from_ns: at_ns,
         until_ns: Some(started_ns.unwrap_or(window.until_ns).max(at_ns)),

@@ -98,6 +98,15 @@ pub struct SessionCounters {
     pub untold: AtomicU64,
 }
 
+/// Where the words of a session's streams are in its segment.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamWords {
+    /// First byte of the first word.
+    pub offset: u64,
+    /// How many there are: most streams the session can have.
+    pub count: u32,
+}
+
 impl Session {
     /// A session over its segment.
     #[must_use]
@@ -106,7 +115,7 @@ impl Session {
         tenant: Arc<Tenant>,
         peer: PeerCredentials,
         segment: Arc<Mapping>,
-        (words_offset, words): (u64, u32),
+        words: StreamWords,
         completions: Producer<Completion>,
         waker: WakerSlot,
     ) -> Self {
@@ -115,8 +124,8 @@ impl Session {
             tenant,
             peer,
             segment,
-            words_offset,
-            tickets: (0..words).map(|_| Tickets::new()).collect(),
+            words_offset: words.offset,
+            tickets: (0..words.count).map(|_| Tickets::new()).collect(),
             completions: Mutex::new(completions),
             in_flight: AtomicU64::new(0),
             throttled: AtomicBool::new(false),
@@ -145,10 +154,11 @@ impl Session {
     pub fn for_tests_of(id: SessionId, tenant: &Arc<Tenant>, peer: PeerCredentials) -> Arc<Self> {
         let words_offset = mccs_ipc::queue::ring_bytes::<Completion>(16).next_multiple_of(128);
         let (_, segment) = Mapping::create("a session", words_offset + 4096).expect("memory");
+        let words = StreamWords { offset: words_offset, count: 1 };
         let segment = Arc::new(segment);
         let completions = Producer::new(Arc::clone(&segment), 0, 16).expect("a ring");
         let waker = mccs_runtime::Mailbox::<()>::new(1).waker().clone();
-        Arc::new(Session::new(id, Arc::clone(tenant), peer, segment, (words_offset, 1), completions, waker))
+        Arc::new(Session::new(id, Arc::clone(tenant), peer, segment, words, completions, waker))
     }
 
     /// What the GPUs' driver opens of its process' in this one, and the other way round.

@@ -103,7 +103,8 @@ impl Regions {
     /// As of [`super::Transport::register`].
     pub(super) unsafe fn register_host(
         &mut self,
-        (ptr, bytes): (*mut u8, u64),
+        ptr: *mut u8,
+        bytes: u64,
         kind: MemoryKind<'_>,
         carrier: &'static str,
     ) -> Result<MemoryKey, TransportError> {

@@ -16,7 +16,7 @@ use mccs_ipc::sync::StreamWord;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_runtime::{Mailbox, WakerSlot};
 use mccs_tenants::Resource;
-use mccs_tenants::session::Session;
+use mccs_tenants::session::{Session, StreamWords};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -155,7 +155,8 @@ fn connect(host: &SimHost, number: u64, words: u32) -> Connected {
     let peer = PeerCredentials { pid: number as i32, uid: 0, gid: 0 };
     let id = host.registry.next_number();
     let tenant = Arc::clone(&host.tenant);
-    let session = Session::new(id, tenant, peer, segment, (words_offset, words), producer, WakerSlot::default());
+    let words = StreamWords { offset: words_offset, count: words };
+    let session = Session::new(id, tenant, peer, segment, words, producer, WakerSlot::default());
     Connected {
         session: Arc::new(session),
         replies: Mailbox::new(4),

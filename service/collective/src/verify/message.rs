@@ -132,11 +132,11 @@ impl<'a> Run<'a> {
                     return Err(Fault::LeavesRaw);
                 }
                 check_raw(&incoming, of_rank, *incoming_raw, "the offer")?;
-                self.reduce(own, Some(incoming), (srcs, *srcs_raw), dsts, *finish)?;
+                self.reduce(own, Some(incoming), srcs, *srcs_raw, dsts, *finish)?;
             }
             Step::Reduce { srcs, dsts, srcs_raw, finish } => {
                 self.tick(own);
-                self.reduce(own, None, (srcs, *srcs_raw), dsts, *finish)?;
+                self.reduce(own, None, srcs, *srcs_raw, dsts, *finish)?;
             }
             Step::Copy { src, dsts } => {
                 let content = self.read(own, src, step.count())?;
@@ -227,7 +227,8 @@ impl<'a> Run<'a> {
         &mut self,
         own: u32,
         incoming: Option<Vec<Segment>>,
-        (srcs, srcs_raw): (&[RankSpan], bool),
+        srcs: &[RankSpan],
+        srcs_raw: bool,
         dsts: &[RankSpan],
         finish: bool,
     ) -> Result<(), Fault> {

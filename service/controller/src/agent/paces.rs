@@ -50,7 +50,7 @@ pub(super) struct PaceWatch {
 
 impl PaceWatch {
     /// Looks again. Returns what to tell, if it is news.
-    fn look(&mut self, (bits, held): (u64, u64), allotted_bps: u64, now: Instant) -> Option<Option<u64>> {
+    fn look(&mut self, bits: u64, held: u64, allotted_bps: u64, now: Instant) -> Option<Option<u64>> {
         let took = now.saturating_duration_since(self.at);
         let rate_bps = (bits.saturating_sub(self.bits) as f64 / took.as_secs_f64()) as u64;
         let parts = (rate_bps.saturating_mul(WANTS_PARTS)).div_ceil(allotted_bps.max(1)).max(1);
@@ -158,7 +158,8 @@ impl Agent {
                     paced.wants = Some(PaceWatch { at: now, bits, held, told: None, is_falling: false });
                 }
                 Some(wants) if now.saturating_duration_since(wants.at) >= WANTS_OVER => {
-                    let news = wants.look(pace_use.totals(), paced.pace.allotted_bps(), now);
+                    let (bits, held) = pace_use.totals();
+                    let news = wants.look(bits, held, paced.pace.allotted_bps(), now);
                     let news = news.map(|bps| AgentMessage::Wants { comm: comm.clone(), bps });
                     outputs.extend(news.map(AgentOutput::Tell));
                 }

@@ -83,7 +83,7 @@ impl Controller {
                 let before = self.config.policy_before().cloned().ok_or(none)?;
                 self.apply(before, question, now)
             }
-            ControllerRequest::Link { lower, upper, state } => self.link((&lower, &upper), state, question, now),
+            ControllerRequest::Link { lower, upper, state } => self.link(&lower, &upper, state, question, now),
         }
     }
 
@@ -106,16 +106,17 @@ impl Controller {
     /// Notes how a link is.
     fn link(
         &mut self,
-        ends: (&str, &str),
+        one: &str,
+        other: &str,
         state: LinkState,
         question: &Question,
         now: Instant,
     ) -> Result<Option<ControllerAnswer>, String> {
         self.hosts.check_obedience()?;
         let config = self.config.in_force().ok_or("there is no topology in force")?;
-        let (lower, upper) = Links::ends(&config.network.topology, ends);
+        let (lower, upper) = Links::ends(&config.network.topology, one, other);
         let outbox = &mut self.effects.outbox;
-        let news = self.faults.set(config, (lower, upper), state, outbox.life())?;
+        let news = self.faults.set(config, lower, upper, state, outbox.life())?;
         let is_news = news.is_some();
         news.into_iter().for_each(|link| outbox.have_kept(self.hosts.synced(), vec![link]));
         let what = format!("link {lower} {upper} {state}");

@@ -53,7 +53,7 @@ impl Controller {
                 }
             }
             AgentMessage::Answer { order, outcome } => {
-                let answered = self.orders.answered((from, order), outcome, &mut self.comms, &mut self.effects, now);
+                let answered = self.orders.answered(from, order, outcome, &mut self.comms, &mut self.effects, now);
                 self.have_answered(answered);
             }
             AgentMessage::Obeys { controller } => {

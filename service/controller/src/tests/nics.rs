@@ -60,7 +60,7 @@ fn planned(topology: &Topology, transport: TransportKind) -> Plan {
         yields: Vec::new(),
     };
     let comm = CommId { root: name("host-a"), incarnation: 1, number: 1 };
-    plan(topology, (&decision, Some(transport)), None, |_| Some(comm.clone()))
+    plan(topology, &decision, Some(transport), None, |_| Some(comm.clone()))
 }
 
 /// The device and code point of each flow: 0 from host-a, 0 from host-b, 1 from host-a, 1 from host-b.

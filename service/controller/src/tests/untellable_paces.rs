@@ -31,7 +31,7 @@ fn planned(channels: u32, window: Option<Window>, rate: Option<f64>) -> Plan {
         yields: Vec::new(),
     };
     let rates = rate.map(|rate| vec![rate; channels as usize]);
-    plan(&topology, (&decision, None), rates.as_deref(), |_| Some(comm()))
+    plan(&topology, &decision, None, rates.as_deref(), |_| Some(comm()))
 }
 
 fn can_be_told(plan: &Plan) -> bool {

@@ -89,7 +89,8 @@ pub(super) fn table(
     left: usize,
     heads: &[&str],
     rows: &[Vec<String>],
-    (more, of): (usize, &'static str),
+    more: usize,
+    of: &'static str,
 ) -> Option<Section> {
     if rows.is_empty() {
         return None;

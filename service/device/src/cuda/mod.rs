@@ -229,13 +229,13 @@ impl Gpus {
 
     fn info(&self, number: usize) -> GpuInfo {
         let gpu = &self.gpus[number].0;
-        let unreached = (0..self.gpus.len()).filter_map(|to| self.unreached_pair((number, to))).collect();
+        let unreached = (0..self.gpus.len()).filter_map(|to| self.unreached_pair(number, to)).collect();
         GpuInfo { unreached, ..GpuInfo::new(gpu.id.to_string(), gpu.name.clone(), gpu.pci_bus_id.clone()) }
     }
 
-    fn unreached_pair(&self, (from, to): (usize, usize)) -> Option<String> {
+    fn unreached_pair(&self, from: usize, to: usize) -> Option<String> {
         let named = |gpu: usize| format!("{} ({})", self.gpus[gpu].0.id, self.gpus[gpu].0.pci_bus_id);
-        self.peers.objection((from, &named(from)), (to, &named(to)))
+        self.peers.objection(from, &named(from), to, &named(to))
     }
 
     /// Their UUIDs, in order.
@@ -260,7 +260,7 @@ impl Gpus {
             return None;
         }
         let pairs = ranks.iter().flat_map(|from| ranks.iter().map(move |to| (*from, *to)));
-        pairs.into_iter().find_map(|pair| self.unreached_pair(pair))
+        pairs.into_iter().find_map(|(from, to)| self.unreached_pair(from, to))
     }
 }
 
@@ -362,8 +362,8 @@ impl CudaDevice {
         let gpus = Arc::new(gpus);
         let (frees, freeing) = DeferredFrees::start(Arc::clone(&gpus.queues), Flight::issue)?;
         let gpu_health = Arc::new(GpuHealth::new(gpus.infos(), Arc::clone(&device_events)));
-        let told = (Arc::clone(&device_events), Arc::clone(&gpu_health));
-        let setup = Setup::start(Arc::clone(&gpus), options, told, frees.clone(), recorder)?;
+        let (events, health) = (Arc::clone(&device_events), Arc::clone(&gpu_health));
+        let setup = Setup::start(Arc::clone(&gpus), options, events, health, frees.clone(), recorder)?;
         Ok((CudaDevice { gpus, setup, frees, device_events, gpu_health }, freeing))
     }
 

@@ -101,9 +101,8 @@ impl PeerAccess {
     }
 
     /// In words, why `from` does not reach the memory of `to`; none if it does.
-    pub(crate) fn objection(&self, from: (usize, &str), to: (usize, &str)) -> Option<String> {
-        let (from_name, to_name) = (from.1, to.1);
-        match self.of(from.0, to.0) {
+    pub(crate) fn objection(&self, from: usize, from_name: &str, to: usize, to_name: &str) -> Option<String> {
+        match self.of(from, to) {
             Verdict::Reached => None,
             Verdict::Unwanted => {
                 Some(format!("GPU {from_name} is not to reach the memory of {to_name}: cuda.peer_access is \"off\""))
@@ -266,8 +265,8 @@ mod tests {
     #[test]
     fn an_objection_names_both_gpus_and_the_likely_cause() {
         let lost = access(2, |from, to| if from < to { Verdict::Lost } else { Verdict::Reached });
-        let said = lost.objection((0, "A"), (1, "B")).expect("an objection");
+        let said = lost.objection(0, "A", 1, "B").expect("an objection");
         assert!(["GPU A", "B", "iommu=pt", "ACS"].iter().all(|part| said.contains(part)), "{said}");
-        assert_eq!(lost.objection((1, "B"), (0, "A")), None);
+        assert_eq!(lost.objection(1, "B", 0, "A"), None);
     }
 }

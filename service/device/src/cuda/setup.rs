@@ -84,7 +84,8 @@ impl Setup {
     pub(crate) fn start(
         gpus: Arc<Gpus>,
         options: CudaOptions,
-        (device_events, gpu_health): (Arc<DeviceEvents>, Arc<GpuHealth>),
+        device_events: Arc<DeviceEvents>,
+        gpu_health: Arc<GpuHealth>,
         frees: DeferredFrees,
         recorder: Recorder,
     ) -> Result<Arc<Orders>, NoCuda> {
@@ -151,7 +152,7 @@ impl Setup {
                     failed.into_iter().for_each(|(gpu, error)| self.find_lost(&error, std::iter::once(gpu)));
                 }
                 Ok(Order::Prepare { gpus, charges, opens, meets_on_host, key }) => {
-                    let prepared = self.prepare((&gpus, meets_on_host), charges, opens);
+                    let prepared = self.prepare(&gpus, meets_on_host, charges, opens);
                     let error = prepared.as_ref().err().and_then(PrepareError::driver);
                     error.into_iter().for_each(|error| self.find_lost(error, gpus.iter().copied()));
                     let prepared = prepared.map(Box::new).map_err(|error| error.refusal());
@@ -264,7 +265,7 @@ impl Setup {
         if self.recorder.is_on() {
             let until_ns = self.recorder.now_ns();
             let tell = |record| self.recorder.record(|_| record);
-            self.traced.read((buffers, ended), &ranks, (began_ns, until_ns), tell);
+            self.traced.read(buffers, ended, &ranks, began_ns..until_ns, tell);
         }
         let counted = (0..nranks).zip(ranks.iter().zip(&held.buffers)).map(|(rank, ((gpu, counts), (_, buffer)))| {
             let read = |offset| {
@@ -320,7 +321,8 @@ impl Setup {
 
     fn prepare(
         &self,
-        (gpus, on_host): (&[usize], bool),
+        gpus: &[usize],
+        on_host: bool,
         charges: Vec<Arc<Charge>>,
         opens: Opens,
     ) -> Result<Prepared, PrepareError> {
@@ -406,8 +408,8 @@ impl Setup {
         let orders = self.own.upgrade().ok_or(PrepareError::Stopping)?;
         let in_use = BuffersInUse { memory: Arc::new(memory), page: Arc::clone(&page), orders: Arc::clone(&orders) };
         let copies = |layout| {
-            let (shared, ways) = ((&page, &in_use), (&orders, &self.device_events));
-            CopyEngines::new(&self.gpus, gpus, shared, layout, &self.issuers, ways, by_events).map(Arc::new)
+            let (issuers, device_events) = (&self.issuers, &self.device_events);
+            CopyEngines::new(&self.gpus, gpus, &in_use, layout, issuers, device_events, by_events).map(Arc::new)
         };
         let copies = large.map(copies).transpose().map_err(PrepareError::Streams)?;
         let events = copies.as_ref().map_or(Ok(Vec::new()), |copies| copies.events()).map_err(PrepareError::Streams)?;

@@ -11,6 +11,15 @@ use mccs_tenants::memory::Region;
 use super::HostDevice;
 use crate::{Buffers, Collective, LaunchError, Operand, TwinPlace};
 
+/// Spans that are combined.
+#[derive(Debug, Clone, Copy)]
+pub struct SourceSpans<'a> {
+    /// Where they are.
+    pub spans: &'a [RankSpan],
+    /// Whether they are contributions as ranks gave them, which nothing was applied to.
+    pub are_raw: bool,
+}
+
 /// A buffer of a rank of this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RankBuffer {
@@ -275,7 +284,7 @@ impl Bound {
     pub unsafe fn reduce_spans(
         &self,
         first: Option<Source>,
-        (srcs, raw): (&[RankSpan], bool),
+        srcs: SourceSpans<'_>,
         dsts: &[RankSpan],
         element: u64,
         count: u64,
@@ -288,8 +297,8 @@ impl Bound {
             |targets| {
                 with_addresses(
                     first,
-                    srcs,
-                    |at| self.source(at, element, raw),
+                    srcs.spans,
+                    |at| self.source(at, element, srcs.are_raw),
                     |sources| self.reduce(sources, targets, count, finish),
                 );
             },
@@ -303,7 +312,9 @@ impl Bound {
             (None, [src, ..]) => unsafe { self.copy_span(self.address(src, element), dsts, element, count) },
             (None, []) => {}
             // SAFETY: as above.
-            (Some(_), srcs) => unsafe { self.reduce_spans(None, (srcs, true), dsts, element, count, true) },
+            (Some(_), spans) => unsafe {
+                self.reduce_spans(None, SourceSpans { spans, are_raw: true }, dsts, element, count, true)
+            },
         }
     }
 }

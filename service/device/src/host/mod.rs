@@ -18,7 +18,7 @@ use mccs_ipc::shm_exchange::{SHM_EXCHANGE_RANKS_MAX, ShmExchange, ShmExchangeLay
 use mccs_ipc::types::{CollectiveKind, Handle};
 use mccs_tenants::Resource;
 
-pub use self::bound::{Bound, RankBuffer};
+pub use self::bound::{Bound, RankBuffer, SourceSpans};
 use self::moves::MoveJob;
 pub use self::shm_exchange::TenantShmExchange;
 use super::{
@@ -180,6 +180,6 @@ impl PointToPoint for HostDevice {
         let schedule = Arc::new(message_schedule(src, dst, operand.bytes()));
         let bound = Bound::of_operands(&[(rank, operand)], self.options.streaming_bytes);
         let operands = std::iter::once([operand, operand]);
-        workers.run_message(self.bound_schedule(schedule, bound, operands), (src, dst, track), job)
+        workers.run_message(self.bound_schedule(schedule, bound, operands), src, dst, track, job)
     }
 }

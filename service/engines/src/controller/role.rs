@@ -81,8 +81,14 @@ impl Role {
     }
 
     /// An operator asks. `refused` are messages of hosts that could not be read.
-    pub(super) fn ask(&mut self, request: ControllerRequest, question: (String, ReplyTo), refused: u64, now: Instant) {
-        let (by, reply_to) = question;
+    pub(super) fn ask(
+        &mut self,
+        request: ControllerRequest,
+        by: String,
+        reply_to: ReplyTo,
+        refused: u64,
+        now: Instant,
+    ) {
         self.next_ticket += 1;
         self.replies.insert(self.next_ticket, reply_to);
         let question = Question { ticket: self.next_ticket, by };

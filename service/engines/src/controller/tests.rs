@@ -41,8 +41,14 @@ fn files(folder: &std::path::Path, policy: &str) -> Option<(PathBuf, PathBuf)> {
 fn stuck() -> (ControllerEngine, Mailbox<Request>) {
     let exchange = Mailbox::new(1);
     let settings = settings(&["a", "b", "c"]);
-    let outputs = (exchange.sender(), Mailbox::new(1).sender());
-    let engine = ControllerEngine::new(&settings, Mailbox::new(8), outputs, Arc::default(), Arc::default());
+    let engine = ControllerEngine::new(
+        &settings,
+        Mailbox::new(8),
+        exchange.sender(),
+        Mailbox::new(1).sender(),
+        Arc::default(),
+        Arc::default(),
+    );
     (engine, exchange)
 }
 
@@ -102,10 +108,10 @@ fn what_time_alone_makes_due_is_done_when_the_engine_says() {
     let files = files(folder.path(), "[policy]\nname = \"ffa\"\n");
     let settings = ControllerSettings { files, ..settings(&["host-a", "host-b", "host-c", "host-d"]) };
     let (exchange, proxy) = (Mailbox::new(1024), Mailbox::new(1));
-    let outputs = (exchange.sender(), proxy.sender());
     let inputs = Mailbox::new(64);
     let to_engine = inputs.sender();
-    let mut engine = ControllerEngine::new(&settings, inputs, outputs, Arc::default(), Arc::default());
+    let mut engine =
+        ControllerEngine::new(&settings, inputs, exchange.sender(), proxy.sender(), Arc::default(), Arc::default());
     let told = |exchange: &Mailbox<Request>| {
         let requests = std::iter::from_fn(|| exchange.pop());
         let told = requests
@@ -181,8 +187,14 @@ fn what_time_alone_makes_due_is_done_when_the_engine_says() {
 fn the_last_pace_of_a_communicator_is_the_last_that_engines_hear_of() {
     let proxy = Mailbox::new(1);
     let settings = ControllerSettings { host: name("b"), ..settings(&["a", "b"]) };
-    let outputs = (Mailbox::new(1).sender(), proxy.sender());
-    let mut engine = ControllerEngine::new(&settings, Mailbox::new(8), outputs, Arc::default(), Arc::default());
+    let mut engine = ControllerEngine::new(
+        &settings,
+        Mailbox::new(8),
+        Mailbox::new(1).sender(),
+        proxy.sender(),
+        Arc::default(),
+        Arc::default(),
+    );
     let comm = CommId { root: name("a"), incarnation: 1, number: 1 };
     let mut heard = Vec::new();
     let mut hear = || match proxy.pop() {
@@ -214,8 +226,14 @@ fn the_history_of_a_life_is_known_to_the_next() {
     let history = Some(folder.path().join("history.jsonl"));
     let settings = ControllerSettings { history, ..settings(&["a", "b"]) };
     let start = || {
-        let outputs = (Mailbox::new(64).sender(), Mailbox::new(1).sender());
-        ControllerEngine::new(&settings, Mailbox::new(8), outputs, Arc::default(), Arc::default())
+        ControllerEngine::new(
+            &settings,
+            Mailbox::new(8),
+            Mailbox::new(64).sender(),
+            Mailbox::new(1).sender(),
+            Arc::default(),
+            Arc::default(),
+        )
     };
     let entries = |engine: &mut ControllerEngine| {
         let history = engine.role.as_mut().unwrap().controller.history();
@@ -244,8 +262,14 @@ fn a_decision_is_told_whole_however_large_it_is() {
     let settings = ControllerSettings { files: files(folder.path(), policy), ..settings(&HOSTS) };
     // It takes one message at a time.
     let exchange = Mailbox::new(1);
-    let outputs = (exchange.sender(), Mailbox::new(1).sender());
-    let mut engine = ControllerEngine::new(&settings, Mailbox::new(8), outputs, Arc::default(), Arc::default());
+    let mut engine = ControllerEngine::new(
+        &settings,
+        Mailbox::new(8),
+        exchange.sender(),
+        Mailbox::new(1).sender(),
+        Arc::default(),
+        Arc::default(),
+    );
     let now = Instant::now();
     for host in &HOSTS[1..] {
         engine.take(ControllerInput::Exchange(Event::Met { host: name(host) }), now);

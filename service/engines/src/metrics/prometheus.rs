@@ -138,7 +138,7 @@ fn inspector(text: &mut Text, overview: &Overview) {
     );
     for (comm, kind) in kinds() {
         let n_nodes = comm.hosts.len().max(1);
-        family.sample(&by_kind(node, comm, &n_nodes, ("collective", &nccl_name(&kind.collective))), kind.busbw_gbps);
+        family.sample(&by_kind(node, comm, &n_nodes, "collective", &nccl_name(&kind.collective)), kind.busbw_gbps);
     }
     let mut family = text.family(
         "nccl_collective_exec_time_microseconds",
@@ -147,7 +147,7 @@ fn inspector(text: &mut Text, overview: &Overview) {
     );
     for (comm, kind) in kinds() {
         let n_nodes = comm.hosts.len().max(1);
-        family.sample(&by_kind(node, comm, &n_nodes, ("collective", &nccl_name(&kind.collective))), kind.exec_us);
+        family.sample(&by_kind(node, comm, &n_nodes, "collective", &nccl_name(&kind.collective)), kind.exec_us);
     }
     type Value = fn(&PairView) -> f64;
     let values: [(&'static str, &str, Value); 2] = [
@@ -166,7 +166,7 @@ fn inspector(text: &mut Text, overview: &Overview) {
                 PairSide::Send => "Send",
                 PairSide::Recv => "Recv",
             };
-            family.sample(&by_kind(node, comm, &n_nodes, ("p2p_operation", &side)), value(pair));
+            family.sample(&by_kind(node, comm, &n_nodes, "p2p_operation", &side), value(pair));
         }
     }
     let mut family = text.family(
@@ -191,7 +191,8 @@ fn by_kind<'a>(
     node: &'a dyn Display,
     comm: &'a CommView,
     n_nodes: &'a usize,
-    kind: (&'a str, &'a dyn Display),
+    name: &'a str,
+    value: &'a dyn Display,
 ) -> [(&'a str, &'a dyn Display); 6] {
     [
         ("tenant", &comm.tenant),
@@ -199,7 +200,7 @@ fn by_kind<'a>(
         ("comm_name", &comm.communicator),
         ("n_nodes", n_nodes),
         ("nranks", &comm.nranks),
-        kind,
+        (name, value),
     ]
 }
 

@@ -20,8 +20,10 @@ pub(super) struct Across {
     pub(super) ranks_by_host: Vec<Vec<u32>>,
     /// The GPU of every rank, if it is on one.
     pub(super) gpus: Vec<Option<GpuPlace>>,
-    /// What its hosts have agreed on, and the paths that its flows take then.
-    pub(super) agreed: (Agreed, Arc<PathAssignment>),
+    /// What its hosts have agreed on.
+    pub(super) agreed: Agreed,
+    /// The paths that its flows take then.
+    pub(super) assignment: Arc<PathAssignment>,
 }
 
 impl Across {
@@ -29,9 +31,10 @@ impl Across {
         span: Span,
         membership: Membership,
         gpus: Vec<Option<GpuPlace>>,
-        agreed: (Agreed, Arc<PathAssignment>),
+        agreed: Agreed,
+        assignment: Arc<PathAssignment>,
     ) -> Self {
-        Across { span, ranks_by_host: ranks_by_host(&membership), hosts: membership.hosts, gpus, agreed }
+        Across { span, ranks_by_host: ranks_by_host(&membership), hosts: membership.hosts, gpus, agreed, assignment }
     }
 
     /// As a controller sees it.

@@ -95,7 +95,7 @@ impl Execution {
                 if state.comms.get_mut(comm).is_some_and(|live| live.arrive(rank, seq, arrival, recorder)) {
                     return state.may_start(comm);
                 }
-                state.count_failed(session, index, ticket, (comm, rank));
+                state.count_failed(session, index, ticket, comm, rank);
                 state.finish_one(session, index, ticket);
             }
             Task::Own(operation) => self.start_own(state, operation, arrival),
@@ -165,7 +165,7 @@ impl Execution {
             );
             return state.abort_with(comm, failure, [&*send, &*recv]);
         }
-        let ranks = (send.rank, recv.rank);
+        let (sender, receiver) = (send.rank, recv.rank);
         let job =
             match state.inflight.insert(Inflight::Pair(PairJob { comm, pair: Matched { send, recv }, began: now })) {
                 Ok(job) => job,
@@ -173,7 +173,7 @@ impl Execution {
             };
         if let Some(live) = state.comms.get_mut(comm) {
             live.p2p.begin_job();
-            state.inflight.record_pair(job, live.info.number, ranks, from.bytes());
+            state.inflight.record_pair(job, live.info.number, sender, receiver, from.bytes());
         }
         let workers = &mut state.out.transports.workers(None);
         if device.copy(&from, &to, job, workers) == Launched::Finished {

@@ -48,7 +48,7 @@ struct LargeWatch {
 
 impl LargeWatch {
     /// Returns since when an operation has been waiting for its ranks, if one has.
-    fn look(&mut self, (begun, ended): (u64, u64), in_queue: Option<bool>, now: Instant) -> Option<Instant> {
+    fn look(&mut self, begun: u64, ended: u64, in_queue: Option<bool>, now: Instant) -> Option<Instant> {
         let is_others_fault = in_queue == Some(true);
         if begun == ended || ended != self.ended || is_others_fault {
             self.since = None;
@@ -66,8 +66,14 @@ impl LastCounts {
 
     /// Looks at large operations: how many have begun and ended, and whether the next waits for hardware queues. Returns since when one has been
     /// waiting for its ranks, if one has.
-    pub(super) fn look_at_large(&mut self, large: (u64, u64), in_queue: Option<bool>, now: Instant) -> Option<Instant> {
-        self.large.look(large, in_queue, now)
+    pub(super) fn look_at_large(
+        &mut self,
+        begun: u64,
+        ended: u64,
+        in_queue: Option<bool>,
+        now: Instant,
+    ) -> Option<Instant> {
+        self.large.look(begun, ended, in_queue, now)
     }
 
     /// Looks at operations and groups. Returns whether there are others than at the last look.
@@ -94,17 +100,17 @@ mod tests {
     fn large_operations_are_late_by_what_has_ended_and_not_while_they_wait_for_queues() {
         let (mut watch, begin) = (LargeWatch::default(), Instant::now());
         let at = |seconds| begin + Duration::from_secs(seconds);
-        assert_eq!(watch.look((0, 0), None, at(0)), None);
-        assert_eq!(watch.look((1, 0), None, at(1)), Some(at(1)));
+        assert_eq!(watch.look(0, 0, None, at(0)), None);
+        assert_eq!(watch.look(1, 0, None, at(1)), Some(at(1)));
         // Calls do not make it look alive, but an end does.
-        assert_eq!(watch.look((5, 0), None, at(2)), Some(at(1)));
-        assert_eq!(watch.look((5, 1), None, at(3)), Some(at(3)));
+        assert_eq!(watch.look(5, 0, None, at(2)), Some(at(1)));
+        assert_eq!(watch.look(5, 1, None, at(3)), Some(at(3)));
         // Others have the queues.
-        assert_eq!(watch.look((5, 1), Some(true), at(4)), None);
-        assert_eq!(watch.look((5, 1), None, at(5)), Some(at(5)), "its time begins with its turn");
+        assert_eq!(watch.look(5, 1, Some(true), at(4)), None);
+        assert_eq!(watch.look(5, 1, None, at(5)), Some(at(5)), "its time begins with its turn");
         // Its ranks have not come, wherever it is.
-        assert_eq!(watch.look((5, 1), Some(false), at(6)), Some(at(5)));
-        assert_eq!(watch.look((5, 5), None, at(7)), None);
-        assert_eq!(watch.look((6, 5), None, at(8)), Some(at(8)));
+        assert_eq!(watch.look(5, 1, Some(false), at(6)), Some(at(5)));
+        assert_eq!(watch.look(5, 5, None, at(7)), None);
+        assert_eq!(watch.look(6, 5, None, at(8)), Some(at(8)));
     }
 }

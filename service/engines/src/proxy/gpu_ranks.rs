@@ -109,11 +109,11 @@ impl GpuRanks {
     /// Looks at page and answers. Returns since when ranks have been waiting for others with nothing happening, as far as
     /// looks tell; `None` where none waits, or GPUs have not answered.
     fn waits_since(&mut self, progress: &mut LastProgress, now: Instant) -> Option<Instant> {
-        let (is_answered, (large, in_queue)) = (self.group.is_answered(), self.large());
-        if self.watch.has_ended(large.1) {
+        let (is_answered, ((begun, ended), in_queue)) = (self.group.is_answered(), self.large());
+        if self.watch.has_ended(ended) {
             progress.note(now);
         }
-        let large = self.watch.look_at_large(large, in_queue, now);
+        let large = self.watch.look_at_large(begun, ended, in_queue, now);
         let others = if is_answered { self.others_wait_since(progress, now) } else { None };
         large.into_iter().chain(others).min()
     }

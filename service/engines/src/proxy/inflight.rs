@@ -99,7 +99,7 @@ impl InflightOperations {
     }
 
     /// A send and its receive, or one of both, begin between two ranks of the communicator with this number.
-    pub(super) fn record_pair(&self, job: Handle, comm: u64, (from, to): (u32, u32), bytes: u64) {
+    pub(super) fn record_pair(&self, job: Handle, comm: u64, from: u32, to: u32, bytes: u64) {
         let job = job_number(job);
         self.recorder.record(|at_ns| Record::PairStarted { at_ns, comm, job, from, to, bytes });
     }

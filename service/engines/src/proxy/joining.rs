@@ -99,7 +99,7 @@ impl Joining {
         }
         let key = GatheringKey { tenant: request.session.tenant.name.clone(), id: request.id };
         let (rank, nranks, id, owner) = (request.rank, request.nranks, request.id, request.session.id);
-        match self.rendezvous.join(key, (rank, nranks), owner, request, now) {
+        match self.rendezvous.join(key, rank, nranks, owner, request, now) {
             Joined::Waiting => None,
             Joined::Refused(refusal, members) => {
                 refuse_all(&refusal, members);

@@ -64,8 +64,13 @@ pub(super) struct Enqueued {
 }
 
 impl Member {
-    pub(super) fn new(rank: u32, gpu: Option<usize>, joined: (Arc<Session>, Handle), charge: Arc<Charge>) -> Self {
-        let (session, tenant_comm) = joined;
+    pub(super) fn new(
+        rank: u32,
+        gpu: Option<usize>,
+        session: Arc<Session>,
+        tenant_comm: Handle,
+        charge: Arc<Charge>,
+    ) -> Self {
         Member {
             rank,
             session,

@@ -93,9 +93,8 @@ impl NewComm {
         let ranks_by_host = across.as_ref().map_or(&[][..], |across| &across.ranks_by_host);
         let is_rail = info.part.as_ref().is_some_and(|part| part.is_rail);
         let schedules = make_schedules(nranks, ranks_by_host).leaving_own(is_rail);
-        let agreed = across.as_ref().map(|across| across.agreed.clone());
-        let (schedules, assignment) = match agreed {
-            Some((agreed, assignment)) => (schedules.with_channels(agreed.channels), assignment),
+        let (schedules, assignment) = match &across {
+            Some(across) => (schedules.with_channels(across.agreed.channels), Arc::clone(&across.assignment)),
             None => (schedules, Arc::default()),
         };
         let (members, answers): (Vec<_>, Vec<_>) = requests.into_iter().map(member_of).unzip();
@@ -150,7 +149,7 @@ impl NewComm {
             recent: RecentTraffic::default(),
             traffic: first.map(|request| Arc::clone(&request.session.tenant.traffic)).unwrap_or_default(),
             links: across.map(|across| across.span.network.links.0),
-            transport_reason: across.and_then(|across| across.agreed.0.reason.clone()),
+            transport_reason: across.and_then(|across| across.agreed.reason.clone()),
             failed: 0.into(),
             epoch: 0.into(),
             shm_exchange: parts.shm_exchange.clone(),
@@ -194,7 +193,7 @@ fn rank_info(request: &JoinRequest) -> RankInfo {
 
 fn member_of(request: JoinRequest) -> (Member, Answer) {
     let JoinRequest { session, request, rank, gpu, tenant_comm, charge, reply, .. } = request;
-    (Member::new(rank, gpu, (session, tenant_comm), charge), Answer { rank, request, tenant_comm, reply })
+    (Member::new(rank, gpu, session, tenant_comm, charge), Answer { rank, request, tenant_comm, reply })
 }
 
 /// There is no room for it here. Other hosts have begun it.

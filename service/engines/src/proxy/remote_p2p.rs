@@ -107,7 +107,7 @@ impl Execution {
         };
         live.p2p.begin_job();
         let bytes = operand.bytes();
-        state.inflight.record_pair(job, live.info.number, (src, dst), bytes);
+        state.inflight.record_pair(job, live.info.number, src, dst, bytes);
         let message = RemoteMessage { src, dst, track, rank, operand: &operand };
         let network = Some((&network, p2p_tag(dtype, bytes)));
         let workers = &mut state.out.transports.workers(network);

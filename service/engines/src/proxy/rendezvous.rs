@@ -59,7 +59,8 @@ impl<M> Rendezvous<M> {
     pub fn join(
         &mut self,
         key: GatheringKey,
-        (rank, nranks): (u32, u32),
+        rank: u32,
+        nranks: u32,
         owner: u64,
         member: M,
         now: Instant,
@@ -228,10 +229,10 @@ mod tests {
     fn what_an_owner_leaves_is_forgotten_and_others_stay() {
         let (mut rendezvous, now) = (Rendezvous::new(Duration::from_secs(1)), Instant::now());
         for rank in [4095, 7] {
-            assert_eq!(rendezvous.join(key(1), (rank, 4096), owner('a'), 'a', now), Joined::Waiting);
+            assert_eq!(rendezvous.join(key(1), rank, 4096, owner('a'), 'a', now), Joined::Waiting);
         }
-        assert_eq!(rendezvous.join(key(1), (9, 4096), owner('b'), 'b', now), Joined::Waiting);
-        assert_eq!(rendezvous.join(key(2), (0, 2), owner('b'), 'c', now), Joined::Waiting);
+        assert_eq!(rendezvous.join(key(1), 9, 4096, owner('b'), 'b', now), Joined::Waiting);
+        assert_eq!(rendezvous.join(key(2), 0, 2, owner('b'), 'c', now), Joined::Waiting);
         assert_eq!(rendezvous.gatherings[&key(1)].members.len(), 3, "as many as have joined, whatever their ranks");
         let failed = rendezvous.leave(owner('a'));
         assert!(failed[0].0.message.contains("rank 7 left"), "{failed:?}");
@@ -244,53 +245,53 @@ mod tests {
     #[test]
     fn ranks_join_in_any_order_and_come_out_in_rank_order() {
         let (mut rendezvous, now) = (Rendezvous::new(Duration::from_secs(1)), Instant::now());
-        assert_eq!(rendezvous.join(key(1), (2, 3), owner('c'), 'c', now), Joined::Waiting);
-        assert_eq!(rendezvous.join(key(1), (0, 3), owner('a'), 'a', now), Joined::Waiting);
-        assert_eq!(rendezvous.join(key(1), (1, 3), owner('b'), 'b', now), Joined::Complete(vec!['a', 'b', 'c']));
+        assert_eq!(rendezvous.join(key(1), 2, 3, owner('c'), 'c', now), Joined::Waiting);
+        assert_eq!(rendezvous.join(key(1), 0, 3, owner('a'), 'a', now), Joined::Waiting);
+        assert_eq!(rendezvous.join(key(1), 1, 3, owner('b'), 'b', now), Joined::Complete(vec!['a', 'b', 'c']));
         assert_eq!(rendezvous.next_deadline(), None);
     }
 
     #[test]
     fn another_tenants_id_is_another_communicator() {
         let (mut rendezvous, now) = (Rendezvous::new(Duration::from_secs(1)), Instant::now());
-        assert_eq!(rendezvous.join(key(1), (0, 2), owner('a'), 'a', now), Joined::Waiting);
+        assert_eq!(rendezvous.join(key(1), 0, 2, owner('a'), 'a', now), Joined::Waiting);
         let other = GatheringKey { tenant: "b".into(), id: UniqueId([1; 16]) };
-        assert_eq!(rendezvous.join(other, (1, 2), owner('x'), 'x', now), Joined::Waiting);
+        assert_eq!(rendezvous.join(other, 1, 2, owner('x'), 'x', now), Joined::Waiting);
     }
 
     #[test]
     fn contradictions_fail_all_who_joined() {
         let (mut rendezvous, now) = (Rendezvous::new(Duration::from_secs(1)), Instant::now());
-        rendezvous.join(key(1), (0, 3), owner('a'), 'a', now);
-        let Joined::Refused(refusal, members) = rendezvous.join(key(1), (1, 2), owner('b'), 'b', now) else {
+        rendezvous.join(key(1), 0, 3, owner('a'), 'a', now);
+        let Joined::Refused(refusal, members) = rendezvous.join(key(1), 1, 2, owner('b'), 'b', now) else {
             panic!("accepted")
         };
         assert!(refusal.message.contains("nranks 2") && refusal.message.contains("nranks 3"), "{refusal:?}");
         assert_eq!(members, ['a', 'b']);
-        rendezvous.join(key(1), (0, 3), owner('a'), 'a', now);
-        let Joined::Refused(refusal, members) = rendezvous.join(key(1), (0, 3), owner('b'), 'b', now) else {
+        rendezvous.join(key(1), 0, 3, owner('a'), 'a', now);
+        let Joined::Refused(refusal, members) = rendezvous.join(key(1), 0, 3, owner('b'), 'b', now) else {
             panic!("accepted")
         };
         assert!(refusal.message.contains("rank 0") && refusal.message.contains("twice"), "{refusal:?}");
         assert_eq!(members.len(), 2);
         for (rank, nranks) in [(0, 0), (3, 3), (0, NRANKS_MAX + 1)] {
-            assert!(matches!(rendezvous.join(key(2), (rank, nranks), owner('a'), 'a', now), Joined::Refused(..)));
+            assert!(matches!(rendezvous.join(key(2), rank, nranks, owner('a'), 'a', now), Joined::Refused(..)));
         }
     }
 
     #[test]
     fn a_timeout_names_the_missing_and_a_departure_the_departed() {
         let (mut rendezvous, now) = (Rendezvous::new(Duration::from_secs(1)), Instant::now());
-        rendezvous.join(key(1), (1, 4), owner('b'), 'b', now);
-        rendezvous.join(key(1), (3, 4), owner('d'), 'd', now);
+        rendezvous.join(key(1), 1, 4, owner('b'), 'b', now);
+        rendezvous.join(key(1), 3, 4, owner('d'), 'd', now);
         assert!(rendezvous.expire(now).is_empty());
         let expired = rendezvous.expire(now + Duration::from_secs(1));
         assert_eq!(expired.len(), 1);
         assert!(expired[0].0.message.contains("missing rank 0, 2 of 4"), "{:?}", expired[0].0);
         assert_eq!(expired[0].1, ['b', 'd']);
 
-        rendezvous.join(key(1), (1, 4), owner('b'), 'b', now);
-        rendezvous.join(key(1), (3, 4), owner('d'), 'd', now);
+        rendezvous.join(key(1), 1, 4, owner('b'), 'b', now);
+        rendezvous.join(key(1), 3, 4, owner('d'), 'd', now);
         let left = rendezvous.leave(owner('b'));
         assert!(left[0].0.message.contains("rank 1 left"), "{:?}", left[0].0);
         assert_eq!(left[0].1, ['d']);
@@ -298,7 +299,7 @@ mod tests {
     #[test]
     fn who_waits_for_long_is_told_of_while_it_does() {
         let (mut rendezvous, now) = (Rendezvous::new(LATE_AFTER_MAX * 20), Instant::now());
-        rendezvous.join(key(1), (2, 3), owner('c'), 'c', now);
+        rendezvous.join(key(1), 2, 3, owner('c'), 'c', now);
         assert!(rendezvous.expire(now).is_empty());
         assert_eq!((rendezvous.late(), rendezvous.late_changes()), (vec![], 0));
         assert_eq!(rendezvous.next_deadline(), Some(now + LATE_AFTER_MAX));
@@ -308,10 +309,10 @@ mod tests {
         };
         assert_eq!((rendezvous.late(), rendezvous.late_changes()), (late(1, "rank 0, 1 of 3"), 1));
         assert_eq!(rendezvous.next_deadline(), Some(now + LATE_AFTER_MAX * 20));
-        rendezvous.join(key(1), (0, 3), owner('a'), 'a', now + LATE_AFTER_MAX);
+        rendezvous.join(key(1), 0, 3, owner('a'), 'a', now + LATE_AFTER_MAX);
         assert_eq!((rendezvous.late(), rendezvous.late_changes()), (late(2, "rank 1 of 3"), 2));
         assert_eq!(
-            rendezvous.join(key(1), (1, 3), owner('b'), 'b', now + LATE_AFTER_MAX),
+            rendezvous.join(key(1), 1, 3, owner('b'), 'b', now + LATE_AFTER_MAX),
             Joined::Complete(vec!['a', 'b', 'c'])
         );
         assert!(rendezvous.late().is_empty() && rendezvous.late_changes() > 2);

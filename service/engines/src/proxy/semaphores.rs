@@ -98,7 +98,8 @@ impl SemaphoreWatch {
     }
 
     /// Watches a stream; last of its tenant's.
-    pub(super) fn push(&mut self, tenant: &Arc<Tenant>, stream: (SessionId, u32)) {
+    pub(super) fn push(&mut self, tenant: &Arc<Tenant>, session: SessionId, index: u32) {
+        let stream = (session, index);
         match self.watched.iter_mut().find(|watched| Arc::ptr_eq(&watched.tenant, tenant)) {
             Some(watched) => watched.streams.push_back(stream),
             None => {
@@ -121,9 +122,9 @@ impl SemaphoreWatch {
     }
 
     /// Watches the stream again that was taken out last.
-    pub(super) fn put_back(&mut self, stream: (SessionId, u32)) {
+    pub(super) fn put_back(&mut self, session: SessionId, index: u32) {
         if let Some(watched) = self.watched.back_mut() {
-            watched.streams.push_back(stream);
+            watched.streams.push_back((session, index));
             self.count += 1;
         }
     }
@@ -145,8 +146,8 @@ mod tests {
     fn semaphores_that_a_tenant_never_raises_keep_nobody_elses_waiting() {
         let [many, few] = ["many", "few"].map(|name| Tenant::new(name.into(), Quota::least()));
         let mut watch = SemaphoreWatch::default();
-        (0..10 * LOOKS_MAX as u32).for_each(|index| watch.push(&many, (1, index)));
-        (0..2).for_each(|index| watch.push(&few, (2, index)));
+        (0..10 * LOOKS_MAX as u32).for_each(|index| watch.push(&many, 1, index));
+        (0..2).for_each(|index| watch.push(&few, 2, index));
         let mut seen = Vec::new();
         // As `Streams::look` does where none of them is raised.
         for _ in 0..10 {
@@ -155,7 +156,7 @@ mod tests {
                 let (session, index) = watch.pop().expect("one is left");
                 of_few += u32::from(session == 2);
                 seen.push((session, index));
-                watch.put_back((session, index));
+                watch.put_back(session, index);
             }
             assert!(of_few >= 2, "each look takes in all of them");
         }

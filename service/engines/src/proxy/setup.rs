@@ -28,8 +28,10 @@ pub(super) struct Setup {
     pub(super) membership: Option<Membership>,
     /// With the membership: the GPU of every rank, if it is on one.
     pub(super) gpus: Vec<Option<GpuPlace>>,
-    /// With the membership: what its hosts have agreed on, and the paths that its flows take then.
-    pub(super) agreed: (Agreed, Arc<PathAssignment>),
+    /// With the membership: what its hosts have agreed on.
+    pub(super) agreed: Agreed,
+    /// With the membership: the paths that its flows take.
+    pub(super) assignment: Arc<PathAssignment>,
     /// Whether a rank has gone that the exchange may think is there.
     pub(super) is_lost: bool,
 }
@@ -43,13 +45,14 @@ impl Setup {
             requests: Vec::new(),
             membership: None,
             gpus: Vec::new(),
-            agreed: Default::default(),
+            agreed: Agreed::default(),
+            assignment: Arc::default(),
             is_lost: false,
         }
     }
 
     /// What a rank of this host, on a GPU or on none, tells all others, once all engines listen.
-    pub(super) fn payload(&self, (terms, offer): (&str, &Offer), gpu: Option<GpuPlace>) -> Option<Payload> {
+    pub(super) fn payload(&self, terms: &str, offer: &Offer, gpu: Option<GpuPlace>) -> Option<Payload> {
         let handles: Option<Vec<&[u8]>> =
             self.listeners.iter().map(|listener| listener.as_ref().map(ListenerHandle::as_bytes)).collect();
         Payload::new(&postcard::to_stdvec(&(terms, handles?, gpu, offer)).ok()?)
@@ -148,9 +151,9 @@ mod tests {
             Setup { listeners: vec![listener], ..Setup::new(network) }
         };
         let offer = Offer::without(RdmaUse::Off, None, "");
-        assert!(setup(None).payload(("ours", &offer), place(2)).is_none(), "it does not listen yet");
+        assert!(setup(None).payload("ours", &offer, place(2)).is_none(), "it does not listen yet");
         let setup = setup(Some(ListenerHandle::from_bytes(&[1; 8]).unwrap()));
-        let told = [place(2), place(3), None, place(0), None].map(|gpu| setup.payload(("ours", &offer), gpu).unwrap());
+        let told = [place(2), place(3), None, place(0), None].map(|gpu| setup.payload("ours", &offer, gpu).unwrap());
         assert!(told.iter().all(|payload| listeners_of(payload, "ours").unwrap().0.len() == 1));
         let hosts = ["a", "b", "c"].map(|name| Name::new(name).unwrap());
         let placed = placed_ranks(&hosts, &[vec![1, 0], vec![2, 3], vec![4]], &gpus_of(&told));

@@ -94,7 +94,7 @@ impl Setups {
             let message = "another rank of this communicator has left while joining";
             return join_failed(request, ErrorClass::Remote, message);
         }
-        let payload = setup.payload((&self.terms, &offer), request.gpu_place());
+        let payload = setup.payload(&self.terms, &offer, request.gpu_place());
         let join = payload.and_then(|payload| join_of(&key, &request, payload));
         setup.requests.push(request);
         if let Some(join) = join {
@@ -146,8 +146,8 @@ impl Setups {
                 setup.listeners[engine] = Some(listener);
                 let Some(setup) = self.by_key.get(&key) else { return };
                 let join = |request: &JoinRequest| {
-                    let told = (&*self.terms, &self.offer_of(request));
-                    join_of(&key, request, setup.payload(told, request.gpu_place())?)
+                    let offer = self.offer_of(request);
+                    join_of(&key, request, setup.payload(&self.terms, &offer, request.gpu_place())?)
                 };
                 setup.requests.iter().filter_map(join).for_each(|join| out.exchange.ask(join));
             }
@@ -260,7 +260,7 @@ impl Setups {
             return Err(exchange::Failure::new(ErrorClass::InvalidUsage, message));
         }
         (setup.membership, setup.gpus) = (Some(membership), gpus_of(payloads));
-        setup.agreed = (agreed, Arc::clone(&peers.assignment));
+        (setup.agreed, setup.assignment) = (agreed, Arc::clone(&peers.assignment));
         out.transports.set_peers(&setup.network, &Arc::new(Peers { to_gpus, nics_of_ranks, ..peers }));
         Ok(())
     }
@@ -280,7 +280,7 @@ impl Setups {
             out.exchange.ask(Request::Fail { comm, failure });
             return None;
         }
-        let Setup { network, mut requests, membership, gpus, agreed, .. } = self.remove(key)?;
+        let Setup { network, mut requests, membership, gpus, agreed, assignment, .. } = self.remove(key)?;
         let membership = membership?;
         requests.sort_by_key(|request| request.rank);
         let nranks = membership.host_of_rank.len() as u32;
@@ -290,8 +290,8 @@ impl Setups {
             return Some(Completed::Here(requests));
         }
         let span = Span { comm, left: BTreeSet::new(), network, suspected: None, is_told: false, is_closed: false };
-        self.say_agreed(out, &agreed.0, now);
-        let across = Across::new(span, membership, gpus, agreed);
+        self.say_agreed(out, &agreed, now);
+        let across = Across::new(span, membership, gpus, agreed, assignment);
         Some(Completed::Across(Box::new(NewComm::across(key.id, nranks, requests, across))))
     }
 

@@ -97,12 +97,12 @@ impl State {
             live.info.failed.fetch_add(1, Ordering::Relaxed);
         }
         let (session, index) = (operation.session.id, operation.stream.index);
-        self.count_failed(session, index, operation.ticket, (operation.comm, operation.rank));
+        self.count_failed(session, index, operation.ticket, operation.comm, operation.rank);
         self.finish_one(session, index, operation.ticket);
     }
 
     /// An operation fails. Its tenant knows why from the failure of the communicator, unless it has left that one.
-    pub(super) fn count_failed(&mut self, session: SessionId, index: u32, ticket: u64, (comm, rank): (Handle, u32)) {
+    pub(super) fn count_failed(&mut self, session: SessionId, index: u32, ticket: u64, comm: Handle, rank: u32) {
         let is_told = self.comms.member_mut(comm, rank).is_some_and(|member| !member.has_left());
         let failed = Failed { session, stream: index, ticket, is_told };
         self.streams.count_failed(&failed, comm, &self.comms.failure_of(comm));

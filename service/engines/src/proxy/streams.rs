@@ -59,7 +59,7 @@ impl Streams {
         let stream = get_mut(&mut self.by_session, session, index)?;
         let head = stream.start_next(now);
         if head.is_none() && stream.may_be_held_back() && stream.note_watched(true) {
-            self.held_back.push(&stream.session.tenant, (session, index));
+            self.held_back.push(&stream.session.tenant, session, index);
             self.held_back.touch(now);
         }
         head
@@ -71,7 +71,7 @@ impl Streams {
             let Some((session, index)) = self.held_back.pop() else { return };
             match get_mut(&mut self.by_session, session, index) {
                 Some(stream) if stream.is_held_back() => {
-                    self.held_back.put_back((session, index));
+                    self.held_back.put_back(session, index);
                     continue;
                 }
                 Some(stream) => {

@@ -17,7 +17,7 @@ use mccs_registry::Registry;
 use mccs_runtime::{Context, Engine, Mailbox, Progress, Runtimes, WakerSlot};
 use mccs_telemetry::LogBudget;
 use mccs_tenants::memory::UnmapWorker;
-use mccs_tenants::session::Session;
+use mccs_tenants::session::{Session, StreamWords};
 use mccs_tenants::{Charge, FdCloser, Resource, Tenant};
 use nix::sys::resource::{Resource as Limit, getrlimit};
 
@@ -109,15 +109,8 @@ impl SessionFactory {
         let waker: WakerSlot = replies.waker().clone();
         let id = self.registry.next_number();
         let quota = tenant.quota;
-        let session = Arc::new(Session::new(
-            id,
-            tenant,
-            peer,
-            segment,
-            (layout.words_offset, layout.words),
-            completions,
-            waker.clone(),
-        ));
+        let words = StreamWords { offset: layout.words_offset, count: layout.words };
+        let session = Arc::new(Session::new(id, tenant, peer, segment, words, completions, waker.clone()));
         self.registry.add_session(Arc::clone(&session));
         let engine = SessionEngine {
             state: State::Greeting { deadline: Instant::now() + HELLO_WITHIN },

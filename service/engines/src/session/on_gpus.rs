@@ -146,7 +146,7 @@ mod tests {
         fn new() -> Self {
             let tenant = Tenant::new("a".into(), Quota::least());
             let mut tables = Tables::new(&tenant.quota, 1);
-            let region = Importer::for_tests().by_handle((&tenant, 1), &[1; 64], REGION_BYTES).expect("a region");
+            let region = Importer::for_tests().by_handle(&tenant, 1, &[1; 64], REGION_BYTES).expect("a region");
             let region = tables.gpu_regions.insert(Arc::new(region)).ok().expect("room");
             let session = Session::for_tests(1, &tenant);
             let group = DeviceInitiatedGroup::for_tests(NRANKS, Box::new(Unasked));

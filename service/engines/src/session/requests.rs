@@ -24,7 +24,7 @@ use mccs_tenants::{Charge, Resource, SessionResource};
 use super::proxies::{GpuProxy, Place};
 use super::tables::{CommSlot, Seat, StreamSlot};
 use super::{SLOW_TO_CLOSE, SessionEngine, State};
-use crate::proxy::{JoinRequest, ProxyReply, SessionMessage, StreamSemaphore};
+use crate::proxy::{JoinRequest, ProxyReply, SessionMessage, StreamSemaphore, TwinPart};
 
 /// Most requests that wait for commands before them; the rest waits in the socket. Covers a tenant that lets go of all it
 /// has at once.
@@ -130,7 +130,7 @@ impl SessionEngine {
             },
             Request::RegisterGpuMemory { gpu, ipc_handle, bytes } => {
                 let (tenant, pid) = (Arc::clone(&self.session.tenant), self.session.peer.pid);
-                self.add_gpu_region(id, &gpu, |importer| importer.by_handle((&tenant, pid), &ipc_handle, bytes));
+                self.add_gpu_region(id, &gpu, |importer| importer.by_handle(&tenant, pid, &ipc_handle, bytes));
             }
             Request::NameGpuSegments { begins, bytes } => {
                 if begins {
@@ -153,7 +153,7 @@ impl SessionEngine {
                 }
             }
             Request::CreateOrderedStream { region, offset_bytes, overlaps } => {
-                self.create_ordered_stream(id, (region, offset_bytes), overlaps)
+                self.create_ordered_stream(id, region, offset_bytes, overlaps)
             }
             Request::DestroyStream { stream } => self.destroy_stream(id, stream),
             Request::CommMemory { comm } => match self.tables.comms.get(comm) {
@@ -186,7 +186,8 @@ impl SessionEngine {
                         }
                     },
                 };
-                self.join(id, (unique_id, root), (rank, nranks), gpu, (role, options));
+                let joining = Joining { role, has_same_id: true, rank, nranks };
+                self.join(id, unique_id, root, joining, gpu, options);
             }
             Request::DestroyComm { comm } => self.destroy_comm(id, comm),
             Request::AbortComm { comm, cuda_error } => match self.tables.comms.get(comm) {
@@ -210,7 +211,7 @@ impl SessionEngine {
             },
             Request::OpenPart { comm, part } => self.open_part(id, comm, part),
             Request::MakeTwin { comm, region, offset_bytes, bytes, peer } => {
-                self.make_twin(id, (comm, peer), (region, offset_bytes, bytes));
+                self.make_twin(id, TwinPart { comm, peer, region, offset_bytes }, bytes);
             }
         }
     }
@@ -243,7 +244,7 @@ impl SessionEngine {
         stream.ok()
     }
 
-    fn create_ordered_stream(&mut self, id: u64, (region, offset_bytes): (Handle, u64), overlaps: bool) {
+    fn create_ordered_stream(&mut self, id: u64, region: Handle, offset_bytes: u64, overlaps: bool) {
         let known = self.tables.regions.get(region).map(Arc::clone);
         let Some(semaphore) = known.and_then(|region| StreamSemaphore::new(region, offset_bytes)) else {
             let message = format!("there is no place for a semaphore at {offset_bytes} bytes of region {region:?}");
@@ -401,12 +402,13 @@ impl SessionEngine {
     fn join(
         &mut self,
         request: u64,
-        (id, root): (UniqueId, Option<Name>),
-        (rank, nranks): (u32, u32),
+        id: UniqueId,
+        root: Option<Name>,
+        joining: Joining,
         gpu: Option<usize>,
-        (role, options): (Role, JoinOptions),
+        options: JoinOptions,
     ) {
-        let joining = Joining { role, has_same_id: true, rank, nranks };
+        let Joining { role, rank, nranks, .. } = joining;
         let part = match self.part_of(id, joining, gpu) {
             Ok(part) => part,
             Err(message) => return self.refuse(request, ErrorClass::InvalidArgument, message),

@@ -31,18 +31,14 @@ impl Seat {
 
 impl SessionEngine {
     /// Has memory made in the place of a part of a region: for a rail, or for messages with a peer.
-    pub(super) fn make_twin(
-        &mut self,
-        id: u64,
-        (comm, peer): (Handle, Option<u32>),
-        (region, offset_bytes, bytes): (Handle, u64, u64),
-    ) {
+    pub(super) fn make_twin(&mut self, id: u64, part: TwinPart, bytes: u64) {
+        let TwinPart { comm, peer, region, offset_bytes } = part;
         let known = self.tables.regions.get(region).and_then(|region| region.range(offset_bytes, bytes));
         if known.is_none() || bytes == 0 {
             let message = format!("there are no {bytes} bytes at {offset_bytes} of region {region:?} for a twin");
             return self.refuse(id, ErrorClass::InvalidArgument, message);
         }
-        let (gpu, maker) = match self.twin_of((comm, peer), region) {
+        let (gpu, maker) = match self.twin_of(comm, peer, region) {
             Ok(found) => found,
             Err((class, message)) => return self.refuse(id, class, message),
         };
@@ -51,7 +47,6 @@ impl SessionEngine {
         }
         self.opening += 1;
         let (replies, tenant) = (self.replies.sender(), Arc::clone(&self.session.tenant));
-        let part = TwinPart { comm, peer, region, offset_bytes };
         // The mailbox has room for so many.
         let reply = Box::new(move |made: Result<MadeTwin, _>| {
             let made = made.map(Box::new);
@@ -61,7 +56,7 @@ impl SessionEngine {
     }
 
     /// On which GPU, and by whom, a twin of a region is made: for a rail, or for messages of a whole with a peer.
-    fn twin_of(&self, (comm, peer): (Handle, Option<u32>), region: Handle) -> Result<(usize, TwinMaker), NoTwin> {
+    fn twin_of(&self, comm: Handle, peer: Option<u32>, region: Handle) -> Result<(usize, TwinMaker), NoTwin> {
         let Some(CommSlot::Ready { info, seat, .. }) = self.tables.comms.get(comm) else {
             return Err((ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")));
         };

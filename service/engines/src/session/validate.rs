@@ -168,7 +168,7 @@ fn fill(
             let (count, rank, root) = (command.count, operation.rank, command.root);
             let send = buffer("send", &command.send, kind.send_count(count, nranks, rank, root))?;
             let recv = buffer("receive", &command.recv, kind.recv_count(count, nranks, rank, root))?;
-            check_overlap(rank, (&send, &recv), kind, root)?;
+            check_overlap(rank, &send, &recv, kind, root)?;
             let scalar = scalar(&send, command, dtype)?;
             operation.buffers = Buffers::Host { send, recv };
             operation.action = Action::Collective { kind, redop, scalar, root };
@@ -233,12 +233,7 @@ fn scalar(send: &Operand, command: &Command, dtype: DataType) -> Result<Scalar, 
     Ok(Scalar::At((at as isize).wrapping_sub(send.ptr() as isize)))
 }
 
-fn check_overlap(
-    rank: u32,
-    (send, recv): (&Operand, &Operand),
-    kind: CollectiveKind,
-    root: u32,
-) -> Result<(), Invalid> {
+fn check_overlap(rank: u32, send: &Operand, recv: &Operand, kind: CollectiveKind, root: u32) -> Result<(), Invalid> {
     let range = |operand: &Operand| (operand.ptr() as u64, operand.bytes());
     if kind.accepts_buffers(rank, root, range(send), range(recv)) {
         Ok(())

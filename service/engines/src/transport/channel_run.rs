@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use mccs_collective::{Buffer, Channel, RankSpan, Schedule, Shape, Step};
 use mccs_device::BoundSchedule;
-use mccs_device::host::Bound;
+use mccs_device::host::{Bound, SourceSpans};
 use mccs_model::link::{FlowWait, LinkKey, LinksId};
 use mccs_runtime::Share;
 use mccs_telemetry::flows::FlowMeter;
@@ -45,6 +45,13 @@ impl Remote {
     fn link(&self, src: u32, dst: u32) -> LinkKey {
         LinkKey { epoch: self.epoch, channel: self.channel, src, dst }
     }
+}
+
+/// What a program of this host offers another.
+struct Offers {
+    src: u32,
+    dst: u32,
+    spans: VecDeque<RankSpan>,
 }
 
 /// A link that leaves this host.
@@ -126,8 +133,7 @@ pub(super) struct ChannelRun {
     piece_count: u64,
     /// Programs of this host, and where they are.
     cursors: Vec<(u32, Cursor)>,
-    /// What programs of this host offer each other, by (sender, receiver).
-    offers: Vec<((u32, u32), VecDeque<RankSpan>)>,
+    offers: Vec<Offers>,
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
     memory: ChannelMemory,
@@ -218,7 +224,7 @@ impl ChannelRun {
             for (number, cursor) in &mut *cursors {
                 let Some(program) = channel.programs.get(*number as usize) else { continue };
                 while let Some(step) = program.steps.get(cursor.step) {
-                    let ran = self.run(channel, *number, (&program.steps, step), cursor, links.as_deref_mut(), now)?;
+                    let ran = self.run(channel, *number, step, cursor, links.as_deref_mut(), now)?;
                     if matches!(ran, Ran::Offered | Ran::Whole) {
                         (cursor.step, cursor.done) = (cursor.step + 1, 0);
                         if cursor.ask.step < cursor.step {
@@ -256,7 +262,7 @@ impl ChannelRun {
         &mut self,
         channel: &Channel,
         own: u32,
-        (steps, step): (&[Step], &Step),
+        step: &Step,
         cursor: &mut Cursor,
         links: Option<&mut Links>,
         now: Instant,
@@ -268,8 +274,11 @@ impl ChannelRun {
             Step::Send { peer, .. } => (*peer, true),
             Step::Recv { peer, .. } | Step::RecvReduce { peer, .. } => (*peer, false),
         };
-        let first_rank = |number: u32| channel.programs.get(number as usize).and_then(|p| p.ranks.first().copied());
-        let (Some(own_rank), Some(peer_rank)) = (first_rank(own), first_rank(peer)) else {
+        let program = |number: u32| {
+            let program = channel.programs.get(number as usize)?;
+            Some((program, *program.ranks.first()?))
+        };
+        let (Some((program, own_rank)), Some((_, peer_rank))) = (program(own), program(peer)) else {
             return Err(TransportError::NoSuch("program").into());
         };
         if self.bound.is_here(peer_rank) {
@@ -277,33 +286,34 @@ impl ChannelRun {
                 return Err(TransportError::NoSuch("way within a host between memory of GPUs").into());
             }
             let (src, dst) = if is_send { (own, peer) } else { (peer, own) };
-            return Ok(self.run_here((src, dst), step, cursor));
+            return Ok(self.run_here(src, dst, step, cursor));
         }
         let (Some(links), Some(remote)) = (links, self.remote) else {
             return Err(TransportError::NoSuch("link").into());
         };
         if let Step::Send { src, .. } = step {
-            self.send(&remote, (own_rank, peer_rank), *src, links, now)
+            self.send(&remote, own_rank, peer_rank, *src, links, now)
         } else {
-            self.receive(&remote, (peer_rank, own_rank), (steps, step), cursor, links, now)
+            let at = self.incoming_from(&remote, peer_rank, own_rank, links, now)?;
+            self.receive(&remote, at, &program.steps, step, cursor, links)
         }
     }
 
     /// Between two programs of this host.
-    fn run_here(&mut self, link: (u32, u32), step: &Step, cursor: &mut Cursor) -> Ran {
-        let at = self.offers.iter().position(|(of, _)| *of == link);
+    fn run_here(&mut self, src: u32, dst: u32, step: &Step, cursor: &mut Cursor) -> Ran {
+        let at = self.offers.iter().position(|offers| (offers.src, offers.dst) == (src, dst));
         let at = at.unwrap_or_else(|| {
-            self.offers.push((link, VecDeque::new()));
+            self.offers.push(Offers { src, dst, spans: VecDeque::new() });
             self.offers.len() - 1
         });
-        if let Step::Send { src, .. } = step {
-            self.offers[at].1.push_back(*src);
+        if let Step::Send { src: span, .. } = step {
+            self.offers[at].spans.push_back(*span);
             return Ran::Offered;
         }
-        let Some(offer) = self.offers[at].1.front().copied() else { return Ran::Waits };
+        let Some(offer) = self.offers[at].spans.front().copied() else { return Ran::Waits };
         let ran = self.run_local(step, Some(offer), cursor);
         if matches!(ran, Ran::Whole) {
-            self.offers[at].1.pop_front();
+            self.offers[at].spans.pop_front();
         }
         ran
     }
@@ -322,10 +332,24 @@ impl ChannelRun {
                 }
                 (Step::RecvReduce { srcs, dsts, incoming_raw, srcs_raw, finish, .. }, Some(offer)) => {
                     let incoming = bound.source(&offer, from, *incoming_raw);
-                    bound.reduce_spans(Some(incoming), (srcs, *srcs_raw), dsts, from, count, *finish);
+                    bound.reduce_spans(
+                        Some(incoming),
+                        SourceSpans { spans: srcs, are_raw: *srcs_raw },
+                        dsts,
+                        from,
+                        count,
+                        *finish,
+                    );
                 }
                 (Step::Reduce { srcs, dsts, srcs_raw, finish }, _) => {
-                    bound.reduce_spans(None, (srcs, *srcs_raw), dsts, from, count, *finish);
+                    bound.reduce_spans(
+                        None,
+                        SourceSpans { spans: srcs, are_raw: *srcs_raw },
+                        dsts,
+                        from,
+                        count,
+                        *finish,
+                    );
                 }
                 _ => {}
             }
@@ -338,7 +362,8 @@ impl ChannelRun {
     fn send(
         &mut self,
         remote: &Remote,
-        (src, dst): (u32, u32),
+        src: u32,
+        dst: u32,
         span: RankSpan,
         links: &mut Links,
         now: Instant,
@@ -388,26 +413,36 @@ impl ChannelRun {
         Ok(any)
     }
 
+    /// The place of a link that comes to this host.
+    fn incoming_from(
+        &mut self,
+        remote: &Remote,
+        src: u32,
+        dst: u32,
+        links: &mut Links,
+        now: Instant,
+    ) -> Result<usize, ChannelFault> {
+        match self.incoming.iter().position(|incoming| (incoming.src, incoming.dst) == (src, dst)) {
+            Some(at) => Ok(at),
+            None => {
+                let (flow, meter) = links.recv_flow(remote.links, remote.link(src, dst), now)?;
+                self.incoming.push(Incoming { src, dst, flow, meter });
+                Ok(self.incoming.len() - 1)
+            }
+        }
+    }
+
     /// Works on a message from another host, and asks for the next ones.
     fn receive(
         &mut self,
         remote: &Remote,
-        (src, dst): (u32, u32),
-        (steps, step): (&[Step], &Step),
+        at: usize,
+        steps: &[Step],
+        step: &Step,
         cursor: &mut Cursor,
         links: &mut Links,
-        now: Instant,
     ) -> Result<Ran, ChannelFault> {
-        let at = self.incoming.iter().position(|incoming| (incoming.src, incoming.dst) == (src, dst));
-        let at = match at {
-            Some(at) => at,
-            None => {
-                let (flow, meter) = links.recv_flow(remote.links, remote.link(src, dst), now)?;
-                self.incoming.push(Incoming { src, dst, flow, meter });
-                self.incoming.len() - 1
-            }
-        };
-        let flow = self.incoming[at].flow;
+        let Incoming { src, dst, flow, .. } = self.incoming[at];
         let asked = self.ask(flow, steps, cursor, links)?;
         let Some(receive) = cursor.receives.front() else { return Ok(Ran::Waits) };
         let Status::Done { bytes, tag } = links.transport.test(receive.request)? else {
@@ -418,7 +453,7 @@ impl ChannelRun {
         if tag != remote.tag.0 || bytes != expected_bytes {
             // Still registered: `release` gives it back.
             self.spare_staging.extend(staging);
-            return Err(links.mismatch(remote.links, remote.link(src, dst), (bytes, expected_bytes)));
+            return Err(links.mismatch(remote.links, remote.link(src, dst), bytes, expected_bytes));
         }
         self.incoming[at].meter.count(bytes);
         let (job, channel, from, to) = (remote.job, remote.channel, src, dst);
@@ -436,7 +471,16 @@ impl ChannelRun {
             (Step::RecvReduce { srcs, dsts, srcs_raw, finish, .. }, Some(staging)) => {
                 let incoming = Bound::plain_source(staging.ptr());
                 // SAFETY: as in `run_local`; staging memory has the message, which has arrived.
-                unsafe { bound.reduce_spans(Some(incoming), (srcs, *srcs_raw), dsts, from, count, *finish) };
+                unsafe {
+                    bound.reduce_spans(
+                        Some(incoming),
+                        SourceSpans { spans: srcs, are_raw: *srcs_raw },
+                        dsts,
+                        from,
+                        count,
+                        *finish,
+                    )
+                };
                 self.spare_staging.push(staging);
             }
             _ => {}

@@ -102,7 +102,9 @@ impl Workers for PoolWorkers<'_> {
     fn run_message(
         &mut self,
         schedule: BoundSchedule,
-        (src, dst, track): (u32, u32, u32),
+        src: u32,
+        dst: u32,
+        track: u32,
         job: Handle,
     ) -> Result<(), LaunchError> {
         let link = LinkKey::of_pair(src, dst, track);

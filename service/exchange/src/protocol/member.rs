@@ -119,6 +119,16 @@ impl Member {
     }
 }
 
+/// A ring that its root has closed.
+pub(super) struct ClosedRing {
+    pub(super) key: CommKey,
+    pub(super) attempt: u64,
+    pub(super) comm: CommId,
+    pub(super) hosts: Vec<RingHost>,
+    /// Whether a communicator of that name has begun.
+    pub(super) is_live: bool,
+}
+
 /// All communicators that are set up here.
 pub(super) struct Members {
     members: BTreeMap<CommKey, Member>,
@@ -146,7 +156,7 @@ impl Members {
     /// A local rank joins.
     pub(super) fn join(&mut self, join: Join, comms: usize, wire: &mut Wire, now: Instant) {
         let Join { key, root, rank, nranks, payload } = join;
-        if let Some((class, message)) = self.refusal(&key, &root, (rank, nranks), comms, wire) {
+        if let Some((class, message)) = self.refusal(&key, &root, rank, nranks, comms, wire) {
             let failure = Failure::new(class, message).by_host(&wire.own).by_rank(rank);
             wire.tell(Event::JoinRefused { key, rank, failure });
             return;
@@ -202,7 +212,8 @@ impl Members {
         &self,
         key: &CommKey,
         root: &Name,
-        (rank, nranks): (u32, u32),
+        rank: u32,
+        nranks: u32,
         comms: usize,
         wire: &Wire,
     ) -> Option<(ErrorClass, String)> {
@@ -235,15 +246,9 @@ impl Members {
         }
     }
 
-    /// The root has closed the ring. `is_live` if a communicator of that name has begun.
-    pub(super) fn close_ring(
-        &mut self,
-        from: &Name,
-        (key, attempt, comm): (CommKey, u64, CommId),
-        (hosts, is_live): (&[RingHost], bool),
-        wire: &mut Wire,
-        now: Instant,
-    ) {
+    /// The root has closed the ring.
+    pub(super) fn close_ring(&mut self, from: &Name, closed: ClosedRing, wire: &mut Wire, now: Instant) {
+        let ClosedRing { key, attempt, comm, hosts, is_live } = closed;
         if comm.root != *from {
             return;
         }
@@ -260,7 +265,7 @@ impl Members {
         let ring = match stranger {
             Some(host) => Err(RingFault::Stranger(host.name.clone())),
             None if is_live || self.by_comm.contains_key(&comm) => Err(RingFault::Reused),
-            None => Ring::new(comm.clone(), hosts, &wire.own, attempt, member.nranks),
+            None => Ring::new(comm.clone(), &hosts, &wire.own, attempt, member.nranks),
         };
         let (ring, next) = match ring {
             Ok(ring) => ring,
@@ -271,7 +276,7 @@ impl Members {
         let own_parts = ring.own_parts(&member.local).into_iter();
         let early = early.into_iter().filter(|(from, part)| ring.is_previous(from) && !ring.is_own(part));
         let parts: Vec<Part> = own_parts.chain(early.map(|(_, part)| part)).collect();
-        (member.stage, member.hosts, member.next) = (Stage::Ring(ring), hosts.to_vec(), Some(next));
+        (member.stage, member.hosts, member.next) = (Stage::Ring(ring), hosts, Some(next));
         for part in parts {
             self.take_part_in(&key, part, wire, now);
         }

@@ -40,7 +40,7 @@ mod wire;
 use std::time::Instant;
 
 use self::comms::{Comms, Proposal};
-use self::member::Members;
+use self::member::{ClosedRing, Members};
 use self::root::{Report, Roots};
 use self::wire::Wire;
 use mccs_model::gathering::Late;
@@ -195,10 +195,10 @@ impl Exchange {
             Message::Report { key, attempt, nranks, earlier, ranks } => {
                 roots.report(from, Report { key, attempt, nranks, earlier, ranks }, wire, now);
             }
-            Message::Withdraw { key, attempt, failure } => roots.withdraw(from, (&key, attempt), &failure, wire, now),
+            Message::Withdraw { key, attempt, failure } => roots.withdraw(from, &key, attempt, &failure, wire, now),
             Message::Ring { key, attempt, comm, hosts } => {
                 let is_live = self.comms.contains(&comm);
-                members.close_ring(from, (key, attempt, comm), (&hosts, is_live), wire, now);
+                members.close_ring(from, ClosedRing { key, attempt, comm, hosts, is_live }, wire, now);
             }
             Message::Refused { key, attempt, failure } => members.refused(from, &key, attempt, failure, wire),
             Message::Block { key, attempt, part } => members.block(from, &key, attempt, part, wire, now),

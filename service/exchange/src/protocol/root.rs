@@ -103,7 +103,7 @@ impl Roots {
                 let message = format!("host {} sets up as many communicators as it can; try again later", wire.own);
                 Failure::new(ErrorClass::System, message).by_host(&wire.own)
             };
-            if let Some((other, failure)) = self.under_another_tenant(&key, (from, nranks), &ranks) {
+            if let Some((other, failure)) = self.under_another_tenant(&key, from, nranks, &ranks) {
                 let until = now + self.timeout.min(SETUP_TIMEOUT);
                 let joined = self.setups.get(&other).into_iter().flat_map(|setup| setup.joined.keys());
                 let notified: BTreeSet<u32> = joined.chain(&ranks).copied().collect();
@@ -150,7 +150,8 @@ impl Roots {
     fn under_another_tenant(
         &self,
         key: &CommKey,
-        (from, nranks): (&Name, u32),
+        from: &Name,
+        nranks: u32,
         ranks: &[u32],
     ) -> Option<(CommKey, Failure)> {
         let is_rest = |setup: &Setup| {
@@ -214,7 +215,8 @@ impl Roots {
     pub(super) fn withdraw(
         &mut self,
         from: &Name,
-        (key, attempt): (&CommKey, u64),
+        key: &CommKey,
+        attempt: u64,
         failure: &Failure,
         wire: &mut Wire,
         now: Instant,
@@ -404,10 +406,10 @@ mod tests {
         }
 
         fn report(&mut self, from: &str, attempt: u64, earlier: u32, ranks: &[u32]) {
-            self.report_as("t", from, (attempt, earlier), ranks);
+            self.report_as("t", from, attempt, earlier, ranks);
         }
 
-        fn report_as(&mut self, tenant: &str, from: &str, (attempt, earlier): (u64, u32), ranks: &[u32]) {
+        fn report_as(&mut self, tenant: &str, from: &str, attempt: u64, earlier: u32, ranks: &[u32]) {
             let key = CommKey { tenant: name(tenant), ..key() };
             let report = Report { key, attempt, nranks: 3, earlier, ranks: ranks.to_vec() };
             self.roots.report(&name(from), report, &mut self.wire, self.now);
@@ -460,9 +462,9 @@ mod tests {
     #[test]
     fn a_job_whose_tenant_hosts_call_differently_is_refused_at_once_on_both() {
         let mut root = Root::new();
-        root.report_as("training", "a", (1, 0), &[0]);
+        root.report_as("training", "a", 1, 0, &[0]);
         assert!(root.told().is_empty());
-        root.report_as("train", "b", (7, 0), &[1, 2]);
+        root.report_as("train", "b", 7, 0, &[1, 2]);
         let told = root.told();
         let [Message::Refused { key, attempt: 1, failure }] = &told[..] else { panic!("{told:?}") };
         let message = failure.message.as_str();
@@ -470,8 +472,8 @@ mod tests {
         assert!(message.contains("tenant train on host b") && message.contains("service.toml"), "{message}");
         assert_eq!((root.roots.len(), root.roots.next_deadline()), (0, None));
         // Called the same, it begins. Other ids are other jobs.
-        root.report_as("train", "a", (2, 0), &[0]);
-        root.report_as("train", "b", (8, 0), &[1, 2]);
+        root.report_as("train", "a", 2, 0, &[0]);
+        root.report_as("train", "b", 8, 0, &[1, 2]);
         assert!(matches!(&root.told()[..], [Message::Ring { attempt: 2, .. }]));
     }
 

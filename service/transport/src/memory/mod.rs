@@ -225,7 +225,7 @@ impl Abilities for MemoryTransport {}
 impl Transport for MemoryTransport {
     unsafe fn register(&mut self, ptr: *mut u8, bytes: u64, kind: MemoryKind<'_>) -> Result<MemoryKey, TransportError> {
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.regions.register_host((ptr, bytes), kind, "memory") }
+        unsafe { self.regions.register_host(ptr, bytes, kind, "memory") }
     }
 
     fn deregister(&mut self, key: MemoryKey) -> Result<(), TransportError> {

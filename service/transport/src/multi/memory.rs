@@ -15,7 +15,7 @@ pub(super) struct Memory {
 
 impl Memory {
     /// Memory that none of `members` knows yet.
-    pub(super) fn new((ptr, bytes): (*mut u8, u64), kind: MemoryKind<'_>, members: usize) -> Self {
+    pub(super) fn new(ptr: *mut u8, bytes: u64, kind: MemoryKind<'_>, members: usize) -> Self {
         let is_host = matches!(kind, MemoryKind::Host);
         Memory { buffer: Buffer::new(ptr, bytes), is_host, keys: vec![None; members] }
     }

@@ -229,7 +229,7 @@ impl DataPath for MultiTransport {
 
 impl Transport for MultiTransport {
     unsafe fn register(&mut self, ptr: *mut u8, bytes: u64, kind: MemoryKind<'_>) -> Result<MemoryKey, TransportError> {
-        let mut memory = Memory::new((ptr, bytes), kind, self.members.len());
+        let mut memory = Memory::new(ptr, bytes, kind, self.members.len());
         // SAFETY: the caller's promise, passed on.
         let made = unsafe { memory.register(&mut self.members, kind) };
         let full = TransportError::TooMany { what: "memory registrations", limit: REGIONS_MAX };

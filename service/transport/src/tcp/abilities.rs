@@ -29,7 +29,7 @@ impl Abilities for TcpTransport {
 
 impl PathControl for TcpTransport {
     fn set_path(&mut self, flow: SendFlow, path: &FlowPath, detours: &Arc<[FlowPath]>) {
-        self.paths.go_over(FlowId::from(flow).0, (path, detours), &mut self.flows, &mut self.watches);
+        self.paths.go_over(FlowId::from(flow).0, path, detours, &mut self.flows, &mut self.watches);
     }
 }
 

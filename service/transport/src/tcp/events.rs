@@ -66,7 +66,7 @@ impl TcpTransport {
         match incoming {
             Incoming::Complete(flow, arrivals) => self.complete(flow, arrivals),
             Incoming::Resume { flow: FlowId(flow), hello, socket, watch } => {
-                if self.flows.resume(flow, &hello, (socket, watch)) {
+                if self.flows.resume(flow, &hello, socket, watch) {
                     self.watches.change(watch, Watched::Connection { flow, connection: hello.connection });
                     self.paths.forget_closed(flow, &mut self.flows, &mut self.watches);
                     self.flows.enqueue(flow);

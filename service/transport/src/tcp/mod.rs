@@ -222,7 +222,7 @@ impl DataPath for TcpTransport {
 impl Transport for TcpTransport {
     unsafe fn register(&mut self, ptr: *mut u8, bytes: u64, kind: MemoryKind<'_>) -> Result<MemoryKey, TransportError> {
         // SAFETY: the caller's promise, passed on.
-        unsafe { self.flows.regions_mut().register_host((ptr, bytes), kind, "TCP") }
+        unsafe { self.flows.regions_mut().register_host(ptr, bytes, kind, "TCP") }
     }
 
     fn deregister(&mut self, key: MemoryKey) -> Result<(), TransportError> {

@@ -104,7 +104,8 @@ impl Paths {
     pub(super) fn go_over(
         &mut self,
         handle: Handle,
-        (path, detours): (&FlowPath, &Arc<[FlowPath]>),
+        path: &FlowPath,
+        detours: &Arc<[FlowPath]>,
         flows: &mut Flows,
         watches: &mut Watches,
     ) {

@@ -143,13 +143,13 @@ impl CopyEngines {
     pub(crate) fn new(
         gpus: &Gpus,
         ranks: &[usize],
-        (page, buffers): (&Arc<ControlPage>, &BuffersInUse),
+        buffers: &BuffersInUse,
         layout: LargeLayout,
         issuers: &[TurnSender<copy_submit::Order>],
-        (setup, device_events): (&Arc<Orders>, &Arc<DeviceEvents>),
+        device_events: &Arc<DeviceEvents>,
         by_events: bool,
     ) -> Result<Self, DriverError> {
-        let parts = buffers.take_parts().map_or_else(|| Parts::new(gpus, ranks, page, by_events), Ok)?;
+        let parts = buffers.take_parts().map_or_else(|| Parts::new(gpus, ranks, buffers.page(), by_events), Ok)?;
         let unreleased = AtomicUsize::new(parts.streams.len() + parts.keep_streams.len());
         Ok(CopyEngines {
             parts: Some(parts),
@@ -163,7 +163,7 @@ impl CopyEngines {
             have_released: ranks.iter().map(|_| AtomicBool::new(false)).collect(),
             progress: Mutex::default(),
             importing: AtomicU64::new(0),
-            setup: Arc::clone(setup),
+            setup: Arc::clone(buffers.orders()),
             device_events: Arc::clone(device_events),
         })
     }

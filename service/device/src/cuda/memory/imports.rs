@@ -94,7 +94,8 @@ impl Importer {
     /// [`RegionRefused`].
     pub fn by_handle(
         &self,
-        (owner, pid): (&Arc<Tenant>, i32),
+        owner: &Arc<Tenant>,
+        pid: i32,
         ipc_handle: &[u8],
         bytes: u64,
     ) -> Result<GpuRegion, RegionRefused> {
@@ -294,7 +295,7 @@ mod tests {
     fn handles_are_of_one_process_as_long_as_a_region_is() {
         let importer = Importer::for_tests();
         let [a, b] = ["a", "b"].map(|name| Tenant::new(name.into(), Quota::least()));
-        let by = |owner, pid, handle: &[u8]| importer.by_handle((owner, pid), handle, 4096);
+        let by = |owner, pid, handle: &[u8]| importer.by_handle(owner, pid, handle, 4096);
         assert_eq!(by(&a, 1, &[1; 63]).err(), Some(RegionRefused::NoHandle(63)));
         let region = Arc::new(by(&a, 1, &[1; 64]).expect("nobody has it"));
         let operand = GpuOperand { region: Arc::clone(&region), offset_bytes: 0 };

@@ -185,7 +185,7 @@ impl SlotPool {
             // Any GPU's copy engine may push there for a communicator that comes later.
             let reaches = |other: &&(mccs_cuda::Gpu, _)| other.0.reaches(own).unwrap_or(false);
             let contexts: Vec<_> = gpus.gpus.iter().filter(reaches).map(|(_, context)| context).collect();
-            Block::by_descriptor(context, (bytes, mccs_cuda::Shared::ByDescriptor), &contexts, &self.frees)
+            Block::by_descriptor(context, bytes, mccs_cuda::Shared::ByDescriptor, &contexts, &self.frees)
         } else {
             DeviceMemory::new(context, bytes as usize).map(Block::ByHandle)
         };

@@ -23,7 +23,8 @@ impl Block {
     /// fails goes to the thread that frees.
     pub(crate) fn by_descriptor(
         context: &Context,
-        (bytes, shared): (u64, Shared),
+        bytes: u64,
+        shared: Shared,
         contexts: &[&Context],
         frees: &DeferredFrees,
     ) -> Result<Self, DriverError> {

@@ -32,7 +32,8 @@ pub trait Nics: Send + Sync {
     /// Why one of them refuses.
     unsafe fn try_memory(
         &self,
-        memory: (DeviceAddress, u64),
+        address: DeviceAddress,
+        bytes: u64,
         dma_buffer: Option<BorrowedFd<'_>>,
     ) -> Result<GpuAccess, String>;
 }
@@ -234,7 +235,7 @@ impl TwinMaker {
     pub fn try_gpus(&self) -> Vec<NicPath> {
         let try_one = |gpu| match &self.nics {
             Err(reason) => NicPath::bounce(reason.to_string()),
-            Ok(nics) => match try_block(&self.gpus, gpu, LARGE_PAGE_BYTES as u64, (&**nics, &self.frees)) {
+            Ok(nics) => match try_block(&self.gpus, gpu, LARGE_PAGE_BYTES as u64, &**nics, &self.frees) {
                 Ok(tried) => tried.path,
                 Err(error) => NicPath::bounce(error.to_string()),
             },
@@ -247,7 +248,7 @@ impl TwinWork {
     /// Makes it, and answers. Returns what the driver has refused, and for which GPU.
     pub(crate) fn run(self, gpus: &Gpus) -> Option<(usize, DriverError)> {
         let TwinWork { order: TwinOrder { gpu, bytes, tenant, reply }, frees, nics } = self;
-        let made = make(gpus, (gpu, bytes), &tenant, &frees, nics);
+        let made = make(gpus, gpu, bytes, &tenant, &frees, nics);
         let refusal = made.as_ref().err().map(NoTwin::refusal);
         let (answer, failed) = match (made, refusal) {
             (Ok(made), _) => (Ok(made), None),
@@ -261,7 +262,8 @@ impl TwinWork {
 
 fn make(
     gpus: &Gpus,
-    (gpu, bytes): (usize, u64),
+    gpu: usize,
+    bytes: u64,
     tenant: &Arc<Tenant>,
     frees: &DeferredFrees,
     nics: Result<Arc<dyn Nics>, Arc<str>>,
@@ -274,7 +276,7 @@ fn make(
     let charges = [tenant.charge(Resource::GpuMemoryBytes, room)?, tenant.charge(Resource::Descriptors, 1)?];
     let failed = |error| NoTwin::Driver { gpu: own.id.to_string(), error };
     let stream = OwnedStream::new(context).map_err(failed)?;
-    let tried = try_block(gpus, gpu, bytes, (&*nics, frees))?;
+    let tried = try_block(gpus, gpu, bytes, &*nics, frees)?;
     let (number, needs_flush) = (NUMBERS.fetch_add(1, Ordering::Relaxed), !own.sees_nic_writes);
     let twin = GpuTwin { number, held: Some((tried, stream, charges)), bytes, needs_flush, frees: frees.clone() };
     let Some((Tried { block, .. }, stream, _)) = &twin.held else { unreachable!("invariant: made above") };
@@ -286,11 +288,11 @@ fn make(
 }
 
 /// Makes a block that NICs take.
-fn try_block(gpus: &Gpus, gpu: usize, bytes: u64, (nics, frees): (&dyn Nics, &DeferredFrees)) -> Result<Tried, NoTwin> {
+fn try_block(gpus: &Gpus, gpu: usize, bytes: u64, nics: &dyn Nics, frees: &DeferredFrees) -> Result<Tried, NoTwin> {
     let (own, context) = &gpus.gpus[gpu];
     let failed = |error| NoTwin::Driver { gpu: own.id.to_string(), error };
-    let block = Block::by_descriptor(context, (bytes, Shared::WithNics), &[context], frees).map_err(failed)?;
-    let path = path_of(context, (block.address(), bytes), nics);
+    let block = Block::by_descriptor(context, bytes, Shared::WithNics, &[context], frees).map_err(failed)?;
+    let path = path_of(context, block.address(), bytes, nics);
     match path {
         Ok((path, dma_buffer)) => Ok(Tried { block, dma_buffer, path }),
         Err(reason) => {
@@ -303,7 +305,8 @@ fn try_block(gpus: &Gpus, gpu: usize, bytes: u64, (nics, frees): (&dyn Nics, &De
 /// How NICs reach memory, with its dma-buf if that is how; or why they do not.
 fn path_of(
     context: &Context,
-    (address, bytes): (DeviceAddress, u64),
+    address: DeviceAddress,
+    bytes: u64,
     nics: &dyn Nics,
 ) -> Result<(NicPath, Option<OwnedFd>), String> {
     const HOST_PAGE_BYTES: u64 = 4096;
@@ -313,7 +316,7 @@ fn path_of(
     let tried = context
         .enter()
         .map_err(|error| error.to_string())
-        .and_then(|_entered| unsafe { nics.try_memory((address, bytes), buffer.map(AsFd::as_fd)) });
+        .and_then(|_entered| unsafe { nics.try_memory(address, bytes, buffer.map(AsFd::as_fd)) });
     match (tried, made) {
         (Ok(GpuAccess::DmaBuffer), Ok(buffer)) => {
             Ok((NicPath { access: NicAccess::DmaBuf, reason: None }, Some(buffer)))

@@ -113,6 +113,16 @@ pub(crate) struct BuffersInUse {
 }
 
 impl BuffersInUse {
+    /// The ranks' control page.
+    pub(crate) fn page(&self) -> &Arc<ControlPage> {
+        &self.page
+    }
+
+    /// Whom the set-up thread takes orders from.
+    pub(crate) fn orders(&self) -> &Arc<Orders> {
+        &self.orders
+    }
+
     /// Its slots of a kind, if they are made.
     pub(crate) fn slots(&self, kind: SlotKind) -> Option<&SlotSet> {
         self.memory.slots(kind).get()

@@ -42,31 +42,40 @@ pub enum Pattern {
     HostBound,
 }
 
+/// When a rank has called a collective, by its clock, and when that began, by its GPU's.
+#[derive(Debug, Clone, Copy)]
+struct Coming {
+    called_ns: u64,
+    began_ns: u64,
+}
+
+impl Coming {
+    fn lead_ns(self) -> i64 {
+        self.began_ns.wrapping_sub(self.called_ns).cast_signed()
+    }
+}
+
 /// By how much a rank's GPU comes later to collectives than they are called, at least, and at which call that was. The two clocks are apart by anything.
 #[derive(Debug, Clone, Copy, Default)]
 struct Least(Option<(i64, u64)>);
 
 impl Least {
-    fn lead_ns((called_ns, began_ns): (u64, u64)) -> i64 {
-        began_ns.wrapping_sub(called_ns).cast_signed()
-    }
-
     /// What it may be by another call, since clocks drift.
     fn at(&self, called_ns: u64) -> i64 {
         let drifted = |at_ns: u64| i64::try_from(called_ns.abs_diff(at_ns) / DRIFT_PART).unwrap_or(i64::MAX);
         self.0.map_or(i64::MAX, |(least_ns, at_ns)| least_ns.saturating_add(drifted(at_ns)))
     }
 
-    fn learn(&mut self, times: (u64, u64)) {
-        let lead_ns = Self::lead_ns(times);
-        if lead_ns <= self.at(times.0) {
-            self.0 = Some((lead_ns, times.0));
+    fn learn(&mut self, coming: Coming) {
+        let lead_ns = coming.lead_ns();
+        if lead_ns <= self.at(coming.called_ns) {
+            self.0 = Some((lead_ns, coming.called_ns));
         }
     }
 
     /// Whether the GPU came to a collective as soon as it was called.
-    fn is_at_once(&self, times: (u64, u64)) -> bool {
-        Self::lead_ns(times).saturating_sub(self.at(times.0)) < AT_ONCE.as_nanos() as i64
+    fn is_at_once(&self, coming: Coming) -> bool {
+        coming.lead_ns().saturating_sub(self.at(coming.called_ns)) < AT_ONCE.as_nanos() as i64
     }
 }
 
@@ -85,8 +94,8 @@ pub struct PauseMeter {
 struct Ran {
     pause_ns: u64,
     took_ns: u64,
-    /// When it was called, by the rank's clock, and when it began, by its GPU's.
-    times: Option<(u64, u64)>,
+    /// Where both are known.
+    coming: Option<Coming>,
 }
 
 impl PauseMeter {
@@ -99,13 +108,13 @@ impl PauseMeter {
         self.seen = self.seen.max(ended);
         for ran in &long {
             let of_ranks = self.least.iter_mut().zip(ran);
-            of_ranks.for_each(|(least, ran)| ran.times.into_iter().for_each(|times| least.learn(times)));
+            of_ranks.for_each(|(least, ran)| ran.coming.into_iter().for_each(|coming| least.learn(coming)));
         }
         for ran in &long {
             let pause_ns = ran.iter().map(|rank| rank.pause_ns).max().unwrap_or(0);
             let Some((rank, last)) = ran.iter().enumerate().min_by_key(|(_, rank)| rank.took_ns) else { continue };
             let is_apart = pause_ns > (last.took_ns / PAUSE_PART).max(PAUSE_MIN.as_nanos() as u64);
-            let is_at_once = || last.times.is_some_and(|times| self.least[rank].is_at_once(times));
+            let is_at_once = || last.coming.is_some_and(|coming| self.least[rank].is_at_once(coming));
             self.long += 1;
             self.apart += u32::from(is_apart);
             self.at_once += u32::from(is_apart && is_at_once());
@@ -133,8 +142,8 @@ fn long(ranks: &[SymmetricBufferCounts], number: u64, called_ns: impl Fn(u32, u6
     let of_rank = |(rank, counts): (u32, &SymmetricBufferCounts)| {
         let (before, this) = (counts.stamp(at - 1)?, counts.stamp(at)?);
         let pause_ns = this.began_ns.saturating_sub(before.ended_ns);
-        let times = called_ns(rank, number).map(|called_ns| (called_ns, this.began_ns));
-        let ran = Ran { pause_ns, took_ns: this.ended_ns - this.began_ns, times };
+        let coming = called_ns(rank, number).map(|called_ns| Coming { called_ns, began_ns: this.began_ns });
+        let ran = Ran { pause_ns, took_ns: this.ended_ns - this.began_ns, coming };
         (this.payload_bytes >= LONG_BYTES).then_some(ran)
     };
     (0..DEVICE_INITIATED_RANKS_MAX).zip(ranks).map(of_rank).collect()

@@ -31,11 +31,11 @@ struct Rank {
 }
 
 /// Ranks that run steps of `parts`, of which each takes the host so long. `ahead` is by how much the host may be ahead of the GPU.
-fn run(steps: u32, parts: &[Part], (host, ahead): (u64, u64)) -> Vec<Rank> {
-    (0..RANKS).map(|rank| rank_of(rank as u64, steps, parts, (host, ahead))).collect()
+fn run(steps: u32, parts: &[Part], host: u64, ahead: u64) -> Vec<Rank> {
+    (0..RANKS).map(|rank| rank_of(rank as u64, steps, parts, host, ahead)).collect()
 }
 
-fn rank_of(rank: u64, steps: u32, parts: &[Part], (host, ahead): (u64, u64)) -> Rank {
+fn rank_of(rank: u64, steps: u32, parts: &[Part], host: u64, ahead: u64) -> Rank {
     // Clocks of GPUs are apart, and tell another time than hosts'.
     let gpu_clock = |at: u64| at.wrapping_mul(10_001) / 10_000 + rank * 1_000_000_007 + 77;
     let mut made = Rank { called: vec![0], ..Rank::default() };
@@ -99,7 +99,7 @@ fn training_that_runs_ahead_of_the_gpu_overlaps() {
     // The host takes 30 us for each part, and is as far ahead as the driver lets it.
     for ahead in [5_000 * US, 60_000 * US] {
         for (name, parts) in [("ddp", ddp(900 * US)), ("fsdp", fsdp(900 * US)), ("moe", moe(900 * US))] {
-            assert_eq!(verdict(run(3, &parts, (30 * US, ahead))), Some(Pattern::Overlapped), "{name}, {ahead} ns");
+            assert_eq!(verdict(run(3, &parts, 30 * US, ahead)), Some(Pattern::Overlapped), "{name}, {ahead} ns");
         }
     }
 }
@@ -107,7 +107,7 @@ fn training_that_runs_ahead_of_the_gpu_overlaps() {
 #[test]
 fn training_whose_host_is_slower_than_the_gpu_is_bound_by_it() {
     for (name, parts) in [("ddp", ddp(300 * US)), ("fsdp", fsdp(600 * US)), ("moe", moe(300 * US))] {
-        assert_eq!(verdict(run(3, &parts, (1_500 * US, 60_000 * US))), Some(Pattern::HostBound), "{name}");
+        assert_eq!(verdict(run(3, &parts, 1_500 * US, 60_000 * US)), Some(Pattern::HostBound), "{name}");
     }
 }
 
@@ -115,18 +115,18 @@ fn training_whose_host_is_slower_than_the_gpu_is_bound_by_it() {
 fn benchmarks_come_back_to_back() {
     for (takes, bytes) in [(51 * US, 16 * MIB), (130 * US, 25 * MIB), (610 * US, 128 * MIB)] {
         let one = [Collective { kind: AllReduce, bytes, takes }];
-        assert_eq!(verdict(run(100, &one, (3 * US, 60_000 * US))), Some(Pattern::BackToBack));
+        assert_eq!(verdict(run(100, &one, 3 * US, 60_000 * US)), Some(Pattern::BackToBack));
         // Each with its synchronize.
-        assert_eq!(verdict(run(100, &one, (3 * US, 0))), Some(Pattern::BackToBack));
+        assert_eq!(verdict(run(100, &one, 3 * US, 0)), Some(Pattern::BackToBack));
     }
 }
 
 #[test]
 fn short_ones_and_few_tell_nothing() {
     let of = |bytes| [Compute { takes: 600 * US, waits: true }, Collective { kind: AllReduce, bytes, takes: 130 * US }];
-    assert_eq!(verdict(run(100, &of(MIB), (30 * US, 5_000 * US))), None);
-    assert_eq!(verdict(run(SAMPLE, &of(25 * MIB), (30 * US, 5_000 * US))), None, "the first has none before it");
-    assert_eq!(verdict(run(SAMPLE + 1, &of(25 * MIB), (30 * US, 5_000 * US))), Some(Pattern::Overlapped));
+    assert_eq!(verdict(run(100, &of(MIB), 30 * US, 5_000 * US)), None);
+    assert_eq!(verdict(run(SAMPLE, &of(25 * MIB), 30 * US, 5_000 * US)), None, "the first has none before it");
+    assert_eq!(verdict(run(SAMPLE + 1, &of(25 * MIB), 30 * US, 5_000 * US)), Some(Pattern::Overlapped));
     assert_eq!(verdict(Vec::new()), None);
 }
 
@@ -134,11 +134,11 @@ fn short_ones_and_few_tell_nothing() {
 fn who_does_not_tell_when_it_calls_is_as_one_that_runs_ahead() {
     let mut meter = PauseMeter::default();
     let counts = |ranks: Vec<Rank>| ranks.into_iter().map(|rank| rank.counts).collect::<Vec<_>>();
-    meter.read(&counts(run(3, &fsdp(600 * US), (1_500 * US, 60_000 * US))), |_, _| None);
+    meter.read(&counts(run(3, &fsdp(600 * US), 1_500 * US, 60_000 * US)), |_, _| None);
     assert_eq!(meter.verdict(), Some(Pattern::Overlapped));
     // Nonsense is harmless.
     let mut meter = PauseMeter::default();
-    meter.read(&counts(run(3, &ddp(900 * US), (30 * US, 5_000 * US))), |rank, number| {
+    meter.read(&counts(run(3, &ddp(900 * US), 30 * US, 5_000 * US)), |rank, number| {
         Some([0, u64::MAX, number << 62, 1][rank as usize])
     });
     assert!(meter.verdict().is_some());
@@ -149,11 +149,11 @@ fn clocks_that_drift_are_followed() {
     let mut least = Least::default();
     // 50 us a second, for a minute, and a GPU that is never waited for.
     for second in 1..=60_u64 {
-        let called = second * 1_000_000 * US;
-        let times = (called, called + second * 50 * US + 20 * US);
-        least.learn(times);
-        assert!(least.is_at_once(times), "after {second} s");
-        assert!(!least.is_at_once((called, times.1 + 5_000 * US)));
+        let called_ns = second * 1_000_000 * US;
+        let coming = Coming { called_ns, began_ns: called_ns + second * 50 * US + 20 * US };
+        least.learn(coming);
+        assert!(least.is_at_once(coming), "after {second} s");
+        assert!(!least.is_at_once(Coming { began_ns: coming.began_ns + 5_000 * US, ..coming }));
     }
 }
 
@@ -162,7 +162,7 @@ fn each_collective_counts_once() {
     let mut meter = PauseMeter::default();
     let parts =
         [Compute { takes: 600 * US, waits: true }, Collective { kind: AllReduce, bytes: 25 * MIB, takes: 130 * US }];
-    let ranks: Vec<_> = run(1 + SAMPLE, &parts, (30 * US, 5_000 * US)).into_iter().map(|rank| rank.counts).collect();
+    let ranks: Vec<_> = run(1 + SAMPLE, &parts, 30 * US, 5_000 * US).into_iter().map(|rank| rank.counts).collect();
     (0..2).for_each(|_| meter.read(&ranks, |_, _| None));
     assert_eq!([meter.verdict(), meter.verdict()], [Some(Pattern::Overlapped), None]);
     meter.read(&ranks, |_, _| None);

@@ -1,6 +1,7 @@
 //! Collectives of ranks on GPUs in a trace: while somebody records, their stamps are read again and again.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -59,20 +60,21 @@ impl TracedGpus {
     /// What ranks have counted, each on a GPU, between two moments of the recorder's clock. Calls `tell` with what has ended since.
     pub(crate) fn read(
         &mut self,
-        (buffers, ended): (&BuffersInUse, &Arc<Ended>),
+        buffers: &BuffersInUse,
+        ended: &Arc<Ended>,
         ranks: &[(usize, SymmetricBufferCounts)],
-        read_ns: (u64, u64),
+        read_ns: Range<u64>,
         tell: impl FnMut(Record),
     ) {
         let at = self.comms.iter().position(|traced| Weak::as_ptr(&traced.ended) == Arc::as_ptr(ended));
         let Some(at) = at else {
             // What has ended before is not of the window.
-            let account = Account::begin(ranks, read_ns.0);
+            let account = Account::begin(ranks, read_ns.start);
             self.comms.push(Traced { ended: Arc::downgrade(ended), buffers: buffers.clone(), account });
             return;
         };
         let tag = |rank, number| buffers.tag_of(rank, number);
-        self.comms[at].account.read(&mut self.clocks, ranks, read_ns, (ended.communicator(), tag, tell));
+        self.comms[at].account.read(&mut self.clocks, ranks, read_ns, ended.communicator(), tag, tell);
     }
 }
 
@@ -86,15 +88,17 @@ impl Account {
         &mut self,
         clocks: &mut BTreeMap<usize, GpuClock>,
         ranks: &[(usize, SymmetricBufferCounts)],
-        (began_ns, until_ns): (u64, u64),
-        (comm, tag, mut tell): (u64, impl Fn(u32, u64) -> Option<u64>, impl FnMut(Record)),
+        read_ns: Range<u64>,
+        comm: u64,
+        tag: impl Fn(u32, u64) -> Option<u64>,
+        mut tell: impl FnMut(Record),
     ) {
         for (rank, ((gpu, counts), (seen, told))) in (0..).zip(ranks.iter().zip(&mut self.ranks)) {
             let stamp = |number: u64| u32::try_from(number).ok().and_then(|number| counts.stamp(number));
             let operations = counts.operations();
             let clock = clocks.entry(*gpu).or_default();
             if operations > *seen {
-                stamp(operations).iter().for_each(|last| clock.ended_before(last.ended_ns, until_ns));
+                stamp(operations).iter().for_each(|last| clock.ended_before(last.ended_ns, read_ns.end));
                 stamp(*seen + 1).iter().for_each(|first| clock.ended_after(first.ended_ns, self.read_ns));
                 *seen = operations;
             }
@@ -110,7 +114,7 @@ impl Account {
             }
             *told = operations;
         }
-        self.read_ns = began_ns;
+        self.read_ns = read_ns.start;
     }
 }
 
@@ -139,12 +143,12 @@ mod tests {
             [(3, rank(ended)), (5, rank(&ahead))]
         };
         let mut account = Account::begin(&counts(&[1000]), 1100);
-        let mut read = |account: &mut Account, ended: &[u64], at| {
-            account.read(&mut clocks, &counts(ended), at, (7, |_, _| None, |record| told.push(record)));
+        let mut read = |account: &mut Account, ended: &[u64], at: Range<u64>| {
+            account.read(&mut clocks, &counts(ended), at, 7, |_, _| None, |record| told.push(record));
             std::mem::take(&mut told)
         };
-        assert_eq!(read(&mut account, &[1000], (2000, 2010)), [], "nothing new");
-        let told = read(&mut account, &[1000, 2100, 2900], (3000, 3010));
+        assert_eq!(read(&mut account, &[1000], 2000..2010), [], "nothing new");
+        let told = read(&mut account, &[1000, 2100, 2900], 3000..3010);
         // Ended after 2000 and before 3010: the first of them at 2000 at the earliest, the last at 3010 at the latest.
         let on_gpu = |rank, seq, at_ns: u64| Record::OnGpu {
             since_ns: at_ns - 100,
@@ -158,8 +162,8 @@ mod tests {
         };
         let all = [on_gpu(0, 1, 2105), on_gpu(0, 2, 2905), on_gpu(1, 1, 2105), on_gpu(1, 2, 2905)];
         assert_eq!(told, all);
-        assert_eq!(read(&mut account, &[1000, 2100, 2900], (4000, 4010)), []);
-        let told = read(&mut account, &[1000, 2100, 2900, 4995], (5000, 5010));
+        assert_eq!(read(&mut account, &[1000, 2100, 2900], 4000..4010), []);
+        let told = read(&mut account, &[1000, 2100, 2900, 4995], 5000..5010);
         let near = |record: &Record| matches!(record, Record::OnGpu { at_ns, error_ns, .. } if at_ns.abs_diff(4995) <= *error_ns && *error_ns <= 60);
         assert!(told.len() == 2 && told.iter().all(near), "{told:?}");
     }
@@ -169,15 +173,12 @@ mod tests {
         let (mut clocks, mut told) = (BTreeMap::new(), Vec::new());
         let mut account = Account::begin(&[(0, rank(&[]))], 0);
         let tag = |_, number| (number == 2).then_some(77);
-        let at = (90_000_000, 90_000_010);
-        account.read(&mut clocks, &[(0, rank(&[500]))], at, (1, tag, |record| told.push(record)));
+        let at = 90_000_000..90_000_010;
+        account.read(&mut clocks, &[(0, rank(&[500]))], at, 1, tag, |record| told.push(record));
         assert_eq!(told, []);
-        account.read(
-            &mut clocks,
-            &[(0, rank(&[500, 90_000_100]))],
-            (90_000_200, 90_000_210),
-            (1, tag, |record| told.push(record)),
-        );
+        account.read(&mut clocks, &[(0, rank(&[500, 90_000_100]))], 90_000_200..90_000_210, 1, tag, |record| {
+            told.push(record)
+        });
         let tagged = |record: &&Record| matches!(record, Record::Tagged { seq: 1, tag: 77, .. });
         assert_eq!(told.iter().filter(tagged).count(), 1, "{told:?}");
         assert_eq!(told.len(), 3, "as soon as it is known, also what was before: {told:?}");

@@ -320,7 +320,7 @@ impl Links {
 
     /// What came over a link is of another call than this host's ranks have made.
     #[must_use]
-    pub fn mismatch(&self, id: LinksId, link: LinkKey, (bytes, expected_bytes): (u64, u64)) -> ChannelFault {
+    pub fn mismatch(&self, id: LinksId, link: LinkKey, bytes: u64, expected_bytes: u64) -> ChannelFault {
         let peers = self.sets.get(&id).and_then(|set| set.peers.as_ref());
         let host = peers.and_then(|peers| peers.host_of(link.src)).map(|host| host.name.clone());
         ChannelFault::Mismatch { rank: link.src, host, bytes, expected_bytes, is_pair: link.track().is_some() }
@@ -335,7 +335,7 @@ impl Links {
         let too_long = recvs.find_map(|(link, (flow, _))| {
             let error = self.transport.state((*flow).into()).err()?;
             let Some(Fault::TooLong { message_bytes, buffer_bytes }) = error.fault() else { return None };
-            Some(self.mismatch(id, *link, (message_bytes, buffer_bytes)))
+            Some(self.mismatch(id, *link, message_bytes, buffer_bytes))
         });
         too_long.unwrap_or(first)
     }
@@ -392,7 +392,7 @@ impl Links {
     /// Whether the devices by which a strategy's flows are to leave are there, and up. One that goes down later is left by its flows.
     fn check_devices(&self, id: LinksId, next: &NextEpoch) -> Result<(), TransportError> {
         let Some(peers) = self.sets.get(&id).and_then(|set| set.peers.as_ref()) else { return Ok(()) };
-        let begin = begins_with((&self.flow, &self.flows), next.assignment.transport)?;
+        let begin = begins_with(&self.flow, &self.flows, next.assignment.transport)?;
         let named = |link: &LinkKey| peers.path(*link, &next.assignment).filter(|path| path.device.is_some());
         // Many links, few paths.
         let mut paths: Vec<&FlowPath> = Vec::new();
@@ -412,13 +412,14 @@ impl Links {
 
     /// Takes an epoch whose flows are all connected, or one of whose flows has failed, out of those that are being prepared.
     pub(super) fn prepared(&mut self) -> Option<(LinksId, u32, Result<(), TransportError>)> {
-        let (at, connected) = self.preparing.iter().find_map(|at| Some((*at, self.connected(*at)?)))?;
-        self.preparing.remove(&at);
-        Some((at.0, at.1, connected))
+        let connected = |&(id, epoch): &(LinksId, u32)| Some((id, epoch, self.connected(id, epoch)?));
+        let (id, epoch, connected) = self.preparing.iter().find_map(connected)?;
+        self.preparing.remove(&(id, epoch));
+        Some((id, epoch, connected))
     }
 
     /// Whether all flows of an epoch are connected, or one has failed.
-    fn connected(&self, (id, epoch): (LinksId, u32)) -> Option<Result<(), TransportError>> {
+    fn connected(&self, id: LinksId, epoch: u32) -> Option<Result<(), TransportError>> {
         let set = self.sets.get(&id)?;
         let of_epoch = LinkKey::first_of(epoch)..LinkKey::first_of(epoch + 1);
         let sends = set.sends.range(of_epoch.clone()).map(|(_, sending)| FlowId::from(sending.flow));
@@ -470,7 +471,7 @@ impl Links {
             host.listeners.get(link.engine(host.listeners.len())).ok_or(TransportError::NoSuch("listener"))?;
         let assignment = if link.track().is_some() { Some(&set.pairs) } else { set.epochs.get(&link.epoch) };
         let assignment = assignment.ok_or(TransportError::NoSuch("strategy"))?;
-        let begin = begins_with((&self.flow, &self.flows), assignment.transport)?;
+        let begin = begins_with(&self.flow, &self.flows, assignment.transport)?;
         let mut options = with_path_of(begin, peers, link, assignment);
         let mut connect =
             |options: &_| self.transport.connect(listener, &spec(link, link.dst, &host.name, options), now);
@@ -483,7 +484,7 @@ impl Links {
             connected => connected?,
         };
         let steering = options.path();
-        let name = flow_name(id, link, true, &host.name, (options.transport, Some(&steering)));
+        let name = flow_name(id, link, true, &host.name, options.transport, Some(&steering));
         let meter = Arc::new(self.meters.begin(name));
         let cap_bps = set.pace.as_ref().and_then(|here| here.pace.cap_of(link.channel, &host.name));
         meter.allot(cap_bps);
@@ -498,7 +499,7 @@ impl Links {
     pub(super) fn set_pair_paths(&mut self, id: LinksId, assignment: &Arc<PathAssignment>) {
         let Some(set) = self.sets.get_mut(&id) else { return };
         let Some(peers) = set.peers.as_ref().filter(|_| assignment.transport == set.pairs.transport) else { return };
-        let Ok(begin) = begins_with((&self.flow, &self.flows), assignment.transport) else { return };
+        let Ok(begin) = begins_with(&self.flow, &self.flows, assignment.transport) else { return };
         set.pairs = Arc::clone(assignment);
         for (link, sending) in set.sends.range(LinkKey::first_of(LinkKey::PAIRS_EPOCH)..) {
             let options = with_path_of(begin, peers, *link, assignment);
@@ -525,13 +526,13 @@ impl Links {
         let peers = set.peers.as_ref().ok_or(TransportError::NoSuch("peer"))?;
         let host = peers.host_of(link.src).ok_or(TransportError::NoSuch("peer"))?;
         let assignment = set.epochs.get(&link.epoch);
-        let begin = begins_with((&self.flow, &self.flows), assignment.unwrap_or(&peers.assignment).transport)?;
+        let begin = begins_with(&self.flow, &self.flows, assignment.unwrap_or(&peers.assignment).transport)?;
         let class = assignment.map(|assignment| assignment.class()).unwrap_or_default();
         let takes_short = begin.takes_short && !peers.to_gpus.has(link);
         let home = peers.home_of_receives(link, &set.pairs).cloned();
         let spec = spec(link, link.src, &host.name, &FlowOptions { takes_short, home, ..begin.on(&class) });
         let flow = self.transport.accept(set.listener, &spec, now)?;
-        let name = flow_name(id, link, false, &host.name, (begin.transport, None));
+        let name = flow_name(id, link, false, &host.name, begin.transport, None);
         let meter = Arc::new(self.meters.begin(name));
         set.recvs.insert(link, (flow, Arc::clone(&meter)));
         Ok((flow, meter))
@@ -564,7 +565,8 @@ impl Links {
 
 /// What a flow of a strategy begins with, whatever its path.
 fn begins_with<'a>(
-    (flow, flows): (&'a FlowOptions, &'a BTreeMap<TransportKind, FlowOptions>),
+    flow: &'a FlowOptions,
+    flows: &'a BTreeMap<TransportKind, FlowOptions>,
     transport: Option<TransportKind>,
 ) -> Result<&'a FlowOptions, TransportError> {
     let Some(kind) = transport else { return Ok(flow) };
@@ -589,7 +591,8 @@ fn flow_name(
     link: LinkKey,
     sends: bool,
     peer: &Name,
-    (transport, path): (Option<TransportKind>, Option<&FlowPath>),
+    transport: Option<TransportKind>,
+    path: Option<&FlowPath>,
 ) -> FlowName {
     FlowName {
         links: id.0,

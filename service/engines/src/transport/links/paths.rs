@@ -140,18 +140,18 @@ impl Peers {
 
     /// The NIC by which a link's flow leaves this host over RDMA, if its path does not name one.
     pub(super) fn home_of_sends<'a>(&'a self, link: LinkKey, assignment: &'a PathAssignment) -> Option<&'a Device> {
-        self.near(link, (link.src, link.dst)).or_else(|| assignment.nic(link))
+        self.near(link, link.src, link.dst).or_else(|| assignment.nic(link))
     }
 
     /// The NIC of this host that a flow comes to over RDMA; `None`: the counterpart of its sender's.
     pub(super) fn home_of_receives(&self, link: LinkKey, assignment: &PathAssignment) -> Option<&Device> {
         // A path that names a device means the plane of the network that this is on.
         let is_steered = self.path(link, assignment).is_some_and(|path| path.device.is_some());
-        if is_steered { None } else { self.near(link, (link.dst, link.src)) }
+        if is_steered { None } else { self.near(link, link.dst, link.src) }
     }
 
     /// Of messages of a rank of this host with a peer, one of the NICs near its GPU.
-    fn near(&self, link: LinkKey, (own, peer): (u32, u32)) -> Option<&Device> {
+    fn near(&self, link: LinkKey, own: u32, peer: u32) -> Option<&Device> {
         let (track, near) = (link.track()?, self.nics_of_ranks.get(&own)?);
         near.get(((peer + track) as usize).checked_rem(near.len())?)
     }

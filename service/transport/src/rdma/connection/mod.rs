@@ -212,15 +212,17 @@ impl Connection {
         flow: Handle,
         port_index: usize,
         shape: Shape,
-        ring: (u64, u64),
+        ring_address: u64,
+        ring_bytes: u64,
     ) -> Result<Self, Fault> {
         let Making { ports, owners, options, random } = making;
         let port = ports.get_mut(port_index).ok_or(Fault::NoPort)?;
         // SAFETY: the caller's promise, passed on.
-        let ring = unsafe { port.opened()?.pd.register(ring.0, ring.1) }.map_err(|error| match error.errno {
-            Errno::ENOMEM => unregistered(refusal(error, ring.1)),
-            _ => fault(error),
-        })?;
+        let ring =
+            unsafe { port.opened()?.pd.register(ring_address, ring_bytes) }.map_err(|error| match error.errno {
+                Errno::ENOMEM => unregistered(refusal(error, ring_bytes)),
+                _ => fault(error),
+            })?;
         let (places, cq) = port.queues().ok_or(Fault::NoPort)?.reserve(shape.completions()).map_err(fault)?;
         let mut connection = Connection { port: port_index, places, qps: Vec::with_capacity(shape.qps.into()), ring };
         for qp in 0..shape.qps {

@@ -42,7 +42,7 @@ impl Carrier {
         // All of a flow's completions lie in one queue: twice as many as writes under way, and those of its credits.
         let of_qp = limits.cq_entries.saturating_sub(2 * slots) / u32::from(qps.max(1));
         let outstanding = self.devices.options().outstanding.min(of_qp.saturating_sub(1) / 2).clamp(1, limit);
-        let (sends, receives, unmarked, ring) = match &mut flow.half {
+        let (sends, receives, unmarked, (ring_address, ring_bytes)) = match &mut flow.half {
             Half::Send(sender) => {
                 // Each message needs a credit; as many may lie in the ring as are taken from it.
                 let receives = [(2 * slots).min(limit), 1];
@@ -56,7 +56,7 @@ impl Carrier {
         };
         let shape = Shape { qps, sends, receives, unmarked };
         // SAFETY: the ring belongs to the flow's half, which lives longer than its connection.
-        unsafe { self.devices.make_connection(handle, port, shape, ring) }
+        unsafe { self.devices.make_connection(handle, port, shape, ring_address, ring_bytes) }
     }
 
     /// Destroys a flow's queue pairs: after it nothing reads or writes for them.

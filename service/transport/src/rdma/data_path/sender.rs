@@ -392,7 +392,8 @@ impl Sender {
     /// next ones again.
     pub(in crate::rdma) fn restart(
         &mut self,
-        (received, taken): (u64, u64),
+        received: u64,
+        taken: u64,
         inbox: Option<RingAddress>,
         regions: &mut Regions,
     ) -> Result<(), Fault> {

@@ -114,11 +114,14 @@ impl Devices {
         flow: Handle,
         place: usize,
         shape: Shape,
-        ring: (u64, u64),
+        ring_address: u64,
+        ring_bytes: u64,
     ) -> Result<Connection, Fault> {
         let Devices { ports, owners, options, random, .. } = self;
         // SAFETY: the caller's promise, passed on.
-        unsafe { Connection::new(Making { ports, owners, options, random }, flow, place, shape, ring) }
+        unsafe {
+            Connection::new(Making { ports, owners, options, random }, flow, place, shape, ring_address, ring_bytes)
+        }
     }
 
     /// Destroys a connection's queue pairs: after it nothing reads or writes for them.

@@ -54,7 +54,8 @@ impl GpuTrial {
     /// The name of a port that does not take it, and why.
     pub unsafe fn try_memory(
         &self,
-        (address, bytes): (u64, u64),
+        address: u64,
+        bytes: u64,
         dma_buffer: Option<BorrowedFd<'_>>,
     ) -> Result<Option<GpuAccess>, (String, TransportError)> {
         let mut worst: Option<GpuAccess> = None;

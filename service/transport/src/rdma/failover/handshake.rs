@@ -172,7 +172,8 @@ impl Handshakes {
     ) -> Result<Option<Fault>, Fault> {
         let flow = flows.get_mut(handle).ok_or(Fault::Closed)?;
         let (Half::Send(sender), Some(_)) = (&mut flow.half, &flow.connection) else { return Ok(None) };
-        sender.restart(answer.counts, answer.inbox, &mut carrier.memory.regions)?;
+        let (received, taken) = answer.counts;
+        sender.restart(received, taken, answer.inbox, &mut carrier.memory.regions)?;
         flow.is_peer_home = answer.is_home;
         let is_connected = flow.is_connected;
         match self.connect(handle, &answer.side, now, flows, carrier) {

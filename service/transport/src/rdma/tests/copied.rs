@@ -459,6 +459,6 @@ fn a_peer_cannot_have_parts_kept_for_ever() {
 fn a_peer_cannot_have_what_was_not_sent() {
     let mut sender = Sender::new(flow_options().requests, 4096, 1);
     let mut regions = Regions::new();
-    assert!(matches!(sender.restart((1, 1), None, &mut regions), Err(Fault::Protocol(_))));
-    assert_eq!(sender.restart((0, 0), None, &mut regions), Ok(()));
+    assert!(matches!(sender.restart(1, 1, None, &mut regions), Err(Fault::Protocol(_))));
+    assert_eq!(sender.restart(0, 0, None, &mut regions), Ok(()));
 }

@@ -2,11 +2,7 @@
 
 /// Speed of a port: as the library says it, where it can; else from its link's width and lanes; else as the kernel says it. An XDR lane has no
 /// code in the width of the second.
-pub(super) fn gbit_per_s(
-    effective: Option<u64>,
-    (width, speed): (u8, u8),
-    rate: impl FnOnce() -> Option<String>,
-) -> u32 {
+pub(super) fn gbit_per_s(effective: Option<u64>, width: u8, speed: u8, rate: impl FnOnce() -> Option<String>) -> u32 {
     let effective =
         effective.map(|hundreds_of_mbit_per_s| (hundreds_of_mbit_per_s / 10) as u32).filter(|speed| *speed > 0);
     let of_lanes = || Some(lanes_gbit_per_s(width, speed)).filter(|speed| *speed > 0);
@@ -52,21 +48,21 @@ mod tests {
         for (width, count) in lanes {
             for (speed, lane) in speeds {
                 let expected = (f64::from(count) * lane) as u32;
-                assert_eq!(gbit_per_s(None, (width, speed), || None), expected, "{count} lanes of {lane}");
+                assert_eq!(gbit_per_s(None, width, speed, || None), expected, "{count} lanes of {lane}");
             }
         }
-        assert_eq!(gbit_per_s(None, (0, 0), || None), 0);
+        assert_eq!(gbit_per_s(None, 0, 0, || None), 0);
     }
 
     #[test]
     fn rates_without_a_code_are_asked_for_otherwise() {
         // Four XDR lanes: 256 has no place in a byte.
         let xdr = || Some("800 Gb/sec (4X XDR)\n".to_owned());
-        assert_eq!(gbit_per_s(None, (2, 0), xdr), 800);
-        assert_eq!(gbit_per_s(Some(8000), (2, 0), || None), 800);
+        assert_eq!(gbit_per_s(None, 2, 0, xdr), 800);
+        assert_eq!(gbit_per_s(Some(8000), 2, 0, || None), 800);
         // Ports of a group together, whatever one link of them says; a library that does not know counts for nothing.
-        assert_eq!(gbit_per_s(Some(6000), (2, 64), xdr), 600);
-        assert_eq!(gbit_per_s(Some(0), (2, 128), xdr), 400);
+        assert_eq!(gbit_per_s(Some(6000), 2, 64, xdr), 600);
+        assert_eq!(gbit_per_s(Some(0), 2, 128, xdr), 400);
         for (text, rate) in
             [("2.5 Gb/sec (1X SDR)", Some(2)), ("1600 Gb/sec (8X XDR)", Some(1600)), ("?", None), ("", None)]
         {

@@ -183,7 +183,7 @@ impl Driver for Verbs {
             pkeys: attr.pkey_tbl_len.into(),
             message_bytes: attr.max_msg_sz,
             lid: attr.lid,
-            gbit_per_s: gbit_per_s(effective, (attr.active_width, attr.active_speed), rate),
+            gbit_per_s: gbit_per_s(effective, attr.active_width, attr.active_speed, rate),
         })
     }
 

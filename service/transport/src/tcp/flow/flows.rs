@@ -247,10 +247,10 @@ impl Flows {
 
     /// A connection goes on with a flow that is connected, as soon as that has room for what its old one has brought. Returns whether it
     /// is wanted; one that is not was refused.
-    pub(in crate::tcp) fn resume(&mut self, handle: Handle, hello: &Hello, (socket, watch): (Socket, Handle)) -> bool {
+    pub(in crate::tcp) fn resume(&mut self, handle: Handle, hello: &Hello, socket: Socket, watch: Handle) -> bool {
         match self.table.get_mut(handle) {
             Some(Flow { half: Half::Recv(receiver), fault: None, accepted_with: Some(_), .. }) => {
-                receiver.go_on_with(hello, (socket, watch))
+                receiver.go_on_with(hello, socket, watch)
             }
             _ => {
                 refuse(&socket, Verdict::Taken);

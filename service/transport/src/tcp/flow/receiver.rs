@@ -157,7 +157,7 @@ impl Receiver {
 
     /// The peer goes on with a connection over another socket, which is taken when there is room for what the old one still has.
     /// Returns whether it will be: not if this is not the flow that is meant, or a later socket was there before.
-    pub(in crate::tcp) fn go_on_with(&mut self, hello: &Hello, (socket, watch): (Socket, Handle)) -> bool {
+    pub(in crate::tcp) fn go_on_with(&mut self, hello: &Hello, socket: Socket, watch: Handle) -> bool {
         let is_ours = self.hello.is_some_and(|ours| ours.is_of_same_flow(hello));
         let connection = self.connections.get_mut(usize::from(hello.connection)).filter(|_| is_ours);
         let Some(connection) = connection else { return false };
