@@ -2,7 +2,7 @@
 //!
 //! The tenant's library carries [`Plan`]s out (`shim/src/cuda/rails`), and a simulator times them (`eval/src/rails`): both see the same
 //! stages. A [`Stage`] is a collective of the ranks of a host (their *team*), a [`Move`] of a *rail*, a copy, or a combination of what
-//! hosts have contributed. [`order`] says how stages of several slices follow each other.
+//! hosts have contributed. A [`Step`] is a segment of a slice, and says in which stream its stages are, and what they come behind.
 //!
 //! Tests carry plans of all ranks out and compare every element.
 //!
@@ -18,6 +18,6 @@ mod stages;
 #[cfg(test)]
 mod tests;
 
-pub use order::order;
-pub use plan::{Exchange, Move, Part, Parts, Place, Plan, Slice, Stage};
-pub use sizes::{SLOT_BYTES, SLOTS, Sizes};
+pub use order::{Behind, Step, order};
+pub use plan::{Exchange, Forks, Move, Part, Parts, Place, Plan, Slice, Stage};
+pub use sizes::{FORKED_BLOCKS_MAX, SLOT_BYTES, SLOTS, Sizes};

@@ -1,10 +1,18 @@
-//! The order in which a rank's stream comes to the segments of a call's slices. Pure.
+//! The order in which a rank comes to the segments of a call's slices. Pure.
 //!
 //! While a rail moves a slice the stream does segments of others: those of its begin run ahead of the last one's by as many slices as there
 //! are slots. The last segment of a slice comes before the first of the one that uses the same slot.
 //!
 //! ```text
 //! slots: 2    slice.segment:  0.0  1.0 | 0.1  2.0 | 1.1  3.0 | 2.1 | 3.1
+//! ```
+//!
+//! A call that is forked has a stream for each segment. What is enqueued keeps that order, so that a GPU which takes all streams' work in the
+//! order of the calls comes to an end, too. Each step says which one of another stream it comes behind:
+//!
+//! ```text
+//! stream 0:  0.0  1.0 | behind 0.1: 2.0 | behind 1.1: 3.0
+//! stream 1:  behind 0.0: 0.1 | behind 1.0: 1.1 | ...
 //! ```
 
 /// Slices and segments, in order: all ranks have the same.
@@ -13,6 +21,40 @@ pub fn order(slices: usize, segments: usize, slots: usize) -> impl Iterator<Item
     (0..slices + slots).flat_map(move |step| {
         let due = move |segment: usize| Some((step.checked_sub(delay(segment))?, segment));
         (0..segments).rev().filter_map(due).filter(move |(slice, _)| *slice < slices)
+    })
+}
+
+/// A segment of a slice, as a rank enqueues it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    /// Number of the slice.
+    pub slice: usize,
+    /// Number of the segment.
+    pub segment: usize,
+    /// In which of the call's streams; 0 is the caller's.
+    pub stream: usize,
+    /// What it comes behind that is in another stream.
+    pub behind: Option<Behind>,
+}
+
+/// What a step of another stream comes behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Behind {
+    /// The segment before of its slice, up to its moves: all of it where this rank has none there. That the moves have ended is waited for besides.
+    Moves,
+    /// All of the last segment of this slice, whose slot is used anew.
+    Slot(usize),
+}
+
+/// Steps of so many slices, in order: all ranks have the same. `is_forked`: with a stream for each segment.
+pub(crate) fn steps(slices: usize, segments: usize, slots: usize, is_forked: bool) -> impl Iterator<Item = Step> {
+    order(slices, segments, slots).map(move |(slice, segment)| {
+        let behind = match segment {
+            0 => slice.checked_sub(slots).map(Behind::Slot),
+            _ => Some(Behind::Moves),
+        };
+        let (stream, behind) = if is_forked { (segment, behind) } else { (0, None) };
+        Step { slice, segment, stream, behind }
     })
 }
 
@@ -40,5 +82,15 @@ mod tests {
         let of = |slices, segments, slots| order(slices, segments, slots).collect::<Vec<_>>();
         assert_eq!(of(3, 2, 2), [(0, 0), (1, 0), (0, 1), (2, 0), (1, 1), (2, 1)]);
         assert_eq!(of(2, 3, 2), [(0, 0), (0, 1), (1, 0), (0, 2), (1, 1), (1, 2)]);
+    }
+
+    #[test]
+    fn steps_of_a_stream_for_each_segment_come_behind_those_of_others() {
+        let of = |is_forked| {
+            steps(3, 2, 2, is_forked).map(|step| (step.slice, step.stream, step.behind)).collect::<Vec<_>>()
+        };
+        let (moves, slot) = (Some(Behind::Moves), Some(Behind::Slot(0)));
+        assert_eq!(of(true), [(0, 0, None), (1, 0, None), (0, 1, moves), (2, 0, slot), (1, 1, moves), (2, 1, moves)]);
+        assert_eq!(of(false), [0, 1, 0, 2, 1, 2].map(|slice| (slice, 0, None)));
     }
 }

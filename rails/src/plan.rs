@@ -1,8 +1,8 @@
 //! From a collective of all ranks to stages: what the team of a host does, what a rail moves, what is combined. Pure.
 //!
 //! A call goes in *slices*, each of some elements of every block. A slice's stages are cut into *segments* behind each move of a rail, which
-//! takes its time: what comes next in the stream are segments of other slices ([`order`](crate::order())). All ranks make the same slices and
-//! segments.
+//! takes its time: what comes next in the stream are segments of other slices ([`order`](crate::order())). Segments of long calls have a stream
+//! each. All ranks make the same slices, segments and streams.
 //!
 //! ```text
 //! all_reduce, two hosts:   team reduce-scatter -> slot | rail all-gather | combine, team all-gather
@@ -15,7 +15,8 @@
 use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::types::CollectiveKind;
 
-use crate::model::slice_bytes;
+use crate::model::{Form, SEGMENTS_MAX, best_cut};
+use crate::order::{Step, steps};
 use crate::sizes::{RATES, SLICE_BYTES_MIN, SLOTS, Sizes};
 
 /// Slices but for the last ones have whole multiples of so many elements a rail: vectors are aligned then.
@@ -287,13 +288,64 @@ impl Plan<'_> {
         self.count.saturating_mul(self.blocks_at_a_time(true)) / u64::from(rails)
     }
 
-    /// The same in slices with which it takes least, by a model of its parts; for slots of so many bytes, and elements of so many.
+    /// The same in slices with which it takes least, by a model of its parts, and perhaps in several streams; for slots of so many bytes, and
+    /// elements of so many.
     #[must_use]
-    pub fn in_best_slices(self, slot_bytes: u64, element_bytes: u64) -> Self {
+    pub fn in_best_cut(self, slot_bytes: u64, element_bytes: u64, forks: Forks) -> Self {
         let bytes = self.moved_by_rail().saturating_mul(element_bytes);
-        let (lengths, segments) = ((SLICE_BYTES_MIN, slot_bytes), self.segments() as u64);
-        let slice = slice_bytes(bytes, lengths, (segments, SLOTS), &RATES) / element_bytes;
-        Plan { sizes: Sizes { slice, ..self.sizes }, ..self }
+        let may_fork = forks == Forks::WhereItPays;
+        let cut = best_cut(bytes, (SLICE_BYTES_MIN, slot_bytes), &self.form(), may_fork, &RATES);
+        let in_slices = |is_forked| Plan {
+            sizes: Sizes { slice: cut.slice_bytes / element_bytes, is_forked, ..self.sizes },
+            ..self
+        };
+        let plan = in_slices(cut.is_forked);
+        if forks == Forks::Always { in_slices(plan.slices().len() > 1) } else { plan }
+    }
+
+    /// Whether calls of ranks that are there may have several streams: if any does, a long one.
+    #[must_use]
+    pub fn may_fork(layout: &Layout, slot_bytes: u64) -> bool {
+        let seat = layout.seat(0);
+        CollectiveKind::ALL.iter().any(|kind| {
+            let (count, sizes) = (1 << 40, Sizes::new(slot_bytes, 1));
+            Plan { layout, seat, kind: *kind, count, root: 0, sizes }
+                .in_best_cut(slot_bytes, 1, Forks::WhereItPays)
+                .sizes
+                .is_forked
+        })
+    }
+
+    /// By which the model goes.
+    fn form(&self) -> Form {
+        let hosts = u64::from(self.layout.hosts());
+        let team = (0..self.layout.hosts()).map(|host| self.layout.team(host)).max().unwrap_or(1);
+        Form {
+            team_calls: self.team_calls(),
+            segments: self.segments() as u64,
+            slots: SLOTS,
+            // Of what goes from host to host in an all-to-all each rank of a team has a part.
+            team: if self.kind == CollectiveKind::AllToAll { team.min(2).into() } else { team.into() },
+            carried: if self.has_one_block() { 1 } else { hosts - 1 },
+        }
+    }
+
+    /// Collectives of a team in each segment of a divided slice, where hosts are even; elsewhere there are more.
+    pub(crate) fn team_calls(&self) -> [u64; SEGMENTS_MAX] {
+        use CollectiveKind as K;
+        let hosts = u64::from(self.layout.hosts());
+        match self.kind {
+            K::AllReduce if self.exchanges() => [1, 0, 1],
+            K::AllReduce | K::Reduce | K::Broadcast => [1, 1, 0],
+            K::AllGather | K::Gather => [1, hosts - 1, 0],
+            K::ReduceScatter | K::AllToAll | K::Scatter => [hosts, 0, 0],
+            K::Barrier => [0; SEGMENTS_MAX],
+        }
+    }
+
+    /// What a rank enqueues for so many slices, in order, with so many slots.
+    pub fn steps(&self, slices: usize, slots: usize) -> impl Iterator<Item = Step> + use<> {
+        steps(slices, self.segments(), slots, self.sizes.is_forked)
     }
 
     /// The slices, in order; none of an empty call.
@@ -323,6 +375,17 @@ impl Plan<'_> {
         }
         slices
     }
+}
+
+/// Which calls have a stream for each segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forks {
+    /// None.
+    Never,
+    /// Those that take less so, by a model of their parts.
+    WhereItPays,
+    /// All of several slices: for tests.
+    Always,
 }
 
 /// Where what hosts exchange lies in a slot: a section for each other host, one from each, and the own.

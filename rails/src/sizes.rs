@@ -1,7 +1,7 @@
 //! Sizes that decide how a call is cut. All are estimates by what was measured of the parts; a sweep on GPUs, of 8 B to 64 MiB on two and
 //! four hosts, is to set them. All ranks must have the same.
 
-use crate::model::Rates;
+use crate::model::{Forked, Rates};
 
 /// Slices under way: one that the team combines, two that travel, one that is taken out.
 pub const SLOTS: u64 = 4;
@@ -12,10 +12,23 @@ pub const SLOT_BYTES: u64 = 8 << 20;
 const UNDIVIDED_BYTES: u64 = 16 << 10;
 /// A rail moves at least so much in a slice of a long call; [`RATES`] say how much.
 pub(crate) const SLICE_BYTES_MIN: u64 = 64 << 10;
-/// What slices of a long call go by. Of a slice of 4 MiB kernels took some 80 us on H200s, and an emulated NIC of 400 Gbit/s 93. A write
-/// takes such a NIC 20 us: a credit's, the last message's and the flush's are a move's latency.
-pub(crate) const RATES: Rates =
-    Rates { launch_ns: 10_000, kernel_bytes_per_us: 140_000, wire_bytes_per_us: 45_000, latency_ns: 60_000 };
+/// What slices and streams of a long call go by. Of a slice of 4 MiB kernels of two GPUs took some 80 us on H200s, and an emulated NIC of
+/// 400 Gbit/s 93. Collectives of 64 MiB and more send 300 GB/s from each of two and of eight H200s, whose NVLink has 372. A write takes such
+/// a NIC 20 us: a credit's, the last message's and the flush's are a move's latency.
+pub(crate) const RATES: Rates = Rates {
+    team_ns: 10_000,
+    team_bytes_per_us: 300_000,
+    own_ns: 5_000,
+    own_bytes_per_us: 340_000,
+    link_bytes_per_us: 372_000,
+    wire_bytes_per_us: 45_000,
+    latency_ns: 60_000,
+    // Of 64 MiB all-gathers and reduce-scatters take 1.06 and 1.09 times as long with 48 blocks as with 96, and 1.38 and 1.44 times with 32.
+    forked: Forked { call_ns: 10_000, segment_ns: 3_000, team_percent: 117, gain_percent_min: 5 },
+};
+/// Most blocks of a team's kernel of a call whose segments have streams of their own. Kernels of two such calls, in what order ever they
+/// come to a GPU of 132 multiprocessors, leave some for each other: blocks of all four go on.
+pub const FORKED_BLOCKS_MAX: u32 = 42;
 /// What a rail of more than two hosts moves at least where hosts exchange parts of it: twice the moves, for fewer bytes.
 const EXCHANGE_BYTES_MIN: u64 = 64 << 10;
 
@@ -30,10 +43,12 @@ pub struct Sizes {
     pub slice: u64,
     /// From here on rails of more than two hosts exchange parts of what they combine, instead of all of it.
     pub exchange_from: u64,
+    /// Whether segments have streams of their own.
+    pub is_forked: bool,
 }
 
 impl Sizes {
-    /// For slots of so many bytes, and elements of so many; in the shortest slices, until [`Plan::in_best_slices`](crate::Plan::in_best_slices).
+    /// For slots of so many bytes, and elements of so many; in the shortest slices and one stream, until [`Plan::in_best_cut`](crate::Plan::in_best_cut).
     #[must_use]
     pub fn new(slot_bytes: u64, element_bytes: u64) -> Self {
         Sizes {
@@ -41,6 +56,7 @@ impl Sizes {
             undivided: UNDIVIDED_BYTES / element_bytes,
             slice: SLICE_BYTES_MIN / element_bytes,
             exchange_from: EXCHANGE_BYTES_MIN / element_bytes,
+            is_forked: false,
         }
     }
 }

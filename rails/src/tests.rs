@@ -1,14 +1,14 @@
 //! Plans carried out for all ranks, and compared with what the collective is.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
-use mccs_ipc::layout::Layout;
+use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::protocol::HostRun;
 use mccs_ipc::types::CollectiveKind;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
 
-use super::{Exchange, Move, Part, Place, Plan, Sizes, Stage, order};
+use super::{Behind, Exchange, Forks, Move, Part, Place, Plan, SLOT_BYTES, Sizes, Stage, Step};
 
 const KINDS: [CollectiveKind; 8] = [
     CollectiveKind::AllReduce,
@@ -138,147 +138,227 @@ struct Blocks {
     recv_stride: u64,
 }
 
-/// A stage that others take part in.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Joint {
-    Team(Exchange),
-    Rail(Move),
+impl Blocks {
+    fn of(exchange: &Exchange) -> Self {
+        let Exchange { send, send_stride, recv, recv_stride, .. } = *exchange;
+        Blocks { send, send_stride, recv, recv_stride }
+    }
 }
 
 /// A rank that carries a plan out.
 struct Rank {
-    /// What is left of its stages, the first one last.
-    stages: Vec<(usize, Stage)>,
+    steps: Vec<Step>,
+    /// By step: stages that are left, the first one first.
+    stages: Vec<VecDeque<Stage>>,
+    /// By stream: steps that are left.
+    streams: Vec<VecDeque<usize>>,
+    /// By step.
+    is_done: Vec<bool>,
+    /// In the order of steps: moves, which rails begin in that order. As many as are told have all been come to.
+    moves: Vec<Moving>,
     memory: Memory,
 }
 
+/// A move of a rank's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Moving {
+    step: usize,
+    slot: usize,
+    moved: Move,
+    /// A stream has come to it.
+    is_staged: bool,
+    has_ended: bool,
+}
+
 impl Rank {
-    /// Does what it does alone. Returns what comes next, with its slot.
-    fn advance(&mut self, hosts: u32) -> Option<(usize, Joint)> {
-        while let Some((slot, stage)) = self.stages.last().copied() {
-            match stage {
-                Stage::Team(exchange) => return Some((slot, Joint::Team(exchange))),
-                Stage::Rail(moved) => return Some((slot, Joint::Rail(moved))),
-                Stage::Copy { from, to, count } => {
-                    let values = self.memory.read(from, slot, count);
-                    self.memory.write(to, slot, &values);
+    fn new(plan: &Plan<'_>, memory: Memory) -> Self {
+        let slices = plan.slices();
+        let steps: Vec<_> = plan.steps(slices.len(), SLOTS).collect();
+        let stages: Vec<VecDeque<_>> =
+            steps.iter().map(|step| plan.stages(slices[step.slice], step.segment).into()).collect();
+        let mut streams = vec![VecDeque::new(); plan.segments()];
+        steps.iter().enumerate().for_each(|(number, step)| streams[step.stream].push_back(number));
+        let moves = stages.iter().enumerate().flat_map(|(step, stages)| {
+            let moves =
+                stages.iter().filter_map(|stage| if let Stage::Rail(moved) = stage { Some(*moved) } else { None });
+            let slot = steps[step].slice % SLOTS;
+            moves.map(move |moved| Moving { step, slot, moved, is_staged: false, has_ended: false })
+        });
+        Rank { moves: moves.collect(), is_done: vec![false; steps.len()], stages, streams, steps, memory }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.streams.iter().all(VecDeque::is_empty)
+    }
+
+    /// The step of a slice's segment.
+    fn step_of(&self, slice: usize, segment: usize) -> usize {
+        self.steps.iter().position(|step| (step.slice, step.segment) == (slice, segment)).expect("enqueued")
+    }
+
+    /// Moves of a step.
+    fn moves_of(&self, step: usize) -> impl Iterator<Item = &Moving> {
+        self.moves.iter().filter(move |moving| moving.step == step)
+    }
+
+    /// Whether what a step waits for has come.
+    fn may_begin(&self, number: usize) -> bool {
+        let step = self.steps[number];
+        let last = self.steps.iter().map(|step| step.segment).max().unwrap_or(0);
+        // Of its slice, whatever the streams.
+        let before = step.segment.checked_sub(1).map(|segment| self.step_of(step.slice, segment));
+        let have_moved = before.is_none_or(|before| self.moves_of(before).all(|moving| moving.has_ended));
+        let is_behind = match step.behind {
+            None => true,
+            Some(Behind::Slot(slice)) => self.is_done[self.step_of(slice, last)],
+            Some(Behind::Moves) => {
+                let before = before.expect("not the first");
+                self.moves_of(before).next().is_some() || self.is_done[before]
+            }
+        };
+        have_moved && is_behind
+    }
+
+    /// What a stream comes to next that others take part in, when it has done what it does alone; also a move that it has come to.
+    fn advance(&mut self, stream: usize, hosts: u32) -> (bool, Option<(usize, Exchange)>) {
+        let mut has_moved = false;
+        while let Some(number) = self.streams[stream].front().copied() {
+            if !self.may_begin(number) {
+                break;
+            }
+            let slot = self.steps[number].slice % SLOTS;
+            match self.stages[number].front().copied() {
+                None => {
+                    self.is_done[number] = true;
+                    self.streams[stream].pop_front();
                 }
-                Stage::Combine { rail, parts, count, to } => {
-                    let part = |host| Place::Slot { rail, at: parts.of(host) };
-                    let parts: Vec<_> = (0..hosts).map(|host| self.memory.read(part(host), slot, count)).collect();
-                    let sum = |at: usize| parts.iter().fold(0, |sum: u64, part| sum.wrapping_add(part[at]));
-                    self.memory.write(to, slot, &(0..count as usize).map(sum).collect::<Vec<_>>());
+                Some(Stage::Team(exchange)) => return (has_moved, Some((slot, exchange))),
+                Some(stage) => {
+                    self.alone(number, stage, hosts);
+                    self.stages[number].pop_front();
                 }
             }
-            self.stages.pop();
+            has_moved = true;
         }
-        None
+        (has_moved, None)
+    }
+
+    fn alone(&mut self, number: usize, stage: Stage, hosts: u32) {
+        let slot = self.steps[number].slice % SLOTS;
+        match stage {
+            Stage::Team(_) => {}
+            Stage::Rail(moved) => {
+                let mut of_step = self.moves.iter_mut().filter(|moving| moving.step == number && moving.moved == moved);
+                of_step.next().expect("known").is_staged = true;
+            }
+            Stage::Copy { from, to, count } => {
+                let values = self.memory.read(from, slot, count);
+                self.memory.write(to, slot, &values);
+            }
+            Stage::Combine { rail, parts, count, to } => {
+                let part = |host| Place::Slot { rail, at: parts.of(host) };
+                let parts: Vec<_> = (0..hosts).map(|host| self.memory.read(part(host), slot, count)).collect();
+                let sum = |at: usize| parts.iter().fold(0, |sum: u64, part| sum.wrapping_add(part[at]));
+                self.memory.write(to, slot, &(0..count as usize).map(sum).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    /// The next move of a rail, if the service has been told of it: of all moves in order.
+    fn next_move(&self, rail: u32) -> Option<usize> {
+        let told = self.moves.iter().take_while(|moving| moving.is_staged).count();
+        let next = self.moves.iter().position(|moving| moving.moved.rail == rail && !moving.has_ended)?;
+        Some(next).filter(|next| *next < told)
     }
 }
 
-/// Carries everything out, joint stages when all who are in them have come.
-fn run(layout: &Layout, ranks: &mut [Rank]) {
-    loop {
-        let hosts = layout.hosts();
-        let next: Vec<_> = ranks.iter_mut().map(|rank| rank.advance(hosts)).collect();
-        if next.iter().all(Option::is_none) {
-            return;
-        }
-        let seats: Vec<_> = (0..layout.nranks()).map(|rank| layout.seat(rank)).collect();
+/// Carries everything out, in an order that nothing but what steps come behind decides: joint stages when all who are in them have come.
+fn run(layout: &Layout, ranks: &mut [Rank], rng: &mut StdRng) {
+    let seats: Vec<_> = (0..layout.nranks()).map(|rank| layout.seat(rank)).collect();
+    let streams = ranks[0].streams.len();
+    // Of the time; now and then everything is tried, to see whether something can go on at all.
+    let mut patience = 0;
+    while !ranks.iter().all(Rank::has_ended) {
+        let tries = |rng: &mut StdRng| patience >= 20 || rng.random_range(0..3) > 0;
         let mut has_moved = false;
-        for host in 0..layout.hosts() {
-            let team: Vec<_> = (0..ranks.len()).filter(|rank| seats[*rank].host == host).collect();
-            let all = team.iter().map(|rank| match next[*rank] {
-                Some((slot, Joint::Team(exchange))) => Some((*rank, slot, exchange)),
-                _ => None,
-            });
-            if let Some(all) = all.collect::<Option<Vec<_>>>() {
+        for stream in (0..streams).rev() {
+            let mut next = vec![None; ranks.len()];
+            for (rank, next) in ranks.iter_mut().zip(&mut next).filter(|_| tries(rng)) {
+                let (moved, joint) = rank.advance(stream, layout.hosts());
+                has_moved |= moved;
+                *next = joint;
+            }
+            for host in 0..layout.hosts() {
+                let team: Vec<_> = (0..ranks.len()).filter(|rank| seats[*rank].host == host).collect();
+                let all = team.iter().map(|rank| next[*rank].map(|(slot, exchange)| (*rank, slot, exchange)));
+                let Some(all) = all.collect::<Option<Vec<_>>>() else { continue };
                 take_part(
                     ranks,
-                    all.iter().map(|(rank, slot, of)| {
-                        (
-                            *rank,
-                            *slot,
-                            of.kind,
-                            of.root,
-                            of.count,
-                            Blocks {
-                                send: of.send,
-                                send_stride: of.send_stride,
-                                recv: of.recv,
-                                recv_stride: of.recv_stride,
-                            },
-                        )
-                    }),
+                    all.iter().map(|(rank, slot, of)| (*rank, *slot, (of.kind, of.root, of.count), Blocks::of(of))),
                 );
+                for (rank, _, _) in all {
+                    let number = ranks[rank].streams[stream][0];
+                    ranks[rank].stages[number].pop_front();
+                }
                 has_moved = true;
             }
         }
         for rail in 0..layout.rails() {
-            let acts = |rank: usize| {
-                let each = layout.rails_each(seats[rank].host);
-                (seats[rank].local == rail / each).then_some(rail % each)
-            };
-            let members: Vec<_> = (0..ranks.len()).filter_map(|rank| Some((rank, acts(rank)?))).collect();
-            assert_eq!(members.len(), layout.hosts() as usize);
-            let all = members.iter().map(|(rank, own)| match next[*rank] {
-                Some((slot, Joint::Rail(moved))) if moved.rail == *own => Some((*rank, slot, moved)),
-                _ => None,
-            });
-            if let Some(all) = all.collect::<Option<Vec<_>>>() {
-                for (rank, slot, moved) in &all {
-                    let memory = &mut ranks[*rank].memory;
-                    memory.bring(*moved, *slot, moved.goes_in(layout.hosts(), seats[*rank].host));
-                    std::mem::swap(&mut memory.slots, &mut memory.wire);
-                }
-                take_part(
-                    ranks,
-                    all.iter().map(|(rank, slot, of)| {
-                        let place = |at| Place::Slot { rail: of.rail, at };
-                        let host = seats[*rank].host;
-                        let bytes = |count: Option<u64>| count.expect("fits");
-                        let send = (of.send, bytes(of.kind.send_count(of.count, layout.hosts(), host, of.root)));
-                        let recv = (of.recv, bytes(of.kind.recv_count(of.count, layout.hosts(), host, of.root)));
-                        // As the service checks what a tenant names.
-                        assert!(of.kind.accepts_buffers(host, of.root, send, recv), "{of:?}");
-                        (
-                            *rank,
-                            *slot,
-                            of.kind,
-                            of.root,
-                            of.count,
-                            Blocks {
-                                send: place(of.send),
-                                send_stride: of.count,
-                                recv: place(of.recv),
-                                recv_stride: of.count,
-                            },
-                        )
-                    }),
-                );
-                for (rank, slot, moved) in &all {
-                    let memory = &mut ranks[*rank].memory;
-                    memory.bring(*moved, *slot, moved.comes_out(layout.hosts(), seats[*rank].host));
-                    std::mem::swap(&mut memory.slots, &mut memory.wire);
-                }
-                has_moved = true;
-            }
+            has_moved |= tries(rng) && move_by(layout, &seats, ranks, rail);
         }
-        assert!(has_moved, "they wait for each other: {next:?}");
+        assert!(has_moved || patience < 20, "they wait for each other");
+        patience = if has_moved { 0 } else { patience + 1 };
     }
 }
 
-/// Ranks in order, with their slots.
-fn take_part(ranks: &mut [Rank], members: impl Iterator<Item = (usize, usize, CollectiveKind, u32, u64, Blocks)>) {
+/// Carries a rail's next move out, if all its ranks have come to it.
+fn move_by(layout: &Layout, seats: &[Seat], ranks: &mut [Rank], rail: u32) -> bool {
+    let acts = |rank: usize| {
+        let each = layout.rails_each(seats[rank].host);
+        (seats[rank].local == rail / each).then_some(rail % each)
+    };
+    let members: Vec<_> = (0..ranks.len()).filter_map(|rank| Some((rank, acts(rank)?))).collect();
+    assert_eq!(members.len(), layout.hosts() as usize);
+    let all = members.iter().map(|(rank, own)| Some((*rank, ranks[*rank].next_move(*own)?)));
+    let Some(all) = all.collect::<Option<Vec<_>>>() else { return false };
+    let all: Vec<_> = all.into_iter().map(|(rank, number)| (rank, number, ranks[rank].moves[number])).collect();
+    for (rank, _, Moving { slot, moved, .. }) in &all {
+        let memory = &mut ranks[*rank].memory;
+        memory.bring(*moved, *slot, moved.goes_in(layout.hosts(), seats[*rank].host));
+        std::mem::swap(&mut memory.slots, &mut memory.wire);
+    }
+    let parts = all.iter().map(|(rank, _, Moving { slot, moved: of, .. })| {
+        let host = seats[*rank].host;
+        let bytes = |count: Option<u64>| count.expect("fits");
+        let send = (of.send, bytes(of.kind.send_count(of.count, layout.hosts(), host, of.root)));
+        let recv = (of.recv, bytes(of.kind.recv_count(of.count, layout.hosts(), host, of.root)));
+        // As the service checks what a tenant names.
+        assert!(of.kind.accepts_buffers(host, of.root, send, recv), "{of:?}");
+        let place = |at| Place::Slot { rail: of.rail, at };
+        let (send, recv) = (place(of.send), place(of.recv));
+        let blocks = Blocks { send, send_stride: of.count, recv, recv_stride: of.count };
+        (*rank, *slot, (of.kind, of.root, of.count), blocks)
+    });
+    take_part(ranks, parts.collect::<Vec<_>>().into_iter());
+    for (rank, number, Moving { slot, moved, .. }) in &all {
+        let rank_of = &mut ranks[*rank];
+        rank_of.memory.bring(*moved, *slot, moved.comes_out(layout.hosts(), seats[*rank].host));
+        std::mem::swap(&mut rank_of.memory.slots, &mut rank_of.memory.wire);
+        rank_of.moves[*number].has_ended = true;
+    }
+    true
+}
+
+/// Ranks in order, with their slots: a collective, its root and count.
+fn take_part(ranks: &mut [Rank], members: impl Iterator<Item = (usize, usize, (CollectiveKind, u32, u64), Blocks)>) {
     let members: Vec<_> = members.collect();
-    let (_, _, kind, root, count, _) = members[0];
-    assert!(members.iter().all(|member| (member.2, member.3, member.4) == (kind, root, count)), "they differ");
+    let (kind, root, count) = members[0].2;
+    assert!(members.iter().all(|member| member.2 == (kind, root, count)), "they differ");
     let mut each = ranks.iter_mut().enumerate();
     let mut memories: Vec<_> = members
         .iter()
-        .map(|(rank, slot, _, _, _, blocks)| {
+        .map(|(rank, slot, _, blocks)| {
             let (_, found) = each.find(|(index, _)| index == rank).expect("ascending");
-            found.stages.pop();
             (&mut found.memory, *slot, *blocks)
         })
         .collect();
@@ -309,16 +389,10 @@ fn check(layout: &Layout, kind: CollectiveKind, count: u64, root: u32, sizes: Si
         }
         inputs.push(input);
         let plan = Plan { layout, seat: layout.seat(rank), kind, count, root, sizes };
-        let slices = plan.slices();
-        let staged = order(slices.len(), plan.segments(), SLOTS).flat_map(|(slice, segment)| {
-            plan.stages(slices[slice], segment).into_iter().map(move |stage| (slice % SLOTS, stage))
-        });
-        let mut stages: Vec<_> = staged.collect();
-        stages.reverse();
         let memory = Memory { send, recv, place, slots: HashMap::new(), wire: HashMap::new(), slot_count: sizes.slot };
-        ranks.push(Rank { stages, memory });
+        ranks.push(Rank::new(&plan, memory));
     }
-    run(layout, &mut ranks);
+    run(layout, &mut ranks, &mut rng);
     let what = format!("{kind} of {count} on {layout:?}, root {root}, {sizes:?}, in place: {in_place}, seed {seed}");
     for (rank, (of, wanted)) in ranks.iter_mut().zip(results(kind, count as usize, root as usize, &inputs)).enumerate()
     {
@@ -359,6 +433,7 @@ fn plans_of_all_ranks_make_up_the_collective() {
                     undivided: [0, 10, 100, 5000][rng.random_range(0..4)],
                     slice: [1, 100, 1000][rng.random_range(0..3)],
                     exchange_from: [1, 50, u64::MAX][rng.random_range(0..3)],
+                    is_forked: rng.random(),
                 };
                 // Of few slices where there are many ranks.
                 let most = if sizes.slot < 100 || layout.hosts() > 4 { 5 } else { 6 };
@@ -373,7 +448,7 @@ fn plans_of_all_ranks_make_up_the_collective() {
 #[test]
 fn slices_are_those_that_overlap() {
     let layout = layout(&[2, 2]);
-    let sizes = Sizes { slot: 2 << 20, undivided: 2048, slice: 32 << 10, exchange_from: 0 };
+    let sizes = Sizes { slot: 2 << 20, undivided: 2048, slice: 32 << 10, exchange_from: 0, is_forked: false };
     let slices = |count| {
         let plan =
             Plan { layout: &layout, seat: layout.seat(0), kind: CollectiveKind::AllReduce, count, root: 0, sizes };
@@ -381,4 +456,57 @@ fn slices_are_those_that_overlap() {
     };
     assert_eq!([0, 1, 2048, 2049, 2050, 64 << 10].map(slices), [0, 1, 1, 2, 1, 1]);
     assert_eq!([256 << 10, 1 << 20, 16 << 20].map(slices), [4, 16, 256]);
+}
+
+#[test]
+fn long_calls_are_forked_where_teams_are_large() {
+    let is_forked = |teams: &[u32], kind, count| {
+        let layout = layout(teams);
+        let plan =
+            Plan { layout: &layout, seat: layout.seat(0), kind, count, root: 0, sizes: Sizes::new(SLOT_BYTES, 4) };
+        plan.in_best_cut(SLOT_BYTES, 4, Forks::WhereItPays).sizes.is_forked
+    };
+    let all_reduce = CollectiveKind::AllReduce;
+    assert_eq!([1 << 10, 1 << 18, 1 << 28].map(|count| is_forked(&[8, 8], all_reduce, count)), [false, false, true]);
+    assert!(is_forked(&[8; 8], all_reduce, 1 << 28) && is_forked(&[4, 4], CollectiveKind::AllGather, 1 << 24));
+    assert!(!is_forked(&[2, 2], all_reduce, 1 << 30), "the wire is busier than kernels");
+    assert_eq!(
+        [&[8, 8][..], &[4, 2], &[2, 2], &[1, 1, 1]].map(|teams| Plan::may_fork(&layout(teams), SLOT_BYTES)),
+        [true, true, false, false]
+    );
+}
+
+#[test]
+fn the_model_knows_how_often_teams_act() {
+    for (teams, kind) in [&[2, 2][..], &[4, 4, 4]].into_iter().flat_map(|teams| KINDS.map(|kind| (teams, kind))) {
+        let layout = layout(teams);
+        let plan = |host| {
+            let (seat, sizes) =
+                (layout.seat(layout.first_rank(host)), Sizes { exchange_from: 1, ..Sizes::new(SLOT_BYTES, 4) });
+            Plan { layout: &layout, seat, kind, count: 1 << 28, root: 0, sizes }
+        };
+        let calls = |plan: &Plan<'_>, segment| {
+            let stages = plan.stages(plan.slices()[0], segment);
+            stages.iter().filter(|stage| matches!(stage, Stage::Team(_))).count() as u64
+        };
+        // Of the host that does most.
+        let most = |segment| (0..layout.hosts()).map(|host| calls(&plan(host), segment)).max();
+        for segment in 0..plan(0).segments() {
+            assert_eq!(Some(plan(0).team_calls()[segment]), most(segment), "{kind}, {teams:?}, segment {segment}");
+        }
+    }
+}
+
+#[test]
+fn calls_of_several_slices_can_all_be_forked() {
+    let layout = layout(&[2, 2]);
+    let plan = |count| {
+        let (seat, sizes) = (layout.seat(0), Sizes::new(SLOT_BYTES, 4));
+        let plan = Plan { layout: &layout, seat, kind: CollectiveKind::AllToAll, count, root: 0, sizes };
+        plan.in_best_cut(SLOT_BYTES, 4, Forks::Always)
+    };
+    for count in [1, 1 << 10, 1 << 16, 1 << 20, 1 << 24] {
+        assert_eq!(plan(count).sizes.is_forked, plan(count).slices().len() > 1, "{count}");
+    }
+    assert!(plan(1 << 24).sizes.is_forked);
 }

@@ -118,7 +118,7 @@ impl Host {
                     self.kernels_ns[lane] += end_ns - now_ns;
                     end_ns
                 }
-                Work::Copy { ns } => now_ns + ns,
+                Work::Alone { ns } => now_ns + ns,
                 Work::Tell { number } => {
                     network.tell(own, number, now_ns + machine.word_ns, agenda);
                     now_ns + machine.word_ns

@@ -20,6 +20,10 @@ pub struct Machine {
     pub kernel_ns: f64,
     /// What a word that a stream writes or waits for takes it.
     pub word_ns: f64,
+    /// What an event takes a stream that another stream has recorded.
+    pub event_ns: f64,
+    /// How many times as long collectives of a host take with the few blocks that they have beside others.
+    pub few_blocks_times: f64,
     /// What moves data between hosts.
     pub rail: RailTimes,
 }
@@ -136,6 +140,10 @@ impl Machine {
             kernel_ns: 3_100.0,
             // `cuda-costs`.
             word_ns: 770.0,
+            // As a word that is there and waited for (`cuda-costs`).
+            event_ns: 1_810.0,
+            // Reduce-scatters of 64 MiB on two H200s take 1.09 times as long with 48 blocks as with 96, and 1.44 times with 32 (decision 053).
+            few_blocks_times: 1.17,
             rail: RailTimes {
                 // `nics-gpudirect`: an all-gather of 32 KiB takes 38.7 us, of which the team takes 5 and the NIC 5 to 8.
                 begin_ns: 12_500.0,

@@ -27,7 +27,7 @@ use mccs_collective::ScheduleError;
 use mccs_ipc::layout::Layout;
 use mccs_ipc::protocol::HostRun;
 use mccs_ipc::types::CollectiveKind;
-use mccs_rails::{Plan, SLOT_BYTES, SLOTS, Sizes};
+use mccs_rails::{Forks, Plan, SLOT_BYTES, SLOTS, Sizes};
 use mccs_telemetry::traffic::traffic;
 use serde::Serialize;
 
@@ -78,8 +78,8 @@ pub enum Slices {
 pub struct Design {
     /// How long slices are.
     pub slices: Slices,
-    /// Streams of a call: as many segments of slices have one of their own, from the last one on.
-    pub streams: usize,
+    /// Whether segments of slices have streams of their own where the library's model says that it pays.
+    pub forks: bool,
     /// Moves of a rail that run at a time.
     pub moves_at_a_time: usize,
     /// A move tells all its senders at its begin where messages go; otherwise each step does, when the move has come to it.
@@ -99,7 +99,7 @@ impl Design {
         Design {
             slices: Slices::Four,
             slots: SLOTS,
-            streams: 1,
+            forks: false,
             moves_at_a_time: 1,
             receives_ahead: false,
             joins_kernels: false,
@@ -107,32 +107,36 @@ impl Design {
         }
     }
 
+    /// What they did before decision 098.
+    #[must_use]
+    pub fn in_one_stream() -> Self {
+        Design { slices: Slices::ByModel, moves_at_a_time: 8, receives_ahead: true, ..Self::measured() }
+    }
+
     /// What they do. Of more than two hosts moves overlap less than here: at their ends alone.
     #[must_use]
     pub fn built() -> Self {
-        Design { slices: Slices::ByModel, moves_at_a_time: 8, receives_ahead: true, ..Self::measured() }
+        Design { forks: true, ..Self::in_one_stream() }
     }
 
     /// What decision 093 proposes.
     #[must_use]
     pub fn proposed() -> Self {
-        Design { streams: 3, joins_kernels: true, slots: 6, slot_bytes: 5 << 20, ..Self::built() }
+        Design { joins_kernels: true, slots: 6, slot_bytes: 5 << 20, ..Self::built() }
     }
 
     /// A plan in slices.
     fn cut<'a>(&self, plan: Plan<'a>) -> Plan<'a> {
         match self.slices {
-            Slices::ByModel => plan.in_best_slices(self.slot_bytes, ELEMENT_BYTES),
+            Slices::ByModel => {
+                let forks = if self.forks { Forks::WhereItPays } else { Forks::Never };
+                plan.in_best_cut(self.slot_bytes, ELEMENT_BYTES, forks)
+            }
             Slices::Four => {
                 let slice = plan.moved_by_rail().div_ceil(4).max((256 << 10) / ELEMENT_BYTES);
                 Plan { sizes: Sizes { slice, ..plan.sizes }, ..plan }
             }
         }
-    }
-
-    /// The lane of a segment.
-    fn lane(&self, segment: usize) -> usize {
-        segment.min(self.streams - 1)
     }
 }
 
@@ -149,7 +153,7 @@ pub struct Outcome {
     pub nic: f64,
     /// As `nic`.
     pub nvlink: f64,
-    /// As `nic`. Of the busier one, where there are two streams.
+    /// As `nic`. Of the busiest one, where there are several streams.
     pub stream: f64,
 }
 

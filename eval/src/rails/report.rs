@@ -28,18 +28,18 @@ pub struct Place {
 /// Those up to slices by the model are built.
 #[must_use]
 pub fn designs() -> Vec<(&'static str, Design)> {
-    let (measured, built, proposed) = (Design::measured(), Design::built(), Design::proposed());
+    let (measured, one, built, proposed) =
+        (Design::measured(), Design::in_one_stream(), Design::built(), Design::proposed());
     let ahead = Design { receives_ahead: built.receives_ahead, ..measured };
     let several = Design { moves_at_a_time: built.moves_at_a_time, ..ahead };
     let joined = Design { joins_kernels: proposed.joins_kernels, ..built };
-    let streams = Design { streams: proposed.streams, ..joined };
     vec![
         ("before 090", measured),
         ("receives ahead", ahead),
         ("8 moves at a time", several),
-        ("slices by the model: built", built),
+        ("slices by the model: built", one),
+        ("streams", built),
         ("one team kernel", joined),
-        ("3 streams", streams),
         ("6 slots of 5 MiB", proposed),
     ]
 }

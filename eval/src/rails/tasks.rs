@@ -1,7 +1,7 @@
 //! What a rank's streams do for a call, in order: tasks of a plan's stages.
 
 use mccs_ipc::types::CollectiveKind;
-use mccs_rails::{Exchange, Move, Plan, Stage, order};
+use mccs_rails::{Behind, Exchange, Move, Plan, Stage};
 
 use super::machine::{CopyTimes, Machine};
 use super::{Design, SimulationError};
@@ -20,8 +20,8 @@ pub(super) struct Task {
 pub(super) enum Work {
     /// Takes so long by itself, and so many bytes over NVLink.
     Kernel { ns: f64, link_bytes: f64 },
-    /// Holds its lane alone.
-    Copy { ns: f64 },
+    /// Holds its lane alone: a copy, or a wait for another lane.
+    Alone { ns: f64 },
     /// Tells the service that a move may begin.
     Tell { number: usize },
     /// Until the service has told that it has ended.
@@ -52,6 +52,8 @@ struct Writer<'a> {
     script: Script,
     /// The last task of each lane.
     last: [Option<usize>; LANES],
+    /// The last task that tells of a move.
+    told: Option<usize>,
     /// What the next task waits for.
     after: Vec<usize>,
 }
@@ -63,20 +65,32 @@ pub(super) fn script(
     plan: &Plan<'_>,
     element_bytes: u64,
 ) -> Result<Script, SimulationError> {
-    let mut writer =
-        Writer { machine, plan, element_bytes, script: Script::default(), last: [None; LANES], after: Vec::new() };
+    let mut writer = Writer {
+        machine,
+        plan,
+        element_bytes,
+        script: Script::default(),
+        last: [None; LANES],
+        told: None,
+        after: Vec::new(),
+    };
     let slices = plan.slices();
     let slots = design.slots as usize;
     let mut under_way = vec![Vec::new(); slots];
-    let mut ended = vec![None; slots];
-    for (slice, segment) in order(slices.len(), plan.segments(), slots) {
-        let (slot, lane) = (slice % slots, design.lane(segment));
-        // A slot is used anew when its slice has ended.
-        writer.after.extend(if segment == 0 { ended[slot] } else { None });
+    // By slot: the last task of its slice that others come behind.
+    let (mut told, mut ended) = (vec![None; slots], vec![None; slots]);
+    for step in plan.steps(slices.len(), slots) {
+        let (slot, lane) = (step.slice % slots, step.stream);
+        let behind = match step.behind {
+            Some(Behind::Slot(_)) => ended[slot],
+            Some(Behind::Moves) => told[slot],
+            None => None,
+        };
+        writer.wait(lane, behind);
         for number in std::mem::take(&mut under_way[slot]) {
             writer.end(lane, number);
         }
-        let stages = plan.stages(slices[slice], segment);
+        let stages = plan.stages(slices[step.slice], step.segment);
         for alike in stages.chunk_by(|one, next| design.joins_kernels && are_alike(one, next)) {
             let number = match *alike {
                 [Stage::Team(exchange), ref more @ ..] => {
@@ -89,7 +103,10 @@ pub(super) fn script(
             under_way[slot].extend(number);
         }
         ended[slot] = writer.last[lane];
+        told[slot] = if under_way[slot].is_empty() { writer.last[lane] } else { writer.told };
     }
+    let last = plan.segments() - 1;
+    writer.wait(0, if plan.sizes.is_forked { writer.last[last] } else { None });
     Ok(writer.script)
 }
 
@@ -98,6 +115,14 @@ impl Writer<'_> {
         let after = std::mem::take(&mut self.after);
         self.last[lane] = Some(self.script.tasks.len());
         self.script.tasks.push(Task { lane, after, work });
+    }
+
+    /// Comes behind a task of another lane, if there is one.
+    fn wait(&mut self, lane: usize, behind: Option<usize>) {
+        if let Some(task) = behind {
+            self.after.push(task);
+            self.push(lane, Work::Alone { ns: self.machine.event_ns });
+        }
     }
 
     fn kernel(&mut self, lane: usize, ns: f64, link_bytes: f64) {
@@ -123,7 +148,8 @@ impl Writer<'_> {
     fn team(&mut self, lane: usize, exchange: Exchange, times: u64) -> Result<(), SimulationError> {
         let Exchange { kind, count, .. } = exchange;
         let bytes = kind.payload_count(count, self.machine.gpus) * self.element_bytes * times;
-        let ns = self.machine.team.ns(kind, bytes as f64)?;
+        let times = if self.plan.sizes.is_forked { self.machine.few_blocks_times } else { 1.0 };
+        let ns = self.machine.team.ns(kind, bytes as f64)? * times;
         self.kernel(lane, ns, self.machine.team.link_bytes(kind, bytes));
         Ok(())
     }
@@ -143,13 +169,17 @@ impl Writer<'_> {
         let number = self.script.moves.len();
         self.script.moves.push(moved);
         let parts: Vec<_> = moved.goes_in(self.hosts(), self.plan.seat.host).map(|part| part.count).collect();
-        let Some(times) = self.copies() else {
-            self.push(lane, Work::Tell { number });
-            return number;
+        // What tells of moves of several streams, or copies, has a lane of its own, which keeps their order.
+        let lane = match (self.copies(), self.plan.sizes.is_forked) {
+            (None, false) => lane,
+            (copies, _) => {
+                self.wait(INWARD, self.last[lane]);
+                copies.into_iter().for_each(|times| self.copy(INWARD, times, &parts));
+                INWARD
+            }
         };
-        self.after.extend(self.last[lane]);
-        self.copy(INWARD, times, &parts);
-        self.push(INWARD, Work::Tell { number });
+        self.push(lane, Work::Tell { number });
+        self.told = self.last[lane];
         number
     }
 
@@ -171,7 +201,7 @@ impl Writer<'_> {
     fn copy(&mut self, lane: usize, times: CopyTimes, counts: &[u64]) {
         for count in counts {
             let ns = times.copy_ns + (count * self.element_bytes) as f64 / times.bytes_per_ns;
-            self.push(lane, Work::Copy { ns });
+            self.push(lane, Work::Alone { ns });
         }
     }
 

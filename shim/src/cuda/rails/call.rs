@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use mccs_cuda::{DeviceAddress, RawStream};
 use mccs_ipc::types::RedOp;
 use mccs_kernels::cuda::{CollectiveCall, Launch, RANKS_MAX, Strides};
-use mccs_rails::{Exchange, Move, Part, Place, Plan, SLOTS, Sizes, Slice, Stage, order};
+use mccs_rails::{Exchange, Forks, Move, Part, Place, Plan, SLOTS, Sizes, Slice, Stage, order};
 
 use super::bounce::Moving;
 use super::sizes::{BOUNCE_BYTES_MIN, COMBINE_BLOCKS, DIRECT_BYTES_MIN, KERNEL_BYTES_MAX};
@@ -159,7 +159,7 @@ impl RailedCall<'_> {
         let size = self.size();
         let sizes = Sizes::new(*slot_bytes, size);
         let &CollectiveCall { kind, count, root, .. } = self.whole;
-        Plan { layout, seat: *seat, kind, count, root, sizes }.in_best_slices(*slot_bytes, size)
+        Plan { layout, seat: *seat, kind, count, root, sizes }.in_best_cut(*slot_bytes, size, Forks::Never)
     }
 
     fn size(&self) -> u64 {
