@@ -332,6 +332,8 @@ pub struct Strategy {
     /// Channels of a communicator. Absent: one for each NIC of the host with most, over RDMA, and at least [`CHANNELS_MIN`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub channels: Option<u32>,
+    /// How GPUs of more than two hosts reduce long data. A communicator keeps what it began with.
+    pub reductions: Reductions,
     /// Ways through the network: channels go round them. None: all flows are as `[tcp]` says.
     #[serde(rename = "path", skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<FlowPath>,
@@ -342,7 +344,7 @@ pub const CHANNELS_MIN: u32 = 2;
 
 impl Default for Strategy {
     fn default() -> Self {
-        Strategy { algorithm: Algorithm::Auto, channels: None, paths: Vec::new() }
+        Strategy { algorithm: Algorithm::Auto, channels: None, reductions: Reductions::default(), paths: Vec::new() }
     }
 }
 
@@ -365,6 +367,17 @@ pub enum Algorithm {
     HostTree,
     /// Every host to every other at once, for short data.
     OneShot,
+}
+
+/// How GPUs of several hosts reduce.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reductions {
+    /// Each host exchanges with every other.
+    #[default]
+    AllToAll,
+    /// Each host adds its own to what the one before it in a ring passes on.
+    Ring,
 }
 
 impl Default for ServiceConfig {

@@ -50,6 +50,8 @@ pub const FLAG_COPIED: u32 = 16;
 /// Set on a rail's collective, or a message to another host, whose buffers are in the twin of their region ([`crate::protocol::Request::MakeTwin`]).
 /// The service does not copy a rank's own part of what it receives: it lies in place, or the rank has copied it before.
 pub const FLAG_TWIN: u32 = 32;
+/// A rail's all-gather goes one place along the ring of reductions: of what it receives, the block of the rank's predecessor there is written alone.
+pub const FLAG_ONE_HOP: u32 = 64;
 
 /// Messages from one rank to another may be on so many tracks: those of a track match in order and go one behind the other, tracks are independent.
 pub const P2P_TRACKS: u32 = 2;

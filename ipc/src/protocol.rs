@@ -21,7 +21,7 @@ use crate::types::{ErrorClass, Handle, UniqueId};
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 19;
+pub const VERSION: u32 = 20;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most file descriptors in one message: a control page's, and those of all symmetric buffers of a communicator.
@@ -256,6 +256,8 @@ pub enum Response {
         rails_from: u64,
         /// Payload in bytes; 0: nothing, and there is no such part.
         pinned_to: u64,
+        /// The order in which hosts pass on what their GPUs reduce, each by its place among `hosts`; empty: each exchanges with every other.
+        reduction_ring: Vec<u32>,
     },
     /// How a part of a communicator is opened, with a descriptor for each handle that is one.
     Part { handles: Vec<SymmetricBufferHandle> },

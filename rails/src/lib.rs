@@ -13,6 +13,7 @@
 mod model;
 mod order;
 mod plan;
+mod ring;
 mod sizes;
 mod stages;
 #[cfg(test)]
@@ -20,4 +21,5 @@ mod tests;
 
 pub use order::{Behind, Step, order};
 pub use plan::{Exchange, Forks, Move, Part, Parts, Place, Plan, Slice, Stage};
+pub use ring::Ring;
 pub use sizes::{FORKED_BLOCKS_MAX, SLOT_BYTES, SLOTS, Sizes};

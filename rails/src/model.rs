@@ -98,6 +98,13 @@ impl Form {
 }
 
 impl Rates {
+    /// For calls that go in more segments than the `counted` ones that their bytes pass through.
+    pub(crate) fn in_segments(self, segments: u64, counted: u64) -> Self {
+        let own_ns = self.own_ns * segments / counted;
+        let latency_ns = self.latency_ns * (segments - 1) / (counted - 1);
+        Rates { own_ns, latency_ns, ..self }
+    }
+
     /// Parts of a slice of so many bytes a rail.
     pub(crate) fn parts(&self, bytes: u64, form: &Form, is_forked: bool) -> Parts {
         let takes = |bytes: u64, bytes_per_us: u64| bytes.saturating_mul(1000) / bytes_per_us;

@@ -15,12 +15,20 @@
 //! stream 1:  behind 0.0: 0.1 | behind 1.0: 1.1 | ...
 //! ```
 
+use std::cmp::Reverse;
+
 /// Slices and segments, in order: all ranks have the same.
 pub fn order(slices: usize, segments: usize, slots: usize) -> impl Iterator<Item = (usize, usize)> {
     let delay = move |segment: usize| segment * slots / (segments - 1).max(1);
+    // Of more segments than slots several of a slice come in one step: the second ones behind the first ones of all, while rails move these.
+    let first = |delay: usize| (delay * (segments - 1).max(1)).div_ceil(slots);
+    let before = |segment: &usize| segment - first(delay(*segment));
+    let mut together: Vec<usize> = (0..segments).collect();
+    together.sort_by_key(|segment| (before(segment), Reverse(delay(*segment))));
     (0..slices + slots).flat_map(move |step| {
-        let due = move |segment: usize| Some((step.checked_sub(delay(segment))?, segment));
-        (0..segments).rev().filter_map(due).filter(move |(slice, _)| *slice < slices)
+        let due = |segment: &usize| Some((step.checked_sub(delay(*segment))?, *segment));
+        let due: Vec<_> = together.iter().filter_map(due).filter(|(slice, _)| *slice < slices).collect();
+        due
     })
 }
 
@@ -62,9 +70,11 @@ pub(crate) fn steps(slices: usize, segments: usize, slots: usize, is_forked: boo
 mod tests {
     use super::*;
 
+    const SHAPES: [(usize, usize); 9] = [(2, 1), (2, 4), (3, 4), (3, 2), (1, 4), (3, 1), (5, 4), (9, 4), (65, 4)];
+
     #[test]
     fn every_segment_comes_once_and_no_slot_is_used_twice_at_a_time() {
-        for (slices, segments, slots) in (0..9).flat_map(|s| [(s, 2, 1), (s, 2, 4), (s, 3, 4), (s, 3, 2), (s, 1, 4)]) {
+        for (slices, segments, slots) in (0..9).flat_map(|s| SHAPES.map(|(segments, slots)| (s, segments, slots))) {
             let all: Vec<_> = order(slices, segments, slots).collect();
             assert_eq!(all.len(), slices * segments);
             let place = |wanted| all.iter().position(|one| *one == wanted).expect("there once");

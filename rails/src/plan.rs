@@ -9,6 +9,8 @@
 //! all_reduce, more hosts:  team reduce-scatter -> slot | rail all-to-all | combine -> slot | rail all-gather | team all-gather
 //! ```
 //!
+//! Where the operator wants a ring of reductions, `ring.rs` has what comes between the first move and the last.
+//!
 //! Slots are where rails read and write: memory of the host now, and of the GPU where a NIC reaches that. Stages behind a move, up to the
 //! segment's end, touch no slot. Everything counts in elements.
 
@@ -17,6 +19,7 @@ use mccs_ipc::types::CollectiveKind;
 
 use crate::model::{Form, SEGMENTS_MAX, best_cut};
 use crate::order::{Step, steps};
+use crate::ring::Ring;
 use crate::sizes::{RATES, SLICE_BYTES_MIN, SLOTS, Sizes};
 
 /// Slices but for the last ones have whole multiples of so many elements a rail: vectors are aligned then.
@@ -55,26 +58,30 @@ pub enum Stage {
     },
     /// A collective of the rail with this number of the rank's own: it moves data from and to its slot.
     Rail(Move),
-    /// Combines a part of each host; averages divide.
+    /// Combines parts of hosts.
     Combine {
         /// Which of the rank's own rails has moved them.
         rail: u32,
-        /// What is combined, in the order of hosts.
+        /// What is combined, in this order.
         parts: Parts,
         /// Elements of a part.
         count: u64,
         /// Where the result goes.
         to: Place,
+        /// Whether nothing else is to be added: averages divide.
+        finishes: bool,
     },
 }
 
-/// Where parts of all hosts lie in a slot.
+/// Where parts lie in a slot that are to be combined: one of each host, or two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parts {
-    /// That of the first host.
+    /// The first one.
     first: u64,
-    /// From host to host.
+    /// From one to the next.
     stride: u64,
+    /// How many.
+    number: u32,
     /// This host, and where its own part lies, which no rail has moved.
     own: Option<(u64, u64)>,
 }
@@ -113,22 +120,28 @@ pub struct Move {
     pub send: u64,
     /// First element of the receive buffer.
     pub recv: u64,
+    /// An all-gather that goes one place along the ring of reductions: what comes is this host's alone.
+    pub only_from: Option<u32>,
 }
 
 impl Parts {
-    /// One behind the other.
-    pub(crate) fn in_order(first: u64, count: u64) -> Self {
-        Parts { first, stride: count, own: None }
+    /// So many, one behind the other.
+    pub(crate) fn in_order(first: u64, count: u64, number: u32) -> Self {
+        Parts { first, stride: count, number, own: None }
     }
 
-    /// Where a host's part lies.
-    #[must_use]
-    pub fn of(&self, host: u32) -> u64 {
-        let host = u64::from(host);
-        match self.own {
-            Some((own, at)) if own == host => at,
-            _ => self.first + host * self.stride,
-        }
+    /// Two, of which the first lies before the second.
+    pub(crate) fn two(first: u64, second: u64) -> Self {
+        Parts { first, stride: second - first, number: 2, own: None }
+    }
+
+    /// Where each lies.
+    pub fn all(&self) -> impl ExactSizeIterator<Item = u64> + use<> {
+        let Parts { first, stride, number, own } = *self;
+        (0..number).map(move |place| match own {
+            Some((own, at)) if own == u64::from(place) => at,
+            _ => first + u64::from(place) * stride,
+        })
     }
 }
 
@@ -159,6 +172,10 @@ impl Move {
         let count = self.kind.recv_count(self.count, hosts, host, self.root).unwrap_or(0);
         let whole = Part { at: self.recv, count };
         let own = self.recv + u64::from(host) * self.count;
+        if let Some(previous) = self.only_from {
+            let at = self.recv + u64::from(previous) * self.count;
+            return Part { at, count: self.count }.without(at, 0);
+        }
         match self.kind {
             // Of what is in place, the own part stays.
             K::AllGather | K::Gather if self.send == own && count > 0 => whole.without(own, self.count),
@@ -204,6 +221,8 @@ pub struct Plan<'a> {
     pub root: u32,
     /// The same on all ranks.
     pub sizes: Sizes,
+    /// In which hosts pass on what they reduce, if they do: the same on all ranks.
+    pub ring: Option<&'a Ring>,
 }
 
 impl Plan<'_> {
@@ -216,13 +235,26 @@ impl Plan<'_> {
     /// Segments of every slice.
     #[must_use]
     pub fn segments(&self) -> usize {
-        if self.exchanges() { 3 } else { 2 }
+        match self.round() {
+            Some(ring) => ring.hops() + if self.exchanges() { 2 } else { 1 },
+            None if self.exchanges() => 3,
+            None => 2,
+        }
     }
 
     /// Whether hosts exchange parts of what they combine, and gather the results.
     pub(crate) fn exchanges(&self) -> bool {
         let of_rail = self.count / u64::from(self.layout.rails());
-        self.kind == CollectiveKind::AllReduce && self.layout.hosts() > 2 && of_rail >= self.sizes.exchange_from
+        let has_form =
+            self.kind == CollectiveKind::AllReduce || self.kind == CollectiveKind::Reduce && self.ring.is_some();
+        has_form && self.layout.hosts() > 2 && of_rail >= self.sizes.exchange_from
+    }
+
+    /// The ring, of a call whose reductions go round it.
+    pub(crate) fn round(&self) -> Option<&Ring> {
+        let is_long = || self.moved_by_rail().saturating_mul(self.layout.hosts().into()) >= self.sizes.exchange_from;
+        let goes = self.exchanges() || self.kind == CollectiveKind::ReduceScatter && is_long();
+        self.ring.filter(|_| goes)
     }
 
     /// Whether a call has one block, of which rails have a part each; others have a block for each rank.
@@ -272,7 +304,7 @@ impl Plan<'_> {
         let hosts = u64::from(self.layout.hosts());
         let blocks = self.blocks_at_a_time(is_divided);
         match self.kind {
-            K::AllReduce if self.exchanges() && is_divided => 2 * hosts,
+            K::AllReduce | K::Reduce if self.exchanges() && is_divided => 2 * hosts,
             K::AllReduce => hosts,
             K::Reduce => hosts + 1,
             K::AllGather | K::Gather | K::Scatter => hosts * blocks,
@@ -293,8 +325,11 @@ impl Plan<'_> {
     #[must_use]
     pub fn in_best_cut(self, slot_bytes: u64, element_bytes: u64, forks: Forks) -> Self {
         let bytes = self.moved_by_rail().saturating_mul(element_bytes);
+        // Segments of a ring are too many for streams of their own.
+        let (forks, form) = (if self.round().is_some() { Forks::Never } else { forks }, self.form());
+        let rates = RATES.in_segments(self.segments() as u64, form.segments);
         let may_fork = forks == Forks::WhereItPays;
-        let cut = best_cut(bytes, (SLICE_BYTES_MIN, slot_bytes), &self.form(), may_fork, &RATES);
+        let cut = best_cut(bytes, (SLICE_BYTES_MIN, slot_bytes), &form, may_fork, &rates);
         let in_slices = |is_forked| Plan {
             sizes: Sizes { slice: cut.slice_bytes / element_bytes, is_forked, ..self.sizes },
             ..self
@@ -309,7 +344,7 @@ impl Plan<'_> {
         let seat = layout.seat(0);
         CollectiveKind::ALL.iter().any(|kind| {
             let (count, sizes) = (1 << 40, Sizes::new(slot_bytes, 1));
-            Plan { layout, seat, kind: *kind, count, root: 0, sizes }
+            Plan { layout, seat, kind: *kind, count, root: 0, sizes, ring: None }
                 .in_best_cut(slot_bytes, 1, Forks::WhereItPays)
                 .sizes
                 .is_forked
@@ -322,7 +357,12 @@ impl Plan<'_> {
         let team = (0..self.layout.hosts()).map(|host| self.layout.team(host)).max().unwrap_or(1);
         Form {
             team_calls: self.team_calls(),
-            segments: self.segments() as u64,
+            // Round a ring as many bytes go in more moves, and as much is combined by more kernels.
+            segments: match self.round() {
+                Some(_) if self.exchanges() => 3,
+                Some(_) => 2,
+                None => self.segments() as u64,
+            },
             slots: SLOTS,
             // Of what goes from host to host in an all-to-all each rank of a team has a part.
             team: if self.kind == CollectiveKind::AllToAll { team.min(2).into() } else { team.into() },
@@ -335,7 +375,7 @@ impl Plan<'_> {
         use CollectiveKind as K;
         let hosts = u64::from(self.layout.hosts());
         match self.kind {
-            K::AllReduce if self.exchanges() => [1, 0, 1],
+            K::AllReduce | K::Reduce if self.exchanges() => [1, 0, 1],
             K::AllReduce | K::Reduce | K::Broadcast => [1, 1, 0],
             K::AllGather | K::Gather => [1, hosts - 1, 0],
             K::ReduceScatter | K::AllToAll | K::Scatter => [hosts, 0, 0],
@@ -436,7 +476,7 @@ impl Swap {
     /// Parts of sections, from their first elements on, to be combined.
     pub(crate) fn parts_at(&self, offset: u64) -> Parts {
         let own = Some((self.host, self.outgoing(self.host) + offset));
-        Parts { first: self.first_incoming() + offset, stride: self.count, own }
+        Parts { first: self.first_incoming() + offset, stride: self.count, number: self.hosts as u32, own }
     }
 
     /// What a rail does.
@@ -445,6 +485,13 @@ impl Swap {
             2 => (CollectiveKind::AllGather, self.host * self.count),
             _ => (CollectiveKind::AllToAll, 0),
         };
-        Move { rail, kind, root: 0, count: self.count, send, recv: self.first_incoming() }
+        Move { rail, kind, root: 0, count: self.count, send, recv: self.first_incoming(), only_from: None }
+    }
+
+    /// What a rail does to pass the part of a host on round a ring.
+    pub(crate) fn hop(&self, rail: u32, of: u32, previous: u32) -> Move {
+        let (kind, only_from) = (CollectiveKind::AllGather, Some(previous));
+        let (send, recv) = (self.outgoing(of.into()), self.first_incoming());
+        Move { rail, kind, root: 0, count: self.count, send, recv, only_from }
     }
 }

@@ -6,9 +6,10 @@ use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::protocol::HostRun;
 use mccs_ipc::types::CollectiveKind;
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 
-use super::{Behind, Exchange, Forks, Move, Part, Place, Plan, SLOT_BYTES, Sizes, Stage, Step};
+use super::{Behind, Exchange, Forks, Move, Part, Place, Plan, Ring, SLOT_BYTES, Sizes, Stage, Step};
 
 const KINDS: [CollectiveKind; 8] = [
     CollectiveKind::AllReduce,
@@ -21,6 +22,8 @@ const KINDS: [CollectiveKind; 8] = [
     CollectiveKind::Scatter,
 ];
 const SLOTS: usize = 3;
+/// Stands for the division of an average: doing it twice, or not at all, shows.
+const FINISHED: u64 = 3;
 /// Where nothing belongs.
 const POISON: u64 = 0xdead_dead;
 
@@ -220,7 +223,7 @@ impl Rank {
     }
 
     /// What a stream comes to next that others take part in, when it has done what it does alone; also a move that it has come to.
-    fn advance(&mut self, stream: usize, hosts: u32) -> (bool, Option<(usize, Exchange)>) {
+    fn advance(&mut self, stream: usize) -> (bool, Option<(usize, Exchange)>) {
         let mut has_moved = false;
         while let Some(number) = self.streams[stream].front().copied() {
             if !self.may_begin(number) {
@@ -234,7 +237,7 @@ impl Rank {
                 }
                 Some(Stage::Team(exchange)) => return (has_moved, Some((slot, exchange))),
                 Some(stage) => {
-                    self.alone(number, stage, hosts);
+                    self.alone(number, stage);
                     self.stages[number].pop_front();
                 }
             }
@@ -243,7 +246,7 @@ impl Rank {
         (has_moved, None)
     }
 
-    fn alone(&mut self, number: usize, stage: Stage, hosts: u32) {
+    fn alone(&mut self, number: usize, stage: Stage) {
         let slot = self.steps[number].slice % SLOTS;
         match stage {
             Stage::Team(_) => {}
@@ -255,10 +258,11 @@ impl Rank {
                 let values = self.memory.read(from, slot, count);
                 self.memory.write(to, slot, &values);
             }
-            Stage::Combine { rail, parts, count, to } => {
-                let part = |host| Place::Slot { rail, at: parts.of(host) };
-                let parts: Vec<_> = (0..hosts).map(|host| self.memory.read(part(host), slot, count)).collect();
-                let sum = |at: usize| parts.iter().fold(0, |sum: u64, part| sum.wrapping_add(part[at]));
+            Stage::Combine { rail, parts, count, to, finishes } => {
+                let parts: Vec<_> =
+                    parts.all().map(|at| self.memory.read(Place::Slot { rail, at }, slot, count)).collect();
+                let finish = |sum: u64| if finishes { sum.wrapping_mul(FINISHED) } else { sum };
+                let sum = |at: usize| finish(parts.iter().fold(0, |sum: u64, part| sum.wrapping_add(part[at])));
                 self.memory.write(to, slot, &(0..count as usize).map(sum).collect::<Vec<_>>());
             }
         }
@@ -284,7 +288,7 @@ fn run(layout: &Layout, ranks: &mut [Rank], rng: &mut StdRng) {
         for stream in (0..streams).rev() {
             let mut next = vec![None; ranks.len()];
             for (rank, next) in ranks.iter_mut().zip(&mut next).filter(|_| tries(rng)) {
-                let (moved, joint) = rank.advance(stream, layout.hosts());
+                let (moved, joint) = rank.advance(stream);
                 has_moved |= moved;
                 *next = joint;
             }
@@ -339,7 +343,11 @@ fn move_by(layout: &Layout, seats: &[Seat], ranks: &mut [Rank], rail: u32) -> bo
         let blocks = Blocks { send, send_stride: of.count, recv, recv_stride: of.count };
         (*rank, *slot, (of.kind, of.root, of.count), blocks)
     });
-    take_part(ranks, parts.collect::<Vec<_>>().into_iter());
+    let parts: Vec<_> = parts.collect();
+    match all.iter().any(|(.., moving)| moving.moved.only_from.is_some()) {
+        true => hop(ranks, &all),
+        false => take_part(ranks, parts.into_iter()),
+    }
     for (rank, number, Moving { slot, moved, .. }) in &all {
         let rank_of = &mut ranks[*rank];
         rank_of.memory.bring(*moved, *slot, moved.comes_out(layout.hosts(), seats[*rank].host));
@@ -347,6 +355,21 @@ fn move_by(layout: &Layout, seats: &[Seat], ranks: &mut [Rank], rail: u32) -> bo
         rank_of.moves[*number].has_ended = true;
     }
     true
+}
+
+/// A rail's ranks in the order of hosts: what each has goes to the next one of the ring.
+fn hop(ranks: &mut [Rank], members: &[(usize, usize, Moving)]) {
+    let count = members[0].2.moved.count;
+    let sent = members.iter().map(|(rank, _, Moving { slot, moved: of, .. })| {
+        assert_eq!((of.kind, of.count), (CollectiveKind::AllGather, count), "they differ");
+        ranks[*rank].memory.read(Place::Slot { rail: of.rail, at: of.send }, *slot, count)
+    });
+    let sent: Vec<_> = sent.collect();
+    for (rank, _, Moving { slot, moved: of, .. }) in members {
+        let previous = of.only_from.expect("all go one place");
+        let at = of.recv + u64::from(previous) * count;
+        ranks[*rank].memory.write(Place::Slot { rail: of.rail, at }, *slot, &sent[previous as usize]);
+    }
 }
 
 /// Ranks in order, with their slots: a collective, its root and count.
@@ -366,7 +389,13 @@ fn take_part(ranks: &mut [Rank], members: impl Iterator<Item = (usize, usize, (C
 }
 
 /// Carries a call out and compares all that ranks receive.
-fn check(layout: &Layout, kind: CollectiveKind, count: u64, root: u32, sizes: Sizes, (in_place, seed): (bool, u64)) {
+fn check(
+    (layout, ring): (&Layout, Option<&Ring>),
+    kind: CollectiveKind,
+    (count, root): (u64, u32),
+    sizes: Sizes,
+    (in_place, seed): (bool, u64),
+) {
     let (nranks, mut rng) = (layout.nranks(), StdRng::seed_from_u64(seed));
     let mut ranks = Vec::new();
     let mut inputs = Vec::new();
@@ -388,15 +417,17 @@ fn check(layout: &Layout, kind: CollectiveKind, count: u64, root: u32, sizes: Si
             send.clear();
         }
         inputs.push(input);
-        let plan = Plan { layout, seat: layout.seat(rank), kind, count, root, sizes };
+        let plan = Plan { layout, seat: layout.seat(rank), kind, count, root, sizes, ring };
         let memory = Memory { send, recv, place, slots: HashMap::new(), wire: HashMap::new(), slot_count: sizes.slot };
         ranks.push(Rank::new(&plan, memory));
     }
     run(layout, &mut ranks, &mut rng);
-    let what = format!("{kind} of {count} on {layout:?}, root {root}, {sizes:?}, in place: {in_place}, seed {seed}");
+    let what =
+        format!("{kind} of {count} on {layout:?}, {ring:?}, root {root}, {sizes:?}, in place: {in_place}, seed {seed}");
     for (rank, (of, wanted)) in ranks.iter_mut().zip(results(kind, count as usize, root as usize, &inputs)).enumerate()
     {
-        let wanted = wanted.concat();
+        let finish = |sum: u64| if kind.reduces() { sum.wrapping_mul(FINISHED) } else { sum };
+        let wanted: Vec<u64> = wanted.concat().into_iter().map(finish).collect();
         assert!(of.memory.read(Place::Recv(0), 0, wanted.len() as u64) == wanted, "{what}: rank {rank}");
     }
 }
@@ -439,8 +470,65 @@ fn plans_of_all_ranks_make_up_the_collective() {
                 let most = if sizes.slot < 100 || layout.hosts() > 4 { 5 } else { 6 };
                 let count = [1, 2, 7, 64, 500, 1999][rng.random_range(0..most)];
                 let root = rng.random_range(0..layout.nranks());
-                check(&layout, kind, count, root, sizes, (round % 2 == 1, rng.random()));
+                check((&layout, None), kind, (count, root), sizes, (round % 2 == 1, rng.random()));
             }
+        }
+    }
+}
+
+#[test]
+fn reductions_go_round_rings_of_hosts() {
+    let layouts: [&[u32]; 7] = [&[1, 1, 1], &[2, 2, 2], &[2, 1, 2], &[1, 2, 4], &[1; 4], &[2; 5], &[1; 9]];
+    let mut rng = StdRng::seed_from_u64(8);
+    for teams in layouts {
+        let layout = layout(teams);
+        let mut order: Vec<u32> = (0..layout.hosts()).collect();
+        for kind in KINDS.into_iter().filter(|kind| kind.reduces()) {
+            for round in 0..16 {
+                order.shuffle(&mut rng);
+                let ring = Ring::new(&order, layout.hosts()).expect("an order");
+                let sizes = Sizes {
+                    slot: [128, 1000, 10_000][rng.random_range(0..3)],
+                    undivided: [0, 10, 100][rng.random_range(0..3)],
+                    slice: [1, 100, 1000][rng.random_range(0..3)],
+                    exchange_from: [1, 50][rng.random_range(0..2)],
+                    is_forked: false,
+                };
+                let count = [1, 7, 64, 500, 1999][rng.random_range(0..5)];
+                let root = rng.random_range(0..layout.nranks());
+                let (in_place, seed) = (round % 2 == 1, rng.random());
+                check((&layout, Some(&ring)), kind, (count, root), sizes, (in_place, seed));
+            }
+        }
+    }
+}
+
+/// Of a rail's part P of a call, n hosts send each other 2 (n - 1) / n P, and along the ring alone.
+#[test]
+fn a_ring_carries_as_little_as_it_can_and_nothing_beside() {
+    let (layout, order) = (layout(&[2; 4]), [2, 0, 3, 1]);
+    let ring = Ring::new(&order, 4).expect("an order");
+    let sizes = Sizes { slot: 1 << 20, undivided: 0, slice: 1 << 14, exchange_from: 1, is_forked: false };
+    for (kind, times) in [(CollectiveKind::AllReduce, 2), (CollectiveKind::ReduceScatter, 1)] {
+        let (count, ring) = (1 << 16, Some(&ring));
+        let payload = kind.payload_count(count, layout.nranks());
+        for rank in 0..layout.nranks() {
+            let plan = Plan { layout: &layout, seat: layout.seat(rank), kind, count, root: 0, sizes, ring };
+            let of_slice = |slice| (0..plan.segments()).flat_map(move |segment| plan.stages(slice, segment));
+            let moves = plan.slices().into_iter().flat_map(of_slice).filter_map(|stage| match stage {
+                Stage::Rail(moved) => Some(moved),
+                _ => None,
+            });
+            let mut sent = 0;
+            for moved in moves {
+                assert_eq!(moved.kind, CollectiveKind::AllGather);
+                let place = order.iter().position(|host| *host == plan.seat.host).expect("there");
+                let is_of_ring = moved.only_from.is_none_or(|previous| previous == order[(place + 3) % 4]);
+                assert!(is_of_ring, "{moved:?}");
+                // Round a ring of its own an all-gather sends three times what a hop does.
+                sent += if moved.only_from.is_some() { moved.count } else { 3 * moved.count };
+            }
+            assert_eq!(sent, times * payload / u64::from(layout.rails()) * 3 / 4, "{kind}");
         }
     }
 }
@@ -450,8 +538,15 @@ fn slices_are_those_that_overlap() {
     let layout = layout(&[2, 2]);
     let sizes = Sizes { slot: 2 << 20, undivided: 2048, slice: 32 << 10, exchange_from: 0, is_forked: false };
     let slices = |count| {
-        let plan =
-            Plan { layout: &layout, seat: layout.seat(0), kind: CollectiveKind::AllReduce, count, root: 0, sizes };
+        let plan = Plan {
+            layout: &layout,
+            seat: layout.seat(0),
+            kind: CollectiveKind::AllReduce,
+            count,
+            root: 0,
+            sizes,
+            ring: None,
+        };
         plan.slices().len()
     };
     assert_eq!([0, 1, 2048, 2049, 2050, 64 << 10].map(slices), [0, 1, 1, 2, 1, 1]);
@@ -462,8 +557,15 @@ fn slices_are_those_that_overlap() {
 fn long_calls_are_forked_where_teams_are_large() {
     let is_forked = |teams: &[u32], kind, count| {
         let layout = layout(teams);
-        let plan =
-            Plan { layout: &layout, seat: layout.seat(0), kind, count, root: 0, sizes: Sizes::new(SLOT_BYTES, 4) };
+        let plan = Plan {
+            layout: &layout,
+            seat: layout.seat(0),
+            kind,
+            count,
+            root: 0,
+            sizes: Sizes::new(SLOT_BYTES, 4),
+            ring: None,
+        };
         plan.in_best_cut(SLOT_BYTES, 4, Forks::WhereItPays).sizes.is_forked
     };
     let all_reduce = CollectiveKind::AllReduce;
@@ -483,7 +585,7 @@ fn the_model_knows_how_often_teams_act() {
         let plan = |host| {
             let (seat, sizes) =
                 (layout.seat(layout.first_rank(host)), Sizes { exchange_from: 1, ..Sizes::new(SLOT_BYTES, 4) });
-            Plan { layout: &layout, seat, kind, count: 1 << 28, root: 0, sizes }
+            Plan { layout: &layout, seat, kind, count: 1 << 28, root: 0, sizes, ring: None }
         };
         let calls = |plan: &Plan<'_>, segment| {
             let stages = plan.stages(plan.slices()[0], segment);
@@ -502,7 +604,7 @@ fn calls_of_several_slices_can_all_be_forked() {
     let layout = layout(&[2, 2]);
     let plan = |count| {
         let (seat, sizes) = (layout.seat(0), Sizes::new(SLOT_BYTES, 4));
-        let plan = Plan { layout: &layout, seat, kind: CollectiveKind::AllToAll, count, root: 0, sizes };
+        let plan = Plan { layout: &layout, seat, kind: CollectiveKind::AllToAll, count, root: 0, sizes, ring: None };
         plan.in_best_cut(SLOT_BYTES, 4, Forks::Always)
     };
     for count in [1, 1 << 10, 1 << 16, 1 << 20, 1 << 24] {

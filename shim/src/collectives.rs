@@ -274,7 +274,10 @@ impl Collectives for Communicator {
     fn enqueue(&self, collective: &Collective<Span>, stream: &Stream) -> Result<(), Error> {
         let Counts { kind, count, data_type: dtype, root } = collective.counts(self.rank(), self.nranks())?;
         let ([send, recv], (.., op, _)) = (places(collective), collective.parts());
-        self.collective(&Call { kind, send, recv, count, dtype, op, scalar_at: None, root, user_tag: 0 }, stream)
+        self.collective(
+            &Call { kind, send, recv, count, dtype, op, scalar_at: None, root, user_tag: 0, one_hop: false },
+            stream,
+        )
     }
 
     fn async_error(&self) -> Option<Error> {

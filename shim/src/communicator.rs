@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytemuck::Zeroable;
-use mccs_ipc::command::{BufferRef, Command, FLAG_SCALAR_AT, FLAG_TWIN, Opcode};
+use mccs_ipc::command::{BufferRef, Command, FLAG_ONE_HOP, FLAG_SCALAR_AT, FLAG_TWIN, Opcode};
 use mccs_ipc::protocol::Request;
 use mccs_ipc::shm_exchange::{CollectiveSignature, ShmExchange};
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp};
@@ -61,13 +61,15 @@ pub(crate) struct Call {
     pub(crate) root: u32,
     /// The caller's name for the operation; 0 is none.
     pub(crate) user_tag: u64,
+    /// An all-gather that goes one place along the ring of reductions.
+    pub(crate) one_hop: bool,
 }
 
 impl Call {
     /// A call of this kind: a sum where it reduces, with rank 0 as its root where it has one.
     pub(crate) fn new(kind: CollectiveKind, (send, recv): (Span, Span), count: u64, dtype: DataType) -> Self {
         let op = RedOp::Sum.into();
-        Call { kind, send, recv, count, dtype, op, scalar_at: None, root: 0, user_tag: 0 }
+        Call { kind, send, recv, count, dtype, op, scalar_at: None, root: 0, user_tag: 0, one_hop: false }
     }
 }
 
@@ -214,6 +216,7 @@ impl Communicator {
         if call.scalar_at.is_some() {
             command.flags |= FLAG_SCALAR_AT;
         }
+        command.flags |= if call.one_hop { FLAG_ONE_HOP } else { 0 };
         let (nranks, rank) = (self.shared.nranks, self.shared.rank);
         command.send = self.bytes("send", &call.send, kind.send_count(count, nranks, rank, root), dtype)?;
         command.recv = self.bytes("receive", &call.recv, kind.recv_count(count, nranks, rank, root), dtype)?;

@@ -71,6 +71,7 @@ fn main() -> anyhow::Result<()> {
         count,
         premultiply: false,
         leaves_own: false,
+        one_hop: false,
     };
     // As a service does for a new communicator.
     let strategy = Strategy::initial(arguments.algorithm.choice(), nranks, arguments.channels, &hosts);

@@ -379,6 +379,7 @@ fn collectives_table(host: &RdmaHost, hosts: u32) -> anyhow::Result<String> {
                 count: bytes / 4 / ranks_each,
                 premultiply: false,
                 leaves_own: false,
+                one_hop: false,
             };
             let algorithm = model.choose(&problem, 4, &strategy)?;
             let ns = model.estimate_ns(&build(&problem, algorithm, &strategy)?, 4);

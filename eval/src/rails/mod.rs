@@ -182,7 +182,7 @@ pub fn simulate(machine: &Machine, design: &Design, call: &Call) -> Result<Outco
     let sizes = Sizes::new(design.slot_bytes, ELEMENT_BYTES);
     let plan = |host: u32| {
         let seat = layout.seat(layout.first_rank(host));
-        design.cut(Plan { layout: &layout, seat, kind: call.kind, count, root: 0, sizes })
+        design.cut(Plan { layout: &layout, seat, kind: call.kind, count, root: 0, sizes, ring: None })
     };
     let scripts = (0..call.hosts).map(|host| tasks::script(machine, design, &plan(host), ELEMENT_BYTES));
     let scripts = scripts.collect::<Result<Vec<_>, _>>()?;

@@ -96,6 +96,7 @@ impl Network {
                 count: moved.count,
                 premultiply: false,
                 leaves_own: moved.kind == CollectiveKind::AllToAll,
+                one_hop: moved.only_from.is_some(),
             };
             let schedule = match known.get(&problem) {
                 Some(schedule) => Arc::clone(schedule),

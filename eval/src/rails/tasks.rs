@@ -138,7 +138,7 @@ impl Writer<'_> {
                     + (2 * count * self.element_bytes) as f64 / self.machine.combine_bytes_per_ns;
                 self.kernel(lane, ns, 0.0);
             }
-            Stage::Combine { count, .. } => self.combine(lane, count),
+            Stage::Combine { parts, count, .. } => self.combine(lane, parts.all().len(), count),
             Stage::Rail(moved) => return Some(self.begin(lane, moved)),
         }
         None
@@ -154,8 +154,8 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn combine(&mut self, lane: usize, count: u64) {
-        let (mut left, mut is_first) = (self.hosts() as usize, true);
+    fn combine(&mut self, lane: usize, parts: usize, count: u64) {
+        let (mut left, mut is_first) = (parts, true);
         while left > 0 {
             let some = left.min(PARTS_MAX - usize::from(!is_first));
             // It reads them and what was made before, and writes what it makes.

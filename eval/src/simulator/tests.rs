@@ -244,7 +244,15 @@ fn bytes_are_those_of_the_services_schedules() {
             let count = 7 * 6 * 64 * 1024;
             let elements = if collective == Collective::AllReduce { count } else { count / 7 };
             let strategy = Strategy::initial(Choice::Pinned(algorithm), 7, 2, &hosts);
-            let problem = Problem { kind, nranks: 7, root: 0, count: elements, premultiply: false, leaves_own: false };
+            let problem = Problem {
+                kind,
+                nranks: 7,
+                root: 0,
+                count: elements,
+                premultiply: false,
+                leaves_own: false,
+                one_hop: false,
+            };
             let counts = build(&problem, algorithm, &strategy).expect("has a form").counts_between(&hosts);
             let work = Work {
                 channels: 2,

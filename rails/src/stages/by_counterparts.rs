@@ -45,12 +45,17 @@ impl Stages<'_> {
     }
 
     fn reduce_scatter(&mut self) {
+        self.reduce_for_hosts();
+        self.swap_by(0);
+    }
+
+    /// Ranks of this host combine the blocks of their counterparts on each.
+    pub(super) fn reduce_for_hosts(&mut self) {
         let (count, swap) = (self.part(), self.swap());
         for host in 0..self.hosts() {
             let send = self.in_buffer(Place::Send, host);
             self.exchange((CollectiveKind::ReduceScatter, 0), count, send, (slot(0, swap.outgoing(host)), count));
         }
-        self.swap_by(0);
     }
 
     fn combine_blocks(&mut self) {

@@ -65,6 +65,12 @@ impl Stages<'_> {
     }
 
     fn reduce_parts(&mut self) {
+        self.reduce_parts_for_hosts();
+        (0..self.rails()).for_each(|rail| self.swap_by(rail));
+    }
+
+    /// Ranks of this host combine what goes by their rails of each block.
+    pub(super) fn reduce_parts_for_hosts(&mut self) {
         let (part, swap) = (self.part(), self.swap());
         for host in 0..self.hosts() {
             for (rail, block) in self.each_block(host) {
@@ -73,19 +79,28 @@ impl Stages<'_> {
                 self.exchange((CollectiveKind::ReduceScatter, 0), part, send, recv);
             }
         }
-        (0..self.rails()).for_each(|rail| self.swap_by(rail));
     }
 
     fn combine_parts(&mut self) {
         let (swap, count) = (self.swap(), self.team() * self.part());
         for rail in 0..self.rails() {
-            // A rank that has no others here owns what it combines.
-            let own = self.parts_in(Place::Recv, self.slice.first, rail).0;
-            let to = if self.team() == 1 { own } else { slot(rail, swap.made()) };
-            self.combine(rail, swap.parts_at(0), (count, to));
+            self.combine(rail, swap.parts_at(0), (count, self.combined_parts(rail)));
         }
+        self.take_combined_parts();
+    }
+
+    /// Where a rail's parts of this host's blocks go when all are combined. A rank that has no others here owns them.
+    pub(super) fn combined_parts(&self, rail: u32) -> Place {
+        match self.team() {
+            1 => self.parts_in(Place::Recv, self.slice.first, rail).0,
+            _ => slot(rail, self.swap().made()),
+        }
+    }
+
+    /// From there their owners get them.
+    pub(super) fn take_combined_parts(&mut self) {
         if self.team() > 1 {
-            self.take_own_parts(swap.made());
+            self.take_own_parts(self.swap().made());
         }
     }
 

@@ -3,6 +3,7 @@
 //! | file | slices |
 //! | --- | --- |
 //! | `one_block.rs` | of collectives with one block, of which rails have a part each |
+//! | `round.rs` | whose reductions go round a ring of hosts |
 //! | `by_counterparts.rs` | with a block for each rank, which goes by that rank's rail: hosts have as many ranks each |
 //! | `by_parts.rs` | with a block for each rank, of which each rail has a part: hosts differ |
 //! | `undivided.rs` | with a block for each rank, so short that rails move whole blocks |
@@ -10,6 +11,7 @@
 mod by_counterparts;
 mod by_parts;
 mod one_block;
+mod round;
 mod undivided;
 
 use mccs_ipc::layout::Seat;
@@ -23,6 +25,7 @@ impl Plan<'_> {
     pub fn stages(&self, slice: Slice, segment: usize) -> Vec<Stage> {
         let mut stages = Stages { plan: self, slice, all: Vec::new() };
         match (self.has_one_block(), slice.is_divided) {
+            (_, true) if self.round().is_some() => stages.of_ring(segment),
             (true, _) => stages.of_one_block(segment),
             (false, false) => stages.of_undivided(segment),
             (false, true) if self.goes_by_counterparts() => stages.of_counterparts(segment),
@@ -117,13 +120,19 @@ impl Stages<'_> {
         self.push(Stage::Copy { from, to, count });
     }
 
+    /// Combines all there is of a part.
     fn combine(&mut self, rail: u32, parts: Parts, (count, to): (u64, Place)) {
-        self.push(Stage::Combine { rail, parts, count, to });
+        self.push(Stage::Combine { rail, parts, count, to, finishes: true });
+    }
+
+    /// One part of each host, one behind the other.
+    fn of_all_hosts(&self, count: u64) -> Parts {
+        Parts::in_order(0, count, self.plan.layout.hosts())
     }
 
     fn move_by(&mut self, rail: u32, kind: CollectiveKind, count: u64, (send, recv): (u64, u64)) {
         let root = if kind.has_root() { self.root().host } else { 0 };
-        self.push(Stage::Rail(Move { rail, kind, root, count, send, recv }));
+        self.push(Stage::Rail(Move { rail, kind, root, count, send, recv, only_from: None }));
     }
 
     fn swap_by(&mut self, rail: u32) {

@@ -2,7 +2,7 @@
 
 use mccs_ipc::types::CollectiveKind;
 
-use super::super::plan::{Parts, Place, Stage, Swap};
+use super::super::plan::{Place, Stage, Swap};
 use super::{Stages, slot};
 
 impl Stages<'_> {
@@ -25,14 +25,14 @@ impl Stages<'_> {
     }
 
     /// A collective of the team on parts of one rail of each rank, of which the first begins at `first_part` of the call's block.
-    fn team_on_parts(&mut self, kind: CollectiveKind, send: Place, recv: Place) {
+    pub(super) fn team_on_parts(&mut self, kind: CollectiveKind, send: Place, recv: Place) {
         let (part, root) = (self.part(), if kind.has_root() { self.root().local } else { 0 });
         let stride = u64::from(self.rails()) * part;
         self.exchange((kind, root), part, (send, stride), (recv, stride));
     }
 
     /// Where the part of the first rank of this host begins that goes by one of its rails.
-    fn first_part(&self, rail: u32) -> u64 {
+    pub(super) fn first_part(&self, rail: u32) -> u64 {
         self.slice.first + u64::from(rail) * self.part()
     }
 
@@ -56,7 +56,7 @@ impl Stages<'_> {
         let part = self.part();
         for rail in 0..self.rails() {
             let own = Place::Recv(self.own_part(rail));
-            self.combine(rail, Parts::in_order(0, part), (part, own));
+            self.combine(rail, self.of_all_hosts(part), (part, own));
             self.team_on_parts(CollectiveKind::AllGather, own, Place::Recv(self.first_part(rail)));
         }
     }
@@ -68,23 +68,28 @@ impl Stages<'_> {
         let part = self.part();
         for rail in 0..self.rails() {
             let combined = slot(rail, self.hosts() * part);
-            self.combine(rail, Parts::in_order(0, part), (part, combined));
+            self.combine(rail, self.of_all_hosts(part), (part, combined));
             self.team_on_parts(CollectiveKind::Gather, combined, Place::Recv(self.first_part(rail)));
         }
     }
 
     /// What hosts exchange of a rail's part: each combines as much.
-    fn swap_of_part(&self) -> Swap {
+    pub(super) fn swap_of_part(&self) -> Swap {
         Swap::new(self.plan.layout, self.plan.seat.host, self.part() / self.hosts())
     }
 
     fn scatter_and_exchange(&mut self) {
         let swap = self.swap_of_part();
+        self.scatter_for_hosts(swap);
+        (0..self.rails()).for_each(|rail| self.push(Stage::Rail(swap.by(rail))));
+    }
+
+    /// Ranks of this host combine the parts of their rails, of which each host is to have as much.
+    pub(super) fn scatter_for_hosts(&mut self, swap: Swap) {
         for rail in 0..self.rails() {
             let send = Place::Send(self.first_part(rail));
             self.team_on_parts(CollectiveKind::ReduceScatter, send, slot(rail, swap.outgoing(0)));
         }
-        (0..self.rails()).for_each(|rail| self.push(Stage::Rail(swap.by(rail))));
     }
 
     fn combine_and_gather(&mut self) {
@@ -115,7 +120,7 @@ impl Stages<'_> {
     fn take_undivided(&mut self) {
         if self.plan.kind == CollectiveKind::AllReduce || self.is_root() {
             let (count, to) = (self.part(), Place::Recv(self.slice.first));
-            self.combine(0, Parts::in_order(0, count), (count, to));
+            self.combine(0, self.of_all_hosts(count), (count, to));
         }
     }
 

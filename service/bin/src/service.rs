@@ -270,8 +270,11 @@ impl<'a> Base<'a> {
             self.start_controller(&controller, inputs, exchange.clone(), proxy.clone(), control_gpus)?;
         }
         let offer = transport_factory.map_or_else(
-            || Offer::without(RdmaUse::Off, settings.channels, "rdma.use is \"off\""),
-            |transport_factory| transport_factory.offer(settings.channels),
+            || {
+                let without = Offer::without(RdmaUse::Off, settings.channels, "rdma.use is \"off\"");
+                Offer { reductions: settings.reductions, ..without }
+            },
+            |transport_factory| transport_factory.offer(settings.channels, settings.reductions),
         );
         let described = transport_factory.map(TransportFactory::describe);
         registry.set_rdma(described.unwrap_or_else(|| Err("rdma.use is \"off\"".into())));

@@ -16,6 +16,7 @@ use mccs_device::cuda::CudaOptions;
 use mccs_device::host::HostOptions;
 use mccs_engines::controller::ControllerSettings;
 use mccs_engines::exchange::ExchangeSettings;
+use mccs_engines::proxy::Reductions;
 use mccs_engines::session::SessionLimits;
 use mccs_exchange::protocol::{LinkTimes, Name};
 use mccs_exchange::tls::TlsFiles;
@@ -149,6 +150,8 @@ pub struct Settings {
     pub choice: Choice,
     /// Channels of rings and trees; as many as are needed, if `None`.
     pub channels: Option<u32>,
+    /// How GPUs of several hosts reduce.
+    pub reductions: Reductions,
     /// Paths through the network that channels go round; none: all flows are alike.
     pub paths: Vec<FlowPath>,
     /// Links to other hosts' services, if there are others.
@@ -350,6 +353,10 @@ impl Settings {
             }),
             choice: config.strategy.algorithm.into(),
             channels: config.strategy.channels,
+            reductions: match config.strategy.reductions {
+                file::Reductions::AllToAll => Reductions::AllToAll,
+                file::Reductions::Ring => Reductions::Ring,
+            },
             paths: config.strategy.paths.iter().map(FlowPath::from).collect(),
             exchange: config.exchange.as_ref().map(|exchange| exchange_settings(config, exchange)),
             controller: config.controller.as_ref().map(|controller| ControllerSettings::new(config, controller)),

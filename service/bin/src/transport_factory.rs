@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Context as _;
 use mccs_config::service::{Device, RdmaUse, TransportKind};
 use mccs_device::cuda::Nics;
-use mccs_engines::proxy::{Nics as NicsOffered, Offer};
+use mccs_engines::proxy::{Nics as NicsOffered, Offer, Reductions};
 use mccs_engines::transport::links::Links;
 use mccs_transport::multi::MultiTransport;
 use mccs_transport::rdma::{Driver, GpuTrial, NoRdma, RdmaOptions, RdmaTransport, Verbs};
@@ -82,12 +82,12 @@ impl TransportFactory {
         Ok(TransportFactory { network, rdma: rdma.map_err(|without| without.reason), needs_rdma, turn: 0 })
     }
 
-    /// What this host can do for communicators, and may; `channels` as in `[strategy]`.
-    pub(crate) fn offer(&self, channels: Option<u32>) -> Offer {
+    /// What this host can do for communicators, and may; `channels` and `reductions` as in `[strategy]`.
+    pub(crate) fn offer(&self, channels: Option<u32>, reductions: Reductions) -> Offer {
         let usage = if self.needs_rdma { RdmaUse::Required } else { self.network.usage() };
         match &self.rdma {
-            Ok(OpenRdma { nics, .. }) => Offer { channels, usage, rdma: Ok(*nics) },
-            Err(reason) => Offer::without(usage, channels, reason),
+            Ok(OpenRdma { nics, .. }) => Offer { channels, usage, rdma: Ok(*nics), reductions },
+            Err(reason) => Offer { reductions, ..Offer::without(usage, channels, reason) },
         }
     }
 

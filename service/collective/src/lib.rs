@@ -70,6 +70,11 @@ pub fn build(problem: &Problem, algorithm: Algorithm, strategy: &Strategy) -> Re
     if problem.nranks == 1 || (problem.count == 0 && !is_barrier) {
         return Ok(single_pass::build(problem));
     }
+    if problem.one_hop && problem.kind == CollectiveKind::AllGather {
+        let mut schedule = ring::hop(problem, strategy);
+        drop_empty_steps(&mut schedule);
+        return Ok(schedule);
+    }
     let by_rank = || Layout::by_rank(problem, strategy);
     let by_host = || Layout::by_host(problem, strategy);
     let ring = |layout: &Layout<'_>| ring::build(layout).unwrap_or_else(|| pairwise::build(layout));

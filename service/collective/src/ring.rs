@@ -2,12 +2,14 @@
 //!
 //! Position p of a ring receives from p - 1 and sends to p + 1: first what is its own, then whatever it has received, at once,
 //! so that as much is on its way as was sent first. Reductions go round once; all-reduce then sends the results round once more. Broadcast and reduce are chains from and to the root, cut into chunks that follow each other.
+//! Where GPUs reduce between hosts, they go round by themselves, and ask for one place at a time ([`hop`]).
 //! Between hosts, what is passed on together is cut into slices: one is sent on while the next arrives.
 
 use mccs_ipc::types::CollectiveKind;
 
+use super::Strategy;
 use super::layout::Layout;
-use super::schedule::{Buffer, Channel, Program, RankSpan, Schedule, Shape, Span, Step, part};
+use super::schedule::{Buffer, Channel, Problem, Program, RankSpan, Schedule, Shape, Span, Step, part};
 
 /// One group's view of one channel.
 struct View<'a> {
@@ -53,6 +55,27 @@ pub(super) fn build(layout: &Layout<'_>) -> Option<Schedule> {
         channels.push(Channel { programs });
     }
     Some(Schedule { problem: *problem, scratch_count, shape: Shape::Message(channels) })
+}
+
+/// One place along the ring of reductions, which is the same on all channels.
+pub(super) fn hop(problem: &Problem, strategy: &Strategy) -> Schedule {
+    let order = strategy.reduction_order(problem.nranks);
+    let channels = strategy.ring_orders.len().max(1) as u64;
+    let channel = |index: u64| {
+        let (offset, count) = part(problem.count, channels, index, strategy.align_count.max(1));
+        let mut programs: Vec<_> =
+            (0..problem.nranks).map(|rank| Program { ranks: vec![rank], steps: Vec::new() }).collect();
+        for (place, &rank) in order.iter().enumerate() {
+            let (next, previous) = (order[(place + 1) % order.len()], order[(place + order.len() - 1) % order.len()]);
+            let src = RankSpan { rank, span: Span::new(Buffer::Send, offset, count) };
+            let dst = Span::new(Buffer::Recv, u64::from(previous) * problem.count + offset, count);
+            let dsts = vec![RankSpan { rank, span: dst }];
+            programs[rank as usize].steps = vec![Step::Send { peer: next, src }, Step::Recv { peer: previous, dsts }];
+        }
+        Channel { programs }
+    };
+    let shape = Shape::Message((0..channels).map(channel).collect());
+    Schedule { problem: *problem, scratch_count: 0, shape }
 }
 
 impl View<'_> {

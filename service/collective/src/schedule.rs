@@ -24,6 +24,8 @@ pub struct Problem {
     pub premultiply: bool,
     /// In an all-to-all: what a rank has for itself stays in its send buffer.
     pub leaves_own: bool,
+    /// An all-gather that goes one place along the strategy's ring of reductions: each rank gets what its predecessor has, and nothing else.
+    pub one_hop: bool,
 }
 
 impl Problem {

@@ -122,6 +122,9 @@ pub struct Strategy {
     pub hosts: Vec<Vec<u32>>,
     /// Order of ranks of each channel; empty for one channel in rank order. Hosts follow each other as their first ranks do.
     pub ring_orders: Vec<Vec<u32>>,
+    /// Order of ranks in which GPUs that reduce between hosts pass on what they have combined; empty for rank order. It stays as it was agreed on
+    /// when the communicator was made, since what the ranks have enqueued goes by it.
+    pub reduction_ring: Vec<u32>,
     /// Most chunks that follow each other along chains and trees.
     pub pipeline_chunks: u32,
     /// Elements below which data is not cut into further chunks: each costs a step on every rank.
@@ -200,6 +203,7 @@ impl Strategy {
             choice,
             hosts: hosts.to_vec(),
             ring_orders: (0..channels).map(order).collect(),
+            reduction_ring: Vec::new(),
             slices: 32,
             slice_count_min: 64 << 10,
             pipeline_chunks: 8,
@@ -233,7 +237,8 @@ impl Strategy {
             return Err(StrategyError::TooManyChannels(self.ring_orders.len()));
         }
         self.validate_hosts(nranks)?;
-        for (channel, order) in self.ring_orders.iter().enumerate() {
+        let reductions = Some(&self.reduction_ring).filter(|ring| !ring.is_empty());
+        for (channel, order) in self.ring_orders.iter().chain(reductions).enumerate() {
             if order.len() != nranks as usize {
                 return Err(StrategyError::WrongLength { channel, actual: order.len(), nranks });
             }
@@ -279,6 +284,11 @@ impl Strategy {
     pub(super) fn chunks(&self, count: u64, is_passed_on: bool) -> u64 {
         let least = if is_passed_on { self.chunk_count_min } else { self.slice_count_min };
         (count / least.max(1)).clamp(1, u64::from(self.pipeline_chunks.max(1)))
+    }
+
+    /// Order of ranks of the ring of reductions.
+    pub(super) fn reduction_order(&self, nranks: u32) -> Vec<u32> {
+        if self.reduction_ring.is_empty() { (0..nranks).collect() } else { self.reduction_ring.clone() }
     }
 
     /// Order of ranks of every channel.

@@ -72,6 +72,8 @@ pub struct CommInfo {
     pub hosts: Vec<String>,
     /// Its ranks in order, by their hosts, if all are on GPUs and several hosts have some.
     pub host_runs: Vec<HostRun>,
+    /// The order in which its hosts pass on what GPUs reduce, by their places among `host_runs`; empty where each exchanges with every other.
+    pub reduction_ring: Vec<u32>,
     /// What it shares with its parts, or with the whole that it is a part of.
     pub family: Arc<Family>,
     /// What it is to another communicator, if it is a part.
@@ -144,9 +146,15 @@ impl CommInfo {
         if self.part.is_some() {
             return Err("it is itself a part of another communicator".into());
         }
-        let CommInfo { number, nranks, host_runs, family, .. } = self;
+        let CommInfo { number, nranks, host_runs, reduction_ring, family, .. } = self;
         let (number, nranks, spans_services) = (*number, *nranks, self.hosts.len() > 1);
-        PartOf::new(Whole { number, nranks, spans_services, host_runs, family }, rank, joining)
+        PartOf::new(Whole { number, nranks, spans_services, host_runs, reduction_ring, family }, rank, joining)
+    }
+
+    /// Whether it is a rail whose ranks pass on what they reduce.
+    #[must_use]
+    pub fn has_reduction_ring(&self) -> bool {
+        self.part.as_ref().is_some_and(|part| !part.reduction_ring.is_empty())
     }
 
     /// The last tag that a rank has given an operation, whoever carries it out; 0 is none.

@@ -51,6 +51,8 @@ pub struct Whole<'a> {
     pub spans_services: bool,
     /// See [`CommInfo::host_runs`](super::CommInfo::host_runs).
     pub host_runs: &'a [HostRun],
+    /// See [`CommInfo::reduction_ring`](super::CommInfo::reduction_ring).
+    pub reduction_ring: &'a [u32],
     /// What it shares with its parts.
     pub family: &'a Arc<Family>,
 }
@@ -68,6 +70,8 @@ pub struct PartOf {
     pub ranks: Vec<u32>,
     /// Whether it moves data of teams between hosts: what a rank has for itself in an all-to-all stays where it is.
     pub is_rail: bool,
+    /// Of a rail: the order in which its ranks pass on what they reduce, if they do.
+    pub reduction_ring: Vec<u32>,
 }
 
 /// A rank that joins a part, as its session says.
@@ -124,7 +128,8 @@ impl PartOf {
             return Err(format!("rank {rank} is rank {place} of {} there, not {wrong} of {of}", ranks.len()));
         }
         let is_rail = joining.role.is_rail();
-        Ok(PartOf { whole: whole.number, family: Arc::clone(whole.family), name, ranks, is_rail })
+        let reduction_ring = if is_rail { whole.reduction_ring.to_vec() } else { Vec::new() };
+        Ok(PartOf { whole: whole.number, family: Arc::clone(whole.family), name, ranks, is_rail, reduction_ring })
     }
 
     /// What the caller calls one of its ranks.

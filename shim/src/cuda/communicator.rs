@@ -71,11 +71,11 @@ impl CommunicatorBuilder {
                 let made = DeviceInitiatedCommunicator::join(client, comm, place, context, &share, &fds)?;
                 Ok(CudaCommunicator::new(Backend::DeviceInitiated(Arc::new(made))))
             }
-            (Response::Comm { comm, access, engines_from, hosts, rails_from, pinned_to, .. }, _) => {
+            (Response::Comm { comm, access, engines_from, hosts, rails_from, pinned_to, reduction_ring, .. }, _) => {
                 let (id, rank, nranks, options) = (self.id, self.rank, self.nranks, self.options.clone());
                 let root_address = self.root_address.clone().unwrap_or_default();
                 let identity = Identity { id, rank, nranks, gpu, root_address, options, whole: comm };
-                let joined = Joined { identity, access, engines_from, hosts, rails_from, pinned_to };
+                let joined = Joined { identity, access, engines_from, hosts, rails_from, pinned_to, reduction_ring };
                 let made = ServiceExecutedCommunicator::new(client, &joined, context)?;
                 Ok(CudaCommunicator::new(Backend::ServiceExecuted(Arc::new(made))))
             }

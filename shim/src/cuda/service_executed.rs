@@ -59,6 +59,7 @@ pub(super) struct Joined {
     pub(super) hosts: Vec<HostRun>,
     pub(super) rails_from: u64,
     pub(super) pinned_to: u64,
+    pub(super) reduction_ring: Vec<u32>,
 }
 
 impl ServiceExecutedCommunicator {
@@ -66,7 +67,7 @@ impl ServiceExecutedCommunicator {
     pub(super) fn new(client: &Client, joined: &Joined, context: Context) -> Result<Self, Error> {
         let Joined { identity, access, .. } = joined;
         let staged = HostStagedCommunicator::new(client.clone(), identity.clone(), context.clone(), *access)?;
-        let by_rails = (&*joined.hosts, joined.rails_from);
+        let by_rails = (&*joined.hosts, joined.rails_from, &*joined.reduction_ring);
         let rails = Rails::join(client, identity, &context, &staged, by_rails);
         let pinned = || Pinned::join(client, identity, &context, joined.pinned_to);
         let engines = || joined.engines_from.map(|from| Engines::join(client, identity, context.clone(), from));

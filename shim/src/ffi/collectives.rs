@@ -51,7 +51,8 @@ unsafe fn collective(kind: CollectiveKind, at: &Arguments, comm: *mut CComm, str
                 // SAFETY: the caller's contract.
                 let stream = unsafe { host_stream(stream) }?;
                 let (send, recv) = (span(host.client(), at.send as usize), span(host.client(), at.recv as usize));
-                let call = Call { kind, send, recv, count, dtype, op, scalar_at: None, root, user_tag: 0 };
+                let call =
+                    Call { kind, send, recv, count, dtype, op, scalar_at: None, root, user_tag: 0, one_hop: false };
                 host.collective(&call, stream)?;
             }
             Memory::Cuda(cuda) => {

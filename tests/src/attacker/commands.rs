@@ -2,7 +2,8 @@
 
 use bytemuck::Zeroable as _;
 use mccs_ipc::command::{
-    BufferRef, Command, FLAG_COPIED, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, FLAG_TWIN, Opcode,
+    BufferRef, Command, FLAG_COPIED, FLAG_GROUP_CONTINUES, FLAG_ONE_HOP, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT,
+    FLAG_TWIN, Opcode,
 };
 use mccs_ipc::queue::Push;
 use mccs_ipc::shm_exchange::CollectiveSignature;
@@ -59,7 +60,7 @@ impl Session {
 
 /// Makes something of a command another thing.
 fn err(command: &mut Command, decide: &mut Decide<'_>) {
-    match decide(14) {
+    match decide(15) {
         0 => command.opcode = decide(8) as u32,
         1 => command.kind = decide(CollectiveKind::ALL.len() as u64 + 4) as u32,
         2 => command.dtype = decide(DataType::ALL.len() as u64 + 4) as u32,
@@ -73,6 +74,7 @@ fn err(command: &mut Command, decide: &mut Decide<'_>) {
         10 => command.root = decide(5) as u32,
         11 => command.flags ^= FLAG_TWIN,
         12 => command.flags ^= FLAG_COPIED,
+        13 => command.flags ^= FLAG_ONE_HOP,
         _ => command.send.offset_bytes = u64::MAX >> decide(64),
     }
 }

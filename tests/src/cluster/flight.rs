@@ -169,6 +169,7 @@ impl Flight {
                 buffers: Buffers::Host { send: operand(*send), recv: operand(*recv) },
                 group_continues: false,
                 overlaps: false,
+                one_hop: false,
                 rounds: 0,
                 round: RoundState::None,
                 user_tag: 0,

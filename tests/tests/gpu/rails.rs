@@ -44,6 +44,11 @@ pub fn everything() -> String {
     TENANTS.replacen("[cuda]\n", "[cuda]\nrails_from = \"1B\"\n", 1)
 }
 
+/// The same, where what GPUs reduce goes round a ring of hosts.
+fn round_a_ring() -> String {
+    everything().replacen("[cuda]\n", "[strategy]\nreductions = \"ring\"\n[cuda]\n", 1)
+}
+
 /// Has teams of so many ranks, with a service each, play a role.
 pub fn play_in_teams(role: &str, hosts: &TestHosts, teams: &[u32]) -> Vec<String> {
     play_as(0, role, hosts, teams)
@@ -387,6 +392,20 @@ fn factors_in_memory_of_gpus_go_by_rails() {
     play_in_teams("scales", &hosts, teams);
 }
 
+/// What hosts combine goes on from one to the next: of every length, type and operator, out of and in place, and in graphs.
+#[test]
+#[ignore = "needs a GPU"]
+fn reductions_go_round_a_ring_of_hosts() {
+    let most = mccs_cuda::gpus().expect("GPUs").len().min(2) as u32;
+    for teams in [vec![most; 3], vec![most, 1, most], vec![1; 4]] {
+        let hosts = TestHosts::start(teams.len(), &round_a_ring());
+        ["combines", "combines_in_place"].into_iter().for_each(|role| drop(play_in_teams(role, &hosts, &teams)));
+    }
+    let hosts = TestHosts::start(3, &round_a_ring());
+    let roles = ["combines_all_types", "combines_late", "replays_beside_calls"];
+    roles.into_iter().for_each(|role| drop(play_in_teams(role, &hosts, &[1; 3])));
+}
+
 /// Sends and receives: inside hosts by kernels, between them by the services, in one group.
 #[test]
 #[ignore = "needs a GPU"]
@@ -543,4 +562,30 @@ fn the_whole_moves_nothing_that_rails_do() {
     assert_eq!(rails.len(), teams[0] as usize);
     assert!(rails.iter().all(|rail| rail.totals().0 >= KINDS.len() as u64 && rail.nranks == 2));
     players.iter_mut().for_each(Player::kill);
+}
+
+/// That results are right does not tell that they went round a ring: of three hosts an all-reduce and a reduce-scatter take a move more, and a
+/// reduce two.
+#[test]
+#[ignore = "needs a GPU"]
+fn a_ring_takes_a_move_for_each_hop() {
+    let moves = |settings: &str| {
+        let hosts = TestHosts::start(3, settings);
+        let whole = Place { nranks: 3, root: "h0".into(), ..everybody(hosts.service(0), 0) };
+        let place = |host: u32| Place {
+            ranks: host..host + 1,
+            socket: hosts.service(host as usize).socket(0),
+            ..whole.clone()
+        };
+        let mut players = [0, 1, 2].map(|host| Player::start("counts_what_rails_move", &place(host)));
+        players.iter_mut().for_each(|player| player.hears("is done"));
+        let comms = hosts.service(0).service().registry.comms();
+        let is_rail = |part: &mccs_registry::PartOf| part.name.starts_with("rail");
+        let rails = comms.iter().filter(|comm| comm.part.as_ref().is_some_and(is_rail));
+        let count: u64 = rails.map(|comm| comm.totals().0).sum();
+        players.iter_mut().for_each(Player::kill);
+        count
+    };
+    let (exchanged, gone_round) = (moves(&everything()), moves(&round_a_ring()));
+    assert!(gone_round >= exchanged + 4, "{exchanged}, {gone_round}");
 }

@@ -5,7 +5,7 @@ use mccs_ipc::types::CollectiveKind;
 use crate::*;
 
 fn problem(kind: CollectiveKind, count: u64) -> Problem {
-    Problem { kind, nranks: 16, root: 0, count, premultiply: false, leaves_own: false }
+    Problem { kind, nranks: 16, root: 0, count, premultiply: false, leaves_own: false, one_hop: false }
 }
 
 /// Sixteen hosts of one rank.

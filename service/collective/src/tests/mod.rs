@@ -19,7 +19,8 @@ fn cases() -> impl Generator<Value = (Problem, Strategy)> {
     let shapes = (1u32..=12, kinds, counts, 0usize..4, any::<u32>(), any::<bool>());
     shapes.prop_flat_map(|(nranks, kind, count, channels, root, premultiply)| {
         let order = Just((0..nranks).collect::<Vec<_>>()).prop_shuffle();
-        let problem = Problem { kind, nranks, root: root % nranks, count, premultiply, leaves_own: false };
+        let problem =
+            Problem { kind, nranks, root: root % nranks, count, premultiply, leaves_own: false, one_hop: false };
         let cuts = (1u32..6, prop::sample::select(vec![1u64, 7, 500]), prop::sample::select(vec![1u64, 3, 64]));
         // One host, or each rank on any of up to five.
         let placements = prop_oneof![Just(Vec::new()), prop::collection::vec(0usize..5, nranks as usize)];
@@ -36,6 +37,7 @@ fn cases() -> impl Generator<Value = (Problem, Strategy)> {
                     choice: Choice::Auto,
                     hosts: hosts(&host_of),
                     ring_orders,
+                    reduction_ring: Vec::new(),
                     pipeline_chunks,
                     chunk_count_min,
                     slices,
@@ -69,6 +71,7 @@ fn fine_strategy(ring_orders: Vec<Vec<u32>>) -> Strategy {
         choice,
         hosts: Vec::new(),
         ring_orders,
+        reduction_ring: Vec::new(),
         pipeline_chunks: 3,
         chunk_count_min: 1,
         slices: 2,

@@ -168,7 +168,7 @@ fn mutants_are_refused_or_equivalent() {
     let cases = CollectiveKind::ALL.iter().flat_map(|kind| Algorithm::ALL.map(|algorithm| (*kind, algorithm)));
     let cases = cases.flat_map(|case| [(case, false), (case, true)]);
     for ((kind, algorithm), premultiply) in cases {
-        let problem = Problem { kind, nranks: 4, root: 2, count: 13, premultiply, leaves_own: false };
+        let problem = Problem { kind, nranks: 4, root: 2, count: 13, premultiply, leaves_own: false, one_hop: false };
         let one_host = fine_strategy(vec![vec![0, 1, 2, 3], vec![2, 0, 3, 1]]);
         let strategy = match algorithm {
             Algorithm::HostRing | Algorithm::HostTree | Algorithm::OneShot => {

@@ -30,8 +30,15 @@ fn whole(buffer: Buffer) -> Span {
 }
 
 fn message(kind: CollectiveKind, programs: Vec<Vec<Step>>) -> Schedule {
-    let problem =
-        Problem { kind, nranks: programs.len() as u32, root: 0, count: 8, premultiply: false, leaves_own: false };
+    let problem = Problem {
+        kind,
+        nranks: programs.len() as u32,
+        root: 0,
+        count: 8,
+        premultiply: false,
+        leaves_own: false,
+        one_hop: false,
+    };
     let program = |(rank, steps)| Program { ranks: vec![rank], steps };
     let programs = (0..).zip(programs).map(program).collect();
     Schedule { problem, scratch_count: 8, shape: Shape::Message(vec![Channel { programs }]) }
@@ -118,7 +125,7 @@ fn raw_contributions_of_other_ranks_are_refused() {
 
 fn broadcast() -> Problem {
     let (kind, leaves_own) = (CollectiveKind::Broadcast, false);
-    Problem { kind, nranks: 2, root: 0, count: 8, premultiply: false, leaves_own }
+    Problem { kind, nranks: 2, root: 0, count: 8, premultiply: false, leaves_own, one_hop: false }
 }
 
 #[test]
@@ -143,8 +150,15 @@ fn channels_and_moves_that_meet_are_refused() {
 #[test]
 fn a_barrier_that_lets_somebody_through_is_refused() {
     let strategy = fine_strategy(Vec::new());
-    let problem =
-        Problem { kind: CollectiveKind::Barrier, nranks: 9, root: 0, count: 0, premultiply: false, leaves_own: false };
+    let problem = Problem {
+        kind: CollectiveKind::Barrier,
+        nranks: 9,
+        root: 0,
+        count: 0,
+        premultiply: false,
+        leaves_own: false,
+        one_hop: false,
+    };
     let mut schedule = build(&problem, Algorithm::Ring, &strategy).expect("valid");
     assert_eq!(verify(&schedule, false), Ok(()));
     if let Shape::Message(channels) = &mut schedule.shape {
@@ -165,6 +179,7 @@ fn strategies_that_do_not_fit_are_refused() {
         count: 8,
         premultiply: false,
         leaves_own: false,
+        one_hop: false,
     };
     let check = |order: &[u32]| {
         let strategy = fine_strategy(vec![vec![0, 1, 2], order.to_vec()]);
@@ -196,7 +211,7 @@ fn an_all_to_all_may_leave_the_own_part() {
         let hosts = if is_mapped { Vec::new() } else { (0..nranks).map(|rank| vec![rank]).collect() };
         let strategy = Strategy { hosts, ..fine_strategy(Vec::new()) };
         let kind = CollectiveKind::AllToAll;
-        let problem = Problem { kind, nranks, root: 0, count: 8, premultiply: false, leaves_own: true };
+        let problem = Problem { kind, nranks, root: 0, count: 8, premultiply: false, leaves_own: true, one_hop: false };
         for algorithm in algorithms(&strategy) {
             let schedule = build(&problem, algorithm, &strategy).expect("valid");
             assert_eq!(verify(&schedule, false), Ok(()), "{algorithm:?}");
@@ -214,11 +229,55 @@ fn an_all_to_all_may_leave_the_own_part() {
     }
 }
 
+/// What GPUs reduce round a ring of hosts goes on by one place at a time, on each channel.
+#[test]
+fn one_hop_takes_what_each_rank_has_to_the_next_one_of_the_ring() {
+    for (ring, channels) in [(vec![], 1), (vec![2, 0, 3, 1], 1), (vec![3, 1, 0, 2], 3), (vec![0, 1, 2, 3], 5)] {
+        let hosts: Vec<Vec<u32>> = (0..4).map(|rank| vec![rank]).collect();
+        // The order of other collectives is another one.
+        let ring_orders = vec![vec![3, 2, 1, 0]; channels];
+        let strategy = Strategy { hosts, reduction_ring: ring.clone(), ..fine_strategy(ring_orders) };
+        let (kind, count) = (CollectiveKind::AllGather, 10);
+        let problem = Problem { kind, nranks: 4, root: 0, count, premultiply: false, leaves_own: false, one_hop: true };
+        let ring = if ring.is_empty() { vec![0, 1, 2, 3] } else { ring };
+        for algorithm in algorithms(&strategy) {
+            let schedule = build(&problem, algorithm, &strategy).expect("valid");
+            assert_eq!(verify(&schedule, false), Ok(()), "{algorithm:?}");
+            let Shape::Message(all) = &schedule.shape else { panic!("hosts pass messages") };
+            for (place, rank) in ring.iter().enumerate() {
+                let (next, previous) = (ring[(place + 1) % 4], ring[(place + 3) % 4]);
+                let mut whole = 0;
+                for channel in all {
+                    let [Step::Send { peer, src }, Step::Recv { peer: from, dsts }] =
+                        &channel.programs[*rank as usize].steps[..]
+                    else {
+                        panic!("it sends and receives")
+                    };
+                    assert_eq!((*peer, *from, src.rank, src.span.offset), (next, previous, *rank, whole));
+                    let to = Span::new(Buffer::Recv, u64::from(previous) * count + whole, src.span.count);
+                    assert_eq!(dsts[..], [RankSpan { rank: *rank, span: to }]);
+                    whole += src.span.count;
+                }
+                assert_eq!(whole, count);
+            }
+        }
+    }
+    let twice = Strategy { reduction_ring: vec![0, 0], ..fine_strategy(Vec::new()) };
+    assert_eq!(twice.validate(2), Err(StrategyError::RankTwice { channel: 0, rank: 0 }));
+}
+
 #[test]
 fn problems_that_contradict_themselves_are_refused() {
     let broadcast = |nranks, root, count| {
-        let problem =
-            Problem { kind: CollectiveKind::Broadcast, nranks, root, count, premultiply: false, leaves_own: false };
+        let problem = Problem {
+            kind: CollectiveKind::Broadcast,
+            nranks,
+            root,
+            count,
+            premultiply: false,
+            leaves_own: false,
+            one_hop: false,
+        };
         build(&problem, Algorithm::Tree, &fine_strategy(Vec::new())).map(|_| ())
     };
     assert_eq!(broadcast(3, 2, 8), Ok(()));
@@ -238,6 +297,7 @@ fn a_reduce_scatter_reuses_its_scratch() {
         count: 1 << 20,
         premultiply: false,
         leaves_own: false,
+        one_hop: false,
     };
     let strategy = Strategy { pipeline_chunks: 64, ..Strategy::initial(Choice::Auto, 12, 2, &[]) };
     let schedule = build(&problem, Algorithm::Ring, &strategy).expect("valid");
@@ -250,7 +310,7 @@ fn a_reduce_scatter_reuses_its_scratch() {
 fn hosts_send_as_few_bytes_as_their_algorithm_says() {
     let sent = |algorithm, kind, placement: &[usize], count| {
         let nranks = placement.len() as u32;
-        let problem = Problem { kind, nranks, root: 0, count, premultiply: false, leaves_own: false };
+        let problem = Problem { kind, nranks, root: 0, count, premultiply: false, leaves_own: false, one_hop: false };
         let strategy = Strategy::initial(Choice::Auto, nranks, 1, &hosts(placement));
         let schedule = build(&problem, algorithm, &strategy).expect("valid");
         let between = schedule.counts_between(&strategy.hosts);
@@ -295,6 +355,7 @@ fn single_pass_moves_between_hosts_are_refused() {
         count: 8,
         premultiply: false,
         leaves_own: false,
+        one_hop: false,
     };
     let strategy = Strategy::initial(Choice::Auto, 2, 1, &[vec![0], vec![1]]);
     assert_eq!(build(&problem, Algorithm::SinglePass, &strategy), Err(ScheduleError::NotMapped));
@@ -317,6 +378,7 @@ fn scratch_is_of_first_ranks() {
         count: 100,
         premultiply: false,
         leaves_own: false,
+        one_hop: false,
     };
     let strategy = Strategy::initial(Choice::Auto, 4, 2, &hosts(&[0, 0, 1, 1]));
     let mut schedule = build(&problem, Algorithm::OneShot, &strategy).expect("valid");
@@ -338,6 +400,7 @@ fn long_data_goes_round_the_ring_instead_of_into_scratch() {
             count,
             premultiply: false,
             leaves_own: false,
+            one_hop: false,
         };
         build(&problem, algorithm, &strategy).expect("valid")
     };
@@ -353,7 +416,8 @@ fn chunks_are_short_where_they_are_passed_on() {
     let sends = |placement: &[usize], kind, algorithm| {
         let nranks = placement.len() as u32;
         let strategy = Strategy::initial(Choice::Auto, nranks, 1, &hosts(placement));
-        let problem = Problem { kind, nranks, root: 0, count: 1 << 18, premultiply: false, leaves_own: false };
+        let problem =
+            Problem { kind, nranks, root: 0, count: 1 << 18, premultiply: false, leaves_own: false, one_hop: false };
         let schedule = build(&problem, algorithm, &strategy).expect("valid");
         let Shape::Message(channels) = &schedule.shape else { panic!("it passes messages") };
         let most = channels[0]

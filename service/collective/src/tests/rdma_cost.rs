@@ -68,6 +68,7 @@ fn long_data_take_as_long_as_links_need_and_less_than_over_tcp() {
         count: 1 << 28,
         premultiply: false,
         leaves_own: false,
+        one_hop: false,
     };
     let schedule = build(&problem, Algorithm::Ring, &strategy).expect("valid");
     let time = |model: &CostModel| model.estimate_ns(&schedule, 4);

@@ -182,6 +182,8 @@ impl Machine {
             }
             Kind::Broadcast => vec![(whole, vec![(root, 0)])],
             Kind::Scatter => vec![(whole, vec![(root, block(rank))])],
+            // Whose it is says the strategy.
+            Kind::AllGather if self.problem.one_hop => Vec::new(),
             Kind::AllGather | Kind::Gather => by_rank(0),
             // What stays is no output.
             Kind::AllToAll if self.problem.leaves_own => {

@@ -114,6 +114,7 @@ fn message_schedule(src: u32, dst: u32, bytes: u64) -> Schedule {
         kind: CollectiveKind::Broadcast,
         premultiply: false,
         leaves_own: false,
+        one_hop: false,
     };
     Schedule { problem, scratch_count: 0, shape: Shape::Message(vec![Channel { programs }]) }
 }

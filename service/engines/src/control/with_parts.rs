@@ -103,7 +103,7 @@ mod tests {
 
     fn rail(ranks: &[u32]) -> PartOf {
         let (family, name) = (Arc::new(Family::default()), "rail 1 of 2".into());
-        PartOf { whole: 1, family, name, ranks: ranks.to_vec(), is_rail: true }
+        PartOf { whole: 1, family, name, ranks: ranks.to_vec(), is_rail: true, reduction_ring: Vec::new() }
     }
 
     fn two_rails() -> WithParts {

@@ -43,6 +43,22 @@ impl Across {
         Placed::new(self.span.comm.clone(), hosts)
     }
 
+    /// Places among [`Across::host_runs`] in the order in which GPUs there pass on what they reduce; none where they do not.
+    pub(super) fn reduction_ring(&self) -> Vec<u32> {
+        let hosts = &self.agreed.reduction_ring;
+        let place_of = |first: u32| hosts.iter().position(|host| self.ranks_by_host[*host].contains(&first));
+        let mut runs: Vec<(Option<usize>, u32)> = Vec::new();
+        let mut first = 0;
+        for (number, run) in (0..).zip(self.host_runs()) {
+            runs.push((place_of(first), number));
+            first += run.ranks;
+        }
+        // Two exchange in one step what a ring takes two for.
+        runs.retain(|(place, _)| place.is_some());
+        runs.sort_unstable();
+        if runs.len() > 2 { runs.into_iter().map(|(_, number)| number).collect() } else { Vec::new() }
+    }
+
     /// See [`sites::host_runs`].
     pub(super) fn host_runs(&self) -> Vec<HostRun> {
         let mut ranks: Vec<_> = self.gpus.iter().map(|gpu| (0, *gpu)).collect();

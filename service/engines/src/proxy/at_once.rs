@@ -165,6 +165,7 @@ impl Rank {
             buffers: Buffers::Host { send: operand(), recv: operand() },
             group_continues: false,
             overlaps: false,
+            one_hop: false,
             rounds: 0,
             round: RoundState::None,
             user_tag: 0,

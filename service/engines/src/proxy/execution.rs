@@ -324,11 +324,14 @@ impl Execution {
         live.touch(now);
         let (ended, began) = live.running.finish(job, now);
         let took = began.elapsed();
-        if let Some(Operation { action: Action::Collective { kind, .. }, count, dtype, .. }) = ended.first() {
+        if let Some(Operation { action: Action::Collective { kind, .. }, count, dtype, one_hop, .. }) = ended.first() {
+            // Of the places that an all-gather goes round a ring, one.
+            let hops = if *one_hop { u64::from(live.info.nranks - 1).max(1) } else { 1 };
+            let count = count / hops;
             if live.info.is_timed() {
-                live.info.count_collective(*kind, *count, dtype.size_bytes(), took);
+                live.info.count_collective(*kind, count, dtype.size_bytes(), took);
             } else {
-                live.info.count_handed_out(*kind, *count, dtype.size_bytes());
+                live.info.count_handed_out(*kind, count, dtype.size_bytes());
             }
         }
         live.note_burst(now.checked_sub(took).unwrap_or(now), now, &state.out.registry);

@@ -97,6 +97,10 @@ impl NewComm {
             Some(across) => (schedules.with_channels(across.agreed.channels), Arc::clone(&across.assignment)),
             None => (schedules, Arc::default()),
         };
+        let schedules = match &info.part {
+            Some(part) => schedules.with_reduction_ring(part.reduction_ring.clone()),
+            None => schedules,
+        };
         let (members, answers): (Vec<_>, Vec<_>) = requests.into_iter().map(member_of).unzip();
         let span = across.map(|across| across.span);
         let comm = Comm::new(members, Strategies::new(schedules, assignment), Arc::clone(&info), span, now);
@@ -136,6 +140,7 @@ impl NewComm {
             nranks: *nranks,
             hosts: across.iter().flat_map(|across| across.hosts.iter().map(ToString::to_string)).collect(),
             host_runs: self.host_runs(),
+            reduction_ring: across.map_or_else(Vec::new, Across::reduction_ring),
             family: part.as_ref().map(|part| Arc::clone(&part.family)).unwrap_or_default(),
             part,
             ranks: requests.iter().map(rank_info).collect(),

@@ -20,6 +20,25 @@ pub struct Offer {
     pub usage: RdmaUse,
     /// Its NICs, or why it has none.
     pub rdma: Result<Nics, String>,
+    /// How GPUs of several hosts are to reduce.
+    pub reductions: Reductions,
+}
+
+/// How a host wants GPUs of several hosts to reduce, as far as the operator has said.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reductions {
+    /// Each host exchanges with every other.
+    #[default]
+    AllToAll,
+    /// Round a ring, in the order of ranks.
+    Ring,
+    /// Round a ring where hosts are below different leaves.
+    AcrossLeaves {
+        /// The host's leaf.
+        leaf: u32,
+        /// Its place among all hosts, leaf by leaf; hosts with the same follow each other as their ranks do.
+        place: u32,
+    },
 }
 
 /// NICs of a host that a communicator would use.
@@ -44,13 +63,16 @@ pub struct Agreed {
     pub channels: u32,
     /// What the operator may want to know of hosts that differ.
     pub remark: Option<String>,
+    /// Places of the hosts in the order in which their GPUs pass on what they reduce; none where each exchanges with every other.
+    pub reduction_ring: Vec<usize>,
 }
 
 impl Offer {
     /// Of a host without RDMA, in words that fit into what hosts tell.
     #[must_use]
     pub fn without(usage: RdmaUse, channels: Option<u32>, reason: &str) -> Self {
-        Offer { channels, usage, rdma: Err(reason.chars().take(REASON_CHARS_MAX).collect()) }
+        let rdma = Err(reason.chars().take(REASON_CHARS_MAX).collect());
+        Offer { channels, usage, rdma, reductions: Reductions::AllToAll }
     }
 
     /// The same for a communicator that uses so many of the NICs.
@@ -82,6 +104,7 @@ impl Offer {
 /// A host that another's offer contradicts, and what is wrong.
 pub fn agree<'a>(offers: &[(&'a Name, &Offer)]) -> Result<Agreed, (&'a Name, String)> {
     let channels = channels_said(offers)?;
+    let reduction_ring = reduction_ring(offers)?;
     let kind = |offer: &Offer| offer.rdma.as_ref().ok().map(|nics| nics.is_infiniband);
     let mut obstacles =
         offers.iter().filter_map(|(host, offer)| Some((*host, format!("host {host}: {}", offer.obstacle()?))));
@@ -94,13 +117,41 @@ pub fn agree<'a>(offers: &[(&'a Name, &Offer)]) -> Result<Agreed, (&'a Name, Str
         let most = offers.iter().filter_map(|(_, offer)| Some(offer.rdma.as_ref().ok()?.count)).max().unwrap_or(0);
         let needed = u32::from(most).clamp(CHANNELS_MIN, CHANNELS_MAX as u32);
         let (transport, channels) = (Some(TransportKind::Rdma), channels.unwrap_or(needed));
-        return Ok(Agreed { transport, reason: None, channels, remark: remark(offers) });
+        return Ok(Agreed { transport, reason: None, channels, remark: remark(offers), reduction_ring });
     };
     if let Some((by, _)) = offers.iter().find(|(_, offer)| offer.usage == RdmaUse::Required) {
         return Err((host, format!("host {by} has rdma.use = \"required\", and {reason}")));
     }
     let channels = channels.unwrap_or(CHANNELS_MIN);
-    Ok(Agreed { transport: Some(TransportKind::Tcp), reason: Some(reason), channels, remark: None })
+    Ok(Agreed { transport: Some(TransportKind::Tcp), reason: Some(reason), channels, remark: None, reduction_ring })
+}
+
+/// The order in which all want to pass reductions on. A policy comes to hosts one after the other: until all have heard of it there is no ring.
+fn reduction_ring<'a>(offers: &[(&'a Name, &Offer)]) -> Result<Vec<usize>, (&'a Name, String)> {
+    let host_that =
+        |wanted: Reductions| offers.iter().find(|(_, offer)| offer.reductions == wanted).map(|(host, _)| *host);
+    let (ring, none) = (host_that(Reductions::Ring), host_that(Reductions::AllToAll));
+    if let (Some(with), Some(without)) = (ring, none) {
+        let words = "all hosts need the same [strategy] in service.toml";
+        let problem =
+            format!("strategy.reductions is \"ring\" on host {with} and \"all_to_all\" on host {without}; {words}");
+        return Err((without, problem));
+    }
+    let are_all_rings = offers.iter().all(|(_, offer)| offer.reductions == Reductions::Ring);
+    let seat = |(_, offer): &(&Name, &Offer)| match offer.reductions {
+        Reductions::AcrossLeaves { leaf, place } => Some((leaf, place)),
+        Reductions::Ring | Reductions::AllToAll => None,
+    };
+    let seats = offers.iter().map(seat).collect::<Option<Vec<_>>>();
+    let mut order: Vec<usize> = (0..offers.len()).collect();
+    match seats {
+        _ if are_all_rings => Ok(order),
+        Some(seats) if seats.iter().any(|(leaf, _)| *leaf != seats[0].0) => {
+            order.sort_by_key(|number| seats[*number].1);
+            Ok(order)
+        }
+        _ => Ok(Vec::new()),
+    }
 }
 
 /// The channels that all say, or none does.
@@ -135,7 +186,7 @@ mod tests {
 
     fn nics(count: u16) -> Offer {
         let rdma = Ok(Nics { count, gbit_per_s: 400 * u32::from(count), is_infiniband: false });
-        Offer { channels: None, usage: RdmaUse::Auto, rdma }
+        Offer { channels: None, usage: RdmaUse::Auto, rdma, reductions: Reductions::AllToAll }
     }
 
     fn agreed(offers: &[Offer]) -> Result<Agreed, String> {
@@ -205,6 +256,27 @@ mod tests {
         let refusal = agreed(&[said(Some(3)), said(None)]).unwrap_err();
         assert!(refusal.contains("3 on host h0 and none on host h1"), "{refusal}");
         assert!(agreed(&[said(Some(3)), said(Some(4))]).is_err());
+    }
+
+    #[test]
+    fn reductions_go_round_a_ring_where_all_hosts_say_so() {
+        use Reductions::{AllToAll, Ring};
+        let offers = |all: &[Reductions]| all.iter().map(|of| Offer { reductions: *of, ..nics(1) }).collect::<Vec<_>>();
+        let ring = |all: &[Reductions]| agreed(&offers(all)).map(|agreed| agreed.reduction_ring);
+        let at = |(leaf, place)| Reductions::AcrossLeaves { leaf, place };
+        assert_eq!(ring(&[AllToAll; 3]), Ok(Vec::new()));
+        assert_eq!(ring(&[Ring; 3]), Ok(vec![0, 1, 2]), "in the order of ranks");
+        let refusal = ring(&[Ring, AllToAll, Ring]).unwrap_err();
+        assert!(
+            refusal.contains("strategy.reductions is \"ring\" on host h") && refusal.contains("on host h1"),
+            "{refusal}"
+        );
+        assert_eq!(ring(&[(1, 7), (0, 2), (1, 5)].map(at)), Ok(vec![1, 2, 0]), "leaf by leaf");
+        assert_eq!(ring(&[(1, 0), (0, 0), (1, 0)].map(at)), Ok(vec![0, 1, 2]), "as ranks are");
+        assert_eq!(ring(&[(1, 7), (1, 2), (1, 5)].map(at)), Ok(Vec::new()), "nothing is saved below one leaf");
+        for other in [AllToAll, Ring] {
+            assert_eq!(ring(&[at((1, 7)), other, at((0, 2))]), Ok(Vec::new()), "not all hosts know of the policy");
+        }
     }
 
     #[test]

@@ -62,6 +62,8 @@ pub struct Operation {
     pub group_continues: bool,
     /// Of a stream whose collectives run beside each other.
     pub overlaps: bool,
+    /// Of a rail's all-gather: it goes one place along the ring of reductions.
+    pub one_hop: bool,
     /// Rounds of the shared-memory exchange that the rank has begun, this one included if it is one.
     pub rounds: u64,
     /// Whether it is a round.

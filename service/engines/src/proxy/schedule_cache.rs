@@ -54,6 +54,12 @@ impl ScheduleCache {
         ScheduleCache { leaves_own, ..self }
     }
 
+    /// The same, for a rail whose ranks pass on in this order what they reduce.
+    #[must_use]
+    pub fn with_reduction_ring(self, reduction_ring: Vec<u32>) -> Self {
+        ScheduleCache { strategy: Strategy { reduction_ring, ..self.strategy }, ..self }
+    }
+
     /// What services of several hosts must have in common, in words: each builds its own schedules, and they fit only if all
     /// come to the same ones. Their channels are agreed on besides (`offer.rs`).
     #[must_use]
@@ -101,6 +107,7 @@ impl ScheduleCache {
             count,
             premultiply: false,
             leaves_own: false,
+            one_hop: false,
         };
         // Few steps, but a part for every rank on every channel: it has all links that a longer one has.
         let channels = self.strategy.ring_orders.len().max(1) as u64;
@@ -118,15 +125,16 @@ impl ScheduleCache {
     /// # Errors
     /// `PlanError`.
     pub fn schedule_for(&mut self, operations: &[Operation]) -> Result<Arc<Schedule>, PlanError> {
-        let Some(Operation { action: Action::Collective { kind, redop, root, .. }, count, dtype, .. }) =
+        let Some(Operation { action: Action::Collective { kind, redop, root, .. }, count, dtype, one_hop, .. }) =
             operations.first()
         else {
             return Err(PlanError::NotCollective);
         };
         let root = if kind.has_root() { *root } else { 0 };
         let premultiply = self.strategy.hosts.len() > 1 && kind.reduces() && *redop == RedOp::PreMulSum;
-        let leaves_own = self.leaves_own && *kind == CollectiveKind::AllToAll;
-        let problem = Problem { kind: *kind, nranks: self.nranks, root, count: *count, premultiply, leaves_own };
+        let (leaves_own, one_hop) = (self.leaves_own && *kind == CollectiveKind::AllToAll, *one_hop);
+        let problem =
+            Problem { kind: *kind, nranks: self.nranks, root, count: *count, premultiply, leaves_own, one_hop };
         let key = (problem, dtype.size_bytes());
         if let Some(schedule) = self.schedules.get(&key) {
             return Ok(Arc::clone(schedule));
@@ -159,7 +167,8 @@ mod tests {
                 let links = cache.links().unwrap();
                 for count in [1, 1000, 1 << 20] {
                     let (kind, nranks) = (CollectiveKind::AllReduce, 7);
-                    let problem = Problem { kind, nranks, root: 0, count, premultiply: false, leaves_own: false };
+                    let problem =
+                        Problem { kind, nranks, root: 0, count, premultiply: false, leaves_own: false, one_hop: false };
                     let long = build(&problem, algorithm, &cache.strategy).unwrap().links();
                     assert!(long.is_subset(&links), "{algorithm:?}, {channels} channels, {count}: {long:?} {links:?}");
                 }

@@ -298,7 +298,7 @@ impl Setups {
     /// A communicator begins whose hosts do not all have what is best: at most some of them are told in a while.
     fn say_agreed(&self, out: &mut Outlets, agreed: &Agreed, now: Instant) {
         let can = self.offer.rdma.is_ok();
-        let Agreed { transport: Some(transport), reason, channels, remark } = agreed else { return };
+        let Agreed { transport: Some(transport), reason, channels, remark, .. } = agreed else { return };
         let Some(reason) = reason.as_ref().filter(|_| can).or(remark.as_ref()) else { return };
         if let Some(more) = out.log_budget.take(now) {
             tracing::info!(%transport, channels, reason, more, "flows of a communicator begin so");

@@ -169,6 +169,7 @@ mod tests {
                 buffers: Buffers::NONE,
                 group_continues: false,
                 overlaps: false,
+                one_hop: false,
                 rounds: 0,
                 round: RoundState::None,
                 user_tag: 0,

@@ -550,6 +550,7 @@ impl SessionEngine {
         match reply {
             ProxyReply::Joined { request, tenant_comm, comm, rank, info, memory, share } => {
                 let shm_exchange = info.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
+                let reduction_ring = info.reduction_ring.clone();
                 let (hosts_told, pinned_to) = (info.host_runs.clone(), self.proxies.pinned_to(&info));
                 let may_have_engines = info.is_staged() && info.hosts.len() <= 1 && info.nranks > 1;
                 // Who was to be staged may have been found to have all peers on this host.
@@ -580,6 +581,7 @@ impl SessionEngine {
                     hosts,
                     rails_from,
                     pinned_to,
+                    reduction_ring,
                 };
                 self.answer_with_shared(request, answer, &memory);
             }

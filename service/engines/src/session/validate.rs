@@ -8,7 +8,8 @@ use std::time::Instant;
 
 use mccs_device::{Buffers, Operand};
 use mccs_ipc::command::{
-    BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, FLAG_TWIN, Opcode, P2P_TRACKS,
+    BufferRef, Command, FLAG_GROUP_CONTINUES, FLAG_ONE_HOP, FLAG_POSTED, FLAG_ROUND, FLAG_SCALAR_AT, FLAG_TWIN, Opcode,
+    P2P_TRACKS,
 };
 use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, Handle, RedOp};
 use mccs_model::{Action, Scalar};
@@ -68,6 +69,7 @@ pub(super) fn validate(
         buffers: Buffers::NONE,
         group_continues,
         overlaps: stream.overlaps && !group_continues,
+        one_hop: false,
         rounds: command.rounds,
         round: RoundState::None,
         user_tag: command.user_tag,
@@ -81,7 +83,7 @@ pub(super) fn validate(
     };
     let place = *place;
     (operation.comm, operation.rank) = (*comm, *rank);
-    let nranks = info.nranks;
+    let (nranks, has_ring) = (info.nranks, info.has_reduction_ring());
     let group = info.device_initiated.clone();
     let is_in_twin = command.flags & FLAG_TWIN != 0;
     // All buffers of an operation are in one region, or there is none.
@@ -98,6 +100,14 @@ pub(super) fn validate(
             .and_then(|()| twin.map_or(Ok(()), |twin| put_in_twin(&mut operation, command, twin.as_ref()))),
         Place::Gpus => fill_on_gpus(&mut operation, tables, command, group.as_ref(), nranks)?,
     };
+    let filled = filled.and_then(|()| {
+        operation.one_hop = command.flags & FLAG_ONE_HOP != 0;
+        match &operation.action {
+            _ if !operation.one_hop => Ok(()),
+            Action::Collective { kind: CollectiveKind::AllGather, .. } if has_ring => Ok(()),
+            _ => Err(argument("only an all-gather of a rail with a ring of reductions goes one place along that")),
+        }
+    });
     if let Err(Invalid(class, message)) = filled {
         operation.action = Action::Invalid { class, message: message.into() };
         operation.buffers = Buffers::NONE;

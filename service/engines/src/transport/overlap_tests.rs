@@ -97,7 +97,8 @@ impl Side {
         let hosts = [vec![0], vec![1]];
         let strategy = Strategy::initial(Choice::Pinned(Algorithm::Ring), 2, CHANNELS, &hosts);
         let (kind, count) = (CollectiveKind::AllGather, BYTES as u64);
-        let problem = Problem { kind, nranks: 2, root: 0, count, premultiply: false, leaves_own: false };
+        let problem =
+            Problem { kind, nranks: 2, root: 0, count, premultiply: false, leaves_own: false, one_hop: false };
         let schedule = Arc::new(build(&problem, Algorithm::Ring, &strategy).unwrap());
         let [send, recv] = &mut self.buffers[self.launched];
         // SAFETY: the buffers stay where they are until the engines are dropped.

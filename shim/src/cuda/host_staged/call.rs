@@ -197,7 +197,8 @@ impl HostStagedCall<'_> {
         let is_factor_on_gpu = matches!(op, ReduceOperator::PreMulSumAt(_));
         let scalar_at = is_factor_on_gpu.then(|| self.ordered().factor(placed.slot).0);
         let (send, recv) = (place(send), place(recv));
-        let call = HostCall { kind, send, recv, count: piece.count, dtype, op, scalar_at, root, user_tag };
+        let (count, one_hop) = (piece.count, false);
+        let call = HostCall { kind, send, recv, count, dtype, op, scalar_at, root, user_tag, one_hop };
         match self.by {
             By::Calling(comm, ordered) => comm.submit_alone(&call, &ordered.stream).map(Ticket::Known),
             // SAFETY: the caller's contract is passed on.

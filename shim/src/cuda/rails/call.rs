@@ -159,7 +159,8 @@ impl RailedCall<'_> {
         let size = self.size();
         let sizes = Sizes::new(*slot_bytes, size);
         let &CollectiveCall { kind, count, root, .. } = self.whole;
-        Plan { layout, seat: *seat, kind, count, root, sizes }.in_best_cut(*slot_bytes, size, Forks::Never)
+        let ring = self.rails.ring.as_ref();
+        Plan { layout, seat: *seat, kind, count, root, sizes, ring }.in_best_cut(*slot_bytes, size, Forks::Never)
     }
 
     fn size(&self) -> u64 {
@@ -224,10 +225,10 @@ impl RailedCall<'_> {
                         self.stream.copy(to, from, (count * self.size()) as usize).map_err(cuda_error)?;
                     }
                 }
-                Stage::Combine { rail, parts, count, to } => {
-                    let source = |host: u32| Place::Slot { rail, at: parts.of(host) };
-                    let sources = (0..self.rails.layout.hosts()).map(|host| self.address(source(host), slot));
-                    self.combine(&sources.collect::<Vec<_>>(), self.address(to, slot), count)?;
+                Stage::Combine { rail, parts, count, to, finishes } => {
+                    let sources = parts.all().map(|at| self.address(Place::Slot { rail, at }, slot));
+                    let sources: Vec<_> = sources.collect();
+                    self.combine(&sources, self.address(to, slot), (count, finishes))?;
                 }
                 Stage::Rail(moved) => return self.begin(moved, slot).map(Some),
             }
@@ -270,11 +271,16 @@ impl RailedCall<'_> {
         }
     }
 
-    /// Combines parts of all hosts, in their order: as many at a time as a kernel takes.
+    /// Combines parts, in their order: as many at a time as a kernel takes. Averages divide when it `finishes`.
     ///
     /// # Safety
     /// As the type says.
-    unsafe fn combine(&self, parts: &[DeviceAddress], to: DeviceAddress, count: u64) -> Result<(), Error> {
+    unsafe fn combine(
+        &self,
+        parts: &[DeviceAddress],
+        to: DeviceAddress,
+        (count, finishes): (u64, bool),
+    ) -> Result<(), Error> {
         let op = match self.whole.op {
             RedOp::Avg | RedOp::PreMulSum => RedOp::Sum,
             op => op,
@@ -283,7 +289,7 @@ impl RailedCall<'_> {
         let (mut done, mut left) = (None, parts);
         while !left.is_empty() {
             let (some, rest) = left.split_at(left.len().min(RANKS_MAX - usize::from(done.is_some())));
-            let divisor = (rest.is_empty() && self.whole.op == RedOp::Avg).then_some(self.whole.nranks);
+            let divisor = (rest.is_empty() && finishes && self.whole.op == RedOp::Avg).then_some(self.whole.nranks);
             let mut launch = Launch::reduce(self.whole.dtype, op, divisor, false, COMBINE_BLOCKS);
             let args = &mut launch.args;
             let sources = done.into_iter().chain(some.iter().copied());
@@ -357,6 +363,7 @@ impl RailedCall<'_> {
             scalar_at: None,
             root,
             user_tag: self.call.user_tag,
+            one_hop: moved.only_from.is_some(),
         };
         match self.by {
             By::Calling => {

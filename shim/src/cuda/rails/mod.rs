@@ -35,7 +35,7 @@ use mccs_cuda::{Capture, Context, Event, Kernels, RawStream};
 use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::protocol::{HostRun, Request, Response, Role};
 use mccs_ipc::types::UniqueId;
-use mccs_rails::{Plan, SLOT_BYTES, SLOTS};
+use mccs_rails::{Plan, Ring, SLOT_BYTES, SLOTS};
 
 use self::bounce::Bounce;
 use self::call::{By, RailedCall};
@@ -64,6 +64,8 @@ const TEAM_MASK: u8 = 0x3c;
 /// A rank's parts, and the payload from which collectives go by them.
 pub(super) struct Rails {
     layout: Layout,
+    /// Where the operator wants hosts to pass on what they reduce.
+    ring: Option<Ring>,
     seat: Seat,
     rank: u32,
     from_bytes: u64,
@@ -113,7 +115,7 @@ impl Rails {
         identity: &Identity,
         context: &Context,
         whole: &HostStagedCommunicator,
-        (hosts, from_bytes): (&[HostRun], u64),
+        (hosts, from_bytes, ring): (&[HostRun], u64, &[u32]),
     ) -> Result<Option<Self>, Error> {
         let Some(layout) = Layout::new(hosts).filter(|layout| layout.nranks() == identity.nranks) else {
             return Ok(None);
@@ -159,6 +161,7 @@ impl Rails {
         };
         let (context, rank) = (context.clone(), identity.rank);
         Ok(Some(Rails {
+            ring: Ring::new(ring, layout.hosts()),
             layout,
             seat,
             rank,

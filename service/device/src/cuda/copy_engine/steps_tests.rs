@@ -159,8 +159,15 @@ impl Model {
         let mut inputs = Vec::new();
         for (at, call) in calls.iter().enumerate() {
             let &Call { kind, root, count, number } = call;
-            let problem =
-                Problem { kind, nranks: self.nranks, root, count: count as u64, premultiply: false, leaves_own: false };
+            let problem = Problem {
+                kind,
+                nranks: self.nranks,
+                root,
+                count: count as u64,
+                premultiply: false,
+                leaves_own: false,
+                one_hop: false,
+            };
             let schedule = build(&problem, Algorithm::SinglePass, &strategy).expect("a schedule");
             let large = LargeCall { number, element_bytes: 1, layout: self.layout };
             inputs.push((0..self.nranks).map(|rank| self.input(call, rank)).collect::<Vec<_>>());
@@ -294,7 +301,7 @@ fn operations_follow_each_other_without_getting_mixed_up() {
 /// Bytes into and out of the busiest rank.
 fn traffic(kind: CollectiveKind, nranks: u32, count: u64) -> (u64, u64) {
     let strategy = Strategy::initial(Choice::Pinned(Algorithm::SinglePass), nranks, 1, &[]);
-    let problem = Problem { kind, nranks, root: 0, count, premultiply: false, leaves_own: false };
+    let problem = Problem { kind, nranks, root: 0, count, premultiply: false, leaves_own: false, one_hop: false };
     let schedule = build(&problem, Algorithm::SinglePass, &strategy).expect("a schedule");
     let call = LargeCall { number: 1, element_bytes: 1, layout: LargeLayout::new(64 << 20) };
     let (mut into, mut out) = (vec![0; nranks as usize], vec![0; nranks as usize]);

@@ -233,6 +233,7 @@ fn what_gpus_are_handed_is_counted_and_not_timed() {
             buffers: Buffers::NONE,
             group_continues: false,
             overlaps: false,
+            one_hop: false,
             rounds: 0,
             round: RoundState::None,
             user_tag: 4711,

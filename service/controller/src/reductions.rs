@@ -1,0 +1,40 @@
+//! What hosts were told of how GPUs are to reduce.
+//!
+//! It is of communicators that begin from then on: what their ranks enqueue goes by it. Hosts that were told nothing go by their own
+//! configuration, and a host that obeys a new life has forgotten what an earlier one said.
+
+use std::collections::BTreeMap;
+
+use mccs_model::{Name, Reductions};
+
+use super::cluster_config::ClusterConfig;
+use super::hosts::Hosts;
+use super::message::ControllerMessage;
+use super::outbox::Outbox;
+
+/// See the module's documentation.
+#[derive(Default)]
+pub(super) struct ToldReductions(BTreeMap<Name, Reductions>);
+
+impl ToldReductions {
+    /// A host reports anew, and has been told nothing.
+    pub(super) fn forget(&mut self, host: &Name) {
+        self.0.remove(host);
+    }
+
+    /// Tells hosts that report what is news to them.
+    pub(super) fn tell(&mut self, config: Option<&ClusterConfig>, hosts: &Hosts, outbox: &mut Outbox) {
+        for host in hosts.synced() {
+            let wanted = config.and_then(|config| config.reductions(host.as_str()));
+            if self.0.get(host).copied() == wanted {
+                continue;
+            }
+            match wanted {
+                Some(wanted) => _ = self.0.insert(host.clone(), wanted),
+                None => _ = self.0.remove(host),
+            }
+            let life = outbox.life();
+            outbox.tell(host.clone(), ControllerMessage::Reductions { life, reductions: wanted });
+        }
+    }
+}
