@@ -266,9 +266,12 @@ impl MappedMemory {
     /// Fills it with zeros, as [`crate::DeviceMemory::zero`] does.
     ///
     /// # Errors
-    /// [`DriverError`].
+    /// [`DriverError`], also where not all of it is mapped.
     pub fn zero(&self, stream: &OwnedStream) -> Result<(), DriverError> {
-        // SAFETY: it is mapped as long as `self` lives, with that size.
+        if self.parts.iter().map(|(_, bytes)| bytes).sum::<usize>() < self.bytes {
+            return Err(DriverError::own("cuMemsetD8Async", "not all of the reserved addresses are mapped"));
+        }
+        // SAFETY: its parts are apart, so all of it is mapped, as long as `self` lives.
         unsafe { zero(&self.context, self.address, self.bytes, stream) }
     }
 

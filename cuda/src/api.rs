@@ -62,6 +62,7 @@ entry_points! {
     fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: c_uint, device: c_int, peer: c_int);
     fn cuDevicePrimaryCtxRetain(context: *mut sys::CUcontext, device: c_int);
     fn cuDevicePrimaryCtxRelease_v2(device: c_int);
+    fn cuDevicePrimaryCtxGetState(device: c_int, flags: *mut c_uint, is_active: *mut c_int);
     fn cuCtxPushCurrent_v2(context: sys::CUcontext);
     fn cuCtxPopCurrent_v2(context: *mut sys::CUcontext);
     fn cuCtxGetCurrent(context: *mut sys::CUcontext);

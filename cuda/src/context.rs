@@ -47,14 +47,25 @@ impl Context {
         Ok(Context(Arc::new(Inner { raw, gpu: gpu.clone(), is_retained: true })))
     }
 
-    /// The calling thread's current context, whoever made it. It must outlive the value.
+    /// The calling thread's current context. A primary one, as of the runtime API, is kept. One that `cuCtxCreate` made is its maker's,
+    /// and must not be destroyed before the value is dropped.
     ///
     /// # Errors
     /// [`DriverError`], also where none is current.
     pub fn current() -> Result<Self, DriverError> {
         let (gpu, mut raw) = (Gpu::current()?, std::ptr::null_mut());
-        // SAFETY: `raw` is a pointer to write to.
-        unsafe { api::cuCtxGetCurrent(&mut raw)? };
+        let (mut flags, mut is_active) = (0, 0);
+        // SAFETY: all are places to write to.
+        unsafe {
+            api::cuCtxGetCurrent(&mut raw)?;
+            api::cuDevicePrimaryCtxGetState(gpu.device, &mut flags, &mut is_active)?;
+        }
+        if is_active != 0 {
+            let primary = Context::primary(&gpu)?;
+            if primary.0.raw == raw {
+                return Ok(primary);
+            }
+        }
         Ok(Context(Arc::new(Inner { raw, gpu, is_retained: false })))
     }
 
@@ -125,7 +136,8 @@ impl Context {
     }
 }
 
-/// While it lives, a context is current. Stays on its thread.
+/// While it lives, a context is current. Stays on its thread. Guards of a thread are dropped in reverse order; otherwise another context is
+/// current.
 #[must_use = "the context is current only while the guard lives"]
 pub struct Entered<'a> {
     is_pushed: bool,

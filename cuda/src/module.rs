@@ -39,26 +39,35 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Module {
-    /// Loads a fatbin, cubin or PTX.
+    /// Loads a fatbin or cubin.
+    ///
+    /// # Safety
+    /// The image must be whole: the driver is not told how long it is, and reads as far as the image's headers say.
     ///
     /// # Errors
     /// [`DriverError`], for an image without code for this GPU.
-    pub fn load(context: &Context, image: &[u8]) -> Result<Self, DriverError> {
+    pub unsafe fn load(context: &Context, image: &[u8]) -> Result<Self, DriverError> {
         let _entered = context.enter()?;
         let mut raw = std::ptr::null_mut();
-        // PTX is text, and ends with a zero byte.
-        let mut text = Vec::new();
-        let is_text = image.starts_with(b"//") || image.starts_with(b".version") || image.first() == Some(&b'\n');
-        let image = if is_text {
-            text.extend_from_slice(image);
-            text.push(0);
-            &text
-        } else {
-            image
-        };
-        // SAFETY: `raw` is a pointer to write to; the image is whole, or terminated.
+        // SAFETY: `raw` is a pointer to write to; the rest is the caller's contract.
         unsafe { api::cuModuleLoadData(&mut raw, image.as_ptr().cast())? };
         Ok(Module { context: context.clone(), raw })
+    }
+
+    /// Compiles and loads PTX.
+    ///
+    /// # Errors
+    /// [`DriverError`], for text that is no PTX.
+    pub fn load_ptx(context: &Context, text: &str) -> Result<Self, DriverError> {
+        let refused = |why: &str| DriverError::own("cuModuleLoadData", why);
+        // What begins otherwise the driver might take for an image, and read past its end.
+        let text = text.trim_start();
+        if !text.starts_with(['.', '/']) {
+            return Err(refused("PTX begins with a directive or a comment"));
+        }
+        let text = CString::new(text).map_err(|_| refused("PTX has no zero bytes"))?;
+        // SAFETY: it is text, which ends with a zero byte.
+        unsafe { Self::load(context, text.as_bytes_with_nul()) }
     }
 
     /// A kernel by name, loaded: at its first launch the driver might wait for kernels that wait for that one.
@@ -82,14 +91,18 @@ impl Module {
 impl Kernels {
     /// Loads an image and these of its kernels.
     ///
+    /// # Safety
+    /// As for [`Module::load`].
+    ///
     /// # Errors
     /// As [`Module::load`] and [`Module::function`].
-    pub fn load(
+    pub unsafe fn load(
         context: &Context,
         image: &[u8],
         names: impl Iterator<Item = &'static str>,
     ) -> Result<Self, DriverError> {
-        let module = Module::load(context, image)?;
+        // SAFETY: the caller's contract is passed on.
+        let module = unsafe { Module::load(context, image)? };
         let functions = names.map(|name| Ok((name, module.function(name)?)));
         Ok(Kernels { functions: functions.collect::<Result<_, DriverError>>()?, _module: module })
     }
@@ -116,8 +129,8 @@ impl Function {
     /// Launches it with one argument, passed by value.
     ///
     /// # Safety
-    /// The kernel must take one argument of type `T`, whatever that points to must live until the kernel has ended, the
-    /// stream must live, and its context, which is the module's, be current.
+    /// The kernel must take one argument of type `T`. Its module, and whatever the argument points to, must live until the kernel has
+    /// ended. The stream must live, and its context, which is the module's, be current.
     ///
     /// # Errors
     /// [`DriverError`].

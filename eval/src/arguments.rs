@@ -30,10 +30,8 @@ impl RankArguments {
     /// There is no service, or it refuses.
     pub fn join(&self) -> anyhow::Result<(Client, Communicator)> {
         let client = Client::connect(&self.socket).context("cannot connect")?;
-        let comm = client
-            .communicator(self.unique_id, self.rank, self.nranks)
-            .root_address(Some(&*self.root_address).filter(|root| !root.is_empty()))
-            .join()?;
+        let comm =
+            client.communicator(self.unique_id, self.rank, self.nranks).root_address(&*self.root_address).join()?;
         Ok((client, comm))
     }
 }

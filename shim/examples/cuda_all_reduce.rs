@@ -7,7 +7,7 @@ use mccs::{Client, Collective, Collectives, CudaSlice, CudaStreamRef, DataType, 
 use mccs_cuda::{Context, DeviceMemory, Module, OwnedStream, copy_to_host, gpus};
 
 /// Element i becomes (i + rank) % 7. Usually a program has kernels of its own framework's.
-const FILL: &[u8] = br"
+const FILL: &str = r"
 .version 7.0
 .target sm_70
 .address_size 64
@@ -60,10 +60,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let stream = OwnedStream::new(&context)?;
     let bytes = COUNT as usize * 4;
     let (data, passed_on) = (DeviceMemory::zeroed(&context, bytes)?, DeviceMemory::zeroed(&context, bytes)?);
-    let module = Module::load(&context, FILL)?;
+    let module = Module::load_ptx(&context, FILL)?;
     let fill = module.function("fill")?;
 
-    let comm = Client::from_env()?.communicator(id, rank, nranks).join_cuda()?;
+    let root = std::env::var("MCCS_ROOT_ADDRESS").unwrap_or_default();
+    let comm = Client::from_env()?.communicator(id, rank, nranks).root_address(&*root).join_cuda()?;
     let (next, last) = ((rank + 1) % nranks, (rank + nranks - 1) % nranks);
     let arguments = Arguments { data: data.address(), count: COUNT, rank };
     let (own, other, raw) = (data.address(), passed_on.address(), stream.raw().as_ptr());

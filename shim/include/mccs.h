@@ -19,7 +19,8 @@ typedef struct mccsClient *mccsClient_t;
 typedef struct mccsComm *mccsComm_t;
 typedef struct mccsBootstrap *mccsBootstrap_t;
 /* Made by mccsStreamCreate for communicators of the host's memory. For communicators of GPUs: a cudaStream_t or CUstream of the
- * communicator's context, null for its default stream. */
+ * communicator's context, null for its default stream. The one in the place of the other is undefined behaviour: functions whose names
+ * begin with mccsStream, and communicators of the host's memory, take streams of mccsStreamCreate alone. */
 typedef void *mccsStream_t;
 
 /* Where a communicator's buffers are. */
@@ -71,8 +72,9 @@ mccsResult_t mccsRootAddress(mccsClient_t client, const char **address);
  * (limits.init_timeout), which holds in any case. A rank that gives up is no part of the communicator. */
 mccsResult_t mccsSetInitTimeout(mccsClient_t client, unsigned long long timeout_ms);
 /* Returns when all ranks have joined. With memory of the host, inside a group: at once, and *comm is set by the outermost mccsGroupEnd.
- * With GPUs a process with several ranks calls it from as many threads. root_address is null where all ranks are at one service, else
- * what mccsRootAddress says where rank 0 is. */
+ * With GPUs a process with several ranks calls it from as many threads. root_address is null or empty where all ranks are at one
+ * service, else what mccsRootAddress says where rank 0 is: mccs-launch sets MCCS_ROOT_ADDRESS. Where a join in a group fails, its *comm
+ * becomes null; the others are members. */
 mccsResult_t mccsCommInitRank(mccsComm_t *comm, mccsClient_t client, int nranks, const mccsUniqueId *id, int rank,
                               mccsMemory_t memory, const char *root_address);
 /* Leaves, when this rank's operations have ended, and waits for that. The handle stays, for mccsCommDestroy, and for mccsCommAbort, by
@@ -84,7 +86,8 @@ mccsResult_t mccsCommAbort(mccsComm_t comm);
 /* 1 where the service carries collectives out: always with memory of the host; with GPUs if ranks are at several services, or the
  * operator wants it so. Else 0. */
 mccsResult_t mccsCommIsServiceExecuted(mccsComm_t comm, int *is_service_executed);
-/* Failures of operations that were enqueued, once the stream was synchronized. After one, calls on the communicator fail too. */
+/* The failure that ended the communicator, on any rank. After one, calls on GPUs fail with it; those on the host's memory are enqueued,
+ * and mccsStreamSynchronize fails. */
 mccsResult_t mccsCommGetAsyncError(mccsComm_t comm, mccsResult_t *error);
 mccsResult_t mccsCommCount(mccsComm_t comm, int *count);
 mccsResult_t mccsCommUserRank(mccsComm_t comm, int *rank);
@@ -97,7 +100,7 @@ mccsResult_t mccsStreamQuery(mccsStream_t stream); /* mccsInProgress while work 
 mccsResult_t mccsMemAlloc(mccsClient_t client, void **ptr, size_t bytes);
 mccsResult_t mccsMemFree(mccsClient_t client, void *ptr);
 /* Whole pages of private, anonymous memory; they become shared memory at the same address, and stay so. Nobody may
- * access them during the call. */
+ * access them during the call, nor while an operation on them is in flight, also after mccsMemDeregister. */
 mccsResult_t mccsMemRegister(mccsClient_t client, void *ptr, size_t bytes);
 mccsResult_t mccsMemDeregister(mccsClient_t client, void *ptr);
 

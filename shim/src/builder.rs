@@ -42,16 +42,24 @@ pub(crate) struct Joining {
     pub(crate) deadline: Option<Instant>,
 }
 
+impl std::fmt::Debug for CommunicatorBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let CommunicatorBuilder { id, rank, nranks, .. } = self;
+        let builder = &mut f.debug_struct("CommunicatorBuilder");
+        builder.field("id", id).field("rank", rank).field("nranks", nranks).finish_non_exhaustive()
+    }
+}
+
 impl CommunicatorBuilder {
     pub(crate) fn new(client: &Client, id: UniqueId, (rank, nranks): (u32, u32)) -> Self {
         let (client, options) = (client.clone(), JoinOptions { job: job::of_environment(), ..JoinOptions::default() });
         CommunicatorBuilder { client, id, rank, nranks, root_address: None, options, timeout: None }
     }
 
-    /// Where rank 0 is, if ranks are at several services: what [`Client::root_address`] returns there. Without it all ranks are at
-    /// this service. All ranks give the same.
+    /// Where rank 0 is, if ranks are at several services: what [`Client::root_address`] returns there. Without it, or where it is empty, all
+    /// ranks are at this service. All ranks give the same.
     pub fn root_address<'a>(mut self, address: impl Into<Option<&'a str>>) -> Self {
-        self.root_address = address.into().map(str::to_owned);
+        self.root_address = address.into().filter(|address| !address.is_empty()).map(str::to_owned);
         self
     }
 
@@ -121,9 +129,6 @@ impl CommunicatorBuilder {
 
     /// Asks to join, with buffers on a GPU or in the host's memory.
     pub(crate) fn send(&self, gpu: Option<GpuUuid>) -> Result<Joining, Error> {
-        if self.root_address.as_deref() == Some("") {
-            return Err(Error::argument("the root address is empty: leave it out where all ranks are at one service"));
-        }
         let request = Request::InitRank {
             id: self.id,
             rank: self.rank,

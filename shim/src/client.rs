@@ -91,6 +91,15 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client")
+            .field("session", &self.0.session)
+            .field("tenant", &self.0.tenant)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Client {
     /// Whether the service still answers this session: it has not ended it, and is still there.
     #[must_use]
@@ -282,7 +291,7 @@ impl Client {
     }
 
     fn ordered_stream(&self, region: &Region, offset_bytes: u64, overlaps: bool) -> Result<Stream, Error> {
-        let region = region.handle();
+        let region = region.handle_in(self)?;
         self.0.destroy_left_streams();
         match self.0.requests.call(Request::CreateOrderedStream { region, offset_bytes, overlaps }, &[])? {
             (Response::Stream { stream, word }, _) => Ok(Stream::new(self.clone(), stream, word, true)),
@@ -304,8 +313,10 @@ impl Client {
     /// allocated from the service: it may lie beside, or in, what the allocator keeps its books in.
     ///
     /// # Safety
-    /// Nobody may access the range during the call. The range stays mapped, and nothing else is mapped there, until the region is
-    /// dropped. A child process forked later shares the range instead of copying it.
+    /// Nobody may access the range during the call. From then on it is accessed only as [`Region::as_slice`] and
+    /// [`Region::as_mut_slice`] allow: not while an operation on it is in flight. That holds after the region is dropped, too, until those
+    /// operations have ended. The range stays mapped, and nothing else is mapped there, until the region is dropped. A child process
+    /// forked later shares the range instead of copying it.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a range that is not as above, [`Error::Refused`] over the tenant's quota.

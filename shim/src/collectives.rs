@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
+use mccs_cuda::RawStream;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
 use crate::communicator::Call;
@@ -90,7 +91,8 @@ impl<P: Place> Slice<P> {
         if start > end || end > self.count {
             return Err(Error::argument(format!("elements {start}..{end} of {}", self.count)));
         }
-        let place = self.place.further(start * self.data_type.size_bytes() as u64);
+        // Further than any memory where it is too large: refused by the call that uses it.
+        let place = self.place.further(start.saturating_mul(self.data_type.size_bytes() as u64));
         Ok(Slice { place, count: end - start, ..self })
     }
 }
@@ -123,7 +125,7 @@ impl CudaSlice {
 
 /// A stream of the caller's, for communicators of GPUs.
 #[derive(Debug, Clone, Copy)]
-pub struct CudaStreamRef(CudaStream);
+pub struct CudaStreamRef(RawStream);
 
 impl CudaStreamRef {
     /// A `CUstream` or `cudaStream_t`; null is the default stream.
@@ -132,7 +134,7 @@ impl CudaStreamRef {
     /// It must be of the context of the communicators that it is used with, and live until all operations on it have ended.
     #[must_use]
     pub unsafe fn from_raw(stream: CudaStream) -> Self {
-        CudaStreamRef(stream)
+        CudaStreamRef(RawStream::from_ptr(stream))
     }
 }
 
@@ -245,8 +247,8 @@ pub trait Collectives {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] where slices are not as long as the collective says or of different types, and nothing is enqueued;
-    /// [`Error::Failed`] once the communicator has failed. Failures of the operation come from the stream of the host's memory, or from
-    /// [`Collectives::async_error`].
+    /// [`Error::Failed`] on GPUs once the communicator has failed. In the host's memory calls are enqueued then, and the stream's next
+    /// [`Stream::synchronize`] fails. Failures of the operation come from that stream, or from [`Collectives::async_error`].
     fn enqueue(&self, collective: &Collective<Self::Place>, stream: &Self::Stream) -> Result<(), Error>;
 
     /// The error that ended the communicator, if one did: on any rank.
@@ -306,7 +308,7 @@ impl Collectives for CudaCommunicator {
         }
         let call = CudaCall { kind, send, recv, count, dtype, op, root, user_tag: 0 };
         // SAFETY: whoever made the slices and the stream has vouched for them (`from_raw`). The operator names no memory.
-        unsafe { self.collective(&call, stream.0) }
+        unsafe { self.collective(&call, stream.0.as_ptr()) }
     }
 
     fn async_error(&self) -> Option<Error> {

@@ -73,6 +73,15 @@ impl Call {
     }
 }
 
+impl std::fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Communicator")
+            .field("rank", &self.rank())
+            .field("nranks", &self.nranks())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Communicator {
     pub(crate) fn new(
         client: Client,

@@ -15,8 +15,8 @@ use crate::cuda::CollectedCall;
 use crate::cuda::p2p::{self, Collected as CollectedP2p};
 use crate::{Error, Stream};
 
-/// An open group of the calling thread: its operations are collected, and enqueued together by [`Group::end`]. Groups nest; the
-/// outermost one enqueues. A group that is dropped without `end`, as `?` does, drops all that it and the groups around it have
+/// An open group of the calling thread: its operations are collected, and enqueued together by [`Group::end`]: on each stream first the
+/// collectives in the order of the calls, then all sends and receives, which start together. Groups nest; the outermost one enqueues. A group that is dropped without `end`, as `?` does, drops all that it and the groups around it have
 /// collected.
 ///
 /// ```no_run
@@ -27,6 +27,7 @@ use crate::{Error, Stream};
 /// group.end()
 /// # }
 /// ```
+#[derive(Debug)]
 #[must_use = "a group that is dropped enqueues nothing"]
 pub struct Group {
     /// It belongs to its thread.
@@ -40,7 +41,7 @@ impl Group {
         Group { thread: PhantomData }
     }
 
-    /// Closes the group. The outermost one enqueues what was collected, in the order that [`group_end`] has.
+    /// Closes the group. The outermost one enqueues what was collected.
     ///
     /// # Errors
     /// As [`group_end`]; [`Error::InvalidArgument`] where a group inside was dropped.

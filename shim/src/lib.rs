@@ -1,13 +1,24 @@
 //! The tenant's side of mccs: hands collectives to the host's `mccs-service` over shared memory.
 //!
-//! A [`Client`] is one connected session. Its [`Communicator`]s, [`Stream`]s and [`Region`]s are used from any thread. All
-//! operations return at once and complete in the order of their stream; [`Stream::synchronize`] waits. An operation costs
-//! the caller one copy of 128 bytes into a ring, a small collective the copy of its contribution to a shared-memory exchange where its
-//! peers find it.
+//! A [`Client`] is one connected session. Its [`Communicator`]s, [`Stream`]s and [`Region`]s are used from any thread.
+//! Operations return without waiting for other ranks, and complete in the order of their stream; [`Stream::synchronize`] waits. A full
+//! command ring holds a call back, and so does an operator's change on GPUs, for as long as it lasts. An operation costs the caller one
+//! copy of 128 bytes into a ring. A small collective costs the copy of its contribution to a shared-memory exchange, where its peers
+//! find it.
+//!
+//! Every call can fail with [`Error::ServiceGone`], and one that asks the operating system for something with [`Error::System`].
 //!
 //! The library never panics, prints, or changes anything about the process; [`set_log_handler`] has it tell what happens. Of the
-//! environment a communicator reads the job's name (`MCCS_JOB`, or what Slurm, PBS and LSF set), which operators see. It starts no threads but those that communicators of GPUs need (one waits for the service to go, one joins for graphs),
-//! and one for a rank that gave up joining.
+//! environment a communicator reads the job's name (`MCCS_JOB`, or what Slurm, PBS and LSF set), which operators see. It starts
+//! threads for these alone:
+//!
+//! | thread | while |
+//! | --- | --- |
+//! | `mccs-watch` | communicators of GPUs wait for the service |
+//! | `mccs-graphs` | CUDA graphs outlive their communicator |
+//! | `mccs-join` | a communicator of several hosts captures its first CUDA graph |
+//! | `mccs-gives-up` | a rank has given up joining, until it is out |
+//! | one without a name | a communicator of GPUs ends, until the service has answered |
 //!
 //! Counts, offsets and sizes of memory are `u64`, as the service and other hosts know them. What is mapped here has a `usize`:
 //! [`Region::len_bytes`], and the memory that [`Client::register`] takes.

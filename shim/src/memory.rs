@@ -15,6 +15,8 @@ use crate::{Client, Error};
 
 /// Memory that the service maps too. Given back on drop; operations in flight still end.
 ///
+/// What bytes hold is not defined while two operations in flight name them and one of these writes there, on whichever communicators.
+///
 /// Dropping a region waits for the service's answer, one round trip over the session's socket, or until the service has gone. So the
 /// service knows of it before any other session's next request, and the tenant's quota has room for that. Programs that must not wait
 /// drop regions on a thread of their own: a region is [`Send`].
@@ -108,6 +110,12 @@ impl Regions {
     }
 }
 
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region").field("ptr", &self.ptr).field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
 impl Region {
     fn new(client: &Client, handle: Handle, ptr: *mut u8, bytes: usize, mapping: Option<Mapping>) -> Self {
         let mut regions = client.0.regions.write().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -129,6 +137,14 @@ impl Region {
 
     pub(crate) fn handle(&self) -> Handle {
         self.handle
+    }
+
+    /// As its own session knows it: in another's the same handle would name other memory.
+    pub(crate) fn handle_in(&self, client: &Client) -> Result<Handle, Error> {
+        if self.client.0.number != client.0.number {
+            return Err(Error::argument("the region belongs to another session"));
+        }
+        Ok(self.handle)
     }
 
     /// A place for a buffer.

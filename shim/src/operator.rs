@@ -74,6 +74,9 @@ impl ReduceOperator {
             ReduceOperator::PreMulSum(scalar) => {
                 let bits = match (scalar, is_integer(dtype)) {
                     (Scalar::Integer(value), true) => value as u64,
+                    (Scalar::Float(value), true) if value.fract() != 0.0 || !value.is_finite() => {
+                        return Err(Error::argument(format!("the factor {value} is no integer, as the elements are")));
+                    }
                     (Scalar::Float(value), true) => value as i64 as u64,
                     (Scalar::Integer(value), false) => (value as f64).to_bits(),
                     (Scalar::Float(value), false) => value.to_bits(),

@@ -76,9 +76,62 @@ pub(crate) struct StreamShared {
     /// The round that came last, if it has not ended and the service does not know of it.
     pub(crate) pending: Mutex<Option<Round>>,
     crowding: Crowding,
-    /// Communicators used since the last synchronize.
-    comms: Mutex<Vec<Handle>>,
+    used: Mutex<Used>,
     destroyed: AtomicBool,
+}
+
+/// Communicators of a stream whose failures are still to be told, and how many callers wait to be told.
+#[derive(Default)]
+struct Used {
+    comms: Vec<Handle>,
+    waiting: u32,
+}
+
+impl Used {
+    fn add(&mut self, comm: Handle) {
+        if !self.comms.contains(&comm) {
+            self.comms.push(comm);
+        }
+    }
+
+    /// A caller has been told. Others that began to wait before are told the same, and whoever enqueued meanwhile is told of that.
+    fn told(&mut self, is_last: bool) {
+        if self.waiting == 1 && is_last {
+            self.comms.clear();
+        }
+    }
+}
+
+/// A caller that waits for what a stream has been given so far.
+struct Waiting<'a> {
+    stream: &'a StreamShared,
+    /// Ticket of the last operation.
+    target: u64,
+}
+
+impl<'a> Waiting<'a> {
+    fn begin(stream: &'a StreamShared) -> Self {
+        locked(&stream.used).waiting += 1;
+        Waiting { stream, target: stream.last_ticket() }
+    }
+
+    /// All has ended. What failed since the last call.
+    fn failure(&self) -> Result<(), Error> {
+        let mut used = locked(&self.stream.used);
+        if used.comms.is_empty() {
+            return Ok(());
+        }
+        let failure = self.stream.client.0.take_stream_failure(self.stream.handle, &used.comms);
+        // A ticket rises before its communicator is added, which waits for the lock.
+        used.told(self.stream.last_ticket() == self.target);
+        failure.map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        locked(&self.stream.used).waiting -= 1;
+    }
 }
 
 impl StreamShared {
@@ -109,10 +162,7 @@ impl StreamShared {
     /// An operation is in the ring.
     pub(crate) fn enqueued(&self, ticket: u64, comm: Handle) {
         self.last_ticket.store(ticket, Ordering::Release);
-        let mut comms = locked(&self.comms);
-        if !comms.contains(&comm) {
-            comms.push(comm);
-        }
+        locked(&self.used).add(comm);
     }
 
     fn word(&self) -> Result<&StreamWord, Error> {
@@ -168,9 +218,14 @@ impl Crowding {
     }
 }
 
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stream").field("handle", &self.shared.handle).finish_non_exhaustive()
+    }
+}
+
 impl Stream {
     pub(crate) fn new(client: Client, handle: Handle, word: u32, is_ordered: bool) -> Self {
-        let comms = Mutex::default();
         let (last_ticket, destroyed) = (AtomicU64::new(0), AtomicBool::new(false));
         let shared = Arc::new_cyclic(|own| StreamShared {
             client: client.clone(),
@@ -181,26 +236,26 @@ impl Stream {
             last_ticket,
             pending: Mutex::default(),
             crowding: Crowding::default(),
-            comms,
+            used: Mutex::default(),
             destroyed,
         });
         Stream { client, _owner: Arc::new(StreamOwner(Arc::clone(&shared))), shared }
     }
 
-    /// Waits until everything enqueued so far has ended.
+    /// Waits until everything enqueued so far has ended. Threads that wait at the same time are all told of a failure.
     ///
     /// # Errors
     /// The first operation's failure since the last call; [`Error::ServiceGone`] within a second of the service's death.
     pub fn synchronize(&self) -> Result<(), Error> {
         self.finish_round()?;
-        let target = self.shared.last_ticket();
+        let waiting = Waiting::begin(&self.shared);
         let word = self.shared.word()?;
         let mut spin = self.client.0.word_spin;
-        while !word.wait(target, spin, LIVENESS_EVERY) {
+        while !word.wait(waiting.target, spin, LIVENESS_EVERY) {
             self.client.0.requests.check_alive()?;
             spin = Duration::ZERO;
         }
-        self.failure()
+        waiting.failure()
     }
 
     /// Whether everything enqueued so far has ended.
@@ -213,12 +268,12 @@ impl Stream {
             Some((Attempt::Waiting | Attempt::Contradiction, _)) => self.client.0.settle_stream(&self.shared)?,
             Some((Attempt::Ended, _)) | None => {}
         }
-        let target = self.shared.last_ticket();
-        if self.shared.word()?.load() < target {
+        let waiting = Waiting::begin(&self.shared);
+        if self.shared.word()?.load() < waiting.target {
             self.client.0.requests.check_alive()?;
             return Ok(false);
         }
-        self.failure().map(|()| true)
+        waiting.failure().map(|()| true)
     }
 
     /// Tries to end the pending round, if there is one. Also returns how long it has been pending.
@@ -263,16 +318,6 @@ impl Stream {
         self.client.0.settle_stream(&self.shared)
     }
 
-    fn failure(&self) -> Result<(), Error> {
-        let mut comms = locked(&self.shared.comms);
-        if comms.is_empty() {
-            return Ok(());
-        }
-        let failure = self.client.0.take_stream_failure(self.shared.handle, &comms);
-        comms.clear();
-        failure.map_or(Ok(()), Err)
-    }
-
     /// Ends the stream. Its work must have ended.
     ///
     /// # Errors
@@ -282,5 +327,23 @@ impl Stream {
         self.client.0.requests.call(Request::DestroyStream { stream: self.shared.handle }, &[])?;
         self.shared.destroyed.store(true, Ordering::Release);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_who_wait_together_are_told_and_what_comes_meanwhile_is_kept() {
+        let comm = Handle { index: 1, generation: 1 };
+        let mut used = Used { comms: vec![comm], waiting: 2 };
+        used.told(true);
+        assert_eq!(used.comms, [comm], "the other is told of it, too");
+        used.waiting -= 1;
+        used.told(false);
+        assert_eq!(used.comms, [comm], "an operation came meanwhile");
+        used.told(true);
+        assert!(used.comms.is_empty());
     }
 }

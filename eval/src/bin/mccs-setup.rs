@@ -57,11 +57,7 @@ impl Rank {
         let UniqueId(mut id) = self.arguments.unique_id.parse().map_err(anyhow::Error::msg)?;
         id.iter_mut().zip(number.to_le_bytes()).for_each(|(byte, number)| *byte ^= number);
         let Arguments { nranks, root_address, .. } = &self.arguments;
-        Ok(self
-            .client
-            .communicator(UniqueId(id), self.rank, *nranks)
-            .root_address(Some(root_address.as_str()).filter(|root| !root.is_empty()))
-            .join()?)
+        Ok(self.client.communicator(UniqueId(id), self.rank, *nranks).root_address(root_address.as_str()).join()?)
     }
 
     /// Combines a number of all ranks.

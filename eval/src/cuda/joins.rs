@@ -71,7 +71,7 @@ impl Rank {
         unsafe {
             match communicator {
                 Communicator::Mccs(comm) => {
-                    comm.all_reduce(send, recv, 1, DataType::F32, RedOp::Sum.into(), stream.as_ptr())?;
+                    comm.all_reduce(send, recv, 1, DataType::F32, RedOp::Sum, stream.as_ptr())?;
                 }
                 Communicator::Nccl(nccl) => {
                     let (kind, dtype, redop) = (CollectiveKind::AllReduce, DataType::F32, RedOp::Sum);

@@ -59,7 +59,7 @@ impl Load {
     /// # Errors
     /// The driver's.
     pub fn new(context: &Context) -> Result<Self, DriverError> {
-        let module = Module::load(context, source().as_bytes())?;
+        let module = Module::load_ptx(context, &source())?;
         let function = module.function("work")?;
         Ok(Load { _module: module, function, out: DeviceMemory::zeroed(context, 64)? })
     }

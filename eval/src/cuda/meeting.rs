@@ -18,8 +18,7 @@ impl Meeting {
     /// The service's.
     pub fn join((socket, root): (&Path, &str), id: UniqueId, (rank, nranks): (u32, u32)) -> Result<Self, mccs::Error> {
         let client = Client::connect(socket)?;
-        let communicator =
-            client.communicator(id, rank, nranks).root_address(Some(root).filter(|root| !root.is_empty())).join()?;
+        let communicator = client.communicator(id, rank, nranks).root_address(root).join()?;
         Ok(Meeting { communicator, stream: client.create_stream()?, client })
     }
 

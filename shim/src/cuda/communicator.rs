@@ -22,6 +22,9 @@ pub type CudaStream = *mut c_void;
 
 /// A rank's membership in a communicator of GPUs. Operations may be called from any thread; all ranks must call the same
 /// collectives in the same order.
+///
+/// Dropping it waits as [`CudaCommunicator::finalize`] does, which may be for ranks that never come: after an error call
+/// [`CudaCommunicator::abort`] first.
 pub struct CudaCommunicator {
     backend: Backend,
     surfacing: Arc<Surfacing>,
@@ -92,6 +95,13 @@ macro_rules! on_backend {
             Backend::ServiceExecuted($comm) => $body,
         }
     };
+}
+
+impl std::fmt::Debug for CudaCommunicator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (rank, nranks) = (self.rank(), self.nranks());
+        f.debug_struct("CudaCommunicator").field("rank", &rank).field("nranks", &nranks).finish_non_exhaustive()
+    }
 }
 
 impl CudaCommunicator {
@@ -196,7 +206,8 @@ impl CudaCommunicator {
     }
 
     /// Leaves the communicator when this rank's operations have ended, and waits for that; [`CudaCommunicator::abort`] from another thread
-    /// ends the wait. Nothing may be called on it afterwards. Once it has left it does nothing.
+    /// ends the wait. Nothing may be called on it afterwards. Once it has left it does nothing. Programs whose threads do not abort each
+    /// other use [`CudaCommunicator::destroy`].
     ///
     /// # Errors
     /// [`Error::Cuda`] where the GPU has failed, [`Error::ServiceGone`].
@@ -346,12 +357,12 @@ macro_rules! collectives {
 
 collectives! {
     /// Combines `count` elements of all ranks; every rank gets the result. In place: the same address twice.
-    all_reduce(op: ReduceOperator) => AllReduce, op, 0;
+    all_reduce(op: impl Into<ReduceOperator>) => AllReduce, op.into(), 0;
     /// Combines `nranks * count` elements of all ranks; rank r gets elements `r * count ..` of the result. In place: `recv`
     /// at `send + rank * count`.
-    reduce_scatter(op: ReduceOperator) => ReduceScatter, op, 0;
+    reduce_scatter(op: impl Into<ReduceOperator>) => ReduceScatter, op.into(), 0;
     /// Combines `count` elements of all ranks; `root` gets the result. In place: the same address twice, at the root.
-    reduce(op: ReduceOperator, root: u32) => Reduce, op, root;
+    reduce(op: impl Into<ReduceOperator>, root: u32) => Reduce, op.into(), root;
     /// Every rank gets all ranks' `count` elements, in rank order. In place: `send` at `recv + rank * count`.
     all_gather() => AllGather, RedOp::Sum.into(), 0;
     /// Every rank gets `root`'s `count` elements. In place: the same address twice, at the root.

@@ -42,7 +42,8 @@ pub(super) fn kernels(context: &Context) -> Result<Arc<Kernels>, Error> {
     shared(&KERNELS, context, &(), || {
         let image = mccs_kernels::cuda::IMAGE;
         let image = image.ok_or_else(|| Error::no_cuda("this library was built without CUDA kernels"))?;
-        Kernels::load(context, image, mccs_kernels::cuda::functions()).map_err(cuda_error)
+        // SAFETY: the build put a whole image into this library.
+        unsafe { Kernels::load(context, image, mccs_kernels::cuda::functions()) }.map_err(cuda_error)
     })
 }
 
@@ -57,7 +58,8 @@ impl StageKernel {
     pub(super) fn of(context: &Context) -> Result<Option<Arc<Self>>, Error> {
         let Some(image) = STAGE_IMAGE else { return Ok(None) };
         let load = || {
-            let module = Module::load(context, image).map_err(cuda_error)?;
+            // SAFETY: the build put a whole image into this library.
+            let module = unsafe { Module::load(context, image) }.map_err(cuda_error)?;
             Ok(StageKernel { function: module.function(STAGE_FUNCTION).map_err(cuda_error)?, _module: module })
         };
         shared(&STAGE, context, &(), load).map(Some)

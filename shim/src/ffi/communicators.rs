@@ -155,6 +155,8 @@ pub unsafe extern "C" fn mccsCommInitRank(
             HOST => {
                 let join = PendingJoin { joining: builder.send_join()?, rank: builder, target: comm };
                 if of_thread(|thread| thread.group_depth > 0)? {
+                    // SAFETY: the caller's contract, which `null` has been excluded from above. It stays so where the join fails.
+                    unsafe { comm.write(std::ptr::null_mut()) };
                     return of_thread(|thread| thread.joins.push(join)).map(|()| SUCCESS);
                 }
                 Memory::Host(join.rank.finish_join(&join.joining)?)

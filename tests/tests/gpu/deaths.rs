@@ -223,7 +223,7 @@ fn loses_its_context(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|rank| {
         let call = call(0, place.nranks, COUNT);
         let at = Buffers::of(&rank.context, &call)?;
-        let stray = Module::load(&rank.context, STRAY)?;
+        let stray = Module::load_ptx(&rank.context, STRAY)?;
         rank.together.wait();
         if rank.comm.rank() == 1 {
             let (stream, stray) = (rank.stream.raw(), stray.function("stray")?);

@@ -12,7 +12,7 @@ pub const ROLES: &[(&str, Role)] = &[("calls_nothing", calls_nothing)];
 
 /// Every collective of no elements, without buffers.
 fn call_all(comm: &CudaCommunicator, stream: RawStream) -> anyhow::Result<()> {
-    let (dtype, op, root, stream) = (DataType::F32, RedOp::Sum.into(), comm.nranks() - 1, stream.as_ptr());
+    let (dtype, op, root, stream) = (DataType::F32, RedOp::Sum, comm.nranks() - 1, stream.as_ptr());
     // SAFETY: no buffer is touched; the stream lives.
     unsafe {
         comm.all_reduce(0, 0, 0, dtype, op, stream)?;

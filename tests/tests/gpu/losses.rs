@@ -28,7 +28,7 @@ fn loses_a_gpu(_: &Place) -> anyhow::Result<()> {
     let until = PathBuf::from(std::env::var_os(UNTIL).context("a file")?);
     let context = Context::primary(gpus()?.last().context("a GPU")?)?;
     let _entered = context.enter()?;
-    let (stream, stray) = (OwnedStream::new(&context)?, Module::load(&context, STRAY)?);
+    let (stream, stray) = (OwnedStream::new(&context)?, Module::load_ptx(&context, STRAY)?);
     let stray = stray.function("stray")?;
     println!("serves at {}", service.socket(0).display());
     while !until.exists() {

@@ -15,7 +15,7 @@ use super::{TENANTS, wait_until};
 pub const ROLES: &[(&str, Role)] = &[("crashes", crashes), ("keeps_calling", keeps_calling)];
 
 /// Writes where nothing is.
-pub const STRAY: &[u8] = br"
+pub const STRAY: &str = r"
 .version 7.0
 .target sm_70
 .address_size 64
@@ -36,7 +36,7 @@ fn crashes(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
         let call = call(0, place.nranks, 10_000);
         let at = Buffers::of(&context, &call)?;
-        let module = Module::load(&context, STRAY)?;
+        let module = Module::load_ptx(&context, STRAY)?;
         let stray = module.function("stray")?;
         together.wait();
         at.fill(&call, comm.rank())?;

@@ -273,10 +273,7 @@ impl Place {
         std::mem::forget(context.enter()?);
         std::mem::forget(context.clone());
         let client = Client::connect(&self.socket)?;
-        let comm = client
-            .communicator(id, rank, self.nranks)
-            .root_address(Some(&*self.root).filter(|root| !root.is_empty()))
-            .join_cuda()?;
+        let comm = client.communicator(id, rank, self.nranks).root_address(&*self.root).join_cuda()?;
         let stream = OwnedStream::new(&context)?;
         Ok(Rank { context, comm, stream, together })
     }

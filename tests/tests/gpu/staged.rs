@@ -494,7 +494,7 @@ fn replays_many(place: &Place) -> anyhow::Result<()> {
                 other.raw().wait(&fork)?;
                 for number in 0..CALLS {
                     let on = if number % 3 == 1 { other.raw() } else { main };
-                    let (recv, sum) = (at.recv.address(), RedOp::Sum.into());
+                    let (recv, sum) = (at.recv.address(), RedOp::Sum);
                     comm.all_reduce(recv, recv, call.count, call.dtype, sum, on.as_ptr())?;
                 }
                 join.record(other.raw())?;

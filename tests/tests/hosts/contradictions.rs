@@ -213,12 +213,7 @@ fn joins_fail(hosts: &TestHosts, joins: &[(usize, u32, u32, &str)]) -> Vec<Error
     let id = mccs::unique_id().expect("an id");
     in_threads(joins.to_vec(), |(host, rank, nranks, root)| {
         let client = hosts.service(host).connect(0);
-        client
-            .communicator(id, rank, nranks)
-            .root_address(Some(root).filter(|root| !root.is_empty()))
-            .join()
-            .err()
-            .expect("refused")
+        client.communicator(id, rank, nranks).root_address(root).join().err().expect("refused")
     })
 }
 

@@ -50,7 +50,7 @@ impl Multiplier {
     /// # Errors
     /// The driver's.
     pub fn new(context: &Context) -> Result<Self, DriverError> {
-        let module = Module::load(context, source().as_bytes())?;
+        let module = Module::load_ptx(context, &source())?;
         let function = module.function("training_product")?;
         Ok(Multiplier { _module: module, function })
     }

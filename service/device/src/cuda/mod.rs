@@ -216,7 +216,10 @@ impl Gpus {
     /// Loads the kernels that combine into every GPU.
     fn load_kernels(&mut self) -> Result<(), NoCuda> {
         let image = mccs_kernels::cuda::IMAGE.ok_or(NoCuda::NoKernels)?;
-        let load = |(_, context): &(_, Context)| Kernels::load(context, image, reduce_functions()).map(Arc::new);
+        let load = |(_, context): &(_, Context)| {
+            // SAFETY: the build put a whole image into this binary.
+            unsafe { Kernels::load(context, image, reduce_functions()) }.map(Arc::new)
+        };
         self.kernels = self.gpus.iter().map(load).collect::<Result<_, _>>()?;
         Ok(())
     }
@@ -285,7 +288,8 @@ fn open(gpu: &Gpu) -> Result<Context, Unusable> {
     }
     let context = Context::primary(gpu)?;
     // With one of them: a driver may put off looking into the image until then.
-    Kernels::load(&context, image, functions().take(1)).map_err(Unusable::NoKernels)?;
+    // SAFETY: the build put a whole image into this binary.
+    unsafe { Kernels::load(&context, image, functions().take(1)) }.map_err(Unusable::NoKernels)?;
     Ok(context)
 }
 

@@ -156,7 +156,8 @@ impl<'a> Probes<'a> {
             let memory = map(context)?;
             memory.zero(&stream)?;
             let seen = gpus.iter().map(|(_, other)| map(other)).collect();
-            let module = STAGE_IMAGE.map(|image| Module::load(context, image)).transpose()?;
+            // SAFETY: the build put a whole image into this binary.
+            let module = STAGE_IMAGE.map(|image| unsafe { Module::load(context, image) }).transpose()?;
             let kernel = module.as_ref().map(|module| module.function(STAGE_FUNCTION)).transpose()?;
             Ok(Probe { stream, memory, seen, kernel, _module: module })
         };
