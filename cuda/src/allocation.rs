@@ -37,7 +37,7 @@ impl Allocation {
     /// [`DriverError`].
     pub fn new(context: &Context, bytes: usize, shared: Shared) -> Result<(Self, usize), DriverError> {
         let for_nics = shared == Shared::WithNics && context.gpu().makes_nic_memory;
-        Self::create(context, bytes, (shared, for_nics), location(context))
+        Self::create(context, bytes, shared, for_nics, location(context))
     }
 
     /// The same of the host's memory, of its first node, to be shared by descriptors: what GPUs reach and is none's.
@@ -46,13 +46,14 @@ impl Allocation {
     /// [`DriverError`].
     pub fn of_host(context: &Context, bytes: usize) -> Result<(Self, usize), DriverError> {
         let node = sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST_NUMA, id: 0 };
-        Self::create(context, bytes, (Shared::ByDescriptor, false), node)
+        Self::create(context, bytes, Shared::ByDescriptor, false, node)
     }
 
     fn create(
         context: &Context,
         bytes: usize,
-        (shared, for_nics): (Shared, bool),
+        shared: Shared,
+        for_nics: bool,
         location: sys::CUmemLocation,
     ) -> Result<(Self, usize), DriverError> {
         const GRANULARITY_RECOMMENDED: u32 = 1;

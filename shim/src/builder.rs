@@ -51,7 +51,7 @@ impl std::fmt::Debug for CommunicatorBuilder {
 }
 
 impl CommunicatorBuilder {
-    pub(crate) fn new(client: &Client, id: UniqueId, (rank, nranks): (u32, u32)) -> Self {
+    pub(crate) fn new(client: &Client, id: UniqueId, rank: u32, nranks: u32) -> Self {
         let (client, options) = (client.clone(), JoinOptions { job: job::of_environment(), ..JoinOptions::default() });
         CommunicatorBuilder { client, id, rank, nranks, root_address: None, options, timeout: None }
     }

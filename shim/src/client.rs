@@ -203,7 +203,7 @@ impl Client {
 
     /// A rank of communicator `id`, which is about to join; see [`CommunicatorBuilder`].
     pub fn communicator(&self, id: UniqueId, rank: u32, nranks: u32) -> CommunicatorBuilder {
-        CommunicatorBuilder::new(self, id, (rank, nranks))
+        CommunicatorBuilder::new(self, id, rank, nranks)
     }
 
     /// Waits until all ranks of a communicator have joined.
@@ -252,7 +252,7 @@ impl Client {
                 // Keeps the completion ring from filling up in a session that only joins communicators that fail. What
                 // it may hold of this one already stays: a handle never names two communicators.
                 drop(self.0.failures());
-                Ok(Communicator::new(self.clone(), comm, (rank.rank, rank.nranks), shm_exchange))
+                Ok(Communicator::new(self.clone(), comm, rank.rank, rank.nranks, shm_exchange))
             }
             (other, _) => Err(unexpected(&other)),
         }

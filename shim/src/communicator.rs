@@ -65,9 +65,19 @@ pub(crate) struct Call {
     pub(crate) one_hop: bool,
 }
 
+/// Arguments of a send or a receive, before they are checked.
+#[derive(Clone, Copy)]
+pub(crate) struct P2pCall {
+    pub(crate) is_send: bool,
+    pub(crate) peer: u32,
+    pub(crate) span: Span,
+    pub(crate) count: u64,
+    pub(crate) dtype: DataType,
+}
+
 impl Call {
     /// A call of this kind: a sum where it reduces, with rank 0 as its root where it has one.
-    pub(crate) fn new(kind: CollectiveKind, (send, recv): (Span, Span), count: u64, dtype: DataType) -> Self {
+    pub(crate) fn new(kind: CollectiveKind, send: Span, recv: Span, count: u64, dtype: DataType) -> Self {
         let op = RedOp::Sum.into();
         Call { kind, send, recv, count, dtype, op, scalar_at: None, root: 0, user_tag: 0, one_hop: false }
     }
@@ -86,7 +96,8 @@ impl Communicator {
     pub(crate) fn new(
         client: Client,
         handle: Handle,
-        (rank, nranks): (u32, u32),
+        rank: u32,
+        nranks: u32,
         shm_exchange: Option<ShmExchange>,
     ) -> Self {
         let shared = CommShared { handle, rank, nranks, shm_exchange, left: AtomicBool::new(false) };
@@ -181,27 +192,21 @@ impl Communicator {
     /// its ticket.
     pub(crate) fn submit_p2p(
         &self,
-        (is_send, peer, track): (bool, u32, u32),
-        (span, is_in_twin): (Span, bool),
-        count: u64,
-        dtype: DataType,
+        call: P2pCall,
+        track: u32,
+        is_in_twin: bool,
         stream: &Stream,
     ) -> Result<u64, Error> {
         let ticket = stream.shared.next_ticket();
-        let mut command = self.p2p_command((is_send, peer), span, count, dtype)?;
+        let mut command = self.p2p_command(call)?;
         command.kind = track;
         command.flags |= if is_in_twin { FLAG_TWIN } else { 0 };
         self.client.0.submit(&stream.shared, &self.shared, command)?;
         Ok(ticket)
     }
 
-    fn p2p_command(
-        &self,
-        (is_send, peer): (bool, u32),
-        span: Span,
-        count: u64,
-        dtype: DataType,
-    ) -> Result<Command, Error> {
+    fn p2p_command(&self, call: P2pCall) -> Result<Command, Error> {
+        let P2pCall { is_send, peer, span, count, dtype } = call;
         let opcode = if is_send { Opcode::Send } else { Opcode::Recv };
         let mut command = self.command(opcode, count, dtype, peer)?;
         let what = if is_send { "send" } else { "receive" };
@@ -245,7 +250,7 @@ impl Communicator {
         op: impl Into<ReduceOperator>,
         stream: &Stream,
     ) -> Result<(), Error> {
-        let call = Call::new(CollectiveKind::AllReduce, (send, recv), count, dtype);
+        let call = Call::new(CollectiveKind::AllReduce, send, recv, count, dtype);
         self.collective(&Call { op: op.into(), ..call }, stream)
     }
 
@@ -263,7 +268,7 @@ impl Communicator {
         op: impl Into<ReduceOperator>,
         stream: &Stream,
     ) -> Result<(), Error> {
-        let call = Call::new(CollectiveKind::ReduceScatter, (send, recv), count, dtype);
+        let call = Call::new(CollectiveKind::ReduceScatter, send, recv, count, dtype);
         self.collective(&Call { op: op.into(), ..call }, stream)
     }
 
@@ -282,7 +287,7 @@ impl Communicator {
         root: u32,
         stream: &Stream,
     ) -> Result<(), Error> {
-        let call = Call::new(CollectiveKind::Reduce, (send, recv), count, dtype);
+        let call = Call::new(CollectiveKind::Reduce, send, recv, count, dtype);
         self.collective(&Call { op: op.into(), root, ..call }, stream)
     }
 
@@ -298,7 +303,7 @@ impl Communicator {
         dtype: DataType,
         stream: &Stream,
     ) -> Result<(), Error> {
-        self.move_data(CollectiveKind::AllGather, (send, recv), count, dtype, 0, stream)
+        self.collective(&Call::new(CollectiveKind::AllGather, send, recv, count, dtype), stream)
     }
 
     /// Every rank gets `root`'s `count` elements. In place: the same place twice, at the root.
@@ -314,7 +319,7 @@ impl Communicator {
         root: u32,
         stream: &Stream,
     ) -> Result<(), Error> {
-        self.move_data(CollectiveKind::Broadcast, (send, recv), count, dtype, root, stream)
+        self.collective(&Call { root, ..Call::new(CollectiveKind::Broadcast, send, recv, count, dtype) }, stream)
     }
 
     /// Rank r's elements `s * count ..` go to rank s, at `r * count`. Never in place.
@@ -329,7 +334,7 @@ impl Communicator {
         dtype: DataType,
         stream: &Stream,
     ) -> Result<(), Error> {
-        self.move_data(CollectiveKind::AllToAll, (send, recv), count, dtype, 0, stream)
+        self.collective(&Call::new(CollectiveKind::AllToAll, send, recv, count, dtype), stream)
     }
 
     /// `root` gets all ranks' `count` elements, in rank order. In place: the root's `send` at `recv + root * count`.
@@ -345,7 +350,7 @@ impl Communicator {
         root: u32,
         stream: &Stream,
     ) -> Result<(), Error> {
-        self.move_data(CollectiveKind::Gather, (send, recv), count, dtype, root, stream)
+        self.collective(&Call { root, ..Call::new(CollectiveKind::Gather, send, recv, count, dtype) }, stream)
     }
 
     /// Rank r gets `root`'s elements `r * count ..`. In place: the root's `recv` at `send + root * count`.
@@ -361,7 +366,7 @@ impl Communicator {
         root: u32,
         stream: &Stream,
     ) -> Result<(), Error> {
-        self.move_data(CollectiveKind::Scatter, (send, recv), count, dtype, root, stream)
+        self.collective(&Call { root, ..Call::new(CollectiveKind::Scatter, send, recv, count, dtype) }, stream)
     }
 
     /// Ends when all ranks have called it.
@@ -369,19 +374,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::all_reduce`].
     pub fn barrier(&self, stream: &Stream) -> Result<(), Error> {
-        self.move_data(CollectiveKind::Barrier, (Span::NONE, Span::NONE), 0, DataType::U8, 0, stream)
-    }
-
-    fn move_data(
-        &self,
-        kind: CollectiveKind,
-        (send, recv): (Span, Span),
-        count: u64,
-        dtype: DataType,
-        root: u32,
-        stream: &Stream,
-    ) -> Result<(), Error> {
-        self.collective(&Call { root, ..Call::new(kind, (send, recv), count, dtype) }, stream)
+        self.collective(&Call::new(CollectiveKind::Barrier, Span::NONE, Span::NONE, 0, DataType::U8), stream)
     }
 
     /// Sends to `peer`; ends when the peer has received. Sends and receives that depend on each other belong in a group.
@@ -389,7 +382,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::all_reduce`].
     pub fn send(&self, send: Span, count: u64, dtype: DataType, peer: u32, stream: &Stream) -> Result<(), Error> {
-        self.submit(stream, self.p2p_command((true, peer), send, count, dtype)?)
+        self.submit(stream, self.p2p_command(P2pCall { is_send: true, peer, span: send, count, dtype })?)
     }
 
     /// Receives from `peer`.
@@ -397,7 +390,7 @@ impl Communicator {
     /// # Errors
     /// As [`Communicator::all_reduce`].
     pub fn recv(&self, recv: Span, count: u64, dtype: DataType, peer: u32, stream: &Stream) -> Result<(), Error> {
-        self.submit(stream, self.p2p_command((false, peer), recv, count, dtype)?)
+        self.submit(stream, self.p2p_command(P2pCall { is_send: false, peer, span: recv, count, dtype })?)
     }
 
     /// The error that ended the communicator, if one did: on any rank.

@@ -89,7 +89,7 @@ impl Inner {
         self.settle(&mut submission, stream)?;
         if !stream.is_ordered
             && let Some((shm_exchange, call)) = comm.round_of(&command)
-            && self.play(&mut submission, stream, (comm, shm_exchange), call, &command)?
+            && self.play(&mut submission, stream, comm, shm_exchange, call, &command)?
         {
             return Ok(());
         }
@@ -134,7 +134,8 @@ impl Inner {
         &self,
         submission: &mut Submission,
         stream: &Arc<StreamShared>,
-        (comm, shm_exchange): (&Arc<CommShared>, &ShmExchange),
+        comm: &Arc<CommShared>,
+        shm_exchange: &ShmExchange,
         call: CollectiveSignature,
         command: &Command,
     ) -> Result<bool, Error> {

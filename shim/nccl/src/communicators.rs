@@ -193,7 +193,8 @@ impl Member {
     pub(crate) fn join(
         settings: CommSettings,
         name: Name,
-        (rank, nranks): (c_int, c_int),
+        rank: c_int,
+        nranks: c_int,
         context: Option<Context>,
     ) -> Result<Self, Error> {
         let number = |value: c_int, what: &str| {
@@ -202,7 +203,7 @@ impl Member {
         let (rank, nranks, client) = (number(rank, "rank")?, number(nranks, "nranks")?, client()?);
         let context = context.map_or_else(caller_context, Ok)?;
         let CommSettings { label, options } = settings;
-        lifecycle::begins(label, &name, (rank, nranks), &context);
+        lifecycle::begins(label, &name, rank, nranks, &context);
         let comm = {
             let _entered = context.enter().map_err(cuda_error)?;
             let builder = client.communicator(name.id, rank, nranks).root_address(name.root_address()?);

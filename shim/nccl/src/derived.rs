@@ -122,11 +122,11 @@ pub unsafe extern "C" fn ncclCommSplit(
             let mut members: Vec<_> = all.iter().enumerate().filter(|(_, share)| share.color == color).collect();
             members.sort_by_key(|(rank, share)| (share.key, *rank));
             let own = members.iter().position(|(rank, _)| *rank == parent.rank as usize).unwrap_or(0);
-            let place = (own as c_int, members.len() as c_int);
-            known.expected.know(place.0, place.1);
+            let (rank, nranks) = (own as c_int, members.len() as c_int);
+            known.expected.know(rank, nranks);
             let root = members.first().map_or(parent.name.root, |(_, share)| share.root);
             let name = Name { id: derived_id(parent.name.id, number, color.to_le_bytes()), root };
-            Member::join(settings_of(&known), name, place, context).map(Some)
+            Member::join(settings_of(&known), name, rank, nranks, context).map(Some)
         };
         // SAFETY: the caller's contract.
         unsafe { begin(new, is_blocking, begun, Some(made), Box::new(split)) }

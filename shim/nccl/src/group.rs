@@ -45,7 +45,7 @@ pub(crate) type Make = Box<dyn FnOnce(Option<Context>) -> Result<Option<Member>,
 /// Joins one that is new.
 pub(crate) fn joining(begun: &CommUse, name: Name, rank: c_int, nranks: c_int) -> Make {
     let settings = settings_of(begun);
-    Box::new(move |context| Member::join(settings, name, (rank, nranks), context).map(Some))
+    Box::new(move |context| Member::join(settings, name, rank, nranks, context).map(Some))
 }
 
 #[derive(Default)]

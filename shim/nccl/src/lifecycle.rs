@@ -59,7 +59,7 @@ pub(crate) fn id_number(name: &Name) -> u64 {
 }
 
 /// A rank is about to join.
-pub(crate) fn begins(label: Label, name: &Name, (rank, nranks): (u32, u32), context: &Context) {
+pub(crate) fn begins(label: Label, name: &Name, rank: u32, nranks: u32, context: &Context) {
     debug::version(rank as i32);
     let Label { handle, made_by } = label;
     let place = Place { handle, rank, nranks, gpu: context.gpu() };

@@ -68,14 +68,14 @@ impl CommunicatorBuilder {
         let context = Context::current().map_err(cuda_error)?;
         let gpu = context.gpu().id.0;
         let joining = self.send(Some(gpu))?;
-        let (client, place) = (&self.client, (self.rank, self.nranks));
+        let (client, rank, nranks) = (&self.client, self.rank, self.nranks);
         match client.wait_for_join(&joining, self)? {
             (Response::Comm { comm, device_initiated: Some(share), .. }, fds) => {
-                let made = DeviceInitiatedCommunicator::join(client, comm, place, context, &share, &fds)?;
+                let made = DeviceInitiatedCommunicator::join(client, comm, rank, nranks, context, &share, &fds)?;
                 Ok(CudaCommunicator::new(Backend::DeviceInitiated(Arc::new(made))))
             }
             (Response::Comm { comm, access, engines_from, hosts, rails_from, pinned_to, reduction_ring, .. }, _) => {
-                let (id, rank, nranks, options) = (self.id, self.rank, self.nranks, self.options.clone());
+                let (id, options) = (self.id, self.options.clone());
                 let root_address = self.root_address.clone().unwrap_or_default();
                 let identity = Identity { id, rank, nranks, gpu, root_address, options, whole: comm };
                 let joined = Joined { identity, access, engines_from, hosts, rails_from, pinned_to, reduction_ring };

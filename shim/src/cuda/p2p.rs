@@ -173,7 +173,8 @@ fn checked(
     buffer: DeviceAddress,
     count: u64,
     dtype: DataType,
-    (peer, nranks): (u32, u32),
+    peer: u32,
+    nranks: u32,
 ) -> Result<P2pMessage, Error> {
     let size = dtype.size_bytes() as u64;
     let bytes = count.checked_mul(size).filter(|bytes| bytes.checked_add(buffer).is_some());
@@ -211,7 +212,7 @@ macro_rules! p2p {
                     stream: CudaStream,
                 ) -> Result<(), Error> {
                     let p2p = self.p2p();
-                    let message = checked($is_send, buffer, count, dtype, (peer, p2p.nranks()))?;
+                    let message = checked($is_send, buffer, count, dtype, peer, p2p.nranks())?;
                     let (surfacing, stream) = (Arc::clone(self.surfacing()), RawStream::from_ptr(stream));
                     let collected = Collected { p2p, surfacing, message, stream };
                     crate::group::collect_p2p(collected).unwrap_or_else(|alone| launch_together(vec![alone]))

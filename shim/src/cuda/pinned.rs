@@ -41,8 +41,8 @@ impl Pinned {
             Request::InitRank { id, rank, nranks, gpu: Some(gpu), root_address: String::new(), role, options };
         match client.0.requests.call(request, &[])? {
             (Response::Comm { comm, device_initiated: Some(share), .. }, fds) => {
-                let place = (rank, nranks);
-                let comm = DeviceInitiatedCommunicator::join(client, comm, place, context.clone(), &share, &fds)?;
+                let context = context.clone();
+                let comm = DeviceInitiatedCommunicator::join(client, comm, rank, nranks, context, &share, &fds)?;
                 Ok(Some(Pinned { comm, to_bytes }))
             }
             (other, _) => Err(unexpected(&other)),

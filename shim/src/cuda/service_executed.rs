@@ -207,7 +207,7 @@ impl Engines {
         let request = Request::InitRank { id, rank, nranks, gpu, root_address, role, options };
         match client.0.requests.call(request, &[])? {
             (Response::Comm { comm, device_initiated: Some(share), .. }, fds) => {
-                let made = DeviceInitiatedCommunicator::join(client, comm, (rank, nranks), context, &share, &fds)?;
+                let made = DeviceInitiatedCommunicator::join(client, comm, rank, nranks, context, &share, &fds)?;
                 Ok(Some(Engines { comm: made, from }).filter(|_| share.large.is_some()))
             }
             (other, _) => Err(unexpected(&other)),

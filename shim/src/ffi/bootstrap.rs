@@ -30,7 +30,7 @@ pub unsafe extern "C" fn mccsBootstrapInit(
             return Err(Error::argument("bootstrap is null"));
         }
         // SAFETY: the caller's contract.
-        let builder = unsafe { super::communicators::builder(client, (own_rank, nranks), id, root_address) }?;
+        let builder = unsafe { super::communicators::builder(client, own_rank, nranks, id, root_address) }?;
         let made = Box::into_raw(Box::new(CBootstrap(Mutex::new(builder.join_bootstrap()?))));
         // SAFETY: the caller's contract.
         unsafe { put(bootstrap, made, "bootstrap") }

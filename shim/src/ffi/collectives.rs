@@ -72,7 +72,9 @@ unsafe fn collective(kind: CollectiveKind, at: &Arguments, comm: *mut CComm, str
 /// Handles, buffer and stream as `mccs.h` says.
 unsafe fn point_to_point(
     is_send: bool,
-    (buffer, count, dtype): (*const c_void, usize, i32),
+    buffer: *const c_void,
+    count: usize,
+    dtype: i32,
     peer: i32,
     comm: *mut CComm,
     stream: CudaStream,
@@ -158,7 +160,7 @@ pub unsafe extern "C" fn mccsSend(
     stream: *mut c_void,
 ) -> Status {
     // SAFETY: the caller's contract.
-    unsafe { point_to_point(true, (buffer, count, dtype), peer, comm, stream) }
+    unsafe { point_to_point(true, buffer, count, dtype, peer, comm, stream) }
 }
 
 /// See `mccs.h`.
@@ -175,7 +177,7 @@ pub unsafe extern "C" fn mccsRecv(
     stream: *mut c_void,
 ) -> Status {
     // SAFETY: the caller's contract.
-    unsafe { point_to_point(false, (buffer, count, dtype), peer, comm, stream) }
+    unsafe { point_to_point(false, buffer, count, dtype, peer, comm, stream) }
 }
 
 /// See `mccs.h`.

@@ -116,7 +116,8 @@ unsafe fn taken(handle: *mut CComm) -> Result<Arc<CComm>, Error> {
 /// Pointers as `mccs.h` says.
 pub(super) unsafe fn builder(
     client: *mut CClient,
-    (own_rank, nranks): (i32, i32),
+    own_rank: i32,
+    nranks: i32,
     id: *const UniqueId,
     root_address: *const c_char,
 ) -> Result<CommunicatorBuilder, Error> {
@@ -150,7 +151,7 @@ pub unsafe extern "C" fn mccsCommInitRank(
             return Err(Error::argument("comm is null"));
         }
         // SAFETY: the caller's contract.
-        let builder = unsafe { builder(client, (own_rank, nranks), id, root_address) }?;
+        let builder = unsafe { builder(client, own_rank, nranks, id, root_address) }?;
         let made = match memory {
             HOST => {
                 let join = PendingJoin { joining: builder.send_join()?, rank: builder, target: comm };

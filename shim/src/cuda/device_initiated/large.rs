@@ -114,11 +114,44 @@ impl Work<'_> {
         unsafe {
             let stream = self.stream()?;
             let launched = match self.launcher {
-                Some(launcher) => launcher.launch((stream, Some(self.number)), function, launch),
+                Some(launcher) => launcher.launch(stream, Some(self.number), function, launch),
                 None => function.launch(stream, launch.grid, launch.block, &launch.args),
             };
             launched.map_err(cuda_error)
         }
+    }
+}
+
+/// A call, and where the service reaches its buffers: there, or in copies.
+struct Reached<'a> {
+    call: &'a Call,
+    send: DeviceAddress,
+    recv: DeviceAddress,
+    send_bytes: u64,
+    recv_bytes: u64,
+}
+
+impl Reached<'_> {
+    fn is_copied(&self) -> bool {
+        (self.send, self.recv) != (self.call.send, self.call.recv)
+    }
+
+    /// Copies what the call sends to where it is reached.
+    ///
+    /// # Safety
+    /// As [`RawStream::copy`].
+    unsafe fn copy_in(&self, stream: RawStream) -> Result<(), Error> {
+        // SAFETY: the caller's contract.
+        unsafe { stream.copy(self.send, self.call.send, self.send_bytes as usize) }.map_err(cuda_error)
+    }
+
+    /// Copies what has come to where the call wants it.
+    ///
+    /// # Safety
+    /// As [`RawStream::copy`].
+    unsafe fn copy_out(&self, stream: RawStream) -> Result<(), Error> {
+        // SAFETY: the caller's contract.
+        unsafe { stream.copy(self.call.recv, self.recv, self.recv_bytes as usize) }.map_err(cuda_error)
     }
 }
 
@@ -206,7 +239,8 @@ impl DeviceInitiatedCommunicator {
         combine: Combine,
         checked: &CollectiveCall,
         call: &Call,
-        (stream, number_of_stream): (RawStream, u64),
+        stream: RawStream,
+        number_of_stream: u64,
     ) -> Result<(), Error> {
         let member = &*self.member;
         member.client.0.requests.check_alive()?;
@@ -221,14 +255,13 @@ impl DeviceInitiatedCommunicator {
             Ok((send, self.reach(for_recv, call.recv, recv_bytes)?))
         });
         let ((at_send, send), (at_recv, recv)) = reached.map_err(cuda_error).flatten()?;
-        let at = Call { send: at_send, recv: at_recv, ..*call };
-        let is_copied = (at.send, at.recv) != (call.send, call.recv);
+        let reached = Reached { call, send: at_send, recv: at_recv, send_bytes, recv_bytes };
         // Before the service is told: a call that fails here has told it of nothing.
         let slots = self.slots(order, combine.layout, checked)?;
         let number = order.large.enqueued + 1;
         let command = Command {
             opcode: Opcode::Collective as u32,
-            flags: if is_copied { FLAG_COPIED } else { 0 },
+            flags: if reached.is_copied() { FLAG_COPIED } else { 0 },
             comm: member.handle,
             stream: self.large_stream(order)?,
             ticket: number,
@@ -245,15 +278,13 @@ impl DeviceInitiatedCommunicator {
         // SAFETY: the caller's contract is passed on.
         let enqueued = unsafe {
             if order.large.events.is_some() {
-                self.enqueue_by_events(order, &command, (call, &at), (send_bytes, recv_bytes), stream)
+                self.enqueue_by_events(order, &command, &reached, stream)
             } else {
                 member.client.0.submit_on_gpus(&command)?;
                 order.large.enqueued = number;
                 let Order { words: next, large: LargeOrder { launcher, .. }, .. } = order;
                 let work = Work { stream, number: number_of_stream, next, launcher };
-                let combine = (combine, slots);
-                let enqueued =
-                    self.enqueue_by_words(combine, checked, (call, &at), (send_bytes, recv_bytes), number, work);
+                let enqueued = self.enqueue_by_words(combine, slots, checked, &reached, number, work);
                 // The service was told of what this rank's stream never comes to.
                 enqueued.inspect_err(|error| member.give_up(error))
             }
@@ -315,30 +346,31 @@ impl DeviceInitiatedCommunicator {
     /// As for [`super::super::CudaCommunicator::all_reduce`].
     unsafe fn enqueue_by_words(
         &self,
-        combine: (Combine, DeviceAddress),
+        combine: Combine,
+        slots: DeviceAddress,
         checked: &CollectiveCall,
-        (call, at): (&Call, &Call),
-        (send_bytes, recv_bytes): (u64, u64),
+        reached: &Reached<'_>,
         number: u64,
         mut work: Work<'_>,
     ) -> Result<(), Error> {
         let member = &*self.member;
         let rank = member.rank;
+        let buffers = LargeBuffers { send: reached.send, recv: reached.recv, slots };
         // SAFETY: words are on the registered page, which lives as long as `self`; the rest is the caller's contract.
         unsafe {
-            if at.send != call.send {
-                work.stream()?.copy(at.send, call.send, send_bytes as usize).map_err(cuda_error)?;
+            if reached.send != reached.call.send {
+                reached.copy_in(work.stream()?)?;
             }
             work.push(WordOperation::Write(self.word(rank, LargeWord::Ready), number));
             match self.execution {
-                Execution::Ranks => self.keep(combine, checked, at, number, &mut work)?,
+                Execution::Ranks => self.keep(combine, checked, buffers, number, &mut work)?,
                 Execution::Service => work.push(WordOperation::Wait(self.word(rank, LargeWord::Kept), number)),
             }
             for peer in 0..member.nranks {
                 work.push(WordOperation::Wait(self.word(peer, LargeWord::Arrived), number));
             }
-            if at.recv != call.recv {
-                work.stream()?.copy(call.recv, at.recv, recv_bytes as usize).map_err(cuda_error)?;
+            if reached.recv != reached.call.recv {
+                reached.copy_out(work.stream()?)?;
             }
             work.push(WordOperation::Write(self.word(rank, LargeWord::Finished), number));
             work.stream().map(drop)
@@ -353,8 +385,7 @@ impl DeviceInitiatedCommunicator {
         &self,
         order: &mut Order,
         command: &Command,
-        (call, at): (&Call, &Call),
-        (send_bytes, recv_bytes): (u64, u64),
+        reached: &Reached<'_>,
         stream: RawStream,
     ) -> Result<(), Error> {
         let (member, number) = (&*self.member, command.ticket);
@@ -364,8 +395,8 @@ impl DeviceInitiatedCommunicator {
         // SAFETY: events live with the order, which outlives its operations; the rest is the caller's contract.
         unsafe {
             stream.words(&order.words).map_err(cuda_error)?;
-            if at.send != call.send {
-                stream.copy(at.send, call.send, send_bytes as usize).map_err(cuda_error)?;
+            if reached.send != reached.call.send {
+                reached.copy_in(stream)?;
             }
             events.called[called_event(number)].record(stream).map_err(cuda_error)?;
             member.client.0.submit_on_gpus(command)?;
@@ -373,8 +404,8 @@ impl DeviceInitiatedCommunicator {
             let promised = self.wait_for_word(LargeWord::Promised, number);
             let enqueued = promised.and_then(|()| {
                 stream.wait(&events.done).map_err(cuda_error)?;
-                if at.recv != call.recv {
-                    stream.copy(call.recv, at.recv, recv_bytes as usize).map_err(cuda_error)?;
+                if reached.recv != reached.call.recv {
+                    reached.copy_out(stream)?;
                 }
                 events.past.record(stream).map_err(cuda_error)
             });
@@ -405,16 +436,16 @@ impl DeviceInitiatedCommunicator {
     /// As for [`super::super::CudaCommunicator::all_reduce`].
     unsafe fn keep(
         &self,
-        (combine, slots): (Combine, DeviceAddress),
+        combine: Combine,
         checked: &CollectiveCall,
-        call: &Call,
+        buffers: LargeBuffers,
         number: u64,
         work: &mut Work<'_>,
     ) -> Result<(), Error> {
         let &CollectiveCall { kind, dtype, op, count, root, rank, nranks, .. } = checked;
         let size = dtype.size_bytes() as u64;
         if let Some((from, to, count)) = own_part(kind, rank, root, count) {
-            let (from, to) = (call.send + from * size, call.recv + to * size);
+            let (from, to) = (buffers.send + from * size, buffers.recv + to * size);
             if from == to {
                 return Ok(());
             }
@@ -425,7 +456,6 @@ impl DeviceInitiatedCommunicator {
             return Ok(());
         }
         let shards = Shards::new(combine.layout, kind, nranks, count * size);
-        let buffers = LargeBuffers { send: call.send, recv: call.recv, slots };
         for piece in 0..shards.pieces() {
             let mut launch = Launch::combine(dtype, op, &shards, (rank, piece), &buffers);
             launch.grid = combine.blocks;

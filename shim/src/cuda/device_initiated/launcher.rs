@@ -87,7 +87,8 @@ impl Launcher {
     /// As [`Function::launch`], for the function and the argument.
     pub(super) unsafe fn launch<T>(
         &mut self,
-        (stream, number): (RawStream, Option<u64>),
+        stream: RawStream,
+        number: Option<u64>,
         function: Function,
         launch: &Launch<T>,
     ) -> Result<(), DriverError> {

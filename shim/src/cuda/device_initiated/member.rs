@@ -127,7 +127,8 @@ impl Member {
     pub(super) fn new(
         client: Client,
         handle: Handle,
-        (rank, nranks): (u32, u32),
+        rank: u32,
+        nranks: u32,
         context: Context,
         share: &DeviceInitiatedShare,
         fds: &[OwnedFd],
@@ -149,7 +150,7 @@ impl Member {
         let (mut buffers, mut mapped) = ([0; DEVICE_INITIATED_RANKS_MAX as usize], Vec::new());
         let handles = share.buffers.iter().map(|buffer| &buffer.handle);
         for (address, handle) in buffers.iter_mut().zip(handles) {
-            let buffer = SymmetricBuffer::open(&context, &layout, (handle, fds.next()))?;
+            let buffer = SymmetricBuffer::open(&context, &layout, handle, fds.next())?;
             *address = buffer.address();
             mapped.push(buffer);
         }
@@ -194,9 +195,7 @@ impl Member {
                 return Err(Error::ServiceGone("it sent a part of some symmetric buffers".into()));
             }
             let mut each = mapped.iter_mut().zip(handles.iter().zip(fds));
-            each.try_for_each(|(buffer, (handle, fd))| {
-                buffer.map_part(&self.context, range.clone(), (handle, Some(fd)))
-            })
+            each.try_for_each(|(buffer, (handle, fd))| buffer.map_part(&self.context, range.clone(), handle, Some(fd)))
         })?;
         self.parts.fetch_or(bit(part), Ordering::Release);
         Ok(())

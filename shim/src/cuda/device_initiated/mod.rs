@@ -99,12 +99,13 @@ impl DeviceInitiatedCommunicator {
     pub(super) fn join(
         client: &Client,
         handle: Handle,
-        place: (u32, u32),
+        rank: u32,
+        nranks: u32,
         context: Context,
         share: &DeviceInitiatedShare,
         fds: &[OwnedFd],
     ) -> Result<Self, Error> {
-        let member = Member::new(client.clone(), handle, place, context, share, fds);
+        let member = Member::new(client.clone(), handle, rank, nranks, context, share, fds);
         member.and_then(|member| Self::new(member, share)).inspect_err(|error| {
             let cuda_error = error.cuda_code();
             client.0.requests.send_and_forget(Request::AbortComm { comm: handle, cuda_error });
@@ -204,7 +205,7 @@ impl DeviceInitiatedCommunicator {
     unsafe fn enqueue(&self, call: &Call, stream: CudaStream) -> Result<(), Error> {
         let checked = checked(call, self.member.rank, self.member.nranks)?;
         // SAFETY: the caller's contract is passed on.
-        unsafe { self.enqueue_checked(call, (&checked, None), RawStream::from_ptr(stream)) }
+        unsafe { self.enqueue_checked(call, &checked, None, RawStream::from_ptr(stream)) }
     }
 
     /// Launches a part of a larger collective, of several ranks, whose blocks lie apart: always by kernels. `call` has its
@@ -220,7 +221,7 @@ impl DeviceInitiatedCommunicator {
         stream: RawStream,
     ) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
-        unsafe { self.enqueue_checked(call, (checked, Some(strides)), stream) }
+        unsafe { self.enqueue_checked(call, checked, Some(strides), stream) }
     }
 
     /// # Safety
@@ -228,7 +229,8 @@ impl DeviceInitiatedCommunicator {
     unsafe fn enqueue_checked(
         &self,
         call: &Call,
-        (checked, strides): (&CollectiveCall, Option<Strides>),
+        checked: &CollectiveCall,
+        strides: Option<Strides>,
         stream: RawStream,
     ) -> Result<(), Error> {
         let member = &*self.member;
@@ -263,7 +265,7 @@ impl DeviceInitiatedCommunicator {
             unsafe {
                 let number = self.follow(&mut order, stream)?;
                 let combine = Combine { layout, blocks: strategy.combine_blocks.max(1) };
-                self.enqueue_large(&mut order, combine, checked, call, (stream, number))?;
+                self.enqueue_large(&mut order, combine, checked, call, stream, number)?;
                 order.launches.comes_to(number);
                 return order.launches.launched(stream);
             }
@@ -273,9 +275,10 @@ impl DeviceInitiatedCommunicator {
         }
         let chosen = strategy.kernel(checked.kind, payload_bytes);
         let strides = strides.unwrap_or(Strides { send: checked.count, recv: checked.count });
-        let (mut launch, part) = chosen.and_then(|chosen| self.kernel(checked, strides, chosen)).ok_or_else(|| {
-            Error::argument(format!("the operator has no way for {} of {payload_bytes} bytes", checked.kind))
-        })?;
+        let (mut launch, part) =
+            chosen.and_then(|(algorithm, blocks)| self.kernel(checked, strides, algorithm, blocks)).ok_or_else(
+                || Error::argument(format!("the operator has no way for {} of {payload_bytes} bytes", checked.kind)),
+            )?;
         member.need(part)?;
         if self.is_timed {
             launch.args.call = Stamp::call(checked.kind, payload_bytes);
@@ -286,7 +289,7 @@ impl DeviceInitiatedCommunicator {
             }
         }
         // SAFETY: the caller's contract is passed on.
-        unsafe { self.launch(&mut order, launch, call, (stream, capture)) }
+        unsafe { self.launch(&mut order, launch, call, stream, capture) }
     }
 
     /// The strategy of the next collective, as soon as the operator lets it begin. One that comes to nothing afterwards leaves its number
@@ -312,7 +315,7 @@ impl DeviceInitiatedCommunicator {
         // SAFETY: the symmetric buffer is mapped as long as `self`; the rest is the caller's contract.
         unsafe {
             let wait_for_rest = |stream, words: &mut Vec<_>| self.wait_for_large(large, stream, words);
-            launches.capture((stream, capture), (self.counter(), *launched), wait_for_rest)?;
+            launches.capture(stream, capture, self.counter(), *launched, wait_for_rest)?;
         }
         self.wait_while_held()?;
         // Nobody counts what graphs run: they get a strategy of their own, and have it stay while they live.
@@ -334,7 +337,8 @@ impl DeviceInitiatedCommunicator {
         &self,
         checked: &CollectiveCall,
         strides: Strides,
-        (algorithm, blocks): (Algorithm, u32),
+        algorithm: Algorithm,
+        blocks: u32,
     ) -> Option<(Launch<DirectArgs>, SymmetricBufferPart)> {
         // What does not fit the symmetric buffers goes in chunks that do; all ranks come to the same.
         let ways = [algorithm, Algorithm::SimpleTwoShot, Algorithm::SimpleOneShot];
@@ -353,7 +357,8 @@ impl DeviceInitiatedCommunicator {
         order: &mut Order,
         mut launch: Launch<DirectArgs>,
         call: &Call,
-        (stream, capture): (RawStream, Option<Capture>),
+        stream: RawStream,
+        capture: Option<Capture>,
     ) -> Result<(), Error> {
         let member = &*self.member;
         (launch.args.send, launch.args.recv) = (call.send, call.recv);
@@ -385,7 +390,7 @@ impl DeviceInitiatedCommunicator {
             if call.user_tag != 0 && capture.is_none() {
                 member.page.tag(member.rank, number, call.user_tag);
             }
-            order.launcher.launch((stream, stream_number), function, &launch).map_err(cuda_error)?;
+            order.launcher.launch(stream, stream_number, function, &launch).map_err(cuda_error)?;
             if let Some(capture) = capture {
                 return order.launches.captured(stream, capture);
             }
@@ -406,7 +411,7 @@ impl DeviceInitiatedCommunicator {
         // SAFETY: the symmetric buffer is mapped as long as `self`; the rest is the caller's contract.
         unsafe {
             let wait_for_rest = |stream, words: &mut Vec<_>| self.wait_for_large(large, stream, words);
-            launches.follow(stream, (self.counter(), *launched), words, wait_for_rest)
+            launches.follow(stream, self.counter(), *launched, words, wait_for_rest)
         }
     }
 

@@ -101,8 +101,10 @@ impl LaunchOrder {
     /// The stream must live, and be of this capture, which goes on; `counter` must be mapped until all streams have come to this.
     pub(super) unsafe fn capture(
         &mut self,
-        (stream, capture): (RawStream, Capture),
-        (counter, launched): (DeviceAddress, u64),
+        stream: RawStream,
+        capture: Capture,
+        counter: DeviceAddress,
+        launched: u64,
         wait_for_rest: impl FnOnce(RawStream, &mut Vec<WordOperation>) -> Result<(), Error>,
     ) -> Result<Arc<AtomicBool>, Error> {
         // SAFETY: the caller's contract is passed on.
@@ -139,7 +141,8 @@ impl LaunchOrder {
     pub(super) unsafe fn follow(
         &self,
         stream: RawStream,
-        (counter, launched): (DeviceAddress, u64),
+        counter: DeviceAddress,
+        launched: u64,
         words: &mut Vec<WordOperation>,
         wait_for_rest: impl FnOnce(RawStream, &mut Vec<WordOperation>) -> Result<(), Error>,
     ) -> Result<u64, Error> {

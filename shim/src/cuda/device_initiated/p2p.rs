@@ -118,22 +118,22 @@ impl P2p {
             for other in others {
                 order.joint.record(*other).and_then(|()| main.wait(&order.joint)).map_err(cuda_error)?;
             }
-            let so_far = (self.counter(), order.launched.groups);
+            let (counter, launched) = (self.counter(), order.launched.groups);
             let number = match capture {
                 Some(capture) => {
-                    order.launches.capture((main, capture), so_far, |_, _| Ok(()))?;
+                    order.launches.capture(main, capture, counter, launched, |_, _| Ok(()))?;
                     None
                 }
                 None => {
                     let mut words = Vec::new();
-                    let number = order.launches.follow(main, so_far, &mut words, |_, _| Ok(()))?;
+                    let number = order.launches.follow(main, counter, launched, &mut words, |_, _| Ok(()))?;
                     main.words(&words).map_err(cuda_error)?;
                     order.launches.comes_to(number);
                     Some(number)
                 }
             };
             match &launch {
-                P2pLaunch::Few(few) => order.launcher.launch((main, number), member.function(few.function)?, few),
+                P2pLaunch::Few(few) => order.launcher.launch(main, number, member.function(few.function)?, few),
                 P2pLaunch::Many(many) => {
                     member.function(many.function)?.launch(main, many.grid, many.block, &many.args)
                 }

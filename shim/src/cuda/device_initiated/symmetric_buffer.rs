@@ -24,7 +24,8 @@ impl SymmetricBuffer {
     pub(super) fn open(
         context: &Context,
         layout: &SymmetricBufferLayout,
-        (handle, fd): (&SymmetricBufferHandle, Option<&OwnedFd>),
+        handle: &SymmetricBufferHandle,
+        fd: Option<&OwnedFd>,
     ) -> Result<Self, Error> {
         let head = layout.part(SymmetricBufferPart::Head);
         if let SymmetricBufferHandle::Host(named) = handle {
@@ -39,7 +40,7 @@ impl SymmetricBuffer {
         }
         let mut buffer =
             SymmetricBuffer::Gpu(MappedMemory::reserve(context, layout.bytes() as usize).map_err(cuda_error)?);
-        buffer.map_part(context, head, (handle, fd))?;
+        buffer.map_part(context, head, handle, fd)?;
         Ok(buffer)
     }
 
@@ -56,7 +57,8 @@ impl SymmetricBuffer {
         &mut self,
         context: &Context,
         range: Range<u64>,
-        (handle, fd): (&SymmetricBufferHandle, Option<&OwnedFd>),
+        handle: &SymmetricBufferHandle,
+        fd: Option<&OwnedFd>,
     ) -> Result<(), Error> {
         let (offset, bytes) = (range.start as usize, (range.end - range.start) as usize);
         let (SymmetricBuffer::Gpu(memory), SymmetricBufferHandle::Descriptor(named), Some(fd)) = (self, handle, fd)

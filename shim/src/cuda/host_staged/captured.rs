@@ -463,7 +463,7 @@ fn join(client: &Client, Replayed { identity, role, .. }: Replayed) -> Result<Ar
     match client.0.requests.call(request, &[])? {
         (Response::Comm { comm, device_initiated: None, .. }, _) => {
             client.0.begin_comm(comm);
-            Ok(Arc::new(Communicator::new(client.clone(), comm, (rank, nranks), None)))
+            Ok(Arc::new(Communicator::new(client.clone(), comm, rank, nranks, None)))
         }
         (other, _) => Err(unexpected(&other)),
     }

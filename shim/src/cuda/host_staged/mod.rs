@@ -88,7 +88,7 @@ impl HostStagedCommunicator {
     ) -> Result<Self, Error> {
         let Identity { rank, nranks, whole: handle, .. } = identity;
         // From here on it is left if anything fails.
-        let comm = Arc::new(Communicator::new(client.clone(), handle, (rank, nranks), None));
+        let comm = Arc::new(Communicator::new(client.clone(), handle, rank, nranks, None));
         client.0.begin_comm(handle);
         if nranks > RANKS_MAX {
             return Err(Error::argument(format!("{nranks} ranks: with GPUs there may be {RANKS_MAX}")));
@@ -151,7 +151,7 @@ impl HostStagedCommunicator {
         // SAFETY: the stream is the caller's, and lives; buffers are the caller's contract.
         let enqueued = unsafe {
             if let Some(capture) = stream.capture().map_err(cuda_error)? {
-                return self.captures.with(|own| Self::capture(own, call, shape, (stream, capture)));
+                return self.captures.with(|own| Self::capture(own, call, shape, stream, capture));
             }
             let id = stream.id().map_err(cuda_error)?;
             if order.last_stream.is_some_and(|last| last != id) {
@@ -175,7 +175,8 @@ impl HostStagedCommunicator {
         own: &mut Captured,
         call: &Call,
         shape: Shape,
-        (stream, capture): (RawStream, Capture),
+        stream: RawStream,
+        capture: Capture,
     ) -> Result<(), Error> {
         let mut pieces = own.pieces;
         // SAFETY: the caller's contract is passed on. `own` lives as long as the communicator.

@@ -102,7 +102,7 @@ type Create = fn(&Client, &Region, u64) -> Result<Stream, Error>;
 impl OrderedStream {
     /// With room for slots of so many bytes together.
     pub(in crate::cuda) fn new(client: &Client, context: &Context, access: Access, bytes: u64) -> Result<Self, Error> {
-        Self::with(client, context, access, (bytes, Client::create_ordered_stream))
+        Self::with(client, context, access, bytes, Client::create_ordered_stream)
     }
 
     /// The same, whose collectives overlap: what the service does in one slot it does beside what it does in others.
@@ -112,10 +112,10 @@ impl OrderedStream {
         access: Access,
         bytes: u64,
     ) -> Result<Self, Error> {
-        Self::with(client, context, access, (bytes, Client::create_overlapping_stream))
+        Self::with(client, context, access, bytes, Client::create_overlapping_stream)
     }
 
-    fn with(client: &Client, context: &Context, access: Access, (bytes, create): (u64, Create)) -> Result<Self, Error> {
+    fn with(client: &Client, context: &Context, access: Access, bytes: u64, create: Create) -> Result<Self, Error> {
         let region = client.allocate(HEAD_BYTES + bytes)?;
         let stream = create(client, &region, 0)?;
         // SAFETY: the region is mapped longer than it is registered: fields are dropped in order.

@@ -33,6 +33,7 @@ use super::captured::{Captured, Captures};
 use super::ordered_stream::{Access, OrderedStream, Ticket};
 use super::twin;
 use crate::client::locked;
+use crate::communicator::P2pCall;
 use crate::cuda::cuda_error;
 use crate::cuda::p2p::capture_of;
 use crate::log::{LogLevel, log};
@@ -223,14 +224,14 @@ impl HostStagedP2p {
             if let Some(capture) = main.capture().map_err(cuda_error)? {
                 return self.captures.with(|own| {
                     own.begin(main, capture)?;
-                    let launched = self.launch_joined((captured, joint), By::Replaying(own), list, streams);
+                    let launched = self.launch_joined(captured, joint, By::Replaying(own), list, streams);
                     // Behind what was enqueued in spite of an error, too.
                     launched.and(own.end(main, capture))
                 });
             }
         }
         // SAFETY: as above.
-        let launched = unsafe { self.launch_joined((lanes, joint), By::Calling(&self.comm), list, streams) };
+        let launched = unsafe { self.launch_joined(lanes, joint, By::Calling(&self.comm), list, streams) };
         if let Err(error) = &launched {
             // The service may have been told of what the GPU never comes to.
             let tracks = || lanes.values().flat_map(|lane| &lane.tracks);
@@ -247,7 +248,8 @@ impl HostStagedP2p {
     /// As for sends and receives.
     unsafe fn launch_joined(
         &self,
-        (lanes, joint): (&mut Lanes, &Event),
+        lanes: &mut Lanes,
+        joint: &Event,
         by: By<'_>,
         list: &[P2pMessage],
         streams: &[RawStream],
@@ -258,7 +260,7 @@ impl HostStagedP2p {
             for other in others {
                 joint.record(*other).and_then(|()| main.wait(joint)).map_err(cuda_error)?;
             }
-            self.launch_on((&mut *lanes, joint), by, list, main)?;
+            self.launch_on(&mut *lanes, joint, by, list, main)?;
             if !others.is_empty() {
                 joint.record(main).map_err(cuda_error)?;
             }
@@ -270,7 +272,8 @@ impl HostStagedP2p {
     /// As for sends and receives.
     unsafe fn launch_on(
         &self,
-        (lanes, joint): (&mut Lanes, &Event),
+        lanes: &mut Lanes,
+        joint: &Event,
         by: By<'_>,
         list: &[P2pMessage],
         main: RawStream,
@@ -439,7 +442,7 @@ impl Message {
     /// Tells the service of it. Returns its ticket.
     pub(super) fn send(&self, comm: &Communicator, stream: &Stream) -> Result<u64, Error> {
         let Message { is_send, peer, track, span, is_in_twin, count, dtype } = *self;
-        comm.submit_p2p((is_send, peer, track), (span, is_in_twin), count, dtype, stream)
+        comm.submit_p2p(P2pCall { is_send, peer, span, count, dtype }, track, is_in_twin, stream)
     }
 }
 

@@ -344,7 +344,7 @@ impl Team {
         match client.0.requests.call(request, &[])? {
             (Response::Comm { comm, device_initiated: Some(share), .. }, fds) => {
                 let made =
-                    DeviceInitiatedCommunicator::join(client, comm, (rank, nranks), context.clone(), &share, &fds)?;
+                    DeviceInitiatedCommunicator::join(client, comm, rank, nranks, context.clone(), &share, &fds)?;
                 made.call_ranks(layout.ranks_of_host(seat.host));
                 Ok(Team::Several(Box::new(made)))
             }
@@ -368,7 +368,7 @@ impl Rail {
         match client.0.requests.call(request, &[])? {
             (Response::Comm { comm, device_initiated: None, access, .. }, _) => {
                 // From here on it is left if anything fails.
-                let comm = Arc::new(Communicator::new(client.clone(), comm, (rank, nranks), None));
+                let comm = Arc::new(Communicator::new(client.clone(), comm, rank, nranks, None));
                 client.0.begin_comm(comm.handle());
                 let ordered = OrderedStream::overlapping(client, context, Access::new(context, access)?, bytes)?;
                 let twin = Twin::new(client, context, (comm.handle(), number), &ordered, bytes)?;
