@@ -271,7 +271,7 @@ pub unsafe fn time(moves: &[Move], variant: Variant, cores: &[usize], repeats: u
             barrier.wait();
             let start = Instant::now();
             // SAFETY: the caller's contract; no two threads get the same part.
-            unsafe { do_part(moves, variant, (index, cores.len()), &next) };
+            unsafe { do_part(moves, variant, index, cores.len(), &next) };
             spans.push((start, Instant::now()));
             barrier.wait();
         }
@@ -293,7 +293,7 @@ pub unsafe fn time(moves: &[Move], variant: Variant, cores: &[usize], repeats: u
 
 /// # Safety
 /// As for [`time`].
-unsafe fn do_part(moves: &[Move], variant: Variant, (index, threads): (usize, usize), next: &AtomicUsize) {
+unsafe fn do_part(moves: &[Move], variant: Variant, index: usize, threads: usize, next: &AtomicUsize) {
     let touch = variant.touch();
     if variant.split == Split::Even {
         for step in moves {

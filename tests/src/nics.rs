@@ -9,7 +9,7 @@ use mccs_emulated_nics::{Listed, write_list};
 ///
 /// # Panics
 /// If the folder cannot be written to.
-pub fn list_nics(folder: &Path, of_hosts: &[usize], (subnet, mbit_per_s): (u8, u64)) {
+pub fn list_nics(folder: &Path, of_hosts: &[usize], subnet: u8, mbit_per_s: u64) {
     let places = of_hosts.iter().enumerate().flat_map(|(host, nics)| (0..*nics).map(move |_| host));
     let listed = places.enumerate().map(|(number, host)| Listed {
         host: format!("h{host}"),

@@ -30,7 +30,7 @@ impl Fixture {
         watchdog();
         // Memory, not a disk.
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-        list_nics(folder.path(), &[devices; 2], (0, MBIT_PER_S));
+        list_nics(folder.path(), &[devices; 2], 0, MBIT_PER_S);
         let library = library_in(folder.path());
         let hosts = TestHosts::start_each(2, |host| {
             let names: Vec<String> =
@@ -48,7 +48,7 @@ impl Fixture {
     fn by_default(devices: [usize; 2], keys: impl Fn(usize) -> String, before: impl Fn(&Path)) -> Self {
         watchdog();
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-        list_nics(folder.path(), &devices, (0, MBIT_PER_S));
+        list_nics(folder.path(), &devices, 0, MBIT_PER_S);
         before(folder.path());
         let hosts = TestHosts::start_each(2, |host| {
             let own = folder.path().join(format!("h{host}"));

@@ -28,10 +28,10 @@ struct Rank {
 
 impl Rank {
     fn join(client: Client, id: UniqueId, rank: u32, nranks: u32, root: &str) -> Rank {
-        Self::join_on(Client::create_ordered_stream, client, id, (rank, nranks), root)
+        Self::join_on(Client::create_ordered_stream, client, id, rank, nranks, root)
     }
 
-    fn join_on(create: Create, client: Client, id: UniqueId, (rank, nranks): (u32, u32), root: &str) -> Rank {
+    fn join_on(create: Create, client: Client, id: UniqueId, rank: u32, nranks: u32, root: &str) -> Rank {
         let comm = client.communicator(id, rank, nranks).root_address(root).join().expect("a communicator");
         let region = Arc::new(client.allocate(HEAD_BYTES + (4 << 20)).expect("memory"));
         let stream = create(&client, &region, 0).expect("a ordered stream");
@@ -192,7 +192,7 @@ fn overlapping(hosts: &TestHosts, placement: &[usize]) -> Vec<Rank> {
         let join = |(rank, host): (u32, &usize)| {
             let client = hosts.service(*host).connect(0);
             let create = Client::create_overlapping_stream;
-            scope.spawn(move || Rank::join_on(create, client, id, (rank, nranks), "h0"))
+            scope.spawn(move || Rank::join_on(create, client, id, rank, nranks, "h0"))
         };
         let ranks: Vec<_> = (0..).zip(placement).map(join).collect();
         ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()

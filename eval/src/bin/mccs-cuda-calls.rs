@@ -196,7 +196,7 @@ impl Bench {
     fn enqueue(&self, calls: &AllReduces<'_>, bytes: u64) -> anyhow::Result<()> {
         let (send, recv) = (self.memory.address(), self.memory.address() + 2048);
         // SAFETY: the halves of the memory have room for more than that, and live as long as the stream, which is synchronized.
-        unsafe { calls.enqueue((send, recv), bytes as usize / size_of::<f32>(), self.stream.raw().as_ptr()) }
+        unsafe { calls.enqueue(send, recv, bytes as usize / size_of::<f32>(), self.stream.raw().as_ptr()) }
     }
 
     /// All ranks come here.

@@ -10,6 +10,7 @@ use mccs::{CollectiveKind, DataType, RedOp, UniqueId};
 use mccs_config::Bytes;
 use mccs_eval::arguments::{list, unix_time_ns};
 use mccs_eval::cuda::beside::{Bench, Beside};
+use mccs_eval::cuda::meeting::Meeting;
 use mccs_eval::cuda::p2p::Pattern;
 use mccs_eval::cuda::processes::{Own, run_or_start, run_ranks};
 use mccs_eval::cuda::rank::{Rank, Side};
@@ -164,18 +165,18 @@ fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
         gpus => gpus,
     };
     ensure!(gpus > 0, "there is no GPU");
-    let (ids, nranks) = ((id(0)?, id(1)?), arguments.nranks);
+    let nranks = arguments.nranks;
     let bytes = arguments.end.0 + 128 * u64::from(nranks);
-    let place = (rank, nranks);
-    let socket = &arguments.socket[service_of(arguments, rank)];
-    let service = (socket.as_path(), arguments.root.as_str());
-    let mut own = Rank::join(service, place, rank as usize % gpus, ids, bytes, arguments.nccl.as_deref())?;
+    let (socket, root) = (&arguments.socket[service_of(arguments, rank)], arguments.root.as_str());
+    let meeting = Meeting::join(socket, root, id(0)?, rank, nranks)?;
+    let mut own = Rank::join(meeting, root, rank as usize % gpus, id(1)?, bytes, arguments.nccl.as_deref())?;
     if arguments.in_place {
         own.time_in_place();
     }
     if let Some(patterns) = &arguments.p2p {
-        let sizes = (arguments.begin.0, arguments.end.0, arguments.factor);
-        let lines = own.measure_p2p(&list(patterns, &Pattern::ALL)?, sizes, arguments.rounds)?;
+        let patterns = list(patterns, &Pattern::ALL)?;
+        let (begin, end) = (arguments.begin.0, arguments.end.0);
+        let lines = own.measure_p2p(&patterns, begin, end, arguments.factor, arguments.rounds)?;
         return write_lines(arguments, &own, &lines);
     }
     if arguments.joins {

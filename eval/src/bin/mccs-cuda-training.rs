@@ -166,7 +166,7 @@ impl<'a> Job<'a> {
         let context = Context::primary(gpu)?;
         let entered = context.enter()?;
         let (first, of_meeting) = (arguments.side.first().context("no side")?, *ids.first().context("no id")?);
-        let meeting = Meeting::join((&first.path, ""), of_meeting, (rank, nranks))?;
+        let meeting = Meeting::join(&first.path, "", of_meeting, rank, nranks)?;
         let (mut sides, mut clients) = (Vec::new(), Vec::new());
         for (side, id) in arguments.side.iter().zip(&ids[1..]) {
             let client = Client::connect(&side.path)?;
@@ -175,7 +175,7 @@ impl<'a> Job<'a> {
             clients.push(client);
         }
         for Named { name, path } in &arguments.nccl {
-            sides.push((name.clone(), Communicator::Nccl(join_nccl(&meeting, path, (rank, nranks))?)));
+            sides.push((name.clone(), Communicator::Nccl(join_nccl(&meeting, path, rank, nranks)?)));
         }
         drop(entered);
         let seed = arguments.seed.unwrap_or(0);
@@ -183,8 +183,8 @@ impl<'a> Job<'a> {
     }
 
     fn trainer(&self, shape: Shape, plan: &Plan) -> anyhow::Result<Trainer> {
-        let place = (self.rank, self.arguments.nranks);
-        Trainer::new(&self.context, place, shape, &plan.layout, (self.seed, self.arguments.priority))
+        let (nranks, priority) = (self.arguments.nranks, self.arguments.priority);
+        Trainer::new(&self.context, self.rank, nranks, shape, &plan.layout, self.seed, priority)
     }
 
     /// Each step's time on the slowest rank, in ms.
@@ -253,7 +253,7 @@ impl<'a> Job<'a> {
     }
 }
 
-fn join_nccl(meeting: &Meeting, path: &Path, (rank, nranks): (u32, u32)) -> anyhow::Result<Nccl> {
+fn join_nccl(meeting: &Meeting, path: &Path, rank: u32, nranks: u32) -> anyhow::Result<Nccl> {
     let id = if rank == 0 { Nccl::unique_id(path)?.0 } else { [0; 128] };
     let id = meeting.broadcast(&id)?.try_into().map_err(|_| anyhow::anyhow!("128 bytes"))?;
     Nccl::join(path, NcclId(id), rank, nranks)

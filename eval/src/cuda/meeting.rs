@@ -16,7 +16,7 @@ impl Meeting {
     ///
     /// # Errors
     /// The service's.
-    pub fn join((socket, root): (&Path, &str), id: UniqueId, (rank, nranks): (u32, u32)) -> Result<Self, mccs::Error> {
+    pub fn join(socket: &Path, root: &str, id: UniqueId, rank: u32, nranks: u32) -> Result<Self, mccs::Error> {
         let client = Client::connect(socket)?;
         let communicator = client.communicator(id, rank, nranks).root_address(root).join()?;
         Ok(Meeting { communicator, stream: client.create_stream()?, client })
@@ -26,6 +26,12 @@ impl Meeting {
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// The communicator of host memory.
+    #[must_use]
+    pub fn communicator(&self) -> &Communicator {
+        &self.communicator
     }
 
     /// Rank 0's bytes, on all ranks; all name as many.

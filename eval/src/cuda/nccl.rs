@@ -164,7 +164,7 @@ impl AllReduces<'_> {
     ///
     /// # Errors
     /// NCCL's.
-    pub unsafe fn enqueue(&self, (send, recv): (u64, u64), count: usize, stream: Stream) -> anyhow::Result<()> {
+    pub unsafe fn enqueue(&self, send: u64, recv: u64, count: usize, stream: Stream) -> anyhow::Result<()> {
         let (dtype, op) = (DataType::F32.to_wire() as c_int, RedOp::Sum.to_wire() as c_int);
         // SAFETY: the signature is that of nccl.h, the communicator lives; the rest is the caller's contract.
         let status = unsafe {

@@ -65,7 +65,7 @@ impl Pattern {
         (0..nranks).map(of).max().unwrap_or(0)
     }
 
-    fn list(self, rank: u32, nranks: u32, bytes: u64, (send, recv): (u64, u64)) -> Vec<P2pMessage> {
+    fn list(self, rank: u32, nranks: u32, bytes: u64, send: u64, recv: u64) -> Vec<P2pMessage> {
         let mut list = Vec::new();
         let (mut sent, mut received) = (0, 0);
         for peer in 0..nranks {
@@ -113,7 +113,9 @@ impl Rank {
     pub fn measure_p2p(
         &self,
         patterns: &[Pattern],
-        (begin, end, factor): (u64, u64, u64),
+        begin: u64,
+        end: u64,
+        factor: u64,
         rounds: usize,
     ) -> anyhow::Result<Vec<Line>> {
         let sides: &[Side] = if self.nccl.is_some() { &[Side::Mccs, Side::Nccl] } else { &[Side::Mccs] };
@@ -189,8 +191,8 @@ impl Rank {
     /// # Errors
     /// What failed.
     pub fn time_p2p(&self, side: Side, pattern: Pattern, bytes: u64, iterations: u32) -> anyhow::Result<Duration> {
-        let at = (self.send.address(), self.recv.address());
-        let list = pattern.list(self.rank(), self.nranks(), bytes, at);
+        let (send, recv) = (self.send.address(), self.recv.address());
+        let list = pattern.list(self.rank(), self.nranks(), bytes, send, recv);
         self.time_stream(iterations, || if list.is_empty() { Ok(()) } else { self.enqueue_p2p(side, &list) })
     }
 }
@@ -203,7 +205,7 @@ mod tests {
     fn every_send_has_its_receive_and_all_fit() {
         for (pattern, nranks) in Pattern::ALL.into_iter().flat_map(|pattern| [2, 3, 4, 8].map(|n| (pattern, n))) {
             let bytes = 1_000_000;
-            let lists: Vec<_> = (0..nranks).map(|rank| pattern.list(rank, nranks, bytes, (0, 0))).collect();
+            let lists: Vec<_> = (0..nranks).map(|rank| pattern.list(rank, nranks, bytes, 0, 0)).collect();
             for (rank, list) in lists.iter().enumerate() {
                 assert!(list.iter().all(|message| message.buffer + message.bytes <= bytes + 64 * u64::from(nranks)));
                 for send in list.iter().filter(|message| message.is_send) {

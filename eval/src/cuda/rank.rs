@@ -49,7 +49,8 @@ pub unsafe fn enqueue(
     comm: &CudaCommunicator,
     call: &Call,
     op: ReduceOperator,
-    (send, recv): (u64, u64),
+    send: u64,
+    recv: u64,
     stream: *mut std::ffi::c_void,
 ) -> anyhow::Result<()> {
     let Call { kind, count, dtype, root, .. } = *call;
@@ -74,16 +75,15 @@ pub unsafe fn enqueue(
 const MARGIN_BYTES: u64 = 256;
 
 impl Rank {
-    /// Joins, at a service's socket and with a root address: `ids` name the communicators of the host and of the GPUs. Buffers
-    /// have `bytes`.
+    /// Joins the communicator of the GPUs with this id, where all ranks of a meeting do. Buffers have `bytes`.
     ///
     /// # Errors
     /// Whatever is missing.
     pub fn join(
-        (socket, root): (&Path, &str),
-        (rank, nranks): (u32, u32),
+        meeting: Meeting,
+        root: &str,
         gpu: usize,
-        ids: (UniqueId, UniqueId),
+        id: UniqueId,
         bytes: u64,
         nccl: Option<&Path>,
     ) -> anyhow::Result<Self> {
@@ -92,9 +92,9 @@ impl Rank {
         let gpu = all.get(gpu).with_context(|| format!("GPU {gpu} of {}", all.len()))?;
         let context = Context::primary(gpu)?;
         let _entered = context.enter()?;
-        let meeting = Meeting::join((socket, root), ids.0, (rank, nranks))?;
+        let (rank, nranks) = (meeting.communicator().rank(), meeting.communicator().nranks());
         let begin = Instant::now();
-        let comm = meeting.client().communicator(ids.1, rank, nranks).root_address(root).join_cuda()?;
+        let comm = meeting.client().communicator(id, rank, nranks).root_address(root).join_cuda()?;
         let joined_in = (begin.elapsed(), None);
         let stream = OwnedStream::new(&context)?;
         let events = (Event::new(&context, true)?, Event::new(&context, true)?);
@@ -221,7 +221,7 @@ impl Rank {
             return self.nccl.as_ref().context("there is no NCCL here")?.enqueue(call, send, recv, stream);
         }
         // SAFETY: the buffers are this rank's own, long enough for the call (checked by the caller), and used by it alone.
-        unsafe { enqueue(&self.comm, call, self.operator(call), (send, recv), stream) }
+        unsafe { enqueue(&self.comm, call, self.operator(call), send, recv, stream) }
     }
 
     /// Runs a collective on poisoned outputs, and counts wrong elements, also those written outside of the buffer.

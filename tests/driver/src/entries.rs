@@ -533,9 +533,9 @@ entries! {
         if shared_bytes != 0 || !extra.is_null() {
             return Err(NOT_SUPPORTED);
         }
-        let shape = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+        let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
         // SAFETY: the callers' contract.
-        unsafe { module::Run::new(function, shape, params) }?.launch(stream)
+        unsafe { module::Run::new(function, grid, block, params) }?.launch(stream)
     }
 }
 
@@ -558,7 +558,7 @@ impl KernelNode {
             return Err(NOT_SUPPORTED);
         }
         // SAFETY: the callers' contract.
-        unsafe { module::Run::new(self.function, (self.grid, self.block), self.params) }
+        unsafe { module::Run::new(self.function, self.grid, self.block, self.params) }
     }
 }
 

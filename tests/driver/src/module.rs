@@ -86,7 +86,8 @@ impl Run {
     /// The first of the parameters must be what the function takes.
     pub(crate) unsafe fn new(
         function: usize,
-        (grid, block): ([u32; 3], [u32; 3]),
+        grid: [u32; 3],
+        block: [u32; 3],
         parameters: *mut *mut c_void,
     ) -> Done<Self> {
         const THREADS_MAX: u32 = 1024;

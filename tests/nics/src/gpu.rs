@@ -381,7 +381,8 @@ impl Copies {
     pub(crate) unsafe fn launch(
         &mut self,
         (gpu, way, lane): (Gpu, Way, u32),
-        (to, from): (u64, u64),
+        to: u64,
+        from: u64,
         bytes: usize,
         pending: &mut Pending,
     ) -> Result<(), CallFailed> {

@@ -81,7 +81,7 @@ impl<'a> Slot<'a> {
         let lane = (gpu, way, self.number.wrapping_add(turns));
         let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the caller's promise; the slot is kept until `pending` is done.
-        let launched = unsafe { copies.launch(lane, (to, from), bytes, &mut self.pending) };
+        let launched = unsafe { copies.launch(lane, to, from, bytes, &mut self.pending) };
         launched.map_err(|CallFailed| Denied)
     }
 }

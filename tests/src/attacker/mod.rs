@@ -54,7 +54,7 @@ impl<'a> Attacker<'a> {
         let action = self.kind.action(decide);
         if self.sessions.is_empty() || (action == Action::Connect && self.sessions.len() < SESSIONS_MAX) {
             self.made += 1;
-            let session = Session::connect(&self.surroundings.socket, (self.made, self.kind));
+            let session = Session::connect(&self.surroundings.socket, self.made, self.kind);
             self.tally.count(if session.is_some() { "sessions made" } else { "sessions refused" });
             self.sessions.extend(session);
             return;

@@ -63,7 +63,7 @@ pub(super) struct Session {
 
 impl Session {
     /// None where the service refuses, which it may.
-    pub(super) fn connect(socket: &Path, (number, kind): (u32, Kind)) -> Option<Self> {
+    pub(super) fn connect(socket: &Path, number: u32, kind: Kind) -> Option<Self> {
         let socket = connect(socket).ok()?;
         let (envelope, mut fds) = receive(&socket)?;
         let Response::Welcome { layout, .. } = envelope.response else { return None };

@@ -59,7 +59,8 @@ pub struct SimHost {
 
 impl SimHost {
     pub(super) fn start(
-        (own, hosts): (&Name, &[Name]),
+        own: &Name,
+        hosts: &[Name],
         incarnation: u64,
         network: &MemoryNetwork,
         options: &Options,

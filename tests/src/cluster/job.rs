@@ -363,7 +363,7 @@ impl SimRank {
     fn call(&mut self, unit: &Unit, comm: Handle, host: &SimHost, now: Instant, rng: &mut StdRng) {
         let (rank, tenant_comm) = (self.rank, self.tenant_comm());
         let Some(connected) = &self.connected else { return };
-        let Some(mut flights) = unit.flights((rank, self.nranks), self.trouble, rng) else {
+        let Some(mut flights) = unit.flights(rank, self.nranks, self.trouble, rng) else {
             self.is_stuck = match self.trouble {
                 Trouble::Abort(_) => {
                     host.proxy.send(SessionMessage::Abort { comm, rank, cuda_error: None, reply: None }.into()).is_ok()

@@ -191,8 +191,8 @@ impl Cluster {
     fn restart(&mut self, host: usize) {
         if self.hosts[host].is_none() {
             let incarnation = self.rng.random();
-            let names = (&self.names[host], &self.names[..]);
-            self.hosts[host] = Some(SimHost::start(names, incarnation, &self.network, &self.options, self.now));
+            let (own, hosts) = (&self.names[host], &self.names[..]);
+            self.hosts[host] = Some(SimHost::start(own, hosts, incarnation, &self.network, &self.options, self.now));
             for other in (0..self.hosts.len()).filter(|other| *other != host) {
                 self.connect_soon(host, other);
             }
@@ -247,8 +247,8 @@ impl Cluster {
             Happening::Misfortune(Misfortune::Heal) => {
                 self.heal();
             }
-            Happening::Misfortune(Misfortune::BreakLink(a, b)) => self.break_wire((a, b), true),
-            Happening::Misfortune(Misfortune::HalfOpen(a, b)) => self.break_wire((a, b), false),
+            Happening::Misfortune(Misfortune::BreakLink(a, b)) => self.break_wire(a, b, true),
+            Happening::Misfortune(Misfortune::HalfOpen(a, b)) => self.break_wire(a, b, false),
             Happening::Misfortune(Misfortune::DuplicateLink(a, b)) => self.connect_soon(a, b),
             Happening::Misfortune(Misfortune::Kill { job, rank }) => {
                 if let Some(job) = self.jobs.get_mut(job)
@@ -294,7 +294,7 @@ impl Cluster {
         }
     }
 
-    fn for_engine_pairs(&self, (a, b): (usize, usize), run: impl Fn(&MemoryNetwork, HostId, HostId)) {
+    fn for_engine_pairs(&self, a: usize, b: usize, run: impl Fn(&MemoryNetwork, HostId, HostId)) {
         let of = |host: usize| self.hosts[host].as_ref().map_or(&[][..], |host| &host.memory_hosts);
         for a in of(a) {
             of(b).iter().for_each(|b| run(&self.network, *a, *b));
@@ -303,8 +303,8 @@ impl Cluster {
 
     /// Also between engines that are new.
     fn cut_engines(&self) {
-        for pair in self.wires.cuts() {
-            self.for_engine_pairs(pair, MemoryNetwork::cut);
+        for (a, b) in self.wires.cuts() {
+            self.for_engine_pairs(a, b, MemoryNetwork::cut);
         }
     }
 
@@ -313,12 +313,12 @@ impl Cluster {
             if self.now - since >= CUT_BORNE {
                 self.struck.extend([a, b]);
             }
-            self.for_engine_pairs((a, b), MemoryNetwork::heal);
+            self.for_engine_pairs(a, b, MemoryNetwork::heal);
             self.connect_soon(a, b);
         }
     }
 
-    fn break_wire(&mut self, (a, b): (usize, usize), also_tell_b: bool) {
+    fn break_wire(&mut self, a: usize, b: usize, also_tell_b: bool) {
         for (host, link) in self.wires.break_between(a, b) {
             if let Some(end) = self.hosts[host].as_mut().filter(|_| host == a || also_tell_b) {
                 end.exchange.link_down(link, self.now);

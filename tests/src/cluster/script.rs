@@ -168,12 +168,7 @@ impl Trouble {
 
 impl Unit {
     /// What a rank has to call; `None` if the rank goes wrong by calling nothing.
-    pub(super) fn flights(
-        &self,
-        (rank, nranks): (u32, u32),
-        trouble: Trouble,
-        rng: &mut StdRng,
-    ) -> Option<Vec<Flight>> {
+    pub(super) fn flights(&self, rank: u32, nranks: u32, trouble: Trouble, rng: &mut StdRng) -> Option<Vec<Flight>> {
         let flights = match self {
             Unit::Collective(call) => vec![Flight::collective(*call, rank, rng.random_bool(0.3))],
             Unit::Relay { first, root } => vec![Flight::relay(*first, *root, rank)],

@@ -85,7 +85,8 @@ fn kill_link(fixture: &Fixture, leaf: &str, spine: &str) -> [Loss; 2] {
 /// A job of ranks on these hosts, under which something dies in the middle of an operation, until `then` has ended, which is called at once, with
 /// when that was. Returns how long the operation, or one after it, took from there.
 fn bear_death<Dead>(
-    (fixture, placement): (&Fixture, &[usize]),
+    fixture: &Fixture,
+    placement: &[usize],
     kill: impl FnOnce() -> Dead,
     then: impl FnOnce(Instant),
 ) -> Duration {
@@ -119,7 +120,7 @@ fn bear_death<Dead>(
 #[ignore = "needs root"]
 fn a_link_of_a_spine_that_dies_silently_delays_and_fails_nothing() {
     let fixture = Fixture::racks().with_services(WAYS, "");
-    let took = bear_death((&fixture, &ONE_EACH), || kill_link(&fixture, "leaf0", "spine0"), |_| ());
+    let took = bear_death(&fixture, &ONE_EACH, || kill_link(&fixture, "leaf0", "spine0"), |_| ());
     println!("from the link's death until the next operation has ended: {took:?}");
     assert!(fixture.logs().contains("no answer over a path"), "{}", fixture.logs());
 }
@@ -182,7 +183,7 @@ fn the_controller_leaves_a_link_that_dies_silently_and_returns_to_it() {
     }
     let fixture = with_controller(fixture, &topology);
     let kill = || kill_link(&fixture, "leaf0", "spine0");
-    let took = bear_death((&fixture, &ONE_EACH), kill, |died| {
+    let took = bear_death(&fixture, &ONE_EACH, kill, |died| {
         let found = is_shown(&fixture, |view| !view.dead_links.is_empty());
         let in_force = is_shown(&fixture, |view| is_in_force(view) && !spines(view).contains(&"spine0"));
         println!("from the link's death until it was found dead: {:?}", found - died);
@@ -233,7 +234,7 @@ fn the_controller_leaves_a_nic_that_is_pulled_and_returns_to_it() {
         is_shown(&fixture, |view| is_in_force(view) && uses_second(view));
         Down::pull(&fixture)
     };
-    let took = bear_death((&fixture, &TWO_EACH), pull, |died| {
+    let took = bear_death(&fixture, &TWO_EACH, pull, |died| {
         let told = is_shown(&fixture, |view| view.dead_links.iter().any(|[nic, ..]| *nic == format!("{host} eth1")));
         let in_force = is_shown(&fixture, |view| is_in_force(view) && !uses_second(view));
         println!("from when the NIC went down until its host had said so: {:?}", told - died);

@@ -51,7 +51,7 @@ impl Fixture {
     fn made(count: usize, text: impl Fn(usize, String) -> String, before: impl Fn(&Path)) -> Self {
         // Memory, not a disk.
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-        list_nics(folder.path(), &vec![NICS; count], (1, 100_000));
+        list_nics(folder.path(), &vec![NICS; count], 1, 100_000);
         before(folder.path());
         let library = library_in(folder.path());
         let hosts = TestHosts::start_each(count, |host| {

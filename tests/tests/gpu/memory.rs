@@ -149,16 +149,16 @@ impl Memory<'_> {
 }
 
 /// Makes a call, and checks it.
-fn run(rank: &Rank, call: &Call, at: (DeviceAddress, DeviceAddress)) -> anyhow::Result<()> {
+fn run(rank: &Rank, call: &Call, (send, recv): (DeviceAddress, DeviceAddress)) -> anyhow::Result<()> {
     let own = rank.comm.rank();
     let mut output = vec![POISON; call.recv_count(own) * call.dtype.size_bytes()];
     // SAFETY: memory has room for calls of this file, and nothing is in flight before and after.
     unsafe {
-        copy_from_host(at.1, &output)?;
-        copy_from_host(at.0, &call.input(own))?;
-        enqueue_at(&rank.comm, (call, call.redop.into()), at, rank.stream.raw())?;
+        copy_from_host(recv, &output)?;
+        copy_from_host(send, &call.input(own))?;
+        enqueue_at(&rank.comm, call, call.redop.into(), send, recv, rank.stream.raw())?;
         rank.stream.raw().synchronize()?;
-        copy_to_host(&mut output, at.1)?;
+        copy_to_host(&mut output, recv)?;
     }
     let wrong = call.wrong_elements(own, &output);
     ensure!(wrong == 0, "{wrong} wrong elements of {call:?} on rank {own}");

@@ -112,7 +112,7 @@ impl Exchange {
         let group = Group::begin();
         for is_send in if self.rank.is_multiple_of(2) { [true, false] } else { [false, true] } {
             for (number, message, at) in self.placed(is_send) {
-                self.call(comm, (message, at), is_send, streams[number % streams.len()])?;
+                self.call(comm, message, at, is_send, streams[number % streams.len()])?;
             }
         }
         Ok(group.end()?)
@@ -136,8 +136,8 @@ impl Exchange {
         while !left.is_empty() {
             let key = *left.keys().nth(chance.random_range(0..left.len())).expect("one is left");
             let of_key = left.get_mut(&key).expect("it is there");
-            if let Some(placed) = of_key.pop_front() {
-                self.call(comm, placed, key.1, stream)?;
+            if let Some((message, at)) = of_key.pop_front() {
+                self.call(comm, message, at, key.1, stream)?;
             } else {
                 left.remove(&key);
             }
@@ -148,7 +148,8 @@ impl Exchange {
     fn call(
         &self,
         comm: &CudaCommunicator,
-        (Message { from, to, bytes }, at): (Message, u64),
+        Message { from, to, bytes }: Message,
+        at: u64,
         is_send: bool,
         stream: RawStream,
     ) -> anyhow::Result<()> {

@@ -11,7 +11,7 @@ use mccs_tests::TestService;
 use mccs_tests::hosts::TestHosts;
 
 use super::TENANTS;
-use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, enqueue_at, everybody};
+use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, enqueue_at, enqueue_with, everybody};
 
 /// What processes of these tests do, besides what those of others do.
 pub const ROLES: &[(&str, Role)] = &[
@@ -150,7 +150,7 @@ fn combines_all_types(place: &Place) -> anyhow::Result<()> {
                 RedOp::PreMulSum => ReduceOperator::PreMulSum(Scalar::Integer(call.scalar(comm.rank()))),
                 op => op.into(),
             };
-            enqueue_at(&comm, (call, op), (at.send.address(), at.recv.address()), stream.raw())?;
+            enqueue_with(&comm, call, op, at, stream.raw())?;
         }
         synchronize(&stream)?;
         ensure!(comm.async_error().is_none(), "{:?}", comm.async_error());
@@ -186,8 +186,8 @@ fn combines_in_place(place: &Place) -> anyhow::Result<()> {
             });
         }
         together.wait();
-        for (call, at) in calls.iter().zip(&places) {
-            enqueue_at(&comm, (call, call.redop.into()), *at, stream.raw())?;
+        for (call, &(send, recv)) in calls.iter().zip(&places) {
+            enqueue_at(&comm, call, call.redop.into(), send, recv, stream.raw())?;
         }
         synchronize(&stream)?;
         for (call, (_, recv)) in calls.iter().zip(&places) {

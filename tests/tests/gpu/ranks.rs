@@ -343,26 +343,29 @@ pub fn call(number: u64, nranks: u32, count: u64) -> Call {
 
 /// Enqueues a call.
 pub fn enqueue(comm: &CudaCommunicator, call: &Call, at: &Buffers, stream: RawStream) -> anyhow::Result<()> {
-    enqueue_with(comm, (call, call.redop.into()), at, stream)
+    enqueue_with(comm, call, call.redop.into(), at, stream)
 }
 
 /// Enqueues a call with an operator that says more than its own.
 pub fn enqueue_with(
     comm: &CudaCommunicator,
-    (call, op): (&Call, ReduceOperator),
+    call: &Call,
+    op: ReduceOperator,
     at: &Buffers,
     stream: RawStream,
 ) -> anyhow::Result<()> {
-    enqueue_at(comm, (call, op), (at.send.address(), at.recv.address()), stream)
+    enqueue_at(comm, call, op, at.send.address(), at.recv.address(), stream)
 }
 
 /// Enqueues a call on memory of whatever kind.
 pub fn enqueue_at(
     comm: &CudaCommunicator,
-    (call, op): (&Call, ReduceOperator),
-    (send, recv): (DeviceAddress, DeviceAddress),
+    call: &Call,
+    op: ReduceOperator,
+    send: DeviceAddress,
+    recv: DeviceAddress,
     stream: RawStream,
 ) -> anyhow::Result<()> {
     // SAFETY: buffers have room for the call; tests keep them until their streams were synchronized, or the process ends.
-    unsafe { mccs_eval::cuda::rank::enqueue(comm, call, op, (send, recv), stream.as_ptr()) }
+    unsafe { mccs_eval::cuda::rank::enqueue(comm, call, op, send, recv, stream.as_ptr()) }
 }

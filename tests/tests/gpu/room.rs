@@ -211,7 +211,7 @@ fn uses_many_buffers(place: &Place) -> anyhow::Result<()> {
             // SAFETY: there is room for the call, and nothing is in flight before and after.
             unsafe {
                 mccs_cuda::copy_from_host(at, &output)?;
-                enqueue_at(&rank.comm, (&call, call.redop.into()), (at, at), rank.stream.raw())?;
+                enqueue_at(&rank.comm, &call, call.redop.into(), at, at, rank.stream.raw())?;
                 rank.stream.raw().synchronize()?;
                 mccs_cuda::copy_to_host(&mut output, at)?;
             }

@@ -128,7 +128,7 @@ fn scales_by(place: &Place, run: fn(&OwnedStream, &Together, Enqueue<'_>) -> any
                 run(&stream, &together, &|on| {
                     // SAFETY: all live until the stream was synchronized.
                     unsafe { on.copy(factor, right, size)? };
-                    enqueue_with(&comm, (&call, ReduceOperator::PreMulSumAt(factor)), &at, on)?;
+                    enqueue_with(&comm, &call, ReduceOperator::PreMulSumAt(factor), &at, on)?;
                     // SAFETY: as above.
                     unsafe { on.copy(factor, wrong, size)? };
                     Ok(())

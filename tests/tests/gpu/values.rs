@@ -128,7 +128,7 @@ fn combines_values(place: &Place) -> anyhow::Result<()> {
                     op => op.into(),
                 };
                 for bytes in [short, long.len()] {
-                    enqueue_with(&comm, (&call(bytes, op), operator), &at, stream.raw())?;
+                    enqueue_with(&comm, &call(bytes, op), operator, &at, stream.raw())?;
                     let mut actual = vec![0; bytes];
                     // SAFETY: the stream lives; the buffer has that many bytes.
                     unsafe {

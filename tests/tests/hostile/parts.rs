@@ -8,7 +8,7 @@ use mccs_tests::hosts::TestHosts;
 use crate::raw::Raw;
 
 /// A join of a host's memory, as the root's host is called.
-fn join(id: UniqueId, (rank, nranks): (u32, u32), role: Role, root: &str) -> Request {
+fn join(id: UniqueId, rank: u32, nranks: u32, role: Role, root: &str) -> Request {
     let (gpu, root_address, options) = (None, root.to_owned(), JoinOptions::default());
     Request::InitRank { id, rank, nranks, gpu, root_address, role, options }
 }
@@ -31,16 +31,16 @@ fn a_join_that_fits_no_whole_is_refused_with_what_is_wrong() {
     let graphs = Role::Graphs { whole };
     let unknown = Handle { index: 40, generation: 1 };
     let refusals = [
-        (join(new_id(), (0, 1), Role::Team { whole: unknown }, ""), "no such rank"),
-        (join(id, (0, 1), Role::CopyEngines { whole: Handle::NONE }, ""), "no such rank"),
-        (join(new_id(), (0, 2), graphs, ""), "rank 0 of 1 there, not 0 of 2"),
-        (join(new_id(), (1, 2), graphs, ""), "rank 0 of 1 there, not 1 of 2"),
-        (join(new_id(), (0, 1), Role::CopyEngines { whole }, ""), "another id"),
-        (join(id, (0, 1), Role::Team { whole }, ""), "several services"),
-        (join(new_id(), (0, 1), Role::Rail { whole, number: 0 }, ""), "several services"),
-        (join(new_id(), (0, 1), Role::Rail { whole, number: u32::MAX }, ""), "several services"),
-        (join(new_id(), (0, 1), Role::GraphsOfRail { whole: id, number: 0 }, ""), "several services"),
-        (join(new_id(), (0, 1), Role::GraphsOfRail { whole: new_id(), number: 0 }, ""), "no rank of such"),
+        (join(new_id(), 0, 1, Role::Team { whole: unknown }, ""), "no such rank"),
+        (join(id, 0, 1, Role::CopyEngines { whole: Handle::NONE }, ""), "no such rank"),
+        (join(new_id(), 0, 2, graphs, ""), "rank 0 of 1 there, not 0 of 2"),
+        (join(new_id(), 1, 2, graphs, ""), "rank 0 of 1 there, not 1 of 2"),
+        (join(new_id(), 0, 1, Role::CopyEngines { whole }, ""), "another id"),
+        (join(id, 0, 1, Role::Team { whole }, ""), "several services"),
+        (join(new_id(), 0, 1, Role::Rail { whole, number: 0 }, ""), "several services"),
+        (join(new_id(), 0, 1, Role::Rail { whole, number: u32::MAX }, ""), "several services"),
+        (join(new_id(), 0, 1, Role::GraphsOfRail { whole: id, number: 0 }, ""), "several services"),
+        (join(new_id(), 0, 1, Role::GraphsOfRail { whole: new_id(), number: 0 }, ""), "no rank of such"),
     ];
     let mut refused = |request: Request, words: &str| {
         let answer = raw.ask(request, &[]);
@@ -51,9 +51,9 @@ fn a_join_that_fits_no_whole_is_refused_with_what_is_wrong() {
     for (request, words) in refusals {
         refused(request, words);
     }
-    let part = joined(&raw.ask(join(new_id(), (0, 1), graphs, ""), &[]));
+    let part = joined(&raw.ask(join(new_id(), 0, 1, graphs, ""), &[]));
     let mut refused = |role: Role, words: &str| {
-        let answer = raw.ask(join(new_id(), (0, 1), role, ""), &[]);
+        let answer = raw.ask(join(new_id(), 0, 1, role, ""), &[]);
         let Response::Error { message, .. } = &answer else { panic!("{answer:?}") };
         assert!(message.contains(words), "{message}");
     };
@@ -66,10 +66,10 @@ fn a_join_that_fits_no_whole_is_refused_with_what_is_wrong() {
 fn a_whole_of_another_session_is_none() {
     let service = TestService::start("");
     let mut other = Raw::join(&service, new_id(), 0, 1);
-    let second = joined(&other.ask(join(new_id(), (0, 1), Role::Whole, ""), &[]));
+    let second = joined(&other.ask(join(new_id(), 0, 1, Role::Whole, ""), &[]));
     let mut raw = Raw::join(&service, new_id(), 0, 1);
     let rail = Role::Rail { whole: second, number: 0 };
-    let answer = raw.ask(join(new_id(), (0, 1), rail, ""), &[]);
+    let answer = raw.ask(join(new_id(), 0, 1, rail, ""), &[]);
     assert!(matches!(&answer, Response::Error { message, .. } if message.contains("no such rank")), "{answer:?}");
 }
 
@@ -78,9 +78,9 @@ fn a_part_that_is_aborted_ends_its_whole_with_the_same_reason() {
     let service = TestService::start("");
     let mut raw = Raw::join(&service, new_id(), 0, 1);
     let whole = raw.comm;
-    let part = joined(&raw.ask(join(new_id(), (0, 1), Role::Graphs { whole }, ""), &[]));
+    let part = joined(&raw.ask(join(new_id(), 0, 1, Role::Graphs { whole }, ""), &[]));
     assert!(matches!(raw.ask(Request::AbortComm { comm: part, cuda_error: None }, &[]), Response::Done));
-    let answer = raw.ask(join(new_id(), (0, 1), Role::CopyEngines { whole }, ""), &[]);
+    let answer = raw.ask(join(new_id(), 0, 1, Role::CopyEngines { whole }, ""), &[]);
     assert!(matches!(&answer, Response::Error { message, .. } if message.contains("it has failed: rank 0 aborted")));
     let mut reports = raw.reports(2);
     reports.sort_by_key(|(comm, _)| *comm != whole);
@@ -95,7 +95,7 @@ fn who_leaves_a_whole_leaves_its_parts() {
     let mut raw = Raw::join(&service, new_id(), 0, 1);
     for _ in 0..50 {
         let whole = raw.comm;
-        let part = joined(&raw.ask(join(new_id(), (0, 1), Role::Graphs { whole }, ""), &[]));
+        let part = joined(&raw.ask(join(new_id(), 0, 1, Role::Graphs { whole }, ""), &[]));
         assert!(matches!(raw.ask(Request::DestroyComm { comm: whole }, &[]), Response::Done));
         // It may be gone by now, or about to be.
         let _ = raw.ask(Request::DestroyComm { comm: part }, &[]);
@@ -103,7 +103,7 @@ fn who_leaves_a_whole_leaves_its_parts() {
         while !comms().is_empty() {
             std::thread::yield_now();
         }
-        raw.comm = joined(&raw.ask(join(new_id(), (0, 1), Role::Whole, ""), &[]));
+        raw.comm = joined(&raw.ask(join(new_id(), 0, 1, Role::Whole, ""), &[]));
     }
 }
 
@@ -118,7 +118,7 @@ fn who_waits_to_join_a_part_hears_that_the_whole_has_failed() {
     });
     let whole = raw.comm;
     let answer = std::thread::scope(|scope| {
-        let waits = scope.spawn(|| raw.ask(join(part, (0, 2), Role::Graphs { whole }, ""), &[]));
+        let waits = scope.spawn(|| raw.ask(join(part, 0, 2, Role::Graphs { whole }, ""), &[]));
         drop(other);
         waits.join().expect("an answer")
     });
@@ -133,8 +133,8 @@ fn what_ends_a_part_ends_all_of_it_at_every_service() {
     let (id, part_id) = (new_id(), new_id());
     let at = |host: usize| {
         let mut raw = Raw::join(hosts.service(host), new_id(), 0, 1);
-        let whole = joined(&raw.ask(join(id, (host as u32, 2), Role::Whole, "h0"), &[]));
-        let part = joined(&raw.ask(join(part_id, (host as u32, 2), Role::Graphs { whole }, "h0"), &[]));
+        let whole = joined(&raw.ask(join(id, host as u32, 2, Role::Whole, "h0"), &[]));
+        let part = joined(&raw.ask(join(part_id, host as u32, 2, Role::Graphs { whole }, "h0"), &[]));
         (raw, whole, part)
     };
     let [here, there] = std::thread::scope(|scope| {

@@ -28,7 +28,7 @@ fn wait_for(counter: &AtomicU64, least: u64) {
     }
 }
 
-fn victim(hosts: &TestHosts, host: usize, id: &mccs::UniqueId, (rank, nranks): (u32, u32), count: u64) -> Child {
+fn victim(hosts: &TestHosts, host: usize, id: &mccs::UniqueId, rank: u32, nranks: u32, count: u64) -> Child {
     Command::new(env!("CARGO_BIN_EXE_victim"))
         .arg(hosts.service(host).socket(0))
         .args([id.to_string(), rank.to_string(), nranks.to_string(), count.to_string(), "h0".into()])
@@ -42,7 +42,7 @@ fn a_killed_process_is_named_on_every_host_and_others_go_on() {
     for count in [100, 1 << 20] {
         let hosts = TestHosts::start(3, QUICK);
         let (id, placement) = (mccs::unique_id().expect("an id"), [0, 1, 2, 2]);
-        let mut victim = victim(&hosts, 2, &id, (3, 4), count);
+        let mut victim = victim(&hosts, 2, &id, 3, 4, count);
         let ranks = hosts.join_some(0, id, &placement, &[0, 1, 2]);
         let others = hosts.join(&[1, 0, 2]);
         let (done, stop) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -68,7 +68,7 @@ fn a_killed_process_is_named_on_every_host_and_others_go_on() {
 fn a_process_that_dies_while_others_join_is_named() {
     let hosts = TestHosts::start(2, "");
     let id = mccs::unique_id().expect("an id");
-    let mut victim = victim(&hosts, 1, &id, (1, 3), 10);
+    let mut victim = victim(&hosts, 1, &id, 1, 3, 10);
     let client = hosts.service(0).connect(0);
     std::thread::scope(|scope| {
         let joined =

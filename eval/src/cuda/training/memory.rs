@@ -29,12 +29,7 @@ fn pattern(seed: u64, rank: u32, nranks: u32) -> Vec<u8> {
 
 impl Memory {
     /// Buffers of a rank. The seed is the same on all.
-    pub(super) fn new(
-        context: &Context,
-        layout: &Layout,
-        (rank, nranks): (u32, u32),
-        seed: u64,
-    ) -> anyhow::Result<Self> {
+    pub(super) fn new(context: &Context, layout: &Layout, rank: u32, nranks: u32, seed: u64) -> anyhow::Result<Self> {
         let room = |bytes: u64| DeviceMemory::new(context, bytes.max(ELEMENT_BYTES) as usize);
         let (source, staging, result) = (room(layout.source)?, room(layout.staging)?, room(layout.result)?);
         let patterns: Vec<_> = (0..nranks).map(|rank| pattern(seed, rank, nranks)).collect();

@@ -25,11 +25,11 @@ pub enum Communicator {
 impl Communicator {
     /// # Safety
     /// As the calls of [`CudaCommunicator`].
-    unsafe fn enqueue(&self, call: &Call, at: (u64, u64), stream: RawStream) -> anyhow::Result<()> {
+    unsafe fn enqueue(&self, call: &Call, send: u64, recv: u64, stream: RawStream) -> anyhow::Result<()> {
         match self {
             // SAFETY: the caller's contract is passed on.
-            Communicator::Mccs(comm) => unsafe { enqueue(comm, call, call.redop.into(), at, stream.as_ptr()) },
-            Communicator::Nccl(nccl) => nccl.enqueue(call, at.0, at.1, stream.as_ptr()),
+            Communicator::Mccs(comm) => unsafe { enqueue(comm, call, call.redop.into(), send, recv, stream.as_ptr()) },
+            Communicator::Nccl(nccl) => nccl.enqueue(call, send, recv, stream.as_ptr()),
         }
     }
 
@@ -47,7 +47,8 @@ impl Communicator {
 
 /// A rank's memory, streams and kernel.
 pub struct Trainer {
-    place: (u32, u32),
+    rank: u32,
+    nranks: u32,
     shape: Shape,
     memory: Memory,
     /// Tokens as layers take them, and as they give them: four widths each.
@@ -66,25 +67,39 @@ pub struct Trainer {
 const JOINS: usize = 1024;
 
 impl Trainer {
-    /// Of rank `place.0` of `place.1`, for plans that need no more than `layout`. `priority` is that of the streams of collectives.
+    /// For plans that need no more than `layout`. `priority` is that of the streams of collectives.
     ///
     /// # Errors
     /// The driver's.
     pub fn new(
         context: &Context,
-        place: (u32, u32),
+        rank: u32,
+        nranks: u32,
         shape: Shape,
         layout: &Layout,
-        (seed, priority): (u64, i32),
+        seed: u64,
+        priority: i32,
     ) -> anyhow::Result<Self> {
-        let memory = Memory::new(context, layout, place, seed)?;
+        let memory = Memory::new(context, layout, rank, nranks, seed)?;
         let room = || DeviceMemory::zeroed(context, 4 * shape.activation_bytes() as usize);
         let stream = |priority| OwnedStream::with_priority(context, priority);
         let joins = (0..JOINS).map(|_| Event::new(context, false)).collect::<Result<_, _>>()?;
         let (activations, multiplier) = ([room()?, room()?], Multiplier::new(context)?);
         let streams = [stream(0)?, stream(priority)?, stream(priority)?];
         let context = context.clone();
-        Ok(Trainer { place, shape, memory, activations, multiplier, streams, joins, next_join: 0, seed, context })
+        Ok(Trainer {
+            rank,
+            nranks,
+            shape,
+            memory,
+            activations,
+            multiplier,
+            streams,
+            joins,
+            next_join: 0,
+            seed,
+            context,
+        })
     }
 
     fn stream(&self, stream: StreamRole) -> RawStream {
@@ -108,13 +123,13 @@ impl Trainer {
                 }
                 Action::Join { earlier, later } => self.join(earlier, later)?,
                 Action::Collective { kind, stream, from, to, count } => {
-                    let (nranks, seed) = (self.place.1, 0);
+                    let (nranks, seed) = (self.nranks, 0);
                     let call = Call { kind, dtype: DataType::Bf16, redop: RedOp::Sum, root: 0, count, nranks, seed };
                     let send = self.memory.at(from.0, from.1);
                     let is_in_place = kind == mccs::CollectiveKind::AllReduce;
                     let recv = if is_in_place { send } else { self.memory.at(Space::Result, to) };
                     // SAFETY: both are in buffers that live with the streams, as plans are.
-                    unsafe { on.enqueue(&call, (send, recv), self.stream(stream))? };
+                    unsafe { on.enqueue(&call, send, recv, self.stream(stream))? };
                 }
             }
         }
@@ -198,7 +213,7 @@ impl Trainer {
         self.enqueue(plan, on)?;
         self.synchronize()?;
         on.check()?;
-        self.memory.wrong_elements(plan, self.place.0, self.seed)
+        self.memory.wrong_elements(plan, self.rank, self.seed)
     }
 
     /// Checks the kernel: a product of small integers against the processor's.

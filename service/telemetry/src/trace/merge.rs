@@ -52,7 +52,8 @@ impl<R: BufRead> Part<R> {
     /// Gives each event to `to`, later by so much, with other numbers of process and track.
     fn events(
         mut self,
-        (later_ns, numbers): (u64, u64),
+        later_ns: u64,
+        numbers: u64,
         mut to: impl FnMut(&Value) -> std::io::Result<()>,
     ) -> Result<(), MergeError> {
         for line in self.lines.by_ref() {
@@ -103,7 +104,7 @@ pub fn merge<R: BufRead>(traces: Vec<(String, R)>, out: &mut impl Write) -> Resu
     let mut separator = "\n";
     for (part, number) in parts.into_iter().zip(0..) {
         let later_ns = part.begin_ns - begin_ns;
-        part.events((later_ns, number * NUMBERS), |event| {
+        part.events(later_ns, number * NUMBERS, |event| {
             write!(out, "{separator}{event}")?;
             separator = ",\n";
             Ok(())

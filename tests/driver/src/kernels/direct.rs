@@ -39,7 +39,8 @@ const OPERATION: u64 = 1 << 32;
 
 pub(super) fn run(
     device: &'static Device,
-    (form, dtype): (Form, Option<DataType>),
+    form: Form,
+    dtype: Option<DataType>,
     grid: u32,
     args: &DirectArgs,
 ) -> Result<(), Stop> {
@@ -265,7 +266,7 @@ impl Operation<'_> {
         (self.number << 32) + steps
     }
 
-    fn channel(&self, (from, to, phase): (u64, u64, u64), buffer: u64, bytes: u64) -> Channel {
+    fn channel(&self, from: u64, to: u64, phase: u64, buffer: u64, bytes: u64) -> Channel {
         Channel { to, from, phase, buffer, bytes, steps: bytes.div_ceil(self.chunk_bytes().max(1)), done: 0 }
     }
 
@@ -358,18 +359,18 @@ impl Operation<'_> {
     fn exchange(&self, scalars: &[u64]) -> Result<(), Stop> {
         let (own, args) = (self.rank, self.args);
         let part = self.part_bytes(own);
-        let push = |peer| self.channel((own, peer, 0), self.send_part(peer), self.part_bytes(peer));
+        let push = |peer| self.channel(own, peer, 0, self.send_part(peer), self.part_bytes(peer));
         // In a chain all but the first pass on what they combine, to the same rings.
         let passes_on = self.form == Form::Chain && args.recv_mask != 0;
         let mut pushes: Vec<_> = ranks(args.send_mask).filter(|_| !passes_on).map(push).collect();
         let is_whole = self.is_sharded() || self.dtype.is_some();
         // What comes is this rank's part, from whomever; or each rank's own.
-        let take = |peer| self.channel((peer, own, 0), self.recv_part(if is_whole { own } else { peer }), part);
+        let take = |peer| self.channel(peer, own, 0, self.recv_part(if is_whole { own } else { peer }), part);
         let mut takes: Vec<_> = ranks(args.recv_mask).map(take).collect();
         let (relay_mask, phase) = if passes_on { (args.send_mask, 0) } else { (args.relay_mask, 1) };
-        let relay = |peer| self.channel((own, peer, phase), 0, part);
+        let relay = |peer| self.channel(own, peer, phase, 0, part);
         let relays = RefCell::new(ranks(relay_mask).map(relay).collect::<Vec<_>>());
-        let out = |peer| self.channel((peer, own, 1), self.recv_part(peer), self.part_bytes(peer));
+        let out = |peer| self.channel(peer, own, 1, self.recv_part(peer), self.part_bytes(peer));
         let mut outs: Vec<_> = ranks(args.out_mask).map(out).collect();
         let mut patience = Patience::new();
         loop {

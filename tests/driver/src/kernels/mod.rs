@@ -208,7 +208,7 @@ pub(crate) unsafe fn work(
             }
             Kernel::Direct(form, dtype) => {
                 let args: DirectArgs = read(argument);
-                Box::new(move |device| direct::run(device, (form, dtype), grid, &args))
+                Box::new(move |device| direct::run(device, form, dtype, grid, &args))
             }
             Kernel::P2p(room) => {
                 let head: P2pHead = read(argument);

@@ -150,7 +150,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
         let [high, low] = attr.ah_attr.dgid.map(u64::to_ne_bytes);
         let gid = std::array::from_fn(|at| if at < 8 { high[at] } else { low[at - 8] });
         let source_port = source_port(attr.ah_attr.flow_label, qp.qp_num, attr.dest_qp_num);
-        match open_peer(nic, (gid, attr.dest_qp_num), source_port) {
+        match open_peer(nic, gid, attr.dest_qp_num, source_port) {
             Ok(peer) => {
                 queue_pair.connect(peer);
                 if let Some(gpu) = gpu {
@@ -190,7 +190,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(qp: *mut Qp, attr: *mut QpAttr, ma
     0
 }
 
-fn open_peer(nic: &Nic, (gid, number): ([u8; 16], u32), source_port: u16) -> std::io::Result<Peer> {
+fn open_peer(nic: &Nic, gid: [u8; 16], number: u32, source_port: u16) -> std::io::Result<Peer> {
     let folder = &nic.folder;
     let ring = Ring::open(folder, gid, number)?;
     let bell = Bell::open(folder, gid, ring.words().bell.load(Ordering::Acquire))?;

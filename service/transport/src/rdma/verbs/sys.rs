@@ -412,13 +412,13 @@ struct Symbols {
 }
 
 impl Symbols {
-    /// Of a library, which has versions if `known` has this one.
+    /// Of a library, which has versions if `symbol` has this one.
     ///
     /// # Safety
     /// The library is open for as long as this value is used.
-    unsafe fn of(library: *mut c_void, known: (&CStr, &CStr)) -> Self {
+    unsafe fn of(library: *mut c_void, symbol: &CStr, version: &CStr) -> Self {
         // SAFETY: an open library, and terminated text.
-        let found = unsafe { libc::dlvsym(library, known.0.as_ptr(), known.1.as_ptr()) };
+        let found = unsafe { libc::dlvsym(library, symbol.as_ptr(), version.as_ptr()) };
         Symbols { library, are_versioned: !found.is_null() }
     }
 
@@ -472,7 +472,7 @@ macro_rules! entry_points {
                 // SAFETY: the library is open; signatures are those of verbs.h for these versions; the functions are kept no longer than the
                 // library.
                 unsafe {
-                    let symbols = Symbols::of(handle, (c"ibv_get_device_list", c"IBVERBS_1.1"));
+                    let symbols = Symbols::of(handle, c"ibv_get_device_list", c"IBVERBS_1.1");
                     Ok(Library {
                         $($required: symbols.find(to_c(concat!(stringify!($required), "\0")), $base)
                             .ok_or_else(|| no_symbol(stringify!($required)))?,)+
@@ -579,13 +579,13 @@ mod tests {
         let library = unsafe { libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_NOW) };
         // SAFETY: open until the test ends; these are the types of these functions, which are not called.
         unsafe {
-            let symbols = Symbols::of(library, (c"memcpy", c"GLIBC_2.14"));
+            let symbols = Symbols::of(library, c"memcpy", c"GLIBC_2.14");
             let of = |version| symbols.find::<Memcpy>(c"memcpy", version).map(|found| found as usize);
             let (old, new) = (of(c"GLIBC_2.2.5").expect("there"), of(c"GLIBC_2.14").expect("there"));
             assert_ne!(old, new);
             assert_eq!(of(c"IBVERBS_1.1"), None);
             // A library that does not have the version is one without: what the name finds is all that there is.
-            let plain = Symbols::of(library, (c"memcpy", c"IBVERBS_1.1"));
+            let plain = Symbols::of(library, c"memcpy", c"IBVERBS_1.1");
             assert!(plain.find::<Memcpy>(c"memcpy", c"IBVERBS_1.1").is_some());
             assert!(plain.find::<Memcpy>(c"ibv_open_device", c"IBVERBS_1.1").is_none());
         }
