@@ -178,7 +178,9 @@ impl Client {
     /// # Errors
     /// As [`Client::connect`]; [`Error::InvalidArgument`] if the variable is not set.
     pub fn from_env() -> Result<Self, Error> {
-        let socket = std::env::var_os("MCCS_SOCKET").ok_or_else(|| Error::argument("MCCS_SOCKET is not set"))?;
+        let unset =
+            "MCCS_SOCKET is not set: it names the socket of this host's mccs-service, by default /run/mccs/mccs.sock";
+        let socket = std::env::var_os("MCCS_SOCKET").ok_or_else(|| Error::argument(unset))?;
         Self::connect(socket)
     }
 
@@ -219,8 +221,8 @@ impl Client {
         }
         self.give_up_join(joining);
         let message = format!(
-            "the {} ranks of communicator {} have not all joined within the time that rank {} gave them; mccsctl why-stuck names those \
-             that are missing",
+            "the {} ranks of communicator {} have not all joined within the time that rank {} gave them; mccsctl joining, on the host \
+             of rank 0, names those that are missing",
             rank.nranks, rank.id, rank.rank
         );
         log(LogLevel::Warning, || message.clone());

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::tcp::{FlowPath, Tcp};
+use super::tcp::{FlowPath, Ports, Tcp};
 use crate::limits;
 use crate::units::Bytes;
 use crate::validate::Problems;
@@ -258,10 +258,17 @@ impl Rdma {
     }
 }
 
+impl Ports {
+    /// Why flows over RDMA cannot send from them, on any device.
+    #[must_use]
+    pub fn rdma_problem(self) -> Option<String> {
+        let of_rdma = format!("RoCE v2 sends from ports {SOURCE_PORT_MIN}-65535");
+        (self.first < SOURCE_PORT_MIN).then(|| format!("{of_rdma}, so over RDMA it cannot from {self}"))
+    }
+}
+
 impl FlowPath {
-    /// Why flows over RDMA cannot take it, on any device.
     fn rdma_problem(&self) -> Option<String> {
-        let ports = self.source_ports.filter(|ports| ports.first < SOURCE_PORT_MIN)?;
-        Some(format!("RoCE v2 sends from ports {SOURCE_PORT_MIN}-65535, so over RDMA it cannot from {ports}"))
+        self.source_ports.and_then(Ports::rdma_problem)
     }
 }

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use clap::Parser;
 use mccs_config::error::in_words;
 use mccs_config::limits::{FILE_BYTES_MAX, POLICY_BYTES_MAX};
-use mccs_config::service::TenantConfig;
+use mccs_config::service::{RdmaUse, TenantConfig};
 use mccs_config::topology::ActualHost;
 use mccs_controller::cluster_config::{ClusterConfig, Text};
 use mccs_device::cuda::{MPS_VARIABLE, QUEUES_MAX, QUEUES_VARIABLE};
@@ -23,7 +23,7 @@ use sd_notify::NotifyState;
 
 /// Executes collectives for the jobs of this host.
 #[derive(Parser)]
-#[command(version)]
+#[command(version = mccs_exchange::version())]
 struct Arguments {
     /// The configuration; defaults where absent.
     #[arg(long, value_name = "FILE")]
@@ -186,6 +186,10 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         settings.controller.as_ref().map_or(Ok(()), check_files)?;
         println!("{}: no mistakes found", path.display());
+        let between_hosts = settings.exchange.is_some() && config.rdma.usage == RdmaUse::Auto;
+        if let Some(obstacle) = config.rdma.obstacle(&config.strategy.paths, &config.tcp).filter(|_| between_hosts) {
+            println!("  flows go over TCP, also where there are RDMA devices: {obstacle}");
+        }
         return Ok(());
     }
     let mps = stay_out_of_mps(&config.runtime_dir());

@@ -8,7 +8,7 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ type Rank = (Client, Communicator, Stream);
 
 /// Services of a cluster, of which that of the first host is the controller. End with the value.
 struct Fixture {
-    _services: Vec<Program>,
+    services: Vec<Program>,
     folder: tempfile::TempDir,
 }
 
@@ -45,6 +45,10 @@ impl Fixture {
     }
 
     fn of(hosts: &[&str]) -> Self {
+        Fixture::with(hosts, true)
+    }
+
+    fn with(hosts: &[&str], has_controller: bool) -> Self {
         let folder = tempfile::tempdir().expect("a directory");
         let at = |name: &str| folder.path().join(name);
         make_keys(hosts, folder.path());
@@ -59,20 +63,24 @@ impl Fixture {
             // The first has its sockets in the folder itself.
             let runtime = if **host == hosts[0] { folder.path().to_owned() } else { at(host) };
             std::fs::create_dir_all(&runtime).expect("a directory");
+            let controller = format!(
+                "[controller]\nhost = {:?}\ntopology = {:?}\npolicy = {:?}\n",
+                hosts[0],
+                at("topology.toml"),
+                at("policy.toml")
+            );
+            let controller = if has_controller { &*controller } else { "" };
             let config = format!(
                 "[service]\nname = {host:?}\nruntime_dir = {runtime:?}\n[cuda]\nuse = \"off\"\n[exchange]\nlisten = \"{address}:7400\"\ncertificate = \
-                 {:?}\nkey = {:?}\nauthority = {:?}\n[controller]\nhost = {:?}\ntopology = {:?}\npolicy = {:?}\n{list}",
+                 {:?}\nkey = {:?}\nauthority = {:?}\n{controller}{list}",
                 at(&format!("{host}.crt")),
                 at(&format!("{host}.key")),
                 at("authority.crt"),
-                hosts[0],
-                at("topology.toml"),
-                at("policy.toml"),
             );
             std::fs::write(runtime.join("service.toml"), config).expect("a file");
             Program::start(&runtime.join("service.toml"))
         };
-        Fixture { _services: addresses.iter().map(start).collect(), folder }
+        Fixture { services: addresses.iter().map(start).collect(), folder }
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -209,7 +217,7 @@ fn a_host_is_emptied_without_harm_to_who_is_at_work() {
     assert!(why.contains("--wait"), "{why}");
     drop((held, another));
     assert!(fixture.says(&["drain", "--wait", "100"]).contains(" 0 sessions"));
-    let why = connect().err().expect("no session").to_string();
+    let why = connect().expect_err("no session").to_string();
     assert!(why.contains("mccsctl drain") && why.contains("a fan is replaced"), "{why}");
     assert_eq!(fixture.says_in_json(&["drain", "--undo"])["draining"], false);
     connect().expect("a session");
@@ -368,6 +376,66 @@ fn the_cluster_is_seen_from_any_host_also_what_has_failed() {
     let why = fixture.complains(&["why-stuck", &number.to_string()]);
     assert!(why.contains("any more: it failed") && why.contains(&reason), "{why}");
     assert!(said(on_second(&["cluster"])).contains(&reason));
+}
+
+/// A host that nobody could ask may have something that is stuck.
+#[test]
+fn stuck_fails_where_a_host_could_not_be_asked() {
+    let mut fixture = Fixture::of(&["h0", "h1"]);
+    drop(fixture.services.pop());
+    let output = fixture.run(&["stuck"]);
+    assert!(!output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("h1: not known"), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("1 hosts could not be asked"), "{output:?}");
+}
+
+#[test]
+fn without_a_controller_stuck_looks_at_its_own_host() {
+    let fixture = Fixture::with(&["h0", "h1"], false);
+    let said = fixture.says(&["stuck"]);
+    assert!(said.starts_with("this host alone: service.toml names no [controller]\n"), "{said}");
+    assert!(said.contains("0 of 0 communicators are stuck"), "{said}");
+    assert_eq!(fixture.says_in_json(&["stuck"])["stuck"]["asked"], "this host");
+    assert!(fixture.complains(&["cluster"]).contains("names no [controller]"));
+}
+
+/// Flows go over TCP by a key that seems to be of sockets alone, which an operator of RDMA wants to know before.
+#[test]
+fn a_check_tells_of_what_keeps_flows_from_rdma() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| folder.path().join(name);
+    make_keys(&["h0"], folder.path());
+    let check = |rest: &str| {
+        let config = format!(
+            "[service]\nname = \"h0\"\n[exchange]\nlisten = \"127.0.0.1:7400\"\ncertificate = {:?}\nkey = {:?}\nauthority = {:?}\n\
+             [[host]]\nname = \"h0\"\naddress = \"127.0.0.1:7400\"\n{rest}",
+            at("h0.crt"),
+            at("h0.key"),
+            at("authority.crt"),
+        );
+        std::fs::write(at("service.toml"), config).expect("a file");
+        let service =
+            Command::new(env!("CARGO_BIN_EXE_mccs-service")).arg("--check-config").arg(at("service.toml")).output();
+        let output = service.expect("runs");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let low = "[[strategy.path]]\nsource_ports = \"49000-49499\"\n";
+    let told = check(low);
+    assert!(told.contains("flows go over TCP") && told.contains("strategy.path[0].source_ports"), "{told}");
+    for well in ["", "[[strategy.path]]\nsource_ports = \"50000-50499\"\n", &format!("[rdma]\nuse = \"off\"\n{low}")] {
+        assert_eq!(check(well).lines().count(), 1, "{well}");
+    }
+}
+
+/// Both programs say which libraries and which other hosts fit to them.
+#[test]
+fn versions_name_the_protocols() {
+    for program in [Command::new(env!("CARGO_BIN_EXE_mccs-service")), mccsctl()] {
+        let output = { program }.arg("--version").output().expect("runs");
+        let said = String::from_utf8(output.stdout).expect("text");
+        assert!(said.contains("session protocol ") && said.contains("exchange protocol "), "{said}");
+    }
 }
 
 /// Keys of a document, with `[]` for the elements of lists.

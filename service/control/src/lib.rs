@@ -210,6 +210,8 @@ pub enum ControlAnswer {
     },
     /// To [`ControlRequest::Cluster`], when all hosts have answered, or some seconds are over.
     Cluster(Box<ClusterView>),
+    /// To [`ControlRequest::Cluster`], where no controller is named, whose agents ask other hosts.
+    NoController,
     /// To [`ControlRequest::Controller`].
     Controller(Box<ControllerAnswer>),
     /// Done.

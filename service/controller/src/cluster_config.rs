@@ -5,8 +5,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use mccs_config::service::Algorithm;
-use mccs_config::topology::ActualHost;
+use mccs_config::service::{Algorithm, TransportKind};
+use mccs_config::topology::{ActualHost, Spine};
 use mccs_config::validate::nearest;
 use mccs_config::{ConfigError, Diagnostic, PolicyFile, TopologyFile};
 
@@ -116,7 +116,21 @@ pub fn not_enforced(file: &PolicyFile, topology: Option<&TopologyFile>) -> Vec<S
     let is_single_pass = file.policy.algorithm == Some(Algorithm::SinglePass);
     let parts = [(is_left, what), (has_shares, besides_rings), (is_single_pass, single_pass)];
     let parts = parts.into_iter().filter(|(applies, _)| *applies).map(|(_, what)| what.to_owned());
-    unused(file).into_iter().chain(parts).collect()
+    unused(file).into_iter().chain(parts).chain(topology.and_then(|topology| not_over_rdma(file, topology))).collect()
+}
+
+/// Spines that flows over RDMA cannot be steered to, unless the policy has all flows use TCP.
+fn not_over_rdma(file: &PolicyFile, topology: &TopologyFile) -> Option<String> {
+    let is_off = |spine: &&Spine| spine.source_ports.is_some_and(|ports| ports.rdma_problem().is_some());
+    let spines: Vec<&str> = topology.spines.iter().filter(is_off).map(|spine| &*spine.name).collect();
+    let applies = !spines.is_empty() && file.policy.transport != Some(TransportKind::Tcp);
+    applies.then(|| {
+        let spines = spines.join(", ");
+        format!(
+            "paths over {spines} for flows over RDMA, whose hosts refuse them: source ports are below those of RoCE v2 (49152-65535); \
+             transport = \"tcp\" says that there are none"
+        )
+    })
 }
 
 /// Tenants that are named one by one; of more it is said how many.
@@ -169,6 +183,21 @@ mod tests {
         let said = |count: usize| not_there(names[..count].iter().map(String::as_str), &BTreeSet::from(["t0000"]));
         assert_eq!((said(33).len(), said(1_000).len()), (32, 33));
         assert!(said(33)[31].contains("\"t0032\"") && said(1_000)[32].contains("967 more"), "{:?}", said(1_000));
+    }
+
+    #[test]
+    fn spines_that_flows_over_rdma_cannot_be_steered_to_are_named() {
+        let example = include_str!("../../../config/examples/topology.toml");
+        let not_enforced_with = |topology: &str, policy: &str| {
+            let topology = TopologyFile::parse(topology, "topology.toml").unwrap();
+            let policy = PolicyFile::parse(&format!("[policy]\nname = \"ffa\"\n{policy}"), "policy.toml").unwrap();
+            not_enforced(&policy, Some(&topology))
+        };
+        assert_eq!(not_enforced_with(example, ""), [""; 0]);
+        let low = example.replace("50500-50999", "49151-49500");
+        assert!(not_enforced_with(&low, "")[0].starts_with("paths over spine1 for flows over RDMA"));
+        assert!(not_enforced_with(&low, "transport = \"rdma\"")[0].contains("49152"));
+        assert_eq!(not_enforced_with(&low, "transport = \"tcp\""), [""; 0]);
     }
 
     #[test]

@@ -13,9 +13,11 @@ use crate::stuck::{culprit, named, verdict};
 /// Hosts look for what is stuck for some seconds.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
-fn ask(socket: &Path, stuck: bool) -> anyhow::Result<ClusterView> {
+/// What all hosts have; none where nobody may ask them.
+fn ask(socket: &Path, stuck: bool) -> anyhow::Result<Option<ClusterView>> {
     match call_within(socket, &ControlRequest::Cluster { stuck }, ANSWER_WITHIN)? {
-        ControlAnswer::Cluster(view) => Ok(*view),
+        ControlAnswer::Cluster(view) => Ok(Some(*view)),
+        ControlAnswer::NoController => Ok(None),
         ControlAnswer::Refused(reason) => anyhow::bail!("refused: {reason}"),
         _ => anyhow::bail!("the service answered something else"),
     }
@@ -23,7 +25,8 @@ fn ask(socket: &Path, stuck: bool) -> anyhow::Result<ClusterView> {
 
 /// Hosts, their communicators, and what failed within the last hour.
 pub fn cluster(socket: &Path, json: bool) -> anyhow::Result<()> {
-    let view = ask(socket, false)?;
+    let none = "service.toml names no [controller], whose agents ask other hosts: ask on each host";
+    let view = ask(socket, false)?.ok_or_else(|| anyhow::anyhow!(none))?;
     if json {
         say!("{}", serde_json::to_string_pretty(&serde_json::json!({ "cluster": view }))?);
         return Ok(());
@@ -108,37 +111,40 @@ fn remarks(summary: &HostSummary) -> Vec<String> {
     remarks
 }
 
-/// What is stuck in the whole cluster; fails if something is. On a host that belongs to none, what is stuck on it.
+/// What is stuck in the whole cluster; fails if something is, or if a host could not be asked. On a host that belongs to none, or
+/// where no controller is named, what is stuck on it.
 pub fn stuck(socket: &Path, json: bool) -> anyhow::Result<()> {
-    let view = match call(socket, &ControlRequest::Hosts)? {
-        ControlAnswer::Hosts(hosts) if hosts.is_empty() => on_this_host(socket)?,
-        _ => ask(socket, true)?,
-    };
+    let is_alone = matches!(call(socket, &ControlRequest::Hosts)?, ControlAnswer::Hosts(hosts) if hosts.is_empty());
+    let of_all = if is_alone { None } else { ask(socket, true)? };
+    if of_all.is_none() && !is_alone && !json {
+        say!("this host alone: service.toml names no [controller]");
+    }
+    let view = of_all.map_or_else(|| on_this_host(socket), Ok)?;
     if json {
         say!("{}", serde_json::to_string_pretty(&serde_json::json!({ "stuck": view }))?);
     }
-    let (mut looked_at, mut stuck, mut unknown) = (0, 0, 0);
+    let (mut looked_at, mut stuck, mut not_looked_at, mut unknown_hosts) = (0, 0, 0, 0);
     for ClusterHost { host, summary, trouble } in &view.hosts {
         let Some(summary) = summary else {
-            unknown += 1;
+            unknown_hosts += 1;
             if !json {
                 say!("{host}: not known: {}", trouble.as_deref().unwrap_or("it did not answer"));
             }
             continue;
         };
         looked_at += summary.looked_at;
-        unknown += summary.not_looked_at;
+        not_looked_at += summary.not_looked_at;
         stuck += summary.stuck.len();
         if !json {
             summary.stuck.iter().for_each(|stuck| print_stuck(host, stuck));
         }
     }
     if !json {
-        let unknown =
-            if unknown > 0 { format!("; {unknown} hosts or communicators could not be asked") } else { String::new() };
-        say!("{stuck} of {looked_at} communicators are stuck{unknown}");
+        let besides = if not_looked_at > 0 { format!("; {not_looked_at} more were not asked") } else { String::new() };
+        say!("{stuck} of {looked_at} communicators are stuck{besides}");
     }
     anyhow::ensure!(stuck == 0, "{stuck} communicators are stuck");
+    anyhow::ensure!(unknown_hosts == 0, "{unknown_hosts} hosts could not be asked");
     Ok(())
 }
 

@@ -36,13 +36,18 @@ use crate::watch::Watch;
 
 /// Shows and steers a running mccs-service.
 #[derive(Parser)]
-#[command(name = "mccsctl", version)]
+#[command(name = "mccsctl", version = mccs_exchange::version())]
 struct Arguments {
     /// The service's control socket. Default: the one of this user's service.
-    #[arg(long, env = "MCCS_CONTROL_SOCKET", default_value_os_t = ServiceConfig::default().control_socket())]
+    #[arg(
+        long,
+        global = true,
+        env = "MCCS_CONTROL_SOCKET",
+        default_value_os_t = ServiceConfig::default().control_socket()
+    )]
     socket: PathBuf,
     /// Print JSON instead of tables.
-    #[arg(long)]
+    #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
     command: Command,
@@ -270,6 +275,7 @@ fn ask(socket: &Path, json: bool, request: &ControlRequest) -> anyhow::Result<()
         ControlAnswer::Done => say!("done"),
         // Asked for by commands that show them themselves.
         ControlAnswer::Cluster(_)
+        | ControlAnswer::NoController
         | ControlAnswer::Drain(_)
         | ControlAnswer::Overview(_)
         | ControlAnswer::Tracing(_)
@@ -310,6 +316,18 @@ mod tests {
             if let Err(error) = Arguments::try_parse_from(words) {
                 panic!("a page shows `{command}`: {error}");
             }
+        }
+    }
+
+    #[test]
+    fn what_holds_for_all_commands_is_understood_before_and_behind_them() {
+        for words in
+            ["--json --socket /s policy show", "policy --json show --socket /s", "policy show --socket /s --json"]
+        {
+            let words = std::iter::once("mccsctl").chain(words.split(' '));
+            let Arguments { socket, json, command } =
+                Arguments::try_parse_from(words).unwrap_or_else(|error| panic!("{error}"));
+            assert!(json && socket == Path::new("/s") && matches!(command, Command::Policy(PolicyCommand::Show)));
         }
     }
 

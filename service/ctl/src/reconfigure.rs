@@ -26,8 +26,8 @@ pub struct Reconfigure {
     /// Transport of flows to other hosts: tcp, or rdma if all of its hosts have it.
     #[arg(long)]
     transport: Option<TransportKind>,
-    /// A path through the network: source ports (21000-21999), a device of the sending hosts (@eth1), or both
-    /// (21000-21999@eth1). Repeat for each path.
+    /// A path through the network: source ports (50000-50499), a device of the sending hosts (@eth1), or both
+    /// (50000-50499@eth1). Repeat for each path.
     #[arg(long, value_name = "PORTS@DEVICE", value_parser = path)]
     path: Vec<FlowPath>,
     /// GPUs: copy engines move data from this size on, such as 4MiB; 0 for never, or measured. By collective:

@@ -252,6 +252,6 @@ mod tests {
         assert_eq!(receivers(&topology, "host-d", &[]).expect("hosts"), ["host-a"]);
         assert!(receivers(&topology, "host-x", &[]).is_err_and(|error| error.to_string().contains("host-x")));
         let ends: Vec<_> = tried(topology.spines[0].source_ports).iter().map(|ports| ports[0]).collect();
-        assert_eq!(ends, [Some(20000), Some(20099)]);
+        assert_eq!(ends, [Some(50000), Some(50499)]);
     }
 }

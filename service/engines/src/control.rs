@@ -235,8 +235,7 @@ impl ControlEngine {
                 return self.ask_why_stuck(communicator, number, DiagnosisRounds::One);
             }
             ControlRequest::Cluster { stuck } => {
-                let none = "service.toml names no [controller], whose agents ask other hosts: ask on each host";
-                let Some(controller) = controller else { return Some(ControlAnswer::Refused(none.into())) };
+                let Some(controller) = controller else { return Some(ControlAnswer::NoController) };
                 let reply_to = ReplyTo::new(number, self.replies.sender());
                 match controller.send(ControllerInput::Cluster { stuck, reply_to }) {
                     Ok(()) => return None,

@@ -8,10 +8,22 @@
 //! [`protocol`] decides everything, and can be simulated under a seed; [`link`] moves frames over mutually authenticated
 //! connections. An engine of the service joins the two on a runtime. [`keys`] makes certificates to try it with.
 //!
-//! Imports `mccs-model` and `mccs-net`. Its most important types: [`protocol::Exchange`], [`protocol::Message`] and [`link::Links`].
+//! Imports `mccs-ipc`, `mccs-model` and `mccs-net`. Its most important types: [`protocol::Exchange`], [`protocol::Message`] and [`link::Links`].
+
+use std::sync::LazyLock;
 
 pub mod keys;
 pub mod limits;
 pub mod link;
 pub mod protocol;
 pub mod tls;
+
+/// What programs of the service say of their version: the release, and the protocols by which libraries and other hosts fit to it.
+#[must_use]
+pub fn version() -> &'static str {
+    static VERSION: LazyLock<String> = LazyLock::new(|| {
+        let (release, session, exchange) = (env!("CARGO_PKG_VERSION"), mccs_ipc::protocol::VERSION, protocol::VERSION);
+        format!("{release} (session protocol {session}, exchange protocol {exchange})")
+    });
+    &VERSION
+}

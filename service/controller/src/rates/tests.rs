@@ -29,7 +29,7 @@ fn rates_are_told_when_they_are_otherwise_and_not_before() {
     let mut watch = RateWatch::default();
     let mut now = Instant::now();
     assert_eq!((watch.next_look(false, now), watch.next_look(true, now)), (None, Some(now)));
-    let path = "ports 20000-20099 priority 2";
+    let path = "ports 50000-50499 priority 2";
     // What was sent before it looked counts for nothing.
     assert_eq!(watch.look(&[sent("b", path, 1 << 40)], true, now), None);
     let mut bytes = 1 << 40;
@@ -41,7 +41,7 @@ fn rates_are_told_when_they_are_otherwise_and_not_before() {
         let told = watch.look(&[sent("b", path, bytes), received], has_comms, now).map(|rates| named(&rates));
         (told, watch.next_look(false, now).is_some())
     };
-    let told = |bps: u64| (Some(vec![("b".to_owned(), "ports 20000-20099".to_owned(), bps)]), true);
+    let told = |bps: u64| (Some(vec![("b".to_owned(), "ports 50000-50499".to_owned(), bps)]), true);
     assert_eq!(second(8 * GBPS, true), told(8 * GBPS));
     // Neither a little more nor a little less, and that nothing has changed is no news.
     assert_eq!([9, 7, 8].map(|rate| second(rate * GBPS, true)), [(None, true), (None, true), (None, true)]);
@@ -105,7 +105,7 @@ fn links(view: &RatesView) -> Vec<(&str, &str, u64, u64)> {
 #[test]
 fn links_carry_what_is_known_to_cross_them() {
     let text = include_str!("../../../../config/examples/topology.toml");
-    let steered = "ports 20100-20199";
+    let steered = "ports 50500-50999";
     let view = seen(
         text,
         &[

@@ -14,8 +14,8 @@ fn path(ports: &str) -> FlowPath {
     FlowPath { source_ports: Some(ports.parse().unwrap()), ..FlowPath::default() }
 }
 
-const SPINE0: &str = "20000-20099";
-const SPINE1: &str = "20100-20199";
+const SPINE0: &str = "50000-50499";
+const SPINE1: &str = "50500-50999";
 
 fn say(fixture: &mut Fixture, from: &str, to: &str, answers: bool) {
     let output = fixture.host(&name(from)).agent.path(&name(to), path(SPINE0), answers);
@@ -32,7 +32,7 @@ fn flows_leave_a_link_that_hosts_find_dead_and_come_back() {
     say(&mut fixture, "host-a", "host-c", false);
     let on =
         |fixture: &Fixture| fixture.chosen(&comm).paths.iter().filter_map(|path| path.source_ports).collect::<Vec<_>>();
-    assert_eq!(on(&fixture), ["20100-20199".parse().unwrap()]);
+    assert_eq!(on(&fixture), ["50500-50999".parse().unwrap()]);
     let view = fixture.show();
     let dead: Vec<_> = view.dead_links.iter().map(|[lower, upper, _]| (&**lower, &**upper)).collect();
     // With two racks nobody can say which of the two it is.

@@ -20,7 +20,7 @@ fn communicators_get_what_the_policy_decides_and_are_then_left_alone() {
     assert_eq!(chosen.rings, [[0, 4, 2, 6, 1, 5, 3, 7], [4, 0, 6, 2, 5, 1, 7, 3]]);
     let ports: Vec<String> =
         chosen.paths.iter().filter_map(|path| path.source_ports.map(|ports| ports.to_string())).collect();
-    assert_eq!(ports, ["20000-20099", "20100-20199"]);
+    assert_eq!(ports, ["50000-50499", "50500-50999"]);
     let crossing = |channel: u32| {
         let flows = chosen.flows.iter().filter(|flow| flow.channel == channel);
         let between = flows.filter(|flow| (&*flow.from, &*flow.to) == ("host-b", "host-c"));
@@ -62,7 +62,7 @@ fn flows_leave_a_link_that_is_down_and_come_back() {
     let answer = fixture.answer(link(LinkState::Down));
     assert!(matches!(&answer, Ok(ControllerAnswer::Applied(applied)) if applied.changed.len() == 1), "{answer:?}");
     let ports: Vec<_> = fixture.chosen(&comm).paths.iter().filter_map(|path| path.source_ports).collect();
-    assert_eq!(ports.iter().map(|ports| ports.first).collect::<Vec<_>>(), [20_000]);
+    assert_eq!(ports.iter().map(|ports| ports.first).collect::<Vec<_>>(), [50_000]);
     assert_eq!(fixture.show().links, [("leaf0".into(), "spine1".into(), LinkState::Down)]);
     fixture.answer(link(LinkState::Up)).unwrap();
     assert_eq!((&fixture.chosen(&comm).paths, &fixture.chosen(&comm).flows), (&before.paths, &before.flows));

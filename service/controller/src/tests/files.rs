@@ -50,7 +50,7 @@ fn a_wrong_file_is_refused_with_the_reason_and_changes_nothing() {
     fixture.controller.files(Some(text("topology.toml", &topology)), Some(text("policy.toml", reserves)), fixture.now);
     fixture.run();
     assert_eq!(fixture.show().policy.as_deref(), Some("pfa"));
-    assert!(fixture.chosen(&comm).paths.iter().all(|path| path.source_ports.is_none_or(|ports| ports.first == 20_000)));
+    assert!(fixture.chosen(&comm).paths.iter().all(|path| path.source_ports.is_none_or(|ports| ports.first == 50_000)));
 }
 
 #[test]

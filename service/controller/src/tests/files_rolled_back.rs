@@ -38,7 +38,7 @@ fn a_file_that_was_rolled_back_takes_no_later_one_with_it() {
     // A topology, which sends flows by other ports.
     fixture.controller.files(None, Some(policy("ffa")), fixture.now);
     fixture.run();
-    let moved = TOPOLOGY.replace("20000-20099", "21000-21099");
+    let moved = TOPOLOGY.replace("50000-50499", "51000-51499");
     assert_ne!(moved, TOPOLOGY);
     refused(&mut fixture, Some(text("topology.toml", &moved)), None);
     fixture.controller.files(None, Some(policy("ecmp")), fixture.now);

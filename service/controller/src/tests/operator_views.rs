@@ -31,7 +31,7 @@ fn rates_of_paths_and_links_are_shown_and_decide_nothing() {
     let before = fixture.chosen(&comm).clone();
     let host = name("host-b");
     let carry = |fixture: &mut Fixture, bytes: u64| {
-        let (peer, path) = ("host-c".to_owned(), "ports 20000-20099".to_owned());
+        let (peer, path) = ("host-c".to_owned(), "ports 50000-50499".to_owned());
         fixture.host(&host).carried = vec![PathView {
             peer,
             path,

@@ -10,7 +10,7 @@ use crate::hosts::GRACE;
 use crate::links::LinkState;
 use mccs_model::CommId;
 
-const SPINES: [&str; 2] = ["20000-20099", "20100-20199"];
+const SPINES: [&str; 2] = ["50000-50499", "50500-50999"];
 
 /// Two channels in rank order, both over one spine.
 fn over(spine: usize) -> StrategyChange {
@@ -40,7 +40,7 @@ fn a_strategy_by_hand_stays_and_others_make_room_for_it() {
     assert_eq!(view.communicators[0].state, Standing::Pinned);
     assert!(view.communicators[0].strategy.flows.iter().all(|flow| flow.path == "spine0"), "{view:?}");
     // All that the other has between racks goes over the spine that is left.
-    assert_eq!(ports(&fixture, &comms[1]), [20_100]);
+    assert_eq!(ports(&fixture, &comms[1]), [50_500]);
     let request = ControllerRequest::Diff { name: "e.toml".into(), text: "[policy]\nname = \"ecmp\"\n".into() };
     let Ok(ControllerAnswer::Diff(diff)) = fixture.answer(request) else { panic!("no diff") };
     assert_eq!(
@@ -54,7 +54,7 @@ fn a_strategy_by_hand_stays_and_others_make_room_for_it() {
     fixture.run();
     fixture.restart_controller(2, policy("pfa"));
     fixture.run();
-    assert_eq!((fixture.chosen(&comms[0]).epoch, ports(&fixture, &comms[0])), (2, vec![20_000]));
+    assert_eq!((fixture.chosen(&comms[0]).epoch, ports(&fixture, &comms[0])), (2, vec![50_000]));
     fixture.unpin(&comms[0]);
     fixture.run();
     assert_eq!((fixture.chosen(&comms[0]).epoch, &fixture.show().communicators[0].state), (3, &Standing::AsDecided));
@@ -73,7 +73,7 @@ fn a_strategy_pinned_to_a_link_that_is_down_stays_and_is_shown() {
     assert!(more.contains("says the topology, not 10"), "{more}");
     fixture.answer(link(LinkState::Down)).unwrap();
     let view = fixture.show();
-    assert_eq!((fixture.chosen(&comms[0]).epoch, ports(&fixture, &comms[1])), (2, vec![20_000]));
+    assert_eq!((fixture.chosen(&comms[0]).epoch, ports(&fixture, &comms[1])), (2, vec![50_000]));
     let told = &view.communicators[0].not_enforced;
     assert!(told.iter().any(|what| what.contains("spine1") && what.contains("pinned")), "{told:?}");
     assert!(view.communicators[1].not_enforced.is_empty());

@@ -75,7 +75,7 @@ fn happens() -> impl Strategy<Value = Happens> {
 const HOSTS: [&str; 4] = ["host-a", "host-b", "host-c", "host-d"];
 const TENANTS: [&str; 2] = ["t", "u"];
 const NICS: [&str; 2] = ["eth0", "eth1"];
-const SPINES: [&str; 2] = ["20000-20099", "20100-20199"];
+const SPINES: [&str; 2] = ["50000-50499", "50500-50999"];
 /// What a file says of tenants besides.
 const TERMS: [&str; 6] = [
     "",

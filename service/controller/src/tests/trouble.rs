@@ -196,7 +196,7 @@ fn orders_of_a_lost_host_are_given_up() {
 fn dead_links_are_forgotten_with_the_host_that_said_so() {
     let mut fixture = Fixture::new("ffa");
     let path = mccs_config::service::FlowPath {
-        source_ports: Some("20000-20099".parse().unwrap()),
+        source_ports: Some("50000-50499".parse().unwrap()),
         ..mccs_config::service::FlowPath::default()
     };
     let message = AgentMessage::Path { peer: "host-c".into(), path, answers: false };

@@ -46,7 +46,7 @@ impl GpuHealth {
 
 fn describe(gpu: &GpuInfo, error: &str) -> String {
     format!(
-        "GPU {} ({}) is lost to this service: {error}; others go on. See what nvidia-smi says of it, and restart mccs-service to use it again",
+        "GPU {} ({}) is lost to this service: {error}; others go on. To use it again see to it by nvidia-smi; drain, then restart mccs-service",
         gpu.id, gpu.pci_bus_id
     )
 }

@@ -224,6 +224,15 @@ fn service(text: &mut Text, overview: &Overview) {
         let reason = gpu.nic_access_reason.as_deref().unwrap_or_default();
         family.sample(&[("uuid", &gpu.gpu), ("access", access), ("reason", &reason)], 1);
     }
+    let mut family = text.family(
+        "mccs_gpu_lost",
+        Kind::Gauge,
+        "Whether the service cannot use a GPU any more, by the error that did it: 1, or 0.",
+    );
+    for gpu in &overview.gpus {
+        let reason = gpu.lost.as_deref().unwrap_or_default();
+        family.sample(&[("uuid", &gpu.gpu), ("reason", &reason)], u8::from(gpu.lost.is_some()));
+    }
     text.family(
         "mccs_draining",
         Kind::Gauge,

@@ -36,7 +36,7 @@ fn a_file_and_its_numbers_give_the_same_routes() {
         route.links().iter().map(|link| topology.rates()[link.index()] / 1e9).collect::<Vec<_>>()
     };
     assert_eq!(rates(0), [100.0, 50.0, 50.0, 100.0]);
-    assert_eq!(topology.steering(1).source_ports.map(|ports| ports.first), Some(20_100));
+    assert_eq!(topology.steering(1).source_ports.map(|ports| ports.first), Some(50_500));
     assert_eq!(topology.links_between("leaf0", "spine1"), [topology.route(port(0, 0), port(2, 0), 1).links()[1]]);
     assert_eq!(topology.links_between("host-a", "leaf0"), [topology.up_link(port(0, 0))]);
     assert!(topology.links_between("host-a", "leaf1").is_empty());

@@ -83,7 +83,7 @@ pub struct FlowRoute {
     pub from: u32,
     /// Rank that is to get it.
     pub to: u32,
-    /// In words: `tcp, ports 20000-20499`, `rdma mlx5_0:1, dscp 26`.
+    /// In words: `tcp, ports 50000-50499`, `rdma mlx5_0:1, dscp 26`.
     pub route: String,
 }
 
