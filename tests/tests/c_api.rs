@@ -44,6 +44,8 @@ fn c_programs_run_and_misuse_is_refused() {
             .env("MCCS_RANK", rank.to_string())
             .env("MCCS_NRANKS", "2")
             .env("MCCS_UNIQUE_ID", "00112233445566778899aabbccddeeff")
+            // As mccs-launch sets it where all ranks are on one host.
+            .env("MCCS_ROOT_ADDRESS", "")
             .spawn()
             .expect("a C program")
     };

@@ -19,7 +19,7 @@ fn a_rank_gives_up_after_its_own_time_and_does_not_haunt_the_others() {
     let service = TestService::start("");
     let (client, id) = (service.connect(0), mccs::unique_id().expect("an id"));
     let (begin, timeout) = (Instant::now(), Duration::from_millis(50));
-    let error = client.communicator(id, 0, 2).timeout(timeout).join().err().expect("rank 1 is late");
+    let error = client.communicator(id, 0, 2).timeout(timeout).join().expect_err("rank 1 is late");
     assert!(begin.elapsed() >= timeout);
     assert_eq!(error.class(), ErrorClass::Timeout, "{error}");
     assert!(error.to_string().contains("rank 0") && error.to_string().contains(&id.to_string()), "{error}");
@@ -41,7 +41,7 @@ fn ranks_that_were_announced_are_given_up_when_another_one_cannot_be() {
     let no_message_has_room = "h".repeat(1 << 20);
     let first = client.communicator(id, 0, 3);
     let second = client.communicator(id, 1, 3).root_address(&*no_message_has_room);
-    let error = mccs::CommunicatorBuilder::join_all(&[first, second]).err().expect("it cannot be sent");
+    let error = mccs::CommunicatorBuilder::join_all(&[first, second]).expect_err("it cannot be sent");
     assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
     // The other ranks come all the same: they hear that rank 0 has given up.
     let others = [1, 2].map(|rank| client.communicator(id, rank, 3));
@@ -65,7 +65,7 @@ fn texts_that_name_nothing_are_refused_with_what_would() {
 fn an_empty_root_address_is_refused() {
     let service = TestService::start("");
     let (client, id) = (service.connect(0), mccs::unique_id().expect("an id"));
-    let error = client.communicator(id, 0, 1).root_address("").join().err().expect("refused");
+    let error = client.communicator(id, 0, 1).root_address("").join().expect_err("refused");
     assert!(matches!(error, Error::InvalidArgument(_)), "{error}");
     assert_eq!(client.root_address(), None, "the service knows no other hosts");
 }

@@ -153,7 +153,7 @@ fn registered_memory_keeps_its_contents_and_address() {
         drop(again);
         // SAFETY: misaligned and file-backed ranges are refused before anything is touched.
         let misaligned = unsafe { rank.client.register(ptr.wrapping_add(8), 4096) };
-        assert!(misaligned.err().expect("refused").to_string().contains("starts at a page"));
+        assert!(misaligned.expect_err("refused").to_string().contains("starts at a page"));
         // SAFETY: the mapping made above, which is not used any more; then a new one in its place.
         let fresh = unsafe {
             libc::munmap(ptr.cast(), bytes);

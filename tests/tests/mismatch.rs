@@ -114,7 +114,7 @@ fn a_missing_rank_is_named() {
     let id = mccs::unique_id().expect("an id");
     let join = |rank| {
         let client = service.connect(0);
-        move || client.communicator(id, rank, 4).join().err().expect("rank 2 is missing")
+        move || client.communicator(id, rank, 4).join().expect_err("rank 2 is missing")
     };
     let errors = std::thread::scope(|scope| {
         let threads: Vec<_> = [0, 1, 3].map(|rank| scope.spawn(join(rank))).into_iter().collect();
@@ -130,7 +130,7 @@ fn a_missing_rank_is_named() {
 fn contradict(client: &Client, ranks: [(u32, u32); 2]) -> String {
     let id = mccs::unique_id().expect("an id");
     let specs = ranks.map(|(rank, nranks)| client.communicator(id, rank, nranks));
-    mccs::CommunicatorBuilder::join_all(&specs).err().expect("a contradiction").to_string()
+    mccs::CommunicatorBuilder::join_all(&specs).expect_err("a contradiction").to_string()
 }
 
 #[test]

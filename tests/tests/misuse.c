@@ -30,7 +30,6 @@ int main(void) {
     EXPECT(mccsInvalidArgument, mccsCommInitRank(&comm, client, 1, &id, -1, mccsMemoryHost, NULL));
     EXPECT(mccsInvalidArgument, mccsCommInitRank(&comm, client, 1, &id, 1, mccsMemoryHost, NULL));
     EXPECT(mccsInvalidArgument, mccsCommInitRank(&comm, client, 1, &id, 0, (mccsMemory_t)7, NULL));
-    EXPECT(mccsInvalidArgument, mccsCommInitRank(&comm, client, 1, &id, 0, mccsMemoryHost, ""));
     EXPECT(mccsInvalidArgument, mccsSetInitTimeout(NULL, 1));
     mccsBootstrap_t bootstrap;
     int own = 7, all = 0, lines = 0;

@@ -157,7 +157,7 @@ fn a_taken_socket_is_refused_with_what_to_do() {
     let service = TestService::start("");
     let directory = service.control_socket().parent().expect("a directory").to_owned();
     let config = ServiceConfig::parse(&format!("[service]\nruntime_dir = {directory:?}\n"), "test").expect("valid");
-    let error = Service::start(&Settings::from_config(&config)).err().expect("the socket is taken");
+    let error = Service::start(&Settings::from_config(&config)).expect_err("the socket is taken");
     assert!(error.to_string().contains("another service listens on"), "{error:#}");
     // The first service is unharmed.
     service.ranks(0, 2, |rank| {
@@ -174,7 +174,7 @@ fn a_user_is_the_tenant_of_a_socket_that_admits_it() {
         "[[tenant]]\nname = \"others\"\n{others}[[tenant]]\nname = \"ours\"\n{ours}[[tenant]]\nname = \"alone\"\nsocket = \"alone.sock\"\n{others}"
     ));
     assert_eq!(service.connect(0).tenant(), "ours");
-    let error = Client::connect(service.socket(2)).err().expect("a refusal").to_string();
+    let error = Client::connect(service.socket(2)).expect_err("a refusal").to_string();
     assert!(error.contains(&format!("user {own} is no tenant of this socket")), "{error}");
 }
 
@@ -185,23 +185,23 @@ fn quotas_refuse_and_are_given_back() {
     );
     for _ in 0..3 {
         let (client, second) = (service.connect(0), service.connect(0));
-        let refused = mccs::Client::connect(service.socket(0)).err().expect("a third session");
+        let refused = mccs::Client::connect(service.socket(0)).expect_err("a third session");
         assert!(refused.to_string().contains("2 of 2"), "{refused}");
         let half = client.allocate(512 << 10).expect("within quota");
-        let over = second.allocate(768 << 10).err().expect("over quota").to_string();
+        let over = second.allocate(768 << 10).expect_err("over quota").to_string();
         assert!(over.contains("small") && over.contains("524288 of 1048576"), "{over}");
         drop(half);
         let regions: Vec<_> = (0..3).map(|_| client.allocate(4096).expect("a region")).collect();
-        assert!(client.allocate(4096).err().expect("a fourth").to_string().contains("at most 3 regions"));
+        assert!(client.allocate(4096).expect_err("a fourth").to_string().contains("at most 3 regions"));
         drop(regions);
         let streams = [client.create_stream(), client.create_stream()];
-        assert!(client.create_stream().err().expect("a third").to_string().contains("at most 2 streams"));
+        assert!(client.create_stream().expect_err("a third").to_string().contains("at most 2 streams"));
         streams.into_iter().for_each(|stream| stream.and_then(mccs::Stream::destroy).expect("a stream"));
         client.create_stream().expect("a slot is free again");
         let id = || mccs::unique_id().expect("an id");
         let join = || client.communicator(id(), 0, 1).join();
         let comms = [join().expect("one"), join().expect("two")];
-        assert!(join().err().expect("a third").to_string().contains("2 of 2"));
+        assert!(join().expect_err("a third").to_string().contains("2 of 2"));
         comms.into_iter().for_each(|comm| comm.destroy().expect("destroyed"));
         join().expect("free again");
         drop((client, second));

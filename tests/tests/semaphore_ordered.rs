@@ -353,14 +353,14 @@ fn places_that_are_no_gates_are_refused() {
     let client = service.connect(0);
     let region = client.allocate(4096).expect("memory");
     for offset in [1, 64, 4096 - 64, 4096, u64::MAX - 127] {
-        let refused = client.create_ordered_stream(&region, offset).err().expect("refused").to_string();
+        let refused = client.create_ordered_stream(&region, offset).expect_err("refused").to_string();
         assert!(refused.contains("no place for a semaphore"), "{offset}: {refused}");
     }
     let stream = client.create_ordered_stream(&region, 4096 - TimelineSemaphore::BYTES).expect("the last place");
     stream.destroy().expect("destroyed");
     let other = service.connect(0);
     let own = other.allocate(4096).expect("memory of the same handle");
-    let refused = other.create_ordered_stream(&region, 0).err().expect("another session's").to_string();
+    let refused = other.create_ordered_stream(&region, 0).expect_err("another session's").to_string();
     assert!(refused.contains("another session"), "{refused}");
     other.create_ordered_stream(&own, 0).expect("its own").destroy().expect("destroyed");
 }

@@ -213,7 +213,7 @@ fn joins_fail(hosts: &TestHosts, joins: &[(usize, u32, u32, &str)]) -> Vec<Error
     let id = mccs::unique_id().expect("an id");
     in_threads(joins.to_vec(), |(host, rank, nranks, root)| {
         let client = hosts.service(host).connect(0);
-        client.communicator(id, rank, nranks).root_address(root).join().err().expect("refused")
+        client.communicator(id, rank, nranks).root_address(root).join().expect_err("refused")
     })
 }
 
@@ -285,6 +285,6 @@ fn a_rank_that_two_hosts_have_is_named() {
 fn a_service_of_one_host_says_that_it_is() {
     let service = TestService::start("");
     let id = mccs::unique_id().expect("an id");
-    let error = service.connect(0).communicator(id, 0, 2).root_address("h0").join().err().expect("refused");
+    let error = service.connect(0).communicator(id, 0, 2).root_address("h0").join().expect_err("refused");
     assert!(error.to_string().contains("joins ranks of its own host only"), "{error}");
 }

@@ -72,7 +72,7 @@ fn a_process_that_dies_while_others_join_is_named() {
     let client = hosts.service(0).connect(0);
     std::thread::scope(|scope| {
         let joined =
-            scope.spawn(|| client.communicator(id, 0, 3).root_address("h0").join().err().expect("rank 2 never comes"));
+            scope.spawn(|| client.communicator(id, 0, 3).root_address("h0").join().expect_err("rank 2 never comes"));
         // A rank has joined once its host counts it; its session alone does not say so.
         let has_joined = |host: usize| {
             let sessions = hosts.service(host).service().registry.sessions();
@@ -154,7 +154,7 @@ fn a_host_that_is_down_fails_set_up_and_its_return_heals_it() {
     let mut hosts = TestHosts::start(2, &format!("[limits]\ninit_timeout = \"5s\"\n{QUICK}"));
     hosts.stop(1);
     let id = mccs::unique_id().expect("an id");
-    let error = hosts.service(0).connect(0).communicator(id, 0, 2).root_address("h0").join().err().expect("h1 is down");
+    let error = hosts.service(0).connect(0).communicator(id, 0, 2).root_address("h0").join().expect_err("h1 is down");
     assert!(error.to_string().contains("missing rank 1 of 2"), "{error}");
     hosts.restart(1);
     let check = call(CollectiveKind::AllGather, DataType::F32, RedOp::Sum, 1000, 2, 3);
