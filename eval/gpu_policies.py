@@ -26,8 +26,10 @@ from cuda_service import BINARIES, services
 # By leaf. Ranks of a host follow each other, and rings go through hosts in this order.
 LEAVES = (("h0", "h1"), ("h2", "h3"))
 GOOD, BAD = ("h0", "h1", "h2", "h3"), ("h0", "h2", "h1", "h3")
-VARIANTS = {"bad ring": (BAD, None), "bad ring, flows assigned": (BAD, "kept"), "good ring": (GOOD, None),
-            "good ring, flows assigned": (GOOD, "local")}
+# Rank order, rings of the policy, and how GPUs reduce. Rank order is the order of a ring of reductions, too.
+VARIANTS = {"bad ring": (BAD, None, "all_to_all"), "bad ring, flows assigned": (BAD, "kept", "all_to_all"),
+            "good ring": (GOOD, None, "all_to_all"), "good ring, flows assigned": (GOOD, "local", "all_to_all"),
+            "bad ring of reductions": (BAD, None, "ring"), "good ring of reductions, flows assigned": (GOOD, "local", "ring")}
 SPINES, FIRST_PORT, PORTS = 2, 50_000, 100
 GPUS_EACH = 2
 
@@ -57,7 +59,7 @@ def topology(options):
     return text
 
 
-def service_texts(options, folder, nics, order, rings):
+def service_texts(options, folder, nics, order, rings, reductions):
     """A service for each host, of which the first is the controller where there is a policy. Ranks are on the GPUs of their number."""
     folder, uuids = pathlib.Path(folder), options.uuids.split(",")
     gpus = {host: uuids[number * GPUS_EACH:(number + 1) * GPUS_EACH] for number, host in enumerate(order)}
@@ -72,18 +74,18 @@ def service_texts(options, folder, nics, order, rings):
     devices = json.dumps([f"mlx5_{nic}" for nic in range(GPUS_EACH)])
     rdma = f'[rdma]\nuse = "required"\nlibrary = "{nics}/libibverbs.so.1"\ndevices = {devices}\nqps = 1\n'
     return {host: f'[cuda]\nuse = "required"\ngpus = {json.dumps(gpus[host])}\n'
-            f'{rdma}[strategy]\nalgorithm = "ring"\n{controller}[exchange]\nlisten = "{address[host]}"\n'
+            f'{rdma}[strategy]\nalgorithm = "ring"\nreductions = "{reductions}"\n{controller}[exchange]\nlisten = "{address[host]}"\n'
             f'certificate = "{folder}/keys/{host}.crt"\nkey = "{folder}/keys/{host}.key"\nauthority = "{folder}/keys/authority.crt"\n{known}'
             for host in GOOD}
 
 
 def measure(options, variant, seed):
     """One run of a variant: microseconds by operation, and bytes by link."""
-    order, rings = VARIANTS[variant]
+    order, rings, reductions = VARIANTS[variant]
     with tempfile.TemporaryDirectory(dir=options.folder) as folder, tempfile.NamedTemporaryFile(suffix=".json") as file:
         nics = make_nics(options, folder, seed)
         os.environ["MCCS_NICS"] = str(nics)
-        texts = service_texts(options, folder, nics, order, rings)
+        texts = service_texts(options, folder, nics, order, rings, reductions)
         with services(texts, folder, {host: {"MCCS_NICS_HOST": host} for host in GOOD}) as sockets:
             of_host = dict(zip(GOOD, sockets))
             command = [BINARIES / "mccs-cuda-perf", "--socket", ",".join(of_host[host] for host in order), "--nranks", GPUS_EACH * len(GOOD),

@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use crate::document;
 use crate::error::ConfigError;
 use crate::limits;
-use crate::service::{Algorithm, TransportKind};
+use crate::service::{Algorithm, Reductions, TransportKind};
 use crate::topology::{Host, Nic, TopologyFile};
 use crate::units::{Bytes, DurationText, Rate};
 use crate::validate::{Problems, Validate, nearest};
@@ -54,13 +54,24 @@ pub struct PolicySection {
     /// How collectives are carried out. Absent: as a communicator began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub algorithm: Option<Algorithm>,
+    /// How GPUs of more than two hosts reduce, in communicators that begin from now on: round a ring only where hosts are below several leaves.
+    /// Absent: as `service.toml` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reductions: Option<Reductions>,
 }
 
 impl PolicySection {
     /// The policy of this name, with every other key at its default.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
-        PolicySection { name: name.into(), rings: Rings::default(), transport: None, channels: None, algorithm: None }
+        PolicySection {
+            name: name.into(),
+            rings: Rings::default(),
+            transport: None,
+            channels: None,
+            algorithm: None,
+            reductions: None,
+        }
     }
 }
 

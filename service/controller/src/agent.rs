@@ -42,7 +42,7 @@ use super::link_overrides::LinkOverrides;
 use super::message::{Act, AgentMessage, ControllerMessage, Order, Outcome};
 use super::rates::RateWatch;
 use mccs_model::rate_limit::Pace;
-use mccs_model::{CommId, Name, Refused, Whose};
+use mccs_model::{CommId, Name, Reductions, Refused, Whose};
 use mccs_telemetry::LogBudget;
 use mccs_telemetry::flows::PathView;
 use mccs_telemetry::placed::{Began, Chosen, HostRanks};
@@ -103,6 +103,8 @@ pub enum AgentOutput {
         /// How.
         pace: Pace,
     },
+    /// Have GPUs of communicators that begin from now on reduce so; `None`: as the host's own configuration says.
+    Reduce(Option<Reductions>),
 }
 
 /// Whom the agent does not obey.
@@ -141,6 +143,8 @@ pub struct Agent {
     carried: BTreeMap<u64, Carried>,
     next_question: u64,
     paces: BTreeMap<CommId, Paced>,
+    /// As the controller has said.
+    reductions: Option<Reductions>,
     clock: CommonClock,
     /// Whether somebody who records wants to know it.
     is_time_wanted: bool,
@@ -171,6 +175,7 @@ impl Agent {
             carried: BTreeMap::new(),
             next_question: 0,
             paces: BTreeMap::new(),
+            reductions: None,
             clock: CommonClock::default(),
             is_time_wanted: false,
             forgot_clock_at: None,
@@ -253,7 +258,12 @@ impl Agent {
             ControllerMessage::Sync { life, .. } if life < self.newest_life => {
                 tell(AgentMessage::Superseded { by: self.newest_life })
             }
-            ControllerMessage::Sync { life, with_profiles } => self.begin_reports(life, with_profiles, now),
+            ControllerMessage::Sync { life, with_profiles } => {
+                let forgets = self.life != Some(life) && self.reductions.take().is_some();
+                let mut outputs = self.begin_reports(life, with_profiles, now);
+                outputs.extend(forgets.then_some(AgentOutput::Reduce(None)));
+                outputs
+            }
             ControllerMessage::Order(order) if self.life != Some(order.life) => match self.life {
                 Some(by) => tell(AgentMessage::Superseded { by }),
                 // It has not asked to be told: it has not heard yet that this host has forgotten it.
@@ -296,7 +306,12 @@ impl Agent {
                 }
                 Vec::new()
             }
+            ControllerMessage::Reductions { life, reductions } if self.life == Some(life) => {
+                self.reductions = reductions;
+                vec![AgentOutput::Reduce(reductions)]
+            }
             ControllerMessage::Pace { .. }
+            | ControllerMessage::Reductions { .. }
             | ControllerMessage::Keep { .. }
             | ControllerMessage::Arrived { .. }
             | ControllerMessage::Burst { .. } => Vec::new(),

@@ -5,13 +5,14 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use mccs_config::service::{Algorithm, TransportKind};
+use mccs_config::service::{self, Algorithm, TransportKind};
 use mccs_config::topology::{ActualHost, Spine};
 use mccs_config::validate::nearest;
 use mccs_config::{ConfigError, Diagnostic, PolicyFile, TopologyFile};
 
+use mccs_model::Reductions;
 use mccs_policy::topology::{HostId, Topology};
-use mccs_policy::{Policy, Rules};
+use mccs_policy::{Policy, Rules, rings};
 
 /// A file's text, and what complaints call it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +62,8 @@ pub struct ClusterConfig {
     pub policy: &'static dyn Policy,
     /// See [`not_enforced`].
     pub not_enforced: Vec<String>,
+    /// How GPUs of each host are to reduce with those of others, where the policy says.
+    reductions: HashMap<String, Reductions>,
 }
 
 impl ClusterConfig {
@@ -91,7 +94,14 @@ impl ClusterConfig {
             .ok_or_else(|| format!("{}: there is no policy {:?}", policy_text.name, policy_file.policy.name))?;
         let rules = Rules::from_file(&policy_file, &network.topology);
         let not_enforced = not_enforced(&policy_file, Some(&network.file));
-        Ok(ClusterConfig { network, policy_text, rules, policy, not_enforced })
+        let reductions = reductions(&network, &rules);
+        Ok(ClusterConfig { network, policy_text, rules, policy, not_enforced, reductions })
+    }
+
+    /// How GPUs of a host are to reduce with those of others; `None` where the policy does not say.
+    #[must_use]
+    pub fn reductions(&self, host: &str) -> Option<Reductions> {
+        self.reductions.get(host).copied()
     }
 
     /// What of the topology contradicts hosts, by what they have said since: file, line, key and what would be right.
@@ -99,6 +109,20 @@ impl ClusterConfig {
     pub fn contradictions(&self, cluster: &[ActualHost<'_>]) -> Vec<String> {
         self.network.contradictions(cluster).iter().map(ToString::to_string).collect()
     }
+}
+
+fn reductions(network: &Network, rules: &Rules) -> HashMap<String, Reductions> {
+    let Some(wanted) = rules.reductions else { return HashMap::new() };
+    let places = rings::reduction_places(&network.topology, rules.rings);
+    let of_host = |(name, host): (&String, &HostId)| {
+        let (leaf, place) = places[host.0 as usize];
+        let reductions = match wanted {
+            service::Reductions::AllToAll => Reductions::AllToAll,
+            service::Reductions::Ring => Reductions::AcrossLeaves { leaf, place },
+        };
+        (name.clone(), reductions)
+    };
+    network.hosts.iter().map(of_host).collect()
 }
 
 /// What of a policy file has no effect: the policy does not look at it, or services do not carry it out, though it is decided and shown. Without

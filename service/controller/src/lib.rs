@@ -54,6 +54,7 @@ pub mod pace;
 mod pace_table;
 pub mod plan;
 pub mod rates;
+mod reductions;
 mod rollout;
 pub mod state;
 mod views;

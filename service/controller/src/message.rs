@@ -16,7 +16,7 @@ use super::pace::{HostPace, PERIOD_MAX};
 use super::rates::HostRates;
 use mccs_collective::CHANNELS_MAX;
 use mccs_model::limits::NRANKS_MAX;
-use mccs_model::{CommId, ControlBody, Name, Whose};
+use mccs_model::{CommId, ControlBody, Name, Reductions, Whose};
 use mccs_policy::Profile;
 use mccs_telemetry::placed::{Began, Chosen, HostRanks};
 
@@ -227,6 +227,13 @@ pub enum ControllerMessage {
         /// How.
         pace: HostPace,
     },
+    /// How GPUs of communicators that begin from now on are to reduce; absent: as the host's own configuration says.
+    Reductions {
+        /// The controller's life.
+        life: u64,
+        /// How.
+        reductions: Option<Reductions>,
+    },
     /// A communicator is about to send, for which this host makes room.
     Burst {
         /// The controller's life.
@@ -345,6 +352,7 @@ impl ControllerMessage {
             ControllerMessage::Keep { links, .. } => link_overrides::check(links).map_err(BodyError::Impossible)?,
             ControllerMessage::Sync { .. }
             | ControllerMessage::Arrived { .. }
+            | ControllerMessage::Reductions { .. }
             | ControllerMessage::Time { .. }
             | ControllerMessage::TestLinks => {}
         }
@@ -572,6 +580,7 @@ mod tests {
             ControllerMessage::Arrived { life: 1, comm: comm.clone(), arrival: 2 },
             ControllerMessage::TestLinks,
             ControllerMessage::Pace { life: 1, comm: comm.clone(), pace },
+            ControllerMessage::Reductions { life: 1, reductions: Some(Reductions::AcrossLeaves { leaf: 1, place: 2 }) },
             ControllerMessage::Burst { life: 1, comm, burst },
             ControllerMessage::Time { question: 1, common_ns: 2 },
         ];
@@ -591,7 +600,7 @@ mod tests {
         let digest = one_of_each().join("\n").bytes().fold(0xcbf2_9ce4_8422_2325, fnv);
         assert_eq!(
             (VERSION, digest),
-            (14, 0xff73_7fc8_7a90_84ae),
+            (15, 0x0538_670a_365a_f44d),
             "raise VERSION of the exchange protocol, and note both here"
         );
     }

@@ -20,6 +20,7 @@
 //! | `PaceTable` | what hosts were told of how flows leave them |
 //! | `LinkFaults` | links that are not as the topology says |
 //! | `ClusterRates` | what flows send |
+//! | `ToldReductions` | what hosts were told of how GPUs reduce |
 //! | `Effects` | outputs, the history, and when it is decided again |
 //!
 //! What an operator has chosen by hand is *pinned*: all else is planned around it, and it is not ordered otherwise.
@@ -56,6 +57,7 @@ use super::outbox::{Output, Ticket};
 use super::pace_table::PaceTable;
 use super::plan::plan_all;
 use super::rates::ClusterRates;
+use super::reductions::ToldReductions;
 use super::rollout::{Ended, Finish, Rollouts, Start};
 use super::views::Cluster;
 use mccs_model::Name;
@@ -71,6 +73,7 @@ pub struct Controller {
     paces: PaceTable,
     faults: LinkFaults,
     rates: ClusterRates,
+    reductions: ToldReductions,
     effects: Effects,
 }
 
@@ -88,6 +91,7 @@ impl Controller {
             paces: PaceTable::default(),
             faults: LinkFaults::default(),
             rates: ClusterRates::default(),
+            reductions: ToldReductions::default(),
             effects: Effects::new(life, now),
         };
         controller.met(own, now);
@@ -123,6 +127,7 @@ impl Controller {
             self.find_dead_links(&format!("host {host}, which said that it is dead, reports anew"), now);
         }
         self.paces.forget_told(host);
+        self.reductions.forget(host);
         self.hosts.met(host, &mut self.effects.outbox, now);
     }
 
@@ -195,6 +200,7 @@ impl Controller {
                 break;
             }
         }
+        self.reductions.tell(self.config.in_force(), &self.hosts, &mut self.effects.outbox);
     }
 
     /// Gives up what has taken too long, and looks again at what was refused.

@@ -14,6 +14,7 @@ mod operator_views;
 mod orders;
 mod pinned;
 mod properties;
+mod reductions;
 mod reports;
 mod rollouts;
 mod rules;

@@ -188,6 +188,7 @@ impl ControllerEngine {
                     }
                 }
                 AgentOutput::TestLinks => self.enqueue(Request::TestLinks),
+                AgentOutput::Reduce(reductions) => self.registry.set_reductions(reductions),
                 AgentOutput::Pace { comm, pace } => {
                     // Behind all before it: the last one counts.
                     self.untold.push_back(ControllerOrder::SetPace { comm, pace: Arc::new(pace) }.into());

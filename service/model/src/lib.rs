@@ -18,6 +18,7 @@ mod nic_path;
 mod operation;
 pub mod path;
 pub mod rate_limit;
+mod reductions;
 mod refusal;
 
 pub use gpu_strategy::GpuStrategy;
@@ -25,4 +26,5 @@ pub use ids::{CommId, CommKey, SessionId};
 pub use names::{AccountBody, ChangeBody, ControlBody, Name, Opaque, Payload, Text};
 pub use nic_path::{NicAccess, NicPath};
 pub use operation::{Action, Scalar};
+pub use reductions::Reductions;
 pub use refusal::{Failure, Refusal, Refused, SetupError, Whose};

@@ -6,7 +6,7 @@
 
 use super::random::Random;
 use super::view::{Job, Placed, RingChoice, View};
-use crate::topology::Topology;
+use crate::topology::{HostId, Topology};
 
 /// The orders of a job's channels, as the operator wants them.
 #[must_use]
@@ -22,6 +22,19 @@ pub fn local(topology: &Topology, job: &Job) -> Vec<Vec<u32>> {
     let mut hosts: Vec<&Placed> = job.hosts.iter().collect();
     hosts.sort_by_key(|placed| (topology.pod(placed.host), topology.rack(placed.host), placed.host));
     host_by_host(topology, &hosts, job.channels)
+}
+
+/// Where each host is in a ring of reductions, by host: its leaf, and its place among all. Hosts of any job in the order of their places make a
+/// ring with as few crossings as [`local`] has; where ranks keep their order, none is before another.
+#[must_use]
+pub fn reduction_places(topology: &Topology, rings: RingChoice) -> Vec<(u32, u32)> {
+    let mut hosts: Vec<HostId> = (0..topology.host_count() as u32).map(HostId).collect();
+    hosts.sort_by_key(|host| (topology.pod(*host), topology.rack(*host), *host));
+    let mut places = vec![(0, 0); hosts.len()];
+    for (place, host) in (0..).zip(hosts) {
+        places[host.0 as usize] = (topology.rack(host), if rings == RingChoice::Local { place } else { 0 });
+    }
+    places
 }
 
 /// Orders that visit hosts in an order that a seed decides, the same for all channels.

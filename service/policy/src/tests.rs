@@ -94,6 +94,25 @@ fn best_path(
 
 proptest! {
     #[test]
+    fn a_ring_of_reductions_crosses_as_few_racks_as_a_local_ring(topology in any_network(), seed: u64) {
+        let count = topology.host_count() as u32;
+        let mut some: Vec<u32> = (0..count).collect();
+        Random::new(seed).shuffle(&mut some);
+        some.truncate(1 + (seed % u64::from(count)) as usize);
+        let places = rings::reduction_places(&topology, RingChoice::Local);
+        some.sort_by_key(|host| places[*host as usize].1);
+        let job = job(1, "t", &some, 1, 1);
+        let order: Vec<u32> = (0..some.len() as u32).collect();
+        let best = rings::rack_crossings(&topology, &job, &rings::local(&topology, &job)[0]);
+        prop_assert_eq!(rings::rack_crossings(&topology, &job, &order), best);
+        prop_assert!(places.iter().zip(0..).all(|((leaf, _), host)| *leaf == topology.rack(HostId(host))));
+        let kept = rings::reduction_places(&topology, RingChoice::Kept);
+        prop_assert!(kept.iter().all(|(_, place)| *place == 0));
+    }
+}
+
+proptest! {
+    #[test]
     fn the_best_path_is_the_one_that_a_look_at_every_path_finds(
         topology in any_network(),
         seed: u64,

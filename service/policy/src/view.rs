@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use mccs_config::PolicyFile;
 use mccs_config::policy::{Channels, PolicySection, Rings};
-use mccs_config::service::{Algorithm, TransportKind};
+use mccs_config::service::{Algorithm, Reductions, TransportKind};
 
 use super::{CommId, Flow, PathChoice};
 use crate::topology::{HostId, Topology};
@@ -103,6 +103,8 @@ pub struct Rules {
     pub channels: Option<Channels>,
     /// How collectives are carried out; absent: as communicators began.
     pub algorithm: Option<Algorithm>,
+    /// How GPUs of several hosts reduce; absent: as hosts begin.
+    pub reductions: Option<Reductions>,
     /// Tenants that are not as all others.
     pub tenants: Vec<TenantTerms>,
     /// Where some are guaranteed shares: what these leave of the hundred percent.
@@ -181,8 +183,8 @@ impl Rules {
         let shares: u32 = file.tenants.iter().filter_map(|tenant| tenant.share_percent).sum();
         let has_shares = shares > 0 || file.tenants.iter().any(|tenant| tenant.weight != 1);
         let rest_percent = (shares > 0).then_some(100_u32.saturating_sub(shares));
-        let PolicySection { transport, channels, algorithm, .. } = file.policy;
-        let mut rules = Rules { rings, transport, channels, algorithm, tenants: Vec::new(), rest_percent };
+        let PolicySection { transport, channels, algorithm, reductions, .. } = file.policy;
+        let mut rules = Rules { rings, transport, channels, algorithm, reductions, tenants: Vec::new(), rest_percent };
         for tenant in &file.tenants {
             let weight = f64::from(tenant.share_percent.unwrap_or(tenant.weight));
             let terms = rules.entry(&tenant.name);

@@ -18,8 +18,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use mccs_control::HostView;
-use mccs_model::SessionId;
 use mccs_model::gathering::Late;
+use mccs_model::{Reductions, SessionId};
 use mccs_runtime::WakerSlot;
 use mccs_telemetry::failed::FailedComms;
 use mccs_telemetry::flows::FlowTable;
@@ -110,6 +110,8 @@ pub struct Registry {
     clock: Mutex<Option<(Instant, CommonTime)>>,
     /// Why the operator empties the host; empty where nothing was said.
     draining: Mutex<Option<String>>,
+    /// What the controller has said of how GPUs are to reduce, if it has.
+    reductions: Mutex<Option<Reductions>>,
     is_draining: AtomicBool,
     /// In seconds of the Unix epoch; 0 where there is none.
     certificate_end: AtomicU64,
@@ -151,6 +153,17 @@ impl Registry {
     #[must_use]
     pub fn gpus(&self) -> &[GpuInfo] {
         self.gpus.get().map_or(&[], |gpus| gpus)
+    }
+
+    /// How GPUs of communicators that begin from now on are to reduce; `None`: as the host's configuration says.
+    pub fn set_reductions(&self, reductions: Option<Reductions>) {
+        *lock(&self.reductions) = reductions;
+    }
+
+    /// See [`Registry::set_reductions`].
+    #[must_use]
+    pub fn reductions(&self) -> Option<Reductions> {
+        *lock(&self.reductions)
     }
 
     /// RDMA ports that flows to other hosts may leave by, in words; or why there are none. Said once.

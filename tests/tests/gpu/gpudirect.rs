@@ -164,6 +164,17 @@ fn rails_move_memory_of_gpus() {
     }
 }
 
+/// What hosts pass on round a ring goes from GPU to GPU as well.
+#[test]
+#[ignore = "needs a GPU"]
+fn rings_of_reductions_move_memory_of_gpus() {
+    let fixture = Fixture::with(3, |_, text| format!("[strategy]\nreductions = \"ring\"\n{text}"));
+    let teams = [2, 1, 2];
+    assert_eq!(direct_ranks(&fixture, &teams), [2, 1, 2]);
+    play_in_teams("combines", &fixture.hosts, &teams);
+    play_in_teams("combines_in_place", &fixture.hosts, &teams);
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn where_nics_refuse_memory_of_gpus_it_goes_another_way() {

@@ -15,6 +15,7 @@ use mccs_controller::answer::{
 use mccs_controller::history::Went;
 use mccs_controller::links::LinkState;
 use mccs_ipc::types::CollectiveKind;
+use mccs_model::Reductions;
 use mccs_tests::Rank;
 use mccs_tests::hosts::{Raise, TestHosts, in_threads, run_until_stopped};
 use mccs_transport::rdma::fake::{Fabric, FabricOptions};
@@ -158,6 +159,35 @@ fn wait_until(is_over: &dyn Fn() -> bool, mut condition: impl FnMut() -> bool) {
         assert!(!is_over(), "the job has ended");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// How GPUs of each host are to reduce, when all hosts have heard of it.
+fn reductions(hosts: &TestHosts, are_there: fn(&[Option<Reductions>]) -> bool) -> Vec<Option<Reductions>> {
+    let of = |host: usize| hosts.service(host).service().registry.reductions();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let all: Vec<_> = (0..3).map(of).collect();
+        if are_there(&all) {
+            return all;
+        }
+        assert!(Instant::now() < deadline, "{all:?}");
+        std::thread::yield_now();
+    }
+}
+
+/// Hosts learn from a policy where they are in a ring of reductions, or that there is none; and by a policy without a word of it they
+/// are as their own files say.
+#[test]
+fn a_policy_says_how_gpus_of_hosts_reduce() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let hosts = start(folder.path(), &format!("{FFA}reductions = \"ring\"\n"));
+    let all = reductions(&hosts, |all| all.iter().all(Option::is_some));
+    let seat = |place| Some(Reductions::AcrossLeaves { leaf: place, place });
+    assert_eq!(all, [0, 1, 2].map(seat));
+    apply(&hosts, &format!("{FFA}reductions = \"all_to_all\"\n")).expect("applied");
+    reductions(&hosts, |all| all.iter().all(|of| *of == Some(Reductions::AllToAll)));
+    apply(&hosts, FFA).expect("applied");
+    reductions(&hosts, |all| all.iter().all(Option::is_none));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::message::{AgentMessage, ControllerMessage};
 use crate::outbox::{Output, Question, Ticket};
 use crate::state::Controller;
 use mccs_model::rate_limit::Pace;
-use mccs_model::{CommId, Name, Refused};
+use mccs_model::{CommId, Name, Reductions, Refused};
 use mccs_telemetry::flows::PathView;
 use mccs_telemetry::placed::{Began, Chosen, HostRanks, PaceUse};
 
@@ -71,6 +71,8 @@ pub struct Host {
     pub pace_uses: BTreeMap<CommId, Arc<PaceUse>>,
     /// What its flows have carried over each path. It looks at that while there is something.
     pub carried: Vec<PathView>,
+    /// How its GPUs are to reduce.
+    pub reductions: Option<Reductions>,
 }
 
 impl Host {
@@ -114,6 +116,7 @@ impl Fixture {
                 paces: BTreeMap::new(),
                 pace_uses: BTreeMap::new(),
                 carried: Vec::new(),
+                reductions: None,
             };
             (host.clone(), new)
         };
@@ -170,7 +173,7 @@ impl Fixture {
             let inventory = self.hosts[&own].inventory.clone();
             self.set_inventory(&own, inventory);
             let host = self.host(&own);
-            (host.paces, host.pace_uses) = (BTreeMap::new(), BTreeMap::new());
+            (host.paces, host.pace_uses, host.reductions) = (BTreeMap::new(), BTreeMap::new(), None);
         }
         for host in self.hosts.values_mut() {
             host.agent.lost(&self.own);
@@ -254,6 +257,7 @@ impl Fixture {
                     self.host(host).asked.push_back((question, number, expected_epoch, change));
                 }
                 AgentOutput::TestLinks => {}
+                AgentOutput::Reduce(reductions) => self.host(host).reductions = reductions,
                 AgentOutput::Pace { comm, pace } => drop(self.host(host).paces.insert(comm, pace)),
             }
         }

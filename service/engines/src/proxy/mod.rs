@@ -93,7 +93,7 @@ use self::joining::Joining;
 use self::members::Leaving;
 pub use self::message::{ControllerOrder, OperatorMessage, ProxyMessage, SessionMessage};
 use self::new_comm::NewComm;
-pub use self::offer::{Agreed, Nics, Offer, Reductions};
+pub use self::offer::{Agreed, Nics, Offer};
 pub use self::operation::{JoinRequest, Operation, ProxyReply, RoundState, TwinPart};
 use self::other_proxy::OtherProxy;
 use self::outlets::Outlets;

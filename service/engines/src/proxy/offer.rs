@@ -6,6 +6,7 @@
 use mccs_collective::CHANNELS_MAX;
 use mccs_config::service::{CHANNELS_MIN, RdmaUse, TransportKind};
 use mccs_exchange::protocol::Name;
+use mccs_model::Reductions;
 use serde::{Deserialize, Serialize};
 
 /// Characters of a reason that other hosts are told.
@@ -22,23 +23,6 @@ pub struct Offer {
     pub rdma: Result<Nics, String>,
     /// How GPUs of several hosts are to reduce.
     pub reductions: Reductions,
-}
-
-/// How a host wants GPUs of several hosts to reduce, as far as the operator has said.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Reductions {
-    /// Each host exchanges with every other.
-    #[default]
-    AllToAll,
-    /// Round a ring, in the order of ranks.
-    Ring,
-    /// Round a ring where hosts are below different leaves.
-    AcrossLeaves {
-        /// The host's leaf.
-        leaf: u32,
-        /// Its place among all hosts, leaf by leaf; hosts with the same follow each other as their ranks do.
-        place: u32,
-    },
 }
 
 /// NICs of a host that a communicator would use.

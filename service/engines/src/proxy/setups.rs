@@ -15,8 +15,8 @@ use mccs_config::service::Device;
 use mccs_exchange::protocol::{self as exchange, CommId, CommKey, Join, Membership, Name, Payload, Request};
 use mccs_ipc::protocol::Role;
 use mccs_ipc::types::ErrorClass;
-use mccs_model::SessionId;
 use mccs_model::link::LinksId;
+use mccs_model::{Reductions, SessionId};
 use mccs_runtime::Sender;
 use mccs_transport::{ListenerHandle, TransportError};
 
@@ -88,7 +88,7 @@ impl Setups {
             let network = self.begin(&key, out.transports.engines(), now);
             out.transports.listen(&network);
         }
-        let offer = self.offer_of(&request);
+        let offer = self.offer_of(&request, out.registry.reductions());
         let Some(setup) = self.by_key.get_mut(&key) else { return };
         if setup.is_lost {
             let message = "another rank of this communicator has left while joining";
@@ -127,8 +127,9 @@ impl Setups {
     }
 
     /// What a rank tells of this host.
-    pub(super) fn offer_of(&self, request: &JoinRequest) -> Offer {
-        self.offer.with_nics(self.nics_of(request).len() as u16)
+    pub(super) fn offer_of(&self, request: &JoinRequest, reductions: Option<Reductions>) -> Offer {
+        let reductions = reductions.unwrap_or(self.offer.reductions);
+        Offer { reductions, ..self.offer.with_nics(self.nics_of(request).len() as u16) }
     }
 
     /// A transport engine listens for a communicator, or cannot.
@@ -145,8 +146,9 @@ impl Setups {
             Ok(listener) => {
                 setup.listeners[engine] = Some(listener);
                 let Some(setup) = self.by_key.get(&key) else { return };
+                let reductions = out.registry.reductions();
                 let join = |request: &JoinRequest| {
-                    let offer = self.offer_of(request);
+                    let offer = self.offer_of(request, reductions);
                     join_of(&key, request, setup.payload(&self.terms, &offer, request.gpu_place())?)
                 };
                 setup.requests.iter().filter_map(join).for_each(|join| out.exchange.ask(join));
