@@ -636,6 +636,6 @@ fn a_service_has_the_gpus_that_its_operator_names() {
     let missing = "[service]\nruntime_dir = \"/nonexistent\"\n[cuda]\ngpus = [\"0000:fe:00.0\"]\n";
     let config = mccs_config::ServiceConfig::parse(missing, "test").expect("well-formed");
     let settings = mccs_service::service::Settings::from_config(&config);
-    let refused = mccs_service::service::Service::start(&settings).expect_err("no such GPU").to_string();
+    let refused = mccs_service::service::Service::start(&settings).err().expect("no such GPU").to_string();
     assert!(refused.contains("0000:fe:00.0") && refused.contains(&gpu.id.to_string()), "{refused}");
 }

@@ -142,7 +142,7 @@ fn a_service_does_not_start_with_a_device_that_its_host_has_not() {
         let mut settings =
             Settings::from_config(&ServiceConfig::parse(&text, "service.toml").expect("right by itself"));
         on(&Fabric::new(FabricOptions::default()))(&mut settings);
-        format!("{:#}", Service::start(&settings).expect_err("it lacks a device"))
+        format!("{:#}", Service::start(&settings).err().expect("it lacks a device"))
     };
     for (devices, usage, words) in [
         (&["lo", "nosuch0"][..], "off", ["strategy.path[1].device", "over tcp", "nosuch0"]),
