@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 
 use super::*;
 use crate::keys;
+use crate::tls::TlsFiles;
 use mccs_net::lossy::lose;
 
 /// One end: its links, and what has happened on them.
@@ -32,11 +33,18 @@ impl End {
     }
 }
 
+const HOSTS: [&str; 2] = ["a", "b"];
+
 /// Hosts a and b, of which a connects.
 fn ends() -> [End; 2] {
     let directory = tempfile::tempdir().expect("a directory");
-    keys::make(&["a", "b"], directory.path(), true).expect("keys");
-    let names = ["a", "b"].map(|name| Name::new(name).expect("a name"));
+    keys::make(&HOSTS, directory.path(), true).expect("keys");
+    ends_with(&HOSTS.map(|host| keys::files(directory.path(), host)))
+}
+
+/// The same with these files.
+fn ends_with(files: &[TlsFiles; 2]) -> [End; 2] {
+    let names = HOSTS.map(|name| Name::new(name).expect("a name"));
     // Ports are free again before they are listened on: the loopback address of this process's number is nobody else's.
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     let address = Ipv4Addr::new(127, high | 0x80, middle, low);
@@ -46,7 +54,7 @@ fn ends() -> [End; 2] {
     let hosts: Vec<_> = names.iter().cloned().zip(listens).collect();
     [0, 1].map(|place: usize| {
         let own = names[place].clone();
-        let tls = Tls::load(&keys::files(directory.path(), own.as_str()), &own, &names).expect("files");
+        let tls = Tls::load(&files[place], &own, &names).expect("files");
         let options = LinkOptions {
             own,
             hosts: hosts.clone(),
@@ -59,13 +67,35 @@ fn ends() -> [End; 2] {
     })
 }
 
-#[test]
-fn a_link_in_doubt_is_replaced_before_it_is_given_up() {
-    let mut ends = ends();
+fn connect(ends: &mut [End; 2]) {
     while ends.iter().any(|end| end.up().is_none()) {
         ends.iter_mut().for_each(|end| end.poll(Instant::now()));
         std::thread::yield_now();
     }
+}
+
+/// Operators renew keys host by host, as docs/OPERATING.md says.
+#[test]
+fn hosts_that_know_two_authorities_take_certificates_of_both() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let [old, new] = ["old", "new"].map(|name| directory.path().join(name));
+    let [of_old, of_new] = [&old, &new].map(|folder| {
+        keys::make(&HOSTS, folder, false).expect("keys");
+        HOSTS.map(|host| keys::files(folder, host))
+    });
+    let both = directory.path().join("authority.crt");
+    let texts = [&of_old, &of_new].map(|files| std::fs::read_to_string(&files[0].authority).expect("a certificate"));
+    std::fs::write(&both, texts.concat()).expect("a file");
+    for of in [[&of_old, &of_new], [&of_new, &of_old]] {
+        let files = [0, 1].map(|place: usize| TlsFiles { authority: both.clone(), ..of[place][place].clone() });
+        connect(&mut ends_with(&files));
+    }
+}
+
+#[test]
+fn a_link_in_doubt_is_replaced_before_it_is_given_up() {
+    let mut ends = ends();
+    connect(&mut ends);
     let before = ends.each_ref().map(End::up);
     ends.iter().for_each(End::lose_all);
     let [a, b] = &mut ends;
