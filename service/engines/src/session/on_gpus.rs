@@ -233,13 +233,13 @@ mod tests {
         for (change, expected) in changes {
             let mut command = fixture.command();
             change(&mut command);
-            let (class, message) = fixture.fill(&command).expect_err(expected);
+            let (class, message) = fixture.fill(&command).err().expect(expected);
             assert!(message.contains(expected), "{message}");
             assert_eq!(class, ErrorClass::InvalidArgument, "{message}");
         }
         let mut overlapping = fixture.command();
         overlapping.send.offset_bytes = 4096 + 512;
-        let (_, message) = fixture.fill(&overlapping).expect_err("an overlap");
+        let (_, message) = fixture.fill(&overlapping).err().expect("an overlap");
         assert!(message.contains("overlap"), "{message}");
     }
 
@@ -247,7 +247,7 @@ mod tests {
     fn a_region_that_was_given_back_is_none() {
         let mut fixture = Fixture::new();
         assert!(fixture.tables.gpu_regions.remove(fixture.region).is_some());
-        assert!(fixture.fill(&fixture.command()).expect_err("stale").1.contains("does not exist"));
+        assert!(fixture.fill(&fixture.command()).err().expect("stale").1.contains("does not exist"));
     }
 
     #[test]
