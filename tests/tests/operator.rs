@@ -157,7 +157,7 @@ fn a_taken_socket_is_refused_with_what_to_do() {
     let service = TestService::start("");
     let directory = service.control_socket().parent().expect("a directory").to_owned();
     let config = ServiceConfig::parse(&format!("[service]\nruntime_dir = {directory:?}\n"), "test").expect("valid");
-    let error = Service::start(&Settings::from_config(&config)).expect_err("the socket is taken");
+    let error = Service::start(&Settings::from_config(&config)).err().expect("the socket is taken");
     assert!(error.to_string().contains("another service listens on"), "{error:#}");
     // The first service is unharmed.
     service.ranks(0, 2, |rank| {
