@@ -169,6 +169,21 @@ impl RawStream {
         unsafe { api::cuStreamUpdateCaptureDependencies(self.0, raw.as_mut_ptr(), raw.len(), ADD) }
     }
 
+    /// Has the next node of a captured stream depend on these nodes of the same capture alone. What it would have depended on need not be
+    /// waited for until the capture ends.
+    ///
+    /// # Safety
+    /// As [`RawStream::wait_for_nodes`].
+    ///
+    /// # Errors
+    /// [`DriverError`].
+    pub unsafe fn go_on_behind(self, nodes: &[GraphNode]) -> Result<(), DriverError> {
+        const SET: u32 = 1;
+        let mut raw: Vec<_> = nodes.iter().map(|node| node.0).collect();
+        // SAFETY: so many nodes are there; the rest is the caller's contract.
+        unsafe { api::cuStreamUpdateCaptureDependencies(self.0, raw.as_mut_ptr(), raw.len(), SET) }
+    }
+
     /// Calls a function, on a thread of the driver's, when all before it has ended; what comes behind waits until it returns. It
     /// must not call the driver.
     ///

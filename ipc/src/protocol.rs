@@ -21,7 +21,7 @@ use crate::types::{ErrorClass, Handle, UniqueId};
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 20;
+pub const VERSION: u32 = 21;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most file descriptors in one message: a control page's, and those of all symmetric buffers of a communicator.
@@ -35,6 +35,9 @@ pub const COMM_NAME_BYTES_MAX: usize = 64;
 /// Most runs of ranks that a service tells: all must fit a message.
 pub const HOST_RUNS_MAX: usize = 512;
 
+/// Most teams of the ranks of a host: segments of long calls share two.
+pub const TEAMS_MAX: u32 = 2;
+
 /// What a communicator of the service's is to a caller, whose one communicator may be made of several. `whole` is the one that this
 /// session has joined for that rank before.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,8 +49,9 @@ pub enum Role {
     Graphs { whole: Handle },
     /// The service's copy engines, under the whole's id: for the same ranks, where all are at this service.
     CopyEngines { whole: Handle },
-    /// Ranks of one of the whole's hosts, under an id of its own: their kernels reach each other. Ranks count from 0 here.
-    Team { whole: Handle },
+    /// Ranks of one of the whole's hosts, under an id of its own: their kernels reach each other. Ranks count from 0 here. By its number, less than
+    /// [`TEAMS_MAX`]: kernels of one run beside those of another.
+    Team { whole: Handle, number: u32 },
     /// The whole's ranks, at one service whose GPUs do not all reach each other: their kernels meet in pinned memory of the host, for what is short.
     Pinned { whole: Handle },
     /// One rank of each service, in the order of services, under an id of its own: moves data between hosts. By its number.
@@ -64,7 +68,7 @@ impl Role {
             Role::Whole | Role::GraphsOfRail { .. } => None,
             Role::Graphs { whole }
             | Role::CopyEngines { whole }
-            | Role::Team { whole }
+            | Role::Team { whole, .. }
             | Role::Pinned { whole }
             | Role::Rail { whole, .. } => Some(whole),
         }

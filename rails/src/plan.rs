@@ -330,12 +330,14 @@ impl Plan<'_> {
         let rates = RATES.in_segments(self.segments() as u64, form.segments);
         let may_fork = forks == Forks::WhereItPays;
         let cut = best_cut(bytes, (SLICE_BYTES_MIN, slot_bytes), &form, may_fork, &rates);
-        let in_slices = |is_forked| Plan {
-            sizes: Sizes { slice: cut.slice_bytes / element_bytes, is_forked, ..self.sizes },
+        let cut_in = |slice_bytes, is_forked| Plan {
+            sizes: Sizes { slice: slice_bytes / element_bytes, is_forked, ..self.sizes },
             ..self
         };
-        let plan = in_slices(cut.is_forked);
-        if forks == Forks::Always { in_slices(plan.slices().len() > 1) } else { plan }
+        match forks {
+            Forks::Always => cut_in(SLICE_BYTES_MIN, cut_in(SLICE_BYTES_MIN, false).slices().len() > 1),
+            Forks::Never | Forks::WhereItPays => cut_in(cut.slice_bytes, cut.is_forked),
+        }
     }
 
     /// Whether calls of ranks that are there may have several streams: if any does, a long one.
@@ -424,7 +426,7 @@ pub enum Forks {
     Never,
     /// Those that take less so, by a model of their parts.
     WhereItPays,
-    /// All of several slices: for tests.
+    /// All of several slices, which are as short as they can be: for tests.
     Always,
 }
 

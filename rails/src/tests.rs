@@ -571,6 +571,8 @@ fn long_calls_are_forked_where_teams_are_large() {
     let all_reduce = CollectiveKind::AllReduce;
     assert_eq!([1 << 10, 1 << 18, 1 << 28].map(|count| is_forked(&[8, 8], all_reduce, count)), [false, false, true]);
     assert!(is_forked(&[8; 8], all_reduce, 1 << 28) && is_forked(&[4, 4], CollectiveKind::AllGather, 1 << 24));
+    // What tests on four GPUs call.
+    assert!(is_forked(&[4, 4], all_reduce, 14_000_005));
     assert!(!is_forked(&[2, 2], all_reduce, 1 << 30), "the wire is busier than kernels");
     assert_eq!(
         [&[8, 8][..], &[4, 2], &[2, 2], &[1, 1, 1]].map(|teams| Plan::may_fork(&layout(teams), SLOT_BYTES)),

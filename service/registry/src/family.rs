@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use mccs_ipc::layout::Layout;
-use mccs_ipc::protocol::{HostRun, Role};
+use mccs_ipc::protocol::{HostRun, Role, TEAMS_MAX};
 use mccs_ipc::types::ErrorClass;
 
 /// What a whole and its parts share.
@@ -104,10 +104,11 @@ impl PartOf {
                 return Err("pinned memory is for ranks of one service whose GPUs do not all reach each other".into());
             }
             Role::Pinned { .. } => ("pinned memory".into(), (0..whole.nranks).collect(), rank),
-            Role::Team { .. } => {
+            Role::Team { number, .. } if number >= TEAMS_MAX => return Err(format!("there is no team {number}")),
+            Role::Team { number, .. } => {
                 let layout = layout_of(whole, rank).ok_or(NO_LAYOUT)?;
-                let seat = layout.seat(rank);
-                ("team".into(), layout.ranks_of_host(seat.host), seat.local)
+                let (seat, name) = (layout.seat(rank), if number == 0 { "team" } else { "second team" });
+                (name.into(), layout.ranks_of_host(seat.host), seat.local)
             }
             Role::Rail { number, .. } | Role::GraphsOfRail { number, .. } => {
                 let layout = layout_of(whole, rank).ok_or(NO_LAYOUT)?;

@@ -205,6 +205,13 @@ impl Taking {
         Ok(())
     }
 
+    /// What comes next comes behind these nodes alone.
+    pub(crate) fn go_on_behind(&self, nodes: &[usize]) -> Done {
+        self.graph()?.are_before(nodes, nodes).then_some(()).ok_or(INVALID_VALUE)?;
+        *locked(&self.tail) = nodes.to_vec();
+        Ok(())
+    }
+
     /// The nodes that what comes next comes behind.
     pub(crate) fn tail(&self) -> Vec<usize> {
         locked(&self.tail).clone()

@@ -441,10 +441,13 @@ entries! {
     }
     fn cuStreamUpdateCaptureDependencies(stream: usize, nodes: In<usize>, count: usize, flags: c_uint) {
         const ADD: c_uint = 0;
-        if flags != ADD {
-            return Err(NOT_SUPPORTED);
+        const SET: c_uint = 1;
+        let taking = stream::find(stream)?.taking().ok_or(INVALID_VALUE)?;
+        match flags {
+            ADD => taking.come_behind(&nodes.all(count)?),
+            SET => taking.go_on_behind(&nodes.all(count)?),
+            _ => Err(NOT_SUPPORTED),
         }
-        stream::find(stream)?.taking().ok_or(INVALID_VALUE)?.come_behind(&nodes.all(count)?)
     }
     fn cuStreamBeginCapture_v2(stream: usize, mode: c_uint) {
         const PER_THREAD: usize = 2;

@@ -231,7 +231,7 @@ impl Session {
             _ if self.comms.is_empty() && !self.kind.errs(decide) => Role::Whole,
             0 => Role::Graphs { whole },
             1 => Role::CopyEngines { whole },
-            2 => Role::Team { whole },
+            2 => Role::Team { whole, number: decide(3) as u32 },
             3 => Role::Rail { whole, number: decide(3) as u32 },
             4 => Role::GraphsOfRail { whole: UniqueId([decide(IDS) as u8; 16]), number: decide(3) as u32 },
             5 => Role::Pinned { whole },

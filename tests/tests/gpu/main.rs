@@ -62,6 +62,9 @@ const ROLES: &[(&str, Role)] = &[("checks", checks), ("stays", stays), ("mixes_c
 #[ignore = "needs a GPU"]
 fn plays_its_role() {
     watchdog();
+    if std::env::var_os(rails::FORKS).is_some() {
+        mccs::cuda::fork_all_calls();
+    }
     let more = [
         apart::ROLES,
         bad_luck::ROLES,

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use anyhow::ensure;
 use mccs::{CollectiveKind, DataType, RedOp, ReduceOperator, Scalar};
 use mccs_control::{ControlAnswer, ControlRequest, call as ask};
-use mccs_cuda::{DeviceMemory, OwnedStream, copy_from_host, copy_to_host};
+use mccs_cuda::{DeviceMemory, Event, OwnedStream, RawStream, copy_from_host, copy_to_host};
+use mccs_device::cuda::QUEUES_VARIABLE;
 use mccs_eval::workload::{Call, POISON};
 use mccs_tests::TestService;
 use mccs_tests::hosts::TestHosts;
@@ -21,6 +22,7 @@ pub const ROLES: &[(&str, Role)] = &[
     ("combines_in_turns", combines_in_turns),
     ("combines_late", combines_late),
     ("combines_until_it_fails", combines_until_it_fails),
+    ("combines_in_graphs", combines_in_graphs),
     ("counts_what_rails_move", counts_what_rails_move),
     ("waits_for_the_last", waits_for_the_last),
 ];
@@ -39,6 +41,9 @@ const KINDS: [CollectiveKind; 8] = [
 /// Has rank 1 abort.
 pub const ABORTS: &str = "MCCS_GPU_ABORTS";
 
+/// Has each segment of a call's slices have a stream of its own, whatever the model says: teams of two are too small for that to pay.
+pub const FORKS: &str = "MCCS_GPU_FORKS";
+
 /// Services where GPUs combine payloads of all sizes.
 pub fn everything() -> String {
     TENANTS.replacen("[cuda]\n", "[cuda]\nrails_from = \"1B\"\n", 1)
@@ -56,6 +61,17 @@ pub fn play_in_teams(role: &str, hosts: &TestHosts, teams: &[u32]) -> Vec<String
 
 /// The same, as a tenant.
 pub fn play_as(tenant: usize, role: &str, hosts: &TestHosts, teams: &[u32]) -> Vec<String> {
+    play_with(tenant, role, hosts, teams, &[])
+}
+
+/// The same, with more in the environment.
+fn play_with(
+    tenant: usize,
+    role: &str,
+    hosts: &TestHosts,
+    teams: &[u32],
+    environment: &[(&str, PathBuf)],
+) -> Vec<String> {
     let nranks = teams.iter().sum();
     let whole = Place { nranks, root: "h0".into(), ..everybody(hosts.service(0), tenant) };
     let mut first = 0;
@@ -66,7 +82,7 @@ pub fn play_as(tenant: usize, role: &str, hosts: &TestHosts, teams: &[u32]) -> V
             let ranks = first..first + team;
             first = ranks.end;
             let place = Place { ranks, socket: hosts.service(host).socket(tenant), ..whole.clone() };
-            Player::start(role, &place)
+            Player::start_with(role, &place, environment)
         })
         .collect();
     players.into_iter().map(Player::ends_well).collect()
@@ -114,7 +130,7 @@ fn combines(place: &Place) -> anyhow::Result<()> {
         let calls = counts.into_iter().enumerate().flat_map(|(turn, count)| {
             (0..KINDS.len() as u64).map(move |n| every_kind(n + 8 * turn as u64, place.nranks, count))
         });
-        let calls: Vec<_> = calls.chain([every_kind(96, place.nranks, 12_000_005)]).collect();
+        let calls: Vec<_> = calls.chain([every_kind(96, place.nranks, 14_000_005)]).collect();
         let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
         calls.iter().zip(&at).try_for_each(|(call, at)| at.fill(call, comm.rank()))?;
         together.wait();
@@ -214,6 +230,56 @@ fn combines_in_turns(place: &Place) -> anyhow::Result<()> {
             enqueue(&comm, call, at, stream.raw())?;
             synchronize(&stream)?;
             at.check(call, comm.rank())?;
+        }
+        Ok(())
+    })
+}
+
+/// Calls of many slices, before the first capture, in graphs and beside them; some in a stream that comes into the capture.
+fn combines_in_graphs(place: &Place) -> anyhow::Result<()> {
+    place.each_rank(|Rank { context, comm, stream, together }| {
+        let other = OwnedStream::new(&context)?;
+        let [forked, joined] = [Event::new(&context, false)?, Event::new(&context, false)?];
+        let calls: Vec<_> = (0..8).map(|n| every_kind(n, place.nranks, 90_001 + 30_000 * (n % 3))).collect();
+        let at = calls.iter().map(|call| Buffers::of(&context, call)).collect::<Result<Vec<_>, _>>()?;
+        let fill = || calls.iter().zip(&at).try_for_each(|(call, at)| at.fill(call, comm.rank()));
+        let works = |range: std::ops::Range<usize>, stream| {
+            calls[range.clone()].iter().zip(&at[range]).try_for_each(|(call, at)| enqueue(&comm, call, at, stream))
+        };
+        // Before the first capture, and on its way when that is.
+        fill()?;
+        together.wait();
+        works(0..2, stream.raw())?;
+        let two = |stream: RawStream| {
+            works(2..3, stream)?;
+            // SAFETY: events and streams live.
+            unsafe {
+                forked.record(stream)?;
+                other.raw().wait(&forked)?;
+                works(3..5, other.raw())?;
+                joined.record(other.raw())?;
+                stream.wait(&joined)?;
+            }
+            Ok(())
+        };
+        let mut graphs =
+            [capture(&stream, &together, two)?, capture(&stream, &together, |stream| works(5..7, stream))?];
+        for round in 0..3 {
+            fill()?;
+            together.wait();
+            for turn in 0..2 {
+                let (first, second) = if (round + turn) % 2 == 0 { (&stream, &other) } else { (&other, &stream) };
+                // SAFETY: communicator, buffers and streams live.
+                unsafe {
+                    graphs[0].launch(first.raw())?;
+                    graphs[1].launch(second.raw())?;
+                }
+                works(7..8, first.raw())?;
+            }
+            synchronize(&stream)?;
+            synchronize(&other)?;
+            ensure!(comm.async_error().is_none(), "{:?}", comm.async_error());
+            calls[2..].iter().zip(&at[2..]).try_for_each(|(call, at)| at.check(call, comm.rank()))?;
         }
         Ok(())
     })
@@ -321,6 +387,33 @@ fn gpus_of_several_hosts_combine_what_the_services_move() {
     for teams in teams() {
         let hosts = TestHosts::start(teams.len(), &everything());
         play_in_teams("combines", &hosts, &teams);
+    }
+}
+
+/// Segments of all calls of several slices have streams of their own: calls of all kinds in streams that change, in place, late, and in graphs.
+#[test]
+#[ignore = "needs a GPU"]
+fn segments_of_long_calls_have_streams_of_their_own() {
+    let forked = [(FORKS, "1".into())];
+    for teams in teams() {
+        let roles = ["combines_in_place", "combines_late", "combines_in_graphs"];
+        for role in roles {
+            let hosts = TestHosts::start(teams.len(), &everything());
+            play_with(0, role, &hosts, &teams, &forked);
+        }
+    }
+    let teams = &teams()[0];
+    play_with(0, "combines", &TestHosts::start(teams.len(), &everything()), teams, &forked);
+}
+
+/// All streams of a GPU share one queue, which takes their work in the order of the calls.
+#[test]
+#[ignore = "needs a GPU"]
+fn segments_go_on_in_one_queue() {
+    let environment = [(FORKS, "1".into()), (QUEUES_VARIABLE, "1".into())];
+    let teams = &teams()[0];
+    for role in ["combines_in_place", "combines_in_graphs"] {
+        play_with(0, role, &TestHosts::start(teams.len(), &everything()), teams, &environment);
     }
 }
 
@@ -449,8 +542,13 @@ pub fn four_play(role: &str, hosts: &TestHosts, environment: &[(&str, PathBuf)])
 #[test]
 #[ignore = "needs two GPUs"]
 fn all_hear_of_a_rank_that_is_killed_among_rails() {
+    hear_of_a_killed_rank(&[]);
+    hear_of_a_killed_rank(&[(FORKS, "1".into())]);
+}
+
+fn hear_of_a_killed_rank(environment: &[(&str, PathBuf)]) {
     let hosts = TestHosts::start(2, &everything());
-    let mut players = four_processes(&hosts, &[]);
+    let mut players = four_processes(&hosts, environment);
     players.iter_mut().for_each(|player| player.hears("is at work"));
     let mut killed = players.pop().expect("the last rank");
     killed.kill();
@@ -466,8 +564,18 @@ fn all_hear_of_a_rank_that_is_killed_among_rails() {
 #[test]
 #[ignore = "needs two GPUs"]
 fn all_hear_of_an_abort_among_rails() {
+    hear_of_an_abort(&[(ABORTS, "1".into())]);
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn all_hear_of_an_abort_among_segments_in_streams_of_their_own() {
+    hear_of_an_abort(&[(ABORTS, "1".into()), (FORKS, "1".into())]);
+}
+
+fn hear_of_an_abort(environment: &[(&str, PathBuf)]) {
     let hosts = TestHosts::start(2, &everything());
-    for (rank, player) in four_processes(&hosts, &[(ABORTS, "1".into())]).into_iter().enumerate() {
+    for (rank, player) in four_processes(&hosts, environment).into_iter().enumerate() {
         let said = player.ends_well();
         assert!(said.contains(&format!("rank {rank} was told")) && said.contains("aborted"), "{said}");
     }

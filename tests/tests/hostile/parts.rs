@@ -31,12 +31,13 @@ fn a_join_that_fits_no_whole_is_refused_with_what_is_wrong() {
     let graphs = Role::Graphs { whole };
     let unknown = Handle { index: 40, generation: 1 };
     let refusals = [
-        (join(new_id(), 0, 1, Role::Team { whole: unknown }, ""), "no such rank"),
+        (join(new_id(), 0, 1, Role::Team { whole: unknown, number: 0 }, ""), "no such rank"),
         (join(id, 0, 1, Role::CopyEngines { whole: Handle::NONE }, ""), "no such rank"),
         (join(new_id(), 0, 2, graphs, ""), "rank 0 of 1 there, not 0 of 2"),
         (join(new_id(), 1, 2, graphs, ""), "rank 0 of 1 there, not 1 of 2"),
         (join(new_id(), 0, 1, Role::CopyEngines { whole }, ""), "another id"),
-        (join(id, 0, 1, Role::Team { whole }, ""), "several services"),
+        (join(id, 0, 1, Role::Team { whole, number: 0 }, ""), "several services"),
+        (join(new_id(), 0, 1, Role::Team { whole, number: 2 }, ""), "no team 2"),
         (join(new_id(), 0, 1, Role::Rail { whole, number: 0 }, ""), "several services"),
         (join(new_id(), 0, 1, Role::Rail { whole, number: u32::MAX }, ""), "several services"),
         (join(new_id(), 0, 1, Role::GraphsOfRail { whole: id, number: 0 }, ""), "several services"),

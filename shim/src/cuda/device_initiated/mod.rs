@@ -208,8 +208,8 @@ impl DeviceInitiatedCommunicator {
         unsafe { self.enqueue_checked(call, &checked, None, RawStream::from_ptr(stream)) }
     }
 
-    /// Launches a part of a larger collective, of several ranks, whose blocks lie apart: always by kernels. `call` has its
-    /// addresses.
+    /// Launches a part of a larger collective, of several ranks, whose blocks lie apart: always by kernels, of at most so many blocks on all
+    /// ranks. `call` has its addresses.
     ///
     /// # Safety
     /// As for [`super::CudaCommunicator::all_reduce`], of buffers whose blocks lie so far apart.
@@ -218,10 +218,11 @@ impl DeviceInitiatedCommunicator {
         call: &Call,
         checked: &CollectiveCall,
         strides: Strides,
+        blocks_max: u32,
         stream: RawStream,
     ) -> Result<(), Error> {
         // SAFETY: the caller's contract is passed on.
-        unsafe { self.enqueue_checked(call, checked, Some(strides), stream) }
+        unsafe { self.enqueue_checked(call, checked, Some((strides, blocks_max)), stream) }
     }
 
     /// # Safety
@@ -230,7 +231,7 @@ impl DeviceInitiatedCommunicator {
         &self,
         call: &Call,
         checked: &CollectiveCall,
-        strides: Option<Strides>,
+        part: Option<(Strides, u32)>,
         stream: RawStream,
     ) -> Result<(), Error> {
         let member = &*self.member;
@@ -258,7 +259,7 @@ impl DeviceInitiatedCommunicator {
         // Commands cannot be part of a graph: there kernels carry everything out, on all ranks alike.
         if chosen.is_none()
             && capture.is_none()
-            && strides.is_none()
+            && part.is_none()
             && let Some(layout) = self.large_way(checked)
         {
             // SAFETY: the caller's contract is passed on.
@@ -273,8 +274,9 @@ impl DeviceInitiatedCommunicator {
         if self.execution == Execution::Service {
             return Err(Error::argument(format!("the service's engines have no way for {}", checked.kind)));
         }
+        let (strides, blocks_max) = part.unwrap_or((Strides { send: checked.count, recv: checked.count }, u32::MAX));
         let chosen = strategy.kernel(checked.kind, payload_bytes);
-        let strides = strides.unwrap_or(Strides { send: checked.count, recv: checked.count });
+        let chosen = chosen.map(|(algorithm, blocks)| (algorithm, blocks.min(blocks_max)));
         let (mut launch, part) =
             chosen.and_then(|(algorithm, blocks)| self.kernel(checked, strides, algorithm, blocks)).ok_or_else(
                 || Error::argument(format!("the operator has no way for {} of {payload_bytes} bytes", checked.kind)),

@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use mccs_cuda::{DeviceAddress, RawStream};
 use mccs_ipc::types::RedOp;
 use mccs_kernels::cuda::{CollectiveCall, Launch, RANKS_MAX, Strides};
-use mccs_rails::{Exchange, Forks, Move, Part, Place, Plan, SLOTS, Sizes, Slice, Stage, order};
+use mccs_rails::{Behind, Exchange, FORKED_BLOCKS_MAX, Move, Place, Plan, SLOTS, Sizes, Slice, Stage, Step};
 
-use super::bounce::Moving;
+use super::lanes::{Lane, Lanes, Mark};
+use super::moving::Moving;
 use super::sizes::{BOUNCE_BYTES_MIN, COMBINE_BLOCKS, DIRECT_BYTES_MIN, KERNEL_BYTES_MAX};
 use super::{Rails, Team};
 use crate::communicator::Call as HostCall;
@@ -22,12 +23,21 @@ use crate::{Error, Span};
 /// [`CudaCommunicator::all_reduce`](crate::cuda::CudaCommunicator::all_reduce): slots and words live as long as the communicator,
 /// which is not dropped before they are out of use.
 pub(super) struct RailedCall<'a> {
-    pub(super) rails: &'a Rails,
-    pub(super) call: &'a Call,
+    rails: &'a Rails,
+    call: &'a Call,
     /// The same, checked.
-    pub(super) whole: &'a CollectiveCall,
-    pub(super) stream: RawStream,
-    pub(super) by: By<'a>,
+    whole: &'a CollectiveCall,
+    plan: Plan<'a>,
+    lanes: Lanes<'a>,
+    by: By<'a>,
+}
+
+/// Where a stage takes place.
+#[derive(Debug, Clone, Copy)]
+struct At {
+    /// Number of the slot.
+    slot: u64,
+    lane: Lane,
 }
 
 /// How the service is told of moves.
@@ -43,34 +53,78 @@ pub(super) enum By<'a> {
 #[derive(Default)]
 struct UnderWay([Vec<(Move, Ticket)>; SLOTS as usize]);
 
-impl RailedCall<'_> {
+impl<'a> RailedCall<'a> {
+    pub(super) fn new(
+        rails: &'a Rails,
+        call: &'a Call,
+        whole: &'a CollectiveCall,
+        lanes: Lanes<'a>,
+        by: By<'a>,
+    ) -> Self {
+        let &CollectiveCall { kind, count, root, dtype, .. } = whole;
+        let (slot_bytes, element_bytes) = (rails.slot_bytes, dtype.size_bytes() as u64);
+        let sizes = Sizes::new(slot_bytes, element_bytes);
+        let (seat, ring) = (rails.seat, rails.ring.as_ref());
+        let plan = Plan { layout: &rails.layout, seat, kind, count, root, sizes, ring };
+        let plan = plan.in_best_cut(slot_bytes, element_bytes, rails.forks);
+        RailedCall { rails, call, whole, plan, lanes, by }
+    }
+
     /// All slices. `next` counts those of the communicator.
     ///
     /// # Safety
     /// As the type says.
     pub(super) unsafe fn enqueue(&self, next: &mut u64) -> Result<(), Error> {
-        let plan = self.plan();
-        let slices = plan.slices();
+        let slices = self.plan.slices();
         let first = *next;
         *next += slices.len() as u64;
         if let [slice] = slices[..]
-            && plan.segments() == 2
+            && self.plan.segments() == 2
             && !(0..self.rails.rails.len() as u32).any(|rail| self.bounces(rail))
         {
             // SAFETY: the caller's contract is passed on, here and below.
-            return unsafe { self.enqueue_short(&plan, slice, first % SLOTS) };
+            return unsafe { self.enqueue_short(slice, first % SLOTS) };
         }
         let mut under_way = UnderWay::default();
-        for (index, segment) in order(slices.len(), plan.segments(), SLOTS as usize) {
-            let slot = (first + index as u64) % SLOTS;
-            for (moved, ticket) in under_way.0[slot as usize].drain(..) {
-                // SAFETY: as above.
-                unsafe { self.end(moved, slot, ticket)? };
+        let mut steps = self.plan.steps(slices.len(), SLOTS as usize);
+        let slot_of = |step: &Step| (first + step.slice as u64) % SLOTS;
+        // SAFETY: as above.
+        let enqueued = steps.try_for_each(|step| unsafe {
+            let stages = self.plan.stages(slices[step.slice], step.segment);
+            self.step(&step, stages, slot_of(&step), &mut under_way)
+        });
+        if !self.is_forked() {
+            return enqueued;
+        }
+        // Behind what was enqueued in spite of an error, too.
+        // SAFETY: as above.
+        enqueued.and(unsafe { self.lanes.join(self.plan.segments()) })
+    }
+
+    /// A segment of a slice.
+    ///
+    /// # Safety
+    /// As the type says.
+    unsafe fn step(&self, step: &Step, stages: Vec<Stage>, slot: u64, under_way: &mut UnderWay) -> Result<(), Error> {
+        let (lane, moves) = (Lane::Segment(step.stream), &mut under_way.0[slot as usize]);
+        // SAFETY: the caller's contract is passed on.
+        unsafe {
+            match step.behind {
+                Some(Behind::Slot(_)) => self.lanes.wait(lane, Mark::Ended(slot))?,
+                Some(Behind::Moves) if moves.is_empty() => self.lanes.wait(lane, Mark::Staged(slot))?,
+                Some(Behind::Moves) => self.lanes.wait(lane, Mark::Told(slot))?,
+                None => {}
             }
-            for stage in plan.stages(slices[index], segment) {
-                // SAFETY: as above.
-                let told = unsafe { self.stage(stage, slot)? };
-                under_way.0[slot as usize].extend(told);
+            for (moved, ticket) in moves.drain(..) {
+                self.moving(moved, slot).end(&self.lanes, lane, ticket)?;
+            }
+            for stage in stages {
+                moves.extend(self.stage(stage, At { slot, lane })?);
+            }
+            if self.is_forked() && step.segment + 1 == self.plan.segments() {
+                self.lanes.mark(lane, Mark::Ended(slot))?;
+            } else if self.is_forked() && moves.is_empty() {
+                self.lanes.mark(lane, Mark::Staged(slot))?;
             }
         }
         Ok(())
@@ -81,8 +135,9 @@ impl RailedCall<'_> {
     ///
     /// # Safety
     /// As the type says.
-    unsafe fn enqueue_short(&self, plan: &Plan<'_>, slice: Slice, slot: u64) -> Result<(), Error> {
-        let (mut begin, mut end) = (plan.stages(slice, 0), VecDeque::from(plan.stages(slice, 1)));
+    unsafe fn enqueue_short(&self, slice: Slice, slot: u64) -> Result<(), Error> {
+        let (mut begin, mut end) = (self.plan.stages(slice, 0), VecDeque::from(self.plan.stages(slice, 1)));
+        let at = At { slot, lane: Lane::Segment(0) };
         let is_move = |stage: &Stage| matches!(stage, Stage::Rail(_));
         let is_only_move =
             begin.last().is_some_and(is_move) && begin.iter().filter(|stage| is_move(stage)).count() == 1;
@@ -92,7 +147,7 @@ impl RailedCall<'_> {
                 Some(Stage::Rail(moved)) => {
                     let copy_in = begin.pop_if(|stage| self.is_short_copy(stage, moved.rail, true));
                     for stage in begin {
-                        self.stage(stage, slot)?;
+                        self.stage(stage, at)?;
                     }
                     let copy_out = end.pop_front_if(|stage| self.is_short_copy(stage, moved.rail, false));
                     self.move_at_once(moved, (copy_in, copy_out), slot)?;
@@ -100,15 +155,15 @@ impl RailedCall<'_> {
                 _ => {
                     let mut under_way = Vec::new();
                     for stage in begin {
-                        under_way.extend(self.stage(stage, slot)?);
+                        under_way.extend(self.stage(stage, at)?);
                     }
                     for (moved, ticket) in under_way {
-                        self.end(moved, slot, ticket)?;
+                        self.moving(moved, slot).end(&self.lanes, at.lane, ticket)?;
                     }
                 }
             }
             for stage in end {
-                self.stage(stage, slot)?;
+                self.stage(stage, at)?;
             }
         }
         Ok(())
@@ -135,11 +190,13 @@ impl RailedCall<'_> {
     ) -> Result<(), Error> {
         let ordered = self.ordered(moved.rail);
         // SAFETY: the caller's contract is passed on, here and below.
-        let ticket = unsafe { self.submit(moved, slot)? };
+        let stream = unsafe { self.lanes.stream(Lane::Segment(0))? };
+        // SAFETY: as above.
+        let ticket = unsafe { self.submit(moved, slot, stream)? };
         let kernel = ordered.access.kernel.as_ref().filter(|_| copy_in.is_some() || copy_out.is_some());
         let Some(kernel) = kernel else {
             // SAFETY: as above.
-            return unsafe { ordered.tell_and_wait(self.stream, ticket) };
+            return unsafe { ordered.tell_and_wait(stream, ticket) };
         };
         let mut args = ordered.words(ticket, true, true);
         if let Some(Stage::Copy { from, to, count }) = copy_in {
@@ -151,16 +208,12 @@ impl RailedCall<'_> {
             args.out_bytes = count * self.size();
         }
         // SAFETY: as above.
-        unsafe { kernel.function.launch(self.stream, 1, args.threads(), &args) }.map_err(cuda_error)
+        unsafe { kernel.function.launch(stream, 1, args.threads(), &args) }.map_err(cuda_error)
     }
 
-    fn plan(&self) -> Plan<'_> {
-        let Rails { layout, seat, slot_bytes, .. } = self.rails;
-        let size = self.size();
-        let sizes = Sizes::new(*slot_bytes, size);
-        let &CollectiveCall { kind, count, root, .. } = self.whole;
-        let ring = self.rails.ring.as_ref();
-        Plan { layout, seat: *seat, kind, count, root, sizes, ring }.in_best_cut(*slot_bytes, size, Forks::Never)
+    /// Whether segments have lanes of their own.
+    fn is_forked(&self) -> bool {
+        self.plan.sizes.is_forked
     }
 
     fn size(&self) -> u64 {
@@ -175,7 +228,7 @@ impl RailedCall<'_> {
     /// Whether what a rail moves is in the twin of its slots, and not in these: for this rank alone to decide.
     fn is_in_twin(&self, rail: u32) -> bool {
         let from = if self.is_direct(rail) { DIRECT_BYTES_MIN } else { BOUNCE_BYTES_MIN };
-        self.plan().moved_by_rail().saturating_mul(self.size()) >= from
+        self.plan.moved_by_rail().saturating_mul(self.size()) >= from
     }
 
     /// Whether copies bring what is in the twin to the slots and back.
@@ -214,23 +267,25 @@ impl RailedCall<'_> {
     ///
     /// # Safety
     /// As the type says.
-    unsafe fn stage(&self, stage: Stage, slot: u64) -> Result<Option<(Move, Ticket)>, Error> {
+    unsafe fn stage(&self, stage: Stage, at: At) -> Result<Option<(Move, Ticket)>, Error> {
+        let slot = at.slot;
         // SAFETY: the caller's contract is passed on.
         unsafe {
             match stage {
-                Stage::Team(exchange) => self.exchange(exchange, slot)?,
+                Stage::Team(exchange) => self.exchange(exchange, at)?,
                 Stage::Copy { from, to, count } => {
                     let (from, to) = (self.address(from, slot), self.address(to, slot));
                     if from != to {
-                        self.stream.copy(to, from, (count * self.size()) as usize).map_err(cuda_error)?;
+                        let stream = self.lanes.stream(at.lane)?;
+                        stream.copy(to, from, (count * self.size()) as usize).map_err(cuda_error)?;
                     }
                 }
                 Stage::Combine { rail, parts, count, to, finishes } => {
                     let sources = parts.all().map(|at| self.address(Place::Slot { rail, at }, slot));
-                    let sources: Vec<_> = sources.collect();
-                    self.combine(&sources, self.address(to, slot), (count, finishes))?;
+                    let (sources, stream) = (sources.collect::<Vec<_>>(), self.lanes.stream(at.lane)?);
+                    self.combine(&sources, self.address(to, slot), (count, finishes), stream)?;
                 }
-                Stage::Rail(moved) => return self.begin(moved, slot).map(Some),
+                Stage::Rail(moved) => return self.begin(moved, at).map(Some),
             }
         }
         Ok(None)
@@ -238,7 +293,7 @@ impl RailedCall<'_> {
 
     /// # Safety
     /// As the type says.
-    unsafe fn exchange(&self, exchange: Exchange, slot: u64) -> Result<(), Error> {
+    unsafe fn exchange(&self, exchange: Exchange, At { slot, lane }: At) -> Result<(), Error> {
         let Exchange { kind, root, count, .. } = exchange;
         let (send, recv) = (self.address(exchange.send, slot), self.address(exchange.recv, slot));
         let reduces = kind.reduces();
@@ -260,12 +315,16 @@ impl RailedCall<'_> {
         };
         // SAFETY: the caller's contract is passed on.
         unsafe {
+            let stream = self.lanes.stream(lane)?;
             match &self.rails.team {
-                Team::Alone => run_alone(&self.rails.kernels, &part, (send, recv), self.stream),
-                Team::Several(team) => {
+                Team::Alone => run_alone(&self.rails.kernels, &part, (send, recv), stream),
+                Team::Several { first, beside } => {
                     let call = Call { kind, send, recv, count, root, user_tag: 0, ..*self.call };
                     let strides = Strides { send: exchange.send_stride, recv: exchange.recv_stride };
-                    team.part(&call, &part, strides, self.stream)
+                    // Kernels of one communicator run one after the other.
+                    let team = if lane == Lane::Segment(0) { first } else { beside.as_ref().unwrap_or(first) };
+                    let blocks_max = if self.is_forked() { FORKED_BLOCKS_MAX } else { u32::MAX };
+                    team.part(&call, &part, strides, blocks_max, stream)
                 }
             }
         }
@@ -280,6 +339,7 @@ impl RailedCall<'_> {
         parts: &[DeviceAddress],
         to: DeviceAddress,
         (count, finishes): (u64, bool),
+        stream: RawStream,
     ) -> Result<(), Error> {
         let op = match self.whole.op {
             RedOp::Avg | RedOp::PreMulSum => RedOp::Sum,
@@ -299,58 +359,38 @@ impl RailedCall<'_> {
             (args.bytes, args.piece_bytes) = (bytes, bytes.next_multiple_of(16));
             let function = self.rails.kernels.function(launch.function).map_err(cuda_error)?;
             // SAFETY: the caller's contract is passed on.
-            unsafe { function.launch(self.stream, launch.grid, launch.block, &launch.args) }.map_err(cuda_error)?;
+            unsafe { function.launch(stream, launch.grid, launch.block, &launch.args) }.map_err(cuda_error)?;
             (done, left) = (Some(to), rest);
         }
         Ok(())
     }
 
-    /// Has a rail move what is in its slot when the stream has come here.
+    /// Has a rail move what is in its slot when the lane has come here.
     ///
     /// # Safety
     /// As the type says.
-    unsafe fn begin(&self, moved: Move, slot: u64) -> Result<(Move, Ticket), Error> {
+    unsafe fn begin(&self, moved: Move, At { slot, lane }: At) -> Result<(Move, Ticket), Error> {
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            let ticket = self.submit(moved, slot)?;
-            match (self.bounces(moved.rail), self.by) {
-                (true, By::Calling) => self.rails.bounce.begin(self.stream, &self.moving(moved, slot), ticket)?,
-                (true, By::Replaying(_)) => {
-                    let Moving { hosts, host, .. } = self.moving(moved, slot);
-                    self.copy_parts(moved, (slot, true), moved.goes_in(hosts, host))?;
-                    self.ordered(moved.rail).tell(self.stream, ticket)?;
+            let submit = |stream| self.submit(moved, slot, stream);
+            let ticket = match self.is_forked() || self.bounces(moved.rail) {
+                true => self.moving(moved, slot).begin(&self.lanes, lane, submit)?,
+                false => {
+                    let stream = self.lanes.stream(lane)?;
+                    let ticket = submit(stream)?;
+                    self.ordered(moved.rail).tell(stream, ticket)?;
+                    ticket
                 }
-                (false, _) => self.ordered(moved.rail).tell(self.stream, ticket)?,
-            }
+            };
             Ok((moved, ticket))
         }
     }
 
-    /// Copies parts of a slot in the caller's stream: from their twin, or there. Streams beside it would have to be captured with it.
+    /// Tells the service of a move, which it begins when a stream tells so: behind this one, if it is captured.
     ///
     /// # Safety
     /// As the type says.
-    unsafe fn copy_parts(
-        &self,
-        moved: Move,
-        (slot, goes_in): (u64, bool),
-        parts: impl Iterator<Item = Part>,
-    ) -> Result<(), Error> {
-        for part in parts {
-            let twin = self.address(Place::Slot { rail: moved.rail, at: part.at }, slot);
-            let wire = self.ordered(moved.rail).address(self.in_slots(slot, part.at));
-            let (to, from) = if goes_in { (wire, twin) } else { (twin, wire) };
-            // SAFETY: the caller's contract is passed on.
-            unsafe { self.stream.copy(to, from, (part.count * self.size()) as usize) }.map_err(cuda_error)?;
-        }
-        Ok(())
-    }
-
-    /// Tells the service of a move, which it begins when a stream tells so.
-    ///
-    /// # Safety
-    /// As the type says.
-    unsafe fn submit(&self, moved: Move, slot: u64) -> Result<Ticket, Error> {
+    unsafe fn submit(&self, moved: Move, slot: u64, stream: RawStream) -> Result<Ticket, Error> {
         let Move { rail: number, kind, root, count, .. } = moved;
         let place = |at: u64| -> Span { self.ordered(number).span(self.in_slots(slot, at)) };
         let call = HostCall {
@@ -375,32 +415,18 @@ impl RailedCall<'_> {
                 ticket.map(Ticket::Known)
             }
             // SAFETY: the caller's contract is passed on.
-            By::Replaying(rails) => unsafe { rails[number as usize].enqueue(self.stream, call) },
-        }
-    }
-
-    /// Has the stream wait until a rail has moved what is now in its slot.
-    ///
-    /// # Safety
-    /// As the type says.
-    unsafe fn end(&self, moved: Move, slot: u64, ticket: Ticket) -> Result<(), Error> {
-        let moving = self.moving(moved, slot);
-        // SAFETY: the caller's contract is passed on.
-        unsafe {
-            match (self.bounces(moved.rail), self.by) {
-                (true, By::Calling) => self.rails.bounce.end(self.stream, &moving, ticket),
-                (true, By::Replaying(_)) => {
-                    self.ordered(moved.rail).wait(self.stream, ticket)?;
-                    self.copy_parts(moved, (slot, false), moved.comes_out(moving.hosts, moving.host))
-                }
-                (false, _) => self.ordered(moved.rail).wait(self.stream, ticket),
-            }
+            By::Replaying(rails) => unsafe { rails[number as usize].enqueue(stream, call) },
         }
     }
 
     fn moving(&self, moved: Move, slot: u64) -> Moving<'_> {
         let (hosts, host) = (self.rails.layout.hosts(), self.rails.seat.host);
-        let rail = &self.rails.rails[moved.rail as usize];
-        Moving { rail, moved, slot, element_bytes: self.size(), hosts, host }
+        let twins = || match self.by {
+            By::Calling => self.rails.rails[moved.rail as usize].twin.address(),
+            By::Replaying(rails) => rails[moved.rail as usize].twin(0),
+        };
+        let twins = self.bounces(moved.rail).then(twins);
+        let (ordered, slot_offset) = (self.ordered(moved.rail), self.in_slots(slot, 0));
+        Moving { ordered, moved, slot, slot_offset, twins, element_bytes: self.size(), hosts, host }
     }
 }

@@ -11,9 +11,11 @@
 //! service:                                      | an all-gather on the rails' slots, done = n |
 //! ```
 //!
+//! Long calls of large teams are forked: each segment, from one move to the next, has a stream (`lanes.rs`).
+//!
 //! `mccs_rails` says which stages a collective has, and in which order a stream comes to them; `call.rs` enqueues them.
 //! Kernels read and write short slices in the slots themselves. Long ones are in the slots' twins on the GPU (`twin.rs`), where NICs reach
-//! them; otherwise copy engines bring them to the slots and back (`bounce.rs`). All ranks decide alike which calls go by rails: by
+//! them; otherwise copy engines bring them to the slots and back (`moving.rs`). All ranks decide alike which calls go by rails: by
 //! collective, payload and layout, and a number that they have agreed on.
 //!
 //! Sends and receives inside a host are its team's (`p2p.rs`).
@@ -22,8 +24,9 @@
 //!
 //! Absent on purpose: sends and receives between hosts, and short calls, which the whole carries out.
 
-mod bounce;
 mod call;
+mod lanes;
+mod moving;
 mod p2p;
 mod sizes;
 mod twin;
@@ -33,13 +36,14 @@ use std::time::Duration;
 
 use mccs_cuda::{Capture, Context, Event, Kernels, RawStream};
 use mccs_ipc::layout::{Layout, Seat};
-use mccs_ipc::protocol::{HostRun, Request, Response, Role};
+use mccs_ipc::protocol::{HostRun, Request, Response, Role, TEAMS_MAX};
 use mccs_ipc::types::UniqueId;
-use mccs_rails::{Plan, Ring, SLOT_BYTES, SLOTS};
+use mccs_rails::{Forks, Plan, Ring, SLOT_BYTES, SLOTS};
 
-use self::bounce::Bounce;
 use self::call::{By, RailedCall};
+use self::lanes::{Beside, Lanes};
 pub(super) use self::p2p::{RailsP2p, RailsP2pPlan};
+pub use self::sizes::fork_all_calls;
 use self::twin::Twin;
 use super::call::{Call, checked};
 use super::cuda_error;
@@ -59,7 +63,7 @@ const SLOT_ALIGN: u64 = 4096;
 const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(50);
 /// What tells the ids of rails and teams from those that callers have made, which are random; numbers tell them from each other.
 const RAIL_MASK: u8 = 0x5a;
-const TEAM_MASK: u8 = 0x3c;
+const TEAM_MASKS: [u8; TEAMS_MAX as usize] = [0x3c, 0x69];
 
 /// A rank's parts, and the payload from which collectives go by them.
 pub(super) struct Rails {
@@ -72,7 +76,9 @@ pub(super) struct Rails {
     team: Team,
     rails: Vec<Rail>,
     slot_bytes: u64,
-    bounce: Bounce,
+    /// Which calls have several streams.
+    forks: Forks,
+    beside: Beside,
     kernels: Arc<Kernels>,
     context: Context,
     order: Mutex<Order>,
@@ -86,7 +92,11 @@ pub(super) struct Rails {
 enum Team {
     /// There is no other.
     Alone,
-    Several(Box<DeviceInitiatedCommunicator>),
+    Several {
+        first: Box<DeviceInitiatedCommunicator>,
+        /// For segments behind moves of calls that are forked: its kernels run beside those of the first. None where no call is.
+        beside: Option<Box<DeviceInitiatedCommunicator>>,
+    },
 }
 
 /// A rail of this rank's.
@@ -122,7 +132,10 @@ impl Rails {
         };
         let seat = layout.seat(identity.rank);
         // Where the operator wants none there is none to join; others, whose operators do, are told.
-        let wanted = (from_bytes != u64::MAX).then(|| Team::join(client, identity, context, (&layout, seat)));
+        let slot_bytes = SLOT_BYTES / u64::from(layout.rails_each_max()) / SLOT_ALIGN * SLOT_ALIGN;
+        let forks = sizes::forks();
+        let may_fork = forks == Forks::Always || Plan::may_fork(&layout, slot_bytes);
+        let wanted = (from_bytes != u64::MAX).then(|| Team::join(client, identity, context, (&layout, seat), may_fork));
         let has_failed = matches!(wanted, Some(Err(_)));
         let own = if has_failed { u64::MAX } else { from_bytes };
         let from_bytes = whole.agree_on_max(own)?;
@@ -134,13 +147,12 @@ impl Rails {
             }
             _ => return Ok(None),
         };
-        let slot_bytes = SLOT_BYTES / u64::from(layout.rails_each_max()) / SLOT_ALIGN * SLOT_ALIGN;
         let (kernels, whole_id) = (kernels(context)?, identity.id);
         let each = layout.rails_each(seat.host);
         let numbers = seat.local * each..(seat.local + 1) * each;
         let join = |number| Rail::join(client, identity, context, (&layout, seat, number, SLOTS * slot_bytes));
         let rails = numbers.clone().map(join).collect::<Result<Vec<_>, _>>()?;
-        let bounce = Bounce::new(context, slot_bytes)?;
+        let beside = Beside::new(context, may_fork)?;
         let replayed = |(number, rail): (u32, &Rail)| {
             let id = part_id(identity.id, RAIL_MASK, number);
             let identity = Identity { id, rank: seat.host, nranks: layout.hosts(), ..identity.clone() };
@@ -154,8 +166,8 @@ impl Rails {
         let order = Mutex::new(Order { slices: 0, last_stream: None, last_call, left: false });
         let p2p = match &team {
             Team::Alone => None,
-            Team::Several(team) => {
-                let (team, others) = (Arc::clone(team.p2p()), Arc::clone(whole.p2p()));
+            Team::Several { first, .. } => {
+                let (team, others) = (Arc::clone(first.p2p()), Arc::clone(whole.p2p()));
                 Some(Arc::new(RailsP2p::new((layout.clone(), seat), team, others, context.clone())?))
             }
         };
@@ -169,7 +181,8 @@ impl Rails {
             team,
             rails,
             slot_bytes,
-            bounce,
+            forks,
+            beside,
             kernels,
             context,
             order,
@@ -222,8 +235,8 @@ impl Rails {
             if order.last_stream.is_some_and(|last| last != id) {
                 stream.wait(&order.last_call).map_err(cuda_error)?;
             }
-            let enqueued =
-                RailedCall { rails: self, call, whole: &whole, stream, by: By::Calling }.enqueue(&mut order.slices);
+            let lanes = Lanes::of(stream, &self.beside);
+            let enqueued = RailedCall::new(self, call, &whole, lanes, By::Calling).enqueue(&mut order.slices);
             order.last_stream = Some(id);
             // Behind what was enqueued in spite of an error, too.
             enqueued.and(order.last_call.record(stream).map_err(cuda_error))
@@ -247,8 +260,8 @@ impl Rails {
         // SAFETY: the caller's contract is passed on. What graphs use is kept as long as they live.
         unsafe {
             rails.iter_mut().try_for_each(|rail| rail.begin(stream, capture))?;
-            let by = By::Replaying(&rails);
-            let enqueued = RailedCall { rails: self, call, whole: &whole, stream, by }.enqueue(&mut slices);
+            let (lanes, by) = (Lanes::captured(stream), By::Replaying(&rails));
+            let enqueued = RailedCall::new(self, call, &whole, lanes, by).enqueue(&mut slices);
             // Behind what was enqueued in spite of an error, too.
             rails.iter_mut().fold(enqueued, |result, rail| {
                 rail.pieces = slices;
@@ -259,10 +272,7 @@ impl Rails {
 
     /// The error that ended a part, if one did.
     pub(super) fn async_error(&self) -> Option<Error> {
-        let of_team = match &self.team {
-            Team::Alone => None,
-            Team::Several(team) => team.async_error(),
-        };
+        let of_team = self.team.all().find_map(DeviceInitiatedCommunicator::async_error);
         let of_rail = |rail: &Rail| rail.comm.client().0.comm_failure(rail.comm.handle());
         let of_graphs = || self.captures.iter().find_map(Captures::failure);
         self.rails.iter().find_map(of_rail).or(of_team).or_else(of_graphs)
@@ -275,7 +285,7 @@ impl Rails {
             let _ = rail.comm.abort_for(error.cuda_code(), release);
         }
         release();
-        if let Team::Several(team) = &self.team {
+        for team in self.team.all() {
             let _ = team.abort();
         }
     }
@@ -284,11 +294,7 @@ impl Rails {
     pub(super) fn abort(&self) -> Result<(), Error> {
         self.captures.iter().for_each(Captures::abort);
         let rails = self.rails.iter().map(|rail| rail.comm.abort()).fold(Ok(()), Result::and);
-        let team = match &self.team {
-            Team::Alone => Ok(()),
-            Team::Several(team) => team.abort(),
-        };
-        rails.and(team)
+        self.team.all().map(DeviceInitiatedCommunicator::abort).fold(rails, Result::and)
     }
 
     /// Leaves when this rank's operations have ended.
@@ -298,10 +304,7 @@ impl Rails {
             return Ok(());
         }
         let ended = self.wait_for_calls(&order);
-        let team = match &self.team {
-            Team::Alone => Ok(()),
-            Team::Several(team) => team.leave(),
-        };
+        let team = self.team.all().map(DeviceInitiatedCommunicator::leave).fold(Ok(()), Result::and);
         let graphs = self.captures.iter().map(Captures::leave).fold(Ok(()), Result::and);
         let rails = self.rails.iter().map(|rail| rail.comm.leave()).fold(Ok(()), Result::and);
         ended.and(team).and(graphs).and(rails)
@@ -315,7 +318,7 @@ impl Rails {
             std::thread::sleep(LOOK_AGAIN_AFTER);
         }
         let _entered = self.context.enter().map_err(cuda_error)?;
-        self.bounce.wait()
+        self.beside.wait()
     }
 }
 
@@ -331,25 +334,40 @@ impl Team {
         identity: &Identity,
         context: &Context,
         (layout, seat): (&Layout, Seat),
+        may_fork: bool,
     ) -> Result<Self, Error> {
         let (rank, nranks) = (seat.local, layout.team(seat.host));
         if nranks == 1 {
             return Ok(Team::Alone);
         }
-        let &Identity { id, gpu, whole, .. } = identity;
-        let id = part_id(id, TEAM_MASK, seat.host);
-        let (gpu, root_address, role) = (Some(gpu), String::new(), Role::Team { whole });
-        let options = identity.options.clone();
-        let request = Request::InitRank { id, rank, nranks, gpu, root_address, role, options };
-        match client.0.requests.call(request, &[])? {
-            (Response::Comm { comm, device_initiated: Some(share), .. }, fds) => {
-                let made =
-                    DeviceInitiatedCommunicator::join(client, comm, rank, nranks, context.clone(), &share, &fds)?;
-                made.call_ranks(layout.ranks_of_host(seat.host));
-                Ok(Team::Several(Box::new(made)))
+        let join = |number: u32| {
+            let &Identity { id, gpu, whole, .. } = identity;
+            let id = part_id(id, TEAM_MASKS[number as usize], seat.host);
+            let (gpu, root_address, role) = (Some(gpu), String::new(), Role::Team { whole, number });
+            let options = identity.options.clone();
+            let request = Request::InitRank { id, rank, nranks, gpu, root_address, role, options };
+            match client.0.requests.call(request, &[])? {
+                (Response::Comm { comm, device_initiated: Some(share), .. }, fds) => {
+                    let made =
+                        DeviceInitiatedCommunicator::join(client, comm, rank, nranks, context.clone(), &share, &fds)?;
+                    made.call_ranks(layout.ranks_of_host(seat.host));
+                    Ok(Box::new(made))
+                }
+                (other, _) => Err(unexpected(&other)),
             }
-            (other, _) => Err(unexpected(&other)),
-        }
+        };
+        let first = join(0)?;
+        let beside = may_fork.then(|| join(1)).transpose()?;
+        Ok(Team::Several { first, beside })
+    }
+
+    /// Its communicators.
+    fn all(&self) -> impl Iterator<Item = &DeviceInitiatedCommunicator> {
+        let (first, beside) = match self {
+            Team::Alone => (None, None),
+            Team::Several { first, beside } => (Some(first), beside.as_ref()),
+        };
+        first.into_iter().chain(beside).map(|team| &**team)
     }
 }
 

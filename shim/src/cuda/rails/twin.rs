@@ -1,7 +1,7 @@
 //! Memory of the GPU that stands for the slots of a rail, byte by byte: its *twin*.
 //!
 //! Where NICs reach memory of the GPU the service makes it (`host_staged/twin.rs`): then rails move what is there. Otherwise it is this library's own,
-//! and copy engines bring it to the slots and back (`bounce.rs`).
+//! and copy engines bring it to the slots and back (`moving.rs`).
 
 use mccs_cuda::{Context, DeviceAddress, DeviceMemory, MappedMemory};
 use mccs_ipc::types::Handle;
