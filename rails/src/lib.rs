@@ -22,4 +22,4 @@ mod tests;
 pub use order::{Behind, Step, order};
 pub use plan::{Exchange, Forks, Move, Part, Parts, Place, Plan, Slice, Stage};
 pub use ring::Ring;
-pub use sizes::{FORKED_BLOCKS_MAX, SLOT_BYTES, SLOTS, Sizes};
+pub use sizes::{SLOT_BYTES, SLOTS, Sizes, forked_blocks};

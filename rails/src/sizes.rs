@@ -26,9 +26,22 @@ pub(crate) const RATES: Rates = Rates {
     // Of 64 MiB all-gathers and reduce-scatters take 1.06 and 1.09 times as long with 48 blocks as with 96, and 1.38 and 1.44 times with 32.
     forked: Forked { call_ns: 10_000, segment_ns: 3_000, team_percent: 117, gain_percent_min: 5 },
 };
-/// Most blocks of a team's kernel of a call whose segments have streams of their own. Kernels of two such calls, in what order ever they
-/// come to a GPU of 132 multiprocessors, leave some for each other: blocks of all four go on.
-pub const FORKED_BLOCKS_MAX: u32 = 42;
+/// Blocks of a team's kernel of a forked call: no more gain anything beside another such kernel, and fewer do not keep links busy.
+const FORKED_BLOCKS: std::ops::RangeInclusive<u32> = 32..=42;
+/// Multiprocessors that are left when three such kernels run.
+const LEFT: u32 = 4;
+
+/// Most blocks of a team's kernel of a call whose segments have streams of their own, on GPUs of which each has so many multiprocessors; none
+/// where no call may be forked.
+///
+/// Such a call has two kernels at a time whose blocks wait for those of other ranks. Ranks may come to two such calls, of two communicators, in
+/// different orders. Any three of the four kernels leave room for blocks of the fourth. So on all ranks blocks of each run, and end.
+#[must_use]
+pub fn forked_blocks(multiprocessors: u32) -> Option<u32> {
+    let blocks = multiprocessors.saturating_sub(LEFT) / 3;
+    (blocks >= *FORKED_BLOCKS.start()).then(|| blocks.min(*FORKED_BLOCKS.end()))
+}
+
 /// What a rail of more than two hosts moves at least where hosts exchange parts of it: twice the moves, for fewer bytes.
 const EXCHANGE_BYTES_MIN: u64 = 64 << 10;
 
@@ -57,6 +70,22 @@ impl Sizes {
             slice: SLICE_BYTES_MIN / element_bytes,
             exchange_from: EXCHANGE_BYTES_MIN / element_bytes,
             is_forked: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_of_forked_calls_leave_room_for_each_other() {
+        assert_eq!(
+            [16, 99, 100, 108, 132, 148].map(forked_blocks),
+            [None, None, Some(32), Some(34), Some(42), Some(42)]
+        );
+        for multiprocessors in 0..300 {
+            assert!(forked_blocks(multiprocessors).is_none_or(|blocks| 3 * blocks + LEFT <= multiprocessors));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use mccs_cuda::{DeviceAddress, RawStream};
 use mccs_ipc::types::RedOp;
 use mccs_kernels::cuda::{CollectiveCall, Launch, RANKS_MAX, Strides};
-use mccs_rails::{Behind, Exchange, FORKED_BLOCKS_MAX, Move, Place, Plan, SLOTS, Sizes, Slice, Stage, Step};
+use mccs_rails::{Behind, Exchange, Move, Place, Plan, SLOTS, Sizes, Slice, Stage, Step};
 
 use super::lanes::{Lane, Lanes, Mark};
 use super::moving::Moving;
@@ -323,7 +323,7 @@ impl<'a> RailedCall<'a> {
                     let strides = Strides { send: exchange.send_stride, recv: exchange.recv_stride };
                     // Kernels of one communicator run one after the other.
                     let team = if lane == Lane::Segment(0) { first } else { beside.as_ref().unwrap_or(first) };
-                    let blocks_max = if self.is_forked() { FORKED_BLOCKS_MAX } else { u32::MAX };
+                    let blocks_max = if self.is_forked() { self.rails.forked_blocks } else { u32::MAX };
                     team.part(&call, &part, strides, blocks_max, stream)
                 }
             }

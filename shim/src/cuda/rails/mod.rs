@@ -38,7 +38,7 @@ use mccs_cuda::{Capture, Context, Event, Kernels, RawStream};
 use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::protocol::{HostRun, Request, Response, Role, TEAMS_MAX};
 use mccs_ipc::types::UniqueId;
-use mccs_rails::{Forks, Plan, Ring, SLOT_BYTES, SLOTS};
+use mccs_rails::{Forks, Plan, Ring, SLOT_BYTES, SLOTS, forked_blocks};
 
 use self::call::{By, RailedCall};
 use self::lanes::{Beside, Lanes};
@@ -78,6 +78,8 @@ pub(super) struct Rails {
     slot_bytes: u64,
     /// Which calls have several streams.
     forks: Forks,
+    /// Most blocks of their teams' kernels.
+    forked_blocks: u32,
     beside: Beside,
     kernels: Arc<Kernels>,
     context: Context,
@@ -133,8 +135,20 @@ impl Rails {
         let seat = layout.seat(identity.rank);
         // Where the operator wants none there is none to join; others, whose operators do, are told.
         let slot_bytes = SLOT_BYTES / u64::from(layout.rails_each_max()) / SLOT_ALIGN * SLOT_ALIGN;
-        let forks = sizes::forks();
-        let may_fork = forks == Forks::Always || Plan::may_fork(&layout, slot_bytes);
+        let (forks, forked_blocks) = match sizes::forks() {
+            Forks::WhereItPays if Plan::may_fork(&layout, slot_bytes) => {
+                // The same on all ranks, by the smallest GPU.
+                let most = u64::from(u32::MAX);
+                let missing = whole.agree_on_max(most - u64::from(context.gpu().multiprocessors))?;
+                match forked_blocks((most - missing.min(most)) as u32) {
+                    Some(blocks) => (Forks::WhereItPays, blocks),
+                    None => (Forks::Never, 0),
+                }
+            }
+            Forks::WhereItPays => (Forks::Never, 0),
+            other => (other, 32),
+        };
+        let may_fork = forks != Forks::Never;
         let wanted = (from_bytes != u64::MAX).then(|| Team::join(client, identity, context, (&layout, seat), may_fork));
         let has_failed = matches!(wanted, Some(Err(_)));
         let own = if has_failed { u64::MAX } else { from_bytes };
@@ -182,6 +196,7 @@ impl Rails {
             rails,
             slot_bytes,
             forks,
+            forked_blocks,
             beside,
             kernels,
             context,
