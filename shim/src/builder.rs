@@ -77,10 +77,10 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// All at once. Without a job's name the environment's stays.
+    /// All at once; names as [`CommunicatorBuilder::name`] has them. Without a job's name the environment's stays.
     pub fn options(mut self, options: JoinOptions) -> Self {
-        let job = if options.job.is_empty() { self.options.job } else { options.job.clone() };
-        self.options = JoinOptions { job, ..options };
+        let job = if options.job.is_empty() { self.options.job } else { JoinOptions::name_of(&options.job) };
+        self.options = JoinOptions { job, name: JoinOptions::name_of(&options.name), ..options };
         self
     }
 

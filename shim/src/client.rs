@@ -327,10 +327,11 @@ impl Client {
         unsafe { crate::memory::register(self, ptr, bytes) }
     }
 
-    /// Registers a memfd of the caller's, sealed against shrinking, and maps it here.
+    /// Registers a memfd of the caller's and maps it here. It must be sealed against shrinking and not against writing, and all its pages
+    /// must be there, as after `fallocate`.
     ///
     /// # Errors
-    /// [`Error::Refused`] for a descriptor that is not as above, or over the tenant's quota.
+    /// [`Error::InvalidArgument`] or [`Error::Refused`] for a descriptor that is not as above, [`Error::Refused`] over the tenant's quota.
     pub fn register_fd(&self, fd: std::os::fd::BorrowedFd<'_>, bytes: u64) -> Result<Region, Error> {
         crate::memory::register_fd(self, fd, bytes)
     }
