@@ -166,8 +166,8 @@ impl Gpu {
         Ok(self.device == peer.device || can != 0)
     }
 
-    /// Whether what a warp stores to the other's memory by one instruction arrives there in lines of 128 bytes: another GPU of the same kind
-    /// behind NVLink, which the driver shows by atomic operations that work across. Nobody promises it; NCCL relies on the same.
+    /// Whether what a warp stores to the other's memory by one instruction arrives there in lines of 128 bytes. So it is with another GPU of the
+    /// same kind behind NVLink, which the driver shows by atomic operations that work across. Nobody promises it; NCCL relies on the same.
     ///
     /// # Errors
     /// [`DriverError`].

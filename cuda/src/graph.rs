@@ -128,8 +128,8 @@ impl Drop for CapturedGraph {
 /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
 const INVALIDATED: u32 = 901;
 
-/// A graph of one kernel, which may be another with each launch: the caller pays half of what launching a kernel takes if it is the
-/// same function with as many blocks and threads, and as much if not.
+/// A graph of one kernel, which may be another with each launch. The same function with as many blocks and threads costs the caller half of a
+/// kernel's launch; another costs as much.
 #[derive(Debug)]
 pub struct KernelGraph {
     context: Context,
@@ -293,8 +293,8 @@ impl Capture {
         Ok(())
     }
 
-    /// Has a function called, once, when the graph that is captured has gone, with all graphs that were made of it, and no launch of them
-    /// runs: some time after, on a thread of the driver's. It must not call the driver, nor wait. If this fails, it is called soon.
+    /// Has a function called, once, when the graph that is captured has gone, with all graphs that were made of it, and no launch of them runs.
+    /// The driver calls it some time after, on a thread of its own. It must not call the driver, nor wait. If this fails, it is called soon.
     ///
     /// # Safety
     /// The capture must be valid, and still go on.

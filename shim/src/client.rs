@@ -272,9 +272,9 @@ impl Client {
         }
     }
 
-    /// Makes a stream whose operations wait for a device that orders them by words: operation n, from 1, starts when that device
-    /// has opened the [`TimelineSemaphore`](mccs_ipc::timeline_semaphore::TimelineSemaphore) that lies `offset_bytes` into `region` up to n, and the semaphore says when it has
-    /// ended. Nothing on such a stream is done by the caller's thread.
+    /// Makes a stream whose operations wait for a device that orders them by words. Its
+    /// [`TimelineSemaphore`](mccs_ipc::timeline_semaphore::TimelineSemaphore) lies `offset_bytes` into `region`. Operation n, from 1, starts when
+    /// the device has raised the semaphore to n, which also says when it has ended. Nothing on such a stream is done by the caller's thread.
     ///
     /// # Errors
     /// As [`Client::create_stream`], and for a place that is not aligned as semaphores are, or not all in the region.
@@ -309,10 +309,10 @@ impl Client {
         crate::memory::allocate(self, bytes)
     }
 
-    /// Registers the caller's own memory: a page-aligned range of whole, private, anonymous pages, as from `mmap`. The
-    /// pages are moved into a shared file that is mapped in their place, contents included; addresses stay valid, also
-    /// after the region is dropped, and the same range can be registered again. Memory of an allocator's is better
-    /// allocated from the service: it may lie beside, or in, what the allocator keeps its books in.
+    /// Registers the caller's own memory: a page-aligned range of whole, private, anonymous pages, as from `mmap`. The pages are moved into a
+    /// shared file that is mapped in their place, contents included. Addresses stay valid, also after the region is dropped, and the same range
+    /// can be registered again. Memory of an allocator's is better allocated from the service: it may lie beside, or in, what the allocator keeps
+    /// its books in.
     ///
     /// # Safety
     /// Nobody may access the range during the call. From then on it is accessed only as [`Region::as_slice`] and

@@ -15,9 +15,9 @@ use crate::cuda::CollectedCall;
 use crate::cuda::p2p::{self, Collected as CollectedP2p};
 use crate::{Error, Stream};
 
-/// An open group of the calling thread: its operations are collected, and enqueued together by [`Group::end`]: on each stream first the
-/// collectives in the order of the calls, then all sends and receives, which start together. Groups nest; the outermost one enqueues. A group that is dropped without `end`, as `?` does, drops all that it and the groups around it have
-/// collected.
+/// An open group of the calling thread: its operations are collected, and enqueued together by [`Group::end`]. On each stream the collectives come
+/// first, in the order of the calls, then all sends and receives, which start together. Groups nest; the outermost one enqueues. A group that is
+/// dropped without `end`, as `?` does, drops all that it and the groups around it have collected.
 ///
 /// ```no_run
 /// # fn pass_on(comm: &mccs::Communicator, own: mccs::Span, other: mccs::Span, stream: &mccs::Stream) -> Result<(), mccs::Error> {
@@ -141,9 +141,9 @@ pub fn group_drop() -> Result<(), Error> {
     close().map(drop)
 }
 
-/// Closes a group. The outermost one enqueues what was collected: for each stream first the collectives in their order,
-/// then all sends and receives, which start together; then collectives on GPUs, in the order of the calls, and on each communicator
-/// of GPUs all sends and receives, in one kernel.
+/// Closes a group. The outermost one enqueues what was collected: for each stream first the collectives in their order, then all sends and
+/// receives, which start together. Collectives on GPUs follow, in the order of the calls, and on each communicator of GPUs all sends and receives,
+/// in one kernel.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] without a group, if a communicator was destroyed inside the group, or if it has more sends

@@ -41,9 +41,8 @@ pub enum ReduceOperator {
     Standard(RedOp),
     /// Each rank's contribution times its scalar, then summed. Scalars may differ between ranks.
     PreMulSum(Scalar),
-    /// The same with a scalar that lies in the GPU's memory, as an element of the collective's type, and is read when the
-    /// operation runs: part of what the callers of [`CudaCommunicator`](crate::cuda::CudaCommunicator)'s calls vouch for.
-    /// Only there.
+    /// The same with a scalar that lies in the GPU's memory, as an element of the collective's type, and is read when the operation runs. Callers
+    /// of [`CudaCommunicator`](crate::cuda::CudaCommunicator)'s calls vouch for it, too. Only there.
     PreMulSumAt(u64),
 }
 

@@ -1,9 +1,9 @@
-//! Small collectives without the service: a rank posts its contribution to its communicator's shared-memory exchange when it makes the
-//! call, and makes its result as soon as all have posted, in whichever call comes first.
+//! Small collectives without the service. A rank posts its contribution to its communicator's shared-memory exchange when it makes the call. It
+//! makes its result as soon as all have posted, in whichever call comes first.
 //!
-//! A round that the caller waits for too long, or that something else is enqueued behind, is handed to the service, which
-//! plays the rank's part from there on: so a late or lost peer, a mismatch and the end of a communicator are found out in
-//! one place, and a process that does not call again keeps nobody waiting.
+//! A round that the caller waits for too long, or that something else is enqueued behind, is handed to the service, which plays the rank's part
+//! from there on. So a late or lost peer, a mismatch and the end of a communicator are found out in one place. A process that does not call again
+//! keeps nobody waiting.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -14,8 +14,8 @@ use crate::requests::LIVENESS_EVERY;
 use crate::round::{Attempt, Round};
 use crate::{Client, Error};
 
-/// A stream. Cheap to clone. When the last clone is dropped its work goes on, and the stream is given back to the service
-/// if it has ended, or else when another one is made or dropped after its end.
+/// A stream. Cheap to clone. When the last clone is dropped its work goes on. The stream is given back to the service if that has ended, or else
+/// when another one is made or dropped after its end.
 #[derive(Clone)]
 pub struct Stream {
     pub(crate) client: Client,
@@ -173,9 +173,9 @@ impl StreamShared {
 /// Looks at a pending round before each further one gives the core away.
 const LOOKS_BEFORE_YIELD: u32 = 16;
 
-/// Notices that rounds end only when this process gives its core away: then the one waited for is on the same core, and
-/// the scheduler, to which both look busy, may leave them there. A process that sleeps is given a free core when it wakes.
-/// That costs as much as many rounds, so it is tried less and less often where there is no free core.
+/// Notices that rounds end only when this process gives its core away. Then the one waited for is on the same core, and the scheduler, to which
+/// both look busy, may leave them there. A process that sleeps is given a free core when it wakes. That costs as much as many rounds, so it is
+/// tried less and less often where there is no free core.
 struct Crowding {
     /// Rounds in a row that ended after giving the core away.
     crowded: AtomicU32,

@@ -188,6 +188,31 @@ fn sentences_of_pages_are_short() {
     assert!(long.is_empty(), "sentences of more than {SENTENCE_WORDS} words:\n{}", long.join("\n"));
 }
 
+/// What a source's documentation says, line for line.
+fn documentation(source: &str) -> String {
+    let of_line = |line: &str| {
+        let line = line.trim_start();
+        line.strip_prefix("///").or_else(|| line.strip_prefix("//!")).unwrap_or_default().to_owned() + "\n"
+    };
+    source.lines().map(of_line).collect()
+}
+
+/// Of what users of the API read.
+#[test]
+fn sentences_of_the_librarys_documentation_are_short() {
+    let mut git = std::process::Command::new("git");
+    let listed = git.args(["ls-files", "shim/src/*.rs", "cuda/src/*.rs"]).current_dir(root()).output().expect("git");
+    let mut long = Vec::new();
+    for name in String::from_utf8(listed.stdout).expect("names").lines() {
+        let source = fs::read_to_string(root().join(name)).expect("a tracked file");
+        let too_long = sentences(&documentation(&source))
+            .into_iter()
+            .filter(|(_, text)| text.split_whitespace().count() > SENTENCE_WORDS);
+        long.extend(too_long.map(|(number, text)| format!("{name}:{number}: {text}")));
+    }
+    assert!(long.is_empty(), "sentences of more than {SENTENCE_WORDS} words:\n{}", long.join("\n"));
+}
+
 #[test]
 fn sentences_are_found_in_paragraphs_and_items() {
     let text = "# A b\n\nOne two\nthree. Four: five.\n\n- six\n  seven\n1. eight\n| nine |\n```\nten\n```\n";

@@ -60,9 +60,8 @@ impl CommunicatorBuilder {
     /// Joins, with buffers on the GPU of the calling thread's current CUDA context. Returns when all ranks have joined. A process with
     /// several ranks calls it from as many threads.
     ///
-    /// # Errors
-    /// [`Error::Cuda`] where no context is current or the driver refuses, [`Error::Refused`] where the service has no such
-    /// GPU, ranks contradict each other or are missing at a time-out, or the tenant is over its quota.
+    /// # Errors [`Error::Cuda`] where no context is current or the driver refuses. [`Error::Refused`] where the service has no such GPU, ranks
+    /// contradict each other or are missing at a time-out, or the tenant is over its quota.
     pub fn join_cuda(&self) -> Result<CudaCommunicator, Error> {
         mccs_cuda::driver()?;
         let context = Context::current().map_err(cuda_error)?;
@@ -109,9 +108,9 @@ impl CudaCommunicator {
         CudaCommunicator { backend, surfacing: Arc::default() }
     }
 
-    /// From now on failures of other ranks surface as in NCCL: calls succeed, and nothing comes of them, until
-    /// [`CudaCommunicator::async_error`] has told of the failure, or two seconds after the first such call. A stream that is captured
-    /// gets the error at once. Without this, calls fail from the failure on.
+    /// From now on failures of other ranks surface as in NCCL. Calls succeed, and nothing comes of them, until [`CudaCommunicator::async_error`]
+    /// has told of the failure, or two seconds after the first such call. A stream that is captured gets the error at once. Without this, calls
+    /// fail from the failure on.
     pub fn surface_failures_by_async_error(&self) {
         self.surfacing.by_asynchronous_error();
     }

@@ -1,9 +1,9 @@
-//! Communicators of GPUs whose collectives the service carries out: what is short in memory of the host, what is long by its
-//! copy engines and kernels, where all ranks are on one host.
+//! Communicators of GPUs whose collectives the service carries out. What is short goes through memory of the host; what is long by its copy
+//! engines and kernels, where all ranks are on one host.
 //!
-//! To the service these are two communicators of one id; where ranks are on several hosts, there are others for what the GPUs combine
-//! (`rails`), and where GPUs of one host do not reach each other, for what their kernels do in pinned memory (`pinned`). Which of them a collective goes to follows from its payload, so that all ranks choose the same. They share nothing but the
-//! caller's streams.
+//! To the service these are two communicators of one id. Where ranks are on several hosts, there are others for what the GPUs combine (`rails`).
+//! Where GPUs of one host do not reach each other, there is one for what their kernels do in pinned memory (`pinned`). Which of them a collective
+//! goes to follows from its payload, so that all ranks choose the same. They share nothing but the caller's streams.
 
 use std::sync::Arc;
 

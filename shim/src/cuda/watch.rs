@@ -1,11 +1,11 @@
 //! What lets streams go on once the service has gone, where the program asks this library for nothing: it may do no more than wait for its
 //! stream.
 //!
-//! A client that has joined with a GPU has a thread, which waits for the other end of the session's socket to close and is of no use before. Then it
-//! lets through what waits, again and again as long as there is any: the driver ends the service's own streams a little later than the kernel
+//! A client that has joined with a GPU has a thread, which waits for the other end of the session's socket to close and is of no use before. Then
+//! it lets through what waits, again and again as long as there is any. The driver ends the service's own streams a little later than the kernel
 //! closes its sockets, and they may write the same words until then. A service that has ended the session only is still there, and may be copying
-//! between other ranks' buffers: what they wait for, too, it lets through itself, or the thread does once the service has ended as well. That the communicator has ended its calls find out as always
-//! ([`Requests::check_alive`](crate::requests::Requests::check_alive)).
+//! between other ranks' buffers. What they wait for, too, it lets through itself, or the thread does once the service has ended as well. That the
+//! communicator has ended its calls find out as always ([`Requests::check_alive`](crate::requests::Requests::check_alive)).
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};

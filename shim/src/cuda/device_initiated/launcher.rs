@@ -1,7 +1,7 @@
 //! Launches of a rank's kernels, at half of what the driver takes for one (`docs/decisions/037-launches-by-graphs.md`).
 //!
-//! Each goes by a graph of one kernel, which is told the arguments. A graph that has to become another function's, or one of other
-//! blocks, costs as much as a launch, so that several are kept, for as many kinds of calls that take turns. All are made before the first launch.
+//! Each goes by a graph of one kernel, which is told the arguments. A graph that has to become another function's, or one of other blocks, costs
+//! as much as a launch. So several are kept, for as many kinds of calls that take turns. All are made before the first launch.
 
 use mccs_cuda::{Context, DriverError, Function, KernelGraph, RawStream};
 use mccs_kernels::cuda::Launch;

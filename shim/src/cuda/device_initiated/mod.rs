@@ -1,8 +1,8 @@
 //! Communicators of GPUs that reach each other, and their collectives.
 //!
-//! A collective is a kernel in the caller's stream, which meets those of the other ranks in symmetric buffers of GPU memory; a large one is
-//! left to the service's copy engines (`large.rs`). Both go in one order, under one lock, and sends and receives (`p2p.rs`)
-//! in another. A communicator leaves when all its kernels have ended: the service may free what they use.
+//! A collective is a kernel in the caller's stream, which meets those of the other ranks in symmetric buffers of GPU memory. A large one is left
+//! to the service's copy engines (`large.rs`). Both go in one order, under one lock, and sends and receives (`p2p.rs`) in another. A communicator
+//! leaves when all its kernels have ended: the service may free what they use.
 
 mod large;
 mod launcher;
@@ -163,7 +163,7 @@ impl DeviceInitiatedCommunicator {
         locked(&self.order).launched
     }
 
-    /// How the next collective would go, under the strategy of now: the kernels' algorithm for a payload, none where it goes by copy engines; and
+    /// How the next collective would go, under the strategy of now: the kernels' algorithm for a payload, none where it goes by copy engines. Also
     /// the number of the kernel's stamp, if that is known: graphs that are replayed count too, on the GPU alone.
     pub(super) fn outlook(&self, kind: CollectiveKind, payload_bytes: u64) -> (Option<Algorithm>, Option<u64>) {
         let order = locked(&self.order);

@@ -1,7 +1,7 @@
 //! The order of a rank's kernels in the caller's streams.
 //!
-//! Kernels of a communicator use the same symmetric buffers, so one that is launched into another stream than the one before has to wait for
-//! it: for its count in GPU memory; or for an event, where streams cannot wait for words, and from the first capture on. From then on every
+//! Kernels of a communicator use the same symmetric buffers. So one that is launched into another stream than the one before has to wait for it:
+//! for its count in GPU memory. Where streams cannot wait for words, and from the first capture on, it waits for an event. From then on every
 //! launch waits for the event, and records it: graphs may have been launched anywhere since the one before (`graphs.rs`).
 
 use std::sync::Arc;
@@ -94,8 +94,9 @@ impl LaunchOrder {
         self.graphs.event()
     }
 
-    /// Has a captured stream come behind the launches before, of which the symmetric buffer counts `launched` outside of graphs at `counter`, and behind
-    /// what `wait_for_rest` has a stream wait for, at once or by words. The context must be current. Returns what says whether the graph has gone.
+    /// Has a captured stream come behind the launches before, and behind what `wait_for_rest` has a stream wait for, at once or by words. Of the
+    /// launches outside of graphs the symmetric buffer counts `launched` at `counter`. The context must be current. Returns what says whether the
+    /// graph has gone.
     ///
     /// # Safety
     /// The stream must live, and be of this capture, which goes on; `counter` must be mapped until all streams have come to this.

@@ -1,14 +1,14 @@
 //! The caller's GPU memory, as the service knows it: registered when a large operation first uses it.
 //!
-//! What has a handle (`cudaMalloc`) is registered as whole allocations, so that buffers an allocator cuts out of one share it; what was
-//! made to be given away by descriptors (`cuMemCreate`), as the segments that a buffer lies in. An address may be freed and come again as
+//! What has a handle (`cudaMalloc`) is registered as whole allocations, so that buffers an allocator cuts out of one share it. What was made to be
+//! given away by descriptors (`cuMemCreate`) is registered as the segments that a buffer lies in. An address may be freed and come again as
 //! something else, which is looked for before it is used.
 //!
 //! What its owner frees stays where it is until the service has closed it. Nobody tells, so regions are looked at in turn: some after each large
 //! call, and whenever the program asks for errors. What a communicator was the last to use is given back when it leaves.
 //!
-//! Where there is room for no more of them, here or at the service, the one that was not used for longest goes; never one that a call has found and
-//! not told the service of yet ([`Found`]).
+//! Where there is room for no more of them, here or at the service, the one that was not used for longest goes. One that a call has found and not
+//! told the service of yet ([`Found`]) stays.
 
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Included};

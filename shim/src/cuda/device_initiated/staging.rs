@@ -1,6 +1,6 @@
-//! Memory that no other process can open, or the service does not take (`cudaMallocAsync`, `cuMemCreate` without descriptors): what large
-//! operations read and write there goes through memory of the communicator's own, at the price of a local copy, so that any buffer will do
-//! for any call.
+//! Memory that no other process can open, or the service does not take (`cudaMallocAsync`, `cuMemCreate` without descriptors). What large
+//! operations read and write there goes through memory of the communicator's own, at the price of a local copy. So any buffer will do for any
+//! call.
 
 use mccs_cuda::{Context, DeviceAddress, DeviceMemory, MappedMemory, Shared};
 

@@ -4,16 +4,15 @@
 //! graph:  host function: commands n.. to the service, n into a word | kernel: copy in, ready = n, wait for done >= n, copy out | ...
 //! ```
 //!
-//! A replay needs its commands anew, and only the GPU knows of it. So a graph calls back, on a thread of the driver's. That takes some
-//! 45 us, and therefore happens once for many pieces: they start as the GPU comes to them, whenever their commands were sent. Their
-//! kernels read from a word which operations they have become. A group of sends and receives is called back for once, before its lanes
-//! fork. What a graph calls back for is kept until the driver says that it has gone with all that was made of it; then the next capture drops it, since
-//! the thread that says so must not call the driver.
+//! A replay needs its commands anew, and only the GPU knows of it. So a graph calls back, on a thread of the driver's. That takes some 45 us, and
+//! therefore happens once for many pieces: they start as the GPU comes to them, whenever their commands were sent. Their kernels read from a word
+//! which operations they have become. A group of sends and receives is called back for once, before its lanes fork. What a graph calls back for is
+//! kept until the driver says that it has gone with all that was made of it. Then the next capture drops it, since the thread that says so must
+//! not call the driver.
 //!
-//! Commands of replays come in the order of the GPU's work, other calls' in the order of the calls, and the two may differ from rank
-//! to rank: so replays have a communicator of their own. It is in a session of its own, too: a call that waits for room among the
-//! commands must not hold up the replay that it waits for. And it is joined in the background: a thread may capture for several
-//! ranks in turn.
+//! Commands of replays come in the order of the GPU's work, other calls' in the order of the calls. The two may differ from rank to rank, so
+//! replays have a communicator of their own. It is in a session of its own, too: a call that waits for room among the commands must not hold up
+//! the replay that it waits for. And it is joined in the background: a thread may capture for several ranks in turn.
 
 use std::ffi::c_void;
 use std::ops::{Deref, DerefMut};

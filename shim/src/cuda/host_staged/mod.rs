@@ -5,15 +5,14 @@
 //! service:                              | a collective on the ranks' slots, done = n |
 //! ```
 //!
-//! To the service this is a communicator of host memory, with all that those have: ranks on other hosts, strategies, and
-//! changes of them, watches, metrics. Its buffers are *slots* of a region that the GPU reaches too, and its stream is ordered
-//! ([`mccs_ipc::timeline_semaphore`]): the command is sent when the call is made, and starts when the GPU has come to it. A call returns at once.
+//! To the service this is a communicator of host memory, with all that those have: ranks on other hosts, strategies, and changes of them, watches,
+//! metrics. Its buffers are *slots* of a region that the GPU reaches too. Its stream is ordered ([`mccs_ipc::timeline_semaphore`]): the command is
+//! sent when the call is made, and starts when the GPU has come to it. A call returns at once.
 //!
-//! Short calls are one kernel of the caller's stream that does its whole side: a copy engine takes longer to begin than they take
-//! in all. Long calls are left to copy engines and the driver's words, and go in pieces (`pieces.rs`), of which [`SLOTS`] are under
-//! way at a time: in the caller's stream the copies into slots run that far ahead of the copies out of them (`call.rs`), so that
-//! copies, reductions and the network overlap. A slot is used again behind the copy out of it: within a stream by its order, on
-//! another stream behind an event.
+//! Short calls are one kernel of the caller's stream that does its whole side: a copy engine takes longer to begin than they take in all. Long
+//! calls are left to copy engines and the driver's words, and go in pieces (`pieces.rs`), of which [`SLOTS`] are under way at a time. In the
+//! caller's stream the copies into slots run that far ahead of the copies out of them (`call.rs`). So copies, reductions and the network overlap.
+//! A slot is used again behind the copy out of it: within a stream by its order, on another stream behind an event.
 //!
 //! Sends and receives (`p2p.rs`, `ordered_stream.rs`) go the same way, by slots of their own.
 //!

@@ -14,11 +14,11 @@
 //! Slots are memory of the host. Where NICs reach memory of the GPU, long messages are in the slots' *twins* there (`twin.rs`), and nothing of them is
 //! in memory of the host. Each end decides alone: pieces are the same either way.
 //!
-//! In graphs (`captured.rs`) it is the same by lanes of another session, whose commands are sent again at each replay, all of a group at
-//! once: so there must be room for them among what the tenant may have in flight.
+//! In graphs (`captured.rs`) it is the same by lanes of another session. Their commands are sent again at each replay, all of a group at once. So
+//! there must be room for them among what the tenant may have in flight.
 //!
-//! What the tenant may have in flight (`max_operations_in_flight`) holds pieces back that are called; so the ranks of a process which
-//! one thread calls for in turn should not send each other more than so many MiB in a group.
+//! What the tenant may have in flight (`max_operations_in_flight`) holds pieces back that are called. So ranks for which one thread calls in turn
+//! should not send each other more than so many MiB in a group.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};

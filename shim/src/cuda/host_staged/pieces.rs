@@ -1,9 +1,8 @@
 //! How a collective on buffers of a GPU is cut into collectives on slots of host memory. Pure.
 //!
-//! A collective's buffers are *blocks* of `count` elements: one, or one for each rank. A piece takes the same part of every
-//! block, and is a collective of its own, of that many elements: so results are those of the whole. Where a collective has a
-//! place for in-place calls, a piece uses it, and the slot holds the longer of its buffers; an all-to-all has none, and gets
-//! half a slot for each.
+//! A collective's buffers are *blocks* of `count` elements: one, or one for each rank. A piece takes the same part of every block, and is a
+//! collective of its own, of that many elements: so results are those of the whole. Where a collective has a place for in-place calls, a piece
+//! uses it, and the slot holds the longer of its buffers. An all-to-all has none, and gets half a slot for each.
 
 use mccs_ipc::types::CollectiveKind;
 
