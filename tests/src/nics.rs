@@ -5,20 +5,42 @@ use std::path::{Path, PathBuf};
 
 use mccs_emulated_nics::{Listed, write_list};
 
+use crate::hosts::host_name;
+
+/// What a NIC is.
+#[derive(Debug, Clone, Copy)]
+pub struct NicKind {
+    /// Its speed.
+    pub mbit_per_s: u64,
+    /// InfiniBand, or else Ethernet.
+    pub is_infiniband: bool,
+}
+
+impl NicKind {
+    /// Ethernet of so much.
+    #[must_use]
+    pub const fn ethernet(mbit_per_s: u64) -> Self {
+        NicKind { mbit_per_s, is_infiniband: false }
+    }
+
+    /// The NIC of this kind that a host's processes have by a number.
+    #[must_use]
+    pub fn listed(self, host: usize, number: usize, address: Ipv4Addr) -> Listed {
+        let NicKind { mbit_per_s, is_infiniband } = self;
+        let (host, name) = (host_name(host), format!("n{number}"));
+        Listed { host, name, address, mbit_per_s, latency_ns: 2000, is_infiniband }
+    }
+}
+
 /// Lists so many NICs of each host in a folder: `n0` and so on, all hosts' together, each with an address in `10.88.SUBNET.0/24`.
 ///
 /// # Panics
 /// If the folder cannot be written to.
 pub fn list_nics(folder: &Path, of_hosts: &[usize], subnet: u8, mbit_per_s: u64) {
     let places = of_hosts.iter().enumerate().flat_map(|(host, nics)| (0..*nics).map(move |_| host));
-    let listed = places.enumerate().map(|(number, host)| Listed {
-        host: format!("h{host}"),
-        name: format!("n{number}"),
-        address: Ipv4Addr::new(10, 88, subnet, number as u8 + 1),
-        mbit_per_s,
-        latency_ns: 2000,
-        is_infiniband: false,
-    });
+    let address = |number: usize| Ipv4Addr::new(10, 88, subnet, number as u8 + 1);
+    let kind = NicKind::ethernet(mbit_per_s);
+    let listed = places.enumerate().map(|(number, host)| kind.listed(host, number, address(number)));
     write_list(folder, &listed.collect::<Vec<_>>()).expect("a list");
 }
 

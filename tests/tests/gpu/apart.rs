@@ -9,6 +9,7 @@ use mccs_tests::TestService;
 
 use super::rails::{every_kind, synchronize};
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, everybody};
+use super::until_it_fails::{calls_until_it_fails, others_hear_of_a_kill};
 use super::{TENANTS, checks};
 
 /// As many ranks as a service takes at least.
@@ -73,24 +74,13 @@ fn meets_in_pinned_memory(place: &Place) -> anyhow::Result<()> {
     })
 }
 
-/// Short calls until there is an error, which each rank tells.
+/// Short calls.
 fn meets_until_it_fails(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|rank| {
         let Rank { context, comm, stream, .. } = &rank;
         let call = every_kind(0, place.nranks, 1000);
         let at = Buffers::of(context, &call)?;
-        for turn in 0.. {
-            let called = enqueue(comm, &call, &at, stream.raw());
-            synchronize(stream)?;
-            if called.is_err() || comm.async_error().is_some() {
-                break;
-            }
-            if turn == 3 {
-                println!("is at work");
-            }
-        }
-        println!("rank {} was told: {}", comm.rank(), super::told(&rank));
-        Ok(())
+        calls_until_it_fails(&rank, |_| enqueue(comm, &call, &at, stream.raw()))
     })
 }
 
@@ -138,13 +128,7 @@ fn all_hear_of_a_rank_that_is_killed_where_gpus_that_do_not_reach_each_other_mee
     let whole = everybody(&service, 0);
     let nranks = whole.gpus as u32;
     let place = |rank: u32| Place { nranks, ranks: rank..rank + 1, ..whole.clone() };
-    let mut players: Vec<_> = (0..nranks).map(|rank| Player::start("meets_until_it_fails", &place(rank))).collect();
-    players.iter_mut().for_each(|player| player.hears("is at work"));
-    players.pop().expect("the last rank").kill();
-    for (rank, player) in players.into_iter().enumerate() {
-        let said = player.ends_well();
-        assert!(said.contains(&format!("rank {rank} was told")), "{said}");
-    }
+    others_hear_of_a_kill((0..nranks).map(|rank| Player::start("meets_until_it_fails", &place(rank))).collect());
     super::wait_until(|| service.service().registry.comms().is_empty());
 }
 

@@ -10,11 +10,12 @@ use mccs_control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_cuda::DeviceMemory;
 use mccs_emulated_nics::control::Fault;
 use mccs_tests::hosts::{HostSettings, TestHosts, host_name};
+use mccs_tests::nics::NicKind;
 use mccs_tests::watchdog;
 
 use super::changes::sign;
 use super::deaths::{HOST, Serving};
-use super::emulated_nics::{EmulatedNics, Kind};
+use super::emulated_nics::EmulatedNics;
 use super::rails::{both_play, everything, play_as, synchronize};
 use super::ranks::{Buffers, Place, Player, Role, call, enqueue, everybody_at};
 use super::{told, wait_until};
@@ -24,7 +25,7 @@ pub const ROLES: &[(&str, Role)] =
 
 /// A folder of GPUs that have broken, for processes of their host.
 const LOST: &str = "MCCS_EMULATED_LOST";
-const NICS: [Kind; 2] = [Kind::ethernet(20_000); 2];
+const NICS: [NicKind; 2] = [NicKind::ethernet(20_000); 2];
 /// The tenants, by their places: whose job is struck, and whose is not.
 const STRUCK: usize = 0;
 const BESIDE: usize = 1;
@@ -331,9 +332,9 @@ fn begun_over(hosts: &TestHosts, host: usize) -> (Option<TransportKind>, String)
 #[test]
 #[ignore = "needs two GPUs"]
 fn hosts_with_other_nics_work_together() {
-    const FAST: Kind = Kind::ethernet(100_000);
-    const SLOW: Kind = Kind::ethernet(10_000);
-    let infiniband = Kind { is_infiniband: true, ..FAST };
+    const FAST: NicKind = NicKind::ethernet(100_000);
+    const SLOW: NicKind = NicKind::ethernet(10_000);
+    let infiniband = NicKind { is_infiniband: true, ..FAST };
     for (kinds, is_rdma) in [
         ([&[FAST, FAST][..], &[SLOW]], true),
         ([&[SLOW], &[FAST; 4]], true),

@@ -4,23 +4,9 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 
 use mccs_emulated_nics::control::{Carried, Fault, carried, make};
-use mccs_emulated_nics::{Listed, write_list};
+use mccs_emulated_nics::write_list;
 use mccs_tests::hosts::host_name;
-use mccs_tests::nics::library_in;
-
-/// What a NIC is.
-#[derive(Debug, Clone, Copy)]
-pub struct Kind {
-    pub mbit_per_s: u64,
-    pub is_infiniband: bool,
-}
-
-impl Kind {
-    /// Ethernet of so much.
-    pub const fn ethernet(mbit_per_s: u64) -> Kind {
-        Kind { mbit_per_s, is_infiniband: false }
-    }
-}
+use mccs_tests::nics::{NicKind, library_in};
 
 /// See the module's documentation.
 pub struct EmulatedNics {
@@ -31,19 +17,13 @@ pub struct EmulatedNics {
 
 impl EmulatedNics {
     /// Those of each host, who are to start after this.
-    pub fn new(hosts: &[&[Kind]]) -> EmulatedNics {
+    pub fn new(hosts: &[&[NicKind]]) -> EmulatedNics {
         // Memory, not a disk.
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-        let listed = |host: usize, nic: usize, kind: &Kind| Listed {
-            host: host_name(host),
-            name: format!("n{nic}"),
-            address: Ipv4Addr::new(10, 89, host as u8, nic as u8 + 1),
-            mbit_per_s: kind.mbit_per_s,
-            latency_ns: 2000,
-            is_infiniband: kind.is_infiniband,
-        };
-        let of_host = |(host, kinds): (usize, &&[Kind])| {
-            kinds.iter().enumerate().map(|(nic, kind)| listed(host, nic, kind)).collect::<Vec<_>>()
+        let address = |host: usize, nic: usize| Ipv4Addr::new(10, 89, host as u8, nic as u8 + 1);
+        let of_host = |(host, kinds): (usize, &&[NicKind])| {
+            let nics = kinds.iter().enumerate();
+            nics.map(|(nic, kind)| kind.listed(host, nic, address(host, nic))).collect::<Vec<_>>()
         };
         write_list(folder.path(), &hosts.iter().enumerate().flat_map(of_host).collect::<Vec<_>>()).expect("a list");
         EmulatedNics { folder, counts: hosts.iter().map(|kinds| kinds.len()).collect() }

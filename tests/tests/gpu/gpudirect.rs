@@ -18,6 +18,7 @@ use mccs_tests::nics::{library_in, list_nics};
 
 use super::rails::{both_play, every_kind, everything, four_processes, play_in_teams, synchronize, teams};
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
+use super::until_it_fails::{all_are_told, are_at_work, others_hear_of_a_kill};
 use super::wait_until;
 
 /// What processes of these tests do, besides what those of others do.
@@ -271,14 +272,7 @@ fn flows_change_to_tcp_and_back_under_load() {
 #[ignore = "needs two GPUs"]
 fn all_hear_of_a_rank_that_is_killed_while_nics_move_its_memory() {
     let fixture = Fixture::new(2, |_| String::new(), |_| ());
-    let mut players = four_processes(&fixture.hosts, &[]);
-    players.iter_mut().for_each(|player| player.hears("is at work"));
-    let mut killed = players.pop().expect("the last rank");
-    killed.kill();
-    for (rank, player) in players.into_iter().enumerate() {
-        let said = player.ends_well();
-        assert!(said.contains(&format!("rank {rank} was told")), "{said}");
-    }
+    others_hear_of_a_kill(four_processes(&fixture.hosts, &[]));
     fixture.waits_for_memory(2);
 }
 
@@ -288,11 +282,8 @@ fn all_hear_of_a_rank_that_is_killed_while_nics_move_its_memory() {
 fn all_hear_of_a_service_that_goes_while_nics_move_memory() {
     let mut fixture = Fixture::new(2, |_| String::new(), |_| ());
     let mut players = four_processes(&fixture.hosts, &[]);
-    players.iter_mut().for_each(|player| player.hears("is at work"));
+    are_at_work(&mut players);
     fixture.hosts.stop(1);
-    for (rank, player) in players.into_iter().enumerate() {
-        let said = player.ends_well();
-        assert!(said.contains(&format!("rank {rank} was told")), "{said}");
-    }
+    all_are_told(players, "");
     fixture.waits_for_memory(1);
 }

@@ -28,6 +28,7 @@ mod staged;
 mod stalls;
 mod streams;
 mod times;
+mod until_it_fails;
 mod values;
 
 use std::sync::Arc;

@@ -25,8 +25,9 @@ use mccs_ipc::sync::Doorbell;
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
 use mccs_tests::TestService;
 use mccs_tests::hosts::TestHosts;
+use mccs_tests::nics::NicKind;
 
-use super::emulated_nics::{EmulatedNics, Kind as NicKind};
+use super::emulated_nics::EmulatedNics;
 use super::mps::UNTIL;
 use super::rails::{both_play, every_kind, everything};
 use super::ranks::{Place, Player, Rank, Role, call, enqueue_at, everybody, everybody_plays};

@@ -8,8 +8,9 @@ use rand::{Rng, SeedableRng};
 
 use super::gpudirect::{Fixture, NICS, NOTHING, refuse};
 use super::p2p::{Exchange, Message};
-use super::rails::{ABORTS, everything, four_play, play_in_teams, synchronize, teams};
+use super::rails::{everything, four_play, play_in_teams, synchronize, teams};
 use super::ranks::{Place, Rank, Role, capture};
+use super::until_it_fails::{ABORTS, all_are_told, calls_until_it_fails, others_hear_of_a_kill};
 
 pub const ROLES: &[(&str, Role)] = &[
     ("swaps", swaps),
@@ -112,9 +113,8 @@ fn swaps_beside_one_that_waits(place: &Place) -> anyhow::Result<()> {
     })
 }
 
-/// Groups one after the other; rank 1 aborts among them where nobody is killed. Everybody hears of the end, and no stream stands still.
+/// Groups, until everybody hears of the end.
 fn swaps_until_it_fails(place: &Place) -> anyhow::Result<()> {
-    let aborts = std::env::var_os(ABORTS).is_some();
     place.each_rank(|rank| {
         let Rank { context, comm, stream, .. } = &rank;
         let every = |from| (0..place.nranks).filter(move |to| *to != from).map(move |to| (from, to));
@@ -124,21 +124,7 @@ fn swaps_until_it_fails(place: &Place) -> anyhow::Result<()> {
             comm.rank(),
             pairs.map(|(from, to)| Message { from, to, bytes: 5 << 20 }).collect(),
         )?;
-        for turn in 0.. {
-            let called = exchange.enqueue_in_any_order(comm, stream.raw(), &mut StdRng::from_os_rng());
-            if aborts && comm.rank() == 1 && turn == 3 {
-                comm.abort()?;
-            }
-            synchronize(stream)?;
-            if called.is_err() || comm.async_error().is_some() {
-                break;
-            }
-            if turn == 3 {
-                println!("is at work");
-            }
-        }
-        println!("rank {} was told: {}", comm.rank(), super::told(&rank));
-        Ok(())
+        calls_until_it_fails(&rank, |_| exchange.enqueue_in_any_order(comm, stream.raw(), &mut StdRng::from_os_rng()))
     })
 }
 
@@ -245,14 +231,7 @@ fn who_comes_late_holds_up_no_other_message() {
 #[ignore = "needs two GPUs"]
 fn all_hear_of_a_rank_that_is_killed_among_messages() {
     let fixture = Fixture::new(2, |_| String::new(), |_| ());
-    let mut players = four_play("swaps_until_it_fails", &fixture.hosts, &[]);
-    players.iter_mut().for_each(|player| player.hears("is at work"));
-    let mut killed = players.pop().expect("the last rank");
-    killed.kill();
-    for (rank, player) in players.into_iter().enumerate() {
-        let said = player.ends_well();
-        assert!(said.contains(&format!("rank {rank} was told")), "{said}");
-    }
+    others_hear_of_a_kill(four_play("swaps_until_it_fails", &fixture.hosts, &[]));
     fixture.waits_for_memory(2);
 }
 
@@ -260,11 +239,6 @@ fn all_hear_of_a_rank_that_is_killed_among_messages() {
 #[ignore = "needs two GPUs"]
 fn all_hear_of_an_abort_among_messages() {
     let fixture = Fixture::new(2, |_| String::new(), |_| ());
-    for (rank, player) in
-        four_play("swaps_until_it_fails", &fixture.hosts, &[(ABORTS, "1".into())]).into_iter().enumerate()
-    {
-        let said = player.ends_well();
-        assert!(said.contains(&format!("rank {rank} was told")) && said.contains("aborted"), "{said}");
-    }
+    all_are_told(four_play("swaps_until_it_fails", &fixture.hosts, &[(ABORTS, "1".into())]), "aborted");
     fixture.waits_for_memory(2);
 }

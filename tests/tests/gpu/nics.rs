@@ -14,12 +14,13 @@ use mccs_emulated_nics::control::Fault;
 use mccs_eval::workload::Call;
 use mccs_registry::CommInfo;
 use mccs_tests::hosts::TestHosts;
+use mccs_tests::nics::NicKind;
 use mccs_tests::watchdog;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::changes::sign;
-use super::emulated_nics::{EmulatedNics, Kind};
+use super::emulated_nics::EmulatedNics;
 use super::rails::everything;
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody};
 
@@ -43,7 +44,7 @@ struct Fixture {
 impl Fixture {
     /// `keys` are of [rdma], `sections` go behind.
     fn new(nics: usize, keys: &str, sections: impl Fn(&Path) -> String) -> Fixture {
-        let kinds = vec![Kind::ethernet(MBIT_PER_S); nics];
+        let kinds = vec![NicKind::ethernet(MBIT_PER_S); nics];
         let nics = EmulatedNics::new(&[&kinds, &kinds]);
         let sections = sections(nics.folder());
         let settings = |host| format!("{}{}{sections}", everything(), nics.section(host, keys));

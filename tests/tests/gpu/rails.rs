@@ -13,6 +13,7 @@ use mccs_tests::hosts::TestHosts;
 
 use super::TENANTS;
 use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, enqueue_at, enqueue_with, everybody};
+use super::until_it_fails::{ABORTS, all_are_told, calls_until_it_fails, others_hear_of_a_kill};
 
 /// What processes of these tests do, besides what those of others do.
 pub const ROLES: &[(&str, Role)] = &[
@@ -37,9 +38,6 @@ const KINDS: [CollectiveKind; 8] = [
     CollectiveKind::Gather,
     CollectiveKind::Scatter,
 ];
-
-/// Has rank 1 abort.
-pub const ABORTS: &str = "MCCS_GPU_ABORTS";
 
 /// Has each segment of a call's slices have a stream of its own, whatever the model says: teams of two are too small for that to pay.
 pub const FORKS: &str = "MCCS_GPU_FORKS";
@@ -303,29 +301,16 @@ fn combines_late(place: &Place) -> anyhow::Result<()> {
     })
 }
 
-/// Long calls one after the other; rank 1 aborts among them where nobody is killed. Everybody hears of the end, and no stream stands still.
+/// Long calls, until everybody hears of the end.
 fn combines_until_it_fails(place: &Place) -> anyhow::Result<()> {
-    let aborts = std::env::var_os(ABORTS).is_some();
     place.each_rank(|rank| {
         let Rank { context, comm, stream, .. } = &rank;
         let calls: Vec<_> = (0..4).map(|n| every_kind(n, place.nranks, 400_001)).collect();
         let at = calls.iter().map(|call| Buffers::of(context, call)).collect::<Result<Vec<_>, _>>()?;
-        for turn in 0.. {
+        calls_until_it_fails(&rank, |turn| {
             let (call, at) = (&calls[turn % calls.len()], &at[turn % calls.len()]);
-            let called = enqueue(comm, call, at, stream.raw());
-            if aborts && comm.rank() == 1 && turn == 3 {
-                comm.abort()?;
-            }
-            synchronize(stream)?;
-            if called.is_err() || comm.async_error().is_some() {
-                break;
-            }
-            if turn == 3 {
-                println!("is at work");
-            }
-        }
-        println!("rank {} was told: {}", comm.rank(), super::told(&rank));
-        Ok(())
+            enqueue(comm, call, at, stream.raw())
+        })
     })
 }
 
@@ -548,14 +533,7 @@ fn all_hear_of_a_rank_that_is_killed_among_rails() {
 
 fn hear_of_a_killed_rank(environment: &[(&str, PathBuf)]) {
     let hosts = TestHosts::start(2, &everything());
-    let mut players = four_processes(&hosts, environment);
-    players.iter_mut().for_each(|player| player.hears("is at work"));
-    let mut killed = players.pop().expect("the last rank");
-    killed.kill();
-    for (rank, player) in players.into_iter().enumerate() {
-        let said = player.ends_well();
-        assert!(said.contains(&format!("rank {rank} was told")), "{said}");
-    }
+    others_hear_of_a_kill(four_processes(&hosts, environment));
     for host in [0, 1] {
         super::wait_until(|| hosts.service(host).service().registry.comms().is_empty());
     }
@@ -575,10 +553,7 @@ fn all_hear_of_an_abort_among_segments_in_streams_of_their_own() {
 
 fn hear_of_an_abort(environment: &[(&str, PathBuf)]) {
     let hosts = TestHosts::start(2, &everything());
-    for (rank, player) in four_processes(&hosts, environment).into_iter().enumerate() {
-        let said = player.ends_well();
-        assert!(said.contains(&format!("rank {rank} was told")) && said.contains("aborted"), "{said}");
-    }
+    all_are_told(four_processes(&hosts, environment), "aborted");
     for host in [0, 1] {
         super::wait_until(|| hosts.service(host).service().registry.comms().is_empty());
     }
