@@ -2,7 +2,7 @@
 
 use mccs_policy::random::mix;
 use mccs_policy::topology::Topology;
-use mccs_policy::{CommId, Flow, PathChoice};
+use mccs_policy::{CommId, Flow, PathSelection};
 
 use super::cluster::Hashed;
 use super::scenario::{Collective, Ring, Work};
@@ -39,7 +39,7 @@ fn rounds(collective: Collective) -> f64 {
 #[must_use]
 pub fn path(topology: &Topology, comm: CommId, flow: &Flow, seen: &[Hashed], seed: u64) -> u32 {
     let Flow { channel, from, to, path } = *flow;
-    if let PathChoice::Path(path) = path {
+    if let PathSelection::Path(path) = path {
         return path;
     }
     let count = topology.path_count(from, to);

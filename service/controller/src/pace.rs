@@ -372,12 +372,12 @@ mod tests {
         use mccs_config::TopologyFile;
 
         use mccs_policy::topology::{HostId, Port};
-        use mccs_policy::{Flow, PathChoice};
+        use mccs_policy::{Flow, PathSelection};
 
         let file = TopologyFile::parse(include_str!("../../../config/examples/topology.toml"), "t").unwrap();
         let topology = Topology::from_file(&file).unwrap();
         let port = |host: u32| Port { host: HostId(host), nic: 0 };
-        let flow = |to: u32| Flow { channel: 0, from: port(0), to: port(to), path: PathChoice::Hash };
+        let flow = |to: u32| Flow { channel: 0, from: port(0), to: port(to), path: PathSelection::Hash };
         // A ring that comes by twice, and another flow.
         let decision = |cap_bps: Option<u64>| Decision {
             comm: 1,

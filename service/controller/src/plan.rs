@@ -20,7 +20,7 @@ use super::pace::{HostPace, host_paces, leave_what_cannot_be_told};
 use mccs_model::{CommId, Name};
 use mccs_policy::shares::PAYLOAD;
 use mccs_policy::topology::{HostId, Topology};
-use mccs_policy::{Decision, Flow, Job, PathChoice, Placed, View, shares};
+use mccs_policy::{Decision, Flow, Job, PathSelection, Placed, View, shares};
 use mccs_telemetry::placed::Chosen;
 
 /// Highest priority that a socket can have without a capability.
@@ -259,11 +259,11 @@ fn pinned_to_down(topology: &Topology, links: &Links, report: &Report) -> Option
 fn pinned_to_broken(view: &View<'_>, decision: &Decision) -> Option<String> {
     let topology = view.topology;
     let is_broken = |flow: &&Flow| match flow.path {
-        PathChoice::Path(path) => {
+        PathSelection::Path(path) => {
             let route = topology.route(flow.from, flow.to, path);
             route.links().iter().any(|link| !topology.is_edge(*link) && view.capacities[link.index()] <= 0.0)
         }
-        PathChoice::Hash => false,
+        PathSelection::Hash => false,
     };
     let flow = decision.flows.iter().find(is_broken)?;
     let (from, to) = (topology.host_name(flow.from.host), topology.host_name(flow.to.host));
@@ -348,7 +348,7 @@ pub fn plan(
     }
     let crosses =
         |flow: &Flow| topology.route(flow.from, flow.to, 0).links().iter().any(|link| !topology.is_edge(*link));
-    if rates.is_some() && decision.flows.iter().any(|flow| flow.path == PathChoice::Hash && crosses(flow)) {
+    if rates.is_some() && decision.flows.iter().any(|flow| flow.path == PathSelection::Hash && crosses(flow)) {
         not_enforced.push("shares of links that the switches' hash chooses: NICs' are".to_owned());
     }
     let mut paces = host_paces(topology, decision, rates, comm_of);
@@ -386,8 +386,8 @@ fn unnamed_nic(topology: &Topology, decision: &Decision, transport: TransportKin
 
 fn spine_of(topology: &Topology, flow: &Flow) -> Option<u32> {
     match flow.path {
-        PathChoice::Hash => None,
-        PathChoice::Path(path) => topology.spine_of(flow.from, flow.to, path),
+        PathSelection::Hash => None,
+        PathSelection::Path(path) => topology.spine_of(flow.from, flow.to, path),
     }
 }
 

@@ -50,13 +50,13 @@ pub struct Flow {
     /// Receiver and its NIC.
     pub to: Port,
     /// Its path.
-    pub path: PathChoice,
+    pub path: PathSelection,
 }
 
 /// The path of a flow through the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum PathChoice {
+pub enum PathSelection {
     /// As the switches' hash has it.
     Hash,
     /// Over this path of [`crate::topology::Topology::route`].

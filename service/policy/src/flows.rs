@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::decision::{Decision, Decisions, Flow, PathChoice};
+use super::decision::{Decision, Decisions, Flow, PathSelection};
 use super::rings;
 use super::view::{Job, View};
 use crate::topology::{Between, HostId, LinkId, Port, Topology};
@@ -194,7 +194,7 @@ pub fn assign(view: &View<'_>, allowed: impl Fn(&Job, u32) -> bool) -> Assigned 
             continue;
         }
         for (hop, flow) in hops.iter().zip(&assigned.decisions.0[number].flows) {
-            if let PathChoice::Path(path) = flow.path {
+            if let PathSelection::Path(path) = flow.path {
                 loads.put(hop, path, 1.0);
             }
         }
@@ -210,8 +210,8 @@ pub fn assign(view: &View<'_>, allowed: impl Fn(&Job, u32) -> bool) -> Assigned 
             let hop = &assigned.hops[*number][*flow];
             let slot = &mut assigned.decisions.0[*number].flows[*flow];
             let first = match slot.path {
-                PathChoice::Path(path) => path,
-                PathChoice::Hash => hop.channel,
+                PathSelection::Path(path) => path,
+                PathSelection::Hash => hop.channel,
             };
             if second {
                 if loads.fits(hop, first) {
@@ -221,7 +221,7 @@ pub fn assign(view: &View<'_>, allowed: impl Fn(&Job, u32) -> bool) -> Assigned 
             }
             let path = loads.best(hop, first, |spine| admitted[*number][spine as usize]);
             loads.put(hop, path, 1.0);
-            slot.path = PathChoice::Path(path);
+            slot.path = PathSelection::Path(path);
         }
     }
     assigned
@@ -239,7 +239,7 @@ fn derive(view: &View<'_>) -> Assigned {
         let ring_orders = rings::orders(view, job);
         let hops = hops(view, job, &ring_orders);
         let flow = |hop: &Hop| {
-            let flow = Flow { channel: hop.channel, from: hop.from, to: hop.to, path: PathChoice::Hash };
+            let flow = Flow { channel: hop.channel, from: hop.from, to: hop.to, path: PathSelection::Hash };
             Flow { path: job.pinned_path(view.topology, &flow), ..flow }
         };
         let terms = view.rules.of(&job.tenant);

@@ -1,6 +1,6 @@
 //! The policy of `docs/guides/policy.md`, as it is in the service of who follows that; for tests alone.
 
-use super::{Decisions, PathChoice, Policy, View, flows, shares};
+use super::{Decisions, PathSelection, Policy, View, flows, shares};
 
 /// `in_turn`: channel i takes the i-th path that carries anything, counted round.
 pub struct InTurn;
@@ -23,7 +23,7 @@ impl Policy for InTurn {
                 };
                 let paths: Vec<u32> = (0..view.topology.path_count(flow.from, flow.to)).filter(carries).collect();
                 let turn = (flow.channel as usize).checked_rem(paths.len());
-                flow.path = turn.map_or(PathChoice::Hash, |turn| PathChoice::Path(paths[turn]));
+                flow.path = turn.map_or(PathSelection::Hash, |turn| PathSelection::Path(paths[turn]));
             }
         }
         shares::weigh(view, &mut decisions);

@@ -7,7 +7,7 @@
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
 
-use super::decision::{Decision, Decisions, Flow, PathChoice};
+use super::decision::{Decision, Decisions, Flow, PathSelection};
 use super::view::View;
 use crate::topology::HostId;
 
@@ -232,7 +232,7 @@ pub fn weigh(view: &View<'_>, decisions: &mut Decisions) {
 /// that carries nothing.
 fn known_links<'a>(view: &View<'a>, flow: &Flow) -> impl Iterator<Item = u32> + use<'a> {
     let topology = view.topology;
-    let (path, is_decided) = if let PathChoice::Path(path) = flow.path { (path, true) } else { (0, false) };
+    let (path, is_decided) = if let PathSelection::Path(path) = flow.path { (path, true) } else { (0, false) };
     let route = topology.route(flow.from, flow.to, path);
     let is_whole = route.links().iter().all(|link| view.capacities[link.index()] > 0.0);
     let links = (0..route.links().len()).map(move |place| route.links()[place]);

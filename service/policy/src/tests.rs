@@ -158,8 +158,8 @@ proptest! {
         let demand = |job: usize, link: LinkId| -> f64 {
             let flows = assigned.hops[job].iter().zip(&assigned.decisions.0[job].flows);
             let uses = |flow: &Flow| match flow.path {
-                PathChoice::Path(path) => topology.route(flow.from, flow.to, path).links().contains(&link),
-                PathChoice::Hash => false,
+                PathSelection::Path(path) => topology.route(flow.from, flow.to, path).links().contains(&link),
+                PathSelection::Hash => false,
             };
             flows.filter(|(_, flow)| uses(flow)).map(|(hop, _)| hop.demand_bps).sum()
         };
@@ -241,8 +241,8 @@ proptest! {
             between.map(|link| loads.of(link)).fold(0.0, f64::max)
         };
         let chosen: Vec<u32> = decisions.0.iter().flat_map(|decision| &decision.flows).map(|flow| match flow.path {
-            PathChoice::Path(path) => path,
-            PathChoice::Hash => panic!("left to the hash"),
+            PathSelection::Path(path) => path,
+            PathSelection::Hash => panic!("left to the hash"),
         }).collect();
         // Up and down have the same cases; all of them are tried for up to eight flows.
         let cases = spines.pow(hops.len().min(8) as u32);
@@ -356,7 +356,7 @@ fn every_policy_decides_about_every_job_and_repeats_itself() {
         for (job, decision) in jobs.iter().zip(&decisions.0) {
             assert!(decision.weight > 0.0 && decision.ring_orders.len() == 2);
             for flow in &decision.flows {
-                if let PathChoice::Path(path) = flow.path {
+                if let PathSelection::Path(path) = flow.path {
                     let route = topology.route(flow.from, flow.to, path);
                     assert!(!route.links().contains(&down), "{} of {}", policy.name(), job.comm);
                 }

@@ -6,7 +6,7 @@ use mccs_config::PolicyFile;
 use mccs_config::policy::{Channels, PolicySection, Rings};
 use mccs_config::service::{Algorithm, Reductions, TransportKind};
 
-use super::{CommId, Flow, PathChoice};
+use super::{CommId, Flow, PathSelection};
 use crate::topology::{HostId, Topology};
 
 /// The cluster at a moment.
@@ -59,14 +59,14 @@ impl Job {
 
     /// The path of a flow whose strategy is pinned; left to the hash where it has none.
     #[must_use]
-    pub(super) fn pinned_path(&self, topology: &Topology, flow: &Flow) -> PathChoice {
+    pub(super) fn pinned_path(&self, topology: &Topology, flow: &Flow) -> PathSelection {
         let key = (flow.channel, flow.from.host, flow.to.host);
         let Some(spine) = self.pinned.as_ref().and_then(|spines| spines.get(&key).copied()) else {
-            return PathChoice::Hash;
+            return PathSelection::Hash;
         };
         let mut paths = 0..topology.path_count(flow.from, flow.to);
         let over = paths.find(|path| topology.spine_of(flow.from, flow.to, *path) == Some(spine));
-        over.map_or(PathChoice::Hash, PathChoice::Path)
+        over.map_or(PathSelection::Hash, PathSelection::Path)
     }
 }
 

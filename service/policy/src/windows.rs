@@ -244,7 +244,7 @@ impl Shared {
         let mut by_link: Vec<Vec<Use>> = vec![Vec::new(); view.topology.link_count()];
         for (job, (decision, hops)) in assigned.decisions.0.iter().zip(&assigned.hops).enumerate() {
             for (hop, flow) in hops.iter().zip(&decision.flows) {
-                let super::PathChoice::Path(path) = flow.path else { continue };
+                let super::PathSelection::Path(path) = flow.path else { continue };
                 for link in view.topology.route(flow.from, flow.to, path).links() {
                     let uses = &mut by_link[link.index()];
                     match uses.last_mut().filter(|last| last.job == job) {

@@ -11,7 +11,7 @@ use crate::message::Report;
 use crate::plan::{Plan, Wants, plan, plan_all};
 use mccs_model::CommId;
 use mccs_policy::topology::{HostId, Port, Topology};
-use mccs_policy::{Decision, Flow, PathChoice};
+use mccs_policy::{Decision, Flow, PathSelection};
 use mccs_telemetry::placed::{Began, Chosen, HostRanks};
 
 /// Two hosts of two NICs, a rail each.
@@ -47,10 +47,10 @@ fn planned(topology: &Topology, transport: TransportKind) -> Plan {
         comm: 1,
         ring_orders: vec![vec![0, 1]; 2],
         flows: vec![
-            flow(0, port(0, 0), port(1, 0), PathChoice::Path(0)),
-            flow(0, port(1, 0), port(0, 0), PathChoice::Hash),
-            flow(1, port(0, 1), port(1, 0), PathChoice::Path(1)),
-            flow(1, port(1, 1), port(0, 1), PathChoice::Path(0)),
+            flow(0, port(0, 0), port(1, 0), PathSelection::Path(0)),
+            flow(0, port(1, 0), port(0, 0), PathSelection::Hash),
+            flow(1, port(0, 1), port(1, 0), PathSelection::Path(1)),
+            flow(1, port(1, 1), port(0, 1), PathSelection::Path(0)),
         ],
         weight: 1.0,
         cap_bps: None,

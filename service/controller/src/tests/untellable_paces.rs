@@ -7,7 +7,7 @@ use crate::message::ControllerMessage;
 use crate::plan::{Plan, plan};
 use mccs_model::CommId;
 use mccs_policy::topology::{HostId, Port, Topology};
-use mccs_policy::{Decision, Flow, PathChoice, Window};
+use mccs_policy::{Decision, Flow, PathSelection, Window};
 
 fn comm() -> CommId {
     CommId { root: name(&"h".repeat(63)), incarnation: u64::MAX, number: u64::MAX }
@@ -21,7 +21,7 @@ fn planned(channels: u32, window: Option<Window>, rate: Option<f64>) -> Plan {
         comm: 1,
         ring_orders: Vec::new(),
         flows: (0..channels)
-            .map(|channel| Flow { channel, from: port(0), to: port(2), path: PathChoice::Hash })
+            .map(|channel| Flow { channel, from: port(0), to: port(2), path: PathSelection::Hash })
             .collect(),
         weight: 1.0,
         cap_bps: Some(2e9),

@@ -175,7 +175,7 @@ fn a_flow_whose_way_is_broken_counts_for_its_nics() {
     let view = View { topology: &topology, capacities: topology.rates(), jobs: &jobs, rules: &rules };
     let decisions = by_name("ffa").expect("there").decide(&view);
     let flow = decisions.0[0].flows[0];
-    let PathChoice::Path(path) = flow.path else { panic!("{flow:?}") };
+    let PathSelection::Path(path) = flow.path else { panic!("{flow:?}") };
     let route = topology.route(flow.from, flow.to, path);
     let between = route.links().iter().find(|link| !topology.is_edge(**link)).expect("another rack");
     let mut capacities = topology.rates().to_vec();

@@ -40,14 +40,15 @@ fn decide(policy: &str, rules: &Rules) -> Decisions {
     by_name(policy).expect("there").decide(&view)
 }
 
-fn paths(decision: &Decision) -> Vec<PathChoice> {
+fn paths(decision: &Decision) -> Vec<PathSelection> {
     decision.flows.iter().filter(|flow| flow.from.host.0 / 2 != flow.to.host.0 / 2).map(|flow| flow.path).collect()
 }
 
 #[test]
 fn fair_assignment_spreads_every_job() {
     for decision in decide("ffa", &rules()).0 {
-        let (zero, one): (Vec<_>, Vec<_>) = paths(&decision).into_iter().partition(|way| *way == PathChoice::Path(0));
+        let (zero, one): (Vec<_>, Vec<_>) =
+            paths(&decision).into_iter().partition(|way| *way == PathSelection::Path(0));
         assert_eq!((zero.len(), one.len()), (2, 2), "{}", decision.comm);
     }
 }
@@ -55,10 +56,10 @@ fn fair_assignment_spreads_every_job() {
 #[test]
 fn reserved_paths_are_kept() {
     let decisions = decide("pfa", &rules());
-    assert_eq!(paths(decisions.of(1).expect("A")), [PathChoice::Path(0); 4]);
+    assert_eq!(paths(decisions.of(1).expect("A")), [PathSelection::Path(0); 4]);
     assert!(decisions.of(4).is_none());
-    assert_eq!(paths(&decisions.0[1]), [PathChoice::Path(1); 4]);
-    assert_eq!(paths(&decisions.0[2]), [PathChoice::Path(1); 4]);
+    assert_eq!(paths(&decisions.0[1]), [PathSelection::Path(1); 4]);
+    assert_eq!(paths(&decisions.0[2]), [PathSelection::Path(1); 4]);
 }
 
 /// What `pfa_ts` has B and C do with these profiles, periods and lengths.
