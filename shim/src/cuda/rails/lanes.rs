@@ -118,7 +118,7 @@ impl Beside {
 /// until that has come to what they enqueue.
 pub(super) enum Lanes<'a> {
     Streams { caller: RawStream, beside: &'a Beside },
-    Branches { stream: RawStream, branches: RefCell<Branches> },
+    Branches { stream: RawStream, branches: Box<RefCell<Branches>> },
 }
 
 /// Lanes of a call that is captured.
@@ -139,7 +139,7 @@ impl<'a> Lanes<'a> {
 
     /// Of a call in one that is.
     pub(super) fn captured(stream: RawStream) -> Self {
-        Lanes::Branches { stream, branches: RefCell::default() }
+        Lanes::Branches { stream, branches: Box::default() }
     }
 
     /// Where a lane enqueues, until another is asked for.
