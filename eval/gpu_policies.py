@@ -110,7 +110,25 @@ def text_of(about, found):
             rates = sorted(map(rate, runs))
             middle = statistics.median(rates)
             rows.append([operation, variant, f"{middle:.1f} ({rates[0]:.1f} to {rates[-1]:.1f})", f"{middle / worst:.2f}"])
-    return text + bench.table(["operation", "variant", "busbw", "by the first"], rows)
+    text += bench.table(["operation", "variant", "busbw", "by the first"], rows)
+    # Links are counted by run: with one operation these bytes are its own, however busy the machine is.
+    least = min(busiest(run) for runs in found.values() for run in runs)
+    rows = []
+    for variant, runs in found.items():
+        most, all_bytes = (sorted(map(of, runs)) for of in (busiest, lambda run: sum(map(sum, carried(run)))))
+        by_least = " to ".join(f"{bytes_ / least:.2f}" for bytes_ in (most[0], most[-1]))
+        rows.append([variant, f"{statistics.median(most) / 1e6:.1f}", by_least, f"{statistics.median(all_bytes) / 1e6:.1f}"])
+    head = ["variant", "busiest link, MB", "by the least of all, least to greatest", "all links, MB"]
+    return f"{text}\nBytes between leaves and spines, medians, all calls of a run:\n\n{bench.table(head, rows)}"
+
+
+def carried(run):
+    """Bytes of each leaf and spine, up and down."""
+    return [link[2:] for link in run["links"]]
+
+
+def busiest(run):
+    return max(map(max, carried(run)))
 
 
 def main():

@@ -227,6 +227,9 @@ pub struct CommView {
     /// Why it began over TCP, if it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport_reason: Option<String>,
+    /// The first ranks of hosts, or of their groups of GPUs, in the order in which these pass on what they reduce; absent where they do not.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reduction_ring: Vec<u32>,
     /// Ranks of this host.
     pub ranks: Vec<RankView>,
 }

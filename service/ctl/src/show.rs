@@ -121,6 +121,8 @@ pub fn comms(comms: &[CommView]) {
         progress
             .extend(c.part_of.zip(c.part.as_ref()).map(|(whole, part)| format!("({part} of communicator {whole})")));
         progress.extend(c.transport.map(|transport| format!("(over {})", over(transport, c))));
+        let ring = c.reduction_ring.iter().map(ToString::to_string).collect::<Vec<_>>();
+        progress.extend((!ring.is_empty()).then(|| format!("(reductions round hosts of ranks {})", ring.join(", "))));
         progress.extend((!c.name.is_empty()).then(|| format!("({})", c.name)));
         progress.extend((!c.job.is_empty()).then(|| format!("(job {})", c.job)));
         say!(

@@ -151,6 +151,13 @@ impl CommInfo {
         PartOf::new(Whole { number, nranks, spans_services, host_runs, reduction_ring, family }, rank, joining)
     }
 
+    /// The first ranks of hosts, or of their groups of GPUs, in the order in which these pass on what they reduce; none where they do not.
+    #[must_use]
+    pub fn reduction_ring_of_ranks(&self) -> Vec<u32> {
+        let first = |place: &u32| self.host_runs.iter().take(*place as usize).map(|run| run.ranks).sum();
+        self.reduction_ring.iter().map(first).collect()
+    }
+
     /// Whether it is a rail whose ranks pass on what they reduce.
     #[must_use]
     pub fn has_reduction_ring(&self) -> bool {

@@ -81,6 +81,7 @@ impl CommInfo {
             part: comm.part.as_ref().map(|part| part.name.clone()),
             transport,
             transport_reason: comm.transport_reason.clone().filter(|_| transport == Some(TransportKind::Tcp)),
+            reduction_ring: comm.reduction_ring_of_ranks(),
             ranks: comm.ranks.iter().map(rank).collect(),
         }
     }

@@ -666,9 +666,11 @@ fn a_ring_takes_a_move_for_each_hop() {
         let is_rail = |part: &mccs_registry::PartOf| part.name.starts_with("rail");
         let rails = comms.iter().filter(|comm| comm.part.as_ref().is_some_and(is_rail));
         let count: u64 = rails.map(|comm| comm.totals().0).sum();
+        let rings: Vec<_> = comms.iter().map(|comm| comm.reduction_ring_of_ranks()).collect();
         players.iter_mut().for_each(Player::kill);
-        count
+        (count, rings.into_iter().filter(|ring| !ring.is_empty()).collect::<Vec<_>>())
     };
     let (exchanged, gone_round) = (moves(&everything()), moves(&round_a_ring()));
-    assert!(gone_round >= exchanged + 4, "{exchanged}, {gone_round}");
+    assert!(gone_round.0 >= exchanged.0 + 4, "{exchanged:?}, {gone_round:?}");
+    assert_eq!((exchanged.1, gone_round.1), (Vec::new(), vec![vec![0, 1, 2]]), "of the whole alone");
 }

@@ -92,6 +92,7 @@ fn overview(seconds: u64) -> Overview {
             part: None,
             transport: Some(mccs_config::service::TransportKind::Tcp),
             transport_reason: Some("host h1: no RDMA".into()),
+            reduction_ring: Vec::new(),
             ranks: vec![rank(0, 0), rank(1, 250)],
         }],
         joining: vec![LateView {

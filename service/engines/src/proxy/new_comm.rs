@@ -140,7 +140,8 @@ impl NewComm {
             nranks: *nranks,
             hosts: across.iter().flat_map(|across| across.hosts.iter().map(ToString::to_string)).collect(),
             host_runs: self.host_runs(),
-            reduction_ring: across.map_or_else(Vec::new, Across::reduction_ring),
+            // A part goes by its whole's.
+            reduction_ring: across.filter(|_| part.is_none()).map_or_else(Vec::new, Across::reduction_ring),
             family: part.as_ref().map(|part| Arc::clone(&part.family)).unwrap_or_default(),
             part,
             ranks: requests.iter().map(rank_info).collect(),

@@ -179,6 +179,9 @@ impl QueuePair {
             return Ok(self.not_before_ns);
         }
         let mut at = self.sends.iter().position(|request| request.first_psn + request.packets > self.next_psn);
+        // What was to be sent again may have been acknowledged meanwhile.
+        let first_psn = at.and_then(|at| self.sends.get(at)).map_or(0, |request| request.first_psn);
+        self.next_psn = self.next_psn.max(first_psn);
         while let Some(request) = at.and_then(|at| self.sends.get(at)) {
             let (slot_bytes, end_psn) = (peer.ring.shape().slot_bytes, request.first_psn + request.packets);
             let offset = ((self.next_psn - request.first_psn) * u64::from(slot_bytes)) as u32;

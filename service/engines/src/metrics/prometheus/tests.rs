@@ -97,6 +97,7 @@ fn overview() -> Overview {
             part: Some("rail 1 of 2".into()),
             transport: Some(mccs_config::service::TransportKind::Tcp),
             transport_reason: Some("host h1: no RDMA".into()),
+            reduction_ring: Vec::new(),
             ranks: vec![rank],
         }],
         joining: vec![LateView {
