@@ -25,7 +25,7 @@ struct Part {
 struct DirectArgs {
     uint64_t send;
     uint64_t recv;
-    uint64_t areas[RANKS_MAX];
+    uint64_t symmetric[RANKS_MAX];
     uint64_t abort_word;
     uint64_t scalar_bits;
     uint64_t bytes;        // one shot: of a message between two ranks; two shots: of the whole buffer
@@ -39,7 +39,7 @@ struct DirectArgs {
     uint64_t ll128_offset;
     uint64_t ll128_slot_bytes;
     uint64_t call;        // kind << 56 | payload bytes, for its stamp; 0: nobody asks when it runs
-    uint32_t sequence;    // 0: one more than have ended on this area
+    uint32_t sequence;    // 0: one more than have ended on this symmetric buffer
     uint32_t rank;
     uint32_t nranks;
     uint32_t flags;
@@ -49,7 +49,7 @@ struct DirectArgs {
     uint32_t recv_mask;   // ranks that send one
     uint32_t relay_mask;  // two shots: ranks that get this rank's shard
     uint32_t out_mask;    // two shots: ranks whose shard this rank gets
-    uint32_t area_blocks;
+    uint32_t buffer_blocks;
     uint32_t slots;
     uint32_t slot_bytes;
     uint32_t chunk_bytes;

@@ -35,7 +35,7 @@ __device__ void chain_reduce(const DirectArgs& a) {
         },
         [&](uint32_t step, uint32_t chunk, Worker w) {
             uint64_t own = a.send + s.at(chunk);
-            uint64_t slot = a.areas[a.rank] + slot_offset(a, peer_index(before, a.rank), 0, blockIdx.x, step);
+            uint64_t slot = a.symmetric[a.rank] + slot_offset(a, peer_index(before, a.rank), 0, blockIdx.x, step);
             Destinations to(a, a.send_mask, 0, step, (a.flags & KEEP) != 0 ? a.recv + s.at(chunk) : 0);
             reduce_vectors<T, 32>(to, ChainSources{is_first ? own : slot, own}, is_first ? 1 : 2, s.bytes(chunk),
                                   Arithmetic{Op(a.op), a.divisor, nullptr}, w.thread, w.threads);

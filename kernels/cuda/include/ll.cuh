@@ -1,13 +1,13 @@
 // Small operations: data and flag go together, so that one trip over the link does all. In two forms: packets of sixteen bytes, half of
 // them flags, and lines of 128 bytes, eight of them a flag.
 //
-// A slot is written again two operations later (areas' halves alternate by the parity of the operation's number). That is
+// A slot is written again two operations later (symmetric buffers' halves alternate by the parity of the operation's number). That is
 // safe: every operation is a full exchange, by data or by heads. Who writes operation n + 2 has ended n + 1, so it has
 // received from every peer what that peer sent in n + 1, in stream order after all of n had ended there, whose slots are
 // the ones now written. No flag is ever mistaken: a slot holds packets of operations that are at least two older.
 // Pipelines of lines use places in a slot again within an operation (ll_pass): their flags have a second word for that.
 #pragma once
-#include "area.cuh"
+#include "symmetric_buffer.cuh"
 #include "vectors.cuh"
 
 namespace mccs {
@@ -107,7 +107,7 @@ struct Exchange {
     uint32_t longest;      // bytes of the longest message
     uint32_t warp, warps;  // a warp has units `warp`, `warp` + `warps`, ... of messages
     uint32_t slot_bytes;
-    uint64_t slots;        // from where an area begins to them
+    uint64_t slots;        // from where a symmetric buffer begins to them
 
     __device__ explicit Exchange(const DirectArgs& args) : a(args) {
         number = number_of(a);
@@ -125,7 +125,7 @@ struct Exchange {
     }
     // This lane's part of what one rank sends another: in the second half of the slot, what it has combined or passes on.
     __device__ uint64_t slot(uint32_t in, uint32_t from, bool relayed, const Unit<FORM>& unit) const {
-        return a.areas[in] + (slots + (peer_index(from, in) * slot_bytes + (relayed ? slot_bytes / 2 : 0) + unit.wire));
+        return a.symmetric[in] + (slots + (peer_index(from, in) * slot_bytes + (relayed ? slot_bytes / 2 : 0) + unit.wire));
     }
     // Calls for each unit that this warp has; false: the call has said so.
     template <class CALL>

@@ -1,7 +1,7 @@
 // Sends and receives: all of a group's in one kernel, whatever their number.
 //
-// A message goes from one rank to another through *lanes*: rings of slots in the receiver's area, for each direction of each
-// pair of ranks. A lane counts the steps that went through it, on both ends and for good, in the areas. So messages of a
+// A message goes from one rank to another through *lanes*: rings of slots in the receiver's symmetric buffer, for each direction of each
+// pair of ranks. A lane counts the steps that went through it, on both ends and for good, in the symmetric buffers. So messages of a
 // direction are matched by their order alone: no number says which operation they belong to, other ranks are not
 // concerned, and a kernel that is replayed goes on where it left off. A step is written when the receiver has acknowledged
 // the one that used the slot before.
@@ -31,7 +31,7 @@ struct Message {
 };
 
 struct P2pHead {
-    uint64_t areas[RANKS_MAX];
+    uint64_t symmetric[RANKS_MAX];
     uint64_t abort_word;
     uint64_t fault;           // in pinned host memory: where a contradiction is told
     uint64_t lanes_offset;    // [peer][lane] LaneWords
@@ -81,7 +81,7 @@ struct P2pLane {
     const P2pHead& a;
     uint32_t peer, lane;
     __device__ uint64_t words(uint32_t in, uint32_t other) const {
-        return a.areas[in] + a.lanes_offset + (other * LANES_MAX + lane) * sizeof(LaneWords);
+        return a.symmetric[in] + a.lanes_offset + (other * LANES_MAX + lane) * sizeof(LaneWords);
     }
     __device__ uint64_t own(size_t field) const { return words(a.rank, peer) + field; }
     __device__ uint64_t theirs(size_t field) const { return words(peer, a.rank) + field; }
@@ -89,10 +89,10 @@ struct P2pLane {
         return (uint64_t(peer_index(from, in)) * a.lanes + lane) * a.slots + (step & (a.slots - 1));
     }
     __device__ uint64_t packets(uint32_t in, uint32_t from, uint64_t step) const {
-        return a.areas[in] + a.ll_offset + slot(in, from, step) * (HEADER_BYTES + 2 * a.part_bytes);
+        return a.symmetric[in] + a.ll_offset + slot(in, from, step) * (HEADER_BYTES + 2 * a.part_bytes);
     }
     __device__ uint64_t chunk(uint32_t in, uint32_t from, uint64_t step) const {
-        return a.areas[in] + a.simple_offset + slot(in, from, step) * a.slot_bytes;
+        return a.symmetric[in] + a.simple_offset + slot(in, from, step) * a.slot_bytes;
     }
 };
 
@@ -208,7 +208,7 @@ __device__ inline bool take_ll(const P2pHead& a, uint64_t slot, uint64_t to, uin
 
 // Ends the communicator, and tells what was expected and what has come.
 __device__ __noinline__ void tell_contradiction(const P2pHead& a, uint32_t peer, uint64_t expected, uint64_t came) {
-    auto told = reinterpret_cast<unsigned long long*>(a.areas[a.rank] + P2P_FAULT_OFFSET);
+    auto told = reinterpret_cast<unsigned long long*>(a.symmetric[a.rank] + P2P_FAULT_OFFSET);
     if (atomicExch(told, 1ull) == 0) {
         store_relaxed(a.fault + 8, expected);
         store_relaxed(a.fault + 16, came);
@@ -352,7 +352,7 @@ __device__ inline void p2p(const P2pHead& a, const Message* messages) {
     bool aborted = __syncthreads_or(p2p_with(a, messages, peer, lane));
     if (threadIdx.x != 0) return;
     constexpr uint64_t GROUP = uint64_t(1) << 32;
-    uint64_t own = a.areas[a.rank];
+    uint64_t own = a.symmetric[a.rank];
     add_release(own + P2P_ENDED_OFFSET, blockIdx.x == 0 ? GROUP - (gridDim.x - 1) : 1);
     if (blockIdx.x != 0 || a.first[RANKS_MAX] == 0 || aborted) return;
     add_relaxed(own + P2P_SENT_OFFSET, a.first[RANKS_MAX]);

@@ -1,11 +1,11 @@
-// Middle sizes: chunks through slots of the areas, with flags behind them.
+// Middle sizes: chunks through slots of the symmetric buffers, with flags behind them.
 //
 // Every block owns a slice of each message, with its slots, flags and acknowledgements; no block waits for another of
 // its grid. Inside a block three roles run side by side, so that a chunk is pushed, an earlier one combined and passed on,
 // and one before that taken out at the same time:
 //
-//   push    send buffer -> slots of phase 0 in the areas of those who own the parts
-//   middle  slots of phase 0 -> combined or copied -> receive buffer, and slots of phase 1 in others' areas
+//   push    send buffer -> slots of phase 0 in the symmetric buffers of those who own the parts
+//   middle  slots of phase 0 -> combined or copied -> receive buffer, and slots of phase 1 in others' symmetric buffers
 //   out     slots of phase 1 -> receive buffer
 //
 // A role is a gate warp (waits for what a step needs), workers (move bytes), and a post warp (fence, then tells others).
@@ -17,11 +17,11 @@
 // so one rank deals for all: its push gate, some steps ahead.
 //
 // Words are operation number << 32 | steps, so they only grow. Within an operation a slot is written again when the
-// receiver has acknowledged the step that used it. Between operations the halves of the area alternate, which is safe for
+// receiver has acknowledged the step that used it. Between operations the halves of the symmetric buffer alternate, which is safe for
 // the reason given for packets: heads make every operation here a full exchange. An acknowledgement that nobody waits for
 // is not sent.
 #pragma once
-#include "area.cuh"
+#include "symmetric_buffer.cuh"
 #include "ll.cuh"
 #include "vectors.cuh"
 
@@ -118,7 +118,7 @@ __device__ inline uint64_t deal_word(const DirectArgs& a, uint32_t step) {
 __device__ inline void deal(const DirectArgs& a, uint32_t step, uint32_t lane) {
     uint32_t chunk = 0;
     if (lane == 0) {
-        auto dealt = reinterpret_cast<unsigned long long*>(a.areas[a.rank] + DEALT_OFFSET);
+        auto dealt = reinterpret_cast<unsigned long long*>(a.symmetric[a.rank] + DEALT_OFFSET);
         if (step == UNDEALT_STEPS) atomicMax(dealt, uint64_t(number_of(a)) << 32);
         chunk = UNDEALT_STEPS * gridDim.x + uint32_t(atomicAdd(dealt, 1ull));
     }
@@ -194,11 +194,11 @@ __device__ inline void acknowledge(const DirectArgs& a, uint32_t peer, uint32_t 
     if (steps == NO_CHUNK || step + a.slots < steps) store_relaxed(ack_at(a, peer, a.rank, phase, blockIdx.x), word(a, step + 1));
 }
 
-// Where a chunk goes: slots in the areas of some peers, and this rank's receive buffer (unless `result` is 0).
+// Where a chunk goes: slots in the symmetric buffers of some peers, and this rank's receive buffer (unless `result` is 0).
 struct Destinations {
     const DirectArgs& a;
     uint32_t mask;
-    uint64_t below, above;  // the slot's offset in areas of lower and of higher ranks
+    uint64_t below, above;  // the slot's offset in symmetric buffers of lower and of higher ranks
     uint64_t result;
     __device__ Destinations(const DirectArgs& args, uint32_t peers, uint32_t phase, uint32_t step, uint64_t keep)
         : a(args), mask(peers), result(keep) {
@@ -210,7 +210,7 @@ struct Destinations {
 #pragma unroll 1
         for (uint32_t left = mask; left != 0; left &= left - 1) {
             uint32_t peer = __ffs(left) - 1;
-            store_aligned(a.areas[peer] + (peer < a.rank ? below : above) + at, data);
+            store_aligned(a.symmetric[peer] + (peer < a.rank ? below : above) + at, data);
         }
         if (result != 0) store_plain(result + at, data, bytes);
     }
@@ -222,7 +222,7 @@ struct SlotSources {
     uint64_t first, stride, own;
     __device__ SlotSources(const DirectArgs& a, uint32_t step, uint64_t own_part)
         : rank(a.rank), stride(uint64_t(a.slots) * a.slot_bytes), own(own_part) {
-        first = a.areas[a.rank] + slot_offset(a, 0, 0, blockIdx.x, step);
+        first = a.symmetric[a.rank] + slot_offset(a, 0, 0, blockIdx.x, step);
     }
     __device__ uint64_t address(uint32_t source) const {
         return source == rank ? own : first + (source - (source > rank)) * stride;
@@ -310,7 +310,7 @@ __device__ inline bool simple_out(const DirectArgs& a, uint32_t warp, BlockWords
                 Worker part;
                 if (!in(a.out_mask, peer) || !w.share(index++, count, part)) continue;
                 Slice s = slice(peer);
-                uint64_t from = a.areas[a.rank] + slot_offset(a, peer_index(peer, a.rank), 1, blockIdx.x, step);
+                uint64_t from = a.symmetric[a.rank] + slot_offset(a, peer_index(peer, a.rank), 1, blockIdx.x, step);
                 copy_vectors<true>(Destinations(a, 0, 1, step, recv_part(a, peer) + s.at(chunk)), from, s.bytes(chunk),
                                    part.thread, part.threads);
             }
@@ -346,7 +346,7 @@ __device__ inline void simple_copy(const DirectArgs& a) {
                 Worker part;
                 if (!in(a.recv_mask, peer) || !w.share(index++, count, part)) continue;
                 uint64_t result = recv_part(a, a.shard_bytes != 0 ? a.rank : peer) + at;
-                uint64_t from = a.areas[a.rank] + slot_offset(a, peer_index(peer, a.rank), 0, blockIdx.x, step);
+                uint64_t from = a.symmetric[a.rank] + slot_offset(a, peer_index(peer, a.rank), 0, blockIdx.x, step);
                 Destinations to(a, a.relay_mask, 1, step, result);
                 copy_vectors<true>(to, from, bytes, part.thread, part.threads);
             }

@@ -30,7 +30,7 @@ pub struct DirectArgs {
     /// Receive buffer, aligned to the element; 0 where the rank has none.
     pub recv: u64,
     /// Every rank's symmetric buffer, as mapped for this GPU.
-    pub areas: [u64; RANKS_MAX],
+    pub symmetric: [u64; RANKS_MAX],
     /// A word in pinned host memory that ends the kernel when it is not 0; 0: none.
     pub abort_word: u64,
     pub(crate) scalar_bits: u64,
@@ -58,7 +58,7 @@ pub struct DirectArgs {
     pub(crate) recv_mask: u32,
     pub(crate) relay_mask: u32,
     pub(crate) out_mask: u32,
-    pub(crate) area_blocks: u32,
+    pub(crate) buffer_blocks: u32,
     pub(crate) slots: u32,
     pub(crate) slot_bytes: u32,
     pub(crate) chunk_bytes: u32,

@@ -174,7 +174,7 @@ impl Launch<DirectArgs> {
             unsharded: RANKS_MAX as u32,
             dealer: RANKS_MAX as u32,
             divisor: if call.op == RedOp::Avg { call.nranks } else { 0 },
-            area_blocks: layout.blocks,
+            buffer_blocks: layout.blocks,
             slots: layout.slots,
             slot_bytes: layout.slot_bytes,
             op: op_code(call.op),

@@ -63,7 +63,7 @@ struct Message {
 #[repr(C)]
 pub struct P2pHead {
     /// Every rank's symmetric buffer, as mapped for this GPU.
-    pub areas: [u64; RANKS_MAX],
+    pub symmetric: [u64; RANKS_MAX],
     /// A word in pinned host memory that ends the kernel when it is not 0, and that the kernel sets when two ends of a message
     /// contradict each other.
     pub abort_word: u64,
@@ -289,7 +289,7 @@ fn messages<const COUNT: usize>(p2p: &[P2pMessage]) -> [Message; COUNT] {
 fn head(p2p: &[P2pMessage], layout: &SymmetricBufferLayout, (rank, nranks): (u32, u32)) -> (P2pHead, u32, u32) {
     let lanes = layout.p2p();
     let mut head = P2pHead {
-        areas: [0; RANKS_MAX],
+        symmetric: [0; RANKS_MAX],
         abort_word: 0,
         fault: 0,
         lanes_offset: lanes.lanes_offset,
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_in_an_area_does_not_overlap() {
+    fn what_lies_in_a_symmetric_buffer_does_not_overlap() {
         let layouts = (2..=8).map(SymmetricBufferLayout::initial);
         for layout in layouts.clone().chain(layouts.map(|layout| layout.with_chunk(64 << 10))) {
             let (p2p, nranks) = (layout.p2p(), layout.nranks);

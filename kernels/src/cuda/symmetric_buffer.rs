@@ -1,5 +1,5 @@
-//! Layout of a symmetric buffer, which kernels call an area: the memory through which kernels of a communicator's ranks speak. The mirror of
-//! cuda/include/area.cuh.
+//! Layout of a symmetric buffer: the memory through which kernels of a communicator's ranks speak. The mirror of
+//! cuda/include/symmetric_buffer.cuh.
 //!
 //! ```text
 //! operations and groups ended, their payload | heads [parity][rank] | stamps [number % 512] | flags, acknowledgements [phase][block][rank] | deals [parity][block][step]
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_whole_large_pages_and_cover_the_area() {
+    fn parts_are_whole_large_pages_and_cover_the_buffer() {
         for nranks in 2..=8 {
             for layout in
                 [SymmetricBufferLayout::initial(nranks), SymmetricBufferLayout::initial(nranks).with_few_packets()]

@@ -29,7 +29,7 @@ fn has(mask: u32, rank: usize) -> bool {
     mask >> rank & 1 == 1
 }
 
-/// Where a part begins in a buffer that is strided or sharded, and its length: area.cuh's rules.
+/// Where a part begins in a buffer that is strided or sharded, and its length: symmetric_buffer.cuh's rules.
 fn part(args: &DirectArgs, stride: u64, owner: usize) -> (usize, usize) {
     let owner = owner as u64;
     if args.shard_bytes == 0 {
@@ -324,13 +324,13 @@ fn is_dealt_well(
         assert!(has(dealers.send_mask, rank as usize) || sends_alike, "{call:?}");
     }
     let restless = SymmetricBufferLayout { slots: 16, ..*layout };
-    let args = Launch::collective(call, &restless, algorithm, 64).expect("larger areas").args;
+    let args = Launch::collective(call, &restless, algorithm, 64).expect("larger buffers").args;
     assert_eq!(args.dealer, RANKS_MAX as u32, "further apart than deals reach");
     true
 }
 
 #[test]
-fn areas_hold_all_that_lies_in_them() {
+fn symmetric_buffers_hold_all_that_lies_in_them() {
     let layout = SymmetricBufferLayout {
         nranks: 3,
         blocks: 5,

@@ -18,7 +18,7 @@
 //! streams of the process; who enqueues, for room. After an illegal access a context says nothing else any more.
 //!
 //! Absent: hardware queues, time slices, any notion of speed, contexts that are not primary, and the legacy stream's waiting for other
-//! streams. Kernels of collectives have a protocol of their own inside the areas' layout: what `kernels/cuda` does there is checked on
+//! streams. Kernels of collectives have a protocol of their own inside the symmetric buffers' layout: what `kernels/cuda` does there is checked on
 //! GPUs only.
 
 mod accounts;

@@ -1,5 +1,5 @@
 //! The kernels of `kernels/cuda` on a processor: their sources, compiled for it, with every thread a fiber and a seed that decides which one runs
-//! (`machine.h`). Random collectives, one behind the other on each rank, in small areas, of which slots are used again soon.
+//! (`machine.h`). Random collectives, one behind the other on each rank, in small symmetric buffers, of which slots are used again soon.
 //!
 //! Shown are indices, lengths, alignment, what waits for what, and missing fences and releases behind stores: these come to other GPUs late and in any order. Loads
 //! that a GPU makes too early are not (decision 040).
@@ -38,9 +38,9 @@ struct Begun {
 }
 
 impl Begun {
-    /// Not before the area of its rank has counted so many operations.
-    fn after(self, operations: u64, area: &Memory) -> Self {
-        let word = (area.address() + SymmetricBufferLayout::COUNTER_OFFSET) as *const u64;
+    /// Not before the symmetric buffer of its rank has counted so many operations.
+    fn after(self, operations: u64, buffer: &Memory) -> Self {
+        let word = (buffer.address() + SymmetricBufferLayout::COUNTER_OFFSET) as *const u64;
         Begun { word, value: operations << 32, ..self }
     }
 }
@@ -205,7 +205,7 @@ fn draw<T: Copy>(random: &mut StdRng, of: &[T]) -> T {
     *of.choose(random).expect("one of some")
 }
 
-/// Small areas, so that slots are used again.
+/// Small symmetric buffers, so that slots are used again.
 fn small_layout(random: &mut StdRng, nranks: u32) -> SymmetricBufferLayout {
     let [slot_bytes, ll_bytes, ll128_bytes] = [128, 1024, 1920].map(|most| 128 * random.random_range(1..=most / 128));
     let layout = SymmetricBufferLayout {
@@ -241,9 +241,9 @@ fn launched(call: &Call, layout: &SymmetricBufferLayout, algorithm: Algorithm) -
     (0..nranks).map(by).collect()
 }
 
-/// Tells a launch where the ranks' areas are.
-fn name_areas(addresses: &mut [u64], areas: &[Memory]) {
-    addresses.iter_mut().zip(areas).for_each(|(address, area)| *address = area.address());
+/// Tells a launch where the ranks' symmetric buffers are.
+fn name_symmetric_buffers(addresses: &mut [u64], symmetric: &[Memory]) {
+    addresses.iter_mut().zip(symmetric).for_each(|(address, buffer)| *address = buffer.address());
 }
 
 /// A call of all ranks.
@@ -268,7 +268,7 @@ impl Called {
 struct Scene {
     seed: u64,
     layout: SymmetricBufferLayout,
-    areas: Vec<Memory>,
+    symmetric: Vec<Memory>,
     calls: Vec<Called>,
 }
 
@@ -325,7 +325,7 @@ impl Scene {
         mut some: impl FnMut(&mut StdRng, u64) -> (Call, Algorithm),
     ) -> Self {
         let nranks = layout.nranks;
-        let areas: Vec<_> = (0..nranks).map(|_| Memory::new(layout.bytes())).collect();
+        let symmetric: Vec<_> = (0..nranks).map(|_| Memory::new(layout.bytes())).collect();
         let mut calls = Vec::new();
         while calls.len() < Self::CALLS {
             let (call, algorithm) = some(&mut random, seed + calls.len() as u64);
@@ -337,11 +337,11 @@ impl Scene {
             let buffers: Vec<_> = (0..nranks).map(|rank| Buffers::new(&call, rank, place)).collect();
             for (Launch { args, .. }, buffers) in launches.iter_mut().zip(&buffers) {
                 ([args.send, args.recv], args.abort_word) = (buffers.addresses, abort_word);
-                name_areas(&mut args.areas, &areas);
+                name_symmetric_buffers(&mut args.symmetric, &symmetric);
             }
             calls.push(Called { call, algorithm, place, launches, buffers });
         }
-        Scene { seed, layout, areas, calls }
+        Scene { seed, layout, symmetric, calls }
     }
 
     fn begun(&self) -> Vec<Begun> {
@@ -368,15 +368,15 @@ impl Scene {
         self.check_ends(self.layout.nranks);
     }
 
-    /// What holds however kernels end: nobody wrote where nothing is to be written, and each was counted on the areas of the ranks that called.
+    /// What holds however kernels end: nobody wrote where nothing is to be written, and each was counted on the symmetric buffers of the ranks that called.
     fn check_ends(&self, ranks: u32) {
         for (number, called) in self.calls.iter().enumerate() {
             for (rank, buffers) in called.buffers.iter().enumerate() {
                 self.check(buffers.are_whole(), &format!("written beside the buffers of call {number}, rank {rank}"));
             }
         }
-        for area in &self.areas[..ranks as usize] {
-            let ended = SymmetricBufferLayout::ended(area.word(SymmetricBufferLayout::COUNTER_OFFSET));
+        for buffer in &self.symmetric[..ranks as usize] {
+            let ended = SymmetricBufferLayout::ended(buffer.word(SymmetricBufferLayout::COUNTER_OFFSET));
             self.check(ended == Self::CALLS as u64, &format!("{ended} operations were counted"));
         }
     }
@@ -435,7 +435,7 @@ fn wrong_on_a_second_stream(seed: u64, released: bool) -> usize {
     let bytes = first.recv_count(0) * first.dtype.size_bytes();
     let gather = Call { kind: CollectiveKind::AllGather, dtype: DataType::U8, count: bytes as u64, ..first };
     let (mut first_launches, mut gather_launches) = (launches(&first), launches(&gather));
-    let areas: Vec<_> = (0..nranks).map(|_| Memory::new(layout.bytes())).collect();
+    let symmetric: Vec<_> = (0..nranks).map(|_| Memory::new(layout.bytes())).collect();
     let buffers: Vec<_> = (0..nranks).map(|rank| Buffers::new(&first, rank, Place::drawn(seed, 0))).collect();
     let gathered: Vec<_> = (0..nranks).map(|_| Buffer::new(bytes * nranks as usize, 0)).collect();
     for (rank, buffers) in buffers.iter().enumerate() {
@@ -443,13 +443,13 @@ fn wrong_on_a_second_stream(seed: u64, released: bool) -> usize {
         [first.send, first.recv] = buffers.addresses;
         [gather.send, gather.recv] = [buffers.addresses[1], gathered[rank].address()];
         for args in [first, gather] {
-            name_areas(&mut args.areas, &areas);
+            name_symmetric_buffers(&mut args.symmetric, &symmetric);
         }
     }
     let begun: Vec<_> = (0..)
-        .zip(first_launches.iter().zip(&gather_launches).zip(&areas))
-        .flat_map(|(rank, ((first, gather), area))| {
-            [MACHINE.begun(first, 2 * rank), MACHINE.begun(gather, 2 * rank + 1).after(1, area)]
+        .zip(first_launches.iter().zip(&gather_launches).zip(&symmetric))
+        .flat_map(|(rank, ((first, gather), buffer))| {
+            [MACHINE.begun(first, 2 * rank), MACHINE.begun(gather, 2 * rank + 1).after(1, buffer)]
         })
         .collect();
     assert!(MACHINE.run(&begun, seed, None).is_some(), "seed {seed}: nobody goes on");
@@ -536,11 +536,11 @@ fn exchanged(nranks: u32, groups: &[Vec<Sent>], random: &mut StdRng, seed: u64) 
         ll128_bytes: 128,
         lanes: random.random_range(1..=9),
     };
-    let areas: Vec<_> = (0..nranks).map(|_| Memory::new(layout.bytes())).collect();
+    let symmetric: Vec<_> = (0..nranks).map(|_| Memory::new(layout.bytes())).collect();
     let mut launches = Vec::new();
     for (sent, rank) in groups.iter().flat_map(|sent| (0..nranks).map(move |rank| (sent, rank))) {
         let mut launch = P2pLaunch::new(&list_of(random, sent, rank), &layout, (rank, nranks)).expect("a group");
-        name_areas(&mut launch.head_mut().areas, &areas);
+        name_symmetric_buffers(&mut launch.head_mut().symmetric, &symmetric);
         launches.push((rank, launch));
     }
     let begun: Vec<_> = launches

@@ -364,7 +364,7 @@ impl DeviceInitiatedCommunicator {
     ) -> Result<(), Error> {
         let member = &*self.member;
         (launch.args.send, launch.args.recv) = (call.send, call.recv);
-        launch.args.areas = member.buffers;
+        launch.args.symmetric = member.buffers;
         launch.args.abort_word = member.on_page(ControlPage::ABORT_OFFSET);
         let number = order.launched + 1;
         launch.args.sequence = u32::try_from(number)

@@ -104,7 +104,7 @@ impl P2p {
         let member = &*self.member;
         member.need(SymmetricBufferPart::P2p)?;
         let head = launch.head_mut();
-        head.areas = member.buffers;
+        head.symmetric = member.buffers;
         head.abort_word = member.on_page(ControlPage::ABORT_OFFSET);
         head.fault = member.on_page(ControlPage::fault_offset(member.rank));
         let mut order = locked(&self.order);

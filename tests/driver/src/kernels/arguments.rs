@@ -41,7 +41,7 @@ pub(super) struct Product {
 pub(super) struct DirectArgs {
     pub(super) send: u64,
     pub(super) recv: u64,
-    pub(super) areas: [u64; RANKS_MAX],
+    pub(super) symmetric: [u64; RANKS_MAX],
     pub(super) abort_word: u64,
     pub(super) scalar_bits: u64,
     pub(super) bytes: u64,
@@ -65,7 +65,7 @@ pub(super) struct DirectArgs {
     pub(super) recv_mask: u32,
     pub(super) relay_mask: u32,
     pub(super) out_mask: u32,
-    pub(super) area_blocks: u32,
+    pub(super) buffer_blocks: u32,
     pub(super) slots: u32,
     pub(super) slot_bytes: u32,
     pub(super) chunk_bytes: u32,
@@ -115,7 +115,7 @@ pub(super) struct Reduce {
 #[allow(dead_code, reason = "some say how warps share the work")]
 #[repr(C)]
 pub(super) struct P2pHead {
-    pub(super) areas: [u64; RANKS_MAX],
+    pub(super) symmetric: [u64; RANKS_MAX],
     pub(super) abort_word: u64,
     pub(super) fault: u64,
     pub(super) lanes_offset: u64,

@@ -1,8 +1,8 @@
-//! `mccs_ll_*`, `mccs_ll128_*`, `mccs_simple_*` and `mccs_chain_*`: collectives between ranks, which meet in their areas.
+//! `mccs_ll_*`, `mccs_ll128_*`, `mccs_simple_*` and `mccs_chain_*`: collectives between ranks, which meet in their symmetric buffers.
 //!
 //! Who sends which part to whom is the argument's, as of the kernels in `kernels/cuda/include`, and so are the rules: a rank writes to its
-//! peers' areas and reads its own; halves of areas alternate by the parity of the operation's number, which heads or data of all ranks make
-//! safe; the word at the area's begin counts what has ended. How bytes go is another: *steps* through a ring of slots, where the form has its
+//! peers' symmetric buffers and reads its own; halves of symmetric buffers alternate by the parity of the operation's number, which heads or data of all ranks make
+//! safe; the word at the symmetric buffer's begin counts what has ended. How bytes go is another: *steps* through a ring of slots, where the form has its
 //! own, with a flag that says how many have come, and an acknowledgement that says how many were taken. One thread does all roles in turn.
 //!
 //! ```text
@@ -24,7 +24,7 @@ use crate::code::ILLEGAL_ADDRESS;
 use crate::device::Device;
 use crate::wait::Patience;
 
-/// Where things lie in areas, as in `kernels/cuda/include/area.cuh`.
+/// Where things lie in symmetric buffers, as in `kernels/cuda/include/symmetric_buffer.cuh`.
 const PAYLOAD_OFFSET: u64 = 24;
 const HEADS_OFFSET: u64 = 256;
 const STAMPS_OFFSET: u64 = 1024;
@@ -46,11 +46,11 @@ pub(super) fn run(
 ) -> Result<(), Stop> {
     let running = Running::new(device, args.abort_word)?;
     let (rank, nranks) = (u64::from(args.rank), u64::from(args.nranks));
-    let is_too_large = matches!(form, Form::Simple | Form::Chain) && grid > args.area_blocks;
+    let is_too_large = matches!(form, Form::Simple | Form::Chain) && grid > args.buffer_blocks;
     if nranks > RANKS || rank >= nranks || is_too_large {
         return Err(Stop::Failed(ILLEGAL_ADDRESS));
     }
-    let counter = running.word(args.areas[rank as usize])?;
+    let counter = running.word(args.symmetric[rank as usize])?;
     // What is captured does not know its number: as many as have ended, and one.
     let number = match args.sequence {
         0 => counter.load(Ordering::Acquire) / OPERATION + 1,
@@ -64,7 +64,7 @@ pub(super) fn run(
     ran?;
     operation
         .running
-        .word(args.areas[rank as usize] + PAYLOAD_OFFSET)?
+        .word(args.symmetric[rank as usize] + PAYLOAD_OFFSET)?
         .fetch_add(args.call << 8 >> 8, Ordering::Relaxed);
     operation.stamp(16, number, device)
 }
@@ -119,15 +119,15 @@ impl Operation<'_> {
         if self.args.call == 0 {
             return Ok(());
         }
-        let at = self.area(self.rank) + STAMPS_OFFSET + self.number % STAMPS * STAMP_BYTES + half;
+        let at = self.symmetric_buffer(self.rank) + STAMPS_OFFSET + self.number % STAMPS * STAMP_BYTES + half;
         for (offset, value) in [(0, what), (8, device.clock_ns())] {
             self.running.word(at + offset)?.store(value, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    fn area(&self, rank: u64) -> u64 {
-        self.args.areas[rank as usize]
+    fn symmetric_buffer(&self, rank: u64) -> u64 {
+        self.args.symmetric[rank as usize]
     }
 
     fn peers(&self) -> impl Iterator<Item = u64> + use<> {
@@ -141,7 +141,7 @@ impl Operation<'_> {
 
     /// Two halves of a head, each with the operation's number beside it.
     fn head(&self, to: u64, from: u64, half: u64) -> u64 {
-        self.area(to) + HEADS_OFFSET + (self.parity() * RANKS + from) * 16 + half * 8
+        self.symmetric_buffer(to) + HEADS_OFFSET + (self.parity() * RANKS + from) * 16 + half * 8
     }
 
     fn own_scalar(&self) -> Result<u64, Stop> {
@@ -237,7 +237,7 @@ impl Operation<'_> {
         let index = if from < to { from } else { from - 1 };
         let place = |offset: u64, bytes: u64| {
             let slot = offset + (self.parity() * (self.nranks - 1) + index) * bytes;
-            self.area(to) + slot + phase * bytes / 2
+            self.symmetric_buffer(to) + slot + phase * bytes / 2
         };
         match self.form {
             Form::Ll => place(self.args.ll_offset, self.args.ll_slot_bytes),
@@ -245,16 +245,16 @@ impl Operation<'_> {
             Form::Simple | Form::Chain => {
                 let slots = u64::from(self.args.slots);
                 let block = step / slots % self.grid;
-                let ring = (self.parity() * PHASES + phase) * u64::from(self.args.area_blocks) + block;
+                let ring = (self.parity() * PHASES + phase) * u64::from(self.args.buffer_blocks) + block;
                 let slot = (ring * (self.nranks - 1) + index) * slots + step % slots;
-                self.area(to) + self.args.simple_offset + slot * u64::from(self.args.slot_bytes)
+                self.symmetric_buffer(to) + self.args.simple_offset + slot * u64::from(self.args.slot_bytes)
             }
         }
     }
 
     fn flag(&self, rank: u64, other: u64, phase: u64) -> Result<&'static std::sync::atomic::AtomicU64, Stop> {
-        let first = phase * u64::from(self.args.area_blocks) * RANKS;
-        self.running.word(self.area(rank) + FLAGS_OFFSET + (first + other) * 8)
+        let first = phase * u64::from(self.args.buffer_blocks) * RANKS;
+        self.running.word(self.symmetric_buffer(rank) + FLAGS_OFFSET + (first + other) * 8)
     }
 
     /// Steps that words say, of this operation.

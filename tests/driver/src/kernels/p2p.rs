@@ -13,7 +13,7 @@ use crate::code::ILLEGAL_ADDRESS;
 use crate::device::Device;
 use crate::wait::Patience;
 
-/// Where things lie in areas.
+/// Where things lie in symmetric buffers.
 const ENDED_OFFSET: u64 = 8;
 const FAULT_OFFSET: u64 = 16;
 const SENT_OFFSET: u64 = 32;
@@ -44,12 +44,12 @@ pub(super) fn run(device: &'static Device, head: &P2pHead, messages: &[Message])
     let (sends, recvs) = lists(0).zip(lists(RANKS_MAX)).ok_or(Stop::Failed(ILLEGAL_ADDRESS))?;
     let group = Group { running, head };
     let ran = group.run(&sends, &recvs);
-    let area = head.areas[head.rank as usize];
+    let buffer = head.symmetric[head.rank as usize];
     // One that was aborted counts as well.
-    group.running.word(area + ENDED_OFFSET)?.fetch_add(GROUP, Ordering::Release);
+    group.running.word(buffer + ENDED_OFFSET)?.fetch_add(GROUP, Ordering::Release);
     ran?;
-    group.running.word(area + SENT_OFFSET)?.fetch_add(head.first[RANKS_MAX].into(), Ordering::Relaxed);
-    group.running.word(area + SENT_OFFSET + 8)?.fetch_add(head.sent_bytes, Ordering::Relaxed);
+    group.running.word(buffer + SENT_OFFSET)?.fetch_add(head.first[RANKS_MAX].into(), Ordering::Relaxed);
+    group.running.word(buffer + SENT_OFFSET + 8)?.fetch_add(head.sent_bytes, Ordering::Relaxed);
     Ok(())
 }
 
@@ -104,23 +104,23 @@ impl<'a> Group<'a> {
         others.map(flow).collect()
     }
 
-    /// A word in a rank's area, of its lane with another.
+    /// A word in a rank's symmetric buffer, of its lane with another.
     fn word(&self, rank: u64, other: u64, word: u64) -> Result<&'static AtomicU64, Stop> {
         let lane = self.head.lanes_offset + other * LANES_MAX * LANE_BYTES;
-        self.running.word(self.head.areas[rank as usize] + lane + word)
+        self.running.word(self.head.symmetric[rank as usize] + lane + word)
     }
 
     fn ring(&self) -> u64 {
         u64::from(self.head.lanes) * u64::from(self.head.slots)
     }
 
-    /// Where a step's header and bytes are, in the area of who takes them.
+    /// Where a step's header and bytes are, in the symmetric buffer of who takes them.
     fn slot(&self, to: u64, from: u64, step: u64) -> (u64, u64) {
         let head = self.head;
         let index = if from < to { from } else { from - 1 };
-        let (area, slot) = (head.areas[to as usize], index * self.ring() + step % self.ring());
-        let header = area + head.ll_offset + slot * (HEADER_BYTES + 2 * u64::from(head.part_bytes));
-        (header, area + head.simple_offset + slot * u64::from(head.slot_bytes))
+        let (buffer, slot) = (head.symmetric[to as usize], index * self.ring() + step % self.ring());
+        let header = buffer + head.ll_offset + slot * (HEADER_BYTES + 2 * u64::from(head.part_bytes));
+        (header, buffer + head.simple_offset + slot * u64::from(head.slot_bytes))
     }
 
     /// Sends a step, if there is room. Returns whether it did.
@@ -180,7 +180,7 @@ impl<'a> Group<'a> {
 
     /// Ends the communicator, and tells what was expected and what has come.
     fn tell_contradiction(&self, peer: u64, expected: u64, came: u64) -> Result<(), Stop> {
-        let told = self.running.word(self.head.areas[self.head.rank as usize] + FAULT_OFFSET)?;
+        let told = self.running.word(self.head.symmetric[self.head.rank as usize] + FAULT_OFFSET)?;
         if told.swap(1, Ordering::AcqRel) == 0 {
             self.running.word(self.head.fault + 8)?.store(expected, Ordering::Relaxed);
             self.running.word(self.head.fault + 16)?.store(came, Ordering::Relaxed);

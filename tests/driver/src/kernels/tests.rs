@@ -25,7 +25,7 @@ fn input(rank: u32, count: usize) -> Vec<u8> {
 struct Fixture {
     device: &'static Device,
     layout: SymmetricBufferLayout,
-    areas: Vec<u64>,
+    symmetric: Vec<u64>,
     /// By rank, what is sent and what is received.
     buffers: Vec<[u64; 2]>,
     number: u32,
@@ -36,9 +36,9 @@ impl Fixture {
         let (device, layout) = (&device::all()[0], SymmetricBufferLayout::initial(nranks));
         let memory = |bytes: u64| allocate(device, bytes, Kind::Allocated).expect("memory");
         let room = 4 * u64::from(nranks) * COUNTS[4];
-        let areas = (0..nranks).map(|_| memory(layout.bytes())).collect();
+        let symmetric = (0..nranks).map(|_| memory(layout.bytes())).collect();
         let buffers = (0..nranks).map(|_| [memory(room), memory(room)]).collect();
-        Fixture { device, layout, areas, buffers, number: 0 }
+        Fixture { device, layout, symmetric, buffers, number: 0 }
     }
 
     /// Runs a call on all ranks. Returns whether there is such a way.
@@ -60,7 +60,7 @@ impl Fixture {
             for (rank, launch) in launches.iter().enumerate() {
                 let mut args = launch.args;
                 [args.send, args.recv] = self.buffers[rank];
-                args.areas[..self.areas.len()].copy_from_slice(&self.areas);
+                args.symmetric[..self.symmetric.len()].copy_from_slice(&self.symmetric);
                 // Every third as one that is captured.
                 args.sequence = if self.number.is_multiple_of(3) { 0 } else { self.number };
                 let kernel = Kernel::find(launch.function, false).expect("known");
@@ -77,7 +77,7 @@ impl Fixture {
             // SAFETY: contributions and results have the lengths that the kind says.
             unsafe { finish_round(&shm_exchange, rank, &sources, wanted.as_mut_ptr()) };
             assert!(bytes(*recv, wanted.len()) == wanted, "{call:?} by {algorithm:?}, rank {rank}");
-            let ended = wait_word(self.areas[rank as usize]);
+            let ended = wait_word(self.symmetric[rank as usize]);
             assert_eq!(SymmetricBufferLayout::ended(ended), u64::from(self.number), "{call:?}");
         }
         true
@@ -135,7 +135,7 @@ fn a_kernel_that_waits_ends_when_it_is_aborted_and_counts() {
     let launch = Launch::collective(&call, &fixture.layout, Algorithm::SimpleTwoShot, 8).expect("a way");
     let mut args = launch.args;
     [args.send, args.recv] = fixture.buffers[0];
-    args.areas[..2].copy_from_slice(&fixture.areas);
+    args.symmetric[..2].copy_from_slice(&fixture.symmetric);
     let abort_word = allocate(fixture.device, 8, Kind::Allocated).expect("memory");
     (args.sequence, args.abort_word) = (1, abort_word);
     let kernel = Kernel::find(launch.function, false).expect("known");
@@ -147,7 +147,7 @@ fn a_kernel_that_waits_ends_when_it_is_aborted_and_counts() {
         word(abort_word).store(1, std::sync::atomic::Ordering::Release);
         assert_eq!(running.join().expect("it ends"), Ok(()));
     });
-    assert_eq!(wait_word(fixture.areas[0]), 1 << 32);
+    assert_eq!(wait_word(fixture.symmetric[0]), 1 << 32);
 }
 
 #[test]
