@@ -114,7 +114,8 @@ impl Span {
 impl CudaSlice {
     /// So many elements from a device address on.
     ///
-    /// # Safety The memory must be of the context of the communicators that it is used with, or reached by it, and stay so until all operations on
+    /// # Safety
+    /// The memory must be of the context of the communicators that it is used with, or reached by it, and stay so until all operations on
     /// it have ended. Nobody else may use it meanwhile.
     #[must_use]
     pub unsafe fn from_raw(address: u64, data_type: DataType, count: u64) -> Self {

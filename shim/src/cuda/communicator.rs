@@ -60,7 +60,8 @@ impl CommunicatorBuilder {
     /// Joins, with buffers on the GPU of the calling thread's current CUDA context. Returns when all ranks have joined. A process with
     /// several ranks calls it from as many threads.
     ///
-    /// # Errors [`Error::Cuda`] where no context is current or the driver refuses. [`Error::Refused`] where the service has no such GPU, ranks
+    /// # Errors
+    /// [`Error::Cuda`] where no context is current or the driver refuses. [`Error::Refused`] where the service has no such GPU, ranks
     /// contradict each other or are missing at a time-out, or the tenant is over its quota.
     pub fn join_cuda(&self) -> Result<CudaCommunicator, Error> {
         mccs_cuda::driver()?;

@@ -195,7 +195,8 @@ macro_rules! p2p {
             $(
                 $(#[$meta])*
                 ///
-                /// # Safety The buffer must be of the communicator's context, or of memory that it reaches, `count` elements long, and stay so
+                /// # Safety
+                /// The buffer must be of the communicator's context, or of memory that it reaches, `count` elements long, and stay so
                 /// until the operation has ended. Nobody else may use it meanwhile, but others may send from it. The stream must be of that
                 /// context, and live until then.
                 ///
