@@ -21,6 +21,24 @@ pub struct Layout {
     rails: u32,
 }
 
+/// Why rails are not for a communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoLayout {
+    /// It has fewer hosts than two, or more than slots have parts for.
+    #[error("{0} hosts: rails take 2 to {HOSTS_MAX}")]
+    Hosts(usize),
+    /// Ranks of a host do not follow each other.
+    #[error("ranks of a host do not follow each other: start them host by host")]
+    Scattered,
+    /// A host has none, or more than reach each other.
+    #[error("a host has {0} ranks: rails take 1 to {DEVICE_INITIATED_RANKS_MAX} of each")]
+    Ranks(u32),
+    /// A rank would act for too many of others.
+    #[error("hosts have numbers of ranks that are too different: a rank would act for more than {RAILS_MAX}")]
+    Uneven,
+}
+
 /// Where a rank is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seat {
@@ -31,18 +49,28 @@ pub struct Seat {
 }
 
 impl Layout {
-    /// `None` where rails are not for them: one host, ranks of a host in two places, teams that are too large or too different.
-    #[must_use]
-    pub fn new(runs: &[HostRun]) -> Option<Self> {
+    /// Of ranks at these hosts, in the order of ranks.
+    ///
+    /// # Errors
+    /// Rails are not for them: says why.
+    pub fn new(runs: &[HostRun]) -> Result<Self, NoLayout> {
         let is_again = |(index, run): (usize, &HostRun)| runs[..index].iter().any(|other| other.host == run.host);
-        let fits = |run: &HostRun| (1..=DEVICE_INITIATED_RANKS_MAX).contains(&run.ranks);
-        if !(2..=HOSTS_MAX).contains(&runs.len()) || runs.iter().enumerate().any(is_again) || !runs.iter().all(fits) {
-            return None;
+        let fits = |run: &&HostRun| (1..=DEVICE_INITIATED_RANKS_MAX).contains(&run.ranks);
+        if runs.iter().enumerate().any(is_again) {
+            return Err(NoLayout::Scattered);
+        }
+        if !(2..=HOSTS_MAX).contains(&runs.len()) {
+            return Err(NoLayout::Hosts(runs.len()));
+        }
+        if let Some(run) = runs.iter().find(|run| !fits(run)) {
+            return Err(NoLayout::Ranks(run.ranks));
         }
         let teams: Vec<u32> = runs.iter().map(|run| run.ranks).collect();
         let rails = teams.iter().copied().fold(1, least_common_multiple);
-        let is_like = teams.iter().all(|team| rails / team <= RAILS_MAX);
-        is_like.then_some(Layout { teams, rails })
+        match teams.iter().all(|team| rails / team <= RAILS_MAX) {
+            true => Ok(Layout { teams, rails }),
+            false => Err(NoLayout::Uneven),
+        }
     }
 
     /// How many hosts.
@@ -136,7 +164,7 @@ fn least_common_multiple(a: u32, b: u32) -> u32 {
 mod tests {
     use super::*;
 
-    fn of(runs: &[(u32, u32)]) -> Option<Layout> {
+    fn of(runs: &[(u32, u32)]) -> Result<Layout, NoLayout> {
         Layout::new(&runs.iter().map(|&(host, ranks)| HostRun { host, ranks }).collect::<Vec<_>>())
     }
 
@@ -165,12 +193,12 @@ mod tests {
 
     #[test]
     fn who_is_scattered_or_too_different_has_none() {
-        assert_eq!(of(&[]), None);
-        assert_eq!(of(&[(0, 8)]), None);
-        assert_eq!(of(&[(0, 2), (1, 2), (0, 2)]), None);
-        assert_eq!(of(&[(0, 9), (1, 9)]), None);
-        assert_eq!(of(&[(0, 8), (1, 7)]), None);
-        assert_eq!(of(&[(0, 2), (1, 0)]), None);
-        assert_eq!(of(&[(0, u32::MAX), (1, u32::MAX - 1)]), None);
+        assert_eq!(of(&[]), Err(NoLayout::Hosts(0)));
+        assert_eq!(of(&[(0, 8)]), Err(NoLayout::Hosts(1)));
+        assert_eq!(of(&[(0, 2), (1, 2), (0, 2)]), Err(NoLayout::Scattered));
+        assert_eq!(of(&[(0, 9), (1, 9)]), Err(NoLayout::Ranks(9)));
+        assert_eq!(of(&[(0, 8), (1, 7)]), Err(NoLayout::Uneven));
+        assert_eq!(of(&[(0, 2), (1, 0)]), Err(NoLayout::Ranks(0)));
+        assert_eq!(of(&[(0, u32::MAX), (1, u32::MAX - 1)]), Err(NoLayout::Ranks(u32::MAX)));
     }
 }

@@ -177,7 +177,7 @@ const ELEMENT_BYTES: u64 = 4;
 /// The machine lacks figures for it, or the call is none that rails have.
 pub fn simulate(machine: &Machine, design: &Design, call: &Call) -> Result<Outcome, SimulationError> {
     let runs: Vec<_> = (0..call.hosts).map(|host| HostRun { host, ranks: machine.gpus }).collect();
-    let layout = Layout::new(&runs).filter(|layout| layout.hosts() >= 2).ok_or(SimulationError::Hosts(call.hosts))?;
+    let layout = Layout::new(&runs).map_err(|_| SimulationError::Hosts(call.hosts))?;
     let count = tasks::count_of(call.kind, call.payload_bytes, ELEMENT_BYTES, layout.nranks());
     let sizes = Sizes::new(design.slot_bytes, ELEMENT_BYTES);
     let plan = |host: u32| {

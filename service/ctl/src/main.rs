@@ -60,9 +60,9 @@ enum Command {
     /// Hosts of the cluster, and whether their services can be reached.
     Hosts,
     /// All hosts of the cluster, from any of them: sessions, communicators, certificates, failures. Needs
-    /// [controller] in service.toml.
+    /// `[controller]` in service.toml.
     Cluster,
-    /// Stuck communicators of the whole cluster, and the culprits; of this host without [controller] in
+    /// Stuck communicators of the whole cluster, and the culprits; of this host without `[controller]` in
     /// service.toml. Fails if there is one, or if a host could not be asked.
     Stuck,
     /// GPUs of this service, and whether they work.

@@ -153,7 +153,7 @@ impl PartOf {
 
 /// Who is where, if this is one of the ranks.
 fn layout_of(whole: Whole<'_>, rank: u32) -> Option<Layout> {
-    Layout::new(whole.host_runs).filter(|layout| rank < layout.nranks())
+    Layout::new(whole.host_runs).ok().filter(|layout| rank < layout.nranks())
 }
 
 const NO_LAYOUT: &str = "its ranks are not in order by several services";

@@ -21,7 +21,7 @@ use super::profiler::Profile;
 use super::queries::Expected;
 use super::seat::Seat;
 use super::windows::forget_windows;
-use super::{Status, guard, guard_in_group, put};
+use super::{Status, debug, guard, guard_in_group, put};
 
 /// `ncclUniqueId`: the communicator's name and its root's address, behind a mark.
 #[derive(Clone, Copy)]
@@ -178,6 +178,7 @@ fn client() -> Result<Client, Error> {
         Some((process, client)) if process != own => std::mem::forget(client),
         _ => {}
     }
+    debug::hear_library();
     let made = Client::from_env()?;
     Ok(known.insert((own, made)).1.clone())
 }

@@ -13,8 +13,10 @@ use std::ffi::CStr;
 use std::fmt::Arguments;
 use std::fs::File;
 use std::io::Write;
-use std::sync::Mutex;
+use std::sync::{Mutex, Once};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use mccs::LogLevel;
 
 use super::communicators::locked;
 
@@ -170,6 +172,18 @@ fn timestamp() -> String {
         libc::strftime(text.as_mut_ptr().cast(), text.len(), c"%F %T".as_ptr(), &parts)
     };
     String::from_utf8_lossy(&text[..written]).into_owned()
+}
+
+/// From now on prints what the library says of its sessions and communicators. Failures become errors of calls, which print themselves.
+pub(crate) fn hear_library() {
+    static HEARS: Once = Once::new();
+    HEARS.call_once(|| {
+        mccs::set_log_handler(|level, message| {
+            if level > LogLevel::Error && is_on(Level::Info, INIT) {
+                line(Level::Info, format_args!("{message}"));
+            }
+        });
+    });
 }
 
 /// Prints a line, which the caller has found to be wanted.

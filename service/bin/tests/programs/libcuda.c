@@ -115,7 +115,7 @@ int cuMemAlloc_v2(unsigned long long *address, size_t bytes) {
 #define WORKS(name) int name() { return OK; }
 #define FAILS(name) int name() { return UNKNOWN; }
 WORKS(cuDevicePrimaryCtxRelease_v2) WORKS(cuCtxPopCurrent_v2) WORKS(cuStreamDestroy_v2) WORKS(cuModuleUnload)
-FAILS(cuDeviceCanAccessPeer) FAILS(cuDeviceGetP2PAttribute) FAILS(cuCtxSynchronize) FAILS(cuCtxGetDevice)
+FAILS(cuDevicePrimaryCtxGetState) FAILS(cuDeviceCanAccessPeer) FAILS(cuDeviceGetP2PAttribute) FAILS(cuCtxSynchronize) FAILS(cuCtxGetDevice)
 FAILS(cuCtxEnablePeerAccess) FAILS(cuMemGetInfo_v2) FAILS(cuMemFree_v2) FAILS(cuMemsetD8_v2) FAILS(cuMemsetD8Async) FAILS(cuMemcpyAsync) FAILS(cuMemcpyHtoD_v2)
 FAILS(cuMemcpyDtoH_v2) FAILS(cuMemGetAddressRange_v2) FAILS(cuMemGetHandleForAddressRange) FAILS(cuPointerGetAttribute) FAILS(cuIpcGetMemHandle) FAILS(cuIpcOpenMemHandle_v2)
 FAILS(cuIpcCloseMemHandle) FAILS(cuIpcGetEventHandle) FAILS(cuIpcOpenEventHandle) FAILS(cuMemHostRegister_v2) FAILS(cuMemHostUnregister)

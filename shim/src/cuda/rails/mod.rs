@@ -120,6 +120,10 @@ struct Order {
     left: bool,
 }
 
+fn tell_without(reason: &dyn std::fmt::Display) {
+    log(LogLevel::Warning, || format!("GPUs of several hosts exchange by host memory alone: {reason}"));
+}
+
 impl Rails {
     /// Joins the parts of a whole whose ranks are at these hosts; none where ranks have none, which all learn alike.
     pub(super) fn join(
@@ -129,8 +133,15 @@ impl Rails {
         whole: &HostStagedCommunicator,
         (hosts, from_bytes, ring): (&[HostRun], u64, &[u32]),
     ) -> Result<Option<Self>, Error> {
-        let Some(layout) = Layout::new(hosts).filter(|layout| layout.nranks() == identity.nranks) else {
-            return Ok(None);
+        let layout = match Layout::new(hosts) {
+            Ok(layout) if layout.nranks() == identity.nranks => layout,
+            Ok(_) => return Ok(None),
+            Err(reason) => {
+                if hosts.len() > 1 {
+                    tell_without(&reason);
+                }
+                return Ok(None);
+            }
         };
         let seat = layout.seat(identity.rank);
         // Where the operator wants none there is none to join; others, whose operators do, are told.
@@ -156,7 +167,7 @@ impl Rails {
         let team = match wanted {
             Some(Ok(team)) if from_bytes != u64::MAX => team,
             Some(Err(error)) => {
-                log(LogLevel::Warning, || format!("GPUs of several hosts exchange by host memory alone: {error}"));
+                tell_without(&error);
                 return Ok(None);
             }
             _ => return Ok(None),
