@@ -3,10 +3,12 @@
 
 usage: before_after.py NAME --before COMMIT --folder FOLDER [--rounds N] [--effort 1.0] [--allowed 0.99,1.01]
                        [--measures small,middle,ring,connections,memory,hosts-latency,hosts-middle]
+                       [--programs FOLDER] [--commit TEXT]
 
 Before is a commit, which this script exports to a folder in FOLDER and builds there; FOLDER is outside the repository. A build that is
 there already is used again. After is what lies in target/release, or in the folder that MCCS_BIN names: build it first, with cargo
-build --release --workspace. Leave the machine alone meanwhile. hosts-latency and hosts-middle need root.
+build --release --workspace. On a machine without compiler and repository, --programs names the folder of the programs of before, and
+--commit what after was built of. Leave the machine alone meanwhile. hosts-latency and hosts-middle need root.
 
 Writes eval/results/NAME.json (data and provenance) and NAME.md (tables). The ratio of a measure is the geometric mean over its calls. Fails if
 the median of its rounds is more than is allowed."""
@@ -189,7 +191,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name")
     parser.add_argument("--before", required=True, help="a commit")
-    parser.add_argument("--folder", required=True, type=pathlib.Path, help="where it is exported to and built")
+    parser.add_argument("--folder", type=pathlib.Path, help="where it is exported to and built")
+    parser.add_argument("--programs", type=pathlib.Path, help="where its programs are, instead")
+    bench.commit_option(parser)
     parser.add_argument("--measures", default=",".join(MEASURES), help=f"of {','.join(MEASURES)}")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--effort", type=float, default=1.0, help="times as many calls")
@@ -200,9 +204,11 @@ def main():
     unknown = set(options.measures) - MEASURES.keys()
     if unknown:
         parser.error(f"there is no measure {', '.join(sorted(unknown))}")
-    before, commit = export_and_build(options.before, options.folder)
+    if (options.folder is None) == (options.programs is None):
+        parser.error("either --folder or --programs")
+    before, commit = (options.programs, options.before) if options.programs else export_and_build(options.before, options.folder)
     sides = {BEFORE: before, AFTER: bench.BINARIES}
-    provenance = bench.provenance()
+    provenance = bench.provenance(commit=options.commit)
     if any(name.startswith("hosts") for name in options.measures):
         with cluster.Fabric(PAIR) as options.fabric:
             found = measure(options, sides)

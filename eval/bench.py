@@ -84,7 +84,8 @@ def service(tenant="", settings="", binaries=BINARIES):
             process.wait(timeout=60)
 
 
-def provenance(versions=None):
+def provenance(versions=None, commit=None):
+    """What results begin with. With a commit git is not asked: the machine may have no repository."""
     def setting(path):
         try:
             return re.search(r"\[(\w+)\]", pathlib.Path(path).read_text()).group(1)
@@ -94,9 +95,10 @@ def provenance(versions=None):
     cpu = next(line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
     pages = "/sys/kernel/mm/transparent_hugepage/"
     git = ["git", "-C", str(ROOT)]
+    changed = None if commit else run([*git, "status", "--porcelain", "--untracked-files=no", "--", ":!eval/results"]).strip() != ""
     return {
-        "commit": run([*git, "rev-parse", "HEAD"]).strip(),
-        "uncommitted_changes": bool(run([*git, "status", "--porcelain", "--untracked-files=no", "--", ":!eval/results"]).strip()),
+        "commit": commit or run([*git, "rev-parse", "HEAD"]).strip(),
+        "uncommitted_changes": changed,
         "machine": {"cpu": cpu, "cores": os.cpu_count(), "kernel": platform.release(), "load": os.getloadavg(),
                     "huge_pages": {"anonymous": setting(pages + "enabled"), "shared": setting(pages + "shmem_enabled")}},
         "versions": versions or {},

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hunts with services side by side, each with seeded attackers and a checked victim, and adds what they did to a table of results.
 
-usage: hunt.py NAME --binary FILE [--processes N] [--seconds N] [--logs target/hunt] [--afresh]
+usage: hunt.py NAME --binary FILE [--processes N] [--seconds N] [--logs target/hunt] [--afresh] [--commit TEXT]
 
 FILE is the test program `hostile`, built before: cargo test --release --workspace --test hostile --no-run. Each process has a service
 in a folder of its own, and seeds that no run has had. Writes eval/results/NAME.json (data and provenance of every run) and NAME.md (all
@@ -91,11 +91,12 @@ def main():
     parser.add_argument("--seconds", type=int, default=3600)
     parser.add_argument("--logs", type=pathlib.Path, default=bench.ROOT / "target" / "hunt")
     parser.add_argument("--afresh", action="store_true")
+    bench.commit_option(parser)
     options = parser.parse_args()
     before = bench.RESULTS / f"{options.name}.json"
     runs = json.loads(before.read_text())["runs"] if before.exists() and not options.afresh else []
     first = sum(len(run["hunts"]) for run in runs)
-    provenance = bench.provenance()
+    provenance = bench.provenance(commit=options.commit)
     hunts = hunt(options, first)
     runs.append({**provenance, "first_seed": first * SEEDS, "hunts": hunts})
     text = report(runs)
