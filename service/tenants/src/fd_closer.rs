@@ -157,7 +157,10 @@ mod tests {
     /// A reader that reads nothing, and a socket with data for it, whose `close` waits for that.
     fn lingering() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        // Room of its own size, which does not grow: otherwise all that was written might find room there in the end.
+        setsockopt(&listener, sockopt::RcvBuf, &4096).expect("set");
         let mut writer = TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
+        setsockopt(&writer, sockopt::SndBuf, &(1 << 17)).expect("set");
         let (reader, _) = listener.accept().expect("accepted");
         writer.set_nonblocking(true).expect("set");
         while writer.write(&[0; 1 << 16]).is_ok() {}
