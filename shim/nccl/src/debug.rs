@@ -13,8 +13,8 @@ use std::ffi::CStr;
 use std::fmt::Arguments;
 use std::fs::File;
 use std::io::Write;
-use std::sync::{Mutex, Once};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, Once};
 
 use mccs::LogLevel;
 
