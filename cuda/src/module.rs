@@ -59,13 +59,7 @@ impl Module {
     /// # Errors
     /// [`DriverError`], for text that is no PTX.
     pub fn load_ptx(context: &Context, text: &str) -> Result<Self, DriverError> {
-        let refused = |why: &str| DriverError::own("cuModuleLoadData", why);
-        // What begins otherwise the driver might take for an image, and read past its end.
-        let text = text.trim_start();
-        if !text.starts_with(['.', '/']) {
-            return Err(refused("PTX begins with a directive or a comment"));
-        }
-        let text = CString::new(text).map_err(|_| refused("PTX has no zero bytes"))?;
+        let text = terminated(text)?;
         // SAFETY: it is text, which ends with a zero byte.
         unsafe { Self::load(context, text.as_bytes_with_nul()) }
     }
@@ -86,6 +80,16 @@ impl Module {
         }
         Ok(Function(function))
     }
+}
+
+/// PTX as the driver takes it. The driver might take other text for an image, and read past its end.
+fn terminated(text: &str) -> Result<CString, DriverError> {
+    let refused = |why: &str| DriverError::own("cuModuleLoadData", why);
+    let text = text.trim_start();
+    if !text.starts_with(['.', '/']) {
+        return Err(refused("PTX begins with a directive or a comment"));
+    }
+    CString::new(text).map_err(|_| refused("PTX has no zero bytes"))
 }
 
 impl Kernels {
@@ -157,6 +161,21 @@ impl Function {
                 params.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_that_the_driver_might_take_for_an_image_is_no_ptx() {
+        for image in ["", " ", "\u{7f}ELF", "P\u{ed}U", ".version 7.0\0.target sm_90"] {
+            assert!(terminated(image).is_err(), "{image:?}");
+        }
+        for text in ["\n .version 7.0", "// made by hand", "/* so */ .version 7.0"] {
+            assert_eq!(terminated(text).expect("PTX").as_bytes(), text.trim_start().as_bytes());
         }
     }
 }

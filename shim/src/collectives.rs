@@ -326,6 +326,13 @@ mod tests {
     }
 
     #[test]
+    fn elements_behind_all_memory_are_no_others() {
+        let all = Span::NONE.elements::<f64>(u64::MAX);
+        let behind = all.range(1 << 61..(1 << 61) + 8).expect("inside");
+        assert_eq!((behind.place.buffer.offset_bytes, behind.place.available_bytes), (u64::MAX, 0));
+    }
+
+    #[test]
     fn counts_follow_from_slices_on_every_rank() {
         let (op, nranks, root) = (RedOp::Sum.into(), 4, 2);
         for rank in 0..nranks {

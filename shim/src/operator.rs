@@ -85,3 +85,17 @@ impl ReduceOperator {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_factor_of_integers_is_one() {
+        let bits = |value| ReduceOperator::PreMulSum(Scalar::Float(value)).to_wire(DataType::I32);
+        assert_eq!(bits(-3.0).expect("an integer"), (RedOp::PreMulSum, -3_i64 as u64));
+        for value in [0.5, f64::NAN, f64::INFINITY] {
+            assert!(matches!(bits(value), Err(Error::InvalidArgument(_))), "{value}");
+        }
+    }
+}

@@ -173,6 +173,13 @@ fn sentences(text: &str) -> Vec<(usize, String)> {
     paragraphs.into_iter().flat_map(of).collect()
 }
 
+/// Sentences with too many words, each with its place in a file of this name.
+fn long_sentences(name: &str, text: &str) -> Vec<String> {
+    let is_long = |sentence: &str| sentence.split_whitespace().count() > SENTENCE_WORDS;
+    let long = sentences(text).into_iter().filter(|(_, sentence)| is_long(sentence));
+    long.map(|(number, sentence)| format!("{name}:{number}: {sentence}")).collect()
+}
+
 #[test]
 fn sentences_of_pages_are_short() {
     let mut long = Vec::new();
@@ -181,9 +188,7 @@ fn sentences_of_pages_are_short() {
         if is_written_by_a_script(&name) {
             continue;
         }
-        let too_long =
-            sentences(&text).into_iter().filter(|(_, text)| text.split_whitespace().count() > SENTENCE_WORDS);
-        long.extend(too_long.map(|(number, text)| format!("{name}:{number}: {text}")));
+        long.extend(long_sentences(&name, &text));
     }
     assert!(long.is_empty(), "sentences of more than {SENTENCE_WORDS} words:\n{}", long.join("\n"));
 }
@@ -205,10 +210,7 @@ fn sentences_of_the_librarys_documentation_are_short() {
     let mut long = Vec::new();
     for name in String::from_utf8(listed.stdout).expect("names").lines() {
         let source = fs::read_to_string(root().join(name)).expect("a tracked file");
-        let too_long = sentences(&documentation(&source))
-            .into_iter()
-            .filter(|(_, text)| text.split_whitespace().count() > SENTENCE_WORDS);
-        long.extend(too_long.map(|(number, text)| format!("{name}:{number}: {text}")));
+        long.extend(long_sentences(name, &documentation(&source)));
     }
     assert!(long.is_empty(), "sentences of more than {SENTENCE_WORDS} words:\n{}", long.join("\n"));
 }

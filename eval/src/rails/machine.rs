@@ -20,7 +20,7 @@ pub struct Machine {
     pub kernel_ns: f64,
     /// What a word that a stream writes or waits for takes it.
     pub word_ns: f64,
-    /// What an event takes a stream that another stream has recorded.
+    /// Time that a wait for another stream's event takes a stream.
     pub event_ns: f64,
     /// How many times as long collectives of a host take with the few blocks that they have beside others.
     pub few_blocks_times: f64,

@@ -107,7 +107,7 @@ impl Design {
         }
     }
 
-    /// What they did before decision 098.
+    /// As before decision 098.
     #[must_use]
     pub fn in_one_stream() -> Self {
         Design { slices: Slices::ByModel, moves_at_a_time: 8, receives_ahead: true, ..Self::measured() }

@@ -169,7 +169,7 @@ impl Writer<'_> {
         let number = self.script.moves.len();
         self.script.moves.push(moved);
         let parts: Vec<_> = moved.goes_in(self.hosts(), self.plan.seat.host).map(|part| part.count).collect();
-        // What tells of moves of several streams, or copies, has a lane of its own, which keeps their order.
+        // Moves of several streams, or with copies, are told of by a lane of its own, which keeps their order.
         let lane = match (self.copies(), self.plan.sizes.is_forked) {
             (None, false) => lane,
             (copies, _) => {

@@ -41,14 +41,21 @@ impl Stages<'_> {
         self.first_part(rail) + self.local() * u64::from(self.rails()) * self.part()
     }
 
+    /// What brings the blocks of an all-reduce to all ranks, and of a reduce to the root.
+    pub(super) fn collecting(&self) -> CollectiveKind {
+        match self.plan.kind {
+            CollectiveKind::AllReduce => CollectiveKind::AllGather,
+            _ => CollectiveKind::Gather,
+        }
+    }
+
     fn scatter(&mut self) {
         let (part, host) = (self.part(), self.host());
         for rail in 0..self.rails() {
             let send = Place::Send(self.first_part(rail));
             self.team_on_parts(CollectiveKind::ReduceScatter, send, slot(rail, host * part));
         }
-        let is_all = self.plan.kind == CollectiveKind::AllReduce;
-        let kind = if is_all { CollectiveKind::AllGather } else { CollectiveKind::Gather };
+        let kind = self.collecting();
         (0..self.rails()).for_each(|rail| self.move_by(rail, kind, part, (host * part, 0)));
     }
 
@@ -112,8 +119,7 @@ impl Stages<'_> {
         let send = (Place::Send(self.slice.first), count);
         self.exchange((CollectiveKind::AllReduce, 0), count, send, (slot(0, own), count));
         (1..self.rails()).for_each(|rail| self.copy(slot(0, own), slot(rail, own), count));
-        let is_all = self.plan.kind == CollectiveKind::AllReduce;
-        let kind = if is_all { CollectiveKind::AllGather } else { CollectiveKind::Gather };
+        let kind = self.collecting();
         (0..self.rails()).for_each(|rail| self.move_by(rail, kind, count, (own, 0)));
     }
 

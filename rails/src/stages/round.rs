@@ -81,9 +81,7 @@ impl Stages<'_> {
             self.combine(rail, parts, (count, to));
         }
         if !is_scattered {
-            let is_all = self.plan.kind == CollectiveKind::AllReduce;
-            let kind = if is_all { CollectiveKind::AllGather } else { CollectiveKind::Gather };
-            let places = (swap.made(), swap.incoming(0));
+            let (kind, places) = (self.collecting(), (swap.made(), swap.incoming(0)));
             (0..self.rails()).for_each(|rail| self.move_by(rail, kind, count, places));
         } else if !self.plan.goes_by_counterparts() {
             self.take_combined_parts();
@@ -92,8 +90,7 @@ impl Stages<'_> {
 
     /// Blocks of all hosts are here.
     fn take_gathered(&mut self, swap: Swap) {
-        let is_all = self.plan.kind == CollectiveKind::AllReduce;
-        let kind = if is_all { CollectiveKind::AllGather } else { CollectiveKind::Gather };
+        let kind = self.collecting();
         for rail in 0..self.rails() {
             let from = slot(rail, swap.incoming(0));
             self.team_on_parts(kind, from, Place::Recv(self.first_part(rail)));

@@ -270,9 +270,9 @@ impl<'a> Base<'a> {
             self.start_controller(&controller, inputs, exchange.clone(), proxy.clone(), control_gpus)?;
         }
         let offer = transport_factory.map_or_else(
-            || {
-                let without = Offer::without(RdmaUse::Off, settings.channels, "rdma.use is \"off\"");
-                Offer { reductions: settings.reductions, ..without }
+            || Offer {
+                reductions: settings.reductions,
+                ..Offer::without(RdmaUse::Off, settings.channels, "rdma.use is \"off\"")
             },
             |transport_factory| transport_factory.offer(settings.channels, settings.reductions),
         );

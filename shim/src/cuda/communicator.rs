@@ -58,7 +58,7 @@ pub(crate) struct CollectedCall {
 
 impl CommunicatorBuilder {
     /// Joins, with buffers on the GPU of the calling thread's current CUDA context. Returns when all ranks have joined. A process with
-    /// several ranks calls it from as many threads.
+    /// several ranks calls it from as many threads. A context of `cuCtxCreate` must outlive the communicator; primary ones are kept.
     ///
     /// # Errors
     /// [`Error::Cuda`] where no context is current or the driver refuses. [`Error::Refused`] where the service has no such GPU, ranks

@@ -39,16 +39,13 @@ fn files(folder: &std::path::Path, policy: &str) -> Option<(PathBuf, PathBuf)> {
 
 /// A controller whose exchange takes nothing, and what that was to tell.
 fn stuck() -> (ControllerEngine, Mailbox<Request>) {
+    stuck_with(&settings(&["a", "b", "c"]))
+}
+
+fn stuck_with(settings: &ControllerSettings) -> (ControllerEngine, Mailbox<Request>) {
     let exchange = Mailbox::new(1);
-    let settings = settings(&["a", "b", "c"]);
-    let engine = ControllerEngine::new(
-        &settings,
-        Mailbox::new(8),
-        exchange.sender(),
-        Mailbox::new(1).sender(),
-        Arc::default(),
-        Arc::default(),
-    );
+    let (inputs, proxy) = (Mailbox::new(8), Mailbox::new(1).sender());
+    let engine = ControllerEngine::new(settings, inputs, exchange.sender(), proxy, Arc::default(), Arc::default());
     (engine, exchange)
 }
 
@@ -261,15 +258,7 @@ fn a_decision_is_told_whole_however_large_it_is() {
     let policy = "[policy]\nname = \"ecmp\"\n[[tenant]]\nname = \"t\"\ncap = \"1Gbit/s\"\n";
     let settings = ControllerSettings { files: files(folder.path(), policy), ..settings(&HOSTS) };
     // It takes one message at a time.
-    let exchange = Mailbox::new(1);
-    let mut engine = ControllerEngine::new(
-        &settings,
-        Mailbox::new(8),
-        exchange.sender(),
-        Mailbox::new(1).sender(),
-        Arc::default(),
-        Arc::default(),
-    );
+    let (mut engine, exchange) = stuck_with(&settings);
     let now = Instant::now();
     for host in &HOSTS[1..] {
         engine.take(ControllerInput::Exchange(Event::Met { host: name(host) }), now);
