@@ -1,9 +1,12 @@
-//! Documents: links lead to what exists, indexes name every page, and lines are short enough to read.
+//! Documents: links lead to what exists, indexes name every page, the map of files is up to date, and lines are short.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+#[path = "documents/files.rs"]
+mod files;
 
 /// Characters of a line, outside of tables, code and links.
 const LINE_CHARS: usize = 100;

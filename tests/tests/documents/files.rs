@@ -1,0 +1,134 @@
+//! `docs/FILES.md`, the map of all files: written from the first sentence of each file, and refused when stale.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use super::root;
+
+/// The page, and what writes it.
+const PAGE: &str = "docs/FILES.md";
+const COMMAND: &str = "MCCS_WRITE=1 cargo test --workspace --test documents map_of_files";
+
+const BEGINNING: &str = "# Files
+
+This page is for whoever looks for a file: each one, with the first sentence of its documentation.
+Crates stand in the order of [ARCHITECTURE](ARCHITECTURE.md). Paths are below the crate's folder.
+[tests/README.md](../tests/README.md) maps tests; tests of crates are left out here.
+
+`MCCS_WRITE=1 cargo test --workspace --test documents map_of_files` writes it from the sources.
+";
+
+/// Folders of the crate map, in its order, and that of the tests.
+fn crates() -> Vec<String> {
+    let page = fs::read_to_string(root().join("docs/ARCHITECTURE.md")).expect("a page");
+    let (_, map) = page.split_once("## Crate map").expect("the crate map");
+    let (map, _) = map.split_once("\n## ").expect("its end");
+    let folders = map.lines().filter_map(|row| row.split(" | ").nth(1).filter(|_| row.starts_with("| ")));
+    let folders = folders.flat_map(|cell| cell.split('`').skip(1).step_by(2).map(str::to_owned));
+    folders.chain(["tests".to_owned()]).collect()
+}
+
+/// Tracked files with a first sentence to be had, but tests.
+fn sources() -> Vec<String> {
+    let listed = Command::new("git").arg("ls-files").current_dir(root()).output().expect("git runs");
+    let is_source = |name: &&str| {
+        let (folders, file) = name.rsplit_once('/').unwrap_or(("", name));
+        let below_crate = folders.strip_prefix("tests").unwrap_or(folders);
+        let is_test =
+            below_crate.split('/').any(|folder| folder == "tests") || file == "tests.rs" || file.ends_with("_tests.rs");
+        let is_script = !file.contains('.') && name.starts_with("tests/");
+        let ending = Path::new(file).extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+        !is_test && (is_script || ["rs", "py", "sh", "c", "h", "cpp", "cu", "cuh"].contains(&ending))
+    };
+    let names = String::from_utf8(listed.stdout).expect("names are UTF-8");
+    names.lines().filter(is_source).map(str::to_owned).collect()
+}
+
+/// The first paragraph that a file says of itself.
+fn first_paragraph(name: &str, text: &str) -> String {
+    let lines = text.lines().skip_while(|line| line.starts_with("#!") || line.trim().is_empty());
+    let of_prefix = |prefix: &str| {
+        let said = lines.clone().map_while(|line| line.strip_prefix(prefix).map(str::trim));
+        said.take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+    };
+    let between = |begin: &str, end: &str| {
+        let rest: Vec<&str> = lines.clone().collect();
+        let rest = rest.join("\n");
+        let said = rest.strip_prefix(begin).and_then(|rest| rest.split_once(end)).map_or("", |(said, _)| said);
+        let said = said.lines().map(|line| line.trim().trim_start_matches('*').trim());
+        said.take_while(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+    };
+    let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
+    match ending {
+        "rs" => of_prefix("//!"),
+        "py" => between("\"\"\"", "\"\"\""),
+        "c" | "h" | "cpp" | "cu" | "cuh" if text.starts_with("/*") => between("/*", "*/"),
+        "c" | "h" | "cpp" | "cu" | "cuh" => of_prefix("//"),
+        _ => of_prefix("#"),
+    }
+}
+
+/// A paragraph's first sentence, without links and with its bars escaped.
+fn first_sentence(paragraph: &str) -> String {
+    let sentence = paragraph.split_once(". ").map_or(paragraph, |(sentence, _)| sentence).trim_end_matches('.');
+    sentence.replace("[`", "`").replace("`]", "`").replace('|', "\\|")
+}
+
+/// A folder's own file stands before what is below it.
+fn place(path: &str) -> String {
+    let stem = path.strip_suffix(".rs").unwrap_or(path);
+    let own = stem.strip_suffix("/mod").or_else(|| stem.strip_suffix("/lib")).or_else(|| stem.strip_suffix("/main"));
+    own.map_or(stem.to_owned(), |folder| format!("{folder}/"))
+}
+
+/// The page as it must be, and what is wrong with files.
+fn written() -> (String, Vec<String>) {
+    let crates = crates();
+    let mut rows: BTreeMap<usize, BTreeMap<String, String>> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for name in sources() {
+        let below = |folder: &String| name.strip_prefix(&format!("{folder}/")).map(|path| (folder.len(), path));
+        let within = crates.iter().enumerate().filter_map(|(index, folder)| Some((below(folder)?, index)));
+        let Some(((_, path), index)) = within.max() else {
+            wrong.push(format!("{name}: in no folder of the crate map"));
+            continue;
+        };
+        let text = fs::read_to_string(root().join(&name)).expect("a tracked file");
+        let sentence = first_sentence(&first_paragraph(&name, &text));
+        if sentence.is_empty() {
+            wrong.push(format!("{name}: says nothing of itself"));
+        }
+        rows.entry(index).or_default().insert(place(path), format!("| `{path}` | {sentence} |\n"));
+    }
+    let section = |(index, rows): (usize, BTreeMap<String, String>)| {
+        let folder = &crates[index];
+        let rows: String = rows.into_values().collect();
+        format!("\n## [{folder}](../{folder})\n\n| file | what |\n| --- | --- |\n{rows}")
+    };
+    (BEGINNING.to_owned() + &rows.into_iter().map(section).collect::<String>(), wrong)
+}
+
+#[test]
+fn the_map_of_files_has_each_files_first_sentence() {
+    let (page, wrong) = written();
+    if std::env::var_os("MCCS_WRITE").is_some() {
+        fs::write(root().join(PAGE), &page).expect("the page");
+    }
+    assert!(wrong.is_empty(), "each file says first what it is:\n{}", wrong.join("\n"));
+    let committed = fs::read_to_string(root().join(PAGE)).unwrap_or_default();
+    let stale: Vec<&str> = page.lines().filter(|line| !committed.lines().any(|other| other == *line)).collect();
+    assert!(page == committed, "{PAGE} is stale: run {COMMAND}\n{}", stale.join("\n"));
+}
+
+#[test]
+fn first_sentences_are_found_in_every_language() {
+    let said = |name: &str, text: &str| first_sentence(&first_paragraph(name, text));
+    assert_eq!(said("a.rs", "#![no_std]\n//! One [`A`]\n//! | two. Three.\n//!\n//! Four.\n"), "One `A` \\| two");
+    assert_eq!(said("a.py", "#!/usr/bin/env python3\n\"\"\"One\ntwo.\n\nThree.\"\"\"\n"), "One two");
+    assert_eq!(said("a.sh", "#!/bin/sh\n# One\n# two. Three.\nset -e\n"), "One two");
+    assert_eq!(said("a.c", "/* One\n * two. Three. */\n"), "One two");
+    assert_eq!(said("a.cuh", "// One.\n#pragma once\n"), "One");
+    assert_eq!(said("a.rs", "use a::B;\n"), "");
+}
