@@ -1,9 +1,7 @@
 #!/bin/sh
-# All figures about several hosts, in order, within 12 minutes on two cores: as root, on a machine
-# that does nothing else. Writes eval/results/hosts-*.{json,md}. A figure that misses its goal does
-# not keep the others from being taken.
-# Build first:
-# cargo build --release --workspace && cargo test --no-run -p mccs-tests --test exchange_sim
+# Takes all figures about several hosts, in order, within 12 minutes on two cores. It runs as
+# root, on a machine that does nothing else. Writes eval/results/hosts-*.{json,md}. A figure that
+# misses its goal does not keep the others from being taken.
 cd "$(dirname "$0")/.." || exit 1
 missed=""
 figure() {

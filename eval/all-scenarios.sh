@@ -1,9 +1,8 @@
 #!/bin/sh
-# Every scenario that is measured on a fabric, on it, with the parameters of the committed results:
-# as root, on a machine that does nothing else. Not fault and qos-jitter: what fails and varies
-# there the fabric does not do. Writes eval/results/fabric-*.{json,md}. One that misses its goal
-# does not keep the others from being measured.
-# Build first: cargo build --release --workspace
+# Runs every scenario that is measured on an emulated fabric, with the parameters of the committed
+# results. It runs as root, on a machine that does nothing else. Not fault and qos-jitter: what
+# fails and varies there the fabric does not do. Writes eval/results/fabric-*.{json,md}. One that
+# misses its goal does not keep the others from being run.
 cd "$(dirname "$0")/.." || exit 1
 missed=""
 measure() {

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""What it costs a job, on the hosts of an emulated fabric, that the operator changes its strategy all the time: first many
-changes with every element of every result checked, then gaps between completions, with and without changes in turn.
+"""Cost to a job, on an emulated fabric, of strategies that the operator changes all the time.
+First many changes come with every element of every result checked. Then gaps between
+completions are taken, with and without changes in turn.
 
 With --table, rewrites the tables of results from what they have measured; runs nothing else.
 

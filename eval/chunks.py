@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What the longest chunk (`[cuda] chunk`) does to long reduces, and to long sends and receives, beside NCCL.
+"""Effect of the longest chunk (`[cuda] chunk`) on long reduces, and on long sends and receives,
+beside NCCL.
 
 usage: chunks.py NAME --nranks N [--chunks LIST] [--begin SIZE] [--end SIZE] [--rounds N] [--nccl FILE] [--limit SECONDS] [--out FOLDER]
                  [--commit COMMIT]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""From which size on copy engines are faster than the ranks' kernels, by collective: without MPS, with tenants that are clients of an MPS server, and
-with the service a client of it as well.
+"""Crossover sizes by collective: from where on copy engines are faster than the ranks' kernels,
+with and without MPS. With MPS, tenants are clients of its server, or the service is one as well.
 
 usage: crossovers.py NAME --nranks N [--operations LIST] [--rounds N] [--begin SIZE] [--factor N] [--out FOLDER] [--commit COMMIT]
 

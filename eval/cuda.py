@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Collectives, sends and receives on GPUs of one host, beside NCCL: as the callers' streams see them, by size; while each rank
-computes on most of its GPU, or on all of it; and what it takes to join a communicator.
+"""Collectives, sends and receives on GPUs of one host, beside NCCL, by size, alone and beside
+computing. Times are those of the callers' streams. Each rank computes on most of its GPU, or on
+all of it. The time to join a communicator is measured, too.
 
 usage: cuda.py NAME sizes|rooted|points|joins|beside|beside-all --nranks N [--rounds N] [--factor N] [--cuda LINES] [--nccl FILE]
                [--out FOLDER] [--commit COMMIT]

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What calls cost beside NCCL's: a collective without elements, and 8 bytes; on mccs also with a profiler plugin that counts events.
+"""Call overhead beside NCCL's: a collective without elements, and 8 bytes, also with a profiler
+plugin.
 
 usage: cuda_calls.py NAME --nccl FILE [--nranks N] [--rounds N] [--processes N] [--limit SECONDS]
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What the driver takes for what calls do with streams: launches, graphs of one kernel, words, events. Nothing of this project's has a part in it.
+"""Costs of the CUDA driver's stream calls: launches, graphs of one kernel, words, events. Nothing
+of this project's has a part in it.
 
 usage: cuda_costs.py NAME [--rounds N] [--blocks N] [--out FOLDER] [--commit COMMIT]
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Collectives of GPUs that the service carries out, in host memory and from some size on by its engines: as the callers' streams see them, beside NCCL and beside the
-ways in which streams and service can wait for each other; and over two services, each with half of the GPUs, joined by TCP,
-beside NCCL's sockets and a communicator of host memory over the same two.
+"""Service-executed collectives of GPUs (host-staged, copy engines), beside NCCL, on one service
+and over two. Times are those of the callers' streams, beside the ways in which streams and service
+can wait for each other. Two services have half of the GPUs each, joined by TCP, beside NCCL's
+sockets and a communicator of host memory over the same two.
 
 Needs GPUs, an even number, and writes NAME.json and NAME.md. Binaries: target/release, or the folder MCCS_BIN."""
 

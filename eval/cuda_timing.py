@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""What it costs collectives on GPUs that the service knows how long they take (`[cuda] timing`), and that somebody scrapes its metrics and traces meanwhile: as
-the callers' streams see it, by size, against a service that takes no times. Sides in turn, in another order each round; the ratio of a round is that of its
-medians.
+"""Overhead of timing (`[cuda] timing`), metrics and traces on GPU collectives, by size. Times are
+those of the callers' streams, against a service that takes no times. Sides in turn, in another
+order each round; the ratio of a round is that of its medians.
 
 usage: cuda_timing.py NAME --nranks N [--rounds N] [--sizes 8,4096,...] [--out FOLDER] [--commit COMMIT]
 

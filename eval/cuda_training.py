@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Steps of training without a framework, on GPUs of one host: matrix products, and beside them the collectives of DDP, FSDP2 and experts (MoE).
+"""Training steps without a framework on GPUs of one host: matrix products beside collectives of
+DDP, FSDP2 and experts (MoE).
 
 usage: cuda_training.py NAME --nranks N [--nccl SIDE=FILE]... [--service SIDE=SETTINGS]... [--rounds N] [--workload LIST]
                         [--compute-ms MS] [--priority N] [--tiny] [--out FOLDER] [--commit COMMIT]

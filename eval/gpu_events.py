@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What it costs jobs on GPUs of two hosts that a port dies under their calls, and that strategies of their rails change, on the emulated
-driver and emulated NICs. Every call's data are checked.
+"""Cost to jobs on GPUs of two hosts of dying ports and of changing strategies, on emulated GPUs
+and NICs. Every call's data are checked.
 
 usage: gpu_events.py NAME --side TITLE=BINARY... --driver LIBRARY [--rounds 3] [--deaths 5] [--changes 150]
 

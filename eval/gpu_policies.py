@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Ring order and flow assignment for a job of GPUs, on emulated NICs behind an oversubscribed spine-leaf network.
+"""Ring order and flow assignment for a job of GPUs, on emulated NICs behind an oversubscribed
+spine-leaf network.
 
 usage: gpu_policies.py NAME --nics LIBRARY --uuids GPU,... [--mbit N] [--bytes 4MiB] [--operations all_gather,all_reduce] [--rounds 3]
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of README.md, results/README.md and results/experiments/*.md that follow from committed data.
+"""Writes the tables of README.md, results/README.md and results/experiments/*.md that follow from
+committed data.
 
 usage: headlines.py [--check]
 

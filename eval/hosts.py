@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Compares mccs with Gloo, or algorithms of mccs with each other, across the hosts of an emulated fabric: all sides in the
-same namespaces, in turn, several rounds. Beside bandwidths: CPU time, and the bytes that the kernel has counted on each
-host's link, beside those that the schedule sends.
+"""Compares mccs with Gloo, or algorithms of mccs with each other, across the hosts of an emulated
+fabric. All sides are in the same namespaces, in turn, several rounds. Beside bandwidths: CPU
+time, and the bytes that the kernel has counted on each host's link, beside those that the
+schedule sends.
 
 usage: hosts.py FABRIC.toml NAME [--ranks-per-host N] [--placement block|round_robin] [--operations ...] [--bytes ...]
                 [--rounds N] [--sides mccs,gloo] [--algorithms auto,ring,...] [--settings 'tcp.connections = 2']...

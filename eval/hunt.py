@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Hunts with services side by side, each with seeded attackers and a checked victim, and adds what they did to a table of results.
+"""Hunts with services side by side, each with seeded attackers and a checked victim, and adds up
+what they did.
 
 usage: hunt.py NAME --binary FILE [--processes N] [--seconds N] [--logs target/hunt] [--afresh] [--commit TEXT]
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What an idle service costs: its CPU time while ten sessions, each with a communicator and a stream, do nothing.
+"""CPU time of an idle service, while ten sessions, each with a communicator and a stream, do
+nothing.
 
 usage: idle.py NAME [--sessions N] [--seconds N]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Latency of a small all-reduce across two hosts, beside the least it could take: a bare TCP ping-pong's round trip between
-the same hosts, and the same call between two ranks of one host. Sides in turn, several rounds, one run.
+"""Latency of a small all-reduce across two hosts, beside a bare TCP ping-pong and the same within
+a host. Sides in turn, several rounds, one run.
 
 usage: latency.py FABRIC.toml NAME [--bytes 8] [--rounds N] [--iterations N] [--settings 'tcp.connections = 1']...
 

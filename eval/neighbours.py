@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Measures a victim beside each flood of another tenant, against the same victim beside processes that only compute.
+"""Noisy neighbours: a victim beside each flood of another tenant, against processes that only
+compute.
 
 Sides alternate, round by round, on the same cores. The goal is a mean of at most 1.5 times, and a p99 of at most twice, the victim's
 beside the hogs.

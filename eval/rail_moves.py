@@ -1,4 +1,5 @@
-"""What a trace of a service (`mccsctl trace`) says of the moves of rails: messages and moves under way, and how busy the NICs are."""
+"""Reads traces of a service (`mccsctl trace`) for moves of rails: messages under way, and how busy
+NICs are."""
 
 import collections
 import json

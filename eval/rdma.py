@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""The rdma transport, and jobs of two hosts over it, beside perftest's ib_write_bw and libibverbs' ibv_rc_pingpong, from one
-soft-RoCE device to another on the test machine (tests/rdma-vm): bandwidth of the transport alone, of broadcasts call by call,
-and of 16 of them enqueued at a time; round trips of the transport alone, and a small all-reduce, beside the same within a host. Sides in turn, several rounds, one run. Both tools write or send from one side's memory straight into the other's; the transport also waits for the
-receiver's room for each message of more than 4 KiB, which is a packet back.
+"""RDMA transport and jobs over it beside perftest's ib_write_bw and ibv_rc_pingpong, on soft-RoCE.
+The devices are those of the test machine (tests/rdma-vm). Bandwidth: of the transport alone, of
+broadcasts call by call, and of 16 of them enqueued at a time. Latency: round trips of the
+transport alone, and a small all-reduce, beside the same within a host. Sides in turn, several
+rounds, one run. Both tools write or send from one side's memory straight into the other's; the
+transport also waits for the receiver's room for each message of more than 4 KiB, which is a
+packet back.
 
 usage: rdma.py NAME [--rounds N] [--netem SPECIFICATION]
 

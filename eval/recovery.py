@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Measures how long a job stands still, and how long it takes until the controller's new strategy is in force, when a link between
-a leaf and a spine dies silently: packets that should cross it are gone, and nobody is told. With --nic a host's second NIC goes down
-instead (a macvlan beside its first), which its host sees.
+"""Recovery from a silently dead link: how long a job stands still, and when the controller's new
+strategy is in force. The link is between a leaf and a spine: packets that should cross it are
+gone, and nobody is told. With --nic a host's second NIC goes down instead (a macvlan beside its
+first), which its host sees.
 
 usage: recovery.py [--nic] [--fabric eval/fabric/testbed.toml] [--rounds 20] [--bytes 4MiB] [--iterations 350]
 

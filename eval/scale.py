@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What many communicators, and many outstanding operations, cost a service's memory.
+"""Memory of a service with many communicators, and with many outstanding operations.
 
 usage: scale.py NAME [--communicators N] [--operations N] [--steps N]
 

@@ -1,4 +1,5 @@
-"""What the simulator, and so the policy, foretells of a scenario: times, rates between moments, and rates that are allotted."""
+"""Predictions of the simulator for a scenario: times, rates between moments, and rates that are
+allotted."""
 
 import copy
 import json

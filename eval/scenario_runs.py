@@ -1,4 +1,5 @@
-"""One run of a scenario on its emulated fabric: services, all jobs, what happens at moments, and over which spines a hash sends flows."""
+"""One run of a scenario on its emulated fabric: services, jobs, timed events, and the spines that
+a hash picks."""
 
 import concurrent.futures
 import contextlib

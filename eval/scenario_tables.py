@@ -1,4 +1,4 @@
-"""Tables of what was measured of a scenario, beside what was foretold; each says also whether the two are near."""
+"""Tables of a scenario's measurements beside predictions, and whether the two are near."""
 
 import statistics
 

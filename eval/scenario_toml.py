@@ -1,4 +1,5 @@
-"""A scenario, read and scaled to a fabric; and the files that its runs need, of the service and of the simulator."""
+"""Reads a scenario and scales it to a fabric; writes the files that its runs need. Those are of
+the service and of the simulator."""
 
 import json
 import pathlib

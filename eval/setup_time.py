@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""How long communicators of many ranks take to make on the hosts of an emulated fabric, and what goes over the network.
+"""Time to make communicators of many ranks on the hosts of an emulated fabric, and what goes over
+the network.
 
 usage: setup_time.py FABRIC.toml NAME [--ranks-per-host 16] [--rounds N] [--iterations N] [--no-simulation]
 

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""What it costs a job to be seen: all-reduces with metrics scraped and a trace recorded and read, against neither, on one host
-and between two services on loopback addresses; and what single records and counters cost. Being seen goes on and off around one
-job, many times a second, there and back in each round: services and jobs of their own for each side differ by more than what is looked for.
-The ratio of a round is that of its two intervals of each side; what is told is the median of all rounds, and where it lies with 95%
+"""Overhead of metrics and traces on a job's all-reduces, on one host and between two services. One
+side has metrics scraped and a trace recorded and read, the other has neither. Costs of single
+records and counters are measured, too. Services are on loopback addresses. Being seen goes on and
+off around one job, many times a second, there and back in each round: services and jobs of their
+own for each side differ by more than what is looked for. The ratio of a round is that of its two
+intervals of each side; what is told is the median of all rounds, and where it lies with 95%
 certainty, by resampling the rounds.
 
 usage: sight.py NAME [--rounds N] [--interval-ms MS] [--bytes 8,65536,1048576] [--hosts 1,2]

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Steps of training in PyTorch, on NCCL and on mccs: a GPT of 0.9 billion parameters in bf16, by DDP, FSDP2 and with experts (MoE).
+"""Training steps in PyTorch, on NCCL and on mccs: a GPT of 0.9 billion parameters, by DDP, FSDP2
+and MoE. It is in bf16; MoE has experts that ranks share out.
 
 usage: training.py NAME --nranks N [--nccl SIDE=FILE]... [--service SIDE=SETTINGS]... [--rounds N] [--workloads LIST] [--out FOLDER]
 

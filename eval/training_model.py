@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""One rank of a training benchmark: steps of a GPT, parallelised by DDP, FSDP2, or DDP with experts that ranks share out (MoE).
+"""One rank of the PyTorch training benchmark: steps of a GPT by DDP, FSDP2, or DDP with experts
+(MoE).
 
 `training.py` starts it, a process a rank, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set:
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Measures whether `mccsctl why-stuck` names the culprit, how soon, and that it accuses nobody of a healthy job.
+"""Checks `mccsctl why-stuck`: whether it names the culprit, how soon, and that it accuses nobody
+of a healthy job.
 
 A job runs over the hosts of an emulated rack. First it is asked about while nothing is wrong. Then come faults of several kinds under a
 seed, and after each of them one question after the other, each to a host at random.

@@ -1,5 +1,5 @@
-//! Compiles cuda/*.cu into an image each for all GPU generations, where there is an nvcc that can; without one the crate builds all
-//! the same, and `mccs_kernels::cuda::IMAGE` is `None`.
+//! Compiles the GPU kernels with nvcc: options and GPU architectures (`sm_80`, `sm_90`, `sm_100`).
+//! Without an nvcc the crate builds all the same, and `mccs_kernels::cuda::IMAGE` is `None`.
 
 use std::env;
 use std::fs;

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs libmccs.so, mccs.h, and what pkg-config and CMake find them by, below a prefix (default /usr/local). Build first: cargo build --release -p mccs
+# Installs libmccs.so, mccs.h, and pkg-config and CMake files, below a prefix (default
+# /usr/local). Build first: cargo build --release -p mccs
 set -euo pipefail
 prefix="${1:-/usr/local}"
 shim="$(cd "$(dirname "$0")" && pwd)"

@@ -1,7 +1,7 @@
 #!/bin/bash
-# The tests of GPUs on a host without any: on the emulated driver (tests/driver), which is called
-# libcuda.so in a folder of this script's own, so that nobody else finds it. Fails if anything
-# fails. Kernels' images have to be built, as the service asks for them: MCCS_NVCC, see
+# Runs the GPU tests on the emulated driver (tests/driver), on a host without any GPU. The driver
+# is called libcuda.so in a folder of this script's own, so that nobody else finds it. Fails if
+# anything fails. Kernels' images have to be built, as the service asks for them: MCCS_NVCC, see
 # docs/CUDA.md.
 #
 # What is not run is named below, with the reason, and printed.

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What only a machine with an RDMA NIC can show, in one run: what is there, the transport's suite, memory of GPUs by dma-buf and by the
-# peer-memory module with its flush, relaxed ordering, and rates. docs/RDMA.md says how to read it.
+# Tests on a machine with a real RDMA NIC: the transport's suite, GPUDirect, relaxed ordering,
+# rates. In one run: what is there, memory of GPUs by dma-buf and by the peer-memory module with
+# its flush, and the rest. docs/RDMA.md says how to read it.
 #
 # usage: tests/rdma-real.sh [--device NAME] [--gid INDEX] [--suite PROGRAM] [--rehearse]
 #

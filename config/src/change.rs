@@ -1,4 +1,5 @@
-//! `change.toml`: what an operator changes of a communicator's strategy while its job runs.
+//! `change.toml`: what `mccsctl reconfigure` changes of a communicator's strategy while its job
+//! runs.
 
 use serde::{Deserialize, Serialize};
 

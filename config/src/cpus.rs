@@ -1,4 +1,4 @@
-//! Sets of CPUs, as the kernel writes them ("0-3,8"), and what a thread may be bound to.
+//! CPU sets, as the kernel writes them ("0-3,8"): which CPUs a thread may be bound to (affinity).
 
 use std::fmt;
 use std::str::FromStr;

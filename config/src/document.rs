@@ -1,4 +1,5 @@
-//! From TOML text to a checked value: the one path by which every file of this crate is read.
+//! Reads a TOML file into a checked value: defaults, unknown keys, renamed keys, line and column of
+//! a mistake.
 //!
 //! `text -> serde -> T -> T::validate -> T`. The structs are plain, without source positions; a complaint names a key
 //! path, and the line is looked up in the document when there is something to complain about.

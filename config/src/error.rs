@@ -1,4 +1,4 @@
-//! What is wrong with a file, and where.
+//! Configuration errors: what is wrong with a file, and in which line.
 
 use std::error::Error;
 use std::fmt;

@@ -1,4 +1,5 @@
-//! `job.toml`: what the launcher runs. Hosts with a service each, the jobs that use them, and how they are watched.
+//! `job.toml`: what `mccs-launch` runs: hosts with a service each, jobs with their ranks and
+//! environment, and operators' views.
 //!
 //! A file without hosts is about this machine. `service.config_file` and a job's `working_dir` are relative to the job
 //! file; `run.output_dir` is relative to where the launcher is started.

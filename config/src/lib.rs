@@ -1,4 +1,5 @@
-//! Every file that an operator or a launcher writes: its types, its units, its limits, and what is wrong with it.
+//! Configuration files of operators and launchers: types, units, limits, defaults, and what is
+//! wrong with a file.
 //!
 //! [`service`] is what a host is (`service.toml`), [`change`] what changes of a strategy (`change.toml`), [`job`] what the
 //! launcher runs (`job.toml`), [`topology`] what the network is, and [`policy`] how the operator wants it used. All are read by

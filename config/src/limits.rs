@@ -1,4 +1,4 @@
-//! Every limit that a file's values are held to, with its reason.
+//! Limits of configuration values: the least and greatest of every key, each with its reason.
 
 use crate::units::{Bytes, DurationText, Rate};
 

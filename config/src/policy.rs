@@ -1,5 +1,5 @@
-//! `policy.toml`: how the operator wants the network used. The policy by name, and what tenants may have: weights, shares,
-//! caps, priorities, paths of their own, windows in time.
+//! `policy.toml`: the network policy by name; weights, priorities, rate caps, reserved shares,
+//! paths and time windows of tenants.
 //!
 //! A file is checked as a whole, against the topology that it is for and the policies that there are, before any of it is in
 //! force ([`PolicyFile::parse_for`]); what is in force stays when a file is refused.

@@ -1,4 +1,5 @@
-//! `service.toml`: what a host's service is. Its sockets, its tenants and their quotas, its runtime and its strategy.
+//! `service.toml`: what a host's daemon is told: sockets, tenants and their quotas, threads,
+//! default algorithm, channels, limits.
 //!
 //! Every key has a default, so that an empty file is a service for every user of the host; what is in force is shown by
 //! [`ServiceConfig::to_toml`], which reads back to the same value.

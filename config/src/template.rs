@@ -1,4 +1,4 @@
-//! Text with places to fill in: `{name}`, where a name is a lower-case letter and then letters, digits or `_`.
+//! Placeholders `{name}` in text of job files, and their replacement.
 //!
 //! What else stands in braces is no place and stays: TOML's inline tables, shell and awk programs. Filling keeps lines.
 

@@ -1,5 +1,5 @@
-//! `topology.toml`: what the cluster's network looks like. Hosts and their NICs, leaves, spines, what links carry, and how a
-//! flow is steered over each spine.
+//! `topology.toml`: the cluster's network: hosts, NICs, leaf and spine switches, link rates, and
+//! how flows are steered over spines.
 //!
 //! Two tiers: every NIC hangs on a leaf, every leaf has a link to every spine, so a flow between two leaves has one path a
 //! spine. NICs of one host may hang on different leaves (rails). The words are those of the emulated fabric's file.

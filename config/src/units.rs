@@ -1,4 +1,5 @@
-//! Values with their unit written beside them: [`Bytes`] ("4MiB"), [`DurationText`] ("50ms") and [`Rate`] ("10Gbit/s").
+//! Units of values in configuration files: [`Bytes`] ("4MiB"), [`DurationText`] ("50ms") and
+//! [`Rate`] ("10Gbit/s").
 //!
 //! All are whole numbers with one unit, print in the largest unit that is exact, and read back what they print.
 //! Deliberately absent: fractions ("1.5GiB") and decimal byte units ("4MB"), which people read in two ways.

@@ -1,4 +1,5 @@
-//! Checks on values that are well-formed: ranges, names, contradictions.
+//! Validation of configuration values: ranges, names, contradictions, and the nearest name to a
+//! misspelt one.
 //!
 //! A check names the key it is about and says what would be right. It never stops at the first problem: an operator
 //! mends a file once, not once for every mistake in it.

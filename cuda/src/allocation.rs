@@ -1,5 +1,6 @@
-//! Physical memory apart from the addresses where it is mapped (`cuMemCreate`): what programs hand to each other by file
-//! descriptors. It lives until nobody has it mapped, and nobody a handle of it, in any process.
+//! Virtual memory management (`cuMemCreate`, `cuMemMap`): allocations shared by file descriptor,
+//! mapped address ranges, and memory of pools. An allocation lives until nobody has it mapped, and
+//! nobody a handle of it, in any process.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

@@ -1,4 +1,5 @@
-//! The table of entry points.
+//! Entry points of the CUDA driver: the table of `cu...` functions, looked up in `libcuda` at run
+//! time.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;

@@ -1,4 +1,4 @@
-//! Contexts: what memory, streams and modules belong to.
+//! CUDA contexts: a GPU's primary context, entering it on a thread, peer access from it.
 
 use std::marker::PhantomData;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Driver errors (`CUresult`): names, and which of them are sticky, so that a context is lost.
 
 use crate::api;
 

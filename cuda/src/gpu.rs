@@ -1,4 +1,4 @@
-//! GPUs of this machine.
+//! GPUs of this machine: UUID, bus id, ordinal, and which GPUs reach each other's memory (P2P).
 
 use std::ffi::{CStr, c_char, c_int};
 

@@ -1,4 +1,4 @@
-//! Graphs: work that is captured once and launched many times.
+//! CUDA graphs: stream capture, instantiation and launch, and a graph of one kernel.
 
 use std::ffi::c_void;
 

@@ -1,4 +1,4 @@
-//! The CUDA driver, opened at run time: as much of it as the service and the shim use.
+//! The CUDA driver API, opened at run time: as much of it as the service and the library use.
 //!
 //! One binary runs with and without a GPU: [`driver`] says in one line what is missing. Types and constants are cudarc's;
 //! entry points are looked up once, into a table, since cudarc's own look a symbol up at every call and panic where an

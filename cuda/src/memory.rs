@@ -1,4 +1,5 @@
-//! Memory: of a GPU, imported from other processes, and of the host where a GPU may use it.
+//! GPU memory (`cuMemAlloc`), CUDA IPC handles, dma-buf descriptors, pinned host memory, and kinds
+//! of pointers.
 
 use std::ffi::c_void;
 use std::os::fd::{FromRawFd, OwnedFd};

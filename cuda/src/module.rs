@@ -1,4 +1,4 @@
-//! Code: modules and their functions.
+//! CUDA modules (cubin, PTX): loading them, and launching their kernels.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};

@@ -1,4 +1,5 @@
-//! Streams, events, and words that streams write and wait for.
+//! CUDA streams and events, and stream memory operations: words that streams write and wait for
+//! (`cuStreamWaitValue`).
 
 use cudarc::driver::sys;
 

@@ -1,4 +1,5 @@
-//! A profiler plugin (version 5 of NCCL's interface) that counts events and does nothing else: what it costs is the interface.
+//! Profiler plugin (version 5 of NCCL's interface) that only counts events, to measure what the
+//! interface costs.
 //!
 //! Built as `libcounting_profiler.so`. `mccs-cuda-calls` loads it, and has it hear of everything or of nothing.
 

@@ -1,4 +1,4 @@
-//! What the command lines of benchmarks share.
+//! Command-line arguments that benchmarks share.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,5 +1,5 @@
-//! What benchmarks and tests share: workloads whose right results are known, quantiles, cores to run on, the least that
-//! memory must do, and the emulated network.
+//! Benchmarks: checked workloads, quantiles, core pinning, the memory floor, the simulator and the
+//! emulated network. Tests share them.
 
 pub mod arguments;
 pub mod cuda;

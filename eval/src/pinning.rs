@@ -1,4 +1,4 @@
-//! Threads on cores of their own, so that what is measured does not depend on the scheduler.
+//! Pins threads to cores of their own, so that what is measured does not depend on the scheduler.
 
 use anyhow::Context as _;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};

@@ -1,5 +1,6 @@
-//! How long the controller takes for a policy change in a large cluster: all that it does, by its own code, from the operator's word to the
-//! last answer of a host. Hosts do at once what they are told.
+//! Scalability of the controller: how long a policy change takes in a large cluster, by its own
+//! code. From the operator's word to the last answer of a host. Hosts do at once what they are
+//! told.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,5 +1,6 @@
-//! The memory accesses of collectives, and nothing else: inputs are read once and added, outputs are written once, by a
-//! thread a core. What no algorithm and no service can do in less time, on this memory.
+//! Memory accesses of collectives, and nothing else: the least time on this memory. Inputs are read
+//! once and added, outputs are written once, by a thread a core. No algorithm and no service can do
+//! it in less time.
 //!
 //! Several ways of doing it are offered, since which is the fastest depends on the processor and on the size. There are
 //! no other processes, no queues, and no checks.

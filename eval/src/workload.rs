@@ -1,4 +1,4 @@
-//! Collectives on random data, and what they must result in.
+//! Collectives on random data, and their expected results.
 //!
 //! Data differ by seed, rank and element, and any rank can make any other's: so each checks its whole output by itself.
 //! Elements are small integers, so that every order of combining them gives the same result in every type.

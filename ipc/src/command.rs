@@ -1,4 +1,5 @@
-//! What a session's rings carry: fixed-size plain data, read once out of shared memory and then validated.
+//! Commands and completions of a session's rings: fixed-size plain data, read once out of shared
+//! memory and then validated.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -1,4 +1,5 @@
-//! Whether more threads want a core than there are cores.
+//! Spin or sleep: whether more threads want a core than there are cores, so that spinning would do
+//! harm.
 //!
 //! Who waits spins, and yields its core at every look. Where somebody else wants that core, it is gone for a time slice, some
 //! milliseconds. From Linux 6.18 on, who yields pays with the rest of its own slice as well: two threads that yield to each other get

@@ -1,4 +1,5 @@
-//! Collectives that ranks on GPUs run themselves: what the service tells them, and what they tell it.
+//! The control page of device-initiated GPU collectives: what ranks' kernels and the service tell
+//! each other in shared memory.
 //!
 //! The service gives every rank of a communicator a *symmetric buffer* in the memory of its GPU, maps all symmetric buffers for all ranks, and
 //! publishes on a *control page* of shared host memory how far they may go, by which strategy, and when to stop. A call is then one

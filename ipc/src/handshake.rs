@@ -1,4 +1,5 @@
-//! Making a session: listening, connecting, and the hello that both sides say first.
+//! Session set-up on the Unix socket: listen, connect, peer credentials (`SO_PEERCRED`), and the
+//! first messages with versions.
 //!
 //! `SO_PEERCRED` tells who connects, which the peer cannot forge. A service owns its path: it holds a lock beside it
 //! while it lives, replaces a dead service's socket, and never removes what it did not make.

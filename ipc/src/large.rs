@@ -1,5 +1,6 @@
-//! Large collectives of ranks on GPUs: the service's copy engines push between the ranks' own buffers, and the ranks'
-//! streams do what is left.
+//! Large collectives by the service's copy engines: words, slots and shards that the ranks' streams
+//! share with them. Copy engines push between the ranks' own buffers, and the ranks' streams do
+//! what is left.
 //!
 //! A call is a command, like one on the host, and a few entries in the caller's stream: *ready* is written, the rank does its
 //! own part, and the stream waits until words say of all ranks that their copies have ended. Words lie on the communicator's

@@ -1,5 +1,5 @@
-//! Who is where: ranks of a communicator by the services that they are at, and which of them a rail joins. Pure: the library and the service
-//! work it out alike from the same [`HostRun`]s.
+//! Layout of a communicator over hosts: which rank is on which host, in which team and on which
+//! rail. Pure: the library and the service work it out alike from the same [`HostRun`]s.
 
 use crate::device_initiated::DEVICE_INITIATED_RANKS_MAX;
 use crate::protocol::HostRun;

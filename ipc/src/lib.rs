@@ -1,4 +1,5 @@
-//! What a tenant's process and the service share: wire types, shared-memory queues, and the handshake that passes them.
+//! The contract between a tenant's process and the service: wire types, shared-memory queues, and
+//! the handshake that passes them.
 //!
 //! Knows nothing of how collectives are executed.
 

@@ -1,4 +1,5 @@
-//! Messages of a session's socket: the rare, slow requests. Operations go through the rings instead.
+//! Requests and responses of a session's socket (join, register memory, leave): the rare, slow
+//! part. Operations go through the rings instead.
 //!
 //! The socket is a Unix `SOCK_SEQPACKET` one. The first message each way is a fixed-size [`Hello`]; all others are an
 //! envelope in postcard's encoding, at most [`MESSAGE_BYTES_MAX`] long, with file descriptors where the variant says so.

@@ -1,4 +1,4 @@
-//! Shared memory: sealed memfds and their mappings.
+//! Shared memory: sealed memfds, their mappings, and huge pages.
 //!
 //! The service maps files that hostile processes hold. It takes only memfds that cannot shrink, so that no access to a
 //! mapping can ever raise SIGBUS; their contents may change at any time, and are only touched through raw pointers.

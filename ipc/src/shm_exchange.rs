@@ -1,4 +1,5 @@
-//! A communicator's shared-memory exchange: shared memory on which its ranks hand each other small contributions, without a process hop.
+//! Shared-memory exchange: slots in which a communicator's ranks on one host hand each other small
+//! contributions, and the signature of their call. The exchange has no process hop.
 //!
 //! A *round* is one small collective. Every rank posts its contribution under the round's number, waits until all have,
 //! and makes its own result from what the others posted. A rank plays its part itself, in the caller's thread, or has the

@@ -1,4 +1,5 @@
-//! The session's socket: messages with file descriptors.
+//! Unix sockets of sessions: messages with file descriptors (`SCM_RIGHTS`), and whether the peer
+//! process has ended (pidfd).
 //!
 //! A Unix `SOCK_SEQPACKET` socket keeps message boundaries, so that half a message cannot be seen. A message lies in a
 //! buffer of [`MESSAGE_BYTES_MAX`] on the stack and brings at most [`MESSAGE_FDS_MAX`] descriptors, so that no peer

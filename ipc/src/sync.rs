@@ -1,4 +1,5 @@
-//! Sleeping and waking across processes: doorbells and stream words. Also the switch between real atomics and loom's.
+//! Sleeping and waking across processes: doorbells (eventfd), futexes and 64-bit stream words. Also
+//! the switch between real atomics and loom's.
 //!
 //! Who sleeps announces it first, fences, and looks again; who publishes does so first, fences, and looks for sleepers.
 //! One of the two sees the other, so that no wake-up is lost and nobody pays a system call while nobody sleeps.

@@ -1,4 +1,5 @@
-//! How far a stream is, as the service knows it: which tickets have ended, and which of those the tenant has been told of.
+//! Tickets of a stream: which operations have ended, and which of those the tenant has been told
+//! of.
 //!
 //! ```text
 //! engine:   ended = n --> word = n --> semaphore --> told = n

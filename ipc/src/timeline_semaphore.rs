@@ -1,4 +1,5 @@
-//! Timeline semaphores: what a GPU's stream and the service tell each other about the operations of one stream of a session.
+//! Timeline semaphores: two words that a GPU stream and the service write and await, one pair a
+//! stream.
 //!
 //! ```text
 //! GPU:      data in place | ready = n |                        | done >= n | takes the result

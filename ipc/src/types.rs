@@ -1,4 +1,5 @@
-//! The one home of ids, [`DataType`], [`RedOp`] and [`CollectiveKind`].
+//! Data types, reduction operators, collective kinds, handles and unique ids ([`DataType`],
+//! [`RedOp`], [`CollectiveKind`]).
 //!
 //! Numeric values of data types and operators are NCCL's (`nccl.h`), so that the C API and a drop-in library can pass
 //! them through. Everything that crosses a process boundary goes as a plain integer and comes back through `from_wire`.

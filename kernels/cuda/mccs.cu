@@ -1,4 +1,4 @@
-// All kernels of mccs, under the names that kernels/src/cuda looks up: one module.
+// All kernels of mccs in one module, under the names that kernels/src/cuda looks up.
 #include "include/chain.cuh"
 #include "include/simple.cuh"
 #include "include/ll.cuh"

@@ -1,5 +1,5 @@
-// Short collectives that the service carries out, as one kernel of the caller's stream: a module of its own, since ranks that
-// use it need no other.
+// Host-staging kernel: short collectives that the service carries out, as one kernel of the
+// caller's stream. It is a module of its own, since ranks that use it need no other.
 #include "include/memory.cuh"
 
 namespace mccs {

@@ -1,4 +1,5 @@
-//! How each data type is widened, combined and narrowed: what the block loops are generic over.
+//! Element arithmetic on CPUs: how each data type is widened, combined and narrowed, which the
+//! block loops are generic over.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};

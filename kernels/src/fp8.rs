@@ -1,4 +1,4 @@
-//! The two 8-bit floating types of the OCP OFP8 specification: E4M3 (no infinities) and E5M2.
+//! The 8-bit floating types E4M3 (no infinities) and E5M2 of the OCP OFP8 specification.
 
 /// Shape of an 8-bit float.
 struct Format {

@@ -1,4 +1,5 @@
-//! Reductions, and the GPU kernels ([`cuda`]): what combines the elements of collectives, and the plain reference it is tested against.
+//! Reductions on CPUs, GPU kernels ([`cuda`]), and the plain reference that both are tested
+//! against.
 //!
 //! One pass over memory does a whole reduction: any number of sources is combined block by block in the first-level
 //! cache, and each finished block goes to any number of destinations. So an all-reduce over mapped buffers reads every

@@ -1,5 +1,5 @@
-//! The plain reference: one element at a time, nothing clever. CPU and GPU kernels, and every job that checks its data,
-//! compare against it.
+//! Reference reduction, one element at a time: CPU and GPU kernels, and every job that checks its
+//! data, compare against it.
 
 use half::{bf16, f16};
 use mccs_ipc::types::{DataType, RedOp};

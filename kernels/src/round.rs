@@ -1,4 +1,4 @@
-//! One rank's result of a small collective, from what all ranks contributed.
+//! Result of a shared-memory exchange: one rank's output from what all ranks contributed.
 
 use mccs_ipc::shm_exchange::{CollectiveSignature, SHM_EXCHANGE_RANKS_MAX};
 use mccs_ipc::types::{CollectiveKind, RedOp};

@@ -1,5 +1,6 @@
-//! The block loops. Generic code that the compiler turns into vector code, once for the baseline processor and once for
-//! AVX2, chosen at run time.
+//! Vectorised reductions and copies on CPUs (AVX2, streaming stores). Generic code that the
+//! compiler turns into vector code, once for the baseline processor and once for AVX2, chosen at
+//! run time.
 
 use std::mem::MaybeUninit;
 

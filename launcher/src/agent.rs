@@ -1,4 +1,4 @@
-//! `mccs-launch agent`: the launcher's hand on a host. It starts processes there, and ends all of them with its
+//! `mccs-launch agent`: starts processes on a host for the launcher, and ends them with its
 //! channel.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! Under `cargo run`, builds the workspace's other executables, which that command leaves out.
+//! Builds the workspace's other executables under `cargo run`, which leaves them out.
 //!
 //! `cargo run -p mccs-launcher` builds this package alone, and a package cannot depend on another's executables. By the
 //! time that this program runs, cargo has released its lock, so that it can be asked for the rest in the same profile.

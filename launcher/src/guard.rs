@@ -1,4 +1,4 @@
-//! Ends an agent's processes when the agent itself was killed.
+//! Clean-up of a killed agent: ends the processes that it started.
 //!
 //! A second process of this executable holds the read end of a pipe whose write end only the agent holds. Each child
 //! writes its process group into the pipe before it executes anything; the agent takes it out before it reaps the

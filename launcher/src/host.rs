@@ -1,4 +1,4 @@
-//! What a run needs from the host it is on: executables by name, and places for private folders and logs.
+//! Executables by name, private folders and log files of a run on this host.
 
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;

@@ -1,4 +1,5 @@
-//! The launcher's end of one host's channel: a child process whose standard input and output reach the host's agent.
+//! Channel to one host's agent, at the launcher: a child process (ssh, say) and its standard input
+//! and output.
 //!
 //! Three threads a link: one sends, one receives and puts output where it belongs, one keeps what the child complains
 //! about. The deciding thread never waits for a host: it queues messages, and is woken for what comes. When the queue's

@@ -1,4 +1,5 @@
-//! Output of processes: each line to the terminal with its prefix, every byte to the log, the last lines in memory.
+//! Output of processes: each line to the terminal with its prefix, every byte to the log, the last
+//! lines in memory.
 //!
 //! A sink never fails because the terminal or the disk does: a process must not block on its output.
 

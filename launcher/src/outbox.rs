@@ -1,4 +1,4 @@
-//! What an agent has yet to send: news at once, output as fast as the launcher reads it.
+//! What an agent has yet to send: events at once, output as fast as the launcher reads it.
 //!
 //! A process that writes faster than its lines travel waits in its own pipe, and never holds up the news of another.
 

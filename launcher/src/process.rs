@@ -1,4 +1,5 @@
-//! One process of an agent: its own process group, its end observed before its number is free again.
+//! One process of an agent: its process group, signals, and its exit observed before the pid is
+//! free again.
 //!
 //! ```text
 //! start -> running -> (ended: rest of the group killed, guard told, leader reaped) -> gone

@@ -1,4 +1,4 @@
-//! How the launcher gets to a host: the command whose standard input and output are the agent's channel.
+//! Ways to hosts: ssh, network namespaces of an emulated fabric, or a process here.
 //!
 //! ```text
 //! local      EXE agent

@@ -1,4 +1,4 @@
-//! Carries out a [`Plan`]: hosts, services, jobs at their times, the operator's views, and the end of it all.
+//! Carries out a [`Plan`]: reaches hosts, starts services and jobs at their times, ends everything.
 //!
 //! ```text
 //! hosts -> services -> all ready -> ranks and timed views -> all ended well -> views at the end -> services asked to end

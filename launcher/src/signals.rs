@@ -1,4 +1,4 @@
-//! Everything that a deciding thread waits for, in one call: signals, a child's end, what another thread brought.
+//! Waits in one call for signals, a child's end and other threads' messages.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

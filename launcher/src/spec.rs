@@ -1,4 +1,5 @@
-//! A [`Plan`]: every host with the way to it, every process with its program, arguments, variables, folder and log.
+//! A [`Plan`]: every host with the way to it, every process with its program, arguments, variables,
+//! folder and log.
 //!
 //! A plan is data. `--dry-run` shows it, `run` carries it out; nothing is decided afterwards, except what only a host
 //! reached over ssh knows: whether its programs are there.

@@ -1,4 +1,5 @@
-//! What became of a run: one line a process, the cause of a failure, the exit status. For people and as JSON.
+//! Summary of a run: one line a process, the cause of a failure, the exit status. For people and as
+//! JSON.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What the launcher and its agents say to each other: frames over one channel each way.
+//! Protocol between the launcher and its agents: frames over one channel each way.
 //!
 //! ```text
 //! launcher                                agent

@@ -1,4 +1,5 @@
-//! Collectives of GPUs of several hosts as data: which stages each rank goes through, and in which order. Pure.
+//! Hierarchical collectives of GPUs of several hosts as data: the stages that each rank goes
+//! through, in order. Pure.
 //!
 //! The tenant's library carries [`Plan`]s out (`shim/src/cuda/rails`), and a simulator times them (`eval/src/rails`): both see the same
 //! stages. A [`Stage`] is a collective of the ranks of a host (their *team*), a [`Move`] of a *rail*, a copy, or a combination of what

@@ -1,5 +1,5 @@
-//! How long a call by rails takes, by what its parts take; how long its slices should be, and whether segments should have streams of their
-//! own. Pure.
+//! Cost model of a call by rails: time of its parts, best slice length (pipeline depth), and
+//! whether segments take streams of their own. Pure.
 //!
 //! A stream does one thing at a time: kernels of the team, combinations, and waits for moves. A rail carries one byte after the
 //! other, but several moves are under way: what a move takes besides its bytes is that of others, too.

@@ -1,4 +1,4 @@
-//! The order in which a rank comes to the segments of a call's slices. Pure.
+//! Pipeline order: when a rank comes to which segment of which slice. Pure.
 //!
 //! While a rail moves a slice the stream does segments of others: those of its begin run ahead of the last one's by as many slices as there
 //! are slots. The last segment of a slice comes before the first of the one that uses the same slot.

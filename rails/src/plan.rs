@@ -1,4 +1,5 @@
-//! From a collective of all ranks to stages: what the team of a host does, what a rail moves, what is combined. Pure.
+//! Plan of a hierarchical collective: slices and stages; what a host's team does, what a rail
+//! moves, what is combined. Pure.
 //!
 //! A call goes in *slices*, each of some elements of every block. A slice's stages are cut into *segments* behind each move of a rail, which
 //! takes its time: what comes next in the stream are segments of other slices ([`order`](crate::order())). Segments of long calls have a stream

@@ -1,4 +1,4 @@
-//! A ring of reductions across hosts: who passes what on to whom. Pure.
+//! Ring of reductions across hosts: which host passes what on to whom. Pure.
 //!
 //! Every host owns a block. A block begins behind its owner, goes round from host to host, each of which adds its own contribution on the GPU,
 //! and ends at its owner. All blocks are under way at a time, so that each host sends one and receives another.

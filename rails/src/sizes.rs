@@ -1,5 +1,6 @@
-//! Sizes that decide how a call is cut. All are estimates by what was measured of the parts; a sweep on GPUs, of 8 B to 64 MiB on two and
-//! four hosts, is to set them. All ranks must have the same.
+//! Sizes of hierarchical collectives: slots, least slice, short calls that stay whole, rates of the
+//! parts. All are estimates by what was measured of the parts; a sweep on GPUs, of 8 B to 64 MiB on
+//! two and four hosts, is to set them. All ranks must have the same.
 
 use crate::model::{Forked, Rates};
 

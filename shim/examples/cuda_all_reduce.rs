@@ -1,5 +1,6 @@
-//! One rank of an all-reduce between GPUs, and of a ring of sends and receives: start one process a rank, with mccs-launch
-//! or by hand. Computes on the GPU, hands the result on, and checks it.
+//! Example: one rank of an all-reduce between GPUs, and of a ring of sends and receives. Start one
+//! process a rank, with mccs-launch or by hand. It computes on the GPU, hands the result on, and
+//! checks it.
 //!
 //! `MCCS_SOCKET=... MCCS_UNIQUE_ID=00112233445566778899aabbccddeeff MCCS_NRANKS=2 MCCS_RANK=0 cuda_all_reduce`
 

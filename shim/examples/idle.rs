@@ -1,5 +1,5 @@
-//! A session that does nothing: it joins a communicator of its own, runs one all-reduce, says so, and waits until its
-//! standard input is closed.
+//! Example of an idle session: it joins a communicator of its own, runs one all-reduce, and waits
+//! until standard input is closed. It says when it waits.
 
 use std::io::Read;
 

@@ -1,4 +1,5 @@
-/* C API of mccs: the host's collective-communication service. Licence: Apache-2.0.
+/* C API of mccs: communicators, collectives, memory, streams, with NCCL's names and result codes.
+ * Licence: Apache-2.0.
  *
  * Names, result codes, data types and operators are NCCL's where NCCL has them. All collectives return at once and
  * complete in the order of their stream. Buffers of the host lie in memory that was allocated with mccsMemAlloc or registered with

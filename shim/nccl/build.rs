@@ -1,5 +1,5 @@
-//! Gives the library the name under which programs look for NCCL, and keeps calls within it to itself: `pncclX` is for those who have put
-//! functions of their own in the place of `ncclX`.
+//! Links `libnccl.so.2`: its soname, and calls within the library, which stay in it (`-Bsymbolic`).
+//! `pncclX` is for those who have put functions of their own in the place of `ncclX`.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

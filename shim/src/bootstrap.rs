@@ -1,4 +1,5 @@
-//! Bytes that ranks tell each other on the host: before they have a communicator of GPUs, or beside it.
+//! Application-level bootstrap on a host: all-gather of bytes and barrier, before or beside a
+//! communicator.
 
 use mccs_ipc::types::{DataType, UniqueId};
 

@@ -1,4 +1,4 @@
-//! How a rank joins a communicator.
+//! Builder of communicators: options, time-out and join of a rank.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! A session with the service.
+//! A client's session with the service: connects to `MCCS_SOCKET`, allocates, registers, makes
+//! streams and communicators.
 
 use std::collections::HashMap;
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! Collectives on typed slices: one interface over the host's memory and GPUs.
+//! Collectives on typed slices: one interface over host memory and GPUs.
 
 use std::fmt;
 use std::ops::Range;

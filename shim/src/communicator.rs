@@ -1,4 +1,4 @@
-//! Communicators and their collectives.
+//! Communicators of host memory: collectives, send, receive, asynchronous errors, abort, destroy.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! What can go wrong, and whose fault it is.
+//! Errors of the library: codes, text, and whose fault it is (caller, peer, host, service).
 
 use mccs_cuda::DriverError;
 use mccs_ipc::handshake::HandshakeError;

@@ -1,4 +1,5 @@
-//! Groups: operations that start together, as in NCCL. A group belongs to the thread that opens it.
+//! Groups: operations that start together, as between `ncclGroupStart` and `ncclGroupEnd`. A group
+//! belongs to the thread that opens it.
 //!
 //! Programs in Rust use [`Group`]. The functions are for bindings of other languages, where begin and end of a group are calls
 //! (`mccs::bindings`).

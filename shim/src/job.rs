@@ -1,4 +1,5 @@
-//! The name of the job that this process is part of, as its launcher has left it in the environment.
+//! Job name from the environment (`MCCS_JOB`, Slurm, PBS, LSF), which operators see beside
+//! communicators.
 
 use mccs_ipc::protocol::JoinOptions;
 

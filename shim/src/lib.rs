@@ -1,4 +1,4 @@
-//! The tenant's side of mccs: hands collectives to the host's `mccs-service` over shared memory.
+//! The tenant's library: hands collectives to the host's `mccs-service` over shared memory.
 //!
 //! A [`Client`] is one connected session. Its [`Communicator`]s, [`Stream`]s and [`Region`]s are used from any thread.
 //! Operations return without waiting for other ranks, and complete in the order of their stream; [`Stream::synchronize`] waits. A full

@@ -1,4 +1,4 @@
-//! What the library has to say, for programs that ask: it prints nothing itself.
+//! Log handler of the library: its messages for programs that ask; it prints nothing itself.
 
 use std::sync::{PoisonError, RwLock};
 

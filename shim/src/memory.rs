@@ -1,4 +1,4 @@
-//! Memory that tenant and service share.
+//! Host memory shared with the service: allocation, registration and deregistration of regions.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -1,4 +1,5 @@
-//! How elements are combined: the standard operators, and sums with a factor.
+//! Reduction operators: sum, product, minimum, maximum, average, and sums with a factor
+//! (pre-multiplied).
 
 use std::ffi::c_void;
 

@@ -1,5 +1,6 @@
-//! Requests over the session's socket. Any number of threads may wait for answers, which come in any order: one of them
-//! reads the socket at a time, and leaves what is not its own for the others.
+//! Requests over the session's socket: send, wait for the answer, and notice that the service has
+//! gone (`check_alive`). Any number of threads may wait for answers, which come in any order: one
+//! of them reads the socket at a time, and leaves what is not its own for the others.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

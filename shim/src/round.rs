@@ -1,5 +1,6 @@
-//! Small collectives without the service. A rank posts its contribution to its communicator's shared-memory exchange when it makes the call. It
-//! makes its result as soon as all have posted, in whichever call comes first.
+//! Shared-memory exchange, the library's part: small host-memory collectives without the service. A
+//! rank posts its contribution when it makes the call. It makes its result as soon as all have
+//! posted, in whichever call comes first.
 //!
 //! A round that the caller waits for too long, or that something else is enqueued behind, is handed to the service, which plays the rank's part
 //! from there on. So a late or lost peer, a mismatch and the end of a communicator are found out in one place. A process that does not call again

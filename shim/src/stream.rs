@@ -1,4 +1,4 @@
-//! Streams: ordered queues of operations.
+//! Streams of host-memory operations: order, synchronise, query, destroy.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};

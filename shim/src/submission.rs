@@ -1,4 +1,5 @@
-//! The order of a session's operations: the command ring, and the rounds of its communicators.
+//! Submission order of a session's operations: the command ring, and the shared-memory exchanges of
+//! its communicators.
 //!
 //! Locks, in this order: the submission, a stream's pending round, the table of regions.
 

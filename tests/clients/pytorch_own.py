@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""PyTorch's own tests of its NCCL back end, as they come in its package, on mccs. A test that fails is run again on NCCL: it counts as
-a difference where it passes there. Fails unless every difference is one of those documented below.
+"""PyTorch's own tests of its NCCL back end, as they come in its package, on mccs. A test that
+fails is run again on NCCL: it counts as a difference where it passes there. Fails unless every
+difference is one of those documented below.
 
 usage: pytorch_own.py NRANKS [PATTERN] [--seconds N], with MCCS_LIBRARY naming our libnccl.so.2 and MCCS_SOCKET the service. PATTERN is
 a regular expression of tests' names (default: whatever uses the back end). A test for every four cores runs at a time. Each result is

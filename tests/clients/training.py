@@ -1,4 +1,5 @@
-"""A small training whose result is known: clients train it in parallel, and compare with the same training on one GPU."""
+"""A small training whose result is known, which clients compare with the same training on one GPU.
+Clients train it in parallel."""
 
 import os
 

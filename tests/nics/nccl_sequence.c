@@ -1,7 +1,7 @@
-// The calls that NCCL's RDMA transport makes, in its order and with its attributes, on two emulated devices: symbols by their
-// versions, an announcement of each receive written into the sender's memory, the data by a write and a write with immediate,
-// a flush by a read on a queue pair that is connected to itself. Data are random, and checked; with memory of GPUs where
-// asked for.
+// NCCL's verbs calls on two emulated NICs, in its order and with its attributes. Symbols by their
+// versions, an announcement of each receive written into the sender's memory, the data by a write
+// and a write with immediate, a flush by a read on a queue pair that is connected to itself. Data
+// are random, and checked; with memory of GPUs where asked for.
 //
 // usage: nccl_sequence LIBRARY host|dma-buf|peer check|rate|cost
 //

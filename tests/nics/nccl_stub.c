@@ -1,5 +1,6 @@
-// A library that NCCL's side of eval/nics.py is tried with where there is no NCCL: its calls do nothing, and a rank that was not told
-// its host by the variables that NCCL and the NICs take it from fails to join.
+// Stub of NCCL, on which eval/nics.py is tried where there is no NCCL. Its calls do nothing, and a
+// rank that was not told its host by the variables that NCCL and the NICs take it from fails to
+// join.
 #include <stdlib.h>
 #include <string.h>
 

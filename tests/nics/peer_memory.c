@@ -1,5 +1,6 @@
-// A process sees the peer-memory module, by which NICs reach memory of GPUs by address: for NCCL, which looks for its file before it
-// registers such memory, on machines where emulated NICs need no module. To be preloaded:
+// Preloaded library that shows a process the peer-memory module (GPUDirect), for NCCL on emulated
+// NICs. NICs reach memory of GPUs by address through that module. NCCL looks for its file before
+// it registers such memory; emulated NICs need no module.
 //
 //   cc -shared -fPIC -O2 tests/nics/peer_memory.c -o peer_memory.so -ldl
 #define _GNU_SOURCE

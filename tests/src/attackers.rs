@@ -1,5 +1,5 @@
-//! An attacker in a process of its own, which is stopped, goes on, and is killed at any instant: in the middle of a request, of a write
-//! to shared memory, of a close.
+//! Attackers as processes, stopped and killed at any instant. In the middle of a request, of a
+//! write to shared memory, of a close.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};

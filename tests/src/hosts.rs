@@ -1,4 +1,4 @@
-//! Several services in this process, as if on several hosts: each on a loopback address of its own.
+//! Several services in one process, as if on several hosts, each on a loopback address of its own.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};

@@ -1,4 +1,5 @@
-//! What tests across crates share: a service of one's own, and ranks that talk to it.
+//! What tests across crates share: a service of one's own, ranks that talk to it, a watchdog,
+//! seeds.
 
 pub mod attacker;
 pub mod attackers;

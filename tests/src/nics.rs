@@ -1,4 +1,4 @@
-//! Emulated NICs (`tests/nics`) of a test's hosts `h0`, `h1` and so on, and the library that has them.
+//! Emulated NICs of a test's hosts `h0`, `h1` and so on, and the library that has them.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};

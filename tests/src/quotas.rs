@@ -1,4 +1,4 @@
-//! Whether a tenant holds nothing any more.
+//! Checks that a tenant holds nothing any more (leaks).
 
 use mccs_tenants::Resource;
 

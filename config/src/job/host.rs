@@ -1,4 +1,4 @@
-//! `[[host]]`: where services and ranks run, and how the launcher gets there.
+//! `[[host]]` of a job file: where services and ranks run, by ssh, prefix or on this machine.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

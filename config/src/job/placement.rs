@@ -1,4 +1,4 @@
-//! Which rank of a job goes to which host and device.
+//! Placement of a job's ranks: which rank runs on which host and which GPU or device.
 //!
 //! Ranks are dealt to the job's hosts in turn, passing over those whose devices are all taken: every host gets as many
 //! as the others, as far as its devices go. `round_robin` keeps that order; `block` gives each host the same number, as

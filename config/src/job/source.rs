@@ -1,5 +1,5 @@
-//! The services' configurations, read from the job file's own text or from another file, with each host's places filled
-//! in.
+//! Service configurations of a job's hosts: from the job file's text or another file, with
+//! placeholders filled in for each host.
 //!
 //! Places are filled in the text, before TOML is read, so that in a file of its own `port = {port}` is a number (the
 //! job file is TOML before that, too); lines stay, so that a complaint about `[service.config]` names the job file's

@@ -1,4 +1,5 @@
-//! `[controller]`: which host decides for the whole cluster, and by what.
+//! `[controller]` of `service.toml`: which host decides for the whole cluster, and where its policy
+//! and topology files are.
 
 use std::path::PathBuf;
 

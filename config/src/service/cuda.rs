@@ -1,4 +1,5 @@
-//! `[cuda]`: GPUs.
+//! `[cuda]` of `service.toml`: kernels or copy engines, blocks (CTAs), chunks, LL128, GPUDirect,
+//! peer access, memory handles.
 
 use std::ops::RangeInclusive;
 

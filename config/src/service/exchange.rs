@@ -1,4 +1,5 @@
-//! `[exchange]` and `[[host]]`: the services of other hosts, and how this one talks to them.
+//! `[exchange]` and `[[host]]` of `service.toml`: addresses of other hosts' services, TLS files,
+//! keepalive and time-outs.
 //!
 //! Both absent: a service of a single host. Addresses are numbers, not names: looking a name up may block for seconds, and no
 //! engine of the service may.

@@ -1,4 +1,5 @@
-//! Where copy engines begin.
+//! `large_from` of `[cuda]`: the size from which copy engines carry out each collective
+//! (crossover).
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! `[metrics]`: where a scraper reads what the service counts.
+//! `[metrics]` of `service.toml`: the HTTP address that Prometheus scrapes.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,5 @@
-//! `[rdma]`: queue pairs that carry data to other hosts, in the place of `[tcp]`'s sockets.
+//! `[rdma]` of `service.toml`: devices, GID index, queue pairs, traffic class, service level, MTU,
+//! retries and time-outs.
 
 use std::fmt;
 use std::str::FromStr;

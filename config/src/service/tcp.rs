@@ -1,4 +1,5 @@
-//! `[tcp]`: how bytes go to other hosts.
+//! `[tcp]` of `service.toml`: source address, connections, source ports, DSCP, socket buffers,
+//! congestion control, time-outs and paths of flows.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -1,4 +1,5 @@
-//! What a schedule says that hosts send each other: the expectation to put beside the kernel's counters. Asks no service.
+//! `mccs-between`: bytes that hosts send each other by a schedule, to put beside the kernel's
+//! counters. Asks no service.
 
 use anyhow::ensure;
 use clap::{Parser, ValueEnum};

@@ -1,5 +1,6 @@
-//! A rank of a job whose communicator's strategy is changed all the time, by rank 0: every element of every result is checked,
-//! or the gaps between completions are measured, with and without changes in turn.
+//! `mccs-changes`: a rank of a job whose strategy rank 0 changes all the time, with elements
+//! checked or gaps measured. Gaps between completions are measured with and without changes in
+//! turn.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,4 +1,5 @@
-//! What calls of an NCCL library cost: without elements, and of 8 bytes with a profiler plugin that hears of them or does not.
+//! `mccs-cuda-calls`: what calls of an NCCL library cost, with and without a profiler plugin. Calls
+//! have no elements, or 8 bytes; the plugin hears of them or does not.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

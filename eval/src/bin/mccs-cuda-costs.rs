@@ -1,4 +1,5 @@
-//! What the driver takes for what a call may do with a stream: for the caller, and on the GPU. Nothing of this project's but its binding of the driver.
+//! `mccs-cuda-costs`: what the CUDA driver takes for launches, graphs, words and events. For the
+//! caller, and on the GPU. Nothing of this project's but its binding of the driver.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! Checks and measures collectives on GPUs, beside NCCL: starts one process a rank.
+//! `mccs-cuda-perf`: checks and measures collectives on GPUs, beside NCCL (nccl-tests); starts one
+//! process a rank.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

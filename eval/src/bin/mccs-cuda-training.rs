@@ -1,4 +1,5 @@
-//! Measures steps of training on GPUs, without a framework, on services and NCCLs in turn: starts one process a rank.
+//! `mccs-cuda-training`: measures training steps on GPUs, without a framework, on services and
+//! NCCLs in turn. Starts one process a rank.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -1,4 +1,5 @@
-//! Builds, checks and removes an emulated spine-leaf network in network namespaces: see `docs/FABRIC.md`.
+//! `mccs-fabric`: builds, checks and removes an emulated spine-leaf network in network namespaces
+//! (`docs/FABRIC.md`).
 //!
 //! Exit status: 0 where all went well, 1 where a check found something wrong, 2 where nothing could be done; `run` and
 //! `exec` have their command's.

@@ -1,4 +1,5 @@
-//! The memory floor: the least time in which all cores together can touch the bytes that a collective must touch.
+//! `mccs-floor`: the least time in which all cores together can touch the bytes of a collective.
+//! This is the memory floor.
 //!
 //! Buffers are distinct for each rank, as mccs-perf has them: of memfds, mapped as the service maps them, and for
 //! comparison of anonymous memory in huge pages. Sizes are as nccl-tests counts them. Every way of touching the memory

@@ -1,4 +1,5 @@
-//! Measures what a tenant's calls take beside a flood of another tenant, against the same beside processes that only compute.
+//! `mccs-neighbours`: noisy neighbours, a tenant's calls beside another tenant's flood. The same is
+//! measured beside processes that only compute.
 //!
 //! It starts services with two tenants. Its own two threads are the victim: all-reduces, each waited for and timed, and checked now
 //! and then. The neighbour is a process of its own: `mccs-neighbours --attack NAME --socket PATH`, or `--attack hogs`. The sides

@@ -1,4 +1,5 @@
-//! Measures and checks collectives as nccl-tests does: one process a rank, started by `mccs-launch` or by hand.
+//! `mccs-perf`: measures and checks collectives in host memory as nccl-tests does, one process a
+//! rank. `mccs-launch` starts them, or you do by hand.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,4 +1,5 @@
-//! A bare TCP ping-pong between two hosts: the least that a message there and another back can take.
+//! `mccs-ping-pong`: a bare TCP ping-pong between two hosts, the least latency of a message there
+//! and another back.
 //!
 //! Both sides poll a non-blocking socket and give the core away between two looks, as the service's runtimes do while
 //! they wait; `TCP_NODELAY` is set. The server serves one client and ends. `eval/latency.py` starts both.

@@ -1,5 +1,6 @@
-//! The command ring between two busy processes on different cores: round trips of 128-byte commands through two rings,
-//! beside round trips of a bare cache line between the same two, which no ring can beat; and commands a second one way.
+//! `mccs-ring-bench`: round trips through the command ring between two busy processes, beside a
+//! bare cache line. They run on different cores. Commands have 128 bytes, and go through two rings;
+//! no ring can beat the cache line. Commands a second one way are measured as well.
 //!
 //! The program starts itself again as the peer, with the shared memory as its standard input. Both sides only poll.
 

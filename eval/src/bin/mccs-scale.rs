@@ -1,4 +1,4 @@
-//! What things cost a service's memory: communicators, and operations that wait for a rank that does not come.
+//! `mccs-scale`: memory that a service takes for communicators, and for operations that wait.
 //!
 //! One session plays both ranks of everything. The service should have nothing else to do, and quotas that allow it.
 //! Prints a JSON line with the service's memory at every step; `eval/scale.py` starts the service and concludes.

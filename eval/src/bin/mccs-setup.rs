@@ -1,4 +1,5 @@
-//! Times the making of communicators of many ranks: this process plays one host's, each in a thread and session of its own.
+//! `mccs-setup`: times the bootstrap of communicators of many ranks. This process plays one host's,
+//! each in a thread and session of its own.
 //!
 //! All ranks of all hosts meet on a communicator of their own first. Then, again and again: they meet there, join a new
 //! communicator, use it once, and leave it. Time is that of the slowest rank. `eval/setup_time.py` starts a process a host.

@@ -1,5 +1,6 @@
-//! What it costs to be seen, for `eval/sight.py`: of single records and counters, and of a job's operations while metrics are scraped
-//! and a trace is taken, against while neither is.
+//! `mccs-sight`: overhead of metrics, traces and counters on a job, for `eval/sight.py`. Single
+//! records and counters are timed; and a job's operations while metrics are scraped and a trace is
+//! taken, against while neither is.
 //!
 //! The job is one process with a thread for each rank, and runs all the time; being seen goes on and off around it, many times a
 //! second, there and back in each round, so that all sides meet the same machine, and what drifts drifts for all alike. The reader of

@@ -1,6 +1,7 @@
-//! Runs scenarios on the simulator: `mccs-sim run eval/scenarios/qos.toml --out eval/results`; measures policies:
-//! `mccs-sim decide --jobs 1000`; says what RDMA devices need: `mccs-sim rdma --nics 8 --gbit-per-s 400`; simulates collectives of GPUs of
-//! several hosts: `mccs-sim rails --hosts 2,8,64`.
+//! `mccs-sim`: simulates policies on scenarios, and collectives of GPUs of many hosts; sizes RDMA
+//! devices. `mccs-sim run eval/scenarios/qos.toml --out eval/results` runs scenarios; `mccs-sim
+//! decide --jobs 1000` measures policies; `mccs-sim rdma --nics 8 --gbit-per-s 400` says what RDMA
+//! devices need; `mccs-sim rails --hosts 2,8,64` simulates collectives of GPUs of several hosts.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};

@@ -1,5 +1,5 @@
-//! A rank of a job that computes, then does one collective, and again: what scenarios are made of. Computing is sleeping: what
-//! counts is when the job sends.
+//! `mccs-traffic`: a rank of a job that computes, then does one collective, and again, for
+//! scenarios. Computing is sleeping: what counts is when the job sends.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};

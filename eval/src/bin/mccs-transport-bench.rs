@@ -1,5 +1,5 @@
-//! The tcp transport between two threads on cores of their own, over loopback, beside a bare TCP socket pair in the same
-//! run: bandwidth and CPU time of messages one way, and round trips of small ones.
+//! `mccs-transport-bench`: the TCP transport over loopback, beside a bare socket pair: bandwidth,
+//! CPU time, round trips. Its two threads run on cores of their own.
 //!
 //! One way, both sides sleep when they have nothing to do: the bare pair in `read` and `write`, the transport on its
 //! descriptor. Round trips are polled for, by both, or slept for with `--sleep`. A flow goes one way, so that the

@@ -1,4 +1,4 @@
-//! A collective and a tenant's computation at once, on streams of one process: what each costs the other.
+//! Overlap of a collective with a tenant's computation on one GPU: what each costs the other.
 
 use std::time::Duration;
 

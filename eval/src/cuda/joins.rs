@@ -1,4 +1,5 @@
-//! What it takes to have a communicator: to join it, until its first collective has ended, and to leave it.
+//! Time of joining and leaving a GPU communicator (`ncclCommInitRank`), until its first collective
+//! has ended.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! A tenant's computation, to run beside collectives: arithmetic in registers, on so many multiprocessors, for so long.
+//! Computing load on a GPU beside collectives: arithmetic in registers, on so many multiprocessors,
+//! for so long.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! Ranks meet in host memory: barriers, and numbers and bytes that all have then.
+//! Barriers and exchanged numbers of a benchmark's ranks, in host memory.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! Collectives on GPUs: one process a rank, checked element by element, and measured beside NCCL.
+//! GPU benchmarks: collectives with one process a rank, checked element by element, and measured
+//! beside NCCL.
 
 pub mod beside;
 pub mod joins;

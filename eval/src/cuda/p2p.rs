@@ -1,4 +1,4 @@
-//! Sends and receives to measure: who sends how much to whom, on either side.
+//! Send and receive patterns to measure on GPUs: who sends how much to whom, and bus bytes.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A process a rank: this program, started again for each.
+//! Starts one process a rank: this program again, with what each is told.
 
 use std::ffi::OsString;
 use std::process::{Child, Command, ExitCode};

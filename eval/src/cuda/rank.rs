@@ -1,4 +1,4 @@
-//! One rank: its context, buffers and communicators, checks and times.
+//! One rank of a GPU benchmark: context, buffers, communicators, checks and times.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

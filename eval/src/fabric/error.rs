@@ -1,4 +1,4 @@
-//! Why something could not be done with a fabric. The texts are for who typed the command.
+//! Errors of the emulated fabric, in words for who typed the command.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! Carries out a plan: one process a batch, and on failure the command and the part of the kernel that it needs.
+//! Executes a plan's commands (`ip`, `tc`, `nft`), one process a batch, and explains failures. It
+//! names the command and the part of the kernel that it needs.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};

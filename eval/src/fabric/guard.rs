@@ -1,4 +1,4 @@
-//! Removes a fabric when its builder was killed, or when the command that it was built for has ended.
+//! Guard process: removes a fabric when its builder was killed, or when its command has ended.
 //!
 //! A second process of this executable holds the read end of a pipe. The builder holds the write end, and while it builds
 //! so does every tool that it runs: when the pipe closes, nobody is left who could still add to the fabric. Without a

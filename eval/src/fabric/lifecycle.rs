@@ -1,4 +1,4 @@
-//! A fabric's way up, and what is done with one that is up.
+//! Life of a fabric: built under guard, taken down, commands run in it.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

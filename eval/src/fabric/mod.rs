@@ -1,4 +1,5 @@
-//! An emulated spine-leaf network: hosts, leaves and spines as network namespaces of one machine, with veth links between.
+//! An emulated spine-leaf network: hosts, leaves and spines as network namespaces of one machine,
+//! with veth links between.
 //!
 //! ```text
 //! fabric.toml -> spec -> topology -> plan (commands)      pure, tested without privilege

@@ -1,4 +1,5 @@
-//! Named network namespaces, as `ip netns` keeps them: which there are, and how a thread works in one.
+//! Named network namespaces, as `ip netns` keeps them: which there are, and how a thread works in
+//! one.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,5 @@
-//! From a topology to commands: everything that builds a fabric, in order, as data.
+//! Plan of a fabric: commands that build its links, routes, rules and rate limits (HTB), in order,
+//! as data.
 //!
 //! Switches route; nothing bridges. A packet for another rack leaves its leaf by the first rule that fits:
 //!

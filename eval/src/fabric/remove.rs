@@ -1,4 +1,5 @@
-//! The end of a fabric: its processes, its namespaces (and with them their links), its file. Doing it twice is no error.
+//! Removes a fabric: its processes, its namespaces (and with them their links), its file. Doing it
+//! twice is no error.
 
 use std::path::Path;
 use std::time::Duration;

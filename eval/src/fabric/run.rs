@@ -1,4 +1,5 @@
-//! A fabric for the time of one command: up, command, down, also when any of it is killed.
+//! `mccs-fabric run`: a fabric for the time of one command, down again also when any of it is
+//! killed.
 //!
 //! The command is the leader of its own process group; what ends the builder is passed on to the group, a second time as
 //! SIGKILL. Its end ends the whole group, and then the guard removes the fabric.

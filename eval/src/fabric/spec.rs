@@ -1,4 +1,5 @@
-//! `fabric.toml`: what an emulated network is. Hosts, leaves, spines, and what their links can carry.
+//! `fabric.toml`: hosts, leaves, spines, rates, buffers and paths of an emulated network. Hosts,
+//! leaves, spines, and what their links can carry.
 
 use mccs_config::limits::Limit;
 use mccs_config::validate::{Problems, Validate};

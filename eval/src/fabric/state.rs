@@ -1,4 +1,4 @@
-//! What is up: one file a fabric, which holds its specification with every default said.
+//! State files of fabrics that are up, with their specification and every default.
 //!
 //! ```text
 //! draft (no name)  ->  take: NAME.building  ->  finish: NAME.toml  ->  removed with the fabric

@@ -1,4 +1,5 @@
-//! From a specification to nodes, addresses, links and paths: what is where, before any of it exists.
+//! Nodes, addresses, links and paths of a fabric, from its specification. It says what is where,
+//! before any of it exists.
 //!
 //! Addresses: device `d` of host `h` of rack `r` is `10.r.h.(d+1)`, its leaf `10.r.h.254`; the link from leaf `l` to spine
 //! `s` is a pair from `172.16.0.0/12`. All are private to the fabric's namespaces, so that fabrics may be up side by side.

@@ -1,4 +1,4 @@
-//! The `topology.toml` of a fabric, for a controller on it.
+//! Writes the `topology.toml` of a fabric, for a controller on it.
 
 use mccs_config::service::Ports;
 use mccs_config::topology::{Class, Host, Leaf, Rates, Spine};

@@ -1,4 +1,4 @@
-//! Floods of one tenant, and processes that only compute.
+//! Floods of a hostile tenant, and processes that only compute.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Processes that end with this one, also where it ends by itself because a thread of it waits for ever.
+//! Child processes that end with this one. Also where it ends by itself because a thread of it
+//! waits for ever.
 
 use std::process::{Child, Command};
 use std::sync::{Mutex, PoisonError};

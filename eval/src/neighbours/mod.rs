@@ -1,4 +1,5 @@
-//! What a tenant's calls take beside a flood of another tenant, against the same beside processes that only compute.
+//! Noisy neighbours: a tenant's calls beside another tenant's flood, against processes that only
+//! compute.
 
 pub mod attack;
 pub mod children;

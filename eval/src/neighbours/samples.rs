@@ -1,4 +1,5 @@
-//! What has been measured: a line of JSON each, written at once, so that a run that is cut off goes on where it was.
+//! Samples of the neighbours' benchmark: a line of JSON each, so that a run that is cut off goes on
+//! where it was.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;

@@ -1,4 +1,5 @@
-//! Services with a tenant that is a victim and one that is hostile: one, or two that know each other.
+//! Services of the neighbours' benchmark, with a victim and a hostile tenant: one, or two that know
+//! each other.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The tenant whose calls are timed: two ranks, on one host or on two.
+//! Victim of the neighbours' benchmark, whose calls are timed: two ranks, on one host or on two.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

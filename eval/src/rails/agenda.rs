@@ -1,4 +1,4 @@
-//! Events to come, in time.
+//! Event queue of the rails simulator.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;

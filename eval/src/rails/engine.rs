@@ -1,4 +1,4 @@
-//! What lanes do, and what is on the network, event by event.
+//! Runs the rails simulator: what lanes do, and what is on the network, event by event.
 
 use std::collections::VecDeque;
 

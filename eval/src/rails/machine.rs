@@ -1,4 +1,4 @@
-//! What things take on a machine: figures that were measured or published, each with its source.
+//! Machine models of the rails simulator: measured or published times, each with its source.
 
 use mccs_ipc::types::CollectiveKind;
 use mccs_telemetry::traffic::traffic;

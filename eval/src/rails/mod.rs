@@ -1,4 +1,4 @@
-//! A simulator of one collective of GPUs of several hosts, at the level of kernels and messages.
+//! Rails simulator: one collective of GPUs of several hosts, at the level of kernels and messages.
 //!
 //! ```text
 //! mccs_rails::Plan -> tasks: a rank's streams, in order --+

@@ -1,4 +1,4 @@
-//! Moves of rails: schedules of the service, replayed message by message.
+//! Network of the rails simulator: the service's schedules, replayed message by message.
 
 use std::collections::HashMap;
 use std::sync::Arc;

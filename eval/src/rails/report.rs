@@ -1,4 +1,4 @@
-//! Tables of simulated collectives.
+//! Tables of simulated collectives of GPUs of several hosts.
 
 use mccs_ipc::types::CollectiveKind;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! What a rank's streams do for a call, in order: tasks of a plan's stages.
+//! Tasks of a rank's streams in the rails simulator, in order, from a plan's stages.
 
 use mccs_ipc::types::CollectiveKind;
 use mccs_rails::{Behind, Exchange, Move, Plan, Stage};

@@ -1,4 +1,4 @@
-//! Jobs of a scenario: what they are, when they come, and where they go.
+//! Jobs of a scenario: arrivals, sizes and placement on hosts.
 
 use mccs_config::PolicyFile;
 use mccs_config::policy::{PolicySection, TenantRule};

@@ -1,4 +1,4 @@
-//! Which jobs can be in each other's way.
+//! Independent groups of jobs, which share no link, so that rates are computed apart.
 //!
 //! A link on which all streams together could not want more than it carries limits nobody. Only the others join jobs: those
 //! that share such a link, directly or over others, are an island, and what happens in one concerns no other. With flows well

@@ -1,4 +1,4 @@
-//! A simulator of jobs that share a network, at the level of flows.
+//! Flow simulator: jobs that share a network under a policy, at the level of flows.
 //!
 //! ```text
 //! scenario.toml -> scenario -> cluster (jobs, where and when) -> engine -> report

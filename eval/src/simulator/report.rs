@@ -1,4 +1,4 @@
-//! From runs of a scenario to a table: what each job had under each variant, and how much it varied.
+//! Tables of the flow simulator: each job's times under each variant, their spread, fairness.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! `eval/scenarios/*.toml`: a network, jobs, and the variants to be compared. The same file can drive a run on an emulated
-//! fabric: hosts, devices and tenants are named as there.
+//! `eval/scenarios/*.toml`: a network, jobs, and the variants to be compared. The same file can
+//! drive a run on an emulated fabric: hosts, devices and tenants are named as there.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,5 @@
-//! What a collective puts on flows, and where a hash puts a flow.
+//! Traffic of simulated collectives: bits on each flow, bus bandwidth, and the path that a hash
+//! (ECMP) picks.
 
 use mccs_policy::random::mix;
 use mccs_policy::topology::Topology;

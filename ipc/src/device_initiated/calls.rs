@@ -1,5 +1,6 @@
-//! When ranks called their long collectives, each by a clock of its own: the service finds out from it, and from when kernels began, whether the GPU
-//! waits for the host. The last [`CALLS`] of a rank are there.
+//! Times at which ranks called their long collectives, in the control page. With the begin of
+//! kernels they tell the service whether the GPU waits for the host. The last [`CALLS`] of a rank
+//! are there.
 
 use super::{ControlPage, DEVICE_INITIATED_RANKS_MAX};
 use crate::sync::atomic::{AtomicU64, Ordering};

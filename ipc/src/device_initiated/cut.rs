@@ -1,4 +1,5 @@
-//! Which strategy an operation runs under, and how the service changes it at one number for all ranks, without asking any.
+//! Published strategies and cuts: under which strategy an operation runs, and how the service
+//! changes it at one number for all ranks.
 //!
 //! ```text
 //! rank:     announces operation n | fence | looks whether the control page is held; if so, again until it is not | takes the strategy of n

@@ -1,5 +1,5 @@
-//! What a page says of sends and receives: how many groups a rank has enqueued, how many messages to and from each peer,
-//! and a contradiction between the two ends of one, which GPUs find and write here themselves.
+//! Sends and receives in the control page: groups enqueued, messages by peer, and mismatches
+//! between two ends, which GPUs find themselves.
 
 use super::{ControlPage, DEVICE_INITIATED_RANKS_MAX, STRATEGY_TABLE_BYTES};
 use crate::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! Tags on a page: what tenants call their collectives. A rank writes one only for a collective that has a tag, and the service reads them for
-//! traces. The last [`TAGS`] of a rank are there.
+//! Tags of collectives in the control page: the caller's names, which the service reads for traces.
+//! A rank writes one only for a collective that has a tag. The last [`TAGS`] of a rank are there.
 
 use super::{ControlPage, DEVICE_INITIATED_RANKS_MAX};
 use crate::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! The reading side of a ring.
+//! The reading side of a command ring: pop, and waiting for the next entry.
 
 #[cfg(not(loom))]
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Where things lie in a ring, and access to them.
+//! Memory layout of a command ring: header, lines, and atomic access to them.
 
 use std::marker::PhantomData;
 use std::sync::Arc;

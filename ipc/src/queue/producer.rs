@@ -1,4 +1,4 @@
-//! The writing side of a ring.
+//! The writing side of a command ring: push, the doorbell's need, and waiting while it is full.
 
 #[cfg(not(loom))]
 use std::sync::Arc;

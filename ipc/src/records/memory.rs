@@ -1,4 +1,4 @@
-//! Where things lie in a ring of records, and access to them.
+//! Memory layout of a ring of records: header, slots, and atomic access to them.
 
 #[cfg(not(loom))]
 use std::os::fd::BorrowedFd;

@@ -1,5 +1,5 @@
-//! Rings of records that one engine of the service writes and an operator's program copies, in shared memory. Neither waits for
-//! the other, and to be read costs the writer nothing.
+//! Flight-recorder rings in shared memory: one engine writes records, `mccsctl trace` copies them.
+//! Neither waits for the other, and to be read costs the writer nothing.
 //!
 //! ```text
 //! header: | magic, version, capacity | records so far |   on lines of their own

@@ -1,4 +1,5 @@
-// What the host hands to kernels, by value: the mirror of kernels/src/cuda/abi.rs. Every field is plain data.
+// Kernel arguments, passed by value: the mirror of kernels/src/cuda/abi.rs. Every field is plain
+// data.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Elements, eight bytes at a time: the arithmetic of kernels/src/element.rs, bit for bit, but for the payloads of NaN.
+// Element arithmetic, eight bytes at a time: as kernels/src/element.rs, bit for bit, but for
+// payloads of NaN.
 //
 // Halves, bfloat16 and fp8 are accumulated in float and rounded once; integers wrap; fp8 saturates. Compiled without
 // contraction of multiply and add (-fmad=false), with IEEE division, denormals kept.

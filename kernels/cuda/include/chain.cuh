@@ -1,5 +1,6 @@
-// A reduce along a chain of ranks, in chunks. Each rank adds its own data to what the rank before it sends, and the root is the last: every link
-// carries the buffer once, and the root sends nothing.
+// Chain kernel: a reduce along a chain of ranks, in chunks, to the root. Each rank adds its own
+// data to what the rank before it sends, and the root is the last: every link carries the buffer
+// once, and the root sends nothing.
 //
 // A rank has one role (simple.cuh): it takes a chunk out of its slot, combines, and puts the sum into the next rank's slot. All go through phase 0. Chunks
 // are dealt out by the first rank, which is ahead of the root by a ring of slots a rank at most, and a few steps.

@@ -1,5 +1,5 @@
-// The instructions that say what C++ does not: how a load or a store is seen by other GPUs, and barriers of some warps. A simulation of kernels on a processor
-// (tests/tests/simulated_kernels) brings its own.
+// GPU instructions that C++ lacks: loads and stores as other GPUs see them, and barriers of some
+// warps. A simulation of kernels on a processor (tests/tests/simulated_kernels) brings its own.
 #pragma once
 #include <cstdint>
 

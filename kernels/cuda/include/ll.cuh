@@ -1,5 +1,6 @@
-// Small operations: data and flag go together, so that one trip over the link does all. In two forms: packets of sixteen bytes, half of
-// them flags, and lines of 128 bytes, eight of them a flag.
+// LL and LL128 kernels for short collectives: data and flag go together, in one trip over the
+// link. In two forms: packets of sixteen bytes, half of them flags (LL), and lines of 128 bytes,
+// eight of them a flag (LL128).
 //
 // A slot is written again two operations later (symmetric buffers' halves alternate by the parity of the operation's number). That is
 // safe: every operation is a full exchange, by data or by heads. Who writes operation n + 2 has ended n + 1, so it has

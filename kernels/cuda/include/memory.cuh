@@ -1,4 +1,4 @@
-// Loads, stores and waits: what direct kernels and reductions say to memory that several GPUs share.
+// Loads, stores and waits on memory that several GPUs share (memory order, abort).
 #pragma once
 #include "instructions.cuh"
 

@@ -1,4 +1,4 @@
-// Sends and receives: all of a group's in one kernel, whatever their number.
+// Send and receive kernel: all of a group's in one launch, whatever their number.
 //
 // A message goes from one rank to another through *lanes*: rings of slots in the receiver's symmetric buffer, for each direction of each
 // pair of ranks. A lane counts the steps that went through it, on both ends and for good, in the symmetric buffers. So messages of a

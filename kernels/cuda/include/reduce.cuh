@@ -1,5 +1,5 @@
-// Reductions of what is in this GPU's memory already: the tenant's part of a large all-reduce, piece by piece as copy
-// engines bring the sources, and the plain reduction of a service that executes by itself.
+// Local reduction kernels: of pieces that copy engines bring (large all-reduce), and of the
+// service itself. The sources are in this GPU's memory already.
 //
 // Every block takes a slice of each piece; no block waits for another. The last block of a piece tells of it.
 #pragma once

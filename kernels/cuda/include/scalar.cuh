@@ -1,5 +1,6 @@
-// Factors of pre-multiplied sums that lie in a GPU's memory: read when the operation runs, since a stream may have made
-// them just before. As the host would have read them: the bits of a double, or two's complement.
+// Factors of pre-multiplied sums that lie in GPU memory, read when the operation runs. A stream
+// may have made them just before. They are as the host would have read them: the bits of a double,
+// or two's complement.
 #pragma once
 #include "arithmetic.cuh"
 

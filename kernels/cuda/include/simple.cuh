@@ -1,4 +1,5 @@
-// Middle sizes: chunks through slots of the symmetric buffers, with flags behind them.
+// Simple kernels for middle sizes: chunks through slots of the symmetric buffers, with flags
+// behind them.
 //
 // Every block owns a slice of each message, with its slots, flags and acknowledgements; no block waits for another of
 // its grid. Inside a block three roles run side by side, so that a chunk is pushed, an earlier one combined and passed on,

@@ -1,4 +1,5 @@
-// Where things lie in symmetric buffers, and which part of a buffer belongs to which rank. The mirror of kernels/src/cuda/symmetric_buffer.rs.
+// Layout of symmetric buffers, and which part of a buffer belongs to which rank. The mirror of
+// kernels/src/cuda/symmetric_buffer.rs.
 #pragma once
 #include "abi.cuh"
 #include "memory.cuh"

@@ -1,4 +1,5 @@
-//! What the host hands to kernels, by value: the mirror of cuda/include/abi.cuh, where each field is described.
+//! Kernel arguments, passed by value: the mirror of cuda/include/abi.cuh, where each field is
+//! described.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -1,4 +1,5 @@
-//! A rank's part in a collective, and the algorithms that carry it out.
+//! Algorithms of device-initiated collectives (one-shot, two-shot, chain; LL, LL128, Simple), and a
+//! rank's part in a call.
 
 use mccs_ipc::device_initiated::SymmetricBufferPart;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};

@@ -1,4 +1,5 @@
-//! From an operation to a launch: which function, how many blocks and threads, and its arguments.
+//! Kernel launches: which function, how many blocks and threads, and which arguments an operation
+//! takes.
 
 use std::ops::RangeInclusive;
 

@@ -1,4 +1,4 @@
-//! Who sends which part of a buffer to whom.
+//! Messages between ranks' kernels: who sends which part of a buffer to whom, by algorithm.
 //!
 //! All collectives are exchanges of *messages* between pairs of ranks. In one shot, every message is what the sender's
 //! buffer holds for the receiver, who combines or copies it. In two shots, the buffer is cut into shards: messages

@@ -1,5 +1,6 @@
-//! GPU kernels: their compiled image, and what to launch for an operation. No CUDA calls: whoever has a context loads
-//! [`IMAGE`], looks functions up by [`Launch::function`], fills in addresses and launches.
+//! GPU kernels: their compiled image, and what to launch for an operation. No CUDA calls: whoever
+//! has a context loads [`IMAGE`], looks functions up by [`Launch::function`], fills in addresses
+//! and launches.
 //!
 //! # Direct operations
 //!

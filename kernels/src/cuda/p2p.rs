@@ -1,4 +1,5 @@
-//! Sends and receives: from a group's list to a launch. The host's side of cuda/include/p2p.cuh, which says how they work.
+//! Sends and receives of a group as one kernel launch: lanes, slots and message lists. The host's
+//! side of cuda/include/p2p.cuh, which says how they work.
 //!
 //! ```text
 //! behind what collectives use: words of lanes [peer][lane] | packets [peer][lane][slot] | chunks [peer][lane][slot]

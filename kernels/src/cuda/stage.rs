@@ -1,5 +1,6 @@
-//! A short collective that the service carries out: one kernel brings a rank's data to a slot of host memory, says so, waits
-//! for the result and takes it. The parts can be left out, for streams that write and wait for words by kernels only.
+//! Host-staged collectives as one kernel: a rank's data go to pinned host memory, and the result
+//! comes back. The kernel says when data are there, and waits for the result. The parts can be left
+//! out, for streams that write and wait for words by kernels only.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -1,5 +1,6 @@
-//! Which algorithm for which size: a table that the service publishes and the operator may pin. Plain data, so that it
-//! can lie in a shared page.
+//! Tuning table of device-initiated collectives: algorithm, protocol and number of blocks (CTAs) by
+//! message size. The service publishes it, and the operator may pin it. Plain data, so that it can
+//! lie in a shared page.
 
 use bytemuck::{Pod, Zeroable};
 use mccs_ipc::types::CollectiveKind;

@@ -1,5 +1,5 @@
-//! Layout of a symmetric buffer: the memory through which kernels of a communicator's ranks speak. The mirror of
-//! cuda/include/symmetric_buffer.cuh.
+//! Layout of a symmetric buffer, through which ranks' kernels speak: flags, LL, LL128 and Simple
+//! slots. The mirror of cuda/include/symmetric_buffer.cuh.
 //!
 //! ```text
 //! operations and groups ended, their payload | heads [parity][rank] | stamps [number % 512] | flags, acknowledgements [phase][block][rank] | deals [parity][block][step]

@@ -1,4 +1,4 @@
-//! The hosts of a run: reached all at once before anything starts, left all at once at the end, and lost in between.
+//! Hosts of a run: all reached before anything starts, all left at the end, and lost in between.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, channel};

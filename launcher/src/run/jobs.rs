@@ -1,4 +1,4 @@
-//! The jobs' and views' times: what is due, what is late, and when all is over.
+//! Timetable of a run: which job or view is due, what is late, and when all is over.
 
 use std::time::Instant;
 

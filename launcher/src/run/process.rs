@@ -1,4 +1,4 @@
-//! A process as the launcher sees it: what its host's agent has told, and what that means.
+//! State of a process as its host's agent told it: exit status, last words, success or failure.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;

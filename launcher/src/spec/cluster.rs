@@ -1,4 +1,4 @@
-//! What makes the services of a run a cluster: their names, their addresses, and keys for this run alone.
+//! Cluster settings of a run's services: names, addresses, and TLS keys for this run alone.
 //!
 //! Only where a job has ranks on several hosts, and `[service.config]` says nothing of it: who writes `[exchange]` there
 //! knows better. Keys are made here, go to their hosts like the services' files, and are removed with them.

@@ -1,4 +1,5 @@
-//! From a job file to a plan.
+//! Plans a job file: the environment variables of each rank (`MCCS_RANK`, `MCCS_UNIQUE_ID`,
+//! `MASTER_ADDR`), programs and folders.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What a dry run prints: the plan in the order in which it is carried out.
+//! Output of a dry run: the plan in the order in which it is carried out.
 
 use std::fmt;
 use std::path::Path;

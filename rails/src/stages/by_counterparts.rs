@@ -1,4 +1,5 @@
-//! Stages of collectives with a block for each rank, of hosts with as many ranks each: what is of a rank or for it goes by its rail.
+//! Stages of collectives with a block a rank (all-gather, reduce-scatter, all-to-all), hosts with
+//! equally many ranks: blocks go by their ranks' rails.
 
 use mccs_ipc::types::CollectiveKind;
 

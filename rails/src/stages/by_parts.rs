@@ -1,4 +1,5 @@
-//! Stages of collectives with a block for each rank, of hosts with different numbers of ranks: each rail has a part of every block.
+//! Stages of collectives with a block a rank (all-gather, reduce-scatter, all-to-all), hosts with
+//! different numbers of ranks: each rail has part of every block.
 //!
 //! Ranks of a host give each other the parts that go by their rails, and gather what has come the same way. Sections of a rail's
 //! collective are as long as those of the largest hosts.

@@ -1,4 +1,4 @@
-//! Stages of every collective's segments. Pure.
+//! Stages of every collective, by kind of collective and shape of hosts. Pure.
 //!
 //! | file | slices |
 //! | --- | --- |

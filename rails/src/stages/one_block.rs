@@ -1,4 +1,5 @@
-//! Stages of collectives with one block: rails have a part of it each, or all of a short one.
+//! Stages of collectives with one block (all-reduce, broadcast, reduce): rails have a part of it
+//! each, or all of a short one.
 
 use mccs_ipc::types::CollectiveKind;
 

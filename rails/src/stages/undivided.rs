@@ -1,4 +1,5 @@
-//! Stages of short slices of collectives with a block for each rank: few stages, in which rails move whole blocks.
+//! Stages of short slices of collectives with a block a rank: few stages, in which rails move whole
+//! blocks.
 //!
 //! Where all ranks get something, all rails move all of a host's, so that every rank finds what it needs on its first rail. Where a
 //! root is concerned alone, its first rail does.

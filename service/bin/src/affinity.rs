@@ -1,4 +1,5 @@
-//! Which NUMA node each thread runs on: that of the NICs or GPUs that it works for. Part of the composition root.
+//! CPU affinity of threads: each runs on the NUMA node of the NICs or GPUs that it works for. Part
+//! of the composition root.
 //!
 //! Channel n of a communicator leaves by NIC n, and channels go round the transport engines. So an engine works for the NICs with its own place
 //! in the round. It is bound where these lie on one node, as long as that has a CPU for each engine there; others, which also do the host's own reductions, run

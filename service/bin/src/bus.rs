@@ -1,4 +1,5 @@
-//! Where GPUs and NICs sit on the bus, as sysfs has it, and which NICs serve which GPU. Part of the composition root.
+//! PCI placement of GPUs and NICs, from sysfs: NUMA nodes, and which NICs serve which GPU. Part of
+//! the composition root.
 
 use std::path::{Path, PathBuf};
 

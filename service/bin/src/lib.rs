@@ -1,4 +1,4 @@
-//! The mccs service: one daemon per host that executes collectives for the jobs there.
+//! The mccs service: one daemon a host that executes collectives for the jobs there.
 //!
 //! This crate is the composition root: it makes engines from settings, connects their mailboxes, and places them on threads. It imports
 //! every layer below, and only programs and tests import it.

@@ -1,4 +1,5 @@
-//! The daemon.
+//! The daemon `mccs-service`: arguments, limits (descriptors, locked memory), OOM score, start,
+//! SIGTERM and end.
 
 use std::ffi::OsString;
 use std::io::Write as _;

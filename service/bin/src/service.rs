@@ -1,4 +1,5 @@
-//! The composition root: with `transport_factory.rs` the only file that names concrete engines and devices.
+//! Composition root: builds engines, devices and threads. With `transport_factory.rs` the only file
+//! that names concrete engines and devices.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};

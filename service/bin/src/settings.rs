@@ -1,5 +1,5 @@
-//! All that a service is told, checked and with its defaults: what [`Service::start`](crate::service::Service::start) starts from, whether it comes from a
-//! configuration or from a test.
+//! Settings of a service, checked and with defaults, whether they come from `service.toml` or from
+//! a test.
 //!
 //! Deliberately absent: files and their syntax (`mccs_config`), and what becomes of the settings (`service.rs`).
 

@@ -1,4 +1,5 @@
-//! The sockets of tenants and operators. Part of the composition root.
+//! Unix sockets of tenants and operators: created, owned and permitted. Part of the composition
+//! root.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;

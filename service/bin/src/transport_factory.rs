@@ -1,4 +1,5 @@
-//! What carries flows to other hosts, opened: sockets, and RDMA devices where they are wanted and there. Part of the composition root.
+//! Opens transports: TCP sockets, and RDMA devices where they are wanted and there. Part of the
+//! composition root.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;

@@ -1,4 +1,5 @@
-//! The cost model: how long a schedule takes on a cluster, by running it on virtual clocks.
+//! Cost model (alpha-beta) of schedules on a cluster: picks the algorithm (ring, tree, one-shot) by
+//! size. It runs schedules on virtual clocks.
 //!
 //! A rank's programs advance as their messages arrive; memory and hosts' links have a bandwidth that those who use them
 //! share, steps and messages a latency. The figures are parameters, calibrated by measurement (see `eval/results`); the

@@ -1,4 +1,4 @@
-//! Who acts for whom: the groups of ranks that have a program each, and their orders.
+//! Groups of ranks that have a program each (by rank or by host), and their orders.
 //!
 //! A group is a rank, or all ranks of a host. Algorithms are written for groups, so that hierarchy is no algorithm of its own:
 //! a group's contribution is that of its ranks combined, and what it receives goes to all of them.

@@ -1,4 +1,4 @@
-//! Schedules: collective algorithms as pure data.
+//! Collective algorithms as pure data: schedules, their verifier and their cost.
 //!
 //! An algorithm is a pure function from a [`Problem`] to a [`Schedule`]: the steps of every rank over spans of named
 //! buffers. [`verify`] executes any schedule symbolically and proves it right for every interleaving; [`CostModel`] times

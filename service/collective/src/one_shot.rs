@@ -1,5 +1,6 @@
-//! Everybody sends to everybody at once: more bytes than any other form, and half a round trip. For short data between few
-//! hosts. Contributions are combined in the same order everywhere, so that all ranks get the same bits.
+//! One-shot algorithm: everybody sends to everybody at once; for short data between few hosts. It
+//! moves more bytes than any other form, and takes half a round trip. Contributions are combined in
+//! the same order everywhere, so that all ranks get the same bits.
 
 use mccs_ipc::types::CollectiveKind;
 

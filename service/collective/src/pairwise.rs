@@ -1,6 +1,7 @@
-//! Collectives without reduction, pair by pair of ranks: each rank starts with another peer, so that no rank is everybody's
-//! target at once. A barrier is a dissemination of empty messages, between ranks or hosts: after round k a group has heard of
-//! 2^k others.
+//! Pairwise algorithms: all-to-all, gather, scatter and barrier, pair by pair of ranks. Each rank
+//! starts with another peer, so that no rank is everybody's target at once. A barrier is a
+//! dissemination of empty messages, between ranks or hosts: after round k a group has heard of 2^k
+//! others.
 
 use mccs_ipc::types::CollectiveKind;
 

@@ -1,4 +1,5 @@
-//! What flows over RDMA cost a host, on paper: work requests and completions of messages, bytes under way, engines, memory.
+//! Cost of RDMA on paper: work requests, completions, bytes under way, engines and memory that a
+//! host's NICs need.
 //!
 //! Pure arithmetic over published figures and the transport's own counts (`service/transport/src/rdma`): bounds to begin measuring with,
 //! for machines that nobody here has. `mccs-sim rdma` prints it; `docs/internals/rdma.md` says where the figures are from.

@@ -1,4 +1,5 @@
-//! Ring algorithms, over ranks or over hosts, in any order and on several channels, each with an order of its own.
+//! Ring algorithms: all-reduce, all-gather, reduce-scatter, broadcast and reduce, over ranks or
+//! hosts, by channels. Each channel has an order of its own.
 //!
 //! Position p of a ring receives from p - 1 and sends to p + 1: first what is its own, then whatever it has received, at once,
 //! so that as much is on its way as was sent first. Reductions go round once; all-reduce then sends the results round once more. Broadcast and reduce are chains from and to the root, cut into chunks that follow each other.

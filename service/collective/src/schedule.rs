@@ -1,4 +1,5 @@
-//! The shape of a schedule: the words that algorithms, verifier, cost model and executors share.
+//! Shape of a schedule: programs, steps, spans, moves and channels, which algorithms, verifier and
+//! executors share.
 //!
 //! All lengths are elements, so that one schedule fits every data type. A schedule says nothing about connections,
 //! addresses or operators: binding it to those makes a plan.

@@ -1,5 +1,6 @@
-//! The single-pass algorithm: every output is made in one pass from the inputs it depends on. Optimal where all buffers are
-//! mapped: each input is read once and each output written once.
+//! Single-pass algorithm: every output is made in one pass from the inputs, in memory that all
+//! reach. Optimal where all buffers are mapped: each input is read once and each output written
+//! once.
 
 use mccs_ipc::types::CollectiveKind;
 

@@ -1,4 +1,5 @@
-//! What the operator decides for a communicator, as far as schedules depend on it.
+//! Strategy of a communicator, as far as schedules depend on it: algorithm, ring orders, channels,
+//! chunks.
 
 use mccs_config::change::StrategyChange;
 use mccs_ipc::types::CollectiveKind;

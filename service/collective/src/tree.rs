@@ -1,5 +1,6 @@
-//! Balanced binary trees, over ranks or over hosts, for latency: depth grows with the logarithm of the number of groups. Each
-//! channel's tree is laid over that channel's order, rotated so that the root's group is on top; chunks follow each other.
+//! Tree algorithm: balanced binary trees, over ranks or hosts, for latency. Depth grows with the
+//! logarithm of the number of groups. Each channel's tree is laid over that channel's order,
+//! rotated so that the root's group is on top; chunks follow each other.
 
 use mccs_ipc::types::CollectiveKind;
 

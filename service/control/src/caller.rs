@@ -1,4 +1,4 @@
-//! Who asks the service for something, for its history and log.
+//! Caller of an operator's request: user, process and command, for history and log.
 
 use std::ffi::OsString;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The asking side, for `mccsctl` and tests.
+//! Client of the control socket, for `mccsctl` and tests.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

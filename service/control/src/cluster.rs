@@ -1,4 +1,4 @@
-//! The cluster as a host was told of it.
+//! Cluster views on the wire: hosts, their communicators, and who is stuck.
 
 use mccs_telemetry::failed::FailedView;
 use mccs_telemetry::late::LateView;

@@ -1,4 +1,4 @@
-//! The operator's protocol: what `mccsctl` asks, and what the service answers.
+//! Operator's protocol on the control socket: requests of `mccsctl`, and the service's answers.
 //!
 //! Imports the controller's answers and telemetry's views, and nothing that runs: `mccsctl` links this crate, and no service.
 //!

@@ -1,4 +1,4 @@
-//! Everything the operator may want to see at once: what `mccsctl watch` shows and what metrics are made of, so that both say
+//! Overview of a service: what `mccsctl watch` shows and what metrics are made of, so that both say
 //! the same. Numbers only rise, but where the words say otherwise; who looks twice finds rates.
 //!
 //! Bounded: of very many communicators, ranks or flows the first are told, and how many were left out.

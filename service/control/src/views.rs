@@ -1,4 +1,4 @@
-//! What a service shows of its hosts, GPUs, sessions and communicators.
+//! Views on the wire: hosts, GPUs, sessions, ranks and communicators, as `mccsctl` shows them.
 
 use std::net::SocketAddr;
 use std::time::Instant;

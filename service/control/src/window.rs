@@ -1,5 +1,5 @@
-//! The asking side of a trace: has a service record for a while, and reads meanwhile, so that a window may be longer than what
-//! rings hold.
+//! Client side of `mccsctl trace`: has a service record for a while, and reads meanwhile. So a
+//! window may be longer than what rings hold.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;

@@ -1,4 +1,5 @@
-//! The order in which communicators arrived, in which they are planned for: who comes later does not move those that are there.
+//! Order in which communicators arrived and are planned for: late ones do not move those that are
+//! there.
 //!
 //! Hosts' clocks may differ, so the controller counts. It tells a communicator's host its place, which is reported to whoever has the role next; so
 //! that one plans in the same order.

@@ -1,4 +1,5 @@
-//! The agent of a host: tells the controller of communicators whose root is here, and carries out its orders.
+//! Agent of a host: tells the controller of communicators whose root is here, and carries out its
+//! orders.
 //!
 //! ```text
 //! controller: Sync(life) --> Report for each communicator, Synced --> from then on Report, Gone as things become

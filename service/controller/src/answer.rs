@@ -1,4 +1,4 @@
-//! What the operator asks of a controller, and is answered.
+//! Operators' questions to a controller, and its answers: policy, files, rates, history.
 
 use mccs_config::service::{Algorithm, TransportKind};
 use serde::{Deserialize, Serialize};

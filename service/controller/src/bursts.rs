@@ -1,4 +1,4 @@
-//! Bursts that are foreseen, on their way from the host of a communicator's root to the hosts that make room for them.
+//! Foreseen bursts: told by the host of a communicator's root to the hosts that make room for them.
 //!
 //! A burst's beginning is known when the one before has ended, a pause ahead. What hosts were told of a profile would be wrong after some
 //! periods: each burst takes as long as the network lets it. Whoever makes room for a communicator holds back in the window

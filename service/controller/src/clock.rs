@@ -1,4 +1,5 @@
-//! The common clock: what the controller's clock shows, estimated by every host that needs it.
+//! Clock synchronisation between hosts: every host estimates the controller's clock, which time
+//! windows go by.
 //!
 //! A host asks the time and gets it back with its own question. The answer was true at some moment between asking and hearing,
 //! so that half of that time is the most by which its middle can be wrong; of the last few answers the one that took least

@@ -1,4 +1,5 @@
-//! What decisions rest on: the network and the operator's policy, checked as a whole and against each other.
+//! Network and policy that decisions rest on: topology and policy checked as a whole and against
+//! each other.
 //!
 //! A cluster config never changes: another file makes another one, and whoever rolls back takes the one before.
 

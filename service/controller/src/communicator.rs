@@ -1,4 +1,5 @@
-//! A communicator as the controller knows it: what its host reported, what is planned for it, and the order that is to make it so.
+//! A communicator at the controller: its report, its plan, the order under way, refusals and
+//! back-off.
 //!
 //! ```text
 //! reported --plan--> wanted --order--> ordered --done-------> as decided

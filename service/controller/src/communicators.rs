@@ -1,4 +1,4 @@
-//! The communicators of the cluster, by name: those that hosts have reported.
+//! Communicators of the cluster, by name, that hosts have reported.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

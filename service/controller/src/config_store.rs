@@ -1,4 +1,4 @@
-//! The cluster's config in force, and the operator's texts: as they were last read, taken back, and in force before.
+//! Policy and topology in force at the controller, as read, put in force, taken back, and before.
 //!
 //! ```text
 //! files --read--> checked against each other and the hosts --> in force --refused by a communicator--> taken back

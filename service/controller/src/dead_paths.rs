@@ -1,4 +1,4 @@
-//! Which links are dead, by what hosts say of paths.
+//! Infers dead links from dead paths that hosts report.
 //!
 //! A host that gets no answer from another over a spine knows that one of two links is dead: that of its own leaf to the spine, or
 //! that of the other's. Where one link is on all paths over a spine that are said to be dead it is that one; where none is, all of them

@@ -1,4 +1,5 @@
-//! When all is decided again, and why: at once where a host, an operator or a file is the cause, after a pause where tenants are.
+//! When the controller decides again: at once after hosts, operators or files, after a pause where
+//! tenants are the cause.
 //!
 //! ```text
 //! because, because_of_tenants, want_allotment --> take_due: decide --> take_to_order: tell paces, place orders

@@ -1,4 +1,4 @@
-//! The operator's files as they are on the disk, beside what is in force.
+//! Policy and topology files on disk, compared with what is in force.
 //!
 //! A refused, deleted or unreadable file changes nothing. An operator who applies another policy leaves the file behind. Both are shown until
 //! the file says what is in force.

@@ -1,4 +1,4 @@
-//! What a component may cause beyond itself: outputs, entries of the history, and another decision.
+//! Effects of a component of the controller: outputs, history entries, and another decision.
 
 use std::time::Instant;
 

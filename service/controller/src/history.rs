@@ -1,5 +1,7 @@
-//! What was done, why, by whom, and how it went: the last so many of each kind. Operators' acts, events of the cluster and orders of single
-//! communicators push out none of each other: tenants make communicators as they like, and hosts come and go by the hundred in a bad hour.
+//! History of the controller: what was done, why, by whom, and how it went. It keeps the last so
+//! many of each kind. Operators' acts, events of the cluster and orders of single communicators
+//! push out none of each other: tenants make communicators as they like, and hosts come and go by
+//! the hundred in a bad hour.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;

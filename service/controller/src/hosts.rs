@@ -1,4 +1,5 @@
-//! The hosts of the cluster: which are there, which have reported, for how long the others are waited for, and which obey somebody else.
+//! Hosts of the cluster at the controller: there, reported, waited for (grace), or obeying another
+//! controller.
 //!
 //! ```text
 //! Away --met: Sync--> Syncing --Synced--> Synced        lost: Away again

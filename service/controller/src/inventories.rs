@@ -1,4 +1,4 @@
-//! What all hosts have, as they have said, and whether the topology in force contradicts it.
+//! Inventories of all hosts, compared with the topology in force.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;

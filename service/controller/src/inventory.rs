@@ -1,4 +1,5 @@
-//! What a host has of which topologies and policies speak, as its agent tells it: GPUs, network interfaces, ports of RDMA devices, and tenants.
+//! Inventory of a host, as its agent tells it: GPUs, network interfaces, ports of RDMA devices,
+//! tenants.
 //!
 //! A controller compares topologies with it (`mccs_config::topology`), and refuses those that name what is not there. Tenants may come
 //! later: policies that name others are put in force, and the operator is told.

@@ -1,4 +1,4 @@
-//! The controller role: who decides for the whole cluster, and how that reaches the hosts.
+//! The controller: decides for the whole cluster, and brings that to the hosts.
 //!
 //! ```text
 //! host of the controller            every host

@@ -1,4 +1,4 @@
-//! Links that are not as the topology says: what operators have said of them, and what hosts have found out.
+//! Faulty links: what operators have said of them, and what hosts have found out.
 //!
 //! Hosts find two things: paths on which nothing is answered, from which dead links follow (`dead_paths.rs`), and NICs that are down.
 //! Operators' words and hosts' findings are kept apart (`links.rs`).

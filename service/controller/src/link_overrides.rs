@@ -1,4 +1,5 @@
-//! What operators have said of links, by whom it is kept: the controller, and all agents for the controllers that come after it.
+//! Operators' words on links (`mccsctl link`), kept by the controller and all agents, so that they
+//! outlive a controller.
 //!
 //! Every word has a number, higher than all before it about the same link, so that of two hosts' memories the newer one counts: a host
 //! that was away while a link was mended does not break it again. So a link that is in order again is kept as well.

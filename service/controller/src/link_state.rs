@@ -1,4 +1,4 @@
-//! How a link is, as operators say it.
+//! Link state, as operators say it: up, down or slower.
 
 use mccs_config::units::Rate;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Links that are not as the topology says: an operator, or a monitor, has said so, or hosts have found them dead.
+//! Links that are down or slower than the topology says, and the capacities that are left.
 
 use std::collections::{BTreeMap, BTreeSet};
 

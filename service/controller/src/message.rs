@@ -1,4 +1,5 @@
-//! What a controller and the agents tell each other: JSON in bodies that the exchange carries without reading them.
+//! Messages between the controller and agents: JSON in bodies that the exchange carries without
+//! reading them.
 //!
 //! Bodies come from services of the cluster, which may be of another mind, or broken: every one is checked as a whole before
 //! anything is done with it.

@@ -1,4 +1,5 @@
-//! Orders: what is not as decided, told to the host that can change it, and what becomes of it there.
+//! Orders to hosts: a change of strategy told to the host that can make it, its answer, and its
+//! time-out.
 //!
 //! An order names the strategy that it replaces. `communicator.rs` says when one that was refused is given again.
 //!

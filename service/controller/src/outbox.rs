@@ -1,4 +1,4 @@
-//! Outputs of the controller: messages for agents and answers for operators, in order.
+//! Outputs of the controller, in order: messages for agents, and answers for operators.
 //!
 //! The outbox has the controller's *life*, with which every message to an agent is stamped. Agents obey the latest life that they
 //! have heard of.

@@ -1,4 +1,4 @@
-//! How fast and when a communicator's flows leave a host, as the controller tells it: on the common clock, by host.
+//! Rate limits of a communicator's flows on each host: caps and time windows on the common clock.
 //!
 //! A pace holds at once and needs no agreement: whatever it says, results are the same. It is told whole, and again where
 //! a host was away. Rates are of payload, as they are in [`Pace`]; links are shared by what they carry, headers included, so

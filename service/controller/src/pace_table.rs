@@ -1,4 +1,4 @@
-//! What hosts were told of how flows leave them, and what flows want of what they are allotted.
+//! Rate limits that hosts were told, and what flows want of what they are allotted.
 //!
 //! Hosts that were told nothing of a communicator are free. Hosts that keep to paces of an earlier life are told everything.
 

@@ -1,4 +1,4 @@
-//! From reports to jobs, and from decisions to strategies in the words of a change.
+//! Plan: hosts' reports become the policy's jobs, and its decisions become changes of strategy.
 //!
 //! A flow of a ring goes the way that its spine's `source_ports` or `dscp` say, and leaves by its NIC, where hosts have names for NICs. Flows that the policy leaves to the switches' hash, or
 //! that stay below their leaf, have a way of their own that steers nothing: they must not go round the others. Flows that no ring has

@@ -1,4 +1,4 @@
-//! What flows send over each path now: hosts look once a second and tell the controller what is news, which keeps the last word of each.
+//! Measured rates of flows by path: hosts look once a second and tell the controller what is news.
 //!
 //! ```text
 //! flows' counters --> RateWatch (every host) --Rates, where much is otherwise--> ClusterRates (controller) --> operator: by path, by link

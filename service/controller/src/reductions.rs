@@ -1,4 +1,4 @@
-//! What hosts were told of how GPUs are to reduce.
+//! Where GPUs of several hosts reduce, as hosts were told.
 //!
 //! It is of communicators that begin from then on: what their ranks enqueue goes by it. Hosts that were told nothing go by their own
 //! configuration, and a host that obeys a new life has forgotten what an earlier one said.

@@ -1,4 +1,5 @@
-//! Rollouts: a policy, a topology or a link is put in force for all communicators, and taken back together.
+//! Rollout: a policy, a topology or a link is put in force for all communicators, or rolled back
+//! for all.
 //!
 //! ```text
 //! start --decided: who is there--> waiting --each is as decided, or refused--> ended

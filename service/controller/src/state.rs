@@ -1,4 +1,5 @@
-//! The controller: holds the cluster's view, decides, and orders what is not yet as decided.
+//! State machine of the controller: holds the cluster's view, decides, and orders what is not yet
+//! as decided.
 //!
 //! ```text
 //! Met --> Sync --> Report, Synced --+

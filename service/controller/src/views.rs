@@ -1,4 +1,4 @@
-//! What operators are shown: the cluster, the history, and what another policy would change.
+//! Controller's views for operators: cluster, history, and what another policy would change (diff).
 
 use std::collections::BTreeSet;
 use std::time::Instant;

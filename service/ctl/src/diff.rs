@@ -1,4 +1,5 @@
-//! `mccsctl policy diff`: what a policy would change, with marks: `~` a communicator that changes, `-` a line that goes, `+` one that comes.
+//! `mccsctl policy diff`: what a policy would change. Marks: `~` a communicator that changes, `-` a
+//! line that goes, `+` one that comes.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! The operator's tool.
+//! The operator's tool `mccsctl`: subcommands and options of its command line.
 
 #[macro_use]
 mod out;

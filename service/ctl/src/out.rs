@@ -1,4 +1,4 @@
-//! What is printed. Whoever reads may have seen enough, as `head` does, which ends the program quietly.
+//! Prints lines of `mccsctl`; a reader that has left (broken pipe) ends the program quietly.
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write as _};

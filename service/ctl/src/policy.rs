@@ -1,4 +1,5 @@
-//! `mccsctl policy` and `mccsctl link`.
+//! `mccsctl policy` and `mccsctl link`: files checked and applied, strategies, rates, history,
+//! links up or down.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;

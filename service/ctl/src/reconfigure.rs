@@ -1,4 +1,4 @@
-//! `mccsctl reconfigure`.
+//! `mccsctl reconfigure`: changes a communicator's strategy from a `change.toml`.
 
 use std::path::PathBuf;
 

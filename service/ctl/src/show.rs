@@ -1,4 +1,4 @@
-//! Tables of what a service has: hosts, GPUs, sessions, communicators, engines.
+//! `mccsctl show`: tables of hosts, GPUs, sessions, communicators, engines.
 
 use mccs_config::service::TransportKind;
 use mccs_control::{CommView, GpuView, HostView, SessionView};

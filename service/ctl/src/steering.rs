@@ -1,4 +1,5 @@
-//! `mccsctl steering`: whether the network steers packets over spines as `topology.toml` says. It asks no service.
+//! `mccsctl steering`: whether the network steers packets over spines as `topology.toml` says. It
+//! asks no service.
 //!
 //! Packets as flows send them go to a host of each other rack, with source ports of each spine, and die on the way. The routers that
 //! say so tell which way they went. Packets of one spine have to go one way, and those of two spines two.

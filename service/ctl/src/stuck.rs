@@ -1,4 +1,4 @@
-//! `mccsctl why-stuck`.
+//! `mccsctl why-stuck`: who keeps a communicator waiting.
 
 use mccs_telemetry::stuck::looks::Progress;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What `mccsctl watch` shows: two overviews go in, text comes out.
+//! Text of `mccsctl watch`, from two overviews.
 
 mod layout;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `mccsctl watch`: how things are, again and again.
+//! `mccsctl watch`: a live view in the terminal, like top.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};

@@ -1,4 +1,4 @@
-//! What devices are given to run: collectives and messages, with their buffers.
+//! Calls that devices are given to run: collectives and messages, with their buffers.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! How long collectives took that ranks did among themselves, from the stamps that they left: their kernels in symmetric buffers (`mccs_kernels::cuda::Stamp`), or they on a
-//! shared-memory exchange ([`ShmExchange::stamp`]).
+//! Durations of collectives that ranks carried out themselves, from their stamps in symmetric
+//! buffers or a shared-memory exchange. Kernels leave `mccs_kernels::cuda::Stamp`, and ranks
+//! [`ShmExchange::stamp`].
 //!
 //! GPUs' clocks differ, and need not be known: no kernel ends before all ranks have come, so all end at about the same time. The rank whose kernel ran for
 //! the shortest time came last, and the others as much earlier as theirs ran longer.

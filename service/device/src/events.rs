@@ -1,4 +1,4 @@
-//! What a device tells its proxy engine, from whatever thread.
+//! Device events: what a device tells its proxy engine, from whatever thread.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};

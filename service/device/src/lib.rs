@@ -1,4 +1,4 @@
-//! Devices: where buffers live and reductions run.
+//! Devices: where buffers live and reductions run (host memory, GPUs), and their trait.
 //!
 //! A [`Device`] is a backend that a proxy engine uses. It makes what the ranks of a new communicator share ([`Device::prepare`]), and that decides how the
 //! communicator's operations are executed ([`Shared`]):

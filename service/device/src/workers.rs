@@ -1,4 +1,4 @@
-//! What a device does not run in the call: work for the threads of whoever owns them.
+//! Work in pieces for transport engines' threads: what a device does not run in the call.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The control engine: answers the operator.
+//! The control engine: answers operators (`mccsctl`) on the control socket.
 
 mod connection;
 mod controlled;

@@ -1,5 +1,5 @@
-//! The engine of the controller role, one in every service of a cluster that has one: the agent of its host and, where the
-//! configuration says so, the controller.
+//! The controller's engine, in every service of a cluster: agent of its host and, where configured,
+//! the controller.
 //!
 //! ```text
 //! exchange: Met, Lost, Told --+                      +--> Tell --> exchange

@@ -1,4 +1,5 @@
-//! The exchange engine: joins the protocol to its links, and both to the proxy engine.
+//! The exchange engine: joins the exchange protocol to TLS links and to the proxy engine; warns of
+//! certificates' end.
 //!
 //! ```text
 //! Sender<Request> --> mailbox --> protocol <--> links <--> other hosts

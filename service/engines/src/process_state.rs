@@ -1,4 +1,5 @@
-//! Whether a process is about to end, which its socket may not tell for long.
+//! Whether a tenant's process is exiting or was killed (`/proc`), which its socket may not tell for
+//! long.
 //!
 //! The kernel closes a process' sockets last: behind a core dump, which takes as long as its memory is large, and perhaps behind
 //! the GPUs' driver, which first stops what runs. Its peers need not wait for that.

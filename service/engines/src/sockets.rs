@@ -1,5 +1,5 @@
-//! Watches over the paths of the service's sockets: whoever removes one, or its folder, keeps everybody from connecting, and those
-//! who are connected notice nothing.
+//! Watches the paths of the service's sockets: whoever removes one keeps everybody from connecting.
+//! Those who are connected notice nothing of it.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Keys to try a cluster with: an authority, and for each host a certificate that it signed.
+//! Makes trial keys (`mccsctl keys`): an authority, and for each host a certificate that it signed.
 //!
 //! For tests, experiments and the launcher. Who has an authority already uses that: all that a service wants of a certificate
 //! is that its subject alternative name is the host's.

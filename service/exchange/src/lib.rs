@@ -1,4 +1,5 @@
-//! What the services of a cluster tell each other: set-up of communicators, failures, agreement on changes.
+//! Exchange between the services of a cluster: bootstrap of communicators, failures, agreement on
+//! changes.
 //!
 //! ```text
 //! proxy engine --Request--> engines/exchange --> protocol (no I/O, no clock) --frames--> link (TCP, TLS) --> other hosts

@@ -1,4 +1,5 @@
-//! Every limit of the exchange, with its reason. All are checked where a peer's bytes come in, or where memory is taken.
+//! Limits of the exchange, each with its reason: frames, windows, queues, time-outs. All are
+//! checked where a peer's bytes come in, or where memory is taken.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! Who may be a host: TLS 1.3 with certificates on both sides, from files that the operator names.
+//! TLS 1.3 with certificates on both sides (mutual): which peers are hosts, from files that the
+//! operator names.
 //!
 //! A host is who has a certificate that the cluster's authority signed and that names exactly one host of the list. Whoever
 //! connects to a host verifies that it is that one; whoever accepts learns the name from the certificate. Nothing that a peer

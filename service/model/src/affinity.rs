@@ -1,4 +1,4 @@
-//! Which NICs serve which GPU: the nearest ones on the bus, and as many GPUs for each NIC where several are as near.
+//! NIC affinity: which NICs serve which GPU, by PCI distance, and as many GPUs for each NIC.
 //!
 //! Deliberately absent: where the places are read from (`sysfs`, by the service).
 

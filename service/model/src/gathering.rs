@@ -1,4 +1,4 @@
-//! Communicators that wait for ranks, as operators and messages name them.
+//! Incomplete communicators (ranks missing), as operators and messages name them.
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What the operator chooses for collectives on GPUs.
+//! Operators' choices for collectives on GPUs: algorithm, protocol, blocks, copy engines.
 
 use mccs_config::service::LargeFrom;
 use serde::{Deserialize, Serialize};

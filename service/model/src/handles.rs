@@ -1,4 +1,4 @@
-//! Tables whose slots are named by index and generation.
+//! Handle tables: slots named by index and generation, so that a stale handle is refused.
 
 use mccs_ipc::types::Handle;
 

@@ -1,4 +1,4 @@
-//! Names of communicators, sessions and sets of links.
+//! Ids of sessions and communicators, and keys that hosts have in common.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

@@ -1,4 +1,5 @@
-//! Plain types that several layers of the service share: names, ids, limits, links, rate limits, refusals.
+//! Plain types that several layers of the service share: names, ids, limits, links, rate limits,
+//! refusals.
 //!
 //! Imports `mccs-ipc` (element types, error classes) and `mccs-config` (keys of the configuration), and nothing else of the
 //! project. A type belongs here if two layers speak of it and it has no I/O, no thread and no engine behind it.

@@ -1,4 +1,4 @@
-//! Limits that several layers keep to, with their reasons.
+//! Limits that several layers keep to, with their reasons: ranks, names, payloads.
 
 /// Most ranks of a communicator: bounds what one `InitRank` can make the service reserve.
 pub const NRANKS_MAX: u32 = 4096;

@@ -1,5 +1,4 @@
-//! What names a link: the epoch of its strategy, its channel, and the first ranks of the programs at its ends; and which flow of a
-//! listener that is.
+//! Names of links (epoch, channel, first ranks at both ends), and of flows at a listener.
 
 use mccs_ipc::command::P2P_TRACKS;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! Names and bounded texts that cross hosts. What comes from a peer is checked while it is decoded.
+//! Names and bounded texts that cross hosts, checked while they are decoded.
 
 use std::fmt;
 use std::sync::Arc;

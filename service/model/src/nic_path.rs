@@ -1,4 +1,5 @@
-//! How bytes come from a GPU's memory to NICs, and back.
+//! How NICs get at GPU memory: GPUDirect (dma-buf, peer memory) or a bounce through pinned host
+//! memory.
 
 /// A way, the best one first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

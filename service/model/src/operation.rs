@@ -1,4 +1,4 @@
-//! What an operation does.
+//! Kinds of operation: collective, send, receive, and factors of pre-multiplied sums.
 
 use mccs_ipc::types::{CollectiveKind, ErrorClass, RedOp};
 

@@ -1,4 +1,5 @@
-//! What steers a flow through the network, and what the kernel says of its packets.
+//! Path of a flow: device, source ports, DSCP (what steers it); and the kernel's counters of its
+//! packets.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! How fast and when the flows of a communicator may send: caps, windows, times to yield.
+//! Rate limits of a communicator's flows: caps, time windows, token buckets, yielding.
 //!
 //! A flow is all that goes from this host to another on a channel: of a ring, of all the links between ranks that a schedule without one
 //! has there, of strategies before and after a change; or all point-to-point operations. It has a bucket that fills at the rate it may send at, by the clock. A message leaves while the bucket is not below

@@ -1,4 +1,4 @@
-//! How GPUs of several hosts reduce, as far as operators have a say.
+//! How GPUs of several hosts reduce: every host with every other, or round a ring.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! Why something is not done, or has failed, and who is at fault.
+//! Refusals and failures: the text, the class, and who is at fault (tenant, peer, host).
 
 use mccs_ipc::types::ErrorClass;
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,6 @@
-//! The routers by which a flow would go: connections that begin with the flow's source port and code point, and that a router on the
-//! way drops, because they may make so few hops. It says so, and by that which one it is.
+//! Traceroute of a flow: the routers that it would pass, found by hop limits with its source port
+//! and DSCP. A router on the way drops connections that may make so few hops. It says so, and by
+//! that which one it is.
 //!
 //! What is sent is what flows send, the first packet of a TCP connection: switches that choose by ports take it the same way. Nothing
 //! here needs a right of its own.

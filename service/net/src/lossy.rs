@@ -1,5 +1,5 @@
-//! Sockets at which packets are lost as on a broken link, for tests. A filter drops what arrives; the kernel does not acknowledge
-//! it.
+//! Packet loss at a socket, for tests: a filter (BPF) drops what arrives. The kernel does not
+//! acknowledge what is dropped.
 
 use std::os::fd::{AsFd, AsRawFd};
 

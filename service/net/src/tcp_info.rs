@@ -1,4 +1,5 @@
-//! What the kernel knows of a TCP connection: whether the other end answers, and what became of the packets.
+//! `TCP_INFO`: whether a TCP peer answers, unacknowledged bytes, retransmissions and round-trip
+//! time.
 //!
 //! A path that has died silently, and a host, look alike from here, and unlike a peer that is late: its kernel answers.
 

@@ -1,4 +1,4 @@
-//! What tests of sockets have to set up.
+//! Set-up for tests of sockets: the limit of descriptors.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 

@@ -1,4 +1,4 @@
-//! What a policy decides.
+//! Decisions of a policy for a communicator: rings, paths of flows, rates, windows.
 
 use crate::topology::Port;
 

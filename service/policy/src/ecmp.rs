@@ -1,4 +1,5 @@
-//! `ecmp`: rings as wanted, and every flow where the switches' hash puts it. The baseline: what a network does by itself.
+//! `ecmp`: the baseline policy; every flow goes where the switches' hash puts it. Rings are as
+//! wanted.
 
 use super::{Decisions, Policy, View, flows, shares};
 

@@ -1,4 +1,5 @@
-//! `ffa`: fair flow assignment. Every flow goes to the path with the least excess demand, whoever it belongs to.
+//! `ffa`: fair flow assignment; every flow goes to the path with the least excess demand, whoever
+//! it belongs to.
 //!
 //! After MCCS (SIGCOMM 2024), where it is best fit over flows in descending order of demand.
 

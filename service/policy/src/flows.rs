@@ -1,4 +1,4 @@
-//! From ring orders to flows between hosts, and from flows to paths.
+//! Flows between hosts from ring orders, and their assignment to paths by load.
 //!
 //! A flow wants as much as its NICs give it: what the NIC carries, divided among the flows of its job there. [`Loads`] keeps
 //! what has been put on every link, and finds the path on which a further flow makes the fullest link least full.

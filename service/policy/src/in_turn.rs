@@ -1,4 +1,4 @@
-//! The policy of `docs/guides/policy.md`, as it is in the service of who follows that; for tests alone.
+//! Example policy of `docs/guides/policy.md`, for tests alone.
 
 use super::{Decisions, PathSelection, Policy, View, flows, shares};
 

@@ -1,4 +1,4 @@
-//! Policies: from a view of the cluster to what every communicator is to do.
+//! Policies by name: from a view of the cluster to what every communicator is to do.
 //!
 //! `decide(view) -> decisions` is pure: no I/O, no clock, no state, and the same view gives the same decisions. The controller
 //! calls it on arrival, departure, fault and change of the file; the simulator runs the same code. A decision says ring orders,

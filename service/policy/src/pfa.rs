@@ -1,5 +1,5 @@
-//! `pfa`: priority flow assignment. Tenants with reserved paths have them for themselves, the others share what is left; both
-//! by least excess demand.
+//! `pfa`: priority flow assignment; tenants with reserved paths have them for themselves, the
+//! others share the rest. Both go by least excess demand.
 //!
 //! After MCCS (SIGCOMM 2024). A path stays reserved while its tenant computes: that is what the others pay.
 

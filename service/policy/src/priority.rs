@@ -1,4 +1,5 @@
-//! `priority`: no path is anybody's, and whoever has the higher priority goes first on all of them.
+//! `priority`: every path is everybody's, and the higher priority goes first, by traffic classes
+//! (DSCP, queues).
 //!
 //! Flows are assigned fairly over all paths, and carry their tenant's priority as a traffic class, by which NICs and switches
 //! serve them. What the first leaves, also for as long as it computes, the others have at once: nothing is reserved. Ours; it

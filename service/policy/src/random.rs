@@ -1,4 +1,4 @@
-//! Numbers that look random and come from a seed: baselines, and simulations that repeat.
+//! Seeded random numbers, for baselines and for simulations that repeat.
 //!
 //! SplitMix64 (Steele, Lea, Flood, 2014): a counter and a mixer, so that equal seeds give equal numbers on every machine.
 

@@ -1,4 +1,4 @@
-//! Orders of ranks: rings that cross racks as seldom as can be, and bad ones to compare with.
+//! Ring orders: ranks in rings that cross racks as seldom as can be, and bad ones to compare with.
 //!
 //! A ring that is in several racks leaves each at least once, so one crossing a rack and channel is optimal; [`local`] reaches
 //! it by visiting pods, racks and hosts in order. Channels share the order of hosts, and start with another device of each, the

@@ -1,4 +1,4 @@
-//! Shares of links: weighted max-min fairness with caps and priorities.
+//! Bandwidth shares of links: weighted max-min fairness with caps and priorities.
 //!
 //! All rates rise together, each as fast as its weight, until a link is full or a cap reached; who is concerned stays there, and the
 //! rest rises on. Higher priorities are filled first, lower ones have what is left. The same code says what rates tenants

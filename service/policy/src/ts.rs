@@ -1,4 +1,4 @@
-//! `pfa_ts`: priority flow assignment, and jobs that share links take turns in time.
+//! `pfa_ts`: priority flow assignment with time windows, in which jobs that share links take turns.
 //!
 //! Profiles say when jobs send. Jobs whose sending times can be turned against each other so that they never meet on a link get
 //! windows that do (after CASSINI, NSDI 2024). Where they cannot, a job of lower priority sends in the gaps of those above it

@@ -1,4 +1,5 @@
-//! What a policy sees: the network, the jobs, and what the operator wants.
+//! Inputs of a policy: the network, the jobs, and what the operator wants (weights, priorities,
+//! reserves).
 
 use std::collections::BTreeMap;
 

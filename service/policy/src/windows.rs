@@ -1,4 +1,4 @@
-//! Times on a circle: who meets whom on which link, and when each may send so that they do not.
+//! Places time windows on a period: which jobs meet on which link, and when each may send.
 //!
 //! A job that sends for `busy` of every `period` is an arc on a circle of one period. On a circle of the common multiple of several
 //! periods it is several arcs, which turn together. Two arcs are apart for ever if, and only if, they are apart on the circle of

@@ -1,4 +1,4 @@
-//! `yield`: what `priority` does, for networks with a single queue: hosts pace.
+//! `yield`: what `priority` does, by pacing on hosts, for networks with a single queue.
 //!
 //! Flows are assigned fairly over all paths. A job with a profile is known to send at certain times; at these, jobs of lower
 //! priority that share a link with it hold their flows to what it leaves them there. At all other times nobody is held back, so

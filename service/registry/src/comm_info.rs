@@ -1,4 +1,4 @@
-//! A communicator as the operator sees it: what it is, and what it has done.
+//! A communicator as operators see it: what it is, its ranks' progress, counters and bus bandwidth.
 //!
 //! The data path only touches atomics of the communicator at hand.
 

@@ -1,4 +1,4 @@
-//! A caller's communicator, where it is made of several of the service's: the whole, and the parts that live and die with it.
+//! Whole communicators and their parts (teams, rails), which live and die together.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -1,4 +1,4 @@
-//! Communicators that wait for ranks for long: what the log says of them.
+//! Log lines about communicators that wait for ranks for long.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

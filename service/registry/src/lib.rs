@@ -1,5 +1,5 @@
-//! Where the control path finds everything that lives in the service. Its locks are taken when something begins or ends, and by the operator's
-//! queries.
+//! Registry of what lives in the service: sessions, tenants, communicators, GPUs. Its locks are
+//! taken when something begins or ends, and by the operator's queries.
 //!
 //! It imports devices and the operator's protocol, whose views it makes, and knows no engine.
 //!

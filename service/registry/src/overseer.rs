@@ -1,4 +1,4 @@
-//! Looks at everything at once, for `mccsctl watch` and for metrics.
+//! Collects the overview of the whole service, for `mccsctl watch` and metrics.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

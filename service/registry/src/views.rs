@@ -1,4 +1,4 @@
-//! What the operator sees of live sessions and communicators.
+//! Views of live sessions and communicators for operators (`mccsctl show`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Who has had how much of an engine.
+//! Accounting of an engine's time by tenant.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! Where runtimes' threads may run: CPUs, and the NUMA nodes that they belong to.
+//! CPU affinity of runtimes' threads: CPUs and NUMA nodes (`sched_setaffinity`).
 
 use std::collections::BTreeMap;
 use std::io;

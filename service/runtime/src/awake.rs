@@ -1,4 +1,4 @@
-//! The engines of a runtime that are awake, and which of them is polled next.
+//! Run queue of a runtime: engines that are awake, by weight, and which of them is polled next.
 //!
 //! A round polls each engine of the service once. Of a tenant's engines it polls a bounded number, in turn: who connects a
 //! hundred times gets no more of the thread than who connects once.

@@ -1,4 +1,5 @@
-//! The runtime's thread: it polls the engines that are awake, and sleeps when none is.
+//! Executor: the runtime's thread polls engines that are awake, spins for a while, then sleeps in
+//! `epoll_wait`.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,4 +1,4 @@
-//! Wake-ups and bounded mailboxes between engines.
+//! Bounded mailboxes between engines, and wake-ups of sleeping threads.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};

@@ -1,5 +1,5 @@
-//! The table of all runtimes and engines, through which these are started, moved, listed and ended. Its lock is for the control path alone:
-//! runtimes' threads (`executor.rs`) are told by orders.
+//! Table of all runtimes and engines: started, moved, listed and ended. Its lock is for the control
+//! path alone: runtimes' threads (`executor.rs`) are told by orders.
 
 use std::collections::BTreeMap;
 use std::os::unix::thread::JoinHandleExt as _;

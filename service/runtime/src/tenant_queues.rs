@@ -1,4 +1,4 @@
-//! Bounded queues of tenants at one engine: each tenant has a queue of its own, so that a full one stops nobody else.
+//! Bounded queues of tenants at one engine: a full one stops nobody else.
 //!
 //! The first message of a queue that was empty lists the queue. The engine takes listed queues in, and then takes messages off
 //! each in that tenant's turn ([`super::Turns`]).

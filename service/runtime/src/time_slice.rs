@@ -1,4 +1,4 @@
-//! The kernel's time slice that a runtime's thread asks for.
+//! Time slice that a runtime's thread asks the kernel's scheduler for (`sched_setattr`).
 //!
 //! ```text
 //!       works for 250 us on end

@@ -1,4 +1,4 @@
-//! A queue to a thread that serves tenants in turns: who leaves much waits for its own, and others wait for one item of it.
+//! Queue to a thread that serves tenants in turns: who leaves much waits for its own.
 //!
 //! For threads that make calls of microseconds and more, into a driver for instance. What an item takes is measured, since nobody
 //! knows it before: the tenant pays for the time from [`TurnReceiver::recv`] to [`TurnReceiver::rest`], or to the next call.

@@ -1,4 +1,4 @@
-//! Turns between tenants: deficit round robin over the work that they leave at one engine.
+//! Deficit round robin between tenants over the work that they leave at one engine.
 //!
 //! ```text
 //!          enter                     out of credit

@@ -1,5 +1,5 @@
-//! What ranks say of operations that they do among themselves, as far as it can be true: their tenant writes it, and the operator's sums are made
-//! of it.
+//! Sanity check of counters that tenants write in shared memory: only what can be true is summed.
+//! Ranks say it of operations that they do among themselves.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What became of communicators that failed: kept for an hour, when nothing else of them is left.
+//! Failed communicators with their reasons, kept for an hour.
 //!
 //! Bounded by tenant, so that none pushes out another's. The lock is taken when a communicator fails, and by whoever looks.
 

@@ -1,5 +1,5 @@
-//! What flows to and from other hosts carry: a counter a flow, written by the engine that owns it, and what flows that have ended
-//! have left behind, by peer and path.
+//! Byte counters of flows to and from other hosts, by peer and path. The engine that owns a flow
+//! writes its counter. What flows that have ended have left behind is kept by peer and path.
 //!
 //! The table's lock is taken when a flow begins or ends, and by whoever looks.
 

@@ -1,4 +1,4 @@
-//! Histograms of durations: fixed buckets, raised on the data path by whoever ends an operation.
+//! Latency histograms of fixed buckets, raised on the data path by whoever ends an operation.
 //!
 //! Bucket k counts what took at most 2^k microseconds and more than bucket k-1, so that finding it is counting zeros; the last one
 //! has everything longer. Readers see each counter whole, not all of one instant: their sum may be an operation behind.

@@ -1,4 +1,4 @@
-//! What is known of hosts: their state, their GPUs, their clocks.
+//! Hosts as operators see them: state, GPUs, clocks.
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;

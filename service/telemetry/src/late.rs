@@ -1,4 +1,4 @@
-//! Communicators that wait for ranks for long, as the operator sees them.
+//! View of communicators that wait for missing ranks for long.
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! Counters that engines raise, the flight recorder, and what is made of them: traces, profiles, diagnoses.
+//! Counters that engines raise, the flight recorder, and what is made of them: traces, profiles,
+//! diagnoses.
 //!
 //! Imports plain types (`mccs-model`, `mccs-config`, `mccs-ipc`) and knows no engine, device or transport: they hand it numbers. The data path
 //! only touches atomics of the communicator at hand.

@@ -1,4 +1,4 @@
-//! How many lines are written of what tenants and strangers cause.
+//! Rate limit of log lines that tenants and strangers cause.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -1,5 +1,6 @@
-//! Where the ranks of a communicator of several hosts are, and which strategy was last decided for it: what a controller has to
-//! know. Written by the proxy engine when a communicator begins, changes or fails; read by the agent.
+//! What a controller must know of a communicator over hosts: ranks' places, last strategy, use of
+//! its rate. The proxy engine writes it when a communicator begins, changes or fails; the agent
+//! reads it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

@@ -1,4 +1,4 @@
-//! What a communicator's use of the network looks like over time: a period, how long it sends of that, and when it began last.
+//! Traffic profile of a communicator: period, duration and beginning of its bursts.
 //!
 //! Training computes and communicates in turn. Collectives with short pauses between them are one *burst*; the long pauses, of which
 //! there is one an iteration, divide bursts. A profile is there while bursts come at a steady period, and is told anew

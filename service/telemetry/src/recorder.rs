@@ -1,4 +1,4 @@
-//! The flight recorder: what engines did last, in rings of plain records, for the operator who traces a window of time.
+//! Flight recorder: what engines did last, in rings of plain records, for traces.
 //!
 //! ```text
 //! off --begin (rings are made, once)--> on --the window is over--> off

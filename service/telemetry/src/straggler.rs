@@ -1,4 +1,4 @@
-//! Which rank of a communicator comes last, over all its hosts. Pure.
+//! Straggler: which rank of a communicator comes last, over all its hosts. Pure.
 //!
 //! Hosts' clocks differ, and need not be known. A collective that no rank leaves before all have come ends everywhere at about the same
 //! time; so of a host where it takes less, from when its last rank has come, that rank has come later by as much. By how much others of

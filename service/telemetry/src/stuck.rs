@@ -1,4 +1,4 @@
-//! Why a communicator is stuck: what each of its hosts knows, and what follows. Pure.
+//! `why-stuck`: the culprit of a stuck communicator, from what each of its hosts knows. Pure.
 //!
 //! A rank that has not made a call for which others wait is the culprit, if there is one that waits for nobody itself. Otherwise a
 //! flow does not move: one whose sender waits for nobody itself, or where they wait in a ring, the one whose receiver has done

@@ -1,6 +1,7 @@
-//! A clock for what is done a million times a second: the processor's time stamp counter, which takes a quarter of the time of the
-//! operating system's clock to read, where the kernel itself keeps time by it and so has found it steady and the same on all cores.
-//! Elsewhere it is the operating system's.
+//! Cheap clock: the processor's time stamp counter (TSC) where it is steady, else the kernel's
+//! clock. It is for what is done a million times a second, and takes a quarter of the time of the
+//! operating system's clock to read. It is steady, and the same on all cores, where the kernel
+//! itself keeps time by it.
 //!
 //! How fast the counter goes is learned from the operating system's clock, and each reader comes back to that clock a hundred times a second, so that no
 //! error adds up.

@@ -1,4 +1,5 @@
-//! A window of operations in the Trace Event Format, which Perfetto and chrome://tracing load. Pure: records go in, JSON comes out.
+//! Writes traces: a window of operations in the Trace Event Format, for Perfetto and
+//! chrome://tracing. Pure: records go in, JSON comes out.
 //!
 //! A tenant is a process there, and so is the service with its engines. Tracks of a tenant's communicator: each rank (waiting for the
 //! others, then the collective), what its GPU does of itself (when, as closely as its clock is known), each channel, each link to or from another host with its messages. Slices of a track never

@@ -1,4 +1,5 @@
-//! What collectives move and how long they take: by kind, of a tenant since the service began, and of a communicator lately.
+//! Bus bandwidth (busbw), bytes and durations of collectives, by kind, of a tenant and of a
+//! communicator. A tenant's are from the beginning of the service; a communicator's are of late.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

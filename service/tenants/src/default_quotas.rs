@@ -1,4 +1,5 @@
-//! Quotas that the operator has left out: they follow from what the host has, so that no default ends an ordinary job.
+//! Default quotas, from the host's resources (memory, cgroup, GPUs), so that no default ends an
+//! ordinary job.
 //!
 //! | key | default |
 //! | --- | --- |

@@ -1,4 +1,4 @@
-//! Descriptors that tenants have sent, and their sockets, are closed here.
+//! Thread that closes tenants' descriptors and sockets, which may block.
 //!
 //! `close` waits for whatever a descriptor stands for: a socket that lingers, a file of a file system that the tenant runs
 //! itself, gigabytes of memory of which nobody else has a reference. The tenant decides how long that takes, so no engine does

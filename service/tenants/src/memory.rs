@@ -1,4 +1,4 @@
-//! Regions: tenants' memory, mapped in the service.
+//! Regions: tenants' memory, mapped in the service, and unmapped by a thread.
 
 use std::sync::{Arc, mpsc};
 

@@ -1,4 +1,5 @@
-//! How much of what the kernel allows this process tenants may have.
+//! Kernel limits of the daemon's process (descriptors, mappings), and how much of them tenants may
+//! have.
 
 use std::sync::OnceLock;
 

@@ -1,4 +1,4 @@
-//! What a tenant may have, and how a refusal says that it has no more.
+//! Quotas of a tenant, and the text of a refusal when one is used up.
 
 use crate::default_quotas::QuotaOrigins;
 

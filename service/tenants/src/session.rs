@@ -1,4 +1,5 @@
-//! What all engines know of a session: its words, its way to report failures, its counters.
+//! Shared state of a session for all engines: stream words, failures, operations in flight,
+//! counters.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};

@@ -1,4 +1,4 @@
-//! Tenants and what each may use.
+//! Tenants: what each uses, charged and given back.
 //!
 //! A quota is taken by making a [`Charge`] and given back by dropping it, wherever that happens: nothing that ends can
 //! forget to return what it held.

@@ -1,4 +1,5 @@
-//! Optional abilities: what some transports can do and others cannot.
+//! Optional abilities of transports: setting paths, path and port events, packet statistics, GPU
+//! memory, named devices.
 //!
 //! Each is a small trait. [`Abilities`] says which of them a transport has, so that an engine knows instead of calling what does
 //! nothing. None of them is called for each message.

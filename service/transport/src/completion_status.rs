@@ -1,4 +1,4 @@
-//! Codes of completions of RDMA devices: what they mean, and who is at fault.
+//! Completion status codes of RDMA (`ibv_wc_status`): what they mean, and who is at fault.
 
 /// Code of a work request that was not done because its queue pair had failed.
 pub const FLUSHED: u32 = 5;

@@ -1,4 +1,4 @@
-//! What goes wrong in a transport, with who and what to do.
+//! Errors of transports: what went wrong, who is at fault, and what to do.
 
 use mccs_config::service::{Device, TransportKind};
 use mccs_ipc::types::ErrorClass;

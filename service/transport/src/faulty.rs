@@ -1,4 +1,4 @@
-//! A transport with bad luck, for tests: wraps another one and injects faults as a seed says.
+//! Fault injection for tests: wraps another transport and lets it fail as a seed says.
 //!
 //! Completions come late, progress is reported in small steps, connects are refused, accepts are late, and flows die at a
 //! random byte, as the wrapped transport's flow is closed, which the peer sees for real. What a flow says before it dies

@@ -1,4 +1,4 @@
-//! Regions of host memory that stay mapped for long, by number.
+//! Numbers of mapped regions of host memory, by which devices' registrations stay valid.
 //!
 //! Whoever maps a region says so here, and says when it goes. What a device knows of memory holds for as long as the memory lies in
 //! the same region: a number is never used again, while an address may be.

@@ -1,4 +1,4 @@
-//! What the operator's strategy decides about listeners and flows.
+//! Options of listeners and flows: path, source ports, DSCP, socket buffers, chunk size, time-outs.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Registered memory: a table from keys to addresses, which counts uses.
+//! Registered memory of a transport: a table from keys to addresses, which counts uses.
 
 use super::{MESSAGE_BYTES_MAX, MemoryKey, MemoryKind, MemorySpan, REGIONS_MAX, TransportError};
 use mccs_model::handles::HandleTable;

@@ -1,4 +1,4 @@
-//! A flow's requests: a ring of fixed length whose entries complete in order.
+//! Requests of a flow: a ring of fixed length whose entries complete in order.
 //!
 //! ```text
 //!      first              running                 next

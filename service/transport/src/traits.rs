@@ -1,4 +1,5 @@
-//! The seam: what every transport does. Optional abilities are in `abilities.rs`.
+//! The transport trait: listen, connect, accept, register, send, receive, test, close. Optional
+//! abilities are in `abilities.rs`.
 
 use std::os::fd::BorrowedFd;
 use std::time::Instant;

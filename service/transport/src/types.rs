@@ -1,4 +1,4 @@
-//! What engines and transports speak of: memory, flows, listeners and requests, by handles that are checked wherever they are used.
+//! Handles of transports: memory, flows, listeners and requests, checked wherever they are used.
 
 use std::os::fd::BorrowedFd;
 

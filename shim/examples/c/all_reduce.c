@@ -1,5 +1,5 @@
-/* One rank of an all-reduce: start one process a rank, with mccs-launch or by hand.
- *   cc -I shim/include shim/examples/c/all_reduce.c -L target/release -lmccs -o all_reduce */
+/* Example in C: one rank of an all-reduce in host memory. Start one process a rank, with
+ * mccs-launch or by hand. */
 #include "example.h"
 
 int main(void) {

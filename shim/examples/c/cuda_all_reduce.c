@@ -1,6 +1,6 @@
-/* One rank of an all-reduce between GPUs, and of a ring of sends and receives: start one process a rank, with mccs-launch
- * or by hand. Needs no CUDA installation to compile (driver.h).
- *   cc -I shim/include shim/examples/c/cuda_all_reduce.c -L target/release -lmccs -ldl -o cuda_all_reduce */
+/* Example in C: one rank of an all-reduce between GPUs, and of a ring of sends and receives. Start
+ * one process a rank, with mccs-launch or by hand. Needs no CUDA installation to compile
+ * (driver.h). */
 #include "driver.h"
 #include "example.h"
 

@@ -1,4 +1,5 @@
-/* The CUDA driver, for programs that are compiled where no CUDA installation is: its functions are declared here and looked up in libcuda. */
+/* CUDA driver declarations for the examples, looked up in libcuda, where no CUDA installation is.
+ * */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* What the examples share: who this process is, as mccs-launch says it, and the end when a call fails. */
+/* What the C examples share: who this process is, as mccs-launch says it, and the end when a call
+ * fails. */
 #include <mccs.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-//! Collectives on device pointers.
+//! `ncclAllReduce` and the other collectives on device pointers, with their `NCCL_DEBUG` lines.
 
 use std::ffi::{c_int, c_void};
 

@@ -1,4 +1,4 @@
-//! Communicators.
+//! `ncclGetUniqueId`, `ncclCommInitRank` and kin, finalize, destroy, abort: a communicator's life.
 
 use std::collections::HashSet;
 use std::ffi::{c_int, c_void};

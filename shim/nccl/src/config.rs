@@ -1,5 +1,7 @@
-//! `ncclConfig_t`: read and checked as NCCL does. `blocking`, `commName` and `trafficClass` have an effect: the rest is advice for NCCL's own
-//! kernels and networks, in whose place the operator's strategy stands (`docs/NCCL.md`).
+//! `ncclConfig_t`: its fields (`blocking`, `commName`, `trafficClass`, `maxCTAs` and others), read
+//! and checked as NCCL does. `blocking`, `commName` and `trafficClass` have an effect: the rest is
+//! advice for NCCL's own kernels and networks, in whose place the operator's strategy stands
+//! (`docs/NCCL.md`).
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::size_of;

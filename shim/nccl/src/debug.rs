@@ -1,4 +1,5 @@
-//! `NCCL_DEBUG`: the lines that people and tools look for, in NCCL's form. Nothing is printed where it is not set.
+//! `NCCL_DEBUG`, `NCCL_DEBUG_SUBSYS`, `NCCL_DEBUG_FILE`: levels, subsystems and the form of log
+//! lines. Nothing is printed where it is not set.
 //!
 //! | variable | values |
 //! | --- | --- |

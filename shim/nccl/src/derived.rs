@@ -1,4 +1,4 @@
-//! Communicators made of others.
+//! `ncclCommSplit` and `ncclCommShrink`: communicators made of others.
 
 use std::ffi::{c_int, c_void};
 

@@ -1,5 +1,6 @@
-//! Communicators for kernels of the caller's, and what such kernels need. All of it is refused; `ncclCommQueryProperties` says so beforehand
-//! (`deviceApiSupport`). Such kernels reach nobody's memory through this library, so each rank is alone in its team.
+//! NCCL's device API (`ncclDevComm`, teams, GIN, LSA): refused. `ncclCommQueryProperties` says so
+//! beforehand (`deviceApiSupport`). Such kernels reach nobody's memory through this library, so
+//! each rank is alone in its team.
 
 use std::ffi::{c_int, c_void};
 

@@ -1,5 +1,6 @@
-//! `ncclSetEncryption`: NCCL's request to encrypt its own sockets. Processes have none here: services have the sockets, and encrypt the links
-//! between hosts under the operator's certificates (`docs/EXCHANGE.md`).
+//! `ncclSetEncryption`: NCCL's request to encrypt its own sockets, of which processes have none
+//! here. Services have the sockets, and encrypt the links between hosts under the operator's
+//! certificates (`docs/EXCHANGE.md`).
 
 use std::ffi::{c_char, c_int, c_uint};
 

@@ -1,4 +1,5 @@
-//! Groups: communicators that are made together, and operations that are enqueued together.
+//! `ncclGroupStart`, `ncclGroupEnd`, `ncclCommInitAll`: communicators that are made together, and
+//! operations that are enqueued together.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};

@@ -1,4 +1,4 @@
-//! Growing: ranks join those of a living communicator, in a new one.
+//! `ncclCommGrow`: ranks join those of a living communicator, in a new one.
 //!
 //! Old ranks keep their numbers, and rank 0 stays the root. The new communicator's name follows from the old one's and from how often that has
 //! grown, so that old ranks need to be told nothing. New ranks get the name as a unique id.

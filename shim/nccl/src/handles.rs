@@ -1,4 +1,5 @@
-//! Handles that a program cannot misuse: numbers that a table resolves, never addresses.
+//! Handles (`ncclComm_t`) that a program cannot misuse: numbers that a table resolves, never
+//! addresses.
 //!
 //! A handle is a slot's index and its generation, behind a mark that no address has. A lookup compares the generation and counts a
 //! use in one atomic step, so a handle that is destroyed, made up, or destroyed by another thread meanwhile is found out without

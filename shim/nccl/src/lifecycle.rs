@@ -1,4 +1,4 @@
-//! Lines of `NCCL_DEBUG=INFO` about a communicator's life.
+//! `NCCL_DEBUG=INFO` lines of a communicator's life: init, its ranks and GPUs, abort, destroy.
 
 use std::fmt;
 

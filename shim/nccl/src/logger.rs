@@ -1,4 +1,5 @@
-//! `ncclDebugLogger_t`: the function by which plugins print lines. It takes arguments as `printf` does.
+//! `ncclDebugLogger_t`: the function by which plugins print lines. It takes arguments as `printf`
+//! does.
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
 

@@ -1,4 +1,5 @@
-//! Memory: plain allocations; registration, which nothing here needs.
+//! `ncclMemAlloc`, `ncclMemFree`, `ncclCommRegister`: plain allocations, and registration, which
+//! nothing here needs.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;

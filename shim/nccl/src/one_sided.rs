@@ -1,4 +1,5 @@
-//! Host calls that put data into another rank's window. They are refused: windows have no peers yet (`windows.rs`).
+//! One-sided operations (`ncclPutSignal`, `ncclSignal`, `ncclWaitSignal`): refused. Windows have no
+//! peers yet (`windows.rs`).
 
 use std::ffi::{c_int, c_uint, c_void};
 

@@ -1,4 +1,5 @@
-//! Data types and operators.
+//! `ncclDataType_t`, `ncclRedOp_t` and `ncclRedOpCreatePreMulSum`: data types and reduction
+//! operators.
 
 use std::ffi::{c_int, c_void};
 

@@ -1,4 +1,4 @@
-//! Sends and receives on device pointers.
+//! `ncclSend` and `ncclRecv` on device pointers.
 
 use std::ffi::{c_int, c_void};
 

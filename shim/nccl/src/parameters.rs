@@ -1,4 +1,5 @@
-//! `ncclParam*`: the parameters of this library, that is the environment variables that it reads.
+//! Environment variables (`NCCL_*`, `MCCS_*`) that the library reads, and `ncclParam*`, which tells
+//! of them.
 //!
 //! Everything else that NCCL has variables for is the operator's here (`docs/OPERATING.md`), and no key of it is known.
 

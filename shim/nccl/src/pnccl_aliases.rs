@@ -1,5 +1,5 @@
-//! `pncclX` beside every `ncclX`, as NCCL has them: profilers put functions of their own in the place of `ncclX`, and call what was there by
-//! its other name.
+//! `pncclX` beside every `ncclX`, as NCCL has them for profilers. They put functions of their own
+//! in the place of `ncclX`, and call what was there by its other name.
 
 /// Defines functions that are others by another name: jumps, which know nothing of arguments. The library is linked so that they lead to its own
 /// functions, whoever has put others in their place (`build.rs`).

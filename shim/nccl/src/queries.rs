@@ -1,4 +1,5 @@
-//! Questions about a communicator. One that is being made answers what it knows; what takes peers is waited for.
+//! `ncclCommCount`, `ncclCommUserRank`, `ncclCommGetAsyncError`: queries of a communicator. One
+//! that is being made answers what it knows; what takes peers is waited for.
 
 use std::ffi::c_int;
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};

@@ -1,4 +1,4 @@
-//! A rank's place at the service. It is taken when the communicator is made, given up while that is suspended, and taken again.
+//! A rank's membership at the service: taken by init, given up by suspend, taken again by resume.
 //!
 //! ```text
 //! taken --suspend--> leaving --this rank's operations have ended--> free --all ranks resume--> taken

@@ -1,4 +1,5 @@
-//! Suspending a communicator: its GPU memory is given back, and taken again.
+//! `ncclCommSuspend` and `ncclCommResume`: a communicator's GPU memory is given back, and taken
+//! again.
 //!
 //! The rank leaves the service's communicator, which frees its memory, and keeps its name, its operators and its windows. Ranks that resume join a
 //! communicator whose name follows from that one and from how often it was resumed.

@@ -1,4 +1,5 @@
-//! Windows: buffers that programs register to reach them from other ranks.
+//! Windows (`ncclCommWindowRegister`): symmetric memory that programs register to reach it from
+//! other ranks.
 //!
 //! A window has an owner's address and a length, and collectives on its buffer work as on any other. Nobody reaches it from another rank yet:
 //! calls that ask for a peer's address are refused. Handles are numbers and never addresses, so that a stale one is an invalid argument.

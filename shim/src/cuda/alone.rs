@@ -1,4 +1,4 @@
-//! What a collective is to a rank that has no others beside it.
+//! Collectives of a communicator of one rank: a copy or nothing, on its GPU.
 
 use mccs_cuda::{DeviceAddress, Kernels, RawStream};
 use mccs_ipc::types::{CollectiveKind, RedOp};

@@ -1,4 +1,4 @@
-//! A collective as it is called, and the check of its arguments: the same for all ways that it can go.
+//! Arguments of a GPU collective, and their check, the same for all ways that it can go.
 
 use mccs_cuda::DeviceAddress;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};

@@ -1,4 +1,5 @@
-//! A communicator of GPUs, as programs use it: its back end carries collectives out.
+//! Communicators of GPUs, as programs use them: each call goes to the back end that carries
+//! collectives out.
 
 use std::ffi::c_void;
 use std::sync::Arc;

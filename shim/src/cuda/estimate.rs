@@ -1,5 +1,7 @@
-//! How long collectives of GPUs would take: what was measured on idle GPUs (`eval/results/cuda-4.md`), by the bytes that an ideal ring moves over
-//! each link. Collectives of two and four ranks lie within a sixth of it; a busy GPU or another generation of them does not.
+//! Estimated time of GPU collectives (`ncclGroupSimulateEnd`), from what was measured on idle GPUs.
+//! It goes by the bytes that an ideal ring moves over each link (`eval/results/cuda-4.md`).
+//! Collectives of two and four ranks lie within a sixth of it; a busy GPU or another generation of
+//! them does not.
 
 use mccs_ipc::types::CollectiveKind;
 

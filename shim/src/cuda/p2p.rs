@@ -1,5 +1,6 @@
-//! Sends and receives between GPUs. Those of a group go together: none of them waits for another one of the group. One outside of a
-//! group is a group of its own.
+//! Sends and receives between GPUs: collects those of a group, which go together. Those of a group
+//! go together: none of them waits for another one of the group. One outside of a group is a group
+//! of its own.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Short collectives of GPUs of one host that do not reach each other: their kernels meet in pinned memory of the host.
+//! Short collectives of one host's GPUs without peer access: their kernels meet in pinned host
+//! memory.
 //!
 //! The LL protocol needs no more of its memory than that halves of its packets come whole, and that their receiver sees them. Both hold over
 //! PCIe. So the kernels are those of GPUs that reach each other, in symmetric buffers which each process pins for its GPU.

@@ -1,4 +1,4 @@
-//! What profilers are told of collectives: how they are carried out, and when they ran on the GPU.
+//! Profiler data of GPU collectives: how they are carried out, and when they ran on the GPU.
 //!
 //! Kernels leave stamps in their rank's symmetric buffer (`docs/decisions/035-stamps.md`). A reader copies them now and then, so a call costs
 //! nothing for them. A stamp is found by its kernel's number, which is known until the communicator's first capture: replays count on

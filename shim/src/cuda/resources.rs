@@ -1,4 +1,5 @@
-//! What communicators of one context share: loaded kernels, and other ranks' symmetric buffers.
+//! Resources that communicators of one context share: loaded kernels, and other ranks' symmetric
+//! buffers.
 //!
 //! A context may open a handle once at a time, and several ranks of a process may be in one context.
 

@@ -1,5 +1,5 @@
-//! Communicators of GPUs whose collectives the service carries out. What is short goes through memory of the host; what is long by its copy
-//! engines and kernels, where all ranks are on one host.
+//! Communicators of GPUs whose collectives the service executes: short ones in host memory, long
+//! ones by its copy engines and kernels. The latter where all ranks are on one host.
 //!
 //! To the service these are two communicators of one id. Where ranks are on several hosts, there are others for what the GPUs combine (`rails`).
 //! Where GPUs of one host do not reach each other, there is one for what their kernels do in pinned memory (`pinned`). Which of them a collective

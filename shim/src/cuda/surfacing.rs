@@ -1,4 +1,5 @@
-//! Where failures of other ranks surface: in calls at once, or by the asynchronous error first, as in NCCL.
+//! Where other ranks' failures surface: in calls at once, or by the asynchronous error first, as in
+//! NCCL.
 //!
 //! NCCL's calls succeed after a peer has gone, and programs learn of it from `ncclCommGetAsyncError`. A communicator that surfaces
 //! failures in this way passes over a call of which nothing can come. Its stream goes on, so a program that asks for no

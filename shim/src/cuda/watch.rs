@@ -1,5 +1,5 @@
-//! What lets streams go on once the service has gone, where the program asks this library for nothing: it may do no more than wait for its
-//! stream.
+//! Releases waiting GPU streams when the service dies: a thread watches the session's socket. The
+//! program may do no more than wait for its stream.
 //!
 //! A client that has joined with a GPU has a thread, which waits for the other end of the session's socket to close and is of no use before. Then
 //! it lets through what waits, again and again as long as there is any. The driver ends the service's own streams a little later than the kernel

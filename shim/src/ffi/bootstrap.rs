@@ -1,4 +1,4 @@
-//! The C API's bootstrap, and its log handler.
+//! C API: bootstrap (`mccsBootstrapAllGather`, barrier) and log handler.
 
 use std::ffi::{CString, c_char, c_void};
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! Collectives, sends and receives, on raw addresses: of the host's memory and of GPUs alike.
+//! C API: collectives, sends and receives on raw addresses of host memory and GPUs.
 
 use std::ffi::c_void;
 

@@ -1,4 +1,4 @@
-//! The C API's communicators, of the host's memory and of GPUs, and the operators that programs make for them.
+//! C API: communicators (`mccsCommInitRank` and kin), asynchronous errors, pre-multiplied sums.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The C API (`include/mccs.h`): the same calls, with NCCL's names and result codes, on raw addresses.
+//! The C API (`include/mccs.h`): the Rust calls with NCCL's names and result codes, on raw
+//! addresses.
 //!
 //! Every function catches panics, checks pointers for null, and leaves a text for [`mccsGetLastError`]. Addresses are
 //! looked up in the client's table of regions.

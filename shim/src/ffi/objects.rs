@@ -1,4 +1,4 @@
-//! Clients, streams, memory.
+//! C API: connections, streams, memory (`mccsMemAlloc`, `mccsMemRegister`).
 
 use std::ffi::{CString, c_char, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Data types and operators by their numbers in `mccs.h`.
+//! C API: data types and reduction operators by their numbers in `mccs.h`.
 
 use std::sync::{Mutex, PoisonError};
 

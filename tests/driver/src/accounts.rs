@@ -1,4 +1,5 @@
-//! How much of a GPU's memory is in use, by all processes: what anybody has open counts once, as long as somebody has.
+//! GPU memory in use by all processes of the emulated driver. What anybody has open counts once, as
+//! long as somebody has.
 
 use std::collections::HashMap;
 

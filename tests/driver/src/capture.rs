@@ -1,5 +1,6 @@
-//! Captures: what streams are told goes into a graph, each behind what the stream was told before. A stream comes in when it waits for an event
-//! that was recorded there, and must be waited for itself before the end.
+//! Emulated stream capture: what streams are told goes into a graph. Each comes behind what the
+//! stream was told before. A stream comes in when it waits for an event that was recorded there,
+//! and must be waited for itself before the end.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};

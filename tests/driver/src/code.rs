@@ -1,4 +1,4 @@
-//! `CUresult`, as far as it is returned here.
+//! `CUresult` codes of the emulated driver.
 
 use std::ffi::CStr;
 

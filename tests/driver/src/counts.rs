@@ -1,4 +1,5 @@
-//! How often threads call the driver: each call costs its caller some time, on the driver of GPUs.
+//! Counts calls of the emulated driver by thread. Each call costs its caller some time, on the
+//! driver of GPUs.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,4 +1,5 @@
-//! GPUs and their primary contexts, which are the only ones: a context's pointer is its GPU's.
+//! Emulated GPUs and their primary contexts, and switches for faults (unreachable, lossy, lost).
+//! There are no other contexts: a context's pointer is its GPU's.
 
 use std::cell::RefCell;
 use std::collections::HashSet;

@@ -1,5 +1,6 @@
-//! Events: points in a stream's work. Those that other processes open are two words of a memfd: how often they were recorded, and up to
-//! which time that has happened.
+//! Emulated CUDA events: points in a stream's work, also across processes. Those that other
+//! processes open are two words of a memfd: how often they were recorded, and up to which time that
+//! has happened.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};

@@ -1,5 +1,5 @@
-//! Graphs: nodes, and behind which others each of them comes; and what is launched of them. Launches in different streams run at the same
-//! time, and the branches of one do.
+//! Emulated CUDA graphs: nodes, their order, and launches. Launches in different streams run at the
+//! same time, and the branches of one do.
 //!
 //! Nodes of events are told at the launch which record they are: one that waits does so for the last record before the launch, of a stream or
 //! of another graph, and one that records is the last record from the launch on.

@@ -1,4 +1,4 @@
-//! Handles of 64 bytes by which other processes open memory and events.
+//! Emulated CUDA IPC handles of memory and events, of 64 bytes.
 
 use bytemuck::{Pod, Zeroable};
 

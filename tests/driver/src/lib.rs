@@ -1,5 +1,5 @@
-//! A CUDA driver without GPUs: what `mccs-cuda` calls, for hosts that have none. `tests/gpu-emulated.sh` puts it where the driver would be
-//! found, and runs the tests of `tests/tests/gpu` on it.
+//! Emulated CUDA driver: what `mccs-cuda` calls, for hosts without GPUs. `tests/gpu-emulated.sh`
+//! puts it where the driver would be found, and runs the tests of `tests/tests/gpu` on it.
 //!
 //! | of the driver | here |
 //! | --- | --- |

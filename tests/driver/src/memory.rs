@@ -1,4 +1,4 @@
-//! Addresses: what of a GPU's memory is mapped where in this process, and who reaches it.
+//! Emulated GPU memory: what is mapped where in this process, who reaches it, copies.
 //!
 //! A GPU's addresses are this process' own, in a range that is reserved for them, so that they can be told from the host's. They are given
 //! out lowest first: one that was freed comes again soon, as with the driver.

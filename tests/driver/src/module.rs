@@ -1,4 +1,5 @@
-//! Modules and their functions. What is in a compiled image is known by its names; of PTX, what it declares.
+//! Emulated modules and their functions. What is in a compiled image is known by its names; of PTX,
+//! what it declares.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Things of the program's that graphs keep, and that are called back for when no graph does any more.
+//! User objects that emulated graphs keep, with their callbacks at the end.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};

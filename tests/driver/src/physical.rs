@@ -1,5 +1,5 @@
-//! Memory apart from where it is mapped: a memfd, whose name says what it is. It lives until the last process has closed it, and leaves
-//! nothing behind.
+//! Emulated physical memory: memfds, which live until the last process has closed them. A memfd's
+//! name says what it is. It leaves nothing behind.
 
 use std::ffi::CString;
 use std::fs::OpenOptions;

@@ -1,5 +1,5 @@
-//! Things that programs know by pointers. One that was destroyed is refused, until its pointer is given out again: the last one first, as
-//! allocators do.
+//! Pointers that programs know things by; a destroyed one is refused. Until it is given out again:
+//! the last one first, as allocators do.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! Memory apart from its addresses: `cuMemCreate` and what goes with it.
+//! Emulated virtual memory management: `cuMemCreate` and what goes with it.
 //!
 //! A descriptor for another process has to be a device's, as the driver's are: it is a terminal's, whose settings say whose memory it is.
 //! Other than with the driver, who has been passed it must open it while its maker has the memory.

@@ -1,4 +1,4 @@
-//! Streams: a thread each, which does what was enqueued, in order.
+//! Emulated streams: a thread each, which does what was enqueued, in order.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};

@@ -1,4 +1,4 @@
-//! Waiting for what only looking tells: words that other processes write.
+//! Waits in the emulated driver for words that other processes write.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Whatever another host's service may send over a link: bytes that are no frames, and messages at the wrong time.
+//! Fuzz target: frames and messages of another host's service, malformed or at the wrong time.
 //!
 //! The input is a script: connect, break, raw bytes, messages with the right number and any content, what the proxy engine asks,
 //! time that passes. Nothing panics, time does not stand still, and when all links are gone for good nothing is left.

@@ -1,4 +1,4 @@
-//! Whatever a tenant may send over the session's socket.
+//! Fuzz target: messages of a tenant over the session's socket.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! The metrics engine's reader of requests, whose bytes are whatever a stranger sends, cut wherever the network cuts.
+//! Fuzz target: HTTP requests to the metrics engine, cut wherever the network cuts.
 
 #![no_main]
 

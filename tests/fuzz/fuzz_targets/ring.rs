@@ -1,4 +1,4 @@
-//! The service's side of a command ring whose memory, indices included, is whatever a tenant wrote.
+//! Fuzz target: a command ring whose memory, indices included, is whatever a tenant wrote.
 
 #![no_main]
 

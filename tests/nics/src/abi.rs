@@ -1,5 +1,5 @@
-//! Structures and constants of `verbs.h`, as a library that is loaded in libibverbs' place hands them out: rdma-core's stable
-//! ABI of x86-64 and AArch64.
+//! Structures and constants of `verbs.h` for the emulated NICs: rdma-core's stable ABI. Of x86-64
+//! and AArch64, as a library that is loaded in libibverbs' place hands them out.
 //!
 //! The transport has declarations of its own, of what it reads (`rdma/verbs/sys.rs`). These are not those: a wrong one there would
 //! be wrong here as well, and no test would see it.

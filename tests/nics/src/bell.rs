@@ -1,4 +1,5 @@
-//! How a device hears that something has come for it: a bell for each process that has opened it.
+//! Doorbells of emulated NICs: how a device hears that something has come for it. There is a bell
+//! for each process that has opened it.
 //!
 //! ```text
 //! peer: leaves a packet in the ring, one more in the ring's `rung`, one more in the bell

@@ -1,4 +1,4 @@
-//! Completion queues and their channels.
+//! Emulated completion queues (CQ) and completion channels.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;

@@ -1,4 +1,5 @@
-//! An open device: its queue pairs, its regions, and the one thread that serves what no program serves itself.
+//! An open emulated NIC: its queue pairs, its regions, and the thread that serves them. It serves
+//! what no program serves itself.
 //!
 //! Whoever posts a request or looks for completions serves the queue pair, so that short messages need no switch of threads, and
 //! nobody waits for a thread that has no processor. The thread serves the rest: data for programs that look at memory or sleep, timers,

@@ -1,4 +1,4 @@
-//! Faults, by whoever has the folder: words of a device's page.
+//! Faults of emulated NICs, as words of a device's page that whoever has the folder writes.
 
 use std::io;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Threads that help to copy long host memory, so that a device is as fast as one that reads memory by itself: `MCCS_NICS_COPIERS` of a
-//! process, none unless it says so.
+//! Copying threads of an emulated NIC (`MCCS_NICS_COPIERS`), so that long host memory goes at a
+//! NIC's speed. There are none unless the variable says so.
 //!
 //! A long copy is cut into pieces, which wait in one queue of the process. Whoever has time takes the next: a copier, or a device's thread
 //! that waits for copies. So a copy is done also if no copier has a processor.

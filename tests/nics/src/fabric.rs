@@ -1,4 +1,4 @@
-//! Switches between devices: hosts are at leaves, leaves are joined by spines, and flows share the links between them.
+//! Switches between emulated NICs: leaves, spines, and links that flows share (ECMP).
 //!
 //! ```text
 //! port -> leaf -> link up -> spine -> link down -> leaf -> port

@@ -1,4 +1,5 @@
-//! What processes share: a folder with the list of devices, a page for each device, and a page with a ring for each queue pair.
+//! Shared files of emulated NICs: a list of devices, a page for each, a page with a ring for each
+//! queue pair.
 //!
 //! All words are atomic, and a process believes nothing that it reads: a ring's slot is copied, then checked.
 

@@ -1,4 +1,4 @@
-//! Memory of GPUs: the CUDA driver that this process has loaded, and copies by its copy engines.
+//! GPU memory of emulated NICs (GPUDirect): copies by the CUDA driver's copy engines.
 //!
 //! A copy is launched, and is done when its stream has raised a word in host memory, which costs nothing to ask for. Copies of a queue
 //! pair alternate between streams, so that one's bytes go while another's word is raised. Into memory that is not registered for

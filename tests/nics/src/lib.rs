@@ -1,4 +1,4 @@
-//! RDMA devices without hardware, for tests: a library with libibverbs' symbols, to be loaded in its place.
+//! Emulated NICs: RDMA devices without hardware, a library with libibverbs' symbols.
 //!
 //! Devices are files of a folder that processes share: the one that `MCCS_NICS` names, or the library's own. A list there says
 //! which host has which ([`write_list`]). `MCCS_NICS_HOST` is the host whose devices a process sees; without it, it sees all. A library in a folder

@@ -1,4 +1,4 @@
-//! Registered memory: what keys allow, and copies between it and slots.
+//! Registered memory of emulated NICs: what keys allow, and copies between it and slots.
 //!
 //! The processor copies memory of the host, at once unless threads do it. Copy engines copy that of GPUs, which is done later.
 

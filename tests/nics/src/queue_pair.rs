@@ -1,5 +1,6 @@
-//! A reliable connection: requests go in packets, each with a number, to the peer's ring. The peer takes them in order, and says how far
-//! it is. What is not acknowledged in time is sent again from there on.
+//! Emulated reliable connection: numbered packets, acknowledgements, retransmission, RNR and retry
+//! errors. The peer takes packets out of its ring in order. What is not acknowledged in time is
+//! sent again from there on.
 //!
 //! Memory of GPUs is copied later than the host's: a packet is put into the ring, or taken out of it, when its copies are done, and
 //! those before it. A completion says that the copies have ended.

@@ -1,4 +1,4 @@
-//! A queue pair, and whoever serves it: the program that posts or looks for completions, or the device's thread.
+//! Who serves an emulated queue pair: the program that posts or polls, or the device's thread.
 //!
 //! Whether there is something to do is known without the lock. Who finds the lock taken waits for nobody, and looks again soon.
 

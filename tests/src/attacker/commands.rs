@@ -1,4 +1,4 @@
-//! Commands through the ring, right and wrong.
+//! Attackers' commands through the ring, right and wrong.
 
 use bytemuck::Zeroable as _;
 use mccs_ipc::command::{

@@ -1,4 +1,4 @@
-//! What sequences do most.
+//! Kinds of attackers: what their sequences do most.
 
 use super::Decide;
 

@@ -1,5 +1,5 @@
-//! A tenant that does anything: a sequence of right and wrong requests, commands, writes to shared memory, closed descriptors and
-//! ends, as a seed says. The same seed decides the same; what it is answered, and when, is up to the service.
+//! Seeded attacker: a tenant that sends right and wrong requests and commands, scribbles, closes
+//! and ends. The same seed decides the same; what it is answered, and when, is up to the service.
 
 mod commands;
 mod kind;

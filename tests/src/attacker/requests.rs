@@ -1,4 +1,4 @@
-//! Requests over the socket, right and wrong.
+//! Attackers' requests over the socket, right and wrong.
 
 use std::os::fd::OwnedFd;
 

@@ -1,4 +1,4 @@
-//! A session of an attacker's: what it was given, and what it does to all of it.
+//! An attacker's session: what it was given, and what it does to all of it.
 
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What attackers have done, and what they were answered.
+//! Tally of what attackers have done, and what they were answered.
 
 use std::collections::BTreeMap;
 

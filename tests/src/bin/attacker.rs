@@ -1,5 +1,5 @@
-//! An attacker in a process of its own, which others stop and kill at any instant: carries out the sequences that it is told, a line each, and
-//! answers with what it did.
+//! Program of an attacker: carries out sequences that it is told, a line each, and answers with
+//! what it did. Others stop and kill it at any instant.
 
 use std::io::{BufRead as _, Write as _};
 

@@ -1,4 +1,4 @@
-//! A tenant for tests that kill it: joins a communicator, and runs all-reduces until it dies.
+//! Program of a tenant for tests that kill it: runs all-reduces until it dies.
 
 use mccs::{Client, DataType, RedOp};
 

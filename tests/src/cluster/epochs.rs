@@ -1,4 +1,5 @@
-//! Under which strategy every collective ran, as proxy engines record it: the same one on all hosts, whatever was changed meanwhile.
+//! Checker of epochs in the simulated cluster: every collective ran under the same strategy on all
+//! hosts.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;

@@ -1,4 +1,4 @@
-//! Memory of operations in flight, with margins, and what has to be in it before and after.
+//! Checker of data in the simulated cluster: memory of operations in flight, with margins.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Modelled ranks: they join communicators, make the calls of their job's script, check what they get, and leave.
+//! Modelled ranks of the simulated cluster: they join, call, check what they get, and leave.
 
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};

@@ -1,6 +1,7 @@
-//! A cluster in one thread: production proxy engines, transport engines, devices, exchange protocols and in-memory transports,
-//! on a network and a clock that are simulated. Ranks are modelled: they join, call collectives, check what they get, leave
-//! or die. A seed decides everything.
+//! Simulated cluster in one thread, under a seed: production engines on a simulated network and
+//! clock. Proxy engines, transport engines, devices, exchange protocols and in-memory transports
+//! are those of production. Ranks are modelled: they join, call collectives, check what they get,
+//! leave or die. A seed decides everything.
 
 mod epochs;
 mod flight;

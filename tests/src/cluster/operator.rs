@@ -1,4 +1,5 @@
-//! An operator who changes strategies at any time, and waits for an answer to each; and a controller that changes paces.
+//! Modelled operator and controller of the simulated cluster: changes strategies and rate limits at
+//! any time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

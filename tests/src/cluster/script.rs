@@ -1,4 +1,5 @@
-//! What the ranks of a job do, as a seed says: calls in one order for all ranks, spread over streams.
+//! Scripts of the simulated cluster's jobs, from a seed: calls in one order for all ranks, spread
+//! over streams.
 //!
 //! All ranks make their calls in the order of the script, each those that concern it. So whatever streams they put them on,
 //! the first call that has not ended can always go on, and a script never waits for itself.

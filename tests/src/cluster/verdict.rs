@@ -1,4 +1,4 @@
-//! How a job may end, given what has happened.
+//! Verdict on a simulated job: how it may end, given what has happened.
 
 use mccs_ipc::types::ErrorClass;
 

@@ -1,4 +1,4 @@
-//! Connections between the exchanges of simulated hosts: in order, with delay, until they break.
+//! Simulated connections between exchanges of hosts: in order, with delay, until they break.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash};

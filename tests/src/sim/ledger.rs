@@ -1,4 +1,4 @@
-//! What every host was told about every communicator, and what is wrong with it.
+//! Checker of the exchange simulation: what every host was told about every communicator.
 //!
 //! The checkers: whoever joins is told how it ends; a communicator begins on all its hosts or on none that goes on; it fails on
 //! all hosts or on none, with one who is to blame; everything is told once, and in an order that can be; a change is decided once

@@ -1,4 +1,4 @@
-//! Simulated connections: in order, with delay, until they break; and what can break them.
+//! Simulated connections of the exchange simulation, and what can break them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;

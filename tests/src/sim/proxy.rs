@@ -1,4 +1,5 @@
-//! What a proxy engine would do: it answers after a pause, and at times withdraws, fails, leaves, changes, tries again.
+//! Modelled proxy engine of the exchange simulation: answers after a pause, withdraws, fails,
+//! leaves, changes.
 
 use std::time::Duration;
 

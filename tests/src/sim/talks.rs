@@ -1,5 +1,6 @@
-//! What hosts tell each other besides communicators: whoever meets a host tells it something in a few parts, and each host hears the
-//! parts of what it is told in order, none twice, and none after one that it has missed.
+//! Modelled messages between hosts besides communicators: in order, none twice, none lost in
+//! between. Whoever meets a host tells it something in a few parts, and each host hears the parts
+//! in order, none twice, and none after one that it has missed.
 
 use std::collections::{BTreeMap, BTreeSet};
 

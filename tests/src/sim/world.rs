@@ -1,4 +1,4 @@
-//! Hosts with production exchange protocols, a network between them, jobs on them, and misfortune.
+//! World of the exchange simulation: hosts, a network between them, jobs on them, and misfortune.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::root;
+use super::{long_sentences, root};
 
 /// The page, and what writes it.
 const PAGE: &str = "docs/FILES.md";
@@ -36,8 +36,9 @@ fn sources() -> Vec<String> {
     let is_source = |name: &&str| {
         let (folders, file) = name.rsplit_once('/').unwrap_or(("", name));
         let below_crate = folders.strip_prefix("tests").unwrap_or(folders);
-        let is_test =
-            below_crate.split('/').any(|folder| folder == "tests") || file == "tests.rs" || file.ends_with("_tests.rs");
+        let is_test = below_crate.split('/').any(|folder| folder == "tests" || folder.ends_with("_tests"))
+            || file == "tests.rs"
+            || file.ends_with("_tests.rs");
         let is_script = !file.contains('.') && name.starts_with("tests/");
         let ending = Path::new(file).extension().and_then(|ending| ending.to_str()).unwrap_or_default();
         !is_test && (is_script || ["rs", "py", "sh", "c", "h", "cpp", "cu", "cuh"].contains(&ending))
@@ -100,6 +101,7 @@ fn written() -> (String, Vec<String>) {
         if sentence.is_empty() {
             wrong.push(format!("{name}: says nothing of itself"));
         }
+        wrong.extend(long_sentences(&name, &sentence));
         rows.entry(index).or_default().insert(place(path), format!("| `{path}` | {sentence} |\n"));
     }
     let section = |(index, rows): (usize, BTreeMap<String, String>)| {
@@ -116,7 +118,7 @@ fn the_map_of_files_has_each_files_first_sentence() {
     if std::env::var_os("MCCS_WRITE").is_some() {
         fs::write(root().join(PAGE), &page).expect("the page");
     }
-    assert!(wrong.is_empty(), "each file says first what it is:\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "each file says first what it is, in few words:\n{}", wrong.join("\n"));
     let committed = fs::read_to_string(root().join(PAGE)).unwrap_or_default();
     let stale: Vec<&str> = page.lines().filter(|line| !committed.lines().any(|other| other == *line)).collect();
     assert!(page == committed, "{PAGE} is stale: run {COMMAND}\n{}", stale.join("\n"));

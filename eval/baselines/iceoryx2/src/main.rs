@@ -1,4 +1,4 @@
-//! The peer of `mccs-ring-bench`: round trips of 128 bytes between two busy processes through iceoryx2.
+//! Peer of `mccs-ring-bench`: round trips of 128 bytes between two busy processes through iceoryx2.
 //!
 //! Two of its patterns: request-response, a request and its response each trip; and publish-subscribe, a service each
 //! way, the nearest to two rings. Both with the `ipc` variant, loaned samples, and polling. The program starts itself

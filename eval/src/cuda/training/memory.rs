@@ -1,4 +1,4 @@
-//! A rank's buffers, and what they must hold after a step.
+//! Buffers of a training rank, and what they must hold after a step.
 
 use anyhow::ensure;
 use mccs::{CollectiveKind, DataType, RedOp};

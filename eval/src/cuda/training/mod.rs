@@ -1,4 +1,5 @@
-//! Steps of training without a framework: what a rank of a job enqueues on its streams, on real GPUs, with matrix products between collectives.
+//! Training steps without a framework (DDP, FSDP2, MoE) on real GPUs, with matrix products between
+//! collectives. A rank of a job enqueues them on its streams.
 //!
 //! A [`Plan`] says what a step does, as data. A [`Trainer`] has a rank's memory and streams, and carries plans out on communicators of
 //! either side. Every collective's data come anew in each step, so that results can be checked after any.

@@ -1,4 +1,4 @@
-//! What a step of training does, in the order in which a rank enqueues it: pure data.
+//! Plan of a training step: what a rank enqueues, in order (DDP, FSDP2, MoE); pure data.
 
 use mccs::CollectiveKind;
 

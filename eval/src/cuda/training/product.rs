@@ -1,5 +1,5 @@
-//! What a model computes: products of matrices on tensor cores. How long one takes depends on the multiprocessors that are free and on the
-//! bandwidth of caches and memory, as of a library's.
+//! Matrix products on tensor cores, as a model computes them. How long one takes depends on the
+//! multiprocessors that are free and on the bandwidth of caches and memory, as of a library's.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! A rank that carries plans out.
+//! Trainer: a rank that carries plans of training steps out, checked and timed.
 
 use std::time::Duration;
 

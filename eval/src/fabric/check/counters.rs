@@ -1,4 +1,4 @@
-//! What passed a switch's interfaces, as the kernel counts it.
+//! Kernel counters of a switch's interfaces: which bytes passed.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! TCP flows between hosts: a source port where one is chosen, a number of bytes, or as many as go in a time.
+//! TCP test flows between hosts of a fabric: source port, number of bytes or time, rate.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};

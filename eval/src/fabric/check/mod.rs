@@ -1,4 +1,4 @@
-//! Whether a fabric that is up keeps its promises, asked by real flows.
+//! Checks a fabric by real flows: reachability, rates, spines by path, ECMP.
 //!
 //! Does every address reach every other; does a chosen source port lead over its spine, both ways, and over no other; are
 //! flows that choose nothing spread over all spines, and the same flow always the same way; and, where asked for, do links

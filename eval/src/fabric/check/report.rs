@@ -1,4 +1,5 @@
-//! What a check found, as tables: one a question, and for each row what is wrong with it, if anything.
+//! Report of a fabric's check, as tables: one a question, and for each row what is wrong with it,
+//! if anything.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The simulation: events in time, and what jobs do at each.
+//! Engine of the flow simulator: events in time, and what jobs do at each.
 //!
 //! ```text
 //! Coming -> waiting for devices -> Computing <-> Sending -> done

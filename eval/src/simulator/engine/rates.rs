@@ -1,4 +1,4 @@
-//! Rates: how fast streams move, until when, and what they have moved since.
+//! Rates of flows in the simulator: how fast they move, until when, and what they have moved since.
 
 use mccs_controller::bursts::CommonBurst;
 use mccs_policy::Decision;

@@ -1,4 +1,5 @@
-//! Conflicts between parts of a schedule that run in no order: channels of a message schedule, moves of a single pass.
+//! Races that the verifier looks for: conflicts between channels of a message schedule, or moves of
+//! a single pass. These run in no order.
 
 use super::machine::Access;
 

@@ -1,4 +1,5 @@
-//! All ranks' memory, where buffers of in-place calls really lie, and what outputs must hold at the end.
+//! Memory of all ranks in the verifier: buffers, in-place calls, and what outputs must hold at the
+//! end.
 
 use std::collections::HashMap;
 use std::fmt;

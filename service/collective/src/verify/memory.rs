@@ -1,4 +1,4 @@
-//! Symbolic contents of memory, by intervals.
+//! Symbolic contents of memory in the verifier, by intervals.
 
 use std::fmt;
 

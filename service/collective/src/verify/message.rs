@@ -1,4 +1,4 @@
-//! Message schedules: one channel at a time, all its programs as far as they get.
+//! Verifies message schedules: channel by channel, all programs as far as they get (deadlock).
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,4 +1,5 @@
-//! Direct schedules: moves in any order, so no two of them may conflict, and each sees memory as it was at the start.
+//! Verifies single-pass schedules: moves in any order, of which no two may conflict. Each sees
+//! memory as it was at the start.
 
 use super::conflict::{Use, find_conflict};
 use super::machine::{Access, Machine, check_raw};

@@ -1,4 +1,5 @@
-//! How an agent has engines keep to paces: which of them know theirs, by which time, and what their flows make of what they are allotted.
+//! Agent's part in pacing: hands rate limits to engines, and reports what flows make of what they
+//! are allotted.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! What an agent reports: communicators whose root is here, each as it is when there is room to tell it, and that all were told.
+//! Reports of an agent: communicators whose root is here, as they are when there is room to tell
+//! it.
 
 use std::time::{Duration, Instant};
 

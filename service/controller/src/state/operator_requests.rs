@@ -1,4 +1,4 @@
-//! What operators ask and do, by a command or a file.
+//! Operators' requests at the controller, by a command or a file.
 
 use std::time::Instant;
 

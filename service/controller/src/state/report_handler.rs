@@ -1,4 +1,4 @@
-//! What agents say, and which component hears of it.
+//! Agents' messages at the controller, each handed to the component that it is for.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Tables, and how much of each the terminal has room for.
+//! Layout of `mccsctl watch`: tables, and how much of each the terminal has room for.
 
 use std::fmt::Write as _;
 

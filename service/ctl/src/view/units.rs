@@ -1,4 +1,4 @@
-//! Numbers in few characters.
+//! Numbers with units in few characters: bytes, rates, times.
 
 use mccs_telemetry::flows::WireView;
 

@@ -1,4 +1,5 @@
-//! GPUs that are of no use to the service any more: a call in its context has failed in a way that stays ([`DriverError::is_sticky`]).
+//! GPU health: GPUs whose context has a sticky CUDA error ([`DriverError::is_sticky`]) are of no
+//! more use.
 //!
 //! The first that notices tells: all communicators on the GPU end, with the error's name, and later ones are refused. Others go on; a process gets
 //! a new context only when it starts anew, so that is what operators are told to do.

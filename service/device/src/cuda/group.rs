@@ -1,4 +1,5 @@
-//! Ranks on GPUs that run their collectives themselves: the service's side of such a group.
+//! Device-initiated communicators, the service's side: control page, strategies, memory held, times
+//! of calls, faults.
 //!
 //! Kernels in the ranks' own streams do the work, by the strategy that the service publishes on the group's page. The service allocates what they meet
 //! in, reads how far they are, and stops them. What is large goes by the group's copy engines, which the service runs.

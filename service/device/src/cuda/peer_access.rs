@@ -1,4 +1,4 @@
-//! Which GPUs reach each other's memory: what the driver says, and what arrives.
+//! Peer access (P2P) between GPUs: what the driver says, and whether probe data arrive.
 //!
 //! Some hosts' IOMMU or PCIe switches (ACS) drop what one GPU writes to another, although the driver claims peer access. Kernels would wait for
 //! such data for ever. So each pair is written once when the device is made: by a kernel, and by a copy engine.

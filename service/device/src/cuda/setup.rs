@@ -1,5 +1,5 @@
-//! The thread that allocates, opens and reads: calls that the driver may take milliseconds for. None of them waits for what streams wait for: everybody's
-//! set-up does, and the watch on what does not come.
+//! Set-up thread of GPU communicators: driver calls that may take milliseconds. None of them waits
+//! for what streams wait for: everybody's set-up does, and the watch on what does not come.
 
 mod buffers;
 mod error;

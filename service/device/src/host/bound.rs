@@ -1,4 +1,4 @@
-//! A schedule's spans bound to memory.
+//! Binds a schedule's spans to host memory: addresses of copies and reductions.
 
 use std::sync::Arc;
 

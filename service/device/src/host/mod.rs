@@ -1,4 +1,4 @@
-//! The host device: buffers in shared memory, reductions on the processor.
+//! The host device: buffers in shared memory, reductions on CPUs.
 //!
 //! The buffers of all ranks of this host are mapped here, so steps read and write tenants' memory in place. Small operations
 //! run at once on the proxy engine's thread; the others go to [`Workers`]: moves between ranks of this host as pieces that any of them takes, message

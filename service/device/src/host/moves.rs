@@ -1,4 +1,5 @@
-//! Independent moves between ranks of this host, cut into pieces that workers take in any order.
+//! Moves between ranks of a host (copies, messages), cut into pieces that workers take in any
+//! order.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The memory in which ranks do small collectives themselves.
+//! Shared-memory exchanges on the service's side: the memory, charged to a tenant, and times of
+//! rounds.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! An operator's connection, and how far its request is.
+//! Connection of an operator: reading a request, waiting, writing the answer.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};

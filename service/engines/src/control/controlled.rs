@@ -1,4 +1,5 @@
-//! What the operator may see and change, and what a change is called.
+//! What operators may see and change: handles of the service for the control engine, and names of
+//! acts in history.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! What an operator wants of a caller's communicator is wanted of its rails as well, which carry its bytes between hosts: of the whole first,
-//! which knows best what is wrong with it, then of one rail after the other.
+//! Operators' requests about a communicator of several parts: asked of the whole first, then of
+//! each rail. The whole knows best what is wrong with it; rails carry its bytes between hosts.
 //!
 //! A change of what GPUs run by is of communicators on GPUs alone, and stays with the one that it names.
 

@@ -1,4 +1,5 @@
-//! A view of the cluster from any host: each is asked what it has, and, where the operator wants to know, what is stuck there.
+//! Cluster view from any host (`mccsctl cluster`, `mccsctl stuck`): each host is asked what it has,
+//! and what is stuck.
 //!
 //! ```text
 //! operator --> Cluster --> AskSummary --> every host:  [WhyStuck --> proxy engines]  --> Summary --> the host that asked --> operator

@@ -1,4 +1,4 @@
-//! The operator's files, read again when they change.
+//! Watches `policy.toml` and `topology.toml` (inotify), and reads them again when they change.
 //!
 //! Their folders are watched, not the files: editors put another file in the place of the old one; and the folders above these, since
 //! others put another folder there, or another link to one. Where a file or a folder above it is a link, so are the folders of what it leads to, link by

@@ -1,4 +1,4 @@
-//! Keeps the controller's history on the disk of its host. It is known again after the service has ended.
+//! Controller's history on disk, which outlives the service.
 //!
 //! Lines of JSON, an entry each; an entry that has gone on since has another line, and the last one counts. Lines are added as long as
 //! there is room; then the entries that the controller still knows take the place of all. So are they written anew after a line was written

@@ -1,4 +1,4 @@
-//! What the controller's engine is told: when it starts, and by whom while it runs.
+//! Inputs of the controller's engine: settings at its start, and messages while it runs.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! Network interfaces of this host, looked at again when the kernel says that there are others.
+//! Network interfaces of this host (netlink): which are up, read again when the kernel tells of
+//! changes.
 //!
 //! What the kernel says is taken as a hint, and not read: what counts is what is there then. Containers that begin have several interfaces
 //! made and renamed, so a moment passes before all are looked at. One that was down counts as down until it has been up for a while: strategies

@@ -1,4 +1,5 @@
-//! Files that a service keeps for its next start: replaced as a whole, and put aside where they cannot be read.
+//! Files that a service keeps for its next start: replaced atomically, put aside where they cannot
+//! be read.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};

@@ -1,4 +1,5 @@
-//! Keeps what operators have said of links on the disk of the controller's host. It is known again after the services of all hosts have ended.
+//! Operators' words on links (`mccsctl link`) on disk at the controller's host. They are known
+//! again after the services of all hosts have ended.
 //!
 //! A whole file takes the place of the one before, so that there is always one that can be read. What cannot be read or written is
 //! said, and harms nothing else: hosts keep the same words for as long as one of them runs.

@@ -1,4 +1,4 @@
-//! Paths on which flows of this host got no answer: whether they are dead, and when they live again.
+//! Probes of paths on which flows got no answer: dead or alive, and when they live again.
 //!
 //! ```text
 //! a flow's word: no answer --> probe -- answered --> nothing was wrong, or not for long: forgotten

@@ -1,4 +1,5 @@
-//! As much of HTTP/1 as a scraper needs: the head of one request, read as it comes, and the head of the answer.
+//! HTTP/1 for a scraper: the head of one request, the head of the answer, and the paths that are
+//! served.
 //!
 //! Pure. Bytes are a stranger's: a head has a bounded length, and what is no head gets a status, not a guess. Deliberately
 //! absent: bodies, connections that are kept for another request, content codings.

@@ -1,4 +1,4 @@
-//! The metrics engine: tells a scraper what the service counts, over HTTP.
+//! The metrics engine: HTTP server for Prometheus, with connections and their time-outs.
 //!
 //! ```text
 //! accepted --bytes--> asking --head complete--> answering --all written--> closing --peer closes--> gone

@@ -1,4 +1,5 @@
-//! What the service counts, in Prometheus' text format 0.0.4. Pure: an overview goes in, text comes out.
+//! Metrics in Prometheus' text format 0.0.4: names, labels, values. Pure: an overview goes in, text
+//! comes out.
 //!
 //! Names that begin with `nccl_` are those of NCCL's Inspector plugin, with the labels of its that mean something here, and their values; `tenant`
 //! is ours. It has more labels: queries that choose or join by `message_size`, `algo_proto`, `gpu`, `slurm_job_id` or `version` find nothing. Its

@@ -1,4 +1,4 @@
-//! This host's account of a communicator, for whoever asks why it is stuck.
+//! Account of a communicator on this host for `why-stuck`: what each rank waits in.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;

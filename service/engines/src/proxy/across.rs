@@ -1,4 +1,4 @@
-//! What a communicator is made of that spans hosts.
+//! Hosts of a communicator: which ranks are where, its links, and its reduction ring.
 
 use std::sync::Arc;
 

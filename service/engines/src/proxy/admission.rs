@@ -1,4 +1,4 @@
-//! Who may join a communicator together, and how those are refused who may not.
+//! Admission of ranks to one communicator: duplicate GPUs and other refusals.
 
 use mccs_ipc::types::ErrorClass;
 use mccs_model::SetupError;

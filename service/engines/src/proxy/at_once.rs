@@ -1,4 +1,5 @@
-//! A proxy engine with a device that does collectives in the call, and ranks that are alone in their communicators.
+//! Test fixture: a proxy engine with a device that does collectives in the call, and ranks alone in
+//! their communicators.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

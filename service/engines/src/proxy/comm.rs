@@ -1,4 +1,4 @@
-//! A communicator's operations in their order, on all its ranks of this host.
+//! A communicator's operations in order, on all its ranks of this host.
 //!
 //! A collective starts when operation number n has arrived at every rank here; ranks of other hosts meet it in its messages.
 //! One collective of a communicator runs at a time, as in NCCL, but for those that overlap (`running.rs`); sends and receives run as

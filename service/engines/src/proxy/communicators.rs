@@ -1,4 +1,5 @@
-//! All communicators of a proxy engine: found by handle, by number, and, where they have other hosts, by what others call them.
+//! Communicators of a proxy engine, found by handle, by number, and by the name that other hosts
+//! use.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! How long operations may wait, and when to look whether one has waited for longer.
+//! Operation time-outs: how long operations may wait, and when to look whether one has waited for
+//! longer.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! Calls in words.
+//! Calls in words, for errors and diagnoses: operation, count, type, root, and how two calls
+//! differ.
 
 use mccs_ipc::shm_exchange::CollectiveSignature;
 use mccs_model::Action;

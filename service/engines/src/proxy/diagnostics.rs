@@ -1,4 +1,4 @@
-//! Why a communicator is stuck: this host's account of it, and the accounts of all its hosts.
+//! Diagnosis of stuck communicators (`why-stuck`): accounts of all hosts, gathered.
 //!
 //! ```text
 //! operator --> WhyStuck --> Inquire --> every host:  Inquiry --> transport engines: what channels wait for

@@ -1,4 +1,4 @@
-//! What a proxy engine asks the exchange engine, in order; and which hosts that reaches.
+//! Mail to the exchange engine: a proxy engine's requests, in order; and which hosts they reach.
 
 use std::collections::{BTreeSet, VecDeque};
 

@@ -1,4 +1,4 @@
-//! Operations start, run and end.
+//! Execution of operations: start, progress, completion, and those that can no longer run.
 //!
 //! ```text
 //! enqueue --> stream --advance--> arrive, start_own --all ranks there--> start_collective, start_pair, start_remote

@@ -1,4 +1,4 @@
-//! Why a communicator is dead.
+//! Failure of a communicator: the first reason, told to all its ranks.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! What operators want of communicators whose root is on another host: asked there, and the answer brought back.
+//! Operators' requests about communicators whose root is on another host: forwarded there, and
+//! answered.
 //!
 //! ```text
 //! operator --> OperatorRequest --> exchange --> the root's host:  OperatorRequest --> checked --> as for an operator there

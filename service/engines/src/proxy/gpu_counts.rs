@@ -1,4 +1,5 @@
-//! What was known of a communicator of GPUs at the last look.
+//! Counts of a GPU communicator's collectives and messages at the last look, from which progress is
+//! seen.
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! What GPUs do not end, for an operator who asks: ranks that use them themselves tell the service nothing of it, so it looks twice.
+//! GPU progress for `why-stuck`: two looks find what GPUs do not end. Ranks that use GPUs
+//! themselves tell the service nothing of it.
 
 use std::collections::BTreeMap;
 

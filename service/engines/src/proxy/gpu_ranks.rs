@@ -1,4 +1,5 @@
-//! Operations that a communicator's ranks on GPUs run among themselves: seen from their page, since nothing of them passes through here.
+//! Device-initiated operations as the proxy sees them: read from the control page, mismatches and
+//! waits included. Nothing of them passes through here.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! When communicators of GPUs are looked at: first GPUs are asked how far they are, and then their answers are judged.
+//! Watch on GPU communicators: when GPUs are asked how far they are, and when answers are judged
+//! (time-outs).
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! Operations that run: devices and transport engines know them by a job's handle.
+//! In-flight operations, which devices and transport engines know by a job's handle.
 
 use std::time::Instant;
 

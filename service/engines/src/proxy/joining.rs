@@ -1,4 +1,5 @@
-//! Ranks that join, from the first that comes to a communicator that may begin.
+//! Ranks that join (`ncclCommInitRank`), from the first that comes to a communicator that may
+//! begin.
 //!
 //! ```text
 //! one host:       join --> rendezvous --all there--> preparing, by the device --> NewComm

@@ -1,4 +1,5 @@
-//! Ranks of a communicator on this host, and the collectives that each has called and that have not started.
+//! Ranks of a communicator on this host, the collectives each has called, and whether these agree
+//! (mismatch).
 
 use std::collections::VecDeque;
 use std::sync::Arc;

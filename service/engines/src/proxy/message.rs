@@ -1,4 +1,4 @@
-//! What proxy engines are told: an enum of each sender.
+//! Messages to proxy engines: an enum of each sender.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! The proxy engine of a device: orders operations, matches ranks, launches plans, completes streams.
+//! The proxy engine of a device: orders operations, matches ranks, starts schedules, completes
+//! streams.
 //!
 //! ```text
 //! Operation --> stream queue --head--> communicator --all ranks there--> device --done--> words, next heads

@@ -1,4 +1,5 @@
-//! A communicator that begins: from its ranks' requests to a row of the registry, and the answer to each rank.
+//! A communicator begins: from its ranks' joins to a row of the registry, and the answer to each
+//! rank.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

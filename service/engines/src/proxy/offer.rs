@@ -1,4 +1,5 @@
-//! What carries a communicator's flows at first, and on how many channels: all its hosts come to the same from what each of them offers.
+//! Agreement of hosts on transport and number of channels: all come to the same from what each of
+//! them offers.
 //!
 //! Every rank tells its host's offer when it joins. Deliberately absent: what an offer is made from (`transport_factory.rs`), and what a change
 //! of the strategy does (`reconfigure.rs`).

@@ -1,4 +1,4 @@
-//! Operations and joins of ranks, and what their sessions are answered.
+//! Operations and joins of ranks, and the replies that their sessions get.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

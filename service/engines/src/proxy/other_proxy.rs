@@ -1,5 +1,5 @@
-//! The proxy engine of the service's other device: that of the GPUs hears from the host's which ranks reach each other after all, and both
-//! hear from each other what has failed.
+//! Mail between the proxy engines of host memory and GPUs: which ranks reach each other, and
+//! failures.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,5 @@
-//! Whom a proxy engine tells things: its device, transport engines, the exchange, the other proxy engine, and who watches.
+//! Outputs of a proxy engine: its device, transport engines, the exchange, the other proxy engine,
+//! watchers.
 
 use std::sync::Arc;
 

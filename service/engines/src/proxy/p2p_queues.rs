@@ -1,4 +1,5 @@
-//! Sends and receives of a communicator: how many run, and those that wait for each other, or, where the peer is on another host, for those before them.
+//! Queues of sends and receives of a communicator: matched within a host, and in order to other
+//! hosts.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -1,4 +1,4 @@
-//! A communicator's strategy changes while its operations go on: make before break.
+//! Change of a communicator's strategy while its operations go on: make before break, by epochs.
 //!
 //! ```text
 //! operator:  Reconfigure --> Propose, where the root is --> exchange

@@ -1,4 +1,4 @@
-//! Work with other hosts: sends and receives, and links that break.
+//! Sends and receives with other hosts, and links that break.
 //!
 //! When a link breaks, the host at its other end has most often ended the communicator for a reason that the exchange is about
 //! to tell. So a broken link makes a communicator suspected, and fails it only when no better reason has come after some time

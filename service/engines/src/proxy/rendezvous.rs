@@ -1,4 +1,5 @@
-//! How the ranks of a communicator find each other. Pure: no I/O, no clock.
+//! Rendezvous of a communicator's ranks on a host: gathered by unique id, time-outs,
+//! contradictions. Pure: no I/O, no clock.
 //!
 //! ```text
 //!              join                     join of the last rank

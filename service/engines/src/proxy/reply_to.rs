@@ -1,4 +1,4 @@
-//! What operators ask, and their answers, which come later.
+//! Operators' questions to a proxy engine, and their answers, which come later.
 
 use mccs_config::change::StrategyChange;
 use mccs_config::validate::{Problems, Validate};

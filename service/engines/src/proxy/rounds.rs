@@ -1,5 +1,5 @@
-//! Rounds: small collectives that ranks do among themselves on their communicator's shared-memory exchange. Here the parts of ranks that left
-//! theirs to the service are played, as far as others have posted; and here it shows if ranks contradict each other.
+//! Shared-memory exchange on the service's side: joins in for ranks that left their part to it, and
+//! finds mismatched calls. It goes as far as others have posted.
 
 use mccs_device::Buffers;
 use mccs_ipc::shm_exchange::{CollectiveSignature, SHM_EXCHANGE_RANKS_MAX, ShmExchange};

@@ -1,5 +1,6 @@
-//! The collectives of a communicator that run, each of one operation a rank of this host. One runs at a time, as in NCCL, unless they
-//! *overlap*: what a rail moves from one slot travels while that from the slot before has not been reported yet.
+//! Running collectives of a communicator: one at a time, as in NCCL, unless they overlap (rails).
+//! They *overlap* where what a rail moves from one slot travels while that from the slot before has
+//! not been reported yet.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! Schedules of a communicator, built once per shape of call.
+//! Schedule cache of a communicator: schedules built once per shape of call.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Semaphore-ordered streams: their operations start when a GPU has come to them.
+//! Semaphore-ordered streams: polls GPUs' words, and starts operations when a GPU has come to them.
 //!
 //! A GPU cannot ring a doorbell, so somebody has to look at its words. The engine does while an operation is the head of such
 //! a stream and its word has not come: at every poll for as long as the runtime spins, and then with pauses that grow with the

@@ -1,4 +1,4 @@
-//! A communicator across hosts that is being set up, and what its ranks tell each other.
+//! One communicator's set-up across hosts, and what its ranks tell each other (bootstrap payload).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Communicators across hosts that are being set up: from the first rank that joins to the last host that is ready.
+//! All set-ups of communicators across hosts: from the first rank that joins to the last host that
+//! is ready.
 //!
 //! ```text
 //!  first join: Listen --> transport engines

@@ -1,4 +1,5 @@
-//! Which ranks on GPUs reach each other: those of one *site*, which is a host, or a part of one whose GPUs all do. Pure.
+//! Sites: which ranks on GPUs reach each other; a site is a host, or a part of one. All GPUs of a
+//! site reach each other. Pure.
 
 use mccs_ipc::device_initiated::DEVICE_INITIATED_RANKS_MAX;
 use mccs_ipc::protocol::{HOST_RUNS_MAX, HostRun};

@@ -1,4 +1,5 @@
-//! What the parts of a proxy engine share: communicators, streams and what runs, with whom they tell of it. And how communicators end.
+//! Shared state of a proxy engine's parts: communicators, streams, in-flight operations; and how
+//! communicators end (abort). And how communicators end.
 //!
 //! ```text
 //! abort:  its ranks hear, other hosts hear, what waited fails, its whole and that one's parts are aborted

@@ -1,4 +1,5 @@
-//! Strategies of a communicator: the one in force, those that are decided for later operations, and one that is being prepared. Pure.
+//! Strategies of a communicator by epoch: in force, decided for later operations, and being
+//! prepared. Pure.
 //!
 //! ```text
 //! propose --> prepare --> engine_prepared, of each --> decide: Commit(cut) --> take_next, from operation `cut` on: in force

@@ -1,4 +1,4 @@
-//! Streams: operations start in the order in which the tenant enqueued them.
+//! A stream: operations start in the order in which the tenant enqueued them.
 //!
 //! ```text
 //! queue:  [ head group: started together | later operations, not started ]

@@ -1,4 +1,4 @@
-//! The streams of all sessions, and those among them that wait for a GPU.
+//! Streams of all sessions, and those among them that wait for a GPU.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Communicators with a broken link, of which the exchange may be about to tell why.
+//! Communicators with a broken link, kept for a moment: the exchange may be about to tell why.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! What messages to other hosts say of their call, so that calls that differ are told apart.
+//! Tags on messages between hosts: a digest of the call, by which ranks' mismatched calls are
+//! found.
 
 use mccs_ipc::types::DataType;
 

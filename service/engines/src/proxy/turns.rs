@@ -1,4 +1,4 @@
-//! Whose work is done next: tenants take turns, so that each waits for its own backlog and not for another's.
+//! Fair turns between tenants at a proxy engine: each waits for its own backlog, not for another's.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What ranks of a communicator wait in, in words.
+//! Error texts of time-outs: which ranks have not called, and what the others wait in.
 
 use mccs_registry::RankInfo;
 

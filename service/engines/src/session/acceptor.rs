@@ -1,4 +1,4 @@
-//! The engine that accepts connections on a socket, and makes a session of each.
+//! Accepts tenants' connections: users, limits of sessions, drain; makes a session of each.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! Answers to a tenant, which may leave its socket unread for a while.
+//! Answers to a tenant, kept while it leaves its socket unread.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The daemon engine of a session: the boundary between a tenant's process and the service.
+//! The session engine: the boundary between a tenant's process and the service.
 //!
 //! ```text
 //!           hello, version agrees                  socket closed, or fenced

@@ -1,4 +1,4 @@
-//! Operations of ranks on GPUs: what is checked before copy engines are given them.
+//! Validation of operations of ranks on GPUs, before copy engines are given them.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};

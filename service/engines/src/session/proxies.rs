@@ -1,4 +1,4 @@
-//! The proxy engines that sessions send to, and what they say of the service.
+//! Proxy engines that sessions send to, by device, and what they say of the service.
 
 use std::sync::Arc;
 

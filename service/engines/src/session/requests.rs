@@ -1,4 +1,4 @@
-//! What a tenant asks for over the socket: memory, streams, communicators.
+//! Tenants' requests over the socket: memory, streams, communicators; checked, answered or parked.
 //!
 //! A request that ends something waits for the commands that were in the ring before it. Joins and leaves are answered when
 //! the proxy engine has.

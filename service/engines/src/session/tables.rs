@@ -1,4 +1,4 @@
-//! What a session has: regions, streams, communicators.
+//! Tables of a session: handles of regions, streams, communicators.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Memory that NICs reach, in the place of slots of a rail or of messages: asked for, made by the device's thread, and found by commands
-//! that say so.
+//! Twins of a session's slots: GPU memory that NICs reach, asked for, made by the device's thread,
+//! found by commands.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

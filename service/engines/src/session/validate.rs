@@ -1,4 +1,4 @@
-//! From a command, as a tenant wrote it, to an operation that is safe to run.
+//! Validation of a tenant's command: from untrusted bytes to an operation that is safe to run.
 //!
 //! The command has been copied out of shared memory once; nothing here looks back there. What only a broken or hostile
 //! shim can write fences the session; what a well-behaved one may write by mistake fails the call.

@@ -1,4 +1,5 @@
-//! Channels of message schedules: work that one engine does from beginning to end, and the account of the whole.
+//! Channels of message schedules: work of one transport engine from beginning to end, progress and
+//! faults.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};

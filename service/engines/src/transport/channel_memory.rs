@@ -1,4 +1,5 @@
-//! Where a channel's messages lie: in its ranks' buffers, as transports know them.
+//! Where a channel's messages lie in its ranks' buffers, host memory or GPUs' (flush after
+//! GPUDirect).
 //!
 //! Buffers in a GPU's memory (*twins*) are sent and received into as they are, where a flow reaches them. Otherwise a message goes by the range of host
 //! memory that the twin stands for, and is copied there or from there, at once: strategies may lead flows over another transport at any time.

@@ -1,4 +1,4 @@
-//! What transport engines tell a proxy engine.
+//! Events from transport engines to a proxy engine.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! What the flows of a host have found out about paths: told by transport engines, read by the controller's agent.
+//! Path events of a host (dead, slow, back): told by transport engines, read by the controller's
+//! agent.
 //!
 //! The last event of a peer and path is kept until it is read; flows of one path all find out the same. The lock is taken when
 //! something has happened to a path, and by the reader.

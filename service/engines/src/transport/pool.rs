@@ -1,4 +1,4 @@
-//! The number of transport engines, and where they run.
+//! Pool of transport engines: how many there are, and where they run.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,4 +1,5 @@
-//! One TCP connection with TLS, that carries frames: a length (u32, little-endian) and as many bytes.
+//! One TLS connection over TCP that carries frames: a length (u32, little-endian) and as many
+//! bytes.
 //!
 //! ```text
 //! connecting ------> handshaking ------> open

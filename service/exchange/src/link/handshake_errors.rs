@@ -1,4 +1,4 @@
-//! Says once who was refused and why, however often it tries.
+//! Log of refused handshakes: who and why, once, however often it tries.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,6 +1,7 @@
-//! Whether a link's path lives: a link over which nothing is answered is made anew soon, on a path that the network's hash finds for
-//! another port. The host behind it has longer, since it may be well. Before that there is doubt, in which another path is looked for
-//! while the link is still there: the network's control goes over links, and waits for them when a path has died.
+//! Keepalive of links between hosts: a silent link is doubted, then made anew over another port, so
+//! another path. A link over which nothing is answered is made anew soon. The host behind it has
+//! longer, since it may be well. The network's control goes over links, and waits for them when a
+//! path has died: so another path is looked for while the link is still there.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The hosts that this one connects to: which are due, and how long to pause after a failure.
+//! Peers that this host dials: which are due, and the back-off after a failure.
 //!
 //! ```text
 //!          due: a round of attempts, one after another                       first that is answered

@@ -1,4 +1,4 @@
-//! TCP sockets that never block.
+//! TCP sockets of links: listen and connect without blocking.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};

@@ -1,4 +1,5 @@
-//! How the hosts of a communicator agree on where a change takes effect. Pure; one change of a communicator at a time.
+//! Agreement on a change: at which operation (cut) it takes effect on all hosts of a communicator
+//! (two-phase commit). Pure; one change of a communicator at a time.
 //!
 //! ```text
 //! coordinator:  propose --> waiting for n hosts --all prepared--> commit(cut)

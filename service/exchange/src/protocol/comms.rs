@@ -1,4 +1,4 @@
-//! Communicators that are complete: who fails, who leaves, and what is agreed to change.
+//! Communicators that are complete: failure, leave, lost hosts, and agreement on changes.
 //!
 //! A communicator lives here from `Begin` until the proxy closes it or it fails. A failure is told by whoever finds it to all
 //! other hosts; a host that is lost fails, on every host that loses it, each communicator of which a rank is still there. So it

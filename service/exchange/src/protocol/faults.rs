@@ -1,4 +1,4 @@
-//! What goes wrong between two hosts: why all that was said is void, and what a peer did wrong.
+//! Faults between two hosts: why a session is void, and what a peer did wrong.
 
 use std::time::Duration;
 

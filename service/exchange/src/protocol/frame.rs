@@ -1,4 +1,4 @@
-//! Frames, of which a link consists, and their bytes.
+//! Frames of a link (hello, data, acknowledgement, refusal), and their encoding.
 //!
 //! A frame is a kind and, behind it:
 //!

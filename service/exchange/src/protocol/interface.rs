@@ -1,4 +1,4 @@
-//! What goes into the protocol and what comes out of it: a service's options, requests, events and outputs.
+//! Inputs and outputs of the protocol: a service's options, requests, events.
 
 use std::time::Duration;
 

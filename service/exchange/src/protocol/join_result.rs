@@ -1,4 +1,5 @@
-//! Set-ups that were refused because ranks contradict each other: a rank that comes after that is told the same.
+//! Refused set-ups (ranks contradict each other): kept, so that a rank that comes later is told the
+//! same.
 //!
 //! Without it a late rank would begin a set-up of its own, and wait in it until its time is over for ranks that have been refused and
 //! do not come again. Who was refused and does come again begins anew, and with that the result is forgotten.

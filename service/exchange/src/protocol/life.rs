@@ -1,4 +1,4 @@
-//! Lives of services, and connections between them.
+//! Incarnations of services, and ids of connections between them.
 
 use serde::{Deserialize, Serialize};
 

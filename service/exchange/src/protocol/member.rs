@@ -1,4 +1,4 @@
-//! Every host's side of setting communicators up: local ranks gather, their payloads go round the ring.
+//! Bootstrap, every host's side: local ranks gather, and their payloads go round the ring of hosts.
 //!
 //! ```text
 //!       join                 Ring             all payloads here      Ready asked, all met     Begin

@@ -1,4 +1,5 @@
-//! What services say to each other. Each message is the content of a data frame ([`Frame`](super::Frame)).
+//! Messages between services, the content of data frames ([`Frame`](super::Frame)), and their
+//! encoding.
 //!
 //! Every length and number is checked here or, where it depends on what was said before, by whoever handles it.
 

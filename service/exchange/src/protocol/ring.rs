@@ -1,4 +1,5 @@
-//! One host's view of payloads that go round the ring of a communicator's hosts.
+//! Bootstrap ring (all-gather) of a communicator's hosts: one host's view of the payloads that go
+//! round.
 //!
 //! Every host sends its own ranks' payloads to the next, and forwards what comes from the one before until it has been everywhere.
 //! So each host talks to two others, in as many messages as there are hosts, however many ranks each has.

@@ -1,4 +1,5 @@
-//! The root's side of setting communicators up: it gathers reports, closes the ring, and says when all begin.
+//! Bootstrap, the root's side: gathers reports, finds missing or contradicting ranks, closes the
+//! ring, says when all begin.
 //!
 //! ```text
 //!            report                  all ranks there: Ring          all hosts ready: Begin

@@ -1,4 +1,5 @@
-//! Messages to one peer, in order, each once, however often the link between breaks.
+//! Session with one peer: messages in order, each once, however often the link breaks; silence, and
+//! restarts.
 //!
 //! ```text
 //!          link_up: say hello          its hello                    link_down, silence

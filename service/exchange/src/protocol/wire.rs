@@ -1,4 +1,4 @@
-//! The peers of a service: their sessions, and what waits to be sent, told or handled.
+//! Peers of a service: their sessions, and what waits to be sent, told or handled.
 //!
 //! A host has one service. Where a second one of the same name connects while the first is heard, the first stays: the second is turned away
 //! with the reason, and harms nobody. So the side that connects greets first, and a link that comes while another is up takes its place only

@@ -1,4 +1,4 @@
-//! Topologies from an operator's file, and regular ones by their numbers.
+//! Builds topologies: from `topology.toml`, or regular ones (Clos, testbed) by their numbers.
 
 use std::collections::HashMap;
 

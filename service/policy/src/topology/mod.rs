@@ -1,4 +1,5 @@
-//! The network as policies see it: links with rates, hosts with NICs, and the paths between any two of them.
+//! Network topology as policies see it: links with rates, hosts with NICs, and the paths between
+//! any two of them.
 //!
 //! A folded Clos of two or three tiers, held as numbers: NICs hang on leaves, every leaf has a link to every spine of its pod,
 //! and where there are several pods every spine has links to cores of its own. Between two leaves of a pod there is a path a

@@ -1,4 +1,4 @@
-//! What paths are called.
+//! Names of paths, in views and metrics.
 
 use mccs_model::path::{FlowPath, PortRange};
 

@@ -1,4 +1,4 @@
-//! Flows and paths as operators see them.
+//! Views of flows and paths for operators: rates, losses, round-trip times.
 
 use mccs_config::service::TransportKind;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! What one host knows of a communicator: its ranks, their calls, and flows.
+//! Account of a communicator from one host: its ranks, their calls, and flows.
 
 use serde::{Deserialize, Serialize};
 

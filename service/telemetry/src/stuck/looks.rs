@@ -1,4 +1,4 @@
-//! Two looks at a communicator: what moved between them, and who holds up what did not. Pure.
+//! Compares two looks at a communicator: what moved, and who holds up what did not. Pure.
 //!
 //! One look cannot tell a job that runs from one that is stuck: in nearly every collective somebody waits for somebody at any moment. A rank
 //! that has ended or begun something between the looks is no culprit and waits for nobody; nor is a flow one that has carried something.

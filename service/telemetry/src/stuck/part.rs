@@ -1,4 +1,4 @@
-//! Parts of a communicator (teams, rails): reports call ranks what the whole's caller does. Pure.
+//! Diagnoses of parts (teams, rails), told in the ranks of the caller's communicator. Pure.
 
 use serde::{Deserialize, Serialize};
 

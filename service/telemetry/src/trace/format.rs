@@ -1,4 +1,5 @@
-//! What the Trace Event Format demands of a file, and what readers of it drop in silence: checked of whatever engines may have recorded.
+//! Checks trace files against the Trace Event Format, whatever engines may have recorded. Readers
+//! drop in silence what is not of the format.
 
 use std::collections::{BTreeMap, BTreeSet};
 

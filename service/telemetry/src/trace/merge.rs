@@ -1,4 +1,5 @@
-//! Traces of several hosts as one: their times on the cluster's common clock, as each host has estimated it while it recorded.
+//! Merges traces of several hosts on the cluster's common clock. Each host has estimated that clock
+//! while it recorded.
 //!
 //! What [`write`](super::write) has made is read line by line, as an event is a line of its own: traces may be larger than memory.
 

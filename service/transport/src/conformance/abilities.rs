@@ -1,4 +1,4 @@
-//! What optional abilities must do where a transport has them, and what holds where it has not.
+//! Conformance of optional abilities, where a transport has them and where it has not.
 
 use mccs_config::service::Device;
 

@@ -1,4 +1,4 @@
-//! Messages on connected flows.
+//! Conformance of messages on connected flows: sizes, order, back-pressure, flush.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;

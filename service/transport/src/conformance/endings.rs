@@ -1,4 +1,5 @@
-//! Flows that end early: closed, dead, or breaking a rule. Buffers that nobody may touch after are watched.
+//! Conformance of flows that end early: closed, dead, or breaking a rule. Buffers that nobody may
+//! touch after are watched.
 
 use mccs_ipc::types::ErrorClass;
 

@@ -1,4 +1,4 @@
-//! Two hosts, their memory, and driving them.
+//! Conformance harness: two hosts, their memory, and driving them.
 
 use std::time::{Duration, Instant};
 

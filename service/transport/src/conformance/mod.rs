@@ -1,4 +1,5 @@
-//! What every transport must do: one suite over the traits, run for each transport and for each under bad luck.
+//! Conformance suite of transports: one over the traits, run for each transport and for each under
+//! bad luck.
 //!
 //! Tests never wait for a fixed time and have no upper bounds on it; a watchdog ends one that makes no progress. Both
 //! sides run on the test's thread, so that they are always in a known state.

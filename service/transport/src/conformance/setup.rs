@@ -1,4 +1,4 @@
-//! Until a flow is connected, and names that are wrong.
+//! Conformance of set-up: listening and connecting, time-outs, refused and stale handles.
 
 use std::time::Duration;
 

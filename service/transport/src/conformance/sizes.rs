@@ -1,4 +1,4 @@
-//! A message of a gibibyte, over memory that has only a few pages.
+//! Conformance of a message of a gibibyte, over memory that has only a few pages.
 
 use std::num::NonZeroUsize;
 use std::os::fd::OwnedFd;

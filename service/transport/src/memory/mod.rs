@@ -1,4 +1,4 @@
-//! Flows inside one process, for simulation and as the reference of what a transport does.
+//! In-process transport, for simulation and as the reference of what a transport does.
 //!
 //! All transports of a [`MemoryNetwork`] share its state. A message moves from the sender's memory into the receiver's
 //! posted buffer when either side is polled: nothing is buffered, as between queue pairs, so a send is not done before its

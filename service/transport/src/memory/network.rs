@@ -1,4 +1,4 @@
-//! What the transports of a network share: listeners, links, and which hosts reach each other.
+//! Network of in-process transports: listeners, links, and which hosts reach each other.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,5 @@
-//! Abilities of several transports: a call goes to the transport of its flow, if that has the ability.
+//! Abilities of several transports as one: a call goes to the transport of its flow, if that has
+//! the ability.
 
 use std::sync::Arc;
 

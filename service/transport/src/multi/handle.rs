@@ -1,4 +1,4 @@
-//! A listener's handle with those of several transports.
+//! Listener handle of several transports: one that holds each of theirs.
 //!
 //! `many`, a version, and of each transport its kind, a length and its handle. Kinds that are not known are skipped.
 

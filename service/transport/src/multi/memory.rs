@@ -1,4 +1,4 @@
-//! Registered memory, which each transport calls by a key of its own.
+//! Registered memory of several transports: one key for the keys of each.
 
 use super::super::region::Buffer;
 use super::super::{MemoryKey, MemoryKind, TransportError};

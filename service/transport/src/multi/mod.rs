@@ -1,5 +1,5 @@
-//! Several transports of a host as one: each flow goes over the one that its options name. So the flows of one strategy can go over TCP,
-//! and those of the next over RDMA.
+//! Several transports of a host as one: each flow goes over the one that its options name (TCP,
+//! RDMA). So the flows of one strategy can go over TCP, and those of the next over RDMA.
 //!
 //! - A listener is one of each; its handle has those of all, by kind (`handle.rs`).
 //! - A flow, or a request, is called as its own transport calls it, with the transport's place in the upper bits of its index.

@@ -1,4 +1,5 @@
-//! What devices, peers and the clock tell a transport, and which of its components that is for.
+//! Events of an RDMA transport from devices, peers and the clock, each handed to the component that
+//! it is for.
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! A flow as the transport keeps it: one side's half, its control channel, and its connection.
+//! An RDMA flow as the transport keeps it: one side's half, its control channel, and its
+//! connection.
 
 use std::time::{Duration, Instant};
 

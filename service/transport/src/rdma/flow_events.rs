@@ -1,4 +1,4 @@
-//! What flows find out about ports and paths, for the transport's user; and lines of the log.
+//! Path and port events that RDMA flows report to the transport's user, and their log lines.
 
 use std::collections::VecDeque;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! The flows of a transport: their table, control channels, turns and deadlines; and how they end.
+//! Table of RDMA flows: control channels, turns, deadlines, and how flows end.
 //!
 //! A sender that is closed may have messages under way that are done for its user. It *lingers*: unknown to its user, it keeps its
 //! control channel and its connection, or finds another one, until the peer has those messages. Then it says how many there are, and hangs up. It lingers no

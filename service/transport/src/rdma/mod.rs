@@ -1,4 +1,5 @@
-//! Flows over RDMA: messages are written straight into the peer's posted buffers by reliable queue pairs.
+//! RDMA transport: messages are written straight into the peer's posted buffers by reliable queue
+//! pairs.
 //!
 //! ```text
 //! sender                                                   receiver

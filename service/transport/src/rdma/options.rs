@@ -1,4 +1,4 @@
-//! What the operator decides about devices and queue pairs.
+//! Options of the RDMA transport: devices, queue pairs, GID index, MTU, time-outs, retries.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! What a flow's peer says over the control channel, and what follows.
+//! Handles the peer's records on the control channel: offers, answers, ends.
 
 use std::time::Instant;
 

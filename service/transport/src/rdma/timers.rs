@@ -1,4 +1,4 @@
-//! When a transport has to look at something, although nothing tells it to.
+//! Timers of the RDMA transport: when to look at what nobody tells of.
 
 use std::time::{Duration, Instant};
 

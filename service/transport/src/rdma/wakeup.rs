@@ -1,5 +1,5 @@
-//! What wakes a sleeping transport, and is looked at now and then while completions keep it awake: its control channels, its devices, what is done
-//! aside; and when it wakes by itself.
+//! Wake-ups of a sleeping RDMA transport: descriptors and deadlines. While completions keep it
+//! awake, control channels, devices and what is done aside are looked at now and then.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
-//! What flows over TCP can do besides: change paths, tell of dead ones, count packets, and leave by a named interface.
+//! Abilities of the TCP transport: setting paths, telling of dead ones, counting packets, leaving
+//! by a named interface.
 
 use std::sync::Arc;
 

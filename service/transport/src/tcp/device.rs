@@ -1,4 +1,4 @@
-//! Network interfaces of this host, which paths of flows name as their device.
+//! Network interfaces of this host and their addresses, which paths of flows name as their device.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

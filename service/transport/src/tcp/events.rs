@@ -1,4 +1,4 @@
-//! What sockets and peers tell a transport, and which of its components that is for.
+//! Events of a TCP transport from sockets and peers, each handed to the component that it is for.
 
 use std::time::Instant;
 

@@ -1,4 +1,5 @@
-//! When it is looked whether peers answer: while something is owed, as often as the most impatient flow wants.
+//! Timer of keepalive looks: whether peers answer, while something is owed, as often as the most
+//! impatient flow wants.
 
 use std::time::{Duration, Instant};
 

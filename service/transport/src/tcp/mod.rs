@@ -1,4 +1,4 @@
-//! Flows over TCP: several sockets a flow, from source ports of the operator's choice.
+//! TCP transport: several sockets a flow, from source ports of the operator's choice.
 //!
 //! One epoll descriptor watches all sockets of a transport, edge-triggered: a poll takes its events, marks sockets as
 //! readable or writable, and works on the flows that have something to do, each a bounded amount a turn. Sockets that

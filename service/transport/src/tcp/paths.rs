@@ -1,4 +1,4 @@
-//! Flows that go on over other paths: looking whether peers answer, and dialling anew.
+//! Failover of TCP flows: a dead path is found, and the connection goes on over another one.
 //!
 //! A sender finds out, since only a sender misses something: bytes that the peer's kernel neither acknowledges nor refuses, for
 //! `path_timeout`, though they were sent a second time. A peer whose service is late, or has no room, answers through its kernel;

@@ -1,4 +1,4 @@
-//! A connection that carries nothing, or not yet: whether a host answers over a path.
+//! Path probe by a TCP connection: whether a host answers over a path.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;

@@ -1,4 +1,5 @@
-//! Non-blocking sockets: opening them as a flow's options say, and reading and writing tenants' memory.
+//! TCP sockets: source address, source port, options (DSCP, priority, keepalive, buffers,
+//! congestion control), reads and writes.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

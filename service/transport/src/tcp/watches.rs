@@ -1,4 +1,4 @@
-//! The epoll descriptor, and what the descriptors that it watches are.
+//! Epoll of the TCP transport, and what the descriptors that it watches are.
 
 use std::os::fd::{AsFd, BorrowedFd};
 

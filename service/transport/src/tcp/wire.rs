@@ -1,4 +1,5 @@
-//! What travels over a flow's sockets. Pure; everything that comes in is checked here.
+//! Wire format of TCP flows: hello, chunk headers, resumption. Pure; everything that comes in is
+//! checked here.
 //!
 //! ```text
 //! connector -> listener   Hello, once a socket

@@ -1,4 +1,5 @@
-//! Events of a program's calls, and of the groups that they are in. A group belongs to the thread that opens it.
+//! Profiler events of a program's calls, and of the groups that they are in. A group belongs to the
+//! thread that opens it.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_int, c_void};

@@ -1,4 +1,4 @@
-//! What a profiler plugin is told, whatever the version of its interface.
+//! Profiler events, whatever the version of the plugin's interface.
 
 use std::ffi::{CStr, c_int, c_void};
 

@@ -1,4 +1,4 @@
-//! Events of kernels: a thread reads the stamps that kernels leave, and tells of them.
+//! Profiler events of kernels: a thread reads the stamps that kernels leave, and tells of them.
 //!
 //! Calls of the program share the driver and a lock with it, so it holds neither for long: it begins a copy, sleeps, and tells of what the copy
 //! has brought. It sleeps for good while no collective waits for its stamp. An operation whose stamp is lost (512 others came before it was read, or the

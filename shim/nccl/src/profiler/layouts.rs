@@ -1,4 +1,4 @@
-//! What plugins of each version of NCCL's profiler interface are given, in their memory layout.
+//! Profiler event descriptors in the memory layout of each version of NCCL's interface.
 //!
 //! An [`Event`] is told in the newest form; older versions get the fields that they know, in their own places. Version 7 adds a user's
 //! tag, 6 and 5 have the events of calls, 4 moved the communicator's name and id to `init`, 1 has numbers in the place of names.

@@ -1,4 +1,5 @@
-//! NCCL's profiler plugin interface: what the calls of a program do, told to a library that `NCCL_PROFILER_PLUGIN` names.
+//! NCCL's profiler plugin interface: a library that `NCCL_PROFILER_PLUGIN` names hears of a
+//! program's calls.
 //!
 //! ```text
 //! GroupApi ── CollApi ── Coll ── KernelCh      one KernelCh an operation outside of graphs whose kernel leaves a stamp,

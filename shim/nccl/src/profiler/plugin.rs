@@ -1,4 +1,4 @@
-//! A profiler plugin: a library that `NCCL_PROFILER_PLUGIN` names, of any version of NCCL's interface from 1 to 7.
+//! Loads a profiler plugin (`NCCL_PROFILER_PLUGIN`) of any version of NCCL's interface from 1 to 7.
 //!
 //! It stays loaded for the life of the process: its threads may outlive the last communicator.
 

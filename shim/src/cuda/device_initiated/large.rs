@@ -1,5 +1,5 @@
-//! Large operations: a command to the service, whose copy engines push between the ranks' buffers, and in the caller's stream
-//! what the rank does itself. See [`mccs_ipc::large`].
+//! Large GPU collectives by copy engines, the rank's part: a command to the service, and waits and
+//! combining in the caller's stream. See [`mccs_ipc::large`].
 
 use std::time::{Duration, Instant};
 

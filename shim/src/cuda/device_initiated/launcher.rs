@@ -1,4 +1,5 @@
-//! Launches of a rank's kernels, at half of what the driver takes for one (`docs/decisions/037-launches-by-graphs.md`).
+//! Cheap kernel launches: a graph of one kernel, at half of what the driver takes for a launch
+//! (`docs/decisions/037-launches-by-graphs.md`).
 //!
 //! Each goes by a graph of one kernel, which is told the arguments. A graph that has to become another function's, or one of other blocks, costs
 //! as much as a launch. So several are kept, for as many kinds of calls that take turns. All are made before the first launch.

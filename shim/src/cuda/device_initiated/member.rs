@@ -1,4 +1,5 @@
-//! What a rank has of a communicator whose ranks meet in GPU memory: the control page, and all ranks' symmetric buffers.
+//! A rank's view of a communicator whose kernels meet in GPU memory: control page, all ranks'
+//! symmetric buffers, failures.
 //!
 //! Collectives and sends share it; what has an order lies with them. It lives until the last group that names it is gone, which
 //! may be after the communicator has left.

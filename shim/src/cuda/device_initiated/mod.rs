@@ -1,4 +1,5 @@
-//! Communicators of GPUs that reach each other, and their collectives.
+//! Device-initiated communicators: GPUs that reach each other (NVLink, P2P), and their collectives
+//! as kernels.
 //!
 //! A collective is a kernel in the caller's stream, which meets those of the other ranks in symmetric buffers of GPU memory. A large one is left
 //! to the service's copy engines (`large.rs`). Both go in one order, under one lock, and sends and receives (`p2p.rs`) in another. A communicator

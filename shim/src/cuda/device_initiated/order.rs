@@ -1,4 +1,4 @@
-//! The order of a rank's kernels in the caller's streams.
+//! Order of a rank's kernels over the caller's streams, by events.
 //!
 //! Kernels of a communicator use the same symmetric buffers. So one that is launched into another stream than the one before has to wait for it:
 //! for its count in GPU memory. Where streams cannot wait for words, and from the first capture on, it waits for an event. From then on every

@@ -1,4 +1,4 @@
-//! Sends and receives of ranks whose kernels meet in GPU memory. Those of a group go together, in one kernel a communicator.
+//! Sends and receives of GPUs that reach each other: those of a group in one kernel a communicator.
 //!
 //! They are in no order with the communicator's collectives but that of streams. Groups run one after the other, in the
 //! order of the calls that end them, whatever their streams. Deliberately absent: numbers that ranks would have to agree

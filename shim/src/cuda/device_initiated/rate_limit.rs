@@ -1,4 +1,4 @@
-//! Bounds how often something is done that callers ask for in loops.
+//! Limits how often the library looks for freed buffers when callers make calls in loops.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};

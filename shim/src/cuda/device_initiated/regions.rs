@@ -1,4 +1,5 @@
-//! The caller's GPU memory, as the service knows it: registered when a large operation first uses it.
+//! Registration cache of the caller's GPU memory: registered when a large operation first uses it,
+//! forgotten when it is freed.
 //!
 //! What has a handle (`cudaMalloc`) is registered as whole allocations, so that buffers an allocator cuts out of one share it. What was made to be
 //! given away by descriptors (`cuMemCreate`) is registered as the segments that a buffer lies in. An address may be freed and come again as

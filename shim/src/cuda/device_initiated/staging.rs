@@ -1,6 +1,6 @@
-//! Memory that no other process can open, or the service does not take (`cudaMallocAsync`, `cuMemCreate` without descriptors). What large
-//! operations read and write there goes through memory of the communicator's own, at the price of a local copy. So any buffer will do for any
-//! call.
+//! Staging for GPU memory without handles (`cudaMallocAsync`, `cuMemCreate` without descriptors):
+//! large operations copy through the communicator's own memory. So any buffer will do for any call,
+//! at the price of a local copy.
 
 use mccs_cuda::{Context, DeviceAddress, DeviceMemory, MappedMemory, Shared};
 

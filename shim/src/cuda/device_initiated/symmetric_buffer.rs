@@ -1,4 +1,4 @@
-//! A rank's symmetric buffer, as a process of its communicator has it mapped.
+//! Symmetric buffers of ranks, opened and mapped into this process.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};

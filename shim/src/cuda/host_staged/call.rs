@@ -1,4 +1,4 @@
-//! One staged collective, on its way into the caller's stream.
+//! One host-staged collective: copies and waits in the caller's stream.
 
 use std::collections::VecDeque;
 

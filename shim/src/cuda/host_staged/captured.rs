@@ -1,4 +1,4 @@
-//! What goes through the service in CUDA graphs.
+//! Host-staged operations in CUDA graphs: recorded at capture, sent again at each replay.
 //!
 //! ```text
 //! graph:  host function: commands n.. to the service, n into a word | kernel: copy in, ready = n, wait for done >= n, copy out | ...

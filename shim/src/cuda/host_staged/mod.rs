@@ -1,4 +1,5 @@
-//! Communicators of GPUs whose collectives the service carries out, in host memory.
+//! Host-staged communicators: GPU payloads are copied to host memory, where the service carries
+//! collectives out.
 //!
 //! ```text
 //! caller's stream:  copy in | ready = n | ............................. | done >= n | copy out

@@ -1,4 +1,5 @@
-//! A stream of the service's that goes on when a GPU's stream has come to a word, with the memory that both reach.
+//! Semaphore-ordered streams of the library: the words by which a GPU's stream and the service wait
+//! for each other.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};

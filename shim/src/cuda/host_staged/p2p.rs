@@ -1,4 +1,4 @@
-//! Sends and receives between GPUs that go through the service.
+//! Sends and receives between GPUs through the service: lanes, tracks and slots of host memory.
 //!
 //! ```text
 //! lane of a peer and a direction:  copy in | ready = n |            | done >= n |          send

@@ -1,4 +1,5 @@
-//! How a collective on buffers of a GPU is cut into collectives on slots of host memory. Pure.
+//! Pieces of a host-staged collective: how one on GPU buffers is cut into collectives on slots of
+//! host memory. Pure.
 //!
 //! A collective's buffers are *blocks* of `count` elements: one, or one for each rank. A piece takes the same part of every block, and is a
 //! collective of its own, of that many elements: so results are those of the whole. Where a collective has a place for in-place calls, a piece

@@ -1,4 +1,5 @@
-//! Memory of the GPU that the service has made, and NICs reach, in the place of slots: byte by byte their *twin* (GPUDirect).
+//! Twins of host-staged slots: GPU memory that the service has made and NICs reach in their place
+//! (GPUDirect).
 
 use std::os::fd::{AsFd, BorrowedFd};
 

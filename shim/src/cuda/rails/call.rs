@@ -1,4 +1,4 @@
-//! One collective by rails, on its way into the caller's stream.
+//! One hierarchical collective by rails: enqueues its stages in the caller's stream.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Where a call enqueues: the caller's stream, and lanes beside it.
+//! Streams of a call by rails: the caller's, and those beside it for segments that run at once.
 //!
 //! ```text
 //! 0         segments before the first move, and whole calls that are not forked: the caller's stream

@@ -1,4 +1,5 @@
-//! Collectives of GPUs of several hosts: combined by the GPUs, moved by the service.
+//! Communicators of GPUs of several hosts: GPUs combine, the service moves data between hosts
+//! (rails).
 //!
 //! A rank has up to three kinds of parts beside the *whole* (`host_staged`), which carries out what these do not take:
 //!

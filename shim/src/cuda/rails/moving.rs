@@ -1,4 +1,4 @@
-//! How moves begin and end beside the caller's stream.
+//! Moves of rails beside the caller's stream: how they begin and end.
 //!
 //! *Copies.* For rails whose memory on the GPU NICs do not reach (`twin.rs`), copy engines bring data to slots and back. The caller's
 //! stream reads and writes the twins of slots. So copies of one slice, the network of another and kernels of a third run at the same time.

@@ -1,4 +1,5 @@
-//! Sends and receives of ranks of several hosts: those inside a host go by its team's kernel, all others by the service.
+//! Sends and receives of GPUs of several hosts: by the team's kernel within a host, by the service
+//! between hosts.
 //!
 //! A pair of ranks always goes one way, so that its messages keep their order. A group with both is carried out at once: the kernel
 //! has a stream beside the caller's.

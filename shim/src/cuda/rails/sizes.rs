@@ -1,4 +1,5 @@
-//! Sizes that decide how a rank carries its stages out: its own, while those of `mccs_rails` are the same on all ranks. All are estimates.
+//! Thresholds of a rank's stages by rails: kernel or copy engine, bounce or direct (GPUDirect).
+//! They are its own, while those of `mccs_rails` are the same on all ranks. All are estimates.
 //! Payloads below `[cuda] rails_from` do not come here.
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! Memory of the GPU that stands for the slots of a rail, byte by byte: its *twin*.
+//! Twins of rails' slots: GPU memory that NICs read and write in their place (GPUDirect).
 //!
 //! Where NICs reach memory of the GPU the service makes it (`host_staged/twin.rs`): then rails move what is there. Otherwise it is this library's own,
 //! and copy engines bring it to the slots and back (`moving.rs`).

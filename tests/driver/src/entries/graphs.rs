@@ -1,4 +1,4 @@
-//! Captures and graphs.
+//! Entry points of the emulated driver: captures and graphs.
 
 use std::ffi::{c_uint, c_void};
 

@@ -1,4 +1,4 @@
-//! Memory: of GPUs, of the host, in segments, and copies.
+//! Entry points of the emulated driver: memory of GPUs and hosts, segments, and copies.
 
 use std::ffi::{c_int, c_uint, c_void};
 

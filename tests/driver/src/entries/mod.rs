@@ -1,4 +1,4 @@
-//! The entry points that `mccs-cuda` looks up, by the driver's names.
+//! Entry points of the emulated driver, which `mccs-cuda` looks up.
 //!
 //! What a caller passes a pointer for is there: that is the contract of every one of them, as of the driver's.
 

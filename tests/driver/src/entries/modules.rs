@@ -1,4 +1,4 @@
-//! Modules and kernels.
+//! Entry points of the emulated driver: modules and kernels.
 
 use std::ffi::{c_char, c_uint, c_void};
 

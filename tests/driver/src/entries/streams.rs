@@ -1,4 +1,4 @@
-//! Streams, their words, and events.
+//! Entry points of the emulated driver: streams, their words, and events.
 
 use std::ffi::{c_int, c_uint, c_void};
 

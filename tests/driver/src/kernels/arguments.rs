@@ -1,5 +1,5 @@
-//! What kernels are handed: the mirror of `kernels/cuda/include/abi.cuh` and `p2p.cuh`, as those are of `kernels/src/cuda`, where each field
-//! is described.
+//! Kernel arguments in the emulated driver: the mirror of `kernels/cuda/include/abi.cuh` and
+//! `p2p.cuh`. `kernels/src/cuda` describes each field.
 
 use bytemuck::{Pod, Zeroable};
 use mccs_kernels::cuda::RANKS_MAX;

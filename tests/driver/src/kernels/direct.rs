@@ -1,4 +1,5 @@
-//! `mccs_ll_*`, `mccs_ll128_*`, `mccs_simple_*` and `mccs_chain_*`: collectives between ranks, which meet in their symmetric buffers.
+//! Emulated collective kernels (`mccs_ll_*`, `mccs_ll128_*`, `mccs_simple_*`, `mccs_chain_*`) in
+//! symmetric buffers.
 //!
 //! Who sends which part to whom is the argument's, as of the kernels in `kernels/cuda/include`, and so are the rules: a rank writes to its
 //! peers' symmetric buffers and reads its own; halves of symmetric buffers alternate by the parity of the operation's number, which heads or data of all ranks make

@@ -1,4 +1,4 @@
-//! What the kernels of `kernels/cuda` do, one after the other, on their stream's thread: from their functions' names and arguments.
+//! Emulated kernels of `kernels/cuda`, on their stream's thread, by names and arguments.
 //!
 //! A kernel touches nothing that its context does not reach: that is looked up, and is an illegal access otherwise. Where it waits for
 //! other ranks it looks at its abort word.

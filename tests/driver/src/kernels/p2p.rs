@@ -1,4 +1,5 @@
-//! `mccs_p2p_few` and `mccs_p2p_many`: the sends and receives of a group, by order alone, as `kernels/cuda/include/p2p.cuh` says.
+//! Emulated send and receive kernels (`mccs_p2p_few`, `mccs_p2p_many`) of a group. By order alone,
+//! as `kernels/cuda/include/p2p.cuh` says.
 //!
 //! Each direction of a pair is one ring of all lanes' slots, in which a message is as many *steps* as it has chunks, at least one, with its
 //! header beside the first. Words of the pair's first lane count steps for good.

@@ -1,4 +1,4 @@
-//! The training benchmark's product of matrices of bfloat16.
+//! Emulated matrix product of bfloat16 of the training benchmark.
 
 use super::arguments::Product;
 use super::{Running, Stop};

@@ -1,4 +1,4 @@
-//! `mccs_reduce_*`: as `kernels/cuda/include/reduce.cuh`.
+//! Emulated reduction kernels (`mccs_reduce_*`), as `kernels/cuda/include/reduce.cuh`.
 
 use std::sync::atomic::Ordering;
 

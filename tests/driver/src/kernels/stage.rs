@@ -1,4 +1,4 @@
-//! `mccs_stage`: as `kernels/cuda/stage.cu`.
+//! Emulated host-staging kernel (`mccs_stage`), as `kernels/cuda/stage.cu`.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Makes a folder of emulated devices, and faults of them.
+//! `mccs-nics`: makes a folder of emulated NICs, and injects faults (port down, loss, removal).
 
 use std::net::Ipv4Addr;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Completion channels and queues.
+//! Verbs of the emulated NICs: completion channels and queues.
 
 use std::ffi::{c_int, c_uint, c_void};
 

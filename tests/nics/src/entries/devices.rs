@@ -1,4 +1,4 @@
-//! Devices, their ports and their events.
+//! Verbs of the emulated NICs: devices, ports, GIDs and asynchronous events.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;

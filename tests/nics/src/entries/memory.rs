@@ -1,4 +1,4 @@
-//! Protection domains and registrations.
+//! Verbs of the emulated NICs: protection domains and memory registration (dma-buf too).
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;

@@ -1,4 +1,4 @@
-//! The symbols. Each does what rdma-core's manual page says of it.
+//! Symbols of libibverbs in the emulated NICs, each as rdma-core's manual page says.
 
 pub(crate) mod completions;
 pub(crate) mod devices;

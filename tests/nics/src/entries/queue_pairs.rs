@@ -1,4 +1,4 @@
-//! Queue pairs and their states.
+//! Verbs of the emulated NICs: queue pairs and their states (`ibv_modify_qp`).
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;

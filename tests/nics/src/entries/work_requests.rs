@@ -1,4 +1,4 @@
-//! What programs post.
+//! Verbs of the emulated NICs: posting work requests (send, write, read, receive).
 
 use std::ffi::c_int;
 

@@ -1,4 +1,4 @@
-//! What comes: packets of the own ring, requests and answers, and when their copies are done.
+//! Arriving packets of an emulated queue pair: requests, answers, and when their copies are done.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! What goes: requests and answers in packets, at the port's rate, and what becomes of them.
+//! Departing packets of an emulated queue pair, at the port's rate: delay, loss, and sending again.
 
 use std::sync::atomic::Ordering;
 

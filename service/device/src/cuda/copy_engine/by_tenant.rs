@@ -1,4 +1,4 @@
-//! What a thread looks at again and again, by tenant: each tenant has a bounded number of looks in a round, whatever it has here.
+//! Fair polling by tenant: each has a bounded number of looks in a round, whatever it has here.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,5 @@
-//! A thread for each GPU, which issues copies into the streams of all communicators there. One thread for all GPUs would take
-//! 300 us for an operation on four.
+//! Submits copies: a thread for each GPU issues them into the streams of all communicators there.
+//! One thread for all GPUs would take 300 us for an operation on four.
 //!
 //! The driver blocks when a stream holds about a thousand entries, which may wait for a tenant. So an operation is issued
 //! in portions, each with an event behind it, and no stream holds more than [`ENTRIES_MAX`]; the rest of it waits in its

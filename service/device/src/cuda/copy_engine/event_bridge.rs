@@ -1,4 +1,5 @@
-//! Ranks whose streams tell and wait by events ([`mccs_ipc::large::RankEvents`]): from those to the words that the service's streams know, and back.
+//! Bridge between CUDA events of ranks' streams ([`mccs_ipc::large::RankEvents`]) and the words
+//! that the service's streams know.
 //!
 //! When an operation has been issued, a stream of the service waits, by words, for all that ends it, and records the rank's event
 //! behind that: the call is *promised*. Not before: streams share queues (`hw_queue_admission.rs`), and what a promise waits for must not come behind it.

@@ -1,4 +1,5 @@
-//! Whose streams may wait on a GPU.
+//! Admission to a GPU's hardware queues (`CUDA_DEVICE_MAX_CONNECTIONS`): whose streams may wait
+//! there.
 //!
 //! All streams of a process share a GPU's hardware queues: 8, or as many as `CUDA_DEVICE_MAX_CONNECTIONS` says, 32 at most. A
 //! stream that waits for a word holds up what else is in its queue, whoever's that is. Streams of the service wait for tenants, who may never come, and for

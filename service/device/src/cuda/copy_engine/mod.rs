@@ -1,5 +1,5 @@
-//! The copy engines of a communicator: a stream on the GPU of each rank, or two where the service carries everything out, and the
-//! operations that are on their way.
+//! Copy-engine operations of a communicator: streams on ranks' GPUs, and operations under way. A
+//! rank has one stream, or two where the service carries everything out.
 //!
 //! ```text
 //! proxy engine: launch --imports missing--> set-up thread --+

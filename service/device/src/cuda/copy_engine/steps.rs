@@ -1,4 +1,5 @@
-//! What a rank's copy engine does in a large operation: pure, and the same on every rank.
+//! Steps of a rank's copy engine in a large operation: copies, meetings, reductions, by collective.
+//! Pure, and the same on every rank.
 //!
 //! A rank's steps run in order, on a stream of the rank's GPU; streams of different ranks meet in words only. The rank's own
 //! stream does the rest (`shim/src/cuda/device_initiated/large.rs`): it writes *ready*, moves what stays with the rank, combines, and waits. Where

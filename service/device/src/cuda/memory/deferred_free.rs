@@ -1,4 +1,5 @@
-//! The thread that gives back to the driver what nobody uses any more: symmetric buffers, streams, tenants' memory that was imported.
+//! Deferred frees: a thread gives back symmetric buffers, streams and imported memory to the
+//! driver.
 //!
 //! The driver frees and unmaps memory when all streams of the process have ended, on the GPU and on its peers, and other threads' calls may wait
 //! beside it. Streams of the service wait for tenants, and for what other threads have yet to issue. So nothing is freed while operations are under way

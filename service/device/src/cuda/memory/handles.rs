@@ -1,4 +1,4 @@
-//! Whose handles of GPU memory are: they are numbers, and whoever knows one could name it.
+//! Ownership of GPU memory handles: they are numbers, and whoever knows one could name it.
 //!
 //! Whoever registers one first has it, as a process of its tenant's, until the last of its registrations has gone and the memory is
 //! closed. Another process that registers the same meanwhile is refused (decision 031).

@@ -1,5 +1,5 @@
-//! What communicators that have ended were made of, for as long as the driver does not take it back: the next one of the same tenant's on the same GPUs
-//! begins with that.
+//! Pool of ended communicators' memory and streams: the tenant's next one on the same GPUs begins
+//! with them.
 //!
 //! Nothing is freed while some tenant's stream does not come to what it called (`deferred_free.rs`), which may last as long as `limits.operation_timeout`. Whoever makes
 //! and ends communicators meanwhile would fill the GPUs, or its quota, with what waits. So it waits here, and at most [`UNCHARGED_MAX`] of a tenant's

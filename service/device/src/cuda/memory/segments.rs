@@ -1,4 +1,5 @@
-//! Segments of a tenant's GPU memory, as it has named them: by a descriptor each, which is kept until the memory is imported.
+//! Segments of a tenant's GPU memory (`cuMemCreate`), a descriptor each, kept until the memory is
+//! imported.
 //!
 //! Whoever has the descriptor may have the memory, if it is that of a GPU of the service's: nothing else is asked for. What it is a descriptor of the
 //! driver says when it has imported it, on the set-up thread; that it is one of a device's is looked at before, since a file of a tenant's own could keep

@@ -1,4 +1,5 @@
-//! Slots of copy engines, made at first use: a communicator's own, and those that a tenant's communicators on a GPU share.
+//! Slots of copy engines, made at first use: a communicator's own, or shared by a tenant's
+//! communicators on a GPU.
 //!
 //! A *block* lies on one GPU; a communicator uses one on each of its ranks' GPUs. Operations take turns in a shared block (`hw_queue_admission.rs`): while a communicator
 //! is alone there, its operations are issued before its ranks' streams have come to them; otherwise when all have, so that none holds slots that waits for another.

@@ -1,4 +1,5 @@
-//! GPU memory of the service that ranks open: symmetric buffers, whose parts are made at first use, and blocks of slots.
+//! Symmetric buffers: GPU memory of the service that ranks open, made at first use, and blocks of
+//! slots.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;

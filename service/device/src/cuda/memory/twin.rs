@@ -1,4 +1,4 @@
-//! Memory of GPUs that NICs read and write: *twins* of slots of host memory, for tenants' rails.
+//! Twins: GPU memory that NICs read and write (GPUDirect) in the place of slots of host memory.
 //!
 //! The service makes a twin, on its set-up thread, and has each NIC try to register it. The tenant opens it by a descriptor. A twin stands for a range of
 //! a region, byte by byte: what cannot send from a GPU's memory sends from the range, when the twin has been copied there.

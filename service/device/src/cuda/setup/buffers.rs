@@ -1,4 +1,4 @@
-//! Symmetric buffers of a communicator that lives, and what becomes of them when it ends.
+//! Symmetric buffers of a living communicator, and what becomes of them when it ends.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

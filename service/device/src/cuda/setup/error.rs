@@ -1,4 +1,4 @@
-//! Why a communicator cannot be had, or a part of its memory.
+//! Set-up errors: why a communicator, or a part of its memory, cannot be had.
 
 use mccs_cuda::DriverError;
 use mccs_ipc::types::ErrorClass;

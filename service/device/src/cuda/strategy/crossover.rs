@@ -1,4 +1,4 @@
-//! From which size on collectives go by copy engines: part of the strategy of a communicator of GPUs.
+//! Crossover: from which size on collectives go by copy engines instead of kernels.
 
 use mccs_config::service::Crossover;
 use mccs_ipc::device_initiated::LONG_BYTES;

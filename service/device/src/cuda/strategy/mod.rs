@@ -1,4 +1,4 @@
-//! The strategies of a communicator whose ranks run collectives themselves: the one in force, and what the operator makes of it
+//! Strategies of device-initiated communicators: the one in force, and how the operator changes it
 //! while they run.
 //!
 //! What there is to choose from is laid out when the communicator begins, and stays: every symmetric buffer has room for ll128, which some GPUs

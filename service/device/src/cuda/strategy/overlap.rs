@@ -1,5 +1,5 @@
-//! How a communicator's long collectives come: back to back; with other work of the tenant's between them, as in training; or so that the GPU waits for
-//! the host that calls them. From stamps, and from when ranks called.
+//! Detects training: whether a communicator's long collectives come back to back, beside other
+//! work, or late from the host. It goes by stamps of kernels, and by when ranks called.
 //!
 //! ```text
 //!              overlapped                          every PROBE_AFTER

@@ -1,4 +1,4 @@
-//! What a GPU's clock shows, by the service's: found from what its kernels have said at two readings. Pure.
+//! GPU clock against the service's clock, found from what kernels have said at two readings. Pure.
 //!
 //! What had ended when a reading was over has ended before that; what had not ended when it began has ended after. So each reading bounds by how much the
 //! clocks differ from both sides, and all together as closely as an operation ever ended to a reading.

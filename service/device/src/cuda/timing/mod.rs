@@ -1,4 +1,4 @@
-//! When kernels ran, on clocks that differ.
+//! Times of kernels on GPUs, whose clocks differ.
 
 mod clock_sync;
 pub(crate) mod trace;

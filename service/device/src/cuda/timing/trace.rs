@@ -1,4 +1,4 @@
-//! Collectives of ranks on GPUs in a trace: while somebody records, their stamps are read again and again.
+//! GPU collectives in traces: while somebody records, their stamps are read again and again.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

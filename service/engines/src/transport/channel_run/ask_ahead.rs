@@ -1,4 +1,4 @@
-//! Which messages a program may ask for before it comes to their steps.
+//! Receives posted ahead: which messages a program may ask for before it comes to their steps.
 
 use mccs_collective::{Buffer, RankSpan, Step};
 

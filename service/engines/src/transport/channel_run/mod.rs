@@ -1,4 +1,5 @@
-//! A channel of a message schedule: the programs of this host's ranks, stepped until they end.
+//! Runs a channel of a message schedule: steps of this host's ranks: send, receive, reduce, until
+//! they end.
 //!
 //! Between programs of this host a send only says where its data lies; the receiving step reads it there. That is safe
 //! because the verifier has proven that nothing overwrites it before. To other hosts data goes as messages of at most

@@ -1,4 +1,4 @@
-//! What a channel sends to other hosts: queued as programs come to it, posted as flows have room.
+//! Sends of a channel to other hosts: queued as programs come to them, posted as flows have room.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

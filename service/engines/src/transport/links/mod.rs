@@ -1,4 +1,5 @@
-//! Links of communicators to other hosts: the flows that one transport engine owns, by communicator.
+//! Links of communicators to other hosts: the flows that one transport engine owns, opened, polled,
+//! closed.
 //!
 //! ```text
 //! proxy:   Listen --> (handles go round the hosts) --> Peers .................. EndEpoch, Close

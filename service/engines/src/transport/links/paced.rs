@@ -1,4 +1,5 @@
-//! How fast links send, and when: by their communicator's pace, and what its tenant may send out of this host.
+//! Pacing at send: whether a message may leave by its communicator's rate, caps and windows, and
+//! its tenant's.
 
 use std::sync::Arc;
 use std::time::Instant;

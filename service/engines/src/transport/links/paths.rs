@@ -1,4 +1,4 @@
-//! Who is where in a communicator, and which way through the network its flows take.
+//! Paths of a communicator's flows: where ranks are, and which path and NIC each flow takes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Memory of GPUs that a communicator's flows use, as a transport knows it.
+//! GPU memory (twins) that a communicator's flows use, as registered with a transport.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

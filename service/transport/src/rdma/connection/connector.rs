@@ -1,4 +1,4 @@
-//! Connecting queue pairs, on a thread of its own (`blocking_worker.rs`).
+//! Connects queue pairs (INIT, RTR, RTS) on a thread of its own (`blocking_worker.rs`).
 //!
 //! To connect a queue pair the kernel looks for the peer's address, a second where nobody answers. The thread works on queue pairs
 //! that the flow's connection has as well: it touches none but those that nothing is posted to, and gives them back for the engine to

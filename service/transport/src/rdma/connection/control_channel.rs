@@ -1,4 +1,4 @@
-//! The control channel between a flow's two sides: records over two TCP flows, one each way.
+//! Control channel of an RDMA flow: records over two TCP flows, one each way.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
-//! All control channels of a transport: the TCP transport that carries them, whose flow each is, and the listeners to which receivers
-//! come back.
+//! All control channels of an RDMA transport, whose flow each is, and the listeners to which
+//! receivers come back. A TCP transport carries them.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! Connections that nobody needs any more, ended on a thread of its own (`blocking_worker.rs`).
+//! Destroys queue pairs of ended connections on a thread of its own (`blocking_worker.rs`).
 //!
 //! To destroy a queue pair is a call of the kernel that takes long, and a change of strategy ends many between two collectives. Only those come here
 //! on which nothing is under way: what they can still read or write is the memory that comes with them.

@@ -1,4 +1,5 @@
-//! What the two sides of a flow tell each other beside the queue pairs. Pure; everything that comes in is checked here.
+//! Records of the control channel: offer and answer of queue pairs, ready, broken, bye. Pure;
+//! everything that comes in is checked here.
 //!
 //! ```text
 //! sender                                          receiver

@@ -1,4 +1,4 @@
-//! What carries flows: the devices, and the memory that they know.
+//! Devices and registered memory together, as flows use them to connect and to carry bytes.
 //!
 //! Both of a flow's connections and of its bytes need the two at once. What goes wrong is returned, for `failover/` to judge.
 

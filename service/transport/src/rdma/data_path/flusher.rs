@@ -1,4 +1,5 @@
-//! Making what peers have written to GPU memory visible to the GPU.
+//! Flush after GPUDirect: an RDMA read makes what peers have written to GPU memory visible to the
+//! GPU.
 //!
 //! A completion says that a device has written its bytes, not that they have come through the bus to a GPU's memory. A read
 //! of that memory by the same device does, since it pushes the writes in front of it along: one byte, by a queue pair that is

@@ -1,4 +1,5 @@
-//! Registered memory: keys of the transport's users, and what the devices know.
+//! Memory registration (MR) cache of a transport: host memory, and GPU memory by dma-buf or peer
+//! memory.
 //!
 //! Registering with a device pins pages, which takes the kernel long. So registrations of tenants' regions are kept when
 //! their last user deregisters them, as long as the region lives: collectives use the same buffers again and again. The

@@ -1,4 +1,4 @@
-//! What engines do with connected flows: they post messages and buffers, flush what GPUs are to see, test, and poll.
+//! Data path of connected RDMA flows: post messages and buffers, flush, test, and poll completions.
 //!
 //! A poll takes completions first, since all else waits for them; then it lets flows post in turn (`send_scheduler.rs`), and looks at what seldom
 //! happens when that is due (`wakeup.rs`).

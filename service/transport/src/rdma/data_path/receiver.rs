@@ -1,5 +1,5 @@
-//! The receiving half of a flow: gives credits for posted buffers, and counts what is written into them, or takes it out of the
-//! inbox.
+//! Receiving half of an RDMA flow: grants credits for posted buffers, and counts what is written
+//! into them. Short messages are taken out of the inbox.
 //!
 //! A sender needs no credit for short messages, so while such messages come none are written for buffers that hold no others: they
 //! go together, for many messages. That is a write and its acknowledgement less for each message. What a sender does need, for a

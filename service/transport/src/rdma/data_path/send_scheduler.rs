@@ -1,4 +1,5 @@
-//! Flows post in turn: what has completed is taken, and each flow that has something to do posts some of it before the others do.
+//! Send scheduler: RDMA flows post in turn, some of each before more of any. What has completed is
+//! taken first.
 //!
 //! A flow is in the queue once, however much it has to do. Those that wait for memory to be pinned, or whose credits are withheld, come back
 //! to it when that is over.

@@ -1,5 +1,6 @@
-//! The sending half of a flow: writes messages into the buffers that the receiver has given credits for, and short ones into
-//! the receiver's inbox, without waiting for a credit.
+//! Sending half of an RDMA flow: uses credits, writes messages into the peer's buffers, repeats
+//! them after a failover. Short messages go into the receiver's inbox, without waiting for a
+//! credit.
 //!
 //! A short message is copied when it is written, and its send is done then: its poster waits for no acknowledgement. Nor does
 //! anybody else, mostly: of writes of copies only one in many makes a completion, so that they wake nobody. (One that fails makes

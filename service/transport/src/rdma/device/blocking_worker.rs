@@ -1,4 +1,4 @@
-//! What waits in the kernel, on a thread of its own, so that the engine's flows do not wait for it.
+//! Worker thread for blocking verbs calls, so that the engine's flows do not wait for the kernel.
 //!
 //! The thread begins with the first work, does one after the other, and ends after the transport, which does not wait for it. What has
 //! been done is taken back in a later poll.

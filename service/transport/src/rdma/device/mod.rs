@@ -1,4 +1,4 @@
-//! Ports of devices, their completion queues, and calls of the kernel that take long.
+//! RDMA devices of a transport: ports, their completion queues, and kernel calls that take long.
 //!
 //! [`Devices`] owns the ports that a transport uses, and the names by which completions find their queue pairs. A port is known by its
 //! place, which stays when its device goes and comes back.

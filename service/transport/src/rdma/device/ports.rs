@@ -1,4 +1,4 @@
-//! Finding devices and ports, and which address of a port to use.
+//! Finds RDMA devices and ports, and chooses the GID (RoCE v2, IPv4 or IPv6) of a port.
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;

@@ -1,4 +1,4 @@
-//! Completion queues of a port, which many queue pairs share.
+//! Completion queues (CQ) of a port, which many queue pairs share without overrun.
 //!
 //! A queue pair's work requests, sends and receives, can never make more completions than places that it has reserved, so
 //! that no queue overruns. Places of a queue pair that is gone are free once its queue has been seen empty, since its

@@ -1,4 +1,6 @@
-//! Whether devices take memory: a limit on locked memory would otherwise be met by the first job, and so would GPUs whose memory they do not reach.
+//! Trial at start whether RDMA devices can register memory: locked-memory limit (memlock), GPU
+//! memory. Otherwise the first job would meet the limit, and so would GPUs whose memory devices do
+//! not reach.
 
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Which port a flow's next connection takes: `failover/` says what a turn is.
+//! Choice of the port that a flow's next connection takes; `failover/` says what a turn is.
 
 use crate::rdma::device::ports::Port;
 

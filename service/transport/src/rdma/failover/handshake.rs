@@ -1,4 +1,4 @@
-//! How the two sides of a flow agree on a connection.
+//! Handshake of an RDMA connection: both sides of a flow agree on ports and queue pairs.
 //!
 //! ```text
 //! sender    Calling --reached--> Offered --Answer--> Connecting --> Open --broken--> Broken --a pause--> Offered ...

@@ -1,4 +1,4 @@
-//! Devices that go and come back.
+//! Hotplug: RDMA devices that go and come back.
 //!
 //! A device goes when it fails, when it is pulled out, or when the operator removes it; the first two are told by an event, the last is
 //! not by every driver: soft-RoCE's waits, and the device works on, until nobody has it open. Everything that the service has of it is

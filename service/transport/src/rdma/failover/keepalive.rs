@@ -1,4 +1,5 @@
-//! Connections of which devices say nothing.
+//! Keepalive of RDMA connections: finds those of which the device reports no error, though nothing
+//! is acknowledged.
 //!
 //! A device tells of a write that nobody acknowledges when its retries are exceeded. Some retry for ever (soft-RoCE with seven), all do where the
 //! receiver is not ready and may be waited for, and writes that nobody waits for tell nothing when they arrive. So now and then, while

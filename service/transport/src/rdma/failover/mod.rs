@@ -1,4 +1,6 @@
-//! From connection to connection: which port a flow's next connection takes, how both sides make it, and what follows when it breaks.
+//! Failover of RDMA flows: port down, queue pair error, silent peer; next port, back-off, and
+//! return home. It says which port a flow's next connection takes, how both sides make it, and what
+//! follows when it breaks.
 //!
 //! ```text
 //! a port is down, or its address or device gone   the next port that is up; home at once when it is back

@@ -1,4 +1,4 @@
-//! The seam below the transport: what it asks of a verbs driver, in types of its own.
+//! Seam between RDMA transport and verbs driver (libibverbs, or a fake), in types of its own.
 //!
 //! [`super::result::Verbs`] makes libibverbs's calls; a fake one in tests moves bytes itself and has bad luck as told. All
 //! calls return at once, as verbs do, and report an error by `errno` and the call's name.

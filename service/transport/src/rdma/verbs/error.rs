@@ -1,4 +1,4 @@
-//! Why a verbs call failed.
+//! Errors of verbs calls.
 
 use nix::errno::Errno;
 

@@ -1,4 +1,4 @@
-//! Our declarations against the headers of libibverbs.
+//! Checks our declarations of verbs structures against the headers of libibverbs.
 
 use std::fmt::Write;
 use std::process::Command;

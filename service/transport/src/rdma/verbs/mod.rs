@@ -1,4 +1,5 @@
-//! Verbs, in three levels: what the library is (`sys`), its calls with results (`result`), types that own (`own`).
+//! Verbs, in three levels: what the library is (`sys`), its calls with results (`result`), types
+//! that own (`own`).
 //!
 //! Between the last two lies the seam [`Driver`]: the production code above it also runs on a fake driver, which lives in one
 //! process, moves bytes as queue pairs do, and has bad luck as a test says.

@@ -1,4 +1,5 @@
-//! Owning types: each keeps alive what it was made of, so that things are destroyed in the right order.
+//! Owning types of verbs (context, protection domain, memory region, queue pair), destroyed in the
+//! right order. Each keeps alive what it was made of.
 //!
 //! ```text
 //! Context <-- ProtectionDomain <-- MemoryRegion

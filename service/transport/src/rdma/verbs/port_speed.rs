@@ -1,4 +1,4 @@
-//! Speeds of ports: from what the library, the link and the kernel say.
+//! Port speeds (Gbit/s), from what the library, the link and the kernel say.
 
 /// Speed of a port: as the library says it, where it can; else from its link's width and lanes; else as the kernel says it. An XDR lane has no
 /// code in the width of the second.

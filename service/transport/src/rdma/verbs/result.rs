@@ -1,4 +1,4 @@
-//! libibverbs's calls with results: each error says which call and why.
+//! Calls of libibverbs with results: each error says which call and why.
 //!
 //! Addresses of the library's structures go in and out as [`Raw`]; `own.rs` sees to it that they are used while they live.
 

@@ -1,4 +1,5 @@
-//! The library's structures, and what they are above it: completions, events, access flags, steps of a queue pair.
+//! Conversion of libibverbs' structures: completions, events, access flags, queue-pair attributes
+//! (`ibv_modify_qp`).
 
 use super::driver::{Access, AsyncEvent, Completion, Gid, QpStep, Raw, WcStatus};
 use super::sys;

@@ -1,4 +1,5 @@
-//! libibverbs as it is: the structures and entry points that the transport uses, and nothing else.
+//! libibverbs as it is, opened at run time: the structures and entry points that the transport
+//! uses.
 //!
 //! The library is opened at run time, so that the same program runs on hosts without it. What C programs get as inline
 //! functions of `verbs.h` goes through the function pointers in [`ibv_context`]. Structures that the library makes end here

@@ -1,4 +1,5 @@
-//! What comes in until it is part of a flow: listening sockets, connections that have not said what they are for, and listeners.
+//! Accepts TCP connections: listening sockets, connections that have not said what they are for,
+//! and listeners.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;

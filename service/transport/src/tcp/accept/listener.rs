@@ -1,4 +1,4 @@
-//! Listeners: which flows are accepted, and connections that are for one of them.
+//! TCP listeners: which flows are accepted, and connections that are for one of them.
 //!
 //! ```text
 //! taken --hello--> half open --listener and cookie are right--> arrived --accepted here, all sockets there--> the flow's

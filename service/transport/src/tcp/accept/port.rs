@@ -1,4 +1,4 @@
-//! Listening sockets, which all listeners of an address share, and connections that have not said yet what they are for.
+//! Listening sockets that all listeners of an address share, and half-open connections.
 //!
 //! Anybody can connect here. What a stranger costs is bounded: [`HALF_OPEN_MAX`] connections a port, each for at most
 //! [`HANDSHAKE_TIMEOUT`], and less when others need its place.

@@ -1,5 +1,6 @@
-//! A sender's connection: the socket that carries its stream, and the one that is being dialled, at first or because the one before
-//! has found a dead path.
+//! A sender's TCP connection: the socket in use, a redial over another path, and what is sent
+//! again. The line is the socket that carries its stream. Another is dialled at first, or because
+//! the one before has found a dead path.
 //!
 //! ```text
 //!            dial: connecting --> greeting --> waiting for an answer --> the connection's line

@@ -1,4 +1,4 @@
-//! The flows of a transport: the table, whose turn it is, and the memory that they send from and receive into.
+//! Table of TCP flows: whose turn it is, and the memory that they send from and receive into.
 //!
 //! Sockets are watched by [`Watches`], and flows only name their watches: what ends a socket returns its watch, for the transport to
 //! forget.

@@ -1,4 +1,5 @@
-//! What one connection was given to send and its peer's kernel may not have: enough to send it again over another socket.
+//! Retransmission log: what a connection was given to send, enough to send it again over another
+//! socket. The peer's kernel may not have it.
 //!
 //! ```text
 //!  stream:   acknowledged | copied           | in messages' buffers | not assigned yet

@@ -1,4 +1,4 @@
-//! A flow as the transport keeps it, and [`Flows`](flows::Flows), which owns them all.
+//! A TCP flow as the transport keeps it, and [`Flows`](flows::Flows), which owns them all.
 
 pub(in crate::tcp) mod arrival;
 pub(in crate::tcp) mod connection;

@@ -1,4 +1,4 @@
-//! Opening flows, until they are connected.
+//! Opens TCP flows, until they are connected.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! Which flows have something to do, wait for acknowledgements, or have news. Each is in a queue at most once.
+//! Queues of TCP flows: something to do, acknowledgements awaited, news. Each flow is in a queue at
+//! most once.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Which receivers are read without asking epoll, and how seldom epoll is asked then.
+//! Busy polling: which receivers are read without asking epoll, and how seldom epoll is asked then.
 //!
 //! Where few flows wait for messages, asking costs more than trying. An engine that waits for its tenants polls on, and bytes that are
 //! read directly are announced all the same.

@@ -1,4 +1,4 @@
-//! The receiving half of a flow: reads chunks from its sockets straight into the posted buffers.
+//! Receiving half of a TCP flow: reads chunks from its sockets straight into the posted buffers.
 //!
 //! A socket is read into the rest of its chunk and, behind that, into a small *stash*, which so gets the next header and
 //! the first bytes after it in the same system call. Small messages go through the stash whole; of a larger chunk only its

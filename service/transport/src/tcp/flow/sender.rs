@@ -1,4 +1,4 @@
-//! The sending half of a flow: hands out the chunks of its messages to those of its connections that have room.
+//! Sending half of a TCP flow: stripes the chunks of messages over connections that have room.
 //!
 //! A flow that can go on over other paths keeps what the peer's kernel has not acknowledged (`log.rs`). So a short message is copied
 //! when it is written, and done; a longer one is done when it was acknowledged, or when that takes long enough for a copy

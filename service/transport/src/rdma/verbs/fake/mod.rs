@@ -1,4 +1,4 @@
-//! A verbs driver in one process, for tests: devices of several hosts on one fabric.
+//! Fake verbs driver in one process, for tests: devices of several hosts on one fabric.
 //!
 //! Queue pairs move bytes from registered memory into registered memory, in order, as they are polled; keys and bounds are
 //! checked, receivers may not be ready, and queues hold what they were made for. Time is what the test says. Bad luck is

@@ -1,4 +1,5 @@
-//! Objects of a fake fabric: devices, registered memory, completion queues, queue pairs. [`World`](super::world::World) has them.
+//! Objects of a fake fabric: devices, registered memory, completion queues, queue pairs.
+//! [`World`](super::world::World) has them.
 
 use std::collections::VecDeque;
 use std::time::Instant;

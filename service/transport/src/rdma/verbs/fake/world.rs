@@ -1,4 +1,4 @@
-//! What hosts of a fake fabric share, and how its queue pairs move bytes.
+//! State of a fake fabric, which its hosts share, and how its queue pairs move bytes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! A socket that is being dialled, until it has the peer's answer to its hello and becomes the connection's line.
+//! Dials a TCP connection: connect, hello, and the peer's answer.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! Looks: now and then it is seen whether the line's peer answers, its path is asked whether it lives where nothing is answered, and it
-//! is said what to do. Who owes nothing is not looked at.
+//! Checks a TCP connection's peer and path: unacknowledged bytes, questions over the path, then
+//! what to do. Who owes nothing is not looked at.
 
 use std::time::{Duration, Instant};
 
