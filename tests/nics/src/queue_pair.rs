@@ -10,6 +10,8 @@
 
 mod arrivals;
 mod departures;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
