@@ -7,20 +7,22 @@
 mod controller;
 mod cuda;
 mod exchange;
+mod host_device;
 mod large_from;
 mod metrics;
 mod rdma;
+mod runtime;
+mod strategy;
 mod tcp;
+mod tenant;
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::cpus::CpuChoice;
 use crate::limits;
-use crate::units::{Bytes, DurationText};
+use crate::units::DurationText;
 use crate::validate::{Problems, Validate};
 
 pub use controller::Controller;
@@ -28,13 +30,14 @@ pub use cuda::{
     Cuda, CudaDuplicateGpus, CudaExecution, CudaGpuDirect, CudaHandles, CudaOrdering, CudaPeerAccess, CudaUse,
 };
 pub use exchange::{Address, Exchange, HostConfig};
+pub use host_device::HostDevice;
 pub use large_from::{Crossover, LargeFrom};
 pub use metrics::Metrics;
 pub use rdma::{Device, Rdma, RdmaUse, TransportKind};
+pub use runtime::{Affinity, MOVER_THREAD, Placement, Runtime};
+pub use strategy::{Algorithm, CHANNELS_MIN, Reductions, Strategy};
 pub use tcp::{FlowPath, Ports, Tcp};
-
-/// How the names of transport engines' threads begin; their number follows.
-pub const MOVER_THREAD: &str = "mccs-move-";
+pub use tenant::{TENANT_SOCKET, TenantConfig};
 
 /// A whole `service.toml`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,95 +93,6 @@ pub struct ServiceSection {
 
 /// The control socket's name where the file gives none.
 pub const CONTROL_SOCKET: &str = "mccs-control.sock";
-/// A tenant's socket where the file gives none.
-pub const TENANT_SOCKET: &str = "mccs.sock";
-
-/// `[[tenant]]`: an owner of jobs, its socket and its quotas.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TenantConfig {
-    /// Name that the operator's tool shows.
-    pub name: String,
-    /// Socket, relative to the runtime folder. Tenants that share one are told apart by their users.
-    #[serde(default = "default_socket")]
-    pub socket: PathBuf,
-    /// User ids that may connect. Absent: any that the socket's permissions let in.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub uids: Option<Vec<u32>>,
-    /// Host memory of all its sessions together. Absent: half of the host's memory.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_memory: Option<Bytes>,
-    /// GPU memory that the service gives to its communicators, of all GPUs together. The tenant's own allocations do not count. Absent: half of the
-    /// memory of the service's GPUs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_gpu_memory: Option<Bytes>,
-    /// Sessions at once. Absent: as many as the service's descriptors allow, at most 1,024.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_sessions: Option<u32>,
-    /// Communicators at once; all ranks on this host count as one. Absent: as many as the service's descriptors allow, at most 1,024.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_communicators: Option<u32>,
-    /// Operations that one session has begun and not ended.
-    #[serde(default = "default_max_operations_in_flight")]
-    pub max_operations_in_flight: u32,
-    /// Streams of one session; also the stream words in its segment.
-    #[serde(default = "default_max_streams")]
-    pub max_streams: u32,
-    /// Memory regions of one session.
-    #[serde(default = "default_max_regions")]
-    pub max_regions: u32,
-    /// Part of the service's threads beside other tenants that have work there: twice the weight, twice the time.
-    #[serde(default = "default_weight")]
-    pub weight: u32,
-    /// Traffic classes that communicators may ask for (`trafficClass` of NCCL's configuration), as bytes of the IP header: the code point in the
-    /// upper six bits. Others run without a class.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub traffic_classes: Vec<u8>,
-}
-
-fn default_socket() -> PathBuf {
-    TENANT_SOCKET.into()
-}
-
-fn default_max_operations_in_flight() -> u32 {
-    1024
-}
-
-/// Each rank of a communicator takes a stream for its large operations: 8 ranks of one process in 97 communicators take 776.
-fn default_max_streams() -> u32 {
-    2048
-}
-
-/// A rank takes a region of host memory and one for each buffer of its large operations.
-fn default_max_regions() -> u32 {
-    8192
-}
-
-fn default_weight() -> u32 {
-    1
-}
-
-impl TenantConfig {
-    /// A tenant with the default quotas, for every user.
-    #[must_use]
-    pub fn new(name: impl Into<String>, socket: impl Into<PathBuf>) -> Self {
-        TenantConfig {
-            name: name.into(),
-            socket: socket.into(),
-            uids: None,
-            max_memory: None,
-            max_gpu_memory: None,
-            max_sessions: None,
-            max_communicators: None,
-            max_operations_in_flight: default_max_operations_in_flight(),
-            max_streams: default_max_streams(),
-            max_regions: default_max_regions(),
-            weight: default_weight(),
-            traffic_classes: Vec::new(),
-        }
-    }
-}
-
 /// `[limits]`: sizes and times that hold for every session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -203,182 +117,6 @@ impl Default for Limits {
             operation_timeout: DurationText::secs(1800),
         }
     }
-}
-
-/// `[runtime]`: threads and engines.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Runtime {
-    /// Transport engines at the start. Absent: one for each core of the host that the service runs on.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub transport_engines: Option<u32>,
-    /// How long a runtime with nothing to do spins before it parks.
-    pub spin: DurationText,
-    /// The same for what has flows to other hosts, or work that a GPU is to come to. Absent: a millisecond on a host of eight
-    /// cores or more, else as `spin`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub spin_while_waiting: Option<DurationText>,
-    /// How long a tenant's process that waits for an operation spins before it sleeps.
-    pub tenant_spin: DurationText,
-    /// Which engines share a thread.
-    pub placement: Placement,
-    /// CPUs of threads that `cpus` does not name.
-    pub affinity: Affinity,
-    /// CPUs of threads, by name as `mccsctl engines` shows it.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub cpus: BTreeMap<String, CpuChoice>,
-}
-
-impl Default for Runtime {
-    fn default() -> Self {
-        Runtime {
-            transport_engines: None,
-            spin: DurationText::micros(100),
-            spin_while_waiting: None,
-            tenant_spin: DurationText::micros(100),
-            placement: Placement::Shared,
-            affinity: Affinity::Numa,
-            cpus: BTreeMap::new(),
-        }
-    }
-}
-
-/// How CPUs are chosen for threads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Affinity {
-    /// On a host of several NUMA nodes: on that of the NICs, or GPUs, that they work for. Elsewhere anywhere.
-    Numa,
-    /// Anywhere.
-    None,
-}
-
-impl Runtime {
-    /// Names of threads without a number. Those of transport engines are [`MOVER_THREAD`] and the engine's number.
-    const THREADS: [&'static str; 5] = ["mccs-main", "mccs-control", "mccs-proxy", "mccs-exchange", "mccs-controller"];
-
-    fn validate(&self, problems: &mut Problems) {
-        if let Some(engines) = self.transport_engines {
-            problems.within("runtime.transport_engines", &engines, &limits::TRANSPORT_ENGINES);
-        }
-        problems.within("runtime.spin", &self.spin, &limits::SPIN);
-        if let Some(spin) = &self.spin_while_waiting {
-            problems.within("runtime.spin_while_waiting", spin, &limits::SPIN);
-        }
-        problems.within("runtime.tenant_spin", &self.tenant_spin, &limits::SPIN);
-        for name in self.cpus.keys() {
-            let mover = name.strip_prefix(MOVER_THREAD).and_then(|number| number.parse::<u32>().ok());
-            let is_mover = mover.is_some_and(|number| number < limits::TRANSPORT_ENGINES.max);
-            if !is_mover && !Self::THREADS.contains(&name.as_str()) {
-                let known = Self::THREADS.join(", ");
-                problems.add(
-                    format!("runtime.cpus.{name}"),
-                    format!(
-                        "is no thread of the service; there are {known}, and {MOVER_THREAD}N for transport engine N"
-                    ),
-                );
-            }
-            let is_on_main = mover == Some(0) || ["mccs-proxy", "mccs-exchange"].contains(&name.as_str());
-            if is_on_main && self.placement == Placement::Shared {
-                let problem = "its engine is on mccs-main; name that, or set runtime.placement = \"dedicated\"";
-                problems.add(format!("runtime.cpus.{name}"), problem);
-            }
-        }
-    }
-}
-
-/// Which engines share a thread.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Placement {
-    /// The daemon engines and the proxy share runtimes with transport engines; few threads.
-    Shared,
-    /// A runtime for the daemon engines, one for the proxy, one for each transport engine.
-    Dedicated,
-}
-
-/// `[host_device]`: the device of host memory.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct HostDevice {
-    /// Collectives to which a rank contributes up to this much are done by the ranks themselves, on a shared-memory exchange that the
-    /// service gives them. 0: everything is done in the service.
-    pub shm_exchange_limit: Bytes,
-    /// Operations up to here run on the proxy engine; larger ones go to the transport engines.
-    pub inline_bytes: Bytes,
-    /// Unit of work of a transport engine.
-    pub piece_bytes: Bytes,
-    /// Results from here on are written past the cache.
-    pub streaming_threshold: Bytes,
-}
-
-impl Default for HostDevice {
-    fn default() -> Self {
-        HostDevice {
-            shm_exchange_limit: Bytes::kib(16),
-            inline_bytes: Bytes::kib(256),
-            piece_bytes: Bytes::kib(128),
-            streaming_threshold: Bytes::mib(32),
-        }
-    }
-}
-
-/// `[strategy]`: what a communicator starts with, until the operator decides otherwise. Hosts that share communicators need the
-/// same: set-up fails, and names the host, where they differ.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Strategy {
-    /// How collectives are carried out.
-    pub algorithm: Algorithm,
-    /// Channels of a communicator. Absent: one for each NIC of the host with most, over RDMA, and at least [`CHANNELS_MIN`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub channels: Option<u32>,
-    /// How GPUs of more than two hosts reduce long data. A communicator keeps what it began with.
-    pub reductions: Reductions,
-    /// Ways through the network: channels go round them. None: all flows are as `[tcp]` says.
-    #[serde(rename = "path", skip_serializing_if = "Vec::is_empty")]
-    pub paths: Vec<FlowPath>,
-}
-
-/// Channels of a communicator that one NIC, or sockets, need: one is reduced while the other's messages are under way.
-pub const CHANNELS_MIN: u32 = 2;
-
-impl Default for Strategy {
-    fn default() -> Self {
-        Strategy { algorithm: Algorithm::Auto, channels: None, reductions: Reductions::default(), paths: Vec::new() }
-    }
-}
-
-/// How collectives are carried out.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Algorithm {
-    /// What the cost model picks for the size.
-    #[default]
-    Auto,
-    /// One pass over memory, for ranks of one host. Across hosts: as `auto`.
-    SinglePass,
-    /// Ring of ranks.
-    Ring,
-    /// Tree of ranks. Like the other forms but the rings, only for some collectives: the rest goes round the ring.
-    Tree,
-    /// Ring of hosts, each of which acts for all its ranks.
-    HostRing,
-    /// Tree of hosts.
-    HostTree,
-    /// Every host to every other at once, for short data.
-    OneShot,
-}
-
-/// How GPUs of several hosts reduce.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Reductions {
-    /// Each host exchanges with every other.
-    #[default]
-    AllToAll,
-    /// Each host adds its own to what the one before it in a ring passes on.
-    Ring,
 }
 
 impl Default for ServiceConfig {
@@ -483,21 +221,6 @@ impl Validate for ServiceConfig {
     }
 }
 
-impl Validate for HostDevice {
-    fn validate(&self, problems: &mut Problems) {
-        problems.within("host_device.shm_exchange_limit", &self.shm_exchange_limit, &limits::SHM_EXCHANGE_LIMIT);
-        problems.within("host_device.inline_bytes", &self.inline_bytes, &limits::INLINE_BYTES);
-        problems.within("host_device.piece_bytes", &self.piece_bytes, &limits::PIECE_BYTES);
-        if !self.piece_bytes.0.is_multiple_of(4096) {
-            problems.add(
-                "host_device.piece_bytes",
-                format!("must be a multiple of 4KiB so that pieces start on pages, not {}", self.piece_bytes),
-            );
-        }
-        problems.within("host_device.streaming_threshold", &self.streaming_threshold, &limits::STREAMING_THRESHOLD);
-    }
-}
-
 impl ServiceConfig {
     fn validate_exchange(&self, problems: &mut Problems) {
         match &self.exchange {
@@ -534,7 +257,7 @@ impl ServiceConfig {
                         .add(format!("tenant[{i}].name"), format!("tenant[{j}] is already called {:?}", tenant.name));
                 }
                 if self.tenant_socket(other) == socket
-                    && let Some(why) = overlap(other, tenant)
+                    && let Some(why) = tenant::overlap(other, tenant)
                 {
                     problems.add(
                         &key,
@@ -547,45 +270,6 @@ impl ServiceConfig {
                 }
             }
         }
-    }
-}
-
-impl TenantConfig {
-    fn validate_at(&self, key: &str, problems: &mut Problems) {
-        problems.name(format!("{key}.name"), &self.name);
-        if self.uids.as_ref().is_some_and(Vec::is_empty) {
-            problems.add(
-                format!("{key}.uids"),
-                "lists nobody; name at least one user id, or leave the key out to admit every user",
-            );
-        }
-        for (name, value, limit) in [
-            ("max_memory", self.max_memory, limits::MEMORY),
-            ("max_gpu_memory", self.max_gpu_memory, limits::GPU_MEMORY),
-        ] {
-            value.iter().for_each(|value| problems.within(format!("{key}.{name}"), value, &limit));
-        }
-        for (name, value, limit) in [
-            ("max_sessions", self.max_sessions, limits::SESSIONS),
-            ("max_communicators", self.max_communicators, limits::COMMUNICATORS),
-            ("max_operations_in_flight", Some(self.max_operations_in_flight), limits::OPERATIONS_IN_FLIGHT),
-            ("max_streams", Some(self.max_streams), limits::STREAMS),
-            ("max_regions", Some(self.max_regions), limits::REGIONS),
-            ("weight", Some(self.weight), limits::TENANT_WEIGHT),
-        ] {
-            value.iter().for_each(|value| problems.within(format!("{key}.{name}"), value, &limit));
-        }
-    }
-}
-
-/// Why two tenants on one socket cannot be told apart, if they cannot.
-fn overlap(a: &TenantConfig, b: &TenantConfig) -> Option<String> {
-    match (&a.uids, &b.uids) {
-        (Some(a_uids), Some(b_uids)) => {
-            a_uids.iter().find(|uid| b_uids.contains(uid)).map(|uid| format!("both admit user {uid}"))
-        }
-        (None, _) => Some(format!("{:?} admits every user", a.name)),
-        (_, None) => Some(format!("{:?} admits every user", b.name)),
     }
 }
 

@@ -14,6 +14,8 @@ mod acceptor;
 mod answers;
 mod on_gpus;
 mod proxies;
+mod ranks;
+mod regions;
 mod requests;
 mod tables;
 mod twins;

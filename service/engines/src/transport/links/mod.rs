@@ -8,19 +8,21 @@
 //! ```
 //!
 //! A link leads from one program of a schedule to another, on a channel, a path through the network (`paths.rs`), and sends as fast as its
-//! communicator's pace lets it (`paced.rs`). Both hosts
-//! run the same schedules, so the one knows to connect and the other to accept without asking. Links of two epochs share nothing but
-//! the listener: those of the next are there before those of the last go.
+//! communicator's pace lets it (`paced.rs`). Both hosts run the same schedules, so the one knows to connect and the other to accept without
+//! asking. Links of two epochs share nothing but the listener: those of the next are there before those of the last go.
 //!
 //! Deliberately absent: what is sent (jobs know), and which failure is whose fault (the proxy engine knows more).
 
+mod flow_options;
 mod paced;
 mod paths;
+mod staging;
 mod twins;
+mod wire;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mccs_collective::CHANNELS_MAX;
 use mccs_config::service::TransportKind;
@@ -29,19 +31,21 @@ use mccs_model::Name;
 use mccs_model::link::{LinkKey, LinksId, first_number};
 use mccs_runtime::{Context, Progress};
 use mccs_telemetry::LogBudget;
-use mccs_telemetry::flows::{FlowMeter, FlowName, FlowTable, path_name};
+use mccs_telemetry::flows::{FlowMeter, FlowTable, path_name};
 use mccs_telemetry::recorder::Recorder;
 use mccs_transport::{
-    Fault, FlowId, FlowOptions, FlowPath, FlowSpec, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey,
-    MemoryKind, MemorySpan, PathEvent, PathEvents, PortEvent, PortEvents, RecvFlow, SendFlow, Transport,
-    TransportError, Usage, is_device_up,
+    Fault, FlowId, FlowOptions, FlowPath, FlowState, ListenOptions, Listener, ListenerHandle, MemoryKey, PathEvent,
+    PathEvents, PortEvent, PortEvents, RecvFlow, SendFlow, Transport, TransportError, Usage, is_device_up,
 };
 
+use self::flow_options::{FlowDefaults, flow_name, spec, with_path_of};
 pub use self::paced::PaceHere;
 use self::paced::Paced;
-use self::paths::detours;
 pub use self::paths::{NextEpoch, PathAssignment, PeerHost, Peers, ToGpus};
+pub use self::staging::Staging;
+use self::staging::StagingPool;
 use self::twins::Twins;
+use self::wire::WireLooks;
 use super::channel::ChannelFault;
 use super::path_events::{PathEventLog, PeerPathEvent};
 
@@ -51,33 +55,6 @@ pub const MESSAGE_BYTES_MAX: u64 = 256 << 10;
 
 // A channel of a strategy is never the one of point-to-point operations.
 const _: () = assert!(CHANNELS_MAX < LinkKey::PAIRS as usize);
-
-/// Staging buffers that an engine keeps for later; further ones are freed after use.
-const STAGING_KEPT_MAX: usize = 64;
-
-/// Memory for a message that is to be reduced.
-pub struct Staging {
-    words: Box<[u64]>,
-    key: MemoryKey,
-}
-
-impl Staging {
-    /// As the transport knows it.
-    #[must_use]
-    pub fn span(&self, bytes: u64) -> MemorySpan {
-        MemorySpan { key: self.key, offset: 0, bytes }
-    }
-
-    /// First byte; aligned for every data type.
-    #[must_use]
-    pub fn ptr(&self) -> *const u8 {
-        self.words.as_ptr().cast()
-    }
-}
-
-/// How often it is read what became of flows' packets, while the engine is awake, and of how many flows: a call of the kernel each.
-const WIRE_LOOK_EVERY: Duration = Duration::from_millis(250);
-const WIRE_LOOKS_MAX: usize = 64;
 
 /// A flow that leaves this host.
 struct Sending {
@@ -112,23 +89,19 @@ pub struct Links {
     /// Requests are posted here by jobs.
     pub transport: Box<dyn Transport>,
     listen: ListenOptions,
-    flow: FlowOptions,
-    /// What flows over each transport begin with, where strategies say over which.
-    flows: BTreeMap<TransportKind, FlowOptions>,
+    defaults: FlowDefaults,
     message_bytes: u64,
     sets: HashMap<LinksId, LinkSet>,
     /// Epochs whose flows are not all connected yet.
     preparing: BTreeSet<(LinksId, u32)>,
     /// Communicators whose links have broken, and which are not over yet: more work may be on its way.
     broken: BTreeSet<LinksId>,
-    staging: Vec<Staging>,
+    staging: StagingPool,
     /// When something that has to wait by its pace may go on.
     wake_at: Option<Instant>,
     /// Where what flows carry is counted.
     meters: Arc<FlowTable>,
-    /// When it is next looked what became of packets, and of which flow first.
-    wire_look_at: Option<Instant>,
-    wire_next: usize,
+    wire_looks: WireLooks,
     /// Where what flows find out about paths is told.
     path_events: Arc<PathEventLog>,
     /// The engine's.
@@ -141,15 +114,14 @@ impl Links {
     /// No links yet; listeners and flows are made with these options.
     #[must_use]
     pub fn new(transport: Box<dyn Transport>, listen: ListenOptions, flow: FlowOptions) -> Self {
-        let (sets, broken, staging) = (HashMap::new(), BTreeSet::new(), Vec::new());
+        let (sets, broken, staging) = (HashMap::new(), BTreeSet::new(), StagingPool::default());
         let (preparing, wake_at) = (BTreeSet::new(), None);
         let (message_bytes, meters, recorder) = (MESSAGE_BYTES_MAX, Arc::default(), Recorder::default());
         let path_events = Arc::default();
         Links {
             transport,
             listen,
-            flow,
-            flows: BTreeMap::new(),
+            defaults: FlowDefaults { any: flow, by_transport: BTreeMap::new() },
             message_bytes,
             sets,
             preparing,
@@ -157,8 +129,7 @@ impl Links {
             staging,
             wake_at,
             meters,
-            wire_look_at: None,
-            wire_next: 0,
+            wire_looks: WireLooks::default(),
             path_events,
             recorder,
             budget: LogBudget::default(),
@@ -169,7 +140,8 @@ impl Links {
     #[must_use]
     pub fn with_transports(self, flows: BTreeMap<TransportKind, FlowOptions>) -> Self {
         let named = |(kind, options)| (kind, FlowOptions { transport: Some(kind), ..options });
-        Links { flows: flows.into_iter().map(named).collect(), ..self }
+        let by_transport = flows.into_iter().map(named).collect();
+        Links { defaults: FlowDefaults { by_transport, ..self.defaults }, ..self }
     }
 
     /// Counts what flows carry in a table that others look at.
@@ -184,26 +156,12 @@ impl Links {
         Links { path_events, ..self }
     }
 
-    /// Reads what became of packets, of some flows at a time.
-    fn look_at_wire(&mut self, now: Instant) {
-        self.wire_look_at = Some(now + WIRE_LOOK_EVERY);
-        let Some(wire) = self.transport.wire_statistics() else { return };
-        let sends = self.sets.values().flat_map(|set| set.sends.values());
-        let mut looked = 0;
-        for sending in sends.skip(self.wire_next).take(WIRE_LOOKS_MAX) {
-            looked += 1;
-            if let Some(stats) = wire.wire_stats(sending.flow) {
-                sending.meter.note_wire(stats);
-            }
-        }
-        self.wire_next = if looked < WIRE_LOOKS_MAX { 0 } else { self.wire_next + looked };
-    }
-
     /// Moves bytes, and tells what flows have found out.
     pub(super) fn poll(&mut self, cx: &Context) -> Progress {
         let progress = self.transport.poll(cx);
-        if self.wire_look_at.is_none_or(|at| at <= cx.now) {
-            self.look_at_wire(cx.now);
+        if self.wire_looks.is_due(cx.now) {
+            let sends = self.sets.values().flat_map(|set| set.sends.values());
+            self.wire_looks.look(&mut *self.transport, sends, cx.now);
         }
         while let Some(event) = self.transport.path_events().and_then(PathEvents::take_path_event) {
             let PathEvent { flow, path, answers } = event;
@@ -393,7 +351,7 @@ impl Links {
     /// Whether the devices by which a strategy's flows are to leave are there, and up. One that goes down later is left by its flows.
     fn check_devices(&self, id: LinksId, next: &NextEpoch) -> Result<(), TransportError> {
         let Some(peers) = self.sets.get(&id).and_then(|set| set.peers.as_ref()) else { return Ok(()) };
-        let begin = begins_with(&self.flow, &self.flows, next.assignment.transport)?;
+        let begin = self.defaults.of(next.assignment.transport)?;
         let named = |link: &LinkKey| peers.path(*link, &next.assignment).filter(|path| path.device.is_some());
         // Many links, few paths.
         let mut paths: Vec<&FlowPath> = Vec::new();
@@ -472,7 +430,7 @@ impl Links {
             host.listeners.get(link.engine(host.listeners.len())).ok_or(TransportError::NoSuch("listener"))?;
         let assignment = if link.track().is_some() { Some(&set.pairs) } else { set.epochs.get(&link.epoch) };
         let assignment = assignment.ok_or(TransportError::NoSuch("strategy"))?;
-        let begin = begins_with(&self.flow, &self.flows, assignment.transport)?;
+        let begin = self.defaults.of(assignment.transport)?;
         let mut options = with_path_of(begin, peers, link, assignment);
         let mut connect =
             |options: &_| self.transport.connect(listener, &spec(link, link.dst, &host.name, options), now);
@@ -500,7 +458,7 @@ impl Links {
     pub(super) fn set_pair_paths(&mut self, id: LinksId, assignment: &Arc<PathAssignment>) {
         let Some(set) = self.sets.get_mut(&id) else { return };
         let Some(peers) = set.peers.as_ref().filter(|_| assignment.transport == set.pairs.transport) else { return };
-        let Ok(begin) = begins_with(&self.flow, &self.flows, assignment.transport) else { return };
+        let Ok(begin) = self.defaults.of(assignment.transport) else { return };
         set.pairs = Arc::clone(assignment);
         for (link, sending) in set.sends.range(LinkKey::first_of(LinkKey::PAIRS_EPOCH)..) {
             let options = with_path_of(begin, peers, *link, assignment);
@@ -527,7 +485,7 @@ impl Links {
         let peers = set.peers.as_ref().ok_or(TransportError::NoSuch("peer"))?;
         let host = peers.host_of(link.src).ok_or(TransportError::NoSuch("peer"))?;
         let assignment = set.epochs.get(&link.epoch);
-        let begin = begins_with(&self.flow, &self.flows, assignment.unwrap_or(&peers.assignment).transport)?;
+        let begin = self.defaults.of(assignment.unwrap_or(&peers.assignment).transport)?;
         let class = assignment.map(|assignment| assignment.class()).unwrap_or_default();
         let takes_short = begin.takes_short && !peers.to_gpus.has(link);
         let home = peers.home_of_receives(link, &set.pairs).cloned();
@@ -544,66 +502,11 @@ impl Links {
     /// # Errors
     /// The transport has no room for its registration.
     pub fn take_staging(&mut self) -> Result<Staging, TransportError> {
-        if let Some(staging) = self.staging.pop() {
-            return Ok(staging);
-        }
-        let mut words = vec![0u64; (MESSAGE_BYTES_MAX / 8) as usize].into_boxed_slice();
-        // SAFETY: the words are freed in `give_staging`, after they were deregistered, or with the transport.
-        let key = unsafe { self.transport.register(words.as_mut_ptr().cast(), MESSAGE_BYTES_MAX, MemoryKind::Host) }?;
-        Ok(Staging { words, key })
+        self.staging.take(&mut *self.transport)
     }
 
     /// Gives staging memory back that no request uses any more.
     pub fn give_staging(&mut self, staging: Staging) {
-        if self.staging.len() < STAGING_KEPT_MAX {
-            self.staging.push(staging);
-        } else if self.transport.deregister(staging.key).is_err() {
-            debug_assert!(false, "bug: staging memory is given back while a request uses it");
-            std::mem::forget(staging);
-        }
-    }
-}
-
-/// What a flow of a strategy begins with, whatever its path.
-fn begins_with<'a>(
-    flow: &'a FlowOptions,
-    flows: &'a BTreeMap<TransportKind, FlowOptions>,
-    transport: Option<TransportKind>,
-) -> Result<&'a FlowOptions, TransportError> {
-    let Some(kind) = transport else { return Ok(flow) };
-    flows.get(&kind).ok_or_else(|| TransportError::NoTransport { host: "this host".into(), kind })
-}
-
-/// The same on its path.
-fn with_path_of(begin: &FlowOptions, peers: &Peers, link: LinkKey, assignment: &Arc<PathAssignment>) -> FlowOptions {
-    let path = peers.path(link, assignment);
-    let mut options = path.map_or_else(|| begin.clone(), |path| begin.on(path));
-    options.home = peers.home_of_sends(link, assignment).cloned();
-    FlowOptions { detours: detours(begin, path, [assignment, &peers.assignment]), ..options }
-}
-
-fn spec(link: LinkKey, peer: u32, host: &Name, options: &FlowOptions) -> FlowSpec {
-    FlowSpec { number: link.flow_number(), peer: format!("rank {peer} on {host}"), options: options.clone() }
-}
-
-/// What the operator is told of a flow.
-fn flow_name(
-    id: LinksId,
-    link: LinkKey,
-    sends: bool,
-    peer: &Name,
-    transport: Option<TransportKind>,
-    path: Option<&FlowPath>,
-) -> FlowName {
-    FlowName {
-        links: id.0,
-        epoch: link.track().is_none().then_some(link.epoch),
-        channel: link.channel,
-        from: link.src,
-        to: link.dst,
-        sends,
-        peer: peer.to_string(),
-        transport,
-        path: path_name(path),
+        self.staging.give(&mut *self.transport, staging);
     }
 }
