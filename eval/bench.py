@@ -130,6 +130,14 @@ def write_results(name, data, text):
     (RESULTS / f"{name}.md").write_text(text)
 
 
+def write_out(options, data, text):
+    """The same of a machine with GPUs, in the folder --out, without its paths; prints the page."""
+    out = pathlib.Path(options.out)
+    (out / f"{options.name}.json").write_text(without_folders(json.dumps(data)) + "\n")
+    (out / f"{options.name}.md").write_text(text)
+    print(text)
+
+
 def table(heads, rows):
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)

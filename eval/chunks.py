@@ -11,7 +11,6 @@ provenance) and NAME.md. Binaries: target/release, or the folder MCCS_BIN."""
 import argparse
 import json
 import os
-import pathlib
 import statistics
 import tempfile
 import time
@@ -83,10 +82,7 @@ def main():
     text = (f"{facts['machine']}, one process each, beside NCCL {facts['nccl']} without NVLS; commit {facts['commit']}. Services whose longest "
             f"chunk differs, in turn. Times in us, of calls back to back as the callers' streams see them: median (least to greatest) of up to "
             f"{options.rounds} rounds, the slowest rank's. `ring`: each rank sends to the next.\n\n{table(found, chunks)}\n")
-    out = pathlib.Path(options.out)
-    (out / f"{options.name}.json").write_text(bench.without_folders(json.dumps({"lines": lines, **facts})) + "\n")
-    (out / f"{options.name}.md").write_text(text)
-    print(text)
+    bench.write_out(options, {"lines": lines, **facts}, text)
 
 
 if __name__ == "__main__":

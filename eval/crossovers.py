@@ -107,10 +107,7 @@ def main():
     text = (f"{facts['machine']}; commit {facts['commit']}. A service whose collectives all go by kernels in the ranks' streams, and one where all go by its "
             f"copy engines, in turn. Times in us, of calls back to back as the callers' streams see them: median (least to greatest) of {options.rounds} "
             f"rounds, the slowest rank's.\n\n{table(found)}\n")
-    out = pathlib.Path(options.out)
-    (out / f"{options.name}.json").write_text(bench.without_folders(json.dumps({"found": found, **facts})) + "\n")
-    (out / f"{options.name}.md").write_text(text)
-    print(text)
+    bench.write_out(options, {"found": found, **facts}, text)
 
 
 if __name__ == "__main__":

@@ -154,10 +154,7 @@ def main():
     facts = bench.facts(options, machine_of(options.nranks), nccl=version_of(nccl))
     text = (f"{facts['machine']}, one process each, beside NCCL {facts['nccl']} without NVLS, sides in turn; commit "
             f"{facts['commit']}. Times in us: median (least to greatest) of {options.rounds} rounds, the slowest rank's: {words}.\n\n{table(found)}\n")
-    out = pathlib.Path(options.out)
-    (out / f"{options.name}.json").write_text(bench.without_folders(json.dumps({**found, **facts})) + "\n")
-    (out / f"{options.name}.md").write_text(text)
-    print(text)
+    bench.write_out(options, {**found, **facts}, text)
 
 
 if __name__ == "__main__":

@@ -170,10 +170,7 @@ def main():
             f"interface, {options.channels} channels, beside NCCL over sockets of that interface; last column: a communicator of host memory over the same services:\n\n"
             f"{pair_table(pair, host)}\n\nGraphs of {GRAPH} collectives, replayed; a collective's share of the time, and the same on NCCL, over sockets "
             f"where there are two services:\n\n{graph_table(graphs)}\n")
-    out = pathlib.Path(options.out)
-    (out / f"{options.name}.json").write_text(bench.without_folders(json.dumps(result)) + "\n")
-    (out / f"{options.name}.md").write_text(text)
-    print(text)
+    bench.write_out(options, result, text)
 
 
 if __name__ == "__main__":

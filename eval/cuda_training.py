@@ -84,10 +84,7 @@ def main():
     text = (f"{facts['machine']}; commit {facts['commit']}; NCCL {', '.join(found['nccl']) or 'none'}. Step times in ms: median of all "
             f"steps of {options.rounds} rounds (least to greatest median of a round), the slowest rank's. {found['shape']['tokens']} tokens a rank.\n\n"
             f"{table(found)}\n")
-    out = pathlib.Path(options.out)
-    (out / f"{options.name}.json").write_text(bench.without_folders(json.dumps(facts)) + "\n")
-    (out / f"{options.name}.md").write_text(text)
-    print(text)
+    bench.write_out(options, facts, text)
 
 
 if __name__ == "__main__":

@@ -159,10 +159,7 @@ def main():
         for variant in bench.in_turn(found, number):
             found[variant].append(measure(options, variant, number))
             print(variant, found[variant][-1], flush=True)
-    out = pathlib.Path(options.out)
-    (out / f"{options.name}.json").write_text(bench.without_folders(json.dumps({**about, "runs": found})) + "\n")
-    (out / f"{options.name}.md").write_text(text_of(about, found))
-    print(text_of(about, found))
+    bench.write_out(options, {**about, "runs": found}, text_of(about, found))
 
 
 if __name__ == "__main__":

@@ -239,11 +239,9 @@ def main():
             for nccl in options.nccl or [None]:
                 runs.append(perf(options, sockets, nics, nccl))
             told = moves(options, sockets, nics, runs) if options.trace else []
-    out, text = pathlib.Path(options.out), text_of(about, runs, found) + (text_of_moves(told) if told else "")
+    text = text_of(about, runs, found) + (text_of_moves(told) if told else "")
     data = {**about, "rates": found, "runs": runs, **({"moves": told} if told else {})}
-    (out / f"{options.name}.json").write_text(bench.without_folders(json.dumps(data)) + "\n")
-    (out / f"{options.name}.md").write_text(text)
-    print(text)
+    bench.write_out(options, data, text)
 
 
 if __name__ == "__main__":

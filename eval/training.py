@@ -181,10 +181,7 @@ def main():
     facts = bench.facts(options, machine, **about)
     text = (f"{machine}; commit {facts['commit']}; PyTorch {facts['torch']}. Step times in ms: median of all steps of {options.rounds} rounds (least to "
             f"greatest median of a round), the slowest rank's. Ratios above 1: mccs is faster.\n\n{table(names, found)}\n")
-    out = pathlib.Path(options.out)
-    (out / f"{options.name}.json").write_text(bench.without_folders(json.dumps({**facts, "found": found})) + "\n")
-    (out / f"{options.name}.md").write_text(text)
-    print(text)
+    bench.write_out(options, {**facts, "found": found}, text)
     wrong = differing_losses(found)
     if wrong:
         sys.exit("training.py: losses differ: " + "; ".join(wrong))
