@@ -1,5 +1,4 @@
-//! Reads a TOML file into a checked value: defaults, unknown keys, renamed keys, line and column of
-//! a mistake.
+//! Reads a TOML file into a checked value: unknown and renamed keys, line and column of a mistake.
 //!
 //! `text -> serde -> T -> T::validate -> T`. The structs are plain, without source positions; a complaint names a key
 //! path, and the line is looked up in the document when there is something to complain about.

@@ -1,5 +1,5 @@
-//! Element arithmetic on CPUs: how each data type is widened, combined and narrowed, which the
-//! block loops are generic over.
+//! Element arithmetic on CPUs (integers, f16, bf16, f32, f64, fp8): how each type is widened,
+//! combined and narrowed.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};

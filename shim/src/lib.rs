@@ -56,7 +56,7 @@ mod log;
 mod memory;
 mod operator;
 mod requests;
-mod round;
+mod shm_exchange;
 mod stream;
 mod submission;
 

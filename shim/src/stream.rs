@@ -11,7 +11,7 @@ use mccs_ipc::types::Handle;
 
 use crate::client::{Inner, locked};
 use crate::requests::LIVENESS_EVERY;
-use crate::round::{Attempt, Round};
+use crate::shm_exchange::{Attempt, Round};
 use crate::{Client, Error};
 
 /// A stream. Cheap to clone. When the last clone is dropped its work goes on. The stream is given back to the service if that has ended, or else

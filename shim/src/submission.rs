@@ -16,7 +16,7 @@ use crate::client::{Inner, locked};
 use crate::communicator::CommShared;
 use crate::group::Numbered;
 use crate::requests::LIVENESS_EVERY;
-use crate::round::{self, Attempt, Round};
+use crate::shm_exchange::{Attempt, Round, attempt, post};
 use crate::stream::StreamShared;
 
 /// What is done in one order, under one lock.
@@ -147,9 +147,9 @@ impl Inner {
             return Ok(false);
         }
         let regions = self.regions();
-        let Some(is_news) = round::post(comm, shm_exchange, number, &call, command, &regions) else { return Ok(false) };
+        let Some(is_news) = post(comm, shm_exchange, number, &call, command, &regions) else { return Ok(false) };
         order.rounds = number;
-        let attempt = round::attempt(comm, shm_exchange, number, &call, command, &regions);
+        let attempt = attempt(comm, shm_exchange, number, &call, command, &regions);
         drop(regions);
         if attempt != Attempt::Ended {
             order.pending_on = Arc::downgrade(stream);

@@ -48,7 +48,7 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
     ),
     (
         "mccs",
-        &["builder", "client", "communicator", "cuda", "group", "memory", "round", "stream", "submission"],
+        &["builder", "client", "communicator", "cuda", "group", "memory", "shm_exchange", "stream", "submission"],
         "a client makes communicators, streams and memory, and each keeps its client alive",
     ),
     (

@@ -5,7 +5,7 @@ use anyhow::ensure;
 use clap::{Parser, ValueEnum};
 use mccs_collective::{Algorithm, Choice, CostModel, Problem, Strategy, build};
 use mccs_ipc::types::CollectiveKind;
-use mccs_telemetry::traffic::traffic;
+use mccs_telemetry::bandwidth::traffic;
 
 /// Prints the bytes that each host sends to each other one in a collective, as JSON.
 #[derive(Parser)]

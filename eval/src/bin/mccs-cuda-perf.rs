@@ -17,7 +17,7 @@ use mccs_eval::cuda::processes::{Own, run_or_start, run_ranks};
 use mccs_eval::cuda::rank::{Rank, Side};
 use mccs_eval::stats::median;
 use mccs_eval::workload::{Call, Place};
-use mccs_telemetry::traffic::traffic;
+use mccs_telemetry::bandwidth::traffic;
 use serde::Serialize;
 
 /// Runs collectives on GPUs over a range of sizes. With `--check` every element is checked; otherwise mccs and NCCL are

@@ -17,7 +17,7 @@ use mccs_eval::touch::{self, Line, Move, Variant};
 use mccs_eval::workload::Call;
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
-use mccs_telemetry::traffic::traffic;
+use mccs_telemetry::bandwidth::traffic;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const LINE_BYTES: u64 = size_of::<Line>() as u64;

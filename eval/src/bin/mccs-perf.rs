@@ -12,7 +12,7 @@ use mccs_config::Bytes;
 use mccs_eval::arguments::{RankArguments, exit, list, unix_time_ns};
 use mccs_eval::stats::Latencies;
 use mccs_eval::workload::{Call, POISON};
-use mccs_telemetry::traffic::traffic;
+use mccs_telemetry::bandwidth::traffic;
 use nix::time::{ClockId, clock_gettime};
 
 /// Runs collectives over a range of sizes, checks every element, and prints nccl-tests' columns.

@@ -19,9 +19,9 @@ use clap::{Parser, Subcommand};
 use mccs::{Client, CollectiveKind, DataType, RedOp, UniqueId};
 use mccs_config::Bytes;
 use mccs_control::window::trace;
+use mccs_telemetry::bandwidth::traffic;
 use mccs_telemetry::histogram::Histogram;
 use mccs_telemetry::recorder::{Record, Recorder, Recorders};
-use mccs_telemetry::traffic::traffic;
 use serde_json::json;
 
 /// Measures what it costs to be seen; prints JSON lines.

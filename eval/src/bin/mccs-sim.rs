@@ -16,7 +16,7 @@ use mccs_ipc::types::CollectiveKind;
 use mccs_policy::random::Random;
 use mccs_policy::topology::{Clos, HostId, Topology};
 use mccs_policy::{Job, Placed, Profile, Rules, TenantTerms, View};
-use mccs_telemetry::traffic::traffic;
+use mccs_telemetry::bandwidth::traffic;
 
 #[derive(Parser)]
 #[command(name = "mccs-sim", version, about = "Simulates jobs that share a network, under the service's own policies")]

@@ -10,7 +10,7 @@ use mccs::{CollectiveKind, Communicator, DataType, RedOp, Region, Stream};
 use mccs_config::{Bytes, DurationText};
 use mccs_eval::arguments::RankArguments;
 use mccs_eval::stats::Latencies;
-use mccs_telemetry::traffic::traffic;
+use mccs_telemetry::bandwidth::traffic;
 
 /// Computes and communicates in turn; rank 0 prints a line of JSON.
 #[derive(Parser)]

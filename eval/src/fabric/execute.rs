@@ -1,5 +1,5 @@
-//! Executes a plan's commands (`ip`, `tc`, `nft`), one process a batch, and explains failures. It
-//! names the command and the part of the kernel that it needs.
+//! Executes a plan's commands (`ip`, `tc`), one process a batch, and explains failures. It names
+//! the command and the part of the kernel that it needs.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};

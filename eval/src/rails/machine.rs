@@ -1,7 +1,7 @@
 //! Machine models of the rails simulator: measured or published times, each with its source.
 
 use mccs_ipc::types::CollectiveKind;
-use mccs_telemetry::traffic::traffic;
+use mccs_telemetry::bandwidth::traffic;
 
 use super::SimulationError;
 

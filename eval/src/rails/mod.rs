@@ -28,7 +28,7 @@ use mccs_ipc::layout::Layout;
 use mccs_ipc::protocol::HostRun;
 use mccs_ipc::types::CollectiveKind;
 use mccs_rails::{Forks, Plan, SLOT_BYTES, SLOTS, Sizes};
-use mccs_telemetry::traffic::traffic;
+use mccs_telemetry::bandwidth::traffic;
 use serde::Serialize;
 
 pub use machine::{CopyTimes, Machine, RailTimes, TeamTimes};

@@ -7,6 +7,7 @@ use mccs_config::limits::{self, Limit};
 use mccs_config::policy::{PolicySection, Reserve, TenantRule};
 use mccs_config::validate::{Problems, Validate, nearest};
 use mccs_config::{Bytes, DurationText, PolicyFile, Rate};
+use mccs_ipc::types::CollectiveKind;
 use serde::{Deserialize, Serialize};
 
 /// Runs of a variant.
@@ -150,6 +151,18 @@ pub enum Collective {
     AllGather,
     /// Everybody gets a part of the sum.
     ReduceScatter,
+}
+
+impl Collective {
+    /// As the service calls it.
+    #[must_use]
+    pub fn kind(self) -> CollectiveKind {
+        match self {
+            Collective::AllReduce => CollectiveKind::AllReduce,
+            Collective::AllGather => CollectiveKind::AllGather,
+            Collective::ReduceScatter => CollectiveKind::ReduceScatter,
+        }
+    }
 }
 
 /// Who goes round the ring.

@@ -229,14 +229,9 @@ fn devices_are_given_once() {
 
 #[test]
 fn bytes_are_those_of_the_services_schedules() {
-    use mccs_ipc::types::CollectiveKind as Kind;
     let hosts = vec![vec![0, 1], vec![2, 3], vec![4, 5, 6]];
     for (ring, algorithm) in [(Ring::Ring, Algorithm::Ring), (Ring::HostRing, Algorithm::HostRing)] {
-        for (collective, kind) in [
-            (Collective::AllReduce, Kind::AllReduce),
-            (Collective::AllGather, Kind::AllGather),
-            (Collective::ReduceScatter, Kind::ReduceScatter),
-        ] {
+        for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
             // Host rings of these kinds move blocks of ranks: a host of three has more of them.
             if ring == Ring::HostRing && collective != Collective::AllReduce {
                 continue;
@@ -245,7 +240,7 @@ fn bytes_are_those_of_the_services_schedules() {
             let elements = if collective == Collective::AllReduce { count } else { count / 7 };
             let strategy = Strategy::initial(Choice::Pinned(algorithm), 7, 2, &hosts);
             let problem = Problem {
-                kind,
+                kind: collective.kind(),
                 nranks: 7,
                 root: 0,
                 count: elements,

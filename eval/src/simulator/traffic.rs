@@ -4,9 +4,10 @@
 use mccs_policy::random::mix;
 use mccs_policy::topology::Topology;
 use mccs_policy::{CommId, Flow, PathSelection};
+use mccs_telemetry::bandwidth::bus_fraction;
 
 use super::cluster::Hashed;
-use super::scenario::{Collective, Ring, Work};
+use super::scenario::{Ring, Work};
 
 /// Bits that every flow between two neighbours of a ring carries in one collective of a job with these numbers of ranks and
 /// hosts: what the service's ring schedules send, less the rounding of their parts.
@@ -16,23 +17,19 @@ pub fn bits_per_flow(work: &Work, nranks: u32, hosts: u32) -> f64 {
         Ring::Ring => nranks,
         Ring::HostRing => hosts,
     };
-    let parts = if groups == 0 { 0.0 } else { f64::from(groups - 1) / f64::from(groups) };
-    8.0 * work.bytes.0 as f64 * rounds(work.collective) * parts / f64::from(work.channels)
+    8.0 * bus_bytes(work, groups) / f64::from(work.channels)
 }
 
 /// What nccl-tests call the bus bandwidth of a collective that took so long, in bytes per second; 0 where nothing was sent.
 #[must_use]
 pub fn bus_bandwidth(work: &Work, nranks: u32, seconds: f64) -> f64 {
-    let parts = f64::from(nranks.saturating_sub(1)) / f64::from(nranks.max(1));
-    if seconds > 0.0 { work.bytes.0 as f64 * rounds(work.collective) * parts / seconds } else { 0.0 }
+    if seconds > 0.0 { bus_bytes(work, nranks) / seconds } else { 0.0 }
 }
 
-/// How often a collective's data goes round.
-fn rounds(collective: Collective) -> f64 {
-    match collective {
-        Collective::AllReduce => 2.0,
-        Collective::AllGather | Collective::ReduceScatter => 1.0,
-    }
+/// Bytes that each of so many members of a ring passes on.
+fn bus_bytes(work: &Work, members: u32) -> f64 {
+    let (part, of) = bus_fraction(work.collective.kind(), u64::from(members));
+    work.bytes.0 as f64 * (part as f64 / of as f64)
 }
 
 /// The path of a flow: the decided one, the one by which a network's hash was seen to send it, or one that a hash of its ends decides, as switches

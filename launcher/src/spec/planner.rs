@@ -1,5 +1,5 @@
-//! Plans a job file: the environment variables of each rank (`MCCS_RANK`, `MCCS_UNIQUE_ID`,
-//! `MASTER_ADDR`), programs and folders.
+//! Plans a job file: the environment variables of each rank (`MCCS_RANK`, `MCCS_NRANKS`,
+//! `MCCS_UNIQUE_ID`), programs and folders.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! The daemon `mccs-service`: arguments, limits (descriptors, locked memory), OOM score, start,
-//! SIGTERM and end.
+//! The daemon `mccs-service`: arguments, descriptor and locked-memory limits, OOM score, systemd
+//! (`sd_notify`), SIGTERM.
 
 use std::ffi::OsString;
 use std::io::Write as _;

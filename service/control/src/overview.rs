@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::views::{CommView, GpuView, HostView};
 use mccs_runtime::{EngineInfo, RuntimeInfo};
+use mccs_telemetry::bandwidth::TenantKindView;
 use mccs_telemetry::flows::{FlowView, PathView};
 use mccs_telemetry::late::LateView;
 use mccs_telemetry::placed::Allotment;
 use mccs_telemetry::trace::ClockView;
-use mccs_telemetry::traffic::TenantKindView;
 
 /// Communicators that are told of, at most: each is some ten series.
 pub const COMMUNICATORS_TOLD_MAX: usize = 1024;

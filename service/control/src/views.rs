@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use mccs_config::service::TransportKind;
 use mccs_model::GpuStrategy;
-use mccs_telemetry::traffic::{KindView, PairView};
+use mccs_telemetry::bandwidth::{KindView, PairView};
 use mccs_telemetry::{GpuInfo, HostInfo};
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! Where GPUs of several hosts reduce, as hosts were told.
+//! How GPUs of several hosts reduce (with every host, or round a ring), as hosts were told.
 //!
 //! It is of communicators that begin from then on: what their ranks enqueue goes by it. Hosts that were told nothing go by their own
 //! configuration, and a host that obeys a new life has forgotten what an earlier one said.

@@ -1,4 +1,5 @@
-//! Operators' choices for collectives on GPUs: algorithm, protocol, blocks, copy engines.
+//! Operators' choices for collectives on GPUs: from where copy engines, LL128 or not, blocks
+//! (CTAs).
 
 use mccs_config::service::LargeFrom;
 use serde::{Deserialize, Serialize};

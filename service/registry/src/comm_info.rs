@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::protocol::HostRun;
 use mccs_ipc::types::{CollectiveKind, UniqueId};
+use mccs_telemetry::bandwidth::{PairSide, RecentTraffic, TenantTraffic, traffic};
 use mccs_telemetry::counter_sanity::CounterSanity;
 use mccs_telemetry::failed::FailedView;
 use mccs_telemetry::placed::Placed;
 use mccs_telemetry::straggler;
-use mccs_telemetry::traffic::{PairSide, RecentTraffic, TenantTraffic, traffic};
 
 use mccs_device::cuda::KernelBlocks;
 use mccs_device::host::TenantShmExchange;

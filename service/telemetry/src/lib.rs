@@ -7,6 +7,7 @@
 //! The most important: [`recorder::Recorder`], what an engine did last; [`flows::FlowTable`], what goes to and from other hosts;
 //! [`stuck::StuckReport`], why a communicator does not go on.
 
+pub mod bandwidth;
 pub mod counter_sanity;
 pub mod failed;
 pub mod flows;
@@ -21,7 +22,6 @@ pub mod straggler;
 pub mod stuck;
 pub mod ticks;
 pub mod trace;
-pub mod traffic;
 
 use std::sync::{Mutex, PoisonError};
 

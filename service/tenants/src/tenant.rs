@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use mccs_ipc::types::UniqueId;
 use mccs_model::rate_limit::SharedBucket;
 use mccs_runtime::Share;
-use mccs_telemetry::traffic::TenantTraffic;
+use mccs_telemetry::bandwidth::TenantTraffic;
 
 use crate::fd_closer::FdCloser;
 use crate::process_limits::{descriptors_of_tenant, sent_descriptors_of_tenant};

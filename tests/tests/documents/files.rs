@@ -74,7 +74,13 @@ fn first_paragraph(name: &str, text: &str) -> String {
 /// A paragraph's first sentence, without links and with its bars escaped.
 fn first_sentence(paragraph: &str) -> String {
     let sentence = paragraph.split_once(". ").map_or(paragraph, |(sentence, _)| sentence).trim_end_matches('.');
-    sentence.replace("[`", "`").replace("`]", "`").replace('|', "\\|")
+    let mut plain = String::new();
+    for (index, part) in sentence.split("`](").enumerate() {
+        let behind_link = if index == 0 { part } else { part.split_once(')').map_or(part, |(_, behind)| behind) };
+        plain += if index == 0 { "" } else { "`" };
+        plain += behind_link;
+    }
+    plain.replace("[`", "`").replace("`]", "`").replace('|', "\\|")
 }
 
 /// A folder's own file stands before what is below it.
@@ -87,24 +93,25 @@ fn place(path: &str) -> String {
 /// The page as it must be, and what is wrong with files.
 fn written() -> (String, Vec<String>) {
     let crates = crates();
-    let mut rows: BTreeMap<usize, BTreeMap<String, String>> = BTreeMap::new();
+    let mut rows: BTreeMap<usize, BTreeMap<(String, &str), String>> = BTreeMap::new();
     let mut wrong = Vec::new();
-    for name in sources() {
+    let sources = sources();
+    for name in &sources {
         let below = |folder: &String| name.strip_prefix(&format!("{folder}/")).map(|path| (folder.len(), path));
         let within = crates.iter().enumerate().filter_map(|(index, folder)| Some((below(folder)?, index)));
         let Some(((_, path), index)) = within.max() else {
             wrong.push(format!("{name}: in no folder of the crate map"));
             continue;
         };
-        let text = fs::read_to_string(root().join(&name)).expect("a tracked file");
-        let sentence = first_sentence(&first_paragraph(&name, &text));
+        let text = fs::read_to_string(root().join(name)).expect("a tracked file");
+        let sentence = first_sentence(&first_paragraph(name, &text));
         if sentence.is_empty() {
             wrong.push(format!("{name}: says nothing of itself"));
         }
-        wrong.extend(long_sentences(&name, &sentence));
-        rows.entry(index).or_default().insert(place(path), format!("| `{path}` | {sentence} |\n"));
+        wrong.extend(long_sentences(name, &sentence));
+        rows.entry(index).or_default().insert((place(path), path), format!("| `{path}` | {sentence} |\n"));
     }
-    let section = |(index, rows): (usize, BTreeMap<String, String>)| {
+    let section = |(index, rows): (usize, BTreeMap<(String, &str), String>)| {
         let folder = &crates[index];
         let rows: String = rows.into_values().collect();
         format!("\n## [{folder}](../{folder})\n\n| file | what |\n| --- | --- |\n{rows}")
@@ -132,5 +139,6 @@ fn first_sentences_are_found_in_every_language() {
     assert_eq!(said("a.sh", "#!/bin/sh\n# One\n# two. Three.\nset -e\n"), "One two");
     assert_eq!(said("a.c", "/* One\n * two. Three. */\n"), "One two");
     assert_eq!(said("a.cuh", "// One.\n#pragma once\n"), "One");
+    assert_eq!(said("a.rs", "//! One [`A`](b::A), two.\n"), "One `A`, two");
     assert_eq!(said("a.rs", "use a::B;\n"), "");
 }

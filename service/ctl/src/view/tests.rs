@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use mccs_control::overview::{Omitted, QuotaView};
+use mccs_telemetry::bandwidth::TenantKindView;
 use mccs_telemetry::flows::{FlowName, WireView};
 use mccs_telemetry::placed::Allotment;
-use mccs_telemetry::traffic::TenantKindView;
 
 use mccs_telemetry::stuck::{HostAccount, RankAccount};
 

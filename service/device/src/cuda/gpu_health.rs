@@ -1,5 +1,5 @@
-//! GPU health: GPUs whose context has a sticky CUDA error ([`DriverError::is_sticky`]) are of no
-//! more use.
+//! GPU health: GPUs whose context has a sticky CUDA error (as after an Xid) are of no more use
+//! ([`DriverError::is_sticky`]).
 //!
 //! The first that notices tells: all communicators on the GPU end, with the error's name, and later ones are refused. Others go on; a process gets
 //! a new context only when it starts anew, so that is what operators are told to do.

@@ -1,5 +1,4 @@
-//! HTTP/1 for a scraper: the head of one request, the head of the answer, and the paths that are
-//! served.
+//! HTTP/1 of `/metrics`, its only path: the head of one request, and the head of the answer.
 //!
 //! Pure. Bytes are a stranger's: a head has a bounded length, and what is no head gets a status, not a guess. Deliberately
 //! absent: bodies, connections that are kept for another request, content codings.

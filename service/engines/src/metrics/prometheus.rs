@@ -11,10 +11,10 @@ use std::fmt::{Display, Write as _};
 use mccs_control::overview::{Overview, TenantView};
 use mccs_control::{CommView, RankView};
 use mccs_runtime::work_by_tenant;
+use mccs_telemetry::bandwidth::{PairSide, PairView};
 use mccs_telemetry::flows::PathView;
 use mccs_telemetry::histogram::{BUCKETS, HistogramView, bound_seconds};
 use mccs_telemetry::placed::Allotment;
-use mccs_telemetry::traffic::{PairSide, PairView};
 
 /// What the values of a metric are.
 #[derive(Debug, Clone, Copy)]

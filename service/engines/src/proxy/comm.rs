@@ -4,7 +4,7 @@
 //! One collective of a communicator runs at a time, as in NCCL, but for those that overlap (`running.rs`); sends and receives run as
 //! their pairs match.
 //!
-//! Small collectives may be rounds of the communicator's shared-memory exchange (`rounds.rs`).
+//! Small collectives may be rounds of the communicator's shared-memory exchange (`shm_exchange.rs`).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -23,10 +23,11 @@ use super::describe::signature;
 use super::failure::Failure;
 use super::gpu_ranks::GpuRanks;
 use super::members::{Member, Members};
+use super::mismatch::check_alike;
 use super::operation::{Operation, RoundState};
 use super::p2p_queues::P2pQueues;
-use super::rounds::Rounds;
 use super::running::Running;
+use super::shm_exchange::Rounds;
 use super::strategies::Strategies;
 use super::stream::Arrival;
 use crate::transport::Network;
@@ -204,7 +205,7 @@ impl Comm {
 
     /// Checks that all ranks called the same, and has it run.
     pub(super) fn start(&mut self, now: Instant) -> Result<(), Failure> {
-        self.members.check_alike()?;
+        check_alike(&self.members)?;
         let Some(first) = self.members.first().and_then(Member::next) else { return Ok(()) };
         self.last_whole = signature(first).map(|call| (call, first.rounds));
         // When a rank on a GPU calls is not when its stream comes to the call.

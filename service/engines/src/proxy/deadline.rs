@@ -1,5 +1,5 @@
-//! Operation time-outs: how long operations may wait, and when to look whether one has waited for
-//! longer.
+//! Operation time-outs (watchdog): how long operations may wait, and when to look whether one has
+//! waited for longer.
 
 use std::time::{Duration, Instant};
 

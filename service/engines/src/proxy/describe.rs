@@ -1,5 +1,4 @@
-//! Calls in words, for errors and diagnoses: operation, count, type, root, and how two calls
-//! differ.
+//! Calls in words, for errors and diagnoses: operation, count, type, root.
 
 use mccs_ipc::shm_exchange::CollectiveSignature;
 use mccs_model::Action;
@@ -11,30 +10,6 @@ use super::operation::Operation;
 pub fn signature(operation: &Operation) -> Option<CollectiveSignature> {
     let Action::Collective { kind, redop, root, .. } = operation.action else { return None };
     Some(CollectiveSignature::new(kind, operation.dtype, redop, root, operation.count))
-}
-
-/// What two ranks' calls differ in, if they do. Scalars of a pre-multiplied sum may differ.
-pub(super) fn difference(a: &Operation, b: &Operation) -> Option<&'static str> {
-    match (signature(a), signature(b)) {
-        (Some(a), Some(b)) => call_difference(&a, &b),
-        _ => Some("kind of operation"),
-    }
-}
-
-pub(super) fn call_difference(a: &CollectiveSignature, b: &CollectiveSignature) -> Option<&'static str> {
-    if a.kind != b.kind {
-        Some("collective")
-    } else if a.count != b.count {
-        Some("count")
-    } else if a.dtype != b.dtype {
-        Some("data type")
-    } else if a.redop != b.redop {
-        Some("reduction")
-    } else if a.root != b.root {
-        Some("root")
-    } else {
-        None
-    }
 }
 
 pub(super) fn describe_call(call: &CollectiveSignature) -> String {

@@ -15,7 +15,7 @@ use mccs_device::{Buffers, Collective, Launched};
 use mccs_ipc::types::{DataType, ErrorClass, Handle, RedOp};
 use mccs_model::{Action, SessionId};
 use mccs_runtime::work_ns;
-use mccs_telemetry::traffic::PairSide;
+use mccs_telemetry::bandwidth::PairSide;
 
 use super::deadline::OperationDeadline;
 use super::describe::describe;

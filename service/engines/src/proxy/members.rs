@@ -1,20 +1,18 @@
-//! Ranks of a communicator on this host, the collectives each has called, and whether these agree
-//! (mismatch).
+//! Ranks of a communicator on this host, and the collectives that each has called and that have not
+//! started.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_ipc::types::Handle;
 use mccs_model::SessionId;
 use mccs_registry::CommInfo;
 use mccs_runtime::Sender;
 use mccs_tenants::Charge;
 use mccs_tenants::session::Session;
 
-use super::describe::{describe, difference};
-use super::failure::Failure;
 use super::operation::{Operation, ProxyReply, RoundState};
 
 /// A collective of one rank that waits for the others.
@@ -101,20 +99,6 @@ impl Member {
         let rounds_before = operation.rounds - u64::from(operation.round != RoundState::None);
         // As many as a hostile rank says.
         self.whole_started.saturating_add(rounds_before)
-    }
-
-    /// A failure that names both sides.
-    pub(super) fn disagrees(&self, own: &Operation, other: &Member, theirs: &Operation, difference: &str) -> Failure {
-        let (place, other_place) = (self.place(own), other.place(theirs));
-        let message = format!(
-            "ranks disagree on operation {place}: rank {} called {}, rank {} called {}{} (different {difference})",
-            own.rank,
-            describe(own),
-            theirs.rank,
-            describe(theirs),
-            if place == other_place { String::new() } else { format!(" as its operation {other_place}") }
-        );
-        Failure::new(ErrorClass::InvalidUsage, message)
     }
 
     /// The next collective, whether its stream has come to it or not.
@@ -212,28 +196,6 @@ impl Members {
     /// Whether the next collectives of all may run beside others.
     pub(super) fn overlap(&self) -> bool {
         self.ranks.iter().all(|member| member.next().is_some_and(|operation| operation.overlaps))
-    }
-
-    /// Whether all call the same.
-    ///
-    /// # Errors
-    /// The first that does not, and what rank 0 or the first of this host called.
-    pub(super) fn check_alike(&self) -> Result<(), Failure> {
-        let Some((first, call)) = self.ranks.first().and_then(|first| Some((first, first.next()?))) else {
-            return Ok(());
-        };
-        for other in self.ranks.iter().skip(1) {
-            let Some(theirs) = other.next() else { continue };
-            let difference = if call.rounds == theirs.rounds {
-                difference(call, theirs)
-            } else {
-                Some("place in the order of calls")
-            };
-            if let Some(difference) = difference {
-                return Err(first.disagrees(call, other, theirs, difference));
-            }
-        }
-        Ok(())
     }
 
     /// Takes the next collective of all, which starts, into `running`.

@@ -13,8 +13,8 @@ use mccs_ipc::protocol::HostRun;
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
 use mccs_registry::{CommInfo, HOST_STAGED, RankInfo};
 use mccs_runtime::Sender;
+use mccs_telemetry::bandwidth::RecentTraffic;
 use mccs_telemetry::counter_sanity::{COLLECTIVE_TIME_MIN, CounterSanity, MESSAGE_TIME_MIN};
-use mccs_telemetry::traffic::RecentTraffic;
 
 use super::MakeSchedules;
 use super::across::Across;

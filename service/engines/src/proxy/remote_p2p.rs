@@ -8,7 +8,7 @@ use mccs_device::RemoteMessage;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_model::Action;
 use mccs_model::link::LinksId;
-use mccs_telemetry::traffic::PairSide;
+use mccs_telemetry::bandwidth::PairSide;
 
 use super::comm::Comm;
 use super::describe::describe;

@@ -1,4 +1,4 @@
-//! Path events of a host (dead, slow, back): told by transport engines, read by the controller's
+//! Path events of a host (dead, alive again): told by transport engines, read by the controller's
 //! agent.
 //!
 //! The last event of a peer and path is kept until it is read; flows of one path all find out the same. The lock is taken when

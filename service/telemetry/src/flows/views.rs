@@ -1,4 +1,4 @@
-//! Views of flows and paths for operators: rates, losses, round-trip times.
+//! Views of flows and paths for operators: rates, losses, round-trip times (RTT).
 
 use mccs_config::service::TransportKind;
 use serde::{Deserialize, Serialize};

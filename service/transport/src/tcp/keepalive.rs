@@ -1,5 +1,4 @@
-//! Timer of keepalive looks: whether peers answer, while something is owed, as often as the most
-//! impatient flow wants.
+//! Keepalive timer: when to look whether peers answer, while something is owed.
 
 use std::time::{Duration, Instant};
 

@@ -15,7 +15,7 @@
 //! | `Reading` | `flow/reading.rs` | which receivers are read without asking epoll |
 //! | `Paths` | `paths.rs` | when peers are looked at, and what flows find out about paths |
 //!
-//! A flow's two halves are `flow/sender.rs` and `flow/receiver.rs`; `flow/connection.rs` and `flow/log.rs` say how it goes on over another
+//! A flow's two halves are `flow/sender.rs` and `flow/receiver.rs`; `flow/connection.rs` and `flow/retransmission.rs` say how it goes on over another
 //! path when its own is dead. `wire.rs` has what travels.
 //!
 //! The receiver's posted buffers do not travel as credits: the kernel's receive window holds a sender back that is ahead,

@@ -4,10 +4,10 @@ use std::time::Duration;
 use mccs_control::overview::{Omitted, QuotaView, RefusedView};
 use mccs_control::{GpuView, HostView};
 use mccs_runtime::RuntimeInfo;
+use mccs_telemetry::bandwidth::{KindView, PairSide, PairView, TenantKindView};
 use mccs_telemetry::flows::{PathView, WireView};
 use mccs_telemetry::histogram::Histogram;
 use mccs_telemetry::late::LateView;
-use mccs_telemetry::traffic::{KindView, PairSide, PairView, TenantKindView};
 
 use super::*;
 

@@ -1,6 +1,6 @@
-//! Queue pairs of a connection: made, with GID, traffic class, service level, MTU and retries, and
-//! connected to the peer's. All are of one port. A connection goes from one side of a flow to the
-//! other.
+//! Queue pairs (QP) of a connection: made, with GID, traffic class, service level, MTU and retries,
+//! and connected to the peer's. All are of one port. A connection goes from one side of a flow to
+//! the other.
 //!
 //! A flow has one connection at a time, and another one when that breaks. What can be unfinished on a queue pair is bounded: sends have
 //! their places in its queue, and only the last one of those posted together makes a completion, or of those that nobody waits for one

@@ -1,4 +1,4 @@
-//! Finds RDMA devices and ports, and chooses the GID (RoCE v2, IPv4 or IPv6) of a port.
+//! Finds RDMA devices and ports (RoCE, InfiniBand), and chooses the GID of a port.
 
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;

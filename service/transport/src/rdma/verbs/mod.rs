@@ -1,5 +1,5 @@
 //! Verbs, in three levels: what the library is (`sys`), its calls with results (`result`), types
-//! that own (`own`).
+//! that own (`owning`).
 //!
 //! Between the last two lies the seam [`Driver`]: the production code above it also runs on a fake driver, which lives in one
 //! process, moves bytes as queue pairs do, and has bad luck as a test says.
@@ -17,7 +17,7 @@ mod error;
 pub mod fake;
 #[cfg(test)]
 mod layout;
-mod own;
+mod owning;
 mod port_speed;
 mod result;
 mod structures;
@@ -28,6 +28,6 @@ pub use self::driver::{
     QpStep, QpTimers, Raw, Read, WcStatus, Write, event_text,
 };
 pub use self::error::{GpuRefusal, Unavailable, VerbsError};
-pub use self::own::{CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair};
+pub use self::owning::{CompletionChannel, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QueuePair};
 pub use self::result::Verbs;
 pub use crate::completion_status::{FLUSHED, RESPONSE_TIMEOUT, is_of_connection, is_silence};

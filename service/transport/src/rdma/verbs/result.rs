@@ -1,6 +1,6 @@
 //! Calls of libibverbs with results: each error says which call and why.
 //!
-//! Addresses of the library's structures go in and out as [`Raw`]; `own.rs` sees to it that they are used while they live.
+//! Addresses of the library's structures go in and out as [`Raw`]; `owning.rs` sees to it that they are used while they live.
 
 use std::ffi::c_int;
 use std::fmt;

@@ -31,7 +31,7 @@ use self::dial::Dial;
 use self::look::Stall;
 pub(in crate::tcp) use self::look::{LOOKS, Look};
 use crate::Fault;
-use crate::tcp::flow::log::Log;
+use crate::tcp::flow::retransmission::Log;
 use crate::tcp::probe::Probe;
 use crate::tcp::socket::peer_gone;
 use crate::tcp::socket::{Moved, Socket};

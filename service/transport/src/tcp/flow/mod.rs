@@ -3,11 +3,11 @@
 pub(in crate::tcp) mod arrival;
 pub(in crate::tcp) mod connection;
 pub(in crate::tcp) mod flows;
-pub(in crate::tcp) mod log;
 pub(in crate::tcp) mod opening;
 pub(in crate::tcp) mod queues;
 pub(in crate::tcp) mod reading;
 pub(in crate::tcp) mod receiver;
+pub(in crate::tcp) mod retransmission;
 pub(in crate::tcp) mod sender;
 
 use std::time::{Duration, Instant};

@@ -13,7 +13,7 @@ use super::Pumped;
 use crate::region::{Buffer, Regions};
 use crate::request::{self, RequestRing};
 use crate::tcp::flow::connection::{Connection, LOOKS, Look};
-use crate::tcp::flow::log::{COPIED_MAX, Log, Piece};
+use crate::tcp::flow::retransmission::{COPIED_MAX, Log, Piece};
 use crate::tcp::socket::peer_gone;
 use crate::tcp::socket::{Moved, Socket};
 use crate::tcp::watches::Ready;

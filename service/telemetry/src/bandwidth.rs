@@ -1,5 +1,6 @@
-//! Bus bandwidth (busbw), bytes and durations of collectives, by kind, of a tenant and of a
-//! communicator. A tenant's are from the beginning of the service; a communicator's are of late.
+//! Bus bandwidth (busbw) of collectives, its formula; bytes and durations by kind, of a tenant and
+//! of a communicator. A tenant's are from the beginning of the service; a communicator's are of
+//! late.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -160,25 +161,32 @@ impl RecentTraffic {
     }
 }
 
-/// Payload ("size" in nccl-tests) and bus bytes of a collective with `count_bytes` by its own count rule.
+/// Part of a collective's payload that counts as bus bytes, as numerator and denominator.
 /// Source: nccl-tests, doc/PERFORMANCE.md.
 #[must_use]
-pub fn traffic(kind: CollectiveKind, count_bytes: u64, nranks: u64) -> (u64, u64) {
-    let payload_bytes = kind.payload_count(count_bytes, nranks as u32);
-    let others = |bytes: u64| match bytes.checked_mul(nranks - 1) {
-        Some(product) => product / nranks.max(1),
-        // Dividing so long a number costs more than all else that counts an operation.
-        None => (u128::from(bytes) * u128::from(nranks - 1) / u128::from(nranks.max(1))) as u64,
-    };
-    let bus_bytes = match kind {
-        CollectiveKind::AllReduce => others(count_bytes).saturating_mul(2),
-        CollectiveKind::Broadcast | CollectiveKind::Reduce => count_bytes,
+pub fn bus_fraction(kind: CollectiveKind, nranks: u64) -> (u64, u64) {
+    let (others, all) = (nranks.saturating_sub(1), nranks.max(1));
+    match kind {
+        CollectiveKind::AllReduce => (2 * others, all),
+        CollectiveKind::Broadcast | CollectiveKind::Reduce => (1, 1),
         CollectiveKind::AllGather
         | CollectiveKind::ReduceScatter
         | CollectiveKind::AllToAll
         | CollectiveKind::Gather
-        | CollectiveKind::Scatter => others(payload_bytes),
-        CollectiveKind::Barrier => 0,
+        | CollectiveKind::Scatter => (others, all),
+        CollectiveKind::Barrier => (0, 1),
+    }
+}
+
+/// Payload ("size" in nccl-tests) and bus bytes of a collective with `count_bytes` by its own count rule.
+#[must_use]
+pub fn traffic(kind: CollectiveKind, count_bytes: u64, nranks: u64) -> (u64, u64) {
+    let payload_bytes = kind.payload_count(count_bytes, nranks as u32);
+    let (part, of) = bus_fraction(kind, nranks);
+    let bus_bytes = match payload_bytes.checked_mul(part) {
+        Some(product) => product / of,
+        // Dividing so long a number costs more than all else that counts an operation.
+        None => (u128::from(payload_bytes) * u128::from(part) / u128::from(of)) as u64,
     };
     (payload_bytes, bus_bytes)
 }

@@ -1,5 +1,5 @@
-//! Owning types of verbs (context, protection domain, memory region, queue pair), destroyed in the
-//! right order. Each keeps alive what it was made of.
+//! Owning types of verbs (context, PD, memory region with access flags and relaxed ordering, QP),
+//! destroyed in the right order. Each keeps alive what it was made of.
 //!
 //! ```text
 //! Context <-- ProtectionDomain <-- MemoryRegion

@@ -1,5 +1,5 @@
-//! Retransmission log: what a connection was given to send, enough to send it again over another
-//! socket. The peer's kernel may not have it.
+//! Retransmission: the log of what a connection was given to send, enough to send it again over
+//! another socket. The peer's kernel may not have it.
 //!
 //! ```text
 //!  stream:   acknowledged | copied           | in messages' buffers | not assigned yet

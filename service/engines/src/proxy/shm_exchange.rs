@@ -6,9 +6,10 @@ use mccs_ipc::shm_exchange::{CollectiveSignature, SHM_EXCHANGE_RANKS_MAX, ShmExc
 use mccs_ipc::types::{ErrorClass, RedOp};
 use mccs_kernels::Source;
 
-use super::describe::{call_difference, describe_call, signature};
+use super::describe::{describe_call, signature};
 use super::failure::Failure;
 use super::members::{Member, Members};
+use super::mismatch::{Called, call_difference, disagreement};
 use super::operation::{Operation, RoundState};
 
 /// See the module's documentation. All ranks are on this host.
@@ -112,7 +113,8 @@ impl<'a> Rounds<'a> {
                 if !self.exchange.has_posted(peer as u32, operation.rounds)
                     && let Some(theirs) = other.arrived()
                 {
-                    return Err(member.disagrees(operation, other, theirs, "operation"));
+                    let (own, other) = (Called { by: member, operation }, Called { by: other, operation: theirs });
+                    return Err(disagreement(&own, &other, "operation"));
                 }
             }
         }
