@@ -1,4 +1,4 @@
-//! Plans a job file: the environment variables of each rank (`MCCS_RANK`, `MCCS_NRANKS`,
+//! Plans a job file: the environment of each rank's process (`MCCS_RANK`, `MCCS_NRANKS`,
 //! `MCCS_UNIQUE_ID`), programs and folders.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,5 @@
-//! Operator's protocol on the control socket: requests of `mccsctl`, and the service's answers.
+//! Operator's protocol (admin RPC) on the control socket: requests of `mccsctl`, and the service's
+//! answers.
 //!
 //! Imports the controller's answers and telemetry's views, and nothing that runs: `mccsctl` links this crate, and no service.
 //!

@@ -1,4 +1,4 @@
-//! Views of live sessions and communicators for operators (`mccsctl show`).
+//! Rows of `mccsctl show`: views of live sessions and communicators for operators.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! Bootstrap, the root's side: gathers reports, finds missing or contradicting ranks, closes the
-//! ring, says when all begin.
+//! Bootstrap by unique id, the root's side: gathers reports, finds missing or contradicting ranks,
+//! closes the ring, begins.
 //!
 //! ```text
 //!            report                  all ranks there: Ring          all hosts ready: Begin

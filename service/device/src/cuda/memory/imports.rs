@@ -1,5 +1,5 @@
-//! Imports of tenants' GPU memory (CUDA IPC, descriptors) into the contexts that copy from it and
-//! to it.
+//! Imports of tenants' GPU memory (CUDA IPC handles, descriptors): mapped in the contexts that copy
+//! from it and to it.
 //!
 //! A tenant registers an allocation by the driver's handle, or segments by descriptors (`segments.rs`). It is opened when an operation first uses it, by the
 //! set-up thread, in the context of every GPU that is to push from it or to it: opened in its owner's context alone it would be
