@@ -169,7 +169,8 @@ profiler() {
     rm -f "$work/events"
     LD_LIBRARY_PATH="$work/nccl:$LD_LIBRARY_PATH" NCCL_PROFILER_PLUGIN=STATIC_PLUGIN "$work/nccl_profiler_linked" 5 "$work/events" "$@"
     for lines in 'NCCL INFO NCCL version ' 'ncclCommInitAll comm 0x.* rank 1 nranks 2 cudaDev 1 .* - Init START' ' - Init COMPLETE' \
-        ' - Destroy COMPLETE' 'plugin of version 7: rank 0 of 2, by its logger' 'NCCL INFO PROFILER/Plugin: Loaded for tests (v7)'; do
+        ' - Destroy COMPLETE' 'NCCL INFO rank 1 of 2 has joined communicator ' 'NCCL INFO rank 1 has left communicator ' \
+        'plugin of version 7: rank 0 of 2, by its logger' 'NCCL INFO PROFILER/Plugin: Loaded for tests (v7)'; do
         grep -q -- "$lines" "$work/lines" || { echo "tests/gpu-emulated.sh: NCCL_DEBUG=INFO printed no line with $lines" >&2; exit 1; }
     done
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use mccs_ipc::device_initiated::GpuUuid;
 use mccs_ipc::protocol::{JoinOptions, Request, Role};
 use mccs_ipc::types::UniqueId;
+use mccs_rails::Forks;
 
 use crate::{Client, Communicator, Error, job};
 
@@ -32,6 +33,8 @@ pub struct CommunicatorBuilder {
     pub(crate) root_address: Option<String>,
     pub(crate) options: JoinOptions,
     pub(crate) timeout: Option<Duration>,
+    /// Which calls of GPUs of several hosts have several streams.
+    pub(crate) forks: Forks,
 }
 
 /// A join that the service was asked for.
@@ -53,7 +56,8 @@ impl std::fmt::Debug for CommunicatorBuilder {
 impl CommunicatorBuilder {
     pub(crate) fn new(client: &Client, id: UniqueId, rank: u32, nranks: u32) -> Self {
         let (client, options) = (client.clone(), JoinOptions { job: job::of_environment(), ..JoinOptions::default() });
-        CommunicatorBuilder { client, id, rank, nranks, root_address: None, options, timeout: None }
+        let forks = Forks::WhereItPays;
+        CommunicatorBuilder { client, id, rank, nranks, root_address: None, options, timeout: None, forks }
     }
 
     /// Where rank 0 is, if ranks are at several services: what [`Client::root_address`] returns there. Without it, or where it is empty, all
@@ -88,6 +92,13 @@ impl CommunicatorBuilder {
     /// case. A rank that gives up is no part of the communicator: it ends, if the other ranks still come.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// For tests, whose teams are too small for it to pay: forks each call of GPUs of several hosts that can be. All ranks do alike.
+    #[doc(hidden)]
+    pub fn fork_all_calls(mut self) -> Self {
+        self.forks = Forks::Always;
         self
     }
 

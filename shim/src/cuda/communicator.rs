@@ -79,7 +79,9 @@ impl CommunicatorBuilder {
                 let (id, options) = (self.id, self.options.clone());
                 let root_address = self.root_address.clone().unwrap_or_default();
                 let identity = Identity { id, rank, nranks, gpu, root_address, options, whole: comm };
-                let joined = Joined { identity, access, engines_from, hosts, rails_from, pinned_to, reduction_ring };
+                let forks = self.forks;
+                let joined =
+                    Joined { identity, access, engines_from, hosts, rails_from, pinned_to, reduction_ring, forks };
                 let made = ServiceExecutedCommunicator::new(client, &joined, context)?;
                 Ok(CudaCommunicator::new(Backend::ServiceExecuted(Arc::new(made))))
             }

@@ -35,8 +35,6 @@ pub use communicator::{CudaCommunicator, CudaStream, GpuMemory, TaggedCommunicat
 pub(crate) use device_initiated::GpuRegions;
 pub use device_initiated::REGISTERED_MAX;
 pub use profile::{Carrier, RanAt, StampReader};
-#[doc(hidden)]
-pub use rails::fork_all_calls;
 pub(crate) use watch::Watch;
 
 use mccs_cuda::DriverError;

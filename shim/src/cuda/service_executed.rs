@@ -13,6 +13,7 @@ use mccs_ipc::large::{EnginesFrom, has_large};
 use mccs_ipc::protocol::{HostRun, JoinOptions, Request, Response, Role};
 use mccs_ipc::timeline_semaphore::SemaphoreAccess;
 use mccs_ipc::types::{Handle, RedOp, UniqueId};
+use mccs_rails::Forks;
 
 use super::call::Call;
 use super::device_initiated::DeviceInitiatedCommunicator;
@@ -60,6 +61,8 @@ pub(super) struct Joined {
     pub(super) rails_from: u64,
     pub(super) pinned_to: u64,
     pub(super) reduction_ring: Vec<u32>,
+    /// Which calls by rails have several streams.
+    pub(super) forks: Forks,
 }
 
 impl ServiceExecutedCommunicator {
@@ -67,8 +70,7 @@ impl ServiceExecutedCommunicator {
     pub(super) fn new(client: &Client, joined: &Joined, context: Context) -> Result<Self, Error> {
         let Joined { identity, access, .. } = joined;
         let staged = HostStagedCommunicator::new(client.clone(), identity.clone(), context.clone(), *access)?;
-        let by_rails = (&*joined.hosts, joined.rails_from, &*joined.reduction_ring);
-        let rails = Rails::join(client, identity, &context, &staged, by_rails);
+        let rails = Rails::join(client, joined, &context, &staged);
         let pinned = || Pinned::join(client, identity, &context, joined.pinned_to);
         let engines = || joined.engines_from.map(|from| Engines::join(client, identity, context.clone(), from));
         match rails.and_then(|rails| Ok((rails, pinned()?, engines().transpose()?))) {

@@ -36,13 +36,13 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use mccs::Error;
-use mccs_cuda::gpus;
+use mccs_cuda::{Context, DeviceMemory, gpus};
 use mccs_eval::workload::Call;
 use mccs_ipc::handshake::{Socket, connect};
 use mccs_ipc::protocol::{self, JoinOptions, Request, RequestEnvelope, ResponseEnvelope};
 use mccs_tests::{TestService, watchdog};
 
-use self::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody, everybody_plays};
+use self::ranks::{Buffers, Place, Player, Rank, Role, call, enqueue, everybody, everybody_at, everybody_plays};
 
 const TENANTS: &str = "[cuda]\nuse = \"required\"\n[[tenant]]\nname = \"a\"\nsocket = \"a\"\n\
                        [[tenant]]\nname = \"b\"\nsocket = \"b\"\n";
@@ -56,16 +56,18 @@ fn without_handles(config: &str) -> String {
     config.replace("[cuda]\n", "[cuda]\nhandles = \"never\"\n")
 }
 
-const ROLES: &[(&str, Role)] = &[("checks", checks), ("stays", stays), ("mixes_communicators", mixes_communicators)];
+const ROLES: &[(&str, Role)] = &[
+    ("checks", checks),
+    ("stays", stays),
+    ("mixes_communicators", mixes_communicators),
+    ("gives_its_context_back", gives_its_context_back),
+];
 
 /// Not a test: what this binary does when a test has started it as a process of ranks.
 #[test]
 #[ignore = "needs a GPU"]
 fn plays_its_role() {
     watchdog();
-    if std::env::var_os(rails::FORKS).is_some() {
-        mccs::cuda::fork_all_calls();
-    }
     let more = [
         apart::ROLES,
         bad_luck::ROLES,
@@ -84,6 +86,7 @@ fn plays_its_role() {
         rails::ROLES,
         room::ROLES,
         staged::ROLES,
+        staged::graphs::ROLES,
     ];
     let of_all = [
         ROLES,
@@ -229,6 +232,26 @@ fn memory_goes_by_descriptors_where_handles_do_not() {
             Player::start(role, &everybody(&service, 0)).ends_well();
         }
     }
+}
+
+/// Gives a GPU's context back that the library has taken from its thread.
+fn gives_its_context_back(_: &Place) -> anyhow::Result<()> {
+    mccs_cuda::driver()?;
+    let own = Context::primary(&gpus()?[0])?;
+    std::mem::forget(own.enter()?);
+    let kept = Context::current()?;
+    drop(own);
+    // The driver is asked for it on a thread where it is not current.
+    let made = std::thread::scope(|scope| scope.spawn(|| DeviceMemory::zeroed(&kept, 4096).map(drop)).join());
+    Ok(made.expect("a thread that does not panic")?)
+}
+
+/// In a process of its own: nobody else there has the context.
+#[test]
+#[ignore = "needs a GPU"]
+fn the_current_context_is_kept_when_its_owner_gives_it_back() {
+    let nobody = Place { ranks: 0..1, ..everybody_at("no service".into()) };
+    Player::start("gives_its_context_back", &nobody).ends_well();
 }
 
 /// Why a communicator has failed, once it has.

@@ -12,7 +12,9 @@ use mccs_tests::TestService;
 use mccs_tests::hosts::TestHosts;
 
 use super::TENANTS;
-use super::ranks::{Buffers, Place, Player, Rank, Role, call, capture, enqueue, enqueue_at, enqueue_with, everybody};
+use super::ranks::{
+    Buffers, FORKS, Place, Player, Rank, Role, call, capture, enqueue, enqueue_at, enqueue_with, everybody,
+};
 use super::until_it_fails::{ABORTS, all_are_told, calls_until_it_fails, others_hear_of_a_kill};
 
 /// What processes of these tests do, besides what those of others do.
@@ -38,9 +40,6 @@ const KINDS: [CollectiveKind; 8] = [
     CollectiveKind::Gather,
     CollectiveKind::Scatter,
 ];
-
-/// Has each segment of a call's slices have a stream of its own, whatever the model says: teams of two are too small for that to pay.
-pub const FORKS: &str = "MCCS_GPU_FORKS";
 
 /// Services where GPUs combine payloads of all sizes.
 pub fn everything() -> String {

@@ -23,6 +23,8 @@ use mccs_tests::TestService;
 const ROLE: &str = "MCCS_GPU_ROLE";
 /// Names the folder by which processes of one player wait for each other.
 pub const TOGETHER: &str = "MCCS_GPU_TOGETHER";
+/// Has each segment of a call's slices have a stream of its own, whatever the model says: teams of two are too small for that to pay.
+pub const FORKS: &str = "MCCS_GPU_FORKS";
 
 /// What a process does, as one of those that run at the same time.
 pub type Role = fn(&Place) -> anyhow::Result<()>;
@@ -273,7 +275,9 @@ impl Place {
         std::mem::forget(context.enter()?);
         std::mem::forget(context.clone());
         let client = Client::connect(&self.socket)?;
-        let comm = client.communicator(id, rank, self.nranks).root_address(&*self.root).join_cuda()?;
+        let builder = client.communicator(id, rank, self.nranks).root_address(&*self.root);
+        let forks_all = std::env::var_os(FORKS).is_some();
+        let comm = if forks_all { builder.fork_all_calls() } else { builder }.join_cuda()?;
         let stream = OwnedStream::new(&context)?;
         Ok(Rank { context, comm, stream, together })
     }

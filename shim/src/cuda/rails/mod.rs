@@ -37,14 +37,13 @@ use std::time::Duration;
 
 use mccs_cuda::{Capture, Context, Event, Kernels, RawStream};
 use mccs_ipc::layout::{Layout, Seat};
-use mccs_ipc::protocol::{HostRun, Request, Response, Role, TEAMS_MAX};
+use mccs_ipc::protocol::{Request, Response, Role, TEAMS_MAX};
 use mccs_ipc::types::UniqueId;
 use mccs_rails::{Forks, Plan, Ring, SLOT_BYTES, SLOTS, forked_blocks};
 
 use self::call::{By, RailedCall};
 use self::lanes::{Beside, Lanes};
 pub(super) use self::p2p::{RailsP2p, RailsP2pPlan};
-pub use self::sizes::fork_all_calls;
 use self::twin::Twin;
 use super::call::{Call, checked};
 use super::cuda_error;
@@ -53,7 +52,7 @@ use super::host_staged::HostStagedCommunicator;
 use super::host_staged::captured::{Captures, Replayed};
 use super::host_staged::ordered_stream::{Access, OrderedStream};
 use super::resources::kernels;
-use super::service_executed::Identity;
+use super::service_executed::{Identity, Joined};
 use crate::client::{locked, unexpected};
 use crate::log::{LogLevel, log};
 use crate::{Client, Communicator, Error};
@@ -126,14 +125,14 @@ fn tell_without(reason: &dyn std::fmt::Display) {
 }
 
 impl Rails {
-    /// Joins the parts of a whole whose ranks are at these hosts; none where ranks have none, which all learn alike.
+    /// Joins the parts of a whole that has been joined; none where ranks have none, which all learn alike.
     pub(super) fn join(
         client: &Client,
-        identity: &Identity,
+        joined: &Joined,
         context: &Context,
         whole: &HostStagedCommunicator,
-        (hosts, from_bytes, ring): (&[HostRun], u64, &[u32]),
     ) -> Result<Option<Self>, Error> {
+        let &Joined { ref identity, ref hosts, rails_from: from_bytes, ref reduction_ring, forks, .. } = joined;
         let layout = match Layout::new(hosts) {
             Ok(layout) if layout.nranks() == identity.nranks => layout,
             Ok(_) => return Ok(None),
@@ -147,7 +146,7 @@ impl Rails {
         let seat = layout.seat(identity.rank);
         // Where the operator wants none there is none to join; others, whose operators do, are told.
         let slot_bytes = SLOT_BYTES / u64::from(layout.rails_each_max()) / SLOT_ALIGN * SLOT_ALIGN;
-        let (forks, forked_blocks) = match sizes::forks() {
+        let (forks, forked_blocks) = match forks {
             Forks::WhereItPays if Plan::may_fork(&layout, slot_bytes) => {
                 // The same on all ranks, by the smallest GPU.
                 let most = u64::from(u32::MAX);
@@ -199,7 +198,7 @@ impl Rails {
         };
         let (context, rank) = (context.clone(), identity.rank);
         Ok(Some(Rails {
-            ring: Ring::new(ring, layout.hosts()),
+            ring: Ring::new(reduction_ring, layout.hosts()),
             layout,
             seat,
             rank,

@@ -2,24 +2,6 @@
 //! They are its own, while those of `mccs_rails` are the same on all ranks. All are estimates.
 //! Payloads below `[cuda] rails_from` do not come here.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use mccs_rails::Forks;
-
-/// Whether all calls of several slices are to be forked.
-static FORKS_ALL: AtomicBool = AtomicBool::new(false);
-
-/// For tests, whose teams are too small for calls to be forked: has each call that can be forked, of communicators that are made from now on.
-/// All ranks' processes have to ask for it.
-pub fn fork_all_calls() {
-    FORKS_ALL.store(true, Ordering::Relaxed);
-}
-
-/// Which calls of a communicator that is made now are forked.
-pub(super) fn forks() -> Forks {
-    if FORKS_ALL.load(Ordering::Relaxed) { Forks::Always } else { Forks::WhereItPays }
-}
-
 /// A rail's part of a call from which copy engines bring slices to slots and back: they take longer to begin than kernels, which hold
 /// multiprocessors.
 pub(super) const BOUNCE_BYTES_MIN: u64 = 256 << 10;
