@@ -194,18 +194,30 @@ pub fn has_large(kind: CollectiveKind, op: RedOp) -> bool {
 /// By collective ([`CollectiveKind`]), the payload in bytes from which the service's engines carry it out; `u64::MAX`: they never do.
 pub type EnginesFrom = [u64; CollectiveKind::ALL.len()];
 
-/// What stays with a rank, from its send to its receive buffer: offsets and length, in elements.
+/// What stays with a rank, in elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwnPart {
+    /// Where it is in the send buffer.
+    pub send_offset: u64,
+    /// Where it goes in the receive buffer.
+    pub recv_offset: u64,
+    /// Its length.
+    pub count: u64,
+}
+
+/// What stays with a rank, from its send to its receive buffer.
 #[must_use]
-pub fn own_part(kind: CollectiveKind, rank: u32, root: u32, count: u64) -> Option<(u64, u64, u64)> {
+pub fn own_part(kind: CollectiveKind, rank: u32, root: u32, count: u64) -> Option<OwnPart> {
     let own = u64::from(rank) * count;
-    match kind {
-        CollectiveKind::AllGather => Some((0, own, count)),
-        CollectiveKind::AllToAll => Some((own, own, count)),
-        CollectiveKind::Broadcast if rank == root => Some((0, 0, count)),
-        CollectiveKind::Gather if rank == root => Some((0, own, count)),
-        CollectiveKind::Scatter if rank == root => Some((own, 0, count)),
-        _ => None,
-    }
+    let (send_offset, recv_offset) = match kind {
+        CollectiveKind::AllGather => (0, own),
+        CollectiveKind::AllToAll => (own, own),
+        CollectiveKind::Broadcast if rank == root => (0, 0),
+        CollectiveKind::Gather if rank == root => (0, own),
+        CollectiveKind::Scatter if rank == root => (own, 0),
+        _ => return None,
+    };
+    Some(OwnPart { send_offset, recv_offset, count })
 }
 
 /// Whose slots an operation's parts come into.
@@ -426,7 +438,7 @@ mod tests {
 
     #[test]
     fn what_a_rank_keeps_goes_where_the_collective_says() {
-        let of = |kind, rank| own_part(kind, rank, 1, 10);
+        let of = |kind, rank| own_part(kind, rank, 1, 10).map(|part| (part.send_offset, part.recv_offset, part.count));
         assert_eq!(of(CollectiveKind::AllGather, 3), Some((0, 30, 10)));
         assert_eq!(of(CollectiveKind::AllToAll, 2), Some((20, 20, 10)));
         assert_eq!([of(CollectiveKind::Broadcast, 1), of(CollectiveKind::Broadcast, 0)], [Some((0, 0, 10)), None]);

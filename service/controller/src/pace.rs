@@ -300,6 +300,8 @@ fn local_once(burst: CommonBurst, now: Instant, common_ns: u64) -> LocalWindow {
 
 #[cfg(test)]
 mod tests {
+    use mccs_model::rate_limit::WindowState;
+
     use super::*;
 
     const MS: u64 = 1_000_000;
@@ -311,9 +313,9 @@ mod tests {
         let pace = HostPace { window: Some(window), ..HostPace::default() };
         // By the common clock it is 35 ms into a period: the window has been open for 5.
         let local = pace.here(now, 7_000 * MS + 35 * MS, &BTreeMap::new()).window.unwrap();
-        assert_eq!(local.at(now), (true, Some(now + Duration::from_millis(15))));
+        assert_eq!(local.at(now), WindowState { is_open: true, until: Some(now + Duration::from_millis(15)) });
         let local = pace.here(now, 7_000 * MS + 29 * MS, &BTreeMap::new()).window.unwrap();
-        assert_eq!(local.at(now), (false, Some(now + Duration::from_millis(1))));
+        assert_eq!(local.at(now), WindowState { is_open: false, until: Some(now + Duration::from_millis(1)) });
     }
 
     #[test]
@@ -331,11 +333,14 @@ mod tests {
             let Pace { yields, .. } = pace.here(now, common_ms * MS, &BTreeMap::from([(to.clone(), burst)]));
             let (local, _) = yields[0];
             // With 3% before and behind, and so much earlier as it was told.
-            assert_eq!(local.at(at(begins - 7)), (true, Some(at(begins + 103))));
-            assert!(!local.at(at(begins - 8)).0 && !local.at(at(begins + 103)).0 && !local.at(at(begins + 150)).0);
+            assert_eq!(local.at(at(begins - 7)), WindowState { is_open: true, until: Some(at(begins + 103)) });
+            assert!([-8, 103, 150].iter().all(|ms| !local.at(at(begins + ms)).is_open));
         }
         let Pace { yields, .. } = pace.here(now, 7_035 * MS, &BTreeMap::new());
-        assert!(yields[0].0.at(now).0 && yields[0].0.at(at(100)).0, "as the profile says, until one is told");
+        assert!(
+            yields[0].0.at(now).is_open && yields[0].0.at(at(100)).is_open,
+            "as the profile says, until one is told"
+        );
     }
 
     #[test]

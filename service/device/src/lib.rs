@@ -28,8 +28,8 @@ use mccs_tenants::session::Opens;
 
 pub use self::call::{Buffers, Collective, GpuBuffers, Operand, RankCall, RankCalls, RemoteMessage, TwinPlace};
 pub use self::cuda::{
-    CarriedOutBy, Counted, DeviceInitiatedGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart, Seen,
-    SymmetricBuffers,
+    CarriedOutBy, Counted, DeviceInitiatedGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart, OperationCounts,
+    Seen, SymmetricBuffers,
 };
 pub use self::durations::{Reading, TimedCollective, Times};
 pub use self::events::{DeviceEvent, DeviceEvents, EventSink};

@@ -57,27 +57,37 @@ pub struct LocalWindow {
     pub is_once: bool,
 }
 
+/// A window at a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowState {
+    /// Whether flows may send.
+    pub is_open: bool,
+    /// When that changes; `None` for never.
+    pub until: Option<Instant>,
+}
+
 impl LocalWindow {
-    /// Whether it is open, and when that changes; `None` for never.
+    /// Whether it is open, and how long that stays so.
     #[must_use]
-    pub fn at(&self, now: Instant) -> (bool, Option<Instant>) {
+    pub fn at(&self, now: Instant) -> WindowState {
+        let is_open_until = |is_open, until| WindowState { is_open, until };
         if self.is_once {
             let until = self.opened + self.length;
             return match now {
-                now if now < self.opened => (false, Some(self.opened)),
-                now if now < until => (true, Some(until)),
-                _ => (false, None),
+                now if now < self.opened => is_open_until(false, Some(self.opened)),
+                now if now < until => is_open_until(true, Some(until)),
+                _ => is_open_until(false, None),
             };
         }
         if self.length >= self.period {
-            return (true, None);
+            return is_open_until(true, None);
         }
         let since_ns = now.saturating_duration_since(self.opened).as_nanos() % self.period.as_nanos().max(1);
         let since = Duration::from_nanos(since_ns as u64);
         if since < self.length {
-            (true, Some(now + (self.length - since)))
+            is_open_until(true, Some(now + (self.length - since)))
         } else {
-            (false, Some(now + (self.period - since)))
+            is_open_until(false, Some(now + (self.period - since)))
         }
     }
 }
@@ -122,9 +132,9 @@ impl Pace {
     fn rate_at(&self, cap_bps: Option<u64>, now: Instant) -> (Rate, Option<Instant>) {
         let mut until: Option<Instant> = None;
         let mut look = |window: &LocalWindow| {
-            let (is_open, changes) = window.at(now);
-            until = [until, changes].into_iter().flatten().min();
-            is_open
+            let state = window.at(now);
+            until = [until, state.until].into_iter().flatten().min();
+            state.is_open
         };
         let is_closed = self.window.as_ref().is_some_and(|window| !look(window));
         let yields = self.yields.iter().filter_map(|(window, cap_bps)| look(window).then_some(*cap_bps)).min();
@@ -512,9 +522,9 @@ mod tests {
         let begin = Instant::now();
         let at = |ms: u64| begin + Duration::from_millis(ms);
         let once = LocalWindow { is_once: true, ..window(at(100), 50, 20) };
-        assert_eq!(once.at(begin), (false, Some(at(100))));
-        assert_eq!(once.at(at(110)), (true, Some(at(120))));
-        assert_eq!(once.at(at(160)), (false, None));
+        assert_eq!(once.at(begin), WindowState { is_open: false, until: Some(at(100)) });
+        assert_eq!(once.at(at(110)), WindowState { is_open: true, until: Some(at(120)) });
+        assert_eq!(once.at(at(160)), WindowState { is_open: false, until: None });
     }
 
     #[test]

@@ -75,18 +75,27 @@ pub struct Window {
     pub length_ns: u64,
 }
 
+/// A window at a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowState {
+    /// Whether flows may send.
+    pub is_open: bool,
+    /// How long that stays so.
+    pub until_ns: u64,
+}
+
 impl Window {
-    /// Whether it is open, and when that changes next.
+    /// Whether it is open, and how long that stays so.
     #[must_use]
-    pub fn at(&self, now_ns: u64) -> (bool, u64) {
+    pub fn at(&self, now_ns: u64) -> WindowState {
         if self.length_ns >= self.period_ns {
-            return (true, u64::MAX);
+            return WindowState { is_open: true, until_ns: u64::MAX };
         }
         let since_ns = (now_ns % self.period_ns + self.period_ns - self.offset_ns) % self.period_ns;
         if since_ns < self.length_ns {
-            (true, now_ns.saturating_add(self.length_ns - since_ns))
+            WindowState { is_open: true, until_ns: now_ns.saturating_add(self.length_ns - since_ns) }
         } else {
-            (false, now_ns.saturating_add(self.period_ns - since_ns))
+            WindowState { is_open: false, until_ns: now_ns.saturating_add(self.period_ns - since_ns) }
         }
     }
 }

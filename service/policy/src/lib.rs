@@ -19,7 +19,7 @@ pub mod topology;
 mod view;
 pub mod windows;
 
-pub use decision::{CommId, Decision, Decisions, Flow, PathSelection, Window, Yield};
+pub use decision::{CommId, Decision, Decisions, Flow, PathSelection, Window, WindowState, Yield};
 pub use view::{Job, Placed, Profile, RingChoice, Rules, TenantTerms, View, Weights};
 
 /// A way to decide.

@@ -318,11 +318,11 @@ proptest! {
     fn windows_meet_as_a_clock_says(a in 1..9_u64, b in 1..9_u64, oa in 0..9_u64, ob in 0..9_u64, la in 1..9_u64, lb in 1..9_u64) {
         let window = |period, offset, length: u64| Window { period_ns: period, offset_ns: offset % period, length_ns: length.min(period) };
         let (a, b) = (window(a, oa, la), window(b, ob, lb));
-        let both = |t| a.at(t).0 && b.at(t).0;
+        let both = |t| a.at(t).is_open && b.at(t).is_open;
         prop_assert_eq!(meet(&a, &b), (0..a.period_ns * b.period_ns).any(both));
         for t in 0..a.period_ns * 2 {
-            let (open, until) = a.at(t);
-            prop_assert!(until == u64::MAX || (until > t && a.at(until).0 != open && (t..until).all(|s| a.at(s).0 == open)));
+            let WindowState { is_open, until_ns: until } = a.at(t);
+            prop_assert!(until == u64::MAX || (until > t && a.at(until).is_open != is_open && (t..until).all(|s| a.at(s).is_open == is_open)));
         }
     }
 }

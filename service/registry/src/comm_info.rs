@@ -309,7 +309,7 @@ impl CommInfo {
     /// Of collectives that were handed to GPUs, those that have ended there.
     fn of_handed_out(&self, handed_out: u64) -> u64 {
         let large = self.device_initiated.as_ref().and_then(|group| group.large());
-        large.map_or(handed_out, |large| handed_out.min(large.begun_and_ended().1))
+        large.map_or(handed_out, |large| handed_out.min(large.operations().ended))
     }
 
     /// Counts a completed send and its receive; where they are on two hosts, the sender's counts.

@@ -177,8 +177,8 @@ fn large_calls_go_by_copy_engines() {
         player.hears("is done");
         let comms = service.service().registry.comms();
         let large = comms.iter().find_map(|comm| comm.device_initiated.as_ref()?.large()).expect("engines");
-        assert_eq!(large.begun_and_ended().0, calls, "{config}");
-        wait_until(|| large.begun_and_ended().1 == calls);
+        assert_eq!(large.operations().begun, calls, "{config}");
+        wait_until(|| large.operations().ended == calls);
         player.kill();
     }
 }

@@ -230,7 +230,7 @@ fn buffers_of_every_kind_are_opened_or_copied() {
         player.hears("is done");
         let comms = service.service().registry.comms();
         let large = comms.iter().find_map(|comm| comm.device_initiated.as_ref()?.large()).expect("engines");
-        assert_eq!(large.begun_and_ended().0, BY_ENGINES * Kind::ALL.len() as u64);
+        assert_eq!(large.operations().begun, BY_ENGINES * Kind::ALL.len() as u64);
         player.kill();
     }
 }

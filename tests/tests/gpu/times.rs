@@ -178,7 +178,7 @@ fn large_calls_go_by_copy_engines_by_and_by_where_they_come_apart() {
         comms
             .iter()
             .filter_map(|comm| comm.device_initiated.as_ref()?.large())
-            .map(|large| large.begun_and_ended().1)
+            .map(|large| large.operations().ended)
             .sum::<u64>()
     };
     while by_engines() == 0 {

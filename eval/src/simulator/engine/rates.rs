@@ -1,8 +1,8 @@
 //! Rates of flows in the simulator: how fast they move, until when, and what they have moved since.
 
 use mccs_controller::bursts::CommonBurst;
-use mccs_policy::Decision;
 use mccs_policy::shares::Demand;
+use mccs_policy::{Decision, WindowState};
 
 use super::super::islands::Stream;
 use super::{Event, Simulation, State};
@@ -107,30 +107,30 @@ impl Simulation<'_> {
     fn limit(&self, decision: &Decision) -> (f64, u64) {
         let (mut cap_bps, mut until_ns) = (f64::INFINITY, u64::MAX);
         if let Some(window) = decision.window {
-            let (open, next_ns) = window.at(self.now_ns);
-            cap_bps = if open { cap_bps } else { 0.0 };
-            until_ns = next_ns;
+            let state = window.at(self.now_ns);
+            cap_bps = if state.is_open { cap_bps } else { 0.0 };
+            until_ns = state.until_ns;
         }
         for held in &decision.yields {
             let high = usize::try_from(held.to).ok().and_then(|job| self.running.get(job)?.as_ref());
-            let (holds, next_ns) = match high.and_then(|high| high.foreseen_ns) {
+            let state = match high.and_then(|high| high.foreseen_ns) {
                 Some((begins_ns, lasts_ns)) => during(CommonBurst { begins_ns, lasts_ns }.with_margin(), self.now_ns),
                 None => held.window.at(self.now_ns),
             };
-            cap_bps = if holds { cap_bps.min(held.cap_bps) } else { cap_bps };
-            until_ns = until_ns.min(next_ns);
+            cap_bps = if state.is_open { cap_bps.min(held.cap_bps) } else { cap_bps };
+            until_ns = until_ns.min(state.until_ns);
         }
         (cap_bps, until_ns)
     }
 }
 
-/// Whether a burst goes on, and when that changes.
-fn during(burst: CommonBurst, now_ns: u64) -> (bool, u64) {
+/// Whether a burst goes on, as a window that opens but once.
+fn during(burst: CommonBurst, now_ns: u64) -> WindowState {
     let CommonBurst { begins_ns, lasts_ns } = burst;
     let ends_ns = begins_ns.saturating_add(lasts_ns);
     match now_ns {
-        now_ns if now_ns < begins_ns => (false, begins_ns),
-        now_ns if now_ns < ends_ns => (true, ends_ns),
-        _ => (false, u64::MAX),
+        now_ns if now_ns < begins_ns => WindowState { is_open: false, until_ns: begins_ns },
+        now_ns if now_ns < ends_ns => WindowState { is_open: true, until_ns: ends_ns },
+        _ => WindowState { is_open: false, until_ns: u64::MAX },
     }
 }

@@ -25,7 +25,7 @@ fn make_room_for_bursts(policy: &str) {
         let [(window, cap_bps)] = host.paces[&low].yields[..] else { panic!("{:?}", host.paces) };
         assert!(host.paces.get(&high).is_none_or(Pace::is_free) && cap_bps >= 1_000_000);
         // It sends from 50 ms of the second on, with a margin at both ends.
-        let open_at = |ms: u64| window.at(fixture.now + Duration::from_millis(1_000 + ms)).0;
+        let open_at = |ms: u64| window.at(fixture.now + Duration::from_millis(1_000 + ms)).is_open;
         assert_eq!([40, 51, 70, 79, 90, 120].map(open_at), [false, true, true, true, false, false]);
     }
     // From then on its bursts are told one by one, by the host of its root.
@@ -38,7 +38,7 @@ fn make_room_for_bursts(policy: &str) {
     fixture.run();
     for host in fixture.hosts.values() {
         let [(window, _)] = host.paces[&low].yields[..] else { panic!("{:?}", host.paces) };
-        let open_at = |ms: u64| window.at(fixture.now + Duration::from_millis(ms)).0;
+        let open_at = |ms: u64| window.at(fixture.now + Duration::from_millis(ms)).is_open;
         assert_eq!([55, 59, 100, 161, 165, 360].map(open_at), [false, true, true, true, false, false]);
     }
     // Who foresees for whom nobody makes room tells nobody.
@@ -64,7 +64,7 @@ fn windows_are_on_the_controllers_clock_on_every_host() {
     fixture.pass(Duration::from_secs(10));
     let looks = (0..10).map(|tenth| fixture.now + Duration::from_millis(tenth * 10));
     let open: Vec<Vec<bool>> = looks
-        .map(|at| fixture.hosts.values().map(|host| host.paces[&comm].window.unwrap().at(at).0).collect())
+        .map(|at| fixture.hosts.values().map(|host| host.paces[&comm].window.unwrap().at(at).is_open).collect())
         .collect();
     assert!(open.iter().all(|hosts| hosts.len() == 4 && hosts.iter().all(|is_open| *is_open == hosts[0])), "{open:?}");
     assert_eq!(open.iter().filter(|hosts| hosts[0]).count(), 4, "{open:?}");

@@ -113,8 +113,31 @@ pub enum CarriedOutBy {
     CopyEngines,
 }
 
-/// What was launched and what has ended, by rank.
-pub type Seen = [(u64, u64); DEVICE_INITIATED_RANKS_MAX as usize];
+/// How many operations have begun, which are launched or handed out, and how many of them have ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OperationCounts {
+    /// So many have begun.
+    pub begun: u64,
+    /// So many have ended.
+    pub ended: u64,
+}
+
+impl OperationCounts {
+    /// Whether something has begun and not ended.
+    #[must_use]
+    pub fn are_open(self) -> bool {
+        self.begun > self.ended
+    }
+}
+
+/// What ranks have launched and what has ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Collectives, by rank.
+    pub operations: [OperationCounts; DEVICE_INITIATED_RANKS_MAX as usize],
+    /// Groups of sends and receives, by rank.
+    pub groups: [OperationCounts; DEVICE_INITIATED_RANKS_MAX as usize],
+}
 
 /// How many operations of a group had ended when that was last read, which somebody has to ask for.
 #[derive(Debug, Default)]
@@ -297,13 +320,13 @@ impl DeviceInitiatedGroup {
 
     /// Operations, and groups of sends and receives, that ranks have launched and that had ended when they were last asked.
     #[must_use]
-    pub fn seen(&self, nranks: u32) -> (Seen, Seen) {
-        let (mut seen, mut groups): (Seen, Seen) = Default::default();
-        for (rank, (progress, group)) in (0..nranks).zip(seen.iter_mut().zip(&mut groups)) {
-            *progress = (self.page().launched(rank), self.ended(rank));
-            *group = (self.page().p2p_launched(rank).groups, self.groups_ended(rank));
+    pub fn seen(&self, nranks: u32) -> Seen {
+        let mut seen = Seen::default();
+        for (rank, (operations, groups)) in (0..nranks).zip(seen.operations.iter_mut().zip(&mut seen.groups)) {
+            *operations = OperationCounts { begun: self.page().launched(rank), ended: self.ended(rank) };
+            *groups = OperationCounts { begun: self.page().p2p_launched(rank).groups, ended: self.groups_ended(rank) };
         }
-        (seen, groups)
+        seen
     }
 
     /// Why a GPU does not say how far it is, if one does not.

@@ -34,8 +34,8 @@ use mccs_telemetry::GpuInfo;
 use mccs_telemetry::recorder::Recorder;
 
 pub use self::group::{
-    CarriedOutBy, Counted, DeviceInitiatedGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart, Seen,
-    SymmetricBuffers,
+    CarriedOutBy, Counted, DeviceInitiatedGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart, OperationCounts,
+    Seen, SymmetricBuffers,
 };
 pub use crate::cuda::copy_engine::CopyEngines;
 use crate::cuda::copy_engine::Flight;

@@ -11,13 +11,28 @@ use mccs_tenants::memory::Region;
 use super::HostDevice;
 use crate::{Buffers, Collective, LaunchError, Operand, TwinPlace};
 
-/// Spans that are combined.
+/// Spans that are combined, in this order, and where the result goes.
 #[derive(Debug, Clone, Copy)]
-pub struct SourceSpans<'a> {
-    /// Where they are.
-    pub spans: &'a [RankSpan],
-    /// Whether they are contributions as ranks gave them, which nothing was applied to.
-    pub are_raw: bool,
+pub struct Reduction<'a> {
+    srcs: &'a [RankSpan],
+    /// Whether `srcs` are contributions as ranks gave them, which nothing was applied to.
+    are_raw: bool,
+    dsts: &'a [RankSpan],
+    /// Whether the result is complete.
+    finish: bool,
+}
+
+impl<'a> Reduction<'a> {
+    /// What a step combines, besides what it receives; none for a step that reduces nothing.
+    #[must_use]
+    pub fn of(step: &'a Step) -> Option<Self> {
+        match step {
+            Step::RecvReduce { srcs, dsts, srcs_raw, finish, .. } | Step::Reduce { srcs, dsts, srcs_raw, finish } => {
+                Some(Reduction { srcs, are_raw: *srcs_raw, dsts, finish: *finish })
+            }
+            _ => None,
+        }
+    }
 }
 
 /// A buffer of a rank of this host.
@@ -281,25 +296,17 @@ impl Bound {
     ///
     /// # Safety
     /// As for [`Bound::copy_span`].
-    pub unsafe fn reduce_spans(
-        &self,
-        first: Option<Source>,
-        srcs: SourceSpans<'_>,
-        dsts: &[RankSpan],
-        element: u64,
-        count: u64,
-        finish: bool,
-    ) {
+    pub unsafe fn reduce_spans(&self, first: Option<Source>, of: Reduction<'_>, element: u64, count: u64) {
         with_addresses(
             None,
-            dsts,
+            of.dsts,
             |at| self.address(at, element),
             |targets| {
                 with_addresses(
                     first,
-                    srcs.spans,
-                    |at| self.source(at, element, srcs.are_raw),
-                    |sources| self.reduce(sources, targets, count, finish),
+                    of.srcs,
+                    |at| self.source(at, element, of.are_raw),
+                    |sources| self.reduce(sources, targets, count, of.finish),
                 );
             },
         );
@@ -312,8 +319,8 @@ impl Bound {
             (None, [src, ..]) => unsafe { self.copy_span(self.address(src, element), dsts, element, count) },
             (None, []) => {}
             // SAFETY: as above.
-            (Some(_), spans) => unsafe {
-                self.reduce_spans(None, SourceSpans { spans, are_raw: true }, dsts, element, count, true)
+            (Some(_), srcs) => unsafe {
+                self.reduce_spans(None, Reduction { srcs, are_raw: true, dsts, finish: true }, element, count)
             },
         }
     }

@@ -18,7 +18,7 @@ use mccs_ipc::shm_exchange::{SHM_EXCHANGE_RANKS_MAX, ShmExchange, ShmExchangeLay
 use mccs_ipc::types::{CollectiveKind, Handle};
 use mccs_tenants::Resource;
 
-pub use self::bound::{Bound, RankBuffer, SourceSpans};
+pub use self::bound::{Bound, RankBuffer, Reduction};
 use self::moves::MoveJob;
 pub use self::shm_exchange::TenantShmExchange;
 use super::{

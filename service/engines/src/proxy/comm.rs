@@ -25,7 +25,7 @@ use super::gpu_ranks::GpuRanks;
 use super::members::{Member, Members};
 use super::mismatch::check_alike;
 use super::operation::{Operation, RoundState};
-use super::p2p_queues::P2pQueues;
+use super::p2p_queues::{P2pQueues, WaitsForDeparted};
 use super::running::Running;
 use super::shm_exchange::Rounds;
 use super::strategies::Strategies;
@@ -183,8 +183,8 @@ impl Comm {
         self.members.are_ready() && has_room() && is_whole && self.strategies.allow(number)
     }
 
-    /// A rank whose operation waits for one that has left, and that one.
-    pub(super) fn waits_for_departed(&self) -> Option<(u32, u32)> {
+    /// A rank whose operation waits for one that has left.
+    pub(super) fn waits_for_departed(&self) -> Option<WaitsForDeparted> {
         if !self.members.any_left() {
             return None;
         }
@@ -197,7 +197,8 @@ impl Comm {
             let keeps_waiting =
                 |gone: &u32| operation.round == RoundState::None || !has_posted(*gone, operation.rounds);
             let departed = self.members.iter().filter(|member| member.has_left()).map(|member| member.rank);
-            Some((member.rank, departed.into_iter().find(keeps_waiting)?))
+            let departed = departed.into_iter().find(keeps_waiting)?;
+            Some(WaitsForDeparted { rank: member.rank, departed })
         };
         let in_collective = self.members.iter().find_map(in_collective);
         in_collective.or_else(|| self.p2p.waits_for_left(|rank| self.members.has_left(rank)))

@@ -22,7 +22,7 @@ use super::describe::describe;
 use super::failure::Failure;
 use super::inflight::{Inflight, PairJob, Refused};
 use super::operation::{Calls, Operation};
-use super::p2p_queues::Matched;
+use super::p2p_queues::{Matched, WaitsForDeparted};
 use super::reconfigure::choose_strategy;
 use super::state::State;
 use super::stream::{Arrival, Entry, Head, Task};
@@ -218,7 +218,7 @@ impl Execution {
         self.play_rounds(state, comm);
         let Some(live) = state.comms.get_mut(comm) else { return };
         if live.failure.is_none()
-            && let Some((rank, departed)) = live.waits_for_departed()
+            && let Some(WaitsForDeparted { rank, departed }) = live.waits_for_departed()
         {
             let message = format!("rank {departed} has left the communicator, and rank {rank} waits for it");
             state.abort(comm, Failure::new(ErrorClass::Remote, message));

@@ -60,16 +60,16 @@ impl GpuRanks {
             let what = "GPUs do not say how far they are".into();
             return Some(GpuStall { what, ..GpuStall::default() });
         };
-        let is_open = |(launched, ended): &(u64, u64)| launched > ended;
-        let (seen, groups) = (first.operations.iter().any(is_open), first.groups.iter().any(is_open));
-        let is_large = is_open(&first.large) && last.in_queue != Some(true);
-        if first.ended().ne(last.ended()) || !(seen || groups || is_large) {
+        let mut ranks = first.seen.operations.iter().chain(&first.seen.groups);
+        let is_large = first.large.operations.are_open() && last.large.in_queue != Some(true);
+        if first.ended().ne(last.ended()) || !(is_large || ranks.any(|counts| counts.are_open())) {
             return None;
         }
         let mut stall = GpuStall { what: self.describe_wait(members, last), ..GpuStall::default() };
         if is_large {
-            let number = last.large.1.saturating_add(1);
-            for member in self.late_for_large(members, last.large.1) {
+            let ended = last.large.operations.ended;
+            let number = ended.saturating_add(1);
+            for member in self.late_for_large(members, ended) {
                 let what = format!("its stream has not come to large operation {number}");
                 stall.holds_up.insert(member.rank, what);
             }
@@ -77,13 +77,14 @@ impl GpuRanks {
             stall.waits_in = others.map(|member| (member.rank, format!("large operation {number}"))).collect();
         }
         for member in members.iter() {
-            let (operations, groups) = (last.operations[member.rank as usize], last.groups[member.rank as usize]);
-            if is_open(&operations) {
-                stall.waits_in.insert(member.rank, format!("operation {} of its GPU", operations.1.saturating_add(1)));
-            } else if is_open(&groups) {
-                stall
-                    .waits_in
-                    .insert(member.rank, format!("group {} of sends and receives", groups.1.saturating_add(1)));
+            let rank = member.rank as usize;
+            let (operations, groups) = (last.seen.operations[rank], last.seen.groups[rank]);
+            if operations.are_open() {
+                let number = operations.ended.saturating_add(1);
+                stall.waits_in.insert(member.rank, format!("operation {number} of its GPU"));
+            } else if groups.are_open() {
+                let number = groups.ended.saturating_add(1);
+                stall.waits_in.insert(member.rank, format!("group {number} of sends and receives"));
             }
         }
         stall.pairs = self.p2p_accounts(last);
@@ -94,7 +95,7 @@ impl GpuRanks {
     fn p2p_accounts(&self, look: &Counts) -> BTreeMap<u32, Vec<PairAccount>> {
         let all: Vec<_> = (0..self.nranks()).map(|rank| self.page().p2p_launched(rank)).collect();
         let of = |(rank, own): (usize, &P2pLaunched)| {
-            let is_open = look.groups[rank].0 > look.groups[rank].1;
+            let is_open = look.seen.groups[rank].are_open();
             let with = |(peer, theirs): (usize, &P2pLaunched)| {
                 let open = |own: u64, theirs: u64| if is_open { own.saturating_sub(theirs) } else { 0 };
                 let (sends, recvs) = (own.sent[peer], own.received[peer]);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use mccs_config::change::StrategyChange;
 use mccs_device::cuda::CopyEngines;
-use mccs_device::{DeviceInitiatedGroup, NUMBERS_MAX, Seen};
+use mccs_device::{DeviceInitiatedGroup, NUMBERS_MAX, OperationCounts};
 use mccs_ipc::device_initiated::{ControlPage, Cut};
 use mccs_ipc::large::LargeWord;
 use mccs_ipc::types::ErrorClass;
@@ -16,7 +16,7 @@ use mccs_registry::CommInfo;
 
 use super::deadline::LastProgress;
 use super::failure::Failure;
-use super::gpu_counts::{Counts, LastCounts};
+use super::gpu_counts::{Counts, LargeCounts, LastCounts};
 use super::members::{Member, Members};
 
 /// See the module's documentation. All ranks are on this host.
@@ -69,15 +69,16 @@ impl GpuRanks {
 
     /// How far GPUs are, as they last said.
     fn counts(&self) -> Counts {
-        let (operations, groups) = self.group.seen(self.info.nranks);
-        let (large, in_queue) = self.large();
-        Counts { operations, groups, large, in_queue }
+        Counts { seen: self.group.seen(self.info.nranks), large: self.large() }
     }
 
-    /// Large operations that have begun and ended, and whether the next waits for hardware queues.
-    fn large(&self) -> ((u64, u64), Option<bool>) {
-        let of = |large: &Arc<CopyEngines>| (large.begun_and_ended(), large.waits_for_queues());
-        self.group.large().map_or(((0, 0), None), of)
+    /// How far large operations are.
+    fn large(&self) -> LargeCounts {
+        let of = |large: &Arc<CopyEngines>| {
+            let (operations, in_queue) = (large.operations(), large.waits_for_queues());
+            LargeCounts { operations, in_queue }
+        };
+        self.group.large().map(of).unwrap_or_default()
     }
 
     /// Whether something may be under way, as far as is known. What is in graphs only GPUs count.
@@ -110,22 +111,22 @@ impl GpuRanks {
     /// Looks at page and answers. Returns since when ranks have been waiting for others with nothing happening, as far as
     /// looks tell; `None` where none waits, or GPUs have not answered.
     fn waits_since(&mut self, progress: &mut LastProgress, now: Instant) -> Option<Instant> {
-        let (is_answered, ((begun, ended), in_queue)) = (self.group.is_answered(), self.large());
-        if self.watch.has_ended(ended) {
+        let (is_answered, large) = (self.group.is_answered(), self.large());
+        if self.watch.has_ended(large.operations.ended) {
             progress.note(now);
         }
-        let large = self.watch.look_at_large(begun, ended, in_queue, now);
+        let large = self.watch.look_at_large(large, now);
         let others = if is_answered { self.others_wait_since(progress, now) } else { None };
         large.into_iter().chain(others).min()
     }
 
     /// The same of what is not large.
     fn others_wait_since(&mut self, progress: &mut LastProgress, now: Instant) -> Option<Instant> {
-        let (seen, groups) = self.group.seen(self.info.nranks);
-        if self.watch.note_seen(seen, groups) {
+        let seen = self.group.seen(self.info.nranks);
+        if self.watch.note_seen(seen) {
             progress.note(now);
         }
-        let waits = seen.iter().chain(&groups).any(|(launched, done)| launched > done);
+        let waits = seen.operations.iter().chain(&seen.groups).any(|counts| counts.are_open());
         waits.then(|| progress.since())
     }
 
@@ -163,19 +164,20 @@ impl GpuRanks {
 
     /// Who waits for whom, in words.
     pub(super) fn describe_wait(&self, members: &Members, counts: &Counts) -> String {
-        let Counts { operations, groups, large: (begun, ended), in_queue } = counts;
-        if begun > ended && *in_queue != Some(true) {
-            let late: Vec<_> = self.late_for_large(members, *ended).into_iter().map(named).collect();
+        let Counts { seen, large: LargeCounts { operations: large, in_queue } } = counts;
+        if large.are_open() && *in_queue != Some(true) {
+            let late: Vec<_> = self.late_for_large(members, large.ended).into_iter().map(named).collect();
             let late = if late.is_empty() { "none".to_owned() } else { late.join(", ") };
             let what = if in_queue.is_some() { "waits for hardware queues" } else { "does not end" };
-            return format!("large operation {} {what}; ranks whose streams have not come to it: {late}", ended + 1);
+            let number = large.ended + 1;
+            return format!("large operation {number} {what}; ranks whose streams have not come to it: {late}");
         }
-        let waits = |seen: &Seen| seen.iter().any(|(launched, done)| launched > done);
-        if waits(groups) && !waits(operations) {
+        let are_open = |ranks: &[OperationCounts]| ranks.iter().any(|counts| counts.are_open());
+        if are_open(&seen.groups) && !are_open(&seen.operations) {
             let named = |rank: u32| members.get(rank).map_or_else(|| format!("rank {rank}"), named);
-            return describe_p2p_wait(self.page(), &groups[..self.info.nranks as usize], named);
+            return describe_p2p_wait(self.page(), &seen.groups[..self.info.nranks as usize], named);
         }
-        describe_operation_wait(members, operations)
+        describe_operation_wait(members, &seen.operations)
     }
 }
 
@@ -192,11 +194,11 @@ fn ending_rank(members: &Members) -> Option<Failure> {
     Some(Failure::new(ErrorClass::Remote, message))
 }
 
-fn describe_operation_wait(members: &Members, seen: &Seen) -> String {
-    let ranks = || members.iter().zip(seen);
-    let next = ranks().map(|(_, (_, done))| *done).min().unwrap_or(0) + 1;
+fn describe_operation_wait(members: &Members, operations: &[OperationCounts]) -> String {
+    let ranks = || members.iter().zip(operations);
+    let next = ranks().map(|(_, counts)| counts.ended).min().unwrap_or(0) + 1;
     let of = |is_there: bool| {
-        let ranks = ranks().filter(|(_, (launched, _))| (*launched >= next) == is_there);
+        let ranks = ranks().filter(|(_, counts)| (counts.begun >= next) == is_there);
         ranks.map(|(member, _)| named(member)).collect::<Vec<_>>().join(", ")
     };
     let (there, missing) = (of(true), of(false));
@@ -209,11 +211,11 @@ fn describe_operation_wait(members: &Members, seen: &Seen) -> String {
     }
 }
 
-/// Which ranks whose groups do not end wait for whom. `seen` has the groups that each rank has launched and ended.
-fn describe_p2p_wait(page: &ControlPage, seen: &[(u64, u64)], named: impl Fn(u32) -> String) -> String {
-    let all: Vec<_> = (0..seen.len() as u32).map(|rank| page.p2p_launched(rank)).collect();
+/// Which ranks whose groups do not end wait for whom.
+fn describe_p2p_wait(page: &ControlPage, groups: &[OperationCounts], named: impl Fn(u32) -> String) -> String {
+    let all: Vec<_> = (0..groups.len() as u32).map(|rank| page.p2p_launched(rank)).collect();
     let mut waits = Vec::new();
-    for (rank, own) in all.iter().enumerate().filter(|(rank, _)| seen[*rank].0 > seen[*rank].1) {
+    for (rank, own) in all.iter().enumerate().filter(|(rank, _)| groups[*rank].are_open()) {
         for (peer, theirs) in all.iter().enumerate() {
             let named = || (named(rank as u32), named(peer as u32));
             if own.received[peer] > theirs.sent[rank] {
@@ -249,7 +251,10 @@ mod tests {
             let wide = |counts: [u64; 2]| std::array::from_fn(|peer| counts.get(peer).copied().unwrap_or(0));
             P2pLaunched { groups, sent: wide(sent), received: wide(received) }
         };
-        let said = |seen: [(u64, u64); 2]| describe_p2p_wait(&page, &seen, |rank| format!("rank {rank}"));
+        let said = |groups: [(u64, u64); 2]| {
+            let groups = groups.map(|(begun, ended)| OperationCounts { begun, ended });
+            describe_p2p_wait(&page, &groups, |rank| format!("rank {rank}"))
+        };
         page.launch_p2p(0, &launched(3, [0, 2], [0, 5]));
         page.launch_p2p(1, &launched(2, [4, 0], [2, 0]));
         assert_eq!(said([(3, 2), (2, 2)]), "rank 0 waits for message 5 from rank 1, which has sent 4");

@@ -20,6 +20,12 @@ pub(super) fn direction(operation: &Operation) -> Direction {
     (src, dst, operation.track)
 }
 
+/// A rank that waits for one that has left.
+pub(super) struct WaitsForDeparted {
+    pub(super) rank: u32,
+    pub(super) departed: u32,
+}
+
 /// A send and its receive.
 pub(super) struct Matched {
     pub(super) send: Box<Operation>,
@@ -135,13 +141,13 @@ impl P2pQueues {
         self.unmatched().chain(self.remote_waiting()).any(|operation| operation.rank == rank)
     }
 
-    /// A rank that waits for a peer that has left, and that one.
-    pub(super) fn waits_for_left(&self, has_left: impl Fn(u32) -> bool) -> Option<(u32, u32)> {
+    /// A rank that waits for a peer that has left.
+    pub(super) fn waits_for_left(&self, has_left: impl Fn(u32) -> bool) -> Option<WaitsForDeparted> {
         self.pairs.iter().find_map(|((src, dst, _), pair)| {
             if !pair.sends.is_empty() && has_left(*dst) {
-                Some((*src, *dst))
+                Some(WaitsForDeparted { rank: *src, departed: *dst })
             } else if !pair.recvs.is_empty() && has_left(*src) {
-                Some((*dst, *src))
+                Some(WaitsForDeparted { rank: *dst, departed: *src })
             } else {
                 None
             }

@@ -15,17 +15,15 @@ use super::requests::OPENING_MAX;
 use super::tables::{CommSlot, Seat, SlotTwin};
 use crate::proxy::{ProxyReply, TwinPart};
 
-/// Why there is no twin.
-type NoTwin = (ErrorClass, String);
-
 impl Seat {
     /// Whether it takes a twin of a region: a rail has one, messages have one for each region.
-    fn check_has_room(&self, peer: Option<u32>, region: Handle) -> Result<(), NoTwin> {
+    fn check_has_room(&self, peer: Option<u32>, region: Handle) -> Result<(), SetupError> {
         let is_taken = match peer {
             None => !self.twins.is_empty(),
             Some(_) => self.twin(region).is_some(),
         };
-        if is_taken { Err((ErrorClass::InvalidUsage, "there is a twin already".into())) } else { Ok(()) }
+        let taken = || SetupError { class: ErrorClass::InvalidUsage, message: "there is a twin already".into() };
+        if is_taken { Err(taken()) } else { Ok(()) }
     }
 }
 
@@ -40,7 +38,7 @@ impl SessionEngine {
         }
         let (gpu, maker) = match self.twin_of(comm, peer, region) {
             Ok(found) => found,
-            Err((class, message)) => return self.refuse(id, class, message),
+            Err(SetupError { class, message }) => return self.refuse(id, class, message),
         };
         if self.opening >= OPENING_MAX {
             return self.refuse(id, ErrorClass::InvalidUsage, "the session opens too much memory at a time");
@@ -56,9 +54,10 @@ impl SessionEngine {
     }
 
     /// On which GPU, and by whom, a twin of a region is made: for a rail, or for messages of a whole with a peer.
-    fn twin_of(&self, comm: Handle, peer: Option<u32>, region: Handle) -> Result<(usize, TwinMaker), NoTwin> {
+    fn twin_of(&self, comm: Handle, peer: Option<u32>, region: Handle) -> Result<(usize, TwinMaker), SetupError> {
+        let invalid = |message: String| SetupError { class: ErrorClass::InvalidArgument, message };
         let Some(CommSlot::Ready { info, seat, .. }) = self.tables.comms.get(comm) else {
-            return Err((ErrorClass::InvalidArgument, format!("there is no communicator {comm:?}")));
+            return Err(invalid(format!("there is no communicator {comm:?}")));
         };
         let gpu = match (seat.role, peer, seat.gpu) {
             (Role::Rail { .. }, None, Some(gpu)) => gpu,
@@ -68,11 +67,11 @@ impl SessionEngine {
                     None => "is no rail of GPUs".into(),
                     Some(peer) => format!("has no messages of GPUs with rank {peer}"),
                 };
-                return Err((ErrorClass::InvalidArgument, format!("communicator {comm:?} {is_not}")));
+                return Err(invalid(format!("communicator {comm:?} {is_not}")));
             }
         };
         seat.check_has_room(peer, region)?;
-        let system = |message: String| (ErrorClass::System, message);
+        let system = |message: String| SetupError { class: ErrorClass::System, message };
         let gpus = self.proxies.gpus.as_ref().map_err(|reason| system(reason.to_string()))?;
         gpus.twins.check().map_err(|reason| system(reason.to_string()))?;
         // What goes from rank to rank of a host is copied by processors.
@@ -103,7 +102,7 @@ impl SessionEngine {
             return self.refuse(request, ErrorClass::InvalidUsage, "the communicator has been left");
         };
         let seat = slot.seat_mut();
-        if let Err((class, message)) = seat.check_has_room(peer, region) {
+        if let Err(SetupError { class, message }) = seat.check_has_room(peer, region) {
             return self.refuse(request, class, message);
         }
         seat.twins.push(SlotTwin { memory: Arc::new(memory), region, peer, offset_bytes });

@@ -24,7 +24,7 @@ use super::root::host_failure;
 use super::wire::{Loss, Wire};
 use crate::limits::{COMMS_MAX, REPORT_DELAY, REPORT_DELAY_MAX, SETUPS_MAX, SETUPS_PER_TENANT_MAX};
 use mccs_model::limits::NRANKS_MAX;
-use mccs_model::{CommId, CommKey, Failure, Name, Payload};
+use mccs_model::{CommId, CommKey, Failure, Name, Payload, SetupError};
 
 /// A communicator that begins, and ranks that have already left it, by host.
 pub(super) type Begun = (Membership, Vec<(Name, Vec<u32>)>);
@@ -156,7 +156,7 @@ impl Members {
     /// A local rank joins.
     pub(super) fn join(&mut self, join: Join, comms: usize, wire: &mut Wire, now: Instant) {
         let Join { key, root, rank, nranks, payload } = join;
-        if let Some((class, message)) = self.refusal(&key, &root, rank, nranks, comms, wire) {
+        if let Some(SetupError { class, message }) = self.refusal(&key, &root, rank, nranks, comms, wire) {
             let failure = Failure::new(class, message).by_host(&wire.own).by_rank(rank);
             wire.tell(Event::JoinRefused { key, rank, failure });
             return;
@@ -216,18 +216,19 @@ impl Members {
         nranks: u32,
         comms: usize,
         wire: &Wire,
-    ) -> Option<(ErrorClass, String)> {
+    ) -> Option<SetupError> {
+        let refused = |class, message| Some(SetupError { class, message });
         let of_tenant = || key.count_of_tenant(&self.members);
         if nranks == 0 || nranks > NRANKS_MAX || rank >= nranks {
             let message = format!("rank {rank} of {nranks}: rank must be below nranks, and nranks 1 to {NRANKS_MAX}");
-            Some((ErrorClass::InvalidArgument, message))
+            refused(ErrorClass::InvalidArgument, message)
         } else if !wire.knows(root) {
             let message = format!("the root address names host {root}, which is not in this service's list of hosts");
-            Some((ErrorClass::InvalidArgument, message))
+            refused(ErrorClass::InvalidArgument, message)
         } else if self.members.contains_key(key) {
             None
         } else if self.members.len() >= SETUPS_MAX || comms >= COMMS_MAX || of_tenant() >= SETUPS_PER_TENANT_MAX {
-            Some((ErrorClass::System, "the service sets up as many communicators as it can; try again later".into()))
+            refused(ErrorClass::System, "the service sets up as many communicators as it can; try again later".into())
         } else {
             None
         }

@@ -90,8 +90,8 @@ impl TcpTransport {
         }
     }
 
-    /// Reads receivers that wait, if they are few. Returns whether it did, and whether something came.
-    pub(super) fn read_directly(&mut self) -> (bool, bool) {
+    /// Reads receivers that wait, if they are few. Returns whether something came; none where it did not.
+    pub(super) fn read_directly(&mut self) -> Option<bool> {
         let receivers = self.reading.check(&mut self.flows);
         let mut came = false;
         for index in 0..receivers {
@@ -101,7 +101,7 @@ impl TcpTransport {
                 came |= self.pump(handle);
             }
         }
-        (receivers > 0, came)
+        (receivers > 0).then_some(came)
     }
 
     /// Lets a flow work. Returns whether something moved.

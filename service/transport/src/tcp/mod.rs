@@ -179,9 +179,9 @@ impl DataPath for TcpTransport {
         if is_silent {
             self.reading.skip();
         } else {
-            let (is_direct, came) = self.read_directly();
-            busy = came;
-            asks = self.reading.asks(is_direct);
+            let came = self.read_directly();
+            busy = came == Some(true);
+            asks = self.reading.asks(came.is_some());
         }
         if asks {
             told = self.take_events(cx.now);

@@ -8,8 +8,8 @@ use mccs_cuda::{Context, DeviceAddress, Event, Function, IpcHandle, RawStream, W
 use mccs_ipc::command::{Command, FLAG_COPIED, Opcode};
 use mccs_ipc::device_initiated::{ControlPage, DeviceInitiatedShare, Execution};
 use mccs_ipc::large::{
-    CALLED_EVENTS, LargeLayout, LargeWord, RELEASED, RankEvents, Shards, SlotKind, called_event, has_large, own_part,
-    stage,
+    CALLED_EVENTS, LargeLayout, LargeWord, OwnPart, RELEASED, RankEvents, Shards, SlotKind, called_event, has_large,
+    own_part, stage,
 };
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{DataType, Handle, RedOp};
@@ -444,8 +444,8 @@ impl DeviceInitiatedCommunicator {
     ) -> Result<(), Error> {
         let &CollectiveCall { kind, dtype, op, count, root, rank, nranks, .. } = checked;
         let size = dtype.size_bytes() as u64;
-        if let Some((from, to, count)) = own_part(kind, rank, root, count) {
-            let (from, to) = (buffers.send + from * size, buffers.recv + to * size);
+        if let Some(OwnPart { send_offset, recv_offset, count }) = own_part(kind, rank, root, count) {
+            let (from, to) = (buffers.send + send_offset * size, buffers.recv + recv_offset * size);
             if from == to {
                 return Ok(());
             }

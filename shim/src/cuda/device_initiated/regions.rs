@@ -13,7 +13,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Included};
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -35,10 +35,25 @@ pub const REGISTERED_MAX: usize = 128;
 /// Regions that are looked at at a time, which takes the driver less than a microsecond each: of the caller's time, which bounds many a training step.
 const LOOK_AT: usize = 2;
 
-/// Regions by context and first address.
+/// Names a region: its context, and its first address.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    context: usize,
+    base: DeviceAddress,
+}
+
+impl Key {
+    /// Keys of a context.
+    fn all_of(context: &Context) -> RangeInclusive<Key> {
+        let context = context.key();
+        Key { context, base: DeviceAddress::MIN }..=Key { context, base: DeviceAddress::MAX }
+    }
+}
+
+/// What a session has registered.
 #[derive(Default)]
 pub(crate) struct GpuRegions {
-    known: BTreeMap<(usize, DeviceAddress), Known>,
+    known: BTreeMap<Key, Known>,
     /// Where the last look ended.
     looked_at: DeviceAddress,
     uses: u64,
@@ -141,7 +156,7 @@ impl GpuRegions {
     /// Gives back some of what was freed meanwhile.
     pub(super) fn look(&mut self, member: &Member) {
         let context = &member.context;
-        if self.known.range(of(context.key())).next().is_some()
+        if self.known.range(Key::all_of(context)).next().is_some()
             && let Ok(_entered) = context.enter()
         {
             // There is nobody to tell.
@@ -158,10 +173,10 @@ impl GpuRegions {
     fn find_or_register(&mut self, member: &Member, range: Range<DeviceAddress>) -> Result<Found, Error> {
         self.uses += 1;
         let (context, requests) = (&member.context, &member.client.0.requests);
-        let mut of_context = self.known.range_mut(of(context.key()));
-        if let Some(((_, base), known)) = of_context.find(|((_, base), known)| known.holds(*base, &range)) {
+        let mut of_context = self.known.range_mut(Key::all_of(context));
+        if let Some((key, known)) = of_context.find(|(key, known)| known.holds(key.base, &range)) {
             (known.used, known.comm) = (self.uses, member.handle);
-            return Ok(known.found(range.start - *base));
+            return Ok(known.found(range.start - key.base));
         }
         let kind = pointer_kind(range.start).map_err(cuda_error)?;
         if kind == PointerKind::Private || (kind == PointerKind::Ipc && !member.shares_handles) {
@@ -173,7 +188,7 @@ impl GpuRegions {
         {
             self.forget(oldest, requests);
         }
-        let (base, bytes, source, handle) = loop {
+        let Registered { base, bytes, source, handle } = loop {
             let registered = match kind {
                 PointerKind::Descriptors => register_segments(member, &range),
                 PointerKind::Ipc | PointerKind::Private => register_whole(member, range.start),
@@ -184,7 +199,7 @@ impl GpuRegions {
                 (Err(NotRegistered::NoRoom(error) | NotRegistered::Otherwise(error)), _) => return Err(error),
             }
         };
-        let key = (context.key(), base);
+        let key = Key { context: context.key(), base };
         // One that begins there and is shorter.
         self.forget(key, requests);
         let (used, comm) = (self.uses, member.handle);
@@ -195,7 +210,7 @@ impl GpuRegions {
     }
 
     /// The one that was not used for longest.
-    fn oldest(&self) -> Option<(usize, DeviceAddress)> {
+    fn oldest(&self) -> Option<Key> {
         let others = self.known.iter().filter(|(_, known)| !known.is_in_use());
         others.min_by_key(|(_, known)| known.used).map(|(key, _)| *key)
     }
@@ -205,20 +220,20 @@ impl GpuRegions {
         for known in self.outgrown.extract_if(.., |known| !known.is_in_use()) {
             free(&known, requests);
         }
-        let (first, last) = ((context.key(), DeviceAddress::MIN), (context.key(), DeviceAddress::MAX));
-        let here = (context.key(), self.looked_at);
+        let (first, last) = Key::all_of(context).into_inner();
+        let here = Key { base: self.looked_at, ..first };
         let behind = self.known.range((Excluded(here), Included(last)));
         let others = self.known.range((Included(first), Included(here)));
         let next: Vec<_> = behind.chain(others).take(count).map(|(key, _)| *key).collect();
-        self.looked_at = next.last().map_or(self.looked_at, |(_, base)| *base);
+        self.looked_at = next.last().map_or(self.looked_at, |key| key.base);
         for key in next {
-            if self.known.get_mut(&key).is_some_and(|known| !known.lives(key.1)) {
+            if self.known.get_mut(&key).is_some_and(|known| !known.lives(key.base)) {
                 self.forget(key, requests);
             }
         }
     }
 
-    fn forget(&mut self, key: (usize, DeviceAddress), requests: &Requests) {
+    fn forget(&mut self, key: Key, requests: &Requests) {
         match self.known.remove(&key) {
             Some(known) if known.is_in_use() => self.outgrown.push(known),
             Some(known) => free(&known, requests),
@@ -227,7 +242,7 @@ impl GpuRegions {
     }
 
     /// Gives one back, and waits until the service has room for another: it takes what the ring has brought first.
-    fn give_back(&mut self, key: (usize, DeviceAddress), requests: &Requests) -> Result<(), Error> {
+    fn give_back(&mut self, key: Key, requests: &Requests) -> Result<(), Error> {
         let Some(known) = self.known.remove(&key) else { return Ok(()) };
         requests.call(Request::FreeGpuMemory { region: known.handle }, &[]).map(drop)
     }
@@ -237,13 +252,13 @@ fn free(known: &Known, requests: &Requests) {
     requests.send_and_forget(Request::FreeGpuMemory { region: known.handle });
 }
 
-/// Regions of a context.
-fn of(context: usize) -> std::ops::RangeInclusive<(usize, DeviceAddress)> {
-    (context, DeviceAddress::MIN)..=(context, DeviceAddress::MAX)
+/// What the service has registered, by its handle.
+struct Registered {
+    base: DeviceAddress,
+    bytes: u64,
+    source: Source,
+    handle: Handle,
 }
-
-/// First byte, bytes, what it is made of, and the service's handle.
-type Registered = (DeviceAddress, u64, Source, Handle);
 
 /// Why the service has no region for a buffer.
 enum NotRegistered {
@@ -265,7 +280,7 @@ fn register_whole(member: &Member, address: DeviceAddress) -> Result<Registered,
     let ipc_handle = export(base).map_err(cuda_error)?.0.to_vec();
     let request = Request::RegisterGpuMemory { gpu: member.context.gpu().id.0, ipc_handle, bytes };
     let handle = register(member, request)?;
-    Ok((base, bytes, Source::Whole(id), handle))
+    Ok(Registered { base, bytes, source: Source::Whole(id), handle })
 }
 
 /// Registers the segments that a buffer lies in.
@@ -296,7 +311,7 @@ fn register_segments(member: &Member, range: &Range<DeviceAddress>) -> Result<Re
     }
     let handle = register(member, Request::RegisterGpuSegments { gpu: member.context.gpu().id.0 })?;
     let base = segments.first().map_or(range.start, |first| first.base);
-    Ok((base, end(&segments) - base, Source::Segments(segments), handle))
+    Ok(Registered { base, bytes: end(&segments) - base, source: Source::Segments(segments), handle })
 }
 
 fn register(member: &Member, request: Request) -> Result<Handle, NotRegistered> {

@@ -36,7 +36,7 @@ use crate::cuda::copy_engine::steps::{LargeCall, Part, shards_of};
 use crate::cuda::memory::imports::{GpuOperand, ImportError, Imports};
 use crate::cuda::memory::slots::{NoSlots, SlotSet, Turns};
 use crate::cuda::setup::{BuffersInUse, Order, Orders};
-use crate::{Collective, DeviceEvent, DeviceEvents, Launched, Reading, TimedCollective};
+use crate::{Collective, DeviceEvent, DeviceEvents, Launched, OperationCounts, Reading, TimedCollective};
 
 /// Operations of a communicator that are on their way before the proxy engine is held back: enough that streams never wait for
 /// it.
@@ -276,11 +276,11 @@ impl CopyEngines {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Operations that were handed out, and those whose copies have ended.
+    /// How many operations it has had.
     #[must_use]
-    pub fn begun_and_ended(&self) -> (u64, u64) {
+    pub fn operations(&self) -> OperationCounts {
         let progress = self.progress();
-        (progress.begun, progress.ended)
+        OperationCounts { begun: progress.begun, ended: progress.ended }
     }
 
     /// Hands over what nobody has looked at yet of how long operations took.

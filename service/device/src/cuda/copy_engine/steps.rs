@@ -9,7 +9,7 @@
 //! half as fast. What a root has for all goes from rank to rank.
 
 use mccs_collective::{Buffer, Problem, Schedule, Shape};
-use mccs_ipc::large::{LargeLayout, LargeWord, Shards, SlotKind, own_part, stage};
+use mccs_ipc::large::{LargeLayout, LargeWord, OwnPart, Shards, SlotKind, own_part, stage};
 use mccs_ipc::types::CollectiveKind;
 
 /// Pieces in which a broadcast is passed on.
@@ -95,9 +95,9 @@ pub(crate) fn keep_steps_of(call: &LargeCall, problem: &Problem, rank: u32) -> V
             steps.extend(shards.awaited(rank).map(|rank| Step::Wait { word: LargeWord::Pushed, rank, value }));
             steps.push(Step::Combine { piece });
         }
-    } else if let Some((from, to, count)) = own_part(kind, rank, root, count) {
+    } else if let Some(OwnPart { send_offset, recv_offset, count }) = own_part(kind, rank, root, count) {
         let bytes = |elements| elements * call.element_bytes;
-        let (from, at) = (Place::Send(bytes(from)), Place::Recv(bytes(to)));
+        let (from, at) = (Place::Send(bytes(send_offset)), Place::Recv(bytes(recv_offset)));
         steps.push(Step::Push { from, to: rank, at, bytes: bytes(count) });
     }
     steps.push(Step::Tell { word: LargeWord::Kept, value: call.number });

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use mccs_collective::{Channel, RankSpan, Schedule, Shape, Step};
 use mccs_device::BoundSchedule;
-use mccs_device::host::{Bound, SourceSpans};
+use mccs_device::host::{Bound, Reduction};
 use mccs_model::link::{FlowWait, LinkKey, LinksId};
 use mccs_runtime::Share;
 use mccs_telemetry::flows::FlowMeter;
@@ -294,32 +294,16 @@ impl ChannelRun {
         let bound = &self.bound;
         // SAFETY: the spans are of the schedule that was bound, and so are offers. The verifier has proven that no step beside this one uses them.
         unsafe {
-            match (step, offer) {
-                (Step::Copy { src, dsts }, _) => bound.copy_span(bound.address(src, from), dsts, from, count),
-                (Step::Recv { dsts, .. }, Some(offer)) => {
+            match (step, Reduction::of(step), offer) {
+                (Step::Copy { src, dsts }, ..) => bound.copy_span(bound.address(src, from), dsts, from, count),
+                (Step::Recv { dsts, .. }, _, Some(offer)) => {
                     bound.copy_span(bound.address(&offer, from), dsts, from, count);
                 }
-                (Step::RecvReduce { srcs, dsts, incoming_raw, srcs_raw, finish, .. }, Some(offer)) => {
+                (Step::RecvReduce { incoming_raw, .. }, Some(reduction), Some(offer)) => {
                     let incoming = bound.source(&offer, from, *incoming_raw);
-                    bound.reduce_spans(
-                        Some(incoming),
-                        SourceSpans { spans: srcs, are_raw: *srcs_raw },
-                        dsts,
-                        from,
-                        count,
-                        *finish,
-                    );
+                    bound.reduce_spans(Some(incoming), reduction, from, count);
                 }
-                (Step::Reduce { srcs, dsts, srcs_raw, finish }, _) => {
-                    bound.reduce_spans(
-                        None,
-                        SourceSpans { spans: srcs, are_raw: *srcs_raw },
-                        dsts,
-                        from,
-                        count,
-                        *finish,
-                    );
-                }
+                (Step::Reduce { .. }, Some(reduction), _) => bound.reduce_spans(None, reduction, from, count),
                 _ => {}
             }
         }
@@ -374,27 +358,18 @@ impl ChannelRun {
         let chunk = |at_ns| Record::Chunk { since_ns, at_ns, job, channel, from, to, sends: false, bytes };
         links.recorder().record(chunk);
         let (from, bound) = (cursor.done, &self.bound);
-        match (step, staging) {
-            (Step::Recv { dsts, .. }, _) => {
+        match (step, Reduction::of(step), staging) {
+            (Step::Recv { dsts, .. }, ..) => {
                 if let [first, others @ ..] = dsts.as_slice() {
                     self.memory.received(Part { at: *first, from, count }, flow, links)?;
                     // SAFETY: as in `run_local`; the message has arrived.
                     unsafe { bound.copy_span(bound.address(first, from), others, from, count) };
                 }
             }
-            (Step::RecvReduce { srcs, dsts, srcs_raw, finish, .. }, Some(staging)) => {
+            (Step::RecvReduce { .. }, Some(reduction), Some(staging)) => {
                 let incoming = Bound::plain_source(staging.ptr());
                 // SAFETY: as in `run_local`; staging memory has the message, which has arrived.
-                unsafe {
-                    bound.reduce_spans(
-                        Some(incoming),
-                        SourceSpans { spans: srcs, are_raw: *srcs_raw },
-                        dsts,
-                        from,
-                        count,
-                        *finish,
-                    )
-                };
+                unsafe { bound.reduce_spans(Some(incoming), reduction, from, count) };
                 self.spare_staging.push(staging);
             }
             _ => {}

@@ -10,7 +10,7 @@ use mccs_model::handles::HandleTable;
 use mccs_telemetry::LogBudget;
 use nix::errno::Errno;
 
-use crate::tcp::accept::listener::{Arrivals, Listener, Placed};
+use crate::tcp::accept::listener::{Arrivals, Listener, Placed, Waiting};
 use crate::tcp::accept::port::{HalfOpen, Heard, PORTS_MAX, Port, Room};
 use crate::tcp::socket::random;
 use crate::tcp::socket::{self, Socket};
@@ -239,7 +239,7 @@ impl Acceptor {
     /// knows it.
     pub(in crate::tcp) fn close_listener(&mut self, handle: Handle, watches: &mut Watches) -> Vec<FlowId> {
         let Some(listener) = self.listeners.remove(handle) else { return Vec::new() };
-        let (arrived, flows) = listener.into_waiting();
+        let Waiting { watches: arrived, flows } = listener.into_waiting();
         self.forget_arrivals(arrived, watches);
         flows
     }
@@ -247,7 +247,7 @@ impl Acceptor {
     /// A listener's numbers below are over. Returns the flows that wait in vain.
     pub(in crate::tcp) fn end_numbers(&mut self, handle: Handle, below: u64, watches: &mut Watches) -> Vec<FlowId> {
         let Some(listener) = self.listeners.get_mut(handle) else { return Vec::new() };
-        let (arrived, flows) = listener.end_numbers(below);
+        let Waiting { watches: arrived, flows } = listener.end_numbers(below);
         self.forget_arrivals(arrived, watches);
         flows
     }

@@ -173,26 +173,33 @@ impl Listener {
     }
 
     /// Numbers below are over. Returns what they leave, as [`Listener::into_waiting`] does.
-    pub(in crate::tcp) fn end_numbers(&mut self, below: u64) -> (Vec<Handle>, Vec<FlowId>) {
+    pub(in crate::tcp) fn end_numbers(&mut self, below: u64) -> Waiting {
         self.first = self.first.max(below);
         self.taken = self.taken.split_off(&self.first);
         let left = self.places.split_off(&self.first);
         waiting(std::mem::replace(&mut self.places, left))
     }
 
-    /// What is left when the listener closes: watches of sockets, and flows that wait in vain.
-    pub(in crate::tcp) fn into_waiting(self) -> (Vec<Handle>, Vec<FlowId>) {
+    /// What is left when the listener closes.
+    pub(in crate::tcp) fn into_waiting(self) -> Waiting {
         waiting(self.places)
     }
 }
 
-fn waiting(places: BTreeMap<u64, Place>) -> (Vec<Handle>, Vec<FlowId>) {
+/// What waits in vain at places that are over.
+pub(in crate::tcp) struct Waiting {
+    /// Of sockets that have come.
+    pub(in crate::tcp) watches: Vec<Handle>,
+    pub(in crate::tcp) flows: Vec<FlowId>,
+}
+
+fn waiting(places: BTreeMap<u64, Place>) -> Waiting {
     let (mut watches, mut flows) = (Vec::new(), Vec::new());
     for place in places.into_values() {
         flows.extend(place.expected);
         watches.extend(place.into_watches());
     }
-    (watches, flows)
+    Waiting { watches, flows }
 }
 
 impl Place {

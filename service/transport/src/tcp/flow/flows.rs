@@ -9,7 +9,7 @@ use mccs_ipc::types::Handle;
 use mccs_model::handles::HandleTable;
 
 use super::queues::FlowQueues;
-use super::sender::Sender;
+use super::sender::{Sender, Settled};
 use super::{Flow, Half, Pumped};
 use crate::region::Regions;
 use crate::tcp::accept::port::{refuse, welcome};
@@ -232,12 +232,12 @@ impl Flows {
             let Some(handle) = self.queues.next_unsettled() else { break };
             let Some(flow) = self.table.get_mut(handle) else { continue };
             let Half::Send(sender) = &mut flow.half else { continue };
-            let (moved, is_left) = sender.settle(now, &mut self.regions);
+            let Settled { has_moved, is_left } = sender.settle(now, &mut self.regions);
             flow.is_unsettled = is_left;
             if is_left {
                 self.queues.still_unsettled(handle);
             }
-            if moved {
+            if has_moved {
                 any = true;
                 self.queues.tell(handle, flow);
             }

@@ -35,26 +35,35 @@ struct Stash {
     end: usize,
 }
 
+/// What a socket still had.
+struct Drained {
+    bytes: u64,
+    /// Whether it has no more.
+    is_all: bool,
+}
+
 impl Stash {
     fn new() -> Self {
         Stash { bytes: vec![0; STASH_BYTES], start: 0, end: 0 }
     }
 
-    /// Takes what a socket still has, as far as there is room. Returns the number of bytes, and whether it has no more.
-    fn drain(&mut self, socket: &Socket) -> (u64, bool) {
-        let mut drained = 0;
+    /// Takes what a socket still has, as far as there is room.
+    fn drain(&mut self, socket: &Socket) -> Drained {
+        let mut bytes = 0;
         loop {
             if self.room().is_empty() {
                 if self.bytes.len() >= LEFT_BYTES_MAX {
-                    return (drained, false);
+                    return Drained { bytes, is_all: false };
                 }
                 self.bytes.resize(LEFT_BYTES_MAX, 0);
             }
             let end = self.end;
             // Whatever ends it: what comes after is sent again.
-            let Ok(Moved::Bytes(count)) = socket.read_slice(&mut self.bytes[end..]) else { return (drained, true) };
+            let Ok(Moved::Bytes(count)) = socket.read_slice(&mut self.bytes[end..]) else {
+                return Drained { bytes, is_all: true };
+            };
             self.end += count;
-            drained += count as u64;
+            bytes += count as u64;
         }
     }
 
@@ -178,7 +187,7 @@ impl Receiver {
     pub(in crate::tcp) fn take_successors(&mut self, answer: impl Fn(&Socket, u64) -> Result<(), Fault>) -> bool {
         let mut took = false;
         for connection in self.connections.iter_mut().filter(|connection| connection.successor.is_some()) {
-            let (bytes, is_all) = connection.stash.drain(&connection.socket);
+            let Drained { bytes, is_all } = connection.stash.drain(&connection.socket);
             connection.received += bytes;
             let Some(Successor { socket, watch, resumption, hung_up }) = connection.successor.take_if(|_| is_all)
             else {

@@ -42,6 +42,13 @@ struct Outgoing {
     settled_chunks: u64,
 }
 
+/// What came of asking what was acknowledged.
+pub(in crate::tcp) struct Settled {
+    /// Whether a message, or a part of one, was settled.
+    pub(in crate::tcp) has_moved: bool,
+    pub(in crate::tcp) is_left: bool,
+}
+
 /// Where a flow goes, and may go.
 #[derive(Debug)]
 pub(in crate::tcp) struct Route {
@@ -386,24 +393,23 @@ impl Sender {
     }
 
     /// Asks what was acknowledged, and ends messages. What is left is copied where that is little, has waited for long, or `at_once`.
-    /// Returns whether something was settled, and whether something is left.
-    pub(in crate::tcp) fn settle(&mut self, now: Option<Instant>, regions: &mut Regions) -> (bool, bool) {
+    pub(in crate::tcp) fn settle(&mut self, now: Option<Instant>, regions: &mut Regions) -> Settled {
         let since = now.map(|now| *self.unsettled_since.get_or_insert(now));
         let patience = self.tail_bytes().map(|bytes| Duration::from_nanos(bytes / COPIED_PER_NS));
         let patience = patience.map_or(SETTLED_AFTER, |patience| patience.min(SETTLED_AFTER));
         let is_late = now.zip(since).is_none_or(|(now, since)| now.saturating_duration_since(since) >= patience);
-        let (bytes_max, mut moved) = (if is_late { COPIED_MAX } else { COPIED_AT_ONCE }, false);
+        let (bytes_max, mut has_moved) = (if is_late { COPIED_MAX } else { COPIED_AT_ONCE }, false);
         for index in 0..self.connections.len() {
-            moved |= self.take_acknowledged(index, regions);
+            has_moved |= self.take_acknowledged(index, regions);
             while self.copy_oldest(index, bytes_max, regions) {
-                moved = true;
+                has_moved = true;
             }
         }
         let is_left = self.is_unsettled();
-        if moved || !is_left {
+        if has_moved || !is_left {
             self.unsettled_since = None;
         }
-        (moved, is_left)
+        Settled { has_moved, is_left }
     }
 
     /// What a copy of all that is neither acknowledged nor copied would move; `None` while more is to be sent.
