@@ -11,6 +11,7 @@
 
 #![deny(missing_docs)]
 
+mod exchange;
 mod model;
 mod order;
 mod plan;
@@ -20,7 +21,8 @@ mod stages;
 #[cfg(test)]
 mod tests;
 
+pub use exchange::{Batch, Exchange, Place};
 pub use order::{Behind, Step, order};
-pub use plan::{Exchange, Forks, Move, Part, Parts, Place, Plan, Slice, Stage};
+pub use plan::{Forks, Move, Part, Parts, Plan, Slice, Stage};
 pub use ring::Ring;
 pub use sizes::{SLOT_BYTES, SLOTS, Sizes, forked_blocks};

@@ -66,8 +66,10 @@ pub(crate) struct Forked {
 /// Of which form calls are: the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Form {
-    /// Collectives of a team in each segment of a slice.
+    /// Kernels of a team in each segment of a slice.
     pub(crate) team_calls: [u64; SEGMENTS_MAX],
+    /// Collectives that they carry out, of as many bytes each.
+    pub(crate) team_parts: [u64; SEGMENTS_MAX],
     /// Segments of a slice.
     pub(crate) segments: u64,
     /// Slices under way.
@@ -110,11 +112,12 @@ impl Rates {
         let takes = |bytes: u64, bytes_per_us: u64| bytes.saturating_mul(1000) / bytes_per_us;
         let (event_ns, percent) = if is_forked { (self.forked.segment_ns, self.forked.team_percent) } else { (0, 100) };
         let sent = bytes * (form.team - 1);
-        let team_ns = self.team_ns + takes(sent, self.team_bytes_per_us) * percent / 100;
+        let part_ns = takes(sent, self.team_bytes_per_us) * percent / 100;
         let own_ns = event_ns + self.own_ns + takes(bytes, self.own_bytes_per_us);
-        let segments_ns = form.team_calls.map(|calls| calls * team_ns + own_ns);
-        let segments_ns = || segments_ns.into_iter().take(form.segments as usize);
-        let link_ns = takes(sent * form.team_calls.iter().sum::<u64>(), self.link_bytes_per_us);
+        let of_segment = |(calls, parts)| calls * self.team_ns + parts * part_ns + own_ns;
+        let segments_ns =
+            || form.team_calls.into_iter().zip(form.team_parts).map(of_segment).take(form.segments as usize);
+        let link_ns = takes(sent * form.team_parts.iter().sum::<u64>(), self.link_bytes_per_us);
         let (kernels_ns, moves) = (segments_ns().sum(), form.segments - 1);
         let shared_ns = if is_forked { segments_ns().fold(link_ns, u64::max) } else { kernels_ns };
         let ahead_ns = if is_forked { 0 } else { kernels_ns / form.segments };
@@ -166,7 +169,7 @@ mod tests {
     /// An all-reduce.
     fn form(segments: u64, slots: u64, team: u64) -> Form {
         let team_calls = if segments == 2 { [1, 1, 0] } else { [1, 0, 1] };
-        Form { team_calls, segments, slots, team, carried: 1 }
+        Form { team_calls, team_parts: team_calls, segments, slots, team, carried: 1 }
     }
 
     /// The same by doing all of it in the order of the streams: with equal segments, and equal moves between them.

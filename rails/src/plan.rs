@@ -18,6 +18,7 @@
 use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::types::CollectiveKind;
 
+use crate::exchange::{Exchange, Place};
 use crate::model::{Form, SEGMENTS_MAX, best_cut};
 use crate::order::{Step, steps};
 use crate::ring::Ring;
@@ -25,22 +26,6 @@ use crate::sizes::{RATES, SLICE_BYTES_MIN, SLOTS, Sizes};
 
 /// Slices but for the last ones have whole multiples of so many elements a rail: vectors are aligned then.
 const ALIGN_COUNT: u64 = 64;
-
-/// Somewhere in a rank's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// In the caller's send buffer.
-    Send(u64),
-    /// In the caller's receive buffer.
-    Recv(u64),
-    /// In the slot of one of the rank's rails.
-    Slot {
-        /// Which of the rank's own.
-        rail: u32,
-        /// First element.
-        at: u64,
-    },
-}
 
 /// What a rank does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,25 +72,6 @@ pub struct Parts {
     own: Option<(u64, u64)>,
 }
 
-/// A collective of a team.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Exchange {
-    /// The collective.
-    pub kind: CollectiveKind,
-    /// A rank of the team.
-    pub root: u32,
-    /// Elements, by the collective's own rule.
-    pub count: u64,
-    /// First element that this rank sends.
-    pub send: Place,
-    /// From block to block of what it sends.
-    pub send_stride: u64,
-    /// First element that it receives.
-    pub recv: Place,
-    /// From block to block of what it receives.
-    pub recv_stride: u64,
-}
-
 /// A collective of a rail; buffers begin at these places of its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Move {
@@ -134,6 +100,24 @@ impl Parts {
     /// Two, of which the first lies before the second.
     pub(crate) fn two(first: u64, second: u64) -> Self {
         Parts { first, stride: second - first, number: 2, own: None }
+    }
+
+    /// Where the first one lies, and how far the next one from there.
+    #[must_use]
+    pub fn first(&self) -> (u64, u64) {
+        (self.first, self.stride)
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Which one lies elsewhere, and where.
+    #[must_use]
+    pub fn own(&self) -> Option<(u32, u64)> {
+        self.own.map(|(host, at)| (host as u32, at))
     }
 
     /// Where each lies.
@@ -360,6 +344,7 @@ impl Plan<'_> {
         let team = (0..self.layout.hosts()).map(|host| self.layout.team(host)).max().unwrap_or(1);
         Form {
             team_calls: self.team_calls(),
+            team_parts: self.team_parts(),
             // Round a ring as many bytes go in more moves, and as much is combined by more kernels.
             segments: match self.round() {
                 Some(_) if self.exchanges() => 3,
@@ -373,16 +358,26 @@ impl Plan<'_> {
         }
     }
 
-    /// Collectives of a team in each segment of a divided slice, where hosts are even; elsewhere there are more.
+    /// Collectives of a team in each segment of a divided slice, where hosts are even; elsewhere there are more. A batch is one.
     pub(crate) fn team_calls(&self) -> [u64; SEGMENTS_MAX] {
+        use CollectiveKind as K;
+        match self.kind {
+            K::AllReduce | K::Reduce if self.exchanges() => [1, 0, 1],
+            K::AllReduce | K::Reduce | K::Broadcast | K::AllGather | K::Gather => [1, 1, 0],
+            K::ReduceScatter => [1, 0, 0],
+            K::AllToAll | K::Scatter => [2, 0, 0],
+            K::Barrier => [0; SEGMENTS_MAX],
+        }
+    }
+
+    /// The same with each of a batch.
+    pub(crate) fn team_parts(&self) -> [u64; SEGMENTS_MAX] {
         use CollectiveKind as K;
         let hosts = u64::from(self.layout.hosts());
         match self.kind {
-            K::AllReduce | K::Reduce if self.exchanges() => [1, 0, 1],
-            K::AllReduce | K::Reduce | K::Broadcast => [1, 1, 0],
             K::AllGather | K::Gather => [1, hosts - 1, 0],
             K::ReduceScatter | K::AllToAll | K::Scatter => [hosts, 0, 0],
-            K::Barrier => [0; SEGMENTS_MAX],
+            _ => self.team_calls(),
         }
     }
 
@@ -434,7 +429,7 @@ pub enum Forks {
 /// Where what hosts exchange lies in a slot: a section for each other host, one from each, and the own.
 ///
 /// Two hosts gather from each other, as the only other collective in which each gets what the other one has for it. More have an
-/// all-to-all, of which nobody reads what a host has for itself.
+/// all-to-all, of which nobody reads what a host has for itself. What hosts are to get lies equally far apart.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Swap {
     hosts: u64,
@@ -456,8 +451,7 @@ impl Swap {
     /// Where what a host is to get lies; for this one, what stays here.
     pub(crate) fn outgoing(&self, host: u64) -> u64 {
         match self.hosts {
-            2 if host == self.host => 2 * self.count,
-            2 => self.host * self.count,
+            2 => (self.host + host) * self.count,
             _ => host * self.count,
         }
     }
@@ -473,7 +467,7 @@ impl Swap {
     }
 
     fn first_incoming(&self) -> u64 {
-        if self.hosts == 2 { 0 } else { self.hosts * self.count }
+        if self.hosts == 2 { (1 - self.host) * self.count } else { self.hosts * self.count }
     }
 
     /// Parts of sections, from their first elements on, to be combined.
@@ -485,7 +479,7 @@ impl Swap {
     /// What a rail does.
     pub(crate) fn by(&self, rail: u32) -> Move {
         let (kind, send) = match self.hosts {
-            2 => (CollectiveKind::AllGather, self.host * self.count),
+            2 => (CollectiveKind::AllGather, self.outgoing(1 - self.host)),
             _ => (CollectiveKind::AllToAll, 0),
         };
         Move { rail, kind, root: 0, count: self.count, send, recv: self.first_incoming(), only_from: None }

@@ -109,26 +109,18 @@ impl Memory {
     }
 }
 
-fn after(place: Place, by: u64) -> Place {
-    match place {
-        Place::Send(at) => Place::Send(at + by),
-        Place::Recv(at) => Place::Recv(at + by),
-        Place::Slot { rail, at } => Place::Slot { rail, at: at + by },
-    }
-}
-
 /// A collective of some ranks, by their own buffers and strides.
 fn exchange(kind: CollectiveKind, root: usize, count: u64, members: &mut [(&mut Memory, usize, Blocks)]) {
     let nranks = members.len() as u32;
     let mut send = Vec::new();
     for (rank, (memory, slot, blocks)) in members.iter_mut().enumerate() {
-        let read = |block| memory.read(after(blocks.send, block as u64 * blocks.send_stride), *slot, count);
+        let read = |block| memory.read(blocks.send.after(block as u64 * blocks.send_stride), *slot, count);
         send.push((0..send_blocks(kind, nranks, rank as u32, root as u32)).map(read).collect::<Vec<_>>());
     }
     let results = results(kind, count as usize, root, &send);
     for ((memory, slot, blocks), result) in members.iter_mut().zip(results) {
         for (block, values) in result.iter().enumerate() {
-            memory.write(after(blocks.recv, block as u64 * blocks.recv_stride), *slot, values);
+            memory.write(blocks.recv.after(block as u64 * blocks.recv_stride), *slot, values);
         }
     }
 }
@@ -296,10 +288,17 @@ fn run(layout: &Layout, ranks: &mut [Rank], rng: &mut StdRng) {
                 let team: Vec<_> = (0..ranks.len()).filter(|rank| seats[*rank].host == host).collect();
                 let all = team.iter().map(|rank| next[*rank].map(|(slot, exchange)| (*rank, slot, exchange)));
                 let Some(all) = all.collect::<Option<Vec<_>>>() else { continue };
-                take_part(
-                    ranks,
-                    all.iter().map(|(rank, slot, of)| (*rank, *slot, (of.kind, of.root, of.count), Blocks::of(of))),
-                );
+                // A batch has no order.
+                let mut times: Vec<_> = (0..all[0].2.each().len()).collect();
+                assert!(all.iter().all(|(.., of)| of.each().len() == times.len()), "they differ");
+                times.shuffle(rng);
+                for time in times {
+                    let part = all.iter().map(|(rank, slot, of)| {
+                        let of = of.each().nth(time).expect("as many");
+                        (*rank, *slot, (of.kind, of.root, of.count), Blocks::of(&of))
+                    });
+                    take_part(ranks, part);
+                }
                 for (rank, _, _) in all {
                     let number = ranks[rank].streams[stream][0];
                     ranks[rank].stages[number].pop_front();
@@ -590,13 +589,16 @@ fn the_model_knows_how_often_teams_act() {
             Plan { layout: &layout, seat, kind, count: 1 << 28, root: 0, sizes, ring: None }
         };
         let calls = |plan: &Plan<'_>, segment| {
-            let stages = plan.stages(plan.slices()[0], segment);
-            stages.iter().filter(|stage| matches!(stage, Stage::Team(_))).count() as u64
+            let stages = plan.stages(plan.slices()[0], segment).into_iter();
+            let team =
+                stages.filter_map(|stage| if let Stage::Team(of) = stage { Some(of.each().len()) } else { None });
+            team.fold((0, 0), |(calls, parts), each| (calls + 1, parts + each as u64))
         };
         // Of the host that does most.
         let most = |segment| (0..layout.hosts()).map(|host| calls(&plan(host), segment)).max();
         for segment in 0..plan(0).segments() {
-            assert_eq!(Some(plan(0).team_calls()[segment]), most(segment), "{kind}, {teams:?}, segment {segment}");
+            let told = (plan(0).team_calls()[segment], plan(0).team_parts()[segment]);
+            assert_eq!(Some(told), most(segment), "{kind}, {teams:?}, segment {segment}");
         }
     }
 }

@@ -84,7 +84,7 @@ pub struct Design {
     pub moves_at_a_time: usize,
     /// A move tells all its senders at its begin where messages go; otherwise each step does, when the move has come to it.
     pub receives_ahead: bool,
-    /// A team's collectives that follow each other in a slice, one for each host, are one kernel.
+    /// Kernels are for all hosts at once: those of a team's batches, and those that combine parts.
     pub joins_kernels: bool,
     /// Slices under way.
     pub slots: u64,
@@ -113,16 +113,22 @@ impl Design {
         Design { slices: Slices::ByModel, moves_at_a_time: 8, receives_ahead: true, ..Self::measured() }
     }
 
+    /// As before decision 101. Slices are those of today.
+    #[must_use]
+    pub fn with_kernels_for_each_host() -> Self {
+        Design { forks: true, ..Self::in_one_stream() }
+    }
+
     /// What they do. Of more than two hosts moves overlap less than here: at their ends alone.
     #[must_use]
     pub fn built() -> Self {
-        Design { forks: true, ..Self::in_one_stream() }
+        Design { joins_kernels: true, ..Self::with_kernels_for_each_host() }
     }
 
     /// What decision 093 proposes.
     #[must_use]
     pub fn proposed() -> Self {
-        Design { joins_kernels: true, slots: 6, slot_bytes: 5 << 20, ..Self::built() }
+        Design { slots: 6, slot_bytes: 5 << 20, ..Self::built() }
     }
 
     /// A plan in slices.

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::{Call, Design, Machine, Outcome, SimulationError, simulate};
 
 /// What is built, among the designs.
-const BUILT: usize = 4;
+const BUILT: usize = 5;
 /// Payloads, from 8 B to 4 GiB.
 pub const PAYLOADS: [u64; 11] =
     [8, 256, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20, 64 << 20, 256 << 20, 1 << 30, 4 << 30];
@@ -25,21 +25,20 @@ pub struct Place {
 }
 
 /// Designs that are compared, each with its name: what was measured, each further change with the ones before it, the last one with all.
-/// Those up to a stream for each segment are built.
+/// Those up to kernels for all hosts are built.
 #[must_use]
 pub fn designs() -> Vec<(&'static str, Design)> {
-    let (measured, one, built, proposed) =
-        (Design::measured(), Design::in_one_stream(), Design::built(), Design::proposed());
+    let (measured, one, streams) = (Design::measured(), Design::in_one_stream(), Design::with_kernels_for_each_host());
+    let (built, proposed) = (Design::built(), Design::proposed());
     let ahead = Design { receives_ahead: built.receives_ahead, ..measured };
     let several = Design { moves_at_a_time: built.moves_at_a_time, ..ahead };
-    let joined = Design { joins_kernels: proposed.joins_kernels, ..built };
     vec![
         ("before 090", measured),
         ("receives ahead", ahead),
         ("8 moves at a time", several),
         ("slices by the model", one),
-        ("streams: built", built),
-        ("one team kernel", joined),
+        ("streams", streams),
+        ("kernels for all hosts: built", built),
         ("6 slots of 5 MiB", proposed),
     ]
 }

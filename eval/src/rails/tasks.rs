@@ -33,8 +33,8 @@ pub(super) const LANES: usize = 5;
 const INWARD: usize = 3;
 const OUTWARD: usize = 4;
 
-/// Most parts that a kernel combines at a time (`RANKS_MAX` of the kernels).
-const PARTS_MAX: usize = 8;
+/// Most parts that a kernel combined at a time before decision 101.
+const FEW_PARTS: usize = 8;
 
 /// All that a rank does for a call.
 #[derive(Debug, Default)]
@@ -49,6 +49,8 @@ struct Writer<'a> {
     machine: &'a Machine,
     plan: &'a Plan<'a>,
     element_bytes: u64,
+    /// Most parts that a kernel combines at a time.
+    parts_max: usize,
     script: Script,
     /// The last task of each lane.
     last: [Option<usize>; LANES],
@@ -69,6 +71,7 @@ pub(super) fn script(
         machine,
         plan,
         element_bytes,
+        parts_max: if design.joins_kernels { usize::MAX } else { FEW_PARTS },
         script: Script::default(),
         last: [None; LANES],
         told: None,
@@ -91,16 +94,12 @@ pub(super) fn script(
             writer.end(lane, number);
         }
         let stages = plan.stages(slices[step.slice], step.segment);
-        for alike in stages.chunk_by(|one, next| design.joins_kernels && are_alike(one, next)) {
-            let number = match *alike {
-                [Stage::Team(exchange), ref more @ ..] => {
-                    writer.team(lane, exchange, 1 + more.len() as u64)?;
-                    None
-                }
-                [stage, ..] => writer.stage(lane, stage),
-                [] => None,
-            };
-            under_way[slot].extend(number);
+        for stage in stages {
+            match stage {
+                Stage::Team(batch) if design.joins_kernels => writer.team(lane, batch)?,
+                Stage::Team(batch) => batch.each().try_for_each(|one| writer.team(lane, one))?,
+                _ => under_way[slot].extend(writer.stage(lane, stage)),
+            }
         }
         ended[slot] = writer.last[lane];
         told[slot] = if under_way[slot].is_empty() { writer.last[lane] } else { writer.told };
@@ -144,10 +143,9 @@ impl Writer<'_> {
         None
     }
 
-    /// So many of the same collective as one kernel.
-    fn team(&mut self, lane: usize, exchange: Exchange, times: u64) -> Result<(), SimulationError> {
-        let Exchange { kind, count, .. } = exchange;
-        let bytes = kind.payload_count(count, self.machine.gpus) * self.element_bytes * times;
+    /// A batch as one kernel.
+    fn team(&mut self, lane: usize, Exchange { kind, count, batch, .. }: Exchange) -> Result<(), SimulationError> {
+        let bytes = kind.payload_count(count, self.machine.gpus) * self.element_bytes * u64::from(batch.times);
         let times = if self.plan.sizes.is_forked { self.machine.few_blocks_times } else { 1.0 };
         let ns = self.machine.team.ns(kind, bytes as f64)? * times;
         self.kernel(lane, ns, self.machine.team.link_bytes(kind, bytes));
@@ -157,7 +155,7 @@ impl Writer<'_> {
     fn combine(&mut self, lane: usize, parts: usize, count: u64) {
         let (mut left, mut is_first) = (parts, true);
         while left > 0 {
-            let some = left.min(PARTS_MAX - usize::from(!is_first));
+            let some = left.min(self.parts_max - usize::from(!is_first));
             // It reads them and what was made before, and writes what it makes.
             let bytes = (some + usize::from(!is_first) + 1) as u64 * count * self.element_bytes;
             self.kernel(lane, self.machine.kernel_ns + bytes as f64 / self.machine.combine_bytes_per_ns, 0.0);
@@ -208,15 +206,6 @@ impl Writer<'_> {
     fn hosts(&self) -> u32 {
         self.plan.layout.hosts()
     }
-}
-
-/// Whether two stages are collectives of the team that differ in their places alone.
-fn are_alike(one: &Stage, next: &Stage) -> bool {
-    let what = |stage: &Stage| match stage {
-        Stage::Team(Exchange { kind, root, count, .. }) => Some((*kind, *root, *count)),
-        _ => None,
-    };
-    what(one).is_some() && what(one) == what(next)
 }
 
 /// Elements of a call, by its own rule, of so many bytes of payload.

@@ -33,6 +33,8 @@ struct DirectArgs {
     uint64_t shard_bytes;  // two shots: of a shard, a multiple of 16; one shot: 0
     uint64_t send_stride;  // one shot: from the part for one rank to the next rank's
     uint64_t recv_stride;  // one shot: from the part of one rank to the next rank's
+    uint64_t send_batch_stride;  // from one message of a batch to the next, where they are sent from
+    uint64_t recv_batch_stride;  // and where they are received
     uint64_t ll_offset;
     uint64_t ll_slot_bytes;
     uint64_t simple_offset;
@@ -61,7 +63,11 @@ struct DirectArgs {
     uint32_t op;  // sum, prod, max, min: 0 to 3
     uint32_t scalar_dtype;
     uint32_t dealer;  // the rank that deals out chunks, or RANKS_MAX: every block has a slice
-    uint32_t chunks;  // where they are dealt out: of the longest message
+    uint32_t chunks;  // where they are dealt out: of the longest message, or of a whole batch
+    uint32_t batch;        // messages that each rank sends each other one, of `bytes` each
+    uint32_t batch_skip;   // from this one on, messages lie one place further
+    uint32_t batch_share;  // of a message in a batch: chunks, or the warps that it has
+    uint32_t reserved;
     // Of small operations, by rank.
     Part sends[RANKS_MAX];
     Part recvs[RANKS_MAX];  // what is combined goes nowhere
@@ -69,7 +75,7 @@ struct DirectArgs {
     Part own;               // what this rank sends itself, or contributes
     Part result;            // where that, or what it combines, goes
 };
-static_assert(sizeof(DirectArgs) == 480 && offsetof(DirectArgs, sequence) == 184, "as in abi.rs");
+static_assert(sizeof(DirectArgs) == 512 && offsetof(DirectArgs, sequence) == 200, "as in abi.rs");
 
 struct ReduceArgs {
     uint64_t sources[RANKS_MAX];       // in the order they are combined in
@@ -95,5 +101,19 @@ struct ReduceArgs {
     uint32_t op;
 };
 static_assert(sizeof(ReduceArgs) == 368 && offsetof(ReduceArgs, flag_value) == 256, "as in abi.rs");
+
+// Parts that lie equally far apart, but perhaps for one.
+struct CombineArgs {
+    uint64_t first;
+    uint64_t stride;  // bytes from a part to the next
+    uint64_t own;     // where part `own_place` lies
+    uint64_t to;      // may be a part
+    uint64_t bytes;   // of a part
+    uint32_t parts;   // in the order they are combined in
+    uint32_t own_place;
+    uint32_t divisor;
+    uint32_t op;
+};
+static_assert(sizeof(CombineArgs) == 56 && offsetof(CombineArgs, parts) == 40, "as in abi.rs");
 
 }  // namespace mccs

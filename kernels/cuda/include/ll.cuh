@@ -27,6 +27,7 @@ constexpr uint32_t NOWHERE = 1u << 31;
 
 // The parts of a lane are two packets, half a unit apart.
 struct Ll {
+    static constexpr bool BATCHED = false;
     static constexpr uint32_t UNIT_BYTES = 512, WIRE_BYTES = 1024, BETWEEN_PARTS = 256, LOADS = 2;
     static constexpr bool LOADS_AGAIN = false;
     static __device__ uint64_t slots_offset(const DirectArgs& a) { return a.ll_offset; }
@@ -48,7 +49,9 @@ struct Ll {
 // Eight lanes have a line, whose last part is the flag. One instruction of a warp stores it, which links and caches carry
 // out as a whole where GPUs are joined by NVLink: nobody promises that, but NCCL's LL128 has relied on it from Volta on. It takes lanes that are
 // together; where a compiler has left them apart, as behind a call from which some return sooner, flags are stored behind the data (docs/decisions/043).
-struct Ll128 {
+template <bool IN_BATCHES>
+struct Lines {
+    static constexpr bool BATCHED = IN_BATCHES;
     static constexpr uint32_t UNIT_BYTES = 480, WIRE_BYTES = 512, BETWEEN_PARTS = 8, LOADS = 1;
     // A load may see a flag and not yet what was stored with it; one that begins when the flag was seen does not.
     static constexpr bool LOADS_AGAIN = true;
@@ -66,6 +69,8 @@ struct Ll128 {
     static __device__ bool all(bool complete) { return __all_sync(~0u, complete); }
     static __device__ bool any(bool exhausted) { return __any_sync(~0u, exhausted); }
 };
+using Ll128 = Lines<false>;
+using Ll128Batch = Lines<true>;
 
 // A unit of every message, where this lane's parts of it begin, and how often its place in slots has been used before in this operation.
 template <class FORM>
@@ -80,7 +85,8 @@ __device__ inline void store_unit(uint64_t to, Unit<Ll> unit, uint32_t bytes, ui
     store_volatile_if(unit.first < bytes, to, make_uint4(data.x, flag, data.y, flag));
     store_volatile_if(unit.second < bytes, to + Ll::WIRE_BYTES / 2, make_uint4(data.z, flag, data.w, flag));
 }
-__device__ inline void store_unit(uint64_t to, Unit<Ll128> unit, uint32_t bytes, uint4 data, uint32_t flag) {
+template <bool IN_BATCHES>
+__device__ inline void store_unit(uint64_t to, Unit<Lines<IN_BATCHES>> unit, uint32_t bytes, uint4 data, uint32_t flag) {
     uint32_t z = Ll128::has_flag() ? flag : data.z, w = Ll128::has_flag() ? unit.lap : data.w;
     bool there = unit.at < bytes;
     uint4 part = make_uint4(data.x, data.y, z, w);
@@ -96,7 +102,8 @@ __device__ inline void load_unit(uint64_t from, Unit<Ll> unit, uint32_t bytes, u
     load_volatile_if(unit.first < bytes, from, packets[0]);
     load_volatile_if(unit.second < bytes, from + Ll::WIRE_BYTES / 2, packets[1]);
 }
-__device__ inline void load_unit(uint64_t from, Unit<Ll128> unit, uint32_t bytes, uint4 (&parts)[Ll128::LOADS]) {
+template <bool IN_BATCHES>
+__device__ inline void load_unit(uint64_t from, Unit<Lines<IN_BATCHES>> unit, uint32_t bytes, uint4 (&parts)[Ll128::LOADS]) {
     load_together_if(unit.at < bytes, from, parts[0]);
 }
 
@@ -109,6 +116,7 @@ struct Exchange {
     uint32_t warp, warps;  // a warp has units `warp`, `warp` + `warps`, ... of messages
     uint32_t slot_bytes;
     uint64_t slots;        // from where a symmetric buffer begins to them
+    uint64_t first_sent, first_received;  // of a batch: where what this warp's messages are of begins, and what they are for
 
     __device__ explicit Exchange(const DirectArgs& args) : a(args) {
         number = number_of(a);
@@ -117,6 +125,26 @@ struct Exchange {
         warps = gridDim.x * (blockDim.x / 32);
         slot_bytes = FORM::slot_bytes(a);
         slots = FORM::slots_offset(a) + (number & 1) * (a.nranks - 1) * slot_bytes;
+        if constexpr (FORM::BATCHED) share_batch();
+    }
+    // Each warp has one of the batch's messages for each peer, or none. They lie behind each other in slots.
+    __device__ void share_batch() {
+        uint32_t message = warp / a.batch_share, units = (longest + FORM::UNIT_BYTES - 1) / FORM::UNIT_BYTES;
+        uint64_t place = batch_place(a, message);
+        warp -= message * a.batch_share;
+        warps = a.batch_share;
+        if (message >= a.batch) longest = 0;
+        slots += message * units * FORM::WIRE_BYTES;
+        first_sent = a.send + place * a.send_batch_stride;
+        first_received = a.recv + place * a.recv_batch_stride;
+    }
+    __device__ uint64_t send() const {
+        if constexpr (FORM::BATCHED) return first_sent;
+        return a.send;
+    }
+    __device__ uint64_t recv() const {
+        if constexpr (FORM::BATCHED) return first_received;
+        return a.recv;
     }
     __device__ bool is_sharded() const { return a.shard_bytes != 0; }
     // Where a message ends whose length may be anything.
@@ -220,8 +248,9 @@ __device__ inline void store_part_of(Width width, uint64_t address, const Unit<F
 }
 
 template <Width WIDTH, uint32_t RANKS, class FORM>
-__device__ inline void load_row(const DirectArgs& a, const Unit<FORM>& unit, bool shared, bool keeps, uint4 (&row)[RANKS], uint4& own) {
-    uint64_t from = a.send + unit.first;
+__device__ inline void load_row(const Exchange<FORM>& e, const Unit<FORM>& unit, bool shared, bool keeps, uint4 (&row)[RANKS], uint4& own) {
+    const DirectArgs& a = e.a;
+    uint64_t from = e.send() + unit.first;
     load_part_of<WIDTH>(from + a.own.at, unit, keeps || shared ? a.own.bytes : 0, own);
 #pragma unroll
     for (uint32_t s = 0; s < RANKS; s++) {
@@ -234,9 +263,9 @@ __device__ inline void load_row(const DirectArgs& a, const Unit<FORM>& unit, boo
 template <uint32_t RANKS, class FORM>
 __device__ inline void ll_send_unit(const Exchange<FORM>& e, const Unit<FORM>& unit, bool shared, bool keeps) {
     const DirectArgs& a = e.a;
-    uint64_t from = a.send + unit.first;
+    uint64_t from = e.send() + unit.first;
     uint4 own = {};
-    Width loads = width(a.send | a.send_stride, unit, e.end());
+    Width loads = width(e.send() | a.send_stride, unit, e.end());
     if (loads == Width::ONE || loads == Width::TWO) {
 #pragma unroll 1
         for (uint32_t left = a.send_mask; left != 0; left &= left - 1) {
@@ -248,9 +277,9 @@ __device__ inline void ll_send_unit(const Exchange<FORM>& e, const Unit<FORM>& u
     } else {
         uint4 row[RANKS];
         if (loads == Width::EIGHT) {
-            load_row<Width::EIGHT>(a, unit, shared, keeps, row, own);
+            load_row<Width::EIGHT>(e, unit, shared, keeps, row, own);
         } else {
-            load_row<Width::FOUR>(a, unit, shared, keeps, row, own);
+            load_row<Width::FOUR>(e, unit, shared, keeps, row, own);
         }
 #pragma unroll
         for (uint32_t s = 0; s < RANKS; s++) {
@@ -259,8 +288,8 @@ __device__ inline void ll_send_unit(const Exchange<FORM>& e, const Unit<FORM>& u
         }
     }
     if (keeps) {
-        Width stores = width(a.recv | a.recv_stride, unit, e.end());
-        store_part_of(stores, a.recv + a.result.at + unit.first, unit, a.own.bytes, own);
+        Width stores = width(e.recv() | a.recv_stride, unit, e.end());
+        store_part_of(stores, e.recv() + a.result.at + unit.first, unit, a.own.bytes, own);
     }
 }
 
@@ -362,11 +391,11 @@ __device__ inline uint4 pick(const uint4 (&row)[RANKS], uint32_t rank) {
 template <uint32_t RANKS, class FORM, class THEN>
 __device__ inline bool ll_take_unit(const Exchange<FORM>& e, const Part (&messages)[RANKS_MAX], bool relayed, const Unit<FORM>& unit,
                                          THEN then) {
-    uint64_t to = e.a.recv + unit.first;
+    uint64_t to = e.recv() + unit.first;
     uint4 row[RANKS];
     if (!ll_await(e, messages, relayed, unit, row)) return false;
     then(unit, row);
-    Width stores = width(e.a.recv | e.a.recv_stride, unit, e.end());
+    Width stores = width(e.recv() | e.a.recv_stride, unit, e.end());
     auto store = [&](auto store_one) {
 #pragma unroll
         for (uint32_t s = 0; s < RANKS; s++) store_one(to + messages[s].at, messages[s].bytes, row[s]);
@@ -466,8 +495,8 @@ template <class T, uint32_t RANKS, bool LAST, class FORM>
 __device__ inline bool ll_combine_unit(const Exchange<FORM>& e, const Unit<FORM>& unit, const uint64_t* scalars) {
     const DirectArgs& a = e.a;
     uint32_t credit = LAST && (a.flags & ROOT_LAST) != 0 ? a.unsharded : RANKS_MAX, first = LAST && credit == 0 ? 1 : 0;
-    Width loads = width(a.send | a.own.at, unit, e.end()), stores = width(a.recv | a.result.at, unit, e.end());
-    uint4 own = load_part_of(loads, a.send + a.own.at + unit.first, unit, a.own.bytes);
+    Width loads = width(e.send() | a.own.at, unit, e.end()), stores = width(e.recv() | a.result.at, unit, e.end());
+    uint4 own = load_part_of(loads, e.send() + a.own.at + unit.first, unit, a.own.bytes);
     uint4 row[RANKS];
     if (!ll_await(e, a.recvs, false, unit, row, credit)) return false;
     auto contribution = [&](uint32_t rank) { return rank == a.rank ? own : pick(row, rank); };
@@ -479,7 +508,7 @@ __device__ inline bool ll_combine_unit(const Exchange<FORM>& e, const Unit<FORM>
         fold.next(Op(a.op), contribution(s), scalars != nullptr ? scalars + s : nullptr);
     }
     uint4 combined = fold.result(LAST && credit != RANKS_MAX ? 0 : a.divisor);
-    if (a.flags & KEEP) store_part_of(stores, a.recv + a.result.at + unit.first, unit, a.own.bytes, combined);
+    if (a.flags & KEEP) store_part_of(stores, e.recv() + a.result.at + unit.first, unit, a.own.bytes, combined);
     ll_relay(e, unit, combined);
     return true;
 }
@@ -556,6 +585,13 @@ __device__ void ll_reduce(const DirectArgs& a) {
     Exchange<FORM> e(a);
     a.nranks <= 2 ? ll_reduce<T, 2>(e) : a.nranks <= 4 ? ll_reduce<T, 4>(e) : ll_reduce<T, RANKS_MAX>(e);
 }
+
+// Batches: of any number of ranks.
+template <class T>
+__device__ void ll_batch_reduce(const DirectArgs& a) {
+    ll_reduce<T, RANKS_MAX>(Exchange<Ll128Batch>(a));
+}
+__device__ inline void ll_batch_copy(const DirectArgs& a) { ll_copy<RANKS_MAX>(Exchange<Ll128Batch>(a)); }
 
 // Of three or four ranks (kernels/src/cuda/launch.rs).
 template <class FORM, class T>

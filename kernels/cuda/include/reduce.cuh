@@ -81,4 +81,31 @@ __device__ void reduce_pieces(const ReduceArgs& a) {
     }
 }
 
+// What hosts have contributed, in the slot of a rail.
+struct PartSources {
+    const CombineArgs& a;
+    uint64_t at;
+    __device__ uint64_t address(uint32_t part) const { return at + (part == a.own_place ? a.own : a.first + part * a.stride); }
+    __device__ bool aligned(uint32_t) const { return ((at | a.first | a.stride | a.own) & 15) == 0; }
+};
+
+struct OneDestination {
+    uint64_t to;
+    __device__ bool aligned() const { return (to & 15) == 0; }
+    __device__ void store_part(uint32_t offset, uint4 data, uint32_t bytes) const { store_plain(to + offset, data, bytes); }
+};
+
+// Combines them all. Every block takes a slice.
+template <class T>
+__device__ void combine_parts(const CombineArgs& a) {
+    uint64_t each = ((a.bytes + gridDim.x - 1) / gridDim.x + 127) / 128 * 128;
+    uint64_t at = min(a.bytes, blockIdx.x * each), end = min(a.bytes, at + each);
+    // In parts that 32-bit offsets reach.
+    for (; at < end; at += 1u << 30) {
+        uint32_t bytes = uint32_t(min(uint64_t(1) << 30, end - at));
+        reduce_vectors<T, 64>(OneDestination{a.to + at}, PartSources{a, at}, a.parts, bytes, Arithmetic{Op(a.op), a.divisor, nullptr},
+                          threadIdx.x, blockDim.x);
+    }
+}
+
 }  // namespace mccs

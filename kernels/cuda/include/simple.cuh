@@ -102,6 +102,23 @@ struct Slice {
     __device__ uint32_t bytes(uint32_t chunk) const {
         return at(chunk) >= end ? 0 : uint32_t(min(uint64_t(chunk_bytes), end - at(chunk)));
     }
+    // From where a part of the send buffer begins, and of the receive buffer.
+    __device__ uint64_t send_at(uint32_t chunk) const { return at(chunk); }
+    __device__ uint64_t recv_at(uint32_t chunk) const { return at(chunk); }
+};
+
+// The same of a batch, whose chunks are dealt out: each message has as many, which follow those of the one before.
+struct BatchSlice {
+    const DirectArgs& a;
+    Slice message;
+    __device__ BatchSlice(const DirectArgs& args, uint64_t bytes) : a(args), message(a, bytes) {}
+    __device__ uint32_t chunks() const { return a.chunks; }
+    __device__ uint32_t bytes(uint32_t chunk) const { return message.bytes(chunk % a.batch_share); }
+    __device__ uint64_t send_at(uint32_t chunk) const { return at(chunk, a.send_batch_stride); }
+    __device__ uint64_t recv_at(uint32_t chunk) const { return at(chunk, a.recv_batch_stride); }
+    __device__ uint64_t at(uint32_t chunk, uint64_t apart) const {
+        return batch_place(a, chunk / a.batch_share) * apart + message.at(chunk % a.batch_share);
+    }
 };
 
 // Where chunks are dealt out, those of the first steps are not waited for.
@@ -159,7 +176,8 @@ struct Chunks {
     __device__ uint32_t chunk(uint32_t step) const { return are_dealt(a) ? chosen[step % STEPS_APART] : step; }
 };
 
-__device__ inline Slice slice_of(const DirectArgs& a, uint32_t owner) { return Slice(a, part_bytes(a, owner)); }
+template <class SLICE = Slice>
+__device__ inline SLICE slice_of(const DirectArgs& a, uint32_t owner) { return SLICE(a, part_bytes(a, owner)); }
 __device__ inline uint64_t word(const DirectArgs& a, uint32_t steps) { return uint64_t(number_of(a)) << 32 | steps; }
 
 // For messages that end at, or start from, some ranks.
@@ -237,12 +255,13 @@ struct BlockWords {
     volatile uint32_t chosen[3][STEPS_APART];
 };
 
+template <class SLICE>
 __device__ inline bool simple_push(const DirectArgs& a, uint32_t warp, BlockWords& words) {
     bool shared = a.shard_bytes == 0 && a.send_stride == 0;
     uint64_t own_from = send_part(a, a.rank), own_to = recv_part(a, a.rank);
     bool own = (a.flags & OWN) != 0 && (a.shard_bytes != 0 ? a.send != a.recv : own_from != own_to);
     uint32_t mask = a.send_mask | (own && a.shard_bytes == 0 ? 1u << a.rank : 0);
-    auto slice = [&](uint32_t peer) { return slice_of(a, peer); };
+    auto slice = [&](uint32_t peer) { return slice_of<SLICE>(a, peer); };
     return play(
         0, a.push_warps, warp, Chunks{a, words.chosen[0], steps_of(a, mask, slice), a.rank == a.dealer},
         [&](uint32_t step, uint32_t chunk, uint32_t lane) {
@@ -250,9 +269,9 @@ __device__ inline bool simple_push(const DirectArgs& a, uint32_t warp, BlockWord
         },
         [&](uint32_t step, uint32_t chunk, Worker w) {
             if (shared) {
-                Slice s(a, a.bytes);
-                Destinations to(a, a.send_mask, 0, step, own ? own_to + s.at(chunk) : 0);
-                copy_vectors<false>(to, a.send + s.at(chunk), s.bytes(chunk), w.thread, w.threads);
+                SLICE s(a, a.bytes);
+                Destinations to(a, a.send_mask, 0, step, own ? own_to + s.recv_at(chunk) : 0);
+                copy_vectors<false>(to, a.send + s.send_at(chunk), s.bytes(chunk), w.thread, w.threads);
                 return;
             }
             uint32_t count = __popc(mask), index = 0;
@@ -260,9 +279,9 @@ __device__ inline bool simple_push(const DirectArgs& a, uint32_t warp, BlockWord
                 uint32_t peer = (a.rank + i) % a.nranks;
                 Worker part;
                 if (!in(mask, peer) || !w.share(index++, count, part)) continue;
-                Slice s = slice(peer);
-                uint64_t from = send_part(a, peer) + s.at(chunk);
-                uint64_t keep = peer == a.rank || a.shard_bytes != 0 ? recv_part(a, peer) + s.at(chunk) : 0;
+                SLICE s = slice(peer);
+                uint64_t from = send_part(a, peer) + s.send_at(chunk);
+                uint64_t keep = peer == a.rank || a.shard_bytes != 0 ? recv_part(a, peer) + s.recv_at(chunk) : 0;
                 Destinations to(a, peer == a.rank ? 0 : 1u << peer, 0, step, own ? keep : 0);
                 copy_vectors<false>(to, from, s.bytes(chunk), part.thread, part.threads);
             }
@@ -273,14 +292,14 @@ __device__ inline bool simple_push(const DirectArgs& a, uint32_t warp, BlockWord
         });
 }
 
-// The middle role: `work(step, at, bytes, worker)` makes a chunk of the result.
-template <class WORK>
+// The middle role: `work(step, send_at, recv_at, bytes, worker)` makes a chunk of the result.
+template <class SLICE, class WORK>
 __device__ bool simple_middle(const DirectArgs& a, uint32_t warp, BlockWords& words, WORK work) {
     if (a.recv_mask == 0) return false;
     // One shot, in place, everybody's data for everybody: a chunk of the result lies where one is still to be sent from. (In
     // two shots a part comes back only after it was sent; elsewhere what is sent is not where results go.)
     bool in_place = a.send == a.recv && a.shard_bytes == 0 && a.send_stride == 0 && a.send_mask != 0;
-    Slice s = slice_of(a, a.rank);
+    SLICE s = slice_of<SLICE>(a, a.rank);
     uint32_t steps = are_dealt(a) ? NO_CHUNK : s.chunks();
     return play(
         1, a.middle_warps, warp, Chunks{a, words.chosen[1], steps, false},
@@ -289,7 +308,7 @@ __device__ bool simple_middle(const DirectArgs& a, uint32_t warp, BlockWords& wo
                                            (!in(a.relay_mask, lane) || await_slot(a, lane, 1, step)) &&
                                            (!in_place || lane != a.rank || await_pushed(&words.pushed, step, a.abort_word)));
         },
-        [&](uint32_t step, uint32_t chunk, Worker w) { work(step, s.at(chunk), s.bytes(chunk), w); },
+        [&](uint32_t step, uint32_t chunk, Worker w) { work(step, s.send_at(chunk), s.recv_at(chunk), s.bytes(chunk), w); },
         [&](uint32_t step, uint32_t chunk, uint32_t lane) {
             if (s.bytes(chunk) == 0) return;  // a short shard's last
             if (in(a.relay_mask, lane)) tell_data(a, lane, 1, step);
@@ -322,7 +341,7 @@ __device__ inline bool simple_out(const DirectArgs& a, uint32_t warp, BlockWords
 }
 
 // Gives each warp its role. MIDDLE(warp, words) plays the middle role.
-template <class MIDDLE>
+template <class SLICE, class MIDDLE>
 __device__ void simple(const DirectArgs& a, MIDDLE middle) {
     IN_SHARED_MEMORY(BlockWords, words);
     if (threadIdx.x == 0) words.pushed = 0;
@@ -330,7 +349,7 @@ __device__ void simple(const DirectArgs& a, MIDDLE middle) {
     stamp_begin(a);
     __syncthreads();
     uint32_t warp = threadIdx.x / 32, push = 2 + a.push_warps, both = push + 2 + a.middle_warps;
-    bool aborted = warp < push   ? simple_push(a, warp, words)
+    bool aborted = warp < push   ? simple_push<SLICE>(a, warp, words)
                    : warp < both ? middle(warp - push, words)
                                  : simple_out(a, warp - both, words);
     uint64_t scalar;
@@ -338,15 +357,16 @@ __device__ void simple(const DirectArgs& a, MIDDLE middle) {
     finish(a, aborted);
 }
 
-__device__ inline void simple_copy(const DirectArgs& a) {
-    simple(a, [&](uint32_t warp, BlockWords& words) {
-        return simple_middle(a, warp, words, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
+template <class SLICE>
+__device__ void simple_copy(const DirectArgs& a) {
+    simple<SLICE>(a, [&](uint32_t warp, BlockWords& words) {
+        return simple_middle<SLICE>(a, warp, words, [&](uint32_t step, uint64_t, uint64_t recv_at, uint32_t bytes, Worker w) {
             uint32_t count = __popc(a.recv_mask), index = 0;
             for (uint32_t i = 1; i < a.nranks; i++) {
                 uint32_t peer = (a.rank + i) % a.nranks;
                 Worker part;
                 if (!in(a.recv_mask, peer) || !w.share(index++, count, part)) continue;
-                uint64_t result = recv_part(a, a.shard_bytes != 0 ? a.rank : peer) + at;
+                uint64_t result = recv_part(a, a.shard_bytes != 0 ? a.rank : peer) + recv_at;
                 uint64_t from = a.symmetric[a.rank] + slot_offset(a, peer_index(peer, a.rank), 0, blockIdx.x, step);
                 Destinations to(a, a.relay_mask, 1, step, result);
                 copy_vectors<true>(to, from, bytes, part.thread, part.threads);
@@ -355,19 +375,19 @@ __device__ inline void simple_copy(const DirectArgs& a) {
     });
 }
 
-template <class T>
+template <class SLICE, class T>
 __device__ void simple_reduce(const DirectArgs& a) {
     IN_SHARED_MEMORY(Scalars, scalars);
     if ((a.flags & SCALED) != 0) {
         if (blockIdx.x == 0) send_head(a, threadIdx.x);
         if (!gather_scalars(a, scalars)) return finish(a, true);
     }
-    simple(a, [&](uint32_t warp, BlockWords& words) {
-        return simple_middle(a, warp, words, [&](uint32_t step, uint64_t at, uint32_t bytes, Worker w) {
-            uint64_t result = (a.flags & KEEP) != 0 ? recv_part(a, a.rank) + at : 0;
+    simple<SLICE>(a, [&](uint32_t warp, BlockWords& words) {
+        return simple_middle<SLICE>(a, warp, words, [&](uint32_t step, uint64_t send_at, uint64_t recv_at, uint32_t bytes, Worker w) {
+            uint64_t result = (a.flags & KEEP) != 0 ? recv_part(a, a.rank) + recv_at : 0;
             Arithmetic how{Op(a.op), a.divisor, (a.flags & SCALED) != 0 ? scalars : nullptr};
             reduce_vectors<T, 32>(Destinations(a, a.relay_mask, 1, step, result),
-                                  SlotSources(a, step, send_part(a, a.rank) + at), a.nranks, bytes, how,
+                                  SlotSources(a, step, send_part(a, a.rank) + send_at), a.nranks, bytes, how,
                                   w.thread, w.threads);
         });
     });

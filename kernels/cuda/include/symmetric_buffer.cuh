@@ -67,6 +67,9 @@ __device__ inline uint64_t recv_part(const DirectArgs& a, uint32_t rank) {
     return a.recv + (a.shard_bytes != 0 ? shard_offset(a, rank) : rank * a.recv_stride);
 }
 
+// Of a batch: the place of a message, in what lies `send_batch_stride` and `recv_batch_stride`.
+__device__ inline uint32_t batch_place(const DirectArgs& a, uint32_t message) { return message + (message >= a.batch_skip); }
+
 // This rank's scalar.
 __device__ inline uint64_t own_scalar(const DirectArgs& a) {
     return (a.flags & SCALAR_AT) != 0 ? load_scalar(a.scalar_bits, a.scalar_dtype) : a.scalar_bits;

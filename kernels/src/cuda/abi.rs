@@ -39,6 +39,8 @@ pub struct DirectArgs {
     pub(crate) shard_bytes: u64,
     pub(crate) send_stride: u64,
     pub(crate) recv_stride: u64,
+    pub(crate) send_batch_stride: u64,
+    pub(crate) recv_batch_stride: u64,
     pub(crate) ll_offset: u64,
     pub(crate) ll_slot_bytes: u64,
     pub(crate) simple_offset: u64,
@@ -71,6 +73,10 @@ pub struct DirectArgs {
     pub(crate) scalar_dtype: u32,
     pub(crate) dealer: u32,
     pub(crate) chunks: u32,
+    pub(crate) batch: u32,
+    pub(crate) batch_skip: u32,
+    pub(crate) batch_share: u32,
+    pub(crate) reserved: u32,
     pub(crate) sends: [Part; RANKS_MAX],
     pub(crate) recvs: [Part; RANKS_MAX],
     pub(crate) outs: [Part; RANKS_MAX],
@@ -129,5 +135,28 @@ pub struct ReduceArgs {
     pub(crate) op: u32,
 }
 
-const _: () = assert!(size_of::<DirectArgs>() == 480 && std::mem::offset_of!(DirectArgs, sequence) == 184);
+/// The parameter of combinations: parts of hosts, one behind the other in their order, become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct CombineArgs {
+    /// First element of the first part; aligned to the element, and fast when all are to 16 bytes.
+    pub first: u64,
+    /// Bytes from a part to the next.
+    pub stride: u64,
+    /// First element of the part that lies elsewhere.
+    pub own: u64,
+    /// First element of the result, which may lie where a part does.
+    pub to: u64,
+    /// Bytes of a part.
+    pub bytes: u64,
+    /// How many.
+    pub parts: u32,
+    /// Which one lies elsewhere; `parts`: none.
+    pub own_place: u32,
+    pub(crate) divisor: u32,
+    pub(crate) op: u32,
+}
+
+const _: () = assert!(size_of::<CombineArgs>() == 56 && std::mem::offset_of!(CombineArgs, parts) == 40);
+const _: () = assert!(size_of::<DirectArgs>() == 512 && std::mem::offset_of!(DirectArgs, sequence) == 200);
 const _: () = assert!(size_of::<ReduceArgs>() == 368 && std::mem::offset_of!(ReduceArgs, flag_value) == 256);

@@ -60,6 +60,11 @@ impl Algorithm {
         matches!(self, Algorithm::LlTwoShot | Algorithm::SimpleTwoShot | Algorithm::Ll128TwoShot)
     }
 
+    /// Whether kernels carry out batches by it.
+    pub(super) fn has_batches(self) -> bool {
+        matches!(self, Algorithm::Ll128OneShot | Algorithm::SimpleOneShot)
+    }
+
     pub(super) fn is_ll128(self) -> bool {
         matches!(self, Algorithm::Ll128OneShot | Algorithm::Ll128TwoShot)
     }
@@ -96,4 +101,39 @@ pub struct Strides {
     pub send: u64,
     /// In the receive buffer.
     pub recv: u64,
+    /// How often at once.
+    pub batch: Batch,
+}
+
+/// The same collective several times at once, each on blocks of its own: by LL128 or Simple, in one shot. All ranks have the same `times` and
+/// `skip`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Batch {
+    /// How often; at least once.
+    pub times: u32,
+    /// From this one on they lie one place further: what lies between is no part of it. `times`, or more, where nothing does.
+    pub skip: u32,
+    /// Elements from one's first block to the next's, in the send buffer.
+    pub send: u64,
+    /// In the receive buffer.
+    pub recv: u64,
+}
+
+impl Batch {
+    /// A collective by itself.
+    pub const ONE: Batch = Batch { times: 1, skip: 1, send: 0, recv: 0 };
+
+    /// Places from the first one to behind the last.
+    #[must_use]
+    pub fn places(&self) -> u64 {
+        u64::from(self.times) + u64::from(self.skip < self.times)
+    }
+}
+
+impl Strides {
+    /// Of blocks of so many elements without anything between.
+    #[must_use]
+    pub fn close(count: u64) -> Self {
+        Strides { send: count, recv: count, batch: Batch::ONE }
+    }
 }

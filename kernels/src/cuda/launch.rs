@@ -12,7 +12,7 @@ use super::collective::{Algorithm, CollectiveCall, Strides};
 use super::messages::{by_rank, chain, one_shot, two_shots};
 use super::strategy::COMBINE_BLOCKS;
 use super::symmetric_buffer::{LL128_UNIT_BYTES, LL128_UNIT_WIRE_BYTES};
-use super::{DirectArgs, RANKS_MAX, ReduceArgs, SymmetricBufferLayout};
+use super::{CombineArgs, DirectArgs, RANKS_MAX, ReduceArgs, SymmetricBufferLayout};
 
 /// A kernel launch, but for addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,16 +93,25 @@ pub fn functions() -> impl Iterator<Item = &'static str> {
         [
             per_dtype!(dtype, "ll"),
             per_dtype!(dtype, "ll128"),
+            per_dtype!(dtype, "ll128_batch"),
             per_dtype!(dtype, "pipeline"),
             per_dtype!(dtype, "simple"),
+            per_dtype!(dtype, "simple_batch"),
             per_dtype!(dtype, "chain"),
             per_dtype!(dtype, "reduce"),
+            per_dtype!(dtype, "combine"),
         ]
     };
     DataType::ALL
         .iter()
         .flat_map(of_dtype)
-        .chain(["mccs_ll_copy", "mccs_ll128_copy", "mccs_simple_copy"])
+        .chain([
+            "mccs_ll_copy",
+            "mccs_ll128_copy",
+            "mccs_ll128_batch_copy",
+            "mccs_simple_copy",
+            "mccs_simple_batch_copy",
+        ])
         .chain(super::p2p::FUNCTIONS)
 }
 
@@ -143,10 +152,11 @@ impl Launch<DirectArgs> {
         algorithm: Algorithm,
         blocks: u32,
     ) -> Option<Launch<DirectArgs>> {
-        Self::collective_apart(call, Strides { send: call.count, recv: call.count }, layout, algorithm, blocks)
+        Self::collective_apart(call, Strides::close(call.count), layout, algorithm, blocks)
     }
 
-    /// The same for a call whose blocks lie apart: a part of a larger collective takes a part of every block. Strides are the same on all ranks.
+    /// The same for a call whose blocks lie apart: a part of a larger collective takes a part of every block, or of those of several hosts at
+    /// once. Strides are the same on all ranks, but for those of a batch.
     #[must_use]
     pub fn collective_apart(
         call: &CollectiveCall,
@@ -160,8 +170,11 @@ impl Launch<DirectArgs> {
             return None;
         }
         // The longest buffer of any rank must be addressable.
-        let longest = call.count.max(strides.send).max(strides.recv);
-        call.kind.payload_count(longest, call.nranks).checked_mul(8).filter(|bytes| *bytes < 1 << 56)?;
+        let Strides { send, recv, batch } = strides;
+        let longest = call.count.max(send).max(recv);
+        let blocks_bytes = call.kind.payload_count(longest, call.nranks).checked_mul(8)?;
+        let apart_bytes = batch.send.max(batch.recv).checked_mul(batch.places())?.checked_mul(8)?;
+        blocks_bytes.checked_add(apart_bytes).filter(|bytes| *bytes < 1 << 56)?;
         let mut args = DirectArgs {
             scalar_bits: call.scalar_bits,
             ll_offset: layout.ll_offset(),
@@ -175,6 +188,10 @@ impl Launch<DirectArgs> {
             unsharded: RANKS_MAX as u32,
             dealer: RANKS_MAX as u32,
             divisor: if call.op == RedOp::Avg { call.nranks } else { 0 },
+            batch: batch.times.max(1),
+            batch_skip: batch.skip,
+            send_batch_stride: batch.send * call.dtype.size_bytes() as u64,
+            recv_batch_stride: batch.recv * call.dtype.size_bytes() as u64,
             buffer_blocks: layout.blocks,
             slots: layout.slots,
             slot_bytes: layout.slot_bytes,
@@ -187,6 +204,9 @@ impl Launch<DirectArgs> {
         }
         if call.kind != CollectiveKind::Barrier {
             args.bytes = call.count * call.dtype.size_bytes() as u64;
+        }
+        if args.batch > 1 && !algorithm.has_batches() {
+            return None;
         }
         match algorithm {
             Algorithm::SimpleChain => chain(call, &mut args)?,
@@ -228,16 +248,25 @@ fn ll(
     {
         return pipeline(call, layout, blocks, args);
     }
-    if part > most {
+    let (batch, units) = (u64::from(args.batch), part.div_ceil(unit).max(1));
+    // Messages of a batch lie in a slot one behind the other, in whole units.
+    if part > most || batch > 1 && units.checked_mul(batch)?.checked_mul(unit)? > most {
         return None;
     }
-    // A warp a unit; spread over blocks before blocks grow.
-    let warps = part.div_ceil(unit).max(1);
+    // A warp a unit; spread over blocks before blocks grow. Each warp has units of one message of a batch.
+    let share = units.min(u64::from(blocks) * LL_WARPS_MAX / batch);
+    if share == 0 {
+        return None;
+    }
+    args.batch_share = share as u32;
+    let warps = share * batch;
     let wanted = ll_warps_wanted(call.nranks).min(warps);
     let each = warps.div_ceil(u64::from(blocks)).clamp(wanted, LL_WARPS_MAX);
     let grid = warps.div_ceil(each).min(u64::from(blocks)) as u32;
     let block = WARP * each as u32;
     let function = match (reduces, in_ll128) {
+        (true, true) if batch > 1 => per_dtype!(call.dtype, "ll128_batch"),
+        (false, true) if batch > 1 => "mccs_ll128_batch_copy",
         (true, true) => per_dtype!(call.dtype, "ll128"),
         (true, false) => per_dtype!(call.dtype, "ll"),
         (false, true) => "mccs_ll128_copy",
@@ -256,23 +285,32 @@ fn simple(
 ) -> Option<Launch<DirectArgs>> {
     let (part, reduces) = (part_bytes(&args), call.kind.reduces());
     args.flags |= HEADS | RELEASED;
-    let grid = u64::from(blocks.min(layout.blocks)).min(part.div_ceil(SLICE_BYTES_MIN).max(1));
+    let batch = u64::from(args.batch);
+    let all = part.checked_mul(batch)?;
+    let grid = u64::from(blocks.min(layout.blocks)).min(all.div_ceil(SLICE_BYTES_MIN).max(1));
     // Also of no bytes: kernels divide by what a chunk has.
     let slice = part.div_ceil(grid).next_multiple_of(128).max(128);
     args.slice_bytes = u32::try_from(slice).ok().filter(|bytes| *bytes <= SLICE_BYTES_MAX)?;
     // As few chunks as slots allow: each costs flags, and what overlaps gains less.
-    (args.slots, args.slot_bytes) = slots(call, algorithm, layout);
+    (args.slots, args.slot_bytes) = slots(call, batch, algorithm, layout);
     let slot = u64::from(args.slot_bytes);
-    let chunks = part.div_ceil(slot);
-    if layout.may_deal() && (CHUNKS_UNDEALT * grid + 1..CHUNKS_DEALT_MAX).contains(&chunks) {
-        args.chunk_bytes = args.slot_bytes;
+    // Of a batch, chunks are dealt out however few they are: as many for each message, and some for each block.
+    let chunk = if batch > 1 { even_chunk(part, all.div_ceil(grid).min(slot)) } else { slot };
+    let share = part.div_ceil(chunk);
+    let chunks = share.checked_mul(batch)?;
+    let least = if batch > 1 { 0 } else { CHUNKS_UNDEALT * grid + 1 };
+    if layout.may_deal() && (least..CHUNKS_DEALT_MAX).contains(&chunks) {
+        args.chunk_bytes = chunk as u32;
         args.chunks = u32::try_from(chunks).ok()?;
+        args.batch_share = u32::try_from(share.max(1)).ok()?;
         // One whose pushes wait for all others: they are never far behind.
         let only_receives =
             !algorithm.is_two_shot() && matches!(call.kind, CollectiveKind::Reduce | CollectiveKind::Gather);
         args.dealer = if only_receives { (call.root + 1) % call.nranks } else { call.root };
+    } else if batch > 1 {
+        return None;
     } else {
-        args.chunk_bytes = slice.div_ceil(slice.div_ceil(slot).max(1)).next_multiple_of(128) as u32;
+        args.chunk_bytes = even_chunk(slice, slot) as u32;
     }
     if algorithm == Algorithm::SimpleChain {
         args.push_warps = CHAIN_WARPS;
@@ -293,14 +331,24 @@ fn simple(
     };
     args.middle_warps = WORKER_WARPS - args.push_warps - args.out_warps;
     let block = WARP * (args.push_warps + args.middle_warps + args.out_warps + 6);
-    let function = if reduces { per_dtype!(call.dtype, "simple") } else { "mccs_simple_copy" };
+    let function = match (reduces, batch > 1) {
+        (true, true) => per_dtype!(call.dtype, "simple_batch"),
+        (true, false) => per_dtype!(call.dtype, "simple"),
+        (false, true) => "mccs_simple_batch_copy",
+        (false, false) => "mccs_simple_copy",
+    };
     Some(Launch { function, grid: grid as u32, block, args })
+}
+
+/// Bytes of chunks, at most so many, that are all about as long.
+fn even_chunk(bytes: u64, most: u64) -> u64 {
+    bytes.div_ceil(bytes.div_ceil(most.max(1)).max(1)).next_multiple_of(128).max(128)
 }
 
 /// Slots that a block has for a peer, and their size: what the symmetric buffer has of them, cut smaller where a chunk is waited for on its way through several
 /// hands, or several ranks' at a time. By sizes of 4 to 512 MiB on four H200s (`eval/results/README.md`); how more than four differ is not known.
-fn slots(call: &CollectiveCall, algorithm: Algorithm, layout: &SymmetricBufferLayout) -> (u32, u32) {
-    let payload_bytes = call.kind.payload_count(call.count, call.nranks) * call.dtype.size_bytes() as u64;
+fn slots(call: &CollectiveCall, batch: u64, algorithm: Algorithm, layout: &SymmetricBufferLayout) -> (u32, u32) {
+    let payload_bytes = call.kind.payload_count(call.count, call.nranks) * call.dtype.size_bytes() as u64 * batch;
     let wanted = match (call.kind, algorithm.is_two_shot()) {
         _ if call.nranks == 2 => layout.slots,
         _ if algorithm == Algorithm::SimpleChain => 4,
@@ -330,6 +378,15 @@ fn pipeline(
     let each = warps.div_ceil(u64::from(blocks)).clamp(1, LL_WARPS_MAX);
     let grid = (warps / each).min(u64::from(blocks)) as u32;
     (grid > 0).then_some(Launch { function: per_dtype!(call.dtype, "pipeline"), grid, block: WARP * each as u32, args })
+}
+
+impl Launch<CombineArgs> {
+    /// A combination of any number of parts by `blocks` blocks. The caller fills in the public fields; `divisor` divides sums at the end.
+    #[must_use]
+    pub fn combine_parts(dtype: DataType, op: RedOp, divisor: Option<u32>, blocks: u32) -> Launch<CombineArgs> {
+        let args = CombineArgs { divisor: divisor.unwrap_or(0), op: op_code(op), ..CombineArgs::zeroed() };
+        Launch { function: per_dtype!(dtype, "combine"), grid: blocks, block: REDUCE_THREADS, args }
+    }
 }
 
 impl Launch<ReduceArgs> {

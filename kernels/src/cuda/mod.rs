@@ -42,7 +42,7 @@
 //! # Local reductions
 //!
 //! [`Launch::reduce`]: sources on this GPU (or mapped there) into destinations, piece by piece as flags tell that the
-//! sources have arrived; see [`ReduceArgs`].
+//! sources have arrived; see [`ReduceArgs`]. [`Launch::combine_parts`]: any number of parts of one buffer; see [`CombineArgs`].
 //!
 //! Arithmetic is that of the CPU, bit for bit, but for the payloads of NaN (tests/tests/gpu/values.rs).
 
@@ -57,8 +57,8 @@ mod symmetric_buffer;
 #[cfg(test)]
 mod tests;
 
-pub use abi::{DirectArgs, RANKS_MAX, ReduceArgs};
-pub use collective::{Algorithm, CollectiveCall, Strides};
+pub use abi::{CombineArgs, DirectArgs, RANKS_MAX, ReduceArgs};
+pub use collective::{Algorithm, Batch, CollectiveCall, Strides};
 pub use launch::{LargeBuffers, Launch, functions, reduce_functions};
 pub use p2p::{
     MESSAGES_MAX, P2pArgs, P2pError, P2pHead, P2pLaunch, P2pMessage, contradiction, header_parts, pairs_with_oneself,

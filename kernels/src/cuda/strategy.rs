@@ -223,4 +223,13 @@ impl DeviceInitiatedStrategy {
             rules.iter().take_while(|rule| rule.up_to_bytes != 0).find(|rule| payload_bytes <= rule.up_to_bytes)?;
         Some((Algorithm::from_wire(rule.algorithm)?, rule.blocks))
     }
+
+    /// The same for a batch of so many bytes in all: by the first rule that they fit and that kernels have batches by.
+    #[must_use]
+    pub fn batch_kernel(&self, kind: CollectiveKind, payload_bytes: u64) -> Option<(Algorithm, u32)> {
+        let rules = self.rules.get(kind as usize)?.iter().take_while(|rule| rule.up_to_bytes != 0);
+        let fits = rules.filter(|rule| payload_bytes <= rule.up_to_bytes);
+        let mut ways = fits.filter_map(|rule| Some((Algorithm::from_wire(rule.algorithm)?, rule.blocks)));
+        ways.find(|(algorithm, _)| algorithm.has_batches()).or_else(|| self.kernel(kind, payload_bytes))
+    }
 }

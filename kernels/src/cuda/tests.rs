@@ -173,7 +173,7 @@ fn blocks_may_lie_apart() {
             let (nranks, root, count) = (4, 2, COUNT as u64);
             let (layout, calls) = (SymmetricBufferLayout::initial(nranks), calls(kind, nranks, root, count));
             let launch = |(send, recv): (usize, usize)| -> Option<Vec<DirectArgs>> {
-                let strides = Strides { send: send as u64, recv: recv as u64 };
+                let strides = Strides { send: send as u64, recv: recv as u64, batch: Batch::ONE };
                 let of =
                     |call| Launch::collective_apart(call, strides, &layout, algorithm, 8).map(|launch| launch.args);
                 calls.iter().map(of).collect()
@@ -198,6 +198,77 @@ fn blocks_may_lie_apart() {
             }
         }
     }
+}
+
+/// Messages of a batch lie in slots one behind the other, and blocks have as many chunks each, or fewer. Only one shot has batches.
+#[test]
+fn batches_fit_slots_and_fill_blocks() {
+    use CollectiveKind as Kind;
+    let (mut of_warps, mut of_chunks) = (0, 0);
+    for (nranks, kind) in (2..=8).flat_map(|n| [Kind::AllGather, Kind::ReduceScatter, Kind::Gather].map(|k| (n, k))) {
+        let layout = SymmetricBufferLayout::initial(nranks);
+        for (count, times, blocks) in (0..20)
+            .flat_map(|power| [2, 3, 8, 63, 64, 255].map(|times| ((1u64 << power) + 3, times)))
+            .flat_map(|(count, times)| [42, 128].map(|blocks| (count, times, blocks)))
+        {
+            let batch = Batch { times, skip: times / 2, send: count, recv: 8 * count };
+            let strides = Strides { batch, ..Strides::close(count) };
+            let of = |algorithm, layout| {
+                let of = |call| Launch::collective_apart(call, strides, layout, algorithm, blocks);
+                calls(kind, nranks, 1, count).iter().map(of).collect::<Option<Vec<_>>>()
+            };
+            for algorithm in Algorithm::ALL {
+                let what = format!("{kind} of {count}, {times} times, {nranks} ranks, {blocks} blocks, {algorithm:?}");
+                let Some(launches) = of(algorithm, &layout) else {
+                    assert_ne!(algorithm, Algorithm::SimpleOneShot, "{what}: any batch goes in chunks");
+                    continue;
+                };
+                let Launch { grid, block, args, .. } = launches[0];
+                let shape = |launch: &Launch<DirectArgs>| (launch.grid, launch.block, launch.args.batch_share);
+                assert!(launches.iter().all(|launch| shape(launch) == shape(&launches[0])), "{what}");
+                let (share, messages) = (u64::from(args.batch_share), u64::from(times));
+                assert!(
+                    share > 0
+                        && grid <= blocks
+                        && (args.send_batch_stride, args.recv_batch_stride) == (4 * count, 32 * count)
+                );
+                let (unit, wire, slot) = match algorithm {
+                    Algorithm::Ll128OneShot => (480, 512, args.ll128_slot_bytes),
+                    Algorithm::SimpleOneShot => {
+                        let chunk = u64::from(args.chunk_bytes);
+                        assert!(args.chunk_bytes <= args.slot_bytes && u64::from(args.chunks) == share * messages);
+                        assert!(share * chunk >= args.bytes && (share - 1) * chunk < args.bytes, "{what}");
+                        assert!(u64::from(args.chunks) * 2 > u64::from(grid), "{what}: {args:?}");
+                        of_chunks += 1;
+                        continue;
+                    }
+                    _ => panic!("{what}"),
+                };
+                let warps = u64::from(grid * block / 32);
+                assert!(block <= 512 && share * messages <= warps && share <= args.bytes.div_ceil(unit), "{what}");
+                assert!(messages * args.bytes.div_ceil(unit) * wire <= slot, "{what}");
+                of_warps += 1;
+            }
+            let restless = SymmetricBufferLayout { slots: 16, ..layout };
+            assert_eq!(of(Algorithm::SimpleOneShot, &restless), None, "further apart than deals reach");
+        }
+    }
+    assert!(of_warps > 1000 && of_chunks > 1000, "{of_warps}, {of_chunks}");
+}
+
+#[test]
+fn batches_go_by_the_next_rule_that_has_them() {
+    let of = |strategy: DeviceInitiatedStrategy, bytes| strategy.batch_kernel(CollectiveKind::AllGather, bytes);
+    let lines = DeviceInitiatedStrategy::with_ll128(8);
+    assert_eq!(of(lines, 100), Some((Algorithm::Ll128OneShot, 128)));
+    assert_eq!(of(lines, 6 << 20), Some((Algorithm::SimpleOneShot, 64)));
+    // Who does not store lines whole gets none.
+    let packets = DeviceInitiatedStrategy::initial(8);
+    assert_eq!(of(packets, 100), Some((Algorithm::SimpleOneShot, 64)));
+    // What the operator has pinned is not for batches: whoever launches takes chunks instead.
+    let mut pinned = DeviceInitiatedStrategy::initial(8);
+    pinned.rules[CollectiveKind::AllGather as usize] = [Rule::new(u64::MAX, Algorithm::LlOneShot, 7); 6];
+    assert_eq!(of(pinned, 100), Some((Algorithm::LlOneShot, 7)));
 }
 
 /// What is written down of a small operation's messages, and what strides and shards say.

@@ -3,8 +3,8 @@
 
 use mccs_ipc::types::CollectiveKind;
 
-use super::super::plan::Place;
-use super::{Stages, slot};
+use super::super::exchange::Place;
+use super::{Blocks, Stages, slot};
 
 impl Stages<'_> {
     pub(super) fn of_counterparts(&mut self, segment: usize) {
@@ -24,9 +24,14 @@ impl Stages<'_> {
         }
     }
 
-    /// Blocks of a host in a buffer of the caller's: the send buffer, or the receive buffer.
-    fn in_buffer(&self, buffer: fn(u64) -> Place, host: u64) -> (Place, u64) {
-        (buffer(self.blocks_of(host)), self.plan.count)
+    /// Blocks of the first host in a buffer of the caller's, the send buffer or the receive buffer, and how far those of hosts lie apart.
+    fn in_buffer(&self, buffer: fn(u64) -> Place) -> (Blocks, u64) {
+        ((buffer(self.blocks_of(0)), self.plan.count), self.team() * self.plan.count)
+    }
+
+    /// Sections of the slot, from the first host's on.
+    fn in_slot(&self, first: u64) -> (Blocks, u64) {
+        ((slot(0, first), self.part()), self.part())
     }
 
     fn all_gather_own(&mut self) {
@@ -38,11 +43,8 @@ impl Stages<'_> {
     }
 
     fn all_gather_others(&mut self) {
-        let count = self.part();
-        for host in self.other_hosts() {
-            let recv = self.in_buffer(Place::Recv, host);
-            self.exchange((CollectiveKind::AllGather, 0), count, (slot(0, host * count), count), recv);
-        }
+        let (send, recv, times) = (self.in_slot(0), self.in_buffer(Place::Recv), self.others_each());
+        self.exchange_all((CollectiveKind::AllGather, 0), self.part(), send, recv, times);
     }
 
     fn reduce_scatter(&mut self) {
@@ -52,11 +54,8 @@ impl Stages<'_> {
 
     /// Ranks of this host combine the blocks of their counterparts on each.
     pub(super) fn reduce_for_hosts(&mut self) {
-        let (count, swap) = (self.part(), self.swap());
-        for host in 0..self.hosts() {
-            let send = self.in_buffer(Place::Send, host);
-            self.exchange((CollectiveKind::ReduceScatter, 0), count, send, (slot(0, swap.outgoing(host)), count));
-        }
+        let (send, recv) = (self.in_buffer(Place::Send), self.in_slot(self.swap().outgoing(0)));
+        self.exchange_all((CollectiveKind::ReduceScatter, 0), self.part(), send, recv, self.hosts_each());
     }
 
     fn combine_blocks(&mut self) {
@@ -65,11 +64,9 @@ impl Stages<'_> {
     }
 
     fn all_to_all(&mut self) {
-        let (count, swap) = (self.part(), self.swap());
-        for host in self.other_hosts() {
-            let send = self.in_buffer(Place::Send, host);
-            self.exchange((CollectiveKind::AllToAll, 0), count, send, (slot(0, swap.outgoing(host)), count));
-        }
+        let (count, (first, _)) = (self.part(), self.in_slot(self.swap().outgoing(0)));
+        let (send, recv) = (self.in_buffer(Place::Send), (first, self.section()));
+        self.exchange_all((CollectiveKind::AllToAll, 0), count, send, recv, self.others_each());
         self.swap_by(0);
         let own = self.blocks_of(self.host());
         self.exchange_own(CollectiveKind::AllToAll, Place::Send(own), Place::Recv(own));
@@ -98,18 +95,17 @@ impl Stages<'_> {
     }
 
     fn gather_blocks(&mut self) {
-        let (count, root) = (self.part(), self.root().local);
-        for host in self.other_hosts().filter(|_| self.is_at_root()).collect::<Vec<_>>() {
-            let recv = self.in_buffer(Place::Recv, host);
-            self.exchange((CollectiveKind::Gather, root), count, (slot(0, host * count), count), recv);
+        if self.is_at_root() {
+            let (send, recv, times) = (self.in_slot(0), self.in_buffer(Place::Recv), self.others_each());
+            self.exchange_all((CollectiveKind::Gather, self.root().local), self.part(), send, recv, times);
         }
     }
 
     fn scatter_blocks(&mut self) {
-        let (count, root) = (self.part(), self.root().local);
-        for host in self.other_hosts().filter(|_| self.is_at_root()).collect::<Vec<_>>() {
-            let send = self.in_buffer(Place::Send, host);
-            self.exchange((CollectiveKind::Scatter, root), count, send, (slot(0, host * count), count));
+        let count = self.part();
+        if self.is_at_root() {
+            let (send, recv, times) = (self.in_buffer(Place::Send), self.in_slot(0), self.others_each());
+            self.exchange_all((CollectiveKind::Scatter, self.root().local), count, send, recv, times);
         }
         self.move_by(0, CollectiveKind::Scatter, count, (0, self.host() * count));
         if self.is_at_root() {

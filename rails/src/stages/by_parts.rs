@@ -6,8 +6,8 @@
 
 use mccs_ipc::types::CollectiveKind;
 
-use super::super::plan::Place;
-use super::{Blocks, Stages, slot};
+use super::super::exchange::Place;
+use super::{Blocks, Stages, Times, slot};
 
 impl Stages<'_> {
     pub(super) fn of_parts(&mut self, segment: usize) {
@@ -33,10 +33,14 @@ impl Stages<'_> {
         (buffer(block + u64::from(rail) * part), u64::from(self.rails()) * part)
     }
 
-    /// Rails of this rank, with each block of a host.
-    fn each_block(&self, host: u64) -> impl Iterator<Item = (u32, u64)> + use<> {
-        let (rails, team) = (self.rails(), self.team_of(host));
-        (0..team).flat_map(move |block| (0..rails).map(move |rail| (rail, block)))
+    /// Parts of a rail of each rank here, in all blocks of a host in a buffer of the caller's.
+    fn parts_of(&self, buffer: fn(u64) -> Place, host: u64, rail: u32) -> (Blocks, u64) {
+        (self.parts_in(buffer, self.blocks_of(host), rail), self.plan.count)
+    }
+
+    /// Once for each block of a host.
+    fn blocks_each(&self, host: u64) -> Times {
+        Times { number: self.team_of(host), but: None }
     }
 
     /// This host's blocks get to all, or to the root.
@@ -58,9 +62,10 @@ impl Stages<'_> {
         let (part, section) = (self.part(), self.section());
         let root = if kind.has_root() { self.root().local } else { 0 };
         for host in self.other_hosts() {
-            for (rail, block) in self.each_block(host) {
-                let recv = self.parts_in(Place::Recv, self.block_of(host, block), rail);
-                self.exchange((kind, root), part, (slot(rail, host * section + block * part), part), recv);
+            for rail in 0..self.rails() {
+                let send = ((slot(rail, host * section), part), part);
+                let (recv, times) = (self.parts_of(Place::Recv, host, rail), self.blocks_each(host));
+                self.exchange_all((kind, root), part, send, recv, times);
             }
         }
     }
@@ -74,10 +79,10 @@ impl Stages<'_> {
     pub(super) fn reduce_parts_for_hosts(&mut self) {
         let (part, swap) = (self.part(), self.swap());
         for host in 0..self.hosts() {
-            for (rail, block) in self.each_block(host) {
-                let send = self.parts_in(Place::Send, self.block_of(host, block), rail);
-                let recv = (slot(rail, swap.outgoing(host) + block * part), part);
-                self.exchange((CollectiveKind::ReduceScatter, 0), part, send, recv);
+            for rail in 0..self.rails() {
+                let (send, times) = (self.parts_of(Place::Send, host, rail), self.blocks_each(host));
+                let recv = ((slot(rail, swap.outgoing(host)), part), part);
+                self.exchange_all((CollectiveKind::ReduceScatter, 0), part, send, recv, times);
             }
         }
     }
@@ -118,10 +123,10 @@ impl Stages<'_> {
     fn exchange_parts(&mut self) {
         let (part, swap, team) = (self.part(), self.swap(), self.team());
         for host in self.other_hosts() {
-            for (rail, block) in self.each_block(host) {
-                let send = self.parts_in(Place::Send, self.block_of(host, block), rail);
-                let recv = (slot(rail, swap.outgoing(host) + block * team * part), part);
-                self.exchange((CollectiveKind::AllToAll, 0), part, send, recv);
+            for rail in 0..self.rails() {
+                let (send, times) = (self.parts_of(Place::Send, host, rail), self.blocks_each(host));
+                let recv = ((slot(rail, swap.outgoing(host)), part), team * part);
+                self.exchange_all((CollectiveKind::AllToAll, 0), part, send, recv, times);
             }
         }
         (0..self.rails()).for_each(|rail| self.swap_by(rail));
@@ -133,10 +138,10 @@ impl Stages<'_> {
         let (part, swap) = (self.part(), self.swap());
         for host in self.other_hosts() {
             let stride = self.team_of(host) * part;
-            for (rail, block) in self.each_block(host) {
-                let send = (slot(rail, swap.incoming(host) + block * part), stride);
-                let recv = self.parts_in(Place::Recv, self.block_of(host, block), rail);
-                self.exchange((CollectiveKind::AllToAll, 0), part, send, recv);
+            for rail in 0..self.rails() {
+                let send = ((slot(rail, swap.incoming(host)), stride), part);
+                let (recv, times) = (self.parts_of(Place::Recv, host, rail), self.blocks_each(host));
+                self.exchange_all((CollectiveKind::AllToAll, 0), part, send, recv, times);
             }
         }
     }
@@ -144,10 +149,10 @@ impl Stages<'_> {
     fn scatter_parts(&mut self) {
         let (part, section, root) = (self.part(), self.section(), self.root().local);
         for host in self.other_hosts().filter(|_| self.is_at_root()).collect::<Vec<_>>() {
-            for (rail, block) in self.each_block(host) {
-                let send = self.parts_in(Place::Send, self.block_of(host, block), rail);
-                let recv = (slot(rail, host * section + block * part), part);
-                self.exchange((CollectiveKind::Scatter, root), part, send, recv);
+            for rail in 0..self.rails() {
+                let (send, times) = (self.parts_of(Place::Send, host, rail), self.blocks_each(host));
+                let recv = ((slot(rail, host * section), part), part);
+                self.exchange_all((CollectiveKind::Scatter, root), part, send, recv, times);
             }
         }
         let places = (0, self.host() * section);

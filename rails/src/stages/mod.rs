@@ -17,7 +17,8 @@ mod undivided;
 use mccs_ipc::layout::Seat;
 use mccs_ipc::types::CollectiveKind;
 
-use super::plan::{Exchange, Move, Parts, Place, Plan, Slice, Stage, Swap};
+use super::exchange::{Batch, Exchange, Place};
+use super::plan::{Move, Parts, Plan, Slice, Stage, Swap};
 
 impl Plan<'_> {
     /// A segment of a slice: stages in order.
@@ -44,6 +45,13 @@ struct Stages<'a> {
 
 /// Where the first of several blocks begins, and how far they lie apart.
 type Blocks = (Place, u64);
+
+/// Once for each of so many places, but for one.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    number: u64,
+    but: Option<u64>,
+}
 
 fn slot(rail: u32, at: u64) -> Place {
     Place::Slot { rail, at }
@@ -142,8 +150,37 @@ impl Stages<'_> {
 
     /// A collective of the team.
     fn exchange(&mut self, (kind, root): (CollectiveKind, u32), count: u64, send: Blocks, recv: Blocks) {
-        let ((send, send_stride), (recv, recv_stride)) = (send, recv);
-        self.push(Stage::Team(Exchange { kind, root, count, send, send_stride, recv, recv_stride }));
+        self.exchange_all((kind, root), count, (send, 0), (recv, 0), Times { number: 1, but: None });
+    }
+
+    /// The same several times at once, of which each begins so many elements behind the one before.
+    fn exchange_all(
+        &mut self,
+        (kind, root): (CollectiveKind, u32),
+        count: u64,
+        ((send, send_stride), send_apart): (Blocks, u64),
+        ((recv, recv_stride), recv_apart): (Blocks, u64),
+        Times { number, but }: Times,
+    ) {
+        let times = (number - u64::from(but.is_some())) as u32;
+        let skip = but.map_or(times, |but| but as u32);
+        let batch = Batch { times, skip, send: send_apart, recv: recv_apart };
+        let all = Exchange { kind, root, count, send, send_stride, recv, recv_stride, batch };
+        // One is none of a batch.
+        match times {
+            1 => self.all.extend(all.each().map(Stage::Team)),
+            _ => self.push(Stage::Team(all)),
+        }
+    }
+
+    /// Once for each host.
+    fn hosts_each(&self) -> Times {
+        Times { number: self.hosts(), but: None }
+    }
+
+    /// Once for each host but this one.
+    fn others_each(&self) -> Times {
+        Times { number: self.hosts(), but: Some(self.host()) }
     }
 
     /// A collective of the team on what the slice has of every block of this host, from and to buffers with a block for each rank.

@@ -3,7 +3,8 @@
 
 use mccs_ipc::types::CollectiveKind;
 
-use super::super::plan::{Place, Stage, Swap};
+use super::super::exchange::Place;
+use super::super::plan::{Stage, Swap};
 use super::{Stages, slot};
 
 impl Stages<'_> {

@@ -5,7 +5,8 @@
 
 use mccs_ipc::types::CollectiveKind;
 
-use super::super::plan::{Parts, Place, Stage, Swap};
+use super::super::exchange::Place;
+use super::super::plan::{Parts, Stage, Swap};
 use super::{Stages, slot};
 
 impl Stages<'_> {

@@ -6,7 +6,7 @@
 
 use mccs_ipc::types::CollectiveKind;
 
-use super::super::plan::Place;
+use super::super::exchange::Place;
 use super::{Blocks, Stages, slot};
 
 impl Stages<'_> {

@@ -41,6 +41,9 @@ const KINDS: [CollectiveKind; 8] = [
     CollectiveKind::Scatter,
 ];
 
+/// With a block for each rank, none of which is combined.
+const MOVING: [CollectiveKind; 2] = [CollectiveKind::AllGather, CollectiveKind::AllToAll];
+
 /// Services where GPUs combine payloads of all sizes.
 pub fn everything() -> String {
     TENANTS.replacen("[cuda]\n", "[cuda]\nrails_from = \"1B\"\n", 1)
@@ -145,6 +148,10 @@ fn combines_all_types(place: &Place) -> anyhow::Result<()> {
     place.each_rank(|Rank { context, comm, stream, together }| {
         let (mut calls, mut number) = (Vec::new(), 0);
         for dtype in DataType::ALL {
+            for (kind, count) in MOVING.into_iter().flat_map(|kind| [37, 20_001].map(|count| (kind, count))) {
+                number += 1;
+                calls.push(Call { kind, dtype: *dtype, root: 0, ..call(number, place.nranks, count) });
+            }
             for redop in RedOp::ALL {
                 for kind in [CollectiveKind::AllReduce, CollectiveKind::ReduceScatter, CollectiveKind::Reduce] {
                     number += 1;
@@ -644,6 +651,39 @@ fn the_whole_moves_nothing_that_rails_do() {
     assert_eq!(rails.len(), teams[0] as usize);
     assert!(rails.iter().all(|rail| rail.totals().0 >= KINDS.len() as u64 && rail.nranks == 2));
     players.iter_mut().for_each(Player::kill);
+}
+
+/// A team has one kernel for all other hosts, however many there are.
+#[test]
+#[ignore = "needs two GPUs"]
+fn a_team_has_one_kernel_for_all_hosts() {
+    const TEAM: u32 = 2;
+    // Two of each call but a reduce-scatter, which has one, and of each replay of an all-gather.
+    const KERNELS: u64 = 2 * (KINDS.len() as u64 + REPLAYS) - 1;
+    for count in [2, 3] {
+        let hosts = TestHosts::start(count as usize, &everything());
+        let whole = Place { nranks: count * TEAM, root: "h0".into(), ..everybody(hosts.service(0), 0) };
+        let place = |host: u32| Place {
+            ranks: host * TEAM..(host + 1) * TEAM,
+            socket: hosts.service(host as usize).socket(0),
+            ..whole.clone()
+        };
+        let mut players: Vec<_> =
+            (0..count).map(|host| Player::start("counts_what_rails_move", &place(host))).collect();
+        players.iter_mut().for_each(|player| player.hears("is done"));
+        let comms = hosts.service(0).service().registry.comms();
+        let is_team = |comm: &&std::sync::Arc<mccs_registry::CommInfo>| {
+            comm.part.as_ref().is_some_and(|part| part.name.starts_with("team"))
+        };
+        let team = comms.iter().find(is_team).expect("a team");
+        super::wait_until(|| {
+            // What kernels count is read when somebody asks.
+            team.ask();
+            team.totals().0 >= KERNELS
+        });
+        assert_eq!(team.totals().0, KERNELS, "{count} hosts");
+        players.iter_mut().for_each(Player::kill);
+    }
 }
 
 /// That results are right does not tell that they went round a ring: of three hosts an all-reduce and a reduce-scatter take a move more, and a

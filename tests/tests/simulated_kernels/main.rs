@@ -4,6 +4,8 @@
 //! Shown are indices, lengths, alignment, what waits for what, and missing fences and releases behind stores: these come to other GPUs late and in any order. Loads
 //! that a GPU makes too early are not (decision 040).
 
+mod batches;
+
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -63,7 +65,8 @@ impl Machine {
         let compiled = Command::new("g++")
             // No contraction of multiply and add, as for GPUs.
             .args(["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC"])
-            .args(["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-isystem"])
+            // What is loaded where there are several sources is used there alone.
+            .args(["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized", "-isystem"])
             .arg(headers)
             .arg(format!("-DMCCS_SIMULATED=\"{}\"", sources.join("machine.h").display()))
             .arg(sources.join("machine.cpp"))

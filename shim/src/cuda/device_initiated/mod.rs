@@ -209,8 +209,8 @@ impl DeviceInitiatedCommunicator {
         unsafe { self.enqueue_checked(call, &checked, None, RawStream::from_ptr(stream)) }
     }
 
-    /// Launches a part of a larger collective, of several ranks, whose blocks lie apart: always by kernels, of at most so many blocks on all
-    /// ranks. `call` has its addresses.
+    /// Launches a part of a larger collective, of several ranks, whose blocks lie apart, or a batch of such parts as one kernel: always by
+    /// kernels, of at most so many blocks on all ranks. `call` has its addresses.
     ///
     /// # Safety
     /// As for [`super::CudaCommunicator::all_reduce`], of buffers whose blocks lie so far apart.
@@ -254,8 +254,9 @@ impl DeviceInitiatedCommunicator {
             let capture = if is_captured { stream.capture().map_err(cuda_error)? } else { None };
             (capture, self.begin(&mut order, stream, capture)?)
         };
-        let payload_bytes =
-            checked.kind.payload_count(checked.count, member.nranks) * checked.dtype.size_bytes() as u64;
+        let (strides, blocks_max) = part.unwrap_or((Strides::close(checked.count), u32::MAX));
+        let count = checked.kind.payload_count(checked.count, member.nranks) * u64::from(strides.batch.times);
+        let payload_bytes = count * checked.dtype.size_bytes() as u64;
         let chosen = strategy.choose(checked.kind, payload_bytes).filter(|_| self.execution == Execution::Ranks);
         // Commands cannot be part of a graph: there kernels carry everything out, on all ranks alike.
         if chosen.is_none()
@@ -275,8 +276,10 @@ impl DeviceInitiatedCommunicator {
         if self.execution == Execution::Service {
             return Err(Error::argument(format!("the service's engines have no way for {}", checked.kind)));
         }
-        let (strides, blocks_max) = part.unwrap_or((Strides { send: checked.count, recv: checked.count }, u32::MAX));
-        let chosen = strategy.kernel(checked.kind, payload_bytes);
+        let chosen = match strides.batch.times {
+            1 => strategy.kernel(checked.kind, payload_bytes),
+            _ => strategy.batch_kernel(checked.kind, payload_bytes),
+        };
         let chosen = chosen.map(|(algorithm, blocks)| (algorithm, blocks.min(blocks_max)));
         let (mut launch, part) =
             chosen.and_then(|(algorithm, blocks)| self.kernel(checked, strides, algorithm, blocks)).ok_or_else(
@@ -343,7 +346,7 @@ impl DeviceInitiatedCommunicator {
         algorithm: Algorithm,
         blocks: u32,
     ) -> Option<(Launch<DirectArgs>, SymmetricBufferPart)> {
-        // What does not fit the symmetric buffers goes in chunks that do; all ranks come to the same.
+        // What does not fit the symmetric buffers goes in chunks that do, as every batch can; all ranks come to the same.
         let ways = [algorithm, Algorithm::SimpleTwoShot, Algorithm::SimpleOneShot];
         ways.into_iter().find_map(|algorithm| {
             let launch = Launch::collective_apart(checked, strides, &self.member.layout, algorithm, blocks)?;

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use mccs_cuda::{DeviceAddress, RawStream};
 use mccs_ipc::types::RedOp;
-use mccs_kernels::cuda::{CollectiveCall, Launch, RANKS_MAX, Strides};
-use mccs_rails::{Behind, Exchange, Move, Place, Plan, SLOTS, Sizes, Slice, Stage, Step};
+use mccs_kernels::cuda::{Batch, CollectiveCall, Launch, Strides};
+use mccs_rails::{Behind, Exchange, Move, Parts, Place, Plan, SLOTS, Sizes, Slice, Stage, Step};
 
 use super::lanes::{Lane, Lanes, Mark};
 use super::moving::Moving;
@@ -281,9 +281,7 @@ impl<'a> RailedCall<'a> {
                     }
                 }
                 Stage::Combine { rail, parts, count, to, finishes } => {
-                    let sources = parts.all().map(|at| self.address(Place::Slot { rail, at }, slot));
-                    let (sources, stream) = (sources.collect::<Vec<_>>(), self.lanes.stream(at.lane)?);
-                    self.combine(&sources, self.address(to, slot), (count, finishes), stream)?;
+                    self.combine((rail, parts), to, (count, finishes), at)?;
                 }
                 Stage::Rail(moved) => return self.begin(moved, at).map(Some),
             }
@@ -317,10 +315,15 @@ impl<'a> RailedCall<'a> {
         unsafe {
             let stream = self.lanes.stream(lane)?;
             match &self.rails.team {
-                Team::Alone => run_alone(&self.rails.kernels, &part, (send, recv), stream),
+                Team::Alone => exchange.each().try_for_each(|one| {
+                    let buffers = (self.address(one.send, slot), self.address(one.recv, slot));
+                    run_alone(&self.rails.kernels, &part, buffers, stream)
+                }),
                 Team::Several { first, beside } => {
                     let call = Call { kind, send, recv, count, root, user_tag: 0, ..*self.call };
-                    let strides = Strides { send: exchange.send_stride, recv: exchange.recv_stride };
+                    let mccs_rails::Batch { times, skip, send, recv } = exchange.batch;
+                    let batch = Batch { times, skip, send, recv };
+                    let strides = Strides { send: exchange.send_stride, recv: exchange.recv_stride, batch };
                     // Kernels of one communicator run one after the other.
                     let team = if lane == Lane::Segment(0) { first } else { beside.as_ref().unwrap_or(first) };
                     let blocks_max = if self.is_forked() { self.rails.forked_blocks } else { u32::MAX };
@@ -330,39 +333,35 @@ impl<'a> RailedCall<'a> {
         }
     }
 
-    /// Combines parts, in their order: as many at a time as a kernel takes. Averages divide when it `finishes`.
+    /// Combines parts of a rail's slot, in their order. Averages divide when it `finishes`.
     ///
     /// # Safety
     /// As the type says.
     unsafe fn combine(
         &self,
-        parts: &[DeviceAddress],
-        to: DeviceAddress,
+        (rail, parts): (u32, Parts),
+        to: Place,
         (count, finishes): (u64, bool),
-        stream: RawStream,
+        At { slot, lane }: At,
     ) -> Result<(), Error> {
         let op = match self.whole.op {
             RedOp::Avg | RedOp::PreMulSum => RedOp::Sum,
             op => op,
         };
-        let bytes = count * self.size();
-        let (mut done, mut left) = (None, parts);
-        while !left.is_empty() {
-            let (some, rest) = left.split_at(left.len().min(RANKS_MAX - usize::from(done.is_some())));
-            let divisor = (rest.is_empty() && finishes && self.whole.op == RedOp::Avg).then_some(self.whole.nranks);
-            let mut launch = Launch::reduce(self.whole.dtype, op, divisor, false, COMBINE_BLOCKS);
-            let args = &mut launch.args;
-            let sources = done.into_iter().chain(some.iter().copied());
-            args.sources.iter_mut().zip(sources).for_each(|(source, address)| *source = address);
-            args.source_count = (some.len() + usize::from(done.is_some())) as u32;
-            (args.destinations[0], args.destination_count, args.pieces) = (to, 1, 1);
-            (args.bytes, args.piece_bytes) = (bytes, bytes.next_multiple_of(16));
-            let function = self.rails.kernels.function(launch.function).map_err(cuda_error)?;
-            // SAFETY: the caller's contract is passed on.
-            unsafe { function.launch(stream, launch.grid, launch.block, &launch.args) }.map_err(cuda_error)?;
-            (done, left) = (Some(to), rest);
+        let divisor = (finishes && self.whole.op == RedOp::Avg).then_some(self.whole.nranks);
+        let mut launch = Launch::combine_parts(self.whole.dtype, op, divisor, COMBINE_BLOCKS);
+        let in_slot = |at| self.address(Place::Slot { rail, at }, slot);
+        let ((first, stride), own) = (parts.first(), parts.own());
+        let args = &mut launch.args;
+        (args.first, args.stride, args.parts) = (in_slot(first), stride * self.size(), parts.number());
+        (args.own_place, args.own) = own.map_or((args.parts, 0), |(place, at)| (place, in_slot(at)));
+        (args.to, args.bytes) = (self.address(to, slot), count * self.size());
+        let function = self.rails.kernels.function(launch.function).map_err(cuda_error)?;
+        // SAFETY: the caller's contract is passed on.
+        unsafe {
+            let stream = self.lanes.stream(lane)?;
+            function.launch(stream, launch.grid, launch.block, &launch.args).map_err(cuda_error)
         }
-        Ok(())
     }
 
     /// Has a rail move what is in its slot when the lane has come here.

@@ -48,6 +48,8 @@ pub(super) struct DirectArgs {
     pub(super) shard_bytes: u64,
     pub(super) send_stride: u64,
     pub(super) recv_stride: u64,
+    pub(super) send_batch_stride: u64,
+    pub(super) recv_batch_stride: u64,
     pub(super) ll_offset: u64,
     pub(super) ll_slot_bytes: u64,
     pub(super) simple_offset: u64,
@@ -77,6 +79,10 @@ pub(super) struct DirectArgs {
     pub(super) scalar_dtype: u32,
     pub(super) dealer: u32,
     pub(super) chunks: u32,
+    pub(super) batch: u32,
+    pub(super) batch_skip: u32,
+    pub(super) batch_share: u32,
+    reserved: u32,
     parts: [[[u32; 2]; RANKS_MAX]; 3],
     own: [u32; 2],
     result: [u32; 2],
@@ -107,6 +113,21 @@ pub(super) struct Reduce {
     pub(super) destination_count: u32,
     pub(super) divisor: u32,
     pub(super) scaled: u32,
+    pub(super) op: u32,
+}
+
+/// Of combinations.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Combine {
+    pub(super) first: u64,
+    pub(super) stride: u64,
+    pub(super) own: u64,
+    pub(super) to: u64,
+    pub(super) bytes: u64,
+    pub(super) parts: u32,
+    pub(super) own_place: u32,
+    pub(super) divisor: u32,
     pub(super) op: u32,
 }
 
@@ -155,4 +176,5 @@ const _: () = {
         std::mem::offset_of!(DirectArgs, sequence) == std::mem::offset_of!(mccs_kernels::cuda::DirectArgs, sequence)
     );
 };
+const _: () = assert!(size_of::<Combine>() == size_of::<mccs_kernels::cuda::CombineArgs>());
 const _: () = assert!(size_of::<P2pHead>() == size_of::<mccs_kernels::cuda::P2pHead>());

@@ -90,6 +90,8 @@ struct Channel {
     /// First byte of the buffer at this end, and length of the message.
     buffer: u64,
     bytes: u64,
+    /// Of a batch: from one message to the next.
+    apart: u64,
     /// Steps, and how many are done.
     steps: u64,
     done: u64,
@@ -212,7 +214,21 @@ impl Operation<'_> {
         if self.args.flags & OWN == 0 || from == to {
             return Ok(());
         }
-        self.running.copy(to, from, self.args.bytes)
+        (0..self.batch()).try_for_each(|message| {
+            let [from, to] = [(from, self.args.send_batch_stride), (to, self.args.recv_batch_stride)]
+                .map(|(first, apart)| first + self.place(message) * apart);
+            self.running.copy(to, from, self.args.bytes)
+        })
+    }
+
+    /// Messages of each rank to each other.
+    fn batch(&self) -> u64 {
+        self.args.batch.into()
+    }
+
+    /// Of a batch's message.
+    fn place(&self, message: u64) -> u64 {
+        message + u64::from(message >= self.args.batch_skip.into())
     }
 
     /// Of a step.
@@ -267,8 +283,14 @@ impl Operation<'_> {
         (self.number << 32) + steps
     }
 
-    fn channel(&self, from: u64, to: u64, phase: u64, buffer: u64, bytes: u64) -> Channel {
-        Channel { to, from, phase, buffer, bytes, steps: bytes.div_ceil(self.chunk_bytes().max(1)), done: 0 }
+    fn channel(&self, from: u64, to: u64, phase: u64, (buffer, apart): (u64, u64), bytes: u64) -> Channel {
+        let steps = self.batch() * self.steps_each(bytes);
+        Channel { to, from, phase, buffer, bytes, apart, steps, done: 0 }
+    }
+
+    /// Steps of a message.
+    fn steps_each(&self, bytes: u64) -> u64 {
+        bytes.div_ceil(self.chunk_bytes().max(1))
     }
 
     /// Steps that have come to the own ring.
@@ -293,10 +315,16 @@ impl Operation<'_> {
         Ok(())
     }
 
-    /// Offset and bytes of a step.
+    /// Offset and bytes of a step, where messages lie so far apart.
+    fn step_apart(&self, bytes: u64, apart: u64, step: u64) -> (u64, u64) {
+        let each = self.steps_each(bytes);
+        let (message, offset) = (step / each, step % each * self.chunk_bytes());
+        (self.place(message) * apart + offset, self.chunk_bytes().min(bytes - offset))
+    }
+
+    /// The same in a channel's buffer.
     fn step(&self, channel: &Channel, step: u64) -> (u64, u64) {
-        let offset = step * self.chunk_bytes();
-        (offset, self.chunk_bytes().min(channel.bytes - offset))
+        self.step_apart(channel.bytes, channel.apart, step)
     }
 
     /// Pushes, if there is room. Returns whether it did.
@@ -360,18 +388,21 @@ impl Operation<'_> {
     fn exchange(&self, scalars: &[u64]) -> Result<(), Stop> {
         let (own, args) = (self.rank, self.args);
         let part = self.part_bytes(own);
-        let push = |peer| self.channel(own, peer, 0, self.send_part(peer), self.part_bytes(peer));
+        let (send_batch_stride, recv_batch_stride) = (args.send_batch_stride, args.recv_batch_stride);
+        let push = |peer| self.channel(own, peer, 0, (self.send_part(peer), send_batch_stride), self.part_bytes(peer));
         // In a chain all but the first pass on what they combine, to the same rings.
         let passes_on = self.form == Form::Chain && args.recv_mask != 0;
         let mut pushes: Vec<_> = ranks(args.send_mask).filter(|_| !passes_on).map(push).collect();
         let is_whole = self.is_sharded() || self.dtype.is_some();
         // What comes is this rank's part, from whomever; or each rank's own.
-        let take = |peer| self.channel(peer, own, 0, self.recv_part(if is_whole { own } else { peer }), part);
+        let take = |peer| {
+            self.channel(peer, own, 0, (self.recv_part(if is_whole { own } else { peer }), recv_batch_stride), part)
+        };
         let mut takes: Vec<_> = ranks(args.recv_mask).map(take).collect();
         let (relay_mask, phase) = if passes_on { (args.send_mask, 0) } else { (args.relay_mask, 1) };
-        let relay = |peer| self.channel(own, peer, phase, 0, part);
+        let relay = |peer| self.channel(own, peer, phase, (0, 0), part);
         let relays = RefCell::new(ranks(relay_mask).map(relay).collect::<Vec<_>>());
-        let out = |peer| self.channel(peer, own, 1, self.recv_part(peer), self.part_bytes(peer));
+        let out = |peer| self.channel(peer, own, 1, (self.recv_part(peer), 0), self.part_bytes(peer));
         let mut outs: Vec<_> = ranks(args.out_mask).map(out).collect();
         let mut patience = Patience::new();
         loop {
@@ -451,10 +482,11 @@ impl Operation<'_> {
             return Ok(false);
         }
         let (offset, bytes) = self.step(first, step);
+        let (own_offset, _) = self.step_apart(first.bytes, self.args.send_batch_stride, step);
         let source = |rank: u64| {
             let at = match takes.iter().find(|channel| channel.from == rank) {
                 Some(channel) => self.slot(channel, step),
-                None => self.send_part(self.rank) + offset,
+                None => self.send_part(self.rank) + own_offset,
             };
             let ptr = self.running.at(at, bytes)? as *const u8;
             Ok(Source { ptr, scalar_bits: scalars.get(rank as usize).copied() })

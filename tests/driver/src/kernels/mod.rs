@@ -28,6 +28,8 @@ use crate::wait::{Patience, word};
 pub(crate) enum Kernel {
     /// Combines what is there.
     Reduce(DataType),
+    /// Combines parts that hosts have contributed.
+    Combine(DataType),
     /// A short collective that the service carries out.
     Stage,
     /// A collective between ranks; of elements, where they are combined.
@@ -81,9 +83,12 @@ impl Kernel {
             _ => {}
         }
         let (family, of) = name.strip_prefix("mccs_")?.split_once('_')?;
+        // What the argument says holds for kernels of batches and for others.
+        let of = of.strip_prefix("batch_").unwrap_or(of);
         let dtype = TYPES.iter().find(|(text, _)| *text == of).map(|(_, dtype)| *dtype);
         let form = match family {
             "reduce" => return dtype.map(Kernel::Reduce),
+            "combine" => return dtype.map(Kernel::Combine),
             "ll" => Form::Ll,
             "ll128" | "pipeline" => Form::Ll128,
             "simple" => Form::Simple,
@@ -201,6 +206,10 @@ pub(crate) unsafe fn work(
             Kernel::Reduce(dtype) => {
                 let args = arguments::Reduce::from(read::<ReduceArgs>(argument));
                 Box::new(move |device| reduce::run(device, dtype, &args))
+            }
+            Kernel::Combine(dtype) => {
+                let args: arguments::Combine = read(argument);
+                Box::new(move |device| reduce::combine_parts(device, dtype, &args))
             }
             Kernel::Stage => {
                 let args: StageArgs = read(argument);

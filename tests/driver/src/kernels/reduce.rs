@@ -1,11 +1,11 @@
-//! Emulated reduction kernels (`mccs_reduce_*`), as `kernels/cuda/include/reduce.cuh`.
+//! Emulated reduction kernels (`mccs_reduce_*` and `mccs_combine_*`), as `kernels/cuda/include/reduce.cuh`.
 
 use std::sync::atomic::Ordering;
 
 use mccs_ipc::types::DataType;
 use mccs_kernels::{Source, Store, reduce, scalar_bits_at};
 
-use super::arguments::Reduce;
+use super::arguments::{Combine, Reduce};
 use super::{Running, Stop, operator};
 use crate::code::ILLEGAL_ADDRESS;
 use crate::device::Device;
@@ -33,6 +33,22 @@ pub(super) fn run(device: &'static Device, dtype: DataType, args: &Reduce) -> Re
             word.store(args.done_value + piece * args.done_step, Ordering::Release);
         }
     }
+    Ok(())
+}
+
+/// Combines parts, all at once.
+pub(super) fn combine_parts(device: &'static Device, dtype: DataType, args: &Combine) -> Result<(), Stop> {
+    let running = Running::new(device, 0)?;
+    let part = |place: u32| {
+        let at = if place == args.own_place { args.own } else { args.first + u64::from(place) * args.stride };
+        Ok(Source { ptr: running.at(at, args.bytes)? as *const u8, scalar_bits: None })
+    };
+    let sources = (0..args.parts).map(part).collect::<Result<Vec<_>, Stop>>()?;
+    let to = running.at(args.to, args.bytes)? as *mut u8;
+    let (op, divisor) = (operator(args.op)?, (args.divisor != 0).then_some(args.divisor));
+    let count = args.bytes as usize / dtype.size_bytes();
+    // SAFETY: all are there for so many bytes, as was looked up; the destination is a part, or apart from all.
+    unsafe { reduce(dtype, op, &sources, &[to], count, divisor, Store::Cached) };
     Ok(())
 }
 
