@@ -19,11 +19,26 @@ pub enum Value {
     Unsigned(u64),
 }
 
+/// Calls a function with the type as a constant. The function and all that it calls are inlined, so that its loop has no
+/// branch by type.
+macro_rules! of_type {
+    ($dtype:expr, $function:ident $arguments:tt) => {
+        of_type!($dtype, $function $arguments I8 I32 I64 U8 U32 U64 F16 Bf16 F32 F64 F8E4M3 F8E5M2)
+    };
+    ($dtype:expr, $function:ident $arguments:tt $($constant:ident)*) => {
+        match $dtype {
+            $(DataType::$constant => of_type!(DataType::$constant => $function $arguments),)*
+        }
+    };
+    ($constant:path => $function:ident ($($argument:expr),*)) => { $function($constant, $($argument),*) };
+}
+
 /// Reads element `index` of `bytes`.
 ///
 /// # Panics
 /// If there is no such element.
 #[must_use]
+#[inline(always)]
 pub fn read(dtype: DataType, bytes: &[u8], index: usize) -> Value {
     let size = dtype.size_bytes();
     let at = &bytes[index * size..(index + 1) * size];
@@ -48,6 +63,7 @@ pub fn read(dtype: DataType, bytes: &[u8], index: usize) -> Value {
 ///
 /// # Panics
 /// If there is no such element, or the value is of the wrong class for the type.
+#[inline(always)]
 pub fn write(dtype: DataType, bytes: &mut [u8], index: usize, value: Value) {
     let bits = match (dtype, value) {
         (DataType::F16, Value::Single(v)) => u64::from(f16::from_f32(v).to_bits()),
@@ -67,6 +83,7 @@ pub fn write(dtype: DataType, bytes: &mut [u8], index: usize, value: Value) {
 /// A small integer as an element of `dtype`: exact in every type for 0 to 16, and negative ones down to -16 in signed
 /// types.
 #[must_use]
+#[inline(always)]
 pub fn from_integer(dtype: DataType, integer: i64) -> Value {
     match dtype {
         DataType::I8 | DataType::I32 | DataType::I64 => Value::Signed(integer),
@@ -85,6 +102,7 @@ pub fn scalar_bits(dtype: DataType, integer: i64) -> u64 {
     }
 }
 
+#[inline(always)]
 fn scalar_value(dtype: DataType, bits: u64) -> Value {
     match from_integer(dtype, 0) {
         Value::Signed(_) => Value::Signed(bits as i64),
@@ -95,6 +113,7 @@ fn scalar_value(dtype: DataType, bits: u64) -> Value {
 }
 
 /// Wraps an integer to the width of the type, as its memory would.
+#[inline(always)]
 fn wrap(dtype: DataType, value: Value) -> Value {
     match (dtype, value) {
         (DataType::I8, Value::Signed(v)) => Value::Signed(i64::from(v as i8)),
@@ -105,6 +124,7 @@ fn wrap(dtype: DataType, value: Value) -> Value {
     }
 }
 
+#[inline(always)]
 fn combine(op: RedOp, a: Value, b: Value) -> Value {
     macro_rules! floats {
         ($class:path, $a:expr, $b:expr) => {
@@ -149,6 +169,7 @@ fn combine(op: RedOp, a: Value, b: Value) -> Value {
     }
 }
 
+#[inline(always)]
 fn divide(value: Value, divisor: u32) -> Value {
     match value {
         Value::Single(v) => Value::Single(v / divisor as f32),
@@ -164,17 +185,37 @@ fn divide(value: Value, divisor: u32) -> Value {
 /// # Panics
 /// If an input is too short, or there is none.
 #[must_use]
+#[inline(always)]
 pub fn reduce_element(dtype: DataType, op: RedOp, inputs: &[&[u8]], scalars: &[u64], index: usize) -> Value {
-    let contribution = |rank: usize| {
-        let value = read(dtype, inputs[rank], index);
-        if op == RedOp::PreMulSum {
-            wrap(dtype, combine(RedOp::Prod, value, scalar_value(dtype, scalars[rank])))
-        } else {
-            value
-        }
-    };
-    let sum = (1..inputs.len()).fold(contribution(0), |acc, rank| wrap(dtype, combine(op, acc, contribution(rank))));
+    let mut sum = contribution(dtype, op, inputs, scalars, (0, index));
+    for rank in 1..inputs.len() {
+        sum = wrap(dtype, combine(op, sum, contribution(dtype, op, inputs, scalars, (rank, index))));
+    }
     if op == RedOp::Avg { divide(sum, inputs.len() as u32) } else { sum }
+}
+
+/// What a rank's element of an index adds.
+#[inline(always)]
+fn contribution(dtype: DataType, op: RedOp, inputs: &[&[u8]], scalars: &[u64], (rank, index): (usize, usize)) -> Value {
+    let value = read(dtype, inputs[rank], index);
+    if op == RedOp::PreMulSum {
+        wrap(dtype, combine(RedOp::Prod, value, scalar_value(dtype, scalars[rank])))
+    } else {
+        value
+    }
+}
+
+/// Small integers as elements; see [`from_integer`].
+#[must_use]
+pub fn from_integers(dtype: DataType, integers: &mut dyn ExactSizeIterator<Item = i64>) -> Vec<u8> {
+    let mut output = vec![0; integers.len() * dtype.size_bytes()];
+    of_type!(dtype, write_integers(&mut output, integers));
+    output
+}
+
+#[inline(always)]
+fn write_integers(dtype: DataType, output: &mut [u8], integers: &mut dyn ExactSizeIterator<Item = i64>) {
+    integers.enumerate().for_each(|(index, integer)| write(dtype, output, index, from_integer(dtype, integer)));
 }
 
 /// Reduces whole inputs; see [`reduce_element`].
@@ -183,10 +224,14 @@ pub fn reduce_element(dtype: DataType, op: RedOp, inputs: &[&[u8]], scalars: &[u
 /// As [`reduce_element`].
 #[must_use]
 pub fn reduce(dtype: DataType, op: RedOp, inputs: &[&[u8]], scalars: &[u64]) -> Vec<u8> {
-    let count = inputs[0].len() / dtype.size_bytes();
-    let mut output = vec![0; count * dtype.size_bytes()];
-    for index in 0..count {
-        write(dtype, &mut output, index, reduce_element(dtype, op, inputs, scalars, index));
-    }
+    let mut output = vec![0; inputs[0].len() / dtype.size_bytes() * dtype.size_bytes()];
+    of_type!(dtype, reduce_into(&mut output, op, inputs, scalars));
     output
+}
+
+#[inline(always)]
+fn reduce_into(dtype: DataType, output: &mut [u8], op: RedOp, inputs: &[&[u8]], scalars: &[u64]) {
+    for index in 0..output.len() / dtype.size_bytes() {
+        write(dtype, output, index, reduce_element(dtype, op, inputs, scalars, index));
+    }
 }

@@ -160,7 +160,7 @@ fn rails_move_memory_of_gpus() {
         }
         let all: Vec<_> = teams.iter().map(|team| *team as usize).collect();
         assert_eq!(direct_ranks(&fixture, &teams), all);
-        play_in_teams("combines", &fixture.hosts, &teams);
+        play_in_teams("combines_long", &fixture.hosts, &teams);
         play_in_teams("combines_in_place", &fixture.hosts, &teams);
     }
 }
@@ -173,7 +173,7 @@ fn rings_of_reductions_move_memory_of_gpus() {
     let most = mccs_cuda::gpus().expect("GPUs").len().min(2);
     let teams = [most, 1, most].map(|ranks| ranks as u32);
     assert_eq!(direct_ranks(&fixture, &teams), [most, 1, most]);
-    play_in_teams("combines", &fixture.hosts, &teams);
+    play_in_teams("combines_long", &fixture.hosts, &teams);
     play_in_teams("combines_in_place", &fixture.hosts, &teams);
 }
 

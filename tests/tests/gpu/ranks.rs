@@ -319,12 +319,17 @@ impl Buffers {
         }
     }
 
-    /// Fails if the output is wrong. Nothing may be in flight.
-    pub fn check(&self, call: &Call, rank: u32) -> anyhow::Result<()> {
+    /// A rank's output. Nothing may be in flight.
+    pub fn output(&self, call: &Call, rank: u32) -> anyhow::Result<Vec<u8>> {
         let mut output = vec![0; call.recv_count(rank) * call.dtype.size_bytes()];
         // SAFETY: it has that many bytes.
         unsafe { copy_to_host(&mut output, self.recv.address())? };
-        let wrong = call.wrong_elements(rank, &output);
+        Ok(output)
+    }
+
+    /// Fails if the output is wrong. Nothing may be in flight.
+    pub fn check(&self, call: &Call, rank: u32) -> anyhow::Result<()> {
+        let wrong = call.wrong_elements(rank, &self.output(call, rank)?);
         ensure!(wrong == 0, "{wrong} wrong elements of {call:?} on rank {rank}");
         Ok(())
     }
