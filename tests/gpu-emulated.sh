@@ -53,7 +53,7 @@ tests_on() {
     if [ "$1" -gt 2 ]; then
         leave_out values:: "it takes long, and the pairs of values are those of two ranks"
         local name
-        for name in bad_luck:: counts:: deaths:: losses:: memory:: messages:: nics:: rails:: room::; do
+        for name in bad_luck:: counts:: deaths:: gpudirect:: losses:: memory:: messages:: nics:: rails:: room::; do
             leave_out "$name" "as on two"
         done
     fi
@@ -226,7 +226,8 @@ tests_on 3
 echo "== who writes over what ranks wait for one after the other, on 3 emulated GPUs (at $SECONDS s)"
 MCCS_EMULATED_GPUS=3 "$gpu_tests" --ignored who_writes_back_to_a_gather
 echo "== teams of four, two and one on several hosts, on 4 emulated GPUs (at $SECONDS s)"
-MCCS_EMULATED_GPUS=4 "$gpu_tests" --ignored --test-threads 1 rails::gpus_of_several_hosts rails::calls_in_place
+MCCS_EMULATED_GPUS=4 "$gpu_tests" --ignored --test-threads 1 rails::gpus_of_several_hosts rails::calls_in_place \
+    gpudirect::rails_move_memory_of_gpus
 tests_without_words
 echo "== GPUs without peer access, and with access that loses data (at $SECONDS s)"
 MCCS_EMULATED_GPUS=3 MCCS_EMULATED_UNREACHED=0-1,0-2,1-2 "$gpu_tests" --ignored gpus_that_do_not_reach
