@@ -71,9 +71,10 @@ def service_texts(options, folder, nics):
     paths = "".join(f'[[strategy.path]]\ndevice = "{device}"\n' for device in devices)
     rdma = f'{paths}[rdma]\nuse = "required"\nlibrary = "{nics}/libibverbs.so.1"\ndevices = {json.dumps(devices)}\n'
     rdma = "" if options.way == "sockets" else rdma
+    channels = f"channels = {options.channels}\n" if options.channels else ""
     cuda = options.cuda + ('\ngpudirect = "off"' if options.way == "bounce" and "gpudirect" not in options.cuda else "")
     return {host: f'[cuda]\nuse = "required"\ngpus = {json.dumps(gpus[number * half:(number + 1) * half])}\n{cuda}\n'
-            f'[strategy]\nchannels = {options.channels}\n{rdma}'
+            f'[strategy]\n{channels}{rdma}'
             f'[exchange]\nlisten = "127.0.0.{number + 2}:7400"\ncertificate = "{keys}/{host}.crt"\nkey = "{keys}/{host}.key"\n'
             f'authority = "{keys}/authority.crt"\n{known}' for number, host in enumerate(HOSTS)}
 
@@ -208,7 +209,7 @@ def main():
     parser.add_argument("--factor", type=int, default=4)
     parser.add_argument("--check", default="3MiB", help="our side's elements are checked up to this size first; 0: they are not")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--channels", type=int, default=4, help="of our communicators")
+    parser.add_argument("--channels", type=int, help="of our communicators; default: what services choose")
     parser.add_argument("--cuda", default="", help="lines for [cuda] of the services")
     parser.add_argument("--trace", type=float, default=0, help="seconds of a trace, with which it is told what rails do at each size; 0: it is not")
     parser.add_argument("--preload", help="a library for the ranks' processes, such as tests/nics/peer_memory.c as one")

@@ -7,11 +7,16 @@
 //! lost its core while it spun sleeps instead, and so does everybody of its process, for some milliseconds; for longer where that
 //! happens again and again.
 //!
-//! Who alone wants its core never loses it, and spins as ever.
+//! Who alone wants its core never loses it, and spins as ever. On a virtual machine a core may stand still for as long: nobody else of this
+//! machine had it then, and sleeping would not help. The kernel's count of switches tells one from the other.
 
+use std::cell::Cell;
+use std::ffi::c_long;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use nix::sys::resource::{UsageWho, getrusage};
 
 /// A look that takes as long is one at which somebody else had the core: a system call takes a microsecond, a short operation of another
 /// thread tens of them, a time slice thousands.
@@ -63,9 +68,21 @@ pub fn is_contended(now: Instant) -> bool {
     CONTENTION.is_at(micros(now))
 }
 
+thread_local! {
+    /// How often another thread has taken this one's core, at the last look that took long.
+    static SWITCHES: Cell<Option<c_long>> = const { Cell::new(None) };
+}
+
+/// Whether another thread has taken this one's core since the last time that this was asked; not the first time.
+fn was_switched() -> bool {
+    let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return true };
+    let switches = usage.involuntary_context_switches();
+    SWITCHES.replace(Some(switches)).is_some_and(|before| before != switches)
+}
+
 /// A thread that spun, and yielded, was away for so long, until now. Whether others had its core.
 pub fn has_lost_core(away: Duration) -> bool {
-    let is_lost = away >= LOST_FROM;
+    let is_lost = away >= LOST_FROM && was_switched();
     if is_lost {
         CONTENTION.lost(micros(Instant::now()));
     }

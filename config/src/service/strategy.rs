@@ -11,7 +11,8 @@ use super::tcp::FlowPath;
 pub struct Strategy {
     /// How collectives are carried out.
     pub algorithm: Algorithm,
-    /// Channels of a communicator. Absent: one for each NIC of the host with most, over RDMA, and at least [`CHANNELS_MIN`].
+    /// Channels of a communicator. Absent: one for each NIC of the host with most, over RDMA; at least [`CHANNELS_MIN`] where processors
+    /// may combine what comes, and over TCP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub channels: Option<u32>,
     /// How GPUs of more than two hosts reduce long data. A communicator keeps what it began with.

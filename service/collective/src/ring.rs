@@ -41,7 +41,7 @@ pub(super) fn build(layout: &Layout<'_>) -> Option<Schedule> {
     let mut scratch_count = 0;
     let mut channels = Vec::with_capacity(layout.orders.len());
     for (index, order) in layout.orders.iter().enumerate() {
-        let (offset, count) = part(problem.count, layout.orders.len() as u64, index as u64, align_count);
+        let (offset, count) = strategy.channel_part(problem.count, layout.orders.len() as u64, index as u64);
         let chunks = strategy.chunks(count, layout.passes_on());
         let mut programs: Vec<_> =
             layout.groups.iter().map(|ranks| Program { ranks: ranks.clone(), steps: Vec::new() }).collect();
@@ -63,7 +63,7 @@ pub(super) fn hop(problem: &Problem, strategy: &Strategy) -> Schedule {
     let order = strategy.reduction_order(problem.nranks);
     let channels = strategy.ring_orders.len().max(1) as u64;
     let channel = |index: u64| {
-        let (offset, count) = part(problem.count, channels, index, strategy.align_count.max(1));
+        let (offset, count) = strategy.channel_part(problem.count, channels, index);
         let mut programs: Vec<_> =
             (0..problem.nranks).map(|rank| Program { ranks: vec![rank], steps: Vec::new() }).collect();
         for (place, &rank) in order.iter().enumerate() {
@@ -226,16 +226,18 @@ fn all_reduce(view: &View<'_>) -> Vec<Step> {
 fn all_gather(view: &View<'_>) -> Vec<Step> {
     let own = Span::new(Buffer::Send, view.offset, view.count);
     let block = |rank| view.layout.block(Buffer::Recv, rank, view.offset, view.count);
+    // Between two nothing is passed on: messages are as long as links have them.
+    let slices = |span| if view.groups() > 2 { view.slices(span) } else { vec![span] };
     let mut steps = Vec::new();
     for rank in view.layout.ranks(view.own()).iter().filter(|_| view.groups() > 1) {
-        steps.extend(view.slices(own).into_iter().map(|span| view.send(RankSpan { rank: *rank, span })));
+        steps.extend(slices(own).into_iter().map(|span| view.send(RankSpan { rank: *rank, span })));
     }
     for rank in view.layout.ranks(view.own()) {
         steps.push(Step::Copy { src: RankSpan { rank: *rank, span: own }, dsts: view.at_all(block(*rank)) });
     }
     for step in 1..view.groups() {
         let received = view.layout.ranks(view.order[view.behind(step) as usize]);
-        for slice in received.iter().flat_map(|rank| view.slices(block(*rank))) {
+        for slice in received.iter().flat_map(|rank| slices(block(*rank))) {
             steps.push(Step::Recv { peer: view.previous(), dsts: view.at_all(slice) });
             if step < view.groups() - 1 {
                 steps.push(view.send(view.at_first(slice)));

@@ -4,6 +4,8 @@
 use mccs_config::change::StrategyChange;
 use mccs_ipc::types::CollectiveKind;
 
+use super::schedule::part;
+
 /// An algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -134,6 +136,8 @@ pub struct Strategy {
     pub slices: u32,
     /// Elements below which a chunk is not cut into further slices, nor data into chunks that no host passes on.
     pub slice_count_min: u64,
+    /// Elements below which data is not cut into parts of further channels: each is a message, and whole data are no slower.
+    pub channel_count_min: u64,
     /// Data is cut at multiples of this many elements; 64 keep cache lines whole with every data type.
     pub align_count: u64,
 }
@@ -209,6 +213,7 @@ impl Strategy {
             slice_count_min: 64 << 10,
             pipeline_chunks: 8,
             chunk_count_min: 4096,
+            channel_count_min: 4096,
             align_count: 64,
         }
     }
@@ -287,6 +292,12 @@ impl Strategy {
         (count / least.max(1)).clamp(1, u64::from(self.pipeline_chunks.max(1)))
     }
 
+    /// What channel `index` of `channels` has of `count` elements, as (offset, count). Short data goes by the first ones.
+    pub(super) fn channel_part(&self, count: u64, channels: u64, index: u64) -> (u64, u64) {
+        let used = (count / self.channel_count_min.max(1)).clamp(1, channels.max(1));
+        if index < used { part(count, used, index, self.align_count.max(1)) } else { (count, 0) }
+    }
+
     /// Order of ranks of the ring of reductions.
     pub(super) fn reduction_order(&self, nranks: u32) -> Vec<u32> {
         if self.reduction_ring.is_empty() { (0..nranks).collect() } else { self.reduction_ring.clone() }
@@ -295,5 +306,23 @@ impl Strategy {
     /// Order of ranks of every channel.
     pub(super) fn orders(&self, nranks: u32) -> Vec<Vec<u32>> {
         if self.ring_orders.is_empty() { vec![(0..nranks).collect()] } else { self.ring_orders.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_data_goes_by_the_first_channels() {
+        let strategy =
+            Strategy { channel_count_min: 100, align_count: 1, ..Strategy::initial(Choice::Auto, 2, 4, &[]) };
+        let parts = |count| [0, 1, 2, 3].map(|index| strategy.channel_part(count, 4, index).1);
+        assert_eq!(parts(0), [0, 0, 0, 0]);
+        assert_eq!(parts(199), [199, 0, 0, 0]);
+        assert_eq!(parts(200), [100, 100, 0, 0]);
+        assert_eq!(parts(399), [133, 133, 133, 0]);
+        assert_eq!(parts(4000), [1000; 4]);
+        assert_eq!(strategy.channel_part(150, 4, 3), (150, 0), "an empty part lies at the end");
     }
 }

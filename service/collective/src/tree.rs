@@ -25,7 +25,7 @@ pub(super) fn build(layout: &Layout<'_>) -> Option<Schedule> {
     };
     let align_count = strategy.align_count.max(1);
     let channel = |(index, order): (usize, &Vec<u32>)| {
-        let (offset, count) = part(problem.count, layout.orders.len() as u64, index as u64, align_count);
+        let (offset, count) = strategy.channel_part(problem.count, layout.orders.len() as u64, index as u64);
         let chunks = strategy.chunks(count, layout.passes_on());
         let top = order.iter().position(|group| Some(*group) == root).unwrap_or(0);
         let mut programs: Vec<_> =

@@ -77,7 +77,14 @@ impl SimHost {
         let (choice, channels) = (options.choice, options.channels);
         let make_schedules = move |nranks, hosts: &[Vec<u32>]| {
             let initial = Strategy::initial(choice, nranks, channels, hosts);
-            let strategy = Strategy { slices: 4, slice_count_min: 16, chunk_count_min: 16, align_count: 4, ..initial };
+            let strategy = Strategy {
+                slices: 4,
+                slice_count_min: 16,
+                chunk_count_min: 16,
+                channel_count_min: 16,
+                align_count: 4,
+                ..initial
+            };
             ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
         };
         let timeouts = Timeouts { init: TIMEOUT, operation: Some(TIMEOUT) };

@@ -24,13 +24,13 @@ fn cases() -> impl Generator<Value = (Problem, Strategy)> {
         let cuts = (1u32..6, prop::sample::select(vec![1u64, 7, 500]), prop::sample::select(vec![1u64, 3, 64]));
         // One host, or each rank on any of up to five.
         let placements = prop_oneof![Just(Vec::new()), prop::collection::vec(0usize..5, nranks as usize)];
-        let slices = (1u32..5, prop::sample::select(vec![1u64, 5, 200]));
+        let slices = (1u32..5, prop::sample::select(vec![1u64, 5, 200]), prop::sample::select(vec![1u64, 30, 4096]));
         (prop::collection::vec(order, channels), cuts, placements, slices).prop_map(
             move |(
                 ring_orders,
                 (pipeline_chunks, chunk_count_min, align_count),
                 host_of,
-                (slices, slice_count_min),
+                (slices, slice_count_min, channel_count_min),
             )| {
                 let strategy = Strategy {
                     epoch: 0,
@@ -42,6 +42,7 @@ fn cases() -> impl Generator<Value = (Problem, Strategy)> {
                     chunk_count_min,
                     slices,
                     slice_count_min,
+                    channel_count_min,
                     align_count,
                 };
                 (problem, strategy)
@@ -76,6 +77,7 @@ fn fine_strategy(ring_orders: Vec<Vec<u32>>) -> Strategy {
         chunk_count_min: 1,
         slices: 2,
         slice_count_min: 1,
+        channel_count_min: 1,
         align_count: 1,
     }
 }

@@ -10,6 +10,11 @@ use mccs_exchange::protocol::Name;
 use mccs_model::Reductions;
 use serde::{Deserialize, Serialize};
 
+use crate::transport::links::{MESSAGE_BYTES, MESSAGE_BYTES_MAX};
+
+/// How long a NIC may have one message at most, where messages can be as long as NICs like.
+const MESSAGE_NS: u64 = 21_500;
+
 /// Characters of a reason that other hosts are told.
 const REASON_CHARS_MAX: usize = 240;
 
@@ -46,6 +51,8 @@ pub struct Agreed {
     pub reason: Option<String>,
     /// Channels.
     pub channels: u32,
+    /// Longest message where no processor combines what comes.
+    pub message_bytes: u64,
     /// What the operator may want to know of hosts that differ.
     pub remark: Option<String>,
     /// Places of the hosts in the order in which their GPUs pass on what they reduce; none where each exchanges with every other.
@@ -83,11 +90,12 @@ impl Offer {
     }
 }
 
-/// What follows from all hosts' offers: the same on each of them.
+/// What follows from all hosts' offers: the same on each of them. With `combines` processors are to combine what comes, as for all
+/// communicators but rails: more than one channel lets several do so.
 ///
 /// # Errors
 /// A host that another's offer contradicts, and what is wrong.
-pub fn agree<'a>(offers: &[(&'a Name, &Offer)]) -> Result<Agreed, (&'a Name, String)> {
+pub fn agree<'a>(offers: &[(&'a Name, &Offer)], combines: bool) -> Result<Agreed, (&'a Name, String)> {
     let channels = channels_said(offers)?;
     let reduction_ring = reduction_ring(offers)?;
     let kind = |offer: &Offer| offer.rdma.as_ref().ok().map(|nics| nics.is_infiniband);
@@ -100,15 +108,25 @@ pub fn agree<'a>(offers: &[(&'a Name, &Offer)]) -> Result<Agreed, (&'a Name, Str
     };
     let Some((host, reason)) = obstacles.next().or_else(of_kinds) else {
         let most = offers.iter().filter_map(|(_, offer)| Some(offer.rdma.as_ref().ok()?.count)).max().unwrap_or(0);
-        let needed = u32::from(most).clamp(CHANNELS_MIN, CHANNELS_MAX as u32);
+        let needed = u32::from(most).clamp(if combines { CHANNELS_MIN } else { 1 }, CHANNELS_MAX as u32);
         let (transport, channels) = (Some(TransportKind::Rdma), channels.unwrap_or(needed));
-        return Ok(Agreed { transport, reason: None, channels, remark: remark(offers), reduction_ring });
+        let (message_bytes, remark) = (message_bytes(offers), remark(offers));
+        return Ok(Agreed { transport, reason: None, channels, message_bytes, remark, reduction_ring });
     };
     if let Some((by, _)) = offers.iter().find(|(_, offer)| offer.usage == RdmaUse::Required) {
         return Err((host, format!("host {by} has rdma.use = \"required\", and {reason}")));
     }
-    let channels = channels.unwrap_or(CHANNELS_MIN);
-    Ok(Agreed { transport: Some(TransportKind::Tcp), reason: Some(reason), channels, remark: None, reduction_ring })
+    let (transport, channels) = (Some(TransportKind::Tcp), channels.unwrap_or(CHANNELS_MIN));
+    let (message_bytes, remark) = (MESSAGE_BYTES, None);
+    Ok(Agreed { transport, reason: Some(reason), channels, message_bytes, remark, reduction_ring })
+}
+
+/// What the slowest NIC carries in 20 us, in a power of two. Fewer messages spare work requests; longer ones keep other tenants waiting.
+fn message_bytes(offers: &[(&Name, &Offer)]) -> u64 {
+    let gbit_per_s = |nics: &Nics| nics.gbit_per_s / u32::from(nics.count.max(1));
+    let slowest = offers.iter().filter_map(|(_, offer)| offer.rdma.as_ref().ok().map(gbit_per_s)).min().unwrap_or(0);
+    let bytes = u64::from(slowest) * MESSAGE_NS / 8;
+    (1 << (bytes.max(1).ilog2())).clamp(MESSAGE_BYTES, MESSAGE_BYTES_MAX)
 }
 
 /// The order in which all want to pass reductions on. A policy comes to hosts one after the other: until all have heard of it there is no ring.
@@ -177,8 +195,8 @@ mod tests {
     fn agreed(offers: &[Offer]) -> Result<Agreed, String> {
         let names: Vec<Name> = (0..offers.len()).map(|host| Name::new(&format!("h{host}")).unwrap()).collect();
         let offers: Vec<_> = names.iter().zip(offers).collect();
-        let forth = agree(&offers).map_err(|(_, problem)| problem);
-        let back = agree(&offers.iter().rev().copied().collect::<Vec<_>>()).map_err(|(_, problem)| problem);
+        let forth = agree(&offers, true).map_err(|(_, problem)| problem);
+        let back = agree(&offers.iter().rev().copied().collect::<Vec<_>>(), true).map_err(|(_, problem)| problem);
         let outcome =
             |agreed: &Result<Agreed, String>| agreed.clone().map(|agreed| (agreed.transport, agreed.channels)).ok();
         assert_eq!(outcome(&forth), outcome(&back), "whatever the order");
@@ -196,6 +214,28 @@ mod tests {
         assert_eq!(over(&[nics(1), nics(1), nics(1)]), (TransportKind::Rdma, 2, None), "what one needs");
         assert_eq!(over(&[nics(200), nics(200)]).1, CHANNELS_MAX as u32);
         assert_eq!(agreed(&[nics(8), nics(8)]).unwrap().remark, None);
+    }
+
+    #[test]
+    fn rails_have_a_channel_for_each_nic() {
+        let (names, nics) = (["h0", "h1"].map(|name| Name::new(name).unwrap()), [nics(1), nics(1)]);
+        let offers: Vec<_> = names.iter().zip(&nics).collect();
+        assert_eq!([true, false].map(|combines| agree(&offers, combines).unwrap().channels), [CHANNELS_MIN, 1]);
+    }
+
+    #[test]
+    fn messages_to_gpus_are_as_long_as_the_slowest_nic_is_fast() {
+        let of_rates = |rates: &[u32]| {
+            let offer = |gbit_per_s: &u32| Offer {
+                rdma: Ok(Nics { count: 2, gbit_per_s: 2 * gbit_per_s, is_infiniband: false }),
+                ..nics(2)
+            };
+            agreed(&rates.iter().map(offer).collect::<Vec<_>>()).unwrap().message_bytes >> 10
+        };
+        assert_eq!([400, 200, 100, 10, 0, 1600].map(|rate| of_rates(&[rate, rate])), [1024, 512, 256, 256, 256, 1024]);
+        assert_eq!(of_rates(&[400, 100, 400]), 256);
+        let none = Offer::without(RdmaUse::Auto, None, "no RDMA port can be used");
+        assert_eq!(agreed(&[nics(1), none]).unwrap().message_bytes, MESSAGE_BYTES, "over TCP");
     }
 
     #[test]

@@ -111,7 +111,9 @@ impl ScheduleCache {
         };
         // Few steps, but a part for every rank on every channel: it has all links that a longer one has.
         let channels = self.strategy.ring_orders.len().max(1) as u64;
-        let enough = channels * u64::from(self.nranks) * self.strategy.align_count.max(1);
+        let of_channel =
+            (u64::from(self.nranks) * self.strategy.align_count.max(1)).max(self.strategy.channel_count_min);
+        let enough = channels * of_channel;
         let mut links = BTreeSet::new();
         for (length, count) in [(1, 1), (LONG_COUNT, enough)] {
             let algorithm = self.model.choose(&problem(length), size_of::<f32>(), &self.strategy)?;

@@ -115,6 +115,7 @@ pub(super) fn peers_of(
     payloads: &[Payload],
     terms: &str,
     assignment: &PathAssignment,
+    to_gpus: ToGpus,
 ) -> Result<(Peers, Agreed), (Name, String)> {
     let (mut hosts, mut offers) = (Vec::with_capacity(membership.hosts.len()), Vec::new());
     for (index, name) in membership.hosts.iter().enumerate() {
@@ -125,11 +126,11 @@ pub(super) fn peers_of(
         hosts.push(PeerHost { name: name.clone(), listeners, pairs: Arc::default() });
     }
     let offers: Vec<_> = offers.iter().map(|(name, offer)| (*name, offer)).collect();
-    let agreed = agree(&offers).map_err(|(host, problem)| (host.clone(), problem))?;
+    let agreed = agree(&offers, to_gpus != ToGpus::All).map_err(|(host, problem)| (host.clone(), problem))?;
     let assignment = PathAssignment { transport: agreed.transport, ..assignment.clone() };
     let (host_of_rank, assignment) = (membership.host_of_rank.clone(), Arc::new(assignment));
-    let (to_gpus, nics_of_ranks) = (ToGpus::Never, BTreeMap::new());
-    Ok((Peers { hosts, host_of_rank, assignment, all: Arc::default(), to_gpus, nics_of_ranks }, agreed))
+    let (all, message_bytes, nics_of_ranks) = (Arc::default(), agreed.message_bytes, BTreeMap::new());
+    Ok((Peers { hosts, host_of_rank, assignment, all, to_gpus, message_bytes, nics_of_ranks }, agreed))
 }
 
 #[cfg(test)]

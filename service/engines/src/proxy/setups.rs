@@ -248,10 +248,11 @@ impl Setups {
         let here = self.by_key.get(&key).into_iter().flat_map(|setup| &setup.requests);
         let nics_of_ranks = here.filter_map(|rank| Some((rank.rank, Arc::clone(self.nics_near(rank)?)))).collect();
         let paths = PathAssignment { nics, ..PathAssignment::clone(&self.assignment.of_class(class)) };
-        let (peers, agreed) = peers_of(&membership, payloads, &self.terms, &paths).map_err(|(host, problem)| {
-            let message = format!("the service of host {host} cannot be joined: {problem}");
-            exchange::Failure::new(ErrorClass::System, message).by_host(&host)
-        })?;
+        let (peers, agreed) =
+            peers_of(&membership, payloads, &self.terms, &paths, to_gpus).map_err(|(host, problem)| {
+                let message = format!("the service of host {host} cannot be joined: {problem}");
+                exchange::Failure::new(ErrorClass::System, message).by_host(&host)
+            })?;
         // Otherwise ranks of another attempt, which has ended here.
         let setup = self
             .by_key
@@ -264,7 +265,7 @@ impl Setups {
         }
         (setup.membership, setup.gpus) = (Some(membership), gpus_of(payloads));
         (setup.agreed, setup.assignment) = (agreed, Arc::clone(&peers.assignment));
-        out.transports.set_peers(&setup.network, &Arc::new(Peers { to_gpus, nics_of_ranks, ..peers }));
+        out.transports.set_peers(&setup.network, &Arc::new(Peers { nics_of_ranks, ..peers }));
         Ok(())
     }
 

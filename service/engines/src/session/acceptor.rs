@@ -1,4 +1,4 @@
-//! Accepts tenants' connections: users, limits of sessions, drain; makes a session of each.
+//! Accepts tenants' connections: users, limits of sessions, drain, turns of who connects without end; makes a session of each.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,6 +28,12 @@ use super::{HELLO_WITHIN, Proxies, ProxyQueues, SLOW_TO_CLOSE, SessionEngine, St
 const REPLIES_BESIDES: usize = 1024;
 /// How long to wait when the process is out of descriptors or memory.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// Connections of a tenant that are taken as they come, and those that follow a second. Making and ending a session takes some 200 us of the
+/// service: who connects without end would keep a core from everybody else. Jobs are far below.
+const CONNECTS_AT_ONCE: u32 = 256;
+const CONNECTS_PER_S: u32 = 250;
+/// Connections of a tenant that wait for their turn inside, where those of others on the same socket pass them. More wait outside.
+const WAITING_MAX: usize = 64;
 const DRAINING: &str = "the operator is emptying this host (mccsctl drain): it takes no new processes";
 
 /// Sizes of a session's segment.
@@ -200,12 +206,44 @@ pub struct Admission {
     pub queues: ProxyQueues,
 }
 
+/// When a tenant's connections are taken.
+#[derive(Debug, Default)]
+struct Turns {
+    /// When all that are taken at once may be taken again.
+    full_at: Option<Instant>,
+}
+
+impl Turns {
+    const EACH: Duration = Duration::from_nanos(1_000_000_000 / CONNECTS_PER_S as u64);
+
+    /// When the next one is taken.
+    fn next_at(&self) -> Option<Instant> {
+        self.full_at.and_then(|full_at| full_at.checked_sub(Self::EACH * (CONNECTS_AT_ONCE - 1)))
+    }
+
+    /// Takes one, if it is time.
+    fn take(&mut self, now: Instant) -> bool {
+        let is_time = self.next_at().is_none_or(|at| at <= now);
+        if is_time {
+            self.full_at = Some(self.full_at.map_or(now, |at| at.max(now)) + Self::EACH);
+        }
+        is_time
+    }
+}
+
+/// Connections of a tenant at one socket.
+struct Arrivals {
+    of: Admission,
+    turns: Turns,
+    waiting: VecDeque<(Socket, PeerCredentials)>,
+}
+
 /// See the module's documentation.
 pub struct Acceptor {
     listener: Listener,
     name: String,
-    /// Who may use this socket: the first that admits a user.
-    admissions: Vec<Admission>,
+    /// Of who may use this socket: the first that admits a user.
+    arrivals: Vec<Arrivals>,
     factory: Arc<SessionFactory>,
     /// Closes sockets of those who are no tenants.
     closer: FdCloser<Charge>,
@@ -223,33 +261,60 @@ impl Acceptor {
     /// Accepts for these tenants.
     #[must_use]
     pub fn new(listener: Listener, name: String, admissions: Vec<Admission>, factory: Arc<SessionFactory>) -> Self {
-        Acceptor { listener, name, admissions, factory, closer: FdCloser::default(), is_paused: false, spare: spare() }
+        let arrivals = |of| Arrivals { of, turns: Turns::default(), waiting: VecDeque::new() };
+        let arrivals = admissions.into_iter().map(arrivals).collect();
+        Acceptor { listener, name, arrivals, factory, closer: FdCloser::default(), is_paused: false, spare: spare() }
     }
 
-    fn admit(&self, socket: Socket, peer: PeerCredentials, now: Instant) {
-        let admits = |of: &&Admission| of.uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid));
-        let Some(admission) = self.admissions.iter().find(admits) else {
+    /// Takes a connection, or has it wait for its turn.
+    fn arrive(&mut self, socket: Socket, peer: PeerCredentials, now: Instant) {
+        let admits = |of: &&mut Arrivals| of.of.uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid));
+        let Some(arrivals) = self.arrivals.iter_mut().find(admits) else {
             self.factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
             let reason = "is no tenant of this socket; the operator's service.toml lists who is";
             refuse(&socket, ErrorClass::InvalidUsage, &format!("user {} {reason}", peer.uid));
             self.closer.close_later(socket);
             return;
         };
+        if arrivals.waiting.is_empty() && arrivals.turns.take(now) {
+            Self::admit(&self.factory, &arrivals.of, (socket, peer), now);
+        } else {
+            arrivals.waiting.push_back((socket, peer));
+        }
+    }
+
+    /// Takes those whose turn has come. Returns whether there was one.
+    fn take_waiting(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        for Arrivals { of, turns, waiting } in &mut self.arrivals {
+            if !waiting.is_empty() && turns.take(now) {
+                waiting.pop_front().into_iter().for_each(|one| Self::admit(&self.factory, of, one, now));
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// When the turn of one that waits comes.
+    fn next_turn(&self) -> Option<Instant> {
+        self.arrivals.iter().filter(|of| !of.waiting.is_empty()).filter_map(|of| of.turns.next_at()).min()
+    }
+
+    fn admit(factory: &SessionFactory, admission: &Admission, (socket, peer): (Socket, PeerCredentials), now: Instant) {
         let tenant = &admission.tenant;
         if tenant.closer.is_stuck(now) {
             refuse(&socket, ErrorClass::InvalidUsage, SLOW_TO_CLOSE);
             tenant.closer.close_later(socket);
             return;
         }
-        if self.factory.registry.is_draining() && !self.factory.has_session(peer) {
-            self.factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
-            let reason =
-                self.factory.registry.draining_reason().map_or_else(String::new, |reason| format!(": {reason}"));
+        if factory.registry.is_draining() && !factory.has_session(peer) {
+            factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
+            let reason = factory.registry.draining_reason().map_or_else(String::new, |reason| format!(": {reason}"));
             refuse(&socket, ErrorClass::System, &format!("{DRAINING}{reason}"));
             tenant.closer.close_later(socket);
             return;
         }
-        self.factory.start(socket, peer, admission);
+        factory.start(socket, peer, admission);
     }
 }
 
@@ -277,16 +342,23 @@ impl Engine for Acceptor {
 
     fn poll(&mut self, cx: &Context) -> Progress {
         // Who is refused has a socket to be closed as well: when no more of them can be taken, who comes waits outside.
-        self.is_paused = self.closer.is_full() || self.admissions.iter().any(|one| one.tenant.closer.is_full());
+        self.is_paused = self.closer.is_full() || self.arrivals.iter().any(|one| one.of.tenant.closer.is_full());
         if self.is_paused {
             return Progress::Idle { wake_at: Some(cx.now + ACCEPT_AGAIN_AFTER) };
         }
+        if self.take_waiting(cx.now) {
+            return Progress::Busy;
+        }
+        self.is_paused = self.arrivals.iter().any(|one| one.waiting.len() >= WAITING_MAX);
+        if self.is_paused {
+            return Progress::Idle { wake_at: self.next_turn() };
+        }
         match self.listener.accept() {
             Ok(Some((socket, peer))) => {
-                self.admit(socket, peer, cx.now);
+                self.arrive(socket, peer, cx.now);
                 Progress::Busy
             }
-            Ok(None) => Progress::IDLE,
+            Ok(None) => Progress::Idle { wake_at: self.next_turn() },
             Err(error) => {
                 self.turn_away(&error);
                 self.is_paused = true;
@@ -297,5 +369,22 @@ impl Engine for Acceptor {
 
     fn ignores_descriptors(&self) -> bool {
         self.is_paused
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_connects_without_end_is_taken_so_often_a_second() {
+        let (mut turns, began) = (Turns::default(), Instant::now());
+        let mut taken =
+            |after_ms| (0..2000).take_while(|_| turns.take(began + Duration::from_millis(after_ms))).count();
+        assert_eq!(taken(0), CONNECTS_AT_ONCE as usize);
+        assert_eq!(taken(3), 0);
+        assert_eq!([4, 100, 1100].map(&mut taken), [1, 24, CONNECTS_PER_S as usize]);
+        assert_eq!(taken(60_000), CONNECTS_AT_ONCE as usize, "no more for having been away");
+        assert_eq!(turns.next_at(), Some(began + Duration::from_millis(60_000) + Turns::EACH));
     }
 }

@@ -10,7 +10,7 @@ use mccs_telemetry::placed::PaceUse;
 use mccs_transport::memory::{MemoryNetwork, MemoryNetworkOptions};
 use mccs_transport::{Fault, FlowOptions, ListenOptions};
 
-use super::links::{PeerHost, Peers, ToGpus};
+use super::links::{MESSAGE_BYTES, PeerHost, Peers, ToGpus};
 use super::*;
 
 /// A channel whose links are broken.
@@ -228,6 +228,7 @@ fn message_of_another_call_is_the_reason_though_the_end_of_another_link_is_seen_
         assignment: Arc::default(),
         all: Arc::default(),
         to_gpus: ToGpus::Never,
+        message_bytes: MESSAGE_BYTES,
         nics_of_ranks: BTreeMap::new(),
     });
     hosts.iter_mut().for_each(|host| host.set_peers(id, Arc::clone(&peers)));
@@ -298,6 +299,7 @@ impl PacedHost {
                 assignment: Arc::default(),
                 all: Arc::default(),
                 to_gpus: ToGpus::Never,
+                message_bytes: MESSAGE_BYTES,
                 nics_of_ranks: BTreeMap::new(),
             });
             for engine in &mut engines {

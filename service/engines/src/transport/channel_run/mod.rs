@@ -64,6 +64,8 @@ struct Incoming {
     src: u32,
     dst: u32,
     flow: RecvFlow,
+    /// Of its longest message.
+    message_bytes: u64,
     meter: Arc<FlowMeter>,
 }
 
@@ -323,8 +325,10 @@ impl ChannelRun {
         match self.incoming.iter().position(|incoming| (incoming.src, incoming.dst) == (src, dst)) {
             Some(at) => Ok(at),
             None => {
-                let (flow, meter) = links.recv_flow(remote.links, remote.link(src, dst), now)?;
-                self.incoming.push(Incoming { src, dst, flow, meter });
+                let link = remote.link(src, dst);
+                let (flow, meter) = links.recv_flow(remote.links, link, now)?;
+                let message_bytes = links.message_bytes(remote.links, link);
+                self.incoming.push(Incoming { src, dst, flow, message_bytes, meter });
                 Ok(self.incoming.len() - 1)
             }
         }
@@ -341,7 +345,7 @@ impl ChannelRun {
         links: &mut Links,
     ) -> Result<Ran, ChannelFault> {
         let Incoming { src, dst, flow, .. } = self.incoming[at];
-        let asked = self.ask(flow, steps, cursor, links)?;
+        let asked = self.ask(at, steps, cursor, links)?;
         let Some(receive) = cursor.receives.front() else { return Ok(Ran::Waits) };
         let Status::Done { bytes, tag } = links.transport.test(receive.request)? else {
             return Ok(if asked { Ran::Posted } else { Ran::Waits });
@@ -378,21 +382,21 @@ impl ChannelRun {
         if cursor.done >= step.count() {
             return Ok(Ran::Whole);
         }
-        self.ask(flow, steps, cursor, links)?;
+        self.ask(at, steps, cursor, links)?;
         Ok(Ran::Part)
     }
 
-    /// Asks for messages of a step, and of later ones, before they come. Returns whether it did.
+    /// Asks a link for messages of a step, and of later ones, before they come. Returns whether it did.
     fn ask(
         &mut self,
-        flow: RecvFlow,
+        incoming: usize,
         steps: &[Step],
         cursor: &mut Cursor,
         links: &mut Links,
     ) -> Result<bool, ChannelFault> {
         let before = cursor.receives.len();
         while let Some(step) = steps.get(cursor.ask.step) {
-            if !self.ask_of(flow, step, cursor, links)? {
+            if !self.ask_of(incoming, step, cursor, links)? {
                 break;
             }
             let Some(next) = next_to_ask(steps, cursor.step, cursor.ask.step) else { break };
@@ -404,13 +408,13 @@ impl ChannelRun {
     /// Asks for messages of one step. Returns whether it has asked for all.
     fn ask_of(
         &mut self,
-        flow: RecvFlow,
+        incoming: usize,
         step: &Step,
         cursor: &mut Cursor,
         links: &mut Links,
     ) -> Result<bool, ChannelFault> {
-        let total = step.count();
-        let message_count = links.message_bytes() / self.bound.element_bytes();
+        let Incoming { flow, message_bytes, .. } = self.incoming[incoming];
+        let (total, message_count) = (step.count(), message_bytes / self.bound.element_bytes());
         while !cursor.ask.is_done(total) {
             let from = cursor.ask.done;
             let count = (total - from).min(message_count);

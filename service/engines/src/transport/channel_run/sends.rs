@@ -74,10 +74,11 @@ impl Sends {
         links: &mut Links,
         now: Instant,
     ) -> Result<bool, ChannelFault> {
-        let (message_count, mut any) = (links.message_bytes() / element_bytes, false);
+        let mut any = false;
         for out in &mut self.links {
             out.forget_sent(remote, links)?;
             let link = remote.link(out.src, out.dst);
+            let message_count = links.message_bytes(remote.links, link) / element_bytes;
             while let Some(span) = out.queue.front().copied() {
                 let count = (span.span.count - out.posted).min(message_count);
                 if !links.may_send(remote.links, link, out.sends.len(), count * element_bytes, now) {

@@ -9,6 +9,7 @@ use mccs_model::link::{LinkKey, LinksId};
 use mccs_telemetry::flows::{FlowName, path_name};
 use mccs_transport::{FlowOptions, FlowPath, FlowSpec, TransportError};
 
+use super::MESSAGE_BYTES;
 use super::paths::{PathAssignment, Peers, detours};
 
 /// What flows begin with, whatever their path.
@@ -37,6 +38,10 @@ pub(super) fn with_path_of(
     let path = peers.path(link, assignment);
     let mut options = path.map_or_else(|| begin.clone(), |path| begin.on(path));
     options.home = peers.home_of_sends(link, assignment).cloned();
+    // A message that was to go whole still does, however long messages are here.
+    if options.transport == Some(TransportKind::Rdma) && u64::from(options.chunk_bytes) >= MESSAGE_BYTES {
+        options.chunk_bytes = options.chunk_bytes.max(peers.message_bytes_of(link) as u32);
+    }
     FlowOptions { detours: detours(begin, path, [assignment, &peers.assignment]), ..options }
 }
 

@@ -49,9 +49,11 @@ use self::wire::WireLooks;
 use super::channel::ChannelFault;
 use super::path_events::{PathEventLog, PeerPathEvent};
 
-/// Longest message of a link; what is longer goes as several. Part of the protocol between hosts: both cut alike. As much
-/// as stays in a core's cache between being received and being reduced.
-pub const MESSAGE_BYTES_MAX: u64 = 256 << 10;
+/// Longest message of a link whose data processors may combine; what is longer goes as several. Part of the protocol between
+/// hosts: both cut alike. As much as stays in a core's cache between being received and being reduced.
+pub const MESSAGE_BYTES: u64 = 256 << 10;
+/// Longest message of any link: [`Peers::message_bytes`].
+pub const MESSAGE_BYTES_MAX: u64 = 1 << 20;
 
 // A channel of a strategy is never the one of point-to-point operations.
 const _: () = assert!(CHANNELS_MAX < LinkKey::PAIRS as usize);
@@ -90,7 +92,8 @@ pub struct Links {
     pub transport: Box<dyn Transport>,
     listen: ListenOptions,
     defaults: FlowDefaults,
-    message_bytes: u64,
+    /// Of tests: no message is longer.
+    message_bytes_max: u64,
     sets: HashMap<LinksId, LinkSet>,
     /// Epochs whose flows are not all connected yet.
     preparing: BTreeSet<(LinksId, u32)>,
@@ -116,13 +119,13 @@ impl Links {
     pub fn new(transport: Box<dyn Transport>, listen: ListenOptions, flow: FlowOptions) -> Self {
         let (sets, broken, staging) = (HashMap::new(), BTreeSet::new(), StagingPool::default());
         let (preparing, wake_at) = (BTreeSet::new(), None);
-        let (message_bytes, meters, recorder) = (MESSAGE_BYTES_MAX, Arc::default(), Recorder::default());
+        let (meters, recorder) = (Arc::default(), Recorder::default());
         let path_events = Arc::default();
         Links {
             transport,
             listen,
             defaults: FlowDefaults { any: flow, by_transport: BTreeMap::new() },
-            message_bytes,
+            message_bytes_max: MESSAGE_BYTES_MAX,
             sets,
             preparing,
             broken,
@@ -206,16 +209,17 @@ impl Links {
         })
     }
 
-    /// Cuts messages shorter than [`MESSAGE_BYTES_MAX`]: all hosts alike.
+    /// Cuts messages shorter: all hosts alike.
     #[must_use]
     pub fn with_message_bytes(self, message_bytes: u64) -> Self {
-        Links { message_bytes: message_bytes.clamp(8, MESSAGE_BYTES_MAX), ..self }
+        Links { message_bytes_max: message_bytes.clamp(8, MESSAGE_BYTES_MAX), ..self }
     }
 
     /// Longest message of a link.
     #[must_use]
-    pub fn message_bytes(&self) -> u64 {
-        self.message_bytes
+    pub fn message_bytes(&self, id: LinksId, link: LinkKey) -> u64 {
+        let peers = self.sets.get(&id).and_then(|set| set.peers.as_ref());
+        peers.map_or(MESSAGE_BYTES, |peers| peers.message_bytes_of(link)).min(self.message_bytes_max)
     }
 
     /// Records messages as the engine does that owns the links.
@@ -497,7 +501,7 @@ impl Links {
         Ok((flow, meter))
     }
 
-    /// Memory for a message of at most [`MESSAGE_BYTES_MAX`].
+    /// Memory for a message of at most [`MESSAGE_BYTES`].
     ///
     /// # Errors
     /// The transport has no room for its registration.

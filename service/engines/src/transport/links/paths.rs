@@ -9,6 +9,8 @@ use mccs_model::link::LinkKey;
 use mccs_model::rate_limit::SharedBucket;
 use mccs_transport::{FlowOptions, FlowPath, ListenerHandle};
 
+use super::MESSAGE_BYTES;
+
 /// A host of a communicator.
 #[derive(Debug, Clone)]
 pub struct PeerHost {
@@ -33,6 +35,8 @@ pub struct Peers {
     pub all: Arc<SharedBucket>,
     /// Which flows may end in memory of GPUs, and so wait for their buffers.
     pub to_gpus: ToGpus,
+    /// Longest message of flows that may, and with which no processor has anything to do.
+    pub message_bytes: u64,
     /// NICs near the GPUs of ranks of this host, by which their point-to-point operations go over RDMA.
     pub nics_of_ranks: BTreeMap<u32, Arc<[Device]>>,
 }
@@ -131,6 +135,11 @@ impl Peers {
     #[must_use]
     pub fn host_of(&self, rank: u32) -> Option<&PeerHost> {
         self.hosts.get(usize::from(*self.host_of_rank.get(rank as usize)?))
+    }
+
+    /// Longest message of a link: the same on all hosts.
+    pub(super) fn message_bytes_of(&self, link: LinkKey) -> u64 {
+        if self.to_gpus.has(link) { self.message_bytes } else { MESSAGE_BYTES }
     }
 
     /// The place of a rank's host in `hosts`.
@@ -236,6 +245,7 @@ mod tests {
             assignment: Arc::default(),
             all: Arc::default(),
             to_gpus: ToGpus::Pairs,
+            message_bytes: MESSAGE_BYTES,
             nics_of_ranks: BTreeMap::from([(1, [nic("n1")].into()), (0, [nic("n0"), nic("n2")].into())]),
         };
         let sent = |src, dst| peers.home_of_sends(LinkKey::of_pair(src, dst, 0), &assignment).map(Device::to_string);
@@ -264,6 +274,7 @@ mod tests {
             assignment: Arc::default(),
             all: Arc::default(),
             to_gpus: ToGpus::Never,
+            message_bytes: MESSAGE_BYTES,
             nics_of_ranks: BTreeMap::new(),
         };
         let ports = |assignment: &PathAssignment| {

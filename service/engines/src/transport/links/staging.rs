@@ -2,7 +2,7 @@
 
 use mccs_transport::{MemoryKey, MemoryKind, MemorySpan, Transport, TransportError};
 
-use super::MESSAGE_BYTES_MAX;
+use super::MESSAGE_BYTES;
 
 /// Staging buffers that an engine keeps for later; further ones are freed after use.
 const STAGING_KEPT_MAX: usize = 64;
@@ -32,14 +32,14 @@ impl Staging {
 pub(super) struct StagingPool(Vec<Staging>);
 
 impl StagingPool {
-    /// Memory for a message of at most [`MESSAGE_BYTES_MAX`].
+    /// Memory for a message of at most [`MESSAGE_BYTES`].
     pub(super) fn take(&mut self, transport: &mut dyn Transport) -> Result<Staging, TransportError> {
         if let Some(staging) = self.0.pop() {
             return Ok(staging);
         }
-        let mut words = vec![0u64; (MESSAGE_BYTES_MAX / 8) as usize].into_boxed_slice();
+        let mut words = vec![0u64; (MESSAGE_BYTES / 8) as usize].into_boxed_slice();
         // SAFETY: the words are freed in `give`, after they were deregistered, or with the transport.
-        let key = unsafe { transport.register(words.as_mut_ptr().cast(), MESSAGE_BYTES_MAX, MemoryKind::Host) }?;
+        let key = unsafe { transport.register(words.as_mut_ptr().cast(), MESSAGE_BYTES, MemoryKind::Host) }?;
         Ok(Staging { words, key })
     }
 
