@@ -7,16 +7,18 @@
 //! lost its core while it spun sleeps instead, and so does everybody of its process, for some milliseconds; for longer where that
 //! happens again and again.
 //!
-//! Who alone wants its core never loses it, and spins as ever. On a virtual machine a core may stand still for as long: nobody else of this
-//! machine had it then, and sleeping would not help. The kernel's count of switches tells one from the other.
+//! Who alone wants its core never loses it, and spins as ever. So does who loses it while other cores are free: by chance two threads have
+//! the same one, until the kernel moves one of them. Sleeping would make that last, since who is woken tends to come to the core of who
+//! wakes it. On a virtual machine a core may also stand still for milliseconds, though nobody of this machine wants it.
 
-use std::cell::Cell;
-use std::ffi::c_long;
+use std::fs::File;
+use std::io::Read;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use nix::sys::resource::{UsageWho, getrusage};
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
 
 /// A look that takes as long is one at which somebody else had the core: a system call takes a microsecond, a short operation of another
 /// thread tens of them, a time slice thousands.
@@ -68,21 +70,25 @@ pub fn is_contended(now: Instant) -> bool {
     CONTENTION.is_at(micros(now))
 }
 
-thread_local! {
-    /// How often another thread has taken this one's core, at the last look that took long.
-    static SWITCHES: Cell<Option<c_long>> = const { Cell::new(None) };
+/// Threads that run or want to, by the kernel's `/proc/loadavg`, of which the fourth field is that number by the one of all.
+fn runnable(loadavg: &str) -> Option<u32> {
+    loadavg.split_whitespace().nth(3)?.split('/').next()?.parse().ok()
 }
 
-/// Whether another thread has taken this one's core since the last time that this was asked; not the first time.
-fn was_switched() -> bool {
-    let Ok(usage) = getrusage(UsageWho::RUSAGE_THREAD) else { return true };
-    let switches = usage.involuntary_context_switches();
-    SWITCHES.replace(Some(switches)).is_some_and(|before| before != switches)
+/// Whether more threads want a core than there are cores for this process; also where the kernel does not say.
+fn are_cores_short() -> bool {
+    let mut text = [0; 128];
+    let read = File::open("/proc/loadavg").and_then(|mut file| file.read(&mut text)).unwrap_or(0);
+    let wanted = std::str::from_utf8(&text[..read]).ok().and_then(runnable);
+    let allowed = sched_getaffinity(Pid::from_raw(0));
+    let cores = allowed.map_or(0, |cpus| (0..CpuSet::count()).filter(|cpu| cpus.is_set(*cpu) == Ok(true)).count());
+    wanted.is_none_or(|wanted| wanted as usize > cores)
 }
 
-/// A thread that spun, and yielded, was away for so long, until now. Whether others had its core.
+/// A thread that spun, and yielded, was away for so long, until now. Whether others had its core, and have it for long.
 pub fn has_lost_core(away: Duration) -> bool {
-    let is_lost = away >= LOST_FROM && was_switched();
+    // Asked seldom: few looks take as long.
+    let is_lost = away >= LOST_FROM && are_cores_short();
     if is_lost {
         CONTENTION.lost(micros(Instant::now()));
     }
@@ -141,6 +147,38 @@ mod tests {
         now_us += 200_000;
         contention.lost(now_us);
         assert!(!contention.is_at(now_us + HOLD_MIN_US), "that was long ago");
+    }
+
+    #[test]
+    fn the_kernel_says_how_many_threads_want_a_core() {
+        assert_eq!(runnable("0.20 0.18 0.12 7/80 11206\n"), Some(7));
+        assert_eq!([runnable(""), runnable("0.20 0.18 0.12 x/80 11206")], [None, None]);
+        let now = std::fs::read_to_string("/proc/loadavg").unwrap();
+        assert!(runnable(&now).is_some_and(|threads| threads > 0), "this one runs: {now}");
+    }
+
+    #[test]
+    fn who_wants_a_core_with_more_threads_than_there_are_cores_loses_it() {
+        let ends = AtomicU64::new(0);
+        let cores = std::thread::available_parallelism().unwrap().get();
+        std::thread::scope(|scope| {
+            for _ in 0..2 * cores {
+                scope.spawn(|| {
+                    while ends.load(Ordering::Relaxed) == 0 {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            while !has_lost_core(look()) {}
+            ends.store(1, Ordering::Relaxed);
+        });
+    }
+
+    /// How long a look takes at which a thread yields.
+    fn look() -> Duration {
+        let before = Instant::now();
+        std::thread::yield_now();
+        before.elapsed()
     }
 
     #[test]
