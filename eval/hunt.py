@@ -3,10 +3,12 @@
 what they did.
 
 usage: hunt.py NAME --binary FILE [--processes N] [--seconds N] [--logs target/hunt] [--afresh] [--commit TEXT]
+               [--attacker FILE]
 
 FILE is the test program `hostile`, built before: cargo test --release --workspace --test hostile --no-run. Each process has a service
-in a folder of its own, and seeds that no run has had. Writes eval/results/NAME.json (data and provenance of every run) and NAME.md (all
-runs together). --afresh forgets the runs before. Fails if a process does; its log has the seed."""
+in a folder of its own, and seeds that no run has had. On another machine than the one that built it, --attacker names the program
+`attacker` of the same build. Writes eval/results/NAME.json (data and provenance of every run) and NAME.md (all runs
+together). --afresh forgets the runs before. Fails if a process does; its log has the seed."""
 
 import argparse
 import json
@@ -34,6 +36,7 @@ def hunt(options, first):
     for number in range(first, first + options.processes):
         log = options.logs / f"{number}.log"
         environment = {**os.environ, "MCCS_SECONDS": str(options.seconds), "MCCS_FIRST_SEED": str(number * SEEDS)}
+        environment |= {"MCCS_ATTACKER": options.attacker} if options.attacker else {}
         started.append((log, subprocess.Popen([options.binary, TEST, "--nocapture"], env=environment, stdout=log.open("w"), stderr=subprocess.STDOUT)))
     said = []
     for log, process in started:
@@ -92,6 +95,7 @@ def main():
     parser.add_argument("--seconds", type=int, default=3600)
     parser.add_argument("--logs", type=pathlib.Path, default=bench.ROOT / "target" / "hunt")
     parser.add_argument("--afresh", action="store_true")
+    parser.add_argument("--attacker", help="the program, where it does not lie where it was built")
     bench.commit_option(parser)
     options = parser.parse_args()
     before = bench.RESULTS / f"{options.name}.json"

@@ -16,9 +16,11 @@ const SCRATCH_COUNT_MAX: u64 = 1 << 20;
 
 /// The schedule, of one channel, or `None` for a collective that has no such form, or data too long for it.
 pub(super) fn build(layout: &Layout<'_>) -> Option<Schedule> {
+    let channels = layout.strategy.channels_of(layout.problem.count, layout.orders.len() as u64);
     let (steps, slots) = match layout.problem.kind {
         CollectiveKind::AllReduce => (all_reduce as Steps, layout.groups.len() as u64),
-        CollectiveKind::AllGather => (all_gather as Steps, 0),
+        // Between two a ring has the same messages, and all channels.
+        CollectiveKind::AllGather if layout.groups.len() > 2 || channels == 1 => (all_gather as Steps, 0),
         _ => return None,
     };
     let scratch_count = slots.checked_mul(layout.problem.count).filter(|count| *count <= SCRATCH_COUNT_MAX)?;

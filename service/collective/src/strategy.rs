@@ -292,9 +292,14 @@ impl Strategy {
         (count / least.max(1)).clamp(1, u64::from(self.pipeline_chunks.max(1)))
     }
 
+    /// How many of `channels` have a part of `count` elements.
+    pub(super) fn channels_of(&self, count: u64, channels: u64) -> u64 {
+        (count / self.channel_count_min.max(1)).clamp(1, channels.max(1))
+    }
+
     /// What channel `index` of `channels` has of `count` elements, as (offset, count). Short data goes by the first ones.
     pub(super) fn channel_part(&self, count: u64, channels: u64, index: u64) -> (u64, u64) {
-        let used = (count / self.channel_count_min.max(1)).clamp(1, channels.max(1));
+        let used = self.channels_of(count, channels);
         if index < used { part(count, used, index, self.align_count.max(1)) } else { (count, 0) }
     }
 

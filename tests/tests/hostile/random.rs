@@ -1,7 +1,7 @@
 //! Seeded attackers that do anything, beside a tenant whose every element is checked. `MCCS_SECONDS=3600` hunts for an hour, and
 //! `MCCS_SEED=n` repeats one sequence; `eval/hunt.py` runs many such programs side by side, and keeps what they say.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -49,8 +49,11 @@ struct Hunted {
 /// Carries out sequences on all lanes. The honest tenant makes a call for each.
 fn hunt(service: &TestService, calls: &Calls, seeds: impl Iterator<Item = u64> + Send) -> Hunted {
     let (seeds, hunted) = (Mutex::new(seeds), Mutex::new(Hunted::default()));
+    // Tests that were carried to another machine are told where theirs is.
+    let built = || PathBuf::from(env!("CARGO_BIN_EXE_attacker"));
+    let program = std::env::var_os("MCCS_ATTACKER").map_or_else(built, PathBuf::from);
     let attack = |lane: usize| {
-        let mut attacker = AttackerProcess::start(Path::new(env!("CARGO_BIN_EXE_attacker")));
+        let mut attacker = AttackerProcess::start(&program);
         let mut began = [None; TENANTS_OF_A_LANE];
         let end = |turn: usize, began: &mut Option<Instant>| {
             all_comes_back(service, &name(lane * TENANTS_OF_A_LANE + turn));

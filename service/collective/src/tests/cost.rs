@@ -37,6 +37,21 @@ fn a_network_takes_one_shot_for_short_data_and_rings_for_long() {
 }
 
 #[test]
+fn long_data_of_two_hosts_goes_by_all_channels_and_short_data_by_one() {
+    let hosts = [vec![0], vec![1]];
+    let strategy = Strategy::initial(Choice::Auto, 2, 4, &hosts);
+    let channels = |kind, count| {
+        let problem = Problem { nranks: 2, ..problem(kind, count) };
+        let algorithm = CostModel::for_hosts(&hosts).choose(&problem, 4, &strategy).expect("one");
+        let Shape::Message(channels) = build(&problem, algorithm, &strategy).expect("valid").shape else { return 0 };
+        channels.len()
+    };
+    for kind in [CollectiveKind::AllGather, CollectiveKind::Broadcast] {
+        assert_eq!([1, 4095, 1 << 14, 1 << 24].map(|count| channels(kind, count)), [1, 1, 4, 4], "{kind}");
+    }
+}
+
+#[test]
 fn an_all_to_all_takes_one_latency_however_many_hosts_there_are() {
     let model = CostModel { step_ns: 0.0, message_ns: 0.0, ..network() };
     let strategy = Strategy::initial(Choice::Auto, 16, 1, &hosts());
