@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 
-/// A look that takes as long is one at which somebody else had the core: a system call takes a microsecond, a short operation of another
+/// A look that takes as long may be one at which somebody else had the core: a system call takes a microsecond, a short operation of another
 /// thread tens of them, a time slice thousands.
 const LOST_FROM: Duration = Duration::from_micros(200);
 /// For so long cores count as contended, at least and at most.
