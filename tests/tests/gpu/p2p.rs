@@ -366,6 +366,9 @@ fn pipelines(place: &Place) -> anyhow::Result<()> {
         }
         // SAFETY: the stream lives.
         unsafe { stream.raw().synchronize()? };
+        // The first rank ends before the second maps what the third waits for, and the driver holds up a
+        // map behind a free.
+        together.wait();
         for (memory, wanted) in memory.iter().zip(&wanted) {
             let mut output = vec![0; wanted.len()];
             // SAFETY: it has that many bytes.
