@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mccs::{CollectiveKind, DataType, RedOp};
@@ -388,14 +389,19 @@ fn gaps(calls: &[(u64, u64)], windows: &[(u64, u64)]) -> serde_json::Value {
 fn a_change_of_the_whole_is_one_of_its_rails() {
     let fixture = Fixture::new(2, "use = \"auto\"\n", |_| String::new());
     let mut load = Load::start(&fixture, "goes_on_until_told");
-    let transports =
-        |fixture: &Fixture, is: TransportKind| fixture.rails(0).iter().all(|rail| rail.view().transport == Some(is));
+    // Decided, and in force: an operation may be far ahead of those that have ended when ranks agree on it.
+    let runs_over = |rail: &CommInfo, is: TransportKind| {
+        let decided = rail.placed.as_ref().and_then(|placed| placed.chosen());
+        decided.is_some_and(|decided| {
+            decided.transport == Some(is) && decided.epoch <= rail.epoch.load(Ordering::Relaxed)
+        })
+    };
     let whole = fixture.whole().number;
     for (change, is) in [("transport = 'tcp'\n", TransportKind::Tcp), ("transport = 'rdma'\n", TransportKind::Rdma)] {
         let answer = fixture.reconfigure(whole, change);
         assert!(matches!(answer, ControlAnswer::Reconfigured { .. }), "{answer:?}");
         let fixture = &fixture;
-        load.until(|| transports(fixture, is));
+        load.until(|| fixture.rails(0).iter().all(|rail| runs_over(rail, is)));
         // Calls that began before may be under way.
         load.more(20);
         let before = fixture.nics.sent_bytes(0);
