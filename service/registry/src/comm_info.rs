@@ -173,14 +173,12 @@ impl CommInfo {
         }
     }
 
-    /// A message about it, with its name where it has one.
+    /// A message about it, with its name where it has one, and with the part in which it arose.
     #[must_use]
     pub fn named(&self, message: &Arc<str>) -> Arc<str> {
         let name = format!(" (communicator {})", self.name);
-        let part = self.part.as_ref().map_or_else(String::new, |part| format!(" ({})", part.describe()));
-        let lacks = |words: &String| !words.is_empty() && !message.contains(words.as_str());
-        let name = Some(name).filter(|name| !self.name.is_empty() && lacks(name));
-        match (Some(part).filter(lacks), name) {
+        let name = Some(name).filter(|name| !self.name.is_empty() && !message.contains(name.as_str()));
+        match (self.part.as_ref().and_then(|part| part.remark(message)), name) {
             (None, None) => Arc::clone(message),
             (part, name) => format!("{message}{}{}", part.unwrap_or_default(), name.unwrap_or_default()).into(),
         }

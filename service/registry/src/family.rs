@@ -139,15 +139,20 @@ impl PartOf {
         self.ranks.get(rank as usize).copied().unwrap_or(rank)
     }
 
-    /// For messages: its name, and what its ranks are called by the caller.
+    /// What a message lacks that arose here: the part's name, and what the caller calls its ranks. Nothing where it names a part already,
+    /// with which this one fails.
     #[must_use]
-    pub fn describe(&self) -> String {
-        let same = self.ranks.iter().enumerate().all(|(at, rank)| at == *rank as usize);
-        if same {
-            return format!("in its {}", self.name);
+    pub fn remark(&self, message: &str) -> Option<String> {
+        const BEGINS: &str = " (in its ";
+        if message.contains(BEGINS) {
+            return None;
+        }
+        let name = format!("{BEGINS}{}", self.name);
+        if self.ranks.iter().enumerate().all(|(at, rank)| at == *rank as usize) {
+            return Some(format!("{name})"));
         }
         let ranks: Vec<_> = self.ranks.iter().map(ToString::to_string).collect();
-        format!("in its {}, of ranks {}", self.name, ranks.join(", "))
+        Some(format!("{name}, of ranks {})", ranks.join(", ")))
     }
 }
 
@@ -169,5 +174,22 @@ mod tests {
         assert!(!family.fail(ErrorClass::System, &"two".into()));
         assert_eq!(family.failure().expect("failed").1.as_ref(), "one");
         assert!(!family.has_parts());
+    }
+
+    #[test]
+    fn a_failure_that_spreads_names_the_part_where_it_arose_alone() {
+        let part = |name: &str, ranks: &[u32]| PartOf {
+            whole: 1,
+            family: Arc::default(),
+            name: name.into(),
+            ranks: ranks.to_vec(),
+            is_rail: false,
+            reduction_ring: Vec::new(),
+        };
+        let (team, rail) = (part("team", &[0, 1]), part("rail 2 of 2", &[1, 2]));
+        assert_eq!(team.remark("it is late").as_deref(), Some(" (in its team)"));
+        let remark = rail.remark("it is late").expect("where it arose");
+        assert_eq!(remark, " (in its rail 2 of 2, of ranks 1, 2)");
+        assert_eq!(team.remark(&format!("it is late{remark}")), None);
     }
 }

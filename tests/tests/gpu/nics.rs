@@ -392,9 +392,8 @@ fn a_change_of_the_whole_is_one_of_its_rails() {
     // Decided, and in force: an operation may be far ahead of those that have ended when ranks agree on it.
     let runs_over = |rail: &CommInfo, is: TransportKind| {
         let decided = rail.placed.as_ref().and_then(|placed| placed.chosen());
-        decided.is_some_and(|decided| {
-            decided.transport == Some(is) && decided.epoch <= rail.epoch.load(Ordering::Relaxed)
-        })
+        decided
+            .is_some_and(|decided| decided.transport == Some(is) && decided.epoch <= rail.epoch.load(Ordering::Relaxed))
     };
     let whole = fixture.whole().number;
     for (change, is) in [("transport = 'tcp'\n", TransportKind::Tcp), ("transport = 'rdma'\n", TransportKind::Rdma)] {
