@@ -18,6 +18,9 @@ const LONGEST: u64 = u64::MAX;
 /// 132 leaves free. With half of them the links wait: an all-reduce of 256 MiB beside such a kernel took 1.06 of its time alone, not 1.02.
 pub(super) const COMBINE_BLOCKS: u32 = 128;
 
+/// Multiprocessors that no kernel takes.
+const LEFT: u32 = 4;
+
 /// Operations of up to so many bytes go this way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -205,6 +208,17 @@ impl DeviceInitiatedStrategy {
         self.rules.iter_mut().flatten().for_each(|rule| rule.blocks = rule.blocks.min(blocks));
         self.combine_blocks = self.combine_blocks.min(blocks);
         self
+    }
+
+    /// Kernels leave blocks of another communicator's room, on GPUs of which each has so many multiprocessors; 0 where that is not known. Blocks
+    /// may take one each, and wait for those of other ranks, which may come to the two kernels in the other order: without room each rank
+    /// could run one of them, and wait for ever for the other.
+    #[must_use]
+    pub fn with_room_for_others(self, multiprocessors: u32) -> DeviceInitiatedStrategy {
+        match multiprocessors {
+            0 => self,
+            _ => self.with_max_blocks(multiprocessors.saturating_sub(LEFT)),
+        }
     }
 
     /// The algorithm and the most blocks for an operation; `None` where it is to go by copy engines, if those can. A table from elsewhere

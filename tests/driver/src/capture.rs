@@ -31,6 +31,8 @@ struct State {
     graph: Option<Arc<Graph>>,
     /// The first is the one that it began with.
     streams: Vec<Weak<Stream>>,
+    /// Nodes without which a stream has gone on.
+    left: Vec<usize>,
 }
 
 /// A stream's part in a capture.
@@ -80,7 +82,7 @@ pub(crate) fn begin(stream: &Arc<Stream>, mode: u32) -> Done {
     }
     let graph = Arc::new(Graph::new());
     let pointer = GRAPHS.add(Arc::clone(&graph));
-    let state = Mutex::new(State { is_valid: true, graph: Some(graph), streams: Vec::new() });
+    let state = Mutex::new(State { is_valid: true, graph: Some(graph), streams: Vec::new(), left: Vec::new() });
     let capture = Arc::new(Capture { id: IDS.fetch_add(1, Ordering::Relaxed), pointer, state });
     match mode {
         GLOBAL => locked(&GLOBALS).push(Arc::downgrade(&capture)),
@@ -104,7 +106,10 @@ pub(crate) fn end(stream: &Arc<Stream>) -> Done<usize> {
         let own = stream.taking().map(|taking| taking.tail()).unwrap_or_default();
         graph.as_ref().is_some_and(|graph| graph.are_before(&own, &locked(&tail)))
     };
-    let are_joined = streams.iter().all(is_joined);
+    // The driver lets a stream go on without what it was told before (`go_on_behind`), and says nothing. Here that is a mistake: what the
+    // caller captures next would not wait for it.
+    let none_is_left = graph.as_ref().is_some_and(|graph| graph.are_before(&state.left, &locked(&tail)));
+    let are_joined = none_is_left && streams.iter().all(is_joined);
     streams.iter().for_each(|stream| stream.set_taking(None));
     let error = match (state.is_valid, are_joined) {
         (true, true) => return Ok(capture.pointer),
@@ -209,7 +214,8 @@ impl Taking {
     /// What comes next comes behind these nodes alone.
     pub(crate) fn go_on_behind(&self, nodes: &[usize]) -> Done {
         self.graph()?.are_before(nodes, nodes).then_some(()).ok_or(INVALID_VALUE)?;
-        *locked(&self.tail) = nodes.to_vec();
+        let left = std::mem::replace(&mut *locked(&self.tail), nodes.to_vec());
+        self.capture.state().left.extend(left);
         Ok(())
     }
 

@@ -261,6 +261,20 @@ fn a_captured_stream_comes_behind_nodes_of_another() {
     }
 }
 
+/// What comes next would run beside it: the driver takes that, and tests do not.
+#[test]
+fn a_capture_that_goes_on_without_what_it_was_told_before_has_no_graph() {
+    enter(0);
+    let (stream, word) = (stream(), memory(8));
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!([cuStreamBeginCapture_v2(stream, 1), cuStreamWriteValue64_v2(stream, word, 9, 0)], [0; 2]);
+        assert_eq!(cuStreamUpdateCaptureDependencies(stream, In::to(&0), 0, 1), 0);
+        assert_eq!(cuStreamWriteValue64_v2(stream, word, 7, 0), 0);
+        assert_eq!(made(|to| cuStreamEndCapture(stream, out(to))).expect_err("unjoined"), CAPTURE_UNJOINED);
+    }
+}
+
 /// A kernel's node: `fill` writes numbers to `data`.
 fn fill(function: usize, argument: &(u64, u32, u32), params: &mut *mut c_void) -> KernelNode {
     *params = std::ptr::from_ref(argument).cast_mut().cast();

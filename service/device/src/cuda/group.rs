@@ -392,7 +392,14 @@ impl DeviceInitiatedGroup {
         use crate::cuda::Abilities;
         let (_fd, page) = ControlPage::create().expect("a page");
         let execution = mccs_ipc::device_initiated::Execution::Ranks;
-        let abilities = Abilities { nranks, execution, copy_engines: false, ll128: false, opens_buffers: true };
+        let abilities = Abilities {
+            nranks,
+            multiprocessors: 132,
+            execution,
+            copy_engines: false,
+            ll128: false,
+            opens_buffers: true,
+        };
         let large_from = mccs_config::service::Crossover::Never.into();
         let first = mccs_model::GpuStrategy { large_from, ll128: false, max_ctas: None };
         DeviceInitiatedGroup::new(Strategies::begin(Arc::new(page), abilities, first), None, buffers)

@@ -398,7 +398,8 @@ impl Setup {
         }
         *memory.buffer_bytes.get_mut() = held.buffers.iter().map(|(_, buffer)| buffer.held_bytes()).max().unwrap_or(0);
         let copy_engines = large.is_some();
-        let abilities = Abilities { nranks, execution, copy_engines, ll128, opens_buffers: !by_descriptors };
+        let abilities =
+            Abilities { nranks, multiprocessors, execution, copy_engines, ll128, opens_buffers: !by_descriptors };
         let wanted = GpuStrategy {
             large_from: self.options.large_from,
             ll128: self.options.ll128,

@@ -93,12 +93,11 @@ impl<'a> RailedCall<'a> {
             let stages = self.plan.stages(slices[step.slice], step.segment);
             self.step(&step, stages, slot_of(&step), &mut under_way)
         });
-        if !self.is_forked() {
-            return enqueued;
-        }
+        // Others have all that ends a call in the caller's lane, but a capture may be on another by now.
+        let segments = if self.is_forked() { self.plan.segments() } else { 1 };
         // Behind what was enqueued in spite of an error, too.
         // SAFETY: as above.
-        enqueued.and(unsafe { self.lanes.join(self.plan.segments()) })
+        enqueued.and(unsafe { self.lanes.join(segments) })
     }
 
     /// A segment of a slice.

@@ -33,7 +33,7 @@ pub(crate) enum Kernel {
     /// A short collective that the service carries out.
     Stage,
     /// A collective between ranks; of elements, where they are combined.
-    Direct(Form, Option<DataType>),
+    Direct { form: Form, dtype: Option<DataType>, is_of_batches: bool },
     /// Sends and receives, with room for so many messages.
     P2p(usize),
     /// Writes where nothing is: of tests.
@@ -83,8 +83,7 @@ impl Kernel {
             _ => {}
         }
         let (family, of) = name.strip_prefix("mccs_")?.split_once('_')?;
-        // What the argument says holds for kernels of batches and for others.
-        let of = of.strip_prefix("batch_").unwrap_or(of);
+        let (of, is_of_batches) = of.strip_prefix("batch_").map_or((of, false), |of| (of, true));
         let dtype = TYPES.iter().find(|(text, _)| *text == of).map(|(_, dtype)| *dtype);
         let form = match family {
             "reduce" => return dtype.map(Kernel::Reduce),
@@ -95,8 +94,11 @@ impl Kernel {
             "chain" => Form::Chain,
             _ => return None,
         };
-        (dtype.is_some() || of == "copy" && !["pipeline", "chain"].contains(&family))
-            .then_some(Kernel::Direct(form, dtype))
+        (dtype.is_some() || of == "copy" && !["pipeline", "chain"].contains(&family)).then_some(Kernel::Direct {
+            form,
+            dtype,
+            is_of_batches,
+        })
     }
 }
 
@@ -215,9 +217,14 @@ pub(crate) unsafe fn work(
                 let args: StageArgs = read(argument);
                 Box::new(move |device| stage::run(device, &args))
             }
-            Kernel::Direct(form, dtype) => {
+            Kernel::Direct { form, dtype, is_of_batches } => {
                 let args: DirectArgs = read(argument);
-                Box::new(move |device| direct::run(device, form, dtype, grid, &args))
+                // A GPU's kernel of other calls would move the first message alone.
+                let is_its_kind = (args.batch > 1) == is_of_batches;
+                Box::new(move |device| match is_its_kind {
+                    true => direct::run(device, form, dtype, grid, &args),
+                    false => Err(Stop::Failed(ILLEGAL_ADDRESS)),
+                })
             }
             Kernel::P2p(room) => {
                 let head: P2pHead = read(argument);

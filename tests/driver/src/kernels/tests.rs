@@ -1,5 +1,6 @@
 //! Collectives between ranks that are threads, by every algorithm, against the reference.
 
+use bytemuck::Zeroable;
 use mccs_ipc::shm_exchange::CollectiveSignature;
 use mccs_ipc::types::{CollectiveKind, RedOp};
 use mccs_kernels::cuda::{Algorithm, CollectiveCall, Launch, SymmetricBufferLayout};
@@ -159,12 +160,25 @@ fn a_kernel_that_touches_what_is_not_there_fails() {
 }
 
 #[test]
+fn a_kernel_of_batches_takes_batches_alone_and_others_take_none() {
+    for (name, batch) in [("mccs_ll128_float", 2), ("mccs_simple_batch_copy", 1)] {
+        let mut args = DirectArgs::zeroed();
+        args.batch = batch;
+        let kernel = Kernel::find(name, false).expect("of the image");
+        // SAFETY: it is the kernel's argument.
+        let work = unsafe { work(kernel, 1, (&raw const args).cast()) };
+        assert_eq!(work(&device::all()[0]), Err(ILLEGAL_ADDRESS), "{name}");
+    }
+}
+
+#[test]
 fn every_function_of_the_images_is_known() {
+    let direct = |form, dtype| Kernel::Direct { form, dtype, is_of_batches: false };
     for name in mccs_kernels::cuda::functions().chain([STAGE_FUNCTION]) {
         assert!(Kernel::find(name, false).is_some(), "{name}");
     }
-    assert_eq!(Kernel::find("mccs_ll128_half", false), Some(Kernel::Direct(Form::Ll128, Some(DataType::F16))));
-    assert_eq!(Kernel::find("mccs_simple_copy", false), Some(Kernel::Direct(Form::Simple, None)));
+    assert_eq!(Kernel::find("mccs_ll128_half", false), Some(direct(Form::Ll128, Some(DataType::F16))));
+    assert_eq!(Kernel::find("mccs_simple_copy", false), Some(direct(Form::Simple, None)));
     for unknown in ["mccs_reduce_copy", "mccs_ll_float32", "stray", "mccs_", ""] {
         assert_eq!(Kernel::find(unknown, false), None, "{unknown}");
     }

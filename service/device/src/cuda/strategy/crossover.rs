@@ -8,6 +8,8 @@ use mccs_kernels::cuda::DeviceInitiatedStrategy;
 
 use mccs_model::GpuStrategy;
 
+use super::Abilities;
+
 /// Payload, as nccl-tests counts it, from which copy engines were faster than the ranks' kernels on 2 and 4 H200 (`eval/results/cuda-crossovers-2.md`
 /// and `-4`), alone on an idle GPU: MPS, of tenants or of the service too, makes no difference but for all-reduces and gathers of four, by a size. 3 and
 /// more than 4 GPUs were not measured.
@@ -32,12 +34,14 @@ fn measured(kind: CollectiveKind, nranks: u32, is_for_training: bool) -> u64 {
 }
 
 /// What ranks do by themselves, and from which size on copy engines do it, if they can.
-pub(crate) fn strategy(nranks: u32, chosen: &GpuStrategy, is_for_training: bool) -> DeviceInitiatedStrategy {
+pub(crate) fn strategy(abilities: &Abilities, chosen: &GpuStrategy, is_for_training: bool) -> DeviceInitiatedStrategy {
+    let Abilities { nranks, multiprocessors, .. } = *abilities;
     let measured_best = if chosen.ll128 {
         DeviceInitiatedStrategy::with_ll128(nranks)
     } else {
         DeviceInitiatedStrategy::initial(nranks)
     };
+    let measured_best = measured_best.with_room_for_others(multiprocessors);
     let mut strategy = measured_best.with_max_blocks(chosen.max_ctas.unwrap_or(u32::MAX));
     for kind in CollectiveKind::ALL.iter().filter(|kind| has_large(**kind, RedOp::Sum)) {
         strategy.large_from[*kind as usize] = match chosen.large_from.of(kind.name()) {
@@ -59,10 +63,32 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
+    fn of(nranks: u32) -> Abilities {
+        let execution = mccs_ipc::device_initiated::Execution::Ranks;
+        Abilities { nranks, multiprocessors: 132, execution, copy_engines: true, ll128: true, opens_buffers: true }
+    }
+
+    /// Two communicators' kernels run side by side, whichever comes first.
+    #[test]
+    fn kernels_leave_room_for_blocks_of_another_communicator_on_every_gpu() {
+        let blocks = |multiprocessors, max_ctas, ll128| {
+            let chosen = GpuStrategy { large_from: Crossover::Never.into(), ll128, max_ctas };
+            let strategy = strategy(&Abilities { multiprocessors, ..of(4) }, &chosen, false);
+            let rules = strategy.rules.iter().flatten().map(|rule| rule.blocks);
+            rules.chain([strategy.combine_blocks]).max().expect("rules")
+        };
+        for (ll128, multiprocessors) in [false, true].into_iter().flat_map(|ll128| (1..200).map(move |n| (ll128, n))) {
+            assert!(blocks(multiprocessors, None, ll128) <= multiprocessors.saturating_sub(4).max(1));
+        }
+        // H20, H100, unknown, and what the operator says.
+        let all = [(78, None), (132, None), (0, None), (132, Some(8)), (78, Some(1000))];
+        assert_eq!(all.map(|(multiprocessors, most)| blocks(multiprocessors, most, true)), [74, 128, 128, 8, 74]);
+    }
+
     fn goes_direct(large_from: LargeFrom, kind: CollectiveKind, bytes: u64) -> bool {
         let [plain, in_ll128] = [false, true].map(|ll128| {
             let chosen = GpuStrategy { large_from, ll128, max_ctas: None };
-            strategy(4, &chosen, false).choose(kind, bytes).is_some()
+            strategy(&of(4), &chosen, false).choose(kind, bytes).is_some()
         });
         assert_eq!(plain, in_ll128, "{kind} {bytes}");
         plain
@@ -103,7 +129,7 @@ mod tests {
             max_ctas: None,
         };
         let goes_direct =
-            |large_from, kind, bytes| strategy(4, &chosen(large_from), true).choose(kind, bytes).is_some();
+            |large_from, kind, bytes| strategy(&of(4), &chosen(large_from), true).choose(kind, bytes).is_some();
         for (kind, from) in
             [(Kind::AllReduce, LONG_BYTES), (Kind::AllGather, LONG_BYTES), (Kind::ReduceScatter, 32 * MIB)]
         {
@@ -123,7 +149,7 @@ mod tests {
         let most = mccs_config::limits::CUDA_PINNED_TO.max.0;
         for (nranks, kind) in (2..=8).flat_map(|nranks| CollectiveKind::ALL.iter().map(move |kind| (nranks, *kind))) {
             for bytes in [0, 1, most / 2, most] {
-                let (algorithm, _) = strategy(nranks, &chosen, false).choose(kind, bytes).expect("a rule");
+                let (algorithm, _) = strategy(&of(nranks), &chosen, false).choose(kind, bytes).expect("a rule");
                 let part = algorithm.part();
                 assert_eq!(part, mccs_ipc::device_initiated::SymmetricBufferPart::Head, "{kind} {bytes} {nranks}");
             }

@@ -29,6 +29,8 @@ const LONG_KINDS: [CollectiveKind; 3] =
 pub struct Abilities {
     /// Its ranks.
     pub nranks: u32,
+    /// Multiprocessors of the GPU that has fewest; 0 where that is not known.
+    pub multiprocessors: u32,
     /// Who carries its collectives out.
     pub execution: Execution,
     /// Whether it has copy engines.
@@ -96,9 +98,7 @@ impl Strategies {
             if abilities.copy_engines { abilities.crossovers(wanted.large_from) } else { Crossover::Never.into() };
         let first = GpuStrategy { large_from, ll128: wanted.ll128 && abilities.ll128, ..wanted };
         let mut publisher = Publisher::new(abilities.nranks);
-        publisher
-            .publish(&page, &words_of(first, abilities.nranks, false))
-            .expect("invariant: no rank has the page yet");
+        publisher.publish(&page, &words_of(first, &abilities, false)).expect("invariant: no rank has the page yet");
         Strategies { page, abilities, state: Mutex::new(State { publisher, last: first, choice: Choice::default() }) }
     }
 
@@ -135,7 +135,7 @@ impl Strategies {
             ll128: change.ll128.unwrap_or(state.last.ll128),
             max_ctas: change.max_ctas.map_or(state.last.max_ctas, |most| Some(most).filter(|most| *most != 0)),
         };
-        let words = words_of(next, nranks, state.choice.is_for_training());
+        let words = words_of(next, &self.abilities, state.choice.is_for_training());
         let cut = state.publisher.publish(&self.page, &words)?;
         state.last = next;
         Ok(cut)
@@ -166,7 +166,7 @@ impl Strategies {
             state.choice = next;
             return None;
         }
-        let words = words_of(state.last, self.abilities.nranks, next.is_for_training());
+        let words = words_of(state.last, &self.abilities, next.is_for_training());
         // If the page has no room, since a rank stands still, it stays as it is until the next time.
         let cut = state.publisher.publish(&self.page, &words).ok()?;
         state.choice = next;
@@ -196,7 +196,7 @@ impl Strategies {
     pub fn blocks(&self) -> KernelBlocks {
         let nranks = self.abilities.nranks;
         let state = self.state();
-        let strategy = strategy(nranks, &state.last, state.choice.is_for_training());
+        let strategy = strategy(&self.abilities, &state.last, state.choice.is_for_training());
         KernelBlocks { strategy, layout: SymmetricBufferLayout::initial(nranks.max(2)) }
     }
 
@@ -227,9 +227,9 @@ impl KernelBlocks {
 }
 
 /// A strategy as pages have it.
-fn words_of(chosen: GpuStrategy, nranks: u32, is_for_training: bool) -> [u64; STRATEGY_WORDS] {
+fn words_of(chosen: GpuStrategy, abilities: &Abilities, is_for_training: bool) -> [u64; STRATEGY_WORDS] {
     let mut words = [0; STRATEGY_WORDS];
-    let strategy = strategy(nranks, &chosen, is_for_training);
+    let strategy = strategy(abilities, &chosen, is_for_training);
     let bytes = bytemuck::bytes_of(&strategy);
     bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
     words
@@ -247,8 +247,14 @@ mod tests {
     fn measured() -> GpuStrategy {
         GpuStrategy { large_from: Crossover::Measured.into(), ll128: true, max_ctas: None }
     }
-    const ABLE: Abilities =
-        Abilities { nranks: 4, execution: Execution::Ranks, copy_engines: true, ll128: true, opens_buffers: true };
+    const ABLE: Abilities = Abilities {
+        nranks: 4,
+        multiprocessors: 132,
+        execution: Execution::Ranks,
+        copy_engines: true,
+        ll128: true,
+        opens_buffers: true,
+    };
 
     fn strategies(abilities: Abilities) -> Strategies {
         let (_fd, page) = ControlPage::create().expect("a page");

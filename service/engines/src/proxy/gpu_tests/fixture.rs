@@ -78,8 +78,14 @@ impl Device for Pages {
         }
         let (fd, page) = ControlPage::create().expect("a page");
         let nranks = gpus.len() as u32;
-        let abilities =
-            Abilities { nranks, execution: self.execution, copy_engines: true, ll128: false, opens_buffers: true };
+        let abilities = Abilities {
+            nranks,
+            multiprocessors: 132,
+            execution: self.execution,
+            copy_engines: true,
+            ll128: false,
+            opens_buffers: true,
+        };
         let wanted = GpuStrategy { large_from: Crossover::Measured.into(), ll128: true, max_ctas: None };
         let buffers = ToldBuffers(Arc::clone(&self.told), Arc::clone(&self.stamped), Arc::clone(&self.at_last));
         let strategies = Strategies::begin(Arc::new(page), abilities, wanted);
