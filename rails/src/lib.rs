@@ -25,4 +25,4 @@ pub use exchange::{Batch, Exchange, Place};
 pub use order::{Behind, Step, order};
 pub use plan::{Forks, Move, Part, Parts, Plan, Slice, Stage};
 pub use ring::Ring;
-pub use sizes::{SLOT_BYTES, SLOTS, Sizes, forked_blocks};
+pub use sizes::{SLOTS_BYTES, SLOTS_MAX, Sizes, forked_blocks, slot_bytes};

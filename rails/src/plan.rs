@@ -22,7 +22,7 @@ use crate::exchange::{Exchange, Place};
 use crate::model::{Form, SEGMENTS_MAX, best_cut};
 use crate::order::{Step, steps};
 use crate::ring::Ring;
-use crate::sizes::{RATES, SLICE_BYTES_MIN, SLOTS, Sizes};
+use crate::sizes::{RATES, SLICE_BYTES_MIN, Sizes, slot_bytes, slots};
 
 /// Slices but for the last ones have whole multiples of so many elements a rail: vectors are aligned then.
 const ALIGN_COUNT: u64 = 64;
@@ -305,10 +305,24 @@ impl Plan<'_> {
         self.count.saturating_mul(self.blocks_at_a_time(true)) / u64::from(rails)
     }
 
-    /// The same in slices with which it takes least, by a model of its parts, and perhaps in several streams; for slots of so many bytes, and
-    /// elements of so many.
+    /// The same with as many slots as suit it, of so many bytes together, and elements of so many.
     #[must_use]
-    pub fn in_best_cut(self, slot_bytes: u64, element_bytes: u64, forks: Forks) -> Self {
+    pub fn in_best_slots(self, slots_bytes: u64, element_bytes: u64) -> Self {
+        let slots = if self.round().is_some() { self.sizes.slots } else { slots(self.segments()) };
+        self.in_slots(slots, slots_bytes, element_bytes)
+    }
+
+    /// The same with so many slots.
+    #[must_use]
+    pub fn in_slots(self, slots: u64, slots_bytes: u64, element_bytes: u64) -> Self {
+        let slot = slot_bytes(slots_bytes, slots) / element_bytes;
+        Plan { sizes: Sizes { slots, slot, ..self.sizes }, ..self }
+    }
+
+    /// The same in slices with which it takes least, by a model of its parts, and perhaps in several streams; for elements of so many bytes.
+    #[must_use]
+    pub fn in_best_cut(self, element_bytes: u64, forks: Forks) -> Self {
+        let slot_bytes = self.sizes.slot * element_bytes;
         let bytes = self.moved_by_rail().saturating_mul(element_bytes);
         // Segments of a ring are too many for streams of their own.
         let (forks, form) = (if self.round().is_some() { Forks::Never } else { forks }, self.form());
@@ -325,14 +339,15 @@ impl Plan<'_> {
         }
     }
 
-    /// Whether calls of ranks that are there may have several streams: if any does, a long one.
+    /// Whether calls of ranks that are there may have several streams: if any does, a long one. For slots of so many bytes together.
     #[must_use]
-    pub fn may_fork(layout: &Layout, slot_bytes: u64) -> bool {
+    pub fn may_fork(layout: &Layout, slots_bytes: u64) -> bool {
         let seat = layout.seat(0);
         CollectiveKind::ALL.iter().any(|kind| {
-            let (count, sizes) = (1 << 40, Sizes::new(slot_bytes, 1));
+            let (count, sizes) = (1 << 40, Sizes::new(slots_bytes, 1));
             Plan { layout, seat, kind: *kind, count, root: 0, sizes, ring: None }
-                .in_best_cut(slot_bytes, 1, Forks::WhereItPays)
+                .in_best_slots(slots_bytes, 1)
+                .in_best_cut(1, Forks::WhereItPays)
                 .sizes
                 .is_forked
         })
@@ -351,7 +366,7 @@ impl Plan<'_> {
                 Some(_) => 2,
                 None => self.segments() as u64,
             },
-            slots: SLOTS,
+            slots: self.sizes.slots,
             // Of what goes from host to host in an all-to-all each rank of a team has a part.
             team: if self.kind == CollectiveKind::AllToAll { team.min(2).into() } else { team.into() },
             carried: if self.has_one_block() { 1 } else { hosts - 1 },
@@ -381,9 +396,9 @@ impl Plan<'_> {
         }
     }
 
-    /// What a rank enqueues for so many slices, in order, with so many slots.
-    pub fn steps(&self, slices: usize, slots: usize) -> impl Iterator<Item = Step> + use<> {
-        steps(slices, self.segments(), slots, self.sizes.is_forked)
+    /// What a rank enqueues for so many slices, in order.
+    pub fn steps(&self, slices: usize) -> impl Iterator<Item = Step> + use<> {
+        steps(slices, self.segments(), self.sizes.slots as usize, self.sizes.is_forked)
     }
 
     /// The slices, in order; none of an empty call.
@@ -397,7 +412,9 @@ impl Plan<'_> {
         let mut first = 0;
         if !self.has_undivided() || self.count.saturating_mul(blocks) > undivided {
             let all = self.count / unit;
-            let wanted = (slice / self.blocks_at_a_time(true)).max(1).next_multiple_of(ALIGN_COUNT).min(most);
+            // Hosts that exchange have a part each of what a rail moves.
+            let parts = if self.exchanges() { self.layout.hosts().into() } else { self.blocks_at_a_time(true) };
+            let wanted = (slice / parts).max(1).next_multiple_of(ALIGN_COUNT).min(most);
             let mut left = all;
             while left > 0 {
                 let part = left.min(wanted);

@@ -4,10 +4,16 @@
 
 use crate::model::{Forked, Rates};
 
+/// Bytes of a rank's slots, of all its rails together.
+pub const SLOTS_BYTES: u64 = 32 << 20;
 /// Slices under way: one that the team combines, two that travel, one that is taken out.
-pub const SLOTS: u64 = 4;
-/// Bytes of a slot, of all rails of a rank together.
-pub const SLOT_BYTES: u64 = 8 << 20;
+pub(crate) const SLOTS: u64 = 4;
+/// The same of slices that travel twice, as those of all-reduces of more than two hosts. Six have too short slices, as simulated.
+const SLOTS_OF_TWO_MOVES: u64 = 5;
+/// Most slots.
+pub const SLOTS_MAX: u64 = SLOTS_OF_TWO_MOVES;
+/// Slots begin at whole pages.
+const SLOT_ALIGN: u64 = 4096;
 /// Up to so much of a host's goes whole by every rail that needs it: fewer kernels, more bytes. A kernel takes some 5 us, in which a rail
 /// of 400 Gbit/s moves 250 KB, and one over TCP 10 KB.
 const UNDIVIDED_BYTES: u64 = 16 << 10;
@@ -43,12 +49,25 @@ pub fn forked_blocks(multiprocessors: u32) -> Option<u32> {
     (blocks >= *FORKED_BLOCKS.start()).then(|| blocks.min(*FORKED_BLOCKS.end()))
 }
 
+/// Slices under way of calls of so many segments, which do not go round a ring: the same on all ranks.
+pub(crate) fn slots(segments: usize) -> u64 {
+    if segments == 3 { SLOTS_OF_TWO_MOVES } else { SLOTS }
+}
+
+/// Bytes from one slot to the next, where the slots of a rail have so many bytes together.
+#[must_use]
+pub fn slot_bytes(slots_bytes: u64, slots: u64) -> u64 {
+    slots_bytes / slots / SLOT_ALIGN * SLOT_ALIGN
+}
+
 /// What a rail of more than two hosts moves at least where hosts exchange parts of it: twice the moves, for fewer bytes.
 const EXCHANGE_BYTES_MIN: u64 = 64 << 10;
 
 /// Sizes, in elements: the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
+    /// Slices under way, each in a slot.
+    pub slots: u64,
     /// A slot of a rail of the rank that has most rails.
     pub slot: u64,
     /// Up to so much of a host's is not divided among rails, which takes fewer stages.
@@ -62,11 +81,13 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// For slots of so many bytes, and elements of so many; in the shortest slices and one stream, until [`Plan::in_best_cut`](crate::Plan::in_best_cut).
+    /// For slots of so many bytes together, and elements of so many; in the shortest slices and one stream, until
+    /// [`Plan::in_best_cut`](crate::Plan::in_best_cut).
     #[must_use]
-    pub fn new(slot_bytes: u64, element_bytes: u64) -> Self {
+    pub fn new(slots_bytes: u64, element_bytes: u64) -> Self {
         Sizes {
-            slot: slot_bytes / element_bytes,
+            slots: SLOTS,
+            slot: slot_bytes(slots_bytes, SLOTS) / element_bytes,
             undivided: UNDIVIDED_BYTES / element_bytes,
             slice: SLICE_BYTES_MIN / element_bytes,
             exchange_from: EXCHANGE_BYTES_MIN / element_bytes,

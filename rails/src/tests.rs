@@ -9,7 +9,9 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 
-use super::{Behind, Exchange, Forks, Move, Part, Place, Plan, Ring, SLOT_BYTES, Sizes, Stage, Step};
+use super::{
+    Behind, Exchange, Forks, Move, Part, Place, Plan, Ring, SLOTS_BYTES, SLOTS_MAX, Sizes, Stage, Step, slot_bytes,
+};
 
 const KINDS: [CollectiveKind; 8] = [
     CollectiveKind::AllReduce,
@@ -168,7 +170,7 @@ struct Moving {
 impl Rank {
     fn new(plan: &Plan<'_>, memory: Memory) -> Self {
         let slices = plan.slices();
-        let steps: Vec<_> = plan.steps(slices.len(), SLOTS).collect();
+        let steps: Vec<_> = plan.steps(slices.len()).collect();
         let stages: Vec<VecDeque<_>> =
             steps.iter().map(|step| plan.stages(slices[step.slice], step.segment).into()).collect();
         let mut streams = vec![VecDeque::new(); plan.segments()];
@@ -459,6 +461,7 @@ fn plans_of_all_ranks_make_up_the_collective() {
         for kind in KINDS.into_iter().filter(|kind| Plan::takes(*kind)) {
             for round in 0..12 {
                 let sizes = Sizes {
+                    slots: SLOTS as u64,
                     slot: [64, 1000, 10_000][rng.random_range(0..3)],
                     undivided: [0, 10, 100, 5000][rng.random_range(0..4)],
                     slice: [1, 100, 1000][rng.random_range(0..3)],
@@ -487,6 +490,7 @@ fn reductions_go_round_rings_of_hosts() {
                 order.shuffle(&mut rng);
                 let ring = Ring::new(&order, layout.hosts()).expect("an order");
                 let sizes = Sizes {
+                    slots: SLOTS as u64,
                     slot: [128, 1000, 10_000][rng.random_range(0..3)],
                     undivided: [0, 10, 100][rng.random_range(0..3)],
                     slice: [1, 100, 1000][rng.random_range(0..3)],
@@ -507,7 +511,8 @@ fn reductions_go_round_rings_of_hosts() {
 fn a_ring_carries_as_little_as_it_can_and_nothing_beside() {
     let (layout, order) = (layout(&[2; 4]), [2, 0, 3, 1]);
     let ring = Ring::new(&order, 4).expect("an order");
-    let sizes = Sizes { slot: 1 << 20, undivided: 0, slice: 1 << 14, exchange_from: 1, is_forked: false };
+    let sizes =
+        Sizes { slots: SLOTS as u64, slot: 1 << 20, undivided: 0, slice: 1 << 14, exchange_from: 1, is_forked: false };
     for (kind, times) in [(CollectiveKind::AllReduce, 2), (CollectiveKind::ReduceScatter, 1)] {
         let (count, ring) = (1 << 16, Some(&ring));
         let payload = kind.payload_count(count, layout.nranks());
@@ -534,9 +539,16 @@ fn a_ring_carries_as_little_as_it_can_and_nothing_beside() {
 
 #[test]
 fn slices_are_those_that_overlap() {
-    let layout = layout(&[2, 2]);
-    let sizes = Sizes { slot: 2 << 20, undivided: 2048, slice: 32 << 10, exchange_from: 0, is_forked: false };
-    let slices = |count| {
+    let sizes = Sizes {
+        slots: SLOTS as u64,
+        slot: 2 << 20,
+        undivided: 2048,
+        slice: 32 << 10,
+        exchange_from: 0,
+        is_forked: false,
+    };
+    let slices = |teams: &[u32], count| {
+        let layout = layout(teams);
         let plan = Plan {
             layout: &layout,
             seat: layout.seat(0),
@@ -548,8 +560,29 @@ fn slices_are_those_that_overlap() {
         };
         plan.slices().len()
     };
-    assert_eq!([0, 1, 2048, 2049, 2050, 64 << 10].map(slices), [0, 1, 1, 2, 1, 1]);
-    assert_eq!([256 << 10, 1 << 20, 16 << 20].map(slices), [4, 16, 256]);
+    assert_eq!([0, 1, 2048, 2049, 2050, 64 << 10].map(|count| slices(&[2, 2], count)), [0, 1, 1, 2, 1, 1]);
+    for teams in [&[2, 2][..], &[2; 4], &[2; 8]] {
+        let of_teams = [256 << 10, 1 << 20, 16 << 20].map(|count| slices(teams, count));
+        assert_eq!(of_teams, [4, 16, 256], "however many hosts exchange: {teams:?}");
+    }
+}
+
+#[test]
+fn calls_with_two_moves_have_a_slot_more_of_the_same_memory() {
+    let slots = |teams: &[u32], kind, ring: Option<&Ring>| {
+        let layout = layout(teams);
+        let (seat, sizes) = (layout.seat(0), Sizes::new(SLOTS_BYTES, 4));
+        let plan = Plan { layout: &layout, seat, kind, count: 1 << 28, root: 0, sizes, ring };
+        let Sizes { slots, slot, .. } = plan.in_best_slots(SLOTS_BYTES, 4).sizes;
+        let bytes = slot_bytes(SLOTS_BYTES, slots);
+        assert!(slots <= SLOTS_MAX && slots * bytes <= SLOTS_BYTES && slot * 4 <= bytes && bytes.is_multiple_of(4096));
+        slots
+    };
+    let (all_reduce, reduce_scatter) = (CollectiveKind::AllReduce, CollectiveKind::ReduceScatter);
+    assert_eq!([&[8, 8][..], &[8; 3], &[8; 64]].map(|teams| slots(teams, all_reduce, None)), [4, 5, 5]);
+    assert_eq!([&[8, 8][..], &[8; 3]].map(|teams| slots(teams, reduce_scatter, None)), [4, 4]);
+    let ring = Ring::new(&[0, 1, 2], 3).expect("an order");
+    assert_eq!([all_reduce, reduce_scatter].map(|kind| slots(&[8; 3], kind, Some(&ring))), [4, 4]);
 }
 
 #[test]
@@ -562,10 +595,10 @@ fn long_calls_are_forked_where_teams_are_large() {
             kind,
             count,
             root: 0,
-            sizes: Sizes::new(SLOT_BYTES, 4),
+            sizes: Sizes::new(SLOTS_BYTES, 4),
             ring: None,
         };
-        plan.in_best_cut(SLOT_BYTES, 4, Forks::WhereItPays).sizes.is_forked
+        plan.in_best_slots(SLOTS_BYTES, 4).in_best_cut(4, Forks::WhereItPays).sizes.is_forked
     };
     let all_reduce = CollectiveKind::AllReduce;
     assert_eq!([1 << 10, 1 << 18, 1 << 28].map(|count| is_forked(&[8, 8], all_reduce, count)), [false, false, true]);
@@ -574,7 +607,7 @@ fn long_calls_are_forked_where_teams_are_large() {
     assert!(is_forked(&[4, 4], all_reduce, 14_000_005));
     assert!(!is_forked(&[2, 2], all_reduce, 1 << 30), "the wire is busier than kernels");
     assert_eq!(
-        [&[8, 8][..], &[4, 2], &[2, 2], &[1, 1, 1]].map(|teams| Plan::may_fork(&layout(teams), SLOT_BYTES)),
+        [&[8, 8][..], &[4, 2], &[2, 2], &[1, 1, 1]].map(|teams| Plan::may_fork(&layout(teams), SLOTS_BYTES)),
         [true, true, false, false]
     );
 }
@@ -585,7 +618,7 @@ fn the_model_knows_how_often_teams_act() {
         let layout = layout(teams);
         let plan = |host| {
             let (seat, sizes) =
-                (layout.seat(layout.first_rank(host)), Sizes { exchange_from: 1, ..Sizes::new(SLOT_BYTES, 4) });
+                (layout.seat(layout.first_rank(host)), Sizes { exchange_from: 1, ..Sizes::new(SLOTS_BYTES, 4) });
             Plan { layout: &layout, seat, kind, count: 1 << 28, root: 0, sizes, ring: None }
         };
         let calls = |plan: &Plan<'_>, segment| {
@@ -607,9 +640,9 @@ fn the_model_knows_how_often_teams_act() {
 fn calls_of_several_slices_can_all_be_forked() {
     let layout = layout(&[2, 2]);
     let plan = |count| {
-        let (seat, sizes) = (layout.seat(0), Sizes::new(SLOT_BYTES, 4));
+        let (seat, sizes) = (layout.seat(0), Sizes::new(SLOTS_BYTES, 4));
         let plan = Plan { layout: &layout, seat, kind: CollectiveKind::AllToAll, count, root: 0, sizes, ring: None };
-        plan.in_best_cut(SLOT_BYTES, 4, Forks::Always)
+        plan.in_best_slots(SLOTS_BYTES, 4).in_best_cut(4, Forks::Always)
     };
     for count in [1, 1 << 10, 1 << 16, 1 << 20, 1 << 24] {
         assert_eq!(plan(count).sizes.is_forked, plan(count).slices().len() > 1, "{count}");

@@ -39,6 +39,8 @@ pub struct RailTimes {
     pub link_bytes_per_ns: f64,
     /// How long a message is on its way.
     pub latency_ns: f64,
+    /// Channels of a rail.
+    pub channels: u32,
     /// Longest message.
     pub message_bytes: u64,
     /// What a message costs the thread that sends it.
@@ -152,8 +154,9 @@ impl Machine {
                 link_bytes_per_ns: 50.0 * 4096.0 / (4096.0 + 82.0),
                 // Half of a round trip over three tiers (`docs/internals/rdma.md`).
                 latency_ns: 11_000.0,
-                // `MESSAGE_BYTES_MAX` of the transport engine.
-                message_bytes: 256 << 10,
+                // One for a NIC, and what that carries in 21.5 us (decision 102).
+                channels: 1,
+                message_bytes: 1 << 20,
                 // Three verbs of 200 ns (`mccs_collective::RdmaHost`).
                 message_ns: 600.0,
                 // Longer than what fits an inbox.
@@ -175,6 +178,7 @@ impl Machine {
             end_ns: 10_000.0,
             link_bytes_per_ns: 5.2,
             latency_ns: 10_000.0,
+            channels: 2,
             message_bytes: 256 << 10,
             message_ns: 3_000.0,
             credits_from_bytes: None,

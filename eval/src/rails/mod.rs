@@ -27,7 +27,7 @@ use mccs_collective::ScheduleError;
 use mccs_ipc::layout::Layout;
 use mccs_ipc::protocol::HostRun;
 use mccs_ipc::types::CollectiveKind;
-use mccs_rails::{Forks, Plan, SLOT_BYTES, SLOTS, Sizes};
+use mccs_rails::{Forks, Plan, SLOTS_BYTES, Sizes};
 use mccs_telemetry::bandwidth::traffic;
 use serde::Serialize;
 
@@ -86,10 +86,10 @@ pub struct Design {
     pub receives_ahead: bool,
     /// Kernels are for all hosts at once: those of a team's batches, and those that combine parts.
     pub joins_kernels: bool,
-    /// Slices under way.
-    pub slots: u64,
-    /// Bytes of a slot.
-    pub slot_bytes: u64,
+    /// Slices under way; `None`: by the call, as the library has them.
+    pub slots: Option<u64>,
+    /// Bytes of a rank's slots.
+    pub slots_bytes: u64,
 }
 
 impl Design {
@@ -98,12 +98,12 @@ impl Design {
     pub fn measured() -> Self {
         Design {
             slices: Slices::Four,
-            slots: SLOTS,
+            slots: Some(4),
             forks: false,
             moves_at_a_time: 1,
             receives_ahead: false,
             joins_kernels: false,
-            slot_bytes: SLOT_BYTES,
+            slots_bytes: SLOTS_BYTES,
         }
     }
 
@@ -119,24 +119,34 @@ impl Design {
         Design { forks: true, ..Self::in_one_stream() }
     }
 
-    /// What they do. Of more than two hosts moves overlap less than here: at their ends alone.
+    /// As before decision 107.
     #[must_use]
-    pub fn built() -> Self {
+    pub fn with_four_slots() -> Self {
         Design { joins_kernels: true, ..Self::with_kernels_for_each_host() }
     }
 
-    /// What decision 093 proposes.
+    /// What they do. Of more than two hosts moves overlap less than here: at their ends alone.
     #[must_use]
-    pub fn proposed() -> Self {
-        Design { slots: 6, slot_bytes: 5 << 20, ..Self::built() }
+    pub fn built() -> Self {
+        Design { slots: None, ..Self::with_four_slots() }
+    }
+
+    /// With twice the memory.
+    #[must_use]
+    pub fn with_more_memory() -> Self {
+        Design { slots: Some(8), slots_bytes: 2 * SLOTS_BYTES, ..Self::built() }
     }
 
     /// A plan in slices.
     fn cut<'a>(&self, plan: Plan<'a>) -> Plan<'a> {
+        let plan = match self.slots {
+            Some(slots) => plan.in_slots(slots, self.slots_bytes, ELEMENT_BYTES),
+            None => plan.in_best_slots(self.slots_bytes, ELEMENT_BYTES),
+        };
         match self.slices {
             Slices::ByModel => {
                 let forks = if self.forks { Forks::WhereItPays } else { Forks::Never };
-                plan.in_best_cut(self.slot_bytes, ELEMENT_BYTES, forks)
+                plan.in_best_cut(ELEMENT_BYTES, forks)
             }
             Slices::Four => {
                 let slice = plan.moved_by_rail().div_ceil(4).max((256 << 10) / ELEMENT_BYTES);
@@ -185,7 +195,7 @@ pub fn simulate(machine: &Machine, design: &Design, call: &Call) -> Result<Outco
     let runs: Vec<_> = (0..call.hosts).map(|host| HostRun { host, ranks: machine.gpus }).collect();
     let layout = Layout::new(&runs).map_err(|_| SimulationError::Hosts(call.hosts))?;
     let count = tasks::count_of(call.kind, call.payload_bytes, ELEMENT_BYTES, layout.nranks());
-    let sizes = Sizes::new(design.slot_bytes, ELEMENT_BYTES);
+    let sizes = Sizes::new(design.slots_bytes, ELEMENT_BYTES);
     let plan = |host: u32| {
         let seat = layout.seat(layout.first_rank(host));
         design.cut(Plan { layout: &layout, seat, kind: call.kind, count, root: 0, sizes, ring: None })

@@ -11,8 +11,6 @@ use super::agenda::{Agenda, Event, Link, NetworkEvent};
 use super::machine::{Machine, RailTimes};
 use super::{Design, SimulationError};
 
-/// Channels of a rail with one NIC (decision 075).
-const CHANNELS: u32 = 2;
 /// Messages that a step asks for at a time: the one that it works on, and `RECEIVES_AHEAD` of the transport engine.
 const ASKED_AT_A_TIME: usize = 4;
 
@@ -100,7 +98,7 @@ impl Network {
             };
             let schedule = match known.get(&problem) {
                 Some(schedule) => Arc::clone(schedule),
-                None => Arc::new(schedule(&problem, element_bytes)?),
+                None => Arc::new(schedule(&problem, machine.rail.channels, element_bytes)?),
             };
             known.insert(problem, Arc::clone(&schedule));
             schedules.push(schedule);
@@ -340,9 +338,9 @@ fn program(schedule: &Schedule, channel: usize, host: usize) -> &Program {
 }
 
 /// The schedule that services run for a move.
-fn schedule(problem: &Problem, element_bytes: u64) -> Result<Schedule, SimulationError> {
+fn schedule(problem: &Problem, channels: u32, element_bytes: u64) -> Result<Schedule, SimulationError> {
     let hosts: Vec<Vec<u32>> = (0..problem.nranks).map(|host| vec![host]).collect();
-    let strategy = Strategy::initial(Choice::Auto, problem.nranks, CHANNELS, &hosts);
-    let algorithm = CostModel::for_hosts(&hosts).choose(problem, element_bytes as usize, &strategy)?;
+    let strategy = Strategy::initial(Choice::Auto, problem.nranks, channels, &hosts);
+    let algorithm = CostModel::for_hosts(&hosts).of_rail().choose(problem, element_bytes as usize, &strategy)?;
     Ok(build(problem, algorithm, &strategy)?)
 }

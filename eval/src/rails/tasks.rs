@@ -78,11 +78,11 @@ pub(super) fn script(
         after: Vec::new(),
     };
     let slices = plan.slices();
-    let slots = design.slots as usize;
+    let slots = plan.sizes.slots as usize;
     let mut under_way = vec![Vec::new(); slots];
     // By slot: the last task of its slice that others come behind.
     let (mut told, mut ended) = (vec![None; slots], vec![None; slots]);
-    for step in plan.steps(slices.len(), slots) {
+    for step in plan.steps(slices.len()) {
         let (slot, lane) = (step.slice % slots, step.stream);
         let behind = match step.behind {
             Some(Behind::Slot(_)) => ended[slot],

@@ -61,7 +61,7 @@ fn nothing_is_faster_than_its_floor() {
 fn nics_send_what_the_floor_says() {
     let machine = Machine::h100_400g().expect("results");
     for (kind, times) in KINDS.into_iter().zip([2.0, 1.0, 1.0]) {
-        for (hosts, design) in [(2, Design::built()), (8, Design::built()), (8, Design::proposed())] {
+        for (hosts, design) in [(2, Design::built()), (8, Design::built()), (8, Design::with_more_memory())] {
             let payload_bytes = 64 << 20;
             let outcome = ran(&machine, &design, kind, hosts, payload_bytes);
             let sent = outcome.nic * outcome.ns * machine.rail.link_bytes_per_ns;
@@ -74,7 +74,7 @@ fn nics_send_what_the_floor_says() {
 #[test]
 fn calls_take_the_same_time_again_and_longer_ones_longer() {
     let machine = Machine::h100_400g().expect("results");
-    let of = |bytes| ran(&machine, &Design::proposed(), CollectiveKind::AllReduce, 8, bytes);
+    let of = |bytes| ran(&machine, &Design::with_more_memory(), CollectiveKind::AllReduce, 8, bytes);
     assert_eq!(of(8 << 20), of(8 << 20));
     assert!(of(8 << 20).ns < of(64 << 20).ns);
 }

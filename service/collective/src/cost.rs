@@ -58,6 +58,21 @@ impl CostModel {
         CostModel { hosts: host_of, ..CostModel::one_host() }
     }
 
+    /// The same hosts where ranks are GPUs that combine by themselves, and a channel is one's own NIC: figures of NICs of 400 Gbit/s behind three
+    /// tiers of switches, which read and write memory of GPUs.
+    #[must_use]
+    pub fn of_rail(&self) -> Self {
+        CostModel {
+            hosts: self.hosts.clone(),
+            // Nothing is copied.
+            memory_bytes_per_ns: f64::INFINITY,
+            link_bytes_per_ns: 49.0,
+            step_ns: 200.0,
+            message_ns: 600.0,
+            link_latency_ns: 11_000.0,
+        }
+    }
+
     fn host(&self, rank: u32) -> u32 {
         self.hosts.get(rank as usize).copied().unwrap_or(0)
     }

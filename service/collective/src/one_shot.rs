@@ -7,26 +7,31 @@ use mccs_ipc::types::CollectiveKind;
 use super::layout::Layout;
 use super::schedule::{Buffer, Channel, Program, RankSpan, Schedule, Shape, Span, Step};
 
-/// The steps of a group.
-type Steps = fn(&Layout<'_>, u32) -> Vec<Step>;
-
 /// Elements of scratch that all contributions together may take: it grows with their number as well as with their length,
 /// and so much data goes round a ring faster.
 const SCRATCH_COUNT_MAX: u64 = 1 << 20;
 
-/// The schedule, of one channel, or `None` for a collective that has no such form, or data too long for it.
+/// The schedule, or `None` for a collective that has no such form, or data too long for it. What is combined goes by one channel.
 pub(super) fn build(layout: &Layout<'_>) -> Option<Schedule> {
     let channels = layout.strategy.channels_of(layout.problem.count, layout.orders.len() as u64);
-    let (steps, slots) = match layout.problem.kind {
-        CollectiveKind::AllReduce => (all_reduce as Steps, layout.groups.len() as u64),
-        // Between two a ring has the same messages, and all channels.
-        CollectiveKind::AllGather if layout.groups.len() > 2 || channels == 1 => (all_gather as Steps, 0),
+    let count = layout.problem.count;
+    let (channels, slots) = match layout.problem.kind {
+        CollectiveKind::AllReduce => (vec![channel(layout, |group| all_reduce(layout, group))], layout.groups.len()),
+        // Between two a ring has the same messages.
+        CollectiveKind::AllGather if layout.groups.len() > 2 || channels == 1 => {
+            let part = |index| layout.strategy.channel_part(count, channels, index);
+            ((0..channels).map(|index| channel(layout, |group| all_gather(layout, group, part(index)))).collect(), 0)
+        }
         _ => return None,
     };
-    let scratch_count = slots.checked_mul(layout.problem.count).filter(|count| *count <= SCRATCH_COUNT_MAX)?;
-    let program = |(number, ranks): (u32, &Vec<u32>)| Program { ranks: ranks.clone(), steps: steps(layout, number) };
-    let programs = (0..).zip(&layout.groups).map(program).collect();
-    Some(Schedule { problem: *layout.problem, scratch_count, shape: Shape::Message(vec![Channel { programs }]) })
+    let scratch_count = (slots as u64).checked_mul(count).filter(|count| *count <= SCRATCH_COUNT_MAX)?;
+    Some(Schedule { problem: *layout.problem, scratch_count, shape: Shape::Message(channels) })
+}
+
+/// A channel with these steps of each group.
+fn channel(layout: &Layout<'_>, steps: impl Fn(u32) -> Vec<Step>) -> Channel {
+    let program = |(number, ranks): (u32, &Vec<u32>)| Program { ranks: ranks.clone(), steps: steps(number) };
+    Channel { programs: (0..).zip(&layout.groups).map(program).collect() }
 }
 
 /// The other groups, each group beginning with another, so that none is everybody's target at once.
@@ -48,10 +53,10 @@ fn all_reduce(layout: &Layout<'_>, own: u32) -> Vec<Step> {
     steps
 }
 
-fn all_gather(layout: &Layout<'_>, own: u32) -> Vec<Step> {
-    let count = layout.problem.count;
-    let block = |rank| layout.at_all(own, layout.block(Buffer::Recv, rank, 0, count));
-    let contribution = |rank: &u32| RankSpan { rank: *rank, span: Span::new(Buffer::Send, 0, count) };
+/// Of a part of each block.
+fn all_gather(layout: &Layout<'_>, own: u32, (offset, count): (u64, u64)) -> Vec<Step> {
+    let block = |rank| layout.at_all(own, layout.block(Buffer::Recv, rank, offset, count));
+    let contribution = |rank: &u32| RankSpan { rank: *rank, span: Span::new(Buffer::Send, offset, count) };
     let mut steps = Vec::new();
     for peer in others(layout, own) {
         steps.extend(layout.ranks(own).iter().map(|rank| Step::Send { peer, src: contribution(rank) }));

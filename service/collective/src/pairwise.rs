@@ -8,9 +8,12 @@ use mccs_ipc::types::CollectiveKind;
 use super::layout::Layout;
 use super::schedule::{Buffer, Channel, Problem, Program, RankSpan, Schedule, Shape, Span, Step};
 
-/// One channel for the kinds that neither ring nor tree has a form for; empty for others.
+/// One channel for the kinds that neither ring nor tree has a form for; empty for others. An all-to-all of a rail has them all.
 pub(super) fn build(layout: &Layout<'_>) -> Schedule {
     let problem = layout.problem;
+    if problem.kind == CollectiveKind::AllToAll && problem.leaves_own {
+        return of_rail(layout);
+    }
     let of_rank: fn(&Problem, u32) -> Vec<Step> = match problem.kind {
         CollectiveKind::AllToAll => all_to_all,
         CollectiveKind::Gather => gather,
@@ -24,6 +27,19 @@ pub(super) fn build(layout: &Layout<'_>) -> Schedule {
         (0..problem.nranks).map(|rank| Program { ranks: vec![rank], steps: of_rank(problem, rank) }).collect()
     };
     Schedule { problem: *problem, scratch_count: 0, shape: Shape::Message(vec![Channel { programs }]) }
+}
+
+/// Each channel, which is a NIC, has a part of every block.
+fn of_rail(layout: &Layout<'_>) -> Schedule {
+    let (problem, strategy) = (layout.problem, layout.strategy);
+    let channels = strategy.channels_of(problem.count, layout.orders.len() as u64);
+    let channel = |index| {
+        let part = strategy.channel_part(problem.count, channels, index);
+        let program = |rank| Program { ranks: vec![rank], steps: exchange(problem, rank, part) };
+        Channel { programs: (0..problem.nranks).map(program).collect() }
+    };
+    let shape = Shape::Message((0..channels).map(channel).collect());
+    Schedule { problem: *problem, scratch_count: 0, shape }
 }
 
 fn block(problem: &Problem, buffer: Buffer, rank: u32) -> Span {
@@ -53,19 +69,25 @@ fn after(rank: u32, distance: u32, nranks: u32) -> u32 {
 }
 
 fn all_to_all(problem: &Problem, rank: u32) -> Vec<Step> {
-    let nranks = problem.nranks;
-    let own = copy(rank, block(problem, Buffer::Send, rank), block(problem, Buffer::Recv, rank));
-    let mut steps: Vec<_> = Some(own).filter(|_| !problem.leaves_own).into_iter().collect();
-    // Sends come first. Behind receives of other distances each would wait for a message: a latency for each rank.
-    steps.extend((1..nranks).map(|distance| {
-        let to = after(rank, distance, nranks);
-        send(rank, to, block(problem, Buffer::Send, to))
-    }));
-    steps.extend((1..nranks).map(|distance| {
-        let from = after(rank, nranks - distance, nranks);
-        recv(rank, from, block(problem, Buffer::Recv, from))
-    }));
+    let mut steps = vec![copy(rank, block(problem, Buffer::Send, rank), block(problem, Buffer::Recv, rank))];
+    steps.extend(exchange(problem, rank, (0, problem.count)));
     steps
+}
+
+/// A part of each block, as (offset, count), for and from each other rank.
+fn exchange(problem: &Problem, rank: u32, (offset, count): (u64, u64)) -> Vec<Step> {
+    let nranks = problem.nranks;
+    let part = |buffer, of: u32| Span::new(buffer, u64::from(of) * problem.count + offset, count);
+    // Sends come first. Behind receives of other distances each would wait for a message: a latency for each rank.
+    let sends = (1..nranks).map(|distance| {
+        let to = after(rank, distance, nranks);
+        send(rank, to, part(Buffer::Send, to))
+    });
+    let recvs = (1..nranks).map(|distance| {
+        let from = after(rank, nranks - distance, nranks);
+        recv(rank, from, part(Buffer::Recv, from))
+    });
+    sends.chain(recvs).collect()
 }
 
 fn gather(problem: &Problem, rank: u32) -> Vec<Step> {

@@ -52,6 +52,22 @@ fn long_data_of_two_hosts_goes_by_all_channels_and_short_data_by_one() {
 }
 
 #[test]
+fn all_gathers_of_a_rail_of_many_hosts_go_at_once_by_all_its_nics() {
+    let kind = CollectiveKind::AllGather;
+    for nics in [1, 2, 3] {
+        let strategy = Strategy::initial(Choice::Auto, 16, nics, &hosts());
+        // Slots have no room for longer blocks of so many hosts.
+        for count in [1, 1 << 12, 1 << 16, 1 << 17] {
+            let chosen = network().of_rail().choose(&problem(kind, count), 4, &strategy);
+            assert_eq!(chosen, Ok(Algorithm::OneShot), "{count}, {nics} NICs");
+        }
+        let long = build(&problem(kind, 1 << 17), Algorithm::OneShot, &strategy).expect("valid");
+        assert!(matches!(&long.shape, Shape::Message(channels) if channels.len() == nics as usize), "{nics}");
+        assert_eq!(verify(&long, false), Ok(()));
+    }
+}
+
+#[test]
 fn an_all_to_all_takes_one_latency_however_many_hosts_there_are() {
     let model = CostModel { step_ns: 0.0, message_ns: 0.0, ..network() };
     let strategy = Strategy::initial(Choice::Auto, 16, 1, &hosts());

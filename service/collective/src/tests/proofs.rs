@@ -227,6 +227,16 @@ fn an_all_to_all_may_leave_the_own_part() {
             }
         }
     }
+    // A channel is a NIC: long blocks go by all of them.
+    let strategy = Strategy::initial(Choice::Auto, 5, 3, &(0..5).map(|rank| vec![rank]).collect::<Vec<_>>());
+    let channels = |count| {
+        let kind = CollectiveKind::AllToAll;
+        let problem = Problem { kind, nranks: 5, root: 0, count, premultiply: false, leaves_own: true, one_hop: false };
+        let schedule = build(&problem, Algorithm::Ring, &strategy).expect("valid");
+        assert_eq!(verify(&schedule, false), Ok(()), "{count}");
+        if let Shape::Message(channels) = schedule.shape { channels.len() } else { 0 }
+    };
+    assert_eq!([1, 4_095, 1 << 16].map(channels), [1, 1, 3]);
 }
 
 /// What GPUs reduce round a ring of hosts goes on by one place at a time, on each channel.

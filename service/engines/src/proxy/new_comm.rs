@@ -93,7 +93,7 @@ impl NewComm {
         let NewComm { nranks, requests, across, parts, .. } = self;
         let ranks_by_host = across.as_ref().map_or(&[][..], |across| &across.ranks_by_host);
         let is_rail = info.part.as_ref().is_some_and(|part| part.is_rail);
-        let schedules = make_schedules(nranks, ranks_by_host).leaving_own(is_rail);
+        let schedules = make_schedules(nranks, ranks_by_host).of_rail(is_rail);
         let (schedules, assignment) = match &across {
             Some(across) => (schedules.with_channels(across.agreed.channels), Arc::clone(&across.assignment)),
             None => (schedules, Arc::default()),

@@ -34,8 +34,8 @@ pub struct ScheduleCache {
     nranks: u32,
     strategy: Strategy,
     model: CostModel,
-    /// Whether an all-to-all leaves alone what a rank has for itself: a rail's, which moves what is between hosts.
-    leaves_own: bool,
+    /// Whether it is a rail's, which moves what is between hosts: an all-to-all leaves alone what a rank has for itself.
+    is_rail: bool,
     schedules: HashMap<(Problem, usize), Arc<Schedule>>,
     /// Of all of them.
     steps: usize,
@@ -45,13 +45,14 @@ impl ScheduleCache {
     /// An empty cache. The strategy must be valid for `nranks`.
     #[must_use]
     pub fn new(nranks: u32, strategy: Strategy, model: CostModel) -> Self {
-        ScheduleCache { nranks, strategy, model, leaves_own: false, schedules: HashMap::new(), steps: 0 }
+        ScheduleCache { nranks, strategy, model, is_rail: false, schedules: HashMap::new(), steps: 0 }
     }
 
     /// The same, for a rail, if it is one.
     #[must_use]
-    pub fn leaving_own(self, leaves_own: bool) -> Self {
-        ScheduleCache { leaves_own, ..self }
+    pub fn of_rail(self, is_rail: bool) -> Self {
+        let model = if is_rail { self.model.of_rail() } else { self.model };
+        ScheduleCache { is_rail, model, ..self }
     }
 
     /// The same, for a rail whose ranks pass on in this order what they reduce.
@@ -77,7 +78,7 @@ impl ScheduleCache {
         }
         let rings = Strategy::initial(self.strategy.choice, self.nranks, channels, &self.strategy.hosts).ring_orders;
         let strategy = Strategy { ring_orders: rings, ..self.strategy };
-        ScheduleCache::new(self.nranks, strategy, self.model).leaving_own(self.leaves_own)
+        ScheduleCache::new(self.nranks, strategy, self.model).of_rail(self.is_rail)
     }
 
     /// What a change makes of it: the same communicator and model under another strategy.
@@ -86,7 +87,7 @@ impl ScheduleCache {
     /// It does not fit the communicator.
     pub fn changed(&self, change: &StrategyChange, epoch: u64) -> Result<Self, StrategyError> {
         let strategy = self.strategy.changed(change, epoch, self.nranks)?;
-        Ok(ScheduleCache::new(self.nranks, strategy, self.model.clone()).leaving_own(self.leaves_own))
+        Ok(ScheduleCache::new(self.nranks, strategy, self.model.clone()).of_rail(self.is_rail))
     }
 
     /// The strategy.
@@ -134,7 +135,7 @@ impl ScheduleCache {
         };
         let root = if kind.has_root() { *root } else { 0 };
         let premultiply = self.strategy.hosts.len() > 1 && kind.reduces() && *redop == RedOp::PreMulSum;
-        let (leaves_own, one_hop) = (self.leaves_own && *kind == CollectiveKind::AllToAll, *one_hop);
+        let (leaves_own, one_hop) = (self.is_rail && *kind == CollectiveKind::AllToAll, *one_hop);
         let problem =
             Problem { kind: *kind, nranks: self.nranks, root, count: *count, premultiply, leaves_own, one_hop };
         let key = (problem, dtype.size_bytes());

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use mccs_cuda::{DeviceAddress, RawStream};
 use mccs_ipc::types::RedOp;
 use mccs_kernels::cuda::{Batch, CollectiveCall, Launch, Strides};
-use mccs_rails::{Behind, Exchange, Move, Parts, Place, Plan, SLOTS, Sizes, Slice, Stage, Step};
+use mccs_rails::{Behind, Exchange, Move, Parts, Place, Plan, SLOTS_MAX, Sizes, Slice, Stage, Step, slot_bytes};
 
 use super::lanes::{Lane, Lanes, Mark};
 use super::moving::Moving;
@@ -51,7 +51,7 @@ pub(super) enum By<'a> {
 
 /// Of each slot, what its rails were last told to do, with their tickets.
 #[derive(Default)]
-struct UnderWay([Vec<(Move, Ticket)>; SLOTS as usize]);
+struct UnderWay([Vec<(Move, Ticket)>; SLOTS_MAX as usize]);
 
 impl<'a> RailedCall<'a> {
     pub(super) fn new(
@@ -62,11 +62,11 @@ impl<'a> RailedCall<'a> {
         by: By<'a>,
     ) -> Self {
         let &CollectiveCall { kind, count, root, dtype, .. } = whole;
-        let (slot_bytes, element_bytes) = (rails.slot_bytes, dtype.size_bytes() as u64);
-        let sizes = Sizes::new(slot_bytes, element_bytes);
+        let (slots_bytes, element_bytes) = (rails.slots_bytes, dtype.size_bytes() as u64);
+        let sizes = Sizes::new(slots_bytes, element_bytes);
         let (seat, ring) = (rails.seat, rails.ring.as_ref());
         let plan = Plan { layout: &rails.layout, seat, kind, count, root, sizes, ring };
-        let plan = plan.in_best_cut(slot_bytes, element_bytes, rails.forks);
+        let plan = plan.in_best_slots(slots_bytes, element_bytes).in_best_cut(element_bytes, rails.forks);
         RailedCall { rails, call, whole, plan, lanes, by }
     }
 
@@ -83,11 +83,11 @@ impl<'a> RailedCall<'a> {
             && !(0..self.rails.rails.len() as u32).any(|rail| self.bounces(rail))
         {
             // SAFETY: the caller's contract is passed on, here and below.
-            return unsafe { self.enqueue_short(slice, first % SLOTS) };
+            return unsafe { self.enqueue_short(slice, first % self.plan.sizes.slots) };
         }
         let mut under_way = UnderWay::default();
-        let mut steps = self.plan.steps(slices.len(), SLOTS as usize);
-        let slot_of = |step: &Step| (first + step.slice as u64) % SLOTS;
+        let mut steps = self.plan.steps(slices.len());
+        let slot_of = |step: &Step| (first + step.slice as u64) % self.plan.sizes.slots;
         // SAFETY: as above.
         let enqueued = steps.try_for_each(|step| unsafe {
             let stages = self.plan.stages(slices[step.slice], step.segment);
@@ -245,7 +245,7 @@ impl<'a> RailedCall<'a> {
 
     /// Where elements of a slot lie, in bytes from the first slot on.
     fn in_slots(&self, slot: u64, at: u64) -> u64 {
-        slot * self.rails.slot_bytes + at * self.size()
+        slot * slot_bytes(self.rails.slots_bytes, self.plan.sizes.slots) + at * self.size()
     }
 
     /// Where the GPU sees a place. A rank may have no buffer that others have.

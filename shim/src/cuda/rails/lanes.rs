@@ -18,7 +18,7 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use mccs_cuda::{Context, Event, GraphNode, OwnedStream, RawStream};
-use mccs_rails::SLOTS;
+use mccs_rails::SLOTS_MAX;
 
 use crate::Error;
 use crate::cuda::cuda_error;
@@ -56,7 +56,7 @@ pub(super) enum Mark {
     Joined(usize),
 }
 
-const MARKS: usize = 4 * SLOTS as usize + SEGMENTS;
+const MARKS: usize = 4 * SLOTS_MAX as usize + SEGMENTS;
 
 impl Lane {
     fn index(self) -> usize {
@@ -70,7 +70,7 @@ impl Lane {
 
 impl Mark {
     fn index(self) -> usize {
-        let slots = SLOTS as usize;
+        let slots = SLOTS_MAX as usize;
         match self {
             Mark::Staged(slot) => slot as usize,
             Mark::Told(slot) => slots + slot as usize,

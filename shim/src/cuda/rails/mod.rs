@@ -39,7 +39,7 @@ use mccs_cuda::{Capture, Context, Event, Kernels, RawStream};
 use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::protocol::{Request, Response, Role, TEAMS_MAX};
 use mccs_ipc::types::UniqueId;
-use mccs_rails::{Forks, Plan, Ring, SLOT_BYTES, SLOTS, forked_blocks};
+use mccs_rails::{Forks, Plan, Ring, SLOTS_BYTES, forked_blocks};
 
 use self::call::{By, RailedCall};
 use self::lanes::{Beside, Lanes};
@@ -57,7 +57,7 @@ use crate::client::{locked, unexpected};
 use crate::log::{LogLevel, log};
 use crate::{Client, Communicator, Error};
 
-/// Slots begin at whole pages.
+/// Slots of a rail are whole pages.
 const SLOT_ALIGN: u64 = 4096;
 /// How long a wait for this rank's operations sleeps between looks.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(50);
@@ -75,7 +75,8 @@ pub(super) struct Rails {
     from_bytes: u64,
     team: Team,
     rails: Vec<Rail>,
-    slot_bytes: u64,
+    /// Of all slots of a rail; a call has as many of them as suit it.
+    slots_bytes: u64,
     /// Which calls have several streams.
     forks: Forks,
     /// Most blocks of their teams' kernels.
@@ -145,9 +146,9 @@ impl Rails {
         };
         let seat = layout.seat(identity.rank);
         // Where the operator wants none there is none to join; others, whose operators do, are told.
-        let slot_bytes = SLOT_BYTES / u64::from(layout.rails_each_max()) / SLOT_ALIGN * SLOT_ALIGN;
+        let slots_bytes = SLOTS_BYTES / u64::from(layout.rails_each_max()) / SLOT_ALIGN * SLOT_ALIGN;
         let (forks, forked_blocks) = match forks {
-            Forks::WhereItPays if Plan::may_fork(&layout, slot_bytes) => {
+            Forks::WhereItPays if Plan::may_fork(&layout, slots_bytes) => {
                 // The same on all ranks, by the smallest GPU.
                 let most = u64::from(u32::MAX);
                 let missing = whole.agree_on_max(most - u64::from(context.gpu().multiprocessors))?;
@@ -175,14 +176,14 @@ impl Rails {
         let (kernels, whole_id) = (kernels(context)?, identity.id);
         let each = layout.rails_each(seat.host);
         let numbers = seat.local * each..(seat.local + 1) * each;
-        let join = |number| Rail::join(client, identity, context, (&layout, seat, number, SLOTS * slot_bytes));
+        let join = |number| Rail::join(client, identity, context, (&layout, seat, number, slots_bytes));
         let rails = numbers.clone().map(join).collect::<Result<Vec<_>, _>>()?;
         let beside = Beside::new(context, may_fork)?;
         let replayed = |(number, rail): (u32, &Rail)| {
             let id = part_id(identity.id, RAIL_MASK, number);
             let identity = Identity { id, rank: seat.host, nranks: layout.hosts(), ..identity.clone() };
             let role = Role::GraphsOfRail { whole: whole_id, number };
-            let (slots, kernels) = (SLOTS * slot_bytes, Some(Arc::clone(&kernels)));
+            let (slots, kernels) = (slots_bytes, Some(Arc::clone(&kernels)));
             let replayed = Replayed { identity, role, slots, has_twins: true, kernels };
             Captures::new(client.clone(), context.clone(), rail.ordered.access.clone(), replayed)
         };
@@ -205,7 +206,7 @@ impl Rails {
             from_bytes,
             team,
             rails,
-            slot_bytes,
+            slots_bytes,
             forks,
             forked_blocks,
             beside,
