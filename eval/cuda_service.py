@@ -28,9 +28,10 @@ AS_HOSTS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE":
 
 
 @contextlib.contextmanager
-def services(texts, folder, environments=None):
-    """A service for each name and text, with its own variables where there are some; gives their sockets."""
-    running, sockets = [], []
+def services(texts, folder, environments=None, running=None):
+    """A service for each name and text, with its own variables where there are some; gives their sockets, and puts its processes into
+    `running`."""
+    running, sockets = [] if running is None else running, []
     try:
         for name, text in texts.items():
             place = pathlib.Path(folder) / name

@@ -2,7 +2,7 @@
 """Collectives of GPUs of two hosts with emulated NICs, beside NCCL on the same NICs.
 
 usage: nics.py NAME gpudirect|bounce|sockets --nics LIBRARY [--nccl FILE]... [--gpus N] [--gbit N] [--rounds N] [--trace SECONDS] [--preload FILE]
-       [--rate PROGRAM]
+       [--rate PROGRAM] [--costs]
 
 One machine is two hosts: each has half of the GPUs, as many NICs as GPUs, and a service. Ranks of both sides are the same
 processes, and sides alternate. With `gpudirect` NICs reach memory of GPUs, with `bounce` host memory alone; with `sockets` both
@@ -10,7 +10,7 @@ sides take TCP over the loopback interface.
 
 LIBRARY is libibverbs.so.1 as tests/nics/versioned links it. --preload names a library for the ranks' processes, --rate
 tests/nics/nccl_sequence.c as a program, which says what the NICs carry. --trace says of each size how many messages and moves of a
-rail are under way, and how busy NICs are. Writes NAME.json (data and provenance) and NAME.md.
+rail are under way, and how busy NICs are. --costs counts processor time of services and memory traffic of hosts for each size. Writes NAME.json (data and provenance) and NAME.md.
 Binaries: target/release, or the folder MCCS_BIN."""
 
 import argparse
@@ -28,9 +28,12 @@ import bench
 import rail_moves
 from cuda import machine_of
 from cuda_service import BINARIES, cell, services
+from idle import CpuTime
 
 COLLECTIVES = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
 HOSTS = ("h0", "h1")
+# Threads of transport engines.
+MOVER = "mccs-move-"
 # Ranks whose NCCL_HOSTID differs have no shared memory and no peer access. Multicast is left alone. NICs without a PCI path must not be
 # merged, or NCCL finds none of them; and NCCL 2.28.9 must not look for a device API of theirs, or it fails.
 NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_MNNVL_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_MERGE_NICS": "0", "NCCL_GIN_ENABLE": "0",
@@ -86,10 +89,34 @@ def environment_of(options, nics):
             **({"LD_PRELOAD": options.preload} if options.preload else {})}
 
 
+def counted(nics, host, gpus):
+    """Bytes that each NIC of a host has sent and taken, and of each those from and to memory of GPUs."""
+    of = lambda number: bench.run([str(BINARIES / "mccs-nics"), str(nics), "carried", host, f"mlx5_{number}"]).split()
+    return [list(map(int, of(number))) for number in range(gpus // 2)]
+
+
 def carried(nics, gpus):
     """Bytes that each NIC has sent."""
-    of = lambda host, number: bench.run([str(BINARIES / "mccs-nics"), str(nics), "carried", host, f"mlx5_{number}"]).split()[0]
-    return {f"{host} mlx5_{number}": int(of(host, number)) for host in HOSTS for number in range(gpus // 2)}
+    return {f"{host} mlx5_{number}": counts[0] for host in HOSTS for number, counts in enumerate(counted(nics, host, gpus))}
+
+
+def costs(options, sockets, nics, runs, services_of):
+    """What the services and NICs do for each of our lines, counted while ranks call nothing else: processor time of each thread, and what NICs
+    read from and write to memory of the host."""
+    ours, found = dict.fromkeys((line["operation"], line["bytes"]) for run in runs for line in run["lines"] if line["side"] == "mccs"), []
+    for operation, bytes in ours:
+        look = lambda: ([CpuTime(process.pid) for process in services_of], [counted(nics, host, options.gpus) for host in HOSTS])
+        before = look()
+        bench.run(perf_command(options, sockets, operation, bytes, bytes), environment_of(options, nics), timeout=options.timeout)
+        after = look()
+        # Threads may begin and end with communicators.
+        used = [{f"{then.names[thread]} {thread}": ns - now.by_thread_ns.get(thread, 0) for thread, ns in then.by_thread_ns.items()}
+                for now, then in zip(before[0], after[0])]
+        sent, taken, sent_gpu, taken_gpu = (sum(then[nic][at] - now[nic][at] for now, then in zip(before[1], after[1]) for nic in range(len(then)))
+                                            for at in range(4))
+        found.append({"operation": operation, "bytes": bytes, "sent_bytes": sent, "host_bytes": sent - sent_gpu + taken - taken_gpu,
+                      "cpu_ns": used})
+    return found
 
 
 def perf(options, sockets, nics, nccl):
@@ -175,6 +202,24 @@ def text_of_moves(moves):
             "until it is reported. Rounds: what it takes beyond its bytes, in latencies of a NIC.\n\n" + bench.table(head, rows))
 
 
+def text_of_costs(costs):
+    """A row for each size."""
+    head = ["operation", "bytes", "sent, GB", "CPU s a GB", "of movers", "of others", "threads", "host bytes a byte"]
+    rows = []
+    for line in costs:
+        gb, threads = line["sent_bytes"] / 1e9, [used for of in line["cpu_ns"] for used in of.items()]
+        if gb == 0:
+            continue
+        cpu = lambda is_so: sum(ns for name, ns in threads if is_so(name)) / 1e9 / gb
+        busiest = max(ns for _, ns in threads)
+        rows.append([line["operation"], line["bytes"], f"{gb:.3f}", f"{cpu(lambda name: True):.2f}", f"{cpu(lambda name: name.startswith(MOVER)):.2f}",
+                     f"{cpu(lambda name: not name.startswith(MOVER)):.2f}", sum(ns > busiest / 10 for _, ns in threads),
+                     f"{line['host_bytes'] / line['sent_bytes']:.2f}"])
+    return ("\nProcessor time of both services for each GB that all NICs have sent, with what emulated NICs take of it; threads with a tenth of the "
+            "busiest one's or more; and what NICs read from and wrote to memory of the hosts, for each byte sent: 0 where all is memory of "
+            "GPUs.\n\n" + bench.table(head, rows))
+
+
 def text_of(about, runs, rates):
     text = (f"Two hosts with {about['gpus'] // 2} GPUs and {about['gpus'] // 2} emulated NICs of {about['gbit']:g} Gbit/s each, on {about['machine']}; "
             f"{about['way']}; commit {about['commit']}. Times in us: median (least to greatest) of {about['rounds']} rounds, the slowest rank's, of "
@@ -212,6 +257,7 @@ def main():
     parser.add_argument("--channels", type=int, help="of our communicators; default: what services choose")
     parser.add_argument("--cuda", default="", help="lines for [cuda] of the services")
     parser.add_argument("--trace", type=float, default=0, help="seconds of a trace, with which it is told what rails do at each size; 0: it is not")
+    parser.add_argument("--costs", action="store_true", help="processor time and host memory traffic of each size are counted, too")
     parser.add_argument("--preload", help="a library for the ranks' processes, such as tests/nics/peer_memory.c as one")
     parser.add_argument("--rate", help="the program that measures the NICs")
     parser.add_argument("--memory", choices=("dma-buf", "peer"), default="dma-buf", help="how that registers memory of GPUs")
@@ -234,14 +280,16 @@ def main():
         # A service sends for all ranks of its host; of NCCL's ranks each has such threads.
         copiers = str(options.copiers * options.gpus // 2)
         of_hosts = {host: {"MCCS_NICS_HOST": host, "MCCS_NICS_COPIERS": copiers} for host in HOSTS}
-        with services(service_texts(options, folder, nics), folder, of_hosts) as sockets:
+        running = []
+        with services(service_texts(options, folder, nics), folder, of_hosts, running) as sockets:
             if options.check != "0":
                 check(options, sockets, nics)
             for nccl in options.nccl or [None]:
                 runs.append(perf(options, sockets, nics, nccl))
             told = moves(options, sockets, nics, runs) if options.trace else []
-    text = text_of(about, runs, found) + (text_of_moves(told) if told else "")
-    data = {**about, "rates": found, "runs": runs, **({"moves": told} if told else {})}
+            used = costs(options, sockets, nics, runs, running) if options.costs else []
+    text = text_of(about, runs, found) + (text_of_moves(told) if told else "") + (text_of_costs(used) if used else "")
+    data = {**about, "rates": found, "runs": runs, **({"moves": told} if told else {}), **({"costs": used} if used else {})}
     bench.write_out(options, data, text)
 
 

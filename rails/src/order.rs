@@ -70,7 +70,8 @@ pub(crate) fn steps(slices: usize, segments: usize, slots: usize, is_forked: boo
 mod tests {
     use super::*;
 
-    const SHAPES: [(usize, usize); 9] = [(2, 1), (2, 4), (3, 4), (3, 2), (1, 4), (3, 1), (5, 4), (9, 4), (65, 4)];
+    const SHAPES: [(usize, usize); 10] =
+        [(2, 1), (2, 4), (3, 4), (3, 5), (3, 2), (1, 4), (3, 1), (5, 4), (9, 4), (65, 4)];
 
     #[test]
     fn every_segment_comes_once_and_no_slot_is_used_twice_at_a_time() {

@@ -23,7 +23,6 @@ const KINDS: [CollectiveKind; 8] = [
     CollectiveKind::Gather,
     CollectiveKind::Scatter,
 ];
-const SLOTS: usize = 3;
 /// Stands for the division of an average: doing it twice, or not at all, shows.
 const FINISHED: u64 = 3;
 /// Where nothing belongs.
@@ -153,6 +152,7 @@ struct Rank {
     is_done: Vec<bool>,
     /// In the order of steps: moves, which rails begin in that order. As many as are told have all been come to.
     moves: Vec<Moving>,
+    slots: usize,
     memory: Memory,
 }
 
@@ -178,10 +178,11 @@ impl Rank {
         let moves = stages.iter().enumerate().flat_map(|(step, stages)| {
             let moves =
                 stages.iter().filter_map(|stage| if let Stage::Rail(moved) = stage { Some(*moved) } else { None });
-            let slot = steps[step].slice % SLOTS;
+            let slot = steps[step].slice % plan.sizes.slots as usize;
             moves.map(move |moved| Moving { step, slot, moved, is_staged: false, has_ended: false })
         });
-        Rank { moves: moves.collect(), is_done: vec![false; steps.len()], stages, streams, steps, memory }
+        let slots = plan.sizes.slots as usize;
+        Rank { slots, moves: moves.collect(), is_done: vec![false; steps.len()], stages, streams, steps, memory }
     }
 
     fn has_ended(&self) -> bool {
@@ -223,7 +224,7 @@ impl Rank {
             if !self.may_begin(number) {
                 break;
             }
-            let slot = self.steps[number].slice % SLOTS;
+            let slot = self.steps[number].slice % self.slots;
             match self.stages[number].front().copied() {
                 None => {
                     self.is_done[number] = true;
@@ -241,7 +242,7 @@ impl Rank {
     }
 
     fn alone(&mut self, number: usize, stage: Stage) {
-        let slot = self.steps[number].slice % SLOTS;
+        let slot = self.steps[number].slice % self.slots;
         match stage {
             Stage::Team(_) => {}
             Stage::Rail(moved) => {
@@ -461,7 +462,7 @@ fn plans_of_all_ranks_make_up_the_collective() {
         for kind in KINDS.into_iter().filter(|kind| Plan::takes(*kind)) {
             for round in 0..12 {
                 let sizes = Sizes {
-                    slots: SLOTS as u64,
+                    slots: rng.random_range(3..=SLOTS_MAX),
                     slot: [64, 1000, 10_000][rng.random_range(0..3)],
                     undivided: [0, 10, 100, 5000][rng.random_range(0..4)],
                     slice: [1, 100, 1000][rng.random_range(0..3)],
@@ -490,7 +491,7 @@ fn reductions_go_round_rings_of_hosts() {
                 order.shuffle(&mut rng);
                 let ring = Ring::new(&order, layout.hosts()).expect("an order");
                 let sizes = Sizes {
-                    slots: SLOTS as u64,
+                    slots: rng.random_range(3..=SLOTS_MAX),
                     slot: [128, 1000, 10_000][rng.random_range(0..3)],
                     undivided: [0, 10, 100][rng.random_range(0..3)],
                     slice: [1, 100, 1000][rng.random_range(0..3)],
@@ -511,8 +512,7 @@ fn reductions_go_round_rings_of_hosts() {
 fn a_ring_carries_as_little_as_it_can_and_nothing_beside() {
     let (layout, order) = (layout(&[2; 4]), [2, 0, 3, 1]);
     let ring = Ring::new(&order, 4).expect("an order");
-    let sizes =
-        Sizes { slots: SLOTS as u64, slot: 1 << 20, undivided: 0, slice: 1 << 14, exchange_from: 1, is_forked: false };
+    let sizes = Sizes { slots: 3, slot: 1 << 20, undivided: 0, slice: 1 << 14, exchange_from: 1, is_forked: false };
     for (kind, times) in [(CollectiveKind::AllReduce, 2), (CollectiveKind::ReduceScatter, 1)] {
         let (count, ring) = (1 << 16, Some(&ring));
         let payload = kind.payload_count(count, layout.nranks());
@@ -539,14 +539,7 @@ fn a_ring_carries_as_little_as_it_can_and_nothing_beside() {
 
 #[test]
 fn slices_are_those_that_overlap() {
-    let sizes = Sizes {
-        slots: SLOTS as u64,
-        slot: 2 << 20,
-        undivided: 2048,
-        slice: 32 << 10,
-        exchange_from: 0,
-        is_forked: false,
-    };
+    let sizes = Sizes { slots: 3, slot: 2 << 20, undivided: 2048, slice: 32 << 10, exchange_from: 0, is_forked: false };
     let slices = |teams: &[u32], count| {
         let layout = layout(teams);
         let plan = Plan {

@@ -72,7 +72,7 @@ enum What {
     },
     /// Prints the bytes that each link of the fabric has carried: leaf, spine, up, down.
     Links,
-    /// Prints the bytes that a device has sent and taken.
+    /// Prints the bytes that a device has sent and taken, and of each those from and to memory of GPUs.
     Carried { host: String, device: String },
 }
 
@@ -124,7 +124,7 @@ fn main() -> anyhow::Result<()> {
         }
         What::Carried { host, device } => {
             let found = carried(&folder, &host, &device).with_context(|| format!("{} of {host}", device))?;
-            println!("{} {}", found.out_bytes, found.in_bytes);
+            println!("{} {} {} {}", found.out_bytes, found.in_bytes, found.out_gpu_bytes, found.in_gpu_bytes);
             Ok(())
         }
     }
