@@ -32,8 +32,8 @@ from idle import CpuTime
 
 COLLECTIVES = "all_reduce,all_gather,reduce_scatter,all_to_all,broadcast"
 HOSTS = ("h0", "h1")
-# Threads of transport engines.
-MOVER = "mccs-move-"
+# How threads of a service are called: its own, those of emulated NICs, and of emulated GPUs.
+THREADS = ("mccs-", "nic ", "gpu")
 # Ranks whose NCCL_HOSTID differs have no shared memory and no peer access. Multicast is left alone. NICs without a PCI path must not be
 # merged, or NCCL finds none of them; and NCCL 2.28.9 must not look for a device API of theirs, or it fails.
 NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_MNNVL_ENABLE": "0", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_MERGE_NICS": "0", "NCCL_GIN_ENABLE": "0",
@@ -70,9 +70,8 @@ def service_texts(options, folder, nics):
     bench.run([BINARIES / "mccsctl", "keys", "--hosts", ",".join(HOSTS), "--dir", keys])
     known = "".join(f'[[host]]\nname = "{host}"\naddress = "127.0.0.{number + 2}:7400"\n' for number, host in enumerate(HOSTS))
     devices = [f"mlx5_{number}" for number in range(half)]
-    # Channels go round the NICs.
-    paths = "".join(f'[[strategy.path]]\ndevice = "{device}"\n' for device in devices)
-    rdma = f'{paths}[rdma]\nuse = "required"\nlibrary = "{nics}/libibverbs.so.1"\ndevices = {json.dumps(devices)}\n'
+    # Paths would send all rails by the first device: each has one channel.
+    rdma = f'[rdma]\nuse = "required"\nlibrary = "{nics}/libibverbs.so.1"\ndevices = {json.dumps(devices)}\n'
     rdma = "" if options.way == "sockets" else rdma
     channels = f"channels = {options.channels}\n" if options.channels else ""
     cuda = options.cuda + ('\ngpudirect = "off"' if options.way == "bounce" and "gpudirect" not in options.cuda else "")
@@ -204,20 +203,17 @@ def text_of_moves(moves):
 
 def text_of_costs(costs):
     """A row for each size."""
-    head = ["operation", "bytes", "sent, GB", "CPU s a GB", "of movers", "of others", "threads", "host bytes a byte"]
+    head = ["operation", "bytes", "sent, GB", "CPU s a GB, the service", "NICs", "GPUs", "threads", "host bytes a byte"]
     rows = []
-    for line in costs:
+    for line in (line for line in costs if line["sent_bytes"]):
         gb, threads = line["sent_bytes"] / 1e9, [used for of in line["cpu_ns"] for used in of.items()]
-        if gb == 0:
-            continue
-        cpu = lambda is_so: sum(ns for name, ns in threads if is_so(name)) / 1e9 / gb
-        busiest = max(ns for _, ns in threads)
-        rows.append([line["operation"], line["bytes"], f"{gb:.3f}", f"{cpu(lambda name: True):.2f}", f"{cpu(lambda name: name.startswith(MOVER)):.2f}",
-                     f"{cpu(lambda name: not name.startswith(MOVER)):.2f}", sum(ns > busiest / 10 for _, ns in threads),
-                     f"{line['host_bytes'] / line['sent_bytes']:.2f}"])
-    return ("\nProcessor time of both services for each GB that all NICs have sent, with what emulated NICs take of it; threads with a tenth of the "
-            "busiest one's or more; and what NICs read from and wrote to memory of the hosts, for each byte sent: 0 where all is memory of "
-            "GPUs.\n\n" + bench.table(head, rows))
+        cpu_s = [sum(ns for name, ns in threads if name.startswith(begin)) / 1e9 / gb for begin in THREADS]
+        own = [ns for name, ns in threads if name.startswith(THREADS[0])]
+        rows.append([line["operation"], line["bytes"], f"{gb:.3f}", *(f"{s:.2f}" for s in cpu_s), sum(ns > max(own) / 10 for ns in own),
+                     f"{line['host_bytes'] / line['sent_bytes']:.3f}"])
+    return ("\nProcessor time of both services for each GB that all NICs have sent: of the services' own threads, and of those of emulated NICs and "
+            "GPUs in them. Threads: the services' own with a tenth of the busiest one's time or more. Host bytes: what NICs read from and wrote to "
+            "memory of hosts, for each byte sent. With joining and leaving.\n\n" + bench.table(head, rows))
 
 
 def text_of(about, runs, rates):
