@@ -86,7 +86,7 @@ impl Setups {
     pub(super) fn join(&mut self, out: &mut Outlets, request: JoinRequest, tenant: Name, now: Instant) {
         let key = CommKey { tenant, id: request.id };
         if !self.by_key.contains_key(&key) {
-            let network = self.begin(&key, &request, out.transports.engines(), now);
+            let network = self.begin(&key, out.transports.engines(), now);
             out.transports.listen(&network);
         }
         let offer = self.offer_of(&request, out.registry.reductions());
@@ -103,22 +103,14 @@ impl Setups {
         }
     }
 
-    /// Begins to set a communicator up that a rank joins, with links on some of `engines`.
-    fn begin(&mut self, key: &CommKey, request: &JoinRequest, engines: &[TransportHandle], now: Instant) -> Network {
+    /// Begins to set a communicator up, with links on some of `engines`.
+    fn begin(&mut self, key: &CommKey, engines: &[TransportHandle], now: Instant) -> Network {
         let links = LinksId(self.next_links);
         self.next_links += 1;
-        let near = self.nics_near(request).filter(|_| request.role.is_rail());
-        let places = match near.map(|near| engines_of_nics(near, &self.assignment.nics)) {
-            Some(places) if !places.is_empty() && !engines.is_empty() => places,
-            _ => {
-                let count = self.engines_per_comm.clamp(1, ENGINES_PER_COMM_MAX).min(engines.len());
-                // Communicators take turns, so that those with few channels do not all share the first engines.
-                let first = (links.0 as usize).wrapping_mul(count);
-                (first..first + count).collect()
-            }
-        };
-        let places = places.into_iter().take(ENGINES_PER_COMM_MAX);
-        let engines = places.map(|place| engines[place % engines.len()].clone()).collect();
+        let count = self.engines_per_comm.clamp(1, ENGINES_PER_COMM_MAX).min(engines.len());
+        // Communicators take turns, so that those with few channels do not all share the first engines.
+        let first = (links.0 as usize).wrapping_mul(count);
+        let engines = (0..count).map(|index| engines[(first + index) % engines.len()].clone()).collect();
         let network = Network { links, epoch: 0, engines, activity: Activity::new(now) };
         self.key_of_links.insert(links, key.clone());
         self.by_key.insert(key.clone(), Setup::new(network.clone()));
@@ -332,25 +324,4 @@ fn join_of(key: &CommKey, request: &JoinRequest, payload: Payload) -> Option<Req
     let JoinRequest { rank, nranks, root, .. } = request;
     let root = root.clone()?;
     Some(Request::Join(Box::new(Join { key: key.clone(), root, rank: *rank, nranks: *nranks, payload })))
-}
-
-/// Which engines a rail's channels run on, whose NICs are `own` of all of the host: NIC n is served by engine n, for all communicators. So no
-/// more threads look for work than there are NICs in use, and each runs beside its own.
-fn engines_of_nics(own: &[Device], all: &[Device]) -> Vec<usize> {
-    own.iter().filter_map(|nic| all.iter().position(|one| one == nic)).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_engine_of_a_nic_serves_all_rails_that_have_it() {
-        let nics: Vec<Device> = (0..8).map(|number| format!("mlx5_{number}").parse().expect("a device")).collect();
-        for (number, nic) in nics.iter().enumerate() {
-            assert_eq!(engines_of_nics(std::slice::from_ref(nic), &nics), [number]);
-        }
-        assert_eq!(engines_of_nics(&[nics[6].clone(), nics[7].clone()], &nics), [6, 7], "channel n is the n-th NIC's");
-        assert_eq!(engines_of_nics(&[nics[0].clone()], &nics[1..]), [] as [usize; 0], "not one of those in use");
-    }
 }
