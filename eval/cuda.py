@@ -3,8 +3,8 @@
 computing. Times are those of the callers' streams. Each rank computes on most of its GPU, or on
 all of it. The time to join a communicator is measured, too.
 
-usage: cuda.py NAME sizes|rooted|points|joins|beside|beside-all --nranks N [--rounds N] [--factor N] [--cuda LINES] [--nccl FILE]
-               [--out FOLDER] [--commit COMMIT]
+usage: cuda.py NAME sizes|rooted|points|joins|beside|beside-all --nranks N [--rounds N] [--factor N] [--end SIZE] [--cuda LINES]
+               [--nccl FILE] [--out FOLDER] [--commit COMMIT]
 
 Needs so many GPUs, and writes NAME.json (data and provenance) and NAME.md. Binaries: target/release, or the folder MCCS_BIN."""
 
@@ -95,16 +95,16 @@ def beside(found):
 
 
 LONG = ["--begin", "256MiB", "--end", "256MiB"]
-# Runs, the table of what they find, and what it shows.
+# Runs, up to the size --end where they name none, the table of what they find, and what it shows.
 WHAT = {
-    "sizes": ([["--operation", COLLECTIVES, "--begin", "8B", "--end", "512MiB"]], sizes,
+    "sizes": ([["--operation", COLLECTIVES, "--begin", "8B"]], sizes,
               'float sum, out of place. "Stream": the average of calls back to back; "alone": one call with its synchronize; "call": what the '
               "call itself takes its thread of that. Bandwidth is busbw in GB/s"),
-    "rooted": ([["--operation", ROOTED, "--begin", "8B", "--end", "512MiB"]], sizes,
+    "rooted": ([["--operation", ROOTED, "--begin", "8B"]], sizes,
                'float sum, out of place, from or to rank 0; NCCL gathers and scatters by groups of sends and receives. "Stream": the average of '
                'calls back to back; "alone": one call with its synchronize; "call": what the call itself takes its thread of that. Bandwidth is '
                "busbw in GB/s"),
-    "points": ([["--p2p", "ring,one_way,uneven", "--begin", "8B", "--end", "512MiB"]], points,
+    "points": ([["--p2p", "ring,one_way,uneven", "--begin", "8B"]], points,
                "a group of sends and receives a call, back to back. Bandwidth is what the busiest rank sends to others, in GB/s. `ring`: to the "
                "next rank, from the one before. `one_way`: rank 0 to rank 1. `uneven`: every rank to every rank and itself, parts that differ up "
                "to threefold"),
@@ -131,6 +131,7 @@ def main():
     parser.add_argument("--nranks", type=int, required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--factor", type=int, default=2, help="from one size to the next; default: 2")
+    parser.add_argument("--end", default="512MiB", help="the longest that is measured by size")
     parser.add_argument("--cuda", default="", help="lines for the section [cuda] of the service's configuration, which is its default otherwise")
     parser.add_argument("--nccl", help="NCCL's library; default: that of the Python package")
     parser.add_argument("--out", default=str(bench.RESULTS))
@@ -145,6 +146,8 @@ def main():
         file = pathlib.Path(folder) / "found.json"
         found = {"lines": []}
         for arguments in runs:
+            if "--begin" in arguments and "--end" not in arguments:
+                arguments = [*arguments, "--end", options.end]
             command = [BINARIES / "mccs-cuda-perf", "--socket", sockets[0], "--nranks", options.nranks, "--factor", options.factor, *arguments,
                        "--rounds", options.rounds, "--nccl", nccl, "--json", file]
             print(bench.run([*map(str, command)], timeout=500), flush=True)

@@ -208,6 +208,14 @@ call_costs() {
     echo "== what calls cost, 2 ranks (at $SECONDS s)"
     "$target/release/mccs-cuda-calls" --library "$work/nccl/libnccl.so.2" --rounds 2 --calls 20
     NCCL_PROFILER_PLUGIN=$plugin "$target/release/mccs-cuda-calls" --library "$work/nccl/libnccl.so.2" --rounds 2 --calls 20 --plugin "$plugin"
+    if type -P valgrind > /dev/null; then
+        echo "== instructions of a call, 2 ranks (at $SECONDS s)"
+        mkdir "$work/instructions"
+        MCCS_BIN=$(realpath "$target")/release python3 eval/call_instructions.py trial --rounds 2 --calls 50 --most 2000 \
+            --out "$work/instructions" --commit trial
+    else
+        echo "   not run: instructions of a call: there is no valgrind"
+    fi
 }
 
 # PyTorch's libraries load this one in the place of NCCL, where PyTorch is installed.
@@ -271,6 +279,7 @@ for program in shim/examples/c/cuda_all_reduce.c tests/tests/cuda_calls.c; do
 done
 mkdir "$work/nccl"
 ln -s "$(realpath "$target")/release/libnccl.so" "$work/nccl/libnccl.so.2"
+ln -sf libnccl.so "$target/release/libnccl.so.2"
 cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -rdynamic -I shim/examples/c tests/tests/nccl_calls.c "$work/nccl/libnccl.so.2" -ldl -pthread -o "$work/nccl_calls"
 for nranks in 1 2 3; do nccl_calls $nranks; done
 cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -I shim/examples/c tests/tests/nccl_handles.c "$work/nccl/libnccl.so.2" -ldl -pthread -o "$work/nccl_handles"
@@ -315,6 +324,22 @@ nics_bench() {
         --uuids "$(IFS=,; echo "${uuids[*]}")" --machine "emulated GPUs" --commit trial --out "$out" --operations all_reduce,all_gather \
         --begin 1KiB --end 4MiB --factor 64 --check 300KiB --rounds 2 --gbit 10 --slot-kib 64 --slots 16 --spin-us 0 --copiers 0 "${@:3}"
 }
+# What eight GPUs are to show, in short. A library of ours stands for NCCL, and a script for nvidia-smi.
+eight_gpus() {
+    echo "== eval/eight_gpus.py (at $SECONDS s)"
+    mkdir "$work/smi"
+    printf '#!/bin/sh\necho "Emulated GPU, 0"\n' > "$work/smi/nvidia-smi"
+    chmod +x "$work/smi/nvidia-smi"
+    PATH="$work/smi:$PATH" MCCS_BIN="$(realpath "$target")/release" python3 eval/eight_gpus.py --tiny --limit 3600 --gpus "$MCCS_EMULATED_GPUS" \
+        --nccl "ours=$work/nccl/libnccl.so.2" --out "$work/eight" --commit trial
+    # A part that fails is named, and fails the whole.
+    if PATH="$work/smi:$PATH" MCCS_BIN="$(realpath "$target")/release" python3 eval/eight_gpus.py --tiny --gpus "$MCCS_EMULATED_GPUS" \
+        --nccl "none=$work/none" --parts cuda-8-nccl-none,tests --out "$work/none-eight" --commit trial; then
+        echo "tests/gpu-emulated.sh: a library that is not there failed nothing" >&2
+        exit 1
+    fi
+    grep -q '| cuda-8-nccl-none | \*\*FAILED\*\*' "$work/none-eight/eight-gpus.md"
+}
 tests/nics/versioned "$target/release/libmccs_emulated_nics.a" "$work/libibverbs.so.1"
 cc -std=gnu11 -O2 -Wall -Wextra -Werror tests/nics/nccl_sequence.c -o "$work/nccl_sequence" -ldl -pthread
 cc -shared -fPIC -O2 -Wall -Wextra -Werror tests/nics/nccl_stub.c -o "$work/nccl_stub.so"
@@ -323,4 +348,5 @@ nics_bench 2 sockets
 export MCCS_EMULATED_GPUS=8
 serve ''
 check 8 --begin 1B --end 48KiB --factor 400 --dtypes float --redops sum
+eight_gpus
 echo "tests/gpu-emulated.sh: done in $SECONDS s"

@@ -16,6 +16,9 @@
 # has filters of the tests of `tests`, by spaces: their names, or parts of them. On one GPU these
 # take seven minutes, since processes take turns there.
 #
+# MCCS_RANKS, if it is set, has how many ranks the checks of `values` are run by, by spaces: fewer counts
+# take less time.
+#
 # MCCS_NCCL names NCCL's library, for figures beside it (eval/cuda.py). Results go to the folder
 # OUT, if it is set: gpu-checks.md says what was checked, and where (MCCS_COMMIT names the commit
 # where there is no git).
@@ -32,6 +35,7 @@ for part in "${what[@]}"; do
 done
 nvidia-smi -L >/dev/null 2>&1 || { echo "tests/gpu.sh: there is no GPU here (nvidia-smi -L)" >&2; exit 1; }
 gpus=$(nvidia-smi -L | grep -c '^GPU')
+counts=${MCCS_RANKS:-$(seq 2 "$gpus")}
 if [ -z "${MCCS_BIN:-}" ]; then
     cargo build --release --quiet -p mccs-service -p mccs-ctl -p mccs-eval -p mccs-nccl
     cargo build --release --quiet -p mccs --lib --example cuda_all_reduce
@@ -238,41 +242,41 @@ services() {
 
 # Every collective, element type and reduction, by every way.
 values() {
-    for nranks in 1 $(seq 2 "$gpus"); do
+    for nranks in 1 $counts; do
         lane "every collective, type and reduction; $nranks ranks, 1 B to 48 KiB" \
             "$perf" --check --nranks "$nranks" --operation all --begin 1B --end 48KiB --factor 37
         lane "every collective; $nranks ranks, 100 KB to 13 MiB" \
             "$perf" --check --nranks "$nranks" --operation all --begin 100004B --end 13MiB --factor 5 --dtypes float,bfloat16 --redops sum,premulsum
     done
-    for nranks in $(seq 2 "$gpus"); do
+    for nranks in $counts; do
         lane "1 to 8 MB at odd addresses, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 1000001B --end 8MiB --factor 2 --dtypes uint8,bfloat16 --redops sum,max
     done
-    for nranks in $(seq 2 "$gpus"); do
+    for nranks in $counts; do
         serve 'large_from = "4KiB"
 slot = "1MiB"'
         lane "by copy engines, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 1B --end 3MiB --factor 19 --dtypes float,bfloat16,uint8 --redops sum,avg
     done
     serve 'large_from = "0"'
-    for nranks in $(seq 2 "$gpus"); do
+    for nranks in $counts; do
         lane "long operations by the ranks' kernels, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 23MiB --end 46MiB --factor 2 --dtypes float --redops sum
     done
     serve 'll128 = false'
-    for nranks in $(seq 2 "$gpus"); do
+    for nranks in $counts; do
         lane "without LL128, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 9001B --end 9MiB --factor 3 --dtypes float,bfloat16 --redops sum
     done
     serve 'max_ctas = 2'
-    for nranks in $(seq 2 "$gpus"); do
+    for nranks in $counts; do
         lane "in two blocks at most, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 1B --end 9MiB --factor 31 --dtypes float --redops sum
     done
     serve 'll128 = false
 large_from = "0"
 chunk = "48KiB"'
-    for nranks in $(seq 2 "$gpus"); do
+    for nranks in $counts; do
         lane "in chunks of 48 KiB, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 1MiB --end 40MiB --factor 6 --dtypes float --redops sum
     done
@@ -283,7 +287,7 @@ chunk = "48KiB"'
     done
     serve 'handles = "never"
 large_from = "1MiB"'
-    for nranks in $(seq 2 "$gpus"); do
+    for nranks in $counts; do
         lane "memory by descriptors alone, $nranks ranks" \
             "$perf" --check --nranks "$nranks" --operation all --begin 1KiB --end 9MiB --factor 9 --dtypes float,bfloat16 --redops sum
     done

@@ -1,5 +1,5 @@
 //! `mccs-cuda-calls`: what calls of an NCCL library cost, with and without a profiler plugin. Calls
-//! have no elements, or 8 bytes; the plugin hears of them or does not.
+//! have no elements, or a few; the plugin hears of them or does not.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,6 +12,9 @@ use mccs_eval::cuda::nccl::{AllReduces, Nccl, NcclId};
 use mccs_eval::cuda::processes::run_ranks_within;
 use mccs_eval::stats::median;
 use serde::Serialize;
+
+/// Bytes that a buffer has room for.
+const ROOM: u64 = 2048;
 
 /// Measures calls of an NCCL library, with a process a rank. Rank 0's times count.
 #[derive(Parser)]
@@ -32,6 +35,9 @@ struct Arguments {
     /// Calls of a measurement.
     #[arg(long, default_value_t = 400)]
     calls: u32,
+    /// Bytes of calls, comma-separated: multiples of 4, 2048 at most.
+    #[arg(long, value_delimiter = ',', default_values_t = [0, 8])]
+    bytes: Vec<u64>,
     /// Seconds after which it gives up: ranks wait for each other.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
@@ -76,6 +82,10 @@ fn main() -> anyhow::Result<()> {
         None => {
             let counts = [arguments.nranks as usize, arguments.calls as usize, arguments.rounds];
             ensure!(!counts.contains(&0), "--nranks, --calls and --rounds must be at least 1");
+            ensure!(
+                arguments.bytes.iter().all(|bytes| bytes % 4 == 0 && *bytes <= ROOM),
+                "--bytes: multiples of 4, {ROOM} at most"
+            );
             mccs_cuda::driver()?;
             // The library's first calls are made in a context.
             let context = context_of(0)?;
@@ -110,7 +120,7 @@ fn run_rank(arguments: &Arguments, rank: u32) -> anyhow::Result<()> {
     let calls = bench.nccl.all_reduces()?;
     let listen = arguments.plugin.as_deref().map(Listen::of).transpose()?;
     let plugins: &[Plugin] = if listen.is_some() { &[Plugin::Silent, Plugin::Listening] } else { &[Plugin::Absent] };
-    let sides = [0, 8].into_iter().flat_map(|bytes| plugins.iter().map(move |&plugin| (bytes, plugin)));
+    let sides = arguments.bytes.iter().flat_map(|&bytes| plugins.iter().map(move |&plugin| (bytes, plugin)));
     let mut lines: Vec<_> =
         sides.map(|(bytes, plugin)| Line { bytes, plugin, call_us: Vec::new(), stream_us: Vec::new() }).collect();
     for round in 0..=arguments.rounds {
@@ -190,12 +200,12 @@ impl Bench {
             nccl: Nccl::join(&arguments.library, id_of(&arguments.id)?, rank, arguments.nranks)?,
             stream: OwnedStream::new(context)?,
             events: [Event::new(context, true)?, Event::new(context, true)?],
-            memory: DeviceMemory::zeroed(context, 4096)?,
+            memory: DeviceMemory::zeroed(context, 2 * ROOM as usize)?,
         })
     }
 
     fn enqueue(&self, calls: &AllReduces<'_>, bytes: u64) -> anyhow::Result<()> {
-        let (send, recv) = (self.memory.address(), self.memory.address() + 2048);
+        let (send, recv) = (self.memory.address(), self.memory.address() + ROOM);
         // SAFETY: the halves of the memory have room for more than that, and live as long as the stream, which is synchronized.
         unsafe { calls.enqueue(send, recv, bytes as usize / size_of::<f32>(), self.stream.raw().as_ptr()) }
     }

@@ -17,8 +17,8 @@ use crate::handle::{self, Handle};
 use crate::physical::{PAGE_BYTES, Physical, What};
 use crate::stream;
 
-/// Addresses that are reserved for GPUs.
-const ARENA_BYTES: u64 = 1 << 42;
+/// How many addresses are reserved for GPUs: the first that are to be had. Valgrind leaves a program fewer than the first.
+const ARENA_BYTES: [u64; 2] = [1 << 42, 1 << 35];
 /// Allocations begin at multiples of this.
 pub(crate) const LARGE_PAGE_BYTES: u64 = 2 << 20;
 
@@ -75,24 +75,22 @@ fn next_id() -> u64 {
     IDS.fetch_add(1, Ordering::Relaxed)
 }
 
-/// First of the addresses that are reserved.
-fn arena() -> Done<u64> {
-    static BASE: OnceLock<Done<u64>> = OnceLock::new();
-    *BASE.get_or_init(|| {
-        let bytes = (ARENA_BYTES + LARGE_PAGE_BYTES) as usize;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+/// The addresses that are reserved.
+fn arena() -> Done<std::ops::Range<u64>> {
+    static ARENA: OnceLock<Done<std::ops::Range<u64>>> = OnceLock::new();
+    let reserve = |bytes: u64| {
+        let (room, flags) = (bytes + LARGE_PAGE_BYTES, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
         // SAFETY: a fresh reservation at an address of the kernel's choice touches nothing that exists.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_NONE, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(OUT_OF_MEMORY);
-        }
-        Ok((base.addr() as u64).next_multiple_of(LARGE_PAGE_BYTES))
-    })
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), room as usize, libc::PROT_NONE, flags, -1, 0) };
+        let first = (base.addr() as u64).next_multiple_of(LARGE_PAGE_BYTES);
+        (base != libc::MAP_FAILED).then(|| first..first + bytes)
+    };
+    ARENA.get_or_init(|| ARENA_BYTES.into_iter().find_map(reserve).ok_or(OUT_OF_MEMORY)).clone()
 }
 
 /// Whether an address is one that GPUs' memory has.
 fn is_in_arena(address: u64) -> bool {
-    arena().is_ok_and(|base| (base..base + ARENA_BYTES).contains(&address))
+    arena().is_ok_and(|arena| arena.contains(&address))
 }
 
 /// Nothing is mapped there any more.
@@ -128,15 +126,15 @@ impl Table {
 
     /// Takes addresses.
     pub(crate) fn take(&mut self, bytes: u64) -> Done<u64> {
-        let (base, room) = (arena()?, bytes.next_multiple_of(LARGE_PAGE_BYTES));
-        let mut at = base;
+        let (arena, room) = (arena()?, bytes.next_multiple_of(LARGE_PAGE_BYTES));
+        let mut at = arena.start;
         for (taken, bytes) in &self.taken {
             if taken - at >= room {
                 break;
             }
             at = taken + bytes;
         }
-        if room == 0 || room > base + ARENA_BYTES - at {
+        if room == 0 || room > arena.end - at {
             return Err(OUT_OF_MEMORY);
         }
         self.taken.insert(at, room);

@@ -7,6 +7,7 @@
 use mccs_cuda::{Context, DriverError, Function, KernelGraph, RawStream};
 use mccs_kernels::cuda::Launch;
 
+use super::recent::Recent;
 use crate::Error;
 use crate::cuda::cuda_error;
 
@@ -18,27 +19,8 @@ const STREAMS: usize = 4;
 pub(super) struct Launcher {
     graphs: Vec<KernelGraph>,
     kept: Kept<Shape>,
-    priorities: Priorities,
-}
-
-/// Priorities of the streams that were launched into last, by the streams' numbers, which no others get.
-#[derive(Default)]
-struct Priorities {
-    known: [Option<(u64, i32)>; STREAMS],
-    next: usize,
-}
-
-impl Priorities {
-    /// A stream's. `ask` has the driver say what is not known.
-    fn of<E>(&mut self, stream: u64, ask: impl FnOnce() -> Result<i32, E>) -> Result<i32, E> {
-        if let Some((_, priority)) = self.known.iter().flatten().find(|(known, _)| *known == stream) {
-            return Ok(*priority);
-        }
-        let priority = ask()?;
-        self.known[self.next] = Some((stream, priority));
-        self.next = (self.next + 1) % STREAMS;
-        Ok(priority)
-    }
+    /// Priorities of the streams that were launched into last, by the streams' numbers, which no others get.
+    priorities: Recent<u64, i32>,
 }
 
 /// What a graph is ready for.
@@ -78,7 +60,7 @@ impl Launcher {
         // SAFETY: the caller's contract.
         let graphs = (0..graphs).map(|_| unsafe { KernelGraph::new(context, function, &launch.args) });
         let graphs = graphs.collect::<Result<_, _>>().map_err(cuda_error)?;
-        Ok(Launcher { graphs, kept, priorities: Priorities::default() })
+        Ok(Launcher { graphs, kept, priorities: Recent::new(STREAMS) })
     }
 
     /// Launches a kernel behind all that were launched here before, into a stream with this number; or into a graph of the caller's, where
@@ -96,8 +78,11 @@ impl Launcher {
         let &Launch { grid, block, ref args, .. } = launch;
         // SAFETY: the caller's contract is passed on.
         unsafe {
-            let priority = number.map(|number| self.priorities.of(number, || stream.priority())).transpose()?;
-            if priority != Some(0) {
+            let priority = match number {
+                Some(number) => Some(self.priorities.place(number, |_| stream.priority())?),
+                None => None,
+            };
+            if priority.is_none_or(|place| self.priorities[place] != 0) {
                 return function.launch(stream, grid, block, args);
             }
             let graph = self.kept.choose((function, grid, block));
@@ -109,23 +94,6 @@ impl Launcher {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_streams_priority_is_asked_for_once_while_it_is_used() {
-        let (mut priorities, mut asked) = (Priorities::default(), Vec::new());
-        let mut of = |stream: u64| {
-            let ask = || {
-                asked.push(stream);
-                Ok::<_, ()>(-(stream as i32))
-            };
-            priorities.of(stream, ask)
-        };
-        assert_eq!([1, 2, 1, 2, 1].map(&mut of), [-1, -2, -1, -2, -1].map(Ok));
-        // The oldest goes.
-        assert_eq!([3, 4, 5, 2, 1].map(&mut of), [-3, -4, -5, -2, -1].map(Ok));
-        assert_eq!(asked, [1, 2, 3, 4, 5, 1]);
-        assert_eq!(Priorities::default().of(1, || Err("no")), Err("no"));
-    }
 
     #[test]
     fn kinds_of_calls_that_take_turns_keep_their_graphs() {

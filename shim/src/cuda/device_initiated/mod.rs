@@ -10,7 +10,9 @@ mod launcher;
 mod member;
 mod order;
 mod p2p;
+mod prepared;
 mod rate_limit;
+mod recent;
 mod regions;
 mod staging;
 mod symmetric_buffer;
@@ -22,9 +24,7 @@ use std::time::{Duration, Instant};
 
 use bytemuck::Zeroable;
 use mccs_cuda::{Capture, Context, DeviceAddress, RawStream, WordOperation};
-use mccs_ipc::device_initiated::{
-    ControlPage, DeviceInitiatedShare, Execution, LONG_BYTES, PublishedStrategy, SymmetricBufferPart,
-};
+use mccs_ipc::device_initiated::{DeviceInitiatedShare, Execution, LONG_BYTES, PublishedStrategy};
 use mccs_ipc::large::LargeLayout;
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::{CollectiveKind, Handle};
@@ -37,7 +37,9 @@ use self::launcher::{GRAPHS, Launcher};
 pub(super) use self::member::Member;
 use self::order::LaunchOrder;
 pub(super) use self::p2p::P2p;
+use self::prepared::{Prepared, Way};
 use self::rate_limit::RateLimit;
+use self::recent::Recent;
 pub(crate) use self::regions::GpuRegions;
 pub use self::regions::REGISTERED_MAX;
 use super::alone::run_alone;
@@ -50,6 +52,8 @@ use crate::{Client, Error};
 const LOOK_FOR_FREED_EVERY: Duration = Duration::from_millis(1);
 /// How long a call that the operator holds back, or a wait for this rank's kernels, sleeps between looks.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_micros(20);
+/// Kinds of calls whose kernels are kept: a step of training has some, over and over.
+const PREPARED: usize = 8;
 
 /// A rank whose collectives are kernels that meet those of the other ranks.
 pub(super) struct DeviceInitiatedCommunicator {
@@ -71,6 +75,8 @@ pub(super) struct DeviceInitiatedCommunicator {
 struct Order {
     launches: LaunchOrder,
     launcher: Launcher,
+    /// Kernels of the collectives that were called last, of so many kinds of calls.
+    prepared: Recent<Way, Prepared>,
     /// Kernels launched, without those that went into graphs.
     launched: u64,
     strategy: KnownStrategy,
@@ -84,6 +90,16 @@ impl Order {
     fn next_number(&self) -> u64 {
         self.launched + self.large.enqueued + 1
     }
+}
+
+/// What a strategy says of a collective.
+struct Choice {
+    /// Whether kernels carry it out where copy engines could.
+    is_by_kernels: bool,
+    /// The kernels' algorithm, and how many blocks.
+    kernel: Option<(Algorithm, u32)>,
+    /// Blocks of the kernels that combine what copy engines bring.
+    combine_blocks: u32,
 }
 
 /// What was last read of the control page.
@@ -121,6 +137,7 @@ impl DeviceInitiatedCommunicator {
         let order = Order {
             launches: LaunchOrder::new(&member.context, Arc::clone(&member.graphs))?,
             launcher: member.launcher(GRAPHS, &Launch::<DirectArgs>::placeholder())?,
+            prepared: Recent::new(PREPARED),
             launched: 0,
             strategy: KnownStrategy { published: 0, operations: 0..0, strategy: DeviceInitiatedStrategy::zeroed() },
             large: LargeOrder::new(&member, share)?,
@@ -169,8 +186,10 @@ impl DeviceInitiatedCommunicator {
     pub(super) fn outlook(&self, kind: CollectiveKind, payload_bytes: u64) -> (Option<Algorithm>, Option<u64>) {
         let order = locked(&self.order);
         let stamp = (self.is_timed && !order.launches.has_captured()).then_some(order.launched + 1);
-        let Some(strategy) = self.strategy_of_now(&order) else { return (None, stamp) };
-        let chosen = strategy.choose(kind, payload_bytes).filter(|_| self.execution == Execution::Ranks);
+        let Some(chosen) = self.by_strategy_of_now(&order, |strategy| strategy.choose(kind, payload_bytes)) else {
+            return (None, stamp);
+        };
+        let chosen = chosen.filter(|_| self.execution == Execution::Ranks);
         let algorithm = match (chosen, self.large) {
             (Some((algorithm, _)), _) => Some(algorithm),
             (None, Some(_)) => None,
@@ -179,13 +198,13 @@ impl DeviceInitiatedCommunicator {
         (algorithm, stamp)
     }
 
-    /// The strategy of the next collective, which has not been announced: so what is read anew may change meanwhile, and is not kept.
-    fn strategy_of_now(&self, order: &Order) -> Option<DeviceInitiatedStrategy> {
+    /// What the strategy of the next collective says, which has not been announced: so what is read anew may change meanwhile, and is not kept.
+    fn by_strategy_of_now<T>(&self, order: &Order, ask: impl FnOnce(&DeviceInitiatedStrategy) -> T) -> Option<T> {
         let (number, page, known) = (order.next_number(), &self.member.page, &order.strategy);
         if known.published == page.published() && known.operations.contains(&number) {
-            return Some(known.strategy);
+            return Some(ask(&known.strategy));
         }
-        Some(strategy_of(&page.published_strategy(number)?))
+        Some(ask(&strategy_of(&page.published_strategy(number)?)))
     }
 
     pub(super) fn client(&self) -> &Client {
@@ -248,18 +267,26 @@ impl DeviceInitiatedCommunicator {
             return self.run_alone(checked, call, stream);
         }
         let _entered = member.context.enter().map_err(cuda_error)?;
-        // SAFETY: the caller vouches for the stream.
-        let (capture, strategy) = unsafe {
-            let is_captured = stream.is_capturing().map_err(cuda_error)?;
-            let capture = if is_captured { stream.capture().map_err(cuda_error)? } else { None };
-            (capture, self.begin(&mut order, stream, capture)?)
-        };
         let (strides, blocks_max) = part.unwrap_or((Strides::close(checked.count), u32::MAX));
         let count = checked.kind.payload_count(checked.count, member.nranks) * u64::from(strides.batch.times);
         let payload_bytes = count * checked.dtype.size_bytes() as u64;
-        let chosen = strategy.choose(checked.kind, payload_bytes).filter(|_| self.execution == Execution::Ranks);
+        let ask = |strategy: &DeviceInitiatedStrategy| Choice {
+            is_by_kernels: strategy.choose(checked.kind, payload_bytes).is_some(),
+            kernel: match strides.batch.times {
+                1 => strategy.kernel(checked.kind, payload_bytes),
+                _ => strategy.batch_kernel(checked.kind, payload_bytes),
+            },
+            combine_blocks: strategy.combine_blocks,
+        };
+        // SAFETY: the caller vouches for the stream.
+        let (capture, choice) = unsafe {
+            let is_captured = stream.is_capturing().map_err(cuda_error)?;
+            let capture = if is_captured { stream.capture().map_err(cuda_error)? } else { None };
+            (capture, self.begin(&mut order, stream, capture, ask)?)
+        };
+        let is_by_kernels = choice.is_by_kernels && self.execution == Execution::Ranks;
         // Commands cannot be part of a graph: there kernels carry everything out, on all ranks alike.
-        if chosen.is_none()
+        if !is_by_kernels
             && capture.is_none()
             && part.is_none()
             && let Some(layout) = self.large_way(checked)
@@ -267,7 +294,7 @@ impl DeviceInitiatedCommunicator {
             // SAFETY: the caller's contract is passed on.
             unsafe {
                 let number = self.follow(&mut order, stream)?;
-                let combine = Combine { layout, blocks: strategy.combine_blocks.max(1) };
+                let combine = Combine { layout, blocks: choice.combine_blocks.max(1) };
                 self.enqueue_large(&mut order, combine, checked, call, stream, number)?;
                 order.launches.comes_to(number);
                 return order.launches.launched(stream);
@@ -276,46 +303,43 @@ impl DeviceInitiatedCommunicator {
         if self.execution == Execution::Service {
             return Err(Error::argument(format!("the service's engines have no way for {}", checked.kind)));
         }
-        let chosen = match strides.batch.times {
-            1 => strategy.kernel(checked.kind, payload_bytes),
-            _ => strategy.batch_kernel(checked.kind, payload_bytes),
-        };
-        let chosen = chosen.map(|(algorithm, blocks)| (algorithm, blocks.min(blocks_max)));
-        let (mut launch, part) =
-            chosen.and_then(|(algorithm, blocks)| self.kernel(checked, strides, algorithm, blocks)).ok_or_else(
-                || Error::argument(format!("the operator has no way for {} of {payload_bytes} bytes", checked.kind)),
-            )?;
-        member.need(part)?;
-        if self.is_timed {
-            launch.args.call = Stamp::call(checked.kind, payload_bytes);
-            // Graphs that are replayed count too, on the GPU alone: from then on numbers here are others than stamps have.
-            if payload_bytes >= LONG_BYTES && !order.launches.has_captured() {
-                let now_ns = self.joined.elapsed().as_nanos() as u64;
-                member.page.called(member.rank, order.launched + 1, now_ns);
-            }
+        let no_way =
+            || Error::argument(format!("the operator has no way for {} of {payload_bytes} bytes", checked.kind));
+        let (algorithm, blocks) = choice.kernel.ok_or_else(no_way)?;
+        let way = Way { call: *checked, strides, algorithm, blocks: blocks.min(blocks_max) };
+        let stamp = if self.is_timed { Stamp::call(checked.kind, payload_bytes) } else { 0 };
+        let place = order
+            .prepared
+            .place(way, |way| Prepared::new(way, member, stamp).and_then(|made| made.ok_or_else(no_way)))?;
+        member.need(order.prepared[place].part)?;
+        // Graphs that are replayed count too, on the GPU alone: from then on numbers here are others than stamps have.
+        if self.is_timed && payload_bytes >= LONG_BYTES && !order.launches.has_captured() {
+            let now_ns = self.joined.elapsed().as_nanos() as u64;
+            member.page.called(member.rank, order.launched + 1, now_ns);
         }
         // SAFETY: the caller's contract is passed on.
-        unsafe { self.launch(&mut order, launch, call, stream, capture) }
+        unsafe { self.launch(&mut order, place, call, stream, capture) }
     }
 
-    /// The strategy of the next collective, as soon as the operator lets it begin. One that comes to nothing afterwards leaves its number
+    /// What the strategy of the next collective says, as soon as the operator lets it begin. One that comes to nothing afterwards leaves its number
     /// to the next. A stream that is captured comes behind the operations before.
     ///
     /// # Safety
     /// The stream must live.
-    unsafe fn begin(
+    unsafe fn begin<T>(
         &self,
         order: &mut Order,
         stream: RawStream,
         capture: Option<Capture>,
-    ) -> Result<DeviceInitiatedStrategy, Error> {
+        ask: impl FnOnce(&DeviceInitiatedStrategy) -> T,
+    ) -> Result<T, Error> {
         let page = &self.member.page;
         let Some(capture) = capture else {
             let number = order.next_number();
             if !page.announce(self.member.rank, number) {
                 self.wait_while_held()?;
             }
-            return self.strategy(order, number);
+            return self.strategy(order, number).map(ask);
         };
         let Order { launches, launched, large, .. } = order;
         // SAFETY: the symmetric buffer is mapped as long as `self`; the rest is the caller's contract.
@@ -325,7 +349,7 @@ impl DeviceInitiatedCommunicator {
         }
         self.wait_while_held()?;
         // Nobody counts what graphs run: they get a strategy of their own, and have it stay while they live.
-        Ok(strategy_of(&published_strategy(page.captured_strategy())?))
+        Ok(ask(&strategy_of(&published_strategy(page.captured_strategy())?)))
     }
 
     /// Waits while the operator holds operations back, which is but a moment; fails if it is for good.
@@ -338,46 +362,22 @@ impl DeviceInitiatedCommunicator {
         Ok(())
     }
 
-    /// The kernel of a collective, but for addresses, and the part of symmetric buffers that it goes through; none where there is no way for it.
-    fn kernel(
-        &self,
-        checked: &CollectiveCall,
-        strides: Strides,
-        algorithm: Algorithm,
-        blocks: u32,
-    ) -> Option<(Launch<DirectArgs>, SymmetricBufferPart)> {
-        // What does not fit the symmetric buffers goes in chunks that do, as every batch can; all ranks come to the same.
-        let ways = [algorithm, Algorithm::SimpleTwoShot, Algorithm::SimpleOneShot];
-        ways.into_iter().find_map(|algorithm| {
-            let launch = Launch::collective_apart(checked, strides, &self.member.layout, algorithm, blocks)?;
-            Some((launch, algorithm.part()))
-        })
-    }
-
-    /// Launches a kernel.
+    /// Launches the kernel that is prepared at a place.
     ///
     /// # Safety
     /// As for [`super::CudaCommunicator::all_reduce`].
     unsafe fn launch(
         &self,
         order: &mut Order,
-        mut launch: Launch<DirectArgs>,
+        place: usize,
         call: &Call,
         stream: RawStream,
         capture: Option<Capture>,
     ) -> Result<(), Error> {
         let member = &*self.member;
-        (launch.args.send, launch.args.recv) = (call.send, call.recv);
-        launch.args.symmetric = member.buffers;
-        launch.args.abort_word = member.on_page(ControlPage::ABORT_OFFSET);
         let number = order.launched + 1;
-        launch.args.sequence = u32::try_from(number)
+        let sequence = u32::try_from(number)
             .map_err(|_| Error::argument("a communicator of GPUs does 2^32 operations: make another".to_owned()))?;
-        let function = member.function(launch.function)?;
-        if order.launches.has_captured() {
-            // A constant is faster, and wrong in what is replayed.
-            launch.args.sequence = 0;
-        }
         // SAFETY: the caller vouches for stream and buffers; symmetric buffers and control page live as long as `self`, which is not dropped
         // before its kernels have ended.
         unsafe {
@@ -390,15 +390,21 @@ impl DeviceInitiatedCommunicator {
                     Some(stream_number)
                 }
             };
-            if order.launches.has_several_streams() {
-                launch.release();
-            }
             if call.user_tag != 0 && capture.is_none() {
                 member.page.tag(member.rank, number, call.user_tag);
             }
-            order.launcher.launch(stream, stream_number, function, &launch).map_err(cuda_error)?;
+            let Order { launches, launcher, prepared, .. } = &mut *order;
+            let Prepared { launch, function, .. } = &mut prepared[place];
+            (launch.args.send, launch.args.recv) = (call.send, call.recv);
+            // A constant is faster, and wrong in what is replayed.
+            launch.args.sequence = if launches.has_captured() { 0 } else { sequence };
+            // There is no way back to one stream.
+            if launches.has_several_streams() {
+                launch.release();
+            }
+            launcher.launch(stream, stream_number, *function, launch).map_err(cuda_error)?;
             if let Some(capture) = capture {
-                return order.launches.captured(stream, capture);
+                return launches.captured(stream, capture);
             }
             order.launched = number;
             member.page.launch(member.rank, number);
@@ -434,14 +440,14 @@ impl DeviceInitiatedCommunicator {
     }
 
     /// The strategy for operation `number`, which may begin.
-    fn strategy(&self, order: &mut Order, number: u64) -> Result<DeviceInitiatedStrategy, Error> {
+    fn strategy<'a>(&self, order: &'a mut Order, number: u64) -> Result<&'a DeviceInitiatedStrategy, Error> {
         let published = self.member.page.published();
         if order.strategy.published != published || !order.strategy.operations.contains(&number) {
             let in_force = published_strategy(self.member.page.published_strategy(number))?;
             let (operations, strategy) = (in_force.from..in_force.until, strategy_of(&in_force));
             order.strategy = KnownStrategy { published, operations, strategy };
         }
-        Ok(order.strategy.strategy)
+        Ok(&order.strategy.strategy)
     }
 
     /// See [`super::CudaCommunicator::async_error`]: kernels of a communicator that has failed end at once.
