@@ -47,7 +47,9 @@ pub struct Socket {
 }
 
 impl Socket {
-    pub(crate) fn from_fd(fd: OwnedFd) -> Self {
+    /// Of a `SOCK_SEQPACKET` socket of this host that is connected. No hello has been said.
+    #[must_use]
+    pub fn from_fd(fd: OwnedFd) -> Self {
         Socket { fd }
     }
 

@@ -26,8 +26,8 @@ use mccs_telemetry::flows::FlowTable;
 use mccs_telemetry::late::LateView;
 use mccs_telemetry::recorder::Recorders;
 use mccs_telemetry::{CommonTime, GpuInfo, HostInfo};
-use mccs_tenants::Tenant;
 use mccs_tenants::session::Session;
+use mccs_tenants::{Resource, Tenant};
 
 pub use self::comm_info::{CommInfo, HOST_STAGED, RankInfo, RankProgress};
 pub use self::family::{Family, Joining, PartOf};
@@ -142,6 +142,13 @@ impl Registry {
     /// A session has ended.
     pub fn remove_session(&self, session: SessionId) {
         lock(&self.sessions).remove(&session);
+    }
+
+    /// Whether sessions of others than this tenant are here.
+    #[must_use]
+    pub fn has_others(&self, tenant: &Tenant) -> bool {
+        // A session is charged before it is in the list, and longer.
+        lock(&self.sessions).len() as u64 > tenant.used(Resource::Sessions)
     }
 
     /// The service has GPUs. Said once.

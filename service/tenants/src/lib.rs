@@ -12,7 +12,9 @@ pub mod process_limits;
 mod quota;
 pub mod session;
 mod tenant;
+mod token_bucket;
 
 pub use fd_closer::FdCloser;
 pub use quota::{OverQuota, Quota, Resource, SessionResource};
 pub use tenant::{Charge, Tenant};
+pub use token_bucket::TokenBucket;

@@ -1,9 +1,10 @@
 //! Regions: tenants' memory, mapped in the service, and unmapped by a thread.
 
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
+use std::sync::mpsc::SendError;
 
 use mccs_ipc::shm::Mapping;
-use mccs_runtime::Share;
+use mccs_runtime::{Share, TurnSender, turn_channel};
 use mccs_transport::host_regions;
 
 use crate::tenant::Charge;
@@ -82,15 +83,15 @@ impl Drop for Region {
         if let Some(memory) = self.memory.take() {
             host_regions::note_going(memory.mapping.as_ptr() as usize);
             memory.charges[0].tenant().note_leaving(1);
-            self.unmap_worker.end_later(memory);
+            self.unmap_worker.end_later(self.share, memory);
         }
     }
 }
 
 /// Unmaps memory on a thread of its own: giving gigabytes back takes the kernel a good part of a second, and engines
-/// must not wait for it. What waits for that still counts against its tenant's quotas.
+/// must not wait for it. Tenants take turns. What waits for that still counts against its tenant's quotas.
 #[derive(Clone)]
-pub struct UnmapWorker(mpsc::Sender<Leaving>);
+pub struct UnmapWorker(TurnSender<Leaving>);
 
 impl UnmapWorker {
     /// Starts the thread; it ends when the last clone and the last region are gone.
@@ -98,14 +99,18 @@ impl UnmapWorker {
     /// # Errors
     /// The kernel's refusal of a thread.
     pub fn start() -> std::io::Result<Self> {
-        let (sender, receiver) = mpsc::channel::<Leaving>();
-        std::thread::Builder::new().name("mccs-unmap".into()).spawn(move || receiver.iter().for_each(Leaving::end))?;
+        let (sender, mut receiver) = turn_channel::<Leaving>();
+        std::thread::Builder::new().name("mccs-unmap".into()).spawn(move || {
+            while let Ok(memory) = receiver.recv(None) {
+                memory.end();
+            }
+        })?;
         Ok(UnmapWorker(sender))
     }
 
-    fn end_later(&self, memory: Leaving) {
+    fn end_later(&self, share: Share, memory: Leaving) {
         // The thread lives as long as any sender does, so this cannot fail; if it did, it would end here.
-        if let Err(mpsc::SendError(memory)) = self.0.send(memory) {
+        if let Err(SendError(memory)) = self.0.send(share, memory) {
             memory.end();
         }
     }

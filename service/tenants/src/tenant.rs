@@ -5,7 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use mccs_ipc::types::UniqueId;
 use mccs_model::rate_limit::SharedBucket;
@@ -15,6 +16,12 @@ use mccs_telemetry::bandwidth::TenantTraffic;
 use crate::fd_closer::FdCloser;
 use crate::process_limits::{descriptors_of_tenant, sent_descriptors_of_tenant};
 use crate::quota::{IMPORTS_MAX, OverQuota, Quota, Resource, SessionResource};
+use crate::token_bucket::TokenBucket;
+
+/// Requests of a tenant that are served as they come, and those that follow a second while others are here. Each takes some 20 us of a thread that
+/// all share, and as much of its process. A job makes some hundred, when it begins.
+const REQUESTS_AT_ONCE: u32 = 4096;
+const REQUESTS_PER_S: u32 = 1000;
 
 /// A job's owner as the operator knows it.
 #[derive(Debug)]
@@ -47,6 +54,7 @@ pub struct Tenant {
     sent_descriptors: AtomicU64,
     /// Regions that are freed and not gone yet: what they are charged for comes back in a moment.
     leaving: AtomicU64,
+    requests: Mutex<TokenBucket>,
 }
 
 /// A part of a tenant's quota, held until dropped.
@@ -103,6 +111,7 @@ impl Tenant {
             descriptors: AtomicU64::new(0),
             sent_descriptors: AtomicU64::new(0),
             leaving: AtomicU64::new(0),
+            requests: Mutex::new(TokenBucket::new(REQUESTS_AT_ONCE, REQUESTS_PER_S)),
         })
     }
 
@@ -158,6 +167,21 @@ impl Tenant {
     #[must_use]
     pub fn is_memory_leaving(&self) -> bool {
         self.leaving.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether a request is within its rate.
+    #[must_use]
+    pub fn may_request(&self, now: Instant) -> bool {
+        self.requests().has_token(now)
+    }
+
+    /// Counts a request, if it is within its rate.
+    pub fn note_request(&self, now: Instant) {
+        self.requests().take(now);
+    }
+
+    fn requests(&self) -> MutexGuard<'_, TokenBucket> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How much is in use now.

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mccs_ipc::command::{BufferRef, Command, FLAG_GROUP_CONTINUES, Opcode};
 use mccs_ipc::protocol::{Request, Response};
@@ -91,6 +91,35 @@ fn a_long_row_of_calls_that_end_at_once_is_no_chain_of_calls() {
     unsafe { TimelineSemaphore::at(memory.as_ptr()) }.expect("aligned").open(CALLS);
     let word = StreamWord::at(&raw.segment, raw.layout.words_offset, stream.index).expect("a word");
     assert!(word.wait(CALLS, Duration::ZERO, Duration::from_secs(600)));
+}
+
+/// Streams that are made and destroyed without end, by a tenant that is alone and by one that is not.
+#[test]
+fn requests_without_end_are_served_so_often_a_second_while_others_are_here() {
+    const REQUESTS: u32 = 6000;
+    let service = TestService::start(
+        "[[tenant]]\nname = \"hostile\"\nsocket = \"h\"\n[[tenant]]\nname = \"honest\"\nsocket = \"g\"\n",
+    );
+    let mut raw = Raw::connect(&service);
+    let mut ask_all = || {
+        let began = Instant::now();
+        for _ in 0..REQUESTS / 2 {
+            let Response::Stream { stream, .. } = raw.ask(Request::CreateStream, &[]) else { panic!("no stream") };
+            let Response::Done = raw.ask(Request::DestroyStream { stream }, &[]) else { panic!("it is still there") };
+        }
+        began.elapsed()
+    };
+    let tenant = service.service().registry.tenants().into_iter().find(|tenant| tenant.name == "hostile");
+    let tenant = tenant.expect("the tenant");
+    // Nobody waits for anybody else, though these are more than are served at once.
+    assert!(!service.service().registry.has_others(&tenant));
+    ask_all();
+    let honest = service.connect(1);
+    assert!(service.service().registry.has_others(&tenant));
+    // Of these 4,096 are served as they come, and 1,000 each second.
+    let took = ask_all();
+    assert!(took >= Duration::from_millis(1800), "all are served within {took:?}");
+    drop(honest);
 }
 
 /// Thirty-two sessions of one tenant push what runs at once on the proxy engine's thread, as fast as they can. Another's call waits

@@ -2,6 +2,7 @@
 //! reason; another tenant's collectives go on, checked.
 
 mod commands;
+mod connections;
 mod descriptors;
 mod floods;
 mod held;

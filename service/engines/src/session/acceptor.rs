@@ -21,6 +21,7 @@ use mccs_tenants::session::{Session, StreamWords};
 use mccs_tenants::{Charge, FdCloser, Resource, Tenant};
 use nix::sys::resource::{Resource as Limit, getrlimit};
 
+use super::arrivals::Arrivals;
 use super::{HELLO_WITHIN, Proxies, ProxyQueues, SLOW_TO_CLOSE, SessionEngine, State, Tables, TenantSocket};
 
 /// Answers that may wait at a session's engine besides two for each communicator of its tenant's quota: for the leaves, joins and aborts that it
@@ -28,12 +29,6 @@ use super::{HELLO_WITHIN, Proxies, ProxyQueues, SLOW_TO_CLOSE, SessionEngine, St
 const REPLIES_BESIDES: usize = 1024;
 /// How long to wait when the process is out of descriptors or memory.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// Connections of a tenant that are taken as they come, and those that follow a second. Making and ending a session takes some 200 us of the
-/// service: who connects without end would keep a core from everybody else. Jobs are far below.
-const CONNECTS_AT_ONCE: u32 = 256;
-const CONNECTS_PER_S: u32 = 250;
-/// Connections of a tenant that wait for their turn inside, where those of others on the same socket pass them. More wait outside.
-const WAITING_MAX: usize = 64;
 const DRAINING: &str = "the operator is emptying this host (mccsctl drain): it takes no new processes";
 
 /// Sizes of a session's segment.
@@ -137,6 +132,7 @@ impl SessionFactory {
             registry: Arc::clone(&self.registry),
             unmap_worker: self.unmap_worker.clone(),
             deferred: None,
+            paused_until: None,
             unsent: VecDeque::new(),
             unsent_since: None,
             is_deaf: false,
@@ -206,44 +202,12 @@ pub struct Admission {
     pub queues: ProxyQueues,
 }
 
-/// When a tenant's connections are taken.
-#[derive(Debug, Default)]
-struct Turns {
-    /// When all that are taken at once may be taken again.
-    full_at: Option<Instant>,
-}
-
-impl Turns {
-    const EACH: Duration = Duration::from_nanos(1_000_000_000 / CONNECTS_PER_S as u64);
-
-    /// When the next one is taken.
-    fn next_at(&self) -> Option<Instant> {
-        self.full_at.and_then(|full_at| full_at.checked_sub(Self::EACH * (CONNECTS_AT_ONCE - 1)))
-    }
-
-    /// Takes one, if it is time.
-    fn take(&mut self, now: Instant) -> bool {
-        let is_time = self.next_at().is_none_or(|at| at <= now);
-        if is_time {
-            self.full_at = Some(self.full_at.map_or(now, |at| at.max(now)) + Self::EACH);
-        }
-        is_time
-    }
-}
-
-/// Connections of a tenant at one socket.
-struct Arrivals {
-    of: Admission,
-    turns: Turns,
-    waiting: VecDeque<(Socket, PeerCredentials)>,
-}
-
 /// See the module's documentation.
 pub struct Acceptor {
     listener: Listener,
     name: String,
-    /// Of who may use this socket: the first that admits a user.
-    arrivals: Vec<Arrivals>,
+    /// Who may use this socket, and their connections: the first that admits a user is its tenant.
+    tenants: Vec<(Admission, Arrivals<(Socket, PeerCredentials)>)>,
     factory: Arc<SessionFactory>,
     /// Closes sockets of those who are no tenants.
     closer: FdCloser<Charge>,
@@ -261,34 +225,31 @@ impl Acceptor {
     /// Accepts for these tenants.
     #[must_use]
     pub fn new(listener: Listener, name: String, admissions: Vec<Admission>, factory: Arc<SessionFactory>) -> Self {
-        let arrivals = |of| Arrivals { of, turns: Turns::default(), waiting: VecDeque::new() };
-        let arrivals = admissions.into_iter().map(arrivals).collect();
-        Acceptor { listener, name, arrivals, factory, closer: FdCloser::default(), is_paused: false, spare: spare() }
+        let tenants = admissions.into_iter().map(|admission| (admission, Arrivals::default())).collect();
+        Acceptor { listener, name, tenants, factory, closer: FdCloser::default(), is_paused: false, spare: spare() }
     }
 
     /// Takes a connection, or has it wait for its turn.
     fn arrive(&mut self, socket: Socket, peer: PeerCredentials, now: Instant) {
-        let admits = |of: &&mut Arrivals| of.of.uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid));
-        let Some(arrivals) = self.arrivals.iter_mut().find(admits) else {
+        let admits = |of: &Admission| of.uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid));
+        let Some((admission, arrivals)) = self.tenants.iter_mut().find(|(admission, _)| admits(admission)) else {
             self.factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
             let reason = "is no tenant of this socket; the operator's service.toml lists who is";
             refuse(&socket, ErrorClass::InvalidUsage, &format!("user {} {reason}", peer.uid));
             self.closer.close_later(socket);
             return;
         };
-        if arrivals.waiting.is_empty() && arrivals.turns.take(now) {
-            Self::admit(&self.factory, &arrivals.of, (socket, peer), now);
-        } else {
-            arrivals.waiting.push_back((socket, peer));
+        if let Some(connection) = arrivals.arrive((socket, peer), now) {
+            Self::admit(&self.factory, admission, connection, now);
         }
     }
 
     /// Takes those whose turn has come. Returns whether there was one.
     fn take_waiting(&mut self, now: Instant) -> bool {
         let mut any = false;
-        for Arrivals { of, turns, waiting } in &mut self.arrivals {
-            if !waiting.is_empty() && turns.take(now) {
-                waiting.pop_front().into_iter().for_each(|one| Self::admit(&self.factory, of, one, now));
+        for (admission, arrivals) in &mut self.tenants {
+            if let Some(connection) = arrivals.take(now) {
+                Self::admit(&self.factory, admission, connection, now);
                 any = true;
             }
         }
@@ -297,7 +258,7 @@ impl Acceptor {
 
     /// When the turn of one that waits comes.
     fn next_turn(&self) -> Option<Instant> {
-        self.arrivals.iter().filter(|of| !of.waiting.is_empty()).filter_map(|of| of.turns.next_at()).min()
+        self.tenants.iter().filter_map(|(_, arrivals)| arrivals.next_at()).min()
     }
 
     fn admit(factory: &SessionFactory, admission: &Admission, (socket, peer): (Socket, PeerCredentials), now: Instant) {
@@ -342,14 +303,14 @@ impl Engine for Acceptor {
 
     fn poll(&mut self, cx: &Context) -> Progress {
         // Who is refused has a socket to be closed as well: when no more of them can be taken, who comes waits outside.
-        self.is_paused = self.closer.is_full() || self.arrivals.iter().any(|one| one.of.tenant.closer.is_full());
+        self.is_paused = self.closer.is_full() || self.tenants.iter().any(|(of, _)| of.tenant.closer.is_full());
         if self.is_paused {
             return Progress::Idle { wake_at: Some(cx.now + ACCEPT_AGAIN_AFTER) };
         }
         if self.take_waiting(cx.now) {
             return Progress::Busy;
         }
-        self.is_paused = self.arrivals.iter().any(|one| one.waiting.len() >= WAITING_MAX);
+        self.is_paused = self.tenants.iter().any(|(_, arrivals)| arrivals.is_full());
         if self.is_paused {
             return Progress::Idle { wake_at: self.next_turn() };
         }
@@ -369,22 +330,5 @@ impl Engine for Acceptor {
 
     fn ignores_descriptors(&self) -> bool {
         self.is_paused
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_connects_without_end_is_taken_so_often_a_second() {
-        let (mut turns, began) = (Turns::default(), Instant::now());
-        let mut taken =
-            |after_ms| (0..2000).take_while(|_| turns.take(began + Duration::from_millis(after_ms))).count();
-        assert_eq!(taken(0), CONNECTS_AT_ONCE as usize);
-        assert_eq!(taken(3), 0);
-        assert_eq!([4, 100, 1100].map(&mut taken), [1, 24, CONNECTS_PER_S as usize]);
-        assert_eq!(taken(60_000), CONNECTS_AT_ONCE as usize, "no more for having been away");
-        assert_eq!(turns.next_at(), Some(began + Duration::from_millis(60_000) + Turns::EACH));
     }
 }

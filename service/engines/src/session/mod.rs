@@ -12,6 +12,7 @@
 
 mod acceptor;
 mod answers;
+mod arrivals;
 mod on_gpus;
 mod proxies;
 mod ranks;
@@ -105,6 +106,8 @@ pub struct SessionEngine {
     unmap_worker: UnmapWorker,
     /// A request for memory that waits for what the tenant has freed to be gone, with its descriptor.
     deferred: Option<(RequestEnvelope, Vec<OwnedFd>)>,
+    /// Until when no request is read, because the tenant makes too many.
+    paused_until: Option<Instant>,
     /// Answers for which the socket had no room. While there are any, no request is read: so they are no more than the
     /// tenant's joins and aborts in progress, and what was parked.
     unsent: VecDeque<(ResponseEnvelope, Arc<[OwnedFd]>)>,
@@ -422,6 +425,7 @@ impl Engine for SessionEngine {
             busy = true;
         }
         let answered = self.send_unsent(cx.now);
+        self.paused_until.take_if(|until| *until <= cx.now);
         let look_at = self.socket.look_whether_taken(cx.now);
         if flushed {
             busy |= self.serve_ring(cx.now, cx.budget);
@@ -431,7 +435,7 @@ impl Engine for SessionEngine {
                 // What it sent before its end comes first.
                 let is_orphaned = self.socket.is_orphaned();
                 let any = self.serve_socket(cx.now, cx.budget);
-                if is_orphaned && !any && matches!(self.state, State::Serving) {
+                if is_orphaned && !any && self.paused_until.is_none() && matches!(self.state, State::Serving) {
                     self.begin_finishing();
                 }
                 busy |= any;
@@ -447,12 +451,13 @@ impl Engine for SessionEngine {
         } else if self.is_crowded() {
             Progress::Idle { wake_at: Some(cx.now + GONE_WITHIN) }
         } else {
-            Progress::Idle { wake_at: look_at }
+            let due = [look_at, self.paused_until].into_iter().flatten().min();
+            Progress::Idle { wake_at: due }
         }
     }
 
     fn ignores_descriptors(&self) -> bool {
-        self.is_crowded() || !self.unsent.is_empty() || self.deferred.is_some()
+        self.is_crowded() || !self.unsent.is_empty() || self.deferred.is_some() || self.paused_until.is_some()
     }
 
     fn prepare_to_sleep(&mut self) -> bool {

@@ -5,7 +5,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mccs_device::OpenPart;
 use mccs_exchange::protocol::Name;
@@ -14,7 +14,7 @@ use mccs_ipc::handshake::SocketError;
 use mccs_ipc::protocol::{COMM_NAME_BYTES_MAX, Request, RequestEnvelope, Response};
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_registry::Joining;
-use mccs_tenants::SessionResource;
+use mccs_tenants::{Resource, SessionResource};
 
 use super::proxies::Place;
 use super::tables::{CommSlot, StreamSlot};
@@ -26,6 +26,10 @@ use crate::proxy::{ProxyReply, SessionMessage, StreamSemaphore, TwinPart};
 const PARKED_MAX: usize = 4096;
 /// Requests of a session for memory of communicators that wait for their answers: a process has no more threads that make first calls at a time.
 pub(super) const OPENING_MAX: usize = 512;
+/// A session whose tenant has made too many requests looks again after a pause, in proportion to the tenant's sessions: there are enough tokens for
+/// all of them by then, and looks cost nobody much.
+const PAUSE_OF_A_SESSION: Duration = Duration::from_millis(4);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A request takes about as long as so many commands: it is received, answered, and often maps memory.
 const REQUEST_ITEMS: usize = 16;
 
@@ -46,7 +50,7 @@ impl SessionEngine {
             if !matches!(self.state, State::Serving) || !self.outbox.is_empty() {
                 return true;
             }
-            if self.is_crowded() || self.deferred.is_some() {
+            if self.is_crowded() || self.deferred.is_some() || self.pauses(now) {
                 return served > 0;
             }
             let closer = &self.session.tenant.closer;
@@ -62,7 +66,10 @@ impl SessionEngine {
             let has_fds = !fds.is_empty();
             match received {
                 Ok(None) => return served > 0,
-                Ok(Some(envelope)) => self.park_or_serve(envelope, &mut fds),
+                Ok(Some(envelope)) => {
+                    self.session.tenant.note_request(now);
+                    self.park_or_serve(envelope, &mut fds);
+                }
                 Err(SocketError::Closed) => self.begin_finishing(),
                 Err(error) => self.fence(&error.to_string()),
             }
@@ -73,6 +80,16 @@ impl SessionEngine {
             }
         }
         true
+    }
+
+    /// Whether requests wait for a while, because the tenant has made more than its rate, and others are here.
+    fn pauses(&mut self, now: Instant) -> bool {
+        let tenant = &self.session.tenant;
+        if self.paused_until.is_none() && !tenant.may_request(now) && self.registry.has_others(tenant) {
+            let sessions = tenant.used(Resource::Sessions).max(1) as u32;
+            self.paused_until = Some(now + (PAUSE_OF_A_SESSION * sessions).min(PAUSE_MAX));
+        }
+        self.paused_until.is_some()
     }
 
     /// Whether so many requests wait for commands before them that no more are read.
