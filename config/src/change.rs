@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::limits;
-use crate::service::{Algorithm, FlowPath, LargeFrom, TransportKind};
+use crate::service::{AlgorithmChoice, FlowPath, LargeFrom, TransportKind};
 use crate::validate::{Problems, Validate};
 
 /// A change. What is absent stays as it is. Communicators whose collectives GPUs carry out have `large_from`, `ll128` and `max_ctas`, all others the rest.
@@ -13,7 +13,7 @@ use crate::validate::{Problems, Validate};
 pub struct StrategyChange {
     /// How collectives are carried out.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub algorithm: Option<Algorithm>,
+    pub algorithm: Option<AlgorithmChoice>,
     /// So many channels, with rings as a new communicator has them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub channels: Option<u32>,

@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use crate::document;
 use crate::error::ConfigError;
 use crate::limits;
-use crate::service::{Algorithm, Reductions, TransportKind};
+use crate::service::{AlgorithmChoice, Reductions, TransportKind};
 use crate::topology::{Host, Nic, TopologyFile};
 use crate::units::{Bytes, DurationText, Rate};
 use crate::validate::{Problems, Validate, nearest};
@@ -53,7 +53,7 @@ pub struct PolicySection {
     pub channels: Option<Channels>,
     /// How collectives are carried out. Absent: as a communicator began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub algorithm: Option<Algorithm>,
+    pub algorithm: Option<AlgorithmChoice>,
     /// How GPUs of more than two hosts reduce, in communicators that begin from now on: round a ring only where hosts are below several leaves.
     /// Absent: as `service.toml` says.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -35,7 +35,7 @@ pub use large_from::{Crossover, LargeFrom};
 pub use metrics::Metrics;
 pub use rdma::{Device, Rdma, RdmaUse, TransportKind};
 pub use runtime::{Affinity, MOVER_THREAD, Placement, Runtime};
-pub use strategy::{Algorithm, CHANNELS_MIN, Reductions, Strategy};
+pub use strategy::{AlgorithmChoice, CHANNELS_MIN, Reductions, Strategy};
 pub use tcp::{FlowPath, Ports, Tcp};
 pub use tenant::{TENANT_SOCKET, TenantConfig};
 

@@ -9,6 +9,9 @@ const HOSTS_MAX: usize = 256;
 /// Most rails of a rank, where hosts have different numbers of GPUs: each has slots of its own.
 const RAILS_MAX: u32 = 4;
 
+/// Fewest hosts whose reductions go round a ring: two exchange in one step what a ring takes two for.
+pub const RING_HOSTS_MIN: usize = 3;
+
 /// Ranks by host, where those of each host follow each other. Hosts count in the order of their ranks.
 ///
 /// Data between hosts go by *rails*, of which every host's team has one rank for each. Teams of different sizes have the least common

@@ -17,6 +17,7 @@ pub mod shm;
 pub mod shm_exchange;
 #[cfg(not(loom))]
 mod socket;
+pub mod strides;
 pub mod sync;
 pub mod tickets;
 pub mod timeline_semaphore;

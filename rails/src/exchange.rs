@@ -1,5 +1,6 @@
 //! Collectives of a team as stages: where blocks lie, and batches of them. Pure.
 
+use mccs_ipc::strides::{Batch, Strides};
 use mccs_ipc::types::CollectiveKind;
 
 /// Somewhere in a rank's memory.
@@ -41,43 +42,21 @@ pub struct Exchange {
     pub count: u64,
     /// First element that this rank sends.
     pub send: Place,
-    /// From block to block of what it sends.
-    pub send_stride: u64,
     /// First element that it receives.
     pub recv: Place,
-    /// From block to block of what it receives.
-    pub recv_stride: u64,
-    /// How often at once.
-    pub batch: Batch,
-}
-
-/// The same collective of a team several times at once: for each host, or for each of its ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Batch {
-    /// How often.
-    pub times: u32,
-    /// From this one on they lie one place further: this host has no part in it. `times` where nothing is left out.
-    pub skip: u32,
-    /// From the first block of one to that of the next, of what a rank sends.
-    pub send: u64,
-    /// The same of what it receives.
-    pub recv: u64,
-}
-
-impl Batch {
-    /// A collective by itself.
-    pub const ONE: Batch = Batch { times: 1, skip: 1, send: 0, recv: 0 };
+    /// From block to block of what it sends and receives, and how often at once.
+    pub strides: Strides,
 }
 
 impl Exchange {
     /// Those of the batch, each by itself.
     pub fn each(&self) -> impl ExactSizeIterator<Item = Exchange> + use<> {
-        let Exchange { batch, send, recv, .. } = *self;
         let all = *self;
+        let batch = all.strides.batch;
         (0..batch.times).map(move |time| {
-            let place = u64::from(time + u32::from(time >= batch.skip));
-            let (send, recv) = (send.after(place * batch.send), recv.after(place * batch.recv));
-            Exchange { send, recv, batch: Batch::ONE, ..all }
+            let place = batch.place(time);
+            let (send, recv) = (all.send.after(place * batch.send), all.recv.after(place * batch.recv));
+            Exchange { send, recv, strides: Strides { batch: Batch::ONE, ..all.strides }, ..all }
         })
     }
 }

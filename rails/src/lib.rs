@@ -11,8 +11,8 @@
 
 #![deny(missing_docs)]
 
+mod cost;
 mod exchange;
-mod model;
 mod order;
 mod plan;
 mod ring;
@@ -21,8 +21,8 @@ mod stages;
 #[cfg(test)]
 mod tests;
 
-pub use exchange::{Batch, Exchange, Place};
+pub use exchange::{Exchange, Place};
 pub use order::{Behind, Step, order};
-pub use plan::{Forks, Move, Part, Parts, Plan, Slice, Stage};
+pub use plan::{Combination, Forks, Move, OwnPart, Part, Parts, Plan, Slice, Stage};
 pub use ring::Ring;
 pub use sizes::{SLOTS_BYTES, SLOTS_MAX, Sizes, forked_blocks, slot_bytes};

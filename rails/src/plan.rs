@@ -18,8 +18,8 @@
 use mccs_ipc::layout::{Layout, Seat};
 use mccs_ipc::types::CollectiveKind;
 
+use crate::cost::{Form, SEGMENTS_MAX, best_cut};
 use crate::exchange::{Exchange, Place};
-use crate::model::{Form, SEGMENTS_MAX, best_cut};
 use crate::order::{Step, steps};
 use crate::ring::Ring;
 use crate::sizes::{RATES, SLICE_BYTES_MIN, Sizes, slot_bytes, slots};
@@ -45,18 +45,22 @@ pub enum Stage {
     /// A collective of the rail with this number of the rank's own: it moves data from and to its slot.
     Rail(Move),
     /// Combines parts of hosts.
-    Combine {
-        /// Which of the rank's own rails has moved them.
-        rail: u32,
-        /// What is combined, in this order.
-        parts: Parts,
-        /// Elements of a part.
-        count: u64,
-        /// Where the result goes.
-        to: Place,
-        /// Whether nothing else is to be added: averages divide.
-        finishes: bool,
-    },
+    Combine(Combination),
+}
+
+/// Parts of hosts that a rank combines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Combination {
+    /// Which of the rank's own rails has moved them.
+    pub rail: u32,
+    /// What is combined, in this order.
+    pub parts: Parts,
+    /// Elements of a part.
+    pub count: u64,
+    /// Where the result goes.
+    pub to: Place,
+    /// Whether nothing else is to be added: averages divide.
+    pub finishes: bool,
 }
 
 /// Where parts lie in a slot that are to be combined: one of each host, or two.
@@ -68,8 +72,16 @@ pub struct Parts {
     stride: u64,
     /// How many.
     number: u32,
-    /// This host, and where its own part lies, which no rail has moved.
-    own: Option<(u64, u64)>,
+    own: Option<OwnPart>,
+}
+
+/// This host's own part, which no rail has moved and lies apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwnPart {
+    /// Which of the parts it is.
+    pub place: u32,
+    /// Where it lies.
+    pub at: u64,
 }
 
 /// A collective of a rail; buffers begin at these places of its slot.
@@ -102,10 +114,16 @@ impl Parts {
         Parts { first, stride: second - first, number: 2, own: None }
     }
 
-    /// Where the first one lies, and how far the next one from there.
+    /// Where the first one lies.
     #[must_use]
-    pub fn first(&self) -> (u64, u64) {
-        (self.first, self.stride)
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// From one to the next.
+    #[must_use]
+    pub fn stride(&self) -> u64 {
+        self.stride
     }
 
     /// How many.
@@ -114,17 +132,17 @@ impl Parts {
         self.number
     }
 
-    /// Which one lies elsewhere, and where.
+    /// The one that lies elsewhere.
     #[must_use]
-    pub fn own(&self) -> Option<(u32, u64)> {
-        self.own.map(|(host, at)| (host as u32, at))
+    pub fn own(&self) -> Option<OwnPart> {
+        self.own
     }
 
     /// Where each lies.
     pub fn all(&self) -> impl ExactSizeIterator<Item = u64> + use<> {
         let Parts { first, stride, number, own } = *self;
         (0..number).map(move |place| match own {
-            Some((own, at)) if own == u64::from(place) => at,
+            Some(own) if own.place == place => own.at,
             _ => first + u64::from(place) * stride,
         })
     }
@@ -328,7 +346,7 @@ impl Plan<'_> {
         let (forks, form) = (if self.round().is_some() { Forks::Never } else { forks }, self.form());
         let rates = RATES.in_segments(self.segments() as u64, form.segments);
         let may_fork = forks == Forks::WhereItPays;
-        let cut = best_cut(bytes, (SLICE_BYTES_MIN, slot_bytes), &form, may_fork, &rates);
+        let cut = best_cut(bytes, SLICE_BYTES_MIN..=slot_bytes, &form, may_fork, &rates);
         let cut_in = |slice_bytes, is_forked| Plan {
             sizes: Sizes { slice: slice_bytes / element_bytes, is_forked, ..self.sizes },
             ..self
@@ -489,8 +507,9 @@ impl Swap {
 
     /// Parts of sections, from their first elements on, to be combined.
     pub(crate) fn parts_at(&self, offset: u64) -> Parts {
-        let own = Some((self.host, self.outgoing(self.host) + offset));
-        Parts { first: self.first_incoming() + offset, stride: self.count, number: self.hosts as u32, own }
+        let own = OwnPart { place: self.host as u32, at: self.outgoing(self.host) + offset };
+        let (first, number) = (self.first_incoming() + offset, self.hosts as u32);
+        Parts { first, stride: self.count, number, own: Some(own) }
     }
 
     /// What a rail does.

@@ -10,6 +10,8 @@
 //!
 //! A move of a rail, an all-gather of one hop, carries each hop. It goes along the same ring, which services know by their own account of it.
 
+use mccs_ipc::layout::RING_HOSTS_MIN;
+
 /// Hosts in an order. The ring is closed: behind the last one comes the first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ring {
@@ -19,7 +21,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// `None` where that is no order of so many hosts, or they are so few that each exchanges with every other in as many steps.
+    /// `None` where that is no order of so many hosts, as the service tells it to ranks that go round none; or of too few to
+    /// gain by it ([`RING_HOSTS_MIN`]).
     #[must_use]
     pub fn new(order: &[u32], hosts: u32) -> Option<Self> {
         let mut places = vec![None; hosts as usize];
@@ -28,7 +31,7 @@ impl Ring {
             *free = Some(place);
         }
         let places: Vec<usize> = places.into_iter().collect::<Option<_>>()?;
-        (order.len() == places.len() && hosts > 2).then(|| Ring { order: order.to_vec(), places })
+        (order.len() == places.len() && places.len() >= RING_HOSTS_MIN).then(|| Ring { order: order.to_vec(), places })
     }
 
     /// Hops of a block, from the first host that has a contribution to the owner.

@@ -2,7 +2,7 @@
 //! parts. All are estimates by what was measured of the parts; a sweep on GPUs, of 8 B to 64 MiB on
 //! two and four hosts, is to set them. All ranks must have the same.
 
-use crate::model::{Forked, Rates};
+use crate::cost::{Forked, Rates};
 
 /// Bytes of a rank's slots, of all its rails together.
 pub const SLOTS_BYTES: u64 = 32 << 20;

@@ -19,7 +19,7 @@ use mccs_config::ServiceConfig;
 use mccs_control::{CommView, ControlAnswer, ControlRequest, call};
 use mccs_eval::workload::{Call, POISON};
 use mccs_service::service::{Service, Settings};
-use mccs_telemetry::late::LateView;
+use mccs_telemetry::missing_ranks::LateView;
 
 /// When the watchdog last saw that the process lives.
 static ALIVE: Mutex<Option<Instant>> = Mutex::new(None);

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use mccs_collective::{Algorithm, Choice};
+use mccs_collective::Algorithm;
+use mccs_config::service::AlgorithmChoice;
 use mccs_exchange::protocol::{CommId, Name};
 use mccs_ipc::types::CollectiveKind;
 use mccs_model::rate_limit::Pace;
@@ -36,8 +37,8 @@ fn options(seed: u64, rng: &mut StdRng) -> Options {
         latency: Duration::from_micros(rng.random_range(1..200)),
         step_bytes: 1 << rng.random_range(5..14),
         choice: match rng.random_range(0..2 * Algorithm::ALL.len()) {
-            pinned if pinned < Algorithm::ALL.len() => Choice::Pinned(Algorithm::ALL[pinned]),
-            _ => Choice::Auto,
+            pinned if pinned < Algorithm::ALL.len() => Algorithm::ALL[pinned].into(),
+            _ => AlgorithmChoice::Auto,
         },
         channels: rng.random_range(1..=3),
         faults: if rng.random_bool(0.3) { delays(rng) } else { Faults::default() },
@@ -208,7 +209,7 @@ fn endless_ring(hosts: usize) -> Job {
 fn fast(seed: u64, rng: &mut StdRng) -> Options {
     Options {
         hosts: rng.random_range(2..=4),
-        choice: Choice::Pinned(Algorithm::Ring),
+        choice: AlgorithmChoice::Ring,
         latency: Duration::from_micros(rng.random_range(1..5)),
         step_bytes: 1 << 13,
         faults: Faults::default(),

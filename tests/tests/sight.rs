@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mccs::{DataType, RedOp};
-use mccs_control::window::{trace, trace_up_to};
+use mccs_control::trace_window::{trace, trace_up_to};
 use mccs_control::{ControlAnswer, ControlRequest, call};
 use mccs_eval::workload::Call;
 use mccs_ipc::types::CollectiveKind;

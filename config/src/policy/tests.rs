@@ -51,7 +51,7 @@ fn the_example_round_trips() {
 fn channels_are_a_number_or_those_of_nics() {
     let parsed = |text: &str| parse(&format!("{FFA}{text}\n")).expect("right").policy;
     let section = parsed("channels = 4\nalgorithm = \"host_ring\"");
-    assert_eq!((section.channels, section.algorithm), (Some(Channels::Count(4)), Some(Algorithm::HostRing)));
+    assert_eq!((section.channels, section.algorithm), (Some(Channels::Count(4)), Some(AlgorithmChoice::HostRing)));
     assert_eq!(parsed("channels = \"nics\"").channels, Some(Channels::Nics));
     assert_eq!((parsed("").channels, parsed("").algorithm), (None, None));
     for text in ["channels = 64", "channels = \"nics\"\nalgorithm = \"tree\""] {

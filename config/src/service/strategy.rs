@@ -9,8 +9,8 @@ use super::tcp::FlowPath;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Strategy {
-    /// How collectives are carried out.
-    pub algorithm: Algorithm,
+    /// What the operator says of how collectives are carried out.
+    pub algorithm: AlgorithmChoice,
     /// Channels of a communicator. Absent: one for each NIC of the host with most, over RDMA; at least [`CHANNELS_MIN`] where processors
     /// may combine what comes, and over TCP.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -27,14 +27,19 @@ pub const CHANNELS_MIN: u32 = 2;
 
 impl Default for Strategy {
     fn default() -> Self {
-        Strategy { algorithm: Algorithm::Auto, channels: None, reductions: Reductions::default(), paths: Vec::new() }
+        Strategy {
+            algorithm: AlgorithmChoice::Auto,
+            channels: None,
+            reductions: Reductions::default(),
+            paths: Vec::new(),
+        }
     }
 }
 
-/// How collectives are carried out.
+/// What the operator says of how collectives are carried out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Algorithm {
+pub enum AlgorithmChoice {
     /// What the cost model picks for the size.
     #[default]
     Auto,
@@ -50,6 +55,22 @@ pub enum Algorithm {
     HostTree,
     /// Every host to every other at once, for short data.
     OneShot,
+}
+
+impl AlgorithmChoice {
+    /// As the operator writes it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            AlgorithmChoice::Auto => "auto",
+            AlgorithmChoice::SinglePass => "single_pass",
+            AlgorithmChoice::Ring => "ring",
+            AlgorithmChoice::Tree => "tree",
+            AlgorithmChoice::HostRing => "host_ring",
+            AlgorithmChoice::HostTree => "host_tree",
+            AlgorithmChoice::OneShot => "one_shot",
+        }
+    }
 }
 
 /// How GPUs of several hosts reduce.

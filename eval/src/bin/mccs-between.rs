@@ -3,7 +3,8 @@
 
 use anyhow::ensure;
 use clap::{Parser, ValueEnum};
-use mccs_collective::{Algorithm, Choice, CostModel, Problem, Strategy, build};
+use mccs_collective::{CostModel, Problem, Strategy, build};
+use mccs_config::service::AlgorithmChoice;
 use mccs_ipc::types::CollectiveKind;
 use mccs_telemetry::bandwidth::traffic;
 
@@ -44,14 +45,14 @@ enum Named {
 }
 
 impl Named {
-    fn choice(self) -> Choice {
+    fn choice(self) -> AlgorithmChoice {
         match self {
-            Named::Auto => Choice::Auto,
-            Named::Ring => Choice::Pinned(Algorithm::Ring),
-            Named::Tree => Choice::Pinned(Algorithm::Tree),
-            Named::HostRing => Choice::Pinned(Algorithm::HostRing),
-            Named::HostTree => Choice::Pinned(Algorithm::HostTree),
-            Named::OneShot => Choice::Pinned(Algorithm::OneShot),
+            Named::Auto => AlgorithmChoice::Auto,
+            Named::Ring => AlgorithmChoice::Ring,
+            Named::Tree => AlgorithmChoice::Tree,
+            Named::HostRing => AlgorithmChoice::HostRing,
+            Named::HostTree => AlgorithmChoice::HostTree,
+            Named::OneShot => AlgorithmChoice::OneShot,
         }
     }
 }

@@ -11,7 +11,7 @@ use clap::Parser;
 use mccs::{Communicator, DataType, RedOp, Region, Stream};
 use mccs_config::Bytes;
 use mccs_config::change::{FlowChoice, StrategyChange};
-use mccs_config::service::{Algorithm, CONTROL_SOCKET, Device, FlowPath, Ports, TransportKind};
+use mccs_config::service::{AlgorithmChoice, CONTROL_SOCKET, Device, FlowPath, Ports, TransportKind};
 use mccs_control::{ControlAnswer, ControlRequest, call};
 use mccs_controller::answer::{ControllerAnswer, ControllerRequest};
 use mccs_eval::arguments::{RankArguments, unix_time_ns};
@@ -261,7 +261,13 @@ fn change(arguments: &Arguments, hosts: &[String], random: &mut Random) -> Strat
         random.shuffle(&mut ring);
         rings.push(ring.clone());
     }
-    let algorithms = [Algorithm::Ring, Algorithm::HostRing, Algorithm::HostTree, Algorithm::Tree, Algorithm::OneShot];
+    let algorithms = [
+        AlgorithmChoice::Ring,
+        AlgorithmChoice::HostRing,
+        AlgorithmChoice::HostTree,
+        AlgorithmChoice::Tree,
+        AlgorithmChoice::OneShot,
+    ];
     let mut ways: Vec<Option<Ports>> = arguments.path.iter().copied().map(Some).collect();
     if ways.is_empty() && !arguments.device.is_empty() {
         // One for each channel that there may be.

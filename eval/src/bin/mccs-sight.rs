@@ -18,7 +18,7 @@ use anyhow::{Context as _, ensure};
 use clap::{Parser, Subcommand};
 use mccs::{Client, CollectiveKind, DataType, RedOp, UniqueId};
 use mccs_config::Bytes;
-use mccs_control::window::trace;
+use mccs_control::trace_window::trace;
 use mccs_telemetry::bandwidth::traffic;
 use mccs_telemetry::histogram::Histogram;
 use mccs_telemetry::recorder::{Record, Recorder, Recorders};

@@ -8,7 +8,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
-use mccs_collective::{CHANNELS_MAX, Choice, CostModel, Problem, RdmaHost, Strategy, build};
+use mccs_collective::{CHANNELS_MAX, CostModel, Problem, RdmaHost, Strategy, build};
+use mccs_config::service::AlgorithmChoice;
 use mccs_eval::planning::{Planning, Took};
 use mccs_eval::rails;
 use mccs_eval::simulator::{Scenario, report};
@@ -369,7 +370,7 @@ fn sizing_table(host: &RdmaHost) -> String {
 fn collectives_table(host: &RdmaHost, hosts: u32) -> anyhow::Result<String> {
     let ranks: Vec<Vec<u32>> = (0..hosts).map(|rank| vec![rank]).collect();
     let model = CostModel::over_rdma(&ranks, host);
-    let strategy = Strategy::initial(Choice::Auto, hosts, host.nics.min(CHANNELS_MAX as u32), &ranks);
+    let strategy = Strategy::initial(AlgorithmChoice::Auto, hosts, host.nics.min(CHANNELS_MAX as u32), &ranks);
     let mut text = "| | bytes | algorithm | us | busbw |\n| --- | --- | --- | --- | --- |\n".to_owned();
     for (kind, ranks_each) in [(CollectiveKind::AllReduce, 1), (CollectiveKind::AllGather, u64::from(hosts))] {
         for bytes in [64 << 10, 1 << 20, 64 << 20, 1 << 30] {

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use mccs_collective::{Choice, CostModel, Problem, Program, Schedule, Shape, Step, Strategy, build};
+use mccs_collective::{CostModel, Problem, Program, Schedule, Shape, Step, Strategy, build};
+use mccs_config::service::AlgorithmChoice;
 use mccs_ipc::types::CollectiveKind;
 use mccs_rails::Move;
 
@@ -224,8 +225,7 @@ impl Network {
             if self.design.receives_ahead {
                 for step in &program(&schedule, channel, host).steps {
                     if let Step::Recv { peer, .. } = step {
-                        (0..self.cut(step).len())
-                            .for_each(|_| self.ask((host, number), channel, *peer as usize, agenda));
+                        (0..self.cut(step).len()).for_each(|_| self.ask(host, number, channel, *peer as usize, agenda));
                     }
                 }
             }
@@ -241,7 +241,7 @@ impl Network {
     }
 
     /// Tells a sender where its next message goes.
-    fn ask(&mut self, (host, number): (usize, usize), channel: usize, peer: usize, agenda: &mut Agenda) {
+    fn ask(&mut self, host: usize, number: usize, channel: usize, peer: usize, agenda: &mut Agenda) {
         let link = Link { number, channel, src: peer, dst: host };
         let asked = &mut self.link(link).asked;
         let at = std::mem::replace(asked, *asked + 1);
@@ -264,7 +264,7 @@ impl Network {
                     let peer = *peer as usize;
                     let messages = self.cut(step).len();
                     while !self.design.receives_ahead && cursor.asked < messages.min(cursor.come + ASKED_AT_A_TIME) {
-                        self.ask((host, number), channel, peer, agenda);
+                        self.ask(host, number, channel, peer, agenda);
                         cursor.asked += 1;
                     }
                     let link = Link { number, channel, src: peer, dst: host };
@@ -340,7 +340,7 @@ fn program(schedule: &Schedule, channel: usize, host: usize) -> &Program {
 /// The schedule that services run for a move.
 fn schedule(problem: &Problem, channels: u32, element_bytes: u64) -> Result<Schedule, SimulationError> {
     let hosts: Vec<Vec<u32>> = (0..problem.nranks).map(|host| vec![host]).collect();
-    let strategy = Strategy::initial(Choice::Auto, problem.nranks, channels, &hosts);
+    let strategy = Strategy::initial(AlgorithmChoice::Auto, problem.nranks, channels, &hosts);
     let algorithm = CostModel::for_hosts(&hosts).of_rail().choose(problem, element_bytes as usize, &strategy)?;
     Ok(build(problem, algorithm, &strategy)?)
 }

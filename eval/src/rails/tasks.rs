@@ -137,15 +137,16 @@ impl Writer<'_> {
                     + (2 * count * self.element_bytes) as f64 / self.machine.combine_bytes_per_ns;
                 self.kernel(lane, ns, 0.0);
             }
-            Stage::Combine { parts, count, .. } => self.combine(lane, parts.all().len(), count),
+            Stage::Combine(of) => self.combine(lane, of.parts.all().len(), of.count),
             Stage::Rail(moved) => return Some(self.begin(lane, moved)),
         }
         None
     }
 
     /// A batch as one kernel.
-    fn team(&mut self, lane: usize, Exchange { kind, count, batch, .. }: Exchange) -> Result<(), SimulationError> {
-        let bytes = kind.payload_count(count, self.machine.gpus) * self.element_bytes * u64::from(batch.times);
+    fn team(&mut self, lane: usize, Exchange { kind, count, strides, .. }: Exchange) -> Result<(), SimulationError> {
+        let times = u64::from(strides.batch.times);
+        let bytes = kind.payload_count(count, self.machine.gpus) * self.element_bytes * times;
         let times = if self.plan.sizes.is_forked { self.machine.few_blocks_times } else { 1.0 };
         let ns = self.machine.team.ns(kind, bytes as f64)? * times;
         self.kernel(lane, ns, self.machine.team.link_bytes(kind, bytes));

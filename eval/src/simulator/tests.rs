@@ -1,4 +1,4 @@
-use mccs_collective::{Algorithm, Choice, Problem, Strategy, build};
+use mccs_collective::{Algorithm, Problem, Strategy, build};
 
 use super::cluster::{Free, Wants, topology};
 use super::scenario::{Collective, Placement, Ring, Work};
@@ -238,7 +238,7 @@ fn bytes_are_those_of_the_services_schedules() {
             }
             let count = 7 * 6 * 64 * 1024;
             let elements = if collective == Collective::AllReduce { count } else { count / 7 };
-            let strategy = Strategy::initial(Choice::Pinned(algorithm), 7, 2, &hosts);
+            let strategy = Strategy::initial(algorithm.into(), 7, 2, &hosts);
             let problem = Problem {
                 kind: collective.kind(),
                 nranks: 7,

@@ -5,10 +5,11 @@ use std::ops::RangeInclusive;
 
 use bytemuck::Zeroable;
 use mccs_ipc::large::Shards;
+use mccs_ipc::strides::Strides;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
 use super::abi::{HEADS, RELEASED, ROOT_LAST, SCALAR_AT, SCALED};
-use super::collective::{Algorithm, CollectiveCall, Strides};
+use super::algorithm::{Algorithm, CollectiveCall};
 use super::messages::{by_rank, chain, one_shot, two_shots};
 use super::strategy::COMBINE_BLOCKS;
 use super::symmetric_buffer::{LL128_UNIT_BYTES, LL128_UNIT_WIRE_BYTES};
@@ -412,7 +413,7 @@ impl Launch<ReduceArgs> {
     /// What combines a piece of `rank`'s shard in a large operation ([`mccs_ipc::large`]): its own part, and what came into its slots.
     /// The caller adds whom to tell.
     #[must_use]
-    pub fn combine(dtype: DataType, op: RedOp, shards: &Shards, (rank, piece): (u32, u64), at: &LargeBuffers) -> Self {
+    pub fn combine(dtype: DataType, op: RedOp, shards: &Shards, rank: u32, piece: u64, at: &LargeBuffers) -> Self {
         let nranks = shards.nranks();
         let divisor = (op == RedOp::Avg).then_some(nranks);
         let mut launch = Launch::reduce(dtype, op, divisor, false, COMBINE_BLOCKS);

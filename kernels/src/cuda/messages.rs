@@ -8,11 +8,12 @@
 use std::ops::RangeInclusive;
 
 use bytemuck::Zeroable;
+use mccs_ipc::strides::Strides;
 use mccs_ipc::types::{CollectiveKind, RedOp};
 
 use super::DirectArgs;
 use super::abi::{HEADS, KEEP, OWN, Part};
-use super::collective::{Algorithm, CollectiveCall, Strides};
+use super::algorithm::{Algorithm, CollectiveCall};
 
 /// Ranks of chains: as far apart as the first and the last may be for chunks to be dealt out ([`SymmetricBufferLayout::may_deal`](super::SymmetricBufferLayout::may_deal)). How more than four do is not known.
 const CHAIN_RANKS: RangeInclusive<u32> = 3..=4;

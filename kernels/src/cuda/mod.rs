@@ -47,7 +47,7 @@
 //! Arithmetic is that of the CPU, bit for bit, but for the payloads of NaN (tests/tests/gpu/values.rs).
 
 mod abi;
-mod collective;
+mod algorithm;
 mod launch;
 mod messages;
 mod p2p;
@@ -58,7 +58,7 @@ mod symmetric_buffer;
 mod tests;
 
 pub use abi::{CombineArgs, DirectArgs, RANKS_MAX, ReduceArgs};
-pub use collective::{Algorithm, Batch, CollectiveCall, Strides};
+pub use algorithm::{Algorithm, CollectiveCall};
 pub use launch::{LargeBuffers, Launch, functions, reduce_functions};
 pub use p2p::{
     MESSAGES_MAX, P2pArgs, P2pError, P2pHead, P2pLaunch, P2pMessage, contradiction, header_parts, pairs_with_oneself,

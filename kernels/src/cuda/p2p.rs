@@ -209,11 +209,7 @@ impl P2pLaunch {
     ///
     /// # Errors
     /// [`P2pError`].
-    pub fn new(
-        p2p: &[P2pMessage],
-        layout: &SymmetricBufferLayout,
-        (rank, nranks): (u32, u32),
-    ) -> Result<Self, P2pError> {
+    pub fn new(p2p: &[P2pMessage], layout: &SymmetricBufferLayout, rank: u32, nranks: u32) -> Result<Self, P2pError> {
         if p2p.len() > MESSAGES_MAX {
             return Err(P2pError::TooMany { count: p2p.len() });
         }
@@ -226,7 +222,7 @@ impl P2pLaunch {
             }
         }
         pairs_with_oneself(p2p, rank)?;
-        let (head, grid, block) = head(p2p, layout, (rank, nranks));
+        let (head, grid, block) = head(p2p, layout, rank, nranks);
         if p2p.len() <= MESSAGES_FEW {
             let args = P2pArgs { head, messages: messages(p2p) };
             return Ok(P2pLaunch::Few(Launch { function: FUNCTIONS[0], grid, block, args }));
@@ -238,7 +234,7 @@ impl P2pLaunch {
     /// One that nobody launches, of the kernel for few messages: for what is made ready before there is a group.
     #[must_use]
     pub fn placeholder() -> Launch<P2pArgs<MESSAGES_FEW>> {
-        let (head, grid, block) = head(&[], &SymmetricBufferLayout::initial(2), (0, 2));
+        let (head, grid, block) = head(&[], &SymmetricBufferLayout::initial(2), 0, 2);
         Launch { function: FUNCTIONS[0], grid, block, args: P2pArgs { head, messages: messages(&[]) } }
     }
 
@@ -287,7 +283,7 @@ fn messages<const COUNT: usize>(p2p: &[P2pMessage]) -> [Message; COUNT] {
     messages
 }
 
-fn head(p2p: &[P2pMessage], layout: &SymmetricBufferLayout, (rank, nranks): (u32, u32)) -> (P2pHead, u32, u32) {
+fn head(p2p: &[P2pMessage], layout: &SymmetricBufferLayout, rank: u32, nranks: u32) -> (P2pHead, u32, u32) {
     let lanes = layout.p2p();
     let mut head = P2pHead {
         symmetric: [0; RANKS_MAX],
@@ -332,7 +328,7 @@ mod tests {
     }
 
     fn few(p2p: &[P2pMessage], rank: u32, nranks: u32) -> Launch<P2pArgs<MESSAGES_FEW>> {
-        match P2pLaunch::new(p2p, &SymmetricBufferLayout::initial(nranks), (rank, nranks)).expect("a launch") {
+        match P2pLaunch::new(p2p, &SymmetricBufferLayout::initial(nranks), rank, nranks).expect("a launch") {
             P2pLaunch::Few(launch) => launch,
             P2pLaunch::Many(_) => panic!("many"),
         }
@@ -392,7 +388,7 @@ mod tests {
     #[test]
     fn groups_that_cannot_be_are_refused() {
         let layout = SymmetricBufferLayout::initial(2);
-        let launch = |p2p: &[P2pMessage]| P2pLaunch::new(p2p, &layout, (0, 2)).map(drop);
+        let launch = |p2p: &[P2pMessage]| P2pLaunch::new(p2p, &layout, 0, 2).map(drop);
         assert_eq!(launch(&[message(true, 2, 1)]), Err(P2pError::NoPeer { peer: 2, nranks: 2 }));
         assert_eq!(launch(&[message(true, 1, 1 << 56)]), Err(P2pError::TooLong { bytes: 1 << 56 }));
         assert_eq!(launch(&vec![message(true, 1, 1); 1025]), Err(P2pError::TooMany { count: 1025 }));

@@ -1,6 +1,7 @@
 //! Launches, played by a model that moves bytes as kernels do, against the CPU's way to make the same results.
 
 use mccs_ipc::shm_exchange::CollectiveSignature;
+use mccs_ipc::strides::{Batch, Strides};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
 use super::abi::{HEADS, KEEP, OWN, Part, ROOT_LAST};

@@ -4,7 +4,7 @@
 use mccs_ipc::types::CollectiveKind;
 
 use super::super::exchange::Place;
-use super::{Blocks, Stages, slot};
+use super::{Blocks, Buffers, Stages, slot};
 
 impl Stages<'_> {
     pub(super) fn of_counterparts(&mut self, segment: usize) {
@@ -24,27 +24,27 @@ impl Stages<'_> {
         }
     }
 
-    /// Blocks of the first host in a buffer of the caller's, the send buffer or the receive buffer, and how far those of hosts lie apart.
-    fn in_buffer(&self, buffer: fn(u64) -> Place) -> (Blocks, u64) {
-        ((buffer(self.blocks_of(0)), self.plan.count), self.team() * self.plan.count)
+    /// Blocks of each host in a buffer of the caller's, the send buffer or the receive buffer.
+    fn in_buffer(&self, buffer: fn(u64) -> Place) -> Blocks {
+        Blocks::new(buffer(self.blocks_of(0)), self.plan.count).apart(self.team() * self.plan.count)
     }
 
     /// Sections of the slot, from the first host's on.
-    fn in_slot(&self, first: u64) -> (Blocks, u64) {
-        ((slot(0, first), self.part()), self.part())
+    fn in_slot(&self, first: u64) -> Blocks {
+        Blocks::new(slot(0, first), self.part()).apart(self.part())
     }
 
     fn all_gather_own(&mut self) {
         let (count, own) = (self.part(), self.host() * self.part());
         let send = Place::Send(self.slice.first);
         self.copy(send, slot(0, own), count);
-        self.move_by(0, CollectiveKind::AllGather, count, (own, 0));
+        self.move_by(0, CollectiveKind::AllGather, count, Buffers { send: own, recv: 0 });
         self.exchange_own(CollectiveKind::AllGather, send, Place::Recv(self.blocks_of(self.host())));
     }
 
     fn all_gather_others(&mut self) {
         let (send, recv, times) = (self.in_slot(0), self.in_buffer(Place::Recv), self.others_each());
-        self.exchange_all((CollectiveKind::AllGather, 0), self.part(), send, recv, times);
+        self.exchange_all(self.of_team(CollectiveKind::AllGather, self.part()), send, recv, times);
     }
 
     fn reduce_scatter(&mut self) {
@@ -55,18 +55,19 @@ impl Stages<'_> {
     /// Ranks of this host combine the blocks of their counterparts on each.
     pub(super) fn reduce_for_hosts(&mut self) {
         let (send, recv) = (self.in_buffer(Place::Send), self.in_slot(self.swap().outgoing(0)));
-        self.exchange_all((CollectiveKind::ReduceScatter, 0), self.part(), send, recv, self.hosts_each());
+        let collective = self.of_team(CollectiveKind::ReduceScatter, self.part());
+        self.exchange_all(collective, send, recv, self.hosts_each());
     }
 
     fn combine_blocks(&mut self) {
         let to = Place::Recv(self.slice.first);
-        self.combine(0, self.swap().parts_at(0), (self.part(), to));
+        self.combine(0, self.swap().parts_at(0), self.part(), to);
     }
 
     fn all_to_all(&mut self) {
-        let (count, (first, _)) = (self.part(), self.in_slot(self.swap().outgoing(0)));
-        let (send, recv) = (self.in_buffer(Place::Send), (first, self.section()));
-        self.exchange_all((CollectiveKind::AllToAll, 0), count, send, recv, self.others_each());
+        let recv = self.in_slot(self.swap().outgoing(0)).apart(self.section());
+        let (collective, send) = (self.of_team(CollectiveKind::AllToAll, self.part()), self.in_buffer(Place::Send));
+        self.exchange_all(collective, send, recv, self.others_each());
         self.swap_by(0);
         let own = self.blocks_of(self.host());
         self.exchange_own(CollectiveKind::AllToAll, Place::Send(own), Place::Recv(own));
@@ -88,7 +89,7 @@ impl Stages<'_> {
         if !self.is_at_root() {
             self.copy(send, slot(0, own), count);
         }
-        self.move_by(0, CollectiveKind::Gather, count, (own, 0));
+        self.move_by(0, CollectiveKind::Gather, count, Buffers { send: own, recv: 0 });
         if self.is_at_root() {
             self.exchange_own(CollectiveKind::Gather, send, Place::Recv(self.blocks_of(self.host())));
         }
@@ -97,7 +98,7 @@ impl Stages<'_> {
     fn gather_blocks(&mut self) {
         if self.is_at_root() {
             let (send, recv, times) = (self.in_slot(0), self.in_buffer(Place::Recv), self.others_each());
-            self.exchange_all((CollectiveKind::Gather, self.root().local), self.part(), send, recv, times);
+            self.exchange_all(self.of_team(CollectiveKind::Gather, self.part()), send, recv, times);
         }
     }
 
@@ -105,9 +106,10 @@ impl Stages<'_> {
         let count = self.part();
         if self.is_at_root() {
             let (send, recv, times) = (self.in_buffer(Place::Send), self.in_slot(0), self.others_each());
-            self.exchange_all((CollectiveKind::Scatter, self.root().local), count, send, recv, times);
+            self.exchange_all(self.of_team(CollectiveKind::Scatter, count), send, recv, times);
         }
-        self.move_by(0, CollectiveKind::Scatter, count, (0, self.host() * count));
+        let buffers = Buffers { send: 0, recv: self.host() * count };
+        self.move_by(0, CollectiveKind::Scatter, count, buffers);
         if self.is_at_root() {
             let own = self.blocks_of(self.host());
             self.exchange_own(CollectiveKind::Scatter, Place::Send(own), Place::Recv(self.slice.first));

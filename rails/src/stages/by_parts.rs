@@ -7,7 +7,7 @@
 use mccs_ipc::types::CollectiveKind;
 
 use super::super::exchange::Place;
-use super::{Blocks, Stages, Times, slot};
+use super::{Blocks, Buffers, Stages, Times, slot};
 
 impl Stages<'_> {
     pub(super) fn of_parts(&mut self, segment: usize) {
@@ -30,12 +30,12 @@ impl Stages<'_> {
     /// Parts of a rail of each rank here, in a block of the caller's.
     fn parts_in(&self, buffer: fn(u64) -> Place, block: u64, rail: u32) -> Blocks {
         let part = self.part();
-        (buffer(block + u64::from(rail) * part), u64::from(self.rails()) * part)
+        Blocks::new(buffer(block + u64::from(rail) * part), u64::from(self.rails()) * part)
     }
 
     /// Parts of a rail of each rank here, in all blocks of a host in a buffer of the caller's.
-    fn parts_of(&self, buffer: fn(u64) -> Place, host: u64, rail: u32) -> (Blocks, u64) {
-        (self.parts_in(buffer, self.blocks_of(host), rail), self.plan.count)
+    fn parts_of(&self, buffer: fn(u64) -> Place, host: u64, rail: u32) -> Blocks {
+        self.parts_in(buffer, self.blocks_of(host), rail).apart(self.plan.count)
     }
 
     /// Once for each block of a host.
@@ -50,9 +50,10 @@ impl Stages<'_> {
         let goes = kind == CollectiveKind::AllGather || !self.is_at_root();
         for rail in (0..self.rails()).filter(|_| goes) {
             let send = self.parts_in(Place::Send, self.slice.first, rail);
-            self.exchange((CollectiveKind::AllToAll, 0), part, send, (slot(rail, own), part));
+            self.exchange(self.of_team(CollectiveKind::AllToAll, part), send, Blocks::new(slot(rail, own), part));
         }
-        (0..self.rails()).for_each(|rail| self.move_by(rail, kind, self.section(), (own, 0)));
+        let buffers = Buffers { send: own, recv: 0 };
+        (0..self.rails()).for_each(|rail| self.move_by(rail, kind, self.section(), buffers));
         if gets {
             self.exchange_own(kind, Place::Send(self.slice.first), Place::Recv(self.blocks_of(self.host())));
         }
@@ -60,12 +61,11 @@ impl Stages<'_> {
 
     fn take_parts(&mut self, kind: CollectiveKind) {
         let (part, section) = (self.part(), self.section());
-        let root = if kind.has_root() { self.root().local } else { 0 };
         for host in self.other_hosts() {
             for rail in 0..self.rails() {
-                let send = ((slot(rail, host * section), part), part);
+                let send = Blocks::new(slot(rail, host * section), part).apart(part);
                 let (recv, times) = (self.parts_of(Place::Recv, host, rail), self.blocks_each(host));
-                self.exchange_all((kind, root), part, send, recv, times);
+                self.exchange_all(self.of_team(kind, part), send, recv, times);
             }
         }
     }
@@ -81,8 +81,8 @@ impl Stages<'_> {
         for host in 0..self.hosts() {
             for rail in 0..self.rails() {
                 let (send, times) = (self.parts_of(Place::Send, host, rail), self.blocks_each(host));
-                let recv = ((slot(rail, swap.outgoing(host)), part), part);
-                self.exchange_all((CollectiveKind::ReduceScatter, 0), part, send, recv, times);
+                let recv = Blocks::new(slot(rail, swap.outgoing(host)), part).apart(part);
+                self.exchange_all(self.of_team(CollectiveKind::ReduceScatter, part), send, recv, times);
             }
         }
     }
@@ -90,7 +90,7 @@ impl Stages<'_> {
     fn combine_parts(&mut self) {
         let (swap, count) = (self.swap(), self.team() * self.part());
         for rail in 0..self.rails() {
-            self.combine(rail, swap.parts_at(0), (count, self.combined_parts(rail)));
+            self.combine(rail, swap.parts_at(0), count, self.combined_parts(rail));
         }
         self.take_combined_parts();
     }
@@ -98,7 +98,7 @@ impl Stages<'_> {
     /// Where a rail's parts of this host's blocks go when all are combined. A rank that has no others here owns them.
     pub(super) fn combined_parts(&self, rail: u32) -> Place {
         match self.team() {
-            1 => self.parts_in(Place::Recv, self.slice.first, rail).0,
+            1 => self.parts_in(Place::Recv, self.slice.first, rail).first,
             _ => slot(rail, self.swap().made()),
         }
     }
@@ -115,7 +115,7 @@ impl Stages<'_> {
         let part = self.part();
         for rail in 0..self.rails() {
             let recv = self.parts_in(Place::Recv, self.slice.first, rail);
-            self.exchange((CollectiveKind::AllToAll, 0), part, (slot(rail, at), part), recv);
+            self.exchange(self.of_team(CollectiveKind::AllToAll, part), Blocks::new(slot(rail, at), part), recv);
         }
     }
 
@@ -125,8 +125,8 @@ impl Stages<'_> {
         for host in self.other_hosts() {
             for rail in 0..self.rails() {
                 let (send, times) = (self.parts_of(Place::Send, host, rail), self.blocks_each(host));
-                let recv = ((slot(rail, swap.outgoing(host)), part), team * part);
-                self.exchange_all((CollectiveKind::AllToAll, 0), part, send, recv, times);
+                let recv = Blocks::new(slot(rail, swap.outgoing(host)), part).apart(team * part);
+                self.exchange_all(self.of_team(CollectiveKind::AllToAll, part), send, recv, times);
             }
         }
         (0..self.rails()).for_each(|rail| self.swap_by(rail));
@@ -139,24 +139,24 @@ impl Stages<'_> {
         for host in self.other_hosts() {
             let stride = self.team_of(host) * part;
             for rail in 0..self.rails() {
-                let send = ((slot(rail, swap.incoming(host)), stride), part);
+                let send = Blocks::new(slot(rail, swap.incoming(host)), stride).apart(part);
                 let (recv, times) = (self.parts_of(Place::Recv, host, rail), self.blocks_each(host));
-                self.exchange_all((CollectiveKind::AllToAll, 0), part, send, recv, times);
+                self.exchange_all(self.of_team(CollectiveKind::AllToAll, part), send, recv, times);
             }
         }
     }
 
     fn scatter_parts(&mut self) {
-        let (part, section, root) = (self.part(), self.section(), self.root().local);
+        let (part, section) = (self.part(), self.section());
         for host in self.other_hosts().filter(|_| self.is_at_root()).collect::<Vec<_>>() {
             for rail in 0..self.rails() {
                 let (send, times) = (self.parts_of(Place::Send, host, rail), self.blocks_each(host));
-                let recv = ((slot(rail, host * section), part), part);
-                self.exchange_all((CollectiveKind::Scatter, root), part, send, recv, times);
+                let recv = Blocks::new(slot(rail, host * section), part).apart(part);
+                self.exchange_all(self.of_team(CollectiveKind::Scatter, part), send, recv, times);
             }
         }
-        let places = (0, self.host() * section);
-        (0..self.rails()).for_each(|rail| self.move_by(rail, CollectiveKind::Scatter, section, places));
+        let buffers = Buffers { send: 0, recv: self.host() * section };
+        (0..self.rails()).for_each(|rail| self.move_by(rail, CollectiveKind::Scatter, section, buffers));
         if self.is_at_root() {
             let own = self.blocks_of(self.host());
             self.exchange_own(CollectiveKind::Scatter, Place::Send(own), Place::Recv(self.slice.first));

@@ -15,10 +15,11 @@ mod round;
 mod undivided;
 
 use mccs_ipc::layout::Seat;
+use mccs_ipc::strides::{Batch, Strides};
 use mccs_ipc::types::CollectiveKind;
 
-use super::exchange::{Batch, Exchange, Place};
-use super::plan::{Move, Parts, Plan, Slice, Stage, Swap};
+use super::exchange::{Exchange, Place};
+use super::plan::{Combination, Move, Parts, Plan, Slice, Stage, Swap};
 
 impl Plan<'_> {
     /// A segment of a slice: stages in order.
@@ -43,8 +44,44 @@ struct Stages<'a> {
     all: Vec<Stage>,
 }
 
-/// Where the first of several blocks begins, and how far they lie apart.
-type Blocks = (Place, u64);
+/// A collective of the team, but for where its blocks lie.
+#[derive(Debug, Clone, Copy)]
+struct Collective {
+    kind: CollectiveKind,
+    /// A rank of the team.
+    root: u32,
+    /// Elements, by the collective's own rule.
+    count: u64,
+}
+
+/// Blocks that ranks of a team send, or receive.
+#[derive(Debug, Clone, Copy)]
+struct Blocks {
+    /// Where the first one begins.
+    first: Place,
+    /// From one to the next.
+    stride: u64,
+    /// From the first one to that of the next collective at once.
+    apart: u64,
+}
+
+impl Blocks {
+    fn new(first: Place, stride: u64) -> Self {
+        Blocks { first, stride, apart: 0 }
+    }
+
+    /// Of several collectives at once, of which each begins so many elements behind the one before.
+    fn apart(self, apart: u64) -> Self {
+        Blocks { apart, ..self }
+    }
+}
+
+/// Where a move's buffers begin in a rail's slot.
+#[derive(Debug, Clone, Copy)]
+struct Buffers {
+    send: u64,
+    recv: u64,
+}
 
 /// Once for each of so many places, but for one.
 #[derive(Debug, Clone, Copy)]
@@ -129,8 +166,8 @@ impl Stages<'_> {
     }
 
     /// Combines all there is of a part.
-    fn combine(&mut self, rail: u32, parts: Parts, (count, to): (u64, Place)) {
-        self.push(Stage::Combine { rail, parts, count, to, finishes: true });
+    fn combine(&mut self, rail: u32, parts: Parts, count: u64, to: Place) {
+        self.push(Stage::Combine(Combination { rail, parts, count, to, finishes: true }));
     }
 
     /// One part of each host, one behind the other.
@@ -138,7 +175,7 @@ impl Stages<'_> {
         Parts::in_order(0, count, self.plan.layout.hosts())
     }
 
-    fn move_by(&mut self, rail: u32, kind: CollectiveKind, count: u64, (send, recv): (u64, u64)) {
+    fn move_by(&mut self, rail: u32, kind: CollectiveKind, count: u64, Buffers { send, recv }: Buffers) {
         let root = if kind.has_root() { self.root().host } else { 0 };
         self.push(Stage::Rail(Move { rail, kind, root, count, send, recv, only_from: None }));
     }
@@ -148,24 +185,25 @@ impl Stages<'_> {
         self.push(Stage::Rail(moved));
     }
 
-    /// A collective of the team.
-    fn exchange(&mut self, (kind, root): (CollectiveKind, u32), count: u64, send: Blocks, recv: Blocks) {
-        self.exchange_all((kind, root), count, (send, 0), (recv, 0), Times { number: 1, but: None });
+    /// One of the team, whose root is the call's.
+    fn of_team(&self, kind: CollectiveKind, count: u64) -> Collective {
+        let root = if kind.has_root() { self.root().local } else { 0 };
+        Collective { kind, root, count }
     }
 
-    /// The same several times at once, of which each begins so many elements behind the one before.
-    fn exchange_all(
-        &mut self,
-        (kind, root): (CollectiveKind, u32),
-        count: u64,
-        ((send, send_stride), send_apart): (Blocks, u64),
-        ((recv, recv_stride), recv_apart): (Blocks, u64),
-        Times { number, but }: Times,
-    ) {
+    /// A collective of the team.
+    fn exchange(&mut self, collective: Collective, send: Blocks, recv: Blocks) {
+        self.exchange_all(collective, send, recv, Times { number: 1, but: None });
+    }
+
+    /// The same several times at once.
+    fn exchange_all(&mut self, collective: Collective, send: Blocks, recv: Blocks, Times { number, but }: Times) {
+        let Collective { kind, root, count } = collective;
         let times = (number - u64::from(but.is_some())) as u32;
         let skip = but.map_or(times, |but| but as u32);
-        let batch = Batch { times, skip, send: send_apart, recv: recv_apart };
-        let all = Exchange { kind, root, count, send, send_stride, recv, recv_stride, batch };
+        let batch = Batch { times, skip, send: send.apart, recv: recv.apart };
+        let strides = Strides { send: send.stride, recv: recv.stride, batch };
+        let all = Exchange { kind, root, count, send: send.first, recv: recv.first, strides };
         // One is none of a batch.
         match times {
             1 => self.all.extend(all.each().map(Stage::Team)),
@@ -185,8 +223,8 @@ impl Stages<'_> {
 
     /// A collective of the team on what the slice has of every block of this host, from and to buffers with a block for each rank.
     fn exchange_own(&mut self, kind: CollectiveKind, send: Place, recv: Place) {
-        let (root, stride) = (if kind.has_root() { self.root().local } else { 0 }, self.plan.count);
-        self.exchange((kind, root), self.slice.count, (send, stride), (recv, stride));
+        let (collective, stride) = (self.of_team(kind, self.slice.count), self.plan.count);
+        self.exchange(collective, Blocks::new(send, stride), Blocks::new(recv, stride));
     }
 
     /// Where the slice begins in the first block of a host, in a buffer with a block for each rank.

@@ -5,7 +5,7 @@ use mccs_ipc::types::CollectiveKind;
 
 use super::super::exchange::Place;
 use super::super::plan::{Stage, Swap};
-use super::{Stages, slot};
+use super::{Blocks, Buffers, Stages, slot};
 
 impl Stages<'_> {
     pub(super) fn of_one_block(&mut self, segment: usize) {
@@ -28,9 +28,9 @@ impl Stages<'_> {
 
     /// A collective of the team on parts of one rail of each rank, of which the first begins at `first_part` of the call's block.
     pub(super) fn team_on_parts(&mut self, kind: CollectiveKind, send: Place, recv: Place) {
-        let (part, root) = (self.part(), if kind.has_root() { self.root().local } else { 0 });
-        let stride = u64::from(self.rails()) * part;
-        self.exchange((kind, root), part, (send, stride), (recv, stride));
+        let stride = u64::from(self.rails()) * self.part();
+        let (send, recv) = (Blocks::new(send, stride), Blocks::new(recv, stride));
+        self.exchange(self.of_team(kind, self.part()), send, recv);
     }
 
     /// Where the part of the first rank of this host begins that goes by one of its rails.
@@ -57,15 +57,15 @@ impl Stages<'_> {
             let send = Place::Send(self.first_part(rail));
             self.team_on_parts(CollectiveKind::ReduceScatter, send, slot(rail, host * part));
         }
-        let kind = self.collecting();
-        (0..self.rails()).for_each(|rail| self.move_by(rail, kind, part, (host * part, 0)));
+        let (kind, buffers) = (self.collecting(), Buffers { send: host * part, recv: 0 });
+        (0..self.rails()).for_each(|rail| self.move_by(rail, kind, part, buffers));
     }
 
     fn gather_combined(&mut self) {
         let part = self.part();
         for rail in 0..self.rails() {
             let own = Place::Recv(self.own_part(rail));
-            self.combine(rail, self.of_all_hosts(part), (part, own));
+            self.combine(rail, self.of_all_hosts(part), part, own);
             self.team_on_parts(CollectiveKind::AllGather, own, Place::Recv(self.first_part(rail)));
         }
     }
@@ -77,7 +77,7 @@ impl Stages<'_> {
         let part = self.part();
         for rail in 0..self.rails() {
             let combined = slot(rail, self.hosts() * part);
-            self.combine(rail, self.of_all_hosts(part), (part, combined));
+            self.combine(rail, self.of_all_hosts(part), part, combined);
             self.team_on_parts(CollectiveKind::Gather, combined, Place::Recv(self.first_part(rail)));
         }
     }
@@ -104,10 +104,10 @@ impl Stages<'_> {
     fn combine_and_gather(&mut self) {
         let (swap, count) = (self.swap_of_part(), self.part() / self.hosts());
         for rail in 0..self.rails() {
-            self.combine(rail, swap.parts_at(0), (count, slot(rail, swap.made())));
+            self.combine(rail, swap.parts_at(0), count, slot(rail, swap.made()));
         }
-        let places = (swap.made(), swap.incoming(0));
-        (0..self.rails()).for_each(|rail| self.move_by(rail, CollectiveKind::AllGather, count, places));
+        let buffers = Buffers { send: swap.made(), recv: swap.incoming(0) };
+        (0..self.rails()).for_each(|rail| self.move_by(rail, CollectiveKind::AllGather, count, buffers));
     }
 
     fn gather_exchanged(&mut self) {
@@ -118,17 +118,18 @@ impl Stages<'_> {
 
     fn combine_undivided(&mut self) {
         let (count, own) = (self.part(), self.host() * self.part());
-        let send = (Place::Send(self.slice.first), count);
-        self.exchange((CollectiveKind::AllReduce, 0), count, send, (slot(0, own), count));
+        let (send, recv) = (Place::Send(self.slice.first), slot(0, own));
+        let collective = self.of_team(CollectiveKind::AllReduce, count);
+        self.exchange(collective, Blocks::new(send, count), Blocks::new(recv, count));
         (1..self.rails()).for_each(|rail| self.copy(slot(0, own), slot(rail, own), count));
-        let kind = self.collecting();
-        (0..self.rails()).for_each(|rail| self.move_by(rail, kind, count, (own, 0)));
+        let (kind, buffers) = (self.collecting(), Buffers { send: own, recv: 0 });
+        (0..self.rails()).for_each(|rail| self.move_by(rail, kind, count, buffers));
     }
 
     fn take_undivided(&mut self) {
         if self.plan.kind == CollectiveKind::AllReduce || self.is_root() {
             let (count, to) = (self.part(), Place::Recv(self.slice.first));
-            self.combine(0, self.of_all_hosts(count), (count, to));
+            self.combine(0, self.of_all_hosts(count), count, to);
         }
     }
 
@@ -140,11 +141,13 @@ impl Stages<'_> {
                 self.team_on_parts(CollectiveKind::Scatter, send, slot(rail, 0));
             }
         } else if self.is_at_root() {
-            let (kind, send) = (CollectiveKind::Broadcast, (Place::Send(self.slice.first), count));
-            self.exchange((kind, self.root().local), count, send, (slot(0, 0), count));
+            let (send, recv) = (Place::Send(self.slice.first), slot(0, 0));
+            let collective = self.of_team(CollectiveKind::Broadcast, count);
+            self.exchange(collective, Blocks::new(send, count), Blocks::new(recv, count));
             (1..self.rails()).for_each(|rail| self.copy(slot(0, 0), slot(rail, 0), count));
         }
-        (0..self.rails()).for_each(|rail| self.move_by(rail, CollectiveKind::Broadcast, count, (0, 0)));
+        let buffers = Buffers { send: 0, recv: 0 };
+        (0..self.rails()).for_each(|rail| self.move_by(rail, CollectiveKind::Broadcast, count, buffers));
     }
 
     /// A rail's part of what is now complete lies at a place of its slot.

@@ -6,8 +6,8 @@
 use mccs_ipc::types::CollectiveKind;
 
 use super::super::exchange::Place;
-use super::super::plan::{Parts, Stage, Swap};
-use super::{Stages, slot};
+use super::super::plan::{Combination, Parts, Stage, Swap};
+use super::{Buffers, Stages, slot};
 
 impl Stages<'_> {
     pub(super) fn of_ring(&mut self, segment: usize) {
@@ -64,7 +64,8 @@ impl Stages<'_> {
         };
         let (parts, count) = (self.both(swap, owner), self.of_block(owner));
         for (rail, parts) in (0..self.rails()).filter_map(|rail| Some((rail, parts?))) {
-            self.push(Stage::Combine { rail, parts, count, to: slot(rail, swap.outgoing(owner)), finishes: false });
+            let to = slot(rail, swap.outgoing(owner));
+            self.push(Stage::Combine(Combination { rail, parts, count, to, finishes: false }));
         }
     }
 
@@ -79,11 +80,11 @@ impl Stages<'_> {
                 true => self.combined_parts(rail),
                 false => slot(rail, swap.made()),
             };
-            self.combine(rail, parts, (count, to));
+            self.combine(rail, parts, count, to);
         }
         if !is_scattered {
-            let (kind, places) = (self.collecting(), (swap.made(), swap.incoming(0)));
-            (0..self.rails()).for_each(|rail| self.move_by(rail, kind, count, places));
+            let (kind, buffers) = (self.collecting(), Buffers { send: swap.made(), recv: swap.incoming(0) });
+            (0..self.rails()).for_each(|rail| self.move_by(rail, kind, count, buffers));
         } else if !self.plan.goes_by_counterparts() {
             self.take_combined_parts();
         }

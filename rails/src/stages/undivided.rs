@@ -7,7 +7,7 @@
 use mccs_ipc::types::CollectiveKind;
 
 use super::super::exchange::Place;
-use super::{Blocks, Stages, slot};
+use super::{Blocks, Buffers, Collective, Stages, slot};
 
 impl Stages<'_> {
     pub(super) fn of_undivided(&mut self, segment: usize) {
@@ -32,22 +32,22 @@ impl Stages<'_> {
         self.part() == self.plan.count
     }
 
-    /// A collective of the team on so many blocks in a row, each rank's: at once where they follow each other. `gap` is from one rank's to
-    /// the next one's where there are several.
-    fn on_each(&mut self, kind: CollectiveKind, blocks: u64, (send, recv): (u64, u64), gap: u64) {
+    /// A collective of the team on so many blocks in a row, each rank's, from the caller's send buffer to the slot of the first rail: at once
+    /// where they follow each other. `gap` is from one rank's to the next one's where there are several.
+    fn on_each(&mut self, kind: CollectiveKind, blocks: u64, send: u64, recv: u64, gap: u64) {
         let part = self.part();
         let (times, count) = if self.is_whole() { (1, blocks * part) } else { (blocks, part) };
         for time in 0..times {
-            let send = Place::Send(send + time * self.plan.count);
-            self.exchange((kind, 0), count, (send, count), (slot(0, recv + time * part), gap));
+            let send = Blocks::new(Place::Send(send + time * self.plan.count), count);
+            self.exchange(self.of_team(kind, count), send, Blocks::new(slot(0, recv + time * part), gap));
         }
     }
 
     /// Copies blocks of a host between the caller's buffer and a slot of the first rail, as one where they follow each other.
-    fn copy_blocks(&mut self, host: u64, at: u64, copy: fn(&mut Self, (u64, u64), u64)) {
+    fn copy_blocks(&mut self, host: u64, at: u64, copy: fn(&mut Self, u64, u64, u64)) {
         let (part, team) = (self.part(), self.team_of(host));
         let (times, count) = if self.is_whole() { (1, team * part) } else { (team, part) };
-        (0..times).for_each(|time| copy(self, (self.block_of(host, time), at + time * part), count));
+        (0..times).for_each(|time| copy(self, self.block_of(host, time), at + time * part, count));
     }
 
     /// What is in the slot of the first rail gets to those of the others.
@@ -56,7 +56,7 @@ impl Stages<'_> {
     }
 
     fn take_whole(&mut self, host: u64) {
-        self.copy_blocks(host, host * self.section(), |stages, (block, at), count| {
+        self.copy_blocks(host, host * self.section(), |stages, block, at, count| {
             stages.copy(slot(0, at), Place::Recv(block), count);
         });
     }
@@ -71,16 +71,17 @@ impl Stages<'_> {
 
     fn gather_whole(&mut self) {
         let (part, own) = (self.part(), self.host() * self.section());
-        self.on_each(CollectiveKind::AllGather, 1, (self.slice.first, own), part);
+        self.on_each(CollectiveKind::AllGather, 1, self.slice.first, own, part);
         self.on_all_rails(own, self.team() * part);
-        (0..self.rails()).for_each(|rail| self.move_by(rail, CollectiveKind::AllGather, self.section(), (own, 0)));
+        let buffers = Buffers { send: own, recv: 0 };
+        (0..self.rails()).for_each(|rail| self.move_by(rail, CollectiveKind::AllGather, self.section(), buffers));
     }
 
     fn reduce_whole(&mut self) {
         let swap = self.swap();
         for host in 0..self.hosts() {
             let (team, to) = (self.team_of(host), swap.outgoing(host));
-            self.on_each(CollectiveKind::AllReduce, team, (self.blocks_of(host), to), self.part());
+            self.on_each(CollectiveKind::AllReduce, team, self.blocks_of(host), to, self.part());
             if host != self.host() {
                 self.on_all_rails(to, team * self.part());
             }
@@ -90,7 +91,7 @@ impl Stages<'_> {
 
     fn combine_whole(&mut self) {
         let (part, to) = (self.part(), Place::Recv(self.slice.first));
-        self.combine(0, self.swap().parts_at(self.local() * part), (part, to));
+        self.combine(0, self.swap().parts_at(self.local() * part), part, to);
     }
 
     /// Each rank's blocks for another host lie together.
@@ -99,7 +100,7 @@ impl Stages<'_> {
         for host in self.other_hosts() {
             let (to, blocks) = (swap.outgoing(host), self.team_of(host));
             let gap = blocks * self.part();
-            self.on_each(CollectiveKind::AllGather, blocks, (self.blocks_of(host), to), gap);
+            self.on_each(CollectiveKind::AllGather, blocks, self.blocks_of(host), to, gap);
             self.on_all_rails(to, self.team() * gap);
         }
         (0..self.rails()).for_each(|rail| self.swap_by(rail));
@@ -125,10 +126,10 @@ impl Stages<'_> {
     }
 
     /// By the root's first rail.
-    fn move_by_roots_rail(&mut self, kind: CollectiveKind, places: (u64, u64)) {
+    fn move_by_roots_rail(&mut self, kind: CollectiveKind, buffers: Buffers) {
         let (acting, rail) = self.roots_rail();
         if acting == self.plan.seat.local {
-            self.move_by(rail, kind, self.section(), places);
+            self.move_by(rail, kind, self.section(), buffers);
         }
     }
 
@@ -137,9 +138,10 @@ impl Stages<'_> {
         let (kind, send) = (CollectiveKind::Gather, Place::Send(self.slice.first));
         if !self.is_at_root() {
             let (acting, rail) = self.roots_rail();
-            self.exchange((kind, acting), part, (send, part), (slot(rail, own), part));
+            let collective = Collective { kind, root: acting, count: part };
+            self.exchange(collective, Blocks::new(send, part), Blocks::new(slot(rail, own), part));
         }
-        self.move_by_roots_rail(kind, (own, 0));
+        self.move_by_roots_rail(kind, Buffers { send: own, recv: 0 });
         if self.is_at_root() {
             self.exchange_own(kind, send, Place::Recv(self.blocks_of(self.host())));
         }
@@ -148,11 +150,11 @@ impl Stages<'_> {
     fn scatter_whole(&mut self) {
         let kind = CollectiveKind::Scatter;
         for host in self.other_hosts().filter(|_| self.is_root()).collect::<Vec<_>>() {
-            self.copy_blocks(host, host * self.section(), |stages, (block, at), count| {
+            self.copy_blocks(host, host * self.section(), |stages, block, at, count| {
                 stages.copy(Place::Send(block), slot(0, at), count);
             });
         }
-        self.move_by_roots_rail(kind, (0, self.host() * self.section()));
+        self.move_by_roots_rail(kind, Buffers { send: 0, recv: self.host() * self.section() });
         if self.is_at_root() {
             let own = self.blocks_of(self.host());
             self.exchange_own(kind, Place::Send(own), Place::Recv(self.slice.first));
@@ -161,7 +163,8 @@ impl Stages<'_> {
 
     fn take_scattered_whole(&mut self) {
         let (part, (acting, rail)) = (self.part(), self.roots_rail());
-        let send: Blocks = (slot(rail, self.host() * self.section()), part);
-        self.exchange((CollectiveKind::Scatter, acting), part, send, (Place::Recv(self.slice.first), part));
+        let (send, recv) = (slot(rail, self.host() * self.section()), Place::Recv(self.slice.first));
+        let collective = Collective { kind: CollectiveKind::Scatter, root: acting, count: part };
+        self.exchange(collective, Blocks::new(send, part), Blocks::new(recv, part));
     }
 }

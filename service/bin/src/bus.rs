@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use mccs_config::service::Device;
 
-use mccs_model::affinity::{BusPlace, nics_of_gpus};
+use mccs_model::nic_affinity::{BusPlace, nics_of_gpus};
 
 /// The NICs of each GPU, nearest first. GPUs by their PCI bus ids; `sysfs` is `/sys`.
 pub(crate) fn nics_by_gpu(sysfs: &Path, gpus: &[String], nics: &[Device]) -> Vec<Vec<Device>> {

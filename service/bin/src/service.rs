@@ -7,7 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use mccs_collective::{Algorithm, Choice, CostModel, Strategy};
+use mccs_collective::{CostModel, Strategy};
+use mccs_config::service::AlgorithmChoice;
 use mccs_config::service::{CHANNELS_MIN, Device, MOVER_THREAD, RdmaUse};
 use mccs_controller::inventory::{Inventory, TENANTS_MAX};
 use mccs_device::cuda::{CudaDevice, Gpus, NoCuda, TwinMaker};
@@ -28,12 +29,12 @@ use mccs_exchange::protocol::{Event, Request};
 use mccs_ipc::device_initiated::Execution;
 use mccs_registry::{Overseer, Registry};
 use mccs_runtime::{Mailbox, NumaNodes, RuntimeOptions, Runtimes, Sender, TenantQueues};
-use mccs_tenants::memory::UnmapWorker;
+use mccs_tenants::regions::UnmapWorker;
 
-use crate::affinity::{ThreadPlacement, Work};
 use crate::bus;
 pub use crate::settings::{CudaUse, NetworkSettings, Placement, RdmaSettings, Settings, TenantSettings, VerbsFrom};
 use crate::sockets::{admissions, listen};
+use crate::thread_placement::{ThreadPlacement, Work};
 use crate::transport_factory::TransportFactory;
 
 /// Items an engine handles in one poll: bounds how long the others of its runtime wait.
@@ -213,7 +214,7 @@ impl<'a> Base<'a> {
         let (importer, twins) = (device.importer(), device.twin_maker());
         let timeouts = timeouts(settings);
         let make_schedules = |nranks, hosts: &[Vec<u32>]| {
-            let strategy = Strategy::initial(Choice::Pinned(Algorithm::SinglePass), nranks, 1, hosts);
+            let strategy = Strategy::initial(AlgorithmChoice::SinglePass, nranks, 1, hosts);
             ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
         };
         let registry = Arc::clone(registry);
@@ -323,7 +324,7 @@ impl<'a> Base<'a> {
             ScheduleCache::new(nranks, Strategy::initial(choice, nranks, channels, hosts), CostModel::for_hosts(hosts))
         };
         // Where the operator pins another algorithm than the one that a shared-memory exchange's ranks follow, all goes through the service.
-        let follows = matches!(choice, Choice::Auto | Choice::Pinned(Algorithm::SinglePass));
+        let follows = matches!(choice, AlgorithmChoice::Auto | AlgorithmChoice::SinglePass);
         let shm_exchange_slot_bytes = if follows { settings.host_device.shm_exchange_slot_bytes } else { 0 };
         let device = Box::new(HostDevice::new(HostOptions { shm_exchange_slot_bytes, ..settings.host_device }));
         let timeouts = timeouts(settings);

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mccs_collective::Choice;
 use mccs_config::cpus::CpuChoice;
+use mccs_config::service::AlgorithmChoice;
 use mccs_config::service::{Affinity, RdmaUse};
 use mccs_device::cuda::CudaOptions;
 use mccs_device::host::HostOptions;
@@ -147,7 +147,7 @@ pub struct Settings {
     /// How bytes go to other hosts, where there are any.
     pub network: Option<NetworkSettings>,
     /// Algorithm.
-    pub choice: Choice,
+    pub choice: AlgorithmChoice,
     /// Channels of rings and trees; as many as are needed, if `None`.
     pub channels: Option<u32>,
     /// How GPUs of several hosts reduce.
@@ -351,7 +351,7 @@ impl Settings {
                 flow: flow_options(&config.tcp, address),
                 rdma: rdma_settings(config, address),
             }),
-            choice: config.strategy.algorithm.into(),
+            choice: config.strategy.algorithm,
             channels: config.strategy.channels,
             reductions: match config.strategy.reductions {
                 file::Reductions::AllToAll => Reductions::AllToAll,

@@ -10,7 +10,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use super::schedule::{Channel, Move, Problem, Program, Schedule, Shape, Step};
-use super::{Algorithm, Choice, ScheduleError, Strategy, build};
+use super::{Algorithm, ScheduleError, Strategy, build};
 
 /// A cluster as far as costs depend on it.
 #[derive(Debug, Clone, PartialEq)]
@@ -133,11 +133,9 @@ impl CostModel {
         strategy: &Strategy,
     ) -> Result<Algorithm, ScheduleError> {
         let is_mapped = self.shares_host(problem.nranks);
-        match strategy.choice {
-            Choice::Pinned(algorithm) if is_mapped || algorithm != Algorithm::SinglePass => {
-                return Ok(algorithm);
-            }
-            Choice::Pinned(_) | Choice::Auto => {}
+        let is_possible = |pinned: &Algorithm| is_mapped || *pinned != Algorithm::SinglePass;
+        if let Some(pinned) = Algorithm::pinned(strategy.choice).filter(is_possible) {
+            return Ok(pinned);
         }
         // What falls back to the ring is the ring. Where nothing has a form, the ring stands for all.
         let one_a_host = strategy.hosts.iter().all(|ranks| ranks.len() == 1);

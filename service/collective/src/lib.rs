@@ -25,7 +25,7 @@ use self::layout::Layout;
 pub use cost::CostModel;
 pub use rdma_cost::{RdmaHost, RdmaSizing};
 pub use schedule::{Buffer, Channel, Move, Problem, Program, RankSpan, Schedule, Shape, Span, Step};
-pub use strategy::{Algorithm, CHANNELS_MAX, Choice, Strategy, StrategyError};
+pub use strategy::{Algorithm, CHANNELS_MAX, Strategy, StrategyError};
 pub use verify::{Access, Fault, Violation, verify};
 
 /// Why there is no schedule for a problem under a strategy.

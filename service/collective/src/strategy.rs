@@ -2,11 +2,12 @@
 //! chunks.
 
 use mccs_config::change::StrategyChange;
+use mccs_config::service::AlgorithmChoice;
 use mccs_ipc::types::CollectiveKind;
 
 use super::schedule::part;
 
-/// An algorithm.
+/// An algorithm of schedules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Algorithm {
@@ -36,16 +37,17 @@ impl Algorithm {
         Algorithm::OneShot,
     ];
 
-    /// As the operator writes it.
+    /// The one that an operator wants; none where the cost model is to choose.
     #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Algorithm::SinglePass => "single_pass",
-            Algorithm::Ring => "ring",
-            Algorithm::Tree => "tree",
-            Algorithm::HostRing => "host_ring",
-            Algorithm::HostTree => "host_tree",
-            Algorithm::OneShot => "one_shot",
+    pub fn pinned(choice: AlgorithmChoice) -> Option<Self> {
+        match choice {
+            AlgorithmChoice::Auto => None,
+            AlgorithmChoice::SinglePass => Some(Algorithm::SinglePass),
+            AlgorithmChoice::Ring => Some(Algorithm::Ring),
+            AlgorithmChoice::Tree => Some(Algorithm::Tree),
+            AlgorithmChoice::HostRing => Some(Algorithm::HostRing),
+            AlgorithmChoice::HostTree => Some(Algorithm::HostTree),
+            AlgorithmChoice::OneShot => Some(Algorithm::OneShot),
         }
     }
 
@@ -65,51 +67,15 @@ impl Algorithm {
     }
 }
 
-impl From<mccs_config::service::Algorithm> for Choice {
-    fn from(algorithm: mccs_config::service::Algorithm) -> Self {
-        use mccs_config::service::Algorithm as File;
+impl From<Algorithm> for AlgorithmChoice {
+    fn from(algorithm: Algorithm) -> Self {
         match algorithm {
-            File::Auto => Choice::Auto,
-            File::SinglePass => Choice::Pinned(Algorithm::SinglePass),
-            File::Ring => Choice::Pinned(Algorithm::Ring),
-            File::Tree => Choice::Pinned(Algorithm::Tree),
-            File::HostRing => Choice::Pinned(Algorithm::HostRing),
-            File::HostTree => Choice::Pinned(Algorithm::HostTree),
-            File::OneShot => Choice::Pinned(Algorithm::OneShot),
-        }
-    }
-}
-
-impl From<Choice> for mccs_config::service::Algorithm {
-    fn from(choice: Choice) -> Self {
-        match choice {
-            Choice::Auto => Self::Auto,
-            Choice::Pinned(Algorithm::SinglePass) => Self::SinglePass,
-            Choice::Pinned(Algorithm::Ring) => Self::Ring,
-            Choice::Pinned(Algorithm::Tree) => Self::Tree,
-            Choice::Pinned(Algorithm::HostRing) => Self::HostRing,
-            Choice::Pinned(Algorithm::HostTree) => Self::HostTree,
-            Choice::Pinned(Algorithm::OneShot) => Self::OneShot,
-        }
-    }
-}
-
-/// Who chooses the algorithm.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Choice {
-    /// The cost model, per collective and size.
-    Auto,
-    /// The operator.
-    Pinned(Algorithm),
-}
-
-impl Choice {
-    /// As the operator writes it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Choice::Auto => "auto",
-            Choice::Pinned(algorithm) => algorithm.name(),
+            Algorithm::SinglePass => AlgorithmChoice::SinglePass,
+            Algorithm::Ring => AlgorithmChoice::Ring,
+            Algorithm::Tree => AlgorithmChoice::Tree,
+            Algorithm::HostRing => AlgorithmChoice::HostRing,
+            Algorithm::HostTree => AlgorithmChoice::HostTree,
+            Algorithm::OneShot => AlgorithmChoice::OneShot,
         }
     }
 }
@@ -119,8 +85,8 @@ impl Choice {
 pub struct Strategy {
     /// Number of this strategy of its communicator.
     pub epoch: u64,
-    /// The algorithm.
-    pub choice: Choice,
+    /// The algorithm, or that the cost model chooses one for each collective and size.
+    pub choice: AlgorithmChoice,
     /// Ranks by host, ascending; empty where one host has all.
     pub hosts: Vec<Vec<u32>>,
     /// Order of ranks of each channel; empty for one channel in rank order. Hosts follow each other as their first ranks do.
@@ -196,7 +162,7 @@ impl Strategy {
     /// The first strategy of a communicator: `channels` rings, host by host or else in rank order, and each rotated against
     /// the others. `hosts` are ranks by host; empty where one host has all.
     #[must_use]
-    pub fn initial(choice: Choice, nranks: u32, channels: u32, hosts: &[Vec<u32>]) -> Self {
+    pub fn initial(choice: AlgorithmChoice, nranks: u32, channels: u32, hosts: &[Vec<u32>]) -> Self {
         let ring: Vec<u32> = if hosts.is_empty() { (0..nranks).collect() } else { hosts.concat() };
         let order = |channel: u32| {
             let mut order = ring.clone();
@@ -223,7 +189,7 @@ impl Strategy {
     /// # Errors
     /// It does not fit a communicator of `nranks`.
     pub fn changed(&self, change: &StrategyChange, epoch: u64, nranks: u32) -> Result<Self, StrategyError> {
-        let choice = change.algorithm.map_or(self.choice, Choice::from);
+        let choice = change.algorithm.unwrap_or(self.choice);
         let ring_orders = match (&change.rings, change.channels) {
             (Some(rings), _) => rings.clone(),
             (None, Some(channels)) => Strategy::initial(choice, nranks, channels, &self.hosts).ring_orders,
@@ -321,7 +287,7 @@ mod tests {
     #[test]
     fn short_data_goes_by_the_first_channels() {
         let strategy =
-            Strategy { channel_count_min: 100, align_count: 1, ..Strategy::initial(Choice::Auto, 2, 4, &[]) };
+            Strategy { channel_count_min: 100, align_count: 1, ..Strategy::initial(AlgorithmChoice::Auto, 2, 4, &[]) };
         let parts = |count| [0, 1, 2, 3].map(|index| strategy.channel_part(count, 4, index).1);
         assert_eq!(parts(0), [0, 0, 0, 0]);
         assert_eq!(parts(199), [199, 0, 0, 0]);

@@ -1,7 +1,7 @@
 //! Cluster views on the wire: hosts, their communicators, and who is stuck.
 
 use mccs_telemetry::failed::FailedView;
-use mccs_telemetry::late::LateView;
+use mccs_telemetry::missing_ranks::LateView;
 use mccs_telemetry::stuck::{Culprit, StuckClass, StuckPart};
 use serde::{Deserialize, Serialize};
 

@@ -10,8 +10,8 @@ mod caller;
 mod client;
 pub mod cluster;
 pub mod overview;
+pub mod trace_window;
 mod views;
-pub mod window;
 
 pub use caller::Caller;
 pub use client::{ControlError, call, call_for_memory, call_within};
@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use mccs_controller::answer::{ControllerAnswer, ControllerRequest};
 use mccs_runtime::{EngineId, EngineInfo, RuntimeInfo};
 use mccs_telemetry::failed::FailedView;
-use mccs_telemetry::late::LateView;
+use mccs_telemetry::missing_ranks::LateView;
 use mccs_telemetry::recorder::RingView;
 use mccs_telemetry::stuck::StuckReport;
 

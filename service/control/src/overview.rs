@@ -9,7 +9,7 @@ use crate::views::{CommView, GpuView, HostView};
 use mccs_runtime::{EngineInfo, RuntimeInfo};
 use mccs_telemetry::bandwidth::TenantKindView;
 use mccs_telemetry::flows::{FlowView, PathView};
-use mccs_telemetry::late::LateView;
+use mccs_telemetry::missing_ranks::LateView;
 use mccs_telemetry::placed::Allotment;
 use mccs_telemetry::trace::ClockView;
 

@@ -1,6 +1,6 @@
 //! Operators' questions to a controller, and its answers: policy, files, rates, history.
 
-use mccs_config::service::{Algorithm, TransportKind};
+use mccs_config::service::{AlgorithmChoice, TransportKind};
 use serde::{Deserialize, Serialize};
 
 use super::history::{EntryKind, Went};
@@ -254,7 +254,7 @@ pub struct StrategyView {
     /// Order of ranks of each channel.
     pub rings: Vec<Vec<u32>>,
     /// How collectives are carried out.
-    pub algorithm: Algorithm,
+    pub algorithm: AlgorithmChoice,
     /// What carries flows, where hosts have a choice.
     pub transport: Option<TransportKind>,
     /// Flows of the rings between hosts.

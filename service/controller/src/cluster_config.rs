@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use mccs_config::service::{self, Algorithm, TransportKind};
+use mccs_config::service::{self, AlgorithmChoice, TransportKind};
 use mccs_config::topology::{ActualHost, Spine};
 use mccs_config::validate::nearest;
 use mccs_config::{ConfigError, Diagnostic, PolicyFile, TopologyFile};
@@ -138,7 +138,7 @@ pub fn not_enforced(file: &PolicyFile, topology: Option<&TopologyFile>) -> Vec<S
     let besides_rings = "shares of what no ring carries (sends, all-to-all, trees), at receivers and between switches: its senders hold all \
                          together to what their rings' flows are allotted";
     let single_pass = "algorithm single_pass: it is for ranks of one host; between hosts the cost model picks";
-    let is_single_pass = file.policy.algorithm == Some(Algorithm::SinglePass);
+    let is_single_pass = file.policy.algorithm == Some(AlgorithmChoice::SinglePass);
     let parts = [(is_left, what), (has_shares, besides_rings), (is_single_pass, single_pass)];
     let parts = parts.into_iter().filter(|(applies, _)| *applies).map(|(_, what)| what.to_owned());
     unused(file).into_iter().chain(parts).chain(topology.and_then(|topology| not_over_rdma(file, topology))).collect()

@@ -5,7 +5,7 @@
 //! anything is done with it.
 
 use mccs_config::change::{FlowChoice, StrategyChange};
-use mccs_config::service::{Algorithm, FlowPath, TransportKind};
+use mccs_config::service::{AlgorithmChoice, FlowPath, TransportKind};
 use mccs_config::validate::{Problems, Validate};
 use serde::{Deserialize, Serialize};
 
@@ -414,7 +414,7 @@ impl Report {
 #[must_use]
 pub fn whole_change(
     rings: Vec<Vec<u32>>,
-    algorithm: Algorithm,
+    algorithm: AlgorithmChoice,
     transport: Option<TransportKind>,
     paths: Vec<FlowPath>,
     flows: Vec<FlowChoice>,

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_config::limits;
 use mccs_config::policy::Channels;
-use mccs_config::service::{Algorithm, Device, FlowPath, TransportKind};
+use mccs_config::service::{AlgorithmChoice, Device, FlowPath, TransportKind};
 
 use super::cluster_config::{ClusterConfig, Network};
 use super::links::Links;
@@ -32,7 +32,7 @@ pub struct Plan {
     /// Order of ranks of each channel's ring.
     pub rings: Vec<Vec<u32>>,
     /// How collectives are carried out.
-    pub algorithm: Algorithm,
+    pub algorithm: AlgorithmChoice,
     /// What carries its flows, where hosts have a choice.
     pub transport: Option<TransportKind>,
     /// Ways through the network, in the order of spines, then of NICs' names; one that steers nothing is the last.
@@ -353,7 +353,7 @@ pub fn plan(
     }
     let mut paces = host_paces(topology, decision, rates, comm_of);
     not_enforced.extend(leave_what_cannot_be_told(&mut paces));
-    let (rings, algorithm) = (decision.ring_orders.clone(), Algorithm::default());
+    let (rings, algorithm) = (decision.ring_orders.clone(), AlgorithmChoice::default());
     Plan { rings, algorithm, transport, paths, flows, paces, not_enforced }
 }
 

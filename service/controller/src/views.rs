@@ -18,7 +18,7 @@ use super::pace_table::PaceTable;
 use super::plan::{Plan, flows_of, plan_all};
 use super::rates::{ClusterRates, path_label};
 use mccs_config::change::FlowChoice;
-use mccs_config::service::{Algorithm, FlowPath};
+use mccs_config::service::{AlgorithmChoice, FlowPath};
 use mccs_model::Name;
 use mccs_policy::topology::Topology;
 use mccs_telemetry::placed::Chosen;
@@ -194,5 +194,5 @@ fn view_of(
             });
         }
     }
-    StrategyView { rings: rings.to_vec(), algorithm: Algorithm::default(), transport: None, flows: seen }
+    StrategyView { rings: rings.to_vec(), algorithm: AlgorithmChoice::default(), transport: None, flows: seen }
 }

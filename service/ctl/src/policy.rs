@@ -6,9 +6,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Subcommand;
-use mccs_collective::Choice;
 use mccs_config::limits::POLICY_BYTES_MAX;
-use mccs_config::service::Algorithm;
+use mccs_config::service::AlgorithmChoice;
 use mccs_config::{PolicyFile, Rate, ServiceConfig, TopologyFile};
 use mccs_control::ControlRequest;
 use mccs_controller::answer::{
@@ -188,8 +187,8 @@ fn print_applied(applied: &Applied) {
 /// A strategy, line by line.
 pub(crate) fn strategy(strategy: &StrategyView) -> Vec<String> {
     let mut lines = Vec::new();
-    if strategy.algorithm != Algorithm::Auto {
-        lines.push(format!("algorithm {}", Choice::from(strategy.algorithm).name()));
+    if strategy.algorithm != AlgorithmChoice::Auto {
+        lines.push(format!("algorithm {}", strategy.algorithm.name()));
     }
     lines.extend(strategy.transport.map(|transport| format!("flows over {transport}")));
     for (channel, ring) in (0..).zip(&strategy.rings) {

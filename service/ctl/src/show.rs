@@ -5,7 +5,7 @@ use mccs_control::{CommView, GpuView, HostView, SessionView};
 use mccs_model::GpuStrategy;
 use mccs_runtime::{EngineInfo, RuntimeInfo, work_by_tenant};
 use mccs_telemetry::failed::FailedView;
-use mccs_telemetry::late::LateView;
+use mccs_telemetry::missing_ranks::LateView;
 
 /// Who can be reached.
 pub fn hosts(hosts: &[HostView]) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
-use mccs_control::window::trace;
+use mccs_control::trace_window::trace;
 use mccs_control::{ControlAnswer, ControlRequest, call};
 use mccs_telemetry::trace::merge::merge;
 use mccs_telemetry::trace::write;

@@ -11,7 +11,7 @@ use mccs_control::overview::{Overview, TenantView};
 use mccs_control::{CommView, RankView};
 use mccs_telemetry::flows::{FlowView, PathView};
 use mccs_telemetry::histogram::HistogramView;
-use mccs_telemetry::late::LateView;
+use mccs_telemetry::missing_ranks::LateView;
 use mccs_telemetry::straggler::straggler;
 
 use self::layout::{Section, fit, share, table};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mccs_collective::Schedule;
 use mccs_ipc::types::{DataType, Handle, RedOp};
 use mccs_runtime::Share;
-use mccs_tenants::memory::Region;
+use mccs_tenants::regions::Region;
 
 use super::cuda::{CopyEngines, GpuOperand, GpuTwin};
 

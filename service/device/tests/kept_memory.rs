@@ -9,7 +9,7 @@ use mccs_device::{
 };
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::types::Handle;
-use mccs_tenants::memory::{Pages, Region, UnmapWorker};
+use mccs_tenants::regions::{Pages, Region, UnmapWorker};
 use mccs_tenants::{Quota, Resource, Tenant};
 use rand::Rng;
 

@@ -25,7 +25,7 @@ use mccs_exchange::link::{LinkEvent, LinkOptions, Links, Refusals};
 use mccs_exchange::protocol::{Event, Exchange, LinkTimes, Name, Options, Output, Request};
 use mccs_exchange::tls::{Tls, TlsError, TlsFiles, random_number};
 use mccs_registry::Registry;
-use mccs_registry::late::LateTold;
+use mccs_registry::missing_ranks::LateTold;
 use mccs_runtime::{Context, Engine, Mailbox, Progress, RuntimeError, Runtimes, Sender};
 use mccs_telemetry::{HostInfo, LogBudget};
 use rustls::pki_types::UnixTime;

@@ -7,7 +7,6 @@
 //! The most important: [`Name`] and [`CommId`], by which hosts and communicators are known everywhere; [`Pace`](rate_limit::Pace),
 //! the rate limit of a communicator's flows; [`Refused`], why something that was asked for is not done.
 
-pub mod affinity;
 pub mod gathering;
 mod gpu_strategy;
 pub mod handles;
@@ -15,6 +14,7 @@ mod ids;
 pub mod limits;
 pub mod link;
 mod names;
+pub mod nic_affinity;
 mod nic_path;
 mod operation;
 pub mod path;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use mccs_config::PolicyFile;
 use mccs_config::policy::{Channels, PolicySection, Rings};
-use mccs_config::service::{Algorithm, Reductions, TransportKind};
+use mccs_config::service::{AlgorithmChoice, Reductions, TransportKind};
 
 use super::{CommId, Flow, PathSelection};
 use crate::topology::{HostId, Topology};
@@ -103,7 +103,7 @@ pub struct Rules {
     /// Channels; absent: as many as communicators began with.
     pub channels: Option<Channels>,
     /// How collectives are carried out; absent: as communicators began.
-    pub algorithm: Option<Algorithm>,
+    pub algorithm: Option<AlgorithmChoice>,
     /// How GPUs of several hosts reduce; absent: as hosts begin.
     pub reductions: Option<Reductions>,
     /// Tenants that are not as all others.

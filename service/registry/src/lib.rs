@@ -8,7 +8,7 @@
 
 mod comm_info;
 mod family;
-pub mod late;
+pub mod missing_ranks;
 mod overseer;
 mod views;
 
@@ -23,7 +23,7 @@ use mccs_model::{Reductions, SessionId};
 use mccs_runtime::WakerSlot;
 use mccs_telemetry::failed::FailedComms;
 use mccs_telemetry::flows::FlowTable;
-use mccs_telemetry::late::LateView;
+use mccs_telemetry::missing_ranks::LateView;
 use mccs_telemetry::recorder::Recorders;
 use mccs_telemetry::{CommonTime, GpuInfo, HostInfo};
 use mccs_tenants::session::Session;

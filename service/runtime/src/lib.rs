@@ -16,8 +16,8 @@
 //! Deliberately absent: work stealing (the operator places engines), async/await (an engine's state is visible).
 
 mod account;
-mod affinity;
 mod awake;
+mod cpu_affinity;
 mod engine;
 mod executor;
 mod mailbox;
@@ -28,7 +28,7 @@ mod turn_channel;
 mod turns;
 
 pub use account::Account;
-pub use affinity::{NoCpu, NumaNodes};
+pub use cpu_affinity::{NoCpu, NumaNodes};
 pub use engine::{AwakeTenants, Context, Engine, EngineId, Progress};
 pub use mailbox::{Mailbox, Sender, Waker, WakerSlot};
 pub use runtimes::{EngineInfo, RuntimeError, RuntimeInfo, RuntimeOptions, Runtimes, work_by_tenant};

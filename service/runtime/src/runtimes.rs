@@ -12,7 +12,7 @@ use crossbeam::queue::ArrayQueue;
 use mccs_config::cpus::CpuChoice;
 use mccs_ipc::sync::Doorbell;
 
-use super::affinity::{self, NoCpu, NumaNodes};
+use super::cpu_affinity::{self, NoCpu, NumaNodes};
 use super::executor::{Adopted, Executor, Order, RuntimeStats};
 use super::mailbox::{ENGINES_MAX, EngineState, NO_RUNTIME, RUNTIMES_MAX, RuntimeState, RuntimeTable, Waker};
 use super::{Account, Engine, EngineId, Share};
@@ -199,9 +199,9 @@ impl Runtimes {
         }
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || executor.run())?;
         // It would be bound as whoever starts it is.
-        let allowed = affinity::of_process();
-        if affinity::of_thread(thread.as_pthread_t()) != allowed {
-            affinity::bind(thread.as_pthread_t(), &allowed)?;
+        let allowed = cpu_affinity::of_process();
+        if cpu_affinity::of_thread(thread.as_pthread_t()) != allowed {
+            cpu_affinity::bind(thread.as_pthread_t(), &allowed)?;
         }
         let (name, bound_to) = (name.to_owned(), None);
         tables.runtimes.push(RuntimeHandle { stats, name, bound_to, thread: Some(thread) });
@@ -216,7 +216,7 @@ impl Runtimes {
         let mut tables = self.tables();
         let handle = tables.runtimes.get_mut(runtime as usize).ok_or(RuntimeError::NoSuchRuntime(runtime))?;
         let thread = handle.thread.as_ref().ok_or(RuntimeError::NoSuchRuntime(runtime))?;
-        affinity::bind(thread.as_pthread_t(), &nodes.resolve(choice)?)?;
+        cpu_affinity::bind(thread.as_pthread_t(), &nodes.resolve(choice)?)?;
         handle.bound_to = Some(choice.clone()).filter(|choice| *choice != CpuChoice::Any);
         Ok(())
     }
@@ -296,7 +296,7 @@ impl Runtimes {
             cpus: handle
                 .thread
                 .as_ref()
-                .map_or_else(String::new, |thread| affinity::of_thread(thread.as_pthread_t()).to_string()),
+                .map_or_else(String::new, |thread| cpu_affinity::of_thread(thread.as_pthread_t()).to_string()),
             bound_to: handle.bound_to.as_ref().map_or_else(String::new, ToString::to_string),
         };
         self.tables().runtimes.iter().enumerate().map(info).collect()

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use mccs_config::change::FlowChoice;
-use mccs_config::service::{Algorithm, FlowPath, TransportKind};
+use mccs_config::service::{AlgorithmChoice, FlowPath, TransportKind};
 use serde::{Deserialize, Serialize};
 
 use super::profile::{Burst, Measured};
@@ -34,7 +34,7 @@ pub struct Chosen {
     /// Order of ranks of each channel's ring.
     pub rings: Vec<Vec<u32>>,
     /// How its collectives are carried out.
-    pub algorithm: Algorithm,
+    pub algorithm: AlgorithmChoice,
     /// What carries its flows, where hosts have a choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<TransportKind>,
@@ -51,7 +51,7 @@ pub struct Began {
     /// Channels.
     pub channels: u32,
     /// How its collectives were carried out.
-    pub algorithm: Algorithm,
+    pub algorithm: AlgorithmChoice,
     /// What carried its flows, where hosts have a choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<TransportKind>,

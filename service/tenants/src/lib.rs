@@ -2,14 +2,14 @@
 //!
 //! Imports plain types, the runtime's shares and wakers, and a tenant's counters. It knows no engine and no device.
 //!
-//! The most important: [`Tenant`] and [`Charge`], a part of a quota that dropping gives back; [`memory::Region`], memory of a tenant that
+//! The most important: [`Tenant`] and [`Charge`], a part of a quota that dropping gives back; [`regions::Region`], memory of a tenant that
 //! operations keep mapped; [`session::Session`], the words and failures of one process.
 
 pub mod default_quotas;
 mod fd_closer;
-pub mod memory;
 pub mod process_limits;
 mod quota;
+pub mod regions;
 pub mod session;
 mod tenant;
 mod token_bucket;

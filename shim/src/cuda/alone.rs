@@ -16,7 +16,8 @@ const BLOCKS: u32 = 64;
 pub(super) unsafe fn run_alone(
     kernels: &Kernels,
     checked: &CollectiveCall,
-    (send, recv): (DeviceAddress, DeviceAddress),
+    send: DeviceAddress,
+    recv: DeviceAddress,
     stream: RawStream,
 ) -> Result<(), Error> {
     let bytes = checked.count * checked.dtype.size_bytes() as u64;

@@ -122,7 +122,7 @@ impl ServiceExecutedCommunicator {
                         // Its parts' errors are asked for by the driver, which a capture may forbid.
                         return match self.staged.async_error() {
                             Some(error) => Err(error),
-                            None => rails.capture(call, (RawStream::from_ptr(stream), capture)),
+                            None => rails.capture(call, RawStream::from_ptr(stream), capture),
                         };
                     }
                     if let Some(error) = self.async_error() {

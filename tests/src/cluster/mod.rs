@@ -17,7 +17,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mccs_collective::Choice;
+use mccs_config::service::AlgorithmChoice;
 use mccs_engines::proxy::{ControllerOrder, DiagnosisRounds, OperatorAnswer, OperatorMessage, ReplyTo};
 use mccs_exchange::protocol::{CommId, LinkTimes, Name};
 use mccs_model::rate_limit::Pace;
@@ -66,7 +66,7 @@ pub struct Options {
     /// Bytes that a flow moves a poll.
     pub step_bytes: u64,
     /// Who chooses algorithms.
-    pub choice: Choice,
+    pub choice: AlgorithmChoice,
     /// Channels of a communicator.
     pub channels: u32,
     /// Bad luck of transports; the seed in it counts for nothing. If flows die of it, no job has to end well.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use mccs_config::change::{FlowChoice, StrategyChange};
-use mccs_config::service::{Algorithm, FlowPath};
+use mccs_config::service::{AlgorithmChoice, FlowPath};
 use mccs_engines::proxy::{ControllerOrder, OperatorMessage, OperatorReply, OperatorRequest, ReplyTo};
 use mccs_exchange::protocol::Name;
 use mccs_model::rate_limit::{LocalWindow, Pace};
@@ -60,13 +60,13 @@ impl Operator {
 
 /// Mostly one that can be.
 fn change_of(comm: &CommInfo, rng: &mut StdRng) -> StrategyChange {
-    const ALGORITHMS: [Algorithm; 6] = [
-        Algorithm::Auto,
-        Algorithm::Ring,
-        Algorithm::Tree,
-        Algorithm::HostRing,
-        Algorithm::HostTree,
-        Algorithm::OneShot,
+    const ALGORITHMS: [AlgorithmChoice; 6] = [
+        AlgorithmChoice::Auto,
+        AlgorithmChoice::Ring,
+        AlgorithmChoice::Tree,
+        AlgorithmChoice::HostRing,
+        AlgorithmChoice::HostTree,
+        AlgorithmChoice::OneShot,
     ];
     let mut change = StrategyChange::default();
     if rng.random_bool(0.5) {

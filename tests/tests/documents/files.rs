@@ -1,4 +1,5 @@
-//! `docs/FILES.md`, the map of all files: written from the first sentence of each file, and refused when stale.
+//! Maps of all files, written from the sources and refused when stale: `docs/FILES.md`, with each file's first
+//! sentence, and the module map of `docs/ARCHITECTURE.md`, with names alone.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,6 +11,14 @@ use super::{long_sentences, root};
 /// The page, and what writes it.
 const PAGE: &str = "docs/FILES.md";
 const COMMAND: &str = "MCCS_WRITE=1 cargo test --workspace --test documents map_of_files";
+
+/// The page with the module map, and what the map stands between.
+const ARCHITECTURE: &str = "docs/ARCHITECTURE.md";
+const MAP: [&str; 2] = ["<!-- modules -->\n\n```text\n", "```\n\n<!-- end of modules -->\n"];
+/// Folders of programs and scripts that the module map leaves to FILES.
+const LEFT_OUT: [&str; 5] = ["eval/baselines", "shim/examples", "tests/clients", "tests/fuzz", "tests/rdma-vm"];
+/// Longest line of a page.
+const LINE_CHARS: usize = 100;
 
 const BEGINNING: &str = "# Files
 
@@ -117,6 +126,50 @@ fn written() -> (String, Vec<String>) {
         format!("\n## [{folder}](../{folder})\n\n| file | what |\n| --- | --- |\n{rows}")
     };
     (BEGINNING.to_owned() + &rows.into_iter().map(section).collect::<String>(), wrong)
+}
+
+/// Names of the files of each folder, in the order of the crate map: a line of folders, wrapped.
+fn modules() -> String {
+    let mut folders: BTreeMap<(usize, &str), Vec<&str>> = BTreeMap::new();
+    let (crates, sources) = (crates(), sources());
+    for name in &sources {
+        let (folder, file) = name.rsplit_once('/').unwrap_or(("", name));
+        let is_code = [".rs", ".cu", ".cuh"].iter().any(|ending| file.ends_with(ending));
+        let (stem, _) = file.rsplit_once('.').unwrap_or((file, ""));
+        let is_own = ["mod", "lib", "main", "build"].contains(&stem);
+        let is_below = |of: &str| folder == of || folder.starts_with(&format!("{of}/"));
+        if !is_code || is_own || LEFT_OUT.into_iter().any(is_below) {
+            continue;
+        }
+        let within = crates.iter().enumerate().filter(|(_, of)| is_below(of));
+        let index = within.max_by_key(|(_, of)| of.len()).map_or(crates.len(), |(index, _)| index);
+        folders.entry((index, folder)).or_default().push(stem);
+    }
+    let line = |((_, folder), stems): ((usize, &str), Vec<&str>)| {
+        let mut lines = vec![format!("{folder}:")];
+        for (index, stem) in stems.iter().enumerate() {
+            let word = format!("{stem}{}", if index + 1 < stems.len() { "," } else { "" });
+            match lines.last_mut().filter(|line| line.chars().count() + 1 + word.len() <= LINE_CHARS) {
+                Some(line) => *line += &format!(" {word}"),
+                None => lines.push(format!("  {word}")),
+            }
+        }
+        lines.join("\n") + "\n"
+    };
+    folders.into_iter().map(line).collect()
+}
+
+#[test]
+fn the_map_of_files_has_each_module() {
+    let page = fs::read_to_string(root().join(ARCHITECTURE)).expect("a page");
+    let (before, rest) = page.split_once(MAP[0]).expect("the map's beginning");
+    let (_, after) = rest.split_once(MAP[1]).expect("the map's end");
+    let written = format!("{before}{}{}{}{after}", MAP[0], modules(), MAP[1]);
+    if std::env::var_os("MCCS_WRITE").is_some() {
+        fs::write(root().join(ARCHITECTURE), &written).expect("the page");
+    }
+    let committed = fs::read_to_string(root().join(ARCHITECTURE)).expect("a page");
+    assert!(written == committed, "the module map of {ARCHITECTURE} is stale: run {COMMAND}");
 }
 
 #[test]

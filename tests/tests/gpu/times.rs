@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
-use mccs_control::window::trace;
+use mccs_control::trace_window::trace;
 use mccs_control::{CommView, ControlAnswer, ControlRequest, call as ask};
 use mccs_cuda::OwnedStream;
 use mccs_eval::workload::Call;

@@ -1,8 +1,9 @@
 //! Batches: one kernel carries out a collective several times at once, on blocks that lie apart in any way.
 
 use mccs_eval::workload::{Call, POISON};
+use mccs_ipc::strides::{Batch, Strides};
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
-use mccs_kernels::cuda::{Algorithm, Batch, CollectiveCall, DirectArgs, Launch, Strides, SymmetricBufferLayout};
+use mccs_kernels::cuda::{Algorithm, CollectiveCall, DirectArgs, Launch, SymmetricBufferLayout};
 use mccs_kernels::reference;
 use mccs_tests::seeds;
 use rand::rngs::StdRng;

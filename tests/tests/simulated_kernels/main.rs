@@ -542,7 +542,7 @@ fn exchanged(nranks: u32, groups: &[Vec<Sent>], random: &mut StdRng, seed: u64) 
     let symmetric: Vec<_> = (0..nranks).map(|_| Memory::new(layout.bytes())).collect();
     let mut launches = Vec::new();
     for (sent, rank) in groups.iter().flat_map(|sent| (0..nranks).map(move |rank| (sent, rank))) {
-        let mut launch = P2pLaunch::new(&list_of(random, sent, rank), &layout, (rank, nranks)).expect("a group");
+        let mut launch = P2pLaunch::new(&list_of(random, sent, rank), &layout, rank, nranks).expect("a group");
         name_symmetric_buffers(&mut launch.head_mut().symmetric, &symmetric);
         launches.push((rank, launch));
     }

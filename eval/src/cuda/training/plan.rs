@@ -58,8 +58,20 @@ pub struct Shape {
     pub first_bucket_bytes: u64,
 }
 
-/// Products of a layer, as their columns and depth, in widths: attention's input and output, and the two of the perceptron.
-const PRODUCTS: [(u32, u32); 4] = [(3, 1), (1, 1), (4, 1), (1, 4)];
+/// A matrix product of a layer, in widths.
+#[derive(Debug, Clone, Copy)]
+struct Product {
+    columns: u32,
+    depth: u32,
+}
+
+/// Products of a layer: attention's input and output, and the two of the perceptron.
+const PRODUCTS: [Product; 4] = [
+    Product { columns: 3, depth: 1 },
+    Product { columns: 1, depth: 1 },
+    Product { columns: 4, depth: 1 },
+    Product { columns: 1, depth: 4 },
+];
 
 impl Shape {
     /// Bytes of a layer's parameters, and of its gradients.
@@ -227,7 +239,7 @@ impl<'a> Builder<'a> {
         self.actions.push(Action::Join { earlier, later });
     }
 
-    fn multiply(&mut self, layer: u32, (columns, depth): (u32, u32)) {
+    fn multiply(&mut self, layer: u32, Product { columns, depth }: Product) {
         self.actions.push(Action::Multiply { layer, columns, depth });
     }
 
@@ -236,7 +248,7 @@ impl<'a> Builder<'a> {
     }
 
     /// A product of the backward pass: of its input's gradient, and of its parameters'.
-    fn backward(&mut self, layer: u32, product: (u32, u32)) {
+    fn backward(&mut self, layer: u32, product: Product) {
         self.multiply(layer, product);
         self.multiply(layer, product);
     }
@@ -271,11 +283,11 @@ impl<'a> Builder<'a> {
         self.join(StreamRole::Collectives, StreamRole::Compute);
     }
 
-    fn backward_in_buckets(&mut self, layer: u32, products: &[(u32, u32)]) {
+    fn backward_in_buckets(&mut self, layer: u32, products: &[Product]) {
         let width_bytes = u64::from(self.shape.width).pow(2) * ELEMENT_BYTES;
-        for &(columns, depth) in products.iter().rev() {
-            self.backward(layer, (columns, depth));
-            self.gradients(u64::from(columns * depth) * width_bytes);
+        for product in products.iter().rev() {
+            self.backward(layer, *product);
+            self.gradients(u64::from(product.columns * product.depth) * width_bytes);
         }
     }
 

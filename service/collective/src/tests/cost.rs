@@ -1,5 +1,6 @@
 //! The cost model prefers what is known to be better, and knows what it cannot run.
 
+use mccs_config::service::AlgorithmChoice;
 use mccs_ipc::types::CollectiveKind;
 
 use crate::*;
@@ -19,7 +20,7 @@ fn network() -> CostModel {
 
 #[test]
 fn one_host_is_single_pass_at_every_length() {
-    let strategy = Strategy::initial(Choice::Auto, 16, 2, &[]);
+    let strategy = Strategy::initial(AlgorithmChoice::Auto, 16, 2, &[]);
     for kind in CollectiveKind::ALL {
         for count in [0, 1, 1 << 10, 1 << 24] {
             let chosen = CostModel::one_host().choose(&problem(*kind, count), 4, &strategy);
@@ -30,7 +31,7 @@ fn one_host_is_single_pass_at_every_length() {
 
 #[test]
 fn a_network_takes_one_shot_for_short_data_and_rings_for_long() {
-    let strategy = Strategy::initial(Choice::Auto, 16, 1, &hosts());
+    let strategy = Strategy::initial(AlgorithmChoice::Auto, 16, 1, &hosts());
     let choose = |count| network().choose(&problem(CollectiveKind::AllReduce, count), 4, &strategy);
     assert_eq!(choose(2), Ok(Algorithm::OneShot));
     assert_eq!(choose(1 << 24), Ok(Algorithm::Ring));
@@ -39,7 +40,7 @@ fn a_network_takes_one_shot_for_short_data_and_rings_for_long() {
 #[test]
 fn long_data_of_two_hosts_goes_by_all_channels_and_short_data_by_one() {
     let hosts = [vec![0], vec![1]];
-    let strategy = Strategy::initial(Choice::Auto, 2, 4, &hosts);
+    let strategy = Strategy::initial(AlgorithmChoice::Auto, 2, 4, &hosts);
     let channels = |kind, count| {
         let problem = Problem { nranks: 2, ..problem(kind, count) };
         let algorithm = CostModel::for_hosts(&hosts).choose(&problem, 4, &strategy).expect("one");
@@ -55,7 +56,7 @@ fn long_data_of_two_hosts_goes_by_all_channels_and_short_data_by_one() {
 fn all_gathers_of_a_rail_of_many_hosts_go_at_once_by_all_its_nics() {
     let kind = CollectiveKind::AllGather;
     for nics in [1, 2, 3] {
-        let strategy = Strategy::initial(Choice::Auto, 16, nics, &hosts());
+        let strategy = Strategy::initial(AlgorithmChoice::Auto, 16, nics, &hosts());
         // Slots have no room for longer blocks of so many hosts.
         for count in [1, 1 << 12, 1 << 16, 1 << 17] {
             let chosen = network().of_rail().choose(&problem(kind, count), 4, &strategy);
@@ -70,7 +71,7 @@ fn all_gathers_of_a_rail_of_many_hosts_go_at_once_by_all_its_nics() {
 #[test]
 fn an_all_to_all_takes_one_latency_however_many_hosts_there_are() {
     let model = CostModel { step_ns: 0.0, message_ns: 0.0, ..network() };
-    let strategy = Strategy::initial(Choice::Auto, 16, 1, &hosts());
+    let strategy = Strategy::initial(AlgorithmChoice::Auto, 16, 1, &hosts());
     let schedule = build(&problem(CollectiveKind::AllToAll, 1), Algorithm::Ring, &strategy).expect("valid");
     let ns = model.estimate_ns(&schedule, 4);
     assert!(ns >= model.link_latency_ns && ns < 1.5 * model.link_latency_ns, "{ns} ns");
@@ -78,19 +79,19 @@ fn an_all_to_all_takes_one_latency_however_many_hosts_there_are() {
 
 #[test]
 fn the_operator_decides_as_far_as_memory_is_mapped() {
-    let pinned = |algorithm| Strategy::initial(Choice::Pinned(algorithm), 16, 1, &hosts());
+    let pinned = |algorithm: Algorithm| Strategy::initial(algorithm.into(), 16, 1, &hosts());
     let long = problem(CollectiveKind::AllReduce, 1 << 24);
     assert_eq!(network().choose(&long, 4, &pinned(Algorithm::Tree)), Ok(Algorithm::Tree));
     assert_eq!(CostModel::one_host().choose(&long, 4, &pinned(Algorithm::Ring)), Ok(Algorithm::Ring));
     assert_eq!(network().choose(&long, 4, &pinned(Algorithm::SinglePass)), Ok(Algorithm::Ring));
-    let mapped = Strategy::initial(Choice::Auto, 16, 1, &[]);
+    let mapped = Strategy::initial(AlgorithmChoice::Auto, 16, 1, &[]);
     let single_pass = build(&long, Algorithm::SinglePass, &mapped).expect("valid");
     assert_eq!(network().estimate_ns(&single_pass, 4), f64::INFINITY);
 }
 
 #[test]
 fn more_data_never_takes_less_time() {
-    let strategy = Strategy { pipeline_chunks: 1, ..Strategy::initial(Choice::Auto, 16, 2, &[]) };
+    let strategy = Strategy { pipeline_chunks: 1, ..Strategy::initial(AlgorithmChoice::Auto, 16, 2, &[]) };
     for kind in CollectiveKind::ALL {
         for (algorithm, model) in Algorithm::ALL.into_iter().flat_map(|a| [(a, CostModel::one_host()), (a, network())])
         {
@@ -111,7 +112,7 @@ fn rings_that_follow_hosts_are_faster() {
     let model = CostModel { hosts: (0..16).map(|rank| rank / 2).collect(), ..CostModel::one_host() };
     let long = problem(CollectiveKind::AllReduce, 1 << 24);
     let time = |order: Vec<u32>| {
-        let strategy = Strategy { ring_orders: vec![order], ..Strategy::initial(Choice::Auto, 16, 1, &[]) };
+        let strategy = Strategy { ring_orders: vec![order], ..Strategy::initial(AlgorithmChoice::Auto, 16, 1, &[]) };
         model.estimate_ns(&build(&long, Algorithm::Ring, &strategy).expect("valid"), 4)
     };
     let to_and_fro = (0..16).map(|place| place % 8 * 2 + place / 8).collect();
@@ -123,7 +124,7 @@ fn rings_that_follow_hosts_are_faster() {
 #[test]
 fn hierarchy_is_faster_where_hosts_have_several_ranks() {
     let hosts: Vec<Vec<u32>> = (0..4).map(|host| vec![2 * host, 2 * host + 1]).collect();
-    let (model, strategy) = (CostModel::for_hosts(&hosts), Strategy::initial(Choice::Auto, 8, 2, &hosts));
+    let (model, strategy) = (CostModel::for_hosts(&hosts), Strategy::initial(AlgorithmChoice::Auto, 8, 2, &hosts));
     let long = Problem { nranks: 8, ..problem(CollectiveKind::AllReduce, 1 << 24) };
     assert_eq!(model.choose(&long, 4, &strategy), Ok(Algorithm::HostRing));
     let time = |algorithm| model.estimate_ns(&build(&long, algorithm, &strategy).expect("valid"), 4);

@@ -6,11 +6,12 @@ mod mutants;
 mod proofs;
 mod rdma_cost;
 
+use mccs_config::service::AlgorithmChoice;
 use mccs_ipc::types::CollectiveKind;
 use proptest::prelude::*;
 use proptest::strategy::Strategy as Generator;
 
-use super::{Algorithm, Choice, Problem, Strategy};
+use super::{Algorithm, Problem, Strategy};
 
 /// A problem, with a strategy that cuts even short data into chunks.
 fn cases() -> impl Generator<Value = (Problem, Strategy)> {
@@ -34,7 +35,7 @@ fn cases() -> impl Generator<Value = (Problem, Strategy)> {
             )| {
                 let strategy = Strategy {
                     epoch: 0,
-                    choice: Choice::Auto,
+                    choice: AlgorithmChoice::Auto,
                     hosts: hosts(&host_of),
                     ring_orders,
                     reduction_ring: Vec::new(),
@@ -66,7 +67,7 @@ fn algorithms(strategy: &Strategy) -> impl Iterator<Item = Algorithm> + use<> {
 
 /// One that cuts at every element, into a few chunks.
 fn fine_strategy(ring_orders: Vec<Vec<u32>>) -> Strategy {
-    let choice = Choice::Auto;
+    let choice = AlgorithmChoice::Auto;
     Strategy {
         epoch: 0,
         choice,

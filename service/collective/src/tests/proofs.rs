@@ -1,5 +1,6 @@
 //! What [`build`] makes is proven; what it cannot make, and what is broken in known ways, is refused.
 
+use mccs_config::service::AlgorithmChoice;
 use mccs_ipc::types::CollectiveKind;
 use proptest::prelude::*;
 
@@ -228,7 +229,7 @@ fn an_all_to_all_may_leave_the_own_part() {
         }
     }
     // A channel is a NIC: long blocks go by all of them.
-    let strategy = Strategy::initial(Choice::Auto, 5, 3, &(0..5).map(|rank| vec![rank]).collect::<Vec<_>>());
+    let strategy = Strategy::initial(AlgorithmChoice::Auto, 5, 3, &(0..5).map(|rank| vec![rank]).collect::<Vec<_>>());
     let channels = |count| {
         let kind = CollectiveKind::AllToAll;
         let problem = Problem { kind, nranks: 5, root: 0, count, premultiply: false, leaves_own: true, one_hop: false };
@@ -309,7 +310,7 @@ fn a_reduce_scatter_reuses_its_scratch() {
         leaves_own: false,
         one_hop: false,
     };
-    let strategy = Strategy { pipeline_chunks: 64, ..Strategy::initial(Choice::Auto, 12, 2, &[]) };
+    let strategy = Strategy { pipeline_chunks: 64, ..Strategy::initial(AlgorithmChoice::Auto, 12, 2, &[]) };
     let schedule = build(&problem, Algorithm::Ring, &strategy).expect("valid");
     assert_eq!(verify(&schedule, false), Ok(()));
     assert!(schedule.scratch_count <= problem.count / 5, "{} elements", schedule.scratch_count);
@@ -321,7 +322,7 @@ fn hosts_send_as_few_bytes_as_their_algorithm_says() {
     let sent = |algorithm, kind, placement: &[usize], count| {
         let nranks = placement.len() as u32;
         let problem = Problem { kind, nranks, root: 0, count, premultiply: false, leaves_own: false, one_hop: false };
-        let strategy = Strategy::initial(Choice::Auto, nranks, 1, &hosts(placement));
+        let strategy = Strategy::initial(AlgorithmChoice::Auto, nranks, 1, &hosts(placement));
         let schedule = build(&problem, algorithm, &strategy).expect("valid");
         let between = schedule.counts_between(&strategy.hosts);
         between.iter().map(|to| to.iter().sum::<u64>()).collect::<Vec<_>>()
@@ -367,7 +368,7 @@ fn single_pass_moves_between_hosts_are_refused() {
         leaves_own: false,
         one_hop: false,
     };
-    let strategy = Strategy::initial(Choice::Auto, 2, 1, &[vec![0], vec![1]]);
+    let strategy = Strategy::initial(AlgorithmChoice::Auto, 2, 1, &[vec![0], vec![1]]);
     assert_eq!(build(&problem, Algorithm::SinglePass, &strategy), Err(ScheduleError::NotMapped));
 }
 
@@ -390,7 +391,7 @@ fn scratch_is_of_first_ranks() {
         leaves_own: false,
         one_hop: false,
     };
-    let strategy = Strategy::initial(Choice::Auto, 4, 2, &hosts(&[0, 0, 1, 1]));
+    let strategy = Strategy::initial(AlgorithmChoice::Auto, 4, 2, &hosts(&[0, 0, 1, 1]));
     let mut schedule = build(&problem, Algorithm::OneShot, &strategy).expect("valid");
     let counts: Vec<_> = (0..4).map(|rank| schedule.scratch_count_of(rank)).collect();
     assert_eq!(counts, [200, 0, 200, 0]);
@@ -401,7 +402,7 @@ fn scratch_is_of_first_ranks() {
 
 #[test]
 fn long_data_goes_round_the_ring_instead_of_into_scratch() {
-    let strategy = Strategy::initial(Choice::Auto, 4, 2, &hosts(&[0, 1, 2, 3]));
+    let strategy = Strategy::initial(AlgorithmChoice::Auto, 4, 2, &hosts(&[0, 1, 2, 3]));
     let built = |algorithm, count| {
         let problem = Problem {
             kind: CollectiveKind::AllReduce,
@@ -425,7 +426,7 @@ fn long_data_goes_round_the_ring_instead_of_into_scratch() {
 fn chunks_are_short_where_they_are_passed_on() {
     let sends = |placement: &[usize], kind, algorithm| {
         let nranks = placement.len() as u32;
-        let strategy = Strategy::initial(Choice::Auto, nranks, 1, &hosts(placement));
+        let strategy = Strategy::initial(AlgorithmChoice::Auto, nranks, 1, &hosts(placement));
         let problem =
             Problem { kind, nranks, root: 0, count: 1 << 18, premultiply: false, leaves_own: false, one_hop: false };
         let schedule = build(&problem, algorithm, &strategy).expect("valid");

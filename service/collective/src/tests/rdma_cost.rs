@@ -1,5 +1,6 @@
 //! Sizing of RDMA against arithmetic by hand.
 
+use mccs_config::service::AlgorithmChoice;
 use mccs_ipc::types::CollectiveKind;
 
 use crate::*;
@@ -60,7 +61,7 @@ fn long_data_take_as_long_as_links_need_and_less_than_over_tcp() {
     let host = RdmaHost { memory_bytes_per_ns: 1e6, ..RdmaHost::new(8, 400.0) };
     let model = CostModel::over_rdma(&hosts, &host);
     assert_eq!(model.message_ns, 600.0);
-    let strategy = Strategy::initial(Choice::Auto, 16, 8, &hosts);
+    let strategy = Strategy::initial(AlgorithmChoice::Auto, 16, 8, &hosts);
     let problem = Problem {
         kind: CollectiveKind::AllReduce,
         nranks: 16,

@@ -23,7 +23,7 @@ fn report() -> Report {
         arrival: Some(6),
         profile: Some(Profile { period_ns: 9, busy_ns: 9, phase_ns: 1000 }),
         is_pinned: true,
-        began: Began { channels: 2, algorithm: Algorithm::Ring, transport: Some(TransportKind::Tcp) },
+        began: Began { channels: 2, algorithm: AlgorithmChoice::Ring, transport: Some(TransportKind::Tcp) },
         chosen: Chosen { rings: vec![vec![2, 0, 1]], transport: Some(TransportKind::Rdma), ..Chosen::default() },
     }
 }
@@ -36,7 +36,7 @@ fn decoded(report: Report) -> Result<AgentMessage, BodyError> {
 #[test]
 fn what_is_told_is_understood() {
     assert_eq!(decoded(report()), Ok(AgentMessage::Report(Box::new(report()))));
-    let change = whole_change(vec![vec![0, 1]], Algorithm::Ring, None, vec![FlowPath::default()], Vec::new());
+    let change = whole_change(vec![vec![0, 1]], AlgorithmChoice::Ring, None, vec![FlowPath::default()], Vec::new());
     let order = Order { life: u64::MAX, order: 2, comm: report().comm, expected_epoch: 4, change };
     let message = ControllerMessage::Order(Box::new(order));
     assert_eq!(ControllerMessage::decode(&message.encode().unwrap()), Ok(message));
@@ -94,7 +94,7 @@ fn what_cannot_be_is_refused() {
         assert!(ControllerMessage::decode(&body).is_err(), "{garbage:?}");
         assert!(AgentMessage::decode(&body, &Name::new("a").unwrap()).is_err(), "{garbage:?}");
     }
-    let long = whole_change(vec![(0..NRANKS_MAX).collect(); 8], Algorithm::Auto, None, Vec::new(), Vec::new());
+    let long = whole_change(vec![(0..NRANKS_MAX).collect(); 8], AlgorithmChoice::Auto, None, Vec::new(), Vec::new());
     let order = Order { life: 1, order: 2, comm: report().comm, expected_epoch: 4, change: long };
     assert!(matches!(ControllerMessage::Order(Box::new(order)).encode(), Err(BodyError::TooLong(_))));
 }
@@ -108,7 +108,8 @@ fn one_of_each() -> Vec<String> {
         dscp: Some(3),
         priority: Some(4),
     };
-    let change = whole_change(vec![vec![0, 1]], Algorithm::Ring, Some(TransportKind::Rdma), vec![path.clone()], vec![]);
+    let change =
+        whole_change(vec![vec![0, 1]], AlgorithmChoice::Ring, Some(TransportKind::Rdma), vec![path.clone()], vec![]);
     let link = LinkOverride { lower: "l".into(), upper: "u".into(), state: LinkState::Down, number: (1, 2) };
     let burst = CommonBurst { begins_ns: 1, lasts_ns: 2 };
     let window = Window { period_ns: 3, offset_ns: 1, length_ns: 2 };

@@ -2,7 +2,7 @@
 //! effect are named.
 
 use mccs_config::change::StrategyChange;
-use mccs_config::service::Algorithm;
+use mccs_config::service::AlgorithmChoice;
 
 use super::fixture::{Fixture, name, policy, text};
 use crate::answer::{ControllerAnswer, ControllerRequest, Standing};
@@ -14,7 +14,7 @@ fn says(rest: &str) -> Text {
     text("policy.toml", &format!("[policy]\nname = \"ffa\"\n{rest}\n"))
 }
 
-fn has(fixture: &Fixture, comm: &CommId) -> (usize, Algorithm) {
+fn has(fixture: &Fixture, comm: &CommId) -> (usize, AlgorithmChoice) {
     (fixture.chosen(comm).rings.len(), fixture.chosen(comm).algorithm)
 }
 
@@ -23,26 +23,26 @@ fn channels_and_algorithm_of_a_policy_end_with_it() {
     let mut fixture = Fixture::new("ffa");
     let first = fixture.begin_wide("t");
     fixture.run();
-    assert_eq!(has(&fixture, &first), (2, Algorithm::Auto));
+    assert_eq!(has(&fixture, &first), (2, AlgorithmChoice::Auto));
     fixture.controller.files(None, Some(says("channels = 3\nalgorithm = \"host_ring\"")), fixture.now);
     let second = fixture.begin("u", &[("host-c", &[0]), ("host-b", &[1])]);
     fixture.run();
     for comm in [&first, &second] {
-        assert_eq!(has(&fixture, comm), (3, Algorithm::HostRing));
+        assert_eq!(has(&fixture, comm), (3, AlgorithmChoice::HostRing));
         let channels = fixture.chosen(comm).flows.iter().map(|flow| flow.channel);
         assert_eq!(channels.max(), Some(2), "each has its ways");
     }
     let view = fixture.show();
     assert!(view.communicators.iter().all(|comm| comm.state == Standing::AsDecided));
-    assert_eq!(view.communicators[0].strategy.algorithm, Algorithm::HostRing);
+    assert_eq!(view.communicators[0].strategy.algorithm, AlgorithmChoice::HostRing);
     // An algorithm that is changed alone is a change.
     fixture.controller.files(None, Some(says("channels = 3\nalgorithm = \"tree\"")), fixture.now);
     fixture.run();
-    assert_eq!(has(&fixture, &first), (3, Algorithm::Tree));
+    assert_eq!(has(&fixture, &first), (3, AlgorithmChoice::Tree));
     // The controller that reads the file without the keys has not seen how they began.
     fixture.restart_controller(2, policy("ffa"));
     fixture.run();
-    assert_eq!([&first, &second].map(|comm| has(&fixture, comm)), [(2, Algorithm::Auto); 2]);
+    assert_eq!([&first, &second].map(|comm| has(&fixture, comm)), [(2, AlgorithmChoice::Auto); 2]);
     let made = fixture.changes_made();
     fixture.restart_controller(3, policy("ffa"));
     fixture.run();
@@ -55,17 +55,17 @@ fn a_strategy_by_hand_does_not_come_back_after_a_policy() {
     let comm = fixture.begin_wide("t");
     fixture.run();
     let rings = Some(vec![fixture.chosen(&comm).rings[0].clone(); 5]);
-    let by_hand = StrategyChange { rings, algorithm: Some(Algorithm::Tree), ..StrategyChange::default() };
+    let by_hand = StrategyChange { rings, algorithm: Some(AlgorithmChoice::Tree), ..StrategyChange::default() };
     fixture.change_by_hand(&comm, by_hand);
     fixture.controller.files(None, Some(says("channels = 1")), fixture.now);
     fixture.run();
-    assert_eq!(has(&fixture, &comm), (5, Algorithm::Tree), "pinned");
+    assert_eq!(has(&fixture, &comm), (5, AlgorithmChoice::Tree), "pinned");
     fixture.unpin(&comm);
     fixture.run();
-    assert_eq!(has(&fixture, &comm), (1, Algorithm::Auto));
+    assert_eq!(has(&fixture, &comm), (1, AlgorithmChoice::Auto));
     fixture.controller.files(None, Some(policy("ffa")), fixture.now);
     fixture.run();
-    assert_eq!(has(&fixture, &comm), (2, Algorithm::Auto));
+    assert_eq!(has(&fixture, &comm), (2, AlgorithmChoice::Auto));
 }
 
 #[test]
@@ -79,7 +79,10 @@ fn a_diff_shows_an_algorithm() {
     };
     assert!(diff.communicators[0].changes_strategy);
     let after = diff.communicators[0].after.as_ref().unwrap();
-    assert_eq!((diff.communicators[0].before.algorithm, after.algorithm), (Algorithm::Auto, Algorithm::OneShot));
+    assert_eq!(
+        (diff.communicators[0].before.algorithm, after.algorithm),
+        (AlgorithmChoice::Auto, AlgorithmChoice::OneShot)
+    );
     assert_eq!(diff.communicators[0].before.rings, after.rings);
 }
 

@@ -6,7 +6,7 @@ use mccs_collective::{Buffer, Program, RankSpan, Schedule, Shape, Step};
 use mccs_ipc::types::{DataType, RedOp};
 use mccs_kernels::{Source, Store};
 use mccs_runtime::Share;
-use mccs_tenants::memory::Region;
+use mccs_tenants::regions::Region;
 
 use super::HostDevice;
 use crate::{Buffers, Collective, LaunchError, Operand, TwinPlace};

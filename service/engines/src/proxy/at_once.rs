@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use mccs_collective::{Choice, CostModel, Strategy};
+use mccs_collective::{CostModel, Strategy};
+use mccs_config::service::AlgorithmChoice;
 use mccs_device::{
     Buffers, Collective, Device, LaunchError, Launched, NewGroup, Operand, PointToPoint, Prepare, Prepared, Shared,
     Workers,
@@ -80,7 +81,7 @@ impl Fixture {
         let queues = TenantQueues::new(4, mailbox.waker().clone());
         let (proxy, opener) = (mailbox.sender(), queues.opener());
         let make_schedules = |nranks, hosts: &[Vec<u32>]| {
-            let strategy = Strategy::initial(Choice::Auto, nranks, 1, hosts);
+            let strategy = Strategy::initial(AlgorithmChoice::Auto, nranks, 1, hosts);
             ScheduleCache::new(nranks, strategy, CostModel::for_hosts(hosts))
         };
         let timeouts = Timeouts { init: Duration::from_secs(60), operation };

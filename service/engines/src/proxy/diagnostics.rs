@@ -18,10 +18,10 @@ use mccs_model::link::FlowWait;
 use mccs_telemetry::stuck::looks::{Accounts, LOOKS_AFTER, diagnose_twice};
 use mccs_telemetry::stuck::{HostAccount, StuckClass, StuckPart, StuckReport, diagnose};
 
-use super::account::{account_of, departed, encode};
 use super::gpu_progress::{GpuProgress, LooksLeft};
 use super::reply_to::{DiagnosisRounds, OperatorAnswer, ReplyTo};
 use super::state::State;
+use super::stuck_account::{account_of, departed, encode};
 
 /// Time that hosts have to answer the first look.
 const ACCOUNT_TIME: Duration = Duration::from_secs(1);

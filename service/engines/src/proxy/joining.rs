@@ -17,7 +17,7 @@ use mccs_model::gathering::GatheringKey;
 use mccs_model::handles::HandleTable;
 use mccs_model::{SessionId, SetupError};
 use mccs_registry::Registry;
-use mccs_registry::late::LateTold;
+use mccs_registry::missing_ranks::LateTold;
 use mccs_tenants::session::Opens;
 
 use super::MakeSchedules;

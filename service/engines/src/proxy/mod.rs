@@ -20,8 +20,6 @@
 //!
 //! Everything a tenant can cause here is bounded by its own quotas, and touches only its own sessions and communicators.
 
-mod account;
-mod across;
 mod admission;
 #[cfg(test)]
 mod at_once;
@@ -40,13 +38,13 @@ mod gpu_ranks;
 #[cfg(test)]
 mod gpu_tests;
 mod gpu_watch;
+mod hosts;
 mod inflight;
 mod joining;
 mod members;
 mod message;
 mod mismatch;
 mod new_comm;
-mod offer;
 mod operation;
 mod other_proxy;
 mod outlets;
@@ -66,11 +64,13 @@ mod state;
 mod strategies;
 mod stream;
 mod streams;
+mod stuck_account;
 mod suspected_links;
 mod tags;
+mod timeout_texts;
+mod transport_offer;
 mod transports;
 mod turns;
-mod waits;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -95,7 +95,6 @@ use self::joining::Joining;
 use self::members::Leaving;
 pub use self::message::{ControllerOrder, OperatorMessage, ProxyMessage, SessionMessage};
 use self::new_comm::NewComm;
-pub use self::offer::{Agreed, Nics, Offer};
 pub use self::operation::{JoinRequest, Operation, ProxyReply, RoundState, TwinPart};
 use self::other_proxy::OtherProxy;
 use self::outlets::Outlets;
@@ -108,6 +107,7 @@ pub use self::schedule_cache::ScheduleCache;
 pub use self::semaphores::StreamSemaphore;
 pub use self::setups::Cluster;
 use self::state::State;
+pub use self::transport_offer::{Agreed, Nics, Offer};
 use self::transports::Transports;
 use self::turns::{Event as WorkEvent, Item, POLL_NS, WorkQueues};
 use crate::transport::TransportEvent;

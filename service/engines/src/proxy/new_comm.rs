@@ -17,10 +17,10 @@ use mccs_telemetry::bandwidth::RecentTraffic;
 use mccs_telemetry::counter_sanity::{COLLECTIVE_TIME_MIN, CounterSanity, MESSAGE_TIME_MIN};
 
 use super::MakeSchedules;
-use super::across::Across;
 use super::comm::{Comm, Span};
 use super::communicators::COMMS_MAX;
 use super::failure::Failure;
+use super::hosts::Across;
 use super::members::Member;
 use super::operation::{JoinRequest, ProxyReply};
 use super::sites::host_runs;

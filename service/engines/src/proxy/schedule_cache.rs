@@ -62,7 +62,7 @@ impl ScheduleCache {
     }
 
     /// What services of several hosts must have in common, in words: each builds its own schedules, and they fit only if all
-    /// come to the same ones. Their channels are agreed on besides (`offer.rs`).
+    /// come to the same ones. Their channels are agreed on besides (`transport_offer.rs`).
     #[must_use]
     pub fn terms(&self) -> String {
         let algorithm = self.strategy.choice.name();
@@ -156,7 +156,7 @@ impl ScheduleCache {
 
 #[cfg(test)]
 mod tests {
-    use mccs_collective::{Algorithm, Choice};
+    use mccs_collective::Algorithm;
 
     use super::*;
 
@@ -165,7 +165,7 @@ mod tests {
         let hosts: Vec<Vec<u32>> = vec![vec![0, 3], vec![1], vec![2, 4, 5], vec![6]];
         for algorithm in [Algorithm::Ring, Algorithm::HostRing, Algorithm::Tree, Algorithm::HostTree] {
             for channels in [1, 3] {
-                let strategy = Strategy::initial(Choice::Pinned(algorithm), 7, channels, &hosts);
+                let strategy = Strategy::initial(algorithm.into(), 7, channels, &hosts);
                 let cache = ScheduleCache::new(7, strategy, CostModel::for_hosts(&hosts));
                 let links = cache.links().unwrap();
                 for count in [1, 1000, 1 << 20] {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use mccs_ipc::timeline_semaphore::TimelineSemaphore;
 use mccs_model::SessionId;
 use mccs_tenants::Tenant;
-use mccs_tenants::memory::Region;
+use mccs_tenants::regions::Region;
 
 /// Shortest pause between two looks: about what a sleep takes.
 const PAUSE_MIN: Duration = Duration::from_micros(50);

@@ -7,9 +7,9 @@ use mccs_exchange::protocol::{Membership, Name, Payload};
 use mccs_telemetry::placed::HostRanks;
 use mccs_transport::ListenerHandle;
 
-use super::offer::{Agreed, Offer, agree};
 use super::operation::JoinRequest;
 use super::sites::GpuPlace;
+use super::transport_offer::{Agreed, Offer, agree};
 use crate::transport::Network;
 use crate::transport::links::{PathAssignment, PeerHost, Peers, ToGpus};
 
@@ -25,15 +25,21 @@ pub(super) struct Setup {
     /// Of the network's engines, as far as they listen.
     pub(super) listeners: Vec<Option<ListenerHandle>>,
     pub(super) requests: Vec<JoinRequest>,
-    pub(super) membership: Option<Membership>,
-    /// With the membership: the GPU of every rank, if it is on one.
-    pub(super) gpus: Vec<Option<GpuPlace>>,
-    /// With the membership: what its hosts have agreed on.
-    pub(super) agreed: Agreed,
-    /// With the membership: the paths that its flows take.
-    pub(super) assignment: Arc<PathAssignment>,
+    /// Once all hosts have told what they have.
+    pub(super) gathered: Option<Gathered>,
     /// Whether a rank has gone that the exchange may think is there.
     pub(super) is_lost: bool,
+}
+
+/// What the hosts of a communicator have told each other.
+pub(super) struct Gathered {
+    pub(super) membership: Membership,
+    /// The GPU of every rank, if it is on one.
+    pub(super) gpus: Vec<Option<GpuPlace>>,
+    /// What its hosts have agreed on.
+    pub(super) agreed: Agreed,
+    /// The paths that its flows take.
+    pub(super) assignment: Arc<PathAssignment>,
 }
 
 impl Setup {
@@ -43,10 +49,7 @@ impl Setup {
             listeners: vec![None; network.engines.len()],
             network,
             requests: Vec::new(),
-            membership: None,
-            gpus: Vec::new(),
-            agreed: Agreed::default(),
-            assignment: Arc::default(),
+            gathered: None,
             is_lost: false,
         }
     }
@@ -127,7 +130,7 @@ pub(super) fn peers_of(
     }
     let offers: Vec<_> = offers.iter().map(|(name, offer)| (*name, offer)).collect();
     let agreed = agree(&offers, to_gpus != ToGpus::All).map_err(|(host, problem)| (host.clone(), problem))?;
-    let assignment = PathAssignment { transport: agreed.transport, ..assignment.clone() };
+    let assignment = PathAssignment { transport: Some(agreed.transport), ..assignment.clone() };
     let (host_of_rank, assignment) = (membership.host_of_rank.clone(), Arc::new(assignment));
     let (all, message_bytes, nics_of_ranks) = (Arc::default(), agreed.message_bytes, BTreeMap::new());
     Ok((Peers { hosts, host_of_rank, assignment, all, to_gpus, message_bytes, nics_of_ranks }, agreed))

@@ -21,15 +21,15 @@ use mccs_model::{Reductions, SessionId};
 use mccs_runtime::Sender;
 use mccs_transport::{ListenerHandle, TransportError};
 
-use super::across::Across;
 use super::admission::{join_failed, of_two_families, shared_gpu};
 use super::comm::Span;
 use super::failure::Failure;
+use super::hosts::Across;
 use super::new_comm::NewComm;
-use super::offer::{Agreed, Offer};
 use super::operation::JoinRequest;
 use super::outlets::Outlets;
-use super::setup::{ENGINES_PER_COMM_MAX, Setup, gpus_of, peers_of};
+use super::setup::{ENGINES_PER_COMM_MAX, Gathered, Setup, gpus_of, peers_of};
+use super::transport_offer::{Agreed, Offer};
 use crate::transport::links::{PathAssignment, Peers, ToGpus};
 use crate::transport::{Activity, Network, TransportHandle};
 
@@ -263,8 +263,8 @@ impl Setups {
         if let Some(message) = refusal {
             return Err(exchange::Failure::new(ErrorClass::InvalidUsage, message));
         }
-        (setup.membership, setup.gpus) = (Some(membership), gpus_of(payloads));
-        (setup.agreed, setup.assignment) = (agreed, Arc::clone(&peers.assignment));
+        let (gpus, assignment) = (gpus_of(payloads), Arc::clone(&peers.assignment));
+        setup.gathered = Some(Gathered { membership, gpus, agreed, assignment });
         out.transports.set_peers(&setup.network, &Arc::new(Peers { nics_of_ranks, ..peers }));
         Ok(())
     }
@@ -277,32 +277,32 @@ impl Setups {
         comm: CommId,
         now: Instant,
     ) -> Option<Completed> {
-        if self.by_key.get(key).is_none_or(|setup| setup.is_lost || setup.membership.is_none()) {
+        if self.by_key.get(key).is_none_or(|setup| setup.is_lost || setup.gathered.is_none()) {
             // It went while the exchange completed it.
             let failure = exchange::Failure::new(ErrorClass::Remote, "a rank left while joining");
             self.fail(out, key, failure.class, failure.message.as_str());
             out.exchange.ask(Request::Fail { comm, failure });
             return None;
         }
-        let Setup { network, mut requests, membership, gpus, agreed, assignment, .. } = self.remove(key)?;
-        let membership = membership?;
+        let Setup { network, mut requests, gathered, .. } = self.remove(key)?;
+        let gathered = gathered?;
         requests.sort_by_key(|request| request.rank);
-        let nranks = membership.host_of_rank.len() as u32;
-        if membership.hosts.len() == 1 {
+        let nranks = gathered.membership.host_of_rank.len() as u32;
+        if gathered.membership.hosts.len() == 1 {
             out.exchange.ask(Request::Close { comm });
             out.transports.close_links(&network);
             return Some(Completed::Here(requests));
         }
         let span = Span { comm, left: BTreeSet::new(), network, suspected: None, is_told: false, is_closed: false };
-        self.say_agreed(out, &agreed, now);
-        let across = Across::new(span, membership, gpus, agreed, assignment);
+        self.say_agreed(out, &gathered.agreed, now);
+        let across = Across::new(span, gathered);
         Some(Completed::Across(Box::new(NewComm::across(key.id, nranks, requests, across))))
     }
 
     /// A communicator begins whose hosts do not all have what is best: at most some of them are told in a while.
     fn say_agreed(&self, out: &mut Outlets, agreed: &Agreed, now: Instant) {
         let can = self.offer.rdma.is_ok();
-        let Agreed { transport: Some(transport), reason, channels, remark, .. } = agreed else { return };
+        let Agreed { transport, reason, channels, remark, .. } = agreed;
         let Some(reason) = reason.as_ref().filter(|_| can).or(remark.as_ref()) else { return };
         if let Some(more) = out.log_budget.take(now) {
             tracing::info!(%transport, channels, reason, more, "flows of a communicator begin so");

@@ -26,8 +26,8 @@ use super::message::ProxyMessage;
 use super::operation::{Operation, ProxyReply};
 use super::outlets::Outlets;
 use super::streams::{Failed, Streams};
+use super::timeout_texts::Waits;
 use super::turns::{Event, WorkQueues};
-use super::waits::Waits;
 
 /// See the module's documentation.
 pub(super) struct State {

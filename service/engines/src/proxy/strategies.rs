@@ -150,7 +150,7 @@ impl Strategies {
         };
         let mut flows: Vec<FlowChoice> = assignment.chosen.iter().map(flow).collect();
         flows.sort_by(|a, b| (a.channel, &a.from, &a.to).cmp(&(b.channel, &b.from, &b.to)));
-        let (rings, algorithm) = (schedules.strategy().ring_orders.clone(), schedules.strategy().choice.into());
+        let (rings, algorithm) = (schedules.strategy().ring_orders.clone(), schedules.strategy().choice);
         let paths = assignment.paths.iter().map(mccs_config::service::FlowPath::from).collect();
         Chosen { epoch, rings, algorithm, transport: assignment.transport, paths, flows }
     }

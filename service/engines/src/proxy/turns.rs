@@ -154,8 +154,8 @@ impl WorkQueues {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::super::account::account_of;
     use super::super::at_once::Fixture;
+    use super::super::stuck_account::account_of;
     use super::*;
 
     #[test]

@@ -16,7 +16,7 @@ use mccs_ipc::types::ErrorClass;
 use mccs_registry::Registry;
 use mccs_runtime::{Context, Engine, Mailbox, Progress, Runtimes, WakerSlot};
 use mccs_telemetry::LogBudget;
-use mccs_tenants::memory::UnmapWorker;
+use mccs_tenants::regions::UnmapWorker;
 use mccs_tenants::session::{Session, StreamWords};
 use mccs_tenants::{Charge, FdCloser, Resource, Tenant};
 use nix::sys::resource::{Resource as Limit, getrlimit};

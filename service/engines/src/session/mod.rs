@@ -37,7 +37,7 @@ use mccs_ipc::sync::Doorbell;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_registry::Registry;
 use mccs_runtime::{Context, Engine, Mailbox, Progress, Share};
-use mccs_tenants::memory::UnmapWorker;
+use mccs_tenants::regions::UnmapWorker;
 use mccs_tenants::session::Session;
 use mccs_tenants::{Charge, Resource, Tenant};
 

@@ -8,7 +8,7 @@ use mccs_ipc::device_initiated::GpuUuid;
 use mccs_ipc::protocol::{GPU_SEGMENTS_MAX, Request, RequestEnvelope, Response};
 use mccs_ipc::shm::{Mapping, ShmError, is_whole};
 use mccs_ipc::types::ErrorClass;
-use mccs_tenants::memory::{Pages, Region};
+use mccs_tenants::regions::{Pages, Region};
 use mccs_tenants::{Resource, SessionResource};
 
 use super::SessionEngine;

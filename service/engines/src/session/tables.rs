@@ -9,7 +9,7 @@ use mccs_ipc::protocol::Role;
 use mccs_ipc::types::{Handle, UniqueId};
 use mccs_model::handles::HandleTable;
 use mccs_registry::CommInfo;
-use mccs_tenants::memory::Region;
+use mccs_tenants::regions::Region;
 use mccs_tenants::{Charge, Quota};
 
 use super::Place;

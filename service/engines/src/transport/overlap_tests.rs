@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mccs_collective::{Algorithm, Choice, Problem, Strategy, build};
+use mccs_collective::{Algorithm, Problem, Strategy, build};
+use mccs_config::service::AlgorithmChoice;
 use mccs_device::host::{HostDevice, HostOptions};
 use mccs_device::{Buffers, Collective, Device, Launched, Operand, RankCall, RankCalls};
 use mccs_exchange::protocol::Name;
@@ -96,7 +97,7 @@ impl Side {
 
     fn launch(&mut self) {
         let hosts = [vec![0], vec![1]];
-        let strategy = Strategy::initial(Choice::Pinned(Algorithm::Ring), 2, CHANNELS, &hosts);
+        let strategy = Strategy::initial(AlgorithmChoice::Ring, 2, CHANNELS, &hosts);
         let (kind, count) = (CollectiveKind::AllGather, BYTES as u64);
         let problem =
             Problem { kind, nranks: 2, root: 0, count, premultiply: false, leaves_own: false, one_hop: false };

@@ -12,7 +12,7 @@
 //! | `Acceptor` | `accept/acceptor.rs` | listening sockets, listeners, connections that are no flow's yet |
 //! | `Flows` | `flow/flows.rs` | flows, whose turn it is, and registered memory |
 //! | `Opening` | `flow/opening.rs` | which flows wait to be connected, and how long |
-//! | `Reading` | `flow/reading.rs` | which receivers are read without asking epoll |
+//! | `Reading` | `flow/busy_polling.rs` | which receivers are read without asking epoll |
 //! | `Paths` | `paths.rs` | when peers are looked at, and what flows find out about paths |
 //!
 //! A flow's two halves are `flow/sender.rs` and `flow/receiver.rs`; `flow/connection.rs` and `flow/retransmission.rs` say how it goes on over another
@@ -47,9 +47,9 @@ use self::accept::acceptor::Acceptor;
 use self::accept::listener::Placed;
 pub use self::device::interfaces;
 use self::flow::Half;
+use self::flow::busy_polling::Reading;
 use self::flow::flows::Flows;
 use self::flow::opening::Opening;
-use self::flow::reading::Reading;
 use self::flow::receiver::Receiver;
 use self::paths::Paths;
 pub use self::probe::Probe;

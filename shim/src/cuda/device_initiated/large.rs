@@ -457,7 +457,7 @@ impl DeviceInitiatedCommunicator {
         }
         let shards = Shards::new(combine.layout, kind, nranks, count * size);
         for piece in 0..shards.pieces() {
-            let mut launch = Launch::combine(dtype, op, &shards, (rank, piece), &buffers);
+            let mut launch = Launch::combine(dtype, op, &shards, rank, piece, &buffers);
             launch.grid = combine.blocks;
             launch.args.done_word = self.word(rank, LargeWord::Reduced);
             launch.args.done_value = stage(number, piece);

@@ -27,9 +27,10 @@ use mccs_cuda::{Capture, Context, DeviceAddress, RawStream, WordOperation};
 use mccs_ipc::device_initiated::{DeviceInitiatedShare, Execution, LONG_BYTES, PublishedStrategy};
 use mccs_ipc::large::LargeLayout;
 use mccs_ipc::protocol::{Request, Response};
+use mccs_ipc::strides::Strides;
 use mccs_ipc::types::{CollectiveKind, Handle};
 use mccs_kernels::cuda::{
-    Algorithm, CollectiveCall, DeviceInitiatedStrategy, DirectArgs, Launch, Stamp, Strides, SymmetricBufferLayout,
+    Algorithm, CollectiveCall, DeviceInitiatedStrategy, DirectArgs, Launch, Stamp, SymmetricBufferLayout,
 };
 
 use self::large::{Combine, LargeOrder};
@@ -436,7 +437,7 @@ impl DeviceInitiatedCommunicator {
     fn run_alone(&self, checked: &CollectiveCall, call: &Call, stream: RawStream) -> Result<(), Error> {
         let _entered = self.member.context.enter().map_err(cuda_error)?;
         // SAFETY: the caller of the collective vouches for stream and buffers.
-        unsafe { run_alone(&self.member.kernels, checked, (call.send, call.recv), stream) }
+        unsafe { run_alone(&self.member.kernels, checked, call.send, call.recv, stream) }
     }
 
     /// The strategy for operation `number`, which may begin.

@@ -89,7 +89,7 @@ impl P2p {
             // One that is not captured would become so by waiting for one that is.
             capture_of(streams)?;
         }
-        P2pLaunch::new(list, &member.layout, (member.rank, member.nranks))
+        P2pLaunch::new(list, &member.layout, member.rank, member.nranks)
             .map_err(|error| Error::argument(error.to_string()))
     }
 

@@ -5,7 +5,8 @@
 
 use mccs_cuda::Function;
 use mccs_ipc::device_initiated::{ControlPage, SymmetricBufferPart};
-use mccs_kernels::cuda::{Algorithm, CollectiveCall, DirectArgs, Launch, Strides};
+use mccs_ipc::strides::Strides;
+use mccs_kernels::cuda::{Algorithm, CollectiveCall, DirectArgs, Launch};
 
 use super::Member;
 use crate::Error;

@@ -31,7 +31,7 @@ use mccs_kernels::cuda::{MESSAGES_MAX, P2pError, P2pMessage, pairs_with_oneself}
 use super::LOOK_AGAIN_AFTER;
 use super::captured::{Captured, Captures};
 use super::ordered_stream::{Access, OrderedStream, Ticket};
-use super::twin;
+use super::twin::{self, Owner};
 use crate::client::locked;
 use crate::communicator::P2pCall;
 use crate::cuda::cuda_error;
@@ -59,8 +59,18 @@ pub(crate) struct HostStagedP2p {
     order: Mutex<Order>,
 }
 
-/// A peer and a direction: whether it is sent to.
-type Key = (u32, bool);
+/// What a lane's messages have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    peer: u32,
+    is_send: bool,
+}
+
+impl Key {
+    fn of(message: &P2pMessage) -> Self {
+        Key { peer: message.peer, is_send: message.is_send }
+    }
+}
 type Lanes = HashMap<Key, Lane>;
 
 /// What is done in one order, under one lock.
@@ -189,7 +199,7 @@ impl HostStagedP2p {
             let client = self.comm.client();
             keys.iter().try_for_each(|key| self.make_lane(client, &mut order.lanes, *key))?;
             let long = list.iter().filter(|message| is_long(message) && message.peer != self.comm.rank());
-            return long.map(|message| (message.peer, message.is_send)).try_for_each(|key| {
+            return long.map(Key::of).try_for_each(|key| {
                 let mut tracks = order.lanes.get_mut(&key).into_iter().flat_map(|lane| &mut lane.tracks);
                 tracks.try_for_each(|track| self.make_twin(track, key))
             });
@@ -305,7 +315,7 @@ impl HostStagedP2p {
                     // Its slots may be in use in another stream. What is captured goes one behind the other.
                     stream.wait(&lane.last).map_err(cuda_error)?;
                 }
-                let p2p = list.iter().filter(|message| (message.peer, message.is_send) == *key);
+                let p2p = list.iter().filter(|message| Key::of(message) == *key);
                 let waiting = p2p.flat_map(|message| parts(message).map(|part| (part, is_long(message)))).collect();
                 traffic.push((*key, Traffic { stream, waiting, under_way: VecDeque::new() }));
             }
@@ -337,11 +347,11 @@ impl HostStagedP2p {
     }
 
     /// Asks for the twin of a track's slots, once.
-    fn make_twin(&self, track: &mut Track, (peer, is_send): Key) -> Result<(), Error> {
+    fn make_twin(&self, track: &mut Track, Key { peer, is_send }: Key) -> Result<(), Error> {
         if !matches!(track.twin, TrackTwin::Unasked) {
             return Ok(());
         }
-        let (of, bytes) = ((self.comm.handle(), Some(peer)), TRACK_SLOTS * PIECE_BYTES);
+        let (of, bytes) = (Owner { comm: self.comm.handle(), peer: Some(peer) }, TRACK_SLOTS * PIECE_BYTES);
         track.twin = match twin::ask(self.comm.client(), &self.context, of, &track.ordered, bytes)? {
             Ok(memory) => TrackTwin::Direct(memory),
             Err(reason) => {
@@ -377,14 +387,14 @@ impl HostStagedP2p {
 unsafe fn run(lanes: &mut Lanes, by: By<'_>, traffic: &mut [(Key, Traffic)]) -> Result<(), Error> {
     let mut any = true;
     while std::mem::take(&mut any) {
-        for ((peer, is_send), of_lane) in traffic.iter_mut() {
-            let Some(lane) = lanes.get_mut(&(*peer, *is_send)) else { continue };
+        for (key, of_lane) in traffic.iter_mut() {
+            let Some(lane) = lanes.get_mut(key) else { continue };
             let next = of_lane.waiting.pop_front();
             let is_one_to_end = of_lane.under_way.len() as u64 == LANE_SLOTS || next.is_none();
             // SAFETY: the caller's contract is passed on.
             unsafe {
                 if is_one_to_end && let Some(piece) = of_lane.under_way.pop_front() {
-                    lane.end(of_lane.stream, *is_send, &piece)?;
+                    lane.end(of_lane.stream, key.is_send, &piece)?;
                     any = true;
                 }
                 if let Some((part, is_long)) = next {
@@ -419,7 +429,7 @@ fn place_of(piece: u64) -> (usize, u64) {
 fn keys(list: &[P2pMessage], rank: u32) -> Vec<Key> {
     let mut keys = Vec::new();
     for message in list.iter().filter(|message| message.peer != rank) {
-        let key = (message.peer, message.is_send);
+        let key = Key::of(message);
         if !keys.contains(&key) {
             keys.push(key);
         }

@@ -11,7 +11,16 @@ use super::ordered_stream::OrderedStream;
 use crate::client::unexpected;
 use crate::{Client, Error};
 
-/// Asks for the twin of slots, which have so many bytes together: of a rail, or of messages with a peer. `Err(_)` inside: why data goes through
+/// Whose slots have a twin.
+#[derive(Clone, Copy)]
+pub(in crate::cuda) struct Owner {
+    /// A rail, or the communicator of messages.
+    pub(in crate::cuda) comm: Handle,
+    /// With whom messages are.
+    pub(in crate::cuda) peer: Option<u32>,
+}
+
+/// Asks for the twin of slots, which have so many bytes together. `Err(_)` inside: why data goes through
 /// memory of the host.
 ///
 /// # Errors
@@ -19,7 +28,7 @@ use crate::{Client, Error};
 pub(in crate::cuda) fn ask(
     client: &Client,
     context: &Context,
-    (comm, peer): (Handle, Option<u32>),
+    Owner { comm, peer }: Owner,
     slots: &OrderedStream,
     bytes: u64,
 ) -> Result<Result<MappedMemory, String>, Error> {

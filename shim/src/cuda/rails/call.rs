@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use mccs_cuda::{DeviceAddress, RawStream};
 use mccs_ipc::types::RedOp;
-use mccs_kernels::cuda::{Batch, CollectiveCall, Launch, Strides};
-use mccs_rails::{Behind, Exchange, Move, Parts, Place, Plan, SLOTS_MAX, Sizes, Slice, Stage, Step, slot_bytes};
+use mccs_kernels::cuda::{CollectiveCall, Launch};
+use mccs_rails::{Behind, Combination, Exchange, Move, Place, Plan, SLOTS_MAX, Sizes, Slice, Stage, Step, slot_bytes};
 
 use super::lanes::{Lane, Lanes, Mark};
 use super::moving::Moving;
@@ -149,7 +149,7 @@ impl<'a> RailedCall<'a> {
                         self.stage(stage, at)?;
                     }
                     let copy_out = end.pop_front_if(|stage| self.is_short_copy(stage, moved.rail, false));
-                    self.move_at_once(moved, (copy_in, copy_out), slot)?;
+                    self.move_at_once(moved, copy_in, copy_out, slot)?;
                 }
                 _ => {
                     let mut under_way = Vec::new();
@@ -184,7 +184,8 @@ impl<'a> RailedCall<'a> {
     unsafe fn move_at_once(
         &self,
         moved: Move,
-        (copy_in, copy_out): (Option<Stage>, Option<Stage>),
+        copy_in: Option<Stage>,
+        copy_out: Option<Stage>,
         slot: u64,
     ) -> Result<(), Error> {
         let ordered = self.ordered(moved.rail);
@@ -279,9 +280,7 @@ impl<'a> RailedCall<'a> {
                         stream.copy(to, from, (count * self.size()) as usize).map_err(cuda_error)?;
                     }
                 }
-                Stage::Combine { rail, parts, count, to, finishes } => {
-                    self.combine((rail, parts), to, (count, finishes), at)?;
-                }
+                Stage::Combine(combination) => self.combine(combination, at)?,
                 Stage::Rail(moved) => return self.begin(moved, at).map(Some),
             }
         }
@@ -315,18 +314,15 @@ impl<'a> RailedCall<'a> {
             let stream = self.lanes.stream(lane)?;
             match &self.rails.team {
                 Team::Alone => exchange.each().try_for_each(|one| {
-                    let buffers = (self.address(one.send, slot), self.address(one.recv, slot));
-                    run_alone(&self.rails.kernels, &part, buffers, stream)
+                    let (send, recv) = (self.address(one.send, slot), self.address(one.recv, slot));
+                    run_alone(&self.rails.kernels, &part, send, recv, stream)
                 }),
                 Team::Several { first, beside } => {
                     let call = Call { kind, send, recv, count, root, user_tag: 0, ..*self.call };
-                    let mccs_rails::Batch { times, skip, send, recv } = exchange.batch;
-                    let batch = Batch { times, skip, send, recv };
-                    let strides = Strides { send: exchange.send_stride, recv: exchange.recv_stride, batch };
                     // Kernels of one communicator run one after the other.
                     let team = if lane == Lane::Segment(0) { first } else { beside.as_ref().unwrap_or(first) };
                     let blocks_max = if self.is_forked() { self.rails.forked_blocks } else { u32::MAX };
-                    team.part(&call, &part, strides, blocks_max, stream)
+                    team.part(&call, &part, exchange.strides, blocks_max, stream)
                 }
             }
         }
@@ -336,13 +332,8 @@ impl<'a> RailedCall<'a> {
     ///
     /// # Safety
     /// As the type says.
-    unsafe fn combine(
-        &self,
-        (rail, parts): (u32, Parts),
-        to: Place,
-        (count, finishes): (u64, bool),
-        At { slot, lane }: At,
-    ) -> Result<(), Error> {
+    unsafe fn combine(&self, combination: Combination, At { slot, lane }: At) -> Result<(), Error> {
+        let Combination { rail, parts, count, to, finishes } = combination;
         let op = match self.whole.op {
             RedOp::Avg | RedOp::PreMulSum => RedOp::Sum,
             op => op,
@@ -350,10 +341,9 @@ impl<'a> RailedCall<'a> {
         let divisor = (finishes && self.whole.op == RedOp::Avg).then_some(self.whole.nranks);
         let mut launch = Launch::combine_parts(self.whole.dtype, op, divisor, COMBINE_BLOCKS);
         let in_slot = |at| self.address(Place::Slot { rail, at }, slot);
-        let ((first, stride), own) = (parts.first(), parts.own());
         let args = &mut launch.args;
-        (args.first, args.stride, args.parts) = (in_slot(first), stride * self.size(), parts.number());
-        (args.own_place, args.own) = own.map_or((args.parts, 0), |(place, at)| (place, in_slot(at)));
+        (args.first, args.stride, args.parts) = (in_slot(parts.first()), parts.stride() * self.size(), parts.number());
+        (args.own_place, args.own) = parts.own().map_or((args.parts, 0), |own| (own.place, in_slot(own.at)));
         (args.to, args.bytes) = (self.address(to, slot), count * self.size());
         let function = self.rails.kernels.function(launch.function).map_err(cuda_error)?;
         // SAFETY: the caller's contract is passed on.

@@ -110,6 +110,16 @@ struct Rail {
     twin: Twin,
 }
 
+/// What the parts of a rank's communicator are joined by.
+struct Joining<'a> {
+    client: &'a Client,
+    /// The whole's.
+    identity: &'a Identity,
+    context: &'a Context,
+    layout: &'a Layout,
+    seat: Seat,
+}
+
 /// What is done in one order, under one lock.
 struct Order {
     /// Slices so far: the next one's slot goes on from there.
@@ -161,7 +171,8 @@ impl Rails {
             other => (other, 32),
         };
         let may_fork = forks != Forks::Never;
-        let wanted = (from_bytes != u64::MAX).then(|| Team::join(client, identity, context, (&layout, seat), may_fork));
+        let joining = Joining { client, identity, context, layout: &layout, seat };
+        let wanted = (from_bytes != u64::MAX).then(|| Team::join(&joining, may_fork));
         let has_failed = matches!(wanted, Some(Err(_)));
         let own = if has_failed { u64::MAX } else { from_bytes };
         let from_bytes = whole.agree_on_max(own)?;
@@ -176,7 +187,7 @@ impl Rails {
         let (kernels, whole_id) = (kernels(context)?, identity.id);
         let each = layout.rails_each(seat.host);
         let numbers = seat.local * each..(seat.local + 1) * each;
-        let join = |number| Rail::join(client, identity, context, (&layout, seat, number, slots_bytes));
+        let join = |number| Rail::join(&joining, number, slots_bytes);
         let rails = numbers.clone().map(join).collect::<Result<Vec<_>, _>>()?;
         let beside = Beside::new(context, may_fork)?;
         let replayed = |(number, rail): (u32, &Rail)| {
@@ -194,7 +205,7 @@ impl Rails {
             Team::Alone => None,
             Team::Several { first, .. } => {
                 let (team, others) = (Arc::clone(first.p2p()), Arc::clone(whole.p2p()));
-                Some(Arc::new(RailsP2p::new((layout.clone(), seat), team, others, context.clone())?))
+                Some(Arc::new(RailsP2p::new(layout.clone(), seat, team, others, context.clone())?))
             }
         };
         let (context, rank) = (context.clone(), identity.rank);
@@ -275,7 +286,7 @@ impl Rails {
     ///
     /// # Safety
     /// As for [`Rails::collective`]. The capture must go on.
-    pub(super) unsafe fn capture(&self, call: &Call, (stream, capture): (RawStream, Capture)) -> Result<(), Error> {
+    pub(super) unsafe fn capture(&self, call: &Call, stream: RawStream, capture: Capture) -> Result<(), Error> {
         let whole = checked(call, self.rank, self.layout.nranks())?;
         let order = locked(&self.order);
         if order.left {
@@ -356,13 +367,8 @@ impl Drop for Rails {
 }
 
 impl Team {
-    fn join(
-        client: &Client,
-        identity: &Identity,
-        context: &Context,
-        (layout, seat): (&Layout, Seat),
-        may_fork: bool,
-    ) -> Result<Self, Error> {
+    fn join(joining: &Joining<'_>, may_fork: bool) -> Result<Self, Error> {
+        let &Joining { client, identity, context, layout, seat } = joining;
         let (rank, nranks) = (seat.local, layout.team(seat.host));
         if nranks == 1 {
             return Ok(Team::Alone);
@@ -399,12 +405,9 @@ impl Team {
 }
 
 impl Rail {
-    fn join(
-        client: &Client,
-        identity: &Identity,
-        context: &Context,
-        (layout, seat, number, bytes): (&Layout, Seat, u32, u64),
-    ) -> Result<Self, Error> {
+    /// `number` is among all rails; slots have so many bytes together.
+    fn join(joining: &Joining<'_>, number: u32, bytes: u64) -> Result<Self, Error> {
+        let &Joining { client, identity, context, layout, seat } = joining;
         let (rank, nranks) = (seat.host, layout.hosts());
         let Identity { gpu, whole, ref root_address, ref options, .. } = *identity;
         let (id, role) = (part_id(identity.id, RAIL_MASK, number), Role::Rail { whole, number });
@@ -416,7 +419,7 @@ impl Rail {
                 let comm = Arc::new(Communicator::new(client.clone(), comm, rank, nranks, None));
                 client.0.begin_comm(comm.handle());
                 let ordered = OrderedStream::overlapping(client, context, Access::new(context, access)?, bytes)?;
-                let twin = Twin::new(client, context, (comm.handle(), number), &ordered, bytes)?;
+                let twin = Twin::new(&comm, context, number, &ordered, bytes)?;
                 Ok(Rail { comm, ordered, twin })
             }
             (other, _) => Err(unexpected(&other)),

@@ -42,14 +42,21 @@ struct Beside {
 
 /// A group, checked as a whole.
 pub(crate) struct RailsP2pPlan {
-    /// The team's, with its ranks' numbers there.
-    team: Option<(Vec<P2pMessage>, P2pLaunch)>,
+    team: Option<TeamPart>,
     others: Vec<P2pMessage>,
+}
+
+/// What of a group stays within the host.
+struct TeamPart {
+    /// With the numbers that ranks have in the team.
+    messages: Vec<P2pMessage>,
+    launch: P2pLaunch,
 }
 
 impl RailsP2p {
     pub(super) fn new(
-        (layout, seat): (Layout, Seat),
+        layout: Layout,
+        seat: Seat,
         team: Arc<P2p>,
         others: Arc<HostStagedP2p>,
         context: Context,
@@ -81,7 +88,7 @@ impl RailsP2p {
             self.others.plan(&others, streams)?;
         }
         let launch = if team.is_empty() { None } else { Some(self.team.plan(&team, streams)?) };
-        Ok(RailsP2pPlan { team: launch.map(|launch| (team, launch)), others })
+        Ok(RailsP2pPlan { team: launch.map(|launch| TeamPart { messages: team, launch }), others })
     }
 
     /// Enqueues a group that has been planned. Its streams and buffers are as the callers of
@@ -89,17 +96,12 @@ impl RailsP2p {
     pub(crate) fn launch(&self, plan: RailsP2pPlan, streams: &[RawStream]) -> Result<(), Error> {
         match plan.team {
             None => self.others.launch(&plan.others, streams),
-            Some((team, launch)) if plan.others.is_empty() => self.team.launch(&team, launch, streams),
-            Some(team) => self.launch_both(team, &plan.others, streams),
+            Some(part) if plan.others.is_empty() => self.team.launch(&part.messages, part.launch, streams),
+            Some(part) => self.launch_both(part, &plan.others, streams),
         }
     }
 
-    fn launch_both(
-        &self,
-        (team, launch): (Vec<P2pMessage>, P2pLaunch),
-        others: &[P2pMessage],
-        streams: &[RawStream],
-    ) -> Result<(), Error> {
+    fn launch_both(&self, part: TeamPart, others: &[P2pMessage], streams: &[RawStream]) -> Result<(), Error> {
         let Some(&main) = streams.first() else { return Ok(()) };
         let Beside { stream, captured, forked, joined } = &*locked(&self.beside);
         let _entered = self.context.enter().map_err(cuda_error)?;
@@ -110,7 +112,7 @@ impl RailsP2p {
             for stream in streams {
                 forked.record(*stream).and_then(|()| beside.wait(forked)).map_err(cuda_error)?;
             }
-            let launched = self.team.launch(&team, launch, &[beside]);
+            let launched = self.team.launch(&part.messages, part.launch, &[beside]);
             // What was forked joins in spite of an error, too: a capture cannot end before.
             let launched = launched.and_then(|()| self.others.launch(others, streams));
             joined.record(beside).map_err(cuda_error)?;

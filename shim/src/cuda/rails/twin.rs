@@ -4,13 +4,12 @@
 //! and copy engines bring it to the slots and back (`moving.rs`).
 
 use mccs_cuda::{Context, DeviceAddress, DeviceMemory, MappedMemory};
-use mccs_ipc::types::Handle;
 
 use crate::cuda::cuda_error;
 use crate::cuda::host_staged::ordered_stream::OrderedStream;
-use crate::cuda::host_staged::twin;
+use crate::cuda::host_staged::twin::{self, Owner};
 use crate::log::{LogLevel, log};
-use crate::{Client, Error};
+use crate::{Communicator, Error};
 
 /// See the module's documentation.
 pub(super) enum Twin {
@@ -20,15 +19,16 @@ pub(super) enum Twin {
 }
 
 impl Twin {
-    /// Of a rail whose slots have so many bytes together.
+    /// Of the rail with this number, whose slots have so many bytes together.
     pub(super) fn new(
-        client: &Client,
+        rail: &Communicator,
         context: &Context,
-        (rail, number): (Handle, u32),
+        number: u32,
         ordered: &OrderedStream,
         bytes: u64,
     ) -> Result<Self, Error> {
-        match twin::ask(client, context, (rail, None), ordered, bytes)? {
+        let of = Owner { comm: rail.handle(), peer: None };
+        match twin::ask(rail.client(), context, of, ordered, bytes)? {
             Ok(memory) => Ok(Twin::Direct(memory)),
             Err(reason) => {
                 log(LogLevel::Info, || format!("rail {number} goes through memory of the host: {reason}"));

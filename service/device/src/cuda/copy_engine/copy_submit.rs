@@ -510,7 +510,7 @@ impl RankStream {
         let at = |place| address(flight, gpu.number, self.rank, place);
         let slots = at(Place::Slots(shards.slots(), 0))?;
         let buffers = LargeBuffers { send: at(Place::Send(0))?, recv: at(Place::Recv(0))?, slots };
-        let mut launch = Launch::combine(dtype, op, &shards, (self.rank, piece), &buffers);
+        let mut launch = Launch::combine(dtype, op, &shards, self.rank, piece, &buffers);
         launch.args.done_word = self.engines.word(self.rank, LargeWord::Reduced);
         launch.args.done_value = stage(call.number, piece);
         let stream = self.engines.stream(self.rank, self.part).raw();

@@ -3,7 +3,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use mccs_collective::{Algorithm, Choice, Strategy, build};
+use mccs_collective::{Algorithm, Strategy, build};
+use mccs_config::service::AlgorithmChoice;
 use mccs_ipc::device_initiated::Execution;
 use mccs_ipc::types::RedOp;
 use rand::rngs::StdRng;
@@ -154,7 +155,7 @@ impl Model {
 
     /// Runs calls one after the other on every rank, each as far ahead as words let it.
     fn run(&mut self, calls: &[Call]) {
-        let strategy = Strategy::initial(Choice::Pinned(Algorithm::SinglePass), self.nranks, 1, &[]);
+        let strategy = Strategy::initial(AlgorithmChoice::SinglePass, self.nranks, 1, &[]);
         let mut streams: Vec<VecDeque<(usize, Entry)>> = (0..3 * self.nranks).map(|_| VecDeque::new()).collect();
         let mut inputs = Vec::new();
         for (at, call) in calls.iter().enumerate() {
@@ -300,7 +301,7 @@ fn operations_follow_each_other_without_getting_mixed_up() {
 
 /// Bytes into and out of the busiest rank.
 fn traffic(kind: CollectiveKind, nranks: u32, count: u64) -> (u64, u64) {
-    let strategy = Strategy::initial(Choice::Pinned(Algorithm::SinglePass), nranks, 1, &[]);
+    let strategy = Strategy::initial(AlgorithmChoice::SinglePass, nranks, 1, &[]);
     let problem = Problem { kind, nranks, root: 0, count, premultiply: false, leaves_own: false, one_hop: false };
     let schedule = build(&problem, Algorithm::SinglePass, &strategy).expect("a schedule");
     let call = LargeCall { number: 1, element_bytes: 1, layout: LargeLayout::new(64 << 20) };

@@ -7,7 +7,7 @@ use mccs_runtime::RuntimeInfo;
 use mccs_telemetry::bandwidth::{KindView, PairSide, PairView, TenantKindView};
 use mccs_telemetry::flows::{PathView, WireView};
 use mccs_telemetry::histogram::Histogram;
-use mccs_telemetry::late::LateView;
+use mccs_telemetry::missing_ranks::LateView;
 
 use super::*;
 

@@ -2,8 +2,9 @@
 
 use std::sync::Mutex;
 
-use mccs_collective::{Choice, CostModel, Strategy};
+use mccs_collective::{CostModel, Strategy};
 use mccs_config::change::StrategyChange;
+use mccs_config::service::AlgorithmChoice;
 use mccs_config::service::Crossover;
 use mccs_device::cuda::{Abilities, Strategies};
 use mccs_device::{
@@ -145,7 +146,11 @@ impl Fixture {
         let mailbox = Mailbox::new(64);
         let (proxy, registry) = (mailbox.sender(), Arc::new(Registry::default()));
         let make_schedules = |nranks, hosts: &[Vec<u32>]| {
-            ScheduleCache::new(nranks, Strategy::initial(Choice::Auto, nranks, 1, hosts), CostModel::for_hosts(hosts))
+            ScheduleCache::new(
+                nranks,
+                Strategy::initial(AlgorithmChoice::Auto, nranks, 1, hosts),
+                CostModel::for_hosts(hosts),
+            )
         };
         let timeouts = Timeouts { init: Duration::from_secs(60), operation: None };
         let (told, refuses) = (Told::new(Mutex::new(Some(Ok(Vec::new())))), Arc::<Mutex<_>>::default());

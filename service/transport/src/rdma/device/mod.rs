@@ -4,10 +4,10 @@
 //! place, which stays when its device goes and comes back.
 
 pub(in crate::rdma) mod blocking_worker;
+mod next_port;
 pub(in crate::rdma) mod ports;
 pub(in crate::rdma) mod queues;
 pub(in crate::rdma) mod trial;
-mod turn;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -87,7 +87,7 @@ impl Devices {
 
     /// The port for a flow's turn, from its home on, and how many rounds were made before: the receiver's turn.
     pub(in crate::rdma) fn port_of_turn(&self, home: usize, turn: u32) -> (usize, u32) {
-        turn::port_of_turn(&self.ports, home, turn)
+        next_port::port_of_turn(&self.ports, home, turn)
     }
 
     /// Whether a connection's port is the one to prefer now: from home on, the first that is up.

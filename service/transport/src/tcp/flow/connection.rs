@@ -18,18 +18,18 @@
 //! is; the stream goes on from there. Who says a hello cannot know whether it was heard. So sockets that said one and got no answer stay
 //! open until a later one has, or the flow ends: the receiver takes the end of a socket for the flow's.
 //!
-//! `connection/dial.rs` has what is dialled, `connection/look.rs` what is found where nothing is answered, and the questions.
+//! `connection/dial.rs` has what is dialled, `connection/liveness.rs` what is found where nothing is answered, and the questions.
 //!
 //! Deliberately absent: which path comes next, and when to look (the sender and the transport know).
 
 mod dial;
-mod look;
+mod liveness;
 
 use mccs_ipc::types::Handle;
 
 use self::dial::Dial;
-use self::look::Stall;
-pub(in crate::tcp) use self::look::{LOOKS, Look};
+use self::liveness::Stall;
+pub(in crate::tcp) use self::liveness::{LOOKS, Look};
 use crate::Fault;
 use crate::tcp::flow::retransmission::Log;
 use crate::tcp::probe::Probe;

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use mccs_exchange::protocol::{Membership, Name};
+use mccs_ipc::layout::RING_HOSTS_MIN;
 use mccs_ipc::protocol::HostRun;
 use mccs_telemetry::placed::Placed;
 
 use super::comm::Span;
-use super::offer::Agreed;
-use super::setup::placed_ranks;
+use super::setup::{Gathered, placed_ranks};
 use super::sites::{self, GpuPlace};
+use super::transport_offer::Agreed;
 use crate::transport::links::PathAssignment;
 
 /// See the module's documentation.
@@ -27,13 +28,7 @@ pub(super) struct Across {
 }
 
 impl Across {
-    pub(super) fn new(
-        span: Span,
-        membership: Membership,
-        gpus: Vec<Option<GpuPlace>>,
-        agreed: Agreed,
-        assignment: Arc<PathAssignment>,
-    ) -> Self {
+    pub(super) fn new(span: Span, Gathered { membership, gpus, agreed, assignment }: Gathered) -> Self {
         Across { span, ranks_by_host: ranks_by_host(&membership), hosts: membership.hosts, gpus, agreed, assignment }
     }
 
@@ -53,10 +48,12 @@ impl Across {
             runs.push((place_of(first), number));
             first += run.ranks;
         }
-        // Two exchange in one step what a ring takes two for.
         runs.retain(|(place, _)| place.is_some());
         runs.sort_unstable();
-        if runs.len() > 2 { runs.into_iter().map(|(_, number)| number).collect() } else { Vec::new() }
+        match runs.len() >= RING_HOSTS_MIN {
+            true => runs.into_iter().map(|(_, number)| number).collect(),
+            false => Vec::new(),
+        }
     }
 
     /// See [`sites::host_runs`].

@@ -14,6 +14,8 @@
 //!
 //! All ranks come to the same slices and streams: by the call, and by figures that are the same everywhere.
 
+use std::ops::RangeInclusive;
+
 /// What a slice takes, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Parts {
@@ -146,14 +148,14 @@ pub(crate) fn slices_ns(slices: u64, slots: u64, parts: Parts) -> u64 {
     by_streams_ns.max(by_wire_or_slots_ns)
 }
 
-/// How a call should be cut of which a rail moves `bytes`: in slices of a power of two, from `least` to `most`, with which it takes least.
+/// How a call should be cut of which a rail moves `bytes`: in `slices` of a power of two with which it takes least.
 /// Of those that take as long the longest, which has the fewest slices. In several streams where that takes clearly less: they hold more of
 /// the GPU.
-pub(crate) fn best_cut(bytes: u64, (least, most): (u64, u64), form: &Form, may_fork: bool, rates: &Rates) -> Cut {
-    let lengths = || (0..u64::BITS).map(|shift| 1u64 << shift).filter(|slice| (least..=most).contains(slice)).rev();
+pub(crate) fn best_cut(bytes: u64, slices: RangeInclusive<u64>, form: &Form, may_fork: bool, rates: &Rates) -> Cut {
+    let lengths = || (0..u64::BITS).map(|shift| 1u64 << shift).filter(|slice| slices.contains(slice)).rev();
     let cuts = |is_forked: bool| lengths().map(move |slice_bytes| Cut { slice_bytes, is_forked });
     let takes = |cut: &Cut| rates.call_ns(bytes, form, *cut);
-    let one = cuts(false).min_by_key(takes).unwrap_or(Cut { slice_bytes: most, is_forked: false });
+    let one = cuts(false).min_by_key(takes).unwrap_or(Cut { slice_bytes: *slices.end(), is_forked: false });
     // What goes in one slice has nothing that could run beside it.
     let may_fork = may_fork && form.may_fork();
     let several = cuts(true).filter(|cut| may_fork && cut.slice_bytes < bytes).min_by_key(takes);
@@ -173,7 +175,7 @@ mod tests {
     }
 
     /// The same by doing all of it in the order of the streams: with equal segments, and equal moves between them.
-    fn done_ns(slices: u64, (segments, slots): (u64, u64), parts: Parts, streams: usize) -> u64 {
+    fn done_ns(slices: u64, segments: u64, slots: u64, parts: Parts, streams: usize) -> u64 {
         let [segment_ns, wire_ns_each, latency_ns] =
             [parts.kernels_ns / segments, parts.wire_ns / (segments - 1), parts.latency_ns / (segments - 1)];
         let mut streams_ns = vec![0u64; segments as usize];
@@ -206,7 +208,7 @@ mod tests {
                     Parts { kernels_ns, shared_ns, ahead_ns, wire_ns: moves * wire_ns, latency_ns: moves * latency_ns };
                 let streams = if is_forked { segments as usize } else { 1 };
                 let told = slices_ns(slices, SLOTS, parts);
-                let done = done_ns(slices, (segments, SLOTS), parts, streams);
+                let done = done_ns(slices, segments, SLOTS, parts, streams);
                 // What is short hides behind what is long, and the last slots are not all full.
                 let slice_ns = kernels_ns + moves * (wire_ns + latency_ns);
                 assert!(
@@ -232,7 +234,7 @@ mod tests {
         for (segments, team) in [(2, 1), (2, 2), (2, 4), (2, 8), (3, 8)] {
             let (form, mut before) = (form(segments, SLOTS, team), Cut { slice_bytes: 0, is_forked: false });
             for bytes in (16..34).map(|shift| 1u64 << shift) {
-                let cut = best_cut(bytes, (64 << 10, 4 << 20), &form, true, &RATES);
+                let cut = best_cut(bytes, 64 << 10..=4 << 20, &form, true, &RATES);
                 let takes = |slice_bytes, is_forked| RATES.call_ns(bytes, &form, Cut { slice_bytes, is_forked });
                 let least = |is_forked| lengths().map(|slice| takes(slice, is_forked)).min().expect("some");
                 assert_eq!(takes(cut.slice_bytes, cut.is_forked), least(cut.is_forked), "{bytes}: {cut:?}");
@@ -247,14 +249,14 @@ mod tests {
             }
             assert!(before.slice_bytes >= 2 << 20, "{team}: {before:?}");
             assert_eq!(before.is_forked, team > 2, "{team}: where kernels are busier than the wire");
-            assert!(!best_cut(1 << 34, (64 << 10, 4 << 20), &form, false, &RATES).is_forked);
+            assert!(!best_cut(1 << 34, 64 << 10..=4 << 20, &form, false, &RATES).is_forked);
         }
     }
 
     #[test]
     fn what_goes_in_one_slice_has_one_stream() {
         for shift in 0..22 {
-            let cut = best_cut(1 << shift, (4 << 20, 4 << 20), &form(2, SLOTS, 8), true, &RATES);
+            let cut = best_cut(1 << shift, 4 << 20..=4 << 20, &form(2, SLOTS, 8), true, &RATES);
             assert!(!cut.is_forked, "{shift}");
         }
     }

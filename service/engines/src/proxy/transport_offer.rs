@@ -43,10 +43,10 @@ pub struct Nics {
 }
 
 /// What hosts have agreed on.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreed {
     /// What carries flows.
-    pub transport: Option<TransportKind>,
+    pub transport: TransportKind,
     /// Why it is not what is faster.
     pub reason: Option<String>,
     /// Channels.
@@ -109,14 +109,14 @@ pub fn agree<'a>(offers: &[(&'a Name, &Offer)], combines: bool) -> Result<Agreed
     let Some((host, reason)) = obstacles.next().or_else(of_kinds) else {
         let most = offers.iter().filter_map(|(_, offer)| Some(offer.rdma.as_ref().ok()?.count)).max().unwrap_or(0);
         let needed = u32::from(most).clamp(if combines { CHANNELS_MIN } else { 1 }, CHANNELS_MAX as u32);
-        let (transport, channels) = (Some(TransportKind::Rdma), channels.unwrap_or(needed));
+        let (transport, channels) = (TransportKind::Rdma, channels.unwrap_or(needed));
         let (message_bytes, remark) = (message_bytes(offers), remark(offers));
         return Ok(Agreed { transport, reason: None, channels, message_bytes, remark, reduction_ring });
     };
     if let Some((by, _)) = offers.iter().find(|(_, offer)| offer.usage == RdmaUse::Required) {
         return Err((host, format!("host {by} has rdma.use = \"required\", and {reason}")));
     }
-    let (transport, channels) = (Some(TransportKind::Tcp), channels.unwrap_or(CHANNELS_MIN));
+    let (transport, channels) = (TransportKind::Tcp, channels.unwrap_or(CHANNELS_MIN));
     let (message_bytes, remark) = (MESSAGE_BYTES, None);
     Ok(Agreed { transport, reason: Some(reason), channels, message_bytes, remark, reduction_ring })
 }
@@ -205,7 +205,7 @@ mod tests {
 
     fn over(offers: &[Offer]) -> (TransportKind, u32, Option<String>) {
         let Agreed { transport, reason, channels, .. } = agreed(offers).unwrap();
-        (transport.unwrap(), channels, reason)
+        (transport, channels, reason)
     }
 
     #[test]
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn hosts_with_other_nics_get_a_channel_for_each_of_the_most_and_a_remark() {
         let agreed = agreed(&[nics(8), nics(2), nics(8)]).unwrap();
-        assert_eq!((agreed.transport, agreed.channels), (Some(TransportKind::Rdma), 8));
+        assert_eq!((agreed.transport, agreed.channels), (TransportKind::Rdma, 8));
         let remark = agreed.remark.unwrap();
         assert!(remark.contains("h1: 2 (800 Gbit/s)") && remark.contains("8 (3200 Gbit/s)"), "{remark}");
     }

@@ -17,7 +17,7 @@ use super::describe::{describe_as, describe_call_as};
 use super::gpu_progress::{GpuProgress, GpuStall};
 use super::members::Member;
 use super::state::State;
-use super::waits::Waits;
+use super::timeout_texts::Waits;
 
 /// Characters of a failure that an account tells.
 const FAILURE_CHARS_MAX: usize = 2000;

@@ -48,7 +48,7 @@ impl LateTold {
 mod tests {
     use mccs_ipc::types::UniqueId;
     use mccs_model::gathering::GatheringKey;
-    use mccs_telemetry::late::LateView;
+    use mccs_telemetry::missing_ranks::LateView;
 
     use super::*;
 
