@@ -11,6 +11,7 @@
 //! the same one, until the kernel moves one of them. Sleeping would make that last, since who is woken tends to come to the core of who
 //! wakes it. On a virtual machine a core may also stand still for milliseconds, though nobody of this machine wants it.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::Read;
 use std::sync::OnceLock;
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sched::{CpuSet, sched_getaffinity};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, SysconfVar, sysconf};
 
 /// A look that takes as long may be one at which somebody else had the core: a system call takes a microsecond, a short operation of another
 /// thread tens of them, a time slice thousands.
@@ -75,20 +76,41 @@ fn runnable(loadavg: &str) -> Option<u32> {
     loadavg.split_whitespace().nth(3)?.split('/').next()?.parse().ok()
 }
 
-/// Whether more threads want a core than there are cores for this process; also where the kernel does not say.
-fn are_cores_short() -> bool {
+/// How long a thread has been runnable and had no core, by its `schedstat`, of which that is the second field, in nanoseconds.
+fn run_delay(schedstat: &str) -> Option<Duration> {
+    schedstat.split_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
+}
+
+/// What a parser finds at the beginning of a file of the kernel's.
+fn read<T>(path: &str, parse: impl FnOnce(&str) -> Option<T>) -> Option<T> {
     let mut text = [0; 128];
-    let read = File::open("/proc/loadavg").and_then(|mut file| file.read(&mut text)).unwrap_or(0);
-    let wanted = std::str::from_utf8(&text[..read]).ok().and_then(runnable);
+    let read = File::open(path).and_then(|mut file| file.read(&mut text)).ok()?;
+    std::str::from_utf8(&text[..read]).ok().and_then(parse)
+}
+
+/// Whether somebody else had the core of this thread, which was away for so long; also where the kernel does not say. A thread that may run
+/// everywhere asks whether more threads want a core than there are cores. One that is bound to some CPUs competes for those alone, of which the
+/// kernel counts nothing: it asks how long it has stood in line since it last asked.
+fn are_cores_short(away: Duration) -> bool {
+    thread_local! {
+        static STOOD_IN_LINE: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    }
     let allowed = sched_getaffinity(Pid::from_raw(0));
     let cores = allowed.map_or(0, |cpus| (0..CpuSet::count()).filter(|cpu| cpus.is_set(*cpu) == Ok(true)).count());
-    wanted.is_none_or(|wanted| wanted as usize > cores)
+    let online = sysconf(SysconfVar::_NPROCESSORS_ONLN).ok().flatten();
+    if online.is_some_and(|online| online as usize <= cores) {
+        return read("/proc/loadavg", runnable).is_none_or(|wanted| wanted as usize > cores);
+    }
+    read("/proc/thread-self/schedstat", run_delay).is_none_or(|stood| {
+        let since = stood.saturating_sub(STOOD_IN_LINE.replace(stood));
+        since >= away / 2
+    })
 }
 
 /// A thread that spun, and yielded, was away for so long, until now. Whether others had its core, and have it for long.
 pub fn has_lost_core(away: Duration) -> bool {
     // Asked seldom: few looks take as long.
-    let is_lost = away >= LOST_FROM && are_cores_short();
+    let is_lost = away >= LOST_FROM && are_cores_short(away);
     if is_lost {
         CONTENTION.lost(micros(Instant::now()));
     }
@@ -172,6 +194,48 @@ mod tests {
             while !has_lost_core(look()) {}
             ends.store(1, Ordering::Relaxed);
         });
+    }
+
+    #[test]
+    fn the_kernel_says_how_long_a_thread_has_stood_in_line() {
+        assert_eq!(run_delay("123 4500 7\n"), Some(Duration::from_nanos(4500)));
+        assert_eq!([run_delay(""), run_delay("123 x 7")], [None, None]);
+    }
+
+    /// Runs `body` on a thread that is bound to one CPU, beside another that computes on one, too: the same, or another.
+    fn bound(cpu: usize, beside: usize, body: impl FnOnce() + Send) {
+        let bind = |cpu| {
+            let mut cpus = CpuSet::new();
+            cpus.set(cpu).unwrap();
+            nix::sched::sched_setaffinity(Pid::from_raw(0), &cpus).unwrap();
+        };
+        let ends = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                bind(beside);
+                while ends.load(Ordering::Relaxed) == 0 {
+                    std::hint::spin_loop();
+                }
+            });
+            let bound = scope.spawn(|| {
+                bind(cpu);
+                body();
+            });
+            let ended = bound.join();
+            ends.store(1, Ordering::Relaxed);
+            ended.unwrap();
+        });
+    }
+
+    #[test]
+    fn who_is_bound_loses_its_core_to_who_is_bound_to_the_same_alone() {
+        let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap();
+        let cpus: Vec<_> = (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu) == Ok(true)).collect();
+        bound(cpus[0], cpus[0], || while !has_lost_core(look()) {});
+        // An hour away, in which it stood nowhere in line: whatever computes elsewhere, nobody had its core.
+        if let [first, second, ..] = cpus[..] {
+            bound(first, second, || assert!(!has_lost_core(Duration::from_secs(3600))));
+        }
     }
 
     /// How long a look takes at which a thread yields.
