@@ -1,7 +1,9 @@
 //! Attackers' requests over the socket, right and wrong.
 
 use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
 
+use mccs_cuda::{Allocation, Context, Shared};
 use mccs_ipc::device_initiated::{CommPart, GpuUuid, SymmetricBufferPart};
 use mccs_ipc::large::SlotKind;
 use mccs_ipc::protocol::{COMM_NAME_BYTES_MAX, JoinOptions, Request, Role};
@@ -13,6 +15,10 @@ use super::{Decide, Kind, Outcome, Tally};
 
 /// Ids of communicators to choose from, so that ranks meet now and then.
 const IDS: u64 = 8;
+/// Requests for parts of a communicator that are sent at once, now and then: their answers bring descriptors, and are not read meanwhile.
+const PARTS_AT_ONCE: usize = 64;
+/// Bytes of the memory of a GPU that is named as segments, which is a page of the driver's.
+const SEGMENT_BYTES: u64 = 2 << 20;
 
 macro_rules! request_kinds {
     ($($name:ident),+ $(,)?) => {
@@ -124,9 +130,12 @@ impl Session {
         decide: &mut Decide<'_>,
     ) {
         let kind = kind.unwrap_or_else(|| RequestKind::decided(self.kind, decide));
-        let (request, fds) = self.make(kind, gpus, decide);
-        tally.count_request(kind.name(), Outcome::Sent);
-        self.send(request, &fds);
+        let times = if kind == RequestKind::OpenPart && decide(4) == 0 { PARTS_AT_ONCE } else { 1 };
+        for _ in 0..times {
+            let (request, fds) = self.make(kind, gpus, decide);
+            tally.count_request(kind.name(), Outcome::Sent);
+            self.send(request, &fds);
+        }
     }
 
     fn comm(&self, decide: &mut Decide<'_>) -> Handle {
@@ -190,9 +199,15 @@ impl Session {
                 Request::CreateOrderedStream { region, offset_bytes, overlaps: decide(2) == 0 }
             }
             R::NameGpuSegments => {
-                // Memory of the host's, where a GPU's is expected.
-                fds.extend((0..decide(3)).filter_map(|_| Some(Mapping::create("attacker", 4096).ok()?.0)));
-                Request::NameGpuSegments { begins: decide(2) == 1, bytes: vec![4096; decide(3) as usize] }
+                // Now and then memory of the host's, where a GPU's is expected.
+                fds.extend((0..decide(4)).filter_map(|_| match decide(4) {
+                    0 => Some(Mapping::create("attacker", 4096).ok()?.0),
+                    _ => gpu_memory(gpus),
+                }));
+                // Mostly as many as there are, and as long as they are.
+                let count = if decide(4) > 0 { fds.len() } else { decide(4) as usize };
+                let bytes = [SEGMENT_BYTES, SEGMENT_BYTES, SEGMENT_BYTES, 4096, SEGMENT_BYTES << 4][decide(5) as usize];
+                Request::NameGpuSegments { begins: decide(2) == 1, bytes: vec![bytes; count] }
             }
             R::RegisterGpuSegments => Request::RegisterGpuSegments { gpu: gpu(gpus, decide) },
             R::OpenPart => {
@@ -252,6 +267,23 @@ impl Session {
         let gpu = (decide(8) < if gpus.is_empty() { 1 } else { 6 }).then(|| gpu(gpus, decide));
         Request::InitRank { id, rank, nranks, gpu, root_address, role, options }
     }
+}
+
+/// Memory of a GPU's, the same each time, where the process has one.
+fn gpu_memory(gpus: &[GpuUuid]) -> Option<OwnedFd> {
+    static MEMORY: OnceLock<Option<(Context, Allocation)>> = OnceLock::new();
+    let make = || {
+        let gpu = mccs_cuda::gpus().ok()?.into_iter().next()?;
+        let context = Context::primary(&gpu).ok()?;
+        let (allocation, _) = Allocation::new(&context, SEGMENT_BYTES as usize, Shared::ByDescriptor).ok()?;
+        Some((context, allocation))
+    };
+    if gpus.is_empty() {
+        return None;
+    }
+    let (context, allocation) = MEMORY.get_or_init(make).as_ref()?;
+    let _entered = context.enter().ok()?;
+    allocation.export().ok()
 }
 
 /// One of the host's, now and then another.
