@@ -1,9 +1,12 @@
 //! Thread that closes tenants' descriptors and sockets, which may block.
 //!
-//! `close` waits for whatever a descriptor stands for: a socket that lingers, a file of a file system that the tenant runs
-//! itself, gigabytes of memory of which nobody else has a reference. The tenant decides how long that takes, so no engine does
-//! it. Each tenant has a thread of its own, which starts with the first descriptor: who sends what cannot be closed keeps up
-//! nobody but itself.
+//! `close` waits for whatever a descriptor stands for: a file of a file system that the tenant runs itself, gigabytes of memory
+//! of which nobody else has a reference. The tenant decides how long that takes, so no engine does it. Each tenant has a thread of
+//! its own, which starts with the first descriptor: who sends what cannot be closed keeps up nobody but itself. Sockets that
+//! linger are not waited for ([`close_promptly`]).
+//!
+//! Connections are closed in the caller's thread where as many descriptors wait as may. Closing one waits for nothing but what
+//! lingers in it: files that lie there unread are let go, and not flushed.
 //!
 //! A socket with answers that bring descriptors stays open until the tenant has taken them, or has gone: as long as they are on
 //! their way they count for the service's user, and are charged to the tenant.
@@ -14,6 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use mccs_ipc::handshake::Socket;
+
+use crate::prompt_close::close_promptly;
 
 /// Descriptors of which more wait only behind what takes long to close.
 const WAITING_MANY: usize = 64;
@@ -40,6 +45,8 @@ enum Closing<H> {
 pub struct FdCloser<H> {
     queue: OnceLock<Option<mpsc::Sender<Closing<H>>>>,
     backlog: Arc<Mutex<Backlog>>,
+    /// How its thread closes a descriptor.
+    close: fn(OwnedFd),
 }
 
 #[derive(Debug, Default)]
@@ -52,14 +59,18 @@ struct Backlog {
 
 impl<H> Default for FdCloser<H> {
     fn default() -> Self {
-        FdCloser { queue: OnceLock::new(), backlog: Arc::default() }
+        FdCloser { queue: OnceLock::new(), backlog: Arc::default(), close: close_promptly }
     }
 }
 
 impl<H: Send + 'static> FdCloser<H> {
+    fn queue(&self) -> Option<&mpsc::Sender<Closing<H>>> {
+        self.queue.get_or_init(|| start(Arc::clone(&self.backlog), self.close).ok()).as_ref()
+    }
+
     /// Closes a descriptor, some time, on another thread.
     pub fn close_later(&self, fd: impl Into<OwnedFd>) {
-        let queue = self.queue.get_or_init(|| start(Arc::clone(&self.backlog)).ok());
+        let queue = self.queue();
         let mut backlog = lock(&self.backlog);
         backlog.waiting += 1;
         if backlog.waiting > WAITING_MANY {
@@ -67,22 +78,26 @@ impl<H: Send + 'static> FdCloser<H> {
         }
         drop(backlog);
         // Where the kernel refuses a thread there is nobody but the caller.
-        match queue.as_ref().map(|queue| queue.send(Closing::Now(fd.into()))) {
+        match queue.map(|queue| queue.send(Closing::Now(fd.into()))) {
             Some(Ok(())) => {}
             Some(Err(_)) | None => lock(&self.backlog).closed(),
         }
+    }
+
+    /// Closes a connection: on another thread, or here where as many descriptors wait as may. Takes a millisecond at most.
+    pub fn close_connection(&self, socket: Socket) {
+        if self.is_full() { close_promptly(socket.into()) } else { self.close_later(socket) }
     }
 
     /// Ends a connection, and closes its socket when the tenant has taken the descriptors that it was sent. `sent` is charged
     /// until then.
     pub fn close_when_taken(&self, socket: Socket, sent: Vec<H>) {
         if sent.is_empty() || socket.is_taken() {
-            return self.close_later(socket);
+            return self.close_connection(socket);
         }
         socket.shut_down();
-        let queue = self.queue.get_or_init(|| start(Arc::clone(&self.backlog)).ok());
         // Without a thread it is closed here, and the charges return too early.
-        let _ = queue.as_ref().map(|queue| queue.send(Closing::WhenTaken(socket, sent)));
+        let _ = self.queue().map(|queue| queue.send(Closing::WhenTaken(socket, sent)));
     }
 
     /// Whether many have waited for so long that no more may be taken from this tenant.
@@ -92,7 +107,7 @@ impl<H: Send + 'static> FdCloser<H> {
         many_since.is_some_and(|since| now.saturating_duration_since(since) > SLOW_AFTER)
     }
 
-    /// Whether as many wait as the service can bear: the next one has to wait outside.
+    /// Whether as many wait as the service can bear: no more of them are received.
     #[must_use]
     pub fn is_full(&self) -> bool {
         lock(&self.backlog).waiting >= WAITING_MAX
@@ -112,7 +127,10 @@ fn lock(backlog: &Mutex<Backlog>) -> MutexGuard<'_, Backlog> {
     backlog.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn start<H: Send + 'static>(backlog: Arc<Mutex<Backlog>>) -> std::io::Result<mpsc::Sender<Closing<H>>> {
+fn start<H: Send + 'static>(
+    backlog: Arc<Mutex<Backlog>>,
+    close: fn(OwnedFd),
+) -> std::io::Result<mpsc::Sender<Closing<H>>> {
     let (sender, receiver) = mpsc::channel::<Closing<H>>();
     std::thread::Builder::new().name("mccs-closer".into()).spawn(move || {
         let mut untaken: Vec<(Socket, Vec<H>)> = Vec::new();
@@ -125,7 +143,7 @@ fn start<H: Send + 'static>(backlog: Arc<Mutex<Backlog>>) -> std::io::Result<mps
             };
             match next {
                 Ok(Closing::Now(fd)) => {
-                    drop(fd);
+                    close(fd);
                     lock(&backlog).closed();
                 }
                 Ok(Closing::WhenTaken(socket, sent)) => {
@@ -135,7 +153,9 @@ fn start<H: Send + 'static>(backlog: Arc<Mutex<Backlog>>) -> std::io::Result<mps
                 Err(RecvTimeoutError::Timeout) => look = (2 * look).min(TAKEN_LOOK_MAX),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            untaken.retain(|(socket, _)| !socket.is_taken());
+            for (socket, _sent) in untaken.extract_if(.., |(socket, _)| socket.is_taken()) {
+                close(socket.into());
+            }
         }
     })?;
     Ok(sender)
@@ -144,28 +164,25 @@ fn start<H: Send + 'static>(backlog: Arc<Mutex<Backlog>>) -> std::io::Result<mps
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 
-    use std::io::Write;
-    use std::net::{TcpListener, TcpStream};
-
-    use nix::sys::socket::{setsockopt, sockopt};
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, recv, socket};
 
     use super::*;
+    use mccs_ipc::handshake::Listener;
     use mccs_net::testing::raise_descriptor_limit;
 
-    /// A reader that reads nothing, and a socket with data for it, whose `close` waits for that.
-    fn lingering() -> (TcpStream, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        // Room of its own size, which does not grow: otherwise all that was written might find room there in the end.
-        setsockopt(&listener, sockopt::RcvBuf, &4096).expect("set");
-        let mut writer = TcpStream::connect(listener.local_addr().expect("its address")).expect("connected");
-        setsockopt(&writer, sockopt::SndBuf, &(1 << 17)).expect("set");
-        let (reader, _) = listener.accept().expect("accepted");
-        writer.set_nonblocking(true).expect("set");
-        while writer.write(&[0; 1 << 16]).is_ok() {}
-        setsockopt(&writer, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 600 }).expect("set");
-        (reader, writer)
+    /// Closed by a test before what is behind it, as by a file system that does not answer.
+    static GATE: Mutex<()> = Mutex::new(());
+
+    fn close_behind_the_gate(fd: OwnedFd) {
+        drop(GATE.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(fd);
+    }
+
+    fn slow() -> FdCloser<()> {
+        FdCloser { close: close_behind_the_gate, ..FdCloser::default() }
     }
 
     #[test]
@@ -177,12 +194,12 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_what_lingers_is_stuck_once_enough_waits_behind_it_and_no_longer() {
+    fn who_sends_what_does_not_close_is_stuck_once_enough_waits_behind_it_and_no_longer() {
         // As other tests of this process do, at the same time: never to less than one of them has raised it to.
         raise_descriptor_limit();
-        let closer = FdCloser::<()>::default();
-        let (reader, lingers) = lingering();
-        closer.close_later(lingers);
+        let (closer, gate) = (slow(), GATE.lock().expect("no panic"));
+        let one = || nix::unistd::pipe().expect("a pipe").0;
+        closer.close_later(one());
         let later = || Instant::now() + 2 * SLOW_AFTER;
         assert!(!closer.is_stuck(later()), "nothing waits behind it");
         let pairs: Vec<_> = (0..WAITING_MANY).map(|_| UnixStream::pair().expect("pair")).collect();
@@ -191,13 +208,17 @@ mod tests {
         assert!(!closer.is_stuck(Instant::now() - SLOW_AFTER), "it has just begun");
         assert!(closer.is_stuck(later()) && !closer.is_full());
         // A pipe's other end is not needed: each is one descriptor more, and there may be only so many, however soon they come.
-        for _ in 0..WAITING_MAX {
-            let (end, _) = nix::unistd::pipe().expect("a pipe");
-            closer.close_later(end);
-        }
+        (0..WAITING_MAX).for_each(|_| closer.close_later(one()));
         assert!(closer.is_full() && !closer.is_stuck(Instant::now() - SLOW_AFTER));
-        // A reader that goes resets the connection, and nothing is left to wait for.
-        drop(reader);
+        // A connection waits for none of them.
+        let directory = tempfile::tempdir().expect("a directory");
+        let listener = Listener::bind(&directory.path().join("s")).expect("bound");
+        let peer = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::empty(), None).expect("a socket");
+        connect(peer.as_raw_fd(), &UnixAddr::new(listener.path()).expect("an address")).expect("connected");
+        let (accepted, _) = listener.accept().expect("accepted").expect("it is there");
+        closer.close_connection(accepted);
+        assert_eq!(recv(peer.as_raw_fd(), &mut [0], nix::sys::socket::MsgFlags::empty()), Ok(0));
+        drop(gate);
         ends.iter_mut().for_each(|end| assert_eq!(end.read(&mut [0]).expect("the end"), 0));
         while lock(&closer.backlog).waiting > 0 {
             std::thread::yield_now();

@@ -8,6 +8,7 @@
 pub mod default_quotas;
 mod fd_closer;
 pub mod process_limits;
+mod prompt_close;
 mod quota;
 pub mod regions;
 pub mod session;
@@ -15,6 +16,7 @@ mod tenant;
 mod token_bucket;
 
 pub use fd_closer::FdCloser;
+pub use prompt_close::close_promptly;
 pub use quota::{OverQuota, Quota, Resource, SessionResource};
 pub use tenant::{Charge, Tenant};
 pub use token_bucket::TokenBucket;

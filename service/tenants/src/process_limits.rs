@@ -18,8 +18,9 @@ pub fn mappings_of_tenants() -> u64 {
     all - all / 8
 }
 
-/// Descriptors of this process that a tenant's segments of GPU memory may take, each for the moment until it is imported: a sixteenth of
-/// what the kernel allows, which is more than sessions need beside them, and no more than a region has.
+/// Descriptors of this process that a tenant's GPU memory may take: segments until they are imported, parts of communicators until they are
+/// sent, twins and symmetric buffers of the host's memory. A sixteenth of what the kernel allows, which is more than sessions need beside
+/// them, and no more than a region has segments.
 #[must_use]
 pub fn descriptors_of_tenant() -> u64 {
     static LIMIT: OnceLock<u64> = OnceLock::new();

@@ -59,11 +59,12 @@ pub enum Resource {
     Communicators,
     /// Ranks in communicators.
     Ranks,
-    /// Registered memory of GPUs, as often as GPUs have it open: by handle, or by segment.
+    /// Registered memory that the driver has open: by handle, as often as GPUs have it open; by segment, once.
     Imports,
     /// Bytes of segments of GPU memory, as often as they are mapped: one segment may be named many times. The GPUs say how many there may be.
     MappedBytes,
-    /// Descriptors of segments of GPU memory that are not imported yet.
+    /// Descriptors of GPU memory: of segments that are not imported yet, of parts of communicators that are not sent yet, of twins,
+    /// of symmetric buffers in the host's memory.
     Descriptors,
     /// Descriptors that its processes have been sent and have not taken.
     SentDescriptors,

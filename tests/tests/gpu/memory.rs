@@ -15,7 +15,7 @@ use mccs_cuda::{
 };
 use mccs_eval::workload::{Call, POISON};
 use mccs_ipc::command::{BufferRef, Command, Completion, Opcode};
-use mccs_ipc::device_initiated::ControlPage;
+use mccs_ipc::device_initiated::{CommPart, ControlPage, SymmetricBufferPart};
 use mccs_ipc::handshake::{Socket, connect};
 use mccs_ipc::large::LargeWord;
 use mccs_ipc::protocol::{self, JoinOptions, Request, RequestEnvelope, Response, ResponseEnvelope};
@@ -23,9 +23,11 @@ use mccs_ipc::queue::{Consumer, Producer, Push};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::sync::Doorbell;
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, UniqueId};
+use mccs_tenants::Resource;
 use mccs_tests::TestService;
 use mccs_tests::hosts::TestHosts;
 use mccs_tests::nics::NicKind;
+use mccs_tests::quotas::all_comes_back;
 
 use super::emulated_nics::EmulatedNics;
 use super::mps::UNTIL;
@@ -509,6 +511,11 @@ impl Raw {
 
 /// Ranks that name memory as `register` does and call; why they fail.
 fn attempt(service: &TestService, register: impl Fn(&Raw) -> Response) -> String {
+    attempt_and(service, register, || ())
+}
+
+/// The same; and what is called once they have failed, and have left nothing yet.
+fn attempt_and(service: &TestService, register: impl Fn(&Raw) -> Response, then: impl FnOnce()) -> String {
     let id = mccs::unique_id().expect("an id");
     let mut ranks = [0, 1].map(|rank| Raw::join(service, id, rank));
     ranks.iter_mut().for_each(Raw::is_joined);
@@ -521,6 +528,7 @@ fn attempt(service: &TestService, register: impl Fn(&Raw) -> Response) -> String
     }
     loop {
         if let Some(completion) = ranks[0].completions.try_pop().expect("a sound ring") {
+            then();
             return completion.message();
         }
         let arrived = ranks[0].page.as_ref().expect("a page").large_word(0, LargeWord::Arrived);
@@ -594,4 +602,53 @@ fn memory_that_is_not_ones_own_is_refused() {
 
     std::fs::write(&until, "").expect("written");
     other.ends_well();
+}
+
+/// Descriptors of parts count as long as their answers wait, and no answer waits for ever: also of who takes one now and then.
+#[test]
+#[ignore = "needs two GPUs"]
+fn parts_that_are_hardly_taken_are_charged_and_end_their_session() {
+    let service = TestService::start(&without_handles(LARGE));
+    let id = mccs::unique_id().expect("an id");
+    let mut ranks = [0, 1].map(|rank| Raw::join(&service, id, rank));
+    ranks.iter_mut().for_each(Raw::is_joined);
+    let registry = &service.service().registry;
+    let tenant = registry.tenants().into_iter().find(|tenant| tenant.name == "a").expect("the tenant");
+    let (slow, mut most) = (&ranks[0], 0);
+    let part = CommPart::SymmetricBuffer(SymmetricBufferPart::P2p);
+    while registry.sessions().len() == 2 {
+        let request = || RequestEnvelope { id: 2, request: Request::OpenPart { comm: slow.comm, part } };
+        while slow.socket.send(&request(), &[]).is_ok() {}
+        most = most.max(tenant.used(Resource::Descriptors));
+        if slow.socket.wait_readable(Duration::ZERO) {
+            let _ = slow.socket.recv::<ResponseEnvelope>();
+        }
+        // What makes it slow.
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // Each answer has one for each rank.
+    assert!(most >= 2, "descriptors that wait are charged");
+    drop(ranks);
+    all_comes_back(&service, "a");
+}
+
+/// A segment that is said to be longer than it is can be imported, and not mapped: it counts as long as the driver has it.
+#[test]
+#[ignore = "needs two GPUs"]
+fn what_is_imported_counts_also_where_it_cannot_be_mapped() {
+    let service = TestService::start(LARGE);
+    let tenants = service.service().registry.tenants();
+    let tenant = tenants.into_iter().find(|tenant| tenant.name == "a").expect("the tenant");
+    let context = Context::primary(&gpus().expect("GPUs")[0]).expect("a context");
+    let (short, _) = Allocation::new(&context, 2 << 20, Shared::ByDescriptor).expect("memory");
+    let register = by_descriptors(vec![2 << 20, 4 << 20], || short.export().expect("a descriptor"));
+    let failed = attempt_and(&service, register, || {
+        // What could not be mapped is gone, and gives its share of addresses back.
+        wait_until(|| tenant.used(Resource::MappedBytes) == 0);
+        // Of one rank's region or of both: the first that fails ends the communicator.
+        let used = tenant.used(Resource::Imports);
+        assert!(used == 2 || used == 4, "{used} of segments that the driver has open");
+    });
+    assert!(failed.contains("registered memory cannot be opened: cuMem"), "{failed}");
+    all_comes_back(&service, "a");
 }

@@ -11,6 +11,7 @@ mod memory;
 mod parts;
 mod random;
 mod raw;
+mod refused;
 mod rounds;
 mod sanitized;
 mod victim;

@@ -31,6 +31,11 @@ pub trait SymmetricBuffers: Send + Sync {
     /// All ranks have left in order: nothing of theirs runs, and what is here may be used again when this is dropped.
     fn left(&self) {}
 
+    /// Descriptors that are made for a rank which opens a part, at most.
+    fn descriptors_of(&self, _part: CommPart) -> u64 {
+        0
+    }
+
     /// Makes memory that a rank uses first, and answers on whatever thread. Returns at once.
     fn open(&self, part: OpenPart) {
         let message = "the communicator has no memory that is made at first use".into();
@@ -339,6 +344,12 @@ impl DeviceInitiatedGroup {
     #[must_use]
     pub fn large(&self) -> Option<&Arc<CopyEngines>> {
         self.large.as_ref()
+    }
+
+    /// Descriptors that are made for a rank which opens a part, at most: to be charged before.
+    #[must_use]
+    pub fn descriptors_of(&self, part: CommPart) -> u64 {
+        self.buffers.descriptors_of(part)
     }
 
     /// Makes memory that a rank uses first, and answers on whatever thread.

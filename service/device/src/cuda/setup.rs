@@ -58,6 +58,21 @@ pub(crate) enum Order {
 /// To the thread, which ends when nobody has this any more.
 pub(crate) type Orders = TurnSender<Order>;
 
+/// Asks once which GPUs store whole lines to which: not, where the driver does not say. A communicator is made of what is known, and tells the
+/// operator nothing again.
+fn stores_ll128(gpus: &Gpus) -> Box<[Box<[bool]>]> {
+    let stores = |from: usize, to: usize| {
+        let (from, to) = (&gpus.gpus[from].0, &gpus.gpus[to].0);
+        from.stores_ll128_to(to).unwrap_or_else(|error| {
+            let (from, to) = (from.id, to.id);
+            tracing::warn!(%error, %from, %to, "what the links between these GPUs do is not known: no lines");
+            false
+        })
+    };
+    let all = 0..gpus.gpus.len();
+    all.clone().map(|from| all.clone().map(|to| from != to && stores(from, to)).collect()).collect()
+}
+
 /// The thread's state.
 pub(crate) struct Setup {
     gpus: Arc<Gpus>,
@@ -70,6 +85,8 @@ pub(crate) struct Setup {
     device_events: Arc<DeviceEvents>,
     gpu_health: Arc<GpuHealth>,
     options: CudaOptions,
+    /// Whether a GPU stores whole lines to another, by both, as the device counts them.
+    stores_ll128: Box<[Box<[bool]>]>,
     /// Threads that issue copies, by GPU.
     issuers: Vec<TurnSender<copy_submit::Order>>,
     imports: Imports,
@@ -99,6 +116,7 @@ impl Setup {
         let (imports, spares) = (Imports::new(frees.clone()), ResourcePool::new(frees.clone()));
         let slots = SlotPool::new(frees.clone());
         let traced = TracedGpus::default();
+        let stores_ll128 = stores_ll128(&gpus);
         let setup = Setup {
             gpus,
             streams,
@@ -108,6 +126,7 @@ impl Setup {
             device_events,
             gpu_health,
             options,
+            stores_ll128,
             issuers,
             imports,
             spares,
@@ -294,16 +313,10 @@ impl Setup {
         !self.options.large_from.is_never() && gpus.len() > 1 && are_apart && gpus.iter().all(has_words)
     }
 
-    /// Whether each of these GPUs stores whole lines to each other: not, where the driver does not say.
+    /// Whether each of these GPUs stores whole lines to each other.
     fn store_ll128(&self, gpus: &[usize]) -> bool {
-        let gpu = |number: usize| &self.gpus.gpus[number].0;
-        let stores = |from: usize, to: usize| {
-            gpu(from).stores_ll128_to(gpu(to)).unwrap_or_else(|error| {
-                tracing::warn!(%error, "what links between GPUs do is not known: no lines");
-                false
-            })
-        };
-        (0..gpus.len()).all(|from| (0..gpus.len()).all(|to| from == to || stores(gpus[from], gpus[to])))
+        let stores = |from: usize, to: usize| self.stores_ll128[gpus[from]][gpus[to]];
+        (0..gpus.len()).all(|from| (0..gpus.len()).all(|to| from == to || stores(from, to)))
     }
 
     /// What a communicator of the same shape was made of, as new: nothing of what it did is there any more.
@@ -366,8 +379,11 @@ impl Setup {
         let head = layout.part(SymmetricBufferPart::Head).end * u64::from(nranks);
         let used = held.buffers.iter().map(|(_, buffer)| buffer.held_bytes()).sum::<u64>();
         let resource = if on_host { Resource::MemoryBytes } else { Resource::GpuMemoryBytes };
-        let bytes = owner.map(|owner| owner.charge(resource, head.max(used)));
+        let bytes = owner.as_ref().map(|owner| owner.charge(resource, head.max(used)));
         held.charges.extend(bytes.transpose()?.map(Arc::new));
+        // Each symmetric buffer of the host is a descriptor for as long as it is there.
+        let files = owner.filter(|_| on_host).map(|owner| owner.charge(Resource::Descriptors, u64::from(nranks)));
+        held.charges.extend(files.transpose()?.map(Arc::new));
         let (fd, page) = match engines {
             Some((fd, parts)) => {
                 let page = Arc::clone(parts.page());

@@ -185,7 +185,7 @@ pub enum ProxyReply {
     /// The communicator has ended.
     Aborted { tenant_comm: Handle },
     /// A part of a communicator's memory is there, or is not going to be.
-    Opened { request: u64, opened: Result<OpenedPart, SetupError> },
+    Opened { request: u64, opened: Result<OpenedPart, SetupError>, charge: Charge },
     /// Memory that NICs reach is there, or is not going to be.
     TwinMade { request: u64, part: TwinPart, made: Result<Box<MadeTwin>, SetupError> },
 }

@@ -29,6 +29,8 @@ use super::{HELLO_WITHIN, Proxies, ProxyQueues, SLOW_TO_CLOSE, SessionEngine, St
 const REPLIES_BESIDES: usize = 1024;
 /// How long to wait when the process is out of descriptors or memory.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
+/// What is told to whom a turn is not worth waiting for.
+const TOO_OFTEN: &str = "this tenant connects more than 100 times a second: try again";
 const DRAINING: &str = "the operator is emptying this host (mccsctl drain): it takes no new processes";
 
 /// Sizes of a session's segment.
@@ -134,7 +136,6 @@ impl SessionFactory {
             deferred: None,
             paused_until: None,
             unsent: VecDeque::new(),
-            unsent_since: None,
             is_deaf: false,
             popped: 0,
             held: None,
@@ -210,8 +211,8 @@ pub struct Acceptor {
     tenants: Vec<(Admission, Arrivals<(Socket, PeerCredentials)>)>,
     factory: Arc<SessionFactory>,
     /// Closes sockets of those who are no tenants.
-    closer: FdCloser<Charge>,
-    /// Whether nobody is let in for now: who comes waits outside.
+    strangers: FdCloser<Charge>,
+    /// Whether nobody is let in for now, for want of descriptors: who comes waits outside. Nobody's own doing stops others.
     is_paused: bool,
     /// Given up for a moment when the process is out of descriptors, to tell who comes so.
     spare: Option<OwnedFd>,
@@ -226,7 +227,7 @@ impl Acceptor {
     #[must_use]
     pub fn new(listener: Listener, name: String, admissions: Vec<Admission>, factory: Arc<SessionFactory>) -> Self {
         let tenants = admissions.into_iter().map(|admission| (admission, Arrivals::default())).collect();
-        Acceptor { listener, name, tenants, factory, closer: FdCloser::default(), is_paused: false, spare: spare() }
+        Acceptor { listener, name, tenants, factory, strangers: FdCloser::default(), is_paused: false, spare: spare() }
     }
 
     /// Takes a connection, or has it wait for its turn.
@@ -236,10 +237,19 @@ impl Acceptor {
             self.factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
             let reason = "is no tenant of this socket; the operator's service.toml lists who is";
             refuse(&socket, ErrorClass::InvalidUsage, &format!("user {} {reason}", peer.uid));
-            self.closer.close_later(socket);
+            self.strangers.close_connection(socket);
             return;
         };
-        if let Some(connection) = arrivals.arrive((socket, peer), now) {
+        let closer = &admission.tenant.closer;
+        if arrivals.is_full() {
+            let gone = arrivals.take_out(|(socket, _)| socket.is_closed());
+            gone.into_iter().for_each(|(socket, _)| closer.close_connection(socket));
+        }
+        if arrivals.is_full() {
+            self.factory.cannot(TOO_OFTEN, peer);
+            refuse(&socket, ErrorClass::InvalidUsage, TOO_OFTEN);
+            closer.close_connection(socket);
+        } else if let Some(connection) = arrivals.arrive((socket, peer), now) {
             Self::admit(&self.factory, admission, connection, now);
         }
     }
@@ -265,14 +275,14 @@ impl Acceptor {
         let tenant = &admission.tenant;
         if tenant.closer.is_stuck(now) {
             refuse(&socket, ErrorClass::InvalidUsage, SLOW_TO_CLOSE);
-            tenant.closer.close_later(socket);
+            tenant.closer.close_connection(socket);
             return;
         }
         if factory.registry.is_draining() && !factory.has_session(peer) {
             factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
             let reason = factory.registry.draining_reason().map_or_else(String::new, |reason| format!(": {reason}"));
             refuse(&socket, ErrorClass::System, &format!("{DRAINING}{reason}"));
-            tenant.closer.close_later(socket);
+            tenant.closer.close_connection(socket);
             return;
         }
         factory.start(socket, peer, admission);
@@ -280,15 +290,19 @@ impl Acceptor {
 }
 
 impl Acceptor {
-    /// Tells whoever waits that the process has no descriptor for it, with one that was kept for this.
+    /// Tells whoever waits that the process has no descriptor for it, with one that was kept for this. The next poll looks for another.
     fn turn_away(&mut self, error: &SocketError) {
         drop(self.spare.take());
         if let Ok(Some((socket, peer))) = self.listener.accept() {
             let message = format!("the service cannot accept a connection: {error}; {}", descriptor_limit());
             self.factory.cannot(&message, peer);
             refuse(&socket, ErrorClass::System, &message);
+            let admits = |of: &Admission| of.uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid));
+            match self.tenants.iter().find(|(admission, _)| admits(admission)) {
+                Some((admission, _)) => admission.tenant.closer.close_connection(socket),
+                None => self.strangers.close_connection(socket),
+            }
         }
-        self.spare = spare();
     }
 }
 
@@ -302,17 +316,10 @@ impl Engine for Acceptor {
     }
 
     fn poll(&mut self, cx: &Context) -> Progress {
-        // Who is refused has a socket to be closed as well: when no more of them can be taken, who comes waits outside.
-        self.is_paused = self.closer.is_full() || self.tenants.iter().any(|(of, _)| of.tenant.closer.is_full());
-        if self.is_paused {
-            return Progress::Idle { wake_at: Some(cx.now + ACCEPT_AGAIN_AFTER) };
-        }
+        self.is_paused = false;
+        self.spare = self.spare.take().or_else(spare);
         if self.take_waiting(cx.now) {
             return Progress::Busy;
-        }
-        self.is_paused = self.tenants.iter().any(|(_, arrivals)| arrivals.is_full());
-        if self.is_paused {
-            return Progress::Idle { wake_at: self.next_turn() };
         }
         match self.listener.accept() {
             Ok(Some((socket, peer))) => {

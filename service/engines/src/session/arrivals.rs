@@ -5,11 +5,11 @@
 //! connected -------------------------------------> a session is made
 //!     |                                                  ^
 //!     +--> waits in the service: WAITING_MAX ---in turn--+
-//!     |              ^
-//!     +--> waits in the socket's backlog, once those are so many; others of the same socket do, too
+//!     |
+//!     +--> is told to try again, once those are so many
 //! ```
 //!
-//! Nobody is refused. Without I/O and clock: `acceptor.rs` has both.
+//! Nobody waits for another tenant's. Without I/O and clock: `acceptor.rs` has both.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -20,8 +20,9 @@ use mccs_tenants::TokenBucket;
 /// service: who connects without end would keep a core from everybody else. Jobs are far below.
 const CONNECTS_AT_ONCE: u32 = 256;
 const CONNECTS_PER_S: u32 = 100;
-/// Connections of a tenant that wait for their turn inside, where those of others on the same socket pass them. More wait outside.
-const WAITING_MAX: usize = 64;
+/// Connections of a tenant that wait for their turn, where those of others on the same socket pass them. More are refused: with those that are
+/// taken at once they are more processes than hosts have cores.
+const WAITING_MAX: usize = 256;
 
 /// Connections of one tenant, in the order in which they came.
 #[derive(Debug)]
@@ -56,7 +57,15 @@ impl<C> Arrivals<C> {
         if self.waiting.is_empty() { None } else { self.rate.next_at() }
     }
 
-    /// Whether further ones are to wait outside.
+    /// Takes out those that wait and need not any more.
+    pub(super) fn take_out(&mut self, is_gone: impl Fn(&C) -> bool) -> Vec<C> {
+        let (gone, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(is_gone);
+        self.waiting = waiting;
+        let gone: VecDeque<C> = gone;
+        gone.into()
+    }
+
+    /// Whether further ones are to be refused.
     pub(super) fn is_full(&self) -> bool {
         self.waiting.len() >= WAITING_MAX
     }

@@ -42,6 +42,7 @@ use mccs_tenants::session::Session;
 use mccs_tenants::{Charge, Resource, Tenant};
 
 pub use self::acceptor::{Acceptor, Admission, SessionFactory, SessionLimits};
+use self::answers::Unsent;
 use self::proxies::Place;
 pub use self::proxies::{GpuProxy, Proxies, ProxyQueues};
 use self::tables::Tables;
@@ -108,11 +109,9 @@ pub struct SessionEngine {
     deferred: Option<(RequestEnvelope, Vec<OwnedFd>)>,
     /// Until when no request is read, because the tenant makes too many.
     paused_until: Option<Instant>,
-    /// Answers for which the socket had no room. While there are any, no request is read: so they are no more than the
-    /// tenant's joins and aborts in progress, and what was parked.
-    unsent: VecDeque<(ResponseEnvelope, Arc<[OwnedFd]>)>,
-    /// Since when the first of them waits.
-    unsent_since: Option<Instant>,
+    /// Answers for which the socket had no room. While there are any, no request is read: so they are no more than what the tenant had asked for
+    /// before: its joins, aborts, parts and twins in progress, and what was parked. Their descriptors are its communicators', or charged.
+    unsent: VecDeque<Unsent>,
     /// Whether nobody is there to answer any more; what was asked before that is still to be read.
     is_deaf: bool,
     /// Commands taken from the ring.

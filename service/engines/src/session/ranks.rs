@@ -1,6 +1,5 @@
 //! Ranks of a session: joins, aborts and leaves of communicators, and the replies of proxy engines to them.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use mccs_device::OpenedPart;
@@ -227,7 +226,7 @@ impl SessionEngine {
                     pinned_to,
                     reduction_ring,
                 };
-                self.answer_with_shared(request, answer, &memory);
+                self.answer_with(request, answer, &memory, None);
             }
             ProxyReply::JoinFailed { request, tenant_comm, class, message } => {
                 self.tables.comms.remove(tenant_comm);
@@ -239,12 +238,11 @@ impl SessionEngine {
                     self.answer(request, Response::Done, &[]);
                 }
             }
-            ProxyReply::Opened { request, opened } => {
+            ProxyReply::Opened { request, opened, charge } => {
                 self.opening -= 1;
                 match opened {
                     Ok(OpenedPart { handles, fds }) => {
-                        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-                        self.answer(request, Response::Part { handles }, &fds);
+                        self.answer_with(request, Response::Part { handles }, &fds.into(), Some(charge));
                     }
                     Err(refusal) => self.refuse(request, refusal.class, refusal.message),
                 }

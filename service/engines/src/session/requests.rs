@@ -144,7 +144,10 @@ impl SessionEngine {
                 None => self.refuse(id, ErrorClass::InvalidArgument, "RegisterMemory comes with a memfd"),
             },
             Request::FreeMemory { region } => match self.tables.regions.remove(region) {
-                Some(_) => self.answer(id, Response::Done, &[]),
+                Some(_) => {
+                    self.drop_twins_of(region);
+                    self.answer(id, Response::Done, &[]);
+                }
                 None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no region {region:?}")),
             },
             Request::RegisterGpuMemory { gpu, ipc_handle, bytes } => {
@@ -223,9 +226,14 @@ impl SessionEngine {
         if self.opening >= OPENING_MAX {
             return self.refuse(id, ErrorClass::InvalidUsage, "the session opens too much memory at a time");
         }
+        // From here on: they are made on another thread, and wait to be taken.
+        let charge = match self.session.tenant.charge(Resource::Descriptors, group.descriptors_of(part)) {
+            Ok(charge) => charge,
+            Err(error) => return self.refuse(id, ErrorClass::InvalidUsage, error.to_string()),
+        };
         self.opening += 1;
         // The mailbox has room for so many.
-        let reply = Box::new(move |opened| drop(replies.send(ProxyReply::Opened { request: id, opened })));
+        let reply = Box::new(move |opened| drop(replies.send(ProxyReply::Opened { request: id, opened, charge })));
         group.open(OpenPart { comm, rank, part, reply });
     }
 

@@ -1,7 +1,6 @@
 //! Twins of a session's slots: GPU memory that NICs reach, asked for, made by the device's thread,
 //! found by commands.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use mccs_config::service::TransportKind;
@@ -87,6 +86,16 @@ impl SessionEngine {
         Ok((gpu, gpus.twins.clone()))
     }
 
+    /// A region goes, and with it what stands for its parts. Operations keep what they use.
+    pub(super) fn drop_twins_of(&mut self, region: Handle) {
+        if self.proxies.gpus.is_err() {
+            return;
+        }
+        for (_, slot) in self.tables.comms.iter_mut() {
+            slot.seat_mut().twins.retain(|twin| twin.region != region);
+        }
+    }
+
     /// A twin was made, or was not.
     pub(super) fn add_twin(
         &mut self,
@@ -94,18 +103,21 @@ impl SessionEngine {
         TwinPart { comm, peer, region, offset_bytes }: TwinPart,
         made: Result<Box<MadeTwin>, SetupError>,
     ) {
-        let MadeTwin { memory, descriptor, room } = match made {
+        let MadeTwin { memory, descriptor, charge, room } = match made {
             Ok(made) => *made,
             Err(SetupError { class, message }) => return self.refuse(request, class, message),
         };
         let Some(slot @ CommSlot::Ready { .. }) = self.tables.comms.get_mut(comm) else {
             return self.refuse(request, ErrorClass::InvalidUsage, "the communicator has been left");
         };
+        if self.tables.regions.get(region).is_none() {
+            return self.refuse(request, ErrorClass::InvalidUsage, "the region has been freed");
+        }
         let seat = slot.seat_mut();
         if let Err(SetupError { class, message }) = seat.check_has_room(peer, region) {
             return self.refuse(request, class, message);
         }
         seat.twins.push(SlotTwin { memory: Arc::new(memory), region, peer, offset_bytes });
-        self.answer(request, Response::Twin { bytes: room }, &[descriptor.as_fd()]);
+        self.answer_with(request, Response::Twin { bytes: room }, &[descriptor].into(), Some(charge));
     }
 }

@@ -243,14 +243,11 @@ impl Imports {
     /// Maps segments. The driver refuses what has fewer bytes than was said.
     fn map(&self, gpus: &Gpus, gpu: usize, region: &GpuRegion, segments: &Segments) -> Result<Open, ImportError> {
         let context = &gpus.gpus[gpu].1;
-        let imported = segments.import(gpus, gpu, &self.frees)?;
         let mapped_max = mapped_max(gpus.gpus.iter().map(|(gpu, _)| gpu.memory_bytes));
-        let charges = vec![
-            region.owner.charge(Resource::Imports, imported.len() as u64)?,
-            region.owner.charge_within(Resource::MappedBytes, region.bytes, mapped_max)?,
-        ];
+        let charges = vec![region.owner.charge_within(Resource::MappedBytes, region.bytes, mapped_max)?];
+        let imported = segments.import(gpus, gpu, &region.owner, &self.frees)?;
         let mut memory = MappedMemory::reserve(context, region.bytes as usize)?;
-        let mapped = imported.iter().try_for_each(|(allocation, bytes)| memory.map(allocation, *bytes));
+        let mapped = imported.allocations.iter().try_for_each(|(allocation, bytes)| memory.map(allocation, *bytes));
         let mapped = mapped.and_then(|()| memory.open());
         let open = Open { memory: OpenMemory::Mapped(memory), _registration: None, _charges: charges };
         match mapped {

@@ -92,7 +92,14 @@ fn is_device(fd: BorrowedFd<'_>) -> bool {
 /// The segments of a region, behind each other.
 pub(crate) struct Segments {
     named: Mutex<Vec<Segment>>,
-    imported: OnceLock<Vec<(Allocation, usize)>>,
+    imported: OnceLock<Imported>,
+}
+
+/// What the driver has of segments, with the bytes of each: open once, on however many GPUs it is mapped.
+pub(crate) struct Imported {
+    pub(crate) allocations: Vec<(Allocation, usize)>,
+    /// Given back behind the memory.
+    _charge: Charge,
 }
 
 impl Segments {
@@ -100,25 +107,33 @@ impl Segments {
         Segments { named: Mutex::new(named), imported: OnceLock::new() }
     }
 
-    /// The memory, with the bytes of each, for a GPU. Called on the set-up thread.
+    /// The memory, for a GPU; `owner`'s, to whom it is charged as long as it is there. Called on the set-up thread.
     pub(crate) fn import(
         &self,
         gpus: &Gpus,
         gpu: usize,
+        owner: &Arc<Tenant>,
         frees: &DeferredFrees,
-    ) -> Result<&[(Allocation, usize)], ImportError> {
+    ) -> Result<&Imported, ImportError> {
         if let Some(imported) = self.imported.get() {
             return Ok(imported);
         }
-        let named = std::mem::take(&mut *self.named.lock().unwrap_or_else(PoisonError::into_inner));
+        let (named, charge) = {
+            let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+            if named.is_empty() {
+                return Err(ImportError::RefusedBefore);
+            }
+            let charge = owner.charge(Resource::Imports, named.len() as u64)?;
+            (std::mem::take(&mut *named), charge)
+        };
         let _entered = gpus.gpus[gpu].1.enter()?;
-        let mut imported = Vec::with_capacity(named.len());
+        let mut imported = Imported { allocations: Vec::with_capacity(named.len()), _charge: charge };
         let mut import = |segment: &Segment| -> Result<(), ImportError> {
             let Some(fd) = &segment.fd else { return Ok(()) };
             let allocation = Allocation::import(fd.as_fd())?;
             let of = allocation.gpu();
             // What is refused goes the way of the others.
-            imported.push((allocation, segment.bytes as usize));
+            imported.allocations.push((allocation, segment.bytes as usize));
             let is_known = of?.is_some_and(|of| gpus.gpus.iter().any(|(gpu, _)| gpu.ordinal() == of));
             if is_known { Ok(()) } else { Err(ImportError::OfNoGpu) }
         };
@@ -126,14 +141,11 @@ impl Segments {
             frees.free(Share::SERVICE, imported);
             return Err(error);
         }
-        if imported.is_empty() {
-            return Err(ImportError::RefusedBefore);
-        }
         Ok(self.imported.get_or_init(|| imported))
     }
 
     /// What was imported, if it was.
-    pub(crate) fn take(&mut self) -> Option<Vec<(Allocation, usize)>> {
+    pub(crate) fn take(&mut self) -> Option<Imported> {
         self.imported.take()
     }
 }

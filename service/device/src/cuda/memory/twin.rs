@@ -181,6 +181,8 @@ pub struct MadeTwin {
     pub memory: GpuTwin,
     /// By which the tenant opens it.
     pub descriptor: OwnedFd,
+    /// Of the descriptor, until it is sent.
+    pub charge: Charge,
     /// Bytes of that: whole pages.
     pub room: u64,
 }
@@ -274,6 +276,7 @@ fn make(
     // Short ones take a whole page, too, and each has a dma-buf.
     let room = bytes.checked_next_multiple_of(LARGE_PAGE_BYTES as u64).unwrap_or(u64::MAX);
     let charges = [tenant.charge(Resource::GpuMemoryBytes, room)?, tenant.charge(Resource::Descriptors, 1)?];
+    let charge = tenant.charge(Resource::Descriptors, 1)?;
     let failed = |error| NoTwin::Driver { gpu: own.id.to_string(), error };
     let stream = OwnedStream::new(context).map_err(failed)?;
     let tried = try_block(gpus, gpu, bytes, &*nics, frees)?;
@@ -284,7 +287,7 @@ fn make(
     block.zero(stream).map_err(failed)?;
     let _entered = context.enter().map_err(failed)?;
     let (descriptor, room) = block.descriptor().map_err(failed)?;
-    Ok(MadeTwin { memory: twin, descriptor, room })
+    Ok(MadeTwin { memory: twin, descriptor, charge, room })
 }
 
 /// Makes a block that NICs take.

@@ -6,7 +6,7 @@ use std::sync::mpsc::SendError;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use mccs_cuda::DeviceAddress;
-use mccs_ipc::device_initiated::ControlPage;
+use mccs_ipc::device_initiated::{CommPart, ControlPage};
 use mccs_ipc::large::{LargeLayout, SlotKind};
 use mccs_kernels::cuda::SymmetricBufferLayout;
 use mccs_runtime::Share;
@@ -178,6 +178,15 @@ impl SymmetricBuffers for BuffersInUse {
 
     fn left(&self) {
         self.memory.is_left.store(true, Ordering::Release);
+    }
+
+    fn descriptors_of(&self, part: CommPart) -> u64 {
+        let shape = &self.memory.shape;
+        match part {
+            _ if !shape.by_descriptors => 0,
+            CommPart::SymmetricBuffer(_) => shape.gpus.len() as u64,
+            CommPart::Slots(_) => 1,
+        }
     }
 
     fn open(&self, part: OpenPart) {
