@@ -18,8 +18,8 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 pub(super) struct Unsent {
     envelope: ResponseEnvelope,
     fds: Arc<[OwnedFd]>,
-    /// What the descriptors are charged as, where they are of nobody else.
-    charge: Option<Charge>,
+    /// Of the descriptors, where they are the answer's alone.
+    _charge: Option<Charge>,
     queued_at: Instant,
 }
 
@@ -50,7 +50,7 @@ impl SessionEngine {
         match sent {
             Ok(()) => {}
             Err(SocketError::WouldBlock | SocketError::TooManyDescriptors) => match kept() {
-                Ok(fds) => self.unsent.push_back(Unsent { envelope, fds, charge, queued_at: Instant::now() }),
+                Ok(fds) => self.unsent.push_back(Unsent { envelope, fds, _charge: charge, queued_at: Instant::now() }),
                 Err(error) => self.hang_up(&format!("an answer could not be kept: {error}")),
             },
             Err(SocketError::Closed) => self.is_deaf = true,
