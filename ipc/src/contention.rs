@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
-/// A look that takes as long may be one at which somebody else had the core: a system call takes a microsecond, a short operation of another
-/// thread tens of them, a time slice thousands.
-const LOST_FROM: Duration = Duration::from_micros(200);
+/// A look that takes as long may be one at which a stranger had the core: threads of a job have it for tens to hundreds of microseconds, one
+/// that computes for a time slice, of 1.4 ms at least (decision 104).
+const LOST_FROM: Duration = Duration::from_millis(1);
 /// For so long cores count as contended, at least and at most.
 const HOLD_MIN_US: u64 = 5_000;
 const HOLD_MAX_US: u64 = 160_000;
