@@ -24,7 +24,7 @@ from cuda_service import BINARIES, services
 
 CALL = "ncclAllReduce"
 LIBRARY, DRIVER, PLUGIN = "libnccl.so", "libcuda.so", "libcounting_profiler.so"
-# What makes the calls.
+# The program that calls.
 CALLER = "mccs-cuda-calls"
 
 

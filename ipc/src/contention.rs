@@ -81,7 +81,7 @@ fn run_delay(schedstat: &str) -> Option<Duration> {
     schedstat.split_whitespace().nth(1)?.parse().ok().map(Duration::from_nanos)
 }
 
-/// What a parser finds at the beginning of a file of the kernel's.
+/// Parses the beginning of a file of the kernel's.
 fn read<T>(path: &str, parse: impl FnOnce(&str) -> Option<T>) -> Option<T> {
     let mut text = [0; 128];
     let read = File::open(path).and_then(|mut file| file.read(&mut text)).ok()?;

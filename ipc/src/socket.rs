@@ -47,7 +47,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Of a `SOCK_SEQPACKET` socket of this host that is connected. No hello has been said.
+    /// Wraps a connected `SOCK_SEQPACKET` socket of this host, on which no hello has been said.
     #[must_use]
     pub fn from_fd(fd: OwnedFd) -> Self {
         Socket { fd }

@@ -9,7 +9,7 @@ use super::tcp::FlowPath;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Strategy {
-    /// What the operator says of how collectives are carried out.
+    /// The algorithm of collectives, or the choice left to the service.
     pub algorithm: AlgorithmChoice,
     /// Channels of a communicator. Absent: one for each NIC of the host with most, over RDMA; at least [`CHANNELS_MIN`] where processors
     /// may combine what comes, and over TCP.
@@ -36,7 +36,7 @@ impl Default for Strategy {
     }
 }
 
-/// What the operator says of how collectives are carried out.
+/// The operator's algorithm of collectives, or the choice left to the service.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AlgorithmChoice {
