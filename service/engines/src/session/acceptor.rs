@@ -21,7 +21,7 @@ use mccs_tenants::session::{Session, StreamWords};
 use mccs_tenants::{Charge, FdCloser, Resource, Tenant};
 use nix::sys::resource::{Resource as Limit, getrlimit};
 
-use super::arrivals::Arrivals;
+use super::arrivals::{Arrivals, CONNECTS_PER_S};
 use super::{HELLO_WITHIN, Proxies, ProxyQueues, SLOW_TO_CLOSE, SessionEngine, State, Tables, TenantSocket};
 
 /// Answers that may wait at a session's engine besides two for each communicator of its tenant's quota: for the leaves, joins and aborts that it
@@ -29,8 +29,6 @@ use super::{HELLO_WITHIN, Proxies, ProxyQueues, SLOW_TO_CLOSE, SessionEngine, St
 const REPLIES_BESIDES: usize = 1024;
 /// How long to wait when the process is out of descriptors or memory.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// What is told to whom a turn is not worth waiting for.
-const TOO_OFTEN: &str = "this tenant connects more than 100 times a second: try again";
 const DRAINING: &str = "the operator is emptying this host (mccsctl drain): it takes no new processes";
 
 /// Sizes of a session's segment.
@@ -203,6 +201,13 @@ pub struct Admission {
     pub queues: ProxyQueues,
 }
 
+impl Admission {
+    /// Whether a user may be this tenant.
+    fn admits(&self, peer: PeerCredentials) -> bool {
+        self.uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid))
+    }
+}
+
 /// See the module's documentation.
 pub struct Acceptor {
     listener: Listener,
@@ -232,8 +237,7 @@ impl Acceptor {
 
     /// Takes a connection, or has it wait for its turn.
     fn arrive(&mut self, socket: Socket, peer: PeerCredentials, now: Instant) {
-        let admits = |of: &Admission| of.uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid));
-        let Some((admission, arrivals)) = self.tenants.iter_mut().find(|(admission, _)| admits(admission)) else {
+        let Some((admission, arrivals)) = self.tenants.iter_mut().find(|(admission, _)| admission.admits(peer)) else {
             self.factory.registry.refused.tenants.fetch_add(1, Ordering::Relaxed);
             let reason = "is no tenant of this socket; the operator's service.toml lists who is";
             refuse(&socket, ErrorClass::InvalidUsage, &format!("user {} {reason}", peer.uid));
@@ -246,8 +250,9 @@ impl Acceptor {
             gone.into_iter().for_each(|(socket, _)| closer.close_connection(socket));
         }
         if arrivals.is_full() {
-            self.factory.cannot(TOO_OFTEN, peer);
-            refuse(&socket, ErrorClass::InvalidUsage, TOO_OFTEN);
+            let reason = format!("this tenant connects more than {CONNECTS_PER_S} times a second: try again");
+            self.factory.cannot(&reason, peer);
+            refuse(&socket, ErrorClass::InvalidUsage, &reason);
             closer.close_connection(socket);
         } else if let Some(connection) = arrivals.arrive((socket, peer), now) {
             Self::admit(&self.factory, admission, connection, now);
@@ -297,8 +302,7 @@ impl Acceptor {
             let message = format!("the service cannot accept a connection: {error}; {}", descriptor_limit());
             self.factory.cannot(&message, peer);
             refuse(&socket, ErrorClass::System, &message);
-            let admits = |of: &Admission| of.uids.as_ref().is_none_or(|uids| uids.contains(&peer.uid));
-            match self.tenants.iter().find(|(admission, _)| admits(admission)) {
+            match self.tenants.iter().find(|(admission, _)| admission.admits(peer)) {
                 Some((admission, _)) => admission.tenant.closer.close_connection(socket),
                 None => self.strangers.close_connection(socket),
             }

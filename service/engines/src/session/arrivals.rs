@@ -19,7 +19,7 @@ use mccs_tenants::TokenBucket;
 /// Connections of a tenant that are taken as they come, and those that follow a second. Making and ending a session takes some 200 us of the
 /// service: who connects without end would keep a core from everybody else. Jobs are far below.
 const CONNECTS_AT_ONCE: u32 = 256;
-const CONNECTS_PER_S: u32 = 100;
+pub(super) const CONNECTS_PER_S: u32 = 100;
 /// Connections of a tenant that wait for their turn, where those of others on the same socket pass them. More are refused: with those that are
 /// taken at once they are more processes than hosts have cores.
 const WAITING_MAX: usize = 256;
@@ -59,10 +59,9 @@ impl<C> Arrivals<C> {
 
     /// Takes out those that wait and need not any more.
     pub(super) fn take_out(&mut self, is_gone: impl Fn(&C) -> bool) -> Vec<C> {
-        let (gone, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(is_gone);
-        self.waiting = waiting;
-        let gone: VecDeque<C> = gone;
-        gone.into()
+        let (gone, waiting): (Vec<_>, Vec<_>) = self.waiting.drain(..).partition(is_gone);
+        self.waiting = waiting.into();
+        gone
     }
 
     /// Whether further ones are to be refused.
