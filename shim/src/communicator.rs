@@ -431,6 +431,10 @@ impl Communicator {
         self.leave()
     }
 
+    pub(crate) fn has_left(&self) -> bool {
+        self.shared.has_left()
+    }
+
     pub(crate) fn handle(&self) -> Handle {
         self.shared.handle
     }

@@ -182,6 +182,8 @@ pub(crate) fn launch(executable: usize, stream: &Arc<Stream>) -> Done {
         return Err(NOT_SUPPORTED);
     }
     stream.device.check()?;
+    // A full stream holds up its own launches alone.
+    stream.wait_for_room();
     let _alone = locked(&LAUNCHES);
     let nodes = locked(&executable.nodes).clone();
     let awaited: Vec<_> = nodes

@@ -160,14 +160,21 @@ impl Stream {
         self.add(Arc::new(work))
     }
 
+    /// Returns when something can be enqueued without a wait, if nobody else enqueues.
+    pub(crate) fn wait_for_room(&self) {
+        drop(self.state_with_room());
+    }
+
+    fn state_with_room(&self) -> MutexGuard<'_, State> {
+        let is_full = |state: &mut State| state.entries.len() >= ENTRIES_MAX;
+        self.has_changed.wait_while(locked(&self.state), is_full).unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn add(self: &Arc<Self>, work: Work) -> Done {
         if let Some(taking) = self.taking() {
             return taking.add(Kind::Run(work));
         }
-        let mut state = locked(&self.state);
-        while state.entries.len() >= ENTRIES_MAX {
-            state = self.has_changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        let mut state = self.state_with_room();
         state.entries.push_back(work);
         state.enqueued += 1;
         if !state.has_thread {

@@ -61,6 +61,12 @@ impl StreamSemaphore {
     pub(super) fn end(&self, ticket: u64) {
         self.words().end(ticket);
     }
+
+    /// Lets through whoever waits, when the session has ended. It must come before its memory goes: a GPU that has the pages pinned sees nothing of
+    /// what anybody writes there later.
+    pub(super) fn release(&self) {
+        self.words().release();
+    }
 }
 
 /// Streams of a tenant whose next operation waits for its GPU.

@@ -149,6 +149,11 @@ impl Stream {
         self.semaphore.is_some() && self.next().is_some()
     }
 
+    /// Lets a GPU through that waits for an operation of a session that has ended.
+    pub(super) fn release(&self) {
+        self.semaphore.iter().for_each(StreamSemaphore::release);
+    }
+
     /// Notes whether the semaphore is being looked at. Returns whether that is news.
     pub(super) fn note_watched(&mut self, is_watched: bool) -> bool {
         std::mem::replace(&mut self.is_watched, is_watched) != is_watched

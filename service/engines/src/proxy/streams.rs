@@ -112,9 +112,9 @@ impl Streams {
         }
     }
 
-    /// Closes all streams of a session.
+    /// Closes all streams of a session that has ended.
     pub(super) fn close_all(&mut self, session: SessionId) {
-        self.by_session.remove(&session);
+        self.by_session.remove(&session).iter().flatten().flatten().for_each(Stream::release);
     }
 
     /// A session, if it has a stream.
@@ -137,4 +137,43 @@ fn get_mut(
     index: u32,
 ) -> Option<&mut Stream> {
     streams.get_mut(&session)?.get_mut(index as usize)?.as_mut()
+}
+
+#[cfg(test)]
+mod tests {
+    use mccs_ipc::shm::Mapping;
+    use mccs_ipc::timeline_semaphore::TimelineSemaphore;
+    use mccs_tenants::regions::{Pages, Region, UnmapWorker};
+    use mccs_tenants::{Quota, Resource, Tenant};
+
+    use super::*;
+
+    #[test]
+    fn gpus_that_wait_for_a_session_that_ends_are_let_through_before_its_memory_goes() {
+        const BYTES: u64 = 4096;
+        let tenant = Tenant::new("a".into(), Quota { memory_bytes: BYTES, ..Quota::least() });
+        let charges = [(Resource::MemoryBytes, BYTES), (Resource::Mappings, 1)]
+            .map(|(resource, amount)| tenant.charge(resource, amount).expect("within its quota"));
+        let (_, mapping) = Mapping::create("words", BYTES).expect("memory");
+        let unmap_worker = UnmapWorker::start().expect("a thread");
+        let region = Arc::new(Region::new(mapping, Pages::Service, BYTES, charges, unmap_worker));
+        let [closed, ended, others] = [0, 1, 2].map(|number| number * TimelineSemaphore::BYTES);
+        let done = |offset| {
+            let words = region.range(offset, TimelineSemaphore::BYTES).expect("in the region");
+            // SAFETY: the region is mapped as long as it is borrowed.
+            unsafe { TimelineSemaphore::at(words) }.expect("aligned").done()
+        };
+        let mut streams = Streams::default();
+        for (session, index, offset) in [(1, 0, closed), (1, 2, ended), (2, 0, others)] {
+            let semaphore = StreamSemaphore::new(Arc::clone(&region), offset).expect("in the region");
+            streams.open_ordered(Session::for_tests(session, &tenant), Handle { index, generation: 1 }, semaphore);
+        }
+        streams.close(1, 0);
+        streams.close_all(1);
+        assert_eq!(
+            [closed, ended, others].map(done),
+            [0, i64::MAX as u64, 0],
+            "a closed stream's words are its tenant's"
+        );
+    }
 }

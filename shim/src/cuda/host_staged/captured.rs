@@ -414,6 +414,9 @@ impl Batch {
     /// Sends the commands, and says which operations they have become.
     fn send(&self) -> Result<(), Error> {
         let comm = self.replayer.comm()?;
+        if comm.has_left() {
+            return Err(Error::argument("a graph was launched whose communicator has been destroyed"));
+        }
         // One behind the other, without those of other graphs between.
         let _alone = locked(&self.replayer.sending);
         locked(&self.parts).iter().try_for_each(|part| part.send(&comm, self.word)).inspect_err(|_| {
