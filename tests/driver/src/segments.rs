@@ -300,7 +300,14 @@ pub(crate) fn map(address: u64, bytes: u64, offset: u64, handle: u64) -> Done {
 pub(crate) fn set_access(address: u64, bytes: u64, to: &[Access]) -> Done {
     const READ_AND_WRITE: u32 = 3;
     let mut table = table();
-    let mut any = false;
+    // Whole mappings, and nothing else.
+    let mut end = address;
+    for (begin, range) in table.ranges.range(address..address + bytes) {
+        end += if *begin == end { range.bytes } else { 0 };
+    }
+    if bytes == 0 || end != address + bytes {
+        return Err(INVALID_VALUE);
+    }
     for (_, range) in table.ranges.range_mut(address..address + bytes) {
         let owner = range.device();
         let Kind::Segment { access, .. } = &mut range.kind else { return Err(INVALID_VALUE) };
@@ -311,9 +318,8 @@ pub(crate) fn set_access(address: u64, bytes: u64, to: &[Access]) -> Done {
             }
             access.push(number);
         }
-        any = true;
     }
-    if any { Ok(()) } else { Err(INVALID_VALUE) }
+    Ok(())
 }
 
 /// Unmaps what was mapped by one call, when everything has ended that was enqueued.

@@ -392,7 +392,8 @@ fn segments_are_mapped_where_addresses_were_reserved() {
         assert_eq!([cuMemMap(at, BYTES, 0, handle, 0), cuMemMap(at, BYTES, 0, handle, 0)], [0, INVALID_VALUE]);
         assert_eq!(cuStreamWriteValue64_v2(stream, at, 1, 0), INVALID_VALUE, "nobody may");
         let access = crate::segments::Access::of_device(0);
-        assert_eq!(cuMemSetAccess(at, 2 * BYTES, In::to(&access), 1), 0);
+        assert_eq!(cuMemSetAccess(at, 2 * BYTES, In::to(&access), 1), INVALID_VALUE, "half of it is mapped");
+        assert_eq!(cuMemSetAccess(at, BYTES, In::to(&access), 1), 0);
         assert_eq!([cuStreamWriteValue64_v2(stream, at + 8, 9, 0), cuStreamSynchronize(stream)], [0; 2]);
         assert_eq!(read(at + 8), 9);
         assert_eq!(made(|to| cuMemRetainAllocationHandle(out(to), at as *mut c_void)), Ok(handle));

@@ -259,7 +259,7 @@ fn uses_every_kind_across_hosts(place: &Place) -> anyhow::Result<()> {
         for parts in 1..=4 {
             let (allocation, bytes) = Allocation::new(&rank.context, PART, Shared::ByDescriptor)?;
             grown.map(&allocation, bytes)?;
-            grown.open()?;
+            grown.open_at(0, parts * bytes, &[&rank.context])?;
             rank.together.wait();
             let whole = (parts * PART / size_of::<f32>()) as u64 / u64::from(place.nranks);
             calls((grown.address(), recv.address()), [whole, whole - 3])?;
