@@ -70,7 +70,6 @@ def service_texts(options, folder, nics):
     bench.run([BINARIES / "mccsctl", "keys", "--hosts", ",".join(HOSTS), "--dir", keys])
     known = "".join(f'[[host]]\nname = "{host}"\naddress = "127.0.0.{number + 2}:7400"\n' for number, host in enumerate(HOSTS))
     devices = [f"mlx5_{number}" for number in range(half)]
-    # Paths would send all rails by the first device: each has one channel.
     rdma = f'[rdma]\nuse = "required"\nlibrary = "{nics}/libibverbs.so.1"\ndevices = {json.dumps(devices)}\n'
     rdma = "" if options.way == "sockets" else rdma
     channels = f"channels = {options.channels}\n" if options.channels else ""

@@ -415,6 +415,17 @@ fn a_change_of_the_whole_is_one_of_its_rails() {
     load.ends_well();
 }
 
+/// Paths by devices are for all communicators of a host. A rail takes those by its GPU's NICs.
+#[test]
+#[ignore = "needs two GPUs"]
+fn rails_go_by_the_paths_of_their_own_nics() {
+    let paths = "[[strategy.path]]\ndevice = \"n0\"\n[[strategy.path]]\ndevice = \"n1\"\n";
+    let fixture = Fixture::new(2, "use = \"required\"\n", |_| paths.into());
+    let mut load = Load::start(&fixture, "goes_on_until_told");
+    (0..2).for_each(|nic| load.until_used(0, nic));
+    load.ends_well();
+}
+
 const NETWORK: &str = "[rates]\nhost_leaf = \"20Gbit/s\"\n[[leaf]]\nname = \"leaf\"\n";
 
 /// A host sends no faster than its tenant may, by whatever rails.

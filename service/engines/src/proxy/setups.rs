@@ -247,7 +247,8 @@ impl Setups {
         let to_gpus = first.map_or(ToGpus::Never, flows_to_gpus);
         let here = self.by_key.get(&key).into_iter().flat_map(|setup| &setup.requests);
         let nics_of_ranks = here.filter_map(|rank| Some((rank.rank, Arc::clone(self.nics_near(rank)?)))).collect();
-        let paths = PathAssignment { nics, ..PathAssignment::clone(&self.assignment.of_class(class)) };
+        let rail = first.filter(|rank| rank.role.is_rail()).and_then(|rank| u16::try_from(rank.gpu?).ok());
+        let paths = PathAssignment { nics, rail, ..PathAssignment::clone(&self.assignment.of_class(class)) };
         let (peers, agreed) =
             peers_of(&membership, payloads, &self.terms, &paths, to_gpus).map_err(|(host, problem)| {
                 let message = format!("the service of host {host} cannot be joined: {problem}");

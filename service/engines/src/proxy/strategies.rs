@@ -254,6 +254,7 @@ fn changed_assignment(
         paths: paths.unwrap_or_else(|| assignment.paths.clone()),
         chosen: assignment.chosen.clone(),
         nics: Arc::clone(&assignment.nics),
+        rail: assignment.rail,
     };
     if !keeps_chosen {
         changed.chosen.clear();

@@ -75,6 +75,8 @@ pub struct PathAssignment {
     pub chosen: BTreeMap<(u16, u16, u16), u16>,
     /// NICs of this host that channels of flows over RDMA go round, where paths name none.
     pub nics: Arc<[Device]>,
+    /// Of a rail: its GPU's place among those of this host. Its paths are those by its own NICs, where some are, and rails begin at different ones.
+    pub rail: Option<u16>,
 }
 
 impl PathAssignment {
@@ -91,9 +93,23 @@ impl PathAssignment {
     }
 
     fn path(&self, channel: u16, hosts: Option<(u16, u16)>) -> Option<&FlowPath> {
-        let round = usize::from(channel).checked_rem(self.paths.len())?;
-        let chosen = hosts.and_then(|(from, to)| self.chosen.get(&(channel, from, to)));
-        self.paths.get(chosen.map_or(round, |chosen| usize::from(*chosen)))
+        if let Some(chosen) = hosts.and_then(|(from, to)| self.chosen.get(&(channel, from, to))) {
+            return self.paths.get(usize::from(*chosen));
+        }
+        let is_own = |path: &&FlowPath| self.rail.is_some() && path.device.as_ref().is_some_and(|at| self.has_nic(at));
+        let own = self.paths.iter().filter(is_own).count();
+        if let Some(round) = usize::from(channel).checked_rem(own) {
+            return self.paths.iter().filter(is_own).nth(round);
+        }
+        let turn = usize::from(channel) + usize::from(self.rail.unwrap_or(0));
+        self.paths.get(turn.checked_rem(self.paths.len())?)
+    }
+
+    /// Whether a path's device is one of the NICs, or a port of one.
+    fn has_nic(&self, device: &Device) -> bool {
+        self.nics.iter().any(|nic| {
+            nic.name == device.name && (nic.port.is_none() || device.port.is_none() || nic.port == device.port)
+        })
     }
 
     /// The NIC by which a link's flow leaves this host over RDMA, if its path does not name one.
@@ -263,6 +279,24 @@ mod tests {
     }
 
     #[test]
+    fn rails_take_the_paths_by_their_own_nics() {
+        let device = |name: &str| name.parse::<Device>().expect("a device");
+        let by = |name| FlowPath { device: Some(device(name)), ..FlowPath::default() };
+        let devices = |rail, nics: &[&str]| {
+            let paths = vec![by("n0"), by("n1:1"), by("n0:2"), FlowPath::default()];
+            let nics = nics.iter().map(|name| device(name)).collect();
+            let assignment = PathAssignment { paths, nics, rail, ..PathAssignment::default() };
+            let name =
+                |channel| assignment.path(channel, None).and_then(|path| path.device.as_ref()).map(Device::to_string);
+            [0, 1, 2].map(|channel| name(channel).unwrap_or_default())
+        };
+        assert_eq!(devices(Some(1), &["n0"]), ["n0", "n0:2", "n0"]);
+        assert_eq!(devices(Some(1), &["n1:1"]), ["n1:1"; 3]);
+        assert_eq!(devices(Some(1), &["n1:2"]), ["n1:1", "n0:2", ""], "none is its own: all, from another one on");
+        assert_eq!(devices(None, &["n1"]), ["n0", "n1:1", "n0:2"], "no rail");
+    }
+
+    #[test]
     fn channels_go_round_the_engines() {
         let link = |channel| LinkKey { epoch: 0, channel, src: 0, dst: 1 };
         assert_eq!((link(0).engine(2), link(1).engine(2), link(2).engine(2)), (0, 1, 0));
@@ -285,6 +319,8 @@ mod tests {
         assignment.chosen.insert((2, 0, 1), 1);
         assignment.chosen.insert((0, 1, 0), 1);
         assert_eq!(ports(&assignment), [7, 8, 8]);
+        assignment.rail = Some(3);
+        assert_eq!(ports(&assignment), [8, 7, 8], "rails begin at different paths");
         assert_eq!(ports(&PathAssignment::default()), [0; 3]);
         assert_eq!(LinkKey::of_pair(3, 5, 0).engine(3), 2);
         assert_eq!(link(7).engine(0), 0);
