@@ -164,13 +164,16 @@ def check(options, sockets, nics):
 
 
 def rates(options, nics):
-    """What the NICs carry one way, by bytes of a write: microseconds of one, and GB/s of several."""
+    """What the NICs carry, by bytes of a write: microseconds of one, and GB/s of several, one way and both ways at once. And what copy engines
+    carry without NICs, of GPUs of all hosts at once."""
     if not options.rate:
-        return []
+        return [], []
     memory = options.memory if options.way == "gpudirect" else "host"
     output = bench.run([options.rate, f"{nics}/libibverbs.so.1", memory, "rate"], {"MCCS_NICS": str(nics)}, timeout=300)
-    found = re.findall(r"(\d+) bytes: ([\d.]+) us a write; ([\d.]+) GB/s", output)
-    return [{"memory": memory, "bytes": int(bytes), "write_us": float(time), "gbps": float(rate)} for bytes, time, rate in found]
+    found = re.findall(r"(\d+) bytes: ([\d.]+) us a write; ([\d.]+) GB/s; both ways ([\d.]+) GB/s each", output)
+    copies = re.findall(r"copies (.*): ([\d.]+) GB/s", output)
+    return ([{"memory": memory, "bytes": int(bytes), "write_us": float(time), "gbps": float(rate), "both_ways_gbps": float(both)}
+             for bytes, time, rate, both in found], [{"way": way, "gbps": float(rate)} for way, rate in copies])
 
 
 def rows_of(run, about):
@@ -215,13 +218,16 @@ def text_of_costs(costs):
             "memory of hosts, for each byte sent. With joining and leaving.\n\n" + bench.table(head, rows))
 
 
-def text_of(about, runs, rates):
+def text_of(about, runs, rates, copies):
     text = (f"Two hosts with {about['gpus'] // 2} GPUs and {about['gpus'] // 2} emulated NICs of {about['gbit']:g} Gbit/s each, on {about['machine']}; "
             f"{about['way']}; commit {about['commit']}. Times in us: median (least to greatest) of {about['rounds']} rounds, the slowest rank's, of "
             "calls back to back as the stream sees them; busbw in GB/s. Part: of the rate of a host's NICs, what the payload needs at least.\n")
     if rates:
-        rows = [[rate["memory"], rate["bytes"], rate["write_us"], rate["gbps"]] for rate in rates]
-        text += "\nA NIC carries, one way:\n\n" + bench.table(["memory", "bytes of a write", "one write, us", "several, GB/s"], rows)
+        rows = [[rate["memory"], rate["bytes"], rate["write_us"], rate["gbps"], rate["both_ways_gbps"]] for rate in rates]
+        text += "\nA NIC carries:\n\n" + bench.table(["memory", "bytes of a write", "one write, us", "several, GB/s", "both ways, GB/s each"], rows)
+    if copies:
+        text += ("\nCopy engines carry without NICs, in copies of 512 KiB, with GPUs of both hosts at once:\n\n" +
+                 bench.table(["copies", "GB/s each"], [[copy["way"], copy["gbps"]] for copy in copies]))
     head = ["operation", "bytes", "mccs, us", "NCCL, us", "NCCL / mccs", "mccs, GB/s", "NCCL, GB/s", "mccs, part", "NCCL, part"]
     for run in runs:
         sent = ", ".join(f"{nic}: {bytes >> 20}" for nic, bytes in run["nic_bytes"].items())
@@ -271,7 +277,7 @@ def main():
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         nics = make_nics(options, folder)
         os.environ["MCCS_NICS"] = str(nics)
-        found, runs = rates(options, nics), []
+        (found, copies), runs = rates(options, nics), []
         # A service sends for all ranks of its host; of NCCL's ranks each has such threads.
         copiers = str(options.copiers * options.gpus // 2)
         of_hosts = {host: {"MCCS_NICS_HOST": host, "MCCS_NICS_COPIERS": copiers} for host in HOSTS}
@@ -283,8 +289,8 @@ def main():
                 runs.append(perf(options, sockets, nics, nccl))
             told = moves(options, sockets, nics, runs) if options.trace else []
             used = costs(options, sockets, nics, runs, running) if options.costs else []
-    text = text_of(about, runs, found) + (text_of_moves(told) if told else "") + (text_of_costs(used) if used else "")
-    data = {**about, "rates": found, "runs": runs, **({"moves": told} if told else {}), **({"costs": used} if used else {})}
+    text = text_of(about, runs, found, copies) + (text_of_moves(told) if told else "") + (text_of_costs(used) if used else "")
+    data = {**about, "rates": found, **({"copies": copies} if copies else {}), "runs": runs, **({"moves": told} if told else {}), **({"costs": used} if used else {})}
     bench.write_out(options, data, text)
 
 

@@ -7,8 +7,8 @@
 //
 // LIBRARY is the emulated devices as tests/nics/versioned links them; MCCS_NICS names their folder, which has hosts h0 and h1:
 // the first device of each is used. Real devices have no hosts: both sides use the first one, or the one that MCCS_TEST_NIC names, by its
-// GID with the index MCCS_TEST_GID (0). MCCS_TEST_ORDERED registers memory without relaxed ordering. `rate` prints what the devices carry, `cost` what that costs the processor: time of 8 B there and
-// back, and processor time, switches and threads of both processes. Needs no headers but libc's.
+// GID with the index MCCS_TEST_GID (0). MCCS_TEST_ORDERED registers memory without relaxed ordering. `rate` prints what the devices carry, one way and both ways at once; with memory of GPUs also
+// what their copy engines carry without a NIC. `cost` prints what that costs the processor: time of 8 B there and back, and processor time, switches and threads of both processes. Needs no headers but libc's.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -91,7 +91,11 @@ SYMBOLS(DECLARE)
     X(cuInit, (unsigned)) X(cuDeviceGetCount, (int *)) X(cuDeviceGet, (int *, int)) X(cuDevicePrimaryCtxRetain, (void **, int)) \
     X(cuCtxPushCurrent_v2, (void *)) X(cuMemAlloc_v2, (uint64_t *, size_t)) X(cuMemFree_v2, (uint64_t)) \
     X(cuMemcpyHtoD_v2, (uint64_t, const void *, size_t)) X(cuMemcpyDtoH_v2, (void *, uint64_t, size_t)) \
-    X(cuMemsetD8_v2, (uint64_t, uint8_t, size_t)) X(cuCtxSynchronize, (void)) X(cuMemGetHandleForAddressRange, (void *, uint64_t, size_t, int, uint64_t))
+    X(cuMemsetD8_v2, (uint64_t, uint8_t, size_t)) X(cuCtxSynchronize, (void)) X(cuMemGetHandleForAddressRange, (void *, uint64_t, size_t, int, uint64_t)) \
+    X(cuMemHostRegister_v2, (void *, size_t, unsigned)) X(cuMemHostUnregister, (void *)) X(cuStreamCreate, (void **, unsigned)) X(cuStreamDestroy_v2, (void *)) \
+    X(cuMemcpyAsync, (uint64_t, uint64_t, size_t, void *)) X(cuIpcGetMemHandle, (struct ipc_handle *, uint64_t)) \
+    X(cuIpcOpenMemHandle_v2, (uint64_t *, struct ipc_handle, unsigned)) X(cuIpcCloseMemHandle, (uint64_t))
+struct ipc_handle { char bytes[64]; };
 #define DECLARE_CUDA(name, arguments) static int (*name) arguments;
 CUDA(DECLARE_CUDA)
 #define OK(call) do { int code = (call); CHECK(code == 0, "code %d", code); } while (0)
@@ -340,26 +344,79 @@ static void receive_all(struct qp *qp, struct qp *flush, const struct hello *pee
     free(wanted);
 }
 
-// Writes of all sizes, several under way: what the devices carry one way.
-static void measure(struct qp *qp, const struct announcement *to) {
-    for (size_t bytes = 8; bytes <= BUFFER / 2; bytes *= 8) {
-        int rounds = bytes > 65536 ? 400 : 2000, posted = 0, done = 0;
-        double start = 0;
-        for (int warm = 1; warm >= 0; warm--) {
-            start = now();
-            for (posted = done = 0; done < rounds; done++) {
-                for (; posted < rounds && posted - done < (warm ? 1 : REQUESTS); posted++) {
-                    struct sge sge = {buffer, (uint32_t)bytes, buffer_mr->lkey};
-                    struct send_wr wr = {.opcode = WRITE, .sg_list = &sge, .num_sge = 1, .send_flags = SIGNALED, .remote_addr = to->addr, .rkey = to->rkey};
-                    post(qp, &wr);
-                }
-                completion();
-            }
-            if (warm) printf("%zu bytes: %.2f us a write; ", bytes, (now() - start) / rounds * 1e6);
+static void swap(int fd, const void *own, void *peer, size_t bytes) {
+    CHECK(send(fd, own, bytes, 0) == (ssize_t)bytes && recv(fd, peer, bytes, MSG_WAITALL) == (ssize_t)bytes, "the other side is gone");
+}
+
+static int rounds_of(size_t bytes) { return bytes > 65536 ? 400 : 2000; }
+
+// Seconds that writes take, so many under way at a time.
+static double write_all(struct qp *qp, const struct announcement *to, size_t bytes, int under_way) {
+    int rounds = rounds_of(bytes);
+    double start = now();
+    for (int posted = 0, done = 0; done < rounds; done++) {
+        for (; posted < rounds && posted - done < under_way; posted++) {
+            struct sge sge = {buffer, (uint32_t)bytes, buffer_mr->lkey};
+            // What comes from the other side goes to the other half.
+            struct send_wr wr = {.opcode = WRITE, .sg_list = &sge, .num_sge = 1, .send_flags = SIGNALED, .remote_addr = to->addr + BUFFER / 2, .rkey = to->rkey};
+            post(qp, &wr);
         }
-        printf("%.3f GB/s\n", (double)bytes * rounds / (now() - start) / 1e9);
+        completion();
+    }
+    return now() - start;
+}
+
+// Writes of all sizes: one at a time and several of host 0, then several of both hosts at once. Each host sends on a queue pair of its own, as NCCL does.
+static void measure(struct qp *qp, const struct announcement *to, int host, int fd) {
+    for (size_t bytes = 8; bytes <= BUFFER / 2; bytes *= 8) {
+        double one = 0, several = 0, both = 0, theirs = 0, total = (double)bytes * rounds_of(bytes) / 1e9;
+        if (host == 0) one = write_all(qp, to, bytes, 1), several = write_all(qp, to, bytes, REQUESTS);
+        swap(fd, &both, &theirs, sizeof both);
+        both = write_all(qp, to, bytes, REQUESTS);
+        swap(fd, &both, &theirs, sizeof both);
+        if (host) continue;
+        printf("%zu bytes: %.2f us a write; %.3f GB/s; both ways %.3f GB/s each\n", bytes, one / rounds_of(bytes) * 1e6, total / several, total / (both > theirs ? both : theirs));
         fflush(stdout);
     }
+}
+
+// What copy engines carry without a NIC: to host memory, from there, both at once, and both hosts' GPUs to each other at once.
+static void measure_copies(int host, int fd) {
+    enum { COPY = 512 << 10, COPIES = 1000 };
+    const char *names[] = {"to the host", "to the GPU", "to and from the host", "between GPUs"};
+    struct ipc_handle own, peer;
+    void *pinned = aligned_alloc(4096, BUFFER), *streams[2];
+    uint64_t other = 0;
+    memset(pinned, 0, BUFFER);
+    OK(cuMemHostRegister_v2(pinned, BUFFER, 1));
+    for (int at = 0; at < 2; at++) OK(cuStreamCreate(&streams[at], 1));
+    OK(cuIpcGetMemHandle(&own, buffer));
+    swap(fd, &own, &peer, sizeof own);
+    int is_peer = cuIpcOpenMemHandle_v2(&other, peer, 1) == 0, theirs_is;
+    swap(fd, &is_peer, &theirs_is, sizeof is_peer);
+    for (int kind = 0; kind < (is_peer && theirs_is ? 4 : 3); kind++) {
+        double seconds[2], theirs[2] = {0};
+        for (int warm = 1; warm >= 0; warm--) {
+            swap(fd, &seconds[0], &theirs[0], sizeof *theirs);
+            double start = now();
+            for (int copy = 0; copy < COPIES; copy++) {
+                uint64_t at = (uint64_t)copy % (BUFFER / 2 / COPY) * COPY, mapped = (uint64_t)(uintptr_t)pinned + at;
+                if (kind == 0 || kind == 2) OK(cuMemcpyAsync(mapped, buffer + at, COPY, streams[0]));
+                if (kind == 1 || kind == 2) OK(cuMemcpyAsync(buffer + BUFFER / 2 + at, mapped + BUFFER / 2, COPY, streams[1]));
+                if (kind == 3) OK(cuMemcpyAsync(other + BUFFER / 2 + at, buffer + at, COPY, streams[0]));
+            }
+            OK(cuCtxSynchronize());
+            seconds[0] = now() - start;
+        }
+        swap(fd, &seconds[0], &theirs[0], sizeof *theirs);
+        if (host == 0) printf("copies %s: %.3f GB/s\n", names[kind], (double)COPY * COPIES / 1e9 / (seconds[0] > theirs[0] ? seconds[0] : theirs[0]));
+    }
+    fflush(stdout);
+    if (is_peer) OK(cuIpcCloseMemHandle(other));
+    for (int at = 0; at < 2; at++) OK(cuStreamDestroy_v2(streams[at]));
+    OK(cuMemHostUnregister(pinned));
+    free(pinned);
+    swap(fd, &own, &peer, sizeof own);
 }
 
 // What a process has taken so far.
@@ -375,10 +432,6 @@ static struct taken taken(void) {
     for (char line[256]; status && fgets(line, sizeof line, status);) sscanf(line, "Threads: %ld", &found.threads);
     if (status) fclose(status);
     return found;
-}
-
-static void swap(int fd, const void *own, void *peer, size_t bytes) {
-    CHECK(send(fd, own, bytes, 0) == (ssize_t)bytes && recv(fd, peer, bytes, MSG_WAITALL) == (ssize_t)bytes, "the other side is gone");
 }
 
 static int compare(const void *left, const void *right) {
@@ -476,7 +529,15 @@ static void run(int host, int fd, const char *kind, const char *what, uint64_t s
         CHECK(!is_gpu, "memory of the host");
         cost(qp, &theirs, host, fd);
     } else if (!is_check) {
-        if (host == 0) measure(qp, &theirs);
+        // A queue pair carries one host's data.
+        struct qp *back = make_qp(2 * SLOTS, 0, REMOTE_WRITE);
+        own.qpn = back->qp_num;
+        swap(fd, &own, &peer, sizeof own);
+        connect_qp(back, peer.qpn, peer.gid, peer.lid);
+        measure(host ? back : qp, &theirs, host, fd);
+        swap(fd, &own, &peer, sizeof own);
+        CHECK(destroy_qp(back) == 0, "queue pair");
+        if (is_gpu) measure_copies(host, fd);
     } else if (host == 0) {
         send_all(qp, seed);
     } else {
