@@ -48,7 +48,8 @@ def make_nics(options, folder):
     """The folder of the NICs: the list, and the library by both names that NCCL looks for."""
     nics = pathlib.Path(folder) / "nics"
     bench.run([*map(str, [BINARIES / "mccs-nics", nics, "init", "--hosts", ",".join(HOSTS), "--devices", options.gpus // 2, "--gbit-per-s",
-                          max(1, int(options.gbit)), "--latency-ns", options.latency_ns, "--slot-bytes", options.slot_kib << 10, "--slots", options.slots])])
+                          max(1, int(options.gbit)), "--latency-ns", options.latency_ns, "--slot-bytes", options.slot_kib << 10, "--slots", options.slots]),
+               *(["--slots-on-gpus"] if options.slots_on == "gpus" else [])])
     for host, number in [(host, number) for host in HOSTS for number in range(options.gpus // 2) if options.gbit != int(options.gbit)]:
         bench.run([*map(str, [BINARIES / "mccs-nics", nics, "fault", host, f"mlx5_{number}", "rate", int(options.gbit * 1000)])])
     shutil.copy(options.nics, nics / "libibverbs.so.1")
@@ -220,7 +221,7 @@ def text_of_costs(costs):
 
 def text_of(about, runs, rates, copies):
     text = (f"Two hosts with {about['gpus'] // 2} GPUs and {about['gpus'] // 2} emulated NICs of {about['gbit']:g} Gbit/s each, on {about['machine']}; "
-            f"{about['way']}; commit {about['commit']}. Times in us: median (least to greatest) of {about['rounds']} rounds, the slowest rank's, of "
+            f"{about['way']}{', slots on GPUs' if about['slots_on'] == 'gpus' else ''}; commit {about['commit']}. Times in us: median (least to greatest) of {about['rounds']} rounds, the slowest rank's, of "
             "calls back to back as the stream sees them; busbw in GB/s. Part: of the rate of a host's NICs, what the payload needs at least.\n")
     if rates:
         rows = [[rate["memory"], rate["bytes"], rate["write_us"], rate["gbps"], rate["both_ways_gbps"]] for rate in rates]
@@ -247,6 +248,8 @@ def main():
     parser.add_argument("--latency-ns", type=int, default=1500)
     parser.add_argument("--slot-kib", type=int, default=512, help="a slot of the NICs' rings")
     parser.add_argument("--slots", type=int, default=32)
+    parser.add_argument("--slots-on", choices=("host", "gpus"), default="host",
+                        help="where long data of GPUs wait: in memory of the host, or of the receiver's GPU, which NVLink reaches")
     parser.add_argument("--spin-us", type=int, default=50, help="NICs' threads look on for so long after they have moved something")
     parser.add_argument("--copiers", type=int, default=2, help="threads that help to copy long host memory for NICs, of a rank")
     parser.add_argument("--operations", default=COLLECTIVES)
@@ -271,7 +274,7 @@ def main():
     if options.gpus < 2 or options.gpus % 2:
         parser.error("--gpus: an even number, two at least")
     about = bench.facts(options, options.machine or machine_of(options.gpus), way=options.way, gpus=options.gpus, gbit=options.gbit,
-                        latency_ns=options.latency_ns, slot_kib=options.slot_kib, slots=options.slots, copiers=options.copiers,
+                        latency_ns=options.latency_ns, slot_kib=options.slot_kib, slots=options.slots, slots_on=options.slots_on, copiers=options.copiers,
                         channels=options.channels)
     os.environ.update({"MCCS_NICS_SPIN_US": str(options.spin_us), "MCCS_NICS_COPIERS": str(options.copiers)})
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:

@@ -21,6 +21,7 @@ use crate::gpu::Copies;
 use crate::memory::Regions;
 use crate::queue_pair::{Failed, Handle, Lent, QueuePair};
 use crate::served::Served;
+use crate::twins;
 
 /// Shorter times are not slept: going to sleep and waking takes as long.
 const SHORT_NS: u64 = 5_000;
@@ -150,6 +151,9 @@ impl Nic {
         let (mut next_ns, mut moved) = (self.tell_late(now_ns()), 0_u64);
         for served in self.queue_pairs().values() {
             let now = now_ns();
+            if served.maps() {
+                self.map_twin(served);
+            }
             if served.is_due(now) && !self.step_if_free(served) {
                 // Its holder may not look again.
                 next_ns = next_ns.min(now + COPIES_NS);
@@ -158,6 +162,17 @@ impl Nic {
             moved = moved.wrapping_add(served.moved());
         }
         (next_ns, moved)
+    }
+
+    /// Maps the twin of a peer's slots, without the queue pair's lock: programs go on meanwhile.
+    fn map_twin(&self, served: &Served) {
+        let gpu = self.copies().any_gpu();
+        let handle = served.lock().unmapped_twin();
+        if let Some((gpu, handle)) = gpu.zip(handle)
+            && let Some(twin) = twins::map(gpu, handle)
+        {
+            served.lock().send_by(handle, twin);
+        }
     }
 
     /// Waits until the bell has rung again, or something is due: looking on until `until_ns`, then asleep.

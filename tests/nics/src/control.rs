@@ -43,6 +43,8 @@ pub struct Carried {
     pub out_gpu_bytes: u64,
     /// Of those taken, what was written to memory of GPUs.
     pub in_gpu_bytes: u64,
+    /// Of those sent, what has gone by slots on GPUs.
+    pub twin_bytes: u64,
 }
 
 fn listed(folder: &Path, host: &str, device: &str) -> io::Result<Listed> {
@@ -88,5 +90,6 @@ pub fn carried(folder: &Path, host: &str, device: &str) -> io::Result<Carried> {
         in_bytes: read(&words.in_bytes),
         out_gpu_bytes: read(&words.out_gpu_bytes),
         in_gpu_bytes: read(&words.in_gpu_bytes),
+        twin_bytes: read(&words.twin_bytes),
     })
 }

@@ -12,7 +12,8 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::gpu::{Gpu, Pinned};
+use crate::gpu::{Gpu, IpcHandle, Pinned};
+use crate::twins::{OwnTwin, Twin};
 
 /// Slots of queue pairs, the same for all of a folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,11 +22,16 @@ pub struct RingShape {
     pub slot_bytes: u32,
     /// Slots of a queue pair.
     pub slots: u32,
+    /// Queue pairs of processes that have GPUs have slots in memory of a GPU, too.
+    pub on_gpus: bool,
 }
+
+/// What is behind the numbers of a shape with slots on GPUs.
+const ON_GPUS: &str = "gpus";
 
 impl Default for RingShape {
     fn default() -> Self {
-        RingShape { slot_bytes: 64 << 10, slots: 16 }
+        RingShape { slot_bytes: 64 << 10, slots: 16, on_gpus: false }
     }
 }
 
@@ -33,7 +39,7 @@ impl RingShape {
     const PAGE_BYTES: usize = 4096;
 
     fn is_valid(self) -> bool {
-        let RingShape { slot_bytes, slots } = self;
+        let RingShape { slot_bytes, slots, .. } = self;
         (4096..=16 << 20).contains(&slot_bytes) && slot_bytes.is_multiple_of(4096) && (2..=4096).contains(&slots)
     }
 
@@ -41,8 +47,12 @@ impl RingShape {
         HEADS_AT + (self.slots as usize * size_of::<Head>()).next_multiple_of(RingShape::PAGE_BYTES)
     }
 
+    fn data_bytes(self) -> usize {
+        self.slots as usize * self.slot_bytes as usize
+    }
+
     fn bytes(self) -> usize {
-        self.data_at() + self.slots as usize * self.slot_bytes as usize
+        self.data_at() + self.data_bytes()
     }
 
     /// Of a folder.
@@ -51,8 +61,11 @@ impl RingShape {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(RingShape::default()),
             text => text?,
         };
-        let mut numbers = text.split_whitespace().map_while(|word| word.parse().ok());
-        let found = numbers.next().zip(numbers.next()).map(|(slot_bytes, slots)| RingShape { slot_bytes, slots });
+        let mut words = text.split_whitespace();
+        let mut number = || words.next()?.parse().ok();
+        let numbers = number().zip(number());
+        let on_gpus = words.next() == Some(ON_GPUS);
+        let found = numbers.map(|(slot_bytes, slots)| RingShape { slot_bytes, slots, on_gpus });
         let none = || io::Error::new(io::ErrorKind::InvalidData, format!("no shape of rings: {text}"));
         found.filter(|shape| shape.is_valid()).ok_or_else(none)
     }
@@ -66,7 +79,8 @@ impl RingShape {
             let problem = format!("{self:?}: slots have whole pages of 4096 bytes, 16 MiB at most, and are 2 to 4096");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
         }
-        std::fs::write(folder.join("ring"), format!("{} {}\n", self.slot_bytes, self.slots))
+        let on_gpus = if self.on_gpus { ON_GPUS } else { "" };
+        std::fs::write(folder.join("ring"), format!("{} {} {on_gpus}\n", self.slot_bytes, self.slots))
     }
 }
 
@@ -228,6 +242,8 @@ pub(crate) struct PortWords {
     /// The part of each that is read from memory of GPUs, or written there.
     pub out_gpu_bytes: AtomicU64,
     pub in_gpu_bytes: AtomicU64,
+    /// The part of what was sent that has gone by slots on GPUs.
+    pub twin_bytes: AtomicU64,
 }
 
 /// A device, as one process maps it.
@@ -277,6 +293,8 @@ pub(crate) struct Head {
     pub offset: u32,
     /// Bytes of the whole message.
     pub total: u32,
+    /// Not 0: the data are in the slot's twin on a GPU.
+    pub is_on_gpu: u64,
 }
 
 /// Words of a queue pair. Its owner's peer fills slots; its owner empties them and says how far it is.
@@ -298,6 +316,11 @@ pub(crate) struct QpWords {
     /// The owner's bell, and there its completion queues.
     pub bell: AtomicU32,
     pub places: [AtomicU32; 2],
+    /// Not 0: the owner's slots have a twin on a GPU, by this handle.
+    pub has_twin: AtomicU32,
+    pub twin: [AtomicU64; 8],
+    /// Not 0: the peer's slots may have one that the owner has not mapped.
+    pub maps: AtomicU32,
 }
 
 const HEADS_AT: usize = RingShape::PAGE_BYTES;
@@ -307,6 +330,7 @@ const HEADS_AT: usize = RingShape::PAGE_BYTES;
 pub(crate) struct Ring {
     /// Ends before the memory does.
     pinned: OnceLock<Pinned>,
+    twin: OnceLock<Option<OwnTwin>>,
     mapping: Mapping,
     shape: RingShape,
     /// The owner's, who removes it.
@@ -321,7 +345,7 @@ impl Ring {
             let _ = std::fs::remove_file(&path);
         }
         let mapping = Mapping::open(&path, shape.bytes(), makes)?;
-        Ok(Ring { pinned: OnceLock::new(), mapping, shape, path: makes.then_some(path) })
+        Ok(Ring { pinned: OnceLock::new(), twin: OnceLock::new(), mapping, shape, path: makes.then_some(path) })
     }
 
     pub(crate) fn create(folder: &Path, gid: [u8; 16], number: u32) -> io::Result<Ring> {
@@ -361,9 +385,43 @@ impl Ring {
     }
 }
 
+impl Ring {
+    /// Has the owner's slots have a twin on a GPU, where rings have such.
+    pub(crate) fn offer_twin(&self, gpu: Gpu) {
+        if !self.shape.on_gpus || self.path.is_none() {
+            return;
+        }
+        self.twin.get_or_init(|| {
+            let own = OwnTwin::new(gpu, self.shape.data_bytes())?;
+            let words = self.words();
+            words.twin.iter().zip(own.handle.0).for_each(|(word, part)| word.store(part, Ordering::Relaxed));
+            words.has_twin.store(1, Ordering::Release);
+            Some(own)
+        });
+    }
+
+    /// By which handle the owner's peer maps its twin.
+    pub(crate) fn offered_twin(&self) -> Option<IpcHandle> {
+        let words = self.words();
+        let handle = || IpcHandle(std::array::from_fn(|at| words.twin[at].load(Ordering::Relaxed)));
+        (words.has_twin.load(Ordering::Acquire) != 0).then(handle)
+    }
+
+    /// The owner's own.
+    pub(crate) fn own_twin(&self) -> Option<Twin> {
+        Some(self.twin.get()?.as_ref()?.twin)
+    }
+
+    /// Where the data of slot `index` lie in a twin.
+    pub(crate) fn in_twin(&self, twin: Twin, index: u64) -> Twin {
+        Twin { address: twin.address + self.place(index) as u64 * u64::from(self.shape.slot_bytes), ..twin }
+    }
+}
+
 impl Drop for Ring {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
+            self.words().has_twin.store(0, Ordering::Release);
             let _ = std::fs::remove_file(path);
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! A copy is launched, and is done when its stream has raised a word in host memory, which costs nothing to ask for. Copies of a queue
 //! pair alternate between streams, so that one's bytes go while another's word is raised. Into memory that is not registered for
-//! relaxed ordering they go by one stream, in order.
+//! relaxed ordering they go by one stream, in order. Within a GPU the driver would copy by a kernel, which waits for other processes'
+//! kernels: it is asked for a copy engine.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int, c_uint, c_void};
@@ -21,11 +22,17 @@ macro_rules! driver {
         #[allow(non_snake_case, reason = "names of the driver's")]
         struct Driver {
             $($name: unsafe extern "C" fn($($arg: $type),*) -> Code,)+
+            /// Copies that may be asked not to be kernels; drivers before CUDA 13 have none.
+            cuMemcpyBatchAsync_v2: Option<CopyBatch>,
         }
 
         impl Driver {
             fn of(library: *mut c_void) -> Option<Driver> {
+                // SAFETY: an open library, and a terminated name.
+                let batch = unsafe { libc::dlsym(library, c"cuMemcpyBatchAsync_v2".as_ptr()) };
                 Some(Driver {
+                    // SAFETY: null is none; the signature is that of cuda.h.
+                    cuMemcpyBatchAsync_v2: unsafe { std::mem::transmute::<*mut c_void, Option<CopyBatch>>(batch) },
                     $($name: {
                         let name = concat!(stringify!($name), "\0");
                         // SAFETY: an open library, and a terminated name.
@@ -57,6 +64,47 @@ driver! {
     fn cuMemcpyAsync(to: u64, from: u64, bytes: usize, stream: Handle);
     fn cuStreamWriteValue64_v2(stream: Handle, address: u64, value: u64, flags: c_uint);
     fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint);
+    fn cuMemAlloc_v2(address: *mut u64, bytes: usize);
+    fn cuIpcGetMemHandle(handle: *mut IpcHandle, address: u64);
+    fn cuIpcOpenMemHandle_v2(address: *mut u64, handle: IpcHandle, flags: c_uint);
+}
+
+/// How other processes know memory of a GPU.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct IpcHandle(pub [u64; 8]);
+
+/// `CUmemcpyAttributes`: in the order of the stream, places unsaid, beside kernels.
+#[repr(C)]
+struct CopyAttributes {
+    source_access: c_uint,
+    places: [[c_int; 2]; 2],
+    flags: c_uint,
+}
+
+type CopyBatch = unsafe extern "C" fn(
+    to: *mut u64,
+    from: *mut u64,
+    bytes: *mut usize,
+    count: usize,
+    attributes: *mut CopyAttributes,
+    first_of: *mut usize,
+    attribute_count: usize,
+    stream: Handle,
+) -> Code;
+
+/// Copies within a GPU by a copy engine.
+///
+/// # Safety
+/// Both ranges are there until the copy is done, and the stream lives.
+unsafe fn copy_beside_kernels(copy: CopyBatch, mut to: u64, mut from: u64, mut bytes: usize, stream: Handle) -> Code {
+    const IN_STREAM_ORDER: c_uint = 1;
+    const PREFER_OVERLAP_WITH_COMPUTE: c_uint = 1;
+    let mut attributes =
+        CopyAttributes { source_access: IN_STREAM_ORDER, places: [[0; 2]; 2], flags: PREFER_OVERLAP_WITH_COMPUTE };
+    let mut first = 0;
+    // SAFETY: the caller's promise; one of each, which the driver has read when it returns.
+    unsafe { copy(&raw mut to, &raw mut from, &raw mut bytes, 1, &raw mut attributes, &raw mut first, 1, stream) }
 }
 
 /// The driver, of a process that has loaded it. One that has not pays for a look at its own libraries.
@@ -128,6 +176,40 @@ impl Drop for Current {
             let _ = (self.0.cuThreadExchangeStreamCaptureMode)(&raw mut self.1);
             let _ = (self.0.cuCtxPopCurrent_v2)(&raw mut popped);
         }
+    }
+}
+
+impl Gpu {
+    pub(crate) fn is(self, other: Gpu) -> bool {
+        self.0.ordinal == other.0.ordinal
+    }
+
+    pub(crate) fn ordinal(self) -> c_int {
+        self.0.ordinal
+    }
+
+    /// New memory, which other processes can map.
+    pub(crate) fn allocate(self, bytes: usize) -> Result<(u64, IpcHandle), CallFailed> {
+        let Context { driver, handle, .. } = self.0;
+        let _current = Current::new(driver, *handle)?;
+        let (mut address, mut name) = (0, IpcHandle([0; 8]));
+        // SAFETY: room for an address and a handle.
+        unsafe {
+            ok((driver.cuMemAlloc_v2)(&raw mut address, bytes))?;
+            ok((driver.cuIpcGetMemHandle)(&raw mut name, address))?;
+        }
+        Ok((address, name))
+    }
+
+    /// Another process' memory, for copies of this GPU.
+    pub(crate) fn map(self, name: IpcHandle) -> Result<u64, CallFailed> {
+        const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
+        let Context { driver, handle, .. } = self.0;
+        let _current = Current::new(driver, *handle)?;
+        let mut address = 0;
+        // SAFETY: room for an address.
+        ok(unsafe { (driver.cuIpcOpenMemHandle_v2)(&raw mut address, name, LAZY_ENABLE_PEER_ACCESS) })?;
+        Ok(address)
     }
 }
 
@@ -314,16 +396,19 @@ impl Engine {
         Ok(Engine { gpu, stream, word, launched: 0 })
     }
 
-    /// Launches a copy.
+    /// Launches a copy, of one GPU's memory or not.
     ///
     /// # Safety
     /// Both ranges are there until the copy is done.
-    unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize) -> Result<(), CallFailed> {
+    unsafe fn copy(&mut self, to: u64, from: u64, bytes: usize, is_within: bool) -> Result<(), CallFailed> {
         let driver = self.gpu.0.driver;
         let _current = Current::new(driver, self.gpu.0.handle)?;
         // SAFETY: the caller's promise; the word stays.
         unsafe {
-            ok((driver.cuMemcpyAsync)(to, from, bytes, self.stream))?;
+            match driver.cuMemcpyBatchAsync_v2.filter(|_| is_within) {
+                Some(copy) => ok(copy_beside_kernels(copy, to, from, bytes, self.stream))?,
+                None => ok((driver.cuMemcpyAsync)(to, from, bytes, self.stream))?,
+            }
             let word = std::ptr::from_ref(self.word).addr() as u64;
             ok((driver.cuStreamWriteValue64_v2)(self.stream, word, self.launched + 1, 0))?;
         }
@@ -374,7 +459,7 @@ impl Copies {
         self.engines.values().next().map(|engine| engine.gpu)
     }
 
-    /// Launches a copy for a queue pair, and notes it in `pending`.
+    /// Launches a copy for a queue pair, and notes it in `pending`; `is_within`: of one GPU's memory.
     ///
     /// # Safety
     /// Both ranges are there until `pending` is done.
@@ -384,6 +469,7 @@ impl Copies {
         to: u64,
         from: u64,
         bytes: usize,
+        is_within: bool,
         pending: &mut Pending,
     ) -> Result<(), CallFailed> {
         let key = (gpu.0.ordinal, way, lane % LANES);
@@ -392,7 +478,7 @@ impl Copies {
             std::collections::btree_map::Entry::Vacant(free) => free.insert(Engine::new(gpu)?),
         };
         // SAFETY: the caller's promise.
-        unsafe { engine.copy(to, from, bytes)? };
+        unsafe { engine.copy(to, from, bytes, is_within)? };
         pending.note(engine.word, engine.launched);
         Ok(())
     }

@@ -12,6 +12,7 @@
 //! down, loss, a slow port, a failing queue pair, late completions, a lost device.
 //!
 //! Memory of GPUs is registered by dma-buf or by address. Copy engines move its bytes to and from the slots, one crossing on each side.
+//! Slots may lie in memory of GPUs, too, where both directions go at a NIC's rate at once.
 //! A process that has not loaded the CUDA driver never asks for it.
 //!
 //! | variable of a process | what |
@@ -38,5 +39,6 @@ mod queue_pair;
 mod served;
 #[cfg(test)]
 mod tests;
+mod twins;
 
 pub use files::{Listed, RingShape, read_list, write_list};

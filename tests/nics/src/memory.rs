@@ -9,6 +9,7 @@ use crate::abi::{ACCESS_LOCAL_WRITE, ACCESS_RELAXED_ORDERING, Sge};
 use crate::copiers;
 use crate::files::Ring;
 use crate::gpu::{CallFailed, Copies, Gpu, Pending, Way};
+use crate::twins::Twin;
 
 /// A registered region.
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +37,8 @@ pub(crate) struct Place {
 pub(crate) struct Slot<'a> {
     pub ring: &'a Ring,
     pub data: *mut u8,
+    /// Where the data are instead, on a GPU.
+    pub twin: Option<Twin>,
     pub copies: &'a Mutex<Copies>,
     /// Of the queue pair.
     number: u32,
@@ -47,7 +50,13 @@ pub(crate) struct Slot<'a> {
 
 impl<'a> Slot<'a> {
     pub(crate) fn new(ring: &'a Ring, index: u64, copies: &'a Mutex<Copies>, number: u32) -> Self {
-        Slot { ring, data: ring.data(index), copies, number, index, pending: Pending::default(), gpu_bytes: 0 }
+        let (data, pending) = (ring.data(index), Pending::default());
+        Slot { ring, data, twin: None, copies, number, index, pending, gpu_bytes: 0 }
+    }
+
+    /// The same slot of a twin, where there is one.
+    pub(crate) fn on(self, twin: Option<Twin>) -> Self {
+        Slot { twin: twin.map(|twin| self.ring.in_twin(twin, self.index)), ..self }
     }
 
     /// Copies between memory and the slot, from `at` on there.
@@ -56,7 +65,7 @@ impl<'a> Slot<'a> {
     /// The memory is there until `pending` is done, and the slot has room.
     pub(crate) unsafe fn copy(&mut self, memory: Place, at: usize, bytes: usize, way: Way) -> Result<(), Denied> {
         let slot = self.data.wrapping_add(at);
-        let Some(gpu) = memory.gpu else {
+        let Some(gpu) = memory.gpu.or(self.twin.map(|twin| twin.gpu)) else {
             let memory = memory.address as *mut u8;
             // SAFETY: the caller's promise.
             unsafe {
@@ -70,9 +79,18 @@ impl<'a> Slot<'a> {
         if bytes == 0 {
             return Ok(());
         }
-        self.gpu_bytes += bytes as u64;
-        self.ring.pin(gpu);
-        let slot = slot.addr() as u64;
+        if memory.gpu.is_some() {
+            self.gpu_bytes += bytes as u64;
+        }
+        let slot = match self.twin {
+            Some(twin) => twin.address + at as u64,
+            None => {
+                self.ring.pin(gpu);
+                slot.addr() as u64
+            }
+        };
+        // Out of a twin bytes stay in one GPU, into one they go to another.
+        let is_within = way == Way::ToGpu && memory.gpu.zip(self.twin).is_some_and(|(gpu, twin)| twin.gpu.is(gpu));
         let (to, from) = match way {
             Way::ToGpu => (memory.address, slot),
             Way::FromGpu => (slot, memory.address),
@@ -81,7 +99,7 @@ impl<'a> Slot<'a> {
         let lane = (gpu, way, self.number.wrapping_add(turns));
         let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the caller's promise; the slot is kept until `pending` is done.
-        let launched = unsafe { copies.launch(lane, to, from, bytes, &mut self.pending) };
+        let launched = unsafe { copies.launch(lane, to, from, bytes, is_within, &mut self.pending) };
         launched.map_err(|CallFailed| Denied)
     }
 }
@@ -121,6 +139,12 @@ impl Regions {
         }
         let is_relaxed = region.access & ACCESS_RELAXED_ORDERING != 0;
         Ok(Place { address: region.base + offset, gpu: region.gpu, is_relaxed })
+    }
+
+    /// Whether all parts are memory of a GPU.
+    pub(crate) fn are_on(&self, gpu: Gpu, parts: &[Sge]) -> bool {
+        let place = |part: &Sge| self.place(part.lkey, part.addr, part.length.into(), 0).ok()?.gpu;
+        parts.iter().all(|part| place(part).is_some_and(|owner| owner.is(gpu)))
     }
 
     /// Copies `bytes` between the parts' memory, from `offset` on, and a slot.

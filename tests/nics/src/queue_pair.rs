@@ -25,8 +25,9 @@ use crate::bell::Bell;
 use crate::completions::CompletionQueue;
 use crate::fabric::Route;
 use crate::files::{Head, Port, PortWords, Ring};
-use crate::gpu::{Copies, Gpu, Pending};
+use crate::gpu::{Copies, Gpu, IpcHandle, Pending};
 use crate::memory::Regions;
+use crate::twins::Twin;
 
 /// Of slots: the answer to a read or an atomic operation.
 const ANSWER: u32 = 1 << 16;
@@ -141,6 +142,8 @@ pub(crate) struct Peer {
     pub bell: Bell,
     /// What is on the way to it.
     pub route: Option<Route>,
+    /// Of its slots, once it is mapped.
+    pub twin: Option<Twin>,
 }
 
 /// How long a queue pair tries.
@@ -297,11 +300,33 @@ impl QueuePair {
         self.moved
     }
 
-    /// Has copy engines reach both rings.
+    /// Has copy engines reach both rings. Their twins are mapped by the devices' threads.
     pub(crate) fn pin(&self, gpu: Gpu) {
         self.own.pin(gpu);
         if let Some(peer) = &self.peer {
             peer.ring.pin(gpu);
+        }
+        if self.own.shape().on_gpus {
+            self.own.offer_twin(gpu);
+            self.own.words().maps.store(1, Ordering::Release);
+            if let Some(peer) = &self.peer {
+                peer.ring.words().maps.store(1, Ordering::Release);
+                peer.bell.ring();
+            }
+        }
+    }
+
+    /// The twin of the peer's slots, which is not mapped.
+    pub(crate) fn unmapped_twin(&self) -> Option<IpcHandle> {
+        self.peer.as_ref().filter(|peer| peer.twin.is_none())?.ring.offered_twin()
+    }
+
+    /// Has what is sent go by the twin, unless the peer is another by now.
+    pub(crate) fn send_by(&mut self, handle: IpcHandle, twin: Twin) {
+        if self.unmapped_twin() == Some(handle)
+            && let Some(peer) = &mut self.peer
+        {
+            peer.twin = Some(twin);
         }
     }
 

@@ -43,6 +43,12 @@ impl Served {
         self.ring.words().rung.load(Ordering::SeqCst) != self.seen.load(Ordering::Relaxed)
     }
 
+    /// Whether the peer's slots may have a twin that is not mapped; asked once.
+    pub(crate) fn maps(&self) -> bool {
+        let maps = &self.ring.words().maps;
+        maps.load(Ordering::Relaxed) != 0 && maps.swap(0, Ordering::AcqRel) != 0
+    }
+
     /// What has come until now is seen by the step that follows.
     pub(crate) fn note_seen(&self) {
         self.seen.store(self.ring.words().rung.load(Ordering::SeqCst), Ordering::Relaxed);

@@ -277,7 +277,7 @@ fn writes_between_leaves_take_the_links_of_their_spine_at_their_rate() {
 #[test]
 fn rings_of_any_shape_carry_long_writes() {
     for (seed, (slot_bytes, slots)) in (1..).zip([(4096, 2), (1 << 20, 3), (3 << 12, 57)]) {
-        let mut pair = Pair::shaped(LONG, RingShape { slot_bytes, slots });
+        let mut pair = Pair::shaped(LONG, RingShape { slot_bytes, slots, on_gpus: false });
         pair.sides[0].memory.copy_from_slice(&random(LONG, seed));
         let [from, to] = &pair.sides;
         assert_eq!(from.post(abi::WR_RDMA_WRITE, &[from.part(0, LONG as u32 * 8)], to.remote(0), [0; 2]), 0);
@@ -286,7 +286,10 @@ fn rings_of_any_shape_carry_long_writes() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     for (slot_bytes, slots) in [(0, 16), (1000, 16), (32 << 20, 16), (4096, 1), (4096, 5000)] {
-        let refusal = RingShape { slot_bytes, slots }.write(folder.path()).expect_err("no shape of rings").to_string();
+        let refusal = RingShape { slot_bytes, slots, on_gpus: false }
+            .write(folder.path())
+            .expect_err("no shape of rings")
+            .to_string();
         assert!(refusal.contains("whole pages of 4096 bytes"), "{refusal}");
     }
     std::fs::write(folder.path().join("ring"), "65536").expect("a file");

@@ -40,6 +40,9 @@ enum What {
         /// Slots of a queue pair.
         #[arg(long, default_value_t = RingShape::default().slots)]
         slots: u32,
+        /// Slots in memory of GPUs, too: long data of GPUs go from one to the other, both ways at a NIC's rate.
+        #[arg(long)]
+        slots_on_gpus: bool,
     },
     /// Makes a fault: down, up, fatal, loss PPM, rate MBIT_PER_S, latency NS, late NS, qp NUMBER, dma-buf 0|1, peer-memory 0|1.
     Fault {
@@ -72,14 +75,14 @@ enum What {
     },
     /// Prints the bytes that each link of the fabric has carried: leaf, spine, up, down.
     Links,
-    /// Prints the bytes that a device has sent and taken, and of each those from and to memory of GPUs.
+    /// Prints the bytes that a device has sent and taken, of each those from and to memory of GPUs, and those sent by slots on GPUs.
     Carried { host: String, device: String },
 }
 
 fn main() -> anyhow::Result<()> {
     let Arguments { folder, what } = Arguments::parse();
     match what {
-        What::Init { hosts, devices, gbit_per_s, latency_ns, slot_bytes, slots } => {
+        What::Init { hosts, devices, gbit_per_s, latency_ns, slot_bytes, slots, slots_on_gpus } => {
             let listed = hosts.iter().zip(0..).flat_map(|(host, number): (_, u8)| {
                 (0..devices).map(move |device| Listed {
                     host: host.clone(),
@@ -91,7 +94,7 @@ fn main() -> anyhow::Result<()> {
                 })
             });
             std::fs::create_dir_all(&folder)?;
-            RingShape { slot_bytes, slots }.write(&folder)?;
+            RingShape { slot_bytes, slots, on_gpus: slots_on_gpus }.write(&folder)?;
             write_list(&folder, &listed.collect::<Vec<_>>()).with_context(|| format!("writing {}", folder.display()))
         }
         What::Fault { host, device, kind, value } => {
@@ -124,7 +127,8 @@ fn main() -> anyhow::Result<()> {
         }
         What::Carried { host, device } => {
             let found = carried(&folder, &host, &device).with_context(|| format!("{} of {host}", device))?;
-            println!("{} {} {} {}", found.out_bytes, found.in_bytes, found.out_gpu_bytes, found.in_gpu_bytes);
+            let [sent, taken] = [found.out_bytes, found.in_bytes];
+            println!("{sent} {taken} {} {} {}", found.out_gpu_bytes, found.in_gpu_bytes, found.twin_bytes);
             Ok(())
         }
     }

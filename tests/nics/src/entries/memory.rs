@@ -75,6 +75,7 @@ unsafe fn add(pd: *mut Pd, addr: *mut c_void, region: Region) -> *mut Mr {
     if let Some(gpu) = region.gpu {
         nic.copies().prepare(gpu);
         nic.queue_pairs().values().for_each(|served| served.lock().pin(gpu));
+        nic.bell.ring();
     }
     let key = nic.regions().add(region);
     Box::into_raw(Box::new(Mr { context, pd, addr, length: region.bytes as usize, handle: key, lkey: key, rkey: key }))

@@ -195,7 +195,7 @@ fn open_peer(nic: &Nic, gid: [u8; 16], number: u32, source_port: u16) -> std::io
     let ring = Ring::open(folder, gid, number)?;
     let bell = Bell::open(folder, gid, ring.words().bell.load(Ordering::Acquire))?;
     let route = Route::of(folder, nic.listed.gid(), gid, source_port)?;
-    Ok(Peer { ring, port: Port::open_peer(folder, gid)?, bell, route })
+    Ok(Peer { ring, port: Port::open_peer(folder, gid)?, bell, route, twin: None })
 }
 
 #[unsafe(no_mangle)]

@@ -170,7 +170,8 @@ impl QueuePair {
             self.own.words().not_ready.store(head.psn + 1, Ordering::Release);
             return Ok(false);
         }
-        let mut slot = Slot::new(&self.own, index, lent.copies, self.number);
+        let twin = self.own.own_twin().filter(|_| head.is_on_gpu != 0);
+        let mut slot = Slot::new(&self.own, index, lent.copies, self.number).on(twin);
         // SAFETY: the slot has `bytes`, which were checked against its room; regions are kept by whoever registered them.
         let placed = unsafe {
             if is_send {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{AHEAD_NS, AHEAD_PACKETS, ANSWER, Answer, Failed, Filling, Lent, NEVER, Peer, QueuePair, Source};
+use super::{AHEAD_NS, AHEAD_PACKETS, ANSWER, Answer, Failed, Filling, Lent, NEVER, Peer, QueuePair, Request, Source};
 use crate::abi::{
     ACCESS_REMOTE_READ, QPS_RTS, WC_LOC_PROT_ERR, WC_REM_ACCESS_ERR, WC_RETRY_EXC_ERR, WC_RNR_RETRY_EXC_ERR,
     WC_SUCCESS, Wc,
@@ -10,6 +10,16 @@ use crate::abi::{
 use crate::files::{Head, PortWords};
 use crate::gpu::Way;
 use crate::memory::Slot;
+use crate::twins::{LONG_BYTES, Twin};
+
+impl Peer {
+    /// The twin of its slots, if a packet goes by it: a long one, of memory of that GPU.
+    fn twin_for(&self, request: &Request, bytes: u32, lent: &Lent<'_>) -> Option<Twin> {
+        let twin = self.twin.filter(|_| bytes >= LONG_BYTES && request.inline.is_none())?;
+        let is_offered = self.ring.words().has_twin.load(Ordering::Acquire) != 0;
+        (is_offered && lent.regions.are_on(twin.gpu, &request.parts)).then_some(twin)
+    }
+}
 
 impl QueuePair {
     /// Completes what the peer has, and sees to what it has not.
@@ -192,7 +202,8 @@ impl QueuePair {
                 Err(later) => return Ok(later),
             };
             if !QueuePair::is_lost(&mut self.chance, peer, lent) {
-                let mut slot = Slot::new(&peer.ring, index, lent.copies, self.number);
+                let twin = peer.twin_for(request, bytes, lent);
+                let mut slot = Slot::new(&peer.ring, index, lent.copies, self.number).on(twin);
                 // SAFETY: the slot has room for `bytes`; the regions are kept until the request ends.
                 let copied = unsafe {
                     match &request.inline {
@@ -206,6 +217,7 @@ impl QueuePair {
                 };
                 let pending = slot.pending;
                 lent.port.out_gpu_bytes.fetch_add(slot.gpu_bytes, Ordering::Relaxed);
+                lent.port.twin_bytes.fetch_add(twin.map_or(0, |_| slot.gpu_bytes), Ordering::Relaxed);
                 if copied.is_err() {
                     pending.wait();
                     self.fail(Some((self.next_psn, WC_LOC_PROT_ERR)), lent);
@@ -222,6 +234,7 @@ impl QueuePair {
                     imm: request.imm,
                     offset,
                     total: request.bytes,
+                    is_on_gpu: twin.is_some().into(),
                 };
                 self.filling.push_back(Filling { pending, head });
                 self.put_filled(peer);

@@ -12,7 +12,7 @@ const WORD_BYTES: u32 = 8;
 fn what_is_sent_after_a_late_answer_begins_behind_what_was_acknowledged() {
     let folder = tempfile::tempdir().expect("a folder");
     // Two packets fill the peer's ring: nothing more leaves before it has emptied slots.
-    RingShape { slot_bytes: 4096, slots: 2 }.write(folder.path()).expect("a shape");
+    RingShape { slot_bytes: 4096, slots: 2, on_gpus: false }.write(folder.path()).expect("a shape");
     let listed = |number| Listed {
         host: format!("h{number}"),
         name: "nic".into(),
@@ -31,6 +31,7 @@ fn what_is_sent_after_a_late_answer_begins_behind_what_was_acknowledged() {
         port: peers_port,
         bell: Bell::create(folder.path(), gids[1], 1).expect("a bell"),
         route: None,
+        twin: None,
     };
     let mut qp = QueuePair::new(1, Arc::clone(&own), [std::ptr::null(); 2], [8; 2]);
     qp.connect(peer);
