@@ -30,20 +30,14 @@ __device__ inline void copy(uint64_t to, uint64_t from, uint64_t bytes) {
         if (unit == 16) {
             store_aligned(to + at, load_fresh(from + at));
         } else if (unit == 4) {
-            *reinterpret_cast<volatile uint32_t*>(to + at) = *reinterpret_cast<const volatile uint32_t*>(from + at);
+            store_volatile(to + at, load_volatile<uint32_t>(from + at));
         } else {
-            *reinterpret_cast<volatile uint8_t*>(to + at) = *reinterpret_cast<const volatile uint8_t*>(from + at);
+            store_volatile(to + at, load_volatile<uint8_t>(from + at));
         }
     }
     for (uint64_t at = whole * unit + threadIdx.x; at < bytes; at += blockDim.x) {
-        *reinterpret_cast<volatile uint8_t*>(to + at) = *reinterpret_cast<const volatile uint8_t*>(from + at);
+        store_volatile(to + at, load_volatile<uint8_t>(from + at));
     }
-}
-
-__device__ inline uint64_t load_word(uint64_t word) {
-    uint64_t value;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-    return value;
 }
 
 }  // namespace mccs
@@ -57,15 +51,16 @@ extern "C" __global__ void __launch_bounds__(1024, 1) mccs_stage(const __grid_co
     if (threadIdx.x == 0) {
         uint64_t ready = a.ready_value, done = a.done_value;
         if (a.ticket_word != 0) {
-            uint64_t first = load_word(a.ticket_word);
+            uint64_t first = load_acquire(a.ticket_word);
             ready = ready != 0 && first != 0 ? first + ready - 1 : 0;
             done = done != 0 && first != 0 ? first + done - 1 : 0;
         }
         if (ready != 0) {
-            asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(a.ready_word), "l"(ready) : "memory");
+            store_release(a.ready_word, ready);
         }
         // As the driver's own waits compare: whoever lets everything go writes the largest signed number.
-        while (done != 0 && int64_t(load_word(a.done_word) - done) < 0) {
+        while (done != 0 && int64_t(load_acquire(a.done_word) - done) < 0) {
+            pass_turn();
         }
     }
     __syncthreads();

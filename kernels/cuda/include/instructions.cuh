@@ -42,6 +42,20 @@ __device__ inline void store_relaxed(uint64_t to, uint64_t v) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
 }
 
+__device__ inline void store_release(uint64_t to, uint64_t v) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
+}
+
+// A word of 1, 2, 4 or 8 bytes.
+template <class WORD>
+__device__ inline WORD load_volatile(uint64_t from) {
+    return *reinterpret_cast<const volatile WORD*>(from);
+}
+template <class WORD>
+__device__ inline void store_volatile(uint64_t to, WORD v) {
+    *reinterpret_cast<volatile WORD*>(to) = v;
+}
+
 // For readers on this GPU, its copy engines and its streams.
 __device__ inline void add_release(uint64_t to, uint64_t v) {
     asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");

@@ -15,13 +15,13 @@ template <class WORD>
 __device__ inline uint64_t load_words(uint64_t from, uint32_t bytes) {
     uint64_t v = 0;
     for (uint32_t i = 0; i < bytes; i += sizeof(WORD)) {
-        v |= uint64_t(*reinterpret_cast<const volatile WORD*>(from + i)) << 8 * i;
+        v |= uint64_t(load_volatile<WORD>(from + i)) << 8 * i;
     }
     return v;
 }
 template <class WORD>
 __device__ inline void store_words(uint64_t to, uint64_t v, uint32_t bytes) {
-    for (uint32_t i = 0; i < bytes; i += sizeof(WORD)) *reinterpret_cast<volatile WORD*>(to + i) = WORD(v >> 8 * i);
+    for (uint32_t i = 0; i < bytes; i += sizeof(WORD)) store_volatile<WORD>(to + i, WORD(v >> 8 * i));
 }
 
 // `bytes` (at most 8) of memory at any address, in the low bytes of the result.
@@ -42,15 +42,15 @@ __device__ __noinline__ void store8_part(uint64_t to, uint64_t v, uint32_t bytes
 
 // The usual cases inline: code that is not there yet is what the smallest sends wait for.
 __device__ inline uint64_t load8(uint64_t from, uint32_t bytes) {
-    if ((from & 7) == 0 && bytes == 8) return *reinterpret_cast<const volatile uint64_t*>(from);
-    if ((from & 3) == 0 && bytes == 4) return *reinterpret_cast<const volatile uint32_t*>(from);
+    if ((from & 7) == 0 && bytes == 8) return load_volatile<uint64_t>(from);
+    if ((from & 3) == 0 && bytes == 4) return load_volatile<uint32_t>(from);
     return load8_part(from, bytes);
 }
 __device__ inline void store8(uint64_t to, uint64_t v, uint32_t bytes) {
     if ((to & 7) == 0 && bytes == 8) {
-        *reinterpret_cast<volatile uint64_t*>(to) = v;
+        store_volatile<uint64_t>(to, v);
     } else if ((to & 3) == 0 && bytes == 4) {
-        *reinterpret_cast<volatile uint32_t*>(to) = uint32_t(v);
+        store_volatile<uint32_t>(to, uint32_t(v));
     } else {
         store8_part(to, v, bytes);
     }

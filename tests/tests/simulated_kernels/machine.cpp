@@ -10,6 +10,7 @@
 #include "machine.h"
 
 #include "../../../kernels/cuda/mccs.cu"
+#include "../../../kernels/cuda/stage.cu"
 
 namespace simulated {
 namespace {
@@ -66,6 +67,12 @@ struct Launch {
     uint64_t value;        // the word is at least this
 };
 
+// What is done beside the GPUs, by a processor or a copy engine, as a launch of one thread: after some turns it copies, and then writes a word. All see that at once.
+struct Deed {
+    uint64_t turns, from, to, bytes;
+    uint64_t word, value;  // word 0: none
+};
+
 namespace {
 
 struct Grid {
@@ -108,12 +115,22 @@ void call(const Launch& launch) {
     reinterpret_cast<void (*)(ARGS)>(launch.function)(*static_cast<const ARGS*>(launch.args));
 }
 
+void carry_out(const Deed& deed) {
+    for (uint64_t turn = 0; turn < deed.turns; turn++) pass_turn();
+    if (deed.bytes > 0) std::memcpy(reinterpret_cast<void*>(deed.to), reinterpret_cast<const void*>(deed.from), deed.bytes);
+    if (deed.word != 0) *reinterpret_cast<uint64_t*>(deed.word) = deed.value;
+}
+
 void run_current() {
     const Launch& launch = *machine->current->block->grid->launch;
     switch (launch.args_bytes) {
         case sizeof(DirectArgs): call<DirectArgs>(launch); break;
         case sizeof(P2pArgs<MESSAGES_FEW>): call<P2pArgs<MESSAGES_FEW>>(launch); break;
         case sizeof(P2pArgs<MESSAGES_MANY>): call<P2pArgs<MESSAGES_MANY>>(launch); break;
+        case sizeof(ReduceArgs): call<ReduceArgs>(launch); break;
+        case sizeof(CombineArgs): call<CombineArgs>(launch); break;
+        case sizeof(StageArgs): call<StageArgs>(launch); break;
+        case sizeof(Deed): carry_out(*static_cast<const Deed*>(launch.args)); break;
         default: std::abort();
     }
     machine->current->has_ended = true;

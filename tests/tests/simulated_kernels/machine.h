@@ -104,6 +104,10 @@ using std::min;
 constexpr uint32_t ALL_THREADS = 0;  // the number of a block's own barrier
 inline void __syncthreads() { simulated::meet(ALL_THREADS, blockDim.x, false); }
 inline bool __syncthreads_or(bool says) { return simulated::meet(ALL_THREADS, blockDim.x, says).any; }
+inline void __threadfence_system() {
+    simulated::step();
+    simulated::settle();
+}
 inline void __syncwarp() { simulated::meet_warp(false); }
 inline bool __any_sync(uint32_t, bool says) { return simulated::meet_warp(says).any; }
 inline bool __all_sync(uint32_t, bool says) { return simulated::meet_warp(says).all; }
@@ -165,6 +169,20 @@ inline uint64_t load_acquire(uint64_t from) {
     return simulated::load<uint64_t>(from);
 }
 inline void store_relaxed(uint64_t to, uint64_t v) {
+    simulated::step();
+    simulated::store(to, v);
+}
+inline void store_release(uint64_t to, uint64_t v) {
+    simulated::settle();
+    store_relaxed(to, v);
+}
+template <class WORD>
+WORD load_volatile(uint64_t from) {
+    simulated::step();
+    return simulated::load<WORD>(from);
+}
+template <class WORD>
+void store_volatile(uint64_t to, WORD v) {
     simulated::step();
     simulated::store(to, v);
 }

@@ -5,6 +5,8 @@
 //! that a GPU makes too early are not (decision 040).
 
 mod batches;
+mod reductions;
+mod stage;
 
 use std::ffi::c_void;
 use std::path::{Path, PathBuf};
@@ -39,7 +41,24 @@ struct Begun {
     value: u64,
 }
 
+/// The mirror of `simulated::Deed`: after some turns, copies and then writes a word, all at once.
+#[repr(C)]
+struct Deed {
+    turns: u64,
+    from: u64,
+    to: u64,
+    bytes: u64,
+    word: u64,
+    value: u64,
+}
+
 impl Begun {
+    /// As a launch of one thread.
+    fn deed(deed: &Deed, stream: u32) -> Self {
+        let (function, args, args_bytes) = (std::ptr::null(), (&raw const *deed).cast(), size_of::<Deed>() as u32);
+        Begun { function, args, args_bytes, grid: 1, threads: 1, stream, word: std::ptr::null(), value: 0 }
+    }
+
     /// Not before the symmetric buffer of its rank has counted so many operations.
     fn after(self, operations: u64, buffer: &Memory) -> Self {
         let word = (buffer.address() + SymmetricBufferLayout::COUNTER_OFFSET) as *const u64;
@@ -144,8 +163,13 @@ impl Buffer {
         Buffer { memory, begin, bytes }
     }
 
+    /// 0 where it has nothing.
     fn address(&self) -> u64 {
-        if self.bytes == 0 { 0 } else { (self.memory.as_ptr().addr() + self.begin) as u64 }
+        if self.bytes == 0 { 0 } else { self.begins_at() }
+    }
+
+    fn begins_at(&self) -> u64 {
+        (self.memory.as_ptr().addr() + self.begin) as u64
     }
 
     fn all(&self) -> &[u8] {
