@@ -36,6 +36,9 @@ use crate::shm::{Mapping, ShmError};
 
 /// Most ranks that reach each other's symmetric buffers: GPUs of one host.
 pub const DEVICE_INITIATED_RANKS_MAX: u32 = 8;
+/// Multiprocessors of a GPU that kernels leave free which wait for other ranks'. A block may take one of them all the time that it waits, and
+/// blocks of another communicator that others wait for need room.
+pub const MULTIPROCESSORS_KEPT_FREE: u32 = 4;
 
 /// A GPU's UUID.
 pub type GpuUuid = [u8; 16];

@@ -2,6 +2,8 @@
 //! parts. All are estimates by what was measured of the parts; a sweep on GPUs, of 8 B to 64 MiB on
 //! two and four hosts, is to set them. All ranks must have the same.
 
+use mccs_ipc::device_initiated::MULTIPROCESSORS_KEPT_FREE;
+
 use crate::cost::{Forked, Rates};
 
 /// Bytes of a rank's slots, of all its rails together.
@@ -35,17 +37,16 @@ pub(crate) const RATES: Rates = Rates {
 };
 /// Blocks of a team's kernel of a forked call: no more gain anything beside another such kernel, and fewer do not keep links busy.
 const FORKED_BLOCKS: std::ops::RangeInclusive<u32> = 32..=42;
-/// Multiprocessors that are left when three such kernels run.
-const LEFT: u32 = 4;
 
 /// Most blocks of a team's kernel of a call whose segments have streams of their own, on GPUs of which each has so many multiprocessors; none
 /// where no call may be forked.
 ///
 /// Such a call has two kernels at a time whose blocks wait for those of other ranks. Ranks may come to two such calls, of two communicators, in
-/// different orders. Any three of the four kernels leave room for blocks of the fourth. So on all ranks blocks of each run, and end.
+/// different orders. Any three of the four kernels leave room for blocks of the fourth ([`MULTIPROCESSORS_KEPT_FREE`]). So on all ranks blocks of
+/// each run, and end.
 #[must_use]
 pub fn forked_blocks(multiprocessors: u32) -> Option<u32> {
-    let blocks = multiprocessors.saturating_sub(LEFT) / 3;
+    let blocks = multiprocessors.saturating_sub(MULTIPROCESSORS_KEPT_FREE) / 3;
     (blocks >= *FORKED_BLOCKS.start()).then(|| blocks.min(*FORKED_BLOCKS.end()))
 }
 
@@ -107,7 +108,10 @@ mod tests {
             [None, None, Some(32), Some(34), Some(42), Some(42)]
         );
         for multiprocessors in 0..300 {
-            assert!(forked_blocks(multiprocessors).is_none_or(|blocks| 3 * blocks + LEFT <= multiprocessors));
+            assert!(
+                forked_blocks(multiprocessors)
+                    .is_none_or(|blocks| 3 * blocks + MULTIPROCESSORS_KEPT_FREE <= multiprocessors)
+            );
         }
     }
 }

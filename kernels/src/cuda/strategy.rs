@@ -3,6 +3,7 @@
 //! lie in a shared page.
 
 use bytemuck::{Pod, Zeroable};
+use mccs_ipc::device_initiated::MULTIPROCESSORS_KEPT_FREE;
 use mccs_ipc::types::CollectiveKind;
 
 use super::{Algorithm, SymmetricBufferLayout};
@@ -17,9 +18,6 @@ const LONGEST: u64 = u64::MAX;
 /// Blocks of the kernels that combine what copy engines bring: as many as fit on the multiprocessors that a caller's kernel on 100 of
 /// 132 leaves free. With half of them the links wait: an all-reduce of 256 MiB beside such a kernel took 1.06 of its time alone, not 1.02.
 pub(super) const COMBINE_BLOCKS: u32 = 128;
-
-/// Multiprocessors that no kernel takes.
-const LEFT: u32 = 4;
 
 /// Operations of up to so many bytes go this way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
@@ -217,7 +215,7 @@ impl DeviceInitiatedStrategy {
     pub fn with_room_for_others(self, multiprocessors: u32) -> DeviceInitiatedStrategy {
         match multiprocessors {
             0 => self,
-            _ => self.with_max_blocks(multiprocessors.saturating_sub(LEFT)),
+            _ => self.with_max_blocks(multiprocessors.saturating_sub(MULTIPROCESSORS_KEPT_FREE)),
         }
     }
 
