@@ -13,7 +13,7 @@ use mccs_config::Bytes;
 use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_config::service::{AlgorithmChoice, CONTROL_SOCKET, Device, FlowPath, Ports, TransportKind};
 use mccs_control::{ControlAnswer, ControlRequest, call};
-use mccs_controller::answer::{ControllerAnswer, ControllerRequest};
+use mccs_controller::messages::answer::{ControllerAnswer, ControllerRequest};
 use mccs_eval::arguments::{RankArguments, unix_time_ns};
 use mccs_eval::stats::Latencies;
 use mccs_policy::random::Random;

@@ -12,7 +12,7 @@ use mccs_config::error::in_words;
 use mccs_config::limits::{FILE_BYTES_MAX, POLICY_BYTES_MAX};
 use mccs_config::service::{RdmaUse, TenantConfig};
 use mccs_config::topology::ActualHost;
-use mccs_controller::cluster_config::{ClusterConfig, Text};
+use mccs_controller::config::cluster_config::{ClusterConfig, Text};
 use mccs_device::cuda::{MPS_VARIABLE, QUEUES_MAX, QUEUES_VARIABLE};
 use mccs_engines::controller::ControllerSettings;
 use mccs_service::service::{CudaUse, Service, Settings};

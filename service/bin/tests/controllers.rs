@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use mccs::{Client, Communicator, DataType, RedOp, Stream, UniqueId};
 use mccs_control::{CommView, ControlAnswer, ControlRequest, call};
-use mccs_controller::answer::{ControllerAnswer, ControllerRequest, PolicyView, Standing};
+use mccs_controller::messages::answer::{ControllerAnswer, ControllerRequest, PolicyView, Standing};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

@@ -24,7 +24,7 @@ use mccs_config::cpus::CpuChoice;
 use overview::Overview;
 use serde::{Deserialize, Serialize};
 
-use mccs_controller::answer::{ControllerAnswer, ControllerRequest};
+use mccs_controller::messages::answer::{ControllerAnswer, ControllerRequest};
 use mccs_runtime::{EngineId, EngineInfo, RuntimeInfo};
 use mccs_telemetry::failed::FailedView;
 use mccs_telemetry::missing_ranks::LateView;

@@ -25,6 +25,7 @@
 //!
 //! Without I/O and clock: inputs in, outputs out.
 
+pub mod clock;
 mod paces;
 mod reports;
 
@@ -37,11 +38,11 @@ use mccs_config::service::FlowPath;
 
 use self::paces::Paced;
 use self::reports::Known;
-use super::clock::CommonClock;
-use super::inventory::{Interfaces, Inventory};
-use super::link_overrides::LinkOverrides;
-use super::message::{Act, AgentMessage, ControllerMessage, Order, Outcome};
-use super::rates::RateWatch;
+use crate::agent::clock::CommonClock;
+use crate::inventory::{Interfaces, Inventory};
+use crate::links::link_overrides::LinkOverrides;
+use crate::messages::message::{Act, AgentMessage, ControllerMessage, Order, Outcome};
+use crate::rates::RateWatch;
 use mccs_model::rate_limit::Pace;
 use mccs_model::{CommId, Name, Reductions, Refused, Whose};
 use mccs_telemetry::LogBudget;

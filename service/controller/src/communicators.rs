@@ -1,15 +1,20 @@
 //! Communicators of the cluster, by name, that hosts have reported.
 
+mod admission_order;
+pub mod communicator;
+pub mod orders;
+pub mod plan;
+pub(crate) mod rollout;
+
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use super::admission_order;
-use super::communicator::Communicator;
-use super::effects::Effects;
-use super::history::Went;
-use super::message::Report;
-use super::outbox::Outbox;
-use super::plan::Plan;
+use crate::communicators::communicator::Communicator;
+use crate::communicators::plan::Plan;
+use crate::effects::Effects;
+use crate::history::Went;
+use crate::messages::message::Report;
+use crate::messages::outbox::Outbox;
 use mccs_model::{CommId, Name};
 
 /// Communicators of the cluster that are looked after; those beyond keep what they have.

@@ -1,10 +1,12 @@
 //! Effects of a component of the controller: outputs, history entries, and another decision.
 
+pub(crate) mod decision_scheduler;
+
 use std::time::Instant;
 
-use super::decision_scheduler::DecisionScheduler;
-use super::history::{History, Went};
-use super::outbox::Outbox;
+use crate::effects::decision_scheduler::DecisionScheduler;
+use crate::history::{History, Went};
+use crate::messages::outbox::Outbox;
 
 /// See the module's documentation.
 pub(super) struct Effects {

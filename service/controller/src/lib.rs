@@ -8,13 +8,17 @@
 //!
 //! | module | what |
 //! | --- | --- |
-//! | [`state`] | the controller: routes inputs to components, which own what it knows |
-//! | [`agent`] | the agent of a host: reports, and carries out orders |
-//! | [`message`], [`answer`] | what the two say to each other, and what operators ask and are answered |
-//! | [`cluster_config`], [`plan`], [`pace`] | from files and reports to what communicators and hosts are to do |
-//! | [`communicator`], [`orders`], `rollout` | what is not as decided, what is asked for it, and what is taken back together |
-//! | [`links`], [`link_overrides`], [`dead_paths`] | links that are not as the topology says |
-//! | [`clock`], [`bursts`], [`rates`] | the common clock, bursts that others make room for, what flows send |
+//! | [`state`] | the controller: routes inputs to components, and shows operators what they know |
+//! | [`communicators`] | plans, orders and rollouts: what is not as decided, what is asked for it, what is taken back together |
+//! | [`cluster`] | hosts, what they have and were told, what flows send, and links that fail |
+//! | `effects` | outputs of components, and when the controller decides again |
+//! | [`agent`] | the agent of a host: reports, carries out orders, and follows the controller's clock |
+//! | [`config`] | policy and topology: on disk, checked, and in force |
+//! | [`messages`] | what controller and agents say to each other, and what operators ask and are answered |
+//! | [`history`], [`rates`] | what was done and how it went; what a host's flows send |
+//! | [`links`], [`pace`], [`inventory`] | links that are not as the topology says, rate limits and bursts, what a host has |
+//!
+//! Modules use those below them.
 //!
 //! All of it is without I/O and clock; the controller engine connects it with the exchange, the registry, the operator and the files.
 //!
@@ -26,38 +30,18 @@
 //! Deliberately absent: election (the configuration names the host), and memory (agents report anew, and what was said to former
 //! lives; of links the engine keeps it on disk as well).
 
-mod admission_order;
 pub mod agent;
-pub mod answer;
-pub mod bursts;
-pub mod clock;
-pub mod cluster_config;
-pub mod communicator;
+pub mod cluster;
 pub mod communicators;
-mod config_store;
-pub mod dead_paths;
-mod decision_scheduler;
-pub mod disk;
+pub mod config;
 mod effects;
 pub mod history;
-pub mod hosts;
-mod inventories;
 pub mod inventory;
-mod link_faults;
-pub mod link_overrides;
-mod link_state;
 pub mod links;
-pub mod message;
-pub mod orders;
-pub mod outbox;
+pub mod messages;
 pub mod pace;
-mod pace_table;
-pub mod plan;
 pub mod rates;
-mod reductions;
-mod rollout;
 pub mod state;
-mod views;
 
 #[cfg(test)]
 mod tests;

@@ -1,12 +1,15 @@
 //! Links that are down or slower than the topology says, and the capacities that are left.
 
+pub mod link_overrides;
+pub(crate) mod link_state;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use mccs_config::Rate;
 use mccs_config::service::{Device, TransportKind};
 
-use super::link_overrides::{LinkOverride, LinkOverrides};
-pub use super::link_state::LinkState;
+use crate::links::link_overrides::{LinkOverride, LinkOverrides};
+pub use crate::links::link_state::LinkState;
 use mccs_policy::topology::{HostId, Port, Topology};
 
 /// See the module's documentation. By lower and upper end.

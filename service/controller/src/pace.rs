@@ -4,13 +4,15 @@
 //! a host was away. Rates are of payload, as they are in [`Pace`]; links are shared by what they carry, headers included, so
 //! that shares are told as [`PAYLOAD`] of what the policy allots. Caps are of payload everywhere.
 
+pub mod bursts;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::bursts::CommonBurst;
+use crate::pace::bursts::CommonBurst;
 use mccs_model::limits::CONTROL_BYTES_MAX;
 use mccs_model::rate_limit::{LocalWindow, Pace};
 use mccs_model::{CommId, Name};

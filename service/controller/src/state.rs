@@ -39,28 +39,29 @@
 
 mod operator_requests;
 mod report_handler;
+mod views;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::answer::{Applied, ControllerAnswer};
-use super::cluster_config::ClusterConfig;
-use super::communicators::Communicators;
-use super::config_store::{ConfigStore, Texts};
-use super::effects::Effects;
-use super::history::{Cause, History, Went};
-use super::hosts::Hosts;
-use super::inventories::Inventories;
-use super::link_faults::LinkFaults;
-use super::link_overrides::LinkOverride;
-use super::orders::{Answered, Orders, besides};
-use super::outbox::{Output, Ticket};
-use super::pace_table::PaceTable;
-use super::plan::plan_all;
-use super::rates::ClusterRates;
-use super::reductions::ToldReductions;
-use super::rollout::{Ended, Finish, Rollouts, Start};
-use super::views::Cluster;
+use crate::cluster::cluster_rates::ClusterRates;
+use crate::cluster::hosts::Hosts;
+use crate::cluster::inventories::Inventories;
+use crate::cluster::link_faults::LinkFaults;
+use crate::cluster::pace_table::PaceTable;
+use crate::cluster::reductions::ToldReductions;
+use crate::communicators::Communicators;
+use crate::communicators::orders::{Answered, Orders, besides};
+use crate::communicators::plan::plan_all;
+use crate::communicators::rollout::{Ended, Finish, Rollouts, Start};
+use crate::config::cluster_config::ClusterConfig;
+use crate::config::config_store::{ConfigStore, Texts};
+use crate::effects::Effects;
+use crate::history::{Cause, History, Went};
+use crate::links::link_overrides::LinkOverride;
+use crate::messages::answer::{Applied, ControllerAnswer};
+use crate::messages::outbox::{Output, Ticket};
+use crate::state::views::Cluster;
 use mccs_model::Name;
 
 /// See the module's documentation.
@@ -369,7 +370,7 @@ impl Controller {
     }
 
     /// What hosts have reported, in the order in which communicators arrived.
-    pub(crate) fn reports(&self) -> Vec<&super::message::Report> {
+    pub(crate) fn reports(&self) -> Vec<&crate::messages::message::Report> {
         self.comms.reports()
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use mccs_controller::answer::{DiffView, PolicyDiff};
+use mccs_controller::messages::answer::{DiffView, PolicyDiff};
 use mccs_controller::pace::HostPace;
 
 use crate::policy::strategy;

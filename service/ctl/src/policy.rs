@@ -10,13 +10,13 @@ use mccs_config::limits::POLICY_BYTES_MAX;
 use mccs_config::service::AlgorithmChoice;
 use mccs_config::{PolicyFile, Rate, ServiceConfig, TopologyFile};
 use mccs_control::ControlRequest;
-use mccs_controller::answer::{
+use mccs_controller::config::cluster_config::{not_enforced, not_there};
+use mccs_controller::history::Went;
+use mccs_controller::links::LinkState;
+use mccs_controller::messages::answer::{
     Applied, ControllerAnswer, ControllerRequest, FileStanding, FileView, HistoryView, LinkRateView, PathRateView,
     PolicyView, RatesView, Standing, StrategyView,
 };
-use mccs_controller::cluster_config::{not_enforced, not_there};
-use mccs_controller::history::Went;
-use mccs_controller::links::LinkState;
 use mccs_policy::Profile;
 
 use crate::diff;

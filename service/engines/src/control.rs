@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mccs_control::{Call, Chunk, ControlAnswer, ControlRequest, DrainView, GpuView, TRACE_MAX, TraceBegun};
 use mccs_controller::history::Went;
-use mccs_controller::message::Act;
+use mccs_controller::messages::message::Act;
 use mccs_ipc::handshake::{Listener, SocketError};
 use mccs_registry::{Overseer, session_view};
 use mccs_runtime::{Context, Engine, Mailbox, NumaNodes, Progress, WakerSlot};

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use mccs_controller::agent::{Agent, AgentOutput, Live};
 use mccs_controller::inventory::Inventory;
-use mccs_controller::message::{AgentMessage, BodyError, ControllerMessage};
+use mccs_controller::messages::message::{AgentMessage, BodyError, ControllerMessage};
 use mccs_exchange::protocol::{CommId, ControlBody, Event, Name, Request};
 use mccs_model::Refused;
 use mccs_registry::{CommInfo, Registry};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use mccs::{DataType, RedOp};
 use mccs_control::{ControlAnswer, ControlRequest, call};
-use mccs_controller::answer::{ControllerAnswer, ControllerRequest, PolicyView, Standing};
+use mccs_controller::messages::answer::{ControllerAnswer, ControllerRequest, PolicyView, Standing};
 use mccs_model::link::FlowWait;
 use mccs_telemetry::stuck::{Culprit, StuckClass, StuckReport};
 use mccs_tests::Rank;

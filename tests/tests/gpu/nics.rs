@@ -10,7 +10,7 @@ use mccs::{CollectiveKind, DataType, RedOp};
 use mccs_config::change::StrategyChange;
 use mccs_config::service::TransportKind;
 use mccs_control::{ControlAnswer, ControlRequest, call as ask};
-use mccs_controller::answer::{ControllerAnswer, ControllerRequest};
+use mccs_controller::messages::answer::{ControllerAnswer, ControllerRequest};
 use mccs_emulated_nics::control::Fault;
 use mccs_eval::workload::Call;
 use mccs_registry::CommInfo;

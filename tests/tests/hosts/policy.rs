@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 use mccs::{DataType, RedOp};
 use mccs_config::change::StrategyChange;
 use mccs_control::{ControlAnswer, ControlRequest, call as ask};
-use mccs_controller::answer::{
-    ControllerAnswer, ControllerRequest, HistoryView, LinkRateView, PathRateView, PolicyView, RatesView, Standing,
-};
 use mccs_controller::history::Went;
 use mccs_controller::links::LinkState;
+use mccs_controller::messages::answer::{
+    ControllerAnswer, ControllerRequest, HistoryView, LinkRateView, PathRateView, PolicyView, RatesView, Standing,
+};
 use mccs_ipc::types::CollectiveKind;
 use mccs_model::Reductions;
 use mccs_tests::Rank;

@@ -1,6 +1,6 @@
 //! Rates of flows in the simulator: how fast they move, until when, and what they have moved since.
 
-use mccs_controller::bursts::CommonBurst;
+use mccs_controller::pace::bursts::CommonBurst;
 use mccs_policy::shares::Demand;
 use mccs_policy::{Decision, WindowState};
 

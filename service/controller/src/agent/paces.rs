@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::bursts::CommonBurst;
-use super::super::message::AgentMessage;
-use super::super::pace::HostPace;
 use super::reports::{Known, profile_of};
 use super::{Agent, AgentOutput, PACE_KEPT_FOR};
+use crate::messages::message::AgentMessage;
+use crate::pace::HostPace;
+use crate::pace::bursts::CommonBurst;
 use mccs_model::CommId;
 use mccs_telemetry::placed::PaceUse;
 use mccs_telemetry::profile::Burst;

@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::message::{AgentMessage, Report};
-use super::super::pace::PERIOD_MAX;
 use super::{Agent, AgentOutput, Live};
+use crate::messages::message::{AgentMessage, Report};
+use crate::pace::PERIOD_MAX;
 use mccs_model::CommId;
 use mccs_policy::Profile;
 use mccs_telemetry::placed::Chosen;

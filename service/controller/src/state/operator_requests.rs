@@ -2,17 +2,17 @@
 
 use std::time::Instant;
 
-use super::super::answer::{ControllerAnswer, ControllerRequest};
-use super::super::cluster_config::Text;
-use super::super::config_store::Texts;
-use super::super::disk::FileRole;
-use super::super::history::{Cause, Went};
-use super::super::links::{LinkState, Links};
-use super::super::message::Act;
-use super::super::outbox::Question;
-use super::super::rollout::Start;
-use super::super::views::history_of;
 use super::Controller;
+use crate::communicators::rollout::Start;
+use crate::config::cluster_config::Text;
+use crate::config::config_store::Texts;
+use crate::config::disk::FileRole;
+use crate::history::{Cause, Went};
+use crate::links::{LinkState, Links};
+use crate::messages::answer::{ControllerAnswer, ControllerRequest};
+use crate::messages::message::Act;
+use crate::messages::outbox::Question;
+use crate::state::views::history_of;
 use mccs_model::Name;
 
 impl Controller {

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use super::super::history::Went;
-use super::super::inventory::Inventory;
-use super::super::message::{AgentMessage, ControllerMessage};
 use super::Controller;
+use crate::history::Went;
+use crate::inventory::Inventory;
+use crate::messages::message::{AgentMessage, ControllerMessage};
 use mccs_model::{CommId, Name};
 
 impl Controller {

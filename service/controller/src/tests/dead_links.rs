@@ -6,9 +6,9 @@ use mccs_config::service::FlowPath;
 use mccs_config::topology::ActualHost;
 
 use super::fixture::{Fixture, TOPOLOGY, name, policy, text};
-use crate::cluster_config::ClusterConfig;
-use crate::dead_paths::DeadPaths;
-use crate::message::AgentMessage;
+use crate::cluster::dead_paths::DeadPaths;
+use crate::config::cluster_config::ClusterConfig;
+use crate::messages::message::AgentMessage;
 
 fn path(ports: &str) -> FlowPath {
     FlowPath { source_ports: Some(ports.parse().unwrap()), ..FlowPath::default() }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use mccs_config::change::StrategyChange;
 
 use super::fixture::{Fixture, TOPOLOGY, TWO_TENANTS, apply, change_by, policy, text};
-use crate::answer::{ControllerAnswer, ControllerRequest, Standing};
 use crate::links::LinkState;
+use crate::messages::answer::{ControllerAnswer, ControllerRequest, Standing};
 use mccs_model::CommId;
 
 #[test]

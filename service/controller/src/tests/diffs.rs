@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use mccs_config::change::StrategyChange;
 
 use super::fixture::{Fixture, TOPOLOGY, TWO_TENANTS, applied, apply, text};
-use crate::answer::{ControllerAnswer, ControllerRequest, DiffView, PolicyDiff, StrategyView};
+use crate::messages::answer::{ControllerAnswer, ControllerRequest, DiffView, PolicyDiff, StrategyView};
 
 fn apply_text(text: &str) -> ControllerRequest {
     ControllerRequest::Apply { name: "new.toml".into(), text: text.into() }
@@ -28,7 +28,7 @@ fn a_diff_says_what_an_apply_then_does() {
     let request = ControllerRequest::Diff { name: "e.toml".into(), text: "[policy]\nname = \"ecmp\"\n".into() };
     let Ok(ControllerAnswer::Diff(PolicyDiff { communicators: diff, .. })) = fixture.answer(request) else { panic!() };
     assert_eq!((diff.len(), diff[0].changes, fixture.changes_made()), (1, true, made));
-    let way = |flows: &[crate::answer::FlowView]| {
+    let way = |flows: &[crate::messages::answer::FlowView]| {
         flows.iter().find(|flow| (&*flow.from, &*flow.to) == ("host-b", "host-c")).unwrap().path.clone()
     };
     assert!(way(&diff[0].before.flows).starts_with("spine"), "{:?}", diff[0].before);

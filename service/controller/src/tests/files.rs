@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::fixture::{Fixture, TOPOLOGY, applied, apply, name, policy, refuse, text};
 use crate::agent::Agent;
-use crate::answer::{ControllerAnswer, ControllerRequest, FileStanding};
 use crate::history::Went;
 use crate::inventory::Inventory;
+use crate::messages::answer::{ControllerAnswer, ControllerRequest, FileStanding};
 
 const FFA: &str = "[policy]\nname = \"ffa\"\n";
 
@@ -55,7 +55,7 @@ fn a_wrong_file_is_refused_with_the_reason_and_changes_nothing() {
 
 #[test]
 fn files_that_are_not_in_force_are_shown_with_the_reason() {
-    use crate::disk::FileRole;
+    use crate::config::disk::FileRole;
     let mut fixture = Fixture::new("ffa");
     let standing = |fixture: &mut Fixture, file: &str| {
         let files = fixture.show().files;

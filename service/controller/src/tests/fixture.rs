@@ -8,11 +8,11 @@ use mccs_config::change::StrategyChange;
 use mccs_config::service::TransportKind;
 
 use crate::agent::{Agent, AgentOutput, Live};
-use crate::answer::{Applied, ControllerAnswer, ControllerRequest, HistoryView, PolicyView};
-use crate::cluster_config::Text;
+use crate::config::cluster_config::Text;
 use crate::inventory::{Interfaces, Inventory};
-use crate::message::{AgentMessage, ControllerMessage};
-use crate::outbox::{Output, Question, Ticket};
+use crate::messages::answer::{Applied, ControllerAnswer, ControllerRequest, HistoryView, PolicyView};
+use crate::messages::message::{AgentMessage, ControllerMessage};
+use crate::messages::outbox::{Output, Question, Ticket};
 use crate::state::Controller;
 use mccs_model::rate_limit::Pace;
 use mccs_model::{CommId, Name, Reductions, Refused};

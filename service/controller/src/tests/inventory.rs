@@ -6,10 +6,10 @@ use mccs_config::change::StrategyChange;
 use mccs_config::service::FlowPath;
 
 use super::fixture::{Fixture, TOPOLOGY, name, policy, text, topology_with_nics};
-use crate::answer::{HistoryView, Standing};
-use crate::cluster_config::Text;
+use crate::config::cluster_config::Text;
 use crate::history::Went;
 use crate::inventory::{Interfaces, Inventory};
+use crate::messages::answer::{HistoryView, Standing};
 
 /// The example, where hosts call their only NIC something.
 fn called(interface: &str, rdma: &str) -> Text {

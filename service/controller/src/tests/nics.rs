@@ -5,10 +5,10 @@ use mccs_config::service::TransportKind;
 use mccs_config::topology::ActualHost;
 
 use super::fixture::{name, policy, text};
-use crate::cluster_config::ClusterConfig;
+use crate::communicators::plan::{Plan, Wants, plan, plan_all};
+use crate::config::cluster_config::ClusterConfig;
 use crate::links::Links;
-use crate::message::Report;
-use crate::plan::{Plan, Wants, plan, plan_all};
+use crate::messages::message::Report;
 use mccs_model::CommId;
 use mccs_policy::topology::{HostId, Port, Topology};
 use mccs_policy::{Decision, Flow, PathSelection};

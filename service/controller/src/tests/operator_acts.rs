@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use super::fixture::{Fixture, applied, apply, name};
 use crate::agent::{Agent, AgentOutput};
-use crate::answer::{ControllerAnswer, ControllerRequest};
 use crate::history::{EntryKind, Went};
 use crate::links::LinkState;
-use crate::message::{Act, AgentMessage, ControllerMessage};
+use crate::messages::answer::{ControllerAnswer, ControllerRequest};
+use crate::messages::message::{Act, AgentMessage, ControllerMessage};
 
 #[test]
 fn an_operator_rolls_back_a_policy_and_the_history_names_who_did_what() {

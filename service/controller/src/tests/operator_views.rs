@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::fixture::{Fixture, name, text};
-use crate::answer::{ControllerRequest, LinkRateView, RatesView};
 use crate::links::LinkState;
+use crate::messages::answer::{ControllerRequest, LinkRateView, RatesView};
 use mccs_telemetry::flows::{PathView, WireView};
 
 #[test]

@@ -5,10 +5,10 @@ use std::time::Duration;
 use mccs_config::change::StrategyChange;
 
 use super::fixture::{Fixture, applied, apply, change_by, refuse};
-use crate::answer::{ControllerAnswer, ControllerRequest, Standing};
-use crate::communicator::PAUSE;
+use crate::communicators::communicator::PAUSE;
+use crate::communicators::orders::ORDERS_MAX;
 use crate::history::{HISTORY_MAX, Went};
-use crate::orders::ORDERS_MAX;
+use crate::messages::answer::{ControllerAnswer, ControllerRequest, Standing};
 use mccs_model::limits::NRANKS_MAX;
 
 #[test]

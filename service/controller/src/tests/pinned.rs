@@ -5,9 +5,9 @@ use mccs_config::change::StrategyChange;
 use mccs_config::service::FlowPath;
 
 use super::fixture::{Fixture, name, policy, text};
-use crate::answer::{ControllerAnswer, ControllerRequest, Standing};
-use crate::hosts::GRACE;
+use crate::cluster::hosts::GRACE;
 use crate::links::LinkState;
+use crate::messages::answer::{ControllerAnswer, ControllerRequest, Standing};
 use mccs_model::CommId;
 
 const SPINES: [&str; 2] = ["50000-50499", "50500-50999"];

@@ -9,10 +9,10 @@ use mccs_config::service::FlowPath;
 use proptest::prelude::*;
 
 use super::fixture::{Fixture, name, policy, text, topology_with_nics};
-use crate::answer::{ControllerRequest, Standing};
-use crate::cluster_config::Text;
+use crate::config::cluster_config::Text;
 use crate::inventory::{Interfaces, Inventory};
 use crate::links::LinkState;
+use crate::messages::answer::{ControllerRequest, Standing};
 use crate::pace::HostPace;
 use mccs_model::{Refused, Whose};
 use mccs_policy::names;

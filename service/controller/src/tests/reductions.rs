@@ -1,7 +1,7 @@
 //! How GPUs of several hosts reduce: hosts hear of it from a policy, and forget what another life has said.
 
 use super::fixture::{Fixture, applied, policy, text};
-use crate::answer::ControllerRequest;
+use crate::messages::answer::ControllerRequest;
 use mccs_model::Reductions;
 
 const RING: &str = "[policy]\nname = \"ffa\"\nreductions = \"ring\"\n";

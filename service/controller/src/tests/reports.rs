@@ -8,7 +8,7 @@ use mccs_config::change::StrategyChange;
 
 use super::fixture::{Fixture, Host, change_by, name};
 use crate::agent::{Agent, AgentOutput, PACE_KEPT_FOR, PACES_MAX};
-use crate::message::{AgentMessage, ControllerMessage};
+use crate::messages::message::{AgentMessage, ControllerMessage};
 use crate::pace::HostPace;
 use mccs_model::CommId;
 use mccs_telemetry::placed::PaceUse;

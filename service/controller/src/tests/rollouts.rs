@@ -1,10 +1,10 @@
 //! A policy is put in force for all communicators, or rolled back for all.
 
 use super::fixture::{Fixture, TWO_TENANTS, applied, apply, name, refuse, text};
-use crate::answer::{ControllerAnswer, ControllerRequest, HistoryView, Standing};
-use crate::communicator::{ORDER_TIME, PAUSE, PAUSE_MAX};
+use crate::cluster::hosts::GRACE;
+use crate::communicators::communicator::{ORDER_TIME, PAUSE, PAUSE_MAX};
 use crate::history::Went;
-use crate::hosts::GRACE;
+use crate::messages::answer::{ControllerAnswer, ControllerRequest, HistoryView, Standing};
 use mccs_model::{CommId, Refused};
 
 fn apply_text(text: &str) -> ControllerRequest {

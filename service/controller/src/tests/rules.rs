@@ -5,9 +5,9 @@ use mccs_config::change::StrategyChange;
 use mccs_config::service::AlgorithmChoice;
 
 use super::fixture::{Fixture, name, policy, text};
-use crate::answer::{ControllerAnswer, ControllerRequest, Standing};
-use crate::cluster_config::Text;
+use crate::config::cluster_config::Text;
 use crate::inventory::Inventory;
+use crate::messages::answer::{ControllerAnswer, ControllerRequest, Standing};
 use mccs_model::CommId;
 
 fn says(rest: &str) -> Text {

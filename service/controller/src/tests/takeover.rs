@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use mccs_config::change::StrategyChange;
 
 use super::fixture::{Fixture, apply, name, policy, refuse};
-use crate::answer::{ControllerRequest, Standing};
-use crate::hosts::{GRACE, SYNC_TIME};
+use crate::cluster::hosts::{GRACE, SYNC_TIME};
 use crate::links::LinkState;
-use crate::message::{AgentMessage, ControllerMessage, Order};
+use crate::messages::answer::{ControllerRequest, Standing};
+use crate::messages::message::{AgentMessage, ControllerMessage, Order};
 
 #[test]
 fn a_controller_that_starts_waits_for_reports_and_changes_nothing_that_is_as_decided() {

@@ -3,7 +3,7 @@
 use mccs_config::service::TransportKind;
 
 use super::fixture::{Fixture, name};
-use crate::answer::{ControllerAnswer, ControllerRequest};
+use crate::messages::answer::{ControllerAnswer, ControllerRequest};
 use mccs_model::CommId;
 
 fn over(fixture: &Fixture, comms: &[CommId]) -> Vec<Option<TransportKind>> {

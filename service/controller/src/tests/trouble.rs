@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::fixture::{Fixture, name, policy, text};
-use crate::answer::{Applied, ControllerAnswer, ControllerRequest};
-use crate::communicator::{ORDER_TIME, PAUSE};
+use crate::cluster::hosts::SYNC_TIME;
+use crate::communicators::communicator::{ORDER_TIME, PAUSE};
 use crate::history::Went;
-use crate::hosts::SYNC_TIME;
-use crate::message::{AgentMessage, ControllerMessage};
-use crate::outbox::Ticket;
+use crate::messages::answer::{Applied, ControllerAnswer, ControllerRequest};
+use crate::messages::message::{AgentMessage, ControllerMessage};
+use crate::messages::outbox::Ticket;
 use mccs_model::{CommId, Refused};
 
 fn ask_for_ecmp(fixture: &mut Fixture) -> Ticket {

@@ -3,8 +3,8 @@
 use mccs_config::TopologyFile;
 
 use super::fixture::{TOPOLOGY, name};
-use crate::message::ControllerMessage;
-use crate::plan::{Plan, plan};
+use crate::communicators::plan::{Plan, plan};
+use crate::messages::message::ControllerMessage;
 use mccs_model::CommId;
 use mccs_policy::topology::{HostId, Port, Topology};
 use mccs_policy::{Decision, Flow, PathSelection, Window};

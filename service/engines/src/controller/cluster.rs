@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mccs_control::cluster::{ClusterHost, ClusterView, CommSummary, HostSummary, StuckSummary};
-use mccs_controller::message::BodyError;
+use mccs_controller::messages::message::BodyError;
 use mccs_exchange::protocol::{ControlBody, Name};
 use mccs_model::Refused;
 use mccs_registry::{CommInfo, Registry};

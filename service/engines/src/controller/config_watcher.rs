@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use mccs_config::limits::{FILE_BYTES_MAX, POLICY_BYTES_MAX};
 use mccs_config::{Bytes, document};
-use mccs_controller::cluster_config::Text;
-use mccs_controller::disk::FileRole;
+use mccs_controller::config::cluster_config::Text;
+use mccs_controller::config::disk::FileRole;
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 

@@ -3,9 +3,9 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use mccs_controller::answer::ControllerRequest;
 use mccs_controller::inventory::Inventory;
-use mccs_controller::message::Act;
+use mccs_controller::messages::answer::ControllerRequest;
+use mccs_controller::messages::message::Act;
 use mccs_exchange::protocol::{Event, Name};
 
 use crate::proxy::ReplyTo;

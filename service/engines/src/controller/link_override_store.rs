@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use mccs_controller::link_overrides::{self, LinkOverride};
+use mccs_controller::links::link_overrides::{self, LinkOverride};
 
 use super::kept_file::{put_aside, read, replace};
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use mccs_controller::answer::ControllerRequest;
-use mccs_controller::message::BodyError;
-use mccs_controller::outbox::{Output, Question, Ticket};
+use mccs_controller::messages::answer::ControllerRequest;
+use mccs_controller::messages::message::BodyError;
+use mccs_controller::messages::outbox::{Output, Question, Ticket};
 use mccs_controller::state::Controller;
 use mccs_exchange::protocol::{ControlBody, Name};
 use mccs_model::Refused;

@@ -1,9 +1,9 @@
 use std::path::PathBuf;
 
-use mccs_controller::answer::{ControllerAnswer, ControllerRequest, Standing};
-use mccs_controller::communicator::{ORDER_TIME, PAUSE};
-use mccs_controller::message::Report;
-use mccs_controller::outbox::{Output, Question, Ticket};
+use mccs_controller::communicators::communicator::{ORDER_TIME, PAUSE};
+use mccs_controller::messages::answer::{ControllerAnswer, ControllerRequest, Standing};
+use mccs_controller::messages::message::Report;
+use mccs_controller::messages::outbox::{Output, Question, Ticket};
 use mccs_telemetry::placed::{Began, Chosen, HostRanks};
 
 use super::*;

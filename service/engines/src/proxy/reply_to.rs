@@ -3,7 +3,7 @@
 use mccs_config::change::StrategyChange;
 use mccs_config::validate::{Problems, Validate};
 use mccs_control::cluster::ClusterView;
-use mccs_controller::answer::ControllerAnswer;
+use mccs_controller::messages::answer::ControllerAnswer;
 use mccs_exchange::protocol::ChangeBody;
 use mccs_model::{CommId, Name, Refused};
 use mccs_runtime::Sender;

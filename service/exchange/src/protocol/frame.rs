@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::life::Life;
 use crate::limits::{FRAME_BYTES_MAX, HELLO_BYTES_MAX};
 
-/// Version of the protocol, and of what controllers and agents tell each other in it (`service/controller/src/message.rs`). Services of
+/// Version of the protocol, and of what controllers and agents tell each other in it (`service/controller/src/messages/message.rs`). Services of
 /// different versions refuse each other.
 pub const VERSION: u16 = 16;
 

@@ -13,24 +13,24 @@ use std::time::Instant;
 
 use mccs_config::topology::ActualHost;
 
-use super::answer::FileView;
-use super::cluster_config::{ClusterConfig, Text};
-use super::disk::{Disk, FileRole};
+use crate::config::cluster_config::{ClusterConfig, Text};
+use crate::config::disk::{Disk, FileRole};
+use crate::messages::answer::FileView;
 
 /// Texts of the operator's two files; `None` where one is not known, or not meant.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Texts {
-    pub(super) topology: Option<Text>,
-    pub(super) policy: Option<Text>,
+pub(crate) struct Texts {
+    pub(crate) topology: Option<Text>,
+    pub(crate) policy: Option<Text>,
 }
 
 impl Texts {
-    pub(super) fn are_none(&self) -> bool {
+    pub(crate) fn are_none(&self) -> bool {
         self.topology.is_none() && self.policy.is_none()
     }
 
     /// These, or else the others.
-    pub(super) fn or(self, others: Texts) -> Texts {
+    pub(crate) fn or(self, others: Texts) -> Texts {
         Texts { topology: self.topology.or(others.topology), policy: self.policy.or(others.policy) }
     }
 
@@ -39,7 +39,7 @@ impl Texts {
     }
 
     /// What messages call them.
-    pub(super) fn names(&self) -> String {
+    pub(crate) fn names(&self) -> String {
         let names = [&self.topology, &self.policy].into_iter().flatten().map(|text| &*text.name);
         names.collect::<Vec<_>>().join(" and ")
     }
@@ -47,16 +47,16 @@ impl Texts {
 
 /// What follows from texts that were read.
 #[derive(Default)]
-pub(super) struct Chosen {
+pub(crate) struct Chosen {
     /// To be put in force, where it says anything else than what is.
-    pub(super) config: Option<ClusterConfig>,
+    pub(crate) config: Option<ClusterConfig>,
     /// Why one of the files is not in force as it was last read, where the other one is.
-    pub(super) refused: Option<String>,
+    pub(crate) refused: Option<String>,
 }
 
 /// See the module's documentation.
 #[derive(Default)]
-pub(super) struct ConfigStore {
+pub(crate) struct ConfigStore {
     in_force: Option<Arc<ClusterConfig>>,
     /// What was last read, whatever was thought of it; where that was taken back, what is in force again.
     read: Texts,
@@ -72,12 +72,12 @@ pub(super) struct ConfigStore {
 }
 
 impl ConfigStore {
-    pub(super) fn in_force(&self) -> Option<&ClusterConfig> {
+    pub(crate) fn in_force(&self) -> Option<&ClusterConfig> {
         self.in_force.as_deref()
     }
 
     /// The policy that an operator may want again.
-    pub(super) fn policy_before(&self) -> Option<&Text> {
+    pub(crate) fn policy_before(&self) -> Option<&Text> {
         self.policy_before.as_ref()
     }
 
@@ -90,19 +90,19 @@ impl ConfigStore {
     ///
     /// # Errors
     /// What is wrong with it, or that there is no topology.
-    pub(super) fn with_policy(&self, policy: Text, cluster: &[ActualHost<'_>]) -> Result<ClusterConfig, String> {
+    pub(crate) fn with_policy(&self, policy: Text, cluster: &[ActualHost<'_>]) -> Result<ClusterConfig, String> {
         let in_force = self.in_force.as_ref().map(|config| config.network.text.clone());
         let topology = in_force.or(self.read.topology.clone()).ok_or("there is no topology yet")?;
         self.check(topology, policy, cluster)
     }
 
     /// Files have changed on the disk.
-    pub(super) fn note_changed(&mut self, changed: &Texts) {
+    pub(crate) fn note_changed(&mut self, changed: &Texts) {
         self.disk.read(changed.topology.as_ref(), changed.policy.as_ref());
     }
 
     /// A file of the operator is gone, or cannot be read.
-    pub(super) fn note_lost(&mut self, role: FileRole, file: &str, error: &str, now: Instant) {
+    pub(crate) fn note_lost(&mut self, role: FileRole, file: &str, error: &str, now: Instant) {
         self.disk.lost(role, file, error, now);
     }
 
@@ -110,7 +110,7 @@ impl ConfigStore {
     ///
     /// # Errors
     /// They are refused, and why; what is in force stays.
-    pub(super) fn choose(
+    pub(crate) fn choose(
         &mut self,
         changed: &Texts,
         cluster: &[ActualHost<'_>],
@@ -175,12 +175,12 @@ impl ConfigStore {
     }
 
     /// Hosts have other devices: files that were refused for what hosts had may be right now.
-    pub(super) fn hosts_have_changed(&mut self) {
+    pub(crate) fn hosts_have_changed(&mut self) {
         self.is_to_try_again = self.is_refused;
     }
 
     /// Tries files again that were refused, if hosts have changed. Returns what is to be put in force; if they are still wrong, that was told.
-    pub(super) fn try_again(&mut self, cluster: &[ActualHost<'_>]) -> Option<ClusterConfig> {
+    pub(crate) fn try_again(&mut self, cluster: &[ActualHost<'_>]) -> Option<ClusterConfig> {
         let (topology, policy) = self.read.clone().both()?;
         let config = self.check(topology, policy, cluster).ok()?;
         self.is_refused = false;
@@ -193,18 +193,18 @@ impl ConfigStore {
     }
 
     /// Whether files that were refused are to be tried again; whoever asks then does.
-    pub(super) fn take_try_again(&mut self) -> bool {
+    pub(crate) fn take_try_again(&mut self) -> bool {
         std::mem::take(&mut self.is_to_try_again)
     }
 
     /// Puts another config in force. Returns the one before.
-    pub(super) fn put_in_force(&mut self, config: Arc<ClusterConfig>) -> Option<Arc<ClusterConfig>> {
+    pub(crate) fn put_in_force(&mut self, config: Arc<ClusterConfig>) -> Option<Arc<ClusterConfig>> {
         self.in_force.replace(config)
     }
 
     /// Puts the config in force again that was before. It counts from now on as what was read, so that nothing that is wrong with one file
     /// is put on the other.
-    pub(super) fn take_back(&mut self, before: Arc<ClusterConfig>) {
+    pub(crate) fn take_back(&mut self, before: Arc<ClusterConfig>) {
         if let Some(config) = &self.in_force {
             let take_back = |last: &mut Option<Text>, taken: &mut Option<Text>, of: &Text, before: &Text| {
                 if of != before && last.as_ref() == Some(of) {
@@ -219,7 +219,7 @@ impl ConfigStore {
     }
 
     /// A config stays in force, in place of the one before: an operator may want the policy of that one again.
-    pub(super) fn keep(&mut self, before: Option<&ClusterConfig>, is_said: bool) {
+    pub(crate) fn keep(&mut self, before: Option<&ClusterConfig>, is_said: bool) {
         let Some(config) = &self.in_force else { return };
         if let Some(before) = before.filter(|before| before.policy_text.text != config.policy_text.text) {
             self.policy_before = Some(before.policy_text.clone());
@@ -231,7 +231,7 @@ impl ConfigStore {
     }
 
     /// How files stand to what is in force.
-    pub(super) fn view(&self, now: Instant) -> Vec<FileView> {
+    pub(crate) fn view(&self, now: Instant) -> Vec<FileView> {
         let Texts { topology, policy } = &self.taken_back;
         self.disk.view(self.in_force.as_deref(), topology.as_ref(), policy.as_ref(), now)
     }

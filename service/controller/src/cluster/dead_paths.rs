@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mccs_config::service::{Device, FlowPath, TransportKind};
 
-use super::cluster_config::ClusterConfig;
+use crate::config::cluster_config::ClusterConfig;
 use mccs_model::Name;
 
 /// Paths that are kept; a cluster with more dead ones at a time has no network.

@@ -4,18 +4,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::bursts::CommonBurst;
-use super::communicators::Communicators;
-use super::hosts::Hosts;
-use super::message::ControllerMessage;
-use super::outbox::Outbox;
-use super::pace::HostPace;
-use super::plan::Wants;
+use crate::cluster::hosts::Hosts;
+use crate::communicators::Communicators;
+use crate::communicators::plan::Wants;
+use crate::messages::message::ControllerMessage;
+use crate::messages::outbox::Outbox;
+use crate::pace::HostPace;
+use crate::pace::bursts::CommonBurst;
 use mccs_model::{CommId, Name};
 
 /// See the module's documentation.
 #[derive(Default)]
-pub(super) struct PaceTable {
+pub(crate) struct PaceTable {
     told: BTreeMap<CommId, BTreeMap<Name, HostPace>>,
     wants: Wants,
     /// Hosts that make room for a communicator, as they were told.
@@ -26,36 +26,36 @@ pub(super) struct PaceTable {
 
 impl PaceTable {
     /// What hosts were told of a communicator, where that is something.
-    pub(super) fn of(&self, comm: &CommId) -> Vec<(String, HostPace)> {
+    pub(crate) fn of(&self, comm: &CommId) -> Vec<(String, HostPace)> {
         let told = self.told.get(comm).into_iter().flatten().filter(|(_, pace)| !pace.is_free());
         told.map(|(host, pace)| (host.to_string(), pace.clone())).collect()
     }
 
     /// What flows want of what they are allotted.
-    pub(super) fn wants(&self) -> &Wants {
+    pub(crate) fn wants(&self) -> &Wants {
         &self.wants
     }
 
     /// A communicator's flows from a host want this of what they are allotted. Returns whether that is news.
-    pub(super) fn want(&mut self, from: &Name, comm: CommId, bps: Option<u64>) -> bool {
+    pub(crate) fn want(&mut self, from: &Name, comm: CommId, bps: Option<u64>) -> bool {
         let told = self.told.get(&comm).and_then(|told| told.get(from));
         let is_allotted = told.is_some_and(|pace| pace.allotted_bps() > 0);
         is_allotted && self.wants.entry(comm).or_default().insert(from.clone(), bps) != Some(bps)
     }
 
     /// A host keeps to paces that an earlier life has told.
-    pub(super) fn be_unsure_of(&mut self, host: &Name) {
+    pub(crate) fn be_unsure_of(&mut self, host: &Name) {
         self.unsure.insert(host.clone());
     }
 
     /// A communicator has ended.
-    pub(super) fn end(&mut self, comm: &CommId) {
+    pub(crate) fn end(&mut self, comm: &CommId) {
         self.wants.remove(comm);
         self.told.remove(comm);
     }
 
     /// Communicators with their root on a host are not known any more. One may come back, and then has what its other hosts were told.
-    pub(super) fn forget_root(&mut self, host: &Name) {
+    pub(crate) fn forget_root(&mut self, host: &Name) {
         for (_, told) in self.told.extract_if(.., |comm, _| comm.root == *host) {
             self.unsure.extend(told.into_keys());
         }
@@ -66,14 +66,14 @@ impl PaceTable {
     }
 
     /// A host reports anew, and has been told nothing.
-    pub(super) fn forget_told(&mut self, host: &Name) {
+    pub(crate) fn forget_told(&mut self, host: &Name) {
         self.told.values_mut().for_each(|told| drop(told.remove(host)));
         self.unsure.remove(host);
     }
 
     /// Tells hosts how flows are to leave them, where that is not what they were told last. Returns the communicators whose flows leave
     /// otherwise than before.
-    pub(super) fn tell(&mut self, comms: &Communicators, hosts: &Hosts, outbox: &mut Outbox) -> BTreeSet<CommId> {
+    pub(crate) fn tell(&mut self, comms: &Communicators, hosts: &Hosts, outbox: &mut Outbox) -> BTreeSet<CommId> {
         let mut changed = BTreeSet::new();
         for (comm, communicator) in comms.iter().filter(|(_, communicator)| communicator.is_decided()) {
             let paces = communicator.plan().map_or(&[][..], |plan| &plan.paces);
@@ -113,7 +113,7 @@ impl PaceTable {
     }
 
     /// A burst of a communicator is foreseen: the hosts that make room for it are told.
-    pub(super) fn foreseen(&self, comm: &CommId, burst: CommonBurst, outbox: &mut Outbox) {
+    pub(crate) fn foreseen(&self, comm: &CommId, burst: CommonBurst, outbox: &mut Outbox) {
         let hosts = self.yielders.get(comm).into_iter().flatten();
         let message = ControllerMessage::Burst { life: outbox.life(), comm: comm.clone(), burst };
         outbox.tell_all(hosts, &message);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::link_state::LinkState;
+use crate::links::link_state::LinkState;
 
 /// Links of which something is kept; a network with more that are out of order is not described by its topology any more.
 const LINKS_MAX: usize = 4096;
@@ -157,7 +157,7 @@ mod tests {
         let link =
             LinkOverride { lower: name.clone(), upper: name, state: LinkState::Down, number: (u64::MAX, u64::MAX) };
         let links = vec![link.clone(); LINKS_PER_MESSAGE];
-        assert!(super::super::message::AgentMessage::Kept { links }.encode().is_ok());
+        assert!(crate::messages::message::AgentMessage::Kept { links }.encode().is_ok());
         assert!(check(&vec![link; LINKS_PER_MESSAGE + 1]).is_err());
     }
 }

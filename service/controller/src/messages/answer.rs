@@ -3,9 +3,9 @@
 use mccs_config::service::{AlgorithmChoice, TransportKind};
 use serde::{Deserialize, Serialize};
 
-use super::history::{EntryKind, Went};
-use super::links::LinkState;
-use super::pace::HostPace;
+use crate::history::{EntryKind, Went};
+use crate::links::LinkState;
+use crate::pace::HostPace;
 use mccs_policy::Profile;
 
 /// What the operator asks of the controller.

@@ -17,29 +17,29 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::answer::Applied;
-use super::cluster_config::ClusterConfig;
-use super::communicator::ORDER_TIME;
-use super::communicators::Communicators;
-use super::config_store::Texts;
-use super::history::Went;
-use super::orders::Answered;
-use super::outbox::Ticket;
+use crate::communicators::Communicators;
+use crate::communicators::communicator::ORDER_TIME;
+use crate::communicators::orders::Answered;
+use crate::config::cluster_config::ClusterConfig;
+use crate::config::config_store::Texts;
+use crate::history::Went;
+use crate::messages::answer::Applied;
+use crate::messages::outbox::Ticket;
 use mccs_model::{CommId, Whose};
 
 /// What a rollout is of.
 #[derive(Default)]
-pub(super) struct Start {
+pub(crate) struct Start {
     /// What is put in force again, should an order be refused for what it asks for.
-    pub(super) before: Option<Arc<ClusterConfig>>,
+    pub(crate) before: Option<Arc<ClusterConfig>>,
     /// The operator who is answered when it ends.
-    pub(super) ticket: Option<Ticket>,
+    pub(crate) ticket: Option<Ticket>,
     /// The policy is an operator's word, not the file's.
-    pub(super) is_said: bool,
+    pub(crate) is_said: bool,
 }
 
 /// What is being put in force.
-pub(super) struct Rollout {
+pub(crate) struct Rollout {
     start: Start,
     /// In the history.
     entry: u64,
@@ -60,7 +60,7 @@ pub(super) struct Rollout {
 }
 
 /// What becomes of a rollout.
-pub(super) enum Finish {
+pub(crate) enum Finish {
     /// Communicators are waited for, or there is none.
     Waits,
     /// This is to be in force again, and why.
@@ -72,27 +72,27 @@ pub(super) enum Finish {
 }
 
 /// A rollout that has ended.
-pub(super) struct Ended {
-    pub(super) start: Start,
+pub(crate) struct Ended {
+    pub(crate) start: Start,
     /// In the history.
-    pub(super) entry: u64,
+    pub(crate) entry: u64,
     /// What it has come to, but for what is known of the cluster: what has no effect, and who is away.
-    pub(super) applied: Applied,
+    pub(crate) applied: Applied,
     /// Files that have changed meanwhile.
-    pub(super) next: Option<Texts>,
+    pub(crate) next: Option<Texts>,
 }
 
 /// The rollout that is under way, if there is one. See the module's documentation.
 #[derive(Default)]
-pub(super) struct Rollouts(Option<Rollout>);
+pub(crate) struct Rollouts(Option<Rollout>);
 
 impl Rollouts {
-    pub(super) fn is_under_way(&self) -> bool {
+    pub(crate) fn is_under_way(&self) -> bool {
         self.0.is_some()
     }
 
     /// Files have changed: they wait for the rollout that is under way. Gives them back where there is none.
-    pub(super) fn defer(&mut self, files: Texts) -> Result<(), Texts> {
+    pub(crate) fn defer(&mut self, files: Texts) -> Result<(), Texts> {
         let Some(rollout) = &mut self.0 else { return Err(files) };
         let earlier = rollout.next.take().unwrap_or_default();
         rollout.next = Some(files.or(earlier));
@@ -100,7 +100,7 @@ impl Rollouts {
     }
 
     /// Begins one, with its entry of the history, after the last order.
-    pub(super) fn start(&mut self, start: Start, entry: u64, last_order: u64, now: Instant) {
+    pub(crate) fn start(&mut self, start: Start, entry: u64, last_order: u64, now: Instant) {
         self.0 = Some(Rollout {
             start,
             entry,
@@ -117,28 +117,28 @@ impl Rollouts {
     }
 
     /// It was decided anew, for the communicators that are there.
-    pub(super) fn decided(&mut self, comms: &Communicators) {
+    pub(crate) fn decided(&mut self, comms: &Communicators) {
         if let Some(rollout) = &mut self.0 {
             rollout.waiting.get_or_insert_with(|| comms.iter().map(|(comm, _)| comm.clone()).collect());
         }
     }
 
     /// Hosts of these were told other paces.
-    pub(super) fn paced(&mut self, comms: BTreeSet<CommId>) {
+    pub(crate) fn paced(&mut self, comms: BTreeSet<CommId>) {
         if let Some(rollout) = &mut self.0 {
             rollout.paced.extend(comms);
         }
     }
 
     /// An order of a communicator was carried out, or refused.
-    pub(super) fn answered(&mut self, answered: Answered, comms: &Communicators) {
+    pub(crate) fn answered(&mut self, answered: Answered, comms: &Communicators) {
         if let Some(rollout) = &mut self.0 {
             rollout.answered(answered, comms);
         }
     }
 
     /// A communicator keeps what it has, and is not heard of any more.
-    pub(super) fn kept(&mut self, comm: CommId, reason: String) {
+    pub(crate) fn kept(&mut self, comm: CommId, reason: String) {
         if let Some(rollout) = &mut self.0
             && rollout.waiting.as_mut().is_some_and(|waiting| waiting.remove(&comm))
         {
@@ -147,7 +147,7 @@ impl Rollouts {
     }
 
     /// Ends a rollout whose communicators are all answered for.
-    pub(super) fn finish(&mut self, comms: &Communicators, last_order: u64, now: Instant) -> Finish {
+    pub(crate) fn finish(&mut self, comms: &Communicators, last_order: u64, now: Instant) -> Finish {
         let Some(rollout) = &mut self.0 else { return Finish::Waits };
         if !rollout.is_answered_for(comms, now) {
             return Finish::Waits;
@@ -233,7 +233,7 @@ impl Rollout {
 
 impl Ended {
     /// How it went, for the history.
-    pub(super) fn went(&self) -> Went {
+    pub(crate) fn went(&self) -> Went {
         match (self.applied.failure(), self.applied.exceptions()) {
             (Some(reason), _) => Went::Failed(reason),
             (None, Some(exceptions)) => Went::DoneBut(exceptions),

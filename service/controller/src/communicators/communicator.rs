@@ -12,10 +12,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::answer::Standing;
-use super::decision_scheduler::DecisionScheduler;
-use super::message::Report;
-use super::plan::Plan;
+use crate::communicators::plan::Plan;
+use crate::effects::decision_scheduler::DecisionScheduler;
+use crate::messages::answer::Standing;
+use crate::messages::message::Report;
 use mccs_model::Whose;
 
 /// Longer than hosts may take to agree.
@@ -48,19 +48,19 @@ impl Refusal {
 }
 
 /// Why an order was not carried out.
-pub(super) struct Refused<'a> {
-    pub(super) plan: &'a Plan,
+pub(crate) struct Refused<'a> {
+    pub(crate) plan: &'a Plan,
     /// The strategy that it would have replaced.
-    pub(super) epoch: u64,
+    pub(crate) epoch: u64,
     /// In the history.
-    pub(super) entry: u64,
-    pub(super) reason: &'a str,
+    pub(crate) entry: u64,
+    pub(crate) reason: &'a str,
     /// `None`: another strategy was in force meanwhile.
-    pub(super) whose: Option<Whose>,
+    pub(crate) whose: Option<Whose>,
 }
 
 /// See the module's documentation.
-pub(super) struct Communicator {
+pub(crate) struct Communicator {
     report: Report,
     /// Or why it has none; `None` before there was a decision.
     plan: Option<Result<Plan, String>>,
@@ -70,39 +70,39 @@ pub(super) struct Communicator {
 }
 
 impl Communicator {
-    pub(super) fn new(report: Report) -> Self {
+    pub(crate) fn new(report: Report) -> Self {
         Communicator { report, plan: None, order: None, refusal: None }
     }
 
-    pub(super) fn report(&self) -> &Report {
+    pub(crate) fn report(&self) -> &Report {
         &self.report
     }
 
-    pub(super) fn report_mut(&mut self) -> &mut Report {
+    pub(crate) fn report_mut(&mut self) -> &mut Report {
         &mut self.report
     }
 
     /// What is planned, if it has a place in the network.
-    pub(super) fn plan(&self) -> Option<&Plan> {
+    pub(crate) fn plan(&self) -> Option<&Plan> {
         self.plan.as_ref()?.as_ref().ok()
     }
 
     /// Whether it was decided for.
-    pub(super) fn is_decided(&self) -> bool {
+    pub(crate) fn is_decided(&self) -> bool {
         self.plan.is_some()
     }
 
-    pub(super) fn order(&self) -> Option<u64> {
+    pub(crate) fn order(&self) -> Option<u64> {
         self.order
     }
 
     /// Whether an order for it was refused, and nothing has come of it yet.
-    pub(super) fn is_refused(&self) -> bool {
+    pub(crate) fn is_refused(&self) -> bool {
         self.refusal.is_some()
     }
 
     /// Its host reports it again: all is decided anew where others are to make room for it, or it for them.
-    pub(super) fn reported(&mut self, report: Report, decisions: &mut DecisionScheduler) {
+    pub(crate) fn reported(&mut self, report: Report, decisions: &mut DecisionScheduler) {
         let before = &self.report;
         let is_as_planned = self.plan().is_some_and(|plan| plan.rings == report.chosen.rings);
         // Who chose other rings by hand may have done so before it was pinned; others make room for what is pinned, wherever it goes.
@@ -123,18 +123,18 @@ impl Communicator {
     }
 
     /// It was decided for anew.
-    pub(super) fn decided(&mut self, plan: Result<Plan, String>) {
+    pub(crate) fn decided(&mut self, plan: Result<Plan, String>) {
         self.plan = Some(plan);
         self.refusal.iter_mut().for_each(|refusal| refusal.may_retry = true);
     }
 
     /// It may be asked again at once.
-    pub(super) fn forgive(&mut self) {
+    pub(crate) fn forgive(&mut self) {
         self.refusal = None;
     }
 
     /// Whether nothing more is to be asked of it at once: it is as decided, not to be changed, or has refused.
-    pub(super) fn is_settled(&self) -> bool {
+    pub(crate) fn is_settled(&self) -> bool {
         match &self.plan {
             _ if self.order.is_some() => false,
             None => false,
@@ -151,7 +151,7 @@ impl Communicator {
     }
 
     /// What is to be ordered of it now; and the entry of the history, where that was refused before.
-    pub(super) fn wanted(&mut self, now: Instant) -> Option<(&Plan, Option<u64>)> {
+    pub(crate) fn wanted(&mut self, now: Instant) -> Option<(&Plan, Option<u64>)> {
         let Some(Ok(plan)) = &self.plan else { return None };
         if self.order.is_some() {
             return None;
@@ -168,17 +168,17 @@ impl Communicator {
     }
 
     /// An order is under way.
-    pub(super) fn ordered(&mut self, order: u64) {
+    pub(crate) fn ordered(&mut self, order: u64) {
         self.order = Some(order);
     }
 
     /// Its order was carried out.
-    pub(super) fn done(&mut self) {
+    pub(crate) fn done(&mut self) {
         (self.order, self.refusal) = (None, None);
     }
 
     /// Its order was not carried out.
-    pub(super) fn refused(&mut self, refused: &Refused<'_>, now: Instant) {
+    pub(crate) fn refused(&mut self, refused: &Refused<'_>, now: Instant) {
         self.order = None;
         let before = self.refusal.take().filter(|refusal| refusal.plan.is_same_strategy(refused.plan));
         let pause = before.map_or(PAUSE, |refusal| (refusal.pause * 2).min(PAUSE_MAX));
@@ -195,26 +195,26 @@ impl Communicator {
     }
 
     /// Why its order was refused, where its host has not reported in time the strategy that is in force instead.
-    pub(super) fn take_unreported(&mut self, now: Instant) -> Option<&str> {
+    pub(crate) fn take_unreported(&mut self, now: Instant) -> Option<&str> {
         let refusal = self.refusal.as_mut()?;
         refusal.reports_until.take_if(|until| *until <= now)?;
         Some(&refusal.reason)
     }
 
     /// Whether the pause after a refusal is over.
-    pub(super) fn is_retry_due(&self, now: Instant) -> bool {
+    pub(crate) fn is_retry_due(&self, now: Instant) -> bool {
         self.refusal.as_ref().is_some_and(|refusal| refusal.may_retry && refusal.until <= now)
     }
 
     /// When time alone makes something of it due.
-    pub(super) fn next_deadline(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let refusal = self.refusal.as_ref()?;
         let retry = Some(refusal.until).filter(|until| refusal.may_retry && *until > now);
         retry.into_iter().chain(refusal.reports_until).min()
     }
 
     /// As an operator is shown it.
-    pub(super) fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> Standing {
         match (&self.plan, &self.refusal) {
             _ if self.order.is_some() => Standing::Ordered,
             (None, _) => Standing::Undecided,

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use mccs_config::service::{Device, FlowPath, TransportKind};
 
-use super::cluster_config::ClusterConfig;
-use super::dead_paths::DeadPaths;
-use super::effects::Effects;
-use super::hosts::Hosts;
-use super::inventory::{Interfaces, Inventory};
-use super::link_overrides::LinkOverride;
-use super::links::{LinkState, Links};
-use super::message::ControllerMessage;
-use super::outbox::Outbox;
+use crate::cluster::dead_paths::DeadPaths;
+use crate::cluster::hosts::Hosts;
+use crate::config::cluster_config::ClusterConfig;
+use crate::effects::Effects;
+use crate::inventory::{Interfaces, Inventory};
+use crate::links::link_overrides::LinkOverride;
+use crate::links::{LinkState, Links};
+use crate::messages::message::ControllerMessage;
+use crate::messages::outbox::Outbox;
 use mccs_model::Name;
 use mccs_policy::topology::Port;
 
@@ -24,7 +24,7 @@ const LINKS_TESTED_EVERY: Duration = Duration::from_millis(500);
 
 /// See the module's documentation.
 #[derive(Default)]
-pub(super) struct LinkFaults {
+pub(crate) struct LinkFaults {
     links: Links,
     dead_paths: DeadPaths,
     tested_at: Option<Instant>,
@@ -32,19 +32,19 @@ pub(super) struct LinkFaults {
 
 impl LinkFaults {
     /// How links are, for plans.
-    pub(super) fn links(&self) -> &Links {
+    pub(crate) fn links(&self) -> &Links {
         &self.links
     }
 
     /// What operators have said, from an earlier life.
-    pub(super) fn remember(&mut self, links: Vec<LinkOverride>) {
+    pub(crate) fn remember(&mut self, links: Vec<LinkOverride>) {
         for link in links {
             self.links.merge(link);
         }
     }
 
     /// A host has kept what operators have said of links. All hosts are to keep what is news.
-    pub(super) fn kept(&mut self, from: &Name, links: Vec<LinkOverride>, hosts: &Hosts, effects: &mut Effects) {
+    pub(crate) fn kept(&mut self, from: &Name, links: Vec<LinkOverride>, hosts: &Hosts, effects: &mut Effects) {
         for link in links.into_iter().filter(|link| self.links.merge(link.clone())).collect::<Vec<_>>() {
             let LinkOverride { lower, upper, state, .. } = &link;
             effects.decisions.because(format!("link {lower} {upper} {state}, as host {from} has kept it"));
@@ -53,7 +53,7 @@ impl LinkFaults {
     }
 
     /// Has a host keep all that operators have said.
-    pub(super) fn have_all_kept(&self, host: &Name, outbox: &mut Outbox) {
+    pub(crate) fn have_all_kept(&self, host: &Name, outbox: &mut Outbox) {
         self.links.to_keep().for_each(|links| outbox.have_kept(std::iter::once(host), links));
     }
 
@@ -61,7 +61,7 @@ impl LinkFaults {
     ///
     /// # Errors
     /// As [`Links::set`].
-    pub(super) fn set(
+    pub(crate) fn set(
         &mut self,
         config: &ClusterConfig,
         lower: &str,
@@ -73,7 +73,7 @@ impl LinkFaults {
     }
 
     /// Has all hosts look at their links to each other: what is about to be ordered needs them.
-    pub(super) fn test(&mut self, hosts: &Hosts, outbox: &mut Outbox, now: Instant) {
+    pub(crate) fn test(&mut self, hosts: &Hosts, outbox: &mut Outbox, now: Instant) {
         if self.tested_at.is_some_and(|at| now.saturating_duration_since(at) < LINKS_TESTED_EVERY) {
             return;
         }
@@ -82,22 +82,22 @@ impl LinkFaults {
     }
 
     /// A host says whether another answers it over a path. Returns whether that is news.
-    pub(super) fn hear_path(&mut self, from: &Name, peer: &str, path: &FlowPath, answers: bool) -> bool {
+    pub(crate) fn hear_path(&mut self, from: &Name, peer: &str, path: &FlowPath, answers: bool) -> bool {
         self.dead_paths.hear(from, peer, path, answers)
     }
 
     /// Forgets what a host has said of paths. Returns whether there was anything.
-    pub(super) fn forget(&mut self, host: &Name) -> bool {
+    pub(crate) fn forget(&mut self, host: &Name) -> bool {
         self.dead_paths.forget(host)
     }
 
     /// Concludes anew which links are dead, before a decision: the topology may be another one.
-    pub(super) fn update_found(&mut self, config: &ClusterConfig) {
+    pub(crate) fn update_found(&mut self, config: &ClusterConfig) {
         let _ = self.links.set_found(self.dead_paths.links(config));
     }
 
     /// Concludes from what hosts say of paths which links are dead; `why_not` is why one is taken for dead no more.
-    pub(super) fn find_dead(
+    pub(crate) fn find_dead(
         &mut self,
         config: Option<&ClusterConfig>,
         why_not: &str,
@@ -117,7 +117,7 @@ impl LinkFaults {
     }
 
     /// A host says which of its network interfaces carry nothing. Those that the topology names are links to its leaves.
-    pub(super) fn hear_interfaces(
+    pub(crate) fn hear_interfaces(
         &mut self,
         host: &Name,
         inventory: &Inventory,
@@ -141,7 +141,7 @@ impl LinkFaults {
     }
 
     /// Links that hosts have found dead, or whose NIC is down: their ends, and why.
-    pub(super) fn dead_links(&self, config: Option<&ClusterConfig>) -> Vec<[String; 3]> {
+    pub(crate) fn dead_links(&self, config: Option<&ClusterConfig>) -> Vec<[String; 3]> {
         let found = self.links.found().map(|(lower, upper, why)| [lower, upper, why].map(str::to_owned));
         let nics = config.into_iter().flat_map(|config| {
             let topology = &config.network.topology;

@@ -5,7 +5,7 @@
 //! because, because_of_tenants, want_allotment --> take_due: decide --> take_to_order: tell paces, place orders
 //! ```
 //!
-//! The scheduler knows causes and times. Deciding is the controller's ([`super::state`]).
+//! The scheduler knows causes and times. Deciding is the controller's ([`crate::state`]).
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ const PAUSE_FOR_EACH: Duration = Duration::from_millis(1);
 const ALLOT_EVERY: Duration = Duration::from_millis(500);
 
 /// See the module's documentation.
-pub(super) struct DecisionScheduler {
+pub(crate) struct DecisionScheduler {
     /// Why everything is to be decided again.
     cause: Option<String>,
     /// It is of tenants alone, for whom a pause is made ([`PAUSE_FOR_EACH`]).
@@ -35,7 +35,7 @@ pub(super) struct DecisionScheduler {
 }
 
 impl DecisionScheduler {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         DecisionScheduler {
             cause: None,
             is_of_tenants: false,
@@ -49,13 +49,13 @@ impl DecisionScheduler {
     }
 
     /// All is to be decided again, at once.
-    pub(super) fn because(&mut self, cause: String) {
+    pub(crate) fn because(&mut self, cause: String) {
         self.add_cause(cause);
         self.is_of_tenants = false;
     }
 
     /// All is to be decided again, when it may: tenants have done something.
-    pub(super) fn because_of_tenants(&mut self, cause: String) {
+    pub(crate) fn because_of_tenants(&mut self, cause: String) {
         self.is_of_tenants |= self.cause.is_none();
         self.add_cause(cause);
     }
@@ -70,30 +70,30 @@ impl DecisionScheduler {
     }
 
     /// Flows want other parts of what they are allotted.
-    pub(super) fn want_allotment(&mut self, communicators: usize, now: Instant) {
+    pub(crate) fn want_allotment(&mut self, communicators: usize, now: Instant) {
         let next = self.allotted_at + ALLOT_EVERY.max(pause(communicators));
         self.allot_at.get_or_insert(now.max(next));
     }
 
     /// Rates are allotted anew, if that is due.
-    pub(super) fn allot_if_due(&mut self, now: Instant) {
+    pub(crate) fn allot_if_due(&mut self, now: Instant) {
         if self.allot_at.is_some_and(|at| at <= now) {
             self.because("tenants want other parts of their shares".to_owned());
         }
     }
 
     /// Orders may be due.
-    pub(super) fn order(&mut self) {
+    pub(crate) fn order(&mut self) {
         self.is_to_order = true;
     }
 
     /// Orders may be due, and paces that hosts have not been told.
-    pub(super) fn order_and_pace(&mut self) {
+    pub(crate) fn order_and_pace(&mut self) {
         (self.is_to_order, self.is_to_pace) = (true, true);
     }
 
     /// Whether all is to be decided now; whoever asks then does.
-    pub(super) fn take_due(&mut self, communicators: usize, now: Instant) -> bool {
+    pub(crate) fn take_due(&mut self, communicators: usize, now: Instant) -> bool {
         let is_due = self.decides_at(communicators).is_none_or(|at| at <= now);
         let Some(cause) = self.cause.take_if(|_| is_due) else { return false };
         self.last_cause = cause;
@@ -102,22 +102,22 @@ impl DecisionScheduler {
     }
 
     /// Whether orders may be due; whoever asks then looks.
-    pub(super) fn take_to_order(&mut self) -> bool {
+    pub(crate) fn take_to_order(&mut self) -> bool {
         std::mem::take(&mut self.is_to_order)
     }
 
     /// Whether paces may be due; whoever asks then looks.
-    pub(super) fn take_to_pace(&mut self) -> bool {
+    pub(crate) fn take_to_pace(&mut self) -> bool {
         std::mem::take(&mut self.is_to_pace)
     }
 
     /// Why it was decided last.
-    pub(super) fn last_cause(&self) -> &str {
+    pub(crate) fn last_cause(&self) -> &str {
         &self.last_cause
     }
 
     /// Whether something waits for hosts to report.
-    pub(super) fn has_work(&self) -> bool {
+    pub(crate) fn has_work(&self) -> bool {
         self.cause.is_some() || self.is_to_order
     }
 
@@ -128,7 +128,7 @@ impl DecisionScheduler {
     }
 
     /// When time alone makes a decision due.
-    pub(super) fn next_deadline(&self, communicators: usize) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self, communicators: usize) -> Option<Instant> {
         [self.allot_at, self.decides_at(communicators)].into_iter().flatten().min()
     }
 }

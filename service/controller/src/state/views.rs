@@ -3,20 +3,22 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use super::answer::{CommunicatorView, DiffView, FlowView, HistoryView, PolicyDiff, PolicyView, StrategyView};
-use super::cluster_config::{ClusterConfig, Text, not_there};
-use super::communicator::Communicator;
-use super::communicators::Communicators;
-use super::config_store::ConfigStore;
-use super::history::{Entry, EntryKind, History};
-use super::hosts::Hosts;
-use super::inventories::Inventories;
-use super::link_faults::LinkFaults;
-use super::message::Report;
-use super::pace::HostPace;
-use super::pace_table::PaceTable;
-use super::plan::{Plan, flows_of, plan_all};
-use super::rates::{ClusterRates, path_label};
+use crate::cluster::cluster_rates::{ClusterRates, path_label};
+use crate::cluster::hosts::Hosts;
+use crate::cluster::inventories::Inventories;
+use crate::cluster::link_faults::LinkFaults;
+use crate::cluster::pace_table::PaceTable;
+use crate::communicators::Communicators;
+use crate::communicators::communicator::Communicator;
+use crate::communicators::plan::{Plan, flows_of, plan_all};
+use crate::config::cluster_config::{ClusterConfig, Text, not_there};
+use crate::config::config_store::ConfigStore;
+use crate::history::{Entry, EntryKind, History};
+use crate::messages::answer::{
+    CommunicatorView, DiffView, FlowView, HistoryView, PolicyDiff, PolicyView, StrategyView,
+};
+use crate::messages::message::Report;
+use crate::pace::HostPace;
 use mccs_config::change::FlowChoice;
 use mccs_config::service::{AlgorithmChoice, FlowPath};
 use mccs_model::Name;
@@ -24,20 +26,20 @@ use mccs_policy::topology::Topology;
 use mccs_telemetry::placed::Chosen;
 
 /// The parts of the controller that operators are shown.
-pub(super) struct Cluster<'a> {
-    pub(super) life: u64,
-    pub(super) hosts: &'a Hosts,
-    pub(super) inventories: &'a Inventories,
-    pub(super) config: &'a ConfigStore,
-    pub(super) faults: &'a LinkFaults,
-    pub(super) comms: &'a Communicators,
-    pub(super) paces: &'a PaceTable,
-    pub(super) rates: &'a ClusterRates,
+pub(crate) struct Cluster<'a> {
+    pub(crate) life: u64,
+    pub(crate) hosts: &'a Hosts,
+    pub(crate) inventories: &'a Inventories,
+    pub(crate) config: &'a ConfigStore,
+    pub(crate) faults: &'a LinkFaults,
+    pub(crate) comms: &'a Communicators,
+    pub(crate) paces: &'a PaceTable,
+    pub(crate) rates: &'a ClusterRates,
 }
 
 impl Cluster<'_> {
     /// All of it; `refused_bodies` are those that the engine could not read.
-    pub(super) fn show(&self, refused_bodies: u64, now: Instant) -> PolicyView {
+    pub(crate) fn show(&self, refused_bodies: u64, now: Instant) -> PolicyView {
         let config = self.config.in_force();
         let links = self.faults.links();
         let have_some: BTreeSet<&str> =
@@ -91,7 +93,7 @@ impl Cluster<'_> {
 
     /// What of a config has no effect: [`ClusterConfig::not_enforced`], and rules for tenants that no host that reports is configured with, and that have no
     /// communicator. Where one of those hosts has not said whom it serves, nothing is known of that.
-    pub(super) fn without_effect(&self, config: &ClusterConfig) -> Vec<String> {
+    pub(crate) fn without_effect(&self, config: &ClusterConfig) -> Vec<String> {
         let configured = self.inventories.tenants();
         let named = config.rules.tenants.iter().map(|terms| &*terms.name).filter(|_| configured.is_some());
         let mut there: BTreeSet<&str> =
@@ -104,7 +106,7 @@ impl Cluster<'_> {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(super) fn diff(&self, policy: Text) -> Result<PolicyDiff, String> {
+    pub(crate) fn diff(&self, policy: Text) -> Result<PolicyDiff, String> {
         let config = self.config.with_policy(policy, &self.inventories.actual_hosts(self.hosts))?;
         let plans = plan_all(&config, self.faults.links(), &self.comms.reports(), self.paces.wants());
         let topology = &config.network.topology;
@@ -150,7 +152,7 @@ impl Cluster<'_> {
 }
 
 /// The history, or what operators did of it.
-pub(super) fn history_of(history: &History, acts_only: bool, now: Instant) -> Vec<HistoryView> {
+pub(crate) fn history_of(history: &History, acts_only: bool, now: Instant) -> Vec<HistoryView> {
     let view = |entry: &Entry| HistoryView {
         number: entry.number,
         age_ms: now.saturating_duration_since(entry.at).as_millis() as u64,

@@ -5,8 +5,8 @@
 
 use std::time::Instant;
 
-use super::answer::{FileStanding, FileView};
-use super::cluster_config::{ClusterConfig, Text};
+use crate::config::cluster_config::{ClusterConfig, Text};
+use crate::messages::answer::{FileStanding, FileView};
 
 /// Which of the operator's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,20 +86,20 @@ fn first_difference(on_disk: &str, in_force: &str) -> FileStanding {
 
 /// See the module's documentation.
 #[derive(Default)]
-pub(super) struct Disk {
+pub(crate) struct Disk {
     topology: OnDisk,
     policy: OnDisk,
 }
 
 impl Disk {
     /// Files were read; those that have not changed are `None`.
-    pub(super) fn read(&mut self, topology: Option<&Text>, policy: Option<&Text>) {
+    pub(crate) fn read(&mut self, topology: Option<&Text>, policy: Option<&Text>) {
         self.topology.read(topology);
         self.policy.read(policy);
     }
 
     /// A file is gone, or cannot be read.
-    pub(super) fn lost(&mut self, role: FileRole, name: &str, reason: &str, since: Instant) {
+    pub(crate) fn lost(&mut self, role: FileRole, name: &str, reason: &str, since: Instant) {
         let file = match role {
             FileRole::Topology => &mut self.topology,
             FileRole::Policy => &mut self.policy,
@@ -109,7 +109,7 @@ impl Disk {
     }
 
     /// What was read is refused: the file that the reason begins with, or else both that were read.
-    pub(super) fn refused(&mut self, reason: &str, topology: bool, policy: bool, since: Instant) {
+    pub(crate) fn refused(&mut self, reason: &str, topology: bool, policy: bool, since: Instant) {
         let of_one = self.topology.is_called(reason) || self.policy.is_called(reason);
         if self.topology.is_called(reason) || (topology && !of_one) {
             self.topology.refused(reason, since);
@@ -120,14 +120,14 @@ impl Disk {
     }
 
     /// All that was read last is in force, or will be unless a communicator refuses it.
-    pub(super) fn accepted(&mut self) {
+    pub(crate) fn accepted(&mut self) {
         for file in [&mut self.topology, &mut self.policy] {
             file.problem.take_if(|problem| !problem.is_unreadable);
         }
     }
 
     /// How both stand to what is in force; the texts are those that a communicator refused.
-    pub(super) fn view(
+    pub(crate) fn view(
         &self,
         config: Option<&ClusterConfig>,
         topology: Option<&Text>,

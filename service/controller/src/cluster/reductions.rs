@@ -7,23 +7,23 @@ use std::collections::BTreeMap;
 
 use mccs_model::{Name, Reductions};
 
-use super::cluster_config::ClusterConfig;
-use super::hosts::Hosts;
-use super::message::ControllerMessage;
-use super::outbox::Outbox;
+use crate::cluster::hosts::Hosts;
+use crate::config::cluster_config::ClusterConfig;
+use crate::messages::message::ControllerMessage;
+use crate::messages::outbox::Outbox;
 
 /// See the module's documentation.
 #[derive(Default)]
-pub(super) struct ToldReductions(BTreeMap<Name, Reductions>);
+pub(crate) struct ToldReductions(BTreeMap<Name, Reductions>);
 
 impl ToldReductions {
     /// A host reports anew, and has been told nothing.
-    pub(super) fn forget(&mut self, host: &Name) {
+    pub(crate) fn forget(&mut self, host: &Name) {
         self.0.remove(host);
     }
 
     /// Tells hosts that report what is news to them.
-    pub(super) fn tell(&mut self, config: Option<&ClusterConfig>, hosts: &Hosts, outbox: &mut Outbox) {
+    pub(crate) fn tell(&mut self, config: Option<&ClusterConfig>, hosts: &Hosts, outbox: &mut Outbox) {
         for host in hosts.synced() {
             let wanted = config.and_then(|config| config.reductions(host.as_str()));
             if self.0.get(host).copied() == wanted {

@@ -10,12 +10,12 @@ use std::time::Instant;
 
 use mccs_config::change::StrategyChange;
 
-use super::communicator::{Communicator, ORDER_TIME, Refused};
-use super::communicators::Communicators;
-use super::effects::Effects;
-use super::history::{History, Went};
-use super::message::{ControllerMessage, Order, Outcome};
-use super::plan::Plan;
+use crate::communicators::Communicators;
+use crate::communicators::communicator::{Communicator, ORDER_TIME, Refused};
+use crate::communicators::plan::Plan;
+use crate::effects::Effects;
+use crate::history::{History, Went};
+use crate::messages::message::{ControllerMessage, Order, Outcome};
 use mccs_model::limits::CHANGE_BYTES_MAX;
 use mccs_model::{CommId, Name, Whose};
 
@@ -32,51 +32,51 @@ struct Pending {
 }
 
 /// An order that was carried out, or refused.
-pub(super) struct Answered {
-    pub(super) order: u64,
-    pub(super) comm: CommId,
+pub(crate) struct Answered {
+    pub(crate) order: u64,
+    pub(crate) comm: CommId,
     /// What was ordered.
-    pub(super) plan: Plan,
+    pub(crate) plan: Plan,
     /// Its host did not answer in time.
-    pub(super) is_late: bool,
+    pub(crate) is_late: bool,
     /// Whose fault it is that it was refused, and why.
-    pub(super) refused: Option<(Whose, String)>,
+    pub(crate) refused: Option<(Whose, String)>,
 }
 
 /// See the module's documentation.
 #[derive(Default)]
-pub(super) struct Orders {
+pub(crate) struct Orders {
     pending: BTreeMap<u64, Pending>,
     last: u64,
 }
 
 impl Orders {
     /// The last one that was given.
-    pub(super) fn last(&self) -> u64 {
+    pub(crate) fn last(&self) -> u64 {
         self.last
     }
 
     /// When the first of them has taken too long.
-    pub(super) fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.pending.values().map(|pending| pending.until).min()
     }
 
     /// A communicator has ended: nothing comes of its order.
-    pub(super) fn end(&mut self, communicator: &Communicator, history: &mut History) {
+    pub(crate) fn end(&mut self, communicator: &Communicator, history: &mut History) {
         if let Some(pending) = communicator.order().and_then(|order| self.pending.remove(&order)) {
             history.went(pending.entry, Went::Failed("the communicator has ended".into()));
         }
     }
 
     /// Nothing is heard any more of orders for communicators with their root on a host, and why.
-    pub(super) fn forget_root(&mut self, host: &Name, why: &str, history: &mut History) {
+    pub(crate) fn forget_root(&mut self, host: &Name, why: &str, history: &mut History) {
         for (_, pending) in self.pending.extract_if(.., |_, pending| pending.comm.root == *host) {
             history.went(pending.entry, Went::Failed(why.to_owned()));
         }
     }
 
     /// A host says what became of an order. Returns the order, where it was one, for the strategy that was in force.
-    pub(super) fn answered(
+    pub(crate) fn answered(
         &mut self,
         from: &Name,
         order: u64,
@@ -105,7 +105,7 @@ impl Orders {
     }
 
     /// Orders what is not as decided. Returns those that no host can be told, which are refused at once.
-    pub(super) fn place(&mut self, comms: &mut Communicators, effects: &mut Effects, now: Instant) -> Vec<Answered> {
+    pub(crate) fn place(&mut self, comms: &mut Communicators, effects: &mut Effects, now: Instant) -> Vec<Answered> {
         let mut too_long = Vec::new();
         for (comm, communicator) in comms.iter_mut() {
             let Some((plan, entry)) = communicator.wanted(now) else { continue };
@@ -144,7 +144,7 @@ impl Orders {
     }
 
     /// Gives up what has taken too long.
-    pub(super) fn expire(&mut self, comms: &mut Communicators, effects: &mut Effects, now: Instant) -> Vec<Answered> {
+    pub(crate) fn expire(&mut self, comms: &mut Communicators, effects: &mut Effects, now: Instant) -> Vec<Answered> {
         let late = self.pending.iter().filter(|(_, pending)| pending.until <= now);
         let late = late.map(|(order, pending)| (*order, pending.comm.root.clone())).collect();
         let reason = |host: &Name| format!("host {host} did not answer within {ORDER_TIME:?}");
@@ -174,7 +174,7 @@ fn fits(change: &StrategyChange) -> bool {
 }
 
 /// What a line of the history adds about what is not carried out.
-pub(super) fn besides(not_enforced: &[String]) -> String {
+pub(crate) fn besides(not_enforced: &[String]) -> String {
     if not_enforced.is_empty() {
         return String::new();
     }

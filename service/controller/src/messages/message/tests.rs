@@ -1,10 +1,10 @@
 //! Messages are understood, refused where they say what cannot be, and not changed without another version.
 
-use super::super::inventory::{INTERFACES_MAX, Interfaces, TENANTS_MAX};
-use super::super::links::LinkState;
-use super::super::pace::{FlowCap, YieldCap};
-use super::super::rates::PathRate;
 use super::*;
+use crate::inventory::{INTERFACES_MAX, Interfaces, TENANTS_MAX};
+use crate::links::LinkState;
+use crate::pace::{FlowCap, YieldCap};
+use crate::rates::PathRate;
 use mccs_exchange::protocol::VERSION;
 use mccs_policy::Window;
 

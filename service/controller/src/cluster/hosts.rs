@@ -10,10 +10,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::effects::Effects;
-use super::history::Went;
-use super::message::ControllerMessage;
-use super::outbox::Outbox;
+use crate::effects::Effects;
+use crate::history::Went;
+use crate::messages::message::ControllerMessage;
+use crate::messages::outbox::Outbox;
 use mccs_model::Name;
 
 /// How long hosts that are not there are waited for at the start.
@@ -37,7 +37,7 @@ enum HostState {
 }
 
 /// See the module's documentation.
-pub(super) struct Hosts {
+pub(crate) struct Hosts {
     own: Name,
     states: BTreeMap<Name, HostState>,
     grace_until: Instant,
@@ -53,7 +53,7 @@ pub(super) struct Hosts {
 
 impl Hosts {
     /// A cluster of these hosts, of which none has been met.
-    pub(super) fn new(own: &Name, hosts: &[Name], now: Instant) -> Self {
+    pub(crate) fn new(own: &Name, hosts: &[Name], now: Instant) -> Self {
         Hosts {
             own: own.clone(),
             states: hosts.iter().map(|host| (host.clone(), HostState::Away)).collect(),
@@ -66,31 +66,31 @@ impl Hosts {
     }
 
     /// All hosts, and whether they report.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&Name, bool)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Name, bool)> {
         self.states.iter().map(|(host, state)| (host, *state == HostState::Synced))
     }
 
     /// Those that have reported: they hear what is told.
-    pub(super) fn synced(&self) -> impl Iterator<Item = &Name> {
+    pub(crate) fn synced(&self) -> impl Iterator<Item = &Name> {
         self.iter().filter(|(_, reports)| *reports).map(|(host, _)| host)
     }
 
     /// Those that are there.
-    pub(super) fn there(&self) -> impl Iterator<Item = &Name> {
+    pub(crate) fn there(&self) -> impl Iterator<Item = &Name> {
         self.states.iter().filter(|(_, state)| **state != HostState::Away).map(|(host, _)| host)
     }
 
-    pub(super) fn is_synced(&self, host: &Name) -> bool {
+    pub(crate) fn is_synced(&self, host: &Name) -> bool {
         self.states.get(host) == Some(&HostState::Synced)
     }
 
     /// Whether a host is of the cluster, and was met.
-    pub(super) fn is_there(&self, host: &Name) -> bool {
+    pub(crate) fn is_there(&self, host: &Name) -> bool {
         self.states.get(host).is_some_and(|state| *state != HostState::Away)
     }
 
     /// A host is there, and is asked to report.
-    pub(super) fn met(&mut self, host: &Name, outbox: &mut Outbox, now: Instant) {
+    pub(crate) fn met(&mut self, host: &Name, outbox: &mut Outbox, now: Instant) {
         self.turned_away.remove(host);
         self.elsewhere.remove(host);
         self.count_patience(host, now);
@@ -119,20 +119,20 @@ impl Hosts {
     }
 
     /// A host has reported all.
-    pub(super) fn have_reported(&mut self, host: &Name, now: Instant) {
+    pub(crate) fn have_reported(&mut self, host: &Name, now: Instant) {
         self.count_patience(host, now);
         self.states.insert(host.clone(), HostState::Synced);
     }
 
     /// A policy is put in force: hosts that are there report anew where it wants to know more than the one before, or less.
-    pub(super) fn use_profiles(&mut self, with_profiles: bool, outbox: &mut Outbox) {
+    pub(crate) fn use_profiles(&mut self, with_profiles: bool, outbox: &mut Outbox) {
         if std::mem::replace(&mut self.with_profiles, with_profiles) != with_profiles {
             self.there().for_each(|host| self.ask_for_reports(host.clone(), outbox));
         }
     }
 
     /// A host is no longer there. Returns whether it is of the cluster.
-    pub(super) fn lost(&mut self, host: &Name, effects: &mut Effects, now: Instant) -> bool {
+    pub(crate) fn lost(&mut self, host: &Name, effects: &mut Effects, now: Instant) -> bool {
         self.count_patience(host, now);
         let Some(state) = self.states.get_mut(host) else { return false };
         self.elsewhere.remove(host);
@@ -143,7 +143,7 @@ impl Hosts {
     }
 
     /// A host has another service of this one's name, and does not let this one in. It is tried again until it does.
-    pub(super) fn turned_away(&mut self, host: &Name, reason: &str, effects: &mut Effects, now: Instant) {
+    pub(crate) fn turned_away(&mut self, host: &Name, reason: &str, effects: &mut Effects, now: Instant) {
         if self.turned_away.insert(host.clone(), reason.to_owned()).is_none() {
             tracing::error!(%host, reason, "turned away: this service orders nothing there");
             effects.history.note(format!("turned away by host {host}"), reason, Went::Done, now);
@@ -151,7 +151,7 @@ impl Hosts {
     }
 
     /// A host obeys another host's controller.
-    pub(super) fn obeys(&mut self, host: &Name, controller: String, effects: &mut Effects, now: Instant) {
+    pub(crate) fn obeys(&mut self, host: &Name, controller: String, effects: &mut Effects, now: Instant) {
         self.states.insert(host.clone(), HostState::Elsewhere);
         let what = format!("not obeyed by host {host}: the controller of its service.toml is {controller}");
         if self.elsewhere.insert(host.clone(), controller.clone()) != Some(controller) {
@@ -161,12 +161,12 @@ impl Hosts {
     }
 
     /// Hosts that do not let this service in, and why.
-    pub(super) fn turned_away_by(&self) -> impl Iterator<Item = (String, String)> {
+    pub(crate) fn turned_away_by(&self) -> impl Iterator<Item = (String, String)> {
         self.turned_away.iter().map(|(host, why)| (host.to_string(), why.clone()))
     }
 
     /// Hosts that obey another host, and which.
-    pub(super) fn elsewhere(&self) -> impl Iterator<Item = (String, String)> {
+    pub(crate) fn elsewhere(&self) -> impl Iterator<Item = (String, String)> {
         self.elsewhere.iter().map(|(host, other)| (host.to_string(), other.clone()))
     }
 
@@ -179,7 +179,7 @@ impl Hosts {
 
     /// # Errors
     /// Nobody would obey what an operator wants, and what is to be done about it.
-    pub(super) fn check_obedience(&self) -> Result<(), String> {
+    pub(crate) fn check_obedience(&self) -> Result<(), String> {
         if let Some((host, reason)) = self.turned_away.first_key_value() {
             return Err(format!("host {host} turns this service away: {reason}"));
         }
@@ -193,7 +193,7 @@ impl Hosts {
     }
 
     /// Until when hosts are waited for.
-    pub(super) fn waits_until(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn waits_until(&self, now: Instant) -> Option<Instant> {
         let until = |state: &HostState| match state {
             HostState::Away => Some(self.grace_until),
             HostState::Syncing { until } => Some(*until),

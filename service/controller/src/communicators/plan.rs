@@ -13,10 +13,10 @@ use mccs_config::limits;
 use mccs_config::policy::Channels;
 use mccs_config::service::{AlgorithmChoice, Device, FlowPath, TransportKind};
 
-use super::cluster_config::{ClusterConfig, Network};
-use super::links::Links;
-use super::message::{Report, whole_change};
-use super::pace::{HostPace, host_paces, leave_what_cannot_be_told};
+use crate::config::cluster_config::{ClusterConfig, Network};
+use crate::links::Links;
+use crate::messages::message::{Report, whole_change};
+use crate::pace::{HostPace, host_paces, leave_what_cannot_be_told};
 use mccs_model::{CommId, Name};
 use mccs_policy::shares::PAYLOAD;
 use mccs_policy::topology::{HostId, Topology};
@@ -207,7 +207,7 @@ fn nics_of(topology: &Topology, hosts: &[Placed]) -> u32 {
 type FlowOf<'a> = (u32, &'a str, &'a str, Option<&'a FlowPath>);
 
 /// Flows of a communicator's rings, with their paths: a flow's own, or else its channel's turn.
-pub(super) fn flows_of<'a>(
+pub(crate) fn flows_of<'a>(
     report: &'a Report,
     rings: &'a [Vec<u32>],
     paths: &'a [FlowPath],

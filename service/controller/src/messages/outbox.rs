@@ -6,9 +6,9 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::answer::ControllerAnswer;
-use super::link_overrides::LinkOverride;
-use super::message::ControllerMessage;
+use crate::links::link_overrides::LinkOverride;
+use crate::messages::answer::ControllerAnswer;
+use crate::messages::message::ControllerMessage;
 use mccs_model::Name;
 
 /// Who asked, to be given back with the answer.
@@ -43,7 +43,7 @@ pub enum Output {
 }
 
 /// See the module's documentation.
-pub(super) struct Outbox {
+pub(crate) struct Outbox {
     life: u64,
     /// When the common clock showed `life`.
     born: Instant,
@@ -51,45 +51,45 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    pub(super) fn new(life: u64, now: Instant) -> Self {
+    pub(crate) fn new(life: u64, now: Instant) -> Self {
         Outbox { life, born: now, outputs: VecDeque::new() }
     }
 
-    pub(super) fn life(&self) -> u64 {
+    pub(crate) fn life(&self) -> u64 {
         self.life
     }
 
     /// Begins a life after this one. Returns its number.
-    pub(super) fn outlive(&mut self, life: u64, now: Instant) -> u64 {
+    pub(crate) fn outlive(&mut self, life: u64, now: Instant) -> u64 {
         (self.life, self.born) = (life.saturating_add(1), now);
         self.life
     }
 
     /// What the common clock shows.
-    pub(super) fn common_ns(&self, now: Instant) -> u64 {
+    pub(crate) fn common_ns(&self, now: Instant) -> u64 {
         self.life.saturating_add(now.saturating_duration_since(self.born).as_nanos() as u64)
     }
 
-    pub(super) fn tell(&mut self, to: Name, message: ControllerMessage) {
+    pub(crate) fn tell(&mut self, to: Name, message: ControllerMessage) {
         self.outputs.push_back(Output::Tell { to, message });
     }
 
-    pub(super) fn tell_all<'a>(&mut self, hosts: impl Iterator<Item = &'a Name>, message: &ControllerMessage) {
+    pub(crate) fn tell_all<'a>(&mut self, hosts: impl Iterator<Item = &'a Name>, message: &ControllerMessage) {
         hosts.for_each(|host| self.tell(host.clone(), message.clone()));
     }
 
     /// Has hosts keep what an operator has said of links.
-    pub(super) fn have_kept<'a>(&mut self, hosts: impl Iterator<Item = &'a Name>, links: Vec<LinkOverride>) {
+    pub(crate) fn have_kept<'a>(&mut self, hosts: impl Iterator<Item = &'a Name>, links: Vec<LinkOverride>) {
         let message = ControllerMessage::Keep { life: self.life, links };
         self.tell_all(hosts, &message);
     }
 
-    pub(super) fn answer(&mut self, ticket: Ticket, answer: Result<ControllerAnswer, String>) {
+    pub(crate) fn answer(&mut self, ticket: Ticket, answer: Result<ControllerAnswer, String>) {
         self.outputs.push_back(Output::Answer { ticket, answer: answer.map(Box::new) });
     }
 
     /// The next thing to be done.
-    pub(super) fn pop(&mut self) -> Option<Output> {
+    pub(crate) fn pop(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 }

@@ -5,15 +5,15 @@ use std::time::Instant;
 
 use mccs_config::topology::ActualHost;
 
-use super::cluster_config::ClusterConfig;
-use super::history::{History, Went};
-use super::hosts::Hosts;
-use super::inventory::Inventory;
+use crate::cluster::hosts::Hosts;
+use crate::config::cluster_config::ClusterConfig;
+use crate::history::{History, Went};
+use crate::inventory::Inventory;
 use mccs_model::Name;
 
 /// See the module's documentation.
 #[derive(Default)]
-pub(super) struct Inventories {
+pub(crate) struct Inventories {
     by_host: BTreeMap<Name, Inventory>,
     /// The topology in force is to be compared with the hosts.
     is_to_compare: bool,
@@ -22,36 +22,36 @@ pub(super) struct Inventories {
 }
 
 impl Inventories {
-    pub(super) fn get(&self, host: &Name) -> Option<&Inventory> {
+    pub(crate) fn get(&self, host: &Name) -> Option<&Inventory> {
         self.by_host.get(host)
     }
 
     /// A host has other devices than it had.
-    pub(super) fn insert(&mut self, host: &Name, inventory: Inventory) {
+    pub(crate) fn insert(&mut self, host: &Name, inventory: Inventory) {
         self.by_host.insert(host.clone(), inventory);
         self.is_to_compare = true;
     }
 
     /// A host is no longer there. Returns whether it had said what it has.
-    pub(super) fn lost(&mut self, host: &Name) -> bool {
+    pub(crate) fn lost(&mut self, host: &Name) -> bool {
         let had = self.by_host.remove(host).is_some();
         self.is_to_compare |= had;
         had
     }
 
     /// Another topology may be in force.
-    pub(super) fn compare_again(&mut self) {
+    pub(crate) fn compare_again(&mut self) {
         self.is_to_compare = true;
     }
 
     /// The hosts of the cluster, and what they have said of themselves.
-    pub(super) fn actual_hosts<'a>(&'a self, hosts: &'a Hosts) -> Vec<ActualHost<'a>> {
+    pub(crate) fn actual_hosts<'a>(&'a self, hosts: &'a Hosts) -> Vec<ActualHost<'a>> {
         let names = hosts.iter().map(|(host, _)| (host.as_str(), self.by_host.get(host)));
         names.map(|(name, inventory)| inventory.map_or(ActualHost::named(name), |has| has.of(name))).collect()
     }
 
     /// Tenants that hosts are configured with; `None` where one of those hosts has not said whom it serves, or none has said anything.
-    pub(super) fn tenants(&self) -> Option<BTreeSet<&str>> {
+    pub(crate) fn tenants(&self) -> Option<BTreeSet<&str>> {
         let mut tenants = BTreeSet::new();
         for inventory in self.by_host.values() {
             tenants.extend(inventory.tenants.as_ref()?.iter().map(String::as_str));
@@ -60,13 +60,13 @@ impl Inventories {
     }
 
     /// What of the topology in force contradicts hosts.
-    pub(super) fn contradictions(&self) -> &[String] {
+    pub(crate) fn contradictions(&self) -> &[String] {
         &self.contradictions
     }
 
     /// Compares the topology in force with what hosts have said since, where either is another one. A contradiction is told. The topology
     /// stays in force, as all that was decided by it does.
-    pub(super) fn compare(
+    pub(crate) fn compare(
         &mut self,
         config: Option<&ClusterConfig>,
         hosts: &Hosts,

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const TOPOLOGY: &str = include_str!("../../../../config/examples/topology.toml");
+const TOPOLOGY: &str = include_str!("../../../../../config/examples/topology.toml");
 const HOSTS: [&str; 4] = ["host-a", "host-b", "host-c", "host-d"];
 
 fn text(name: &str, text: &str) -> Option<Text> {

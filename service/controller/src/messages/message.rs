@@ -9,12 +9,12 @@ use mccs_config::service::{AlgorithmChoice, FlowPath, TransportKind};
 use mccs_config::validate::{Problems, Validate};
 use serde::{Deserialize, Serialize};
 
-use super::bursts::CommonBurst;
-use super::history::Went;
-use super::inventory::Inventory;
-use super::link_overrides::{self, LinkOverride};
-use super::pace::{HostPace, PERIOD_MAX};
-use super::rates::HostRates;
+use crate::history::Went;
+use crate::inventory::Inventory;
+use crate::links::link_overrides::{self, LinkOverride};
+use crate::pace::bursts::CommonBurst;
+use crate::pace::{HostPace, PERIOD_MAX};
+use crate::rates::HostRates;
 use mccs_collective::CHANNELS_MAX;
 use mccs_model::limits::NRANKS_MAX;
 use mccs_model::{CommId, ControlBody, Name, Reductions, Whose};

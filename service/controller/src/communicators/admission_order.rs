@@ -4,11 +4,11 @@
 //! Hosts' clocks may differ, so the controller counts. It tells a communicator's host its place, which is reported to whoever has the role next; so
 //! that one plans in the same order.
 
-use super::message::{ControllerMessage, Report};
-use super::outbox::Outbox;
+use crate::messages::message::{ControllerMessage, Report};
+use crate::messages::outbox::Outbox;
 
 /// Gives those a place that have none: behind all that a controller has seen, whatever hosts' clocks show. Their hosts are told.
-pub(super) fn number(reports: Vec<&mut Report>, outbox: &mut Outbox) {
+pub(crate) fn number(reports: Vec<&mut Report>, outbox: &mut Outbox) {
     let mut last = reports.iter().filter_map(|report| report.arrival).max().unwrap_or(0);
     let mut new = reports;
     new.retain(|report| report.arrival.is_none());
@@ -22,7 +22,7 @@ pub(super) fn number(reports: Vec<&mut Report>, outbox: &mut Outbox) {
 }
 
 /// All in the order in which they arrived.
-pub(super) fn sort(reports: &mut [&Report]) {
+pub(crate) fn sort(reports: &mut [&Report]) {
     let place = |report: &Report| (report.arrival.unwrap_or(u64::MAX), report.began_ms);
     reports.sort_by(|a, b| (place(a), &a.comm).cmp(&(place(b), &b.comm)));
 }

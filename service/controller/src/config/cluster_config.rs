@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn spines_that_flows_over_rdma_cannot_be_steered_to_are_named() {
-        let example = include_str!("../../../config/examples/topology.toml");
+        let example = include_str!("../../../../config/examples/topology.toml");
         let not_enforced_with = |topology: &str, policy: &str| {
             let topology = TopologyFile::parse(topology, "topology.toml").unwrap();
             let policy = PolicyFile::parse(&format!("[policy]\nname = \"ffa\"\n{policy}"), "policy.toml").unwrap();
