@@ -18,11 +18,11 @@ use mccs_runtime::{Context, Engine as _, Mailbox, Sender, TenantQueueSender, Ten
 use mccs_tenants::session::Session;
 use mccs_tenants::{Quota, Resource, Tenant};
 
-use super::schedule_cache::ScheduleCache;
 use super::{
     JoinRequest, Operation, PROXY_QUEUE_MAX, ProxyEngine, ProxyMessage, ProxyReply, RoundState, SessionMessage,
     Timeouts,
 };
+use crate::proxy::communicator::schedule_cache::ScheduleCache;
 
 /// A device that does every collective in the call, or refuses it, and no sends and receives.
 struct AtOnce {

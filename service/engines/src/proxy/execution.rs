@@ -7,6 +7,10 @@
 //!
 //! Those with other hosts are in `remote_p2p.rs`.
 
+pub(super) mod remote_p2p;
+pub(super) mod suspected_links;
+pub(super) mod tags;
+
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -17,18 +21,18 @@ use mccs_model::{Action, SessionId};
 use mccs_runtime::work_ns;
 use mccs_telemetry::bandwidth::PairSide;
 
-use super::deadline::OperationDeadline;
-use super::describe::describe;
-use super::failure::Failure;
-use super::inflight::{Inflight, PairJob, Refused};
-use super::operation::{Calls, Operation};
-use super::p2p_queues::{Matched, WaitsForDeparted};
-use super::reconfigure::choose_strategy;
-use super::state::State;
-use super::stream::{Arrival, Entry, Head, Task};
-use super::suspected_links::SuspectedLinks;
-use super::tags::collective_tag;
-use super::turns::ITEM_NS;
+use crate::proxy::calls::deadline::OperationDeadline;
+use crate::proxy::calls::describe::describe;
+use crate::proxy::calls::failure::Failure;
+use crate::proxy::calls::operation::{Calls, Operation};
+use crate::proxy::communicator::p2p_queues::{Matched, WaitsForDeparted};
+use crate::proxy::execution::suspected_links::SuspectedLinks;
+use crate::proxy::execution::tags::collective_tag;
+use crate::proxy::mail::turns::ITEM_NS;
+use crate::proxy::operators::reconfigure::choose_strategy;
+use crate::proxy::state::State;
+use crate::proxy::state::inflight::{Inflight, PairJob, Refused};
+use crate::proxy::streams::stream::{Arrival, Entry, Head, Task};
 use crate::transport::ChannelFault;
 
 /// See the module's documentation.
@@ -376,8 +380,8 @@ mod tests {
 
     use mccs_device::LaunchError;
 
-    use super::super::at_once::Fixture;
     use super::*;
+    use crate::proxy::at_once::Fixture;
 
     #[test]
     fn a_collective_that_its_device_refuses_fails_and_never_counts_as_done() {

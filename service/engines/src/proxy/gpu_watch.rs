@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::Handle;
 
-use super::comm::Comm;
-use super::gpu_ranks::GpuRanks;
-use super::state::State;
+use crate::proxy::communicator::comm::Comm;
+use crate::proxy::gpus::gpu_ranks::GpuRanks;
+use crate::proxy::state::State;
 
 /// How often GPUs are looked at in the time that an operation may wait.
 const LOOKS: u32 = 4;

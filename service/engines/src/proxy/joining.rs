@@ -6,6 +6,14 @@
 //! several hosts:  join --> setups (with the exchange) --------------------------> NewComm
 //! ```
 
+pub(super) mod admission;
+pub(super) mod hosts;
+pub(super) mod new_comm;
+pub(super) mod rendezvous;
+pub(super) mod setup;
+pub(super) mod setups;
+pub(super) mod transport_offer;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,15 +29,15 @@ use mccs_registry::missing_ranks::LateTold;
 use mccs_tenants::session::Opens;
 
 use super::MakeSchedules;
-use super::admission::{join_failed, of_two_families, refuse_all, shared_gpu};
-use super::failure::Failure;
-use super::message::SessionMessage;
-use super::new_comm::NewComm;
-use super::operation::JoinRequest;
-use super::outlets::Outlets;
-use super::rendezvous::{Joined, Rendezvous};
-use super::setups::{Cluster, Completed, Setups};
-use super::state::State;
+use crate::proxy::calls::failure::Failure;
+use crate::proxy::calls::operation::JoinRequest;
+use crate::proxy::joining::admission::{join_failed, of_two_families, refuse_all, shared_gpu};
+use crate::proxy::joining::new_comm::NewComm;
+use crate::proxy::joining::rendezvous::{Joined, Rendezvous};
+use crate::proxy::joining::setups::{Cluster, Completed, Setups};
+use crate::proxy::mail::message::SessionMessage;
+use crate::proxy::mail::outlets::Outlets;
+use crate::proxy::state::State;
 
 /// Communicators of a device that are being prepared at a time.
 const PREPARING_MAX: u32 = 1 << 16;

@@ -9,68 +9,37 @@
 //!
 //! | component | what |
 //! | --- | --- |
-//! | `State` (`state.rs`) | communicators, streams, what runs, whom to tell; how communicators end |
-//! | `Execution` (`execution.rs`, `remote_p2p.rs`) | operations start, run and end |
-//! | `Joining` (`joining.rs`, `setups.rs`) | ranks join, here and across hosts |
-//! | `GpuWatch` (`gpu_watch.rs`, `gpu_ranks.rs`) | what GPUs do among themselves |
-//! | `Diagnostics` (`diagnostics.rs`) | why a communicator is stuck |
-//! | `ForwardedRequests` (`forwarded_requests.rs`) | operators on other hosts |
+//! | `State` (`state`) | communicators, streams, what runs, whom to tell; how communicators end |
+//! | `Execution` (`execution`) | operations start, run and end |
+//! | `Joining` (`joining`) | ranks join, here and across hosts |
+//! | `GpuWatch` (`gpu_watch.rs`) | when GPUs are asked how far they are |
+//! | `Diagnostics`, `ForwardedRequests` (`operators`) | why a communicator is stuck; operators on other hosts |
 //!
-//! A change of a strategy has its state in the communicator (`strategies.rs`), and its steps in `reconfigure.rs`.
+//! | parts of them | what |
+//! | --- | --- |
+//! | `communicator`, `gpus` | operations in order, strategies and schedules; what GPUs do among themselves |
+//! | `streams` | the tenant's order, and when GPUs have come to it |
+//! | `mail` | messages, their fair turns, outputs to other engines |
+//! | `calls` | operations as ranks make them, mismatches, failures, time-outs |
+//!
+//! A change of a strategy has its state in the communicator (`communicator/strategies.rs`), and its steps in `operators/reconfigure.rs`.
 //!
 //! Everything a tenant can cause here is bounded by its own quotas, and touches only its own sessions and communicators.
 
-mod admission;
 #[cfg(test)]
 mod at_once;
-mod comm;
-mod communicators;
-mod deadline;
-mod describe;
-mod diagnostics;
-mod exchange_mail;
+mod calls;
+mod communicator;
 mod execution;
-mod failure;
-mod forwarded_requests;
-mod gpu_counts;
-mod gpu_progress;
-mod gpu_ranks;
 #[cfg(test)]
 mod gpu_tests;
 mod gpu_watch;
-mod hosts;
-mod inflight;
+mod gpus;
 mod joining;
-mod members;
-mod message;
-mod mismatch;
-mod new_comm;
-mod operation;
-mod other_proxy;
-mod outlets;
-mod p2p_queues;
-mod reconfigure;
-mod remote_p2p;
-mod rendezvous;
-mod reply_to;
-mod running;
-mod schedule_cache;
-mod semaphores;
-mod setup;
-mod setups;
-mod shm_exchange;
-mod sites;
+mod mail;
+mod operators;
 mod state;
-mod strategies;
-mod stream;
 mod streams;
-mod stuck_account;
-mod suspected_links;
-mod tags;
-mod timeout_texts;
-mod transport_offer;
-mod transports;
-mod turns;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -83,33 +52,34 @@ use mccs_registry::Registry;
 use mccs_runtime::{Account, Context, Engine, Mailbox, Progress, Sender, TenantQueues};
 use mccs_telemetry::LogBudget;
 
-use self::deadline::OperationDeadline;
-pub use self::describe::signature;
-use self::diagnostics::Diagnostics;
-use self::exchange_mail::ExchangeMail;
+use self::calls::deadline::OperationDeadline;
+pub use self::calls::describe::signature;
+use self::calls::failure::Failure;
+use self::calls::members::Leaving;
+pub use self::calls::operation::{JoinRequest, Operation, ProxyReply, RoundState, TwinPart};
+pub use self::communicator::schedule_cache::ScheduleCache;
 use self::execution::Execution;
-use self::failure::Failure;
-use self::forwarded_requests::ForwardedRequests;
 use self::gpu_watch::GpuWatch;
 use self::joining::Joining;
-use self::members::Leaving;
-pub use self::message::{ControllerOrder, OperatorMessage, ProxyMessage, SessionMessage};
-use self::new_comm::NewComm;
-pub use self::operation::{JoinRequest, Operation, ProxyReply, RoundState, TwinPart};
-use self::other_proxy::OtherProxy;
-use self::outlets::Outlets;
-use self::reconfigure::ChangeTerms;
-pub use self::reply_to::{
+use self::joining::new_comm::NewComm;
+pub use self::joining::setups::Cluster;
+pub use self::joining::transport_offer::{Agreed, Nics, Offer};
+use self::mail::exchange_mail::ExchangeMail;
+pub use self::mail::message::{ControllerOrder, OperatorMessage, ProxyMessage, SessionMessage};
+use self::mail::other_proxy::OtherProxy;
+use self::mail::outlets::Outlets;
+pub use self::mail::reply_to::{
     DiagnosisRounds, ForwardedRequest, OperatorAnswer, OperatorReply, OperatorRequest, OperatorResult, Reconfigured,
     ReplyTo,
 };
-pub use self::schedule_cache::ScheduleCache;
-pub use self::semaphores::StreamSemaphore;
-pub use self::setups::Cluster;
+use self::mail::transports::Transports;
+use self::mail::turns::{Event as WorkEvent, Item, POLL_NS, WorkQueues};
+use self::operators::diagnostics::Diagnostics;
+use self::operators::forwarded_requests::ForwardedRequests;
+use self::operators::reconfigure::ChangeTerms;
+use self::operators::{forwarded_requests, reconfigure};
 use self::state::State;
-pub use self::transport_offer::{Agreed, Nics, Offer};
-use self::transports::Transports;
-use self::turns::{Event as WorkEvent, Item, POLL_NS, WorkQueues};
+pub use self::streams::semaphores::StreamSemaphore;
 use crate::transport::TransportEvent;
 
 /// Messages that may wait at a proxy engine from devices, transports, other hosts and operators.

@@ -6,6 +6,9 @@
 //! reap:   ranks that wanted to leave go; the communicator goes with the last of them
 //! ```
 
+pub(super) mod communicators;
+pub(super) mod inflight;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -16,18 +19,18 @@ use mccs_model::SessionId;
 use mccs_registry::CommInfo;
 use mccs_tenants::session::Session;
 
-use super::comm::{Comm, Span};
-use super::communicators::Communicators;
-use super::failure::Failure;
-use super::gpu_ranks::GpuRanks;
-use super::inflight::InflightOperations;
-use super::members::{Leaving, Member};
-use super::message::ProxyMessage;
-use super::operation::{Operation, ProxyReply};
-use super::outlets::Outlets;
-use super::streams::{Failed, Streams};
-use super::timeout_texts::Waits;
-use super::turns::{Event, WorkQueues};
+use crate::proxy::calls::failure::Failure;
+use crate::proxy::calls::members::{Leaving, Member};
+use crate::proxy::calls::operation::{Operation, ProxyReply};
+use crate::proxy::communicator::comm::{Comm, Span};
+use crate::proxy::communicator::timeout_texts::Waits;
+use crate::proxy::gpus::gpu_ranks::GpuRanks;
+use crate::proxy::mail::message::ProxyMessage;
+use crate::proxy::mail::outlets::Outlets;
+use crate::proxy::mail::turns::{Event, WorkQueues};
+use crate::proxy::state::communicators::Communicators;
+use crate::proxy::state::inflight::InflightOperations;
+use crate::proxy::streams::{Failed, Streams};
 
 /// See the module's documentation.
 pub(super) struct State {

@@ -1,5 +1,8 @@
 //! Streams of all sessions, and those among them that wait for a GPU.
 
+pub(super) mod semaphores;
+pub(super) mod stream;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,9 +12,9 @@ use mccs_model::SessionId;
 use mccs_runtime::Share;
 use mccs_tenants::session::Session;
 
-use super::failure::Failure;
-use super::semaphores::{SemaphoreWatch, StreamSemaphore};
-use super::stream::{Entry, Head, Stream};
+use crate::proxy::calls::failure::Failure;
+use crate::proxy::streams::semaphores::{SemaphoreWatch, StreamSemaphore};
+use crate::proxy::streams::stream::{Entry, Head, Stream};
 
 /// An operation that fails.
 pub(super) struct Failed {

@@ -1,0 +1,111 @@
+//! In-flight operations, which devices and transport engines know by a job's handle.
+
+use std::time::Instant;
+
+use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_model::handles::HandleTable;
+use mccs_telemetry::recorder::{Record, Recorder, job_number};
+use mccs_tenants::Charge;
+
+use crate::proxy::calls::failure::Failure;
+use crate::proxy::calls::operation::Operation;
+use crate::proxy::communicator::p2p_queues::Matched;
+
+/// Jobs of a device that run at a time.
+const JOBS_MAX: u32 = 1 << 20;
+
+/// What a running job is for.
+pub(crate) enum Inflight {
+    Collective {
+        comm: Handle,
+        /// For its scratch memory.
+        _charge: Option<Charge>,
+    },
+    Pair(PairJob),
+    Remote(RemoteJob),
+}
+
+/// A send and its receive, both here.
+pub(crate) struct PairJob {
+    pub(crate) comm: Handle,
+    pub(crate) pair: Matched,
+    pub(crate) began: Instant,
+}
+
+/// A send or receive whose peer is on another host.
+pub(crate) struct RemoteJob {
+    pub(crate) comm: Handle,
+    pub(crate) operation: Box<Operation>,
+    pub(crate) began: Instant,
+}
+
+/// Operations for which there is no room, and what fails their communicator for it.
+pub(crate) struct Refused {
+    pub(crate) failure: Failure,
+    pub(crate) operations: Vec<Operation>,
+}
+
+impl Inflight {
+    fn into_operations(self) -> Vec<Operation> {
+        match self {
+            // Its communicator has them.
+            Inflight::Collective { .. } => Vec::new(),
+            Inflight::Pair(PairJob { pair: Matched { send, recv }, .. }) => vec![*send, *recv],
+            Inflight::Remote(RemoteJob { operation, .. }) => vec![*operation],
+        }
+    }
+}
+
+/// See the module's documentation.
+pub(crate) struct InflightOperations {
+    table: HandleTable<Inflight>,
+    recorder: Recorder,
+}
+
+impl InflightOperations {
+    pub(crate) fn new(recorder: Recorder) -> Self {
+        InflightOperations { table: HandleTable::new(JOBS_MAX), recorder }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// Something begins to run, as this job.
+    pub(crate) fn insert(&mut self, inflight: Inflight) -> Result<Handle, Refused> {
+        self.table.insert(inflight).map_err(|inflight| {
+            let message = format!("{JOBS_MAX} operations run on this device, the most it can");
+            Refused { failure: Failure::new(ErrorClass::System, message), operations: inflight.into_operations() }
+        })
+    }
+
+    /// A job has ended.
+    pub(crate) fn remove(&mut self, job: Handle) -> Option<Inflight> {
+        self.table.remove(job)
+    }
+
+    /// Sends and receives of a communicator that run, and whose peers are on other hosts.
+    pub(crate) fn remote(&self, of: Handle) -> Vec<&Operation> {
+        let jobs = self.table.iter().map(|(_, job)| job);
+        jobs.filter_map(|job| match job {
+            Inflight::Remote(RemoteJob { comm, operation, .. }) if *comm == of => Some(operation.as_ref()),
+            _ => None,
+        })
+        .collect()
+    }
+
+    /// A send and its receive, or one of both, begin between two ranks of the communicator with this number.
+    pub(crate) fn record_pair(&self, job: Handle, comm: u64, from: u32, to: u32, bytes: u64) {
+        let job = job_number(job);
+        self.recorder.record(|at_ns| Record::PairStarted { at_ns, comm, job, from, to, bytes });
+    }
+
+    /// A job ends.
+    pub(crate) fn record_end(&self, job: Handle, is_failed: bool) {
+        self.recorder.record(|at_ns| Record::Ended { at_ns, job: job_number(job), is_failed });
+    }
+}
