@@ -48,6 +48,9 @@ pub(crate) struct Rates {
     pub(crate) wire_bytes_per_us: u64,
     /// What a move takes besides.
     pub(crate) latency_ns: u64,
+    /// Bytes that copies between a rail's slots and memory of the GPU bring in a microsecond, before a move and behind it; none where NICs
+    /// reach that memory.
+    pub(crate) copied_bytes_per_us: Option<u64>,
     /// What differs where segments have streams of their own.
     pub(crate) forked: Forked,
 }
@@ -124,7 +127,9 @@ impl Rates {
         let shared_ns = if is_forked { segments_ns().fold(link_ns, u64::max) } else { kernels_ns };
         let ahead_ns = if is_forked { 0 } else { kernels_ns / form.segments };
         let wire_ns = moves * takes(bytes * form.carried, self.wire_bytes_per_us);
-        Parts { kernels_ns, shared_ns, ahead_ns, wire_ns, latency_ns: moves * self.latency_ns }
+        // Copies have streams of their own, and those of one slice run while the wire has another's.
+        let copies_ns = self.copied_bytes_per_us.map_or(0, |rate| takes(bytes * (1 + form.carried), rate));
+        Parts { kernels_ns, shared_ns, ahead_ns, wire_ns, latency_ns: moves * (self.latency_ns + copies_ns) }
     }
 
     /// Time of a call of which a rail moves so many bytes.
@@ -166,7 +171,7 @@ pub(crate) fn best_cut(bytes: u64, slices: RangeInclusive<u64>, form: &Form, may
 mod tests {
     use super::*;
     use crate::order;
-    use crate::sizes::{RATES, SLOTS};
+    use crate::sizes::{BOUNCED, RATES, SLOTS};
 
     /// An all-reduce.
     fn form(segments: u64, slots: u64, team: u64) -> Form {
@@ -250,6 +255,24 @@ mod tests {
             assert!(before.slice_bytes >= 2 << 20, "{team}: {before:?}");
             assert_eq!(before.is_forked, team > 2, "{team}: where kernels are busier than the wire");
             assert!(!best_cut(1 << 34, 64 << 10..=4 << 20, &form, false, &RATES).is_forked);
+        }
+    }
+
+    #[test]
+    fn copies_to_slots_and_back_overlap_with_the_wire_from_a_megabyte_on() {
+        let form = form(2, SLOTS, 1);
+        let slices = |bytes: u64, rates: &Rates| {
+            let cut = best_cut(bytes, 64 << 10..=4 << 20, &form, false, rates);
+            bytes.div_ceil(cut.slice_bytes)
+        };
+        let kib = [256, 512, 1024, 2048, 4096, 16384];
+        assert_eq!(kib.map(|kib| slices(kib << 10, &RATES)), [1, 1, 1, 1, 2, 8]);
+        assert_eq!(kib.map(|kib| slices(kib << 10, &BOUNCED)), [1, 1, 2, 2, 4, 8]);
+        for (bytes, least_percent) in [(1 << 20, 4), (2 << 20, 15)] {
+            let takes = |slice_bytes| BOUNCED.call_ns(bytes, &form, Cut { slice_bytes, is_forked: false });
+            let (one, cut) =
+                (takes(4 << 20), takes(best_cut(bytes, 64 << 10..=4 << 20, &form, false, &BOUNCED).slice_bytes));
+            assert!(cut * 100 <= one * (100 - least_percent), "{bytes}: {cut} ns, in one slice {one} ns");
         }
     }
 

@@ -22,7 +22,7 @@ use crate::cost::{Form, SEGMENTS_MAX, best_cut};
 use crate::exchange::{Exchange, Place};
 use crate::order::{Step, steps};
 use crate::ring::Ring;
-use crate::sizes::{RATES, SLICE_BYTES_MIN, Sizes, slot_bytes, slots};
+use crate::sizes::{BOUNCED, RATES, SLICE_BYTES_MIN, Sizes, slot_bytes, slots};
 
 /// Slices but for the last ones have whole multiples of so many elements a rail: vectors are aligned then.
 const ALIGN_COUNT: u64 = 64;
@@ -344,7 +344,8 @@ impl Plan<'_> {
         let bytes = self.moved_by_rail().saturating_mul(element_bytes);
         // Segments of a ring are too many for streams of their own.
         let (forks, form) = (if self.round().is_some() { Forks::Never } else { forks }, self.form());
-        let rates = RATES.in_segments(self.segments() as u64, form.segments);
+        let rates = if self.sizes.is_bounced { BOUNCED } else { RATES };
+        let rates = rates.in_segments(self.segments() as u64, form.segments);
         let may_fork = forks == Forks::WhereItPays;
         let cut = best_cut(bytes, SLICE_BYTES_MIN..=slot_bytes, &form, may_fork, &rates);
         let cut_in = |slice_bytes, is_forked| Plan {

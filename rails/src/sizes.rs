@@ -32,9 +32,12 @@ pub(crate) const RATES: Rates = Rates {
     link_bytes_per_us: 372_000,
     wire_bytes_per_us: 45_000,
     latency_ns: 60_000,
+    copied_bytes_per_us: None,
     // Of 64 MiB all-gathers and reduce-scatters take 1.06 and 1.09 times as long with 48 blocks as with 96, and 1.38 and 1.44 times with 32.
     forked: Forked { call_ns: 10_000, segment_ns: 3_000, team_percent: 117, gain_percent_min: 5 },
 };
+/// The same where a rank's data are copied to memory of the host and back, by copy engines over PCIe.
+pub(crate) const BOUNCED: Rates = Rates { copied_bytes_per_us: Some(40_000), ..RATES };
 /// Blocks of a team's kernel of a forked call: no more gain anything beside another such kernel, and fewer do not keep links busy.
 const FORKED_BLOCKS: std::ops::RangeInclusive<u32> = 32..=42;
 
@@ -79,6 +82,8 @@ pub struct Sizes {
     pub exchange_from: u64,
     /// Whether segments have streams of their own.
     pub is_forked: bool,
+    /// Whether any rank's data are copied between slots and memory of its GPU.
+    pub is_bounced: bool,
 }
 
 impl Sizes {
@@ -93,6 +98,7 @@ impl Sizes {
             slice: SLICE_BYTES_MIN / element_bytes,
             exchange_from: EXCHANGE_BYTES_MIN / element_bytes,
             is_forked: false,
+            is_bounced: false,
         }
     }
 }

@@ -114,6 +114,7 @@ fn plans_of_all_ranks_make_up_the_collective() {
                     slice: [1, 100, 1000][rng.random_range(0..3)],
                     exchange_from: [1, 50, u64::MAX][rng.random_range(0..3)],
                     is_forked: rng.random(),
+                    is_bounced: false,
                 };
                 // Of few slices where there are many ranks.
                 let most = if sizes.slot < 100 || layout.hosts() > 4 { 5 } else { 6 };
@@ -144,6 +145,7 @@ fn reductions_go_round_rings_of_hosts() {
                     slice: [1, 100, 1000][rng.random_range(0..3)],
                     exchange_from: [1, 50][rng.random_range(0..2)],
                     is_forked: false,
+                    is_bounced: false,
                 };
                 let count = [1, 7, 64, 500, 1999][rng.random_range(0..5)];
                 let root = rng.random_range(0..layout.nranks());
@@ -159,7 +161,15 @@ fn reductions_go_round_rings_of_hosts() {
 fn a_ring_carries_as_little_as_it_can_and_nothing_beside() {
     let (layout, order) = (layout(&[2; 4]), [2, 0, 3, 1]);
     let ring = Ring::new(&order, 4).expect("an order");
-    let sizes = Sizes { slots: 3, slot: 1 << 20, undivided: 0, slice: 1 << 14, exchange_from: 1, is_forked: false };
+    let sizes = Sizes {
+        slots: 3,
+        slot: 1 << 20,
+        undivided: 0,
+        slice: 1 << 14,
+        exchange_from: 1,
+        is_forked: false,
+        is_bounced: false,
+    };
     for (kind, times) in [(CollectiveKind::AllReduce, 2), (CollectiveKind::ReduceScatter, 1)] {
         let (count, ring) = (1 << 16, Some(&ring));
         let payload = kind.payload_count(count, layout.nranks());
@@ -186,7 +196,15 @@ fn a_ring_carries_as_little_as_it_can_and_nothing_beside() {
 
 #[test]
 fn slices_are_those_that_overlap() {
-    let sizes = Sizes { slots: 3, slot: 2 << 20, undivided: 2048, slice: 32 << 10, exchange_from: 0, is_forked: false };
+    let sizes = Sizes {
+        slots: 3,
+        slot: 2 << 20,
+        undivided: 2048,
+        slice: 32 << 10,
+        exchange_from: 0,
+        is_forked: false,
+        is_bounced: false,
+    };
     let slices = |teams: &[u32], count| {
         let layout = layout(teams);
         let plan = Plan {

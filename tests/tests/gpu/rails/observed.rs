@@ -108,8 +108,8 @@ fn the_whole_moves_nothing_that_rails_do() {
     players.iter_mut().for_each(|player| player.hears("is done"));
     let comms = hosts.service(0).service().registry.comms();
     let of_whole: Vec<_> = comms.iter().filter(|comm| comm.id == whole.id && comm.is_staged()).collect();
-    // Ranks have agreed on what goes by rails.
-    assert_eq!(of_whole.iter().map(|comm| comm.totals().0).collect::<Vec<_>>(), [1]);
+    // Ranks have agreed on what goes by rails, and on whether its data are copied to memory of the host.
+    assert_eq!(of_whole.iter().map(|comm| comm.totals().0).collect::<Vec<_>>(), [2]);
     let named = |words: &str| {
         let is_named = |comm: &&std::sync::Arc<mccs_registry::CommInfo>| {
             comm.part.as_ref().is_some_and(|part| part.name.starts_with(words))
