@@ -46,7 +46,7 @@ const LL_UNIT_BYTES: u64 = 512;
 fn ll_warps_wanted(nranks: u32) -> u64 {
     if nranks == 2 { 8 } else { 4 }
 }
-/// Ranks of pipelines of lines: as in cuda/include/ll.cuh, as is [`UNITS_A_LAP`]. Two have all in one shot; how more than four do is not known.
+/// Ranks of pipelines of lines, as in cuda/include/ll.cuh. Two have all in one shot; how more than four do is not known.
 const PIPELINE_RANKS: RangeInclusive<u32> = 3..=4;
 /// Warps that move bytes in a chain's block: as in cuda/include/chain.cuh.
 const CHAIN_WARPS: u32 = 12;

@@ -31,7 +31,7 @@
 //! store alone takes 2.4 us. Blocks wait for their counterparts on other ranks, never for blocks of their own grid, so it is
 //! enough that blocks start in order.
 //!
-//! Why slots are never overwritten while somebody may read them is said in cuda/include/ll.cuh and simple.cuh.
+//! Why slots are never overwritten while somebody may read them is said in cuda/include/ll_units.cuh and simple.cuh.
 //! `tests/gpu.sh` tests all of it where there are GPUs.
 //!
 //! # Sends and receives

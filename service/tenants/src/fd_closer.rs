@@ -64,6 +64,12 @@ impl<H> Default for FdCloser<H> {
 }
 
 impl<H: Send + 'static> FdCloser<H> {
+    /// One whose thread closes descriptors so: for tests, which have it wait there.
+    #[must_use]
+    pub fn for_tests(close: fn(OwnedFd)) -> Self {
+        FdCloser { close, ..Self::default() }
+    }
+
     fn queue(&self) -> Option<&mpsc::Sender<Closing<H>>> {
         self.queue.get_or_init(|| start(Arc::clone(&self.backlog), self.close).ok()).as_ref()
     }
@@ -182,7 +188,7 @@ mod tests {
     }
 
     fn slow() -> FdCloser<()> {
-        FdCloser { close: close_behind_the_gate, ..FdCloser::default() }
+        FdCloser::for_tests(close_behind_the_gate)
     }
 
     #[test]

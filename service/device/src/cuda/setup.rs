@@ -3,6 +3,7 @@
 
 mod buffers;
 mod error;
+mod ll128_pairs;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
@@ -24,6 +25,7 @@ use mccs_tenants::{Charge, Resource};
 pub(crate) use self::buffers::BuffersInUse;
 use self::buffers::{Held, Kit, Memory};
 use self::error::PrepareError;
+use self::ll128_pairs::Ll128Pairs;
 use crate::cuda::copy_engine::hw_queue_admission::Holder;
 use crate::cuda::copy_engine::{CopyEngines, Flight, copy_submit};
 use crate::cuda::gpu_health::GpuHealth;
@@ -58,19 +60,16 @@ pub(crate) enum Order {
 /// To the thread, which ends when nobody has this any more.
 pub(crate) type Orders = TurnSender<Order>;
 
-/// Asks once which GPUs store whole lines to which: not, where the driver does not say. A communicator is made of what is known, and tells the
-/// operator nothing again.
-fn stores_ll128(gpus: &Gpus) -> Box<[Box<[bool]>]> {
-    let stores = |from: usize, to: usize| {
+/// Asks drivers which GPUs store whole lines to which: not, where they do not say.
+fn ll128_pairs(gpus: &Gpus) -> Ll128Pairs {
+    Ll128Pairs::new(gpus.gpus.len(), |from, to| {
         let (from, to) = (&gpus.gpus[from].0, &gpus.gpus[to].0);
         from.stores_ll128_to(to).unwrap_or_else(|error| {
             let (from, to) = (from.id, to.id);
             tracing::warn!(%error, %from, %to, "what the links between these GPUs do is not known: no lines");
             false
         })
-    };
-    let all = 0..gpus.gpus.len();
-    all.clone().map(|from| all.clone().map(|to| from != to && stores(from, to)).collect()).collect()
+    })
 }
 
 /// The thread's state.
@@ -85,8 +84,7 @@ pub(crate) struct Setup {
     device_events: Arc<DeviceEvents>,
     gpu_health: Arc<GpuHealth>,
     options: CudaOptions,
-    /// Whether a GPU stores whole lines to another, by both, as the device counts them.
-    stores_ll128: Box<[Box<[bool]>]>,
+    ll128_pairs: Ll128Pairs,
     /// Threads that issue copies, by GPU.
     issuers: Vec<TurnSender<copy_submit::Order>>,
     imports: Imports,
@@ -116,7 +114,7 @@ impl Setup {
         let (imports, spares) = (Imports::new(frees.clone()), ResourcePool::new(frees.clone()));
         let slots = SlotPool::new(frees.clone());
         let traced = TracedGpus::default();
-        let stores_ll128 = stores_ll128(&gpus);
+        let ll128_pairs = ll128_pairs(&gpus);
         let setup = Setup {
             gpus,
             streams,
@@ -126,7 +124,7 @@ impl Setup {
             device_events,
             gpu_health,
             options,
-            stores_ll128,
+            ll128_pairs,
             issuers,
             imports,
             spares,
@@ -313,12 +311,6 @@ impl Setup {
         !self.options.large_from.is_never() && gpus.len() > 1 && are_apart && gpus.iter().all(has_words)
     }
 
-    /// Whether each of these GPUs stores whole lines to each other.
-    fn store_ll128(&self, gpus: &[usize]) -> bool {
-        let stores = |from: usize, to: usize| self.stores_ll128[gpus[from]][gpus[to]];
-        (0..gpus.len()).all(|from| (0..gpus.len()).all(|to| from == to || stores(from, to)))
-    }
-
     /// What a communicator of the same shape was made of, as new: nothing of what it did is there any more.
     fn spare(&self, shape: &Shape) -> Option<Kit> {
         let kit = self.spares.take(shape, |kit| !kit.has_graphs())?;
@@ -345,7 +337,7 @@ impl Setup {
         let multiprocessors = gpus.iter().map(|gpu| self.gpus.gpus[*gpu].0.multiprocessors).min().unwrap_or(0);
         let layout = SymmetricBufferLayout::initial(nranks.max(2)).for_multiprocessors(multiprocessors);
         let layout = self.options.chunk_bytes.map_or(layout, |bytes| layout.with_chunk(bytes));
-        let ll128 = !on_host && self.store_ll128(gpus);
+        let ll128 = !on_host && self.ll128_pairs.all_store(gpus);
         let layout = if on_host || ll128 && self.options.ll128 { layout.with_few_packets() } else { layout };
         let large = (!on_host && self.may_be_large(gpus)).then(|| LargeLayout::new(self.options.slot_bytes));
         let buffer_bytes = layout.bytes();

@@ -343,3 +343,92 @@ impl Engine for Acceptor {
         self.is_paused
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd as _;
+
+    use mccs_ipc::device_initiated::Execution;
+    use mccs_ipc::timeline_semaphore::SemaphoreAccess;
+    use mccs_runtime::{RuntimeOptions, TenantQueues};
+    use mccs_tenants::Quota;
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+    use nix::unistd::getuid;
+
+    use super::*;
+
+    /// Closed by a test before what is behind it, as by a socket whose closing takes long.
+    static GATE: Mutex<()> = Mutex::new(());
+
+    fn close_behind_the_gate(fd: OwnedFd) {
+        drop(GATE.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(fd);
+    }
+
+    /// A closer that nobody uses.
+    fn unused() -> FdCloser<Charge> {
+        FdCloser::for_tests(|_| std::process::abort())
+    }
+
+    fn factory(queues: &TenantQueues<crate::proxy::SessionMessage>) -> SessionFactory {
+        let proxies = Proxies {
+            host: queues.opener(),
+            gpus: Err("none".into()),
+            execution: Execution::Ranks,
+            engines_from: None,
+            rails_from: u64::MAX,
+            pinned_to: 0,
+            access: SemaphoreAccess::Auto,
+            root_address: "".into(),
+        };
+        let no_spin = RuntimeOptions { spin: Duration::ZERO, spin_while_waiting: Duration::ZERO, budget: 1 };
+        SessionFactory {
+            runtimes: Runtimes::new(no_spin),
+            greeting_runtime: 0,
+            serving_runtime: 0,
+            limits: SessionLimits { command_ring: 16, completion_ring: 16, spin: Duration::ZERO },
+            proxies: Arc::new(proxies),
+            registry: Arc::default(),
+            unmap_worker: UnmapWorker::start().expect("a thread"),
+            log_budget: Mutex::default(),
+        }
+    }
+
+    /// Whom the acceptor has no descriptor for is told so, and its own party's closer closes the socket: the acceptor waits for nothing.
+    #[test]
+    fn who_is_turned_away_is_closed_by_its_own_closer() {
+        for is_tenant in [true, false] {
+            let gate = GATE.lock().unwrap_or_else(PoisonError::into_inner);
+            let directory = tempfile::tempdir().expect("a directory");
+            let path = directory.path().join("s");
+            let listener = Listener::bind(&path).expect("bound");
+            let (own, other) = (FdCloser::for_tests(close_behind_the_gate), unused());
+            let (of_tenant, of_strangers) = if is_tenant { (own, other) } else { (other, own) };
+            let mut tenant = Tenant::new("a".into(), Quota::least());
+            Arc::get_mut(&mut tenant).expect("nobody else has it").closer = of_tenant;
+            let queues = TenantQueues::new(1, WakerSlot::default());
+            let factory = factory(&queues);
+            let uid = getuid().as_raw();
+            let admission = Admission {
+                queues: factory.proxies.open_queues(tenant.share),
+                uids: Some(vec![if is_tenant { uid } else { uid + 1 }]),
+                tenant,
+            };
+            let mut acceptor = Acceptor::new(listener, "s".into(), vec![admission], Arc::new(factory));
+            acceptor.strangers = of_strangers;
+            let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::empty(), None).expect("a socket");
+            connect(fd.as_raw_fd(), &UnixAddr::new(&path).expect("an address")).expect("connected");
+            let socket = Socket::from_fd(fd);
+            acceptor.turn_away(&SocketError::TooManyDescriptors);
+            socket.recv_hello().expect("not closed").expect("a hello");
+            let (envelope, _) = socket.recv::<ResponseEnvelope>().expect("not closed").expect("a refusal");
+            let Response::Error { class, message } = envelope.response else { panic!("{envelope:?}") };
+            assert!(class == ErrorClass::System && message.contains("RLIMIT_NOFILE"), "{class:?}: {message}");
+            socket.set_nonblocking(true).expect("set");
+            assert!(!socket.is_closed(), "it was not closed on the acceptor's own thread");
+            drop(gate);
+            socket.set_nonblocking(false).expect("set");
+            assert!(matches!(socket.recv::<ResponseEnvelope>(), Err(SocketError::Closed)), "closed behind the gate");
+        }
+    }
+}
