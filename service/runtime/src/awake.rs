@@ -1,6 +1,6 @@
 //! Run queue of a runtime: engines that are awake, by weight, and which of them is polled next.
 //!
-//! A round polls each engine of the service once. Of a tenant's engines it polls a bounded number, in turn: who connects a
+//! A round polls each engine of the service once, and again where another one of the service hands it something. Of a tenant's engines it polls a bounded number, in turn: who connects a
 //! hundred times gets no more of the thread than who connects once.
 
 use std::collections::VecDeque;
@@ -83,6 +83,15 @@ impl Awake {
                 group.due.push_back(engine);
                 self.groups.push_front(group);
             }
+        }
+    }
+
+    /// An engine that is awake has something to do. One of the service's is polled once more in this round, if it has been already.
+    pub(super) fn poll_again(&mut self, share: Share, engine: EngineId) {
+        let Some(group) = self.groups.back_mut().filter(|_| share == Share::SERVICE) else { return };
+        if let Some(at) = group.polled.iter().position(|one| *one == engine) {
+            group.polled.remove(at);
+            group.due.push_back(engine);
         }
     }
 
@@ -199,6 +208,27 @@ mod tests {
         awake.begin_round();
         while awake.next().is_some() {}
         assert!(awake.is_empty(), "who is not kept sleeps");
+    }
+
+    #[test]
+    fn an_engine_of_the_service_is_polled_again_in_a_round_and_a_tenants_is_not() {
+        let mut awake = Awake::new(BUDGET);
+        awake.push(tenant(1), EngineId(1));
+        [2, 3].into_iter().for_each(|engine| awake.push(Share::SERVICE, EngineId(engine)));
+        awake.begin_round();
+        let mut polled = Vec::new();
+        while let Some((share, engine, _)) = awake.next() {
+            polled.push(engine.0);
+            awake.keep(share, engine);
+            if engine == EngineId(3) && polled.len() == 3 {
+                // One that has been polled, one that is not awake, and a tenant's.
+                awake.poll_again(Share::SERVICE, EngineId(2));
+                awake.poll_again(Share::SERVICE, EngineId(9));
+                awake.poll_again(tenant(1), EngineId(1));
+            }
+        }
+        assert_eq!(polled, [1, 2, 3, 2]);
+        assert_eq!(round(&mut awake).len(), 3, "each of them is awake once");
     }
 
     #[test]

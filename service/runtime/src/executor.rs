@@ -49,7 +49,7 @@ const EVENTS_EVERY_SLOW: Duration = Duration::from_micros(200);
 const ROUNDS_A_SLOW_LOOK: u32 = 4;
 /// One round in so many is timed, and stands for all of them.
 const TIMED_ROUNDS: u64 = 16;
-/// Times in a round that engines are polled which others have woken in it.
+/// Times that a round looks for engines which others have woken in it.
 const CHAIN_MAX: u32 = 4;
 /// A clock is slow that takes as long: a system call, where the machine's is none that programs can read themselves.
 const SLOW_CLOCK: Duration = Duration::from_micros(1);
@@ -72,6 +72,23 @@ struct Slot {
     is_readable: bool,
     /// Whether its descriptors are watched: not while it sleeps and ignores them.
     is_watched: bool,
+}
+
+/// Engines that are woken in a round, and polled in it.
+struct Chain {
+    /// Times that the round may still look for them.
+    left: u32,
+    /// Some were woken whose tenants' turn in the round was over.
+    goes_on: bool,
+}
+
+impl Chain {
+    /// Whether there are any, and the round has not looked too often.
+    fn takes(&mut self, state: &RuntimeState) -> bool {
+        let takes = self.left > 0 && !state.ready.is_empty();
+        self.left -= u32::from(takes);
+        takes
+    }
 }
 
 /// State of one runtime's thread.
@@ -258,6 +275,8 @@ impl Executor {
             slot.is_watched = true;
             if slot.awake_since.is_none() {
                 self.awake.push(slot.share, id);
+            } else {
+                self.awake.poll_again(slot.share, id);
             }
             slot.awake_since = Some(now);
             slot.wake_at = None;
@@ -268,20 +287,20 @@ impl Executor {
     /// was busy.
     fn poll_engines(&mut self, state: &RuntimeState, now: Instant) -> bool {
         self.awake.begin_round();
-        let mut any_busy = self.poll_due(now);
-        for _ in 0..CHAIN_MAX {
-            if state.ready.is_empty() {
-                break;
-            }
+        let mut chain = Chain { left: CHAIN_MAX, goes_on: false };
+        let mut any_busy = self.poll_due(state, now, &mut chain);
+        while chain.takes(state) || chain.goes_on {
             self.take_ready(state, now);
             self.awake.look_again();
-            any_busy |= self.poll_due(now);
+            any_busy |= self.poll_due(state, now, &mut chain);
         }
         any_busy
     }
 
-    /// Polls engines that are due in this round; returns whether one was busy.
-    fn poll_due(&mut self, now: Instant) -> bool {
+    /// Polls engines that are due in this round; returns whether one was busy. What one of the service's engines hands to another that has been
+    /// polled in this round does not wait for the next one, which begins with all tenants.
+    fn poll_due(&mut self, state: &RuntimeState, now: Instant, chain: &mut Chain) -> bool {
+        chain.goes_on = false;
         let (mut any_busy, is_timed) = (false, self.stats.rounds.load(Ordering::Relaxed).is_multiple_of(TIMED_ROUNDS));
         while let Some((share, id, budget)) = self.awake.next() {
             let Some(slot) = self.slots.get_mut(&id) else { continue };
@@ -327,6 +346,10 @@ impl Executor {
                 if let Some(slot) = self.slots.get(&id).filter(|slot| !slot.is_watched) {
                     self.forget(slot.engine.descriptors());
                 }
+            }
+            if share == Share::SERVICE && chain.takes(state) {
+                self.take_ready(state, now);
+                chain.goes_on = true;
             }
         }
         any_busy

@@ -3,7 +3,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::super::{Context, Progress, Runtimes, WakerSlot};
+use super::super::{Context, Progress, Runtimes, Waker, WakerSlot};
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -106,6 +106,52 @@ fn who_is_woken_by_an_engine_is_polled_in_the_same_round() {
         assert_eq!([middle.polled(), last.polled()], [(round, false); 2]);
     }
     runtimes.stop();
+}
+
+/// Is always awake, counts its polls, and wakes another engine in each, if there is one.
+struct Counting {
+    polls: Arc<AtomicU64>,
+    next: WakerSlot,
+}
+
+impl Engine for Counting {
+    fn name(&self) -> String {
+        "counting".into()
+    }
+
+    fn poll(&mut self, _: &Context) -> Progress {
+        self.polls.fetch_add(1, Ordering::Release);
+        self.next.wake();
+        Progress::Busy
+    }
+}
+
+#[test]
+fn engines_that_hand_work_to_each_other_are_polled_again_in_a_round_and_leave_others_their_turn() {
+    let runtimes = runtimes();
+    let wakers: [WakerSlot; 2] = Default::default();
+    let [first, second, alone]: [Arc<AtomicU64>; 3] = Default::default();
+    let nexts = [wakers[1].clone(), wakers[0].clone(), WakerSlot::default()];
+    let owns = [Some(&wakers[0]), Some(&wakers[1]), None];
+    for ((polls, next), own) in [&first, &second, &alone].into_iter().zip(nexts).zip(owns) {
+        let engine = Counting { polls: Arc::clone(polls), next };
+        let make = |waker| {
+            own.into_iter().for_each(|own| own.set(Waker::clone(&waker)));
+            Box::new(engine) as Box<dyn Engine>
+        };
+        runtimes.start_engine(0, make).expect("starts");
+    }
+    let until = Instant::now() + PATIENCE;
+    while alone.load(Ordering::Acquire) < 10_000 {
+        assert!(Instant::now() < until, "others leave it no turn");
+        std::thread::yield_now();
+    }
+    runtimes.stop();
+    let [first, second, alone] = [first, second, alone].map(|polls| polls.load(Ordering::Acquire));
+    for of_two in [first, second] {
+        assert!(of_two > alone + alone / 2, "polled {of_two} times in {alone} rounds: no more than once in each");
+        assert!(of_two <= alone * (2 + u64::from(CHAIN_MAX)) + 1000, "polled {of_two} times in {alone} rounds");
+    }
 }
 
 /// Leaves its descriptor readable for as long as it ignores that.

@@ -59,6 +59,8 @@ impl ControlChannels {
         &mut self,
         options: &ListenOptions,
     ) -> Result<(Listener, ListenerHandle), TransportError> {
+        // Its port may have been there before, with callers that nobody has asked for.
+        self.said = Progress::Busy;
         self.tcp.listen(options).map(|(listener, handle)| (listener, wire::to_handle(&handle)))
     }
 
@@ -165,6 +167,7 @@ impl ControlChannels {
             self.by_flow.remove(&of);
         }
         channel.end(&mut self.tcp);
+        self.said = Progress::Busy;
     }
 
     /// Moves records. Returns whether there was anything.

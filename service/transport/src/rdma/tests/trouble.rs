@@ -7,13 +7,31 @@ use crate::DataPath as _;
 use crate::conformance::Random;
 use crate::rdma::connection::wire;
 use crate::rdma::flow::Stage;
-use crate::rdma::tests::bench::{BYTES, Bench, MESSAGES, Traffic, flow_options};
+use crate::rdma::tests::bench::{BYTES, Bench, MESSAGES, Traffic, flow_options, in_place};
 use crate::rdma::verbs::fake::{FabricOptions, SourcePorts};
 use crate::rdma::*;
 use crate::tcp::TcpTransport;
 use crate::{Fault, FlowOptions};
 use crate::{MemorySpan, Request, Status};
 use mccs_runtime::Context;
+
+/// A listener to which nobody comes keeps nobody awake, and neither does one that has gone.
+#[test]
+fn who_listens_sleeps_until_somebody_comes() {
+    let bench = Bench::new(1);
+    let driver: Arc<dyn Driver> = bench.hosts[0].clone();
+    let mut transport = in_place(RdmaTransport::new(&driver, RdmaOptions::default()).expect("a device"));
+    let rounds = |transport: &mut RdmaTransport| {
+        (0..3).for_each(|_| _ = transport.poll(&Context::new(bench.now, 64)));
+        transport.prepare_to_sleep()
+    };
+    assert!(rounds(&mut transport), "it has nothing");
+    let (listener, _) = transport.listen(&ListenOptions::default()).expect("listens");
+    assert!(!transport.prepare_to_sleep(), "its port has not been looked at");
+    assert!(rounds(&mut transport), "nobody has come");
+    transport.close_listener(listener);
+    assert!(rounds(&mut transport), "nobody can come");
+}
 
 /// Devices that can be told their UDP source ports are; one that refuses is not asked again, and carries messages as well.
 #[test]
