@@ -116,8 +116,8 @@ fn gpus_that_do_not_reach_each_other_meet_in_pinned_memory() {
         comms.iter().for_each(|comm| comm.ask());
         done(&|name| name == "pinned memory") == [SHORT_CALLS + REPLAYS]
     });
-    // Ranks have agreed on what goes by rails.
-    assert_eq!(done(&|name| name == "the whole"), [1]);
+    // Ranks have agreed on what goes by rails, and on whether its data are copied to memory of the host.
+    assert_eq!(done(&|name| name == "the whole"), [2]);
     player.kill();
 }
 
