@@ -1,7 +1,7 @@
 //! Run queue of a runtime: engines that are awake, by weight, and which of them is polled next.
 //!
-//! A round polls each engine of the service once, and again where another one of the service hands it something. Of a tenant's engines it polls a bounded number, in turn: who connects a
-//! hundred times gets no more of the thread than who connects once.
+//! A round polls each engine of the service once, and again where another one of the service hands it something. Of a tenant's engines it polls
+//! a bounded number, in turn: who connects a hundred times gets no more of the thread than who connects once.
 
 use std::collections::VecDeque;
 

@@ -64,7 +64,7 @@ impl<'a> RailedCall<'a> {
         let &CollectiveCall { kind, count, root, dtype, .. } = whole;
         let (slots_bytes, element_bytes) = (rails.slots_bytes, dtype.size_bytes() as u64);
         // What graphs replay is copied everywhere.
-        let is_bounced = rails.bounce || matches!(by, By::Replaying(_));
+        let is_bounced = rails.is_bounced || matches!(by, By::Replaying(_));
         let sizes = Sizes { is_bounced, ..Sizes::new(slots_bytes, element_bytes) };
         let (seat, ring) = (rails.seat, rails.ring.as_ref());
         let plan = Plan { layout: &rails.layout, seat, kind, count, root, sizes, ring };

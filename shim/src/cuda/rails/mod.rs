@@ -76,7 +76,7 @@ pub(super) struct Rails {
     team: Team,
     rails: Vec<Rail>,
     /// Whether any rank's rails have their data copied to memory of the host: calls are cut alike on all ranks.
-    bounce: bool,
+    is_bounced: bool,
     /// Of all slots of a rail; a call has as many of them as suit it.
     slots_bytes: u64,
     /// Which calls have several streams.
@@ -191,8 +191,8 @@ impl Rails {
         let numbers = seat.local * each..(seat.local + 1) * each;
         let join = |number| Rail::join(&joining, number, slots_bytes);
         let rails = numbers.clone().map(join).collect::<Result<Vec<_>, _>>()?;
-        let bounces = !rails.iter().all(|rail| rail.twin.is_direct());
-        let bounce = whole.agree_on_max(u64::from(bounces))? != 0;
+        let own = !rails.iter().all(|rail| rail.twin.is_direct());
+        let is_bounced = whole.agree_on_max(u64::from(own))? != 0;
         let beside = Beside::new(context, may_fork)?;
         let replayed = |(number, rail): (u32, &Rail)| {
             let id = part_id(identity.id, RAIL_MASK, number);
@@ -221,7 +221,7 @@ impl Rails {
             from_bytes,
             team,
             rails,
-            bounce,
+            is_bounced,
             slots_bytes,
             forks,
             forked_blocks,
