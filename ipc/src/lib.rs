@@ -10,6 +10,7 @@ pub mod device_initiated;
 pub mod handshake;
 pub mod large;
 pub mod layout;
+pub mod port_channels;
 pub mod protocol;
 pub mod queue;
 pub mod records;

@@ -14,6 +14,7 @@ use crate::device_initiated::{
     CommPart, DEVICE_INITIATED_RANKS_MAX, DeviceInitiatedShare, GpuUuid, SymmetricBufferHandle,
 };
 use crate::large::EnginesFrom;
+use crate::port_channels::{PortChannelAnswer, PortChannelLayout, PortChannelRequest};
 use crate::shm_exchange::ShmExchangeLayout;
 use crate::timeline_semaphore::SemaphoreAccess;
 use crate::types::{ErrorClass, Handle, UniqueId};
@@ -22,7 +23,7 @@ use crate::types::{ErrorClass, Handle, UniqueId};
 pub const MAGIC: [u8; 8] = *b"mccs-ipc";
 /// Version of this wire format. Both sides must have the same: shim and service of different versions refuse each other
 /// with a message that names both.
-pub const VERSION: u32 = 23;
+pub const VERSION: u32 = 24;
 /// Longest message of a session's socket.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Most file descriptors in one message: a control page's, and those of all symmetric buffers of a communicator.
@@ -218,6 +219,8 @@ pub enum Request {
     /// that say so ([`crate::command::FLAG_TWIN`]). For a rail's collectives, one for each rail; or for messages of a whole with `peer`, one for each
     /// region. It is there until the communicator is left. Refused where data has to go through the host. Reply: [`Response::Twin`].
     MakeTwin { comm: Handle, region: Handle, offset_bytes: u64, bytes: u64, peer: Option<u32> },
+    /// Asks something of a rank's port channels in a communicator.
+    PortChannel { comm: Handle, request: PortChannelRequest },
 }
 
 /// Answered by the service.
@@ -271,6 +274,10 @@ pub enum Response {
     /// GPU memory that the service holds on the asking rank's GPU: for the communicator alone, and its part of what the tenant's communicators
     /// share.
     CommMemory { own_bytes: u64, shared_bytes: u64 },
+    /// A rank's port channels are open: their segment comes with it, shaped so.
+    PortChannels { layout: PortChannelLayout },
+    /// What a request about port channels comes to.
+    PortChannel { answer: PortChannelAnswer },
     /// Done, nothing to return.
     Done,
     /// Refused or failed.

@@ -166,6 +166,11 @@ impl StreamWord {
         }
     }
 
+    /// Whether somebody sleeps until the word changes, as far as the other side says.
+    pub fn has_waiters(&self) -> bool {
+        self.waiters.load(Ordering::Relaxed) != 0
+    }
+
     /// Waits until the word has reached `target`: `spin` on the processor, less where others want it, then asleep, `timeout` in all. Returns
     /// whether it has.
     pub fn wait(&self, target: u64, spin: Duration, timeout: Duration) -> bool {

@@ -1,7 +1,7 @@
 //! Communicators of host memory: collectives, send, receive, asynchronous errors, abort, destroy.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytemuck::Zeroable;
 use mccs_ipc::command::{BufferRef, Command, FLAG_ONE_HOP, FLAG_SCALAR_AT, FLAG_TWIN, Opcode};
@@ -9,6 +9,8 @@ use mccs_ipc::protocol::Request;
 use mccs_ipc::shm_exchange::{CollectiveSignature, ShmExchange};
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp};
 
+use crate::client::locked;
+use crate::port_channels::PortChannels;
 use crate::{Client, Error, ReduceOperator, Span, Stream, group};
 
 /// A rank's membership in a communicator. Operations may be called from any thread; all ranks must call the same
@@ -20,6 +22,8 @@ use crate::{Client, Error, ReduceOperator, Span, Stream, group};
 pub struct Communicator {
     client: Client,
     shared: Arc<CommShared>,
+    /// Once they are open.
+    port_channels: Mutex<Option<PortChannels>>,
 }
 
 /// What operations of a communicator need, also those that outlast it.
@@ -101,7 +105,15 @@ impl Communicator {
         shm_exchange: Option<ShmExchange>,
     ) -> Self {
         let shared = CommShared { handle, rank, nranks, shm_exchange, left: AtomicBool::new(false) };
-        Communicator { client, shared: Arc::new(shared) }
+        Communicator { client, shared: Arc::new(shared), port_channels: Mutex::default() }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<CommShared> {
+        &self.shared
+    }
+
+    pub(crate) fn opened_port_channels(&self) -> MutexGuard<'_, Option<PortChannels>> {
+        locked(&self.port_channels)
     }
 
     /// This rank.

@@ -55,6 +55,7 @@ mod job;
 mod log;
 mod memory;
 mod operator;
+pub mod port_channels;
 mod requests;
 mod shm_exchange;
 mod stream;
@@ -72,6 +73,7 @@ pub use mccs_ipc::protocol::JoinOptions;
 pub use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, ParseError, RedOp, UniqueId};
 pub use memory::{Region, Span};
 pub use operator::{ReduceOperator, Scalar};
+pub use port_channels::{PortChannel, PortChannels, RegisteredMemory, RemoteMemory};
 pub use stream::Stream;
 
 /// For bindings of other languages, where begin and end of a group are calls. Programs in Rust use [`Group`].

@@ -95,6 +95,10 @@ pub struct CommInfo {
     pub joint: [AtomicU64; 2],
     /// Of `operations`, the point-to-point pairs; without those of ranks on GPUs, which [`CommInfo::pairs`] has.
     pub pairs: AtomicU64,
+    /// Puts of port channels that have ended, and their bytes. They are no operations.
+    pub puts: AtomicU64,
+    /// See `puts`.
+    pub put_bytes: AtomicU64,
     /// What its collectives are like now.
     pub recent: RecentTraffic,
     /// All its tenant's collectives.
@@ -315,6 +319,12 @@ impl CommInfo {
         raise(&self.operations, 1);
         raise(&self.pairs, 1);
         raise(&self.bytes, bytes);
+    }
+
+    /// Counts a put of a port channel that has ended.
+    pub fn count_put(&self, bytes: u64) {
+        raise(&self.puts, 1);
+        raise(&self.put_bytes, bytes);
     }
 
     /// Sides of a point-to-point operation on this host took so long, from when it could begin here. What ends at once has no time.

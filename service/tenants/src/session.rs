@@ -207,6 +207,18 @@ impl Session {
         self.in_flight.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Counts triggers of port channels in, among the operations. Only the daemon engine does.
+    pub fn begin_triggers(&self, count: u64) {
+        self.in_flight.fetch_add(count, Ordering::AcqRel);
+    }
+
+    /// Triggers have ended.
+    pub fn end_triggers(&self, count: u64) {
+        if count > 0 {
+            self.count_out(count);
+        }
+    }
+
     /// Asks to be woken when an operation ends. Returns false if the number in flight fell below `limit` meanwhile.
     #[must_use]
     pub fn throttle(&self, limit: u64) -> bool {
@@ -225,6 +237,10 @@ impl Session {
         if let Some(tickets) = self.tickets.get(word as usize) {
             tickets.end(self.word(word), ticket, behind);
         }
+        self.count_out(count);
+    }
+
+    fn count_out(&self, count: u64) {
         self.in_flight.fetch_sub(count, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if self.throttled.load(Ordering::Relaxed) && self.throttled.swap(false, Ordering::AcqRel) {

@@ -82,6 +82,7 @@ impl<'a> Attacker<'a> {
                         drop(self.sessions.swap_remove(at));
                     }
                 }
+                None if session.has_fifos() && decide(2) == 0 => session.trigger(decide),
                 None => session.command(tally, decide),
             },
         }

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use mccs_cuda::{Allocation, Context, Shared};
 use mccs_ipc::device_initiated::{CommPart, GpuUuid, SymmetricBufferPart};
 use mccs_ipc::large::SlotKind;
+use mccs_ipc::port_channels::PortChannelRequest;
 use mccs_ipc::protocol::{COMM_NAME_BYTES_MAX, JoinOptions, Request, Role};
 use mccs_ipc::shm::{Mapping, make_whole};
 use mccs_ipc::types::{Handle, UniqueId};
@@ -62,10 +63,11 @@ request_kinds! {
     RegisterGpuSegments,
     OpenPart,
     MakeTwin,
+    PortChannel,
 }
 
 /// What sequences about communicators ask for.
-const OF_COMMUNICATORS: [RequestKind; 12] = [
+const OF_COMMUNICATORS: [RequestKind; 15] = [
     RequestKind::InitRank,
     RequestKind::InitRank,
     RequestKind::InitRank,
@@ -76,6 +78,9 @@ const OF_COMMUNICATORS: [RequestKind; 12] = [
     RequestKind::CommMemory,
     RequestKind::OpenPart,
     RequestKind::MakeTwin,
+    RequestKind::PortChannel,
+    RequestKind::PortChannel,
+    RequestKind::PortChannel,
     RequestKind::AbortComm,
     RequestKind::DestroyComm,
 ];
@@ -99,7 +104,7 @@ impl RequestKind {
     /// Whether it is answered without anybody else.
     pub(super) fn is_prompt(self) -> bool {
         use RequestKind as R;
-        !matches!(self, R::InitRank | R::DestroyComm | R::AbortComm | R::OpenPart | R::MakeTwin)
+        !matches!(self, R::InitRank | R::DestroyComm | R::AbortComm | R::OpenPart | R::MakeTwin | R::PortChannel)
     }
 
     /// Whether it cannot be wrong, and attackers never ask for as many as make it refused.
@@ -220,12 +225,32 @@ impl Session {
                 let peer = (decide(2) > 0).then(|| decide(5) as u32);
                 Request::MakeTwin { comm: self.comm(decide), region: self.region(decide), offset_bytes, bytes, peer }
             }
+            R::PortChannel => Request::PortChannel { comm: self.comm(decide), request: self.port_channel(decide) },
         };
         // Descriptors that nobody expects.
         if self.kind.errs(decide) {
             fds.extend((0..decide(3)).filter_map(|_| Some(Mapping::create("attacker", 4096).ok()?.0)));
         }
         (request, fds)
+    }
+
+    /// What it asks of port channels, with what it may have been given for them.
+    fn port_channel(&self, decide: &mut Decide<'_>) -> PortChannelRequest {
+        let memory = |decide: &mut Decide<'_>| Handle { index: decide(3) as u32, generation: 1 + decide(2) as u32 };
+        match decide(10) {
+            0 | 1 => PortChannelRequest::Open { fifo_slots: [0, 1, 8, u32::MAX][decide(4) as usize] },
+            2 | 3 => {
+                let (offset_bytes, bytes) = (64 * decide(3), [64, 4096, 1 << 15, u64::MAX][decide(4) as usize]);
+                PortChannelRequest::Register { region: self.region(decide), offset_bytes, bytes }
+            }
+            4 | 5 => PortChannelRequest::Connect { peer: decide(4) as u32, tag: decide(3) as u32 },
+            6 | 7 => {
+                let memories = (decide(4) > 0).then(|| (memory(decide), memory(decide)));
+                PortChannelRequest::OpenChannel { connection: decide(3) as u32, memories }
+            }
+            8 => PortChannelRequest::Free { memory: memory(decide) },
+            _ => PortChannelRequest::CloseChannel { channel: decide(4) as u32 },
+        }
     }
 
     fn join(&mut self, gpus: &[GpuUuid], decide: &mut Decide<'_>) -> Request {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use mccs_ipc::command::{Command, Completion};
 use mccs_ipc::handshake::{Socket, connect};
+use mccs_ipc::port_channels::{Kinds, PortChannelSegment, Trigger, TriggerProducer};
 use mccs_ipc::protocol::{Request, RequestEnvelope, Response, ResponseEnvelope, SegmentLayout};
 use mccs_ipc::queue::{Consumer, Producer};
 use mccs_ipc::shm::Mapping;
@@ -58,6 +59,8 @@ pub(super) struct Session {
     pub(super) comms: Vec<Comm>,
     pub(super) regions: Vec<(Handle, u64)>,
     memory: Vec<Mapping>,
+    /// FIFOs of port channels, with what it has opened of them.
+    fifos: Vec<TriggerProducer>,
     kept: Vec<OwnedFd>,
 }
 
@@ -90,6 +93,7 @@ impl Session {
             comms: Vec::new(),
             regions: Vec::new(),
             memory: Vec::new(),
+            fifos: Vec::new(),
             kept: fds,
         })
     }
@@ -164,6 +168,12 @@ impl Session {
                 let bytes = shm_exchange.map_or(0, ShmExchangeLayout::bytes);
                 self.memory.extend(fds.first().and_then(|fd| Mapping::map(fd.as_fd(), bytes).ok()));
             }
+            Response::PortChannels { layout } => {
+                let Some(fd) = fds.first().map(AsFd::as_fd) else { return };
+                let segment = PortChannelSegment::map(fd, layout).ok();
+                self.fifos.extend(segment.and_then(|segment| segment.producer()));
+                self.memory.extend(Mapping::map(fd, layout.bytes()).ok());
+            }
             Response::Region { region, bytes } => {
                 self.regions.push((region, bytes));
                 let memory = fds.first().and_then(|fd| Mapping::map(fd.as_fd(), bytes).ok());
@@ -182,6 +192,30 @@ impl Session {
         match known {
             Some(known) if !self.kind.errs(decide) => known,
             _ => Handle { index: decide(4) as u32, generation: decide(3) as u32 },
+        }
+    }
+
+    pub(super) fn has_fifos(&self) -> bool {
+        !self.fifos.is_empty()
+    }
+
+    /// Writes triggers, right and wrong, as far as there is room.
+    pub(super) fn trigger(&mut self, decide: &mut Decide<'_>) {
+        let Some(fifo) = self.fifos.last() else { return };
+        for _ in 0..decide(20) {
+            let most = if decide(4) == 0 { u64::MAX >> decide(40) } else { 5000 };
+            let kinds = [Kinds::PUT, Kinds::SIGNAL, Kinds::FLUSH];
+            let kinds = kinds[decide(3) as usize].and(kinds[decide(3) as usize]);
+            let channel = if decide(16) == 0 { decide(1 << 14) } else { decide(2) } as u32;
+            let (bytes, source_offset, destination_offset) = (decide(most), decide(most), decide(most));
+            let position = fifo.claim();
+            if !fifo.wait_for_room(position, Duration::ZERO, Duration::ZERO) {
+                // A hole, behind which nothing is read any more.
+                break;
+            }
+            if fifo.write(position, &Trigger { kinds, channel, bytes, source_offset, destination_offset }) {
+                self.doorbell.ring();
+            }
         }
     }
 

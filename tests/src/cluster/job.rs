@@ -290,7 +290,12 @@ impl SimRank {
                 State::Closing(RankEnd::Failed(Some(class), message))
             }
             Some(ProxyReply::Left { .. }) => return Err(format!("rank {} left before it had joined", self.rank)),
-            Some(ProxyReply::Aborted { .. } | ProxyReply::Opened { .. } | ProxyReply::TwinMade { .. }) => {
+            Some(
+                ProxyReply::Aborted { .. }
+                | ProxyReply::Opened { .. }
+                | ProxyReply::TwinMade { .. }
+                | ProxyReply::PortChannel { .. },
+            ) => {
                 return Err(format!("rank {} did not ask to be told", self.rank));
             }
         };

@@ -6,5 +6,6 @@ mod groups;
 mod letting_go;
 mod mismatch;
 mod operator;
+mod port_channels;
 mod rounds;
 mod semaphore_ordered;

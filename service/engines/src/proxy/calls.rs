@@ -1,6 +1,7 @@
 //! Calls as ranks make them: operations, which ranks have called what, mismatches, what may wait how
 //! long, and what went wrong.
 
+pub(super) mod channel_order;
 pub(super) mod deadline;
 pub(super) mod describe;
 pub(super) mod failure;

@@ -7,12 +7,13 @@
 //!
 //! Those with other hosts are in `remote_p2p.rs`.
 
+pub(super) mod port_channels;
 pub(super) mod remote_p2p;
 pub(super) mod suspected_links;
 pub(super) mod tags;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mccs_collective::Schedule;
 use mccs_device::{Buffers, Collective, Launched};
@@ -26,6 +27,7 @@ use crate::proxy::calls::describe::describe;
 use crate::proxy::calls::failure::Failure;
 use crate::proxy::calls::operation::{Calls, Operation};
 use crate::proxy::communicator::p2p_queues::{Matched, WaitsForDeparted};
+use crate::proxy::execution::port_channels::SignalWatch;
 use crate::proxy::execution::suspected_links::SuspectedLinks;
 use crate::proxy::execution::tags::collective_tag;
 use crate::proxy::mail::turns::ITEM_NS;
@@ -39,6 +41,8 @@ use crate::transport::ChannelFault;
 pub(super) struct Execution {
     /// When operations have waited for too long.
     pub(super) deadline: OperationDeadline,
+    /// When threads have waited for signals for too long.
+    signal_watch: SignalWatch,
     /// Communicators whose links have broken.
     pub(super) suspected: SuspectedLinks,
     /// Rounds that have ended, for a moment; kept for its memory.
@@ -46,8 +50,9 @@ pub(super) struct Execution {
 }
 
 impl Execution {
-    pub(super) fn new(deadline: OperationDeadline) -> Self {
-        Execution { deadline, suspected: SuspectedLinks::default(), ended_rounds: Vec::new() }
+    pub(super) fn new(timeout: Option<Duration>) -> Self {
+        let (deadline, signal_watch) = (OperationDeadline::new(timeout), SignalWatch::new(timeout));
+        Execution { deadline, signal_watch, suspected: SuspectedLinks::default(), ended_rounds: Vec::new() }
     }
 
     /// What is held of communicators whose links have broken.
@@ -57,7 +62,7 @@ impl Execution {
 
     /// When to [look](Execution::end_late) for what is late.
     pub(super) fn look_at(&self) -> Option<Instant> {
-        self.deadline.look_at().into_iter().chain(self.suspected.until()).min()
+        [self.deadline.look_at(), self.signal_watch.look_at(), self.suspected.until()].into_iter().flatten().min()
     }
 
     /// A session has sent an operation.
@@ -186,8 +191,9 @@ impl Execution {
         }
     }
 
-    /// Ends communicators in which operations have waited for too long.
+    /// Ends communicators in which operations, or threads for signals, have waited for too long.
     pub(super) fn end_late(&mut self, state: &mut State) {
+        self.end_late_waits(state);
         let now = state.now();
         let Some(timeout) = self.deadline.due(now) else { return };
         let waiting = state.comms.waiting();
@@ -303,6 +309,7 @@ impl Execution {
         }
         match ended {
             Some(Inflight::Remote(ended)) => self.finish_remote(state, ended),
+            Some(Inflight::Put(ended)) => self.finish_put(state, &ended),
             Some(Inflight::Collective { comm, .. }) => self.finish_collective(state, comm, job),
             Some(Inflight::Pair(PairJob { comm, pair: Matched { send, recv }, began })) => {
                 if let Some(live) = state.comms.get_mut(comm) {

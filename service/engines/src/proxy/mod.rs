@@ -52,7 +52,7 @@ use mccs_registry::Registry;
 use mccs_runtime::{Account, Context, Engine, Mailbox, Progress, Sender, TenantQueues};
 use mccs_telemetry::LogBudget;
 
-use self::calls::deadline::OperationDeadline;
+pub use self::calls::channel_order::{ChannelMemory, ChannelOrder, ChannelOrderKind, OpenedSegment, TriggerBatch};
 pub use self::calls::describe::signature;
 use self::calls::failure::Failure;
 use self::calls::members::Leaving;
@@ -141,7 +141,7 @@ impl ProxyEngine {
             state: State::new(WorkQueues::new(TenantQueues::new(0, mailbox.waker().clone())), out),
             mailbox,
             device_events: None,
-            execution: Execution::new(OperationDeadline::new(timeouts.operation)),
+            execution: Execution::new(timeouts.operation),
             joining: Joining::new(name, timeouts.init, make_schedules, cluster),
             gpu_watch: GpuWatch::new(timeouts.operation),
             diagnostics: Diagnostics::default(),
@@ -222,6 +222,7 @@ impl ProxyEngine {
         match item {
             Item::Event(WorkEvent::Advance { session, stream }) => execution.advance(state, session, stream),
             Item::Event(WorkEvent::Ready { comm }) => execution.start_collective(state, comm),
+            Item::Event(WorkEvent::PortChannels { comm, rank }) => execution.advance_port_channels(state, comm, rank),
             Item::Event(WorkEvent::Close { session }) => self.close_session(session),
             Item::Message(message) => self.session_message(message),
         }
@@ -259,6 +260,8 @@ impl ProxyEngine {
             SessionMessage::StreamOrdered { session, stream, semaphore } => {
                 state.streams.open_ordered(session, stream, semaphore);
             }
+            SessionMessage::PortChannel(order) => self.execution.port_channel_order(state, *order),
+            SessionMessage::Triggers(batch) => self.execution.take_triggers(state, &batch),
             SessionMessage::StreamClosed { session, stream } => state.streams.close(session, stream),
         }
     }

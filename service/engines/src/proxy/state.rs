@@ -134,6 +134,7 @@ impl State {
             member.session.report(member.tenant_comm, stream, ticket, failure.class, &failure.message);
         }
         // Who sees that it is aborted finds the reason.
+        live.port_channels.end();
         if let Some(group) = &live.info.device_initiated {
             group.abort();
         }
@@ -230,6 +231,7 @@ impl State {
         let departed: Vec<_> = live.members.iter().filter(goes).map(|member| member.rank).collect();
         for rank in &departed {
             live.members.depart(*rank);
+            live.port_channels.depart(*rank);
             let Some(member) = live.members.get_mut(*rank) else { continue };
             if let Some(Leaving { request, reply }) = member.leaving.take() {
                 // A full or gone mailbox means that the session is ending: nobody waits for the answer.

@@ -135,6 +135,7 @@ impl SessionFactory {
             paused_until: None,
             unsent: VecDeque::new(),
             is_deaf: false,
+            fifos: Vec::new(),
             popped: 0,
             held: None,
             parked: VecDeque::new(),

@@ -14,6 +14,7 @@ mod acceptor;
 mod answers;
 mod arrivals;
 mod on_gpus;
+mod port_channels;
 mod proxies;
 mod ranks;
 mod regions;
@@ -43,6 +44,7 @@ use mccs_tenants::{Charge, Resource, Tenant};
 
 pub use self::acceptor::{Acceptor, Admission, SessionFactory, SessionLimits};
 use self::answers::Unsent;
+use self::port_channels::{RankFifo, TriggersBefore};
 use self::proxies::Place;
 pub use self::proxies::{GpuProxy, Proxies, ProxyQueues};
 use self::tables::Tables;
@@ -66,6 +68,14 @@ const TAKEN_AFTER: Duration = Duration::from_millis(10);
 const ANSWER_AGAIN_AFTER: Duration = Duration::from_millis(1);
 /// How often the socket of a tenant of whom no request is read is looked at, for the end of its process.
 const GONE_WITHIN: Duration = Duration::from_millis(100);
+
+/// A request that waits for what the tenant has written before it.
+struct Parked {
+    /// Commands to be taken first.
+    commands: u64,
+    triggers: Vec<TriggersBefore>,
+    envelope: RequestEnvelope,
+}
 
 enum State {
     Greeting {
@@ -114,13 +124,15 @@ pub struct SessionEngine {
     unsent: VecDeque<Unsent>,
     /// Whether nobody is there to answer any more; what was asked before that is still to be read.
     is_deaf: bool,
+    /// FIFOs of port channels.
+    fifos: Vec<RankFifo>,
     /// Commands taken from the ring.
     popped: u64,
     /// Commands that wait in the ring because the queue is full: when that was seen, and the number of the last of them.
     held: Option<(Instant, u64)>,
     /// Requests that end something which commands still in the ring may name, in order, each with the number of commands
-    /// to be taken first. The socket would overtake the ring otherwise.
-    parked: VecDeque<(u64, RequestEnvelope)>,
+    /// and the triggers to be taken first. The socket would overtake these otherwise.
+    parked: VecDeque<Parked>,
     /// Requests to abort a communicator that are not answered, by the tenant's handle.
     aborting: HashMap<Handle, Vec<u64>>,
     /// Requests for memory of communicators that are not answered yet.
@@ -428,6 +440,7 @@ impl Engine for SessionEngine {
         let look_at = self.socket.look_whether_taken(cx.now);
         if flushed {
             busy |= self.serve_ring(cx.now, cx.budget);
+            busy |= self.take_triggers(cx.budget);
             busy |= answered && self.serve_parked();
             busy |= answered && self.serve_deferred();
             if answered && self.deferred.is_none() && cx.is_readable && matches!(self.state, State::Serving) {
@@ -472,7 +485,7 @@ impl Engine for SessionEngine {
             self.session.throttle(limit)
         } else {
             // A corrupt ring is found again, and fenced, by the next poll.
-            self.commands.arm().unwrap_or(false)
+            self.commands.arm().unwrap_or(false) && self.arm_fifos()
         }
     }
 }

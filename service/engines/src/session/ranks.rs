@@ -7,6 +7,7 @@ use mccs_exchange::protocol::Name;
 use mccs_ipc::device_initiated::Execution;
 use mccs_ipc::protocol::{JoinOptions, Response, Role};
 use mccs_ipc::types::{ErrorClass, Handle, UniqueId};
+use mccs_model::SetupError;
 use mccs_registry::{CommInfo, Joining, PartOf};
 use mccs_tenants::{Charge, SessionResource};
 
@@ -232,8 +233,16 @@ impl SessionEngine {
                 self.tables.comms.remove(tenant_comm);
                 self.refuse(request, class, message);
             }
+            ProxyReply::PortChannel { request, answer } => {
+                self.opening -= 1;
+                match answer {
+                    Ok(answer) => self.answer(request, Response::PortChannel { answer }, &[]),
+                    Err(SetupError { class, message }) => self.refuse(request, class, message),
+                }
+            }
             ProxyReply::Left { request, tenant_comm } => {
                 self.tables.comms.remove(tenant_comm);
+                self.drop_fifo(tenant_comm);
                 if let Some(request) = request {
                     self.answer(request, Response::Done, &[]);
                 }

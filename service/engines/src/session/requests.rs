@@ -11,6 +11,7 @@ use mccs_device::OpenPart;
 use mccs_exchange::protocol::Name;
 use mccs_ipc::device_initiated::CommPart;
 use mccs_ipc::handshake::SocketError;
+use mccs_ipc::port_channels::PortChannelRequest;
 use mccs_ipc::protocol::{COMM_NAME_BYTES_MAX, Request, RequestEnvelope, Response};
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_registry::Joining;
@@ -18,7 +19,7 @@ use mccs_tenants::{Resource, SessionResource};
 
 use super::proxies::Place;
 use super::tables::{CommSlot, StreamSlot};
-use super::{SLOW_TO_CLOSE, SessionEngine, State};
+use super::{Parked, SLOW_TO_CLOSE, SessionEngine, State};
 use crate::proxy::{ProxyReply, SessionMessage, StreamSemaphore, TwinPart};
 
 /// Most requests that wait for commands before them; the rest waits in the socket. Covers a tenant that lets go of all it
@@ -105,13 +106,18 @@ impl SessionEngine {
                 | Request::FreeGpuMemory { .. }
                 | Request::DestroyStream { .. }
                 | Request::DestroyComm { .. }
+                | Request::PortChannel {
+                    request: PortChannelRequest::Free { .. } | PortChannelRequest::CloseChannel { .. },
+                    ..
+                }
         );
         if !ends_something {
             return self.serve(envelope, fds);
         }
         // The tenant wrote the commands before it sent the request. A ring that lies is fenced by the next pop.
-        let after = self.popped + self.commands.waiting().unwrap_or(0);
-        self.parked.push_back((after, envelope));
+        let commands = self.popped + self.commands.waiting().unwrap_or(0);
+        let triggers = self.triggers_before(&envelope.request);
+        self.parked.push_back(Parked { commands, triggers, envelope });
         self.serve_parked();
     }
 
@@ -120,16 +126,17 @@ impl SessionEngine {
         let mut any = false;
         while matches!(self.state, State::Serving | State::Finishing { .. })
             && self.outbox.is_empty()
-            && let Some((after, envelope)) = self.parked.pop_front_if(|(after, _)| *after <= self.popped)
+            && self.parked.front().is_some_and(|of| of.commands <= self.popped && self.are_taken(&of.triggers))
+            && let Some(parked) = self.parked.pop_front()
         {
-            if let Request::DestroyStream { stream } = envelope.request
+            if let Request::DestroyStream { stream } = parked.envelope.request
                 && self.session.is_telling(stream.index)
             {
                 // In a moment.
-                self.parked.push_front((after, envelope));
+                self.parked.push_front(parked);
                 return true;
             }
-            self.serve(envelope, &mut Vec::new());
+            self.serve(parked.envelope, &mut Vec::new());
             any = true;
         }
         any
@@ -146,6 +153,7 @@ impl SessionEngine {
             Request::FreeMemory { region } => match self.tables.regions.remove(region) {
                 Some(_) => {
                     self.drop_twins_of(region);
+                    self.drop_channel_memories_of(region);
                     self.answer(id, Response::Done, &[]);
                 }
                 None => self.refuse(id, ErrorClass::InvalidArgument, format!("there is no region {region:?}")),
@@ -207,6 +215,7 @@ impl SessionEngine {
             }
             Request::DestroyComm { comm } => self.destroy_comm(id, comm),
             Request::AbortComm { comm, cuda_error } => self.abort_comm(id, comm, cuda_error),
+            Request::PortChannel { comm, request } => self.port_channel(id, comm, request),
             Request::OpenPart { comm, part } => self.open_part(id, comm, part),
             Request::MakeTwin { comm, region, offset_bytes, bytes, peer } => {
                 self.make_twin(id, TwinPart { comm, peer, region, offset_bytes }, bytes);

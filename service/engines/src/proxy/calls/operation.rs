@@ -8,6 +8,7 @@ use mccs_device::cuda::MadeTwin;
 use mccs_device::{Buffers, OpenedPart, Operand, RankCall, RankCalls};
 use mccs_exchange::protocol::Name;
 use mccs_ipc::device_initiated::DeviceInitiatedShare;
+use mccs_ipc::port_channels::PortChannelAnswer;
 use mccs_ipc::protocol::{JoinOptions, Role};
 use mccs_ipc::types::{DataType, ErrorClass, Handle, UniqueId};
 use mccs_kernels::scalar_bits_at;
@@ -186,6 +187,8 @@ pub enum ProxyReply {
     Aborted { tenant_comm: Handle },
     /// A part of a communicator's memory is there, or is not going to be.
     Opened { request: u64, opened: Result<OpenedPart, SetupError>, charge: Charge },
+    /// What a rank has asked of its port channels.
+    PortChannel { request: u64, answer: Result<PortChannelAnswer, SetupError> },
     /// Memory that NICs reach is there, or is not going to be.
     TwinMade { request: u64, part: TwinPart, made: Result<Box<MadeTwin>, SetupError> },
 }

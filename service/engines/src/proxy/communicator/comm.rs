@@ -26,6 +26,7 @@ use crate::proxy::calls::mismatch::check_alike;
 use crate::proxy::calls::operation::{Operation, RoundState};
 use crate::proxy::calls::running::Running;
 use crate::proxy::communicator::p2p_queues::{P2pQueues, WaitsForDeparted};
+use crate::proxy::communicator::port_channels::PortChannels;
 use crate::proxy::communicator::shm_exchange::Rounds;
 use crate::proxy::communicator::strategies::Strategies;
 use crate::proxy::gpus::gpu_ranks::GpuRanks;
@@ -57,6 +58,8 @@ pub(crate) struct Comm {
     pub(crate) running: Running,
     /// Sends and receives.
     pub(crate) p2p: P2pQueues,
+    /// Puts and signals.
+    pub(crate) port_channels: PortChannels,
     /// Operations whose links have broken; they fail with the communicator.
     pub(crate) broken: Vec<Operation>,
     pub(crate) failure: Option<Failure>,
@@ -85,6 +88,7 @@ impl Comm {
             members: Members::new(members),
             span: span.map(Box::new),
             p2p: P2pQueues::default(),
+            port_channels: PortChannels::default(),
             broken: Vec::new(),
             failure: None,
             strategies,
@@ -259,9 +263,9 @@ impl Comm {
         may_wait.then(|| moved_at.map_or(self.active_since(), |at| at.max(self.active_since())))
     }
 
-    /// Whether a collective, or a send or receive, runs.
+    /// Whether a collective, a send or receive, or a put, runs.
     fn runs(&self) -> bool {
-        !self.running.is_none() || self.p2p.runs()
+        !self.running.is_none() || self.p2p.runs() || self.port_channels.runs()
     }
 
     /// Whether a rank has nothing waiting, and nothing runs.
@@ -273,6 +277,7 @@ impl Comm {
     pub(crate) fn has_waiting(&self, rank: u32) -> bool {
         self.members.get(rank).is_some_and(|member| member.next().is_some())
             || self.p2p.has_waiting(rank)
+            || self.port_channels.has_waiting(rank)
             || self.broken.iter().any(|operation| operation.rank == rank)
     }
 

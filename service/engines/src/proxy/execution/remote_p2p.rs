@@ -74,7 +74,7 @@ impl Execution {
                 }
                 (comm, vec![*operation])
             }
-            Some(Inflight::Pair { .. }) | None => return,
+            Some(Inflight::Pair { .. } | Inflight::Put { .. }) | None => return,
         };
         let Some(live) = state.comms.get_mut(comm) else { return };
         if live.failure.is_some() {

@@ -153,6 +153,8 @@ impl NewComm {
             multiprocessor_ns: 0.into(),
             joint: [0.into(), 0.into()],
             pairs: 0.into(),
+            puts: 0.into(),
+            put_bytes: 0.into(),
             recent: RecentTraffic::default(),
             traffic: first.map(|request| Arc::clone(&request.session.tenant.traffic)).unwrap_or_default(),
             links: across.map(|across| across.span.network.links.0),

@@ -11,6 +11,7 @@ use mccs_model::{Refused, SessionId};
 use mccs_runtime::Sender;
 use mccs_tenants::session::Session;
 
+use crate::proxy::calls::channel_order::{ChannelOrder, TriggerBatch};
 use crate::proxy::calls::failure::Failure;
 use crate::proxy::calls::operation::{JoinRequest, Operation, ProxyReply};
 use crate::proxy::mail::reply_to::{DiagnosisRounds, ForwardedRequest, OperatorAnswer, OperatorRequest, ReplyTo};
@@ -51,6 +52,10 @@ pub enum SessionMessage {
     Posted { comm: Handle },
     /// A stream begins whose operations wait for a GPU.
     StreamOrdered { session: Arc<Session>, stream: Handle, semaphore: StreamSemaphore },
+    /// A rank asks something of its port channels.
+    PortChannel(Box<ChannelOrder>),
+    /// Triggers of port channels.
+    Triggers(TriggerBatch),
     /// A stream has ended.
     StreamClosed { session: SessionId, stream: u32 },
 }

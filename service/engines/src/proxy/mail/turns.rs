@@ -22,6 +22,8 @@ pub(crate) enum Event {
     Advance { session: SessionId, stream: u32 },
     /// A communicator may have a collective to start.
     Ready { comm: Handle },
+    /// Port channels of a rank may go on.
+    PortChannels { comm: Handle, rank: u32 },
     /// A session has ended.
     Close { session: SessionId },
 }

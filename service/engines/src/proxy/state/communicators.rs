@@ -77,6 +77,10 @@ impl Communicators {
         self.table.iter()
     }
 
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Handle, &mut Comm)> {
+        self.table.iter_mut()
+    }
+
     /// The one that operators call by a number.
     pub(crate) fn numbered(&self, number: u64) -> Option<Handle> {
         self.iter().find(|(_, live)| live.info.number == number).map(|(comm, _)| comm)

@@ -23,6 +23,7 @@ pub(crate) enum Inflight {
     },
     Pair(PairJob),
     Remote(RemoteJob),
+    Put(PutJob),
 }
 
 /// A send and its receive, both here.
@@ -39,6 +40,16 @@ pub(crate) struct RemoteJob {
     pub(crate) began: Instant,
 }
 
+/// A put of a port channel.
+#[derive(Clone, Copy)]
+pub(crate) struct PutJob {
+    pub(crate) comm: Handle,
+    pub(crate) rank: u32,
+    /// Of the rank, by number.
+    pub(crate) connection: u32,
+    pub(crate) bytes: u64,
+}
+
 /// Operations for which there is no room, and what fails their communicator for it.
 pub(crate) struct Refused {
     pub(crate) failure: Failure,
@@ -49,7 +60,7 @@ impl Inflight {
     fn into_operations(self) -> Vec<Operation> {
         match self {
             // Its communicator has them.
-            Inflight::Collective { .. } => Vec::new(),
+            Inflight::Collective { .. } | Inflight::Put(_) => Vec::new(),
             Inflight::Pair(PairJob { pair: Matched { send, recv }, .. }) => vec![*send, *recv],
             Inflight::Remote(RemoteJob { operation, .. }) => vec![*operation],
         }

@@ -1,0 +1,443 @@
+//! Port channels of a communicator's ranks here: memories, connections, channels, and the triggers
+//! that wait.
+//!
+//! ```text
+//! triggers of a rank --> queue of their connection --front--> put --ended--> signal, flush --> next
+//! ```
+//!
+//! A connection does one thing at a time, so that its signals come behind its puts; connections of a rank take turns.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mccs_device::Operand;
+use mccs_ipc::port_channels::{CHANNELS_MAX, CONNECTIONS_MAX, ConnectionWords, ENDED, Kinds, OFFSET_MAX, Trigger};
+use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_model::SetupError;
+use mccs_model::handles::HandleTable;
+
+use crate::proxy::calls::channel_order::{ChannelMemory, OpenedSegment};
+use crate::proxy::calls::failure::Failure;
+
+/// Memories of a rank that peers may put into, or that it puts from.
+const MEMORIES_MAX: u32 = 4096;
+
+/// The memories that puts of a channel are from and into.
+#[derive(Debug, Clone, Copy)]
+struct Ends {
+    source: Handle,
+    destination: Handle,
+}
+
+struct Channel {
+    connection: u32,
+    ends: Option<Ends>,
+}
+
+struct Queued {
+    trigger: Trigger,
+    /// Behind it in the FIFO.
+    end: u64,
+    ends: Option<Ends>,
+}
+
+struct Connection {
+    peer: u32,
+    tag: u32,
+    queue: VecDeque<Queued>,
+    /// Whether the first in the queue runs.
+    runs: bool,
+    /// Signals that have come.
+    arrived: u64,
+    /// Whether the peer has left.
+    has_ended: bool,
+    /// Since when threads wait for the next signal, as far as was looked.
+    waits: Option<(u64, Instant)>,
+}
+
+struct RankChannels {
+    opened: Arc<OpenedSegment>,
+    memories: HandleTable<ChannelMemory>,
+    channels: Vec<Option<Channel>>,
+    connections: Vec<Connection>,
+    by_name: HashMap<(u32, u32), u32>,
+    /// Connections with triggers of which none runs.
+    ready: VecDeque<u32>,
+    /// Triggers in all queues.
+    queued: u64,
+}
+
+/// A put that can start.
+pub(crate) struct Put {
+    pub(crate) connection: u32,
+    pub(crate) from: Operand,
+    pub(crate) to: Operand,
+}
+
+/// What [`PortChannels::next`] comes to.
+pub(crate) enum Next {
+    /// This is to be copied; [`PortChannels::end_put`] goes on.
+    Put(Put),
+    /// It has done as much as it was to.
+    More,
+    /// Nothing waits that could go on.
+    Nothing,
+}
+
+/// See the module's documentation.
+#[derive(Default)]
+pub(crate) struct PortChannels {
+    ranks: BTreeMap<u32, RankChannels>,
+    /// Signals for connections that their rank has not made yet: by it, its peer, and the tag.
+    early: BTreeMap<(u32, u32, u32), u64>,
+    /// Puts that run.
+    jobs: u32,
+}
+
+fn invalid(message: impl Into<String>) -> SetupError {
+    SetupError { class: ErrorClass::InvalidArgument, message: message.into() }
+}
+
+fn full(what: &str, most: u32) -> SetupError {
+    let message = format!("the rank has {most} {what} in this communicator, the most it can have");
+    SetupError { class: ErrorClass::InvalidUsage, message }
+}
+
+fn mistake(rank: u32, what: impl std::fmt::Display) -> Failure {
+    Failure::new(ErrorClass::InvalidArgument, format!("rank {rank} made an invalid call: {what}"))
+}
+
+impl PortChannels {
+    /// Whether no rank has any.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ranks.is_empty()
+    }
+
+    fn rank(&mut self, rank: u32) -> Result<&mut RankChannels, SetupError> {
+        self.ranks.get_mut(&rank).ok_or_else(|| invalid("the rank has opened no port channels in this communicator"))
+    }
+
+    /// A rank opens its FIFO.
+    pub(crate) fn open(&mut self, rank: u32, opened: Arc<OpenedSegment>) -> Result<(), SetupError> {
+        if self.ranks.contains_key(&rank) {
+            return Err(invalid("the rank has opened its port channels before"));
+        }
+        let new = RankChannels {
+            opened,
+            memories: HandleTable::new(MEMORIES_MAX),
+            channels: Vec::new(),
+            connections: Vec::new(),
+            by_name: HashMap::new(),
+            ready: VecDeque::new(),
+            queued: 0,
+        };
+        self.ranks.insert(rank, new);
+        Ok(())
+    }
+
+    /// Peers of a rank may name a memory from now on.
+    pub(crate) fn register(&mut self, rank: u32, memory: ChannelMemory) -> Result<Handle, SetupError> {
+        if memory.bytes > OFFSET_MAX {
+            return Err(invalid(format!("{} bytes: a memory has at most {OFFSET_MAX}", memory.bytes)));
+        }
+        self.rank(rank)?.memories.insert(memory).map_err(|_| full("memories", MEMORIES_MAX))
+    }
+
+    /// A rank takes a memory back. What runs in it ends.
+    pub(crate) fn free(&mut self, rank: u32, memory: Handle) -> Result<(), SetupError> {
+        let freed = self.rank(rank)?.memories.remove(memory);
+        freed.map(drop).ok_or_else(|| invalid(format!("there is no memory {memory:?}")))
+    }
+
+    /// A rank's region goes, and with it the memories in it.
+    pub(crate) fn forget_region(&mut self, rank: u32, region: Handle) {
+        let Some(own) = self.ranks.get_mut(&rank) else { return };
+        let gone = own.memories.iter().filter(|(_, memory)| memory.name == region).map(|(handle, _)| handle);
+        let gone: Vec<_> = gone.collect();
+        gone.into_iter().for_each(|handle| drop(own.memories.remove(handle)));
+    }
+
+    /// The number of a rank's connection, which is made if there is none of that name. `has_left` says it of the peer.
+    pub(crate) fn connect(&mut self, rank: u32, peer: u32, tag: u32, has_left: bool) -> Result<u32, SetupError> {
+        let own = self.rank(rank)?;
+        if let Some(known) = own.by_name.get(&(peer, tag)) {
+            return Ok(*known);
+        }
+        let number = own.connections.len() as u32;
+        if number >= CONNECTIONS_MAX.min(own.opened.segment.layout().connections) {
+            return Err(full("connections", CONNECTIONS_MAX));
+        }
+        let arrived = self.early.remove(&(rank, peer, tag)).unwrap_or(0);
+        let own = self.rank(rank)?;
+        own.by_name.insert((peer, tag), number);
+        let (queue, runs, waits) = (VecDeque::new(), false, None);
+        own.connections.push(Connection { peer, tag, queue, runs, arrived, has_ended: has_left, waits });
+        own.tell_arrived(number);
+        Ok(number)
+    }
+
+    /// The number of a new channel, with the memories that its puts are from and into, if it has such.
+    pub(crate) fn open_channel(
+        &mut self,
+        rank: u32,
+        connection: u32,
+        memories: Option<(Handle, Handle)>,
+    ) -> Result<u32, SetupError> {
+        let own = self.rank(rank)?;
+        let connection_of = own.connections.get(connection as usize);
+        let peer = connection_of.ok_or_else(|| invalid(format!("there is no connection {connection}")))?.peer;
+        if let Some((source, destination)) = memories {
+            let is_known = |of: &RankChannels, memory| of.memories.get(memory).is_some();
+            if !is_known(own, source) {
+                return Err(invalid(format!("the rank has no memory {source:?}")));
+            }
+            if !self.ranks.get(&peer).is_some_and(|peer| is_known(peer, destination)) {
+                return Err(invalid(format!("rank {peer} has no memory {destination:?}")));
+            }
+        }
+        let own = self.rank(rank)?;
+        let ends = memories.map(|(source, destination)| Ends { source, destination });
+        let channel = Some(Channel { connection, ends });
+        if let Some(number) = own.channels.iter().position(Option::is_none) {
+            own.channels[number] = channel;
+            return Ok(number as u32);
+        }
+        if own.channels.len() >= CHANNELS_MAX as usize {
+            return Err(full("port channels", CHANNELS_MAX));
+        }
+        own.channels.push(channel);
+        Ok(own.channels.len() as u32 - 1)
+    }
+
+    /// A channel goes. Triggers that came before keep what they name.
+    pub(crate) fn close_channel(&mut self, rank: u32, channel: u32) -> Result<(), SetupError> {
+        let slot = self.rank(rank)?.channels.get_mut(channel as usize);
+        let closed = slot.and_then(Option::take);
+        closed.map(drop).ok_or_else(|| invalid(format!("there is no port channel {channel}")))
+    }
+
+    /// Takes triggers of a rank in, of which the first was at a position of its FIFO: none, if the rank has left. Returns how many, and why it is no
+    /// more.
+    pub(crate) fn enqueue(&mut self, rank: u32, first: u64, triggers: &[Trigger]) -> (u64, Option<Failure>) {
+        let Some(own) = self.ranks.get_mut(&rank) else { return (0, None) };
+        for (taken, trigger) in (0..).zip(triggers) {
+            if let Err(failure) = own.enqueue(rank, trigger, first + taken + 1) {
+                return (taken, Some(failure));
+            }
+        }
+        (triggers.len() as u64, None)
+    }
+
+    /// Goes on with a rank's connections to the next put, at most `steps_max` triggers. With how many there were.
+    ///
+    /// # Errors
+    /// A trigger asks for what cannot be.
+    pub(crate) fn next(&mut self, rank: u32, steps_max: u64) -> (Result<Next, Failure>, u64) {
+        for step in 1..=steps_max {
+            let ready = self.ranks.get_mut(&rank).and_then(|own| own.ready.pop_front());
+            let Some(number) = ready else { return (Ok(Next::Nothing), step) };
+            let connection = self.ranks.get(&rank).and_then(|own| own.connections.get(number as usize));
+            let Some((connection, front)) = connection.and_then(|of| Some((of, of.queue.front()?))) else { continue };
+            if front.trigger.kinds.has(Kinds::PUT) && front.trigger.bytes > 0 {
+                let found = self.operands(rank, connection.peer, front);
+                let put = found.map(|(from, to)| Next::Put(Put { connection: number, from, to }));
+                if let Some(connection) = self.connection_mut(rank, number).filter(|_| put.is_ok()) {
+                    connection.runs = true;
+                    self.jobs += 1;
+                }
+                return (put, step);
+            }
+            self.end_front(rank, number);
+        }
+        (Ok(Next::More), steps_max)
+    }
+
+    /// Where a put is from and into.
+    fn operands(&self, rank: u32, peer: u32, of: &Queued) -> Result<(Operand, Operand), Failure> {
+        let Trigger { channel, bytes, source_offset, destination_offset, .. } = of.trigger;
+        let ends = of.ends.ok_or_else(|| mistake(rank, format!("port channel {channel} has no memories to put")))?;
+        let part = |of: u32, memory: Handle, offset: u64| {
+            let known = self.ranks.get(&of).and_then(|rank| rank.memories.get(memory));
+            let known = known.ok_or_else(|| {
+                mistake(
+                    rank,
+                    format!("a put of port channel {channel} names memory {memory:?} of rank {of}, which was freed"),
+                )
+            })?;
+            known.part(offset, bytes).ok_or_else(|| {
+                let has = known.bytes;
+                let what = format!(
+                    "a put of port channel {channel} takes {bytes} bytes at offset {offset} of memory {memory:?} of rank {of}, \
+                     which has {has}"
+                );
+                mistake(rank, what)
+            })
+        };
+        let (from, to) = (part(rank, ends.source, source_offset)?, part(peer, ends.destination, destination_offset)?);
+        let (low, high) = if from.ptr() <= to.ptr() { (&from, &to) } else { (&to, &from) };
+        if (high.ptr() as u64) - (low.ptr() as u64) < bytes {
+            return Err(mistake(rank, format!("source and destination of a put of port channel {channel} overlap")));
+        }
+        Ok((from, to))
+    }
+
+    /// A put has ended: its signal and flush follow.
+    pub(crate) fn end_put(&mut self, rank: u32, connection: u32) {
+        self.jobs = self.jobs.saturating_sub(1);
+        if self.connection_mut(rank, connection).is_some_and(|connection| std::mem::take(&mut connection.runs)) {
+            self.end_front(rank, connection);
+        }
+    }
+
+    fn connection_mut(&mut self, rank: u32, connection: u32) -> Option<&mut Connection> {
+        self.ranks.get_mut(&rank)?.connections.get_mut(connection as usize)
+    }
+
+    /// The first trigger of a connection has been put: signals, flushes, and takes it away.
+    fn end_front(&mut self, rank: u32, number: u32) {
+        let Some(own) = self.ranks.get_mut(&rank) else { return };
+        let Some(connection) = own.connections.get_mut(number as usize) else { return };
+        let (peer, tag) = (connection.peer, connection.tag);
+        let Some(Queued { trigger, end, .. }) = connection.queue.pop_front() else { return };
+        if !connection.queue.is_empty() {
+            own.ready.push_back(number);
+        }
+        own.queued -= 1;
+        own.opened.session.end_triggers(1);
+        if trigger.kinds.has(Kinds::SIGNAL) {
+            self.signal(peer, rank, tag);
+        }
+        if trigger.kinds.has(Kinds::FLUSH)
+            && let Some(words) = self.ranks.get(&rank).and_then(|own| own.words(number))
+        {
+            words.flushed().publish(end);
+        }
+    }
+
+    /// A signal has come for a rank of this host.
+    fn signal(&mut self, to: u32, from: u32, tag: u32) {
+        let known = self.ranks.get_mut(&to).and_then(|rank| Some((*rank.by_name.get(&(from, tag))?, rank)));
+        match known {
+            Some((number, rank)) => {
+                rank.connections[number as usize].arrived += 1;
+                rank.tell_arrived(number);
+            }
+            None => *self.early.entry((to, from, tag)).or_default() += 1,
+        }
+    }
+
+    /// Whether a rank has triggers that can go on.
+    pub(crate) fn is_ready(&self, rank: u32) -> bool {
+        self.ranks.get(&rank).is_some_and(|rank| !rank.ready.is_empty())
+    }
+
+    /// Whether triggers of a rank wait or run.
+    pub(crate) fn has_waiting(&self, rank: u32) -> bool {
+        self.ranks.get(&rank).is_some_and(|rank| rank.queued > 0)
+    }
+
+    /// Whether a put runs.
+    pub(crate) fn runs(&self) -> bool {
+        self.jobs > 0
+    }
+
+    /// A rank has left: what it had goes, and its peers wait for it in vain.
+    pub(crate) fn depart(&mut self, rank: u32) {
+        if let Some(mut own) = self.ranks.remove(&rank) {
+            own.end();
+        }
+        self.early.retain(|(to, ..), _| *to != rank);
+        for other in self.ranks.values_mut() {
+            for number in 0..other.connections.len() {
+                let connection = &mut other.connections[number];
+                if connection.peer == rank {
+                    connection.has_ended = true;
+                    other.tell_arrived(number as u32);
+                }
+            }
+        }
+    }
+
+    /// The communicator has failed: all that waits is given up, and whoever waits released.
+    pub(crate) fn end(&mut self) {
+        self.ranks.values_mut().for_each(RankChannels::end);
+        self.early.clear();
+    }
+
+    /// Looks for threads that have waited for a signal for too long, and says what for. `moved` is when something last happened in the
+    /// communicator.
+    pub(crate) fn late(&mut self, timeout: Duration, moved: Instant, now: Instant) -> Option<String> {
+        let late: Vec<String> =
+            self.ranks.iter_mut().flat_map(|(rank, own)| own.late(*rank, timeout, moved, now)).collect();
+        (!late.is_empty()).then(|| late.join("; "))
+    }
+}
+
+impl RankChannels {
+    /// Takes a trigger in, which ends at a position of the FIFO.
+    fn enqueue(&mut self, rank: u32, trigger: &Trigger, end: u64) -> Result<(), Failure> {
+        let Some(Some(channel)) = self.channels.get(trigger.channel as usize) else {
+            return Err(mistake(rank, format!("port channel {} is not open", trigger.channel)));
+        };
+        if trigger.kinds.is_none() {
+            return Err(mistake(rank, format!("a trigger of port channel {} asks for nothing", trigger.channel)));
+        }
+        let number = channel.connection;
+        if let Some(connection) = self.connections.get_mut(number as usize) {
+            if connection.queue.is_empty() {
+                self.ready.push_back(number);
+            }
+            connection.queue.push_back(Queued { trigger: *trigger, end, ends: channel.ends });
+            self.queued += 1;
+        }
+        Ok(())
+    }
+
+    fn words(&self, connection: u32) -> Option<&ConnectionWords> {
+        self.opened.segment.words(connection)
+    }
+
+    fn tell_arrived(&self, number: u32) {
+        let Some(connection) = self.connections.get(number as usize) else { return };
+        if let Some(words) = self.words(number) {
+            let ended = if connection.has_ended { ENDED } else { 0 };
+            words.arrived().publish(ended | connection.arrived);
+        }
+    }
+
+    fn end(&mut self) {
+        for number in 0..self.connections.len() {
+            let connection = &mut self.connections[number];
+            (connection.has_ended, connection.runs) = (true, false);
+            connection.queue.clear();
+            self.tell_arrived(number as u32);
+            self.opened.end_flushed(number as u32);
+        }
+        self.ready.clear();
+        self.opened.session.end_triggers(std::mem::take(&mut self.queued));
+        self.memories = HandleTable::new(MEMORIES_MAX);
+    }
+
+    fn late(&mut self, rank: u32, timeout: Duration, moved: Instant, now: Instant) -> Vec<String> {
+        let mut late = Vec::new();
+        for number in 0..self.connections.len() {
+            let is_awaited = self.words(number as u32).is_some_and(|words| words.arrived().has_waiters());
+            let connection = &mut self.connections[number];
+            if !is_awaited || connection.has_ended {
+                connection.waits = None;
+                continue;
+            }
+            let since = match connection.waits {
+                Some((arrived, since)) if arrived == connection.arrived => since,
+                _ => now,
+            };
+            connection.waits = Some((connection.arrived, since));
+            if since.max(moved) + timeout <= now {
+                let Connection { peer, tag, arrived, .. } = connection;
+                late.push(format!("rank {rank} waits for signal {} of ({peer}, tag {tag})", *arrived + 1));
+            }
+        }
+        late
+    }
+}

@@ -1,0 +1,223 @@
+//! Execution of port channels: requests of ranks, triggers in turns, puts that run, waits that last
+//! too long.
+
+use std::time::{Duration, Instant};
+
+use mccs_device::Launched;
+use mccs_ipc::port_channels::PortChannelAnswer;
+use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_model::SetupError;
+use mccs_runtime::work_ns;
+
+use crate::proxy::calls::channel_order::{ChannelOrder, ChannelOrderKind, TriggerBatch};
+use crate::proxy::calls::failure::Failure;
+use crate::proxy::calls::operation::ProxyReply;
+use crate::proxy::communicator::port_channels::{Next, Put};
+use crate::proxy::execution::Execution;
+use crate::proxy::mail::turns::{Event, POLL_NS};
+use crate::proxy::state::State;
+use crate::proxy::state::inflight::{Inflight, PutJob};
+
+/// Triggers without a put that are done in a turn.
+const STEPS: u64 = 64;
+/// What a trigger takes, besides what it copies.
+const TRIGGER_NS: u64 = 50;
+/// Work of a turn, about: a poll has room for some.
+const TURN_NS: u64 = POLL_NS / 2;
+/// How often it is looked for waits that last too long: often enough for time-outs of tests, and seldom enough to cost nothing.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// When waits for signals are looked at.
+pub(crate) struct SignalWatch {
+    /// How long a wait may last; for ever, if there is none.
+    timeout: Option<Duration>,
+    look_at: Option<Instant>,
+}
+
+impl SignalWatch {
+    pub(crate) fn new(timeout: Option<Duration>) -> Self {
+        SignalWatch { timeout, look_at: None }
+    }
+
+    pub(crate) fn look_at(&self) -> Option<Instant> {
+        self.look_at
+    }
+
+    /// Somebody may wait from now on.
+    fn begin(&mut self, now: Instant) {
+        if let Some(timeout) = self.timeout {
+            self.look_at.get_or_insert(now + (timeout / 4).min(LOOK_EVERY));
+        }
+    }
+}
+
+impl Execution {
+    /// A rank asks something of its port channels.
+    pub(crate) fn port_channel_order(&mut self, state: &mut State, order: ChannelOrder) {
+        let ChannelOrder { comm, rank, kind, reply } = order;
+        let answer = self.answer_port_channel(state, comm, rank, kind);
+        if let Some((request, reply)) = reply {
+            // A gone mailbox means that the session is ending: nobody waits for the answer.
+            let _ = reply.send(ProxyReply::PortChannel { request, answer });
+        }
+    }
+
+    fn answer_port_channel(
+        &mut self,
+        state: &mut State,
+        comm: Handle,
+        rank: u32,
+        kind: ChannelOrderKind,
+    ) -> Result<PortChannelAnswer, SetupError> {
+        let now = state.now();
+        let gone = || SetupError { class: ErrorClass::InvalidUsage, message: "the communicator has ended".into() };
+        let live = state.comms.get_mut(comm).ok_or_else(gone)?;
+        if let Some(Failure { class, message }) = &live.failure {
+            if let ChannelOrderKind::Open(opened) = kind {
+                opened.end_all();
+            }
+            return Err(SetupError { class: *class, message: message.to_string() });
+        }
+        match kind {
+            ChannelOrderKind::Open(opened) => {
+                live.port_channels.open(rank, opened)?;
+                self.signal_watch.begin(now);
+                Ok(PortChannelAnswer::Done)
+            }
+            ChannelOrderKind::Register(memory) => {
+                live.port_channels.register(rank, memory).map(PortChannelAnswer::Memory)
+            }
+            ChannelOrderKind::Free { memory } => {
+                live.port_channels.free(rank, memory).map(|()| PortChannelAnswer::Done)
+            }
+            ChannelOrderKind::ForgetRegion { region } => {
+                live.port_channels.forget_region(rank, region);
+                Ok(PortChannelAnswer::Done)
+            }
+            ChannelOrderKind::Connect { peer, tag } => {
+                let invalid = |message| SetupError { class: ErrorClass::InvalidArgument, message };
+                if peer >= live.nranks() {
+                    return Err(invalid(format!("rank {peer} of a communicator of {}", live.nranks())));
+                }
+                if live.is_remote(peer) {
+                    return Err(invalid(format!(
+                        "rank {peer} is on another host: port channels do not lead there yet"
+                    )));
+                }
+                let has_left = live.members.has_left(peer);
+                live.port_channels.connect(rank, peer, tag, has_left).map(PortChannelAnswer::Connection)
+            }
+            ChannelOrderKind::OpenChannel { connection, memories } => {
+                live.port_channels.open_channel(rank, connection, memories).map(PortChannelAnswer::Channel)
+            }
+            ChannelOrderKind::CloseChannel { channel } => {
+                live.port_channels.close_channel(rank, channel).map(|()| PortChannelAnswer::Done)
+            }
+        }
+    }
+
+    /// Triggers of a rank have come. Of those that come too late nothing becomes.
+    pub(crate) fn take_triggers(&mut self, state: &mut State, batch: &TriggerBatch) {
+        let TriggerBatch { session, comm, rank, first, triggers } = batch;
+        let enqueued = state.comms.sound_mut(*comm).map(|live| live.port_channels.enqueue(*rank, *first, triggers));
+        let (taken, failure) = enqueued.unwrap_or_default();
+        session.end_triggers(triggers.len() as u64 - taken);
+        match failure {
+            None => self.advance_port_channels(state, *comm, *rank),
+            Some(failure) => state.abort(*comm, failure),
+        }
+    }
+
+    /// Goes on with a rank's port channels, for a turn.
+    pub(crate) fn advance_port_channels(&mut self, state: &mut State, comm: Handle, rank: u32) {
+        let mut spent_ns = 0;
+        while spent_ns < TURN_NS {
+            let Some(live) = state.comms.sound_mut(comm) else { return };
+            let (next, steps) = live.port_channels.next(rank, STEPS);
+            spent_ns += TRIGGER_NS * steps;
+            match next {
+                Err(failure) => return state.abort(comm, failure),
+                Ok(Next::Put(put)) => spent_ns += self.start_put(state, comm, rank, put),
+                Ok(Next::More) => {}
+                Ok(Next::Nothing) => break,
+            }
+        }
+        state.work.charge(spent_ns);
+        let now = state.now();
+        let Some(live) = state.comms.get_mut(comm) else { return };
+        live.touch(now);
+        if live.port_channels.is_ready(rank) {
+            return state.work.push(live.share(), Event::PortChannels { comm, rank });
+        }
+        reap_left(state, comm);
+    }
+
+    /// Copies, or has it copied. Returns the time that it took here.
+    fn start_put(&mut self, state: &mut State, comm: Handle, rank: u32, put: Put) -> u64 {
+        let Put { connection, from, to } = put;
+        let bytes = from.bytes();
+        let put = PutJob { comm, rank, connection, bytes };
+        let Some(device) = state.out.device.point_to_point() else {
+            let message = format!("bug: the service puts nothing on device {}", state.out.device.name());
+            state.abort(comm, Failure::new(ErrorClass::Internal, message));
+            return 0;
+        };
+        let job = match state.inflight.insert(Inflight::Put(put)) {
+            Ok(job) => job,
+            Err(refused) => {
+                state.abort(comm, refused.failure);
+                return 0;
+            }
+        };
+        let workers = &mut state.out.transports.workers(None);
+        if device.copy(&from, &to, job, workers) == Launched::Running {
+            return 0;
+        }
+        state.inflight.remove(job);
+        if let Some(live) = state.comms.get_mut(comm) {
+            live.port_channels.end_put(rank, connection);
+            live.info.count_put(bytes);
+        }
+        work_ns(2 * bytes)
+    }
+
+    /// A put has ended that ran on other threads.
+    pub(crate) fn finish_put(&mut self, state: &mut State, ended: &PutJob) {
+        let (now, PutJob { comm, rank, connection, bytes }) = (state.now(), *ended);
+        let Some(live) = state.comms.get_mut(comm) else { return };
+        live.port_channels.end_put(rank, connection);
+        live.info.count_put(bytes);
+        live.touch(now);
+        if live.port_channels.is_ready(rank) {
+            return state.work.push(live.share(), Event::PortChannels { comm, rank });
+        }
+        reap_left(state, comm);
+    }
+
+    /// Ends communicators in which threads have waited for a signal for too long.
+    pub(crate) fn end_late_waits(&mut self, state: &mut State) {
+        let now = state.now();
+        let Some(timeout) = self.signal_watch.timeout.filter(|_| self.signal_watch.look_at.is_some_and(|at| at <= now))
+        else {
+            return;
+        };
+        self.signal_watch.look_at = None;
+        let mut late = Vec::new();
+        for (comm, live) in state.comms.iter_mut().filter(|(_, live)| !live.port_channels.is_empty()) {
+            self.signal_watch.begin(now);
+            let moved = live.active_since();
+            late.extend(live.port_channels.late(timeout, moved, now).map(|waits| (comm, waits)));
+        }
+        for (comm, waits) in late {
+            let message = format!("nothing has happened for {timeout:?}: {waits}");
+            state.abort(comm, Failure::new(ErrorClass::Timeout, message));
+        }
+    }
+}
+
+/// Ranks that wanted to leave may have nothing left to wait for.
+fn reap_left(state: &mut State, comm: Handle) {
+    if state.comms.get(comm).is_some_and(|live| live.members.iter().any(|member| member.leaving.is_some())) {
+        state.reap(comm);
+    }
+}

@@ -1,0 +1,264 @@
+//! A port channel: put, signal, flush, wait and poll.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use mccs_ipc::port_channels::{
+    ConnectionWords, Kinds, PUT_BYTES_MAX, PortChannelRequest, Trigger, Waited, counted, has_ended, wait_for,
+};
+use mccs_ipc::types::ErrorClass;
+
+use super::{Connection, Shared};
+use crate::Error;
+use crate::requests::LIVENESS_EVERY;
+
+/// Longest put of one trigger: whole pages.
+const PUT_AT_ONCE: u64 = PUT_BYTES_MAX / 4096 * 4096;
+
+/// What leads to a peer under a tag, with a memory to put from and one of the peer's to put into. See [`PortChannels`](super::PortChannels).
+///
+/// All calls may be made by any number of threads at once. Those that hand over (`put`, `signal`) return at once, unless the FIFO is full.
+/// What channels of one peer and tag are given is done in that order. A mistake that the service finds fails the communicator.
+pub struct PortChannel {
+    shared: Arc<Shared>,
+    connection: Arc<Connection>,
+    number: u32,
+    /// Of the memories, if it has any: the one to put from, and the one to put into.
+    lengths: Option<(u64, u64)>,
+}
+
+impl std::fmt::Debug for PortChannel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Connection { peer, tag, .. } = &*self.connection;
+        f.debug_struct("PortChannel").field("peer", peer).field("tag", tag).finish_non_exhaustive()
+    }
+}
+
+/// A put as it is called.
+#[derive(Clone, Copy)]
+struct Put {
+    destination_offset: u64,
+    source_offset: u64,
+    bytes: u64,
+}
+
+impl PortChannel {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        connection: Arc<Connection>,
+        number: u32,
+        lengths: Option<(u64, u64)>,
+    ) -> Self {
+        PortChannel { shared, connection, number, lengths }
+    }
+
+    /// The rank that it leads to.
+    #[must_use]
+    pub fn peer(&self) -> u32 {
+        self.connection.peer
+    }
+
+    /// Its tag.
+    #[must_use]
+    pub fn tag(&self) -> u32 {
+        self.connection.tag
+    }
+
+    /// Begins to copy `bytes` bytes from this rank's memory into the peer's. The source stays as it is until a [flush](PortChannel::flush) has
+    /// returned. The peer may look behind a later [signal](PortChannel::signal).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a range that leaves a memory, and nothing is put. [`Error::Failed`] where the communicator has failed.
+    pub fn put(&self, destination_offset: u64, source_offset: u64, bytes: u64) -> Result<(), Error> {
+        self.put_and(Put { destination_offset, source_offset, bytes }, Kinds::PUT).map(drop)
+    }
+
+    /// Tells the peer that all puts before are there: one of its [waits](PortChannel::wait) under this tag ends.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] where the communicator has failed.
+    pub fn signal(&self) -> Result<(), Error> {
+        self.push(Kinds::SIGNAL, Put { destination_offset: 0, source_offset: 0, bytes: 0 }).map(drop)
+    }
+
+    /// [Puts](PortChannel::put), then [signals](PortChannel::signal), in one call.
+    ///
+    /// # Errors
+    /// As [`PortChannel::put`].
+    pub fn put_with_signal(&self, destination_offset: u64, source_offset: u64, bytes: u64) -> Result<(), Error> {
+        self.put_and(Put { destination_offset, source_offset, bytes }, Kinds::PUT.and(Kinds::SIGNAL)).map(drop)
+    }
+
+    /// [Puts](PortChannel::put), [signals](PortChannel::signal) and [flushes](PortChannel::flush), in one call.
+    ///
+    /// # Errors
+    /// As [`PortChannel::put`].
+    pub fn put_with_signal_and_flush(
+        &self,
+        destination_offset: u64,
+        source_offset: u64,
+        bytes: u64,
+    ) -> Result<(), Error> {
+        let kinds = Kinds::PUT.and(Kinds::SIGNAL).and(Kinds::FLUSH);
+        let position = self.put_and(Put { destination_offset, source_offset, bytes }, kinds)?;
+        self.wait_for_flush(position)
+    }
+
+    /// Returns when all that was called before on channels of this peer and tag has ended: memory that was put from may be written again.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] where the communicator has failed, [`Error::ServiceGone`].
+    pub fn flush(&self) -> Result<(), Error> {
+        let position = self.push(Kinds::FLUSH, Put { destination_offset: 0, source_offset: 0, bytes: 0 })?;
+        self.wait_for_flush(position)
+    }
+
+    /// Waits for a signal of the peer under this tag, and takes it: each ends one wait.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] where the communicator fails or the peer leaves before, also because nothing has come within the operator's
+    /// `limits.operation_timeout`. It says for which signal of whom this rank has waited. [`Error::ServiceGone`].
+    pub fn wait(&self) -> Result<(), Error> {
+        self.wait_until(None)
+    }
+
+    /// As [`PortChannel::wait`], for so long. What has not come is left to a later wait.
+    ///
+    /// # Errors
+    /// As [`PortChannel::wait`]; [`Error::Refused`] of class [`ErrorClass::Timeout`].
+    pub fn wait_for(&self, timeout: Duration) -> Result<(), Error> {
+        self.wait_until(Instant::now().checked_add(timeout))
+    }
+
+    /// Takes a signal of the peer under this tag if one has come, and returns whether it has.
+    ///
+    /// # Errors
+    /// As [`PortChannel::wait`]: none comes any more.
+    pub fn poll(&self) -> Result<bool, Error> {
+        self.take_signal()
+    }
+
+    fn wait_until(&self, deadline: Option<Instant>) -> Result<(), Error> {
+        let mut spin = self.shared.client.0.word_spin;
+        let words = self.words()?;
+        while !self.take_signal()? {
+            let left = deadline.map_or(LIVENESS_EVERY, |at| at.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                let message = format!("{} has not come in time", self.awaited());
+                return Err(Error::Refused { class: ErrorClass::Timeout, message });
+            }
+            let next = self.connection.taken.load(Ordering::Acquire) + 1;
+            if wait_for(words.arrived(), next, spin, left.min(LIVENESS_EVERY)) == Waited::TimedOut {
+                self.shared.client.0.requests.check_alive()?;
+                self.shared.check_member()?;
+                spin = Duration::ZERO;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a signal, if there is one. Of several threads each takes another.
+    fn take_signal(&self) -> Result<bool, Error> {
+        let word = self.words()?.arrived().load();
+        let taken = &self.connection.taken;
+        let take = |taken: u64| (taken < counted(word)).then_some(taken + 1);
+        if taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, take).is_ok() {
+            return Ok(true);
+        }
+        if has_ended(word) { Err(self.ended()) } else { Ok(false) }
+    }
+
+    fn wait_for_flush(&self, position: u64) -> Result<(), Error> {
+        let mut spin = self.shared.client.0.word_spin;
+        let words = self.words()?;
+        loop {
+            match wait_for(words.flushed(), position + 1, spin, LIVENESS_EVERY) {
+                Waited::Reached => return Ok(()),
+                Waited::Ended => return Err(self.failed("flush")),
+                Waited::TimedOut => {
+                    self.shared.client.0.requests.check_alive()?;
+                    self.shared.check_member()?;
+                    spin = Duration::ZERO;
+                }
+            }
+        }
+    }
+
+    /// Hands over a put, in as many triggers as it takes; `kinds` is for the last.
+    fn put_and(&self, put: Put, kinds: Kinds) -> Result<u64, Error> {
+        self.check(&put)?;
+        let Put { mut destination_offset, mut source_offset, bytes: mut left } = put;
+        while left > PUT_AT_ONCE {
+            self.push(Kinds::PUT, Put { destination_offset, source_offset, bytes: PUT_AT_ONCE })?;
+            left -= PUT_AT_ONCE;
+            destination_offset += PUT_AT_ONCE;
+            source_offset += PUT_AT_ONCE;
+        }
+        self.push(kinds, Put { destination_offset, source_offset, bytes: left })
+    }
+
+    fn check(&self, put: &Put) -> Result<(), Error> {
+        let Some((from_bytes, into_bytes)) = self.lengths else {
+            return Err(Error::argument("the channel has no memories to put: it is for signals alone"));
+        };
+        let Put { destination_offset, source_offset, bytes } = *put;
+        for (what, offset, has) in
+            [("put from", source_offset, from_bytes), ("put into", destination_offset, into_bytes)]
+        {
+            if offset.checked_add(bytes).is_none_or(|end| end > has) {
+                let message = format!("{bytes} bytes at offset {offset} leave the memory to {what}, which has {has}");
+                return Err(Error::argument(message));
+            }
+        }
+        Ok(())
+    }
+
+    fn push(&self, kinds: Kinds, put: Put) -> Result<u64, Error> {
+        if has_ended(self.words()?.flushed().load()) {
+            return Err(self.failed("a call"));
+        }
+        let Put { destination_offset, source_offset, bytes } = put;
+        self.shared.push(&Trigger { kinds, channel: self.number, bytes, source_offset, destination_offset })
+    }
+
+    fn words(&self) -> Result<&ConnectionWords, Error> {
+        let words = self.shared.segment.words(self.connection.number);
+        words.ok_or_else(|| Error::ServiceGone("a connection has no words".into()))
+    }
+
+    /// The signal that comes next, in words.
+    fn awaited(&self) -> String {
+        let Connection { peer, tag, taken, .. } = &*self.connection;
+        let (rank, next) = (self.shared.comm.rank, taken.load(Ordering::Acquire) + 1);
+        format!("signal {next} of ({peer}, tag {tag}), for which rank {rank} waits,")
+    }
+
+    /// Why no signal comes any more.
+    fn ended(&self) -> Error {
+        let Shared { client, comm, .. } = &*self.shared;
+        let awaited = self.awaited();
+        match client.0.comm_failure(comm.handle) {
+            Some(Error::Failed { class, message, origin }) => {
+                Error::Failed { class, message: format!("{awaited} does not come: {message}"), origin }
+            }
+            Some(other) => other,
+            None => {
+                let (message, origin) = (format!("{awaited} does not come: the peer has left"), None);
+                Error::Failed { class: ErrorClass::Remote, message, origin }
+            }
+        }
+    }
+
+    /// Why what was called does not end as it should.
+    fn failed(&self, what: &str) -> Error {
+        let failure = self.shared.client.0.comm_failure(self.shared.comm.handle);
+        failure.unwrap_or_else(|| Error::argument(format!("{what} of a port channel whose rank has left")))
+    }
+}
+
+impl Drop for PortChannel {
+    fn drop(&mut self) {
+        self.shared.tell(PortChannelRequest::CloseChannel { channel: self.number });
+    }
+}

@@ -1,0 +1,243 @@
+//! Port channels: ranks put into each other's memory and signal, from any number of threads, and
+//! the service carries it.
+//!
+//! ```text
+//! rank 0:  put(...)  put(...)  signal() ------> rank 1:  wait()   then all puts before the signal are there
+//!          flush(): rank 0 may write its own memory again
+//! ```
+//!
+//! A rank registers memory, and gives its peers the [`RemoteMemory`] that stands for it, for example by [`Bootstrap::all_gather`](crate::Bootstrap::all_gather).
+//! A [`PortChannel`] leads to a peer under a tag: both ranks make theirs, with each other's rank and the same tag. Channels of one peer and tag
+//! share their signals, and what they do is in the order of the calls. Those of different tags or peers are independent.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), mccs::Error> {
+//! # let client = mccs::Client::connect("/run/mccs/mccs.sock")?;
+//! # let id = mccs::unique_id()?;
+//! # let (comm, mut bootstrap) = (client.communicator(id, 0, 2).join()?, client.communicator(id, 0, 2).join_bootstrap()?);
+//! let (channels, region) = (comm.port_channels()?, client.allocate(1 << 20)?);
+//! let own = channels.register(region.at(0), 1 << 20)?;
+//! let handles = bootstrap.all_gather(&own.remote().to_bytes())?;
+//! let peer = 1 - comm.rank();
+//! let theirs = mccs::RemoteMemory::from_bytes(&handles[peer as usize])?;
+//! let channel = channels.channel(peer, 7, &own, &theirs)?;
+//! channel.put_with_signal(512 << 10, 0, 4096)?; // The peer's second half gets the first bytes of this rank's.
+//! channel.wait()?; // The peer's bytes are here.
+//! channel.flush()?; // This rank's may be written again.
+//! # Ok(())
+//! # }
+//! ```
+
+mod channel;
+mod memory;
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use mccs_ipc::command::BufferRef;
+use mccs_ipc::port_channels::{PortChannelAnswer, PortChannelRequest, PortChannelSegment, Trigger, TriggerProducer};
+use mccs_ipc::protocol::{Request, Response};
+use mccs_ipc::types::Handle;
+
+pub use self::channel::PortChannel;
+pub use self::memory::{RegisteredMemory, RemoteMemory};
+use crate::client::{locked, unexpected};
+use crate::communicator::CommShared;
+use crate::requests::LIVENESS_EVERY;
+use crate::{Client, Communicator, Error, Span};
+
+/// Slots of a FIFO, unless a rank asks for more or less.
+const FIFO_SLOTS: u32 = 512;
+
+/// A rank's port channels in a communicator. Cheap to clone; used from any thread. See the module's documentation.
+#[derive(Clone)]
+pub struct PortChannels(Arc<Shared>);
+
+/// What channels of a rank in a communicator share.
+struct Shared {
+    client: Client,
+    comm: Arc<CommShared>,
+    segment: PortChannelSegment,
+    triggers: TriggerProducer,
+    connections: Mutex<HashMap<(u32, u32), Arc<Connection>>>,
+}
+
+/// What leads to a peer under a tag.
+struct Connection {
+    peer: u32,
+    tag: u32,
+    number: u32,
+    /// Signals that threads have taken.
+    taken: AtomicU64,
+}
+
+impl std::fmt::Debug for PortChannels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PortChannels").field("rank", &self.0.comm.rank).finish_non_exhaustive()
+    }
+}
+
+impl Communicator {
+    /// This rank's port channels, which the first call opens.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] over the tenant's quota of memory, and where the communicator has failed.
+    pub fn port_channels(&self) -> Result<PortChannels, Error> {
+        self.port_channels_with(FIFO_SLOTS)
+    }
+
+    /// As [`Communicator::port_channels`], with room for at least `fifo_slots` calls that the service has not taken yet, at most 4096: more of them
+    /// wait. If the port channels are open already, they stay as they are.
+    ///
+    /// # Errors
+    /// As [`Communicator::port_channels`].
+    pub fn port_channels_with(&self, fifo_slots: u32) -> Result<PortChannels, Error> {
+        let mut opened = self.opened_port_channels();
+        match &*opened {
+            Some(channels) => Ok(channels.clone()),
+            None => Ok(opened.insert(PortChannels::open(self.client(), self.shared(), fifo_slots)?).clone()),
+        }
+    }
+}
+
+impl PortChannels {
+    fn open(client: &Client, comm: &Arc<CommShared>, fifo_slots: u32) -> Result<Self, Error> {
+        let request = PortChannelRequest::Open { fifo_slots };
+        let (answer, fds) = client.0.requests.call(Request::PortChannel { comm: comm.handle, request }, &[])?;
+        let Response::PortChannels { layout } = answer else { return Err(unexpected(&answer)) };
+        let no_segment = || Error::ServiceGone("port channels came without their segment".into());
+        let segment = PortChannelSegment::map(std::os::fd::AsFd::as_fd(fds.first().ok_or_else(no_segment)?), layout)
+            .map_err(|error| Error::System(format!("cannot map the segment of port channels: {error}")))?;
+        let triggers = segment.producer().ok_or_else(no_segment)?;
+        let (client, comm, connections) = (client.clone(), Arc::clone(comm), Mutex::default());
+        Ok(PortChannels(Arc::new(Shared { client, comm, segment, triggers, connections })))
+    }
+
+    /// Lets peers put into `bytes` bytes from a place of a region on, and this rank put from there. It ends when it is dropped, and with its
+    /// region: a put that comes later fails the communicator.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a place that has not so many bytes, [`Error::Refused`] for a 4097th memory, or one of 512 GiB.
+    pub fn register(&self, place: Span, bytes: u64) -> Result<RegisteredMemory, Error> {
+        let shared = &self.0;
+        let Span { buffer: BufferRef { region, offset_bytes }, client_number, available_bytes } = place;
+        if client_number != shared.client.0.number || bytes == 0 || bytes > available_bytes {
+            let message = format!(
+                "{bytes} bytes are no part of a region of this session, which has {available_bytes} from there on"
+            );
+            return Err(Error::argument(message));
+        }
+        match shared.ask(PortChannelRequest::Register { region, offset_bytes, bytes })? {
+            PortChannelAnswer::Memory(handle) => Ok(RegisteredMemory::new(Arc::clone(shared), handle, bytes)),
+            other => Err(unexpected(&Response::PortChannel { answer: other })),
+        }
+    }
+
+    /// A channel to a peer under a tag, whose puts are from one memory into another of that peer.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for memories of other ranks; [`Error::Refused`] for those that are freed, a peer that is none, a
+    /// 1025th connection or a 16385th channel.
+    pub fn channel(
+        &self,
+        peer: u32,
+        tag: u32,
+        from: &RegisteredMemory,
+        into: &RemoteMemory,
+    ) -> Result<PortChannel, Error> {
+        let shared = &self.0;
+        if !Arc::ptr_eq(&from.shared, shared) {
+            return Err(Error::argument("the memory to put from is of another communicator"));
+        }
+        if into.rank() != peer {
+            let rank = into.rank();
+            return Err(Error::argument(format!(
+                "the memory to put into is of rank {rank}, and the channel leads to {peer}"
+            )));
+        }
+        let lengths = Some((from.len_bytes(), into.len_bytes()));
+        self.open_channel(peer, tag, Some((from.handle, into.handle)), lengths)
+    }
+
+    /// A channel to a peer under a tag that has signals alone, and no memory to put.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], as [`PortChannels::channel`].
+    pub fn signal_channel(&self, peer: u32, tag: u32) -> Result<PortChannel, Error> {
+        self.open_channel(peer, tag, None, None)
+    }
+
+    fn open_channel(
+        &self,
+        peer: u32,
+        tag: u32,
+        memories: Option<(Handle, Handle)>,
+        lengths: Option<(u64, u64)>,
+    ) -> Result<PortChannel, Error> {
+        let connection = self.0.connection(peer, tag)?;
+        match self.0.ask(PortChannelRequest::OpenChannel { connection: connection.number, memories })? {
+            PortChannelAnswer::Channel(number) => {
+                Ok(PortChannel::new(Arc::clone(&self.0), connection, number, lengths))
+            }
+            other => Err(unexpected(&Response::PortChannel { answer: other })),
+        }
+    }
+}
+
+impl Shared {
+    fn ask(&self, request: PortChannelRequest) -> Result<PortChannelAnswer, Error> {
+        let (answer, _) = self.client.0.requests.call(Request::PortChannel { comm: self.comm.handle, request }, &[])?;
+        match answer {
+            Response::PortChannel { answer } => Ok(answer),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Asks without waiting.
+    fn tell(&self, request: PortChannelRequest) {
+        if !self.comm.has_left() {
+            self.client.0.requests.send_and_forget(Request::PortChannel { comm: self.comm.handle, request });
+        }
+    }
+
+    fn connections(&self) -> MutexGuard<'_, HashMap<(u32, u32), Arc<Connection>>> {
+        locked(&self.connections)
+    }
+
+    fn connection(&self, peer: u32, tag: u32) -> Result<Arc<Connection>, Error> {
+        let mut connections = self.connections();
+        if let Some(known) = connections.get(&(peer, tag)) {
+            return Ok(Arc::clone(known));
+        }
+        match self.ask(PortChannelRequest::Connect { peer, tag })? {
+            PortChannelAnswer::Connection(number) => {
+                let made = Arc::new(Connection { peer, tag, number, taken: AtomicU64::new(0) });
+                connections.insert((peer, tag), Arc::clone(&made));
+                Ok(made)
+            }
+            other => Err(unexpected(&Response::PortChannel { answer: other })),
+        }
+    }
+
+    /// Hands a trigger to the service, and returns its position. Waits while the FIFO is full.
+    fn push(&self, trigger: &Trigger) -> Result<u64, Error> {
+        self.check_member()?;
+        let position = self.triggers.claim();
+        let mut spin = self.client.0.word_spin;
+        while !self.triggers.wait_for_room(position, spin, LIVENESS_EVERY) {
+            self.client.0.requests.check_alive()?;
+            self.check_member()?;
+            spin = std::time::Duration::ZERO;
+        }
+        if self.triggers.write(position, trigger) {
+            self.client.0.doorbell.ring();
+        }
+        Ok(position)
+    }
+
+    fn check_member(&self) -> Result<(), Error> {
+        let left = || Error::argument("the rank has left the communicator of its port channels");
+        (!self.comm.has_left()).then_some(()).ok_or_else(left)
+    }
+}
