@@ -48,8 +48,19 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
     ),
     (
         "mccs",
-        &["builder", "client", "communicator", "cuda", "group", "memory", "shm_exchange", "stream", "submission"],
-        "a client makes communicators, streams and memory, and each keeps its client alive",
+        &[
+            "builder",
+            "client",
+            "communicator",
+            "cuda",
+            "group",
+            "memory",
+            "port_channels",
+            "shm_exchange",
+            "stream",
+            "submission",
+        ],
+        "a client makes communicators, streams and memory, a communicator port channels, and each keeps its client alive",
     ),
     (
         "mccs::cuda",

@@ -43,7 +43,9 @@ fn loom_triggers_come_whole_once_and_in_order_round_after_round() {
     check(|| {
         let (producer, mut consumer) = loom_pair(1);
         let writer = loom::thread::spawn(move || {
-            (1..=3).for_each(|number| drop(write(&producer, number)));
+            for number in 1..=3 {
+                let _ = write(&producer, number);
+            }
         });
         for expected in 1..=3 {
             let found = loop {
@@ -65,7 +67,9 @@ fn loom_two_threads_share_a_slot_and_both_are_heard() {
         let producer = Arc::new(producer);
         let writers = [1, 2].map(|number| {
             let producer = Arc::clone(&producer);
-            loom::thread::spawn(move || drop(write(&producer, number)))
+            loom::thread::spawn(move || {
+                let _ = write(&producer, number);
+            })
         });
         let mut found = Vec::new();
         while found.len() < 2 {
@@ -133,7 +137,9 @@ fn loom_the_end_releases_who_waits_for_room() {
     check(|| {
         let (producer, mut consumer) = loom_pair(1);
         let writer = loom::thread::spawn(move || {
-            (1..=2).for_each(|number| drop(write(&producer, number)));
+            for number in 1..=2 {
+                let _ = write(&producer, number);
+            }
             producer.has_ended()
         });
         consumer.end();

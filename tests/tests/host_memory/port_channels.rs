@@ -146,7 +146,7 @@ fn more_threads_than_slots_wait_for_room_and_each_signal_ends_one_wait() {
     watchdog();
     const THREADS: u32 = 16;
     const EACH: u32 = 200;
-    let service = TestService::start("");
+    let (service, looked) = (TestService::start(""), Barrier::new(2));
     service.ranks(0, 2, |rank| {
         let opened = open_with(&rank, 64, 2);
         let channel = opened.channels.signal_channel(1 - rank.comm.rank(), 3).expect("a channel");
@@ -164,10 +164,12 @@ fn more_threads_than_slots_wait_for_room_and_each_signal_ends_one_wait() {
         let named = format!("signal {next} of ({}, tag 3), for which rank {me} waits", 1 - me);
         assert!(timed_out.to_string().contains(&named), "{timed_out}");
         assert!(!channel.poll().expect("sound"));
+        looked.wait();
         channel.signal().expect("signalled");
         while !channel.poll().expect("sound") {
             std::thread::yield_now();
         }
+        looked.wait();
     });
 }
 
