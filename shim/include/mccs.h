@@ -11,6 +11,7 @@
 #define MCCS_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -19,6 +20,8 @@ extern "C" {
 typedef struct mccsClient *mccsClient_t;
 typedef struct mccsComm *mccsComm_t;
 typedef struct mccsBootstrap *mccsBootstrap_t;
+typedef struct mccsChannelMemory *mccsChannelMemory_t;
+typedef struct mccsPortChannel *mccsPortChannel_t;
 /* Made by mccsStreamCreate for communicators of the host's memory. For communicators of GPUs: a cudaStream_t or CUstream of the
  * communicator's context, null for its default stream. The one in the place of the other is undefined behaviour: functions whose names
  * begin with mccsStream, and communicators of the host's memory, take streams of mccsStreamCreate alone. */
@@ -144,6 +147,39 @@ mccsResult_t mccsBootstrapInit(mccsBootstrap_t *bootstrap, mccsClient_t client, 
 mccsResult_t mccsBootstrapAllGather(mccsBootstrap_t bootstrap, const void *own, void *all, size_t bytes);
 mccsResult_t mccsBootstrapBarrier(mccsBootstrap_t bootstrap);
 mccsResult_t mccsBootstrapDestroy(mccsBootstrap_t bootstrap);
+
+/* Port channels, of communicators of the host's memory: ranks put into each other's memory and signal, from any number of threads at once. */
+
+/* Stands for a rank's memory at its peers: a plain value, which ranks tell each other, for example by mccsBootstrapAllGather. */
+typedef struct {
+    char internal[24];
+} mccsRemoteMemory_t;
+
+/* Lets peers put into `bytes` bytes from `ptr` on, which lie in memory of mccsMemAlloc or mccsMemRegister, and this rank from there. It ends
+ * with mccsChannelMemoryFree, behind all that was called before, or with the memory: a put that comes later fails the communicator. */
+mccsResult_t mccsChannelMemoryRegister(mccsChannelMemory_t *memory, mccsComm_t comm, void *ptr, size_t bytes);
+mccsResult_t mccsChannelMemoryRemote(mccsChannelMemory_t memory, mccsRemoteMemory_t *remote);
+mccsResult_t mccsChannelMemoryFree(mccsChannelMemory_t memory);
+
+/* A channel to rank `peer` under a tag, whose puts are from one memory into another of that rank; with null for both, for signals alone. The peer
+ * makes its own, with this rank and the same tag; neither waits for the other. Channels of one peer and tag share their signals, and what they
+ * are given is done in that order. Channels and memory are freed before their communicator. */
+mccsResult_t mccsPortChannelCreate(mccsPortChannel_t *channel, mccsComm_t comm, int peer, uint32_t tag, mccsChannelMemory_t from,
+                                   const mccsRemoteMemory_t *into);
+mccsResult_t mccsPortChannelDestroy(mccsPortChannel_t channel);
+/* Return at once, unless 512 calls wait for the service. A flush returns when all calls before have ended: memory that was put from may be
+ * written again. */
+mccsResult_t mccsPortChannelPut(mccsPortChannel_t channel, uint64_t into_offset, uint64_t from_offset, uint64_t bytes);
+mccsResult_t mccsPortChannelSignal(mccsPortChannel_t channel);
+mccsResult_t mccsPortChannelPutWithSignal(mccsPortChannel_t channel, uint64_t into_offset, uint64_t from_offset, uint64_t bytes);
+mccsResult_t mccsPortChannelPutWithSignalAndFlush(mccsPortChannel_t channel, uint64_t into_offset, uint64_t from_offset,
+                                                  uint64_t bytes);
+mccsResult_t mccsPortChannelFlush(mccsPortChannel_t channel);
+/* Takes a signal of the peer under this tag: puts before it are there. WaitFor fails with mccsTimeout where none comes in that time, and leaves it to
+ * a later wait. Poll says whether there was one. */
+mccsResult_t mccsPortChannelWait(mccsPortChannel_t channel);
+mccsResult_t mccsPortChannelWaitFor(mccsPortChannel_t channel, uint64_t timeout_ms);
+mccsResult_t mccsPortChannelPoll(mccsPortChannel_t channel, int *has_come);
 
 /* 1: something is of no use any more; 2: a call was refused; 3: a session or a communicator begins or ends. */
 typedef void (*mccsLogHandler_t)(int level, const char *message, void *user);

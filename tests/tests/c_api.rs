@@ -49,11 +49,13 @@ fn c_programs_run_and_misuse_is_refused() {
             .spawn()
             .expect("a C program")
     };
-    let example = directory.path().join("all_reduce");
-    compile(&workspace().join("shim/examples/c/all_reduce.c"), &library, &example);
-    let ranks = [start(&example, 0), start(&example, 1)];
-    for mut rank in ranks {
-        assert!(rank.wait().expect("a rank").success());
+    for name in ["all_reduce", "put"] {
+        let example = directory.path().join(name);
+        compile(&workspace().join(format!("shim/examples/c/{name}.c")), &library, &example);
+        let ranks = [start(&example, 0), start(&example, 1)];
+        for mut rank in ranks {
+            assert!(rank.wait().expect("a rank").success(), "{name}");
+        }
     }
     // As far as it goes where there is no GPU.
     let cuda = directory.path().join("cuda_all_reduce");

@@ -9,6 +9,7 @@ mod collectives;
 mod communicators;
 mod objects;
 mod operators;
+mod port_channels;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

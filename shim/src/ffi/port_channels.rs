@@ -1,0 +1,226 @@
+//! C API: port channels and their memory (`mccsPortChannelPut` and kin).
+
+use std::ffi::c_void;
+use std::time::Duration;
+
+use super::collectives::rank;
+use super::communicators::{CComm, Memory, shared};
+use super::objects::take;
+use super::{SUCCESS, Status, guard, object, put, span};
+use crate::{Error, PortChannel, PortChannels, RegisteredMemory, RemoteMemory};
+
+/// Behind `mccsChannelMemory_t`.
+pub struct CChannelMemory(RegisteredMemory);
+
+/// Behind `mccsPortChannel_t`.
+pub struct CPortChannel(PortChannel);
+
+/// `mccsRemoteMemory_t`.
+pub type CRemoteMemory = [u8; RemoteMemory::BYTES];
+
+/// What a communicator's handle has.
+///
+/// # Safety
+/// As for [`shared`].
+unsafe fn channels(comm: *mut CComm) -> Result<PortChannels, Error> {
+    // SAFETY: the caller's contract.
+    let comm = unsafe { shared(comm) }?;
+    comm.check_open()?;
+    match &comm.memory {
+        Memory::Host(comm) => comm.port_channels(),
+        Memory::Cuda(_) => Err(Error::argument("port channels are for communicators of host memory (mccsMemoryHost)")),
+    }
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsChannelMemoryRegister(
+    memory: *mut *mut CChannelMemory,
+    comm: *mut CComm,
+    ptr: *mut c_void,
+    bytes: usize,
+) -> Status {
+    guard(|| {
+        if memory.is_null() {
+            return Err(Error::argument("memory is null"));
+        }
+        // SAFETY: the caller's contract.
+        let (channels, comm) = unsafe { (channels(comm)?, shared(comm)?) };
+        let Memory::Host(comm) = &comm.memory else { return Err(Error::argument("comm is one of GPUs")) };
+        let made = channels.register(span(comm.client(), ptr as usize), bytes as u64)?;
+        // SAFETY: the caller's contract.
+        unsafe { put(memory, Box::into_raw(Box::new(CChannelMemory(made))), "memory") }
+    })
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsChannelMemoryRemote(memory: *mut CChannelMemory, remote: *mut CRemoteMemory) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { put(remote, object(memory, "memory")?.0.remote().to_bytes(), "remote") })
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsChannelMemoryFree(memory: *mut CChannelMemory) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { take(memory, "memory") }.map(|_| SUCCESS))
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsPortChannelCreate(
+    channel: *mut *mut CPortChannel,
+    comm: *mut CComm,
+    peer: i32,
+    tag: u32,
+    from: *mut CChannelMemory,
+    into: *const CRemoteMemory,
+) -> Status {
+    guard(|| {
+        if channel.is_null() {
+            return Err(Error::argument("channel is null"));
+        }
+        // SAFETY: the caller's contract.
+        let (channels, from, into) = unsafe { (channels(comm)?, from.as_ref(), into.as_ref()) };
+        let made = match (from, into) {
+            (None, None) => channels.signal_channel(rank(peer)?, tag)?,
+            (Some(from), Some(into)) => {
+                channels.channel(rank(peer)?, tag, &from.0, &RemoteMemory::from_bytes(into)?)?
+            }
+            _ => return Err(Error::argument("a channel has both memories, or neither: one of from and into is null")),
+        };
+        // SAFETY: the caller's contract.
+        unsafe { put(channel, Box::into_raw(Box::new(CPortChannel(made))), "channel") }
+    })
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsPortChannelDestroy(channel: *mut CPortChannel) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { take(channel, "channel") }.map(|_| SUCCESS))
+}
+
+/// Calls a method of the channel behind a handle.
+///
+/// # Safety
+/// As for [`object`].
+unsafe fn call(channel: *mut CPortChannel, method: impl FnOnce(&PortChannel) -> Result<(), Error>) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| method(&unsafe { object(channel, "channel") }?.0).map(|()| SUCCESS))
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsPortChannelPut(
+    channel: *mut CPortChannel,
+    into_offset: u64,
+    from_offset: u64,
+    bytes: u64,
+) -> Status {
+    // SAFETY: the caller's contract.
+    unsafe { call(channel, |channel| channel.put(into_offset, from_offset, bytes)) }
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsPortChannelSignal(channel: *mut CPortChannel) -> Status {
+    // SAFETY: the caller's contract.
+    unsafe { call(channel, PortChannel::signal) }
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsPortChannelPutWithSignal(
+    channel: *mut CPortChannel,
+    into_offset: u64,
+    from_offset: u64,
+    bytes: u64,
+) -> Status {
+    // SAFETY: the caller's contract.
+    unsafe { call(channel, |channel| channel.put_with_signal(into_offset, from_offset, bytes)) }
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsPortChannelPutWithSignalAndFlush(
+    channel: *mut CPortChannel,
+    into_offset: u64,
+    from_offset: u64,
+    bytes: u64,
+) -> Status {
+    // SAFETY: the caller's contract.
+    unsafe { call(channel, |channel| channel.put_with_signal_and_flush(into_offset, from_offset, bytes)) }
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsPortChannelFlush(channel: *mut CPortChannel) -> Status {
+    // SAFETY: the caller's contract.
+    unsafe { call(channel, PortChannel::flush) }
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsPortChannelWait(channel: *mut CPortChannel) -> Status {
+    // SAFETY: the caller's contract.
+    unsafe { call(channel, PortChannel::wait) }
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsPortChannelWaitFor(channel: *mut CPortChannel, timeout_ms: u64) -> Status {
+    // SAFETY: the caller's contract.
+    unsafe { call(channel, |channel| channel.wait_for(Duration::from_millis(timeout_ms))) }
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsPortChannelPoll(channel: *mut CPortChannel, has_come: *mut i32) -> Status {
+    guard(|| {
+        // SAFETY: the caller's contract.
+        let has = unsafe { object(channel, "channel") }?.0.poll()?;
+        // SAFETY: the caller's contract.
+        unsafe { put(has_come, i32::from(has), "has_come") }
+    })
+}
