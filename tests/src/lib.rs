@@ -6,6 +6,7 @@ pub mod attackers;
 pub mod cluster;
 pub mod hosts;
 pub mod nics;
+pub mod port_channels;
 pub mod quotas;
 pub mod sim;
 

@@ -34,7 +34,9 @@ impl LinkKey {
     pub const PAIRS: u16 = (1 << Self::CHANNEL_BITS) - 1;
     /// Point-to-point operations are of no strategy: their links stay, and take the ways of the one in force. Those of the first track have
     /// this epoch, others the next ones.
-    pub const PAIRS_EPOCH: u32 = (1 << EPOCH_BITS) - P2P_TRACKS;
+    pub const PAIRS_EPOCH: u32 = (1 << EPOCH_BITS) - P2P_TRACKS - 1;
+    /// The track of port channels, behind those of sends and receives.
+    pub const PORT_CHANNELS_TRACK: u32 = P2P_TRACKS;
 
     const CHANNEL_BITS: u32 = 8;
     const RANK_BITS: u32 = 14;
@@ -45,7 +47,7 @@ impl LinkKey {
         LinkKey { epoch, channel: 0, src: 0, dst: 0 }
     }
 
-    /// A link of point-to-point operations, on a track below [`P2P_TRACKS`].
+    /// A link of point-to-point operations, on a track below [`P2P_TRACKS`], or of port channels on theirs.
     #[must_use]
     pub fn of_pair(src: u32, dst: u32, track: u32) -> Self {
         LinkKey { epoch: Self::PAIRS_EPOCH + track, channel: Self::PAIRS, src, dst }
@@ -113,7 +115,7 @@ mod tests {
                 assert!(numbers.insert(number));
                 assert!((first_number(epoch)..first_number(epoch + 1)).contains(&number));
             }
-            for track in 0..P2P_TRACKS {
+            for track in 0..=LinkKey::PORT_CHANNELS_TRACK {
                 assert!(numbers.insert(LinkKey::of_pair(src, dst, track).flow_number()));
             }
         }

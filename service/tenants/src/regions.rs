@@ -78,6 +78,25 @@ impl Region {
     }
 }
 
+impl Region {
+    /// Copies bytes to an offset, if they all lie inside.
+    pub fn copy_in(&self, offset_bytes: u64, bytes: &[u8]) {
+        if let Some(to) = self.range(offset_bytes, bytes.len() as u64) {
+            // SAFETY: inside the mapping, which `self` keeps, and apart from the caller's own bytes. Shared memory is only accessed through raw
+            // pointers.
+            unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        }
+    }
+
+    /// Copies bytes from an offset, if they all lie inside.
+    pub fn copy_out(&self, offset_bytes: u64, bytes: &mut [u8]) {
+        if let Some(from) = self.range(offset_bytes, bytes.len() as u64) {
+            // SAFETY: as for `copy_in`.
+            unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(from, bytes.len()) };
+        }
+    }
+}
+
 impl Drop for Region {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {

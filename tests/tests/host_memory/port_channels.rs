@@ -4,141 +4,15 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
-use mccs::{Bootstrap, Error, ErrorClass, PortChannel, PortChannels, Region, RegisteredMemory, RemoteMemory};
-use mccs_tests::{Rank, TestService, watchdog};
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
-
-/// A rank's port channels, with a memory that all ranks know.
-struct Opened {
-    channels: PortChannels,
-    region: Region,
-    memory: RegisteredMemory,
-    remote: Vec<RemoteMemory>,
-    bootstrap: Bootstrap,
-}
-
-fn open(rank: &Rank, bytes: u64) -> Opened {
-    open_with(rank, bytes, 512)
-}
-
-fn open_with(rank: &Rank, bytes: u64, fifo_slots: u32) -> Opened {
-    let channels = rank.comm.port_channels_with(fifo_slots).expect("opened");
-    let region = rank.client.allocate(bytes).expect("memory");
-    let memory = channels.register(region.at(0), bytes).expect("registered");
-    let (me, nranks) = (rank.comm.rank(), rank.comm.nranks());
-    let id = rank_id(rank);
-    let mut bootstrap = rank.client.communicator(id, me, nranks).join_bootstrap().expect("joined");
-    let remote = bootstrap.all_gather(&memory.remote().to_bytes()).expect("told");
-    let remote = remote.iter().map(|bytes| RemoteMemory::from_bytes(bytes).expect("a memory")).collect();
-    Opened { channels, region, memory, remote, bootstrap }
-}
-
-/// An id that all ranks of a communicator find: rank 0 tells it.
-fn rank_id(rank: &Rank) -> mccs::UniqueId {
-    let memory = rank.client.allocate(16).expect("memory");
-    // SAFETY: nothing is in flight.
-    let bytes = unsafe { memory.as_mut_slice() };
-    if rank.comm.rank() == 0 {
-        bytes.copy_from_slice(&mccs::unique_id().expect("an id").0);
-    }
-    let place = memory.at(0);
-    rank.comm.broadcast(place, place, 16, mccs::DataType::U8, 0, &rank.stream).expect("enqueued");
-    rank.stream.synchronize().expect("completed");
-    mccs::UniqueId(bytes[..16].try_into().expect("16 bytes"))
-}
-
-impl Opened {
-    fn channel(&self, peer: u32, tag: u32) -> PortChannel {
-        self.channels.channel(peer, tag, &self.memory, &self.remote[peer as usize]).expect("a channel")
-    }
-
-    /// # Safety
-    /// Of what is read nothing is written meanwhile.
-    unsafe fn read(&self, offset: u64, bytes: u64) -> Vec<u8> {
-        // SAFETY: inside the region; the rest is the caller's contract. Peers write elsewhere.
-        unsafe { std::slice::from_raw_parts(self.region.as_ptr().add(offset as usize), bytes as usize).to_vec() }
-    }
-
-    /// # Safety
-    /// Nobody reads or writes there meanwhile.
-    unsafe fn write(&self, offset: u64, bytes: &[u8]) {
-        // SAFETY: inside the region; the rest is the caller's contract.
-        unsafe { self.region.as_ptr().add(offset as usize).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-    }
-}
-
-fn seed_of(test: &str) -> u64 {
-    let random = std::env::var("MCCS_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed =
-        random.unwrap_or_else(|| u64::from_le_bytes(mccs::unique_id().expect("an id").0[..8].try_into().expect("8")));
-    println!("{test}: MCCS_SEED={seed}");
-    seed
-}
-
-fn bytes_of(seed: u64, count: u64) -> Vec<u8> {
-    let mut bytes = vec![0; count as usize];
-    StdRng::seed_from_u64(seed).fill(&mut bytes[..]);
-    bytes
-}
+use mccs::{Error, ErrorClass, PortChannel, UniqueId};
+use mccs_tests::port_channels::{Opened, open, put_at_random, random_seed, tell};
+use mccs_tests::{TestService, watchdog};
 
 #[test]
 fn puts_of_many_threads_come_where_they_belong_before_their_signals() {
     watchdog();
-    const NRANKS: u32 = 4;
-    const THREADS: u32 = 2;
-    const ROUNDS: u64 = 24;
-    // Of each rank: what it puts from, and what each thread of each rank puts into.
-    const PART: u64 = 600 << 10;
-    let seed = seed_of("puts");
-    let service = TestService::start("");
-    service.ranks(0, NRANKS, |rank| {
-        let me = rank.comm.rank();
-        let parts = u64::from(1 + NRANKS * THREADS);
-        let opened = open_with(&rank, PART * parts * u64::from(THREADS), 8);
-        std::thread::scope(|scope| {
-            for thread in 0..THREADS {
-                let (opened, lane) = (&opened, PART * parts * u64::from(thread));
-                scope.spawn(move || {
-                    let channels: Vec<_> = (0..NRANKS).map(|peer| opened.channel(peer, 100 + thread)).collect();
-                    let of = |from: u32, to: u32, round: u64| {
-                        let key = (u64::from(from) << 40) ^ (u64::from(to) << 32) ^ (u64::from(thread) << 24) ^ round;
-                        let mut rng = StdRng::seed_from_u64(seed ^ key.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-                        // Short ones are put at once, long ones in pieces.
-                        let length = if rng.random_range(0..3) == 0 { PART / 2 } else { 5000 };
-                        let (length, at) = (rng.random_range(0..=length), rng.random_range(0..PART / 2));
-                        (at, bytes_of(rng.random(), length))
-                    };
-                    for round in 0..ROUNDS {
-                        for (peer, channel) in (0..NRANKS).zip(&channels) {
-                            let (at, bytes) = of(me, peer, round);
-                            // SAFETY: nothing is put from here: the last put was flushed.
-                            unsafe { opened.write(lane, &bytes) };
-                            let into = lane + PART * u64::from(1 + me * THREADS + thread) + at;
-                            if round % 2 == 0 {
-                                channel.put_with_signal_and_flush(into, lane, bytes.len() as u64).expect("put");
-                            } else {
-                                channel.put(into, lane, bytes.len() as u64).expect("put");
-                                channel.signal().expect("signalled");
-                                channel.flush().expect("flushed");
-                            }
-                        }
-                        for (peer, channel) in (0..NRANKS).zip(&channels) {
-                            channel.wait().expect("signalled");
-                            let (at, bytes) = of(peer, me, round);
-                            let from = lane + PART * u64::from(1 + peer * THREADS + thread) + at;
-                            // SAFETY: the peer puts there again behind this rank's signal alone.
-                            let found = unsafe { opened.read(from, bytes.len() as u64) };
-                            assert!(found == bytes, "seed {seed}, rank {me}, round {round}, from {peer}");
-                        }
-                        // All have looked.
-                        channels.iter().for_each(|channel| channel.signal().expect("signalled"));
-                        channels.iter().for_each(|channel| channel.wait().expect("signalled"));
-                    }
-                });
-            }
-        });
-    });
+    let (service, seed) = (TestService::start(""), random_seed());
+    service.ranks(0, 4, |rank| put_at_random(&rank, 2, 24, seed));
 }
 
 #[test]
@@ -148,7 +22,7 @@ fn more_threads_than_slots_wait_for_room_and_each_signal_ends_one_wait() {
     const EACH: u32 = 200;
     let (service, looked) = (TestService::start(""), Barrier::new(2));
     service.ranks(0, 2, |rank| {
-        let opened = open_with(&rank, 64, 2);
+        let opened = open(&rank, 64, 2);
         let channel = opened.channels.signal_channel(1 - rank.comm.rank(), 3).expect("a channel");
         let refused = channel.put(0, 0, 1).expect_err("it has no memories").to_string();
         assert!(refused.contains("signals alone"), "{refused}");
@@ -196,22 +70,21 @@ fn signals_that_come_before_the_connection_is_made_are_kept() {
     });
 }
 
-/// Two ranks, of which rank 0 makes a mistake that the library does not find, and both hear of it. Another communicator goes on.
+/// Two ranks, of which rank 0 makes a mistake that the library does not find, and both hear of it. Their other communicator goes on.
 fn mistake(act: impl Fn(&Opened, &PortChannel) + Sync, says: &str) {
     watchdog();
-    let service = TestService::start("");
+    let (service, id) = (TestService::start(""), UniqueId([7; 16]));
     let failures = service.ranks(0, 2, |rank| {
-        let mut opened = open(&rank, 4096);
-        let peer = 1 - rank.comm.rank();
-        let channel = opened.channel(peer, 1);
-        opened.bootstrap.barrier().expect("met");
-        if rank.comm.rank() == 0 {
+        let (me, opened) = (rank.comm.rank(), open(&rank, 4096, 16));
+        let mut bootstrap = rank.client.communicator(id, me, 2).join_bootstrap().expect("joined");
+        let channel = opened.channel(1 - me, 1);
+        bootstrap.barrier().expect("met");
+        if me == 0 {
             act(&opened, &channel);
         }
         let failure = channel.wait().expect_err("no signal comes");
         assert!(channel.flush().is_err() && channel.signal().is_err());
-        // The session and others of its communicators are as good as before.
-        opened.bootstrap.barrier().expect("met");
+        bootstrap.barrier().expect("met");
         failure
     });
     for (rank, failure) in failures.iter().enumerate() {
@@ -227,10 +100,9 @@ fn a_put_into_memory_that_was_freed_fails_its_communicator() {
     watchdog();
     let (service, freed) = (TestService::start(""), Barrier::new(2));
     let failures = service.ranks(0, 2, |rank| {
-        let Opened { channels, region, memory, remote, mut bootstrap } = open(&rank, 4096);
+        let Opened { channels, region, memory, remote } = open(&rank, 4096, 16);
         let peer = 1 - rank.comm.rank();
         let channel = channels.channel(peer, 1, &memory, &remote[peer as usize]).expect("a channel");
-        bootstrap.barrier().expect("met");
         if rank.comm.rank() == 1 {
             // Registered still; the region is what goes.
             drop(region);
@@ -259,7 +131,7 @@ fn what_the_library_finds_wrong_costs_the_call_alone() {
     watchdog();
     let service = TestService::start("");
     service.ranks(0, 2, |rank| {
-        let mut opened = open(&rank, 4096);
+        let opened = open(&rank, 4096, 16);
         let (me, peer) = (rank.comm.rank(), 1 - rank.comm.rank());
         let channel = opened.channel(peer, 1);
         for (into, from, bytes) in [(4096, 0, 1), (0, 1, 4096), (u64::MAX, 0, 2), (0, u64::MAX, u64::MAX)] {
@@ -268,7 +140,7 @@ fn what_the_library_finds_wrong_costs_the_call_alone() {
         }
         channel.put_with_signal_and_flush(4096, 4096, 0).expect("nothing at the end");
         channel.wait().expect("signalled");
-        let Opened { channels, region, memory, remote, bootstrap } = &mut opened;
+        let Opened { channels, region, memory, remote } = &opened;
         let wrong_peer = channels.channel(me, 1, memory, &remote[peer as usize]).expect_err("not its memory");
         assert!(wrong_peer.to_string().contains("of rank"), "{wrong_peer}");
         let nobody = channels.signal_channel(2, 1).expect_err("there are two").to_string();
@@ -277,14 +149,16 @@ fn what_the_library_finds_wrong_costs_the_call_alone() {
             let refused = channels.register(region.at(at), bytes).expect_err("no part of the region");
             assert!(matches!(refused, Error::InvalidArgument(_)), "{refused}");
         }
-        // A stale handle: the memory was taken back before.
-        let gone = channels.register(region.at(0), 64).expect("registered").remote();
-        let gone = bootstrap.all_gather(&gone.to_bytes()).expect("told")[peer as usize].clone();
-        let gone = RemoteMemory::from_bytes(&gone).expect("a memory");
-        bootstrap.barrier().expect("met");
+        // A stale handle: the memory is taken back as soon as it has been told.
+        let taken_back = channels.register(region.at(0), 64).expect("registered");
+        let gone = tell(&rank, &taken_back.remote())[peer as usize];
+        drop(taken_back);
+        // The session's requests are served in order.
+        drop(rank.client.create_stream().expect("a stream"));
+        rank.comm.barrier(&rank.stream).expect("enqueued");
+        rank.stream.synchronize().expect("completed");
         let refused = channels.channel(peer, 5, memory, &gone).expect_err("it was freed").to_string();
         assert!(refused.contains(&format!("rank {peer} has no memory")), "{refused}");
-        bootstrap.barrier().expect("met");
     });
 }
 
@@ -332,7 +206,7 @@ fn an_abort_under_puts_releases_both_ranks_with_the_reason() {
     let (service, began) = (TestService::start(""), Barrier::new(2));
     service.ranks(0, 2, |rank| {
         const BYTES: u64 = 8 << 20;
-        let opened = open(&rank, BYTES);
+        let opened = open(&rank, BYTES, 16);
         let channel = opened.channel(1 - rank.comm.rank(), 1);
         if rank.comm.rank() == 0 {
             (0..20).for_each(|_| channel.put(0, 0, BYTES).expect("handed over"));

@@ -4,6 +4,7 @@ mod changes;
 mod contradictions;
 mod devices;
 mod policy;
+mod port_channels;
 mod stuck;
 mod traffic;
 mod transports;

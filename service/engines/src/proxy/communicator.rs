@@ -3,6 +3,7 @@
 pub(super) mod comm;
 pub(super) mod p2p_queues;
 pub(super) mod port_channels;
+pub(super) mod port_lanes;
 pub(super) mod schedule_cache;
 pub(super) mod shm_exchange;
 pub(super) mod strategies;

@@ -310,6 +310,7 @@ impl Execution {
         match ended {
             Some(Inflight::Remote(ended)) => self.finish_remote(state, ended),
             Some(Inflight::Put(ended)) => self.finish_put(state, &ended),
+            Some(Inflight::Lane(ended)) => self.finish_message(state, ended),
             Some(Inflight::Collective { comm, .. }) => self.finish_collective(state, comm, job),
             Some(Inflight::Pair(PairJob { comm, pair: Matched { send, recv }, began })) => {
                 if let Some(live) = state.comms.get_mut(comm) {

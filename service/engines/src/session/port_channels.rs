@@ -6,15 +6,19 @@ use std::sync::Arc;
 
 use mccs_ipc::port_channels::{PortChannelLayout, PortChannelRequest, PortChannelSegment, Trigger, TriggerConsumer};
 use mccs_ipc::protocol::{Request, Response};
+use mccs_ipc::shm::Mapping;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_model::SetupError;
-use mccs_tenants::Resource;
+use mccs_tenants::regions::{Pages, Region};
+use mccs_tenants::{OverQuota, Resource};
 
 use super::proxies::Place;
 use super::requests::OPENING_MAX;
 use super::tables::CommSlot;
 use super::{SessionEngine, Tables};
-use crate::proxy::{ChannelMemory, ChannelOrder, ChannelOrderKind, OpenedSegment, SessionMessage, TriggerBatch};
+use crate::proxy::{
+    ChannelMemory, ChannelOrder, ChannelOrderKind, OpenedSegment, SessionMessage, TriggerBatch, headers_bytes,
+};
 
 /// Triggers that are handed to the proxy engine at a time.
 const BATCH: usize = 64;
@@ -46,8 +50,10 @@ pub(super) struct TriggersBefore {
 impl SessionEngine {
     /// Serves a request about port channels.
     pub(super) fn port_channel(&mut self, id: u64, tenant_comm: Handle, request: PortChannelRequest) {
-        let (comm, rank) = match self.tables.comms.get(tenant_comm) {
-            Some(CommSlot::Ready { comm, place: Place::Host, rank, .. }) => (*comm, *rank),
+        let (comm, rank, elsewhere) = match self.tables.comms.get(tenant_comm) {
+            Some(CommSlot::Ready { comm, place: Place::Host, rank, info, .. }) => {
+                (*comm, *rank, if info.hosts.len() > 1 { info.nranks } else { 0 })
+            }
             Some(CommSlot::Ready { .. }) => {
                 let message = "port channels are for communicators of host memory: those of GPUs have none yet";
                 return self.refuse(id, ErrorClass::InvalidUsage, message);
@@ -58,7 +64,7 @@ impl SessionEngine {
             }
         };
         if let PortChannelRequest::Open { fifo_slots } = request {
-            return match self.open_port_channels(id, tenant_comm, (comm, rank), fifo_slots) {
+            return match self.open_port_channels(id, tenant_comm, (comm, rank), fifo_slots, elsewhere) {
                 Ok(()) => {}
                 Err(SetupError { class, message }) => self.refuse(id, class, message),
             };
@@ -82,19 +88,30 @@ impl SessionEngine {
         tenant_comm: Handle,
         (comm, rank): (Handle, u32),
         fifo_slots: u32,
+        elsewhere: u32,
     ) -> Result<(), SetupError> {
         if self.fifos.iter().any(|fifo| fifo.tenant_comm == tenant_comm) {
             let message = "the rank has opened its port channels before".into();
             return Err(SetupError { class: ErrorClass::InvalidUsage, message });
         }
         let layout = PortChannelLayout::with_slots(fifo_slots);
-        let charge = self.session.tenant.charge(Resource::MemoryBytes, layout.bytes());
-        let charge =
-            charge.map_err(|error| SetupError { class: ErrorClass::InvalidUsage, message: error.to_string() })?;
+        let over = |error: OverQuota| SetupError { class: ErrorClass::InvalidUsage, message: error.to_string() };
+        let charge = |resource, amount| self.session.tenant.charge(resource, amount).map_err(over);
         let system = |message: String| SetupError { class: ErrorClass::System, message };
+        let headers = match headers_bytes(elsewhere) {
+            0 => None,
+            bytes => {
+                let charges =
+                    [charge(Resource::MemoryBytes, bytes)?, charge(Resource::Mappings, Mapping::count(bytes))?];
+                let mapped = Mapping::create("mccs-put-headers", bytes).map_err(|error| system(error.to_string()));
+                let (mapping, unmap_worker) = (mapped?.1, self.unmap_worker.clone());
+                Some(Arc::new(Region::new(mapping, Pages::Service, bytes, charges, unmap_worker)))
+            }
+        };
+        let charge = charge(Resource::MemoryBytes, layout.bytes())?;
         let (fd, segment) = PortChannelSegment::create(layout).map_err(|error| system(error.to_string()))?;
         let triggers = segment.consumer().ok_or_else(|| system("a FIFO does not fit its segment".into()))?;
-        let opened = Arc::new(OpenedSegment::new(Arc::clone(&self.session), segment, charge));
+        let opened = Arc::new(OpenedSegment::new(Arc::clone(&self.session), segment, headers, charge));
         self.fifos.push(RankFifo { tenant_comm, comm, rank, triggers, _opened: Arc::clone(&opened) });
         let kind = ChannelOrderKind::Open(opened);
         self.send(Place::Host, SessionMessage::PortChannel(Box::new(ChannelOrder { comm, rank, kind, reply: None })));

@@ -100,6 +100,16 @@ pub trait ChannelJob: Send {
     /// What it waits for on other hosts.
     fn waits(&self) -> Vec<FlowWait>;
 
+    /// Whether it listens for what may never come: a peer that ends its link ends this channel alone, and none beside it.
+    fn listens(&self) -> bool {
+        false
+    }
+
+    /// Closes its own links, and gives back what it holds of the engine, where it listens in vain.
+    fn hang_up(&mut self, links: &mut Links) {
+        self.release(links);
+    }
+
     /// Gives back what it holds of the engine. After it has ended, or its links have been closed.
     fn release(&mut self, links: &mut Links);
 }

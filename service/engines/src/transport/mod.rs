@@ -408,6 +408,16 @@ impl TransportEngine {
                         self.tell(to, message);
                     }
                 }
+                Err(fault) if fault.is_of_peers_end() && work.job.listens() => {
+                    any = true;
+                    let Running { mut work, .. } = self.channels.swap_remove(index);
+                    if let Some(links) = &mut self.links {
+                        work.job.hang_up(links);
+                    }
+                    if let Some((to, message)) = work.whole.end(Some(Arc::new(fault))) {
+                        self.tell(to, message);
+                    }
+                }
                 Err(fault) => {
                     any = true;
                     let (links, proxy) = (work.links, work.whole.proxy().clone());

@@ -61,14 +61,21 @@ pub struct TriggerBatch {
 pub struct OpenedSegment {
     pub(crate) session: Arc<Session>,
     pub(crate) segment: PortChannelSegment,
+    /// Places for headers of what goes to and comes from other hosts, if there are such.
+    pub(crate) headers: Option<Arc<Region>>,
     _charge: Charge,
 }
 
 impl OpenedSegment {
     /// Takes charge of a segment.
     #[must_use]
-    pub fn new(session: Arc<Session>, segment: PortChannelSegment, charge: Charge) -> Self {
-        OpenedSegment { session, segment, _charge: charge }
+    pub fn new(
+        session: Arc<Session>,
+        segment: PortChannelSegment,
+        headers: Option<Arc<Region>>,
+        charge: Charge,
+    ) -> Self {
+        OpenedSegment { session, segment, headers, _charge: charge }
     }
 
     /// Says at the words of all connections that nothing comes any more.

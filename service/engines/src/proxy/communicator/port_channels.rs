@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 use mccs_device::Operand;
 use mccs_ipc::port_channels::{CHANNELS_MAX, CONNECTIONS_MAX, ConnectionWords, ENDED, Kinds, OFFSET_MAX, Trigger};
 use mccs_ipc::types::{ErrorClass, Handle};
-use mccs_model::SetupError;
 use mccs_model::handles::HandleTable;
+use mccs_model::{PutHeader, SetupError};
 
 use crate::proxy::calls::channel_order::{ChannelMemory, OpenedSegment};
 use crate::proxy::calls::failure::Failure;
+use crate::proxy::communicator::port_lanes::{LaneKey, LaneMessage, PortLanes, Received, Sending};
 
 /// Memories of a rank that peers may put into, or that it puts from.
 const MEMORIES_MAX: u32 = 4096;
@@ -45,6 +46,8 @@ struct Queued {
 struct Connection {
     peer: u32,
     tag: u32,
+    /// Whether the peer is on another host.
+    is_elsewhere: bool,
     queue: VecDeque<Queued>,
     /// Whether the first in the queue runs.
     runs: bool,
@@ -68,6 +71,15 @@ struct RankChannels {
     queued: u64,
 }
 
+/// Where a peer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PeerPlace {
+    Here,
+    /// It was here.
+    Left,
+    Elsewhere,
+}
+
 /// A put that can start.
 pub(crate) struct Put {
     pub(crate) connection: u32,
@@ -79,6 +91,8 @@ pub(crate) struct Put {
 pub(crate) enum Next {
     /// This is to be copied; [`PortChannels::end_put`] goes on.
     Put(Put),
+    /// This is to be sent; [`PortChannels::end_lane`] goes on.
+    Send(LaneMessage),
     /// It has done as much as it was to.
     More,
     /// Nothing waits that could go on.
@@ -91,8 +105,10 @@ pub(crate) struct PortChannels {
     ranks: BTreeMap<u32, RankChannels>,
     /// Signals for connections that their rank has not made yet: by it, its peer, and the tag.
     early: BTreeMap<(u32, u32, u32), u64>,
-    /// Puts that run.
+    /// Puts and sends that run.
     jobs: u32,
+    /// Messages with other hosts.
+    lanes: PortLanes,
 }
 
 fn invalid(message: impl Into<String>) -> SetupError {
@@ -102,6 +118,10 @@ fn invalid(message: impl Into<String>) -> SetupError {
 fn full(what: &str, most: u32) -> SetupError {
     let message = format!("the rank has {most} {what} in this communicator, the most it can have");
     SetupError { class: ErrorClass::InvalidUsage, message }
+}
+
+fn no_memories(rank: u32, channel: u32) -> Failure {
+    mistake(rank, format!("port channel {channel} has no memories to put"))
 }
 
 fn mistake(rank: u32, what: impl std::fmt::Display) -> Failure {
@@ -158,11 +178,17 @@ impl PortChannels {
         gone.into_iter().for_each(|handle| drop(own.memories.remove(handle)));
     }
 
-    /// The number of a rank's connection, which is made if there is none of that name. `has_left` says it of the peer.
-    pub(crate) fn connect(&mut self, rank: u32, peer: u32, tag: u32, has_left: bool) -> Result<u32, SetupError> {
+    /// The number of a rank's connection, which is made if there is none of that name; and where the peer's first header goes, if that is on another
+    /// host and nothing was to come from it before.
+    pub(crate) fn connect(
+        &mut self,
+        rank: u32,
+        (peer, place): (u32, PeerPlace),
+        tag: u32,
+    ) -> Result<(u32, Option<LaneMessage>), SetupError> {
         let own = self.rank(rank)?;
         if let Some(known) = own.by_name.get(&(peer, tag)) {
-            return Ok(*known);
+            return Ok((*known, None));
         }
         let number = own.connections.len() as u32;
         if number >= CONNECTIONS_MAX.min(own.opened.segment.layout().connections) {
@@ -172,9 +198,11 @@ impl PortChannels {
         let own = self.rank(rank)?;
         own.by_name.insert((peer, tag), number);
         let (queue, runs, waits) = (VecDeque::new(), false, None);
-        own.connections.push(Connection { peer, tag, queue, runs, arrived, has_ended: has_left, waits });
+        let (is_elsewhere, has_ended) = (place == PeerPlace::Elsewhere, place == PeerPlace::Left);
+        own.connections.push(Connection { peer, tag, is_elsewhere, queue, runs, arrived, has_ended, waits });
         own.tell_arrived(number);
-        Ok(number)
+        let headers = own.opened.headers.as_ref().filter(|_| is_elsewhere).map(Arc::clone);
+        Ok((number, headers.and_then(|headers| self.lanes.listen(rank, peer, &headers))))
     }
 
     /// The number of a new channel, with the memories that its puts are from and into, if it has such.
@@ -186,13 +214,15 @@ impl PortChannels {
     ) -> Result<u32, SetupError> {
         let own = self.rank(rank)?;
         let connection_of = own.connections.get(connection as usize);
-        let peer = connection_of.ok_or_else(|| invalid(format!("there is no connection {connection}")))?.peer;
+        let of = connection_of.ok_or_else(|| invalid(format!("there is no connection {connection}")))?;
+        let (peer, is_elsewhere) = (of.peer, of.is_elsewhere);
         if let Some((source, destination)) = memories {
             let is_known = |of: &RankChannels, memory| of.memories.get(memory).is_some();
             if !is_known(own, source) {
                 return Err(invalid(format!("the rank has no memory {source:?}")));
             }
-            if !self.ranks.get(&peer).is_some_and(|peer| is_known(peer, destination)) {
+            // Of another host's ranks their own service knows the memories.
+            if !is_elsewhere && !self.ranks.get(&peer).is_some_and(|peer| is_known(peer, destination)) {
                 return Err(invalid(format!("rank {peer} has no memory {destination:?}")));
             }
         }
@@ -239,6 +269,13 @@ impl PortChannels {
             let Some(number) = ready else { return (Ok(Next::Nothing), step) };
             let connection = self.ranks.get(&rank).and_then(|own| own.connections.get(number as usize));
             let Some((connection, front)) = connection.and_then(|of| Some((of, of.queue.front()?))) else { continue };
+            if connection.is_elsewhere {
+                match self.send(rank, number) {
+                    Ok(None) => continue,
+                    Ok(Some(message)) => return (Ok(Next::Send(message)), step),
+                    Err(failure) => return (Err(failure), step),
+                }
+            }
             if front.trigger.kinds.has(Kinds::PUT) && front.trigger.bytes > 0 {
                 let found = self.operands(rank, connection.peer, front);
                 let put = found.map(|(from, to)| Next::Put(Put { connection: number, from, to }));
@@ -256,25 +293,9 @@ impl PortChannels {
     /// Where a put is from and into.
     fn operands(&self, rank: u32, peer: u32, of: &Queued) -> Result<(Operand, Operand), Failure> {
         let Trigger { channel, bytes, source_offset, destination_offset, .. } = of.trigger;
-        let ends = of.ends.ok_or_else(|| mistake(rank, format!("port channel {channel} has no memories to put")))?;
-        let part = |of: u32, memory: Handle, offset: u64| {
-            let known = self.ranks.get(&of).and_then(|rank| rank.memories.get(memory));
-            let known = known.ok_or_else(|| {
-                mistake(
-                    rank,
-                    format!("a put of port channel {channel} names memory {memory:?} of rank {of}, which was freed"),
-                )
-            })?;
-            known.part(offset, bytes).ok_or_else(|| {
-                let has = known.bytes;
-                let what = format!(
-                    "a put of port channel {channel} takes {bytes} bytes at offset {offset} of memory {memory:?} of rank {of}, \
-                     which has {has}"
-                );
-                mistake(rank, what)
-            })
-        };
-        let (from, to) = (part(rank, ends.source, source_offset)?, part(peer, ends.destination, destination_offset)?);
+        let ends = of.ends.ok_or_else(|| no_memories(rank, channel))?;
+        let from = self.part((rank, channel), (rank, ends.source), source_offset, bytes)?;
+        let to = self.part((rank, channel), (peer, ends.destination), destination_offset, bytes)?;
         let (low, high) = if from.ptr() <= to.ptr() { (&from, &to) } else { (&to, &from) };
         if (high.ptr() as u64) - (low.ptr() as u64) < bytes {
             return Err(mistake(rank, format!("source and destination of a put of port channel {channel} overlap")));
@@ -282,9 +303,114 @@ impl PortChannels {
         Ok((from, to))
     }
 
+    /// A part of a memory of a rank of this host, for a put of a rank's channel.
+    fn part(
+        &self,
+        (rank, channel): (u32, u32),
+        (of, memory): (u32, Handle),
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Operand, Failure> {
+        let known = self.ranks.get(&of).and_then(|rank| rank.memories.get(memory));
+        let known = known.ok_or_else(|| {
+            let what = format!("a put of port channel {channel} names memory {memory:?} of rank {of}, which was freed");
+            mistake(rank, what)
+        })?;
+        known.part(offset, bytes).ok_or_else(|| {
+            let has = known.bytes;
+            let what = format!(
+                "a put of port channel {channel} takes {bytes} bytes at offset {offset} of memory {memory:?} of rank {of}, which \
+                 has {has}"
+            );
+            mistake(rank, what)
+        })
+    }
+
+    /// Has the first trigger of a connection to another host sent, or ends it if nothing of it is. Returns the message, if the lane is free.
+    fn send(&mut self, rank: u32, number: u32) -> Result<Option<LaneMessage>, Failure> {
+        let Some(own) = self.ranks.get(&rank) else { return Ok(None) };
+        let (Some(connection), Some(headers)) = (own.connections.get(number as usize), &own.opened.headers) else {
+            return Ok(None);
+        };
+        let Some(Queued { trigger, ends, .. }) = connection.queue.front() else { return Ok(None) };
+        let Trigger { kinds, channel, bytes, source_offset, destination_offset: offset } = *trigger;
+        let bytes = if kinds.has(Kinds::PUT) { bytes } else { 0 };
+        let (peer, tag, signals, headers) =
+            (connection.peer, connection.tag, kinds.has(Kinds::SIGNAL), Arc::clone(headers));
+        if bytes == 0 && !signals {
+            self.end_front(rank, number);
+            return Ok(None);
+        }
+        let (memory, data) = match ends.filter(|_| bytes > 0) {
+            Some(ends) => {
+                (ends.destination, Some(self.part((rank, channel), (rank, ends.source), source_offset, bytes)?))
+            }
+            None if bytes > 0 => return Err(no_memories(rank, channel)),
+            None => (Handle::NONE, None),
+        };
+        if let Some(connection) = self.connection_mut(rank, number) {
+            connection.runs = true;
+        }
+        let header = PutHeader { tag, signals, channel, memory, offset, bytes };
+        let message = self.lanes.send(rank, peer, &headers, Sending { connection: number, header, data });
+        self.jobs += u32::from(message.is_some());
+        Ok(message)
+    }
+
+    /// A message of a lane has ended. Returns the next one of it.
+    ///
+    /// # Errors
+    /// The peer puts where it must not.
+    pub(crate) fn end_lane(&mut self, key: LaneKey) -> Result<Option<LaneMessage>, Failure> {
+        let LaneKey { rank, peer, is_send } = key;
+        if is_send {
+            let (next, ended) = self.lanes.sent(key);
+            if let Some(number) = ended {
+                self.end_turn(rank, number);
+            }
+            self.jobs -= u32::from(next.is_none()).min(self.jobs);
+            return Ok(next);
+        }
+        let data = match self.lanes.received(key) {
+            Some(Received::Header(header)) if header.bytes > 0 => {
+                let PutHeader { channel, memory, offset, bytes, .. } = header;
+                Some((header, self.part((peer, channel), (rank, memory), offset, bytes)?))
+            }
+            Some(Received::Header(header) | Received::Data(header)) => {
+                if header.signals {
+                    self.signal(rank, peer, header.tag);
+                }
+                None
+            }
+            None => return Ok(None),
+        };
+        Ok(self.lanes.receive(key, data))
+    }
+
+    /// A message of a lane has ended, and not as it should.
+    pub(crate) fn break_lane(&mut self, key: LaneKey) {
+        self.jobs -= u32::from(key.is_send).min(self.jobs);
+    }
+
+    /// A peer on another host has ended its lane to a rank: it has left, or fails. If no thread waits for its signals now, none comes any more.
+    /// Returns false if one does, which is to hear why.
+    pub(crate) fn end_peer(&mut self, LaneKey { rank, peer, .. }: LaneKey) -> bool {
+        let Some(own) = self.ranks.get_mut(&rank) else { return true };
+        if own.awaits(peer) {
+            return false;
+        }
+        own.end_connections(|connection| connection.peer == peer);
+        true
+    }
+
     /// A put has ended: its signal and flush follow.
     pub(crate) fn end_put(&mut self, rank: u32, connection: u32) {
         self.jobs = self.jobs.saturating_sub(1);
+        self.end_turn(rank, connection);
+    }
+
+    /// What a connection has run has ended.
+    fn end_turn(&mut self, rank: u32, connection: u32) {
         if self.connection_mut(rank, connection).is_some_and(|connection| std::mem::take(&mut connection.runs)) {
             self.end_front(rank, connection);
         }
@@ -298,14 +424,14 @@ impl PortChannels {
     fn end_front(&mut self, rank: u32, number: u32) {
         let Some(own) = self.ranks.get_mut(&rank) else { return };
         let Some(connection) = own.connections.get_mut(number as usize) else { return };
-        let (peer, tag) = (connection.peer, connection.tag);
+        let (peer, tag, is_elsewhere) = (connection.peer, connection.tag, connection.is_elsewhere);
         let Some(Queued { trigger, end, .. }) = connection.queue.pop_front() else { return };
         if !connection.queue.is_empty() {
             own.ready.push_back(number);
         }
         own.queued -= 1;
         own.opened.session.end_triggers(1);
-        if trigger.kinds.has(Kinds::SIGNAL) {
+        if trigger.kinds.has(Kinds::SIGNAL) && !is_elsewhere {
             self.signal(peer, rank, tag);
         }
         if trigger.kinds.has(Kinds::FLUSH)
@@ -349,13 +475,7 @@ impl PortChannels {
         }
         self.early.retain(|(to, ..), _| *to != rank);
         for other in self.ranks.values_mut() {
-            for number in 0..other.connections.len() {
-                let connection = &mut other.connections[number];
-                if connection.peer == rank {
-                    connection.has_ended = true;
-                    other.tell_arrived(number as u32);
-                }
-            }
+            other.end_connections(|connection| connection.peer == rank);
         }
     }
 
@@ -363,6 +483,7 @@ impl PortChannels {
     pub(crate) fn end(&mut self) {
         self.ranks.values_mut().for_each(RankChannels::end);
         self.early.clear();
+        self.lanes.clear();
     }
 
     /// Looks for threads that have waited for a signal for too long, and says what for. `moved` is when something last happened in the
@@ -396,6 +517,25 @@ impl RankChannels {
 
     fn words(&self, connection: u32) -> Option<&ConnectionWords> {
         self.opened.segment.words(connection)
+    }
+
+    /// Nothing comes by these connections any more.
+    fn end_connections(&mut self, are: impl Fn(&Connection) -> bool) {
+        for number in 0..self.connections.len() {
+            let connection = &mut self.connections[number];
+            if are(connection) {
+                connection.has_ended = true;
+                self.tell_arrived(number as u32);
+            }
+        }
+    }
+
+    /// Whether a thread waits for a signal of a peer.
+    fn awaits(&self, peer: u32) -> bool {
+        let awaits = |(number, connection): (u32, &Connection)| {
+            connection.peer == peer && self.words(number).is_some_and(|words| words.arrived().has_waiters())
+        };
+        (0..).zip(&self.connections).any(awaits)
     }
 
     fn tell_arrived(&self, number: u32) {

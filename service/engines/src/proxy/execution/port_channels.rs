@@ -3,20 +3,23 @@
 
 use std::time::{Duration, Instant};
 
-use mccs_device::Launched;
+use mccs_device::{Launched, RemoteMessage};
 use mccs_ipc::port_channels::PortChannelAnswer;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_model::SetupError;
+use mccs_model::link::LinkKey;
 use mccs_runtime::work_ns;
 
 use crate::proxy::calls::channel_order::{ChannelOrder, ChannelOrderKind, TriggerBatch};
 use crate::proxy::calls::failure::Failure;
 use crate::proxy::calls::operation::ProxyReply;
-use crate::proxy::communicator::port_channels::{Next, Put};
+use crate::proxy::communicator::port_channels::{Next, PeerPlace, Put};
+use crate::proxy::communicator::port_lanes::{LaneKey, LaneMessage};
 use crate::proxy::execution::Execution;
+use crate::proxy::execution::tags::port_channel_tag;
 use crate::proxy::mail::turns::{Event, POLL_NS};
 use crate::proxy::state::State;
-use crate::proxy::state::inflight::{Inflight, PutJob};
+use crate::proxy::state::inflight::{Inflight, LaneJob, PutJob};
 
 /// Triggers without a put that are done in a turn.
 const STEPS: u64 = 64;
@@ -99,13 +102,16 @@ impl Execution {
                 if peer >= live.nranks() {
                     return Err(invalid(format!("rank {peer} of a communicator of {}", live.nranks())));
                 }
-                if live.is_remote(peer) {
-                    return Err(invalid(format!(
-                        "rank {peer} is on another host: port channels do not lead there yet"
-                    )));
+                let place = match live.is_remote(peer) {
+                    true => PeerPlace::Elsewhere,
+                    false if live.members.has_left(peer) => PeerPlace::Left,
+                    false => PeerPlace::Here,
+                };
+                let (number, listens) = live.port_channels.connect(rank, (peer, place), tag)?;
+                if let Some(message) = listens {
+                    self.start_message(state, comm, &message);
                 }
-                let has_left = live.members.has_left(peer);
-                live.port_channels.connect(rank, peer, tag, has_left).map(PortChannelAnswer::Connection)
+                Ok(PortChannelAnswer::Connection(number))
             }
             ChannelOrderKind::OpenChannel { connection, memories } => {
                 live.port_channels.open_channel(rank, connection, memories).map(PortChannelAnswer::Channel)
@@ -138,6 +144,7 @@ impl Execution {
             match next {
                 Err(failure) => return state.abort(comm, failure),
                 Ok(Next::Put(put)) => spent_ns += self.start_put(state, comm, rank, put),
+                Ok(Next::Send(message)) => self.start_message(state, comm, &message),
                 Ok(Next::More) => {}
                 Ok(Next::Nothing) => break,
             }
@@ -190,6 +197,51 @@ impl Execution {
         live.touch(now);
         if live.port_channels.is_ready(rank) {
             return state.work.push(live.share(), Event::PortChannels { comm, rank });
+        }
+        reap_left(state, comm);
+    }
+
+    /// Starts a message of a lane.
+    fn start_message(&mut self, state: &mut State, comm: Handle, message: &LaneMessage) {
+        let LaneMessage { lane, operand, is_header } = message;
+        let LaneKey { rank, peer, is_send } = *lane;
+        let Some(span) = state.comms.get(comm).and_then(|live| live.span.as_ref()) else { return };
+        let (network, listens) = (span.network.clone(), *is_header && !is_send);
+        let Some(device) = state.out.device.point_to_point() else { return };
+        let job = match state.inflight.insert(Inflight::Lane(LaneJob { comm, lane: *lane, listens })) {
+            Ok(job) => job,
+            Err(refused) => return state.abort(comm, refused.failure),
+        };
+        let (src, dst) = if is_send { (rank, peer) } else { (peer, rank) };
+        let remote = RemoteMessage { src, dst, track: LinkKey::PORT_CHANNELS_TRACK, rank, operand };
+        let tag = port_channel_tag(*is_header, operand.bytes());
+        let started = device.exchange(&remote, job, &mut state.out.transports.workers(Some((&network, tag))));
+        if let Err(error) = started {
+            state.inflight.remove(job);
+            if let Some(live) = state.comms.get_mut(comm) {
+                live.port_channels.break_lane(*lane);
+            }
+            state.abort(comm, Failure::new(ErrorClass::Internal, error.to_string()));
+        }
+    }
+
+    /// A message of a lane has been sent, or has come.
+    pub(crate) fn finish_message(&mut self, state: &mut State, ended: LaneJob) {
+        let (now, LaneJob { comm, lane, .. }) = (state.now(), ended);
+        let Some(live) = state.comms.get_mut(comm) else { return };
+        live.touch(now);
+        if live.failure.is_some() {
+            live.port_channels.break_lane(lane);
+            return state.reap(comm);
+        }
+        match live.port_channels.end_lane(lane) {
+            Ok(Some(next)) => self.start_message(state, comm, &next),
+            Ok(None) => {}
+            Err(failure) => return state.abort(comm, failure),
+        }
+        let Some(live) = state.comms.get(comm) else { return };
+        if lane.is_send && live.port_channels.is_ready(lane.rank) {
+            return state.work.push(live.share(), Event::PortChannels { comm, rank: lane.rank });
         }
         reap_left(state, comm);
     }

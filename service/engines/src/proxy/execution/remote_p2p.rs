@@ -18,7 +18,7 @@ use crate::proxy::communicator::p2p_queues::direction;
 use crate::proxy::execution::tags::p2p_tag;
 use crate::proxy::execution::{Execution, refuse_messages, refuse_start};
 use crate::proxy::state::State;
-use crate::proxy::state::inflight::{Inflight, RemoteJob};
+use crate::proxy::state::inflight::{Inflight, LaneJob, RemoteJob};
 use crate::transport::ChannelFault;
 
 impl Execution {
@@ -73,6 +73,16 @@ impl Execution {
                     live.p2p.end_job();
                 }
                 (comm, vec![*operation])
+            }
+            Some(Inflight::Lane(LaneJob { comm, lane, listens })) => {
+                if let Some(live) = state.comms.get_mut(comm) {
+                    live.port_channels.break_lane(lane);
+                    if listens && fault.is_of_peers_end() && live.failure.is_none() && live.port_channels.end_peer(lane)
+                    {
+                        return;
+                    }
+                }
+                (comm, Vec::new())
             }
             Some(Inflight::Pair { .. } | Inflight::Put { .. }) | None => return,
         };

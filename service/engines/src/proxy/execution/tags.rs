@@ -18,6 +18,11 @@ pub(crate) fn p2p_tag(dtype: DataType, bytes: u64) -> Tag {
     tag(u64::MAX, bytes << 8 | dtype as u64)
 }
 
+/// Messages of port channels come in order: a header, then what it tells of.
+pub(crate) fn port_channel_tag(is_header: bool, bytes: u64) -> Tag {
+    tag(u64::MAX - 1, bytes << 1 | u64::from(is_header))
+}
+
 /// Mixes a place in the order of calls and a call: equal for equal ones, and hardly ever for others.
 fn tag(place: u64, call: u64) -> Tag {
     // The finalizer of MurmurHash3 (public domain), which spreads every bit.

@@ -10,6 +10,7 @@ use mccs_tenants::Charge;
 use crate::proxy::calls::failure::Failure;
 use crate::proxy::calls::operation::Operation;
 use crate::proxy::communicator::p2p_queues::Matched;
+use crate::proxy::communicator::port_lanes::LaneKey;
 
 /// Jobs of a device that run at a time.
 const JOBS_MAX: u32 = 1 << 20;
@@ -24,6 +25,7 @@ pub(crate) enum Inflight {
     Pair(PairJob),
     Remote(RemoteJob),
     Put(PutJob),
+    Lane(LaneJob),
 }
 
 /// A send and its receive, both here.
@@ -50,6 +52,15 @@ pub(crate) struct PutJob {
     pub(crate) bytes: u64,
 }
 
+/// A message of port channels with a rank of another host.
+#[derive(Clone, Copy)]
+pub(crate) struct LaneJob {
+    pub(crate) comm: Handle,
+    pub(crate) lane: LaneKey,
+    /// Whether it waits for whatever a peer may send.
+    pub(crate) listens: bool,
+}
+
 /// Operations for which there is no room, and what fails their communicator for it.
 pub(crate) struct Refused {
     pub(crate) failure: Failure,
@@ -57,10 +68,15 @@ pub(crate) struct Refused {
 }
 
 impl Inflight {
+    /// Whether it waits for what may never come.
+    fn listens(&self) -> bool {
+        matches!(self, Inflight::Lane(LaneJob { listens: true, .. }))
+    }
+
     fn into_operations(self) -> Vec<Operation> {
         match self {
             // Its communicator has them.
-            Inflight::Collective { .. } | Inflight::Put(_) => Vec::new(),
+            Inflight::Collective { .. } | Inflight::Put(_) | Inflight::Lane(_) => Vec::new(),
             Inflight::Pair(PairJob { pair: Matched { send, recv }, .. }) => vec![*send, *recv],
             Inflight::Remote(RemoteJob { operation, .. }) => vec![*operation],
         }
@@ -70,25 +86,31 @@ impl Inflight {
 /// See the module's documentation.
 pub(crate) struct InflightOperations {
     table: HandleTable<Inflight>,
+    /// Of them, messages that may never come.
+    listening: usize,
     recorder: Recorder,
 }
 
 impl InflightOperations {
     pub(crate) fn new(recorder: Recorder) -> Self {
-        InflightOperations { table: HandleTable::new(JOBS_MAX), recorder }
+        InflightOperations { table: HandleTable::new(JOBS_MAX), listening: 0, recorder }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.table.len()
     }
 
+    /// Whether nothing runs that is to end.
     pub(crate) fn is_empty(&self) -> bool {
-        self.table.is_empty()
+        self.table.len() == self.listening
     }
 
     /// Something begins to run, as this job.
     pub(crate) fn insert(&mut self, inflight: Inflight) -> Result<Handle, Refused> {
-        self.table.insert(inflight).map_err(|inflight| {
+        let listens = inflight.listens();
+        let inserted = self.table.insert(inflight);
+        self.listening += usize::from(listens && inserted.is_ok());
+        inserted.map_err(|inflight| {
             let message = format!("{JOBS_MAX} operations run on this device, the most it can");
             Refused { failure: Failure::new(ErrorClass::System, message), operations: inflight.into_operations() }
         })
@@ -96,7 +118,9 @@ impl InflightOperations {
 
     /// A job has ended.
     pub(crate) fn remove(&mut self, job: Handle) -> Option<Inflight> {
-        self.table.remove(job)
+        let ended = self.table.remove(job);
+        self.listening -= usize::from(ended.as_ref().is_some_and(Inflight::listens));
+        ended
     }
 
     /// Sends and receives of a communicator that run, and whose peers are on other hosts.

@@ -482,6 +482,18 @@ impl ChannelJob for ChannelRun {
         receives.chain(sends).collect()
     }
 
+    fn listens(&self) -> bool {
+        let track = self.remote.and_then(|remote| remote.link(0, 0).track());
+        track == Some(LinkKey::PORT_CHANNELS_TRACK) && self.sends.have_ended()
+    }
+
+    fn hang_up(&mut self, links: &mut Links) {
+        if let Some(remote) = self.remote {
+            self.incoming.iter().for_each(|from| links.end_receives(remote.links, remote.link(from.src, from.dst)));
+        }
+        self.release(links);
+    }
+
     fn release(&mut self, links: &mut Links) {
         self.memory.release(links);
         let receives = self.cursors.iter_mut().flat_map(|(_, cursor)| cursor.receives.drain(..));

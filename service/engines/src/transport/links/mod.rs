@@ -312,6 +312,14 @@ impl Links {
         }
     }
 
+    /// Nothing is to come over a link any more.
+    pub(super) fn end_receives(&mut self, id: LinksId, link: LinkKey) {
+        let ended = self.sets.get_mut(&id).and_then(|set| set.recvs.remove(&link));
+        if let Some((flow, _)) = ended {
+            self.transport.close(flow.into());
+        }
+    }
+
     /// A communicator is over: as [`Links::break_off`], and it is forgotten.
     pub(super) fn close(&mut self, id: LinksId) {
         self.broken.remove(&id);
