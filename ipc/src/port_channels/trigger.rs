@@ -39,6 +39,8 @@ const _: () = {
 pub struct Kinds(u8);
 
 impl Kinds {
+    /// Nothing, which no library asks for.
+    pub const NONE: Kinds = Kinds(0);
     /// Copy from the source to the destination.
     pub const PUT: Kinds = Kinds(1);
     /// Raise the peer's word of the connection, behind all puts before.

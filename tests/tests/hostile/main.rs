@@ -9,6 +9,7 @@ mod held;
 mod joins;
 mod memory;
 mod parts;
+mod port_channels;
 mod random;
 mod raw;
 mod refused;
