@@ -2,6 +2,7 @@
 //! writes nothing outside what was registered.
 
 use std::os::fd::AsFd;
+use std::sync::Barrier;
 use std::time::Duration;
 
 use mccs::UniqueId;
@@ -128,12 +129,13 @@ fn a_channel_that_was_closed_and_a_memory_that_was_freed_are_of_no_use() {
 
 #[test]
 fn a_peer_that_goes_under_puts_releases_who_waits_for_it() {
-    let (service, id) = (TestService::start(""), mccs::unique_id().expect("an id"));
+    let (service, id, is_there) = (TestService::start(""), mccs::unique_id().expect("an id"), Barrier::new(2));
     let text = std::thread::scope(|scope| {
-        let client = service.connect(0);
+        let (client, is_there) = (service.connect(0), &is_there);
         let peer = scope.spawn(move || {
             let comm = client.communicator(id, 1, 2).join().expect("joined");
             let channel = comm.port_channels().expect("opened").signal_channel(0, 1).expect("a channel");
+            is_there.wait();
             channel.wait().expect("signalled");
             channel.wait().expect_err("rank 0 has gone").to_string()
         });
@@ -153,6 +155,7 @@ fn a_peer_that_goes_under_puts_releases_who_waits_for_it() {
         // The first has been taken when its slot is free.
         let fifo = forger.segment.producer().expect("a FIFO");
         assert!(fifo.wait_for_room(SLOTS.into(), Duration::ZERO, Duration::from_secs(600)));
+        is_there.wait();
         drop((forger, fifo));
         peer.join().expect("rank 1")
     });
