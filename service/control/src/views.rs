@@ -106,6 +106,10 @@ impl GpuView {
     }
 }
 
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
 /// A session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionView {
@@ -180,6 +184,12 @@ pub struct CommView {
     pub pairs: u64,
     /// Their payload.
     pub bytes: u64,
+    /// Puts of port channels that have ended, which are no operations; between two hosts the sender's count.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub puts: u64,
+    /// Their bytes.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub put_bytes: u64,
     /// What collectives that the service has run have moved over each link of an ideal ring.
     pub bus_bytes: u64,
     /// Time that these took.

@@ -62,6 +62,8 @@ impl CommInfo {
             operations,
             pairs,
             bytes,
+            puts: comm.puts.load(Ordering::Relaxed),
+            put_bytes: comm.put_bytes.load(Ordering::Relaxed),
             bus_bytes: comm.bus_bytes.load(Ordering::Relaxed),
             busy_ns: comm.busy_ns.load(Ordering::Relaxed),
             multiprocessor_ns: comm.multiprocessor_ns.load(Ordering::Relaxed),

@@ -5,6 +5,7 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use mccs::{Error, ErrorClass, PortChannel, UniqueId};
+use mccs_control::{ControlAnswer, ControlRequest, call};
 use mccs_tests::port_channels::{Opened, open, put_at_random, random_seed, tell};
 use mccs_tests::{TestService, watchdog};
 
@@ -13,6 +14,21 @@ fn puts_of_many_threads_come_where_they_belong_before_their_signals() {
     watchdog();
     let (service, seed) = (TestService::start(""), random_seed());
     service.ranks(0, 4, |rank| put_at_random(&rank, 2, 24, seed));
+}
+
+#[test]
+fn operators_see_puts_and_their_bytes() {
+    watchdog();
+    let service = TestService::start("");
+    service.ranks(0, 1, |rank| {
+        let opened = open(&rank, 4096, 16);
+        let channel = opened.channel(0, 1);
+        (0..5).for_each(|at| channel.put(2048 + at * 100, 0, 100).expect("put"));
+        channel.flush().expect("flushed");
+        let seen = call(&service.control_socket(), &ControlRequest::Communicators).expect("an answer");
+        let ControlAnswer::Communicators(seen) = seen else { panic!("{seen:?}") };
+        assert_eq!(seen.iter().map(|comm| (comm.puts, comm.put_bytes)).collect::<Vec<_>>(), [(5, 500)]);
+    });
 }
 
 #[test]

@@ -72,6 +72,8 @@ fn overview(seconds: u64) -> Overview {
             device: "host".into(),
             operations: 10 * seconds,
             pairs: 0,
+            puts: 2,
+            put_bytes: 200,
             bytes: 5_000_000 * seconds,
             bus_bytes: 1_000_000_000 * seconds,
             busy_ns: 500_000_000 * seconds,

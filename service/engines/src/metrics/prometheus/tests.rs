@@ -77,6 +77,8 @@ fn overview() -> Overview {
             device: "host".into(),
             operations: 10,
             pairs: 4,
+            puts: 2,
+            put_bytes: 200,
             bytes: 4096,
             bus_bytes: 100,
             busy_ns: 500_000_000,

@@ -207,8 +207,9 @@ impl Execution {
         let LaneKey { rank, peer, is_send } = *lane;
         let Some(span) = state.comms.get(comm).and_then(|live| live.span.as_ref()) else { return };
         let (network, listens) = (span.network.clone(), *is_header && !is_send);
+        let put_bytes = (is_send && !is_header).then_some(operand.bytes());
         let Some(device) = state.out.device.point_to_point() else { return };
-        let job = match state.inflight.insert(Inflight::Lane(LaneJob { comm, lane: *lane, listens })) {
+        let job = match state.inflight.insert(Inflight::Lane(LaneJob { comm, lane: *lane, listens, put_bytes })) {
             Ok(job) => job,
             Err(refused) => return state.abort(comm, refused.failure),
         };
@@ -227,9 +228,10 @@ impl Execution {
 
     /// A message of a lane has been sent, or has come.
     pub(crate) fn finish_message(&mut self, state: &mut State, ended: LaneJob) {
-        let (now, LaneJob { comm, lane, .. }) = (state.now(), ended);
+        let (now, LaneJob { comm, lane, put_bytes, .. }) = (state.now(), ended);
         let Some(live) = state.comms.get_mut(comm) else { return };
         live.touch(now);
+        put_bytes.into_iter().for_each(|bytes| live.info.count_put(bytes));
         if live.failure.is_some() {
             live.port_channels.break_lane(lane);
             return state.reap(comm);

@@ -74,7 +74,7 @@ impl Execution {
                 }
                 (comm, vec![*operation])
             }
-            Some(Inflight::Lane(LaneJob { comm, lane, listens })) => {
+            Some(Inflight::Lane(LaneJob { comm, lane, listens, .. })) => {
                 if let Some(live) = state.comms.get_mut(comm) {
                     live.port_channels.break_lane(lane);
                     if listens && fault.is_of_peers_end() && live.failure.is_none() && live.port_channels.end_peer(lane)

@@ -59,6 +59,8 @@ pub(crate) struct LaneJob {
     pub(crate) lane: LaneKey,
     /// Whether it waits for whatever a peer may send.
     pub(crate) listens: bool,
+    /// Of a put, if it is sent here.
+    pub(crate) put_bytes: Option<u64>,
 }
 
 /// Operations for which there is no room, and what fails their communicator for it.
