@@ -114,14 +114,18 @@ fn mistake(act: impl Fn(&Opened, &PortChannel) + Sync, says: &str) {
 #[test]
 fn a_put_into_memory_that_was_freed_fails_its_communicator() {
     watchdog();
-    let (service, freed) = (TestService::start(""), Barrier::new(2));
+    let (service, ready, freed) = (TestService::start(""), Barrier::new(2), Barrier::new(2));
     let failures = service.ranks(0, 2, |rank| {
         let Opened { channels, region, memory, remote } = open(&rank, 4096, 16);
         let peer = 1 - rank.comm.rank();
         let channel = channels.channel(peer, 1, &memory, &remote[peer as usize]).expect("a channel");
+        // Both have their channel before the memory goes.
+        ready.wait();
         if rank.comm.rank() == 1 {
             // Registered still; the region is what goes.
             drop(region);
+            // The session's requests are served in order.
+            drop(rank.client.create_stream().expect("a stream"));
             freed.wait();
         } else {
             freed.wait();
