@@ -127,6 +127,33 @@ fn code_of_pages_is_compiled() {
     assert!(wrong.is_empty(), "neither a doc test nor in the sources; show what is there now:\n{}", wrong.join("\n"));
 }
 
+/// `systemd-analyze` warns about what it does not know, and succeeds.
+#[test]
+#[ignore = "needs systemd-analyze"]
+fn units_of_pages_are_what_systemd_reads() {
+    let folder = std::env::temp_dir().join(format!("mccs-units-{}", std::process::id()));
+    fs::create_dir(&folder).expect("a new folder");
+    let blocks = documents().into_iter().flat_map(|(_, text)| {
+        let blocks = text.split("```ini\n").skip(1).filter_map(|rest| rest.split("```").next());
+        blocks.map(str::to_owned).collect::<Vec<_>>()
+    });
+    let mut units = 0;
+    for block in blocks {
+        let (first, unit) = block.split_once('\n').expect("lines");
+        let path = first.strip_prefix("# ").expect("a comment with the unit's path");
+        let file = folder.join(Path::new(path).file_name().expect("a name"));
+        // The program need not be installed here.
+        fs::write(&file, unit.replace("ExecStart=/usr/local/bin/mccs-service", "ExecStart=/bin/true"))
+            .expect("written");
+        let verify = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&file).output().expect("it runs");
+        let said = String::from_utf8_lossy(&verify.stderr);
+        assert!(verify.status.success() && said.is_empty(), "{path}: {said}");
+        units += 1;
+    }
+    assert!(units >= 1, "no page has a unit");
+    fs::remove_dir_all(folder).expect("removed");
+}
+
 #[test]
 fn lines_of_documents_are_short() {
     let mut long = Vec::new();
