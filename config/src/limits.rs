@@ -41,6 +41,10 @@ pub const OPERATION_TIMEOUT: Limit<DurationText> = Limit {
     reason: "a rank may work for long between two calls, and a waiter must be released some day",
 };
 
+/// Host memory that regions leave free.
+pub const MIN_FREE_MEMORY: Limit<Bytes> =
+    Limit { min: Bytes(0), max: Bytes::gib(1 << 14), reason: "no host has more than 16 TiB of memory" };
+
 /// Thread blocks of a kernel that carries a collective out.
 pub const CUDA_MAX_CTAS: Limit<u32> =
     Limit { min: 1, max: 128, reason: "a kernel has at least one block, and symmetric buffers have room for 128" };

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::limits;
-use crate::units::DurationText;
+use crate::units::{Bytes, DurationText};
 use crate::validate::{Problems, Validate};
 
 pub use controller::Controller;
@@ -106,6 +106,8 @@ pub struct Limits {
     /// How long an operation may wait for other ranks with nothing moving before its communicator fails, naming who waits for
     /// whom. 0: for ever.
     pub operation_timeout: DurationText,
+    /// Host memory that must be left when tenants' regions are allocated. Less is refused.
+    pub min_free_memory: Bytes,
 }
 
 impl Default for Limits {
@@ -115,6 +117,7 @@ impl Default for Limits {
             completion_ring: 64,
             init_timeout: DurationText::secs(1800),
             operation_timeout: DurationText::secs(1800),
+            min_free_memory: Bytes::mib(64),
         }
     }
 }
@@ -208,6 +211,7 @@ impl Validate for ServiceConfig {
         problems.ring("limits.completion_ring", self.limits.completion_ring, &limits::COMPLETION_RING);
         problems.within("limits.init_timeout", &self.limits.init_timeout, &limits::INIT_TIMEOUT);
         problems.within("limits.operation_timeout", &self.limits.operation_timeout, &limits::OPERATION_TIMEOUT);
+        problems.within("limits.min_free_memory", &self.limits.min_free_memory, &limits::MIN_FREE_MEMORY);
         self.runtime.validate(problems);
         self.host_device.validate(problems);
         if let Some(channels) = self.strategy.channels {

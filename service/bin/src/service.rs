@@ -29,6 +29,7 @@ use mccs_exchange::protocol::{Event, Request};
 use mccs_ipc::device_initiated::Execution;
 use mccs_registry::{Overseer, Registry};
 use mccs_runtime::{Mailbox, NumaNodes, RuntimeOptions, Runtimes, Sender, TenantQueues};
+use mccs_tenants::HostMemory;
 use mccs_tenants::regions::UnmapWorker;
 
 use crate::bus;
@@ -398,6 +399,7 @@ impl<'a> Base<'a> {
             limits: self.settings.limits,
             proxies: Arc::clone(proxies),
             registry: Arc::clone(&self.registry),
+            host_memory: HostMemory::new(self.settings.min_free_memory_bytes),
             unmap_worker: UnmapWorker::start()?,
             log_budget: Mutex::default(),
         });

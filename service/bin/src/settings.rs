@@ -112,6 +112,8 @@ pub struct Settings {
     pub tenants: Vec<TenantSettings>,
     /// Sizes of a session.
     pub limits: SessionLimits,
+    /// Host memory that regions leave free.
+    pub min_free_memory_bytes: u64,
     /// How long ranks wait for each other when they join.
     pub init_timeout: Duration,
     /// How long operations wait for other ranks.
@@ -291,6 +293,7 @@ impl Settings {
                 completion_ring: config.limits.completion_ring,
                 spin: config.runtime.tenant_spin.0,
             },
+            min_free_memory_bytes: config.limits.min_free_memory.0,
             operation_timeout: Some(config.limits.operation_timeout.0).filter(|timeout| !timeout.is_zero()),
             init_timeout: config.limits.init_timeout.0,
             transport_engines: config.runtime.transport_engines.map(|engines| engines as usize),

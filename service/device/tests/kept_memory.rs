@@ -1,16 +1,14 @@
 //! Work that other threads have keeps its memory mapped, whatever becomes of the operations that it was made for.
 
-use std::os::fd::AsFd;
 use std::sync::{Arc, Weak};
 
 use mccs_device::host::{HostDevice, HostOptions};
 use mccs_device::{
     BoundSchedule, LaunchError, Launched, Operand, Piece, PieceJob, PointToPoint, Quantum, RemoteMessage, Workers,
 };
-use mccs_ipc::shm::Mapping;
 use mccs_ipc::types::Handle;
-use mccs_tenants::regions::{Pages, Region, UnmapWorker};
-use mccs_tenants::{Quota, Resource, Tenant};
+use mccs_tenants::regions::{Region, UnmapWorker};
+use mccs_tenants::testing::region;
 use rand::Rng;
 
 /// Two pieces and a half, of four parts each.
@@ -59,16 +57,6 @@ fn device() -> HostDevice {
     HostDevice::new(options)
 }
 
-/// A tenant's region, and the same memory as the tenant maps it.
-fn region(unmap_worker: &UnmapWorker) -> (Arc<Region>, Mapping) {
-    let (fd, mapping) = Mapping::create("kept-memory", BYTES).expect("a memfd");
-    let tenants = Mapping::map(fd.as_fd(), BYTES).expect("mapped again");
-    let tenant = Tenant::new("t".into(), Quota { memory_bytes: BYTES, ..Quota::least() });
-    let charges = [(Resource::MemoryBytes, BYTES), (Resource::Mappings, 1)]
-        .map(|(resource, amount)| tenant.charge(resource, amount).expect("within its quota"));
-    (Arc::new(Region::new(mapping, Pages::Service, BYTES, charges, unmap_worker.clone())), tenants)
-}
-
 fn whole(region: &Arc<Region>) -> Operand {
     Operand::in_region(region, 0, BYTES).expect("all of the region")
 }
@@ -80,7 +68,8 @@ fn is_mapped(region: &Weak<Region>) -> bool {
 #[test]
 fn pieces_keep_memory_mapped_until_they_are_dropped() {
     let unmap_worker = UnmapWorker::start().expect("a thread");
-    let ((from, source), (to, destination)) = (region(&unmap_worker), region(&unmap_worker));
+    let ((from, source), (to, destination)) =
+        (region(BYTES, unmap_worker.clone()), region(BYTES, unmap_worker.clone()));
     let mut sent = vec![0; BYTES as usize];
     rand::rng().fill(&mut *sent);
     // SAFETY: the mapping has as many bytes, and nobody else uses them yet.
@@ -109,7 +98,7 @@ fn pieces_keep_memory_mapped_until_they_are_dropped() {
 #[test]
 fn a_message_to_another_host_keeps_memory_mapped_until_it_is_dropped() {
     let unmap_worker = UnmapWorker::start().expect("a thread");
-    let (from, _) = region(&unmap_worker);
+    let (from, _) = region(BYTES, unmap_worker.clone());
     let (operand, mut kept) = (whole(&from), Kept::default());
     let message = RemoteMessage { src: 0, dst: 1, track: 0, rank: 0, operand: &operand };
     device().exchange(&message, JOB, &mut kept).expect("given to the workers");
@@ -123,7 +112,7 @@ fn a_message_to_another_host_keeps_memory_mapped_until_it_is_dropped() {
 #[test]
 fn an_operand_is_inside_its_region() {
     let unmap_worker = UnmapWorker::start().expect("a thread");
-    let (region, _) = region(&unmap_worker);
+    let (region, _) = region(BYTES, unmap_worker.clone());
     let operand = Operand::in_region(&region, BYTES - 8, 8).expect("the last bytes");
     assert_eq!((operand.ptr() as usize - whole(&region).ptr() as usize, operand.bytes()), (BYTES as usize - 8, 8));
     for (offset_bytes, bytes) in [(BYTES - 8, 9), (BYTES + 1, 0), (u64::MAX, 2), (0, u64::MAX)] {

@@ -11,6 +11,8 @@
 use mccs_config::service::{Cuda, CudaUse, TenantConfig};
 use nix::sys::resource::{Resource, getrlimit};
 
+use crate::host_memory::total_bytes;
+
 /// Sessions that a tenant may have by default: a job of 64 processes, and no more than a poll of their engines takes a millisecond for.
 const SESSIONS: (u64, u64) = (64, 1024);
 /// Communicators: 32 process groups and 64 split communicators beside the first, and no more than tables of some MiB.
@@ -84,11 +86,10 @@ impl HostResources {
     /// Asks the kernel, and the CUDA driver where the service uses GPUs.
     #[must_use]
     pub fn find(cuda: &Cuda, tenants: usize) -> Self {
-        let memory_bytes = [host_memory_bytes(), cgroup_memory_bytes()].into_iter().flatten().min();
         let (gpus, gpu_memory_bytes) = gpu_memory(cuda);
         let (descriptors, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((0, 0));
         HostResources {
-            memory_bytes: memory_bytes.unwrap_or(MEMORY_UNKNOWN_BYTES),
+            memory_bytes: total_bytes().unwrap_or(MEMORY_UNKNOWN_BYTES),
             gpus,
             gpu_memory_bytes,
             descriptors: descriptors / tenants.max(1) as u64,
@@ -134,21 +135,6 @@ impl DerivedQuotas {
         };
         lines.into_iter().filter_map(line).collect()
     }
-}
-
-fn host_memory_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
-/// The limit of this process's cgroup (version 2); those of its parents are not looked at.
-fn cgroup_memory_bytes() -> Option<u64> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let limit = std::fs::read_to_string(format!("/sys/fs/cgroup{path}/memory.max")).ok()?;
-    // "max" is no limit.
-    limit.trim().parse().ok()
 }
 
 /// How many GPUs the service may use, and the memory of all.

@@ -64,9 +64,9 @@ impl<H> Default for FdCloser<H> {
 }
 
 impl<H: Send + 'static> FdCloser<H> {
-    /// One whose thread closes descriptors so: for tests, which have it wait there.
-    #[must_use]
-    pub fn for_tests(close: fn(OwnedFd)) -> Self {
+    /// One whose thread closes descriptors so.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn closing(close: fn(OwnedFd)) -> Self {
         FdCloser { close, ..Self::default() }
     }
 
@@ -173,23 +173,13 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 
-    use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, recv, socket};
+    use nix::sys::socket::recv;
 
     use super::*;
     use mccs_ipc::handshake::Listener;
     use mccs_net::testing::raise_descriptor_limit;
 
-    /// Closed by a test before what is behind it, as by a file system that does not answer.
-    static GATE: Mutex<()> = Mutex::new(());
-
-    fn close_behind_the_gate(fd: OwnedFd) {
-        drop(GATE.lock().unwrap_or_else(PoisonError::into_inner));
-        drop(fd);
-    }
-
-    fn slow() -> FdCloser<()> {
-        FdCloser::for_tests(close_behind_the_gate)
-    }
+    use crate::testing::{connect, held_back, shut_gate};
 
     #[test]
     fn what_is_handed_over_is_closed() {
@@ -203,7 +193,7 @@ mod tests {
     fn who_sends_what_does_not_close_is_stuck_once_enough_waits_behind_it_and_no_longer() {
         // As other tests of this process do, at the same time: never to less than one of them has raised it to.
         raise_descriptor_limit();
-        let (closer, gate) = (slow(), GATE.lock().expect("no panic"));
+        let (closer, gate) = (held_back::<()>(), shut_gate());
         let one = || nix::unistd::pipe().expect("a pipe").0;
         closer.close_later(one());
         let later = || Instant::now() + 2 * SLOW_AFTER;
@@ -219,8 +209,7 @@ mod tests {
         // A connection waits for none of them.
         let directory = tempfile::tempdir().expect("a directory");
         let listener = Listener::bind(&directory.path().join("s")).expect("bound");
-        let peer = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::empty(), None).expect("a socket");
-        connect(peer.as_raw_fd(), &UnixAddr::new(listener.path()).expect("an address")).expect("connected");
+        let peer = connect(listener.path());
         let (accepted, _) = listener.accept().expect("accepted").expect("it is there");
         closer.close_connection(accepted);
         assert_eq!(recv(peer.as_raw_fd(), &mut [0], nix::sys::socket::MsgFlags::empty()), Ok(0));

@@ -7,15 +7,19 @@
 
 pub mod default_quotas;
 mod fd_closer;
+mod host_memory;
 pub mod process_limits;
 mod prompt_close;
 mod quota;
 pub mod regions;
 pub mod session;
 mod tenant;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod token_bucket;
 
 pub use fd_closer::FdCloser;
+pub use host_memory::{HostMemory, NoRoom, Pages, Reservation};
 pub use prompt_close::close_promptly;
 pub use quota::{OverQuota, Quota, Resource, SessionResource};
 pub use tenant::{Charge, Tenant};

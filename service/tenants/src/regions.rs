@@ -7,31 +7,24 @@ use mccs_ipc::shm::Mapping;
 use mccs_runtime::{Share, TurnSender, turn_channel};
 use mccs_transport::host_regions;
 
+use crate::host_memory::{Pages, Reservation};
 use crate::tenant::Charge;
-
-/// Whose pages a region's are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pages {
-    /// The service's, which made the memory: they go with the region, whoever holds the descriptor.
-    Service,
-    /// The tenant's, which registered it, and keeps it.
-    Tenant,
-}
 
 /// Memory on its way out, with what its tenant is charged for it until it is gone.
 struct Leaving {
     mapping: Mapping,
-    pages: Pages,
+    reservation: Reservation,
     charges: [Charge; 2],
 }
 
 impl Leaving {
     fn end(self) {
-        let Leaving { mapping, pages, charges } = self;
-        if pages == Pages::Service {
+        let Leaving { mapping, reservation, charges } = self;
+        if reservation.pages() == Pages::Service {
             mapping.give_back();
         }
         drop(mapping);
+        drop(reservation);
         // In this order: who sees that nothing leaves any more sees what has come back.
         let tenant = Arc::clone(charges[0].tenant());
         drop(charges);
@@ -51,10 +44,11 @@ pub struct Region {
 impl Region {
     /// Takes charge of a mapping, for whose bytes and number of mappings the tenant is charged.
     #[must_use]
-    pub fn new(mapping: Mapping, pages: Pages, bytes: u64, charges: [Charge; 2], unmap_worker: UnmapWorker) -> Self {
+    pub fn new(mapping: Mapping, reservation: Reservation, charges: [Charge; 2], unmap_worker: UnmapWorker) -> Self {
+        let bytes = reservation.bytes();
         host_regions::note_mapped(mapping.as_ptr() as usize, bytes);
         let share = charges[0].tenant().share;
-        Region { memory: Some(Leaving { mapping, pages, charges }), share, bytes, unmap_worker }
+        Region { memory: Some(Leaving { mapping, reservation, charges }), share, bytes, unmap_worker }
     }
 
     /// Usable bytes.

@@ -138,30 +138,6 @@ impl Session {
         }
     }
 
-    /// With a word and a ring of its own, of which nobody hears: for tests.
-    ///
-    /// # Panics
-    /// There is no memory.
-    #[must_use]
-    pub fn for_tests(id: SessionId, tenant: &Arc<Tenant>) -> Arc<Self> {
-        Self::for_tests_of(id, tenant, PeerCredentials { pid: 1, uid: 1, gid: 1 })
-    }
-
-    /// The same, of a process.
-    ///
-    /// # Panics
-    /// There is no memory.
-    #[must_use]
-    pub fn for_tests_of(id: SessionId, tenant: &Arc<Tenant>, peer: PeerCredentials) -> Arc<Self> {
-        let words_offset = mccs_ipc::queue::ring_bytes::<Completion>(16).next_multiple_of(128);
-        let (_, segment) = Mapping::create("a session", words_offset + 4096).expect("memory");
-        let words = StreamWords { offset: words_offset, count: 1 };
-        let segment = Arc::new(segment);
-        let completions = Producer::new(Arc::clone(&segment), 0, 16).expect("a ring");
-        let waker = mccs_runtime::Mailbox::<()>::new(1).waker().clone();
-        Arc::new(Session::new(id, Arc::clone(tenant), peer, segment, words, completions, waker))
-    }
-
     /// What the GPUs' driver opens of its process' in this one, and the other way round.
     #[must_use]
     pub fn opens(&self) -> Opens {
@@ -297,6 +273,7 @@ impl Session {
 mod tests {
     use super::*;
     use crate::quota::Quota;
+    use crate::testing;
 
     #[test]
     fn memory_is_opened_of_processes_with_other_numbers_and_events_of_the_user() {
@@ -310,7 +287,7 @@ mod tests {
         let (other, user) = (child.id() as i32, geteuid().as_raw());
         let opens = |pid, uid| {
             let Opens { memory, events, .. } =
-                Session::for_tests_of(1, &tenant, PeerCredentials { pid, uid, gid: 1 }).opens();
+                testing::session_of(1, &tenant, PeerCredentials { pid, uid, gid: 1 }).opens();
             (memory, events)
         };
         assert_eq!(opens(other, user), (true, true));

@@ -7,7 +7,7 @@ use mccs_config::ServiceConfig;
 use mccs_config::change::StrategyChange;
 use mccs_control::{ControlAnswer, ControlRequest, call};
 use mccs_eval::workload::Call;
-use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
+use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, RedOp};
 use mccs_runtime::EngineId;
 use mccs_service::service::{Service, Settings};
 use mccs_tests::{TestService, run_checked};
@@ -209,6 +209,20 @@ fn quotas_refuse_and_are_given_back() {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
     }
+}
+
+#[test]
+fn memory_that_the_host_does_not_have_is_refused_before_anybody_writes_to_it() {
+    let quota = "[[tenant]]\nname = \"a\"\nmax_memory = \"1048576GiB\"\n";
+    let service = TestService::start(quota);
+    let client = service.connect(0);
+    let refused = client.allocate(1 << 46).expect_err("no host has 64 TiB");
+    assert_eq!(refused.class(), ErrorClass::System, "{refused}");
+    assert!(refused.to_string().contains("more than this host has left"), "{refused}");
+    drop(client.allocate(4096).expect("there is memory"));
+    let service = TestService::start(&format!("[limits]\nmin_free_memory = \"16384GiB\"\n{quota}"));
+    let refused = service.connect(0).allocate(4096).expect_err("none of it may be used").to_string();
+    assert!(refused.contains("limits.min_free_memory"), "{refused}");
 }
 
 #[test]

@@ -389,7 +389,7 @@ mod tests {
     use mccs_device::LaunchError;
 
     use super::*;
-    use crate::proxy::at_once::Fixture;
+    use crate::proxy::tests::at_once::Fixture;
 
     #[test]
     fn a_collective_that_its_device_refuses_fails_and_never_counts_as_done() {

@@ -26,13 +26,9 @@
 //!
 //! Everything a tenant can cause here is bounded by its own quotas, and touches only its own sessions and communicators.
 
-#[cfg(test)]
-mod at_once;
 mod calls;
 mod communicator;
 mod execution;
-#[cfg(test)]
-mod gpu_tests;
 mod gpu_watch;
 mod gpus;
 mod joining;
@@ -40,6 +36,8 @@ mod mail;
 mod operators;
 mod state;
 mod streams;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

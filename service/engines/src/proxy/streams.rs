@@ -144,22 +144,16 @@ fn get_mut(
 
 #[cfg(test)]
 mod tests {
-    use mccs_ipc::shm::Mapping;
     use mccs_ipc::timeline_semaphore::TimelineSemaphore;
-    use mccs_tenants::regions::{Pages, Region, UnmapWorker};
-    use mccs_tenants::{Quota, Resource, Tenant};
+    use mccs_tenants::regions::UnmapWorker;
+    use mccs_tenants::{Quota, Tenant, testing};
 
     use super::*;
 
     #[test]
     fn gpus_that_wait_for_a_session_that_ends_are_let_through_before_its_memory_goes() {
-        const BYTES: u64 = 4096;
-        let tenant = Tenant::new("a".into(), Quota { memory_bytes: BYTES, ..Quota::least() });
-        let charges = [(Resource::MemoryBytes, BYTES), (Resource::Mappings, 1)]
-            .map(|(resource, amount)| tenant.charge(resource, amount).expect("within its quota"));
-        let (_, mapping) = Mapping::create("words", BYTES).expect("memory");
-        let unmap_worker = UnmapWorker::start().expect("a thread");
-        let region = Arc::new(Region::new(mapping, Pages::Service, BYTES, charges, unmap_worker));
+        let (region, _) = testing::region(4096, UnmapWorker::start().expect("a thread"));
+        let tenant = Tenant::new("a".into(), Quota::least());
         let [closed, ended, others] = [0, 1, 2].map(|number| number * TimelineSemaphore::BYTES);
         let done = |offset| {
             let words = region.range(offset, TimelineSemaphore::BYTES).expect("in the region");
@@ -169,7 +163,7 @@ mod tests {
         let mut streams = Streams::default();
         for (session, index, offset) in [(1, 0, closed), (1, 2, ended), (2, 0, others)] {
             let semaphore = StreamSemaphore::new(Arc::clone(&region), offset).expect("in the region");
-            streams.open_ordered(Session::for_tests(session, &tenant), Handle { index, generation: 1 }, semaphore);
+            streams.open_ordered(testing::session(session, &tenant), Handle { index, generation: 1 }, semaphore);
         }
         streams.close(1, 0);
         streams.close_all(1);

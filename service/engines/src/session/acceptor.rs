@@ -18,7 +18,7 @@ use mccs_runtime::{Context, Engine, Mailbox, Progress, Runtimes, WakerSlot};
 use mccs_telemetry::LogBudget;
 use mccs_tenants::regions::UnmapWorker;
 use mccs_tenants::session::{Session, StreamWords};
-use mccs_tenants::{Charge, FdCloser, Resource, Tenant};
+use mccs_tenants::{Charge, FdCloser, HostMemory, Resource, Tenant};
 use nix::sys::resource::{Resource as Limit, getrlimit};
 
 use super::arrivals::{Arrivals, CONNECTS_PER_S};
@@ -56,6 +56,8 @@ pub struct SessionFactory {
     pub proxies: Arc<Proxies>,
     /// Where sessions are listed.
     pub registry: Arc<Registry>,
+    /// Where their regions are made.
+    pub host_memory: Arc<HostMemory>,
     /// Unmaps what they leave.
     pub unmap_worker: UnmapWorker,
     /// Tenants cause these lines.
@@ -130,6 +132,7 @@ impl SessionFactory {
             replies,
             outbox: VecDeque::new(),
             registry: Arc::clone(&self.registry),
+            host_memory: Arc::clone(&self.host_memory),
             unmap_worker: self.unmap_worker.clone(),
             deferred: None,
             paused_until: None,
@@ -347,29 +350,14 @@ impl Engine for Acceptor {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd as _;
-
     use mccs_ipc::device_initiated::Execution;
     use mccs_ipc::timeline_semaphore::SemaphoreAccess;
     use mccs_runtime::{RuntimeOptions, TenantQueues};
     use mccs_tenants::Quota;
-    use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+    use mccs_tenants::testing::{connect, held_back, shut_gate, unused};
     use nix::unistd::getuid;
 
     use super::*;
-
-    /// Closed by a test before what is behind it, as by a socket whose closing takes long.
-    static GATE: Mutex<()> = Mutex::new(());
-
-    fn close_behind_the_gate(fd: OwnedFd) {
-        drop(GATE.lock().unwrap_or_else(PoisonError::into_inner));
-        drop(fd);
-    }
-
-    /// A closer that nobody uses.
-    fn unused() -> FdCloser<Charge> {
-        FdCloser::for_tests(|_| std::process::abort())
-    }
 
     fn factory(queues: &TenantQueues<crate::proxy::SessionMessage>) -> SessionFactory {
         let proxies = Proxies {
@@ -390,6 +378,7 @@ mod tests {
             limits: SessionLimits { command_ring: 16, completion_ring: 16, spin: Duration::ZERO },
             proxies: Arc::new(proxies),
             registry: Arc::default(),
+            host_memory: HostMemory::new(0),
             unmap_worker: UnmapWorker::start().expect("a thread"),
             log_budget: Mutex::default(),
         }
@@ -399,11 +388,11 @@ mod tests {
     #[test]
     fn who_is_turned_away_is_closed_by_its_own_closer() {
         for is_tenant in [true, false] {
-            let gate = GATE.lock().unwrap_or_else(PoisonError::into_inner);
+            let gate = shut_gate();
             let directory = tempfile::tempdir().expect("a directory");
             let path = directory.path().join("s");
             let listener = Listener::bind(&path).expect("bound");
-            let (own, other) = (FdCloser::for_tests(close_behind_the_gate), unused());
+            let (own, other) = (held_back(), unused());
             let (of_tenant, of_strangers) = if is_tenant { (own, other) } else { (other, own) };
             let mut tenant = Tenant::new("a".into(), Quota::least());
             Arc::get_mut(&mut tenant).expect("nobody else has it").closer = of_tenant;
@@ -417,9 +406,7 @@ mod tests {
             };
             let mut acceptor = Acceptor::new(listener, "s".into(), vec![admission], Arc::new(factory));
             acceptor.strangers = of_strangers;
-            let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::empty(), None).expect("a socket");
-            connect(fd.as_raw_fd(), &UnixAddr::new(&path).expect("an address")).expect("connected");
-            let socket = Socket::from_fd(fd);
+            let socket = Socket::from_fd(connect(&path));
             acceptor.turn_away(&SocketError::TooManyDescriptors);
             socket.recv_hello().expect("not closed").expect("a hello");
             let (envelope, _) = socket.recv::<ResponseEnvelope>().expect("not closed").expect("a refusal");

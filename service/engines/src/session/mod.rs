@@ -40,7 +40,7 @@ use mccs_registry::Registry;
 use mccs_runtime::{Context, Engine, Mailbox, Progress, Share};
 use mccs_tenants::regions::UnmapWorker;
 use mccs_tenants::session::Session;
-use mccs_tenants::{Charge, Resource, Tenant};
+use mccs_tenants::{Charge, HostMemory, Resource, Tenant};
 
 pub use self::acceptor::{Acceptor, Admission, SessionFactory, SessionLimits};
 use self::answers::Unsent;
@@ -114,6 +114,7 @@ pub struct SessionEngine {
     /// Messages that the tenant's queue had no room for yet. While there are any, nothing new is taken in.
     outbox: VecDeque<(Place, SessionMessage)>,
     registry: Arc<Registry>,
+    host_memory: Arc<HostMemory>,
     unmap_worker: UnmapWorker,
     /// A request for memory that waits for what the tenant has freed to be gone, with its descriptor.
     deferred: Option<(RequestEnvelope, Vec<OwnedFd>)>,

@@ -119,7 +119,7 @@ mod tests {
     use mccs_device::cuda::Importer;
     use mccs_device::{Ended, SymmetricBuffers};
     use mccs_ipc::types::{ErrorClass, Handle};
-    use mccs_tenants::{Quota, Tenant};
+    use mccs_tenants::{Quota, Tenant, testing};
 
     use super::*;
     use crate::proxy::RoundState;
@@ -148,7 +148,7 @@ mod tests {
             let mut tables = Tables::new(&tenant.quota, 1);
             let region = Importer::for_tests().by_handle(&tenant, 1, &[1; 64], REGION_BYTES).expect("a region");
             let region = tables.gpu_regions.insert(Arc::new(region)).ok().expect("room");
-            let session = Session::for_tests(1, &tenant);
+            let session = testing::session(1, &tenant);
             let group = DeviceInitiatedGroup::for_tests(NRANKS, Box::new(Unasked));
             Fixture { tables, group: Arc::new(group), session, region }
         }

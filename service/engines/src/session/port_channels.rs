@@ -9,8 +9,8 @@ use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_model::SetupError;
-use mccs_tenants::regions::{Pages, Region};
-use mccs_tenants::{OverQuota, Resource};
+use mccs_tenants::regions::Region;
+use mccs_tenants::{OverQuota, Pages, Resource};
 
 use super::proxies::Place;
 use super::requests::OPENING_MAX;
@@ -103,9 +103,11 @@ impl SessionEngine {
             bytes => {
                 let charges =
                     [charge(Resource::MemoryBytes, bytes)?, charge(Resource::Mappings, Mapping::count(bytes))?];
+                let reserved = self.host_memory.reserve(bytes, Pages::Service);
+                let reservation = reserved.map_err(|error| system(error.to_string()))?;
                 let mapped = Mapping::create("mccs-put-headers", bytes).map_err(|error| system(error.to_string()));
                 let (mapping, unmap_worker) = (mapped?.1, self.unmap_worker.clone());
-                Some(Arc::new(Region::new(mapping, Pages::Service, bytes, charges, unmap_worker)))
+                Some(Arc::new(Region::new(mapping, reservation, charges, unmap_worker)))
             }
         };
         let charge = charge(Resource::MemoryBytes, layout.bytes())?;

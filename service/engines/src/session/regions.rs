@@ -8,8 +8,8 @@ use mccs_ipc::device_initiated::GpuUuid;
 use mccs_ipc::protocol::{GPU_SEGMENTS_MAX, Request, RequestEnvelope, Response};
 use mccs_ipc::shm::{Mapping, ShmError, is_whole};
 use mccs_ipc::types::ErrorClass;
-use mccs_tenants::regions::{Pages, Region};
-use mccs_tenants::{Resource, SessionResource};
+use mccs_tenants::regions::Region;
+use mccs_tenants::{Pages, Resource, SessionResource};
 
 use super::SessionEngine;
 use super::proxies::GpuProxy;
@@ -28,6 +28,11 @@ impl SessionEngine {
             Err(error) => return self.refuse(id, ErrorClass::InvalidUsage, error.to_string()),
         };
         let pages = if foreign.is_some() { Pages::Tenant } else { Pages::Service };
+        let reservation = match self.host_memory.reserve(bytes, pages) {
+            Ok(reservation) => reservation,
+            Err(_) if is_leaving => return self.defer(id, bytes, foreign),
+            Err(error) => return self.refuse(id, ErrorClass::System, error.to_string()),
+        };
         let mapped = match foreign {
             Some(fd) => Mapping::map(fd, bytes).and_then(|mapping| match is_whole(fd, bytes)? {
                 true => Ok((None, mapping)),
@@ -39,7 +44,7 @@ impl SessionEngine {
             Ok(mapped) => mapped,
             Err(error) => return self.refuse(id, ErrorClass::InvalidArgument, error.to_string()),
         };
-        let region = Arc::new(Region::new(mapping, pages, bytes, charges, self.unmap_worker.clone()));
+        let region = Arc::new(Region::new(mapping, reservation, charges, self.unmap_worker.clone()));
         match self.tables.regions.insert(region) {
             Ok(region) => {
                 let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();

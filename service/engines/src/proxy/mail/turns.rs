@@ -157,8 +157,8 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::proxy::at_once::Fixture;
     use crate::proxy::operators::stuck_account::account_of;
+    use crate::proxy::tests::at_once::Fixture;
 
     #[test]
     fn deadlines_count_from_the_call_and_not_from_its_turn() {

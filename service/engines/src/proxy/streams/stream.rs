@@ -192,13 +192,13 @@ impl Stream {
 mod tests {
     use std::time::Duration;
 
-    use mccs_tenants::{Quota, Tenant};
+    use mccs_tenants::{Quota, Tenant, testing};
 
     use super::*;
 
     #[test]
     fn an_operation_is_due_when_it_was_called_and_the_one_before_it_has_ended() {
-        let session = Session::for_tests(1, &Tenant::new("a".into(), Quota::least()));
+        let session = testing::session(1, &Tenant::new("a".into(), Quota::least()));
         let mut stream = Stream::new(session, Handle { index: 0, generation: 1 });
         let t = Instant::now();
         let after = |seconds| t + Duration::from_secs(seconds);
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn what_overlaps_starts_beside_its_like_and_ends_are_told_in_order() {
-        let session = Session::for_tests(1, &Tenant::new("a".into(), Quota::least()));
+        let session = testing::session(1, &Tenant::new("a".into(), Quota::least()));
         let mut stream = Stream::new(Arc::clone(&session), Handle { index: 0, generation: 1 });
         let (now, comm) = (Instant::now(), |index| Some(Handle { index, generation: 1 }));
         // Two communicators, and one that does not overlap.
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn no_more_overlap_than_may() {
-        let session = Session::for_tests(1, &Tenant::new("a".into(), Quota::least()));
+        let session = testing::session(1, &Tenant::new("a".into(), Quota::least()));
         let mut stream = Stream::new(Arc::clone(&session), Handle { index: 0, generation: 1 });
         let (now, overlaps) = (Instant::now(), Some(Handle { index: 1, generation: 1 }));
         let count = 2 * OVERLAPPING_MAX as u64;

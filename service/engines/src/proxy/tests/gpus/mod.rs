@@ -16,8 +16,8 @@ use mccs_registry::RankProgress;
 use mccs_telemetry::stuck::{HostAccount, StuckClass};
 
 use self::fixture::Fixture;
-use super::*;
 use crate::proxy::communicator::comm::Span;
+use crate::proxy::*;
 use crate::transport::{Activity, Network};
 
 #[test]

@@ -21,11 +21,10 @@ use mccs_kernels::cuda::SymmetricBufferCounts;
 use mccs_model::{GpuStrategy, SetupError};
 use mccs_runtime::Sender;
 use mccs_telemetry::stuck::StuckReport;
-use mccs_tenants::session::Session;
-use mccs_tenants::{Quota, Resource, Tenant};
+use mccs_tenants::{Quota, Resource, Tenant, testing};
 use nix::unistd::geteuid;
 
-use super::super::*;
+use crate::proxy::*;
 
 /// What GPUs say has ended, by rank, or why they do not. They say nothing where it is absent.
 type Told = Arc<Mutex<Option<Result<Vec<Counted>, String>>>>;
@@ -199,7 +198,7 @@ impl Fixture {
             let pid = if self.stranger == Some(rank) { 0 } else { own.unwrap_or(OTHERS_PID) };
             let peer = PeerCredentials { pid, uid: geteuid().as_raw(), gid: 1 };
             let request = JoinRequest {
-                session: Session::for_tests_of(u64::from(rank), &tenant, peer),
+                session: testing::session_of(u64::from(rank), &tenant, peer),
                 request: 1,
                 tenant_comm: Handle::NONE,
                 id: UniqueId([id; 16]),

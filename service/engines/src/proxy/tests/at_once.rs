@@ -16,13 +16,13 @@ use mccs_model::{Action, Scalar};
 use mccs_registry::Registry;
 use mccs_runtime::{Context, Engine as _, Mailbox, Sender, TenantQueueSender, TenantQueues};
 use mccs_tenants::session::Session;
-use mccs_tenants::{Quota, Resource, Tenant};
+use mccs_tenants::{Quota, Resource, Tenant, testing};
 
-use super::{
+use crate::proxy::communicator::schedule_cache::ScheduleCache;
+use crate::proxy::{
     JoinRequest, Operation, PROXY_QUEUE_MAX, ProxyEngine, ProxyMessage, ProxyReply, RoundState, SessionMessage,
     Timeouts,
 };
-use crate::proxy::communicator::schedule_cache::ScheduleCache;
 
 /// A device that does every collective in the call, or refuses it, and no sends and receives.
 struct AtOnce {
@@ -47,32 +47,32 @@ impl Device for AtOnce {
     }
 }
 
-pub(super) struct Fixture {
-    pub(super) engine: ProxyEngine,
-    pub(super) proxy: Sender<ProxyMessage>,
+pub(in crate::proxy) struct Fixture {
+    pub(in crate::proxy) engine: ProxyEngine,
+    pub(in crate::proxy) proxy: Sender<ProxyMessage>,
     queues: mccs_runtime::TenantQueueOpener<SessionMessage>,
 }
 
 /// A rank of a communicator.
-pub(super) struct Rank {
-    pub(super) session: Arc<Session>,
-    pub(super) comm: Handle,
+pub(in crate::proxy) struct Rank {
+    pub(in crate::proxy) session: Arc<Session>,
+    pub(in crate::proxy) comm: Handle,
     rank: u32,
     queue: TenantQueueSender<SessionMessage>,
-    pub(super) sent: u64,
+    pub(in crate::proxy) sent: u64,
 }
 
 impl Fixture {
-    pub(super) fn new() -> Self {
+    pub(in crate::proxy) fn new() -> Self {
         Self::with(None, None)
     }
 
-    pub(super) fn with_timeout(operation: Option<Duration>) -> Self {
+    pub(in crate::proxy) fn with_timeout(operation: Option<Duration>) -> Self {
         Self::with(operation, None)
     }
 
     /// One whose device refuses collectives.
-    pub(super) fn refusing(refuses: LaunchError) -> Self {
+    pub(in crate::proxy) fn refusing(refuses: LaunchError) -> Self {
         Self::with(None, Some(refuses))
     }
 
@@ -90,26 +90,26 @@ impl Fixture {
         Fixture { engine: engine.with_tenant_queues(queues), proxy, queues: opener }
     }
 
-    pub(super) fn poll(&mut self) {
+    pub(in crate::proxy) fn poll(&mut self) {
         self.poll_at(Instant::now());
     }
 
-    pub(super) fn poll_at(&mut self, now: Instant) {
+    pub(in crate::proxy) fn poll_at(&mut self, now: Instant) {
         self.engine.poll(&Context::new(now, 64));
     }
 
-    pub(super) fn join(&mut self, number: u8, weight: u32) -> Rank {
+    pub(in crate::proxy) fn join(&mut self, number: u8, weight: u32) -> Rank {
         self.join_all(number, weight, 1).remove(0)
     }
 
     /// All ranks of a communicator, in sessions of one tenant.
-    pub(super) fn join_all(&mut self, number: u8, weight: u32, nranks: u32) -> Vec<Rank> {
+    pub(in crate::proxy) fn join_all(&mut self, number: u8, weight: u32, nranks: u32) -> Vec<Rank> {
         let tenant = Tenant::weighted(format!("tenant {number}"), Quota::least(), weight);
         let queue = self.queues.open(tenant.share, PROXY_QUEUE_MAX);
         let charge = Arc::new(tenant.charge(Resource::Sessions, 1).expect("within the quota"));
         let replies = Mailbox::new(4);
         let sessions: Vec<_> =
-            (0..nranks).map(|rank| Session::for_tests(u64::from(number) + 100 * u64::from(rank), &tenant)).collect();
+            (0..nranks).map(|rank| testing::session(u64::from(number) + 100 * u64::from(rank), &tenant)).collect();
         for (rank, session) in (0..).zip(&sessions) {
             let join = JoinRequest {
                 session: Arc::clone(session),
@@ -138,18 +138,18 @@ impl Fixture {
 
 impl Rank {
     /// Calls an all-reduce of so many bytes. Returns whether there was room.
-    pub(super) fn call(&mut self, bytes: u64) -> bool {
+    pub(in crate::proxy) fn call(&mut self, bytes: u64) -> bool {
         self.call_at(bytes, Instant::now())
     }
 
     /// The same, as called then.
-    pub(super) fn call_at(&mut self, bytes: u64, called_at: Instant) -> bool {
+    pub(in crate::proxy) fn call_at(&mut self, bytes: u64, called_at: Instant) -> bool {
         let (kind, redop) = (CollectiveKind::AllReduce, RedOp::Sum);
         self.enqueue(Action::Collective { kind, redop, scalar: Scalar::Bits(0), root: 0 }, bytes, called_at)
     }
 
     /// Does anything with so many bytes. Returns whether there was room.
-    pub(super) fn enqueue(&mut self, action: Action, bytes: u64, called_at: Instant) -> bool {
+    pub(in crate::proxy) fn enqueue(&mut self, action: Action, bytes: u64, called_at: Instant) -> bool {
         // SAFETY: the device of these tests touches no memory.
         let operand = || unsafe { Operand::from_raw(std::ptr::dangling_mut(), bytes) };
         let operation = Operation {
@@ -177,11 +177,11 @@ impl Rank {
         is_sent
     }
 
-    pub(super) fn ended(&self) -> u64 {
+    pub(in crate::proxy) fn ended(&self) -> u64 {
         self.session.last_ended(0)
     }
 
-    pub(super) fn failed(&self) -> u64 {
+    pub(in crate::proxy) fn failed(&self) -> u64 {
         self.session.counters.failed.load(Ordering::Relaxed)
     }
 }
