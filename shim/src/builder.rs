@@ -108,8 +108,18 @@ impl CommunicatorBuilder {
     /// [`Error::Refused`] where ranks contradict each other, are missing at a time-out, or the tenant is over its quota.
     /// [`Error::ServiceGone`].
     pub fn join(&self) -> Result<Communicator, Error> {
+        self.join_while(|| true)
+    }
+
+    /// As [`CommunicatorBuilder::join`]. Asks several times a second whether to go on waiting for the others; a rank that does not gives
+    /// up, as at its time-out.
+    ///
+    /// # Errors
+    /// As [`CommunicatorBuilder::join`]; [`Error::Refused`] where this rank gave up.
+    pub fn join_while(&self, mut go_on: impl FnMut() -> bool) -> Result<Communicator, Error> {
         let joining = self.send_join()?;
-        self.finish_join(&joining)
+        let answer = self.client.wait_for_join(&joining, self, &mut go_on)?;
+        self.client.joined(answer, self)
     }
 
     /// Joins several ranks from one thread: none waits for the others before all have been announced.
@@ -155,7 +165,7 @@ impl CommunicatorBuilder {
 
     /// Waits until all have joined.
     pub(crate) fn finish_join(&self, joining: &Joining) -> Result<Communicator, Error> {
-        let answer = self.client.wait_for_join(joining, self)?;
+        let answer = self.client.wait_for_join(joining, self, &mut || true)?;
         self.client.joined(answer, self)
     }
 }

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mccs_ipc::command::Completion;
 use mccs_ipc::handshake::{SocketError, connect};
@@ -23,10 +23,10 @@ use crate::cuda::{GpuRegions, Watch};
 use crate::error::Origin;
 use crate::log::{LogLevel, log};
 use crate::memory::Regions;
-use crate::requests::{Answer, Requests};
+use crate::requests::{Answer, LIVENESS_EVERY, Requests};
 use crate::stream::Left;
 use crate::submission::Submission;
-use crate::{Communicator, Error, Region, Stream};
+use crate::{Communicator, Error, Region, Span, Stream};
 
 /// How long the service has to welcome a connection.
 const WELCOME_WITHIN: Duration = Duration::from_secs(10);
@@ -209,16 +209,34 @@ impl Client {
         CommunicatorBuilder::new(self, id, rank, nranks)
     }
 
-    /// Waits until all ranks of a communicator have joined.
-    pub(crate) fn wait_for_join(&self, joining: &Joining, rank: &CommunicatorBuilder) -> Result<Answer, Error> {
-        if let Some(answer) = self.0.requests.wait_until(joining.request, joining.deadline)? {
-            if let (Response::Comm { comm, .. }, _) = &answer {
-                locked(&self.0.members).insert(*comm, (rank.id, rank.rank));
-                log(LogLevel::Info, || {
-                    format!("rank {} of {} has joined communicator {}", rank.rank, rank.nranks, rank.id)
-                });
+    /// Waits until all ranks of a communicator have joined, or `go_on`, asked every now and then, says no.
+    pub(crate) fn wait_for_join(
+        &self,
+        joining: &Joining,
+        rank: &CommunicatorBuilder,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Answer, Error> {
+        let has_passed = |deadline: Instant| deadline <= Instant::now();
+        loop {
+            let next_look = Instant::now() + LIVENESS_EVERY;
+            let until = joining.deadline.map_or(next_look, |deadline| deadline.min(next_look));
+            if let Some(answer) = self.0.requests.wait_until(joining.request, Some(until))? {
+                if let (Response::Comm { comm, .. }, _) = &answer {
+                    locked(&self.0.members).insert(*comm, (rank.id, rank.rank));
+                    log(LogLevel::Info, || {
+                        format!("rank {} of {} has joined communicator {}", rank.rank, rank.nranks, rank.id)
+                    });
+                }
+                return Ok(answer);
             }
-            return Ok(answer);
+            if joining.deadline.is_some_and(has_passed) {
+                break;
+            }
+            if !go_on() {
+                self.give_up_join(joining);
+                let message = format!("rank {} no longer wants to join communicator {}", rank.rank, rank.id);
+                return Err(Error::Refused { class: ErrorClass::Timeout, message });
+            }
         }
         self.give_up_join(joining);
         let message = format!(
@@ -326,6 +344,15 @@ impl Client {
     pub unsafe fn register(&self, ptr: *mut u8, bytes: usize) -> Result<Region, Error> {
         // SAFETY: the caller's contract is passed on.
         unsafe { crate::memory::register(self, ptr, bytes) }
+    }
+
+    /// Where `bytes` from an address on are in this session's memory, allocated or registered. `None` where they are not all in one region.
+    /// The place is of use for as long as the region is there.
+    #[must_use]
+    pub fn span_at(&self, address: *const u8, bytes: usize) -> Option<Span> {
+        let (buffer, available_bytes) = self.0.regions().place(address.addr())?;
+        let span = Span { buffer, client_number: self.0.number, available_bytes };
+        (bytes as u64 <= available_bytes).then_some(span)
     }
 
     /// Registers a memfd of the caller's and maps it here. It must be sealed against shrinking and not against writing, and all its pages

@@ -258,6 +258,26 @@ impl Stream {
         waiting.failure()
     }
 
+    /// As [`Stream::synchronize`], for about that long at most. Whether everything enqueued so far has ended.
+    ///
+    /// # Errors
+    /// As [`Stream::synchronize`].
+    pub fn synchronize_for(&self, timeout: Duration) -> Result<bool, Error> {
+        let start = Instant::now();
+        self.finish_round()?;
+        let waiting = Waiting::begin(&self.shared);
+        let word = self.shared.word()?;
+        let mut spin = self.client.0.word_spin;
+        while !word.wait(waiting.target, spin, LIVENESS_EVERY.min(timeout.saturating_sub(start.elapsed()))) {
+            self.client.0.requests.check_alive()?;
+            if start.elapsed() >= timeout {
+                return Ok(false);
+            }
+            spin = Duration::ZERO;
+        }
+        waiting.failure().map(|()| true)
+    }
+
     /// Whether everything enqueued so far has ended.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //! (`sd_notify`), SIGTERM.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,8 +19,10 @@ use mccs_engines::controller::ControllerSettings;
 use mccs_service::service::{CudaUse, Service, Settings};
 use mccs_tenants::default_quotas::HostResources;
 use mccs_tenants::process_limits::mappings_of_tenants;
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::unistd::Pid;
 use sd_notify::NotifyState;
 
 /// Executes collectives for the jobs of this host.
@@ -35,6 +38,9 @@ struct Arguments {
     /// Print the configuration in force, defaults included, and exit.
     #[arg(long)]
     print_config: bool,
+    /// End when no process holds a shared lock (flock) on this file any more. Whoever starts a service for its users holds one from before.
+    #[arg(long, value_name = "FILE")]
+    users: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -157,6 +163,26 @@ fn wait_for_the_end(signals: &SigSet) -> anyhow::Result<Signal> {
     }
 }
 
+/// Ends the service, as SIGTERM does, when its last user has gone. The kernel unlocks for whoever dies.
+fn end_with_users(path: &Path) -> anyhow::Result<()> {
+    let of_file = || format!("{}: the users' file", path.display());
+    let file = File::open(path).with_context(of_file)?;
+    let wait = move || {
+        // Kept until the end, so that nobody becomes a user of a service that ends. No signal interrupts a thread that has all blocked.
+        match Flock::lock(file, FlockArg::LockExclusive) {
+            Ok(lock) => std::mem::forget(lock),
+            Err((_, error)) => tracing::error!(%error, "cannot wait for the end of the users"),
+        }
+        tracing::info!("no user is left");
+        // The main thread waits for it.
+        if let Err(error) = kill(Pid::this(), Signal::SIGTERM) {
+            tracing::error!(%error, "cannot end");
+        }
+    };
+    std::thread::Builder::new().name("mccs-users".into()).spawn(wait).context("cannot start a thread")?;
+    Ok(())
+}
+
 /// Tells systemd, or whoever has started the service as systemd does: what comes behind it in `After=` starts when it is ready.
 fn tell_manager(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
@@ -219,6 +245,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     survive_others();
     tell_limits();
     let service = Service::start(&settings)?;
+    arguments.users.as_deref().map_or(Ok(()), end_with_users)?;
     for tenant in &settings.tenants {
         tracing::info!(tenant = tenant.name, socket = %tenant.socket.display(), "listening");
     }

@@ -70,7 +70,7 @@ impl CommunicatorBuilder {
         let gpu = context.gpu().id.0;
         let joining = self.send(Some(gpu))?;
         let (client, rank, nranks) = (&self.client, self.rank, self.nranks);
-        match client.wait_for_join(&joining, self)? {
+        match client.wait_for_join(&joining, self, &mut || true)? {
             (Response::Comm { comm, device_initiated: Some(share), .. }, fds) => {
                 let made = DeviceInitiatedCommunicator::join(client, comm, rank, nranks, context, &share, &fds)?;
                 Ok(CudaCommunicator::new(Backend::DeviceInitiated(Arc::new(made))))

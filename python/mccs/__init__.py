@@ -1,0 +1,129 @@
+"""Collectives between processes, by the host's mccs-service.
+
+>>> import mccs, numpy
+>>> comm = mccs.init(rank=0, nranks=1)
+>>> array = numpy.ones(4, numpy.float32)
+>>> comm.all_reduce(array)
+>>> array
+array([1., 1., 1., 1.], dtype=float32)
+
+Arrays are NumPy's, and whatever else has the buffer protocol or ``__dlpack__`` in the host's
+memory. A call without a stream returns when it has ended. Memory of :func:`empty` is the
+service's too, and is not copied.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from mccs import service
+from mccs._mccs import (
+    Communicator,
+    Error,
+    InvalidArgument,
+    Memory,
+    Operation,
+    Remote,
+    Session,
+    Stream,
+    System,
+    Timeout,
+    unique_id,
+)
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import DTypeLike
+
+__all__ = [
+    "Communicator",
+    "Error",
+    "InvalidArgument",
+    "Memory",
+    "Operation",
+    "Remote",
+    "Session",
+    "Stream",
+    "System",
+    "Timeout",
+    "connect",
+    "empty",
+    "init",
+    "session",
+    "unique_id",
+]
+
+_lock = threading.Lock()
+_sessions: dict[int, Session] = {}
+
+
+def connect(socket: str | os.PathLike[str] | None = None) -> Session:
+    """A new session with the service of a socket: by default ``MCCS_SOCKET``'s, or this host's.
+
+    If no service runs, one is started for this user. It says so on standard error, and ends with
+    the last process that uses it.
+    """
+    if socket is None:
+        socket = service.find() or service.start()
+    return Session(os.fspath(socket))
+
+
+def session() -> Session:
+    """This process' session, made at the first call. A forked child gets one of its own."""
+    with _lock:
+        known = _sessions.get(os.getpid())
+        if known is None or not known.is_alive:
+            known = _sessions[os.getpid()] = connect()
+        return known
+
+
+def init(
+    unique_id: str | None = None,
+    rank: int | None = None,
+    nranks: int | None = None,
+    *,
+    root_address: str | None = None,
+    name: str | None = None,
+    timeout: float | None = None,
+) -> Communicator:
+    """Joins a communicator, which waits for all of its ranks.
+
+    Arguments that are left out come from the environment, as ``mccs-launch`` sets it: ``MCCS_RANK``,
+    ``MCCS_NRANKS``, ``MCCS_UNIQUE_ID`` and ``MCCS_ROOT_ADDRESS``. One rank alone needs no id.
+    """
+    environ = os.environ
+    rank = int(environ.get("MCCS_RANK", 0)) if rank is None else rank
+    nranks = int(environ.get("MCCS_NRANKS", 1)) if nranks is None else nranks
+    unique_id = unique_id or environ.get("MCCS_UNIQUE_ID")
+    if unique_id is None:
+        if nranks != 1:
+            raise InvalidArgument(
+                f"rank {rank} of {nranks}, join: a communicator of several ranks has an id: make one with "
+                "mccs.unique_id(), and give it to all ranks, or set MCCS_UNIQUE_ID"
+            )
+        unique_id = globals()["unique_id"]()
+    root_address = root_address or environ.get("MCCS_ROOT_ADDRESS") or None
+    return Communicator(
+        session(), unique_id, rank, nranks, root_address=root_address, name=name, timeout=timeout
+    )
+
+
+def empty(shape: int | tuple[int, ...], dtype: DTypeLike = "float32", *, session: Session | None = None) -> numpy.ndarray:
+    """A NumPy array in memory that the service maps too: collectives on it copy nothing."""
+    import numpy
+
+    kind = numpy.dtype(dtype)
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    memory = (session or globals()["session"]()).allocate(math.prod(shape) * kind.itemsize)
+    return numpy.asarray(memory).view(kind).reshape(shape)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "torch":
+        import importlib
+
+        return importlib.import_module("mccs.torch")
+    raise AttributeError(f"module 'mccs' has no attribute {name!r}")

@@ -1,0 +1,176 @@
+"""Finds this host's service, or starts one for this user.
+
+A service that is started here is shared by all processes of the user that find none of the host's.
+Each of them holds a shared lock on its file of users. The service waits for an exclusive one, and
+ends when it gets it: with its last user, however that ended.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterator
+
+#: How the service says that its sockets accept connections.
+_READY = b"mccs-service ready"
+
+#: Locked files of services that this process uses, by socket. They are never closed.
+_used: dict[str, int] = {}
+
+
+def find() -> Path | None:
+    """The socket of ``MCCS_SOCKET``, or else of the host's service where one listens by default."""
+    named = os.environ.get("MCCS_SOCKET")
+    if named:
+        return Path(named)
+    for folder in ("/run/mccs", _user_folder("mccs")):
+        socket = Path(folder) / "mccs.sock"
+        if _listens(socket):
+            return socket
+    return None
+
+
+def start() -> Path:
+    """The socket of the service that this user's processes share; starts it where there is none."""
+    base = _own_folder()
+    with _locked(base / "lock"):
+        current = base / "current"
+        if (socket := _join(current)) is None:
+            socket = _launch(base, current)
+    return socket
+
+
+def _user_folder(name: str) -> Path:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(runtime) / name if runtime else Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
+
+
+def _own_folder() -> Path:
+    base = _user_folder("mccs-python")
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = base.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise RuntimeError(f"{base} is to be a folder that this user alone can open")
+    return base
+
+
+def _listens(socket: Path) -> bool:
+    import socket as sockets
+
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET) as probe:
+        try:
+            probe.connect(os.fspath(socket))
+        except OSError:
+            return False
+    return True
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with open(path, "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _use(users: Path) -> int | None:
+    """Becomes a user of a service, unless it is about to end."""
+    descriptor = os.open(users, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _join(current: Path) -> Path | None:
+    """Becomes a user of the service that runs, if one does."""
+    try:
+        folder = Path(current.read_text())
+        descriptor = _use(folder / "users")
+    except OSError:
+        return None
+    socket = folder / "mccs.sock"
+    if descriptor is None:
+        return None
+    if not _listens(socket):
+        os.close(descriptor)
+        return None
+    _used[os.fspath(socket)] = descriptor
+    return socket
+
+
+def _program() -> str:
+    bundled = Path(__file__).parent / "bin" / "mccs-service"
+    program = os.environ.get("MCCS_SERVICE") or (os.fspath(bundled) if bundled.exists() else shutil.which("mccs-service"))
+    if program is None:
+        raise RuntimeError(
+            "no mccs-service runs on this host, and none can be started: this installation has no program "
+            "mccs-service, and neither has PATH. Set MCCS_SOCKET to the socket of one, or MCCS_SERVICE to the program"
+        )
+    return program
+
+
+def _launch(base: Path, current: Path) -> Path:
+    program = _program()
+    for old in base.glob("service-*"):
+        _remove(old)
+    folder = Path(tempfile.mkdtemp(prefix="service-", dir=base))
+    users, log = folder / "users", folder / "log"
+    users.touch()
+    descriptor = _use(users)
+    assert descriptor is not None, "nobody else knows the file"
+    config = folder / "service.toml"
+    config.write_text(f'[service]\nruntime_dir = "{folder}"\n')
+    with open(log, "wb") as errors:
+        child = subprocess.Popen(
+            [program, "--config", config, "--users", users],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            # Ctrl-C in a terminal is for the program, and other ranks may still need the service.
+            start_new_session=True,
+        )
+    assert child.stdout is not None
+    line = child.stdout.readline().strip()
+    child.stdout.close()
+    if line != _READY:
+        os.close(descriptor)
+        child.wait()
+        raise RuntimeError(f"{program} did not start: {log.read_text(errors='replace').strip()}")
+    # Nobody waits for it: it outlives this process where others use it.
+    child.returncode = 0
+    socket = folder / "mccs.sock"
+    _used[os.fspath(socket)] = descriptor
+    new = base / "current.new"
+    new.write_text(os.fspath(folder))
+    new.replace(current)
+    print(
+        f"mccs: no mccs-service runs on this host; started one for this user (process {child.pid}, log {log}). "
+        "It ends with the last process that uses it.",
+        file=sys.stderr,
+    )
+    return socket
+
+
+def _remove(folder: Path) -> None:
+    """Removes what a service left that has ended."""
+    try:
+        descriptor = os.open(folder / "users", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(descriptor)

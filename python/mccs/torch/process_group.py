@@ -1,0 +1,501 @@
+"""A process group whose collectives an mccs communicator carries out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+import mccs
+from mccs._mccs import InvalidArgument, Operation
+from mccs.torch.work import Work
+
+#: Types whose elements collectives combine, by the service's names.
+_COMBINED = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "half",
+    torch.bfloat16: "bfloat16",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+    torch.int32: "int32",
+    torch.int64: "int64",
+    torch.uint32: "uint32",
+    torch.uint64: "uint64",
+}
+
+_OPERATORS = {
+    ReduceOp.SUM: "sum",
+    ReduceOp.AVG: "avg",
+    ReduceOp.PRODUCT: "prod",
+    ReduceOp.MIN: "min",
+    ReduceOp.MAX: "max",
+    ReduceOp.PREMUL_SUM: "sum",
+}
+
+#: Of booleans, which travel as bytes of 0 and 1.
+_BOOLEAN = {"sum": "max", "prod": "min", "min": "min", "max": "max"}
+
+#: Operators that no collective has: ranks gather, and combine by themselves.
+_BITWISE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BXOR: torch.bitwise_xor,
+}
+
+#: How often rank 0 of a monitored barrier looks for the others.
+_LOOK_S = 0.01
+
+
+class ProcessGroup(dist.ProcessGroup):
+    """See the module. Tensors of a call stay its own until its work has been waited for."""
+
+    def __init__(
+        self, store: dist.Store, rank: int, size: int, timeout: timedelta, name: str = ""
+    ) -> None:
+        super().__init__(rank, size)
+        self._store, self._rank, self._size = store, rank, size
+        self._timeout, self._name, self._description = timeout, name, "undefined"
+        self._barriers = 0
+        if rank == 0:
+            address = mccs.session().root_address or ""
+            store.set("mccs", f"{mccs.unique_id()} {address}")
+        unique_id, _, address = store.get("mccs").decode().partition(" ")
+        self._comm = mccs.Communicator(
+            mccs.session(),
+            unique_id,
+            rank,
+            size,
+            root_address=address or None,
+            name=f"torch {name}".strip(),
+            timeout=timeout.total_seconds(),
+        )
+
+    # What it is.
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    getRank, getSize = rank, size
+
+    def name(self) -> str:
+        return "mccs"
+
+    getBackendName = _get_backend_name = name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def get_backend(self, device: torch.device) -> ProcessGroup:
+        if torch.device(device).type != "cpu":
+            raise self._error("get_backend", f"this group has tensors of the host's memory alone, not of {device}")
+        return self
+
+    _get_backend = get_backend
+
+    @property
+    def supports_splitting(self) -> bool:
+        return False
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return False
+
+    def get_group_store(self) -> dist.Store:
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    _set_default_timeout = set_timeout
+
+    def counters(self) -> dict[str, int]:
+        """How operations went: ``in_place``, ``copied`` and ``copied_bytes``."""
+        return self._comm.counters()
+
+    def abort(self) -> None:
+        """Ends the group on all ranks: calls under way fail."""
+        self._comm.abort()
+
+    def shutdown(self) -> None:
+        self._comm.close()
+
+    # Arguments.
+
+    def _error(self, call: str, message: str) -> InvalidArgument:
+        error = InvalidArgument(f"rank {self._rank} of {self._size}, {call}: {message}")
+        error.rank, error.call = self._rank, call
+        return error
+
+    def _check(self, call: str, *tensors: torch.Tensor) -> None:
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                raise self._error(call, f"{type(tensor).__name__} is no tensor")
+            if tensor.device.type != "cpu":
+                raise self._error(call, f"a tensor is on {tensor.device}, and this group has the host's memory alone")
+            if tensor.layout != torch.strided:
+                raise self._error(call, f"a tensor has the layout {tensor.layout}, and not {torch.strided}")
+            if not tensor.is_contiguous():
+                raise self._error(
+                    call, f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not contiguous"
+                )
+
+    def _one(self, call: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        if len(tensors) != 1:
+            raise self._error(call, f"takes one tensor, and got {len(tensors)}")
+        self._check(call, *tensors)
+        return tensors[0]
+
+    def _same(self, call: str, tensors: Sequence[torch.Tensor], like: torch.Tensor) -> None:
+        for tensor in tensors:
+            if tensor.dtype != like.dtype or tensor.numel() != like.numel():
+                raise self._error(
+                    call,
+                    f"a tensor of {tensor.numel()} {tensor.dtype} is with one of {like.numel()} {like.dtype}: "
+                    "all have one type and size",
+                )
+
+    def _operator(self, call: str, op: Any, dtype: torch.dtype) -> tuple[str, str, float | None, int]:
+        """The operator's name, the elements' type, a factor, and elements for each of the tensor's."""
+        kind = getattr(op, "op", op)
+        name = _OPERATORS.get(kind)
+        if name is None:
+            raise self._error(call, f"the operator {kind} is not supported")
+        factor = None
+        if kind == ReduceOp.PREMUL_SUM:
+            factor = getattr(op, "factor", None)
+            if factor is None:
+                raise self._error(call, "this version of PyTorch does not tell the factor of PREMUL_SUM")
+            factor = float(factor)
+        if dtype == torch.bool:
+            if name not in _BOOLEAN:
+                raise self._error(call, f"the operator {kind} of booleans is not supported")
+            return _BOOLEAN[name], "uint8", None, 1
+        if dtype.is_complex and name in ("sum", "avg"):
+            return name, {8: "float", 16: "double"}.get(dtype.itemsize, ""), factor, 2
+        combined = _COMBINED.get(dtype)
+        if combined is None:
+            raise self._error(call, f"elements of type {dtype} cannot be combined")
+        return name, combined, factor, 1
+
+    def _work(
+        self,
+        operations: Sequence[Operation],
+        result: Any,
+        opts: Any = None,
+        after: Callable[[], None] | None = None,
+    ) -> Work:
+        timeout = getattr(opts, "timeout", None)
+        if timeout is None or timeout <= timedelta(0):
+            timeout = self._timeout
+        return Work(operations, result, timeout, self._comm.abort, after)
+
+    def _combine(
+        self,
+        call: str,
+        send: Sequence[torch.Tensor],
+        recv: Sequence[torch.Tensor],
+        count: int,
+        op: Any,
+        root: int = 0,
+    ) -> Operation:
+        name, dtype, factor, times = self._operator(call, op, send[0].dtype)
+        return self._comm.start(
+            call,
+            dtype,
+            count * times,
+            [tensor.data_ptr() for tensor in send],
+            [tensor.data_ptr() for tensor in recv],
+            op=name,
+            factor=factor,
+            root=root,
+            owner=(send, recv),
+        )
+
+    def _move(
+        self,
+        call: str,
+        send: Sequence[torch.Tensor],
+        recv: Sequence[torch.Tensor],
+        part: torch.Tensor | int,
+        root: int = 0,
+    ) -> Operation:
+        """Parts as bytes: these can have any type."""
+        count = part if isinstance(part, int) else part.numel() * part.element_size()
+        return self._comm.start(
+            call,
+            "uint8",
+            count,
+            [tensor.data_ptr() for tensor in send],
+            [tensor.data_ptr() for tensor in recv],
+            root=root,
+            owner=(send, recv),
+        )
+
+    def _parts(self, call: str, whole: torch.Tensor, part: torch.Tensor) -> list[torch.Tensor]:
+        if whole.dtype != part.dtype or whole.numel() != part.numel() * self._size:
+            raise self._error(
+                call,
+                f"{whole.numel()} {whole.dtype} are not {self._size} times {part.numel()} {part.dtype}",
+            )
+        return list(whole.view(-1).chunk(self._size)) if part.numel() else [whole] * self._size
+
+    # Collectives.
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        tensor = self._one("all_reduce", tensors)
+        op = ReduceOp.SUM if opts is None else opts.reduceOp
+        if (bitwise := _BITWISE.get(getattr(op, "op", op))) is not None:
+            return self._allreduce_bitwise(tensor, tensors, bitwise, opts)
+        return self._work([self._combine("all_reduce", tensors, tensors, tensor.numel(), op)], tensors, opts)
+
+    def _allreduce_bitwise(self, tensor: torch.Tensor, result: Any, op: Callable, opts: Any) -> Work:
+        every = [torch.empty_like(tensor) for _ in range(self._size)]
+
+        def combine() -> None:
+            tensor.copy_(every[0])
+            for other in every[1:]:
+                op(tensor, other, out=tensor)
+
+        return self._work([self._move("all_gather", [tensor], every, tensor)], result, opts, combine)
+
+    def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        self._check("all_reduce", *tensors)
+        op = ReduceOp.SUM if opts is None else opts.reduceOp
+        operations = [self._combine("all_reduce", [each], [each], each.numel(), op) for each in tensors]
+        return self._work(operations, tensors, opts)
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
+        tensor = self._one("broadcast", tensors)
+        root = 0 if opts is None else opts.rootRank
+        send = tensors if root == self._rank else []
+        return self._work([self._move("broadcast", send, tensors, tensor, root)], tensors, opts)
+
+    def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work:
+        tensor = self._one("reduce", tensors)
+        recv = tensors if opts.rootRank == self._rank else []
+        operation = self._combine("reduce", tensors, recv, tensor.numel(), opts.reduceOp, opts.rootRank)
+        return self._work([operation], tensors, opts)
+
+    def allgather(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        tensor = self._one("all_gather", inputs)
+        if len(outputs) != 1 or len(outputs[0]) != self._size:
+            raise self._error("all_gather", f"needs a list of {self._size} tensors to receive in")
+        self._check("all_gather", *outputs[0])
+        self._same("all_gather", outputs[0], tensor)
+        return self._work([self._move("all_gather", inputs, outputs[0], tensor)], outputs[0], opts)
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+        return self._work([self._gather_single(output, tensor)], [output], opts)
+
+    def _gather_single(self, output: torch.Tensor, tensor: torch.Tensor) -> Operation:
+        self._check("all_gather", output, tensor)
+        return self._move("all_gather", [tensor], self._parts("all_gather", output, tensor), tensor)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        pairs = zip(outputs, inputs, strict=True)
+        return self._work([self._gather_single(output, tensor) for output, tensor in pairs], outputs, opts)
+
+    def allgather_coalesced(
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        """``outputs[r][i]`` is rank r's ``inputs[i]``."""
+        if len(outputs) != self._size:
+            raise self._error("all_gather", f"needs {self._size} lists of tensors to receive in")
+        operations = []
+        for index, tensor in enumerate(inputs):
+            parts = [of_rank[index] for of_rank in outputs]
+            self._check("all_gather", tensor, *parts)
+            self._same("all_gather", parts, tensor)
+            operations.append(self._move("all_gather", [tensor], parts, tensor))
+        return self._work(operations, outputs, opts)
+
+    def reduce_scatter(
+        self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None
+    ) -> Work:
+        output = self._one("reduce_scatter", outputs)
+        if len(inputs) != 1 or len(inputs[0]) != self._size:
+            raise self._error("reduce_scatter", f"needs a list of {self._size} tensors to send")
+        self._check("reduce_scatter", *inputs[0])
+        self._same("reduce_scatter", inputs[0], output)
+        op = ReduceOp.SUM if opts is None else opts.reduceOp
+        operation = self._combine("reduce_scatter", inputs[0], outputs, output.numel(), op)
+        return self._work([operation], outputs, opts)
+
+    def _scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Operation:
+        self._check("reduce_scatter", output, tensor)
+        parts = self._parts("reduce_scatter", tensor, output)
+        op = ReduceOp.SUM if opts is None else opts.reduceOp
+        return self._combine("reduce_scatter", parts, [output], output.numel(), op)
+
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Work:
+        return self._work([self._scatter_single(output, tensor, opts)], [output], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
+    ) -> Work:
+        pairs = zip(outputs, inputs, strict=True)
+        operations = [self._scatter_single(output, tensor, opts) for output, tensor in pairs]
+        return self._work(operations, outputs, opts)
+
+    def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Work:
+        tensor = self._one("gather", inputs)
+        recv: list[torch.Tensor] = []
+        if opts.rootRank == self._rank:
+            if len(outputs) != 1 or len(outputs[0]) != self._size:
+                raise self._error("gather", f"the root needs a list of {self._size} tensors to receive in")
+            recv = outputs[0]
+            self._check("gather", *recv)
+            self._same("gather", recv, tensor)
+        return self._work([self._move("gather", inputs, recv, tensor, opts.rootRank)], recv, opts)
+
+    def gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Work:
+        is_root = opts.rootRank == self._rank
+        return self.gather([self._parts("gather", output, tensor)] if is_root else [], [tensor], opts)
+
+    gather_into_tensor = gather_single
+
+    def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Work:
+        output = self._one("scatter", outputs)
+        send: list[torch.Tensor] = []
+        if opts.rootRank == self._rank:
+            if len(inputs) != 1 or len(inputs[0]) != self._size:
+                raise self._error("scatter", f"the root needs a list of {self._size} tensors to send")
+            send = inputs[0]
+            self._check("scatter", *send)
+            self._same("scatter", send, output)
+        return self._work([self._move("scatter", send, outputs, output, opts.rootRank)], outputs, opts)
+
+    def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
+        """Sizes may differ by pair, so that these are messages."""
+        if len(outputs) != self._size or len(inputs) != self._size:
+            raise self._error("all_to_all", f"needs {self._size} tensors to send, and as many to receive in")
+        self._check("all_to_all", *outputs, *inputs)
+        own, mine = outputs[self._rank], inputs[self._rank]
+        self._same("all_to_all", [own], mine)
+        own.copy_(mine.view(own.shape))
+        operations = []
+        for peer in range(self._size):
+            if peer != self._rank:
+                operations.append(self._move("send", [inputs[peer]], [], inputs[peer], peer))
+                operations.append(self._move("recv", [], [outputs[peer]], outputs[peer], peer))
+        return self._work(operations, outputs, opts)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_sizes: list[int],
+        input_sizes: list[int],
+        opts: Any = None,
+    ) -> Work:
+        self._check("all_to_all", output, tensor)
+        if output_sizes or input_sizes:
+            split = lambda whole, sizes: list(whole.split(sizes or [len(whole) // self._size] * self._size))  # noqa: E731
+            try:
+                return self.alltoall(split(output, output_sizes), split(tensor, input_sizes), opts)
+            except RuntimeError as error:
+                if isinstance(error, mccs.Error):
+                    raise
+                raise self._error("all_to_all", str(error)) from None
+        self._same("all_to_all", [output], tensor)
+        if tensor.numel() % self._size:
+            raise self._error("all_to_all", f"{tensor.numel()} elements are no {self._size} equal parts")
+        part = tensor.numel() // self._size * tensor.element_size()
+        of = lambda whole: list(whole.view(-1).chunk(self._size)) if part else [whole] * self._size  # noqa: E731
+        return self._work([self._move("all_to_all", of(tensor), of(output), part)], [output], opts)
+
+    def barrier(self, opts: Any = None) -> Work:
+        return self._work([self._move("barrier", [], [], 0)], [], opts)
+
+    # Names that versions of PyTorch before 2.13 have.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # Messages. Those of two ranks are matched in the order of calls, whatever their tags.
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+        tensor = self._one("send", tensors)
+        return self._work([self._move("send", tensors, [], tensor, peer)], tensors)
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+        tensor = self._one("recv", tensors)
+        return self._work([self._move("recv", [], tensors, tensor, peer)], tensors)
+
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
+        raise self._error("recv", "a receive names its source; from any source is not supported")
+
+    # By the store, which also says who is missing.
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """As :func:`torch.distributed.monitored_barrier`: rank 0 names the ranks that have not come."""
+        self._barriers += 1
+        key = f"mccs-barrier-{self._barriers}"
+        timeout = timeout or self._timeout
+        deadline = time.monotonic() + timeout.total_seconds()
+        if self._rank != 0:
+            self._store.set(f"{key}-{self._rank}", "")
+            self._store.wait([key], timeout)
+            if message := self._store.get(key).decode():
+                raise self._error("monitored_barrier", message)
+            return
+        missing = set(range(1, self._size))
+        while missing:
+            missing = {rank for rank in missing if not self._store.check([f"{key}-{rank}"])}
+            if missing and time.monotonic() >= deadline:
+                break
+            if missing:
+                time.sleep(_LOOK_S)
+        if not missing:
+            self._store.set(key, "")
+            return
+        names = sorted(missing) if wait_all_ranks else [min(missing)]
+        message = f"rank {', '.join(map(str, names))} did not come within {timeout.total_seconds()} s"
+        self._store.set(key, message)
+        error = mccs.Timeout(f"rank 0 of {self._size}, monitored_barrier: {message}")
+        error.rank, error.call = 0, "monitored_barrier"
+        raise error

@@ -1,0 +1,103 @@
+"""Calls that go on, as PyTorch's ``Work``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mccs._mccs import Operation, Timeout
+
+
+class Work(dist.Work):
+    """One or several operations of the same call; ``wait`` ends them."""
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        result: Any,
+        timeout: timedelta,
+        abort: Callable[[], None],
+        after: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._operations = operations
+        self._result = result
+        self._timeout = timeout
+        self._abort = abort
+        # What makes the result of what has come: called once, by whoever finds the operations ended.
+        self._after = after
+        self._lock = threading.Lock()
+
+    def _finish(self) -> None:
+        with self._lock:
+            after, self._after = self._after, None
+            if after is not None:
+                after()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Waits for the end. After the time-out the group is aborted, on all ranks."""
+        seconds = (timeout if timeout > timedelta(0) else self._timeout).total_seconds()
+        try:
+            for operation in self._operations:
+                operation.wait(seconds)
+        except Timeout:
+            self._abort()
+            raise
+        if self._after is not None:
+            self._finish()
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        if not all(operation.done() for operation in self._operations):
+            return False
+        if self.exception() is None:
+            self._finish()
+        return True
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        return next((error for operation in self._operations if (error := operation.exception())), None)
+
+    def result(self) -> Any:
+        self.wait()
+        return self._result
+
+    def get_future(self) -> torch.futures.Future:
+        """A future of the output tensors. It ends without anybody who waits."""
+        future: torch.futures.Future = torch.futures.Future()
+        left = len(self._operations)
+        lock = threading.Lock()
+
+        def ended() -> None:
+            nonlocal left
+            with lock:
+                left -= 1
+                if left > 0:
+                    return
+            error = self.exception()
+            try:
+                if error is None:
+                    self._finish()
+            except BaseException as raised:  # noqa: BLE001
+                error = raised
+            if error is None:
+                future.set_result(self._result)
+            else:
+                future.set_exception(error)
+
+        if not self._operations:
+            left = 1
+            ended()
+        for operation in self._operations:
+            operation.add_done_callback(ended)
+        return future

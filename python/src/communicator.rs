@@ -1,0 +1,521 @@
+//! Communicators as Python sees them: arguments to calls, waits with signals, errors to exceptions.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use mccs::{CollectiveKind, DataType, ErrorClass, RedOp, ReduceOperator, Scalar};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::array::{self, Array};
+use crate::errors::{self, Caller};
+use crate::lane::{Lane, Waited};
+use crate::operation::{Call, Kind, Operation};
+use crate::process::OfProcess;
+use crate::session::{Session, parse_id};
+
+/// How a call of Python's is answered: its operation, if it goes on, or what it returns when it has ended.
+type Answer = PyResult<Option<PyOperation>>;
+
+/// Communicator(session, unique_id, rank, nranks, *, root_address=None, name=None, timeout=None)
+/// --
+///
+/// A rank's membership in a communicator; joins it, which waits for all ranks. All ranks make the same collective calls in the same
+/// order. Without ``stream`` a call returns when it has ended.
+#[pyclass(frozen, module = "mccs", name = "Communicator")]
+pub(crate) struct PyCommunicator {
+    lane: OfProcess<Arc<Lane>>,
+    caller: Caller,
+}
+
+/// A call that goes on. ``wait`` ends it.
+#[pyclass(frozen, module = "mccs", name = "Operation")]
+pub(crate) struct PyOperation {
+    lane: OfProcess<Arc<Lane>>,
+    operation: Arc<Operation>,
+    caller: Caller,
+}
+
+/// Calls of one thread or several that are waited for together.
+#[pyclass(frozen, module = "mccs", name = "Stream")]
+pub(crate) struct PyStream {
+    operations: Mutex<VecDeque<PyOperation>>,
+}
+
+/// Longest wait that Python's floats can ask for.
+fn duration(seconds: Option<f64>) -> PyResult<Option<Duration>> {
+    let convert = |seconds: f64| Duration::try_from_secs_f64(seconds.max(0.0));
+    seconds.filter(|seconds| seconds.is_finite()).map(convert).transpose().map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+fn operator(name: &str, factor: Option<f64>) -> PyResult<ReduceOperator> {
+    if let Some(factor) = factor {
+        return Ok(ReduceOperator::PreMulSum(Scalar::Float(factor)));
+    }
+    let op = match name {
+        "sum" => RedOp::Sum,
+        "prod" => RedOp::Prod,
+        "min" => RedOp::Min,
+        "max" => RedOp::Max,
+        "avg" => RedOp::Avg,
+        other => {
+            return Err(PyValueError::new_err(format!("unknown operator {other:?}; known: sum, prod, min, max, avg")));
+        }
+    };
+    Ok(op.into())
+}
+
+/// Buffers of a call: which of them the rank has, and into how many parts each is divided.
+struct Buffers<'a, 'py> {
+    send: Option<&'a Bound<'py, PyAny>>,
+    send_parts: usize,
+    recv: Option<&'a Bound<'py, PyAny>>,
+    recv_parts: usize,
+}
+
+/// What a call is, besides its buffers.
+#[derive(Clone, Copy)]
+struct What {
+    kind: Kind,
+    op: ReduceOperator,
+    root: u32,
+}
+
+impl What {
+    fn moving(kind: Kind, root: u32) -> Self {
+        What { kind, op: RedOp::Sum.into(), root }
+    }
+}
+
+impl PyOperation {
+    /// Waits until it has ended.
+    fn finish(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<()> {
+        let lane = self.lane.get()?;
+        let mut signal = None;
+        let waited = py.detach(|| {
+            lane.wait(&self.operation, timeout, || {
+                signal = Python::attach(|py| py.check_signals()).err();
+                signal.is_none()
+            })
+        });
+        let call = self.operation.call.kind.name();
+        match waited {
+            Waited::Ended(Ok(())) => Ok(()),
+            Waited::Ended(Err(error)) => Err(self.caller.of(py, call, &error)),
+            Waited::TimedOut => {
+                let seconds = timeout.unwrap_or_default().as_secs_f64();
+                let message = format!("has not ended within {seconds} s; another rank may not have made the call");
+                Err(self.caller.error(py, call, ErrorClass::Timeout, &message))
+            }
+            Waited::Interrupted => Err(signal.unwrap_or_else(|| errors::new(ErrorClass::Internal, "interrupted".into()))),
+        }
+    }
+}
+
+#[pymethods]
+impl PyOperation {
+    /// Waits until it has ended; its arrays are the caller's again. After ``timeout`` seconds it raises ``Timeout``, and goes on.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        self.finish(py, duration(timeout)?)
+    }
+
+    /// Whether it has ended.
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        let lane = self.lane.get()?;
+        Ok(py.detach(|| lane.poll(&self.operation)))
+    }
+
+    /// Has a function called, without arguments, when it has ended: at once if it has, otherwise from a thread of the package's.
+    fn add_done_callback(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
+        if !self.operation.call_when_done(callback.clone_ref(py)) {
+            return callback.call0(py).map(drop);
+        }
+        let lane = self.lane.get()?;
+        let later = py.detach(|| lane.finish_later(&self.operation));
+        later.map_err(|error| self.caller.of(py, self.operation.call.kind.name(), &error))
+    }
+
+    /// The exception that it ended with, if it has ended with one.
+    fn exception(&self, py: Python<'_>) -> Option<PyErr> {
+        let error = self.operation.outcome()?.err()?;
+        Some(self.caller.of(py, self.operation.call.kind.name(), &error))
+    }
+}
+
+#[pymethods]
+impl PyStream {
+    #[new]
+    fn new() -> Self {
+        PyStream { operations: Mutex::default() }
+    }
+
+    /// Waits until all calls that it was given have ended. Raises the first one's exception; later ones can be waited for again.
+    #[pyo3(signature = (timeout=None))]
+    fn synchronize(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let timeout = duration(timeout)?;
+        loop {
+            let first = self.operations.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            let Some(operation) = first else { return Ok(()) };
+            let outcome = operation.finish(py, timeout);
+            if !operation.operation.is_done() {
+                self.operations.lock().unwrap_or_else(PoisonError::into_inner).push_front(operation);
+            }
+            outcome?;
+        }
+    }
+}
+
+impl PyCommunicator {
+    fn new_operation(&self, py: Python<'_>, call: Call, owners: Vec<Py<PyAny>>) -> PyResult<PyOperation> {
+        let lane = self.lane.get()?;
+        let name = call.kind.name();
+        if call.root >= self.caller.nranks {
+            let message = format!("there is no rank {} among {}", call.root, self.caller.nranks);
+            return Err(self.caller.argument(py, name, &message));
+        }
+        let operation = Arc::new(Operation::new(call, owners));
+        py.detach(|| lane.submit(&operation)).map_err(|error| self.caller.of(py, name, &error))?;
+        Ok(PyOperation { lane: OfProcess::new(Arc::clone(lane)), operation, caller: self.caller })
+    }
+
+    /// Makes a call on arrays.
+    fn call(&self, py: Python<'_>, what: What, buffers: &Buffers<'_, '_>, stream: Option<&PyStream>) -> Answer {
+        let name = what.kind.name();
+        let refused = |error: PyErr| self.caller.argument(py, name, &error.value(py).to_string());
+        let send = buffers.send.map(|array| array::of(array, false)).transpose().map_err(refused)?;
+        let recv = buffers.recv.map(|array| array::of(array, true)).transpose().map_err(refused)?;
+        let argument = |message: &str| self.caller.argument(py, name, message);
+        let element = send.as_ref().or(recv.as_ref()).map(|array| array.element);
+        if let (Some(send), Some(recv)) = (&send, &recv)
+            && send.element != recv.element
+        {
+            return Err(argument("what is sent and what is received have different types"));
+        }
+        let reduces = matches!(what.kind, Kind::Collective(kind) if kind.reduces());
+        let data_type = match element {
+            Some(element) if reduces => element.data_type.ok_or_else(|| {
+                argument("elements of this type cannot be combined; int8, int32, int64, their unsigned kinds, and float16, bfloat16, float32 and float64 can")
+            })?,
+            Some(element) => element.data_type.unwrap_or(DataType::U8),
+            None => DataType::U8,
+        };
+        let size = data_type.size_bytes();
+        let part_bytes = |array: &Array, parts: usize, what: &str| {
+            let bytes = array.bytes / parts;
+            if bytes * parts != array.bytes || !bytes.is_multiple_of(element.map_or(1, |element| element.bytes)) {
+                let elements = array.bytes / element.map_or(1, |element| element.bytes).max(1);
+                return Err(argument(&format!("{elements} elements to {what} are no {parts} equal parts")));
+            }
+            Ok(bytes)
+        };
+        let sent = send.as_ref().map(|array| part_bytes(array, buffers.send_parts, "send")).transpose()?;
+        let received = recv.as_ref().map(|array| part_bytes(array, buffers.recv_parts, "receive")).transpose()?;
+        if let (Some(sent), Some(received)) = (sent, received)
+            && sent != received
+        {
+            let message = format!("a part that is sent has {sent} bytes, and one that is received has {received}");
+            return Err(argument(&message));
+        }
+        let bytes = sent.or(received).unwrap_or(0);
+        let parts = |array: &Option<Array>, parts: usize| {
+            let address = |array: &Array| (0..parts).map(|part| array.address + part * bytes).collect();
+            array.as_ref().map_or_else(Vec::new, address)
+        };
+        let call = Call {
+            kind: what.kind,
+            data_type,
+            op: what.op,
+            root: what.root,
+            count: (bytes / size) as u64,
+            send: parts(&send, buffers.send_parts),
+            recv: parts(&recv, buffers.recv_parts),
+        };
+        let owners = [send, recv].into_iter().flatten().map(|array| array.owner).collect();
+        let operation = self.new_operation(py, call, owners)?;
+        match stream {
+            None => operation.finish(py, None).map(|()| None),
+            Some(stream) => {
+                let lane = OfProcess::new(Arc::clone(operation.lane.get()?));
+                let kept = PyOperation { lane, operation: Arc::clone(&operation.operation), caller: operation.caller };
+                stream.operations.lock().unwrap_or_else(PoisonError::into_inner).push_back(kept);
+                Ok(Some(operation))
+            }
+        }
+    }
+
+    fn is_rank(&self, root: u32) -> bool {
+        self.caller.rank == root
+    }
+
+    fn parts(&self) -> usize {
+        self.caller.nranks as usize
+    }
+}
+
+#[pymethods]
+impl PyCommunicator {
+    #[new]
+    #[pyo3(signature = (session, unique_id, rank, nranks, *, root_address=None, name=None, timeout=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python's signature, with names")]
+    fn new(
+        py: Python<'_>,
+        session: &Session,
+        unique_id: &str,
+        rank: u32,
+        nranks: u32,
+        root_address: Option<&str>,
+        name: Option<&str>,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let client = session.client()?;
+        let mut builder = client.communicator(parse_id(unique_id)?, rank, nranks).root_address(root_address);
+        if let Some(name) = name {
+            builder = builder.name(name);
+        }
+        if let Some(timeout) = duration(timeout)? {
+            builder = builder.timeout(timeout);
+        }
+        let mut signal = None;
+        let joined = py.detach(|| {
+            builder.join_while(|| {
+                signal = Python::attach(|py| py.check_signals()).err();
+                signal.is_none()
+            })
+        });
+        if let Some(signal) = signal {
+            return Err(signal);
+        }
+        let caller = Caller { rank, nranks };
+        let comm = joined.map_err(|error| caller.of(py, "join", &error))?;
+        Ok(PyCommunicator { lane: OfProcess::new(Lane::new(client.clone(), comm)), caller })
+    }
+
+    /// This rank.
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.caller.rank
+    }
+
+    /// Number of ranks.
+    #[getter]
+    fn nranks(&self) -> u32 {
+        self.caller.nranks
+    }
+
+    /// Combines all ranks' arrays; every rank gets the result in ``recv``, or in place.
+    #[pyo3(signature = (send, recv=None, op="sum", *, factor=None, stream=None))]
+    fn all_reduce(
+        &self,
+        py: Python<'_>,
+        send: &Bound<'_, PyAny>,
+        recv: Option<&Bound<'_, PyAny>>,
+        op: &str,
+        factor: Option<f64>,
+        stream: Option<&PyStream>,
+    ) -> Answer {
+        let what = What { kind: Kind::Collective(CollectiveKind::AllReduce), op: operator(op, factor)?, root: 0 };
+        let buffers = Buffers { send: Some(send), send_parts: 1, recv: Some(recv.unwrap_or(send)), recv_parts: 1 };
+        self.call(py, what, &buffers, stream)
+    }
+
+    /// Combines all ranks' arrays; the root gets the result in ``recv``, or in place.
+    #[pyo3(signature = (send, recv=None, op="sum", root=0, *, factor=None, stream=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python's signature, with names")]
+    fn reduce(
+        &self,
+        py: Python<'_>,
+        send: &Bound<'_, PyAny>,
+        recv: Option<&Bound<'_, PyAny>>,
+        op: &str,
+        root: u32,
+        factor: Option<f64>,
+        stream: Option<&PyStream>,
+    ) -> Answer {
+        let what = What { kind: Kind::Collective(CollectiveKind::Reduce), op: operator(op, factor)?, root };
+        let recv = self.is_rank(root).then(|| recv.unwrap_or(send));
+        self.call(py, what, &Buffers { send: Some(send), send_parts: 1, recv, recv_parts: 1 }, stream)
+    }
+
+    /// Combines all ranks' arrays; each rank gets its part, of ``nranks`` equal ones, in ``recv``.
+    #[pyo3(signature = (send, recv, op="sum", *, factor=None, stream=None))]
+    fn reduce_scatter(
+        &self,
+        py: Python<'_>,
+        send: &Bound<'_, PyAny>,
+        recv: &Bound<'_, PyAny>,
+        op: &str,
+        factor: Option<f64>,
+        stream: Option<&PyStream>,
+    ) -> Answer {
+        let what = What { kind: Kind::Collective(CollectiveKind::ReduceScatter), op: operator(op, factor)?, root: 0 };
+        let buffers = Buffers { send: Some(send), send_parts: self.parts(), recv: Some(recv), recv_parts: 1 };
+        self.call(py, what, &buffers, stream)
+    }
+
+    /// Every rank gets all ranks' arrays in ``recv``, in the order of ranks.
+    #[pyo3(signature = (send, recv, *, stream=None))]
+    fn all_gather(
+        &self,
+        py: Python<'_>,
+        send: &Bound<'_, PyAny>,
+        recv: &Bound<'_, PyAny>,
+        stream: Option<&PyStream>,
+    ) -> Answer {
+        let buffers = Buffers { send: Some(send), send_parts: 1, recv: Some(recv), recv_parts: self.parts() };
+        self.call(py, What::moving(Kind::Collective(CollectiveKind::AllGather), 0), &buffers, stream)
+    }
+
+    /// Every rank gets the root's array, in place.
+    #[pyo3(signature = (array, root=0, *, stream=None))]
+    fn broadcast(
+        &self,
+        py: Python<'_>,
+        array: &Bound<'_, PyAny>,
+        root: u32,
+        stream: Option<&PyStream>,
+    ) -> Answer {
+        let send = self.is_rank(root).then_some(array);
+        let buffers = Buffers { send, send_parts: 1, recv: Some(array), recv_parts: 1 };
+        self.call(py, What::moving(Kind::Collective(CollectiveKind::Broadcast), root), &buffers, stream)
+    }
+
+    /// Part s of rank r's ``nranks`` equal parts goes to rank s, as its part r.
+    #[pyo3(signature = (send, recv, *, stream=None))]
+    fn all_to_all(
+        &self,
+        py: Python<'_>,
+        send: &Bound<'_, PyAny>,
+        recv: &Bound<'_, PyAny>,
+        stream: Option<&PyStream>,
+    ) -> Answer {
+        let parts = self.parts();
+        let buffers = Buffers { send: Some(send), send_parts: parts, recv: Some(recv), recv_parts: parts };
+        self.call(py, What::moving(Kind::Collective(CollectiveKind::AllToAll), 0), &buffers, stream)
+    }
+
+    /// The root gets all ranks' arrays in ``recv``, in the order of ranks.
+    #[pyo3(signature = (send, recv=None, root=0, *, stream=None))]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        send: &Bound<'_, PyAny>,
+        recv: Option<&Bound<'_, PyAny>>,
+        root: u32,
+        stream: Option<&PyStream>,
+    ) -> Answer {
+        let recv = recv.filter(|_| self.is_rank(root));
+        if recv.is_none() && self.is_rank(root) {
+            return Err(self.caller.argument(py, "gather", "the root needs an array to receive in"));
+        }
+        let buffers = Buffers { send: Some(send), send_parts: 1, recv, recv_parts: self.parts() };
+        self.call(py, What::moving(Kind::Collective(CollectiveKind::Gather), root), &buffers, stream)
+    }
+
+    /// Each rank gets its part of the root's ``nranks`` equal ones in ``recv``.
+    #[pyo3(signature = (send, recv, root=0, *, stream=None))]
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        send: Option<&Bound<'_, PyAny>>,
+        recv: &Bound<'_, PyAny>,
+        root: u32,
+        stream: Option<&PyStream>,
+    ) -> Answer {
+        let send = send.filter(|_| self.is_rank(root));
+        if send.is_none() && self.is_rank(root) {
+            return Err(self.caller.argument(py, "scatter", "the root needs an array to send"));
+        }
+        let buffers = Buffers { send, send_parts: self.parts(), recv: Some(recv), recv_parts: 1 };
+        self.call(py, What::moving(Kind::Collective(CollectiveKind::Scatter), root), &buffers, stream)
+    }
+
+    /// Ends when all ranks have called it.
+    #[pyo3(signature = (*, stream=None))]
+    fn barrier(&self, py: Python<'_>, stream: Option<&PyStream>) -> Answer {
+        let buffers = Buffers { send: None, send_parts: 1, recv: None, recv_parts: 1 };
+        self.call(py, What::moving(Kind::Collective(CollectiveKind::Barrier), 0), &buffers, stream)
+    }
+
+    /// Sends an array to a peer; ends when the peer has received it.
+    #[pyo3(signature = (array, peer, *, stream=None))]
+    fn send(&self, py: Python<'_>, array: &Bound<'_, PyAny>, peer: u32, stream: Option<&PyStream>) -> Answer {
+        let buffers = Buffers { send: Some(array), send_parts: 1, recv: None, recv_parts: 1 };
+        self.call(py, What::moving(Kind::Send, peer), &buffers, stream)
+    }
+
+    /// Receives an array of the same size from a peer.
+    #[pyo3(signature = (array, peer, *, stream=None))]
+    fn recv(&self, py: Python<'_>, array: &Bound<'_, PyAny>, peer: u32, stream: Option<&PyStream>) -> Answer {
+        let buffers = Buffers { send: None, send_parts: 1, recv: Some(array), recv_parts: 1 };
+        self.call(py, What::moving(Kind::Recv, peer), &buffers, stream)
+    }
+
+    /// Starts a call on addresses, for libraries whose arrays are none of Python's. ``send`` and ``recv`` have the addresses of parts of
+    /// ``count`` elements: none, one, or one for each rank, as the call has it. The caller vouches for them; ``owner`` keeps them.
+    #[pyo3(signature = (call, data_type, count, send, recv, *, op="sum", factor=None, root=0, owner))]
+    #[expect(clippy::too_many_arguments, reason = "Python's signature, with names")]
+    fn start(
+        &self,
+        py: Python<'_>,
+        call: &str,
+        data_type: &str,
+        count: u64,
+        send: Vec<usize>,
+        recv: Vec<usize>,
+        op: &str,
+        factor: Option<f64>,
+        root: u32,
+        owner: Py<PyAny>,
+    ) -> PyResult<PyOperation> {
+        let unknown = |error: mccs::ParseError| PyValueError::new_err(error.to_string());
+        let kind = match call {
+            "send" => Kind::Send,
+            "recv" => Kind::Recv,
+            name => Kind::Collective(name.parse().map_err(unknown)?),
+        };
+        let call = Call {
+            kind,
+            data_type: data_type.parse().map_err(unknown)?,
+            op: operator(op, factor)?,
+            root,
+            count,
+            send,
+            recv,
+        };
+        self.new_operation(py, call, vec![owner])
+    }
+
+    /// How operations went: ``in_place``, ``copied`` and ``copied_bytes``.
+    fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let counters = &self.lane.get()?.counters;
+        let row = PyDict::new(py);
+        row.set_item("in_place", counters.in_place.load(Ordering::Relaxed))?;
+        row.set_item("copied", counters.copied.load(Ordering::Relaxed))?;
+        row.set_item("copied_bytes", counters.copied_bytes.load(Ordering::Relaxed))?;
+        Ok(row)
+    }
+
+    /// Ends the communicator on all ranks: calls under way fail.
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        let lane = self.lane.get()?;
+        py.detach(|| lane.abort()).map_err(|error| self.caller.of(py, "abort", &error))
+    }
+
+    /// Takes no further calls. Leaves when those that were made have ended, and everything made from it is gone.
+    fn close(&self) -> PyResult<()> {
+        self.lane.get()?.close();
+        Ok(())
+    }
+}
+
+impl Drop for PyCommunicator {
+    fn drop(&mut self) {
+        if let Ok(lane) = self.lane.get() {
+            lane.close();
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! A rank's calls of one communicator, in their order. Short ones begin in the caller's thread; long ones, and what is called behind
+//! them, are carried out by a thread of the communicator's own.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use mccs::{Client, Communicator, Error, Stream};
+
+use crate::operation::{Kind, Operation};
+use crate::slots::{Counters, Place, SLOTS, Slots, piece_count, spans_of};
+
+/// How long a wait goes on before it looks for signals and time-outs.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// What the communicator's thread is to do.
+enum Task {
+    Run(Arc<Operation>),
+    /// It has begun, and somebody wants to be told of its end.
+    Finish(Arc<Operation>),
+}
+
+#[derive(Default)]
+struct Queue {
+    tasks: VecDeque<Task>,
+    is_busy: bool,
+    has_thread: bool,
+    is_closed: bool,
+}
+
+/// See the module.
+pub(crate) struct Lane {
+    client: Client,
+    comm: Communicator,
+    slots: Mutex<Slots>,
+    queue: Mutex<Queue>,
+    wake: Condvar,
+    pub(crate) counters: Counters,
+}
+
+/// Why a wait ended.
+pub(crate) enum Waited {
+    Ended(Result<(), Error>),
+    TimedOut,
+    /// The caller wants to go on with something else.
+    Interrupted,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Lane {
+    pub(crate) fn new(client: Client, comm: Communicator) -> Arc<Self> {
+        let slots = Mutex::new(Slots::new(&client));
+        let (queue, wake, counters) = (Mutex::default(), Condvar::new(), Counters::default());
+        Arc::new(Lane { client, comm, slots, queue, wake, counters })
+    }
+
+    pub(crate) fn comm(&self) -> &Communicator {
+        &self.comm
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        locked(&self.slots)
+    }
+
+    fn is_short(&self, operation: &Operation) -> bool {
+        operation.call.count <= piece_count(&operation.call, self.comm.nranks())
+    }
+
+    /// Begins an operation, or keeps it for the communicator's thread. Never waits for other ranks.
+    pub(crate) fn submit(self: &Arc<Self>, operation: &Arc<Operation>) -> Result<(), Error> {
+        if matches!(operation.call.kind, Kind::Send | Kind::Recv) {
+            return self.slots().start_p2p(&self.comm, operation, &self.counters);
+        }
+        let mut queue = locked(&self.queue);
+        if queue.is_closed {
+            return Err(Error::InvalidArgument("the communicator is closed".into()));
+        }
+        if queue.tasks.is_empty() && !queue.is_busy && self.is_short(operation) && self.start_short(operation)? {
+            return Ok(());
+        }
+        self.give_to_thread(&mut queue, Task::Run(Arc::clone(operation)))
+    }
+
+    fn give_to_thread(self: &Arc<Self>, queue: &mut Queue, task: Task) -> Result<(), Error> {
+        if !queue.has_thread {
+            let lane = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("mccs-python".into()).spawn(move || lane.run());
+            thread.map_err(|error| Error::System(format!("cannot start a thread: {error}")))?;
+            queue.has_thread = true;
+        }
+        queue.tasks.push_back(task);
+        self.wake.notify_one();
+        Ok(())
+    }
+
+    /// Begins an operation of one piece, if a slot is free.
+    fn start_short(&self, operation: &Arc<Operation>) -> Result<bool, Error> {
+        let mut slots = self.slots();
+        let Some(index) = slots.free()? else { return Ok(false) };
+        match spans_of(&operation.call, &self.client) {
+            Some(spans) => slots.start_in_place(index, &self.comm, operation, spans, &self.counters)?,
+            None => slots.start_piece(index, &self.comm, operation, (0, operation.call.count), &self.counters)?,
+        }
+        Ok(true)
+    }
+
+    /// Waits for a slot's stream for about that long. Returns whether it has ended.
+    fn finish_slot(&self, (place, stream): (Place, Stream), timeout: Duration) -> Result<bool, Error> {
+        let outcome = stream.synchronize_for(timeout);
+        if matches!(outcome, Ok(false)) {
+            return Ok(false);
+        }
+        let ended = self.slots().finish(place, outcome.is_ok());
+        let outcome = outcome.map(|_| ());
+        match ended {
+            Some(operation) => operation.end(outcome),
+            None => outcome?,
+        }
+        Ok(true)
+    }
+
+    /// Waits until an operation has ended. `go_on` is asked several times a second.
+    pub(crate) fn wait(
+        &self,
+        operation: &Arc<Operation>,
+        timeout: Option<Duration>,
+        mut go_on: impl FnMut() -> bool,
+    ) -> Waited {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            if let Some(outcome) = operation.outcome() {
+                return Waited::Ended(outcome);
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let look = left.map_or(LOOK_EVERY, |left| left.min(LOOK_EVERY));
+            let work = self.slots().work_of(operation);
+            match work {
+                // What failed is told with the operation.
+                Some(work) => drop(self.finish_slot(work, look)),
+                None => operation.wait_changed(look),
+            }
+            if !operation.is_done() {
+                if left.is_some_and(|left| left.is_zero()) {
+                    return Waited::TimedOut;
+                }
+                if !go_on() {
+                    return Waited::Interrupted;
+                }
+            }
+        }
+    }
+
+    /// Whether an operation has ended; takes its result where it can.
+    pub(crate) fn poll(&self, operation: &Arc<Operation>) -> bool {
+        let work = self.slots().work_of(operation);
+        if let Some(work) = work {
+            let _ = self.finish_slot(work, Duration::ZERO);
+        }
+        operation.is_done()
+    }
+
+    /// Sees to it that an operation ends without anybody who waits for it.
+    pub(crate) fn finish_later(self: &Arc<Self>, operation: &Arc<Operation>) -> Result<(), Error> {
+        if operation.is_done() {
+            return Ok(());
+        }
+        if matches!(operation.call.kind, Kind::Collective(_)) {
+            return self.give_to_thread(&mut locked(&self.queue), Task::Finish(Arc::clone(operation)));
+        }
+        // What it waits for may be called behind collectives: they must not wait for each other.
+        let (lane, operation) = (Arc::clone(self), Arc::clone(operation));
+        let run = move || drop(lane.wait(&operation, None, || true));
+        let thread = std::thread::Builder::new().name("mccs-python-p2p".into()).spawn(run);
+        thread.map(drop).map_err(|error| Error::System(format!("cannot start a thread: {error}")))
+    }
+
+    /// The communicator's thread.
+    fn run(self: Arc<Self>) {
+        loop {
+            let mut queue = locked(&self.queue);
+            let task = loop {
+                if let Some(task) = queue.tasks.pop_front() {
+                    break task;
+                }
+                queue.is_busy = false;
+                if queue.is_closed {
+                    return;
+                }
+                queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            };
+            queue.is_busy = true;
+            drop(queue);
+            match task {
+                Task::Finish(operation) => drop(self.wait(&operation, None, || true)),
+                Task::Run(operation) => {
+                    if let Err(error) = self.carry_out(&operation) {
+                        self.slots().forget(&operation);
+                        operation.end(Err(error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits until a slot does nothing.
+    fn wait_for_slot(&self, index: usize) -> Result<(), Error> {
+        loop {
+            let work = self.slots().work(index);
+            let Some(work) = work else { return Ok(()) };
+            self.finish_slot(work, LOOK_EVERY)?;
+        }
+    }
+
+    /// All of an operation, in this thread. It has ended, unless an error is returned.
+    fn carry_out(&self, operation: &Arc<Operation>) -> Result<(), Error> {
+        let (call, comm) = (&operation.call, &self.comm);
+        let spans = spans_of(call, &self.client);
+        self.slots().free()?;
+        let is_short = self.is_short(operation);
+        let is_in_place = if is_short { spans.is_some() } else { self.agree(spans.is_some())? };
+        let nth = piece_count(call, comm.nranks());
+        self.wait_for_slot(0)?;
+        if let Some(spans) = spans.filter(|_| is_in_place) {
+            self.slots().start_in_place(0, comm, operation, spans, &self.counters)?;
+            return self.wait_for_slot(0);
+        }
+        if is_short {
+            self.slots().start_piece(0, comm, operation, (0, call.count), &self.counters)?;
+            return self.wait_for_slot(0);
+        }
+        let (mut first, mut index) = (0, 0);
+        while first < call.count {
+            self.wait_for_slot(index)?;
+            let count = nth.min(call.count - first);
+            self.slots().start_piece(index, comm, operation, (first, count), &self.counters)?;
+            first += count;
+            index = (index + 1) % SLOTS;
+        }
+        for next in 0..SLOTS {
+            self.wait_for_slot((index + next) % SLOTS)?;
+        }
+        operation.end(Ok(()));
+        Ok(())
+    }
+
+    /// Whether all ranks say yes. They make the same pieces only then.
+    fn agree(&self, yes: bool) -> Result<bool, Error> {
+        self.wait_for_slot(0)?;
+        let stream = self.slots().start_agreement(0, &self.comm, yes)?;
+        stream.synchronize()?;
+        self.slots().agreed(0)
+    }
+
+    /// Ends the communicator on all ranks.
+    pub(crate) fn abort(&self) -> Result<(), Error> {
+        self.comm.abort()
+    }
+
+    /// No further calls; the thread ends when it has carried out those that were made.
+    pub(crate) fn close(&self) {
+        locked(&self.queue).is_closed = true;
+        self.wake.notify_all();
+    }
+}

@@ -1,0 +1,134 @@
+//! Operations: what a call asks for, on which memory of the caller's, and what has become of it.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use mccs::{CollectiveKind, DataType, Error, ReduceOperator};
+use pyo3::prelude::*;
+
+/// What an operation does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// All ranks make the call.
+    Collective(CollectiveKind),
+    /// To the peer.
+    Send,
+    /// From the peer.
+    Recv,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Collective(kind) => kind.name(),
+            Kind::Send => "send",
+            Kind::Recv => "recv",
+        }
+    }
+
+    /// Parts of a slot that a piece's send and receive buffers take, on every rank alike. Zero sent: in place.
+    pub(crate) fn staged_parts(self, nranks: u64) -> (u64, u64) {
+        match self {
+            Kind::Collective(CollectiveKind::AllGather | CollectiveKind::Gather) => (1, nranks),
+            Kind::Collective(CollectiveKind::ReduceScatter | CollectiveKind::Scatter) => (nranks, 1),
+            Kind::Collective(CollectiveKind::AllToAll) => (nranks, nranks),
+            _ => (0, 1),
+        }
+    }
+}
+
+/// A call with the caller's memory. Parts have `count` elements each: none where the rank has no such buffer, one, or one for each rank.
+pub(crate) struct Call {
+    pub(crate) kind: Kind,
+    pub(crate) data_type: DataType,
+    pub(crate) op: ReduceOperator,
+    /// Or the peer.
+    pub(crate) root: u32,
+    pub(crate) count: u64,
+    /// Addresses.
+    pub(crate) send: Vec<usize>,
+    pub(crate) recv: Vec<usize>,
+}
+
+impl Call {
+    pub(crate) fn part_bytes(&self) -> usize {
+        self.count as usize * self.data_type.size_bytes()
+    }
+
+    /// First address of parts that lie one behind the other.
+    pub(crate) fn contiguous(&self, parts: &[usize]) -> Option<usize> {
+        let bytes = self.part_bytes();
+        let is_next = |pair: &[usize]| pair[0].checked_add(bytes) == Some(pair[1]);
+        parts.windows(2).all(is_next).then(|| parts.first().copied())?
+    }
+}
+
+/// A call that was made.
+pub(crate) struct Operation {
+    pub(crate) call: Call,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    outcome: Option<Result<(), Error>>,
+    /// What the caller's memory belongs to.
+    owners: Vec<Py<PyAny>>,
+    callbacks: Vec<Py<PyAny>>,
+}
+
+impl Operation {
+    pub(crate) fn new(call: Call, owners: Vec<Py<PyAny>>) -> Self {
+        let state = State { outcome: None, owners, callbacks: Vec::new() };
+        Operation { call, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn outcome(&self) -> Option<Result<(), Error>> {
+        self.state().outcome.clone()
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.state().outcome.is_some()
+    }
+
+    /// Waits for about that long until somebody else has ended it.
+    pub(crate) fn wait_changed(&self, timeout: Duration) {
+        let state = self.state();
+        if state.outcome.is_none() {
+            drop(self.changed.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// Has a function called when the operation has ended; it gets none. `false` where it has ended before.
+    pub(crate) fn call_when_done(&self, callback: Py<PyAny>) -> bool {
+        let mut state = self.state();
+        let is_to_come = state.outcome.is_none();
+        if is_to_come {
+            state.callbacks.push(callback);
+        }
+        is_to_come
+    }
+
+    /// Ends it: the caller's memory is the caller's again.
+    pub(crate) fn end(&self, outcome: Result<(), Error>) {
+        let mut state = self.state();
+        state.outcome = Some(outcome);
+        let (owners, callbacks) = (std::mem::take(&mut state.owners), std::mem::take(&mut state.callbacks));
+        drop(state);
+        self.changed.notify_all();
+        if !callbacks.is_empty() {
+            Python::attach(|py| {
+                for callback in callbacks {
+                    if let Err(error) = callback.call0(py) {
+                        error.write_unraisable(py, Some(callback.bind(py)));
+                    }
+                }
+            });
+        }
+        drop(owners);
+    }
+}

@@ -1,0 +1,103 @@
+//! Sessions with a service, and memory that both map.
+
+use mccs::{Client, Region, UniqueId};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors;
+use crate::process::OfProcess;
+
+/// A random id for a new communicator: 32 hexadecimal digits. One rank makes it and tells the others.
+#[pyfunction]
+pub(crate) fn unique_id() -> PyResult<String> {
+    mccs::unique_id().map(|id| id.to_string()).map_err(|error| errors::of(&error))
+}
+
+pub(crate) fn parse_id(text: &str) -> PyResult<UniqueId> {
+    text.parse().map_err(|error| errors::of(&mccs::Error::from(error)))
+}
+
+/// Session(socket)
+/// --
+///
+/// A session of this process with the service that listens on a socket.
+#[pyclass(frozen, module = "mccs")]
+pub(crate) struct Session {
+    client: OfProcess<Client>,
+}
+
+impl Session {
+    pub(crate) fn client(&self) -> PyResult<&Client> {
+        self.client.get()
+    }
+}
+
+#[pymethods]
+impl Session {
+    #[new]
+    fn new(py: Python<'_>, socket: std::path::PathBuf) -> PyResult<Self> {
+        let client = py.detach(|| Client::connect(socket)).map_err(|error| errors::of(&error))?;
+        Ok(Session { client: OfProcess::new(client) })
+    }
+
+    /// Whether the service still serves this session.
+    #[getter]
+    fn is_alive(&self) -> bool {
+        self.client().is_ok_and(Client::is_alive)
+    }
+
+    /// Name of the tenant that the operator takes this process for.
+    #[getter]
+    fn tenant(&self) -> PyResult<&str> {
+        self.client().map(Client::tenant)
+    }
+
+    /// Number of the session, as ``mccsctl`` shows it.
+    #[getter]
+    fn number(&self) -> PyResult<u64> {
+        self.client().map(Client::session)
+    }
+
+    /// What ranks at other services name as root address, if rank 0 is in this process; ``None`` for a service that knows no others.
+    #[getter]
+    fn root_address(&self) -> PyResult<Option<&str>> {
+        self.client().map(Client::root_address)
+    }
+
+    /// Allocates memory that the service maps too: collectives on it copy nothing.
+    fn allocate(&self, py: Python<'_>, bytes: usize) -> PyResult<Memory> {
+        let client = self.client()?;
+        let region = py.detach(|| client.allocate(bytes.max(1) as u64)).map_err(|error| errors::of(&error))?;
+        Ok(Memory { region: OfProcess::new(region), bytes })
+    }
+}
+
+/// Memory that the service maps too. NumPy takes it by ``numpy.asarray``, as bytes.
+#[pyclass(frozen, module = "mccs")]
+pub(crate) struct Memory {
+    region: OfProcess<Region>,
+    bytes: usize,
+}
+
+#[pymethods]
+impl Memory {
+    fn __len__(&self) -> usize {
+        self.bytes
+    }
+
+    /// Address of the first byte.
+    #[getter]
+    fn address(&self) -> PyResult<usize> {
+        Ok(self.region.get()?.as_ptr().expose_provenance())
+    }
+
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("shape", (self.bytes,))?;
+        interface.set_item("typestr", "|u1")?;
+        interface.set_item("data", (self.address()?, false))?;
+        Ok(interface)
+    }
+}

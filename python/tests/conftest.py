@@ -1,0 +1,114 @@
+"""A service of the tests' own, and ranks as forked processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import subprocess
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mccs
+from mccs import service
+
+#: A hang is a failure, and no test is about time.
+WATCHDOG_S = 120
+
+
+class Failed(Exception):
+    """A rank's exception, by its text."""
+
+
+def _child(function: Callable[..., Any], rank: int, nranks: int, arguments: tuple, out: int) -> None:
+    try:
+        outcome = (True, function(rank, nranks, *arguments))
+    except BaseException:  # noqa: BLE001
+        outcome = (False, traceback.format_exc())
+    with os.fdopen(out, "wb") as pipe:
+        pickle.dump(outcome, pipe)
+    os._exit(0)
+
+
+def _read(out: int, deadline: float) -> bytes | None:
+    read = b""
+    while True:
+        if not select.select([out], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            return None
+        part = os.read(out, 1 << 16)
+        if not part:
+            return read
+        read += part
+
+
+def run(function: Callable[..., Any], nranks: int, *arguments: Any) -> list[Any]:
+    """What ``function(rank, nranks, *arguments)`` returns on each rank. Each is a process."""
+    children = []
+    for rank in range(nranks):
+        out, into = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _child(function, rank, nranks, arguments, into)
+        os.close(into)
+        children.append((child, out))
+    deadline = time.monotonic() + WATCHDOG_S
+    results, failures = [], []
+    for rank, (_, out) in enumerate(children):
+        read = _read(out, deadline)
+        os.close(out)
+        if read is None:
+            failures.append(f"rank {rank} hangs")
+        elif not read:
+            failures.append(f"rank {rank} died")
+        else:
+            is_good, result = pickle.loads(read)
+            (results if is_good else failures).append(result)
+    for child, _ in children:
+        if failures:
+            try:
+                os.kill(child, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        os.waitpid(child, 0)
+    if failures:
+        raise Failed("\n".join(failures))
+    return results
+
+
+@pytest.fixture(scope="session")
+def socket(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Socket of a service that runs as long as the tests."""
+    folder = tmp_path_factory.mktemp("service")
+    config = folder / "service.toml"
+    config.write_text(f'[service]\nruntime_dir = "{folder}"\n[cuda]\nuse = "off"\n')
+    with open(folder / "log", "wb") as log:
+        child = subprocess.Popen(
+            [service._program(), "--config", config], stdout=subprocess.PIPE, stderr=log
+        )
+    assert child.stdout is not None
+    assert child.stdout.readline().strip() == b"mccs-service ready", (folder / "log").read_text()
+    yield folder / "mccs.sock"
+    child.terminate()
+    assert child.wait() == 0
+
+
+@pytest.fixture
+def ranks(socket: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Runs ranks on the tests' service, as a communicator ``comm`` each."""
+    monkeypatch.setenv("MCCS_SOCKET", str(socket))
+
+    def start(function: Callable[..., Any], nranks: int, *arguments: Any) -> list[Any]:
+        unique_id = mccs.unique_id()
+
+        def joined(rank: int, nranks: int, *arguments: Any) -> Any:
+            return function(mccs.init(unique_id, rank, nranks), *arguments)
+
+        return run(joined, nranks, *arguments)
+
+    return start
