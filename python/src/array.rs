@@ -124,11 +124,8 @@ fn by_buffer(array: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Array> {
     let (address, bytes) = (view.buf.expose_provenance(), usize::try_from(view.len).unwrap_or(0));
     // The object is kept alive, and NumPy's arrays do not move theirs while somebody has them. A `bytearray` could be resized: its
     // export is kept, too.
-    let owner = if array.is_instance_of::<pyo3::types::PyByteArray>() {
-        memory_view(array)?
-    } else {
-        array.clone().unbind()
-    };
+    let owner =
+        if array.is_instance_of::<pyo3::types::PyByteArray>() { memory_view(array)? } else { array.clone().unbind() };
     // SAFETY: filled above, and released once.
     unsafe { PyBuffer_Release(&raw mut view) };
     Ok(Array { address, bytes, element, owner })

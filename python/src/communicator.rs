@@ -48,7 +48,11 @@ pub(crate) struct PyStream {
 /// Longest wait that Python's floats can ask for.
 fn duration(seconds: Option<f64>) -> PyResult<Option<Duration>> {
     let convert = |seconds: f64| Duration::try_from_secs_f64(seconds.max(0.0));
-    seconds.filter(|seconds| seconds.is_finite()).map(convert).transpose().map_err(|error| PyValueError::new_err(error.to_string()))
+    seconds
+        .filter(|seconds| seconds.is_finite())
+        .map(convert)
+        .transpose()
+        .map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 fn operator(name: &str, factor: Option<f64>) -> PyResult<ReduceOperator> {
@@ -110,7 +114,9 @@ impl PyOperation {
                 let message = format!("has not ended within {seconds} s; another rank may not have made the call");
                 Err(self.caller.error(py, call, ErrorClass::Timeout, &message))
             }
-            Waited::Interrupted => Err(signal.unwrap_or_else(|| errors::new(ErrorClass::Internal, "interrupted".into()))),
+            Waited::Interrupted => {
+                Err(signal.unwrap_or_else(|| errors::new(ErrorClass::Internal, "interrupted".into())))
+            }
         }
     }
 }
@@ -371,13 +377,7 @@ impl PyCommunicator {
 
     /// Every rank gets the root's array, in place.
     #[pyo3(signature = (array, root=0, *, stream=None))]
-    fn broadcast(
-        &self,
-        py: Python<'_>,
-        array: &Bound<'_, PyAny>,
-        root: u32,
-        stream: Option<&PyStream>,
-    ) -> Answer {
+    fn broadcast(&self, py: Python<'_>, array: &Bound<'_, PyAny>, root: u32, stream: Option<&PyStream>) -> Answer {
         let send = self.is_rank(root).then_some(array);
         let buffers = Buffers { send, send_parts: 1, recv: Some(array), recv_parts: 1 };
         self.call(py, What::moving(Kind::Collective(CollectiveKind::Broadcast), root), &buffers, stream)

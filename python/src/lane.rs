@@ -57,10 +57,6 @@ impl Lane {
         Arc::new(Lane { client, comm, slots, queue, wake, counters })
     }
 
-    pub(crate) fn comm(&self) -> &Communicator {
-        &self.comm
-    }
-
     fn slots(&self) -> MutexGuard<'_, Slots> {
         locked(&self.slots)
     }

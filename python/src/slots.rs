@@ -81,7 +81,13 @@ pub(crate) fn spans_of(call: &Call, client: &Client) -> Option<[Span; 2]> {
 }
 
 /// Enqueues `count` elements of each part.
-fn enqueue(comm: &Communicator, call: &Call, [send, recv]: [Span; 2], count: u64, stream: &Stream) -> Result<(), Error> {
+fn enqueue(
+    comm: &Communicator,
+    call: &Call,
+    [send, recv]: [Span; 2],
+    count: u64,
+    stream: &Stream,
+) -> Result<(), Error> {
     use CollectiveKind as K;
     let (dtype, op, root) = (call.data_type, call.op, call.root);
     let (nranks, is_root) = (u64::from(comm.nranks()), comm.rank() == root);

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as C10dBackend
 from torch.distributed import ReduceOp
 
 import mccs
@@ -52,6 +53,15 @@ _BITWISE: dict[Any, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 _LOOK_S = 0.01
 
 
+class _Names(C10dBackend):
+    """PyTorch asks a group's backend for devices and names. The group has its calls itself."""
+
+    def getBackendName(self) -> str:
+        return "mccs"
+
+    name = getBackendName
+
+
 class ProcessGroup(dist.ProcessGroup):
     """See the module. Tensors of a call stay its own until its work has been waited for."""
 
@@ -60,8 +70,11 @@ class ProcessGroup(dist.ProcessGroup):
     ) -> None:
         super().__init__(rank, size)
         self._store, self._rank, self._size = store, rank, size
-        self._timeout, self._name, self._description = timeout, name, "undefined"
-        self._barriers = 0
+        self._timeout, self._barriers = timeout, 0
+        self._names = _Names(rank, size)
+        kind = dist.ProcessGroup.BackendType.CUSTOM
+        self._set_default_backend(kind)
+        self._register_backend(torch.device("cpu"), kind, self._names)
         if rank == 0:
             address = mccs.session().root_address or ""
             store.set("mccs", f"{mccs.unique_id()} {address}")
@@ -90,36 +103,6 @@ class ProcessGroup(dist.ProcessGroup):
         return "mccs"
 
     getBackendName = _get_backend_name = name
-
-    @property
-    def group_name(self) -> str:
-        return self._name
-
-    @property
-    def group_desc(self) -> str:
-        return self._description
-
-    def _set_group_name(self, name: str) -> None:
-        self._name = name
-
-    def _set_group_desc(self, description: str) -> None:
-        self._description = description
-
-    def getGroupName(self) -> str:
-        return self._name
-
-    def setGroupName(self, name: str) -> None:
-        self._name = name
-
-    def getGroupDesc(self) -> str:
-        return self._description
-
-    def setGroupDesc(self, description: str) -> None:
-        self._description = description
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
 
     def get_backend(self, device: torch.device) -> ProcessGroup:
         if torch.device(device).type != "cpu":
@@ -446,13 +429,6 @@ class ProcessGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> Work:
         return self._work([self._move("barrier", [], [], 0)], [], opts)
-
-    # Names that versions of PyTorch before 2.13 have.
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-    alltoall_base = all_to_all_single
 
     # Messages. Those of two ranks are matched in the order of calls, whatever their tags.
 
