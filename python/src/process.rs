@@ -2,41 +2,56 @@
 //! end them.
 
 use std::mem::ManuallyDrop;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use mccs::ErrorClass;
 use pyo3::prelude::*;
 
 use crate::errors;
 
+/// How often this process' line was forked: asking for the process' number is a system call each time.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn count_fork() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+fn forks() -> u32 {
+    static COUNT: Once = Once::new();
+    COUNT.call_once(|| {
+        // SAFETY: a function that only adds to a number. It fails without memory, which ends the process soon enough.
+        let _ = unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
+    });
+    FORKS.load(Ordering::Relaxed)
+}
+
 /// A value that a forked child neither uses nor drops.
 pub(crate) struct OfProcess<T> {
-    process: u32,
+    forks: u32,
     value: ManuallyDrop<T>,
 }
 
 impl<T> OfProcess<T> {
     pub(crate) fn new(value: T) -> Self {
-        OfProcess { process: std::process::id(), value: ManuallyDrop::new(value) }
+        OfProcess { forks: forks(), value: ManuallyDrop::new(value) }
     }
 
     /// # Errors
     /// In a child that was forked after it was made.
     pub(crate) fn get(&self) -> PyResult<&T> {
-        if self.process == std::process::id() {
+        if self.forks == forks() {
             return Ok(&self.value);
         }
-        let message = format!(
-            "this process was forked from process {}, whose session with the service it cannot use: connect anew, or start \
-             processes by \"spawn\"",
-            self.process
-        );
-        Err(errors::new(ErrorClass::InvalidUsage, message))
+        let message = "this process was forked from the one whose session with the service this is, and cannot use it: connect anew, or \
+                       start processes by \"spawn\"";
+        Err(errors::new(ErrorClass::InvalidUsage, message.into()))
     }
 }
 
 impl<T> Drop for OfProcess<T> {
     fn drop(&mut self) {
-        if self.process == std::process::id() {
+        if self.forks == forks() {
             // SAFETY: dropped once, here.
             unsafe { ManuallyDrop::drop(&mut self.value) }
         }
