@@ -11,7 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+# What ranks would import one by one: they are forked.
+import torch._dynamo  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+import torch.distributed.checkpoint as checkpoint  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import mccs  # noqa: E402
@@ -263,8 +268,6 @@ def test_data_parallel_training_is_that_of_one_process(group, nranks: int) -> No
 
 def test_fully_sharded_training_is_that_of_one_process(group) -> None:
     def sharded() -> None:
-        from torch.distributed.fsdp import fully_shard
-
         mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
 
         def wrap(module: torch.nn.Module) -> torch.nn.Module:
@@ -280,8 +283,6 @@ def test_fully_sharded_training_is_that_of_one_process(group) -> None:
 
 def test_distributed_tensors(group) -> None:
     def redistribute() -> None:
-        from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-
         n = dist.get_world_size()
         mesh = dist.init_device_mesh("cpu", (n,))
         whole = torch.arange(48.0).view(6, 8)
@@ -360,8 +361,6 @@ def test_a_time_out_ends_the_group(group) -> None:
 
 def test_checkpoints(group, tmp_path) -> None:
     def save() -> None:
-        import torch.distributed.checkpoint as checkpoint
-
         state = {"model": model().state_dict(), "rank": dist.get_rank()}
         checkpoint.save({"model": state["model"]}, checkpoint_id=str(tmp_path / "saved"))
         loaded = {"model": {name: torch.zeros_like(value) for name, value in state["model"].items()}}
