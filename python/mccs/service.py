@@ -120,9 +120,9 @@ def _program() -> str:
 
 def _launch(base: Path, current: Path) -> Path:
     program = _program()
-    for old in base.glob("service-*"):
+    for old in base.glob("s-*"):
         _remove(old)
-    folder = Path(tempfile.mkdtemp(prefix="service-", dir=base))
+    folder = Path(tempfile.mkdtemp(prefix="s-", dir=base))
     users, log = folder / "users", folder / "log"
     users.touch()
     descriptor = _use(users)

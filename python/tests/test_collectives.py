@@ -223,20 +223,21 @@ def test_ranks_with_different_shapes_are_told(ranks, count: int) -> None:
 
 
 def interrupted(comm: mccs.Communicator, count: int) -> None:
-    if comm.rank == 1:
-        comm.recv(np.zeros(1, np.uint8), 0)
-    else:
-        def handler(*_: object) -> None:
-            raise KeyboardInterrupt
-
-        signal.signal(signal.SIGINT, handler)
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    stream = mccs.Stream()
+    array = np.ones(count, np.float32)
+    if comm.rank == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        operation = comm.all_reduce(array, stream=stream)
         with pytest.raises(KeyboardInterrupt):
-            comm.all_reduce(np.ones(count, np.float32))
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+            operation.wait()
+        assert not operation.done()
         comm.send(np.zeros(1, np.uint8), 1)
-    # The call goes on, and is the first of this rank's.
-    if comm.rank == 1:
-        comm.all_reduce(np.ones(count, np.float32))
+        operation.wait()
+    else:
+        comm.recv(np.zeros(1, np.uint8), 0)
+        comm.all_reduce(array)
+    assert (array == 2).all()
     comm.barrier()
 
 
@@ -297,9 +298,9 @@ def test_a_rank_that_goes_is_told_to_the_others(ranks) -> None:
 
 
 def join_interrupted(rank: int, nranks: int, unique_id: str) -> None:
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         mccs.init(unique_id, rank, nranks)
 
 

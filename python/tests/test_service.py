@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,17 +25,24 @@ def use(rank: int, nranks: int, unique_id: str, folder: str) -> str:
     return Path(folder, "mccs-python", "current").read_text()
 
 
-def test_ranks_share_a_service_that_ends_with_the_last(tmp_path, monkeypatch, capfd) -> None:
+@pytest.fixture
+def runtime() -> Iterator[str]:
+    """A folder with a short name: paths of sockets have 107 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="mccs-") as folder:
+        yield folder
+
+
+def test_ranks_share_a_service_that_ends_with_the_last(runtime, monkeypatch, capfd) -> None:
     monkeypatch.delenv("MCCS_SOCKET", raising=False)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
     monkeypatch.setattr(service, "find", lambda: None)
-    first = run(use, 3, mccs.unique_id(), str(tmp_path))
+    first = run(use, 3, mccs.unique_id(), runtime)
     assert len(set(first)) == 1, "all have the same one"
     assert capfd.readouterr().err.count("started one for this user") == 1
     # It stops listening once nobody is left.
     while service._listens(Path(first[0], "mccs.sock")):
         time.sleep(0.01)
-    second = run(use, 2, mccs.unique_id(), str(tmp_path))
+    second = run(use, 2, mccs.unique_id(), runtime)
     assert second[0] != first[0]
 
 
