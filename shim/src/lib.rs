@@ -51,6 +51,7 @@ mod error;
 mod ffi;
 
 mod group;
+mod handles;
 mod job;
 mod log;
 mod memory;
@@ -76,7 +77,8 @@ pub use operator::{ReduceOperator, Scalar};
 pub use port_channels::{PortChannel, PortChannels, RegisteredMemory, RemoteMemory};
 pub use stream::Stream;
 
-/// For bindings of other languages, where begin and end of a group are calls. Programs in Rust use [`Group`].
+/// For bindings of other languages, where begin and end of a group are calls, and objects have handles. Programs in Rust use [`Group`].
 pub mod bindings {
     pub use crate::group::{group_drop, group_end, group_estimate_us, group_start};
+    pub use crate::handles::{Held, Table};
 }

@@ -34,7 +34,7 @@ impl HostSettings {
         let keys = tempfile::tempdir().expect("a directory");
         let names: Vec<String> = (0..count).map(host_name).collect();
         mccs_exchange::keys::make(&names, keys.path(), false).expect("keys");
-        let addresses: Vec<Ipv4Addr> = names.iter().map(|_| address()).collect();
+        let addresses: Vec<Ipv4Addr> = names.iter().map(|_| free_address()).collect();
         let list: String = names
             .iter()
             .zip(&addresses)
@@ -61,8 +61,9 @@ pub fn host_name(host: usize) -> String {
     format!("h{host}")
 }
 
-/// Loopback addresses that no other test has: of this process, one after the other.
-fn address() -> Ipv4Addr {
+/// A loopback address that no other test has: those of this process come one after the other.
+#[must_use]
+pub fn free_address() -> Ipv4Addr {
     static NEXT: AtomicU16 = AtomicU16::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes();
     let process = (std::process::id() % 65_000).to_be_bytes();

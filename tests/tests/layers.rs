@@ -8,7 +8,7 @@ use std::process::Command;
 /// Crates of the workspace, a layer a row, from the top down. A crate imports crates of the rows below its own.
 const LAYERS: [&[&str]; 17] = [
     &["mccs-tests"],
-    &["mccs-eval", "mccs-launcher", "mccs-ctl", "mccs-nccl"],
+    &["mccs-eval", "mccs-launcher", "mccs-ctl", "mccs-nccl", "mccs-mscclpp"],
     &["mccs-service"],
     &["mccs-engines"],
     &["mccs-registry"],
@@ -119,7 +119,6 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
             "derived",
             "group",
             "grow",
-            "handles",
             "lifecycle",
             "logger",
             "profiler",
@@ -128,6 +127,11 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
             "windows",
         ],
         "NCCL's functions work on one table of communicators, which names them all",
+    ),
+    (
+        "mccs-mscclpp",
+        &["communicators", "connections", "registered_buffers"],
+        "a communicator has connections and buffers, whose functions take communicators",
     ),
     (
         "mccs-tests::cluster",

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
+use mccs::bindings::{Held, Table};
 use mccs::cuda::CudaCommunicator;
 use mccs::{Client, Error, JoinOptions, ReduceOperator, UniqueId};
 use mccs_cuda::{Context, gpus};
@@ -15,7 +16,6 @@ use super::config::CommConfig;
 use super::derived::{Exchange, Share, derived_id};
 use super::group::{begin, joining};
 use super::grow::Growth;
-use super::handles::{Held, Table};
 use super::lifecycle::{self, Label};
 use super::profiler::Profile;
 use super::queries::Expected;

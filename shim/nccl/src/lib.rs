@@ -20,7 +20,6 @@ mod device_comm;
 mod encryption;
 mod group;
 mod grow;
-mod handles;
 mod lifecycle;
 mod logger;
 mod memory;

@@ -1,17 +1,16 @@
-//! Handles (`ncclComm_t`) that a program cannot misuse: numbers that a table resolves, never
-//! addresses.
+//! Handles of C programs (`ncclComm_t`) that cannot be misused: numbers that a table resolves,
+//! never addresses.
 //!
 //! A handle is a slot's index and its generation, behind a mark that no address has. A lookup compares the generation and counts a
-//! use in one atomic step, so a handle that is destroyed, made up, or destroyed by another thread meanwhile is found out without
-//! touching freed memory. Slots stay allocated for the life of the process. A value lives until its handle is closed and the last
-//! use has ended.
+//! use in one atomic step. So a handle that is made up, or destroyed meanwhile, is found out without touching freed memory. Slots
+//! stay allocated for the life of the process. A value lives until its handle is closed and the last use has ended.
 
 use std::cell::UnsafeCell;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Mutex, OnceLock};
 
-use super::communicators::locked;
+use crate::client::locked;
 
 /// The upper bits of every handle: no address of a program has them.
 const MARK: u64 = 0x6d63;
@@ -25,7 +24,7 @@ const OPEN: u64 = 1 << 31;
 const USES: u64 = OPEN - 1;
 
 /// Values by handle.
-pub(crate) struct Table<T: 'static> {
+pub struct Table<T: 'static> {
     chunks: [OnceLock<Box<[Slot<T>; CHUNK_SLOTS]>>; SLOTS_MAX / CHUNK_SLOTS],
     vacant: Mutex<Vacant>,
 }
@@ -46,7 +45,7 @@ struct Slot<T> {
 unsafe impl<T: Send + Sync> Sync for Slot<T> {}
 
 /// A use of a value, which lives at least as long.
-pub(crate) struct Held<T: Send + Sync + 'static> {
+pub struct Held<T: Send + Sync + 'static> {
     table: &'static Table<T>,
     slot: &'static Slot<T>,
 }
@@ -56,13 +55,16 @@ fn generation(state: u64) -> u64 {
 }
 
 impl<T: Send + Sync> Table<T> {
-    pub(crate) const fn new() -> Self {
+    /// One without values.
+    #[allow(clippy::new_without_default, reason = "a table is a static")]
+    #[must_use]
+    pub const fn new() -> Self {
         let vacant = Vacant { returned: Vec::new(), never_used: 0 };
         Table { chunks: [const { OnceLock::new() }; SLOTS_MAX / CHUNK_SLOTS], vacant: Mutex::new(vacant) }
     }
 
     /// Takes in a value, and opens its handle. Nothing where the table is full.
-    pub(crate) fn insert(&'static self, value: T) -> Option<Held<T>> {
+    pub fn insert(&'static self, value: T) -> Option<Held<T>> {
         let slot = self.take_vacant()?;
         // SAFETY: the slot was vacant, and is this call's alone until its state says that it is open.
         unsafe { *slot.value.get() = Some(value) };
@@ -72,12 +74,12 @@ impl<T: Send + Sync> Table<T> {
     }
 
     /// The value of an open handle.
-    pub(crate) fn find(&'static self, handle: u64) -> Option<Held<T>> {
+    pub fn find(&'static self, handle: u64) -> Option<Held<T>> {
         self.take_use(handle, OPEN)
     }
 
     /// Closes a handle, which finds nothing from now on. Returns its value, for one caller.
-    pub(crate) fn close(&'static self, handle: u64) -> Option<Held<T>> {
+    pub fn close(&'static self, handle: u64) -> Option<Held<T>> {
         self.take_use(handle, 0)
     }
 
@@ -130,13 +132,13 @@ impl<T> Slot<T> {
 
 impl<T: Send + Sync> Held<T> {
     /// The handle by which programs know the value.
-    pub(crate) fn handle(&self) -> u64 {
+    pub fn handle(&self) -> u64 {
         let generation = generation(self.slot.state.load(Ordering::Relaxed));
         MARK << 48 | generation << INDEX_BITS | u64::from(self.slot.index)
     }
 
     /// Whether both are uses of one value.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    pub fn is(&self, other: &Self) -> bool {
         std::ptr::eq(self.slot, other.slot)
     }
 
