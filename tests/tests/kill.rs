@@ -1,11 +1,12 @@
 //! Processes killed at any instant: the service frees what they held, peers get an error, waiters are released.
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use mccs::{DataType, Error, RedOp};
+use mccs::{DataType, Error, RedOp, RemoteMemory};
+use mccs_tests::hosts::TestHosts;
 use mccs_tests::{TestService, watchdog};
 
 /// Kills in one run; set MCCS_KILLS for more, such as the 1,000 of a long run.
@@ -20,10 +21,6 @@ fn victim_command(service: &TestService, id: &mccs::UniqueId, rank: u32, count: 
         .args([id.to_string(), rank.to_string(), "2".into(), count.to_string()])
         .stderr(Stdio::null());
     command
-}
-
-fn victim(service: &TestService, id: &mccs::UniqueId, rank: u32, count: u64) -> Child {
-    victim_command(service, id, rank, count).spawn().expect("a victim")
 }
 
 /// Descriptors and mappings are the process': whoever counts them must be the only test that runs.
@@ -65,7 +62,13 @@ fn killed_tenants_leave_nothing_behind() {
     for round in 0..kills() {
         let id = mccs::unique_id().expect("an id");
         let count = if round % 2 == 0 { 64 } else { 100_000 };
-        let mut victims = [victim(&service, &id, 0, count), victim(&service, &id, 1, count)];
+        let mut victims = [0, 1].map(|rank| {
+            let mut command = victim_command(&service, &id, rank, count);
+            if round / 2 % 2 == 1 {
+                command.env("MCCS_VICTIM_PUTS", "1");
+            }
+            command.spawn().expect("a victim")
+        });
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         // From the start of the process to some way into its work.
         std::thread::sleep(Duration::from_micros((seed >> 33) % 12_000));
@@ -136,6 +139,60 @@ fn killed_rank(how: fn(&mut Command) -> &mut Command) {
     while infos.iter().any(|info| info.failed.load(Ordering::Relaxed) == 0) {
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// A rank puts to and from one on a host that is killed, until it hears so.
+fn killed_under_puts(own: &TestService, victims: &TestService, root: &str) {
+    const BYTES: u64 = 1 << 20;
+    let id = mccs::unique_id().expect("an id");
+    let mut victim = victim_command(victims, &id, 1, BYTES / 4);
+    let mut victim = victim.arg(root).env("MCCS_VICTIM_PUTS", "1").spawn().expect("a victim");
+    let place = own.connect(0).communicator(id, 0, 2).root_address(root);
+    let (comm, mut bootstrap) = (place.join().expect("joined"), place.join_bootstrap().expect("joined"));
+    let channels = comm.port_channels().expect("opened");
+    let memory = comm.client().allocate(2 * BYTES).expect("memory");
+    let registered = channels.register(memory.at(0), 2 * BYTES).expect("registered");
+    let told = bootstrap.all_gather(&registered.remote().to_bytes()).expect("told");
+    let theirs = RemoteMemory::from_bytes(&told[1]).expect("a memory");
+    let channel = channels.channel(1, 0, &registered, &theirs).expect("a channel");
+    let turn = || {
+        (0..8).try_for_each(|_| channel.put_with_signal(BYTES, 0, BYTES))?;
+        (0..8).try_for_each(|_| channel.wait())?;
+        channel.flush()
+    };
+    turn().expect("the victim puts too");
+    victim.kill().expect("killed");
+    victim.wait().expect("a child");
+    let error = loop {
+        if let Err(error) = turn() {
+            break error.to_string();
+        }
+    };
+    assert!(error.contains("rank 1") && error.contains("has gone"), "{error}");
+    // No other than its communicators hears of it.
+    let other = comm.client().communicator(mccs::unique_id().expect("an id"), 0, 1).join().expect("joined");
+    let stream = comm.client().create_stream().expect("a stream");
+    other.barrier(&stream).and_then(|()| stream.synchronize()).expect("completed");
+}
+
+#[test]
+fn a_rank_killed_under_puts_releases_its_peer() {
+    watchdog();
+    let _alone = alone();
+    let service = TestService::start("");
+    let witness = service.connect(0);
+    let start = held(&service);
+    killed_under_puts(&service, &service, "");
+    drop(witness);
+    wait_until_freed(&service, start);
+}
+
+#[test]
+fn a_rank_killed_under_puts_releases_its_peer_on_another_host() {
+    watchdog();
+    let _alone = alone();
+    let hosts = TestHosts::start(2, "");
+    killed_under_puts(hosts.service(0), hosts.service(1), "h0");
 }
 
 #[test]

@@ -1,6 +1,10 @@
-//! Program of a tenant for tests that kill it: runs all-reduces until it dies.
+//! Program of a tenant for tests that kill it: runs all-reduces until it dies, or puts between two
+//! ranks.
 
-use mccs::{Client, DataType, RedOp};
+use mccs::{Client, Communicator, DataType, RedOp, RemoteMemory};
+
+/// How many calls are enqueued at a time.
+const AT_A_TIME: u32 = 8;
 
 fn main() -> anyhow::Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -13,7 +17,8 @@ fn main() -> anyhow::Result<()> {
     let count: u64 = count.parse()?;
     let memory = client.allocate(4 * count)?;
     let stream = client.create_stream()?;
-    let comm = client.communicator(id, rank.parse()?, nranks.parse()?).root_address(&*root).join()?;
+    let place = client.communicator(id, rank.parse()?, nranks.parse()?).root_address(&*root);
+    let comm = place.join()?;
     if std::env::var_os("MCCS_VICTIM_FORKS").is_some() {
         // SAFETY: the child calls nothing but system calls: it reads until nobody has the other end of its input any more.
         unsafe {
@@ -23,10 +28,29 @@ fn main() -> anyhow::Result<()> {
             }
         }
     }
+    if std::env::var_os("MCCS_VICTIM_PUTS").is_some() {
+        return put(&comm, &mut place.join_bootstrap()?, 4 * count);
+    }
     loop {
-        for _ in 0..8 {
+        for _ in 0..AT_A_TIME {
             comm.all_reduce(memory.at(0), memory.at(0), count, DataType::F32, RedOp::Sum, &stream)?;
         }
         stream.synchronize()?;
+    }
+}
+
+/// Both ranks put from the first half of their memory into the second of the other's.
+fn put(comm: &Communicator, bootstrap: &mut mccs::Bootstrap, bytes: u64) -> anyhow::Result<()> {
+    let (channels, peer) = (comm.port_channels()?, 1 - comm.rank());
+    let memory = comm.client().allocate(2 * bytes)?;
+    let own = channels.register(memory.at(0), 2 * bytes)?;
+    let told = bootstrap.all_gather(&own.remote().to_bytes())?;
+    let channel = channels.channel(peer, 0, &own, &RemoteMemory::from_bytes(&told[peer as usize])?)?;
+    loop {
+        for _ in 0..AT_A_TIME {
+            channel.put_with_signal(bytes, 0, bytes)?;
+        }
+        (0..AT_A_TIME).try_for_each(|_| channel.wait())?;
+        channel.flush()?;
     }
 }
