@@ -269,9 +269,10 @@ impl Execution {
     }
 }
 
-/// Ranks that wanted to leave may have nothing left to wait for.
+/// Ranks that wanted to leave may have nothing left to wait for, and a communicator whose ranks have all gone may be over.
 fn reap_left(state: &mut State, comm: Handle) {
-    if state.comms.get(comm).is_some_and(|live| live.members.iter().any(|member| member.leaving.is_some())) {
+    let Some(live) = state.comms.get(comm) else { return };
+    if live.failure.is_some() || live.is_over() || live.members.iter().any(|member| member.leaving.is_some()) {
         state.reap(comm);
     }
 }
