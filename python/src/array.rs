@@ -122,17 +122,11 @@ fn by_buffer(array: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Array> {
     let kind = if is_foreign { Scalar::Other } else { kind };
     let element = Element::new(kind, itemsize);
     let (address, bytes) = (view.buf.expose_provenance(), usize::try_from(view.len).unwrap_or(0));
-    // The object is kept alive, and NumPy's arrays do not move theirs while somebody has them. A `bytearray` could be resized: its
-    // export is kept, too.
-    let owner =
-        if array.is_instance_of::<pyo3::types::PyByteArray>() { memory_view(array)? } else { array.clone().unbind() };
+    // Another export, which the object cannot end before it is dropped: a `bytearray` is not resized, a `memoryview` not released.
+    let owner = pyo3::types::PyMemoryView::from(array).map(|view| view.into_any().unbind());
     // SAFETY: filled above, and released once.
     unsafe { PyBuffer_Release(&raw mut view) };
-    Ok(Array { address, bytes, element, owner })
-}
-
-fn memory_view(array: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
-    Ok(pyo3::types::PyMemoryView::from(array)?.into_any().unbind())
+    Ok(Array { address, bytes, element, owner: owner? })
 }
 
 #[repr(C)]

@@ -74,8 +74,19 @@ impl Lane {
         if queue.is_closed {
             return Err(Error::InvalidArgument("the communicator is closed".into()));
         }
-        if queue.tasks.is_empty() && !queue.is_busy && self.is_short(operation) && self.start_short(operation)? {
-            return Ok(());
+        for is_first in [true, false] {
+            if !(queue.tasks.is_empty() && !queue.is_busy && self.is_short(operation)) {
+                break;
+            }
+            if self.start_short(operation)? {
+                return Ok(());
+            }
+            if is_first {
+                // Slots may have ended that nobody waits for. Not under the lock: what is called at an end may make calls.
+                drop(queue);
+                self.finish_ended();
+                queue = locked(&self.queue);
+            }
         }
         self.give_to_thread(&mut queue, Task::Run(Arc::clone(operation)))
     }
@@ -116,6 +127,17 @@ impl Lane {
             None => outcome?,
         }
         Ok(true)
+    }
+
+    /// Takes results of slots whose streams have ended.
+    fn finish_ended(&self) {
+        for index in 0..SLOTS {
+            let work = self.slots().work(index);
+            if let Some(work) = work {
+                // What failed is told with the operation.
+                let _ = self.finish_slot(work, Duration::ZERO);
+            }
+        }
     }
 
     /// Waits until an operation has ended. `go_on` is asked several times a second.

@@ -157,6 +157,26 @@ def test_calls_under_way_keep_their_order_and_their_arrays(ranks) -> None:
     ranks(under_way, 2, 13)
 
 
+def forgotten(comm: mccs.Communicator) -> None:
+    for _ in range(20):
+        comm.all_reduce(np.ones(10), stream=mccs.Stream())
+        comm.barrier()
+    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+    assert "mccs-python" not in names, "calls wait behind those that nobody waits for"
+    stream, plain = mccs.Stream(), bytearray(8)
+    with memoryview(plain) as view:
+        comm.all_reduce(view, stream=stream)
+    if comm.rank == 0:
+        with pytest.raises(BufferError):
+            plain.extend(b"more")
+    comm.barrier()
+    stream.synchronize()
+
+
+def test_calls_that_nobody_waits_for_hold_up_nobody_and_keep_their_memory(ranks) -> None:
+    ranks(forgotten, 2)
+
+
 def callbacks(comm: mccs.Communicator) -> None:
     stream = mccs.Stream()
     told = [threading.Event() for _ in range(4)]
