@@ -107,19 +107,25 @@ def _join(current: Path) -> Path | None:
     return socket
 
 
-def _program() -> str:
-    bundled = Path(__file__).parent / "bin" / "mccs-service"
-    program = os.environ.get("MCCS_SERVICE") or (os.fspath(bundled) if bundled.exists() else shutil.which("mccs-service"))
-    if program is None:
+def program(name: str) -> str:
+    """The package's program of this name, or that of ``PATH``. ``MCCS_SERVICE`` names another service.
+
+    Raises :class:`RuntimeError` where there is none.
+    """
+    bundled = Path(__file__).parent / "bin" / name
+    found = os.fspath(bundled) if bundled.exists() else shutil.which(name)
+    if name == "mccs-service":
+        found = os.environ.get("MCCS_SERVICE") or found
+    if found is None:
         raise RuntimeError(
-            "no mccs-service runs on this host, and none can be started: this installation has no program "
-            "mccs-service, and neither has PATH. Set MCCS_SOCKET to the socket of one, or MCCS_SERVICE to the program"
+            f"there is no program {name}: this installation has none, and neither has PATH. MCCS_SOCKET names the socket of a "
+            "service that runs, and MCCS_SERVICE a service's program"
         )
-    return program
+    return found
 
 
 def _launch(base: Path, current: Path) -> Path:
-    program = _program()
+    service = program("mccs-service")
     for old in base.glob("s-*"):
         _remove(old)
     folder = Path(tempfile.mkdtemp(prefix="s-", dir=base))
@@ -131,7 +137,7 @@ def _launch(base: Path, current: Path) -> Path:
     config.write_text(f'[service]\nruntime_dir = "{folder}"\n')
     with open(log, "wb") as errors:
         child = subprocess.Popen(
-            [program, "--config", config, "--users", users],
+            [service, "--config", config, "--users", users],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -144,7 +150,7 @@ def _launch(base: Path, current: Path) -> Path:
     if line != _READY:
         os.close(descriptor)
         child.wait()
-        raise RuntimeError(f"{program} did not start: {log.read_text(errors='replace').strip()}")
+        raise RuntimeError(f"{service} did not start: {log.read_text(errors='replace').strip()}")
     # Nobody waits for it: it outlives this process where others use it.
     child.returncode = 0
     socket = folder / "mccs.sock"

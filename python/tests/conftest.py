@@ -6,10 +6,13 @@ import os
 import pickle
 import select
 import signal
+import socket as sockets
 import subprocess
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,21 +84,55 @@ def run(function: Callable[..., Any], nranks: int, *arguments: Any) -> list[Any]
     return results
 
 
-@pytest.fixture(scope="session")
-def socket(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Socket of a service that runs as long as the tests."""
-    folder = tmp_path_factory.mktemp("service")
+@contextmanager
+def running(folder: Path, settings: str = "") -> Iterator[Path]:
+    """A service in a folder; gives its tenants' socket."""
     config = folder / "service.toml"
-    config.write_text(f'[service]\nruntime_dir = "{folder}"\n[cuda]\nuse = "off"\n')
+    config.write_text(f'[service]\nruntime_dir = "{folder}"\n{settings}\n[cuda]\nuse = "off"\n')
+    command = [service.program("mccs-service"), "--config", config]
     with open(folder / "log", "wb") as log:
-        child = subprocess.Popen(
-            [service._program(), "--config", config], stdout=subprocess.PIPE, stderr=log
-        )
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
     assert child.stdout is not None
     assert child.stdout.readline().strip() == b"mccs-service ready", (folder / "log").read_text()
     yield folder / "mccs.sock"
     child.terminate()
     assert child.wait() == 0
+
+
+@pytest.fixture(scope="session")
+def folder() -> Iterator[Path]:
+    """A folder with a short name: paths of sockets have 107 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="mccs-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def socket(folder: Path) -> Iterator[Path]:
+    """Socket of a service that runs as long as the tests."""
+    own = folder / "own"
+    own.mkdir()
+    with running(own) as socket:
+        yield socket
+
+
+@pytest.fixture(scope="session")
+def two_hosts(folder: Path) -> Iterator[list[Path]]:
+    """Sockets of two services that know each other, as of two hosts."""
+    keys, names = folder / "keys", ["host-a", "host-b"]
+    subprocess.run([service.program("mccsctl"), "keys", "--hosts", ",".join(names), "--dir", keys], check=True)
+    with ExitStack() as probes:
+        bound = [probes.enter_context(sockets.create_server(("127.0.0.1", 0))) for _ in names]
+        addresses = [f"127.0.0.1:{probe.getsockname()[1]}" for probe in bound]
+    hosts = "".join(f'[[host]]\nname = "{name}"\naddress = "{at}"\n' for name, at in zip(names, addresses))
+    with ExitStack() as services:
+        started = []
+        for name, address in zip(names, addresses):
+            (folder / name).mkdir()
+            exchange = "".join(f'{key} = "{keys / file}"\n' for key, file in [
+                ("certificate", f"{name}.crt"), ("key", f"{name}.key"), ("authority", "authority.crt")])
+            settings = f'name = "{name}"\n[exchange]\nlisten = "{address}"\n{exchange}{hosts}'
+            started.append(services.enter_context(running(folder / name, settings)))
+        yield started
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def test_without_a_program_the_error_says_what_to_do(tmp_path, monkeypatch) -> N
     monkeypatch.setenv("PATH", str(tmp_path))
     if not (Path(service.__file__).parent / "bin").exists():
         with pytest.raises(RuntimeError, match="MCCS_SOCKET"):
-            service.start()
+            service.program("mccs-service")
 
 
 def test_a_folder_that_others_can_open_is_refused(tmp_path, monkeypatch) -> None:

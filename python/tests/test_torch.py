@@ -123,6 +123,23 @@ def test_every_collective(group, nranks: int, count: int) -> None:
     group(collectives, nranks, int.from_bytes(os.urandom(3), "little"), count, torch.float32)
 
 
+@pytest.mark.parametrize("nranks", [2, 4])
+def test_every_collective_across_hosts(two_hosts, nranks: int, tmp_path) -> None:
+    """Half of the ranks on each of two hosts; rank 0's address goes through PyTorch's store."""
+
+    def member(rank: int, nranks: int) -> None:
+        torch.set_num_threads(1)
+        os.environ["MCCS_SOCKET"] = str(two_hosts[rank * 2 // nranks])
+        store = dist.FileStore(str(tmp_path / "store"), nranks)
+        dist.init_process_group("mccs", store=store, rank=rank, world_size=nranks)
+        for count in (1, 5000, 400_001):
+            collectives(17, count, torch.float32)
+        check_training(DistributedDataParallel)
+        dist.destroy_process_group()
+
+    run(member, nranks)
+
+
 def test_types(group) -> None:
     def other_types() -> None:
         for dtype in [torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.int64, torch.uint8]:
