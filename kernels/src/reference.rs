@@ -1,6 +1,8 @@
 //! Reference reduction, one element at a time: CPU and GPU kernels, and every job that checks its
 //! data, compare against it.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 use mccs_ipc::types::{DataType, RedOp};
 
@@ -205,17 +207,43 @@ fn contribution(dtype: DataType, op: RedOp, inputs: &[&[u8]], scalars: &[u64], (
     }
 }
 
-/// Small integers as elements; see [`from_integer`].
+/// Most values that [`random_integers`] draws from.
+const DRAWN_MAX: usize = 8;
+
+/// Small integers as elements (see [`from_integer`]): at each of the indices one of `values`, which follows from the seed and the index.
+///
+/// # Panics
+/// If there are more than eight values, or none.
 #[must_use]
-pub fn from_integers(dtype: DataType, integers: &mut dyn ExactSizeIterator<Item = i64>) -> Vec<u8> {
-    let mut output = vec![0; integers.len() * dtype.size_bytes()];
-    of_type!(dtype, write_integers(&mut output, integers));
+pub fn random_integers(dtype: DataType, values: &[i64], seed: u64, indices: Range<u64>) -> Vec<u8> {
+    assert!((1..=DRAWN_MAX).contains(&values.len()), "{} values", values.len());
+    let mut output = vec![0; (indices.end - indices.start) as usize * dtype.size_bytes()];
+    of_type!(dtype, write_random(&mut output, values, seed, indices.start));
     output
 }
 
 #[inline(always)]
-fn write_integers(dtype: DataType, output: &mut [u8], integers: &mut dyn ExactSizeIterator<Item = i64>) {
-    integers.enumerate().for_each(|(index, integer)| write(dtype, output, index, from_integer(dtype, integer)));
+fn write_random(dtype: DataType, output: &mut [u8], values: &[i64], seed: u64, first: u64) {
+    let size = dtype.size_bytes();
+    let mut elements = [0; 8 * DRAWN_MAX];
+    for (number, value) in values.iter().enumerate() {
+        write(dtype, &mut elements, number, from_integer(dtype, *value));
+    }
+    for (element, index) in output.chunks_exact_mut(size).zip(first..) {
+        // The upper half of the product: as likely for each, and no division.
+        let number = ((u128::from(mix(seed ^ index)) * values.len() as u128) >> 64) as usize;
+        element.copy_from_slice(&elements[number * size..(number + 1) * size]);
+    }
+}
+
+/// SplitMix64, a fixed public-domain mixing function: one call, one well-mixed number.
+#[must_use]
+#[inline(always)]
+pub fn mix(mut state: u64) -> u64 {
+    state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    state ^ (state >> 31)
 }
 
 /// Reduces whole inputs; see [`reduce_element`].

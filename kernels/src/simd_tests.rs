@@ -149,3 +149,21 @@ proptest! {
         prop_assert!(first[misalign + bytes] == 0xa5 && second[bytes] == 0xa5);
     }
 }
+
+#[test]
+fn random_integers_follow_from_seed_and_index_and_are_equally_likely() {
+    const COUNT: u64 = 30_000;
+    let values = [0, 1, 2, 3, 4];
+    for &dtype in DataType::ALL {
+        let size = dtype.size_bytes();
+        let whole = reference::random_integers(dtype, &values, 7, 0..COUNT);
+        assert!(whole[100 * size..107 * size] == reference::random_integers(dtype, &values, 7, 100..107), "{dtype}");
+        assert!(whole != reference::random_integers(dtype, &values, 8, 0..COUNT), "{dtype}");
+        for value in values {
+            let mut element = [0; 8];
+            reference::write(dtype, &mut element, 0, reference::from_integer(dtype, value));
+            let times = whole.chunks_exact(size).filter(|found| **found == element[..size]).count();
+            assert!((5_500..6_500).contains(&times), "{value} as {dtype}: {times} times");
+        }
+    }
+}
