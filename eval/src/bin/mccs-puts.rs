@@ -98,7 +98,7 @@ impl Pair {
             std::thread::scope(|scope| {
                 let push = || (0..each).try_for_each(|_| self.channel.signal());
                 let pushing: Vec<_> = (0..threads).map(|_| scope.spawn(push)).collect();
-                pushing.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume(panic)))
+                pushing.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(resume))
             })?;
             self.channel.flush()?;
         }

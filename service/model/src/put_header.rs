@@ -1,9 +1,9 @@
 //! Header of what port channels send to a rank of another host: where a put goes, and whether it
-//! signals.
+//! signals. Frames have it.
 
 use mccs_ipc::types::Handle;
 
-/// See the module's documentation. If it has bytes, a message with these follows. What is read is as another host's service wrote it.
+/// See the module's documentation. Its bytes are in its frame, or follow as a message behind that. What is read is as another host's service wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PutHeader {
     /// Tag of the connection.
@@ -18,21 +18,24 @@ pub struct PutHeader {
     pub offset: u64,
     /// Bytes of the put; 0: there is none.
     pub bytes: u64,
+    /// Whether the bytes are behind it in its frame.
+    pub is_inline: bool,
 }
 
 impl PutHeader {
     /// Length of a header.
-    pub const BYTES: usize = 64;
+    pub const BYTES: usize = 40;
 
     /// Its bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
-        let short = [self.tag, u32::from(self.signals), self.channel, self.memory.index, self.memory.generation];
+        let flags = u32::from(self.signals) | u32::from(self.is_inline) << 1;
+        let short = [self.tag, flags, self.channel, self.memory.index, self.memory.generation];
         for (place, value) in bytes.chunks_exact_mut(4).zip(short) {
             place.copy_from_slice(&value.to_le_bytes());
         }
-        for (place, value) in bytes[32..].chunks_exact_mut(8).zip([self.offset, self.bytes]) {
+        for (place, value) in bytes[24..].chunks_exact_mut(8).zip([self.offset, self.bytes]) {
             place.copy_from_slice(&value.to_le_bytes());
         }
         bytes
@@ -45,11 +48,12 @@ impl PutHeader {
         let long = |at: usize| u64::from(short(at + 4)) << 32 | u64::from(short(at));
         PutHeader {
             tag: short(0),
-            signals: short(4) != 0,
+            signals: short(4) & 1 != 0,
             channel: short(8),
             memory: Handle { index: short(12), generation: short(16) },
-            offset: long(32),
-            bytes: long(40),
+            offset: long(24),
+            bytes: long(32),
+            is_inline: short(4) & 2 != 0,
         }
     }
 }
@@ -62,9 +66,10 @@ mod tests {
     fn a_header_comes_back_from_its_bytes() {
         let memory = Handle { index: 7, generation: u32::MAX };
         let (offset, bytes) = (u64::MAX - 3, 1 << 40 | 5);
-        let header = PutHeader { tag: 0xdead_beef, signals: true, channel: 16383, memory, offset, bytes };
+        let header =
+            PutHeader { tag: 0xdead_beef, signals: true, channel: 16383, memory, offset, bytes, is_inline: false };
         assert_eq!(PutHeader::decode(&header.encode()), header);
-        let none = PutHeader { signals: false, bytes: 0, ..header };
+        let none = PutHeader { signals: false, bytes: 0, is_inline: true, ..header };
         assert_eq!(PutHeader::decode(&none.encode()), none);
     }
 }

@@ -55,7 +55,7 @@ pub use self::calls::describe::signature;
 use self::calls::failure::Failure;
 use self::calls::members::Leaving;
 pub use self::calls::operation::{JoinRequest, Operation, ProxyReply, RoundState, TwinPart};
-pub(crate) use self::communicator::port_lanes::headers_bytes;
+pub(crate) use self::communicator::port_lanes::frames_bytes;
 pub use self::communicator::schedule_cache::ScheduleCache;
 use self::execution::Execution;
 use self::gpu_watch::GpuWatch;

@@ -17,7 +17,7 @@ use super::requests::OPENING_MAX;
 use super::tables::CommSlot;
 use super::{SessionEngine, Tables};
 use crate::proxy::{
-    ChannelMemory, ChannelOrder, ChannelOrderKind, OpenedSegment, SessionMessage, TriggerBatch, headers_bytes,
+    ChannelMemory, ChannelOrder, ChannelOrderKind, OpenedSegment, SessionMessage, TriggerBatch, frames_bytes,
 };
 
 /// Triggers that are handed to the proxy engine at a time.
@@ -98,14 +98,14 @@ impl SessionEngine {
         let over = |error: OverQuota| SetupError { class: ErrorClass::InvalidUsage, message: error.to_string() };
         let charge = |resource, amount| self.session.tenant.charge(resource, amount).map_err(over);
         let system = |message: String| SetupError { class: ErrorClass::System, message };
-        let headers = match headers_bytes(elsewhere) {
+        let frames = match frames_bytes(elsewhere) {
             0 => None,
             bytes => {
                 let charges =
                     [charge(Resource::MemoryBytes, bytes)?, charge(Resource::Mappings, Mapping::count(bytes))?];
                 let reserved = self.host_memory.reserve(bytes, Pages::Service);
                 let reservation = reserved.map_err(|error| system(error.to_string()))?;
-                let mapped = Mapping::create("mccs-put-headers", bytes).map_err(|error| system(error.to_string()));
+                let mapped = Mapping::create("mccs-put-frames", bytes).map_err(|error| system(error.to_string()));
                 let (mapping, unmap_worker) = (mapped?.1, self.unmap_worker.clone());
                 Some(Arc::new(Region::new(mapping, reservation, charges, unmap_worker)))
             }
@@ -113,7 +113,7 @@ impl SessionEngine {
         let charge = charge(Resource::MemoryBytes, layout.bytes())?;
         let (fd, segment) = PortChannelSegment::create(layout).map_err(|error| system(error.to_string()))?;
         let triggers = segment.consumer().ok_or_else(|| system("a FIFO does not fit its segment".into()))?;
-        let opened = Arc::new(OpenedSegment::new(Arc::clone(&self.session), segment, headers, charge));
+        let opened = Arc::new(OpenedSegment::new(Arc::clone(&self.session), segment, frames, charge));
         self.fifos.push(RankFifo { tenant_comm, comm, rank, triggers, _opened: Arc::clone(&opened) });
         let kind = ChannelOrderKind::Open(opened);
         self.send(Place::Host, SessionMessage::PortChannel(Box::new(ChannelOrder { comm, rank, kind, reply: None })));

@@ -61,8 +61,8 @@ pub struct TriggerBatch {
 pub struct OpenedSegment {
     pub(crate) session: Arc<Session>,
     pub(crate) segment: PortChannelSegment,
-    /// Places for headers of what goes to and comes from other hosts, if there are such.
-    pub(crate) headers: Option<Arc<Region>>,
+    /// Places for frames that go to and come from other hosts, if there are such.
+    pub(crate) frames: Option<Arc<Region>>,
     _charge: Charge,
 }
 
@@ -72,10 +72,10 @@ impl OpenedSegment {
     pub fn new(
         session: Arc<Session>,
         segment: PortChannelSegment,
-        headers: Option<Arc<Region>>,
+        frames: Option<Arc<Region>>,
         charge: Charge,
     ) -> Self {
-        OpenedSegment { session, segment, headers, _charge: charge }
+        OpenedSegment { session, segment, frames, _charge: charge }
     }
 
     /// Says at the words of all connections that nothing comes any more.
@@ -120,10 +120,26 @@ impl ChannelMemory {
         ChannelMemory { region, name, offset_bytes, bytes }
     }
 
+    /// Copies bytes to a place in it; `false` where it has not all of that.
+    pub(crate) fn copy_in(&self, offset_bytes: u64, bytes: &[u8]) -> bool {
+        let at = self.place(offset_bytes, bytes.len() as u64);
+        at.inspect(|at| self.region.copy_in(*at, bytes)).is_some()
+    }
+
+    /// Copies bytes from a place in it; `false` where it has not all of that.
+    pub(crate) fn copy_out(&self, offset_bytes: u64, bytes: &mut [u8]) -> bool {
+        let at = self.place(offset_bytes, bytes.len() as u64);
+        at.inspect(|at| self.region.copy_out(*at, bytes)).is_some()
+    }
+
+    /// Where a part of it is in the region; `None` where it has not all of that.
+    fn place(&self, offset_bytes: u64, bytes: u64) -> Option<u64> {
+        let end = offset_bytes.checked_add(bytes)?;
+        self.offset_bytes.checked_add(offset_bytes).filter(|_| end <= self.bytes)
+    }
+
     /// A part of it; `None` where it has not all of that.
     pub(crate) fn part(&self, offset_bytes: u64, bytes: u64) -> Option<Operand> {
-        let end = offset_bytes.checked_add(bytes)?;
-        let at = self.offset_bytes.checked_add(offset_bytes)?;
-        if end <= self.bytes { Operand::in_region(&self.region, at, bytes) } else { None }
+        Operand::in_region(&self.region, self.place(offset_bytes, bytes)?, bytes)
     }
 }

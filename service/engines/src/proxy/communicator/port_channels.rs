@@ -5,7 +5,10 @@
 //! triggers of a rank --> queue of their connection --front--> put --ended--> signal, flush --> next
 //! ```
 //!
-//! A connection does one thing at a time, so that its signals come behind its puts; connections of a rank take turns.
+//! A connection does one thing at a time, so that its signals come behind its puts; connections of a rank take turns. What goes to ranks of
+//! other hosts, and comes from there, is in `port_channels/remote.rs`.
+
+mod remote;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -14,12 +17,12 @@ use std::time::{Duration, Instant};
 use mccs_device::Operand;
 use mccs_ipc::port_channels::{CHANNELS_MAX, CONNECTIONS_MAX, ConnectionWords, ENDED, Kinds, OFFSET_MAX, Trigger};
 use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_model::SetupError;
 use mccs_model::handles::HandleTable;
-use mccs_model::{PutHeader, SetupError};
 
 use crate::proxy::calls::channel_order::{ChannelMemory, OpenedSegment};
 use crate::proxy::calls::failure::Failure;
-use crate::proxy::communicator::port_lanes::{LaneKey, LaneMessage, PortLanes, Received, Sending};
+use crate::proxy::communicator::port_lanes::{LaneMessage, PortLanes};
 
 /// Memories of a rank that peers may put into, or that it puts from.
 const MEMORIES_MAX: u32 = 4096;
@@ -128,6 +131,24 @@ fn mistake(rank: u32, what: impl std::fmt::Display) -> Failure {
     Failure::new(ErrorClass::InvalidArgument, format!("rank {rank} made an invalid call: {what}"))
 }
 
+/// A memory, as a put of a rank's channel names it.
+struct NamedMemory {
+    rank: u32,
+    channel: u32,
+    of: u32,
+    memory: Handle,
+}
+
+impl NamedMemory {
+    fn past_end(&self, offset: u64, bytes: u64, has: u64) -> Failure {
+        let NamedMemory { rank, channel, of, memory } = self;
+        let what = format!(
+            "a put of port channel {channel} takes {bytes} bytes at offset {offset} of memory {memory:?} of rank {of}, which has {has}"
+        );
+        mistake(*rank, what)
+    }
+}
+
 impl PortChannels {
     /// Whether no rank has any.
     pub(crate) fn is_empty(&self) -> bool {
@@ -178,7 +199,7 @@ impl PortChannels {
         gone.into_iter().for_each(|handle| drop(own.memories.remove(handle)));
     }
 
-    /// The number of a rank's connection, which is made if there is none of that name; and where the peer's first header goes, if that is on another
+    /// The number of a rank's connection, which is made if there is none of that name; and where the peer's first frame goes, if that is on another
     /// host and nothing was to come from it before.
     pub(crate) fn connect(
         &mut self,
@@ -201,8 +222,8 @@ impl PortChannels {
         let (is_elsewhere, has_ended) = (place == PeerPlace::Elsewhere, place == PeerPlace::Left);
         own.connections.push(Connection { peer, tag, is_elsewhere, queue, runs, arrived, has_ended, waits });
         own.tell_arrived(number);
-        let headers = own.opened.headers.as_ref().filter(|_| is_elsewhere).map(Arc::clone);
-        Ok((number, headers.and_then(|headers| self.lanes.listen(rank, peer, &headers))))
+        let frames = own.opened.frames.as_ref().filter(|_| is_elsewhere).map(Arc::clone);
+        Ok((number, frames.and_then(|frames| self.lanes.listen(rank, peer, &frames))))
     }
 
     /// The number of a new channel, with the memories that its puts are from and into, if it has such.
@@ -311,96 +332,24 @@ impl PortChannels {
         offset: u64,
         bytes: u64,
     ) -> Result<Operand, Failure> {
+        let (named, known) = self.memory((rank, channel), (of, memory))?;
+        known.part(offset, bytes).ok_or_else(|| named.past_end(offset, bytes, known.bytes))
+    }
+
+    /// A memory of a rank of this host, for a put of a rank's channel.
+    fn memory(
+        &self,
+        (rank, channel): (u32, u32),
+        (of, memory): (u32, Handle),
+    ) -> Result<(NamedMemory, &ChannelMemory), Failure> {
+        let named = NamedMemory { rank, channel, of, memory };
         let known = self.ranks.get(&of).and_then(|rank| rank.memories.get(memory));
-        let known = known.ok_or_else(|| {
-            let what = format!("a put of port channel {channel} names memory {memory:?} of rank {of}, which was freed");
-            mistake(rank, what)
-        })?;
-        known.part(offset, bytes).ok_or_else(|| {
-            let has = known.bytes;
-            let what = format!(
-                "a put of port channel {channel} takes {bytes} bytes at offset {offset} of memory {memory:?} of rank {of}, which \
-                 has {has}"
-            );
-            mistake(rank, what)
+        known.map(|known| (named, known)).ok_or_else(|| {
+            mistake(
+                rank,
+                format!("a put of port channel {channel} names memory {memory:?} of rank {of}, which was freed"),
+            )
         })
-    }
-
-    /// Has the first trigger of a connection to another host sent, or ends it if nothing of it is. Returns the message, if the lane is free.
-    fn send(&mut self, rank: u32, number: u32) -> Result<Option<LaneMessage>, Failure> {
-        let Some(own) = self.ranks.get(&rank) else { return Ok(None) };
-        let (Some(connection), Some(headers)) = (own.connections.get(number as usize), &own.opened.headers) else {
-            return Ok(None);
-        };
-        let Some(Queued { trigger, ends, .. }) = connection.queue.front() else { return Ok(None) };
-        let Trigger { kinds, channel, bytes, source_offset, destination_offset: offset } = *trigger;
-        let bytes = if kinds.has(Kinds::PUT) { bytes } else { 0 };
-        let (peer, tag, signals, headers) =
-            (connection.peer, connection.tag, kinds.has(Kinds::SIGNAL), Arc::clone(headers));
-        if bytes == 0 && !signals {
-            self.end_front(rank, number);
-            return Ok(None);
-        }
-        let (memory, data) = match ends.filter(|_| bytes > 0) {
-            Some(ends) => {
-                (ends.destination, Some(self.part((rank, channel), (rank, ends.source), source_offset, bytes)?))
-            }
-            None if bytes > 0 => return Err(no_memories(rank, channel)),
-            None => (Handle::NONE, None),
-        };
-        if let Some(connection) = self.connection_mut(rank, number) {
-            connection.runs = true;
-        }
-        let header = PutHeader { tag, signals, channel, memory, offset, bytes };
-        let message = self.lanes.send(rank, peer, &headers, Sending { connection: number, header, data });
-        self.jobs += u32::from(message.is_some());
-        Ok(message)
-    }
-
-    /// A message of a lane has ended. Returns the next one of it.
-    ///
-    /// # Errors
-    /// The peer puts where it must not.
-    pub(crate) fn end_lane(&mut self, key: LaneKey) -> Result<Option<LaneMessage>, Failure> {
-        let LaneKey { rank, peer, is_send } = key;
-        if is_send {
-            let (next, ended) = self.lanes.sent(key);
-            if let Some(number) = ended {
-                self.end_turn(rank, number);
-            }
-            self.jobs -= u32::from(next.is_none()).min(self.jobs);
-            return Ok(next);
-        }
-        let data = match self.lanes.received(key) {
-            Some(Received::Header(header)) if header.bytes > 0 => {
-                let PutHeader { channel, memory, offset, bytes, .. } = header;
-                Some((header, self.part((peer, channel), (rank, memory), offset, bytes)?))
-            }
-            Some(Received::Header(header) | Received::Data(header)) => {
-                if header.signals {
-                    self.signal(rank, peer, header.tag);
-                }
-                None
-            }
-            None => return Ok(None),
-        };
-        Ok(self.lanes.receive(key, data))
-    }
-
-    /// A message of a lane has ended, and not as it should.
-    pub(crate) fn break_lane(&mut self, key: LaneKey) {
-        self.jobs -= u32::from(key.is_send).min(self.jobs);
-    }
-
-    /// A peer on another host has ended its lane to a rank: it has left, or fails. If no thread waits for its signals now, none comes any more.
-    /// Returns false if one does, which is to hear why.
-    pub(crate) fn end_peer(&mut self, LaneKey { rank, peer, .. }: LaneKey) -> bool {
-        let Some(own) = self.ranks.get_mut(&rank) else { return true };
-        if own.awaits(peer) {
-            return false;
-        }
-        own.end_connections(|connection| connection.peer == peer);
-        true
     }
 
     /// A put has ended: its signal and flush follow.
@@ -426,7 +375,7 @@ impl PortChannels {
         let Some(connection) = own.connections.get_mut(number as usize) else { return };
         let (peer, tag, is_elsewhere) = (connection.peer, connection.tag, connection.is_elsewhere);
         let Some(Queued { trigger, end, .. }) = connection.queue.pop_front() else { return };
-        if !connection.queue.is_empty() {
+        if !connection.queue.is_empty() && !connection.runs {
             own.ready.push_back(number);
         }
         own.queued -= 1;

@@ -25,6 +25,8 @@ use crate::proxy::state::inflight::{Inflight, LaneJob, PutJob};
 const STEPS: u64 = 64;
 /// What a trigger takes, besides what it copies.
 const TRIGGER_NS: u64 = 50;
+/// What a frame to another host takes.
+const FRAME_NS: u64 = 2_000;
 /// Work of a turn, about: a poll has room for some.
 const TURN_NS: u64 = POLL_NS / 2;
 /// How often it is looked for waits that last too long: often enough for time-outs of tests, and seldom enough to cost nothing.
@@ -144,7 +146,10 @@ impl Execution {
             match next {
                 Err(failure) => return state.abort(comm, failure),
                 Ok(Next::Put(put)) => spent_ns += self.start_put(state, comm, rank, put),
-                Ok(Next::Send(message)) => self.start_message(state, comm, &message),
+                Ok(Next::Send(message)) => {
+                    spent_ns += FRAME_NS;
+                    self.start_message(state, comm, &message);
+                }
                 Ok(Next::More) => {}
                 Ok(Next::Nothing) => break,
             }
@@ -203,11 +208,13 @@ impl Execution {
 
     /// Starts a message of a lane.
     fn start_message(&mut self, state: &mut State, comm: Handle, message: &LaneMessage) {
-        let LaneMessage { lane, operand, is_header } = message;
+        let LaneMessage { lane, operand, is_frame, inline_puts } = message;
         let LaneKey { rank, peer, is_send } = *lane;
-        let Some(span) = state.comms.get(comm).and_then(|live| live.span.as_ref()) else { return };
-        let (network, listens) = (span.network.clone(), *is_header && !is_send);
-        let put_bytes = (is_send && !is_header).then_some(operand.bytes());
+        let Some(live) = state.comms.get(comm) else { return };
+        let Some(span) = &live.span else { return };
+        inline_puts.iter().for_each(|bytes| live.info.count_put(*bytes));
+        let (network, listens) = (span.network.clone(), *is_frame && !is_send);
+        let put_bytes = (is_send && !is_frame).then_some(operand.bytes());
         let Some(device) = state.out.device.point_to_point() else { return };
         let job = match state.inflight.insert(Inflight::Lane(LaneJob { comm, lane: *lane, listens, put_bytes })) {
             Ok(job) => job,
@@ -215,7 +222,7 @@ impl Execution {
         };
         let (src, dst) = if is_send { (rank, peer) } else { (peer, rank) };
         let remote = RemoteMessage { src, dst, track: LinkKey::PORT_CHANNELS_TRACK, rank, operand };
-        let tag = port_channel_tag(*is_header, operand.bytes());
+        let tag = port_channel_tag(*is_frame, operand.bytes());
         let started = device.exchange(&remote, job, &mut state.out.transports.workers(Some((&network, tag))));
         if let Err(error) = started {
             state.inflight.remove(job);

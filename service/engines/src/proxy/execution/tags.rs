@@ -18,9 +18,9 @@ pub(crate) fn p2p_tag(dtype: DataType, bytes: u64) -> Tag {
     tag(u64::MAX, bytes << 8 | dtype as u64)
 }
 
-/// Messages of port channels come in order: a header, then what it tells of.
-pub(crate) fn port_channel_tag(is_header: bool, bytes: u64) -> Tag {
-    tag(u64::MAX - 1, bytes << 1 | u64::from(is_header))
+/// Messages of port channels come in order: a frame, then the long put that it ends with.
+pub(crate) fn port_channel_tag(is_frame: bool, bytes: u64) -> Tag {
+    tag(u64::MAX - 1, bytes << 1 | u64::from(is_frame))
 }
 
 /// Mixes a place in the order of calls and a call: equal for equal ones, and hardly ever for others.
