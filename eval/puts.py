@@ -9,6 +9,7 @@ measured beside. Writes eval/results/NAME.json (data and provenance) and NAME.md
 
 import argparse
 import json
+import os
 import pathlib
 import secrets
 import statistics
@@ -77,7 +78,7 @@ def main():
                 print(side, json.dumps(found[side][-1]["ping_pong 8"]), flush=True)
             trips.append(latency.ping_pong(fabric, options))
     text = (
-        f"Fabric {fabric.name}; median (least to greatest) of {options.rounds} rounds, sides in turn. A figure of puts is of many at a "
+        f"Fabric {fabric.name}, {os.cpu_count()} cores for all ranks and services; median (least to greatest) of {options.rounds} rounds, sides in turn. A figure of puts is of many at a "
         f"time, one place after the other, until the peer has the signal behind them.\n\n"
         + bench.table(["", "unit", *found], rows(found))
         + f"\nAcross the two hosts a bare TCP ping-pong of 8 B takes {spread([trip['p50_us'] for trip in trips])} us.\n")
