@@ -102,9 +102,9 @@ pub fn print(report: &StuckReport) {
             account.started,
             account.idle_ms
         );
-        for rank in account.ranks.iter().filter(|rank| !rank.waits_in.is_empty()) {
+        for rank in account.ranks.iter().filter(|rank| !rank.waits().is_empty()) {
             let called = rank.waits_ms.map_or_else(String::new, |ms| format!(", called {ms} ms ago"));
-            say!("    rank {} (process {}) waits in {}{called}", rank.rank, rank.pid, rank.waits_in.join(", "));
+            say!("    rank {} (process {}) waits in {}{called}", rank.rank, rank.pid, rank.waits().join(", "));
         }
     }
 }

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use mccs_model::link::{FlowWait, LinkKey};
 
 pub use self::account::{
-    CALLS_TOLD_MAX, FLOWS_TOLD_MAX, FlowRoute, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount,
+    CALLS_TOLD_MAX, FLOWS_TOLD_MAX, FlowRoute, HostAccount, PairAccount, RANKS_TOLD_MAX, RankAccount, SignalWait,
 };
 
 /// What a communicator waits for.
@@ -137,8 +137,8 @@ fn blame(hosts: &[(String, Option<HostAccount>)]) -> (StuckClass, Vec<Culprit>) 
     }
     // Each of them waits in a call of its own: for each other, as nothing else can be blamed.
     let itself = |culprit: Culprit| {
-        let waits_in = culprit.rank.and_then(|rank| ranks.0.get(&rank)).and_then(|(_, rank)| rank.waits_in.first());
-        let waits_in = waits_in.map_or("another call", String::as_str);
+        let waits = culprit.rank.and_then(|rank| ranks.0.get(&rank)).map(|(_, rank)| rank.waits()).unwrap_or_default();
+        let waits_in = waits.first().map_or("another call", String::as_str);
         Culprit { what: format!("{}; it waits in {waits_in} itself", culprit.what), ..culprit }
     };
     (StuckClass::Rank, told_of_queues(hosts, lacking.into_iter().map(itself).collect()))
@@ -160,7 +160,7 @@ struct Ranks<'a>(BTreeMap<u32, (&'a String, &'a RankAccount)>);
 
 impl Ranks<'_> {
     fn waits_for_nobody(&self, rank: u32) -> bool {
-        self.0.get(&rank).is_some_and(|(_, rank)| rank.waits_in.is_empty())
+        self.0.get(&rank).is_some_and(|(_, rank)| rank.waits_in.is_empty() && rank.signals.is_empty())
     }
 
     /// A rank that has not made a call.
@@ -175,6 +175,7 @@ impl Ranks<'_> {
         let mut lacking = self.late();
         for (peer, (_, account)) in &self.0 {
             lacking.extend(account.pairs.iter().flat_map(|pair| self.lacks_pair(*peer, pair)));
+            lacking.extend(account.signals.iter().filter_map(|signal| self.lacks_signal(*peer, signal)));
         }
         lacking
     }
@@ -204,6 +205,13 @@ impl Ranks<'_> {
         };
         // Who waits in a send or a receive is late for a reason, which is found there.
         ranks().filter(|rank| !rank.has_left).filter_map(of).collect()
+    }
+
+    /// Who has not signalled a rank that waits for it.
+    fn lacks_signal(&self, waits: u32, signal: &SignalWait) -> Option<Culprit> {
+        let SignalWait { peer, tag, number } = signal;
+        let what = format!("signal {number} of tag {tag} has not come from it, and rank {waits} waits for it");
+        self.culprit(*peer, None, Some(waits), what)
     }
 
     /// What the other side of a rank's sends and receives lacks, if they wait for it.

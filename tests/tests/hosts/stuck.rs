@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use mccs::{DataType, RedOp};
 use mccs_control::{ControlAnswer, ControlRequest, call as ask};
 use mccs_ipc::types::CollectiveKind;
-use mccs_telemetry::stuck::{StuckClass, StuckReport};
+use mccs_telemetry::stuck::{SignalWait, StuckClass, StuckReport};
 use mccs_tests::hosts::TestHosts;
 use mccs_tests::{Rank, TestService, run_checked};
 
@@ -230,6 +230,48 @@ fn small_collectives_count_and_the_last_of_them_is_told() {
         assert_eq!(culprits(&report), [("this host", Some(1), Some(4), None)], "{report:?}");
         let what = &report.culprits[0].what;
         assert!(what.contains("nothing after collective 3, all_reduce(10 x int32"), "{what}");
+        drop(go_on);
+    });
+}
+
+#[test]
+fn a_rank_that_has_not_signalled_is_named_with_the_signal() {
+    let hosts = TestHosts::start(2, "");
+    let ranks = hosts.join(&[0, 1]);
+    std::thread::scope(|scope| {
+        let (go_on, told) = std::sync::mpsc::channel::<()>();
+        let mut told = Some(told);
+        for rank in ranks {
+            let told = if rank.comm.rank() == 1 { told.take() } else { None };
+            scope.spawn(move || {
+                let channels = rank.comm.port_channels().expect("opened");
+                let channel = channels.signal_channel(1 - rank.comm.rank(), 7).expect("a channel");
+                for number in 1..=3 {
+                    if let Some(told) = told.as_ref().filter(|_| number == 3) {
+                        // Disconnected if the test has failed: goes on, too.
+                        let _ = told.recv();
+                    }
+                    channel.signal().expect("signalled");
+                    channel.wait().expect("signalled");
+                }
+                rank.comm.barrier(&rank.stream).and_then(|()| rank.stream.synchronize()).expect("completed");
+            });
+        }
+        let signal = SignalWait { peer: 1, tag: 7, number: 3 };
+        for host in 0..2 {
+            let report = loop {
+                let report = why_stuck(hosts.service(host));
+                let mut known = report.hosts.iter().filter_map(|(_, account)| account.as_ref());
+                if report.class == StuckClass::Rank
+                    && known.any(|of| of.ranks.iter().any(|rank| rank.signals == [signal]))
+                {
+                    break report;
+                }
+            };
+            let [culprit] = &report.culprits[..] else { panic!("{report:?}") };
+            assert_eq!((culprit.host.as_str(), culprit.rank, culprit.peer), ("h1", Some(1), Some(0)));
+            assert!(culprit.what.contains("signal 3 of tag 7") && culprit.what.contains("rank 0 waits"), "{culprit:?}");
+        }
         drop(go_on);
     });
 }

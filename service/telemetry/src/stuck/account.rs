@@ -27,6 +27,24 @@ pub struct PairAccount {
     pub open_recvs: u64,
 }
 
+/// A signal of a port channel for which a rank waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignalWait {
+    /// The rank that is to signal.
+    pub peer: u32,
+    /// Under which tag.
+    pub tag: u32,
+    /// The first that has not come, from 1.
+    pub number: u64,
+}
+
+impl std::fmt::Display for SignalWait {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let SignalWait { peer, tag, number } = self;
+        write!(f, "signal {number} of ({peer}, tag {tag})")
+    }
+}
+
 /// A rank, as its host knows it. Numbers count collectives, from 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankAccount {
@@ -61,6 +79,9 @@ pub struct RankAccount {
     pub holds_up: Option<String>,
     /// What it waits in, the first of them.
     pub waits_in: Vec<String>,
+    /// Signals for which its threads wait, the first of them.
+    #[serde(default)]
+    pub signals: Vec<SignalWait>,
     /// Milliseconds since it made the first of these calls, also where that had to wait for its turn in the service.
     #[serde(default)]
     pub waits_ms: Option<u64>,
@@ -72,6 +93,14 @@ pub struct RankAccount {
     pub has_all_pairs: bool,
     /// Whether it has left.
     pub has_left: bool,
+}
+
+impl RankAccount {
+    /// All that it waits in, in words.
+    #[must_use]
+    pub fn waits(&self) -> Vec<String> {
+        self.waits_in.iter().cloned().chain(self.signals.iter().map(SignalWait::to_string)).collect()
+    }
 }
 
 /// How a flow leaves the host that sends.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::flows::FlowBytes;
 
-use super::{HostAccount, PairAccount, RankAccount, StuckClass, StuckReport, blame};
+use super::{HostAccount, PairAccount, RankAccount, SignalWait, StuckClass, StuckReport, blame};
 use mccs_model::link::{FlowWait, LinkKey};
 
 /// What hosts know at a look, by name; nothing of those that have not answered.
@@ -119,9 +119,18 @@ fn without_what_moved(first: &Accounts, last: &Accounts, moved: &Moved) -> Accou
     let furthest = ranks.filter(|rank| !rank.has_left).map(|rank| rank.called).max().unwrap_or(0);
     let of_host = |(host, account): &(String, Option<HostAccount>)| {
         let has_answered = first.iter().any(|(name, before)| name == host && before.is_some());
+        let before = || first.iter().filter(|(name, _)| name == host).filter_map(|(_, before)| before.as_ref());
         let account = match account {
             None => has_answered.then(HostAccount::of_busy),
-            Some(account) => Some(still_waiting(account, moved, furthest)),
+            Some(account) => {
+                let mut account = still_waiting(account, moved, furthest);
+                let waited = |rank: u32, signal: &SignalWait| {
+                    let mut ranks = before().flat_map(|before| &before.ranks);
+                    ranks.any(|then| then.rank == rank && then.signals.contains(signal))
+                };
+                account.ranks.iter_mut().for_each(|of| of.signals.retain(|signal| waited(of.rank, signal)));
+                Some(account)
+            }
         };
         (host.clone(), account)
     };

@@ -19,6 +19,7 @@ use mccs_ipc::port_channels::{CHANNELS_MAX, CONNECTIONS_MAX, ConnectionWords, EN
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_model::SetupError;
 use mccs_model::handles::HandleTable;
+use mccs_telemetry::stuck::SignalWait;
 
 use crate::proxy::calls::channel_order::{ChannelMemory, OpenedSegment};
 use crate::proxy::calls::failure::Failure;
@@ -435,6 +436,18 @@ impl PortChannels {
         self.lanes.clear();
     }
 
+    /// Signals for which threads of a rank wait.
+    pub(crate) fn awaited(&self, rank: u32) -> impl Iterator<Item = SignalWait> {
+        self.ranks.get(&rank).into_iter().flat_map(|own| {
+            let of = |(number, connection): (u32, &Connection)| {
+                let waits = own.words(number).is_some_and(|words| words.arrived().has_waiters());
+                let Connection { peer, tag, arrived, .. } = *connection;
+                (waits && !connection.has_ended).then_some(SignalWait { peer, tag, number: arrived + 1 })
+            };
+            (0..).zip(&own.connections).filter_map(of)
+        })
+    }
+
     /// Looks for threads that have waited for a signal for too long, and says what for. `moved` is when something last happened in the
     /// communicator.
     pub(crate) fn late(&mut self, timeout: Duration, moved: Instant, now: Instant) -> Option<String> {
@@ -524,7 +537,8 @@ impl RankChannels {
             connection.waits = Some((connection.arrived, since));
             if since.max(moved) + timeout <= now {
                 let Connection { peer, tag, arrived, .. } = connection;
-                late.push(format!("rank {rank} waits for signal {} of ({peer}, tag {tag})", *arrived + 1));
+                let signal = SignalWait { peer: *peer, tag: *tag, number: *arrived + 1 };
+                late.push(format!("rank {rank} waits for {signal}"));
             }
         }
         late

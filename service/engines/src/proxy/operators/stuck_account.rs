@@ -131,6 +131,7 @@ impl<'a> Waits<'a> {
             behind_seq: behind.map(|operation| member.place(operation)),
             holds_up: stall.and_then(|stall| stall.holds_up.get(&member.rank).cloned()),
             waits_in,
+            signals: comm.port_channels.awaited(member.rank).take(CALLS_TOLD_MAX).collect(),
             waits_ms: None,
             pairs,
             has_all_pairs,
