@@ -115,10 +115,11 @@ def socket(folder: Path) -> Iterator[Path]:
         yield socket
 
 
-@pytest.fixture(scope="session")
-def two_hosts(folder: Path) -> Iterator[list[Path]]:
-    """Sockets of two services that know each other, as of two hosts."""
-    keys, names = folder / "keys", ["host-a", "host-b"]
+@contextmanager
+def hosts_running(folder: Path, names: list[str], settings: str = "") -> Iterator[list[Path]]:
+    """Services that know each other, as of several hosts, in a new folder; gives their tenants' sockets."""
+    folder.mkdir()
+    keys = folder / "keys"
     subprocess.run([service.program("mccsctl"), "keys", "--hosts", ",".join(names), "--dir", keys], check=True)
     with ExitStack() as probes:
         bound = [probes.enter_context(sockets.create_server(("127.0.0.1", 0))) for _ in names]
@@ -130,8 +131,15 @@ def two_hosts(folder: Path) -> Iterator[list[Path]]:
             (folder / name).mkdir()
             exchange = "".join(f'{key} = "{keys / file}"\n' for key, file in [
                 ("certificate", f"{name}.crt"), ("key", f"{name}.key"), ("authority", "authority.crt")])
-            settings = f'name = "{name}"\n[exchange]\nlisten = "{address}"\n{exchange}{hosts}'
-            started.append(services.enter_context(running(folder / name, settings)))
+            own = f'name = "{name}"\n[exchange]\nlisten = "{address}"\n{exchange}{hosts}{settings}'
+            started.append(services.enter_context(running(folder / name, own)))
+        yield started
+
+
+@pytest.fixture(scope="session")
+def two_hosts(folder: Path) -> Iterator[list[Path]]:
+    """Sockets of two services that know each other."""
+    with hosts_running(folder / "two", ["host-a", "host-b"]) as started:
         yield started
 
 

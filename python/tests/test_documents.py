@@ -28,6 +28,9 @@ def execute(rank: int, nranks: int, unique_id: str, port: int) -> None:
         for name, value in {"RANK": rank, "WORLD_SIZE": nranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
             patch.setenv(name, str(value))
         for block in blocks():
+            # test_operator.py runs what operators do.
+            if "mccs.operator" in block:
+                continue
             if "torch" not in block or "torch" in sys.modules:
                 exec(compile(block, "docs/PYTHON.md", "exec"), names)
     assert (names["array"] == sum(range(nranks)) * nranks).all()
