@@ -64,7 +64,7 @@ impl SessionEngine {
             }
         };
         if let PortChannelRequest::Open { fifo_slots } = request {
-            return match self.open_port_channels(id, tenant_comm, (comm, rank), fifo_slots, elsewhere) {
+            return match self.open_port_channels(id, tenant_comm, comm, rank, fifo_slots, elsewhere) {
                 Ok(()) => {}
                 Err(SetupError { class, message }) => self.refuse(id, class, message),
             };
@@ -86,7 +86,8 @@ impl SessionEngine {
         &mut self,
         id: u64,
         tenant_comm: Handle,
-        (comm, rank): (Handle, u32),
+        comm: Handle,
+        rank: u32,
         fifo_slots: u32,
         elsewhere: u32,
     ) -> Result<(), SetupError> {

@@ -205,7 +205,8 @@ impl PortChannels {
     pub(crate) fn connect(
         &mut self,
         rank: u32,
-        (peer, place): (u32, PeerPlace),
+        peer: u32,
+        place: PeerPlace,
         tag: u32,
     ) -> Result<(u32, Option<LaneMessage>), SetupError> {
         let own = self.rank(rank)?;
@@ -316,8 +317,9 @@ impl PortChannels {
     fn operands(&self, rank: u32, peer: u32, of: &Queued) -> Result<(Operand, Operand), Failure> {
         let Trigger { channel, bytes, source_offset, destination_offset, .. } = of.trigger;
         let ends = of.ends.ok_or_else(|| no_memories(rank, channel))?;
-        let from = self.part((rank, channel), (rank, ends.source), source_offset, bytes)?;
-        let to = self.part((rank, channel), (peer, ends.destination), destination_offset, bytes)?;
+        let named = |of, memory| NamedMemory { rank, channel, of, memory };
+        let from = self.part(&named(rank, ends.source), source_offset, bytes)?;
+        let to = self.part(&named(peer, ends.destination), destination_offset, bytes)?;
         let (low, high) = if from.ptr() <= to.ptr() { (&from, &to) } else { (&to, &from) };
         if (high.ptr() as u64) - (low.ptr() as u64) < bytes {
             return Err(mistake(rank, format!("source and destination of a put of port channel {channel} overlap")));
@@ -325,27 +327,17 @@ impl PortChannels {
         Ok((from, to))
     }
 
-    /// A part of a memory of a rank of this host, for a put of a rank's channel.
-    fn part(
-        &self,
-        (rank, channel): (u32, u32),
-        (of, memory): (u32, Handle),
-        offset: u64,
-        bytes: u64,
-    ) -> Result<Operand, Failure> {
-        let (named, known) = self.memory((rank, channel), (of, memory))?;
+    /// A part of a memory of a rank of this host.
+    fn part(&self, named: &NamedMemory, offset: u64, bytes: u64) -> Result<Operand, Failure> {
+        let known = self.memory(named)?;
         known.part(offset, bytes).ok_or_else(|| named.past_end(offset, bytes, known.bytes))
     }
 
-    /// A memory of a rank of this host, for a put of a rank's channel.
-    fn memory(
-        &self,
-        (rank, channel): (u32, u32),
-        (of, memory): (u32, Handle),
-    ) -> Result<(NamedMemory, &ChannelMemory), Failure> {
-        let named = NamedMemory { rank, channel, of, memory };
+    /// A memory of a rank of this host.
+    fn memory(&self, named: &NamedMemory) -> Result<&ChannelMemory, Failure> {
+        let NamedMemory { rank, channel, of, memory } = *named;
         let known = self.ranks.get(&of).and_then(|rank| rank.memories.get(memory));
-        known.map(|known| (named, known)).ok_or_else(|| {
+        known.ok_or_else(|| {
             mistake(
                 rank,
                 format!("a put of port channel {channel} names memory {memory:?} of rank {of}, which was freed"),

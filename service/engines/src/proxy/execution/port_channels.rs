@@ -109,7 +109,7 @@ impl Execution {
                     false if live.members.has_left(peer) => PeerPlace::Left,
                     false => PeerPlace::Here,
                 };
-                let (number, listens) = live.port_channels.connect(rank, (peer, place), tag)?;
+                let (number, listens) = live.port_channels.connect(rank, peer, place, tag)?;
                 if let Some(message) = listens {
                     self.start_message(state, comm, &message);
                 }

@@ -10,7 +10,7 @@ use mccs_ipc::port_channels::{Kinds, Trigger};
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_model::{PutFrame, PutHeader};
 
-use super::{PortChannels, Queued, no_memories};
+use super::{NamedMemory, PortChannels, Queued, no_memories};
 use crate::proxy::calls::failure::Failure;
 use crate::proxy::communicator::port_lanes::{LaneKey, LaneMessage, LongPut, Received, Sent};
 
@@ -91,7 +91,8 @@ impl PortChannels {
             return Ok(frame.add(&header(Handle::NONE)).map_or(Added::NoRoom, |_| Added::Ended(0)));
         }
         let ends = ends.ok_or_else(|| no_memories(rank, channel))?;
-        let (named, source) = self.memory((rank, channel), (rank, ends.source))?;
+        let named = NamedMemory { rank, channel, of: rank, memory: ends.source };
+        let source = self.memory(&named)?;
         let past_end = || named.past_end(source_offset, bytes, source.bytes);
         let data = source.part(source_offset, bytes).ok_or_else(past_end)?;
         match frame.add(&header(ends.destination)) {
@@ -142,12 +143,13 @@ impl PortChannels {
             let malformed = || Failure::new(ErrorClass::Internal, format!("rank {peer}'s host sent a malformed frame"));
             let (header, bytes) = one.ok_or_else(malformed)?;
             let PutHeader { channel, memory, offset, .. } = header;
+            let named = NamedMemory { rank: peer, channel, of: rank, memory };
             if header.bytes > 0 && !header.is_inline {
                 // The last one: its bytes come next.
-                return Ok(Some((header, self.part((peer, channel), (rank, memory), offset, header.bytes)?)));
+                return Ok(Some((header, self.part(&named, offset, header.bytes)?)));
             }
             if header.bytes > 0 {
-                let (named, known) = self.memory((peer, channel), (rank, memory))?;
+                let known = self.memory(&named)?;
                 if !known.copy_in(offset, bytes) {
                     return Err(named.past_end(offset, header.bytes, known.bytes));
                 }
