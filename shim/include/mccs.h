@@ -1,17 +1,30 @@
-/* C API of mccs: communicators, collectives, memory, streams, with NCCL's names and result codes.
+/* C API of mccs: communicators, collectives, memory, streams, port channels.
  * Licence: Apache-2.0.
  *
- * Names, result codes, data types and operators are NCCL's where NCCL has them. All collectives return at once and
- * complete in the order of their stream. Buffers of the host lie in memory that was allocated with mccsMemAlloc or registered with
- * mccsMemRegister; those of GPUs are device pointers, which need no registration. In place and count rules are NCCL's: count is elements per rank for
- * gathers, scatters and all-to-all. All functions may be called from any thread; handles must not be used after they
- * are destroyed. Null handles and pointers are mccsInvalidArgument, except where said otherwise.
+ * Names, result codes, data types and operators are NCCL's where NCCL has them.
+ *
+ * Handles and pointers. A handle that is null, destroyed, or of another kind is mccsInvalidArgument. So is a null
+ * pointer, except where said otherwise.
+ *
+ * Threads. Any thread may make any call, also while others use the same handle. All ranks of a communicator make the
+ * same calls in the same order, however: a program whose threads share a communicator sees to that itself.
+ *
+ * Waiting. Collectives, sends and receives return at once and complete in the order of their stream. They wait only
+ * while the session has as many operations in flight as its ring holds. Calls that wait for other ranks or for
+ * operations say so.
+ *
+ * Errors. A call that returns mccsInvalidArgument has enqueued nothing, and its communicator is as good as before. A
+ * failure that mccsStreamSynchronize, mccsStreamQuery or mccsCommGetAsyncError tells has ended its communicator, on
+ * all ranks. mccsGetLastError has the text.
  */
 #ifndef MCCS_H
 #define MCCS_H
 
 #include <stddef.h>
 #include <stdint.h>
+
+/* 10000 times the major version, 100 times the minor one, and the patch. Library and service are of one version. */
+#define MCCS_VERSION 100
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,9 +35,9 @@ typedef struct mccsComm *mccsComm_t;
 typedef struct mccsBootstrap *mccsBootstrap_t;
 typedef struct mccsChannelMemory *mccsChannelMemory_t;
 typedef struct mccsPortChannel *mccsPortChannel_t;
-/* Made by mccsStreamCreate for communicators of the host's memory. For communicators of GPUs: a cudaStream_t or CUstream of the
- * communicator's context, null for its default stream. The one in the place of the other is undefined behaviour: functions whose names
- * begin with mccsStream, and communicators of the host's memory, take streams of mccsStreamCreate alone. */
+/* Communicators of the host's memory, and functions whose names begin with mccsStream, take streams of
+ * mccsStreamCreate. Communicators of GPUs take a cudaStream_t or CUstream of their context, or null for its default
+ * stream. The one in the place of the other is mccsInvalidArgument. */
 typedef void *mccsStream_t;
 
 /* Where a communicator's buffers are. */
@@ -63,9 +76,12 @@ typedef enum {
 typedef int mccsRedOp_t;
 enum { mccsSum = 0, mccsProd = 1, mccsMax = 2, mccsMin = 3, mccsAvg = 4 };
 
+/* MCCS_VERSION of the library that runs. */
+mccsResult_t mccsGetVersion(int *version);
+
 /* Connects to the service at `socket`; null for the one that the variable MCCS_SOCKET names. */
 mccsResult_t mccsConnect(const char *socket, mccsClient_t *client);
-/* Ends the session, and gives its memory back. Destroy communicators and streams first. */
+/* Ends the session, and gives its memory back, once the session's communicators and streams are destroyed. */
 mccsResult_t mccsDisconnect(mccsClient_t client);
 
 mccsResult_t mccsGetUniqueId(mccsUniqueId *id);
@@ -84,8 +100,9 @@ mccsResult_t mccsCommInitRank(mccsComm_t *comm, mccsClient_t client, int nranks,
 /* Leaves, when this rank's operations have ended, and waits for that. The handle stays, for mccsCommDestroy, and for mccsCommAbort, by
  * which another thread ends the wait. */
 mccsResult_t mccsCommFinalize(mccsComm_t comm);
-mccsResult_t mccsCommDestroy(mccsComm_t comm); /* as mccsCommFinalize, once; the handle is gone at once */
-/* Outstanding operations fail on all ranks; other threads' calls on the communicator return. The handle is gone. */
+/* As mccsCommFinalize, unless that was called. The handle ends at once, also where the call fails. */
+mccsResult_t mccsCommDestroy(mccsComm_t comm);
+/* Outstanding operations fail on all ranks; other threads' calls on the communicator return. The handle ends. */
 mccsResult_t mccsCommAbort(mccsComm_t comm);
 /* 1 where the service carries collectives out: always with memory of the host; with GPUs if ranks are at several services, or the
  * operator wants it so. Else 0. */
@@ -97,22 +114,45 @@ mccsResult_t mccsCommCount(mccsComm_t comm, int *count);
 mccsResult_t mccsCommUserRank(mccsComm_t comm, int *rank);
 
 mccsResult_t mccsStreamCreate(mccsClient_t client, mccsStream_t *stream);
-mccsResult_t mccsStreamDestroy(mccsStream_t stream); /* refused while work is in flight; the handle is gone either way */
+/* Refused while work is in flight, while an open group has operations on the stream, and while another thread's call
+ * uses it. The handle ends in any case; a stream that was refused goes when its work has ended. */
+mccsResult_t mccsStreamDestroy(mccsStream_t stream);
+/* Waits until all that was enqueued before has ended. Returns the first failure since the stream was last asked. */
 mccsResult_t mccsStreamSynchronize(mccsStream_t stream);
-mccsResult_t mccsStreamQuery(mccsStream_t stream); /* mccsInProgress while work is in flight */
+/* As mccsStreamSynchronize, for timeout_ms at most: mccsInProgress where work is still in flight. */
+mccsResult_t mccsStreamSynchronizeFor(mccsStream_t stream, uint64_t timeout_ms);
+/* As mccsStreamSynchronize, without waiting: mccsInProgress while work is in flight. */
+mccsResult_t mccsStreamQuery(mccsStream_t stream);
 
+/* Memory that ranks of this host share with the service, from the start of a page, of zeros. */
 mccsResult_t mccsMemAlloc(mccsClient_t client, void **ptr, size_t bytes);
+/* Operations that were enqueued before may go on with the memory; the program no longer touches it. */
 mccsResult_t mccsMemFree(mccsClient_t client, void *ptr);
 /* Whole pages of private, anonymous memory; they become shared memory at the same address, and stay so. Nobody may
  * access them during the call, nor while an operation on them is in flight, also after mccsMemDeregister. */
 mccsResult_t mccsMemRegister(mccsClient_t client, void *ptr, size_t bytes);
-mccsResult_t mccsMemDeregister(mccsClient_t client, void *ptr);
+mccsResult_t mccsMemDeregister(mccsClient_t client, void *ptr); /* the same function as mccsMemFree */
 
 /* A sum of every rank's contribution times its scalar. `scalar` leads to one element of dtype. */
 mccsResult_t mccsRedOpCreatePreMulSum(mccsRedOp_t *op, const void *scalar, mccsDataType_t dtype,
                                       mccsScalarResidence_t residence, mccsComm_t comm);
 mccsResult_t mccsRedOpDestroy(mccsRedOp_t op, mccsComm_t comm);
 
+/* Collectives. n is the number of ranks, r the caller's rank. Buffers hold elements of dtype, at an address that is a
+ * multiple of an element's size. Those of the host lie in memory of mccsMemAlloc or mccsMemRegister; those of GPUs
+ * need no registration. A buffer that a rank has no use for, as the receive buffer of a rank that is not root, may be
+ * any pointer. Send and receive buffers are apart, or in place as the last column says.
+ *
+ * | function      | send elements | receive elements | what rank r receives                    | in place         |
+ * | AllReduce     | count         | count            | all contributions combined              | send == recv     |
+ * | ReduceScatter | n * recvcount | recvcount        | part r of what is combined              | send + r * recvcount == recv |
+ * | Reduce        | count         | count, at root   | at root: all contributions combined     | send == recv     |
+ * | AllGather     | sendcount     | n * sendcount    | all ranks' elements, by rank            | send == recv + r * sendcount |
+ * | AllToAll      | n * count     | n * count        | part r of each rank's elements, by rank | never            |
+ * | Broadcast     | count, at root | count           | root's elements                         | send == recv     |
+ * | Gather        | sendcount     | n * sendcount, at root | at root: all ranks' elements, by rank | send == recv + root * sendcount |
+ * | Scatter       | n * recvcount, at root | recvcount | part r of root's elements              | send + root * recvcount == recv |
+ */
 mccsResult_t mccsAllReduce(const void *sendbuff, void *recvbuff, size_t count, mccsDataType_t dtype, mccsRedOp_t op,
                            mccsComm_t comm, mccsStream_t stream);
 mccsResult_t mccsReduceScatter(const void *sendbuff, void *recvbuff, size_t recvcount, mccsDataType_t dtype,
@@ -129,14 +169,19 @@ mccsResult_t mccsGather(const void *sendbuff, void *recvbuff, size_t sendcount, 
                         mccsComm_t comm, mccsStream_t stream);
 mccsResult_t mccsScatter(const void *sendbuff, void *recvbuff, size_t recvcount, mccsDataType_t dtype, int root,
                          mccsComm_t comm, mccsStream_t stream);
-/* Both ends say the same count and type. With GPUs, outside of a group each is on its own, and to oneself only inside. */
+/* A send ends when the peer has received. Both ends say the same count and type. Sends and receives that depend on
+ * each other belong in one group. With GPUs a rank sends to itself only inside a group. */
 mccsResult_t mccsSend(const void *sendbuff, size_t count, mccsDataType_t dtype, int peer, mccsComm_t comm,
                       mccsStream_t stream);
 mccsResult_t mccsRecv(void *recvbuff, size_t count, mccsDataType_t dtype, int peer, mccsComm_t comm,
                       mccsStream_t stream);
+/* Ends on its stream when all ranks have called it. */
 mccsResult_t mccsBarrier(mccsComm_t comm, mccsStream_t stream);
 
-/* Operations of this thread between start and end are enqueued together, at the end; sends and receives start together. */
+/* Operations of this thread between start and end, also those that other libraries call, are enqueued together at the
+ * end; sends and receives start together. Groups nest: the outermost end enqueues. Where a call inside fails, that end
+ * returns the same result and enqueues nothing. Where the end itself fails as it enqueues, abort the communicators:
+ * some operations may be under way. */
 mccsResult_t mccsGroupStart(void);
 mccsResult_t mccsGroupEnd(void);
 
@@ -183,12 +228,12 @@ mccsResult_t mccsPortChannelPoll(mccsPortChannel_t channel, int *has_come);
 
 /* 1: something is of no use any more; 2: a call was refused; 3: a session or a communicator begins or ends. */
 typedef void (*mccsLogHandler_t)(int level, const char *message, void *user);
-/* Has the library tell a function what happens, from any thread, within calls; the function calls nothing of this library's. Null: nobody,
- * and no thread is in the function any more. The library prints nothing itself. */
+/* Has the library tell a function what happens, from any thread, within calls. The function calls nothing of this
+ * library: it would wait for itself. After a call with null no thread is in the function. The library prints nothing. */
 mccsResult_t mccsSetLogHandler(mccsLogHandler_t handler, void *user);
 
 const char *mccsGetErrorString(mccsResult_t result);
-/* Text of this thread's last error; valid until its next one. */
+/* What went wrong in the last call of this thread that failed. The text is valid until the next such call. */
 const char *mccsGetLastError(void);
 
 #ifdef __cplusplus

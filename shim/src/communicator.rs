@@ -244,8 +244,22 @@ impl Communicator {
         }
         command.flags |= if call.one_hop { FLAG_ONE_HOP } else { 0 };
         let (nranks, rank) = (self.shared.nranks, self.shared.rank);
-        command.send = self.bytes("send", &call.send, kind.send_count(count, nranks, rank, root), dtype)?;
-        command.recv = self.bytes("receive", &call.recv, kind.recv_count(count, nranks, rank, root), dtype)?;
+        let (send_count, recv_count) =
+            (kind.send_count(count, nranks, rank, root), kind.recv_count(count, nranks, rank, root));
+        command.send = self.bytes("send", &call.send, send_count, dtype)?;
+        command.recv = self.bytes("receive", &call.recv, recv_count, dtype)?;
+        // Neither product overflows: the buffers lie in their regions.
+        let range = |buffer: BufferRef, count: Option<u64>| {
+            (buffer.offset_bytes, count.unwrap_or(0) * dtype.size_bytes() as u64)
+        };
+        let is_one_region = command.send.region == command.recv.region;
+        if is_one_region
+            && !kind.accepts_buffers(rank, root, range(command.send, send_count), range(command.recv, recv_count))
+        {
+            return Err(Error::argument(format!(
+                "{kind}: send and receive buffers overlap, and not as in-place calls do"
+            )));
+        }
         Ok(command)
     }
 

@@ -60,15 +60,15 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        with_group(|group| group.is_dropped = true);
+        refuse(Error::argument("a group inside was dropped before its end; all of the group is dropped"));
         let _ = group_drop();
     }
 }
 
 #[derive(Default)]
 struct Collection {
-    /// A group inside was dropped: nothing is enqueued.
-    is_dropped: bool,
+    /// Why nothing is to be enqueued: a group inside was dropped, or a call failed.
+    refusal: Option<Error>,
     depth: u32,
     operations: Vec<Collected>,
     /// Collectives of GPUs.
@@ -151,9 +151,9 @@ pub fn group_drop() -> Result<(), Error> {
 /// and receives than may be in flight: then nothing of the group is enqueued. [`Error::ServiceGone`]. Those of collectives on GPUs:
 /// then nothing that comes after it is enqueued.
 pub fn group_end() -> Result<(), Error> {
-    let Collection { is_dropped, operations, calls, p2p, .. } = close()?;
-    if is_dropped {
-        return Err(Error::argument("a group inside was dropped before its end; all of the group is dropped"));
+    let Collection { refusal, operations, calls, p2p, .. } = close()?;
+    if let Some(why) = refusal {
+        return Err(why);
     }
     let mut streams: Vec<(Stream, Vec<Numbered>)> = Vec::new();
     // The service ends a session that names a communicator that is gone.
@@ -190,6 +190,15 @@ pub fn group_end() -> Result<(), Error> {
     }
     calls.iter().try_for_each(CollectedCall::enqueue)?;
     p2p::launch_together(p2p)
+}
+
+/// Has the thread's group, if one is open, enqueue nothing; its end returns why. The first reason stays.
+pub(crate) fn refuse(why: Error) {
+    with_group(|group| {
+        if group.depth > 0 {
+            group.refusal.get_or_insert(why);
+        }
+    });
 }
 
 /// Whether the calling thread has a group open.

@@ -6,6 +6,7 @@
 //! stay allocated for the life of the process. A value lives until its handle is closed and the last use has ended.
 
 use std::cell::UnsafeCell;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Mutex, OnceLock};
@@ -142,8 +143,22 @@ impl<T: Send + Sync> Held<T> {
         std::ptr::eq(self.slot, other.slot)
     }
 
+    /// The value of a closed handle, where no other use is left.
+    ///
+    /// # Errors
+    /// The use itself, where there is another one, or the handle is open.
+    pub fn into_inner(self) -> Result<T, Self> {
+        let state = self.slot.state.load(Ordering::Acquire);
+        if state & (OPEN | USES) != 1 {
+            return Err(self);
+        }
+        let held = ManuallyDrop::new(self);
+        held.slot.state.fetch_sub(1, Ordering::Relaxed);
+        Ok(held.vacate().expect("invariant: a slot in use has a value"))
+    }
+
     /// Gives up the value of a closed handle, of which no use is left.
-    fn vacate(&self) {
+    fn vacate(&self) -> Option<T> {
         // SAFETY: the last use has ended and nobody finds another: the value is this thread's alone.
         let value = unsafe { (*self.slot.value.get()).take() };
         let next = generation(self.slot.state.load(Ordering::Relaxed)) + 1;
@@ -152,7 +167,7 @@ impl<T: Send + Sync> Held<T> {
         if next < u64::from(u32::MAX) {
             locked(&self.table.vacant).returned.push(self.slot.index);
         }
-        drop(value);
+        value
     }
 }
 
@@ -178,7 +193,7 @@ impl<T: Send + Sync> Drop for Held<T> {
         let before = self.slot.state.fetch_sub(1, Ordering::Release);
         if before & (OPEN | USES) == 1 {
             fence(Ordering::Acquire);
-            self.vacate();
+            drop(self.vacate());
         }
     }
 }
@@ -206,10 +221,12 @@ mod tests {
         let closed = table.close(handle).expect("open");
         assert!(table.close(handle).is_none() && table.find(handle).is_none());
         assert!(closed.is(&used) && !closed.is(&table.find(second).expect("open")));
+        let Err(closed) = closed.into_inner() else { panic!("there is another use") };
         drop(closed);
         assert_eq!(Arc::strong_count(&value), 2, "a use is left");
-        drop(used);
+        assert!(used.into_inner().is_ok());
         assert_eq!(Arc::strong_count(&value), 1);
+        assert!(table.find(second).expect("open").into_inner().is_err(), "the handle is open");
         // Its slot is used again, under another handle.
         let third = table.insert(value).expect("room").handle();
         assert_eq!(third as u16, handle as u16);

@@ -61,12 +61,7 @@ pub(crate) fn post(
 ) -> Option<bool> {
     let bytes = contribution_bytes(shm_exchange, call, comm.rank);
     let src = regions.address(&command.send, bytes)?;
-    let recv_bytes = result_bytes(shm_exchange, call, comm.rank);
-    let recv = regions.address(&command.recv, recv_bytes)?;
-    let range = |ptr: *mut u8, bytes: usize| (ptr as u64, bytes as u64);
-    if !call.kind.accepts_buffers(comm.rank, call.root, range(src, bytes), range(recv, recv_bytes)) {
-        return None;
-    }
+    regions.address(&command.recv, result_bytes(shm_exchange, call, comm.rank))?;
     // SAFETY: a live region has `bytes` from there on, and stays mapped while the caller holds the table of regions.
     Some(unsafe { shm_exchange.post(comm.rank, number, call, command.scalar_bits, src, bytes) })
 }

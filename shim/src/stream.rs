@@ -20,7 +20,7 @@ use crate::{Client, Error};
 pub struct Stream {
     pub(crate) client: Client,
     pub(crate) shared: Arc<StreamShared>,
-    _owner: Arc<StreamOwner>,
+    owner: Arc<StreamOwner>,
 }
 
 /// What ends with the last clone of a stream. Apart from [`StreamShared`], which others hold for a moment under the submission's lock:
@@ -239,7 +239,7 @@ impl Stream {
             used: Mutex::default(),
             destroyed,
         });
-        Stream { client, _owner: Arc::new(StreamOwner(Arc::clone(&shared))), shared }
+        Stream { client, owner: Arc::new(StreamOwner(Arc::clone(&shared))), shared }
     }
 
     /// Waits until everything enqueued so far has ended. Threads that wait at the same time are all told of a failure.
@@ -338,11 +338,18 @@ impl Stream {
         self.client.0.settle_stream(&self.shared)
     }
 
-    /// Ends the stream. Its work must have ended.
+    /// Ends the stream, and tells whether that worked; dropping it does the same later. Its work must have ended, and it must be the last clone.
     ///
     /// # Errors
-    /// [`Error::Refused`] while work is in flight.
+    /// [`Error::Refused`] while work is in flight; [`Error::InvalidArgument`] while there are clones, as an open group has of the streams of its
+    /// operations. The stream is dropped then.
     pub fn destroy(self) -> Result<(), Error> {
+        // The service ends a session that uses a stream which is gone.
+        if Arc::strong_count(&self.owner) > 1 {
+            return Err(Error::argument(
+                "the stream has clones, or an open group has operations on it; end those first",
+            ));
+        }
         self.client.0.settle_stream(&self.shared)?;
         self.client.0.requests.call(Request::DestroyStream { stream: self.shared.handle }, &[])?;
         self.shared.destroyed.store(true, Ordering::Release);

@@ -16,6 +16,9 @@ int main(void) {
     int number, local;
     const char *root;
     float scalar = 3, *data;
+    EXPECT(mccsInvalidArgument, mccsGetVersion(NULL));
+    EXPECT(mccsSuccess, mccsGetVersion(&number));
+    if (number != MCCS_VERSION) return 1;
     EXPECT(mccsSystemError, mccsConnect("/nowhere", &client));
     EXPECT(mccsInvalidArgument, mccsConnect(NULL, NULL));
     EXPECT(mccsSuccess, mccsConnect(NULL, &client));
@@ -110,7 +113,34 @@ int main(void) {
     EXPECT(mccsSuccess, mccsAllReduce(data, data, 1, mccsFloat32, op, comm, stream));
     EXPECT(mccsSuccess, mccsStreamSynchronize(stream));
     EXPECT(mccsSuccess, mccsStreamQuery(stream));
+    EXPECT(mccsSuccess, mccsStreamSynchronizeFor(stream, 0));
     if (data[0] != 6) return 1;
+    /* A call that fails in a group takes the others with it. */
+    EXPECT(mccsSuccess, mccsGroupStart());
+    EXPECT(mccsSuccess, mccsAllReduce(data, data, 1, mccsFloat32, op, comm, stream));
+    EXPECT(mccsInvalidArgument, mccsSend(data, 1, mccsFloat32, -1, comm, stream));
+    EXPECT(mccsInvalidArgument, mccsGroupEnd());
+    EXPECT(mccsSuccess, mccsStreamSynchronize(stream));
+    if (data[0] != 6) return 1;
+    EXPECT(mccsSuccess, mccsGroupStart());
+    EXPECT(mccsSuccess, mccsGroupEnd());
+    /* Buffers that overlap cost the call alone. */
+    EXPECT(mccsInvalidArgument, mccsAllReduce(data, data + 1, 2, mccsFloat32, mccsSum, comm, stream));
+    /* A stream that an open group uses is not destroyed under it. */
+    EXPECT(mccsSuccess, mccsStreamCreate(client, &other));
+    EXPECT(mccsSuccess, mccsGroupStart());
+    EXPECT(mccsSuccess, mccsBarrier(comm, other));
+    EXPECT(mccsInvalidArgument, mccsStreamDestroy(other));
+    EXPECT(mccsSuccess, mccsGroupEnd());
+    /* Handles that are made up, of another kind, or of something destroyed. */
+    EXPECT(mccsInvalidArgument, mccsStreamSynchronize(other));
+    EXPECT(mccsInvalidArgument, mccsStreamSynchronize(&local));
+    EXPECT(mccsInvalidArgument, mccsStreamSynchronize(comm));
+    EXPECT(mccsInvalidArgument, mccsCommDestroy(stream));
+    EXPECT(mccsInvalidArgument, mccsBarrier(comm, &local));
+    EXPECT(mccsInvalidArgument, mccsChannelMemoryFree(memory));
+    EXPECT(mccsInvalidArgument, mccsPortChannelSignal(channel));
+    EXPECT(mccsInvalidArgument, mccsBootstrapDestroy(bootstrap));
     EXPECT(mccsSuccess, mccsRedOpDestroy(op, comm));
     EXPECT(mccsInvalidArgument, mccsRedOpDestroy(op, comm));
     EXPECT(mccsInvalidArgument, mccsRedOpDestroy(-2147483647 - 1, comm));
@@ -158,6 +188,11 @@ int main(void) {
     EXPECT(mccsSuccess, mccsCommDestroy(comm));
     EXPECT(mccsSuccess, mccsStreamDestroy(stream));
     EXPECT(mccsSuccess, mccsDisconnect(client));
+    EXPECT(mccsInvalidArgument, mccsCommDestroy(comm));
+    EXPECT(mccsInvalidArgument, mccsCommAbort(comm));
+    EXPECT(mccsInvalidArgument, mccsStreamQuery(stream));
+    EXPECT(mccsInvalidArgument, mccsMemAlloc(client, (void **)&data, 64));
+    EXPECT(mccsInvalidArgument, mccsDisconnect(client));
     EXPECT(mccsInvalidArgument, mccsDisconnect(NULL));
     return 0;
 }

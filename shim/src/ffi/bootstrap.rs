@@ -1,12 +1,13 @@
 //! C API: bootstrap (`mccsBootstrapAllGather`, barrier) and log handler.
 
 use std::ffi::{CString, c_char, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use mccs_ipc::types::UniqueId;
 
-use super::objects::take;
-use super::{CClient, SUCCESS, Status, guard, object, put};
+use super::handle::{handle_of, object, take};
+use super::{CClient, SUCCESS, Status, guard, put};
+use crate::client::locked;
 use crate::{Bootstrap, Error, LogLevel};
 
 /// Behind `mccsBootstrap_t`.
@@ -31,7 +32,7 @@ pub unsafe extern "C" fn mccsBootstrapInit(
         }
         // SAFETY: the caller's contract.
         let builder = unsafe { super::communicators::builder(client, own_rank, nranks, id, root_address) }?;
-        let made = Box::into_raw(Box::new(CBootstrap(Mutex::new(builder.join_bootstrap()?))));
+        let made = handle_of(CBootstrap(Mutex::new(builder.join_bootstrap()?)))?;
         // SAFETY: the caller's contract.
         unsafe { put(bootstrap, made, "bootstrap") }
     })
@@ -49,8 +50,8 @@ pub unsafe extern "C" fn mccsBootstrapAllGather(
     bytes: usize,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's contract.
-        let mut bootstrap = unsafe { object(bootstrap, "bootstrap") }?.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let bootstrap = object(bootstrap, "bootstrap")?;
+        let mut bootstrap = locked(&bootstrap.0);
         if bytes > 0 && (own.is_null() || all.is_null()) {
             return Err(Error::argument("own or all is null"));
         }
@@ -76,8 +77,8 @@ pub unsafe extern "C" fn mccsBootstrapAllGather(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsBootstrapBarrier(bootstrap: *mut CBootstrap) -> Status {
     guard(|| {
-        // SAFETY: the caller's contract.
-        let mut bootstrap = unsafe { object(bootstrap, "bootstrap") }?.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let bootstrap = object(bootstrap, "bootstrap")?;
+        let mut bootstrap = locked(&bootstrap.0);
         bootstrap.barrier().map(|()| SUCCESS)
     })
 }
@@ -88,8 +89,7 @@ pub unsafe extern "C" fn mccsBootstrapBarrier(bootstrap: *mut CBootstrap) -> Sta
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsBootstrapDestroy(bootstrap: *mut CBootstrap) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { take(bootstrap, "bootstrap") }.map(|_| SUCCESS))
+    guard(|| take(bootstrap, "bootstrap").map(|_| SUCCESS))
 }
 
 /// A program's function, and what it is called with.

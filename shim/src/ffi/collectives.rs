@@ -4,12 +4,13 @@ use std::ffi::c_void;
 
 use mccs_ipc::types::{CollectiveKind, RedOp};
 
-use super::communicators::{CComm, Memory, shared};
+use super::communicators::{CComm, Memory};
+use super::handle::{Use, object};
 use super::operators::data_type;
-use super::{CStream, Status, guard, object, span};
+use super::{CStream, Status, guard_in_group, span};
+use crate::Error;
 use crate::communicator::Call;
 use crate::cuda::{CudaCall, CudaStream};
-use crate::{Error, Stream};
 
 /// A rank's number.
 pub(super) fn rank(value: i32) -> Result<u32, Error> {
@@ -27,12 +28,16 @@ struct Arguments {
 }
 
 /// A stream of [`mccsStreamCreate`](super::objects::mccsStreamCreate).
-///
-/// # Safety
-/// The pointer must be null, or such a stream that has not been destroyed.
-unsafe fn host_stream<'a>(stream: CudaStream) -> Result<&'a Stream, Error> {
-    // SAFETY: the caller's contract.
-    unsafe { object(stream.cast::<CStream>(), "stream") }.map(|stream| &stream.0)
+fn host_stream(stream: CudaStream) -> Result<Use<CStream>, Error> {
+    object(stream.cast::<CStream>(), "stream")
+}
+
+/// A stream of CUDA's, whose handles are addresses or small numbers.
+fn cuda_stream(stream: CudaStream) -> Result<CudaStream, Error> {
+    if object(stream.cast::<CStream>(), "stream").is_ok() {
+        return Err(Error::argument("the stream is one of mccsStreamCreate; a communicator of GPUs takes CUDA's"));
+    }
+    Ok(stream)
 }
 
 /// Enqueues a collective.
@@ -40,24 +45,23 @@ unsafe fn host_stream<'a>(stream: CudaStream) -> Result<&'a Stream, Error> {
 /// # Safety
 /// Handles, buffers and stream as `mccs.h` says.
 unsafe fn collective(kind: CollectiveKind, at: &Arguments, comm: *mut CComm, stream: CudaStream) -> Status {
-    guard(|| {
-        // SAFETY: the caller's contract.
-        let comm = unsafe { shared(comm) }?;
+    guard_in_group(|| {
+        let comm = object(comm, "comm")?;
         comm.check_open()?;
         let (dtype, root, count) = (data_type(at.dtype)?, rank(at.root)?, at.count as u64);
         let op = if kind.reduces() { comm.operators.get(at.op)? } else { RedOp::Sum.into() };
         match &comm.memory {
             Memory::Host(host) => {
-                // SAFETY: the caller's contract.
-                let stream = unsafe { host_stream(stream) }?;
+                let stream = host_stream(stream)?;
                 let (send, recv) = (span(host.client(), at.send as usize), span(host.client(), at.recv as usize));
                 let call =
                     Call { kind, send, recv, count, dtype, op, scalar_at: None, root, user_tag: 0, one_hop: false };
-                host.collective(&call, stream)?;
+                host.collective(&call, &stream.0)?;
             }
             Memory::Cuda(cuda) => {
                 let (send, recv) = (at.send as u64, at.recv as u64);
                 let call = CudaCall { kind, send, recv, count, dtype, op, root, user_tag: 0 };
+                let stream = cuda_stream(stream)?;
                 // SAFETY: the caller's contract.
                 unsafe { cuda.collective(&call, stream) }?;
             }
@@ -79,21 +83,19 @@ unsafe fn point_to_point(
     comm: *mut CComm,
     stream: CudaStream,
 ) -> Status {
-    guard(|| {
-        // SAFETY: the caller's contract.
-        let comm = unsafe { shared(comm) }?;
+    guard_in_group(|| {
+        let comm = object(comm, "comm")?;
         comm.check_open()?;
         let (dtype, peer, count) = (data_type(dtype)?, rank(peer)?, count as u64);
         match &comm.memory {
             Memory::Host(host) => {
-                // SAFETY: the caller's contract.
-                let stream = unsafe { host_stream(stream) }?;
+                let stream = host_stream(stream)?;
                 let span = span(host.client(), buffer as usize);
                 let call = if is_send { crate::Communicator::send } else { crate::Communicator::recv };
-                call(host, span, count, dtype, peer, stream)?;
+                call(host, span, count, dtype, peer, &stream.0)?;
             }
             Memory::Cuda(cuda) => {
-                let address = buffer as u64;
+                let (address, stream) = (buffer as u64, cuda_stream(stream)?);
                 // SAFETY: the caller's contract.
                 unsafe {
                     match is_send {

@@ -1,19 +1,18 @@
 //! C API: communicators (`mccsCommInitRank` and kin), asynchronous errors, pre-multiplied sums.
 
 use std::ffi::{c_char, c_void};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mccs_ipc::types::UniqueId;
 
 use super::collectives::rank;
+use super::handle::{handle_of, object, take};
 use super::operators::{Operators, data_type};
-use super::{CClient, PendingJoin, SUCCESS, Status, guard, object, of_thread, put, status_of, text};
+use super::{CClient, PendingJoin, SUCCESS, Status, guard, guard_in_group, of_thread, put, status_of, text};
 use crate::cuda::CudaCommunicator;
 use crate::{Communicator, CommunicatorBuilder, Error, ReduceOperator, Scalar};
 
-/// Behind `mccsComm_t`, which is a count of it: calls under way have counts of their own, so that a thread may abort a communicator in
-/// which others wait.
+/// Behind `mccsComm_t`. A thread may abort a communicator in which others wait.
 pub struct CComm {
     pub(super) memory: Memory,
     /// Whether it was finalized, or is being so.
@@ -36,9 +35,9 @@ const SCALAR_HOST: i32 = 1;
 
 impl CComm {
     /// A handle of a communicator.
-    pub(super) fn into_handle(memory: Memory) -> *mut CComm {
+    pub(super) fn handle_of(memory: Memory) -> Result<*mut CComm, Error> {
         let (is_finalized, operators) = (AtomicBool::new(false), Operators::default());
-        Arc::into_raw(Arc::new(CComm { memory, is_finalized, operators })).cast_mut()
+        handle_of(CComm { memory, is_finalized, operators })
     }
 
     /// Leaves, once.
@@ -88,28 +87,6 @@ impl CComm {
     }
 }
 
-/// The communicator behind a handle, for the time of a call.
-///
-/// # Safety
-/// The handle must be null, or come from this library and not have been destroyed.
-pub(super) unsafe fn shared(handle: *mut CComm) -> Result<Arc<CComm>, Error> {
-    // SAFETY: the caller's contract.
-    unsafe {
-        object(handle, "comm")?;
-        Arc::increment_strong_count(handle);
-        Ok(Arc::from_raw(handle))
-    }
-}
-
-/// Takes a handle back.
-///
-/// # Safety
-/// As for [`shared`]; the handle is of no use afterwards.
-unsafe fn taken(handle: *mut CComm) -> Result<Arc<CComm>, Error> {
-    // SAFETY: made by `Arc::into_raw` in this library, and taken once: the caller's contract.
-    unsafe { object(handle, "comm").map(|_| Arc::from_raw(handle)) }
-}
-
 /// A rank that is about to join, as C names it.
 ///
 /// # Safety
@@ -122,7 +99,8 @@ pub(super) unsafe fn builder(
     root_address: *const c_char,
 ) -> Result<CommunicatorBuilder, Error> {
     // SAFETY: the caller's contract.
-    let (client, id, root) = unsafe { (object(client, "client")?, id.as_ref(), text(root_address, "root address")?) };
+    let (id, root) = unsafe { (id.as_ref(), text(root_address, "root address")?) };
+    let client = object(client, "client")?;
     let id = id.ok_or_else(|| Error::argument("id is null"))?;
     let nranks = u32::try_from(nranks).map_err(|_| Error::argument(format!("nranks {nranks} is negative")))?;
     let builder = client.client.communicator(*id, rank(own_rank)?, nranks).root_address(root);
@@ -146,7 +124,7 @@ pub unsafe extern "C" fn mccsCommInitRank(
     memory: i32,
     root_address: *const c_char,
 ) -> Status {
-    guard(|| {
+    guard_in_group(|| {
         if comm.is_null() {
             return Err(Error::argument("comm is null"));
         }
@@ -166,7 +144,7 @@ pub unsafe extern "C" fn mccsCommInitRank(
             other => return Err(Error::argument(format!("memory {other} is neither the host's nor a GPU's"))),
         };
         // SAFETY: the caller's contract.
-        unsafe { put(comm, CComm::into_handle(made), "comm") }
+        unsafe { put(comm, CComm::handle_of(made)?, "comm") }
     })
 }
 
@@ -176,8 +154,7 @@ pub unsafe extern "C" fn mccsCommInitRank(
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsCommFinalize(comm: *mut CComm) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { shared(comm) }?.finalize().map(|()| SUCCESS))
+    guard(|| object(comm, "comm")?.finalize().map(|()| SUCCESS))
 }
 
 /// See `mccs.h`.
@@ -186,8 +163,7 @@ pub unsafe extern "C" fn mccsCommFinalize(comm: *mut CComm) -> Status {
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsCommDestroy(comm: *mut CComm) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { taken(comm) }?.finalize().map(|()| SUCCESS))
+    guard(|| take(comm, "comm")?.finalize().map(|()| SUCCESS))
 }
 
 /// See `mccs.h`.
@@ -196,8 +172,7 @@ pub unsafe extern "C" fn mccsCommDestroy(comm: *mut CComm) -> Status {
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsCommAbort(comm: *mut CComm) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { taken(comm) }?.abort().map(|()| SUCCESS))
+    guard(|| take(comm, "comm")?.abort().map(|()| SUCCESS))
 }
 
 /// See `mccs.h`.
@@ -207,8 +182,7 @@ pub unsafe extern "C" fn mccsCommAbort(comm: *mut CComm) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsCommIsServiceExecuted(comm: *mut CComm, is_service_executed: *mut i32) -> Status {
     guard(|| {
-        // SAFETY: the caller's contract.
-        let is = match &unsafe { shared(comm) }?.memory {
+        let is = match &object(comm, "comm")?.memory {
             Memory::Host(_) => true,
             Memory::Cuda(comm) => comm.is_service_executed(),
         };
@@ -224,8 +198,7 @@ pub unsafe extern "C" fn mccsCommIsServiceExecuted(comm: *mut CComm, is_service_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsCommGetAsyncError(comm: *mut CComm, error: *mut Status) -> Status {
     guard(|| {
-        // SAFETY: the caller's contract.
-        let failure = unsafe { shared(comm) }?.async_error();
+        let failure = object(comm, "comm")?.async_error();
         if let Some(failure) = &failure {
             super::remember(&failure.to_string());
         }
@@ -241,7 +214,7 @@ pub unsafe extern "C" fn mccsCommGetAsyncError(comm: *mut CComm, error: *mut Sta
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsCommCount(comm: *mut CComm, count: *mut i32) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { put(count, shared(comm)?.place().1 as i32, "count") })
+    guard(|| unsafe { put(count, object(comm, "comm")?.place().1 as i32, "count") })
 }
 
 /// See `mccs.h`.
@@ -251,7 +224,7 @@ pub unsafe extern "C" fn mccsCommCount(comm: *mut CComm, count: *mut i32) -> Sta
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsCommUserRank(comm: *mut CComm, rank: *mut i32) -> Status {
     // SAFETY: the caller's contract.
-    guard(|| unsafe { put(rank, shared(comm)?.place().0 as i32, "rank") })
+    guard(|| unsafe { put(rank, object(comm, "comm")?.place().0 as i32, "rank") })
 }
 
 /// See `mccs.h`.
@@ -267,8 +240,7 @@ pub unsafe extern "C" fn mccsRedOpCreatePreMulSum(
     comm: *mut CComm,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's contract.
-        let (comm, dtype) = (unsafe { shared(comm) }?, data_type(dtype)?);
+        let (comm, dtype) = (object(comm, "comm")?, data_type(dtype)?);
         if scalar.is_null() || op.is_null() {
             return Err(Error::argument("scalar or op is null"));
         }
@@ -292,6 +264,5 @@ pub unsafe extern "C" fn mccsRedOpCreatePreMulSum(
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsRedOpDestroy(op: i32, comm: *mut CComm) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { shared(comm) }?.operators.remove(op).map(|()| SUCCESS))
+    guard(|| object(comm, "comm")?.operators.remove(op).map(|()| SUCCESS))
 }

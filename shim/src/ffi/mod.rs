@@ -1,12 +1,13 @@
 //! The C API (`include/mccs.h`): the Rust calls with NCCL's names and result codes, on raw
 //! addresses.
 //!
-//! Every function catches panics, checks pointers for null, and leaves a text for [`mccsGetLastError`]. Addresses are
+//! Every function catches panics, checks handles and null pointers, and leaves a text for [`mccsGetLastError`]. Addresses are
 //! looked up in the client's table of regions.
 
 mod bootstrap;
 mod collectives;
 mod communicators;
+mod handle;
 mod objects;
 mod operators;
 mod port_channels;
@@ -93,6 +94,11 @@ fn guard(call: impl FnOnce() -> Result<Status, Error>) -> Status {
     status
 }
 
+/// As [`guard`], for a call that a group collects: where it fails, the group enqueues nothing, and its end returns the same.
+fn guard_in_group(call: impl FnOnce() -> Result<Status, Error>) -> Status {
+    guard(|| call().inspect_err(|error| crate::group::refuse(error.clone())))
+}
+
 /// What the calling thread has here. One that ends has nothing any more.
 fn of_thread<R>(act: impl FnOnce(&mut ThreadState) -> R) -> Result<R, Error> {
     let ended = |_| Error::System("the calling thread ends".into());
@@ -104,15 +110,6 @@ fn remember(text: &str) {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     // A thread that ends has none any more: who calls from there learns the status alone.
     let _ = of_thread(|thread| thread.last_error = text);
-}
-
-/// The object behind a handle.
-///
-/// # Safety
-/// The pointer must be null or come from this library and not have been destroyed.
-unsafe fn object<'a, T>(ptr: *mut T, what: &str) -> Result<&'a T, Error> {
-    // SAFETY: the caller's contract.
-    unsafe { ptr.as_ref() }.ok_or_else(|| Error::argument(format!("{what} is null")))
 }
 
 /// Writes an output argument.
@@ -173,7 +170,7 @@ pub extern "C" fn mccsGroupEnd() -> Status {
         let finish = |join: PendingJoin| {
             let comm = join.rank.finish_join(&join.joining)?;
             // SAFETY: the caller of mccsCommInitRank keeps its output argument valid to the end of the group.
-            unsafe { put(join.target, CComm::into_handle(Memory::Host(comm)), "comm") }
+            unsafe { put(join.target, CComm::handle_of(Memory::Host(comm))?, "comm") }
         };
         let finished: Vec<_> = joins.into_iter().map(finish).collect();
         finished.into_iter().collect::<Result<Vec<_>, _>>()?;

@@ -3,23 +3,35 @@
 use std::ffi::{CString, c_char, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use mccs_ipc::types::UniqueId;
 
-use super::{CClient, CStream, IN_PROGRESS, SUCCESS, Status, guard, object, put, text};
+use super::handle::{handle_of, object, take};
+use super::{CClient, CStream, IN_PROGRESS, SUCCESS, Status, guard, put, text};
 
 use crate::{Client, Error, Region};
 
-/// Takes a handle's object back.
+/// `MCCS_VERSION`.
+const VERSION: i32 = number(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
+    + number(env!("CARGO_PKG_VERSION_MINOR")) * 100
+    + number(env!("CARGO_PKG_VERSION_PATCH"));
+
+const fn number(text: &str) -> i32 {
+    match i32::from_str_radix(text, 10) {
+        Ok(number) => number,
+        Err(_) => panic!("a version is numbers"),
+    }
+}
+
+/// See `mccs.h`.
 ///
 /// # Safety
-/// As for [`object`]; the handle is of no use afterwards.
-pub(super) unsafe fn take<T>(ptr: *mut T, what: &str) -> Result<Box<T>, Error> {
-    if ptr.is_null() {
-        return Err(Error::argument(format!("{what} is null")));
-    }
-    // SAFETY: made by `Box::into_raw` in this library, and taken once: the caller's contract.
-    Ok(unsafe { Box::from_raw(ptr) })
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsGetVersion(version: *mut i32) -> Status {
+    // SAFETY: the caller's contract.
+    guard(|| unsafe { put(version, VERSION, "version") })
 }
 
 /// See `mccs.h`.
@@ -39,12 +51,12 @@ pub unsafe extern "C" fn mccsConnect(socket: *const c_char, client: *mut *mut CC
         };
         let root_address = connected.root_address().map(CString::new).transpose();
         let root_address = root_address.map_err(|_| Error::System("the service's name has a zero in it".into()))?;
-        let handle = Box::into_raw(Box::new(CClient {
+        let handle = handle_of(CClient {
             client: connected,
             root_address,
             regions: Mutex::default(),
             init_timeout_ms: AtomicU64::new(0),
-        }));
+        })?;
         // SAFETY: the caller's contract.
         unsafe { put(client, handle, "client") }
     })
@@ -56,8 +68,7 @@ pub unsafe extern "C" fn mccsConnect(socket: *const c_char, client: *mut *mut CC
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsDisconnect(client: *mut CClient) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { take(client, "client") }.map(|_| SUCCESS))
+    guard(|| take(client, "client").map(|_| SUCCESS))
 }
 
 /// See `mccs.h`.
@@ -66,12 +77,11 @@ pub unsafe extern "C" fn mccsDisconnect(client: *mut CClient) -> Status {
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsRootAddress(client: *mut CClient, address: *mut *const c_char) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe {
-        {
-            let own = object(client, "client")?.root_address.as_ref();
-            put(address, own.map_or(std::ptr::null(), |own| own.as_ptr()), "address")
-        }
+    guard(|| {
+        let client = object(client, "client")?;
+        let own = client.root_address.as_ref().map_or(std::ptr::null(), |own| own.as_ptr());
+        // SAFETY: the caller's contract.
+        unsafe { put(address, own, "address") }
     })
 }
 
@@ -92,8 +102,7 @@ pub unsafe extern "C" fn mccsGetUniqueId(id: *mut UniqueId) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsSetInitTimeout(client: *mut CClient, timeout_ms: u64) -> Status {
     guard(|| {
-        // SAFETY: the caller's contract.
-        unsafe { object(client, "client") }?.init_timeout_ms.store(timeout_ms, Ordering::Relaxed);
+        object(client, "client")?.init_timeout_ms.store(timeout_ms, Ordering::Relaxed);
         Ok(SUCCESS)
     })
 }
@@ -105,14 +114,13 @@ pub unsafe extern "C" fn mccsSetInitTimeout(client: *mut CClient, timeout_ms: u6
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsStreamCreate(client: *mut CClient, stream: *mut *mut CStream) -> Status {
     guard(|| {
-        // SAFETY: the caller's contract.
-        let client = unsafe { object(client, "client") }?;
+        let client = object(client, "client")?;
         if stream.is_null() {
             return Err(Error::argument("stream is null"));
         }
         let made = client.client.create_stream()?;
         // SAFETY: the caller's contract.
-        unsafe { put(stream, Box::into_raw(Box::new(CStream(made))), "stream") }
+        unsafe { put(stream, handle_of(CStream(made))?, "stream") }
     })
 }
 
@@ -122,8 +130,11 @@ pub unsafe extern "C" fn mccsStreamCreate(client: *mut CClient, stream: *mut *mu
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsStreamDestroy(stream: *mut CStream) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { take(stream, "stream") }?.0.destroy().map(|()| SUCCESS))
+    guard(|| {
+        let stream = take(stream, "stream")?.into_inner();
+        let stream = stream.ok_or_else(|| Error::argument("another thread's call on the stream has not returned"))?;
+        stream.0.destroy().map(|()| SUCCESS)
+    })
 }
 
 /// See `mccs.h`.
@@ -132,8 +143,19 @@ pub unsafe extern "C" fn mccsStreamDestroy(stream: *mut CStream) -> Status {
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsStreamSynchronize(stream: *mut CStream) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { object(stream, "stream") }?.0.synchronize().map(|()| SUCCESS))
+    guard(|| object(stream, "stream")?.0.synchronize().map(|()| SUCCESS))
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsStreamSynchronizeFor(stream: *mut CStream, timeout_ms: u64) -> Status {
+    guard(|| {
+        let has_ended = object(stream, "stream")?.0.synchronize_for(Duration::from_millis(timeout_ms))?;
+        Ok(if has_ended { SUCCESS } else { IN_PROGRESS })
+    })
 }
 
 /// See `mccs.h`.
@@ -142,8 +164,7 @@ pub unsafe extern "C" fn mccsStreamSynchronize(stream: *mut CStream) -> Status {
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsStreamQuery(stream: *mut CStream) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { object(stream, "stream") }?.0.query().map(|done| if done { SUCCESS } else { IN_PROGRESS }))
+    guard(|| object(stream, "stream")?.0.query().map(|done| if done { SUCCESS } else { IN_PROGRESS }))
 }
 
 /// Remembers a region under its address.
@@ -162,14 +183,13 @@ fn keep(client: &CClient, region: Region) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsMemAlloc(client: *mut CClient, ptr: *mut *mut c_void, bytes: usize) -> Status {
     guard(|| {
-        // SAFETY: the caller's contract.
-        let client = unsafe { object(client, "client") }?;
+        let client = object(client, "client")?;
         if ptr.is_null() {
             return Err(Error::argument("ptr is null"));
         }
         let region = client.client.allocate(bytes as u64)?;
         // SAFETY: the caller's contract.
-        unsafe { put(ptr, keep(client, region), "ptr") }
+        unsafe { put(ptr, keep(&client, region), "ptr") }
     })
 }
 
@@ -180,11 +200,10 @@ pub unsafe extern "C" fn mccsMemAlloc(client: *mut CClient, ptr: *mut *mut c_voi
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsMemRegister(client: *mut CClient, ptr: *mut c_void, bytes: usize) -> Status {
     guard(|| {
-        // SAFETY: the caller's contract.
-        let client = unsafe { object(client, "client") }?;
+        let client = object(client, "client")?;
         // SAFETY: the caller's contract, as for `Client::register`.
         let region = unsafe { client.client.register(ptr.cast(), bytes) }?;
-        keep(client, region);
+        keep(&client, region);
         Ok(SUCCESS)
     })
 }
@@ -202,8 +221,7 @@ fn give_back(client: &CClient, ptr: *mut c_void) -> Result<Status, Error> {
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsMemFree(client: *mut CClient, ptr: *mut c_void) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| give_back(unsafe { object(client, "client") }?, ptr))
+    guard(|| give_back(&*object(client, "client")?, ptr))
 }
 
 /// See `mccs.h`.
@@ -212,6 +230,5 @@ pub unsafe extern "C" fn mccsMemFree(client: *mut CClient, ptr: *mut c_void) -> 
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsMemDeregister(client: *mut CClient, ptr: *mut c_void) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| give_back(unsafe { object(client, "client") }?, ptr))
+    guard(|| give_back(&*object(client, "client")?, ptr))
 }

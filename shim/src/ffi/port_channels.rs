@@ -4,9 +4,9 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use super::collectives::rank;
-use super::communicators::{CComm, Memory, shared};
-use super::objects::take;
-use super::{SUCCESS, Status, guard, object, put, span};
+use super::communicators::{CComm, Memory};
+use super::handle::{handle_of, object, take};
+use super::{SUCCESS, Status, guard, put, span};
 use crate::{Error, PortChannel, PortChannels, RegisteredMemory, RemoteMemory};
 
 /// Behind `mccsChannelMemory_t`.
@@ -19,12 +19,8 @@ pub struct CPortChannel(PortChannel);
 pub type CRemoteMemory = [u8; RemoteMemory::BYTES];
 
 /// What a communicator's handle has.
-///
-/// # Safety
-/// As for [`shared`].
-unsafe fn channels(comm: *mut CComm) -> Result<PortChannels, Error> {
-    // SAFETY: the caller's contract.
-    let comm = unsafe { shared(comm) }?;
+fn channels(comm: *mut CComm) -> Result<PortChannels, Error> {
+    let comm = object(comm, "comm")?;
     comm.check_open()?;
     match &comm.memory {
         Memory::Host(comm) => comm.port_channels(),
@@ -47,12 +43,11 @@ pub unsafe extern "C" fn mccsChannelMemoryRegister(
         if memory.is_null() {
             return Err(Error::argument("memory is null"));
         }
-        // SAFETY: the caller's contract.
-        let (channels, comm) = unsafe { (channels(comm)?, shared(comm)?) };
+        let (channels, comm) = (channels(comm)?, object(comm, "comm")?);
         let Memory::Host(comm) = &comm.memory else { return Err(Error::argument("comm is one of GPUs")) };
         let made = channels.register(span(comm.client(), ptr as usize), bytes as u64)?;
         // SAFETY: the caller's contract.
-        unsafe { put(memory, Box::into_raw(Box::new(CChannelMemory(made))), "memory") }
+        unsafe { put(memory, handle_of(CChannelMemory(made))?, "memory") }
     })
 }
 
@@ -62,8 +57,11 @@ pub unsafe extern "C" fn mccsChannelMemoryRegister(
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsChannelMemoryRemote(memory: *mut CChannelMemory, remote: *mut CRemoteMemory) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { put(remote, object(memory, "memory")?.0.remote().to_bytes(), "remote") })
+    guard(|| {
+        let told = object(memory, "memory")?.0.remote().to_bytes();
+        // SAFETY: the caller's contract.
+        unsafe { put(remote, told, "remote") }
+    })
 }
 
 /// See `mccs.h`.
@@ -72,8 +70,7 @@ pub unsafe extern "C" fn mccsChannelMemoryRemote(memory: *mut CChannelMemory, re
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsChannelMemoryFree(memory: *mut CChannelMemory) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { take(memory, "memory") }.map(|_| SUCCESS))
+    guard(|| take(memory, "memory").map(|_| SUCCESS))
 }
 
 /// See `mccs.h`.
@@ -94,16 +91,17 @@ pub unsafe extern "C" fn mccsPortChannelCreate(
             return Err(Error::argument("channel is null"));
         }
         // SAFETY: the caller's contract.
-        let (channels, from, into) = unsafe { (channels(comm)?, from.as_ref(), into.as_ref()) };
-        let made = match (from, into) {
-            (None, None) => channels.signal_channel(rank(peer)?, tag)?,
-            (Some(from), Some(into)) => {
-                channels.channel(rank(peer)?, tag, &from.0, &RemoteMemory::from_bytes(into)?)?
+        let into = unsafe { into.as_ref() };
+        let channels = channels(comm)?;
+        let made = match (from.is_null(), into) {
+            (true, None) => channels.signal_channel(rank(peer)?, tag)?,
+            (false, Some(into)) => {
+                channels.channel(rank(peer)?, tag, &object(from, "from")?.0, &RemoteMemory::from_bytes(into)?)?
             }
             _ => return Err(Error::argument("a channel has both memories, or neither: one of from and into is null")),
         };
         // SAFETY: the caller's contract.
-        unsafe { put(channel, Box::into_raw(Box::new(CPortChannel(made))), "channel") }
+        unsafe { put(channel, handle_of(CPortChannel(made))?, "channel") }
     })
 }
 
@@ -113,17 +111,12 @@ pub unsafe extern "C" fn mccsPortChannelCreate(
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsPortChannelDestroy(channel: *mut CPortChannel) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { take(channel, "channel") }.map(|_| SUCCESS))
+    guard(|| take(channel, "channel").map(|_| SUCCESS))
 }
 
 /// Calls a method of the channel behind a handle.
-///
-/// # Safety
-/// As for [`object`].
-unsafe fn call(channel: *mut CPortChannel, method: impl FnOnce(&PortChannel) -> Result<(), Error>) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| method(&unsafe { object(channel, "channel") }?.0).map(|()| SUCCESS))
+fn call(channel: *mut CPortChannel, method: impl FnOnce(&PortChannel) -> Result<(), Error>) -> Status {
+    guard(|| method(&object(channel, "channel")?.0).map(|()| SUCCESS))
 }
 
 /// See `mccs.h`.
@@ -137,8 +130,7 @@ pub unsafe extern "C" fn mccsPortChannelPut(
     from_offset: u64,
     bytes: u64,
 ) -> Status {
-    // SAFETY: the caller's contract.
-    unsafe { call(channel, |channel| channel.put(into_offset, from_offset, bytes)) }
+    call(channel, |channel| channel.put(into_offset, from_offset, bytes))
 }
 
 /// See `mccs.h`.
@@ -147,8 +139,7 @@ pub unsafe extern "C" fn mccsPortChannelPut(
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsPortChannelSignal(channel: *mut CPortChannel) -> Status {
-    // SAFETY: the caller's contract.
-    unsafe { call(channel, PortChannel::signal) }
+    call(channel, PortChannel::signal)
 }
 
 /// See `mccs.h`.
@@ -162,8 +153,7 @@ pub unsafe extern "C" fn mccsPortChannelPutWithSignal(
     from_offset: u64,
     bytes: u64,
 ) -> Status {
-    // SAFETY: the caller's contract.
-    unsafe { call(channel, |channel| channel.put_with_signal(into_offset, from_offset, bytes)) }
+    call(channel, |channel| channel.put_with_signal(into_offset, from_offset, bytes))
 }
 
 /// See `mccs.h`.
@@ -177,8 +167,7 @@ pub unsafe extern "C" fn mccsPortChannelPutWithSignalAndFlush(
     from_offset: u64,
     bytes: u64,
 ) -> Status {
-    // SAFETY: the caller's contract.
-    unsafe { call(channel, |channel| channel.put_with_signal_and_flush(into_offset, from_offset, bytes)) }
+    call(channel, |channel| channel.put_with_signal_and_flush(into_offset, from_offset, bytes))
 }
 
 /// See `mccs.h`.
@@ -187,8 +176,7 @@ pub unsafe extern "C" fn mccsPortChannelPutWithSignalAndFlush(
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsPortChannelFlush(channel: *mut CPortChannel) -> Status {
-    // SAFETY: the caller's contract.
-    unsafe { call(channel, PortChannel::flush) }
+    call(channel, PortChannel::flush)
 }
 
 /// See `mccs.h`.
@@ -197,8 +185,7 @@ pub unsafe extern "C" fn mccsPortChannelFlush(channel: *mut CPortChannel) -> Sta
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsPortChannelWait(channel: *mut CPortChannel) -> Status {
-    // SAFETY: the caller's contract.
-    unsafe { call(channel, PortChannel::wait) }
+    call(channel, PortChannel::wait)
 }
 
 /// See `mccs.h`.
@@ -207,8 +194,7 @@ pub unsafe extern "C" fn mccsPortChannelWait(channel: *mut CPortChannel) -> Stat
 /// Pointers as `mccs.h` says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsPortChannelWaitFor(channel: *mut CPortChannel, timeout_ms: u64) -> Status {
-    // SAFETY: the caller's contract.
-    unsafe { call(channel, |channel| channel.wait_for(Duration::from_millis(timeout_ms))) }
+    call(channel, |channel| channel.wait_for(Duration::from_millis(timeout_ms)))
 }
 
 /// See `mccs.h`.
@@ -218,8 +204,7 @@ pub unsafe extern "C" fn mccsPortChannelWaitFor(channel: *mut CPortChannel, time
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsPortChannelPoll(channel: *mut CPortChannel, has_come: *mut i32) -> Status {
     guard(|| {
-        // SAFETY: the caller's contract.
-        let has = unsafe { object(channel, "channel") }?.0.poll()?;
+        let has = object(channel, "channel")?.0.poll()?;
         // SAFETY: the caller's contract.
         unsafe { put(has_come, i32::from(has), "has_come") }
     })

@@ -81,20 +81,43 @@ fn a_rank_that_lets_go_of_everything_at_once_has_left() {
 fn a_stream_with_work_in_flight_is_not_destroyed() {
     let service = TestService::start("");
     let refused = std::sync::Barrier::new(2);
-    let results = service.ranks(0, 2, |rank| {
+    service.ranks(0, 2, |rank| {
         let memory = rank.client.allocate(COUNT * 4).expect("memory");
         if rank.comm.rank() == 1 {
             refused.wait();
             enqueue_many(&rank, &memory);
+            rank.comm.barrier(&rank.stream).expect("enqueued");
+            rank.stream.synchronize().expect("completed");
         } else {
             enqueue_many(&rank, &memory);
-            let error = rank.stream.clone().destroy().expect_err("rank 1 has not called yet");
+            let error = rank.stream.destroy().expect_err("rank 1 has not called yet");
             assert!(error.to_string().contains("synchronize"), "{error}");
             refused.wait();
+            let stream = rank.client.create_stream().expect("a stream");
+            rank.comm.barrier(&stream).expect("enqueued");
+            stream.synchronize().expect("what was in flight has ended, too");
         }
-        rank.stream.synchronize()
     });
-    assert!(results.iter().all(Result::is_ok), "{results:?}");
+}
+
+/// The service ends a session that uses a stream which is gone.
+#[test]
+fn a_stream_with_clones_or_in_a_group_is_not_destroyed() {
+    let service = TestService::start("");
+    let client = service.connect(0);
+    let (comm, stream) = (alone(&client), client.create_stream().expect("a stream"));
+    let clone = stream.clone();
+    let refused = stream.destroy();
+    assert!(matches!(&refused, Err(Error::InvalidArgument(why)) if why.contains("clones")), "{refused:?}");
+    let group = mccs::Group::begin();
+    comm.barrier(&clone).expect("collected");
+    let refused = clone.destroy();
+    assert!(matches!(&refused, Err(Error::InvalidArgument(why)) if why.contains("group")), "{refused:?}");
+    group.end().expect("the group's own clone is good");
+    let stream = client.create_stream().expect("the session lives");
+    comm.barrier(&stream).expect("enqueued");
+    stream.synchronize().expect("completed");
+    stream.destroy().expect("the last clone, and idle");
 }
 
 #[test]
@@ -151,10 +174,12 @@ fn no_failure_hides_another() {
     let client = service.connect(0);
     let memory = client.allocate(64).expect("memory");
     let [first, second] = [0, 1].map(|_| (alone(&client), client.create_stream().expect("a stream")));
-    // Only the service sees that buffers overlap.
     let fail = |(comm, stream): &(Communicator, mccs::Stream)| {
-        comm.all_reduce(memory.at(0), memory.at(4), 4, DataType::F32, RedOp::Sum, stream).expect("enqueued");
+        comm.all_reduce(memory.at(0), memory.at(0), 4, DataType::F32, RedOp::Sum, stream).expect("enqueued");
     };
+    for (comm, _) in [&first, &second] {
+        comm.abort().expect("aborted");
+    }
     for _ in 0..5000 {
         fail(&first);
     }
@@ -172,7 +197,8 @@ fn failures_that_find_no_room_are_not_taken_for_success() {
     let memory = client.allocate(64).expect("memory");
     let comms: Vec<_> = (0..20).map(|_| (alone(&client), client.create_stream().expect("a stream"))).collect();
     for (comm, stream) in &comms {
-        comm.all_reduce(memory.at(0), memory.at(4), 4, DataType::F32, RedOp::Sum, stream).expect("enqueued");
+        comm.abort().expect("aborted");
+        comm.all_reduce(memory.at(0), memory.at(0), 4, DataType::F32, RedOp::Sum, stream).expect("enqueued");
     }
     for (_, stream) in &comms {
         stream.synchronize().expect_err("failed");
