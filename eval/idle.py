@@ -4,7 +4,7 @@ nothing.
 
 usage: idle.py NAME [--sessions N] [--seconds N]
 
-Build first: cargo build --release -p mccs-service -p mccs-ctl && cargo build --release -p mccs --example idle. Writes
+Build first: cargo build --release --workspace. Writes
 eval/results/NAME.json (data and provenance) and NAME.md; fails if the service takes 0.1% of a core or more."""
 
 import argparse
@@ -51,7 +51,7 @@ def difference(before, after):
 
 @contextlib.contextmanager
 def idle_sessions(socket, count):
-    program = bench.BINARIES / "examples" / "idle"
+    program = bench.BINARIES / "mccs-idle"
     sessions = [subprocess.Popen([program], env={**os.environ, "MCCS_SOCKET": str(socket)}, text=True,
                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(count)]
     try:

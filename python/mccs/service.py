@@ -30,7 +30,7 @@ def find() -> Path | None:
     named = os.environ.get("MCCS_SOCKET")
     if named:
         return Path(named)
-    for folder in ("/run/mccs", _user_folder("mccs")):
+    for folder in (_user_folder("mccs"), "/run/mccs"):
         socket = Path(folder) / "mccs.sock"
         if _listens(socket):
             return socket

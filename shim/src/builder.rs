@@ -1,5 +1,7 @@
 //! Builder of communicators: options, time-out and join of a rank.
 
+use std::fmt::Display;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use mccs_ipc::device_initiated::GpuUuid;
@@ -53,6 +55,12 @@ impl std::fmt::Debug for CommunicatorBuilder {
     }
 }
 
+/// The value of an environment variable.
+fn variable<T: FromStr<Err: Display>>(name: &str) -> Result<T, Error> {
+    let value = std::env::var(name).map_err(|error| Error::argument(format!("{name}: {error}")))?;
+    value.parse().map_err(|error| Error::argument(format!("{name} is {value:?}: {error}")))
+}
+
 impl CommunicatorBuilder {
     pub(crate) fn new(client: &Client, id: UniqueId, rank: u32, nranks: u32) -> Self {
         let (client, options) = (client.clone(), JoinOptions { job: job::of_environment(), ..JoinOptions::default() });
@@ -65,6 +73,17 @@ impl CommunicatorBuilder {
     pub fn root_address<'a>(mut self, address: impl Into<Option<&'a str>>) -> Self {
         self.root_address = address.into().filter(|address| !address.is_empty()).map(str::to_owned);
         self
+    }
+
+    /// Rank, number of ranks, id and root address from the environment, as `mccs-launch` sets it: `MCCS_RANK`, `MCCS_NRANKS`,
+    /// `MCCS_UNIQUE_ID`, and `MCCS_ROOT_ADDRESS` where ranks are at several services.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] names the variable that is missing or makes no sense.
+    pub fn from_env(client: &Client) -> Result<Self, Error> {
+        let id = variable::<UniqueId>("MCCS_UNIQUE_ID")?;
+        let builder = client.communicator(id, variable("MCCS_RANK")?, variable("MCCS_NRANKS")?);
+        Ok(builder.root_address(std::env::var("MCCS_ROOT_ADDRESS").ok().as_deref()))
     }
 
     /// A name that `mccsctl`, metrics and error messages show. Control characters become spaces, and what is longer than 64 bytes is
@@ -81,7 +100,14 @@ impl CommunicatorBuilder {
         self
     }
 
-    /// All at once; names as [`CommunicatorBuilder::name`] has them. Without a job's name the environment's stays.
+    /// The job that it is part of, as operators see it; cut as a name is. Without it the environment says: `MCCS_JOB`, or the launcher's.
+    pub fn job(mut self, job: &str) -> Self {
+        self.options.job = JoinOptions::name_of(job);
+        self
+    }
+
+    /// Name, job and traffic class at once, for bindings of other languages. Without a job's name the environment's stays.
+    #[doc(hidden)]
     pub fn options(mut self, options: JoinOptions) -> Self {
         let job = if options.job.is_empty() { self.options.job } else { JoinOptions::name_of(&options.job) };
         self.options = JoinOptions { job, name: JoinOptions::name_of(&options.name), ..options };

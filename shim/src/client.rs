@@ -174,15 +174,27 @@ impl Client {
         Self::connect(&self.0.socket)
     }
 
-    /// Connects to the service that the environment variable `MCCS_SOCKET` names.
+    /// Connects to the service that the environment variable `MCCS_SOCKET` names. Without it, to the one that listens where services do by
+    /// default: the user's own in `$XDG_RUNTIME_DIR/mccs`, or else the host's at `/run/mccs/mccs.sock`.
     ///
     /// # Errors
-    /// As [`Client::connect`]; [`Error::InvalidArgument`] if the variable is not set.
+    /// As [`Client::connect`].
     pub fn from_env() -> Result<Self, Error> {
-        let unset =
-            "MCCS_SOCKET is not set: it names the socket of this host's mccs-service, by default /run/mccs/mccs.sock";
-        let socket = std::env::var_os("MCCS_SOCKET").ok_or_else(|| Error::argument(unset))?;
-        Self::connect(socket)
+        if let Some(socket) = std::env::var_os("MCCS_SOCKET") {
+            return Self::connect(socket);
+        }
+        // SAFETY: getuid has no preconditions.
+        let user = || std::env::temp_dir().join(format!("mccs-{}", unsafe { libc::getuid() }));
+        let own = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(user, |folder| Path::new(&folder).join("mccs"));
+        let sockets = [own, Path::new("/run/mccs").to_owned()].map(|folder| folder.join("mccs.sock"));
+        let found = sockets.iter().find(|socket| socket.exists());
+        let none = || {
+            let [host, own] = sockets.each_ref().map(|socket| socket.display());
+            Error::Connect(format!(
+                "no mccs-service listens at {host} or {own}; if it is elsewhere, MCCS_SOCKET names its socket"
+            ))
+        };
+        Self::connect(found.ok_or_else(none)?)
     }
 
     /// Name of the tenant that the operator takes this process for.

@@ -8,30 +8,14 @@ use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
 
 use crate::communicator::Call;
 use crate::cuda::{CudaCall, CudaCommunicator, CudaStream};
+use crate::element::Element;
 use crate::{Communicator, Error, ReduceOperator, Span, Stream};
-
-/// A type that elements have here and in a [`DataType`].
-pub trait Element: Copy {
-    /// The type's name for collectives.
-    const DATA_TYPE: DataType;
-}
-
-macro_rules! elements {
-    ($($type:ty = $name:ident),+ $(,)?) => {
-        $(impl Element for $type { const DATA_TYPE: DataType = DataType::$name; })+
-    };
-}
-
-elements! {
-    i8 = I8, u8 = U8, i32 = I32, u32 = U32, i64 = I64, u64 = U64, f32 = F32, f64 = F64,
-    half::f16 = F16, half::bf16 = Bf16,
-}
 
 /// A kind of memory: where its elements can begin.
 pub trait Place: Copy + fmt::Debug {
     /// No place, for what has no elements.
     const NONE: Self;
-    /// The same, further on.
+    /// The place `bytes` further on.
     #[must_use]
     fn further(self, bytes: u64) -> Self;
 }
@@ -82,10 +66,10 @@ impl<P: Place> Slice<P> {
         self.data_type
     }
 
-    /// Some of the elements, by their numbers.
+    /// Elements `range` of this slice.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a range that is not inside.
+    /// [`Error::InvalidArgument`] for a range that leaves the slice.
     pub fn range(self, range: Range<u64>) -> Result<Self, Error> {
         let Range { start, end } = range;
         if start > end || end > self.count {
@@ -98,13 +82,14 @@ impl<P: Place> Slice<P> {
 }
 
 impl Span {
-    /// So many elements from here on. That they are inside the region is checked by the calls that use them.
+    /// A slice of `count` elements of `T` that starts here. The call that uses it checks that they are inside the region, at an address that
+    /// is a multiple of their size.
     #[must_use]
     pub fn elements<T: Element>(self, count: u64) -> HostSlice {
         self.elements_of(T::DATA_TYPE, count)
     }
 
-    /// As [`Span::elements`], of a type that only runs know.
+    /// As [`Span::elements`], with the type as a value.
     #[must_use]
     pub fn elements_of(self, data_type: DataType, count: u64) -> HostSlice {
         Slice { place: self, count, data_type }
@@ -112,7 +97,7 @@ impl Span {
 }
 
 impl CudaSlice {
-    /// So many elements from a device address on.
+    /// A slice of `count` elements that starts at a device address.
     ///
     /// # Safety
     /// The memory must be of the context of the communicators that it is used with, or reached by it, and stay so until all operations on
@@ -212,16 +197,16 @@ impl<P: Place> Collective<P> {
             _ => some.count,
         };
         let sides = [
-            ("sends", send, kind.send_count(count, nranks, rank, root)),
-            ("receives", recv, kind.recv_count(count, nranks, rank, root)),
+            ("send", send, kind.send_count(count, nranks, rank, root)),
+            ("receive", recv, kind.recv_count(count, nranks, rank, root)),
         ];
-        for (verb, slice, needed) in sides {
+        for (side, slice, needed) in sides {
             let found = slice.map_or(0, |slice| slice.count);
-            // What a rank has besides is not used: the root's buffer of a broadcast, on the others.
+            // A slice that the rank has no use for may be of any length: that to be broadcast, where the rank is not root.
             if needed != Some(found) && needed != Some(0) {
                 let needed = needed.map_or_else(|| "more than memory has".into(), |needed| needed.to_string());
                 return Err(Error::argument(format!(
-                    "{kind}: rank {rank} {verb} {found} elements, and {needed} are asked for"
+                    "{kind}: rank {rank}'s {side} slice has {found} elements, expected {needed}"
                 )));
             }
         }

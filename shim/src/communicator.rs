@@ -139,7 +139,7 @@ impl Communicator {
         let bytes = bytes.ok_or_else(|| Error::argument(format!("the {what} buffer would be larger than memory")))?;
         if bytes > 0 && span.buffer.region == Handle::NONE {
             return Err(Error::argument(format!(
-                "the {what} buffer is in no region: allocate it from the service (mccsMemAlloc), or register it"
+                "the {what} buffer is in no region: allocate it from the service, or register it with it"
             )));
         }
         if bytes > span.available_bytes {
@@ -266,7 +266,8 @@ impl Communicator {
     /// Combines `count` elements of all ranks; every rank gets the result. In place: the same place twice.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`], and nothing is enqueued. Failures of the operation itself come from the stream.
+    /// [`Error::InvalidArgument`], and nothing is enqueued: also where buffers overlap, and not as they do in place. Failures of the operation
+    /// itself come from the stream.
     pub fn all_reduce(
         &self,
         send: Span,

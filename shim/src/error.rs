@@ -65,7 +65,28 @@ pub enum Error {
     System(String),
 }
 
+/// What an error has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// The call alone. All else is as good as before.
+    Call,
+    /// The communicator, on all ranks. The session is as good as before.
+    Communicator,
+    /// The session with the service, and all that it has.
+    Session,
+}
+
 impl Error {
+    /// What it has ended: whether the communicator and the session can still be used.
+    #[must_use]
+    pub fn ends(&self) -> Scope {
+        match self {
+            Error::Failed { .. } => Scope::Communicator,
+            Error::ServiceGone(_) => Scope::Session,
+            _ => Scope::Call,
+        }
+    }
+
     /// Who is at fault.
     #[must_use]
     pub fn class(&self) -> ErrorClass {

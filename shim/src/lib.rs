@@ -1,16 +1,60 @@
 //! The tenant's library: hands collectives to the host's `mccs-service` over shared memory.
 //!
-//! A [`Client`] is one connected session. Its [`Communicator`]s, [`Stream`]s and [`Region`]s are used from any thread.
-//! Operations return without waiting for other ranks, and complete in the order of their stream; [`Stream::synchronize`] waits. A full
-//! command ring holds a call back, and so does an operator's change on GPUs, for as long as it lasts. An operation costs the caller one
-//! copy of 128 bytes into a ring. A small collective costs the copy of its contribution to a shared-memory exchange, where its peers
-//! find it.
+//! A [`Client`] is one connected session. It makes [`Communicator`]s, [`Stream`]s and memory ([`Region`]). Operations are enqueued on a
+//! stream, return at once, and complete in the order of the stream; [`Stream::synchronize`] waits for them.
 //!
-//! Every call can fail with [`Error::ServiceGone`], and one that asks the operating system for something with [`Error::System`].
+//! ```no_run
+//! use mccs::{Client, Collective, Collectives, CommunicatorBuilder, RedOp};
 //!
-//! The library never panics, prints, or changes anything about the process; [`set_log_handler`] has it tell what happens. Of the
-//! environment a communicator reads the job's name (`MCCS_JOB`, or what Slurm, PBS and LSF set), which operators see. It starts
-//! threads for these alone:
+//! # fn main() -> Result<(), mccs::Error> {
+//! let client = Client::from_env()?;
+//! let comm = CommunicatorBuilder::from_env(&client)?.join()?;
+//! let stream = client.create_stream()?;
+//! let memory = client.allocate(1 << 20)?;
+//! // SAFETY: no operation is in flight.
+//! unsafe { memory.slice_mut::<f32>(0..1 << 18)? }.fill(comm.rank() as f32);
+//! let data = memory.at(0).elements::<f32>(1 << 18);
+//! comm.enqueue(&Collective::AllReduce { send: data, recv: data, op: RedOp::Sum.into() }, &stream)?;
+//! stream.synchronize()?;
+//! // SAFETY: the operation has ended.
+//! println!("{}", unsafe { memory.slice::<f32>(0..1)? }[0]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Threads and order
+//!
+//! Everything here may be used from any thread, at the same time. Some order is the program's to keep:
+//!
+//! - All ranks of a communicator make the same calls in the same order. A program whose threads share a communicator sees to that.
+//! - A communicator's operations complete in the order of its calls, also where they are on several streams.
+//! - A [`Group`] collects what its thread calls, also within libraries.
+//! - [`Stream::synchronize`] tells each failure once: to all who wait for the stream at that time.
+//!
+//! # What waits
+//!
+//! An operation waits only while the session has as many in flight as its ring holds, and on GPUs while an operator's change is made. It
+//! costs the caller one copy of 128 bytes into the ring. A small collective costs the copy of its contribution to a shared-memory exchange,
+//! where its peers find it.
+//!
+//! | call | waits for |
+//! | --- | --- |
+//! | [`CommunicatorBuilder::join`] and kin | all ranks |
+//! | [`Stream::synchronize`], [`Stream::synchronize_for`] | the stream's operations, so for the ranks that take part in them |
+//! | [`Communicator::destroy`], [`CudaCommunicator::finalize`](cuda::CudaCommunicator::finalize) | this rank's operations |
+//! | a [`Communicator`] that is dropped | nobody: its operations go on |
+//! | a [`CudaCommunicator`](cuda::CudaCommunicator) that is dropped | this rank's operations; abort first where a rank may never come |
+//! | all else | the service's answer, at most |
+//!
+//! # Errors
+//!
+//! [`Error::ends`] says what an error has ended: the call alone, its communicator, or the session. Every call can fail with
+//! [`Error::ServiceGone`], and one that asks the operating system for something with [`Error::System`].
+//!
+//! # The process
+//!
+//! The library never prints, and changes nothing about the process; [`set_log_handler`] has it tell what happens. Of the environment a
+//! communicator reads the job's name (`MCCS_JOB`, or what Slurm, PBS and LSF set), which operators see. It starts threads for these alone:
 //!
 //! | thread | while |
 //! | --- | --- |
@@ -21,22 +65,7 @@
 //! | one without a name | a communicator of GPUs ends, until the service has answered |
 //!
 //! Counts, offsets and sizes of memory are `u64`, as the service and other hosts know them. What is mapped here has a `usize`:
-//! [`Region::len_bytes`], and the memory that [`Client::register`] takes.
-//!
-//! ```no_run
-//! # fn main() -> Result<(), mccs::Error> {
-//! use mccs::{Client, Collective, Collectives, RedOp};
-//! let client = Client::connect("/run/mccs/mccs.sock")?;
-//! let id: mccs::UniqueId = "00112233445566778899aabbccddeeff".parse()?;
-//! let comm = client.communicator(id, 0, 2).join()?;
-//! let stream = client.create_stream()?;
-//! let memory = client.allocate(1 << 20)?;
-//! let data = memory.at(0).elements::<f32>(1 << 18);
-//! comm.enqueue(&Collective::AllReduce { send: data, recv: data, op: RedOp::Sum.into() }, &stream)?;
-//! stream.synchronize()?;
-//! # Ok(())
-//! # }
-//! ```
+//! [`Region::len_bytes`], [`Region::slice`], and the memory that [`Client::register`] takes.
 
 #![deny(missing_docs)]
 
@@ -46,6 +75,7 @@ mod client;
 mod collectives;
 mod communicator;
 pub mod cuda;
+mod element;
 mod error;
 #[allow(non_snake_case, reason = "names of a C API")]
 mod ffi;
@@ -65,12 +95,12 @@ mod submission;
 pub use bootstrap::Bootstrap;
 pub use builder::CommunicatorBuilder;
 pub use client::{Client, unique_id};
-pub use collectives::{Collective, Collectives, CudaPlace, CudaSlice, CudaStreamRef, Element, HostSlice, Place, Slice};
+pub use collectives::{Collective, Collectives, CudaPlace, CudaSlice, CudaStreamRef, HostSlice, Place, Slice};
 pub use communicator::Communicator;
-pub use error::{Error, Origin};
+pub use element::Element;
+pub use error::{Error, Origin, Scope};
 pub use group::Group;
 pub use log::{LogLevel, clear_log_handler, set_log_handler};
-pub use mccs_ipc::protocol::JoinOptions;
 pub use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, ParseError, RedOp, UniqueId};
 pub use memory::{Region, Span};
 pub use operator::{ReduceOperator, Scalar};
@@ -81,4 +111,5 @@ pub use stream::Stream;
 pub mod bindings {
     pub use crate::group::{group_drop, group_end, group_estimate_us, group_start};
     pub use crate::handles::{Held, Table};
+    pub use mccs_ipc::protocol::JoinOptions;
 }

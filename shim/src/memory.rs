@@ -1,6 +1,7 @@
 //! Host memory shared with the service: allocation, registration and deregistration of regions.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard};
 
@@ -11,6 +12,7 @@ use mccs_ipc::types::Handle;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::client::{locked, unexpected};
+use crate::element::Element;
 use crate::{Client, Error};
 
 /// Memory that the service maps too. Given back on drop; operations in flight still end.
@@ -48,7 +50,7 @@ impl Span {
     /// No buffer: for ranks whose role in a collective has none.
     pub const NONE: Span = Span { buffer: BufferRef::NONE, client_number: 0, available_bytes: 0 };
 
-    /// The same, further on.
+    /// The place `bytes` further on. Past the region's end it is a place without bytes, which the call that uses it refuses.
     #[must_use]
     pub fn offset(self, bytes: u64) -> Self {
         let buffer = BufferRef { offset_bytes: self.buffer.offset_bytes.saturating_add(bytes), ..self.buffer };
@@ -147,7 +149,7 @@ impl Region {
         Ok(self.handle)
     }
 
-    /// A place for a buffer.
+    /// The place `offset_bytes` into the region, as [`Span::offset`] has it.
     #[must_use]
     pub fn at(&self, offset_bytes: u64) -> Span {
         let buffer = BufferRef { region: self.handle, offset_bytes: 0 };
@@ -174,6 +176,45 @@ impl Region {
     pub unsafe fn as_mut_slice(&self) -> &mut [u8] {
         // SAFETY: as for `as_slice`.
         unsafe { std::slice::from_raw_parts_mut(self.ptr, self.bytes) }
+    }
+}
+
+impl Region {
+    /// Elements `range` of the memory, taken as an array of `T`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a range that leaves the region.
+    ///
+    /// # Safety
+    /// No operation that writes these elements may be in flight, and nobody else may write them, while the slice lives.
+    pub unsafe fn slice<T: Element>(&self, range: Range<usize>) -> Result<&[T], Error> {
+        let (first, count) = self.elements(range)?;
+        // SAFETY: the elements are mapped while `self` lives, and any bytes are a `T`; the rest is the caller's contract.
+        Ok(unsafe { std::slice::from_raw_parts(first, count) })
+    }
+
+    /// As [`Region::slice`], to be changed.
+    ///
+    /// # Errors
+    /// As [`Region::slice`].
+    ///
+    /// # Safety
+    /// No operation on these elements may be in flight, and nobody else may access them, while the slice lives.
+    #[expect(clippy::mut_from_ref, reason = "shared memory: exclusivity is the caller's contract")]
+    pub unsafe fn slice_mut<T: Element>(&self, range: Range<usize>) -> Result<&mut [T], Error> {
+        let (first, count) = self.elements(range)?;
+        // SAFETY: as for `slice`.
+        Ok(unsafe { std::slice::from_raw_parts_mut(first, count) })
+    }
+
+    /// The first of some elements, and how many they are. A region begins with a page.
+    fn elements<T: Element>(&self, range: Range<usize>) -> Result<(*mut T, usize), Error> {
+        let all = self.bytes / size_of::<T>();
+        if range.start > range.end || range.end > all {
+            let (Range { start, end }, name) = (range, T::DATA_TYPE);
+            return Err(Error::argument(format!("elements {start}..{end} of a region of {all} of type {name}")));
+        }
+        Ok((self.ptr.cast::<T>().wrapping_add(range.start), range.len()))
     }
 }
 

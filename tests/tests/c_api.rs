@@ -63,6 +63,15 @@ fn c_programs_run_and_misuse_is_refused() {
     let misuse = directory.path().join("misuse");
     compile(&workspace().join("tests/tests/misuse.c"), &library, &misuse);
     assert!(start(&misuse, 0).wait().expect("misuse").success());
+    // Without the variable it is the user's own service.
+    std::fs::create_dir(directory.path().join("mccs")).expect("a folder");
+    std::os::unix::fs::symlink(service.socket(0), directory.path().join("mccs/mccs.sock")).expect("a link");
+    let found = Command::new(&misuse)
+        .env("LD_LIBRARY_PATH", &library)
+        .env_remove("MCCS_SOCKET")
+        .env("XDG_RUNTIME_DIR", directory.path())
+        .status();
+    assert!(found.expect("misuse").success());
 }
 
 /// As `docs/CLIENT.md` says, into a folder of the test's own.

@@ -10,6 +10,10 @@ use mccs::{
 use mccs_tests::{TestService, watchdog};
 use rand::{Rng, SeedableRng};
 
+#[path = "../../shim/examples/all_reduce.rs"]
+#[allow(dead_code, reason = "its main is for whoever runs it as a program")]
+mod example;
+
 /// The handler is the process'.
 static ONE_HANDLER: Mutex<()> = Mutex::new(());
 
@@ -59,6 +63,32 @@ fn texts_that_name_nothing_are_refused_with_what_would() {
     assert!(matches!(&error, Error::InvalidArgument(why) if why.contains("bfloat16")), "{error}");
     let id = mccs::unique_id().expect("an id");
     assert_eq!(id.to_string().parse::<mccs::UniqueId>(), Ok(id));
+}
+
+#[test]
+fn the_examples_ranks_find_every_element_right() {
+    watchdog();
+    let service = TestService::start("");
+    let wrong = service.ranks(0, 3, |rank| example::wrong_elements(&rank.client, &rank.comm).expect("carried out"));
+    assert_eq!(wrong, [0, 0, 0]);
+}
+
+#[test]
+fn elements_of_memory_are_read_and_written_where_they_are_inside() {
+    let service = TestService::start("");
+    let memory = service.connect(0).allocate(4096).expect("memory");
+    // SAFETY: no operation is in flight.
+    let (all, pairs) = unsafe {
+        memory.slice_mut::<u32>(4..8).expect("inside").copy_from_slice(&[1, 2, 3, 4]);
+        (memory.slice::<u32>(0..1024).expect("all of it"), memory.slice::<u64>(1..4).expect("inside"))
+    };
+    assert_eq!(all[3..9], [0, 1, 2, 3, 4, 0]);
+    assert_eq!(pairs, [0, 1 | 2 << 32, 3 | 4 << 32]);
+    for (start, end) in [(1023, 1025), (5000, 5000), (7, 6)] {
+        // SAFETY: as above.
+        let refused = unsafe { memory.slice::<u32>(start..end) };
+        assert!(matches!(&refused, Err(Error::InvalidArgument(why)) if why.contains("region of 1024")), "{refused:?}");
+    }
 }
 
 #[test]
@@ -133,17 +163,16 @@ fn collectives_take_slices_that_carry_count_and_type() {
         let (count, nranks) = (elements.len() as u64, u64::from(NRANKS));
         let memory = rank.client.allocate(4 * count * (nranks + 1)).expect("memory");
         // SAFETY: nothing is in flight.
-        let bytes = unsafe { memory.as_mut_slice() };
-        bytes.chunks_exact_mut(4).zip(&elements).for_each(|(place, value)| place.copy_from_slice(&value.to_ne_bytes()));
+        unsafe { memory.slice_mut::<u32>(0..elements.len()) }.expect("inside").copy_from_slice(&elements);
         let (own, all) = (memory.at(0).elements::<u32>(count), memory.at(4 * count).elements::<u32>(count * nranks));
         sum_and_gather(&rank.comm, own, all, &rank.stream).expect("enqueued");
         rank.stream.synchronize().expect("completed");
-        let found: Vec<_> =
-            bytes.chunks_exact(4).map(|value| u32::from_ne_bytes([value[0], value[1], value[2], value[3]])).collect();
-        assert_eq!(found[..sums.len() * 4], [&sums[..]; 4].concat(), "seed {seed}");
+        // SAFETY: all has ended.
+        let found = unsafe { memory.slice::<u32>(0..sums.len() * 4) }.expect("inside");
+        assert_eq!(found, [&sums[..]; 4].concat(), "seed {seed}");
         let wrong = Collective::AllGather { send: own, recv: own };
         let refused = rank.comm.enqueue(&wrong, &rank.stream).expect_err("too short").to_string();
-        assert!(refused.contains("receives 50 elements, and 150 are asked for"), "{refused}");
+        assert!(refused.contains("receive slice has 50 elements, expected 150"), "{refused}");
     });
 }
 

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
-use mccs::bindings::{Held, Table};
+use mccs::bindings::{Held, JoinOptions, Table};
 use mccs::cuda::CudaCommunicator;
-use mccs::{Client, Error, JoinOptions, ReduceOperator, UniqueId};
+use mccs::{Client, Error, ReduceOperator, UniqueId};
 use mccs_cuda::{Context, gpus};
 
 use super::config::CommConfig;
@@ -405,8 +405,13 @@ pub(crate) fn cuda_error(error: mccs_cuda::DriverError) -> Error {
 /// The pointer must be null or valid for a write.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ncclGetUniqueId(id: *mut NcclUniqueId) -> Status {
-    // SAFETY: the caller's contract.
-    guard(|| unsafe { put(id, NcclUniqueId::of(&Name::new()?), "id") })
+    guard(|| {
+        if id.is_null() {
+            return Err(Error::InvalidArgument("id is null".into()));
+        }
+        // SAFETY: the caller's contract.
+        unsafe { put(id, NcclUniqueId::of(&Name::new()?), "id") }
+    })
 }
 
 /// See `nccl.h`.

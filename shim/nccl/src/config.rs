@@ -6,7 +6,8 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::mem::size_of;
 
-use mccs::{Error, JoinOptions};
+use mccs::Error;
+use mccs::bindings::JoinOptions;
 
 /// `NCCL_CONFIG_UNDEF_INT`.
 pub(crate) const UNDEFINED: c_int = c_int::MIN;

@@ -7,7 +7,8 @@ use std::mem::offset_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::JoinHandle;
 
-use mccs::{Error, ErrorClass, JoinOptions};
+use mccs::bindings::JoinOptions;
+use mccs::{Error, ErrorClass};
 use mccs_cuda::{Context, gpus};
 
 use super::communicators::{

@@ -1,5 +1,5 @@
 //! `libnccl.so.2` on mccs: NCCL programs run unchanged with `LD_PRELOAD` or the library path.
-//! `MCCS_SOCKET` names the socket of the host's service.
+//! `MCCS_SOCKET` names the socket of the host's service, where it is not the default one.
 //!
 //! What is there: communicators of GPUs of one host or several, made by any of NCCL's calls, split, shrunk, waited for or not; every
 //! collective; sends and receives; pre-multiplied sums; groups; CUDA graphs; all of it by its `pnccl` names too. Every function of NCCL 2.32.3

@@ -5,13 +5,17 @@ use std::sync::Mutex;
 
 use mccs_ipc::types::UniqueId;
 
-use super::handle::{handle_of, object, take};
+use super::handle::{Kind, handle_of, object, take};
 use super::{CClient, SUCCESS, Status, guard, put};
 use crate::client::locked;
 use crate::{Bootstrap, Error, LogLevel};
 
 /// Behind `mccsBootstrap_t`.
 pub struct CBootstrap(Mutex<Bootstrap>);
+
+impl Kind for CBootstrap {
+    const WORD: &'static str = "bootstrap";
+}
 
 /// See `mccs.h`.
 ///

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use mccs_ipc::types::UniqueId;
 
 use super::collectives::rank;
-use super::handle::{handle_of, object, take};
+use super::handle::{Kind, handle_of, object, take};
 use super::operators::{Operators, data_type};
 use super::{CClient, PendingJoin, SUCCESS, Status, guard, guard_in_group, of_thread, put, status_of, text};
 use crate::cuda::CudaCommunicator;
@@ -32,6 +32,10 @@ const CUDA: i32 = 1;
 /// Numbers of `mccsScalarResidence_t`.
 const SCALAR_DEVICE: i32 = 0;
 const SCALAR_HOST: i32 = 1;
+
+impl Kind for CComm {
+    const WORD: &'static str = "communicator";
+}
 
 impl CComm {
     /// A handle of a communicator.

@@ -23,6 +23,7 @@ use std::time::Duration;
 use mccs_ipc::types::ErrorClass;
 
 use self::communicators::{CComm, Memory};
+use self::handle::Kind;
 use crate::builder::Joining;
 use crate::{Client, CommunicatorBuilder, Error, Region, Span, Stream};
 
@@ -41,6 +42,10 @@ pub struct CClient {
     init_timeout_ms: AtomicU64,
 }
 
+impl Kind for CClient {
+    const WORD: &'static str = "client";
+}
+
 impl CClient {
     fn init_timeout(&self) -> Option<Duration> {
         Some(self.init_timeout_ms.load(Ordering::Relaxed)).filter(|ms| *ms > 0).map(Duration::from_millis)
@@ -49,6 +54,10 @@ impl CClient {
 
 /// Behind `mccsStream_t`.
 pub struct CStream(Stream);
+
+impl Kind for CStream {
+    const WORD: &'static str = "stream of mccsStreamCreate";
+}
 
 /// A `mccsCommInitRank` that waits for the end of its group.
 struct PendingJoin {

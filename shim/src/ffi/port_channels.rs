@@ -5,15 +5,23 @@ use std::time::Duration;
 
 use super::collectives::rank;
 use super::communicators::{CComm, Memory};
-use super::handle::{handle_of, object, take};
+use super::handle::{Kind, handle_of, object, take};
 use super::{SUCCESS, Status, guard, put, span};
 use crate::{Error, PortChannel, PortChannels, RegisteredMemory, RemoteMemory};
 
 /// Behind `mccsChannelMemory_t`.
 pub struct CChannelMemory(RegisteredMemory);
 
+impl Kind for CChannelMemory {
+    const WORD: &'static str = "memory of channels";
+}
+
 /// Behind `mccsPortChannel_t`.
 pub struct CPortChannel(PortChannel);
+
+impl Kind for CPortChannel {
+    const WORD: &'static str = "port channel";
+}
 
 /// `mccsRemoteMemory_t`.
 pub type CRemoteMemory = [u8; RemoteMemory::BYTES];

@@ -49,8 +49,8 @@ impl Drop for RegisteredMemory {
     }
 }
 
-/// Stands for a [`RegisteredMemory`] of another rank of the communicator: a plain value, which ranks tell each other. The service believes nothing of
-/// it.
+/// Stands for a [`RegisteredMemory`] of another rank of the communicator: a plain value, which ranks tell each other. The service checks it where
+/// it is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteMemory {
     rank: u32,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mccs::{Client, JoinOptions};
+use mccs::Client;
 use mccs_config::ServiceConfig;
 use mccs_config::change::StrategyChange;
 use mccs_control::{ControlAnswer, ControlRequest, call};
@@ -246,10 +246,8 @@ fn who_waits_for_ranks_is_shown_until_they_come() {
 fn the_job_that_a_launcher_names_is_shown_beside_sessions_and_communicators() {
     let service = TestService::start("");
     let client = service.connect(0);
-    let join = |job: &str| {
-        let options = JoinOptions { job: job.into(), ..JoinOptions::default() };
-        client.communicator(mccs::unique_id().expect("an id"), 0, 1).options(options).join().expect("joined")
-    };
+    let join =
+        |job: &str| client.communicator(mccs::unique_id().expect("an id"), 0, 1).job(job).join().expect("joined");
     let comms = ["4711 train", "4712 other"].map(join);
     let ControlAnswer::Communicators(shown) = ask(&service, &ControlRequest::Communicators) else { panic!("none") };
     assert_eq!(shown.iter().map(|comm| comm.job.as_str()).collect::<Vec<_>>(), ["4711 train", "4712 other"]);

@@ -1,5 +1,5 @@
-//! Example of an idle session: it joins a communicator of its own, runs one all-reduce, and waits
-//! until standard input is closed. It says when it waits.
+//! An idle session: joins a communicator of its own, runs one all-reduce, and waits until standard
+//! input is closed. It says when it waits.
 
 use std::io::Read;
 
