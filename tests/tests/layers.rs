@@ -116,7 +116,7 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
         &[
             "communicators",
             "debug",
-            "derived",
+            "split",
             "group",
             "grow",
             "lifecycle",

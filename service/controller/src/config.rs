@@ -2,4 +2,4 @@
 
 pub mod cluster_config;
 pub(crate) mod config_store;
-pub mod disk;
+pub mod files_on_disk;

@@ -61,7 +61,7 @@ policies! {
     ecmp::Ecmp,
     ffa::Ffa,
     pfa::Pfa,
-    ts::PfaTs,
+    pfa_ts::PfaTs,
     priority::Priority,
     yielding::Yielding,
     // The one that the guide shows, added as the guide says.

@@ -13,8 +13,8 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::time::TimeSpec;
 
-use super::awake::Awake;
 use super::mailbox::{EngineState, NO_RUNTIME, RuntimeState, RuntimeTable, route};
+use super::run_queue::Awake;
 use super::time_slice::TimeSlice;
 use super::{Context, Engine, EngineId, Progress, RuntimeOptions, Share};
 

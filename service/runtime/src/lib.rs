@@ -16,11 +16,11 @@
 //! Deliberately absent: work stealing (the operator places engines), async/await (an engine's state is visible).
 
 mod account;
-mod awake;
 mod cpu_affinity;
 mod engine;
 mod executor;
 mod mailbox;
+mod run_queue;
 mod runtimes;
 mod tenant_queues;
 mod time_slice;

@@ -13,13 +13,13 @@ use mccs::{Client, Error, ReduceOperator, UniqueId};
 use mccs_cuda::{Context, gpus};
 
 use super::config::CommConfig;
-use super::derived::{Exchange, Share, derived_id};
 use super::group::{begin, joining};
 use super::grow::Growth;
 use super::lifecycle::{self, Label};
 use super::profiler::Profile;
 use super::queries::Expected;
 use super::seat::Seat;
+use super::split::{Exchange, Share, derived_id};
 use super::windows::forget_windows;
 use super::{Status, debug, guard, guard_in_group, put};
 

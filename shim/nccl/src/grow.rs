@@ -10,8 +10,8 @@ use mccs::Error;
 
 use super::communicators::{Comm, Made, Name, NcclUniqueId, own_root};
 use super::config::CommConfig;
-use super::derived::derived_id;
 use super::group::{begin, joining};
+use super::split::derived_id;
 use super::{Status, guard, guard_in_group, put, refused};
 
 /// How often a communicator has grown, on this rank.

@@ -15,7 +15,6 @@ mod collectives;
 mod communicators;
 mod config;
 mod debug;
-mod derived;
 mod device_comm;
 mod encryption;
 mod group;
@@ -32,6 +31,7 @@ mod profiler;
 mod properties;
 mod queries;
 mod seat;
+mod split;
 mod suspend;
 mod windows;
 

@@ -50,8 +50,8 @@ aliases! {
     pncclCommRegister = memory::ncclCommRegister;
     pncclCommResume = suspend::ncclCommResume;
     pncclCommRevoke = communicators::ncclCommRevoke;
-    pncclCommShrink = derived::ncclCommShrink;
-    pncclCommSplit = derived::ncclCommSplit;
+    pncclCommShrink = split::ncclCommShrink;
+    pncclCommSplit = split::ncclCommSplit;
     pncclCommSuspend = suspend::ncclCommSuspend;
     pncclCommUserRank = queries::ncclCommUserRank;
     pncclCommWindowDeregister = windows::ncclCommWindowDeregister;

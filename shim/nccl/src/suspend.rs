@@ -10,8 +10,8 @@ use mccs::Error;
 use mccs::cuda::GpuMemory;
 
 use super::communicators::{Comm, Made, locked};
-use super::derived::{Exchange, derived_id};
 use super::group::begin_made;
+use super::split::{Exchange, derived_id};
 use super::{Status, guard, guard_in_group, put, refused};
 
 /// `NCCL_SUSPEND_MEM`.

@@ -1,5 +1,5 @@
 //! Maps of all files, written from the sources and refused when stale: `docs/FILES.md`, with each file's first
-//! sentence, and the module map of `docs/ARCHITECTURE.md`, with names alone.
+//! sentence, and the module map of `docs/ARCHITECTURE.md`, with names and the hints that people have written there.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,9 +16,14 @@ const COMMAND: &str = "MCCS_WRITE=1 cargo test --workspace --test documents map_
 const ARCHITECTURE: &str = "docs/ARCHITECTURE.md";
 const MAP: [&str; 2] = ["<!-- modules -->\n\n```text\n", "```\n\n<!-- end of modules -->\n"];
 /// Folders of programs and scripts that the module map leaves to FILES.
-const LEFT_OUT: [&str; 5] = ["eval/baselines", "shim/examples", "tests/clients", "tests/fuzz", "tests/rdma-vm"];
+const LEFT_OUT: [&str; 4] = ["eval/baselines", "python/examples", "shim/examples", "tests/rdma-vm"];
 /// Longest line of a page.
 const LINE_CHARS: usize = 100;
+/// Most words of a hint.
+const HINT_WORDS: usize = 6;
+
+/// What stands in parentheses behind a name of the module map, by folder and name; a folder's own has no name.
+type Hints = BTreeMap<(String, String), String>;
 
 const BEGINNING: &str = "# Files
 
@@ -128,15 +133,63 @@ fn written() -> (String, Vec<String>) {
     (BEGINNING.to_owned() + &rows.into_iter().map(section).collect::<String>(), wrong)
 }
 
-/// Names of the files of each folder, in the order of the crate map: a line of folders, wrapped.
-fn modules() -> String {
+/// Parts of a text between a character, wherever that stands outside of parentheses.
+fn split_outside(text: &str, at: char) -> Vec<&str> {
+    let mut depth = 0_i32;
+    let is_between = |char: char| {
+        depth += i32::from(char == '(') - i32::from(char == ')');
+        depth == 0 && char == at
+    };
+    text.split(is_between).map(str::trim).collect()
+}
+
+/// Hints of a module map.
+fn hints_of(map: &str) -> Hints {
+    let mut hints = Hints::new();
+    for line in map.replace("\n  ", " ").lines() {
+        let [folder, names] = split_outside(line, ':')[..] else { continue };
+        let hinted = |text: &str| text.strip_suffix(')').and_then(|text| text.split_once(" (")).map(own);
+        let (folder, of_folder) = hinted(folder).unwrap_or_else(|| own((folder, "")));
+        hints.insert((folder.clone(), String::new()), of_folder);
+        let of_names = split_outside(names, ',').into_iter().filter_map(hinted);
+        hints.extend(of_names.map(|(name, hint)| ((folder.clone(), name), hint)));
+    }
+    hints.retain(|_, hint| !hint.is_empty());
+    hints
+}
+
+fn own((one, other): (&str, &str)) -> (String, String) {
+    (one.to_owned(), other.to_owned())
+}
+
+/// A folder of the module map with its names and hints, wrapped.
+fn folder_lines(folder: &str, names: &[&str], hints: &Hints) -> String {
+    let hinted = |name: &str| match hints.get(&own((folder, name))) {
+        Some(hint) => format!(" ({hint})"),
+        None => String::new(),
+    };
+    let names: Vec<String> = names.iter().map(|name| format!("{name}{}", hinted(name))).collect();
+    let text = format!("{folder}{}: {}", hinted(""), names.join(", "));
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        match lines.last_mut().filter(|line| line.chars().count() + 1 + word.chars().count() <= LINE_CHARS) {
+            Some(line) if line.is_empty() => *line += word,
+            Some(line) => *line += &format!(" {word}"),
+            None => lines.push(format!("  {word}")),
+        }
+    }
+    lines.join("\n") + "\n"
+}
+
+/// Names of the files of each folder, in the order of the crate map, with those hints whose files are there.
+fn modules(hints: &Hints) -> String {
     let mut folders: BTreeMap<(usize, &str), Vec<&str>> = BTreeMap::new();
     let (crates, sources) = (crates(), sources());
     for name in &sources {
         let (folder, file) = name.rsplit_once('/').unwrap_or(("", name));
-        let is_code = [".rs", ".cu", ".cuh"].iter().any(|ending| file.ends_with(ending));
+        let is_code = [".rs", ".cu", ".cuh", ".py"].iter().any(|ending| file.ends_with(ending));
         let (stem, _) = file.rsplit_once('.').unwrap_or((file, ""));
-        let is_own = ["mod", "lib", "main", "build"].contains(&stem);
+        let is_own = ["mod", "lib", "main", "__init__"].contains(&stem);
         let is_below = |of: &str| folder == of || folder.starts_with(&format!("{of}/"));
         if !is_code || is_own || LEFT_OUT.into_iter().any(is_below) {
             continue;
@@ -145,31 +198,34 @@ fn modules() -> String {
         let index = within.max_by_key(|(_, of)| of.len()).map_or(crates.len(), |(index, _)| index);
         folders.entry((index, folder)).or_default().push(stem);
     }
-    let line = |((_, folder), stems): ((usize, &str), Vec<&str>)| {
-        let mut lines = vec![format!("{folder}:")];
-        for (index, stem) in stems.iter().enumerate() {
-            let word = format!("{stem}{}", if index + 1 < stems.len() { "," } else { "" });
-            match lines.last_mut().filter(|line| line.chars().count() + 1 + word.len() <= LINE_CHARS) {
-                Some(line) => *line += &format!(" {word}"),
-                None => lines.push(format!("  {word}")),
-            }
-        }
-        lines.join("\n") + "\n"
-    };
-    folders.into_iter().map(line).collect()
+    folders.iter().map(|((_, folder), names)| folder_lines(folder, names, hints)).collect()
 }
 
 #[test]
 fn the_map_of_files_has_each_module() {
     let page = fs::read_to_string(root().join(ARCHITECTURE)).expect("a page");
     let (before, rest) = page.split_once(MAP[0]).expect("the map's beginning");
-    let (_, after) = rest.split_once(MAP[1]).expect("the map's end");
-    let written = format!("{before}{}{}{}{after}", MAP[0], modules(), MAP[1]);
+    let (map, after) = rest.split_once(MAP[1]).expect("the map's end");
+    let hints = hints_of(map);
+    let long: Vec<_> = hints.iter().filter(|(_, hint)| hint.split(' ').count() > HINT_WORDS).collect();
+    assert!(long.is_empty(), "hints have at most {HINT_WORDS} words: {long:?}");
+    let written = format!("{before}{}{}{}{after}", MAP[0], modules(&hints), MAP[1]);
     if std::env::var_os("MCCS_WRITE").is_some() {
         fs::write(root().join(ARCHITECTURE), &written).expect("the page");
     }
     let committed = fs::read_to_string(root().join(ARCHITECTURE)).expect("a page");
     assert!(written == committed, "the module map of {ARCHITECTURE} is stale: run {COMMAND}");
+}
+
+#[test]
+fn hints_of_the_module_map_stay_with_their_names() {
+    let map = "a/src (what it is: all): one (a hint, in\n  parts), two, three (gone)\na/src/b: one\n";
+    let hints = hints_of(map);
+    let lines = folder_lines("a/src", &["four", "one", "two"], &hints) + &folder_lines("a/src/b", &["one"], &hints);
+    assert_eq!(lines, "a/src (what it is: all): four, one (a hint, in parts), two\na/src/b: one\n");
+    let many = folder_lines("c", &["a_name_of_20_letters"; 9], &Hints::new());
+    assert!(many.lines().all(|line| line.chars().count() <= LINE_CHARS), "{many}");
+    assert_eq!(many.replace("\n  ", " "), format!("c: {}\n", ["a_name_of_20_letters"; 9].join(", ")));
 }
 
 #[test]

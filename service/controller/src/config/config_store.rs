@@ -14,7 +14,7 @@ use std::time::Instant;
 use mccs_config::topology::ActualHost;
 
 use crate::config::cluster_config::{ClusterConfig, Text};
-use crate::config::disk::{Disk, FileRole};
+use crate::config::files_on_disk::{Disk, FileRole};
 use crate::messages::answer::FileView;
 
 /// Texts of the operator's two files; `None` where one is not known, or not meant.

@@ -6,7 +6,7 @@ use super::Controller;
 use crate::communicators::rollout::Start;
 use crate::config::cluster_config::Text;
 use crate::config::config_store::Texts;
-use crate::config::disk::FileRole;
+use crate::config::files_on_disk::FileRole;
 use crate::history::{Cause, Went};
 use crate::links::{LinkState, Links};
 use crate::messages::answer::{ControllerAnswer, ControllerRequest};

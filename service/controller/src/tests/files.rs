@@ -55,7 +55,7 @@ fn a_wrong_file_is_refused_with_the_reason_and_changes_nothing() {
 
 #[test]
 fn files_that_are_not_in_force_are_shown_with_the_reason() {
-    use crate::config::disk::FileRole;
+    use crate::config::files_on_disk::FileRole;
     let mut fixture = Fixture::new("ffa");
     let standing = |fixture: &mut Fixture, file: &str| {
         let files = fixture.show().files;

@@ -48,7 +48,7 @@ pub use crate::cuda::memory::segments::{Segment, SegmentRefused};
 pub use crate::cuda::memory::twin::{GpuTwin, MadeTwin, Nics, TwinMaker, TwinOrder};
 use crate::cuda::peer_access::PeerAccess;
 use crate::cuda::setup::{Order, Orders, Setup};
-pub use crate::cuda::strategy::overlap::{Pattern, PauseMeter};
+pub use crate::cuda::strategy::training_detection::{Pattern, PauseMeter};
 pub use crate::cuda::strategy::{Abilities, KernelBlocks, Strategies, StrategyRefused};
 use crate::{
     Buffers, Collective, Device, DeviceEvent, DeviceEvents, LaunchError, Launched, NewGroup, PointToPoint, Prepare,

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use mccs_config::limits::{FILE_BYTES_MAX, POLICY_BYTES_MAX};
 use mccs_config::{Bytes, document};
 use mccs_controller::config::cluster_config::Text;
-use mccs_controller::config::disk::FileRole;
+use mccs_controller::config::files_on_disk::FileRole;
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 

@@ -14,7 +14,7 @@ const LOOKS: u32 = 4;
 /// And after what time at the latest: a GPU that is lost while operations are under way is told of within it. A look is two copies of 8 bytes a rank, some tens of
 /// microseconds of the thread that sets up, and none where nothing is known to be under way, but for every [`ASK_ALL_EVERY`]th.
 const LOOK_AFTER_MAX: Duration = Duration::from_secs(5);
-/// And while kernels' stamps tell how long collectives come (`strategy/overlap.rs` of `mccs-device`). The pause doubles after every [`IDLE_LOOKS`] in which nothing
+/// And while kernels' stamps tell how long collectives come (`strategy/training_detection.rs` of `mccs-device`). The pause doubles after every [`IDLE_LOOKS`] in which nothing
 /// was launched.
 const LEARN_AFTER: Duration = Duration::from_millis(250);
 const IDLE_LOOKS: u32 = 8;

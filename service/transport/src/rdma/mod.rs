@@ -56,7 +56,7 @@ use mccs_config::service::Device;
 use nix::errno::Errno;
 
 use self::data_path::carrier::Carrier;
-use self::data_path::memory::Memory;
+use self::data_path::memory_registration::Memory;
 use self::data_path::receiver::Receiver;
 use self::data_path::sender::Sender;
 use self::device::Devices;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use crate::rdma::data_path::memory::PORTS_MAX;
+use crate::rdma::data_path::memory_registration::PORTS_MAX;
 use crate::rdma::device::ports::{Opened, Port};
 use crate::rdma::verbs::VerbsError;
 

@@ -5,7 +5,7 @@
 //! cannot store whole; copy engines have their slots, or there are none.
 
 mod crossover;
-pub(crate) mod overlap;
+pub(crate) mod training_detection;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -18,7 +18,7 @@ use mccs_kernels::cuda::{CollectiveCall, DeviceInitiatedStrategy, Launch, Symmet
 use mccs_model::GpuStrategy;
 
 use crate::cuda::strategy::crossover::strategy;
-use crate::cuda::strategy::overlap::{Choice, Pattern};
+use crate::cuda::strategy::training_detection::{Choice, Pattern};
 
 /// Collectives whose crossover is another in training.
 const LONG_KINDS: [CollectiveKind; 3] =

@@ -15,10 +15,10 @@
 
 mod flow_options;
 mod paced;
+mod packet_statistics;
 mod paths;
 mod staging;
 mod twins;
-mod wire;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -41,11 +41,11 @@ use mccs_transport::{
 use self::flow_options::{FlowDefaults, flow_name, spec, with_path_of};
 pub use self::paced::PaceHere;
 use self::paced::Paced;
+use self::packet_statistics::WireLooks;
 pub use self::paths::{NextEpoch, PathAssignment, PeerHost, Peers, ToGpus};
 pub use self::staging::Staging;
 use self::staging::StagingPool;
 use self::twins::Twins;
-use self::wire::WireLooks;
 use super::channel::ChannelFault;
 use super::path_events::{PathEventLog, PeerPathEvent};
 

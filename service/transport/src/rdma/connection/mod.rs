@@ -20,7 +20,7 @@ use nix::errno::Errno;
 
 use crate::rdma::connection::connector::QpConnect;
 use crate::rdma::connection::wire::{QpAddress, SideAddress};
-use crate::rdma::data_path::memory::{refusal, unregistered};
+use crate::rdma::data_path::memory_registration::{refusal, unregistered};
 use crate::rdma::device::ports::Port;
 use crate::rdma::device::queues::Places;
 use crate::rdma::options::{RdmaOptions, flow_label};

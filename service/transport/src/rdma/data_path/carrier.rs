@@ -4,7 +4,7 @@
 
 use mccs_ipc::types::Handle;
 
-use super::memory::Memory;
+use super::memory_registration::Memory;
 use super::sender::Pumped;
 use crate::rdma::connection::{Connection, Owner, Shape};
 use crate::rdma::device::Devices;

@@ -5,7 +5,7 @@
 
 pub(in crate::rdma) mod carrier;
 pub(in crate::rdma) mod flusher;
-pub(in crate::rdma) mod memory;
+pub(in crate::rdma) mod memory_registration;
 pub(in crate::rdma) mod receiver;
 pub(in crate::rdma) mod send_scheduler;
 pub(in crate::rdma) mod sender;

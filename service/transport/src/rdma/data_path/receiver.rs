@@ -12,7 +12,7 @@ use crate::rdma::connection::Connection;
 use crate::rdma::connection::wire::{
     CREDIT_BYTES, Credit, Cut, RingAddress, SHORT_BYTES_MAX, SHORT_HEAD_BYTES, SHORT_SLOT_BYTES, ShortHead,
 };
-use crate::rdma::data_path::memory::{Memory, unregistered};
+use crate::rdma::data_path::memory_registration::{Memory, unregistered};
 use crate::rdma::data_path::sender::Pumped;
 use crate::rdma::device::ports::Port;
 use crate::rdma::verbs::Write;

@@ -21,7 +21,7 @@ use self::queues::Queues;
 use crate::rdma::connection::ended::Ended;
 use crate::rdma::connection::{Connection, Making, Owner, Owners, Shape};
 use crate::rdma::data_path::flusher::Flusher;
-use crate::rdma::data_path::memory::PORTS_MAX;
+use crate::rdma::data_path::memory_registration::PORTS_MAX;
 use crate::rdma::flow::Half;
 use crate::rdma::options::RdmaOptions;
 use crate::rdma::verbs::{AsyncEvent, Driver, VerbsError};

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use nix::sys::resource::{Resource, getrlimit};
 
 use super::ports::Port;
-use crate::rdma::data_path::memory::refusal;
+use crate::rdma::data_path::memory_registration::refusal;
 use crate::rdma::verbs::{DmaBuffer, GpuRefusal, ProtectionDomain};
 use crate::{GpuAccess, TransportError};
 

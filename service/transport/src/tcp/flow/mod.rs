@@ -1,12 +1,12 @@
 //! A TCP flow as the transport keeps it, and [`Flows`](flows::Flows), which owns them all.
 
-pub(in crate::tcp) mod arrival;
 pub(in crate::tcp) mod busy_polling;
 pub(in crate::tcp) mod connection;
 pub(in crate::tcp) mod flows;
 pub(in crate::tcp) mod opening;
 pub(in crate::tcp) mod queues;
 pub(in crate::tcp) mod receiver;
+pub(in crate::tcp) mod reorder_window;
 pub(in crate::tcp) mod retransmission;
 pub(in crate::tcp) mod sender;
 

@@ -14,7 +14,7 @@ use super::Pumped;
 use crate::region::{Buffer, Regions};
 use crate::request::RequestRing;
 use crate::tcp::accept::listener::Arrived;
-use crate::tcp::flow::arrival::{Arrival, Claim};
+use crate::tcp::flow::reorder_window::{Arrival, Claim};
 use crate::tcp::socket::peer_gone;
 use crate::tcp::socket::{Moved, Socket};
 use crate::tcp::watches::Ready;

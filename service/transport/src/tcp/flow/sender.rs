@@ -1,6 +1,6 @@
 //! Sending half of a TCP flow: stripes the chunks of messages over connections that have room.
 //!
-//! A flow that can go on over other paths keeps what the peer's kernel has not acknowledged (`log.rs`). So a short message is copied
+//! A flow that can go on over other paths keeps what the peer's kernel has not acknowledged (`retransmission.rs`). So a short message is copied
 //! when it is written, and done; a longer one is done when it was acknowledged, or when that takes long enough for a copy
 //! of what is left to be cheap. Who has nothing else to do settles that: see [`Sender::settle`].
 
