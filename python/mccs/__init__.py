@@ -8,8 +8,8 @@
 array([1., 1., 1., 1.], dtype=float32)
 
 Arrays are NumPy's, and whatever else has the buffer protocol or ``__dlpack__`` in the host's
-memory. A call without a stream returns when it has ended. Memory of :func:`empty` is the
-service's too, and is not copied.
+memory. A call returns when it has ended, or with ``blocking=False`` at once. Memory of
+:func:`empty` is the service's too, and is not copied.
 """
 
 from __future__ import annotations
@@ -17,22 +17,13 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from mccs import service
-from mccs._mccs import (
-    Communicator,
-    Error,
-    InvalidArgument,
-    Memory,
-    Operation,
-    Remote,
-    Session,
-    Stream,
-    System,
-    Timeout,
-    unique_id,
-)
+from mccs._mccs import Communicator, Memory, Operation, Session, unique_id
+from mccs.errors import Error, Internal, InvalidArgument, InvalidUsage, Remote, System, Timeout
 
 if TYPE_CHECKING:
     import numpy
@@ -41,12 +32,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Communicator",
     "Error",
+    "Internal",
     "InvalidArgument",
+    "InvalidUsage",
     "Memory",
     "Operation",
     "Remote",
     "Session",
-    "Stream",
     "System",
     "Timeout",
     "connect",
@@ -54,6 +46,7 @@ __all__ = [
     "init",
     "session",
     "unique_id",
+    "wait_all",
 ]
 
 _lock = threading.Lock()
@@ -109,6 +102,16 @@ def init(
     return Communicator(
         session(), unique_id, rank, nranks, root_address=root_address, name=name, timeout=timeout
     )
+
+
+def wait_all(operations: Iterable[Operation], timeout: float | None = None) -> None:
+    """Waits until all have ended, for ``timeout`` seconds at most, and raises the first one's exception.
+
+    Operations that have not ended then can be waited for again.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    for operation in operations:
+        operation.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
 
 def empty(shape: int | tuple[int, ...], dtype: DTypeLike = "float32", *, session: Session | None = None) -> numpy.ndarray:

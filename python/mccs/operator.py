@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mccs.errors import Error
 from mccs.service import program
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Operator", "Refused", "table"]
 
 
-class Refused(RuntimeError):
+class Refused(Error):
     """A command was not carried out. The text says why, and what to do."""
 
 

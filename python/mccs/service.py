@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator
 
+from mccs.errors import System
+
 #: How the service says that its sockets accept connections.
 _READY = b"mccs-service ready"
 
@@ -57,7 +59,7 @@ def _own_folder() -> Path:
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = base.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise RuntimeError(f"{base} is to be a folder that this user alone can open")
+        raise System(f"{base} is to be a folder that this user alone can open")
     return base
 
 
@@ -110,14 +112,14 @@ def _join(current: Path) -> Path | None:
 def program(name: str) -> str:
     """The package's program of this name, or that of ``PATH``. ``MCCS_SERVICE`` names another service.
 
-    Raises :class:`RuntimeError` where there is none.
+    Raises :class:`mccs.System` where there is none.
     """
     bundled = Path(__file__).parent / "bin" / name
     found = os.fspath(bundled) if bundled.exists() else shutil.which(name)
     if name == "mccs-service":
         found = os.environ.get("MCCS_SERVICE") or found
     if found is None:
-        raise RuntimeError(
+        raise System(
             f"there is no program {name}: this installation has none, and neither has PATH. MCCS_SOCKET names the socket of a "
             "service that runs, and MCCS_SERVICE a service's program"
         )
@@ -150,7 +152,7 @@ def _launch(base: Path, current: Path) -> Path:
     if line != _READY:
         os.close(descriptor)
         child.wait()
-        raise RuntimeError(f"{service} did not start: {log.read_text(errors='replace').strip()}")
+        raise System(f"{service} did not start: {log.read_text(errors='replace').strip()}")
     # Nobody waits for it: it outlives this process where others use it.
     child.returncode = 0
     socket = folder / "mccs.sock"

@@ -6,6 +6,7 @@ use mccs::DataType;
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi::{PyCapsule_GetPointer, PyObject};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 /// Elements one behind the other in the host's memory.
 pub(crate) struct Array {
@@ -73,7 +74,7 @@ unsafe extern "C" {
     fn PyBuffer_Release(view: *mut PyBuffer);
 }
 
-/// `PyBUF_ANY_CONTIGUOUS | PyBUF_FORMAT`: an array in Fortran's order is as good, where ranks agree.
+/// `PyBUF_C_CONTIGUOUS | PyBUF_FORMAT`.
 const C_CONTIGUOUS_WITH_FORMAT: c_int = 0x0020 | 0x0010 | 0x0008 | 0x0004;
 const WRITABLE: c_int = 0x0001;
 
@@ -88,7 +89,7 @@ pub(crate) fn of(array: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Array> 
         return Err(PyTypeError::new_err("the array is in a GPU's memory; this takes arrays in the host's memory"));
     }
     if array.hasattr(pyo3::intern!(py, "__dlpack__"))? {
-        return by_dlpack(array);
+        return by_dlpack(array, is_written);
     }
     let kind = array.get_type().name()?;
     Err(PyTypeError::new_err(format!("{kind} is no array: it has neither the buffer protocol nor __dlpack__")))
@@ -100,7 +101,7 @@ fn by_buffer(array: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Array> {
     // SAFETY: a live object with the protocol; the view is filled if the call succeeds.
     if unsafe { PyObject_GetBuffer(array.as_ptr(), view.as_mut_ptr(), flags) } != 0 {
         let cause = PyErr::take(array.py()).map_or_else(String::new, |error| error.value(array.py()).to_string());
-        let needed = if is_written { "contiguous and writable" } else { "contiguous" };
+        let needed = if is_written { "C-contiguous and writable" } else { "C-contiguous" };
         return Err(PyValueError::new_err(format!("the array must be {needed}: {cause}")));
     }
     // SAFETY: filled.
@@ -114,7 +115,7 @@ fn by_buffer(array: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Array> {
     };
     let kind = match format.to_bytes().iter().find(|byte| !b"@=<>!".contains(byte)) {
         Some(b'b' | b'h' | b'i' | b'l' | b'q' | b'n') => Scalar::Signed,
-        Some(b'?' | b'B' | b'H' | b'I' | b'L' | b'Q' | b'N') => Scalar::Unsigned,
+        Some(b'B' | b'H' | b'I' | b'L' | b'Q' | b'N') => Scalar::Unsigned,
         Some(b'e' | b'f' | b'd') => Scalar::Float,
         _ => Scalar::Other,
     };
@@ -145,20 +146,64 @@ struct DlTensor {
 
 const CPU: i32 = 1;
 
-fn by_dlpack(array: &Bound<'_, PyAny>) -> PyResult<Array> {
+/// What a `DLManagedTensorVersioned` begins with.
+#[repr(C)]
+struct DlVersioned {
+    version: [u32; 2],
+    context: *mut c_void,
+    deleter: *mut c_void,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+/// In [`DlVersioned::flags`].
+const READ_ONLY: u64 = 1;
+/// The newest version whose layout is this one.
+const DLPACK_VERSION: (u32, u32) = (1, 1);
+
+/// The capsule of an array; a versioned one, where the library knows those.
+fn capsule_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = array.py();
+    let name = pyo3::intern!(py, "__dlpack__");
+    let arguments = PyDict::new(py);
+    arguments.set_item("max_version", DLPACK_VERSION)?;
+    match array.call_method(name, (), Some(&arguments)) {
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => array.call_method0(name),
+        capsule => capsule,
+    }
+}
+
+fn by_dlpack(array: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Array> {
     let py = array.py();
     let (device, _): (i32, i32) = array.call_method0(pyo3::intern!(py, "__dlpack_device__"))?.extract()?;
     if device != CPU {
         return Err(PyTypeError::new_err("the array is in a device's memory; this takes arrays in the host's memory"));
     }
     // Not consumed: the capsule, which is kept, frees what it holds.
-    let capsule = array.call_method0(pyo3::intern!(py, "__dlpack__"))?;
-    // SAFETY: checks that it is a capsule of that name.
-    let tensor = unsafe { PyCapsule_GetPointer(capsule.as_ptr(), c"dltensor".as_ptr()) }.cast::<DlTensor>();
-    // SAFETY: a DLManagedTensor begins with its tensor, and lives as long as the capsule.
-    let Some(tensor) = (unsafe { tensor.as_ref() }) else {
-        return Err(PyErr::take(py).unwrap_or_else(|| PyBufferError::new_err("__dlpack__ returned no capsule")));
+    let capsule = capsule_of(array)?;
+    let named = |name: &CStr| {
+        // SAFETY: checks that it is a capsule of that name.
+        let pointer = unsafe { PyCapsule_GetPointer(capsule.as_ptr(), name.as_ptr()) };
+        if pointer.is_null() { Err(PyErr::take(py)) } else { Ok(pointer) }
     };
+    let (tensor, flags) = match named(c"dltensor_versioned") {
+        Ok(pointer) => {
+            // SAFETY: what a capsule of that name leads to, for as long as it lives.
+            let versioned = unsafe { &*pointer.cast::<DlVersioned>() };
+            (&versioned.tensor, versioned.flags)
+        }
+        Err(_) => {
+            let no_capsule = |error: Option<PyErr>| {
+                error.unwrap_or_else(|| PyBufferError::new_err("__dlpack__ returned no capsule"))
+            };
+            let pointer = named(c"dltensor").map_err(no_capsule)?;
+            // SAFETY: a DLManagedTensor begins with its tensor, and lives as long as the capsule.
+            (unsafe { &*pointer.cast::<DlTensor>() }, 0)
+        }
+    };
+    if is_written && flags & READ_ONLY != 0 {
+        return Err(PyValueError::new_err("the array must be writable"));
+    }
     let dimensions = usize::try_from(tensor.ndim).unwrap_or(0);
     let list = |at: *const i64| {
         // SAFETY: as many as there are dimensions, where the pointer is not null.
@@ -169,7 +214,7 @@ fn by_dlpack(array: &Bound<'_, PyAny>) -> PyResult<Array> {
     if let Some(strides) = list(tensor.strides) {
         for (length, stride) in shape.iter().zip(strides).rev() {
             if *length > 1 && *stride != count {
-                return Err(PyValueError::new_err("the array must be contiguous"));
+                return Err(PyValueError::new_err("the array must be C-contiguous"));
             }
             count *= length;
         }
@@ -178,7 +223,7 @@ fn by_dlpack(array: &Bound<'_, PyAny>) -> PyResult<Array> {
     }
     let kind = match (tensor.code, tensor.lanes) {
         (0, 1) => Scalar::Signed,
-        (1 | 6, 1) => Scalar::Unsigned,
+        (1, 1) => Scalar::Unsigned,
         (2, 1) => Scalar::Float,
         (4, 1) => Scalar::Bfloat,
         _ => Scalar::Other,

@@ -1,12 +1,10 @@
 //! Communicators as Python sees them: arguments to calls, waits with signals, errors to exceptions.
 
-use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use mccs::{CollectiveKind, DataType, ErrorClass, RedOp, ReduceOperator, Scalar};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -24,7 +22,7 @@ type Answer = PyResult<Option<PyOperation>>;
 /// --
 ///
 /// A rank's membership in a communicator; joins it, which waits for all ranks. All ranks make the same collective calls in the same
-/// order. Without ``stream`` a call returns when it has ended.
+/// order. A call returns when it has ended, or with ``blocking=False`` at once with an :class:`Operation`.
 #[pyclass(frozen, module = "mccs", name = "Communicator")]
 pub(crate) struct PyCommunicator {
     lane: OfProcess<Arc<Lane>>,
@@ -39,37 +37,30 @@ pub(crate) struct PyOperation {
     caller: Caller,
 }
 
-/// Calls of one thread or several that are waited for together.
-#[pyclass(frozen, module = "mccs", name = "Stream")]
-pub(crate) struct PyStream {
-    operations: Mutex<VecDeque<PyOperation>>,
-}
-
-/// Longest wait that Python's floats can ask for.
+/// A time-out of Python's; none for an infinite one.
 fn duration(seconds: Option<f64>) -> PyResult<Option<Duration>> {
     let convert = |seconds: f64| Duration::try_from_secs_f64(seconds.max(0.0));
-    seconds
-        .filter(|seconds| seconds.is_finite())
-        .map(convert)
-        .transpose()
-        .map_err(|error| PyValueError::new_err(error.to_string()))
+    let finite = seconds.filter(|seconds| *seconds != f64::INFINITY).map(convert).transpose();
+    finite.map_err(|error| errors::new(ErrorClass::InvalidArgument, format!("timeout: {error}")))
 }
 
-fn operator(name: &str, factor: Option<f64>) -> PyResult<ReduceOperator> {
-    if let Some(factor) = factor {
-        return Ok(ReduceOperator::PreMulSum(Scalar::Float(factor)));
-    }
-    let op = match name {
-        "sum" => RedOp::Sum,
-        "prod" => RedOp::Prod,
-        "min" => RedOp::Min,
-        "max" => RedOp::Max,
-        "avg" => RedOp::Avg,
-        other => {
-            return Err(PyValueError::new_err(format!("unknown operator {other:?}; known: sum, prod, min, max, avg")));
+impl PyCommunicator {
+    fn operator(&self, py: Python<'_>, call: &str, name: &str, factor: Option<f64>) -> PyResult<ReduceOperator> {
+        let refused = |message: &str| Err(self.caller.argument(py, call, message));
+        let op = match name {
+            "sum" => RedOp::Sum,
+            "prod" => RedOp::Prod,
+            "min" => RedOp::Min,
+            "max" => RedOp::Max,
+            "avg" => RedOp::Avg,
+            other => return refused(&format!("unknown operator {other:?}; known: sum, prod, min, max, avg")),
+        };
+        match factor {
+            None => Ok(op.into()),
+            Some(factor) if op == RedOp::Sum => Ok(ReduceOperator::PreMulSum(Scalar::Float(factor))),
+            Some(_) => refused(&format!("a factor goes with the operator sum, not with {name}")),
         }
-    };
-    Ok(op.into())
+    }
 }
 
 /// Buffers of a call: which of them the rank has, and into how many parts each is divided.
@@ -136,7 +127,7 @@ impl PyOperation {
     }
 
     /// Has a function called, without arguments, when it has ended: at once if it has, otherwise from a thread of the package's.
-    fn add_done_callback(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
+    fn when_done(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
         if !self.operation.call_when_done(callback.clone_ref(py)) {
             return callback.call0(py).map(drop);
         }
@@ -145,33 +136,10 @@ impl PyOperation {
         later.map_err(|error| self.caller.of(py, self.operation.call.kind.name(), &error))
     }
 
-    /// The exception that it ended with, if it has ended with one.
+    /// The exception that it has ended with. ``None`` while it goes on, and where it went well.
     fn exception(&self, py: Python<'_>) -> Option<PyErr> {
         let error = self.operation.outcome()?.err()?;
         Some(self.caller.of(py, self.operation.call.kind.name(), &error))
-    }
-}
-
-#[pymethods]
-impl PyStream {
-    #[new]
-    fn new() -> Self {
-        PyStream { operations: Mutex::default() }
-    }
-
-    /// Waits until all calls that it was given have ended. Raises the first one's exception; later ones can be waited for again.
-    #[pyo3(signature = (timeout=None))]
-    fn synchronize(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let timeout = duration(timeout)?;
-        loop {
-            let first = self.operations.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-            let Some(operation) = first else { return Ok(()) };
-            let outcome = operation.finish(py, timeout);
-            if !operation.operation.is_done() {
-                self.operations.lock().unwrap_or_else(PoisonError::into_inner).push_front(operation);
-            }
-            outcome?;
-        }
     }
 }
 
@@ -189,7 +157,7 @@ impl PyCommunicator {
     }
 
     /// Makes a call on arrays.
-    fn call(&self, py: Python<'_>, what: What, buffers: &Buffers<'_, '_>, stream: Option<&PyStream>) -> Answer {
+    fn call(&self, py: Python<'_>, what: What, buffers: &Buffers<'_, '_>, blocking: bool) -> Answer {
         let name = what.kind.name();
         let refused = |error: PyErr| self.caller.argument(py, name, &error.value(py).to_string());
         let send = buffers.send.map(|array| array::of(array, false)).transpose().map_err(refused)?;
@@ -242,15 +210,7 @@ impl PyCommunicator {
         };
         let owners = [send, recv].into_iter().flatten().map(|array| array.owner).collect();
         let operation = self.new_operation(py, call, owners)?;
-        match stream {
-            None => operation.finish(py, None).map(|()| None),
-            Some(stream) => {
-                let lane = OfProcess::new(Arc::clone(operation.lane.get()?));
-                let kept = PyOperation { lane, operation: Arc::clone(&operation.operation), caller: operation.caller };
-                stream.operations.lock().unwrap_or_else(PoisonError::into_inner).push_back(kept);
-                Ok(Some(operation))
-            }
-        }
+        if blocking { operation.finish(py, None).map(|()| None) } else { Ok(Some(operation)) }
     }
 
     fn is_rank(&self, root: u32) -> bool {
@@ -313,7 +273,7 @@ impl PyCommunicator {
     }
 
     /// Combines all ranks' arrays; every rank gets the result in ``recv``, or in place.
-    #[pyo3(signature = (send, recv=None, op="sum", *, factor=None, stream=None))]
+    #[pyo3(signature = (send, recv=None, op="sum", *, factor=None, blocking=true))]
     fn all_reduce(
         &self,
         py: Python<'_>,
@@ -321,15 +281,19 @@ impl PyCommunicator {
         recv: Option<&Bound<'_, PyAny>>,
         op: &str,
         factor: Option<f64>,
-        stream: Option<&PyStream>,
+        blocking: bool,
     ) -> Answer {
-        let what = What { kind: Kind::Collective(CollectiveKind::AllReduce), op: operator(op, factor)?, root: 0 };
+        let what = What {
+            kind: Kind::Collective(CollectiveKind::AllReduce),
+            op: self.operator(py, "all_reduce", op, factor)?,
+            root: 0,
+        };
         let buffers = Buffers { send: Some(send), send_parts: 1, recv: Some(recv.unwrap_or(send)), recv_parts: 1 };
-        self.call(py, what, &buffers, stream)
+        self.call(py, what, &buffers, blocking)
     }
 
     /// Combines all ranks' arrays; the root gets the result in ``recv``, or in place.
-    #[pyo3(signature = (send, recv=None, op="sum", root=0, *, factor=None, stream=None))]
+    #[pyo3(signature = (send, recv=None, op="sum", root=0, *, factor=None, blocking=true))]
     #[expect(clippy::too_many_arguments, reason = "Python's signature, with names")]
     fn reduce(
         &self,
@@ -339,15 +303,16 @@ impl PyCommunicator {
         op: &str,
         root: u32,
         factor: Option<f64>,
-        stream: Option<&PyStream>,
+        blocking: bool,
     ) -> Answer {
-        let what = What { kind: Kind::Collective(CollectiveKind::Reduce), op: operator(op, factor)?, root };
+        let what =
+            What { kind: Kind::Collective(CollectiveKind::Reduce), op: self.operator(py, "reduce", op, factor)?, root };
         let recv = self.is_rank(root).then(|| recv.unwrap_or(send));
-        self.call(py, what, &Buffers { send: Some(send), send_parts: 1, recv, recv_parts: 1 }, stream)
+        self.call(py, what, &Buffers { send: Some(send), send_parts: 1, recv, recv_parts: 1 }, blocking)
     }
 
     /// Combines all ranks' arrays; each rank gets its part, of ``nranks`` equal ones, in ``recv``.
-    #[pyo3(signature = (send, recv, op="sum", *, factor=None, stream=None))]
+    #[pyo3(signature = (send, recv, op="sum", *, factor=None, blocking=true))]
     fn reduce_scatter(
         &self,
         py: Python<'_>,
@@ -355,103 +320,95 @@ impl PyCommunicator {
         recv: &Bound<'_, PyAny>,
         op: &str,
         factor: Option<f64>,
-        stream: Option<&PyStream>,
+        blocking: bool,
     ) -> Answer {
-        let what = What { kind: Kind::Collective(CollectiveKind::ReduceScatter), op: operator(op, factor)?, root: 0 };
+        let what = What {
+            kind: Kind::Collective(CollectiveKind::ReduceScatter),
+            op: self.operator(py, "reduce_scatter", op, factor)?,
+            root: 0,
+        };
         let buffers = Buffers { send: Some(send), send_parts: self.parts(), recv: Some(recv), recv_parts: 1 };
-        self.call(py, what, &buffers, stream)
+        self.call(py, what, &buffers, blocking)
     }
 
     /// Every rank gets all ranks' arrays in ``recv``, in the order of ranks.
-    #[pyo3(signature = (send, recv, *, stream=None))]
-    fn all_gather(
-        &self,
-        py: Python<'_>,
-        send: &Bound<'_, PyAny>,
-        recv: &Bound<'_, PyAny>,
-        stream: Option<&PyStream>,
-    ) -> Answer {
+    #[pyo3(signature = (send, recv, *, blocking=true))]
+    fn all_gather(&self, py: Python<'_>, send: &Bound<'_, PyAny>, recv: &Bound<'_, PyAny>, blocking: bool) -> Answer {
         let buffers = Buffers { send: Some(send), send_parts: 1, recv: Some(recv), recv_parts: self.parts() };
-        self.call(py, What::moving(Kind::Collective(CollectiveKind::AllGather), 0), &buffers, stream)
+        self.call(py, What::moving(Kind::Collective(CollectiveKind::AllGather), 0), &buffers, blocking)
     }
 
     /// Every rank gets the root's array, in place.
-    #[pyo3(signature = (array, root=0, *, stream=None))]
-    fn broadcast(&self, py: Python<'_>, array: &Bound<'_, PyAny>, root: u32, stream: Option<&PyStream>) -> Answer {
+    #[pyo3(signature = (array, root=0, *, blocking=true))]
+    fn broadcast(&self, py: Python<'_>, array: &Bound<'_, PyAny>, root: u32, blocking: bool) -> Answer {
         let send = self.is_rank(root).then_some(array);
         let buffers = Buffers { send, send_parts: 1, recv: Some(array), recv_parts: 1 };
-        self.call(py, What::moving(Kind::Collective(CollectiveKind::Broadcast), root), &buffers, stream)
+        self.call(py, What::moving(Kind::Collective(CollectiveKind::Broadcast), root), &buffers, blocking)
     }
 
     /// Part s of rank r's ``nranks`` equal parts goes to rank s, as its part r.
-    #[pyo3(signature = (send, recv, *, stream=None))]
-    fn all_to_all(
-        &self,
-        py: Python<'_>,
-        send: &Bound<'_, PyAny>,
-        recv: &Bound<'_, PyAny>,
-        stream: Option<&PyStream>,
-    ) -> Answer {
+    #[pyo3(signature = (send, recv, *, blocking=true))]
+    fn all_to_all(&self, py: Python<'_>, send: &Bound<'_, PyAny>, recv: &Bound<'_, PyAny>, blocking: bool) -> Answer {
         let parts = self.parts();
         let buffers = Buffers { send: Some(send), send_parts: parts, recv: Some(recv), recv_parts: parts };
-        self.call(py, What::moving(Kind::Collective(CollectiveKind::AllToAll), 0), &buffers, stream)
+        self.call(py, What::moving(Kind::Collective(CollectiveKind::AllToAll), 0), &buffers, blocking)
     }
 
     /// The root gets all ranks' arrays in ``recv``, in the order of ranks.
-    #[pyo3(signature = (send, recv=None, root=0, *, stream=None))]
+    #[pyo3(signature = (send, recv=None, root=0, *, blocking=true))]
     fn gather(
         &self,
         py: Python<'_>,
         send: &Bound<'_, PyAny>,
         recv: Option<&Bound<'_, PyAny>>,
         root: u32,
-        stream: Option<&PyStream>,
+        blocking: bool,
     ) -> Answer {
         let recv = recv.filter(|_| self.is_rank(root));
         if recv.is_none() && self.is_rank(root) {
             return Err(self.caller.argument(py, "gather", "the root needs an array to receive in"));
         }
         let buffers = Buffers { send: Some(send), send_parts: 1, recv, recv_parts: self.parts() };
-        self.call(py, What::moving(Kind::Collective(CollectiveKind::Gather), root), &buffers, stream)
+        self.call(py, What::moving(Kind::Collective(CollectiveKind::Gather), root), &buffers, blocking)
     }
 
     /// Each rank gets its part of the root's ``nranks`` equal ones in ``recv``.
-    #[pyo3(signature = (send, recv, root=0, *, stream=None))]
+    #[pyo3(signature = (send, recv, root=0, *, blocking=true))]
     fn scatter(
         &self,
         py: Python<'_>,
         send: Option<&Bound<'_, PyAny>>,
         recv: &Bound<'_, PyAny>,
         root: u32,
-        stream: Option<&PyStream>,
+        blocking: bool,
     ) -> Answer {
         let send = send.filter(|_| self.is_rank(root));
         if send.is_none() && self.is_rank(root) {
             return Err(self.caller.argument(py, "scatter", "the root needs an array to send"));
         }
         let buffers = Buffers { send, send_parts: self.parts(), recv: Some(recv), recv_parts: 1 };
-        self.call(py, What::moving(Kind::Collective(CollectiveKind::Scatter), root), &buffers, stream)
+        self.call(py, What::moving(Kind::Collective(CollectiveKind::Scatter), root), &buffers, blocking)
     }
 
     /// Ends when all ranks have called it.
-    #[pyo3(signature = (*, stream=None))]
-    fn barrier(&self, py: Python<'_>, stream: Option<&PyStream>) -> Answer {
+    #[pyo3(signature = (*, blocking=true))]
+    fn barrier(&self, py: Python<'_>, blocking: bool) -> Answer {
         let buffers = Buffers { send: None, send_parts: 1, recv: None, recv_parts: 1 };
-        self.call(py, What::moving(Kind::Collective(CollectiveKind::Barrier), 0), &buffers, stream)
+        self.call(py, What::moving(Kind::Collective(CollectiveKind::Barrier), 0), &buffers, blocking)
     }
 
     /// Sends an array to a peer; ends when the peer has received it.
-    #[pyo3(signature = (array, peer, *, stream=None))]
-    fn send(&self, py: Python<'_>, array: &Bound<'_, PyAny>, peer: u32, stream: Option<&PyStream>) -> Answer {
+    #[pyo3(signature = (array, peer, *, blocking=true))]
+    fn send(&self, py: Python<'_>, array: &Bound<'_, PyAny>, peer: u32, blocking: bool) -> Answer {
         let buffers = Buffers { send: Some(array), send_parts: 1, recv: None, recv_parts: 1 };
-        self.call(py, What::moving(Kind::Send, peer), &buffers, stream)
+        self.call(py, What::moving(Kind::Send, peer), &buffers, blocking)
     }
 
     /// Receives an array of the same size from a peer.
-    #[pyo3(signature = (array, peer, *, stream=None))]
-    fn recv(&self, py: Python<'_>, array: &Bound<'_, PyAny>, peer: u32, stream: Option<&PyStream>) -> Answer {
+    #[pyo3(signature = (array, peer, *, blocking=true))]
+    fn recv(&self, py: Python<'_>, array: &Bound<'_, PyAny>, peer: u32, blocking: bool) -> Answer {
         let buffers = Buffers { send: None, send_parts: 1, recv: Some(array), recv_parts: 1 };
-        self.call(py, What::moving(Kind::Recv, peer), &buffers, stream)
+        self.call(py, What::moving(Kind::Recv, peer), &buffers, blocking)
     }
 
     /// Starts a call on addresses, for libraries whose arrays are none of Python's. ``send`` and ``recv`` have the addresses of parts of
@@ -471,7 +428,7 @@ impl PyCommunicator {
         root: u32,
         owner: Py<PyAny>,
     ) -> PyResult<PyOperation> {
-        let unknown = |error: mccs::ParseError| PyValueError::new_err(error.to_string());
+        let unknown = |error: mccs::ParseError| self.caller.argument(py, call, &error.to_string());
         let kind = match call {
             "send" => Kind::Send,
             "recv" => Kind::Recv,
@@ -480,7 +437,7 @@ impl PyCommunicator {
         let call = Call {
             kind,
             data_type: data_type.parse().map_err(unknown)?,
-            op: operator(op, factor)?,
+            op: self.operator(py, call, op, factor)?,
             root,
             count,
             send,
@@ -503,6 +460,19 @@ impl PyCommunicator {
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let lane = self.lane.get()?;
         py.detach(|| lane.abort()).map_err(|error| self.caller.of(py, "abort", &error))
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        _kind: &Bound<'_, PyAny>,
+        _error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.close()
     }
 
     /// Takes no further calls. Leaves when those that were made have ended, and everything made from it is gone.

@@ -1,15 +1,14 @@
-//! Exceptions. Each names the rank and the call.
+//! Exceptions (`mccs/errors.py`). Those of a call name its rank.
 
-use mccs::ErrorClass;
-use pyo3::create_exception;
-use pyo3::exceptions::PyRuntimeError;
+use mccs::{ErrorClass, Scope};
 use pyo3::prelude::*;
 
-create_exception!(mccs, Error, PyRuntimeError, "A call failed. `rank` and `call` say whose and which.");
-create_exception!(mccs, InvalidArgument, Error, "The caller: an argument is wrong, or contradicts another rank's.");
-create_exception!(mccs, Timeout, Error, "Somebody did not come in time.");
-create_exception!(mccs, Remote, Error, "Another rank, its host or the service failed or left.");
-create_exception!(mccs, System, Error, "This host: no service, no memory, or what the operator has to mend.");
+pyo3::import_exception!(mccs.errors, InvalidArgument);
+pyo3::import_exception!(mccs.errors, InvalidUsage);
+pyo3::import_exception!(mccs.errors, Timeout);
+pyo3::import_exception!(mccs.errors, Remote);
+pyo3::import_exception!(mccs.errors, System);
+pyo3::import_exception!(mccs.errors, Internal);
 
 /// Whose call.
 #[derive(Clone, Copy)]
@@ -19,18 +18,18 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// An exception about a call.
+    /// An exception about a call, which ends nothing else.
     pub(crate) fn error(self, py: Python<'_>, call: &str, class: ErrorClass, message: &str) -> PyErr {
         let Caller { rank, nranks } = self;
         let error = new(class, format!("rank {rank} of {nranks}, {call}: {message}"));
         let value = error.value(py);
-        // Attributes of an exception of Python's own kind: they can be set.
+        // Attributes of an exception of the package's own: they can be set.
         let _ = value.setattr("rank", rank).and_then(|()| value.setattr("call", call));
         error
     }
 
     pub(crate) fn of(self, py: Python<'_>, call: &str, error: &mccs::Error) -> PyErr {
-        self.error(py, call, error.class(), &error.to_string())
+        ending(py, error, self.error(py, call, error.class(), &error.to_string()))
     }
 
     pub(crate) fn argument(self, py: Python<'_>, call: &str, message: &str) -> PyErr {
@@ -41,13 +40,27 @@ impl Caller {
 /// An exception about no call.
 pub(crate) fn new(class: ErrorClass, message: String) -> PyErr {
     match class {
-        ErrorClass::InvalidArgument | ErrorClass::InvalidUsage => InvalidArgument::new_err(message),
+        ErrorClass::InvalidArgument => InvalidArgument::new_err(message),
+        ErrorClass::InvalidUsage => InvalidUsage::new_err(message),
         ErrorClass::Timeout => Timeout::new_err(message),
         ErrorClass::Remote => Remote::new_err(message),
-        ErrorClass::System | ErrorClass::Internal => System::new_err(message),
+        ErrorClass::System => System::new_err(message),
+        ErrorClass::Internal => Internal::new_err(message),
     }
 }
 
+/// An exception about no call, for what the library says.
 pub(crate) fn of(error: &mccs::Error) -> PyErr {
-    new(error.class(), error.to_string())
+    Python::attach(|py| ending(py, error, new(error.class(), error.to_string())))
+}
+
+fn ending(py: Python<'_>, error: &mccs::Error, exception: PyErr) -> PyErr {
+    let ends = match error.ends() {
+        Scope::Call => "call",
+        Scope::Communicator => "communicator",
+        Scope::Session => "session",
+    };
+    // As above.
+    let _ = exception.value(py).setattr("ends", ends);
+    exception
 }

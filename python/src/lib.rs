@@ -2,7 +2,7 @@
 //!
 //! It imports the tenant's library alone. The most important types: [`session::Session`], [`communicator::PyCommunicator`], and
 //! [`lane::Lane`], which orders a rank's calls. Operations run without the interpreter's lock; a wait looks for signals 20 times a
-//! second. Deliberately absent: starting a service (`mccs/service.py`), and PyTorch (`mccs/torch.py`).
+//! second. Deliberately absent: starting a service (`mccs/service.py`), and PyTorch (`mccs/torch`).
 
 mod array;
 mod communicator;
@@ -18,17 +18,10 @@ use pyo3::prelude::*;
 /// See the module.
 #[pymodule]
 fn _mccs(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let py = module.py();
     module.add_class::<session::Session>()?;
     module.add_class::<session::Memory>()?;
     module.add_class::<communicator::PyCommunicator>()?;
     module.add_class::<communicator::PyOperation>()?;
-    module.add_class::<communicator::PyStream>()?;
     module.add_function(wrap_pyfunction!(session::unique_id, module)?)?;
-    module.add("Error", py.get_type::<errors::Error>())?;
-    module.add("InvalidArgument", py.get_type::<errors::InvalidArgument>())?;
-    module.add("Timeout", py.get_type::<errors::Timeout>())?;
-    module.add("Remote", py.get_type::<errors::Remote>())?;
-    module.add("System", py.get_type::<errors::System>())?;
     Ok(())
 }

@@ -54,7 +54,7 @@ def test_without_a_program_the_error_says_what_to_do(tmp_path, monkeypatch) -> N
     monkeypatch.delenv("MCCS_SERVICE")
     monkeypatch.setenv("PATH", str(tmp_path))
     if not (Path(service.__file__).parent / "bin").exists():
-        with pytest.raises(RuntimeError, match="MCCS_SOCKET"):
+        with pytest.raises(mccs.System, match="MCCS_SOCKET"):
             service.program("mccs-service")
 
 
@@ -62,5 +62,5 @@ def test_a_folder_that_others_can_open_is_refused(tmp_path, monkeypatch) -> None
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "mccs-python").mkdir()
     os.chmod(tmp_path / "mccs-python", 0o755)
-    with pytest.raises(RuntimeError, match="this user alone"):
+    with pytest.raises(mccs.System, match="this user alone"):
         service.start()

@@ -13,7 +13,8 @@ from torch._C._distributed_c10d import Backend as C10dBackend
 from torch.distributed import ReduceOp
 
 import mccs
-from mccs._mccs import InvalidArgument, Operation
+from mccs._mccs import Operation
+from mccs.errors import InvalidArgument
 from mccs.torch.work import Work
 
 #: Types whose elements collectives combine, by the service's names.

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mccs._mccs import Operation, Timeout
+from mccs._mccs import Operation
+from mccs.errors import Timeout
 
 
 class Work(dist.Work):
@@ -99,5 +100,5 @@ class Work(dist.Work):
             left = 1
             ended()
         for operation in self._operations:
-            operation.add_done_callback(ended)
+            operation.when_done(ended)
         return future
