@@ -13,8 +13,8 @@ use std::sync::{Mutex, OnceLock};
 
 use crate::client::locked;
 
-/// The upper bits of every handle: no address of a program has them.
-const MARK: u64 = 0x6d63;
+/// The upper 16 bits of every handle: no address of a program has them.
+pub const MARK: u64 = 0x6d63;
 const INDEX_BITS: u32 = 16;
 const CHUNK_SLOTS: usize = 64;
 /// Values that a table holds at a time, at most: far more than a GPU has memory for.

@@ -110,6 +110,6 @@ pub use stream::Stream;
 /// For bindings of other languages, where begin and end of a group are calls, and objects have handles. Programs in Rust use [`Group`].
 pub mod bindings {
     pub use crate::group::{group_drop, group_end, group_estimate_us, group_start};
-    pub use crate::handles::{Held, Table};
+    pub use crate::handles::{Held, MARK, Table};
     pub use mccs_ipc::protocol::JoinOptions;
 }

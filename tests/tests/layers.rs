@@ -8,7 +8,7 @@ use std::process::Command;
 /// Crates of the workspace, a layer a row, from the top down. A crate imports crates of the rows below its own.
 const LAYERS: [&[&str]; 17] = [
     &["mccs-tests"],
-    &["mccs-eval", "mccs-launcher", "mccs-ctl", "mccs-nccl", "mccs-mscclpp"],
+    &["mccs-eval", "mccs-launcher", "mccs-ctl", "mccs-nccl", "mccs-nccl-net", "mccs-mscclpp"],
     &["mccs-service"],
     &["mccs-engines"],
     &["mccs-registry"],
