@@ -88,11 +88,6 @@ const CIRCLES: &[(&str, &[&str], &str)] = &[
     ("mccs-launcher", &["run", "summary"], "a run ends with a summary of its processes"),
     ("mccs-launcher::spec", &["cluster", "planner"], "the plan of a cluster is a part of a job's plan"),
     (
-        "mccs-engines::session",
-        &["on_gpus", "validate"],
-        "a command on GPUs is validated as the others, and differs in its operands",
-    ),
-    (
         "mccs-engines::transport",
         &["channel", "events", "links"],
         "a channel steps over links, and links end with a channel's fault",

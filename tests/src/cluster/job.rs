@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mccs_engines::proxy::{JoinRequest, Operation, ProxyMessage, ProxyReply, SessionMessage};
+use mccs_engines::proxy::{JoinRequest, JoinedRank, Operation, ProxyMessage, ProxyReply, SessionMessage};
 use mccs_exchange::protocol::Name;
 use mccs_ipc::command::Completion;
 use mccs_ipc::handshake::PeerCredentials;
@@ -285,7 +285,7 @@ impl SimRank {
     fn joining(&mut self) -> Result<Option<Instant>, String> {
         self.state = match self.connected.as_ref().and_then(|connected| connected.replies.pop()) {
             None => return Ok(None),
-            Some(ProxyReply::Joined { comm, .. }) => State::Running { comm },
+            Some(ProxyReply::Joined(JoinedRank { comm, .. })) => State::Running { comm },
             Some(ProxyReply::JoinFailed { class, message, .. }) => {
                 State::Closing(RankEnd::Failed(Some(class), message))
             }

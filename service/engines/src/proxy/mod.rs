@@ -54,7 +54,7 @@ pub use self::calls::channel_order::{ChannelMemory, ChannelOrder, ChannelOrderKi
 pub use self::calls::describe::signature;
 use self::calls::failure::Failure;
 use self::calls::members::Leaving;
-pub use self::calls::operation::{JoinRequest, Operation, ProxyReply, RoundState, TwinPart};
+pub use self::calls::operation::{JoinRequest, JoinedRank, Operation, ProxyReply, RoundState, TwinPart};
 pub(crate) use self::communicator::port_lanes::frames_bytes;
 pub use self::communicator::schedule_cache::ScheduleCache;
 use self::execution::Execution;

@@ -165,20 +165,28 @@ impl JoinRequest {
     }
 }
 
+/// What a rank's session is told once its communicator is complete.
+pub struct JoinedRank {
+    /// Request to answer.
+    pub request: u64,
+    /// Communicator, as the tenant names it.
+    pub tenant_comm: Handle,
+    /// The same, as the proxy engine does.
+    pub comm: Handle,
+    /// The rank.
+    pub rank: u32,
+    /// The communicator.
+    pub info: Arc<CommInfo>,
+    /// Of the shared-memory exchange or the page, which `info` has.
+    pub memory: Arc<[OwnedFd]>,
+    /// What the rank needs to know of the symmetric buffers.
+    pub share: Option<Arc<DeviceInitiatedShare>>,
+}
+
 /// From a proxy engine to a session engine.
 pub enum ProxyReply {
     /// The communicator is complete.
-    Joined {
-        request: u64,
-        tenant_comm: Handle,
-        comm: Handle,
-        rank: u32,
-        info: Arc<CommInfo>,
-        /// Of the shared-memory exchange or the page, which `info` has.
-        memory: Arc<[OwnedFd]>,
-        /// What the rank needs to know of the symmetric buffers.
-        share: Option<Arc<DeviceInitiatedShare>>,
-    },
+    Joined(JoinedRank),
     /// It is not going to be.
     JoinFailed { request: u64, tenant_comm: Handle, class: ErrorClass, message: String },
     /// A rank has left, which `request` asked for, if any.

@@ -19,7 +19,7 @@ use mccs_telemetry::counter_sanity::{COLLECTIVE_TIME_MIN, CounterSanity, MESSAGE
 use crate::proxy::MakeSchedules;
 use crate::proxy::calls::failure::Failure;
 use crate::proxy::calls::members::Member;
-use crate::proxy::calls::operation::{JoinRequest, ProxyReply};
+use crate::proxy::calls::operation::{JoinRequest, JoinedRank, ProxyReply};
 use crate::proxy::calls::sites::host_runs;
 use crate::proxy::communicator::comm::{Comm, Span};
 use crate::proxy::communicator::strategies::Strategies;
@@ -117,7 +117,8 @@ impl NewComm {
         let memory: Arc<[_]> = parts.memory.into();
         for Answer { rank, request, tenant_comm, reply } in answers {
             let (info, memory, share) = (Arc::clone(&info), memory.clone(), parts.share.clone());
-            let _ = reply.send(ProxyReply::Joined { request, tenant_comm, comm, rank, info, memory, share });
+            let joined = JoinedRank { request, tenant_comm, comm, rank, info, memory, share };
+            let _ = reply.send(ProxyReply::Joined(joined));
         }
         // Its whole may have failed while it was set up.
         if let Some((class, message)) = info.part.as_ref().and_then(|part| part.family.failure()) {

@@ -20,8 +20,8 @@ use mccs_tenants::{Quota, Resource, Tenant, testing};
 
 use crate::proxy::communicator::schedule_cache::ScheduleCache;
 use crate::proxy::{
-    JoinRequest, Operation, PROXY_QUEUE_MAX, ProxyEngine, ProxyMessage, ProxyReply, RoundState, SessionMessage,
-    Timeouts,
+    JoinRequest, JoinedRank, Operation, PROXY_QUEUE_MAX, ProxyEngine, ProxyMessage, ProxyReply, RoundState,
+    SessionMessage, Timeouts,
 };
 
 /// A device that does every collective in the call, or refuses it, and no sends and receives.
@@ -130,7 +130,7 @@ impl Fixture {
             assert!(self.proxy.send(SessionMessage::Join(Box::new(join)).into()).is_ok());
         }
         self.poll();
-        let Some(ProxyReply::Joined { comm, .. }) = replies.pop() else { panic!("no communicator") };
+        let Some(ProxyReply::Joined(JoinedRank { comm, .. })) = replies.pop() else { panic!("no communicator") };
         let of = |(rank, session)| Rank { session, comm, rank, queue: queue.clone(), sent: 0 };
         (0..).zip(sessions).map(of).collect()
     }

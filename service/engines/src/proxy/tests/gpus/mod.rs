@@ -26,7 +26,7 @@ fn one_rank_that_opens_no_handles_has_memory_go_by_descriptors_for_all() {
     for (id, stranger) in [(8, None), (9, Some(1)), (10, None)] {
         fixture.stranger = stranger;
         for joined in fixture.join(2, id) {
-            let ProxyReply::Joined { share: Some(share), .. } = joined else { panic!("not joined") };
+            let ProxyReply::Joined(JoinedRank { share: Some(share), .. }) = joined else { panic!("not joined") };
             assert_eq!(share.opens_handles, stranger.is_none());
         }
     }

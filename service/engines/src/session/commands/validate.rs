@@ -16,25 +16,14 @@ use mccs_model::{Action, Scalar};
 use mccs_tenants::SessionResource;
 use mccs_tenants::session::Session;
 
-use super::Place;
 use super::on_gpus::fill_on_gpus;
-use super::tables::{CommSlot, SlotTwin, Tables};
+use super::{Fence, Invalid, argument};
 use crate::proxy::{Operation, RoundState, signature};
-
-/// A session that cannot be trusted to go on: it is told why, and disconnected.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0}")]
-pub(super) struct Fence(pub(super) String);
-
-/// A call that fails, with its communicator.
-pub(super) struct Invalid(pub(super) ErrorClass, pub(super) String);
-
-pub(super) fn argument(message: impl Into<String>) -> Invalid {
-    Invalid(ErrorClass::InvalidArgument, message.into())
-}
+use crate::session::outlets::Place;
+use crate::session::tables::{Memory, ReadyRank, SlotTwin, Tables, WrongTicket};
 
 /// Turns a command into an operation, of one proxy engine or the other.
-pub(super) fn validate(
+pub(crate) fn validate(
     session: &Arc<Session>,
     tables: &mut Tables,
     command: &Command,
@@ -44,14 +33,11 @@ pub(super) fn validate(
     let Some(stream) = tables.streams.get_mut(command.stream) else {
         return Err(Fence(format!("a command names stream {:?}, which does not exist", command.stream)));
     };
-    if command.ticket != stream.next_ticket {
-        let (actual, expected) = (command.ticket, stream.next_ticket);
-        return Err(Fence(format!("a command has ticket {actual} where {expected} comes next")));
+    if let Err(WrongTicket { expected }) = stream.take_ticket(command.ticket) {
+        return Err(Fence(format!("a command has ticket {} where {expected} comes next", command.ticket)));
     }
-    stream.next_ticket += 1;
     let group_continues = command.flags & FLAG_GROUP_CONTINUES != 0;
-    stream.group_length = if group_continues { stream.group_length + 1 } else { 0 };
-    if stream.group_length >= group_max {
+    if stream.lengthen_group(group_continues) >= group_max {
         return Err(Fence(session.tenant.session_is_full(SessionResource::GroupLength)));
     }
     let mut operation = Operation {
@@ -68,7 +54,7 @@ pub(super) fn validate(
         count: command.count,
         buffers: Buffers::NONE,
         group_continues,
-        overlaps: stream.overlaps && !group_continues,
+        overlaps: stream.overlaps() && !group_continues,
         one_hop: false,
         rounds: command.rounds,
         round: RoundState::None,
@@ -78,7 +64,7 @@ pub(super) fn validate(
     if opcode == Some(Opcode::Nop) {
         return Ok((Place::Host, operation));
     }
-    let Some(CommSlot::Ready { comm, place, rank, info, rounds, seat }) = tables.comms.get_mut(command.comm) else {
+    let Some(ReadyRank { comm, place, rank, info, rounds, seat }) = tables.ranks.ready_mut(command.comm) else {
         return Err(no_comm(command));
     };
     let place = *place;
@@ -96,9 +82,9 @@ pub(super) fn validate(
     }
     *rounds = command.rounds;
     let filled = match place {
-        Place::Host => fill(&mut operation, tables, command, opcode, nranks)
+        Place::Host => fill(&mut operation, &tables.memory, command, opcode, nranks)
             .and_then(|()| twin.map_or(Ok(()), |twin| put_in_twin(&mut operation, command, twin.as_ref()))),
-        Place::Gpus => fill_on_gpus(&mut operation, tables, command, group.as_ref(), nranks)?,
+        Place::Gpus => fill_on_gpus(&mut operation, &tables.memory, command, group.as_ref(), nranks)?,
     };
     let filled = filled.and_then(|()| {
         operation.one_hop = command.flags & FLAG_ONE_HOP != 0;
@@ -108,7 +94,7 @@ pub(super) fn validate(
             _ => Err(argument("only an all-gather of a rail with a ring of reductions goes one place along that")),
         }
     });
-    if let Err(Invalid(class, message)) = filled {
+    if let Err(Invalid { class, message }) = filled {
         operation.action = Action::Invalid { class, message: message.into() };
         operation.buffers = Buffers::NONE;
         return Ok((place, operation));
@@ -127,9 +113,9 @@ pub(super) fn validate(
 }
 
 /// The communicator, as the proxy engine names it, of a command that tells of a post.
-pub(super) fn posted(tables: &Tables, command: &Command) -> Result<Handle, Fence> {
-    match tables.comms.get(command.comm) {
-        Some(CommSlot::Ready { comm, place: Place::Host, .. }) => Ok(*comm),
+pub(crate) fn posted(tables: &Tables, command: &Command) -> Result<Handle, Fence> {
+    match tables.ranks.ready(command.comm) {
+        Ok(ReadyRank { comm, place: Place::Host, .. }) => Ok(*comm),
         _ => Err(no_comm(command)),
     }
 }
@@ -140,7 +126,7 @@ fn no_comm(command: &Command) -> Fence {
 
 fn fill(
     operation: &mut Operation,
-    tables: &Tables,
+    memory: &Memory,
     command: &Command,
     opcode: Option<Opcode>,
     nranks: u32,
@@ -152,7 +138,7 @@ fn fill(
     if command.root >= nranks {
         return Err(argument(format!("root or peer {} of {nranks} ranks", command.root)));
     }
-    let buffer = |what, buffer, count| operand(tables, what, buffer, count, dtype);
+    let buffer = |what, buffer, count| operand(memory, what, buffer, count, dtype);
     match opcode {
         Opcode::Nop | Opcode::Posted => operation.action = Action::Nop,
         Opcode::Send | Opcode::Recv if command.kind >= P2P_TRACKS => {
@@ -213,7 +199,7 @@ fn put_in_twin(operation: &mut Operation, command: &Command, twin: Option<&SlotT
 }
 
 fn operand(
-    tables: &Tables,
+    memory: &Memory,
     what: &str,
     buffer: &BufferRef,
     count: Option<u64>,
@@ -224,7 +210,7 @@ fn operand(
     if bytes == 0 {
         return Ok(Operand::NONE);
     }
-    let region = tables.regions.get(buffer.region);
+    let region = memory.region(buffer.region);
     let region =
         region.ok_or_else(|| argument(format!("the {what} buffer's region {:?} does not exist", buffer.region)))?;
     Operand::in_region(region, buffer.offset_bytes, bytes).ok_or_else(|| {
@@ -248,9 +234,7 @@ fn check_overlap(rank: u32, send: &Operand, recv: &Operand, kind: CollectiveKind
     if kind.accepts_buffers(rank, root, range(send), range(recv)) {
         Ok(())
     } else {
-        Err(Invalid(
-            ErrorClass::InvalidUsage,
-            format!("{kind}: send and receive buffers overlap, and not as in-place calls do"),
-        ))
+        let message = format!("{kind}: send and receive buffers overlap, and not as in-place calls do");
+        Err(Invalid { class: ErrorClass::InvalidUsage, message })
     }
 }

@@ -1,5 +1,6 @@
 //! Answers to a tenant, kept while it leaves its socket unread: with what their descriptors are charged to it, and for ten seconds each.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,15 +8,16 @@ use std::time::{Duration, Instant};
 use mccs_ipc::handshake::SocketError;
 use mccs_ipc::protocol::{Response, ResponseEnvelope};
 use mccs_ipc::types::ErrorClass;
+use mccs_model::SetupError;
 use mccs_tenants::Charge;
 
-use super::SessionEngine;
+use super::socket::TenantSocket;
 
 /// How long an answer may wait for a tenant that leaves its socket full.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(10);
 
 /// An answer for which the socket had no room.
-pub(super) struct Unsent {
+struct Unsent {
     envelope: ResponseEnvelope,
     fds: Arc<[OwnedFd]>,
     /// Of the descriptors, where they are the answer's alone.
@@ -23,15 +25,55 @@ pub(super) struct Unsent {
     queued_at: Instant,
 }
 
-impl SessionEngine {
-    pub(super) fn answer(&mut self, id: u64, response: Response, fds: &[BorrowedFd<'_>]) {
+/// See the module's documentation.
+pub(crate) struct Answers {
+    socket: TenantSocket,
+    /// Answers for which the socket had no room. While there are any, no request is read: so they are no more than what the tenant had asked for
+    /// before: its joins, aborts, parts and twins in progress, and what was parked. Their descriptors are its communicators', or charged.
+    unsent: VecDeque<Unsent>,
+    /// Whether nobody is there to answer any more; what was asked before that is still to be read.
+    is_deaf: bool,
+    /// Why the tenant cannot be answered, until the engine has heard it.
+    failure: Option<String>,
+}
+
+impl Answers {
+    pub(crate) fn new(socket: TenantSocket) -> Self {
+        Answers { socket, unsent: VecDeque::new(), is_deaf: false, failure: None }
+    }
+
+    pub(crate) fn socket(&self) -> &TenantSocket {
+        &self.socket
+    }
+
+    pub(crate) fn socket_mut(&mut self) -> &mut TenantSocket {
+        &mut self.socket
+    }
+
+    /// Whether answers wait for room.
+    pub(crate) fn are_waiting(&self) -> bool {
+        !self.unsent.is_empty()
+    }
+
+    /// Why the session has to end, if the tenant cannot be answered. Told once.
+    pub(crate) fn take_failure(&mut self) -> Option<String> {
+        self.failure.take()
+    }
+
+    /// Tells the tenant why its session ends, if there is room.
+    pub(crate) fn send_last(&self, class: ErrorClass, message: String) {
+        let response = Response::Error { class, message };
+        let _ = self.socket.send(&ResponseEnvelope { id: 0, response }, &[]);
+    }
+
+    pub(crate) fn answer(&mut self, id: u64, response: Response, fds: &[BorrowedFd<'_>]) {
         let kept = || fds.iter().map(|fd| fd.try_clone_to_owned()).collect();
         self.answer_or_keep(ResponseEnvelope { id, response }, fds, None, kept);
     }
 
     /// The same with descriptors that are the answer's, or that several are sent: one that finds no room takes no others of this process. They
     /// are charged until they are sent.
-    pub(super) fn answer_with(&mut self, id: u64, response: Response, fds: &Arc<[OwnedFd]>, charge: Option<Charge>) {
+    pub(crate) fn answer_with(&mut self, id: u64, response: Response, fds: &Arc<[OwnedFd]>, charge: Option<Charge>) {
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         self.answer_or_keep(ResponseEnvelope { id, response }, &borrowed, charge, || Ok(Arc::clone(fds)));
     }
@@ -51,10 +93,10 @@ impl SessionEngine {
             Ok(()) => {}
             Err(SocketError::WouldBlock | SocketError::TooManyDescriptors) => match kept() {
                 Ok(fds) => self.unsent.push_back(Unsent { envelope, fds, _charge: charge, queued_at: Instant::now() }),
-                Err(error) => self.hang_up(&format!("an answer could not be kept: {error}")),
+                Err(error) => self.hang_up(format!("an answer could not be kept: {error}")),
             },
             Err(SocketError::Closed) => self.is_deaf = true,
-            Err(error) => self.hang_up(&format!("an answer could not be sent: {error}")),
+            Err(error) => self.hang_up(format!("an answer could not be sent: {error}")),
         }
     }
 
@@ -69,13 +111,14 @@ impl SessionEngine {
         Ok(())
     }
 
-    /// A tenant that cannot be answered is as good as gone. It is told why, if there is room.
-    fn hang_up(&mut self, reason: &str) {
-        self.fence(reason);
+    /// A tenant that cannot be answered is as good as gone.
+    fn hang_up(&mut self, reason: String) {
+        self.is_deaf = true;
+        self.failure = Some(reason);
     }
 
     /// Sends answers that found no room before. Returns whether all are on their way.
-    pub(super) fn send_unsent(&mut self, now: Instant) -> bool {
+    pub(crate) fn send_unsent(&mut self, now: Instant) -> bool {
         while let Some(unsent) = self.unsent.pop_front() {
             let borrowed: Vec<_> = unsent.fds.iter().map(AsFd::as_fd).collect();
             match self.try_send(&unsent.envelope, &borrowed) {
@@ -93,7 +136,7 @@ impl SessionEngine {
                 }
                 Err(error) => {
                     let within = ANSWERED_WITHIN.as_secs();
-                    self.hang_up(&format!(
+                    self.hang_up(format!(
                         "answers have not been taken for {within} s, or descriptors with them: {error}"
                     ));
                     return true;
@@ -103,7 +146,20 @@ impl SessionEngine {
         true
     }
 
-    pub(super) fn refuse(&mut self, id: u64, class: ErrorClass, message: impl Into<String>) {
+    pub(crate) fn refuse(&mut self, id: u64, class: ErrorClass, message: impl Into<String>) {
         self.answer(id, Response::Error { class, message: message.into() }, &[]);
+    }
+
+    /// The same, for a reason that was found.
+    pub(crate) fn refuse_for(&mut self, id: u64, SetupError { class, message }: SetupError) {
+        self.refuse(id, class, message);
+    }
+
+    /// Answers that something is done, or why not.
+    pub(crate) fn answer_done(&mut self, id: u64, done: Result<(), SetupError>) {
+        match done {
+            Ok(()) => self.answer(id, Response::Done, &[]),
+            Err(why) => self.refuse_for(id, why),
+        }
     }
 }

@@ -1,6 +1,5 @@
 //! Accepts tenants' connections: users, limits of sessions, drain, turns of who connects without end; makes a session of each.
 
-use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +21,12 @@ use mccs_tenants::{Charge, FdCloser, HostMemory, Resource, Tenant};
 use nix::sys::resource::{Resource as Limit, getrlimit};
 
 use super::arrivals::{Arrivals, CONNECTS_PER_S};
-use super::{HELLO_WITHIN, Proxies, ProxyQueues, SLOW_TO_CLOSE, SessionEngine, State, Tables, TenantSocket};
+use crate::session::commands::CommandRing;
+use crate::session::greeting::Greeting;
+use crate::session::outlets::{Answers, Outlets, Proxies, ProxyOutbox, ProxyQueues, Replies, TenantSocket};
+use crate::session::requests::Requests;
+use crate::session::tables::{Fifos, Memory, Ranks, Streams, Tables};
+use crate::session::{SLOW_TO_CLOSE, SessionEngine, State};
 
 /// Answers that may wait at a session's engine besides two for each communicator of its tenant's quota: for the leaves, joins and aborts that it
 /// asks for in one poll, before which it takes all answers in. No answer may be lost, or its asker would wait for ever.
@@ -115,35 +119,28 @@ impl SessionFactory {
         let words = StreamWords { offset: layout.words_offset, count: layout.words };
         let session = Arc::new(Session::new(id, tenant, peer, segment, words, completions, waker.clone()));
         self.registry.add_session(Arc::clone(&session));
-        let engine = SessionEngine {
-            state: State::Greeting { deadline: Instant::now() + HELLO_WITHIN },
+        let outlets = Outlets {
             session,
-            socket,
-            doorbell,
-            segment_fd: Some(segment_fd),
-            layout,
-            spin: self.limits.spin,
-            commands,
-            tables: Tables::new(&quota, layout.words),
+            answers: Answers::new(socket),
             proxies: Arc::clone(&self.proxies),
-            queues: admission.queues.clone(),
-            serving_runtime: self.serving_runtime,
-            has_sent: [false; 2],
-            replies,
-            outbox: VecDeque::new(),
+            outbox: ProxyOutbox::new(admission.queues.clone()),
+            replies: Replies::new(replies),
+        };
+        let tables = Tables {
+            memory: Memory::new(&quota, Arc::clone(&self.host_memory), self.unmap_worker.clone()),
+            streams: Streams::new(layout.words),
+            ranks: Ranks::new(&quota, Arc::clone(&self.registry)),
+            fifos: Fifos::default(),
+        };
+        let engine = SessionEngine {
+            state: State::Greeting(Greeting::new(segment_fd, layout, self.limits.spin)),
+            doorbell,
+            outlets,
+            ring: CommandRing::new(commands),
+            requests: Requests::default(),
+            tables,
             registry: Arc::clone(&self.registry),
-            host_memory: Arc::clone(&self.host_memory),
-            unmap_worker: self.unmap_worker.clone(),
-            deferred: None,
-            paused_until: None,
-            unsent: VecDeque::new(),
-            is_deaf: false,
-            fifos: Vec::new(),
-            popped: 0,
-            held: None,
-            parked: VecDeque::new(),
-            aborting: HashMap::new(),
-            opening: 0,
+            serving_runtime: self.serving_runtime,
             _charge: charge,
         };
         let started = self.runtimes.start_engine(self.greeting_runtime, |own| {

@@ -50,7 +50,7 @@ pub struct GpuProxy {
 
 /// Which proxy engine something is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     Host,
     Gpus,
 }
@@ -64,18 +64,29 @@ pub struct ProxyQueues {
 
 impl Proxies {
     /// Which GPUs a GPU reaches: those of the same number.
-    pub(super) fn gpu_group(&self, gpu: usize) -> Option<u32> {
+    pub(crate) fn gpu_group(&self, gpu: usize) -> Option<u32> {
         self.gpus.as_ref().ok().and_then(|gpus| gpus.groups.get(gpu).copied())
     }
 
+    /// The place of a GPU among those of the service.
+    pub(crate) fn find_gpu(&self, uuid: &GpuUuid) -> Result<usize, String> {
+        match &self.gpus {
+            Err(reason) => Err(format!("this service has no GPUs: {reason}")),
+            Ok(GpuProxy { ids: known, .. }) => known.iter().position(|gpu| gpu == uuid).ok_or_else(|| {
+                let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("the service does not have the GPU with UUID {hex}; it has {} others", known.len())
+            }),
+        }
+    }
+
     /// Whether all ranks of a communicator of GPUs of this host reach each other, whatever their GPUs are.
-    pub(super) fn all_reach_each_other(&self, nranks: u32) -> bool {
+    pub(crate) fn all_reach_each_other(&self, nranks: u32) -> bool {
         let groups = self.gpus.as_ref().map_or(&[][..], |gpus| &gpus.groups);
         nranks <= DEVICE_INITIATED_RANKS_MAX && groups.iter().all(|group| *group == 0)
     }
 
     /// Up to which payload kernels of these ranks' meet in pinned memory of the host; 0 where they never do.
-    pub(super) fn pinned_to(&self, comm: &CommInfo) -> u64 {
+    pub(crate) fn pinned_to(&self, comm: &CommInfo) -> u64 {
         let may_meet = comm.has_sites_here() && comm.nranks <= DEVICE_INITIATED_RANKS_MAX;
         if may_meet { self.pinned_to } else { 0 }
     }
@@ -90,7 +101,7 @@ impl Proxies {
 
 impl ProxyQueues {
     #[expect(clippy::result_large_err, reason = "a message that finds no room is given back as it is")]
-    pub(super) fn send(&self, place: Place, message: SessionMessage) -> Result<(), SessionMessage> {
+    pub(crate) fn send(&self, place: Place, message: SessionMessage) -> Result<(), SessionMessage> {
         match (place, &self.gpus) {
             (Place::Host, _) => self.host.send(message),
             (Place::Gpus, Some(gpus)) => gpus.send(message),

@@ -13,17 +13,17 @@ use mccs_model::{Action, Scalar};
 use mccs_telemetry::LogBudget;
 use mccs_tenants::session::Session;
 
-use super::tables::Tables;
-use super::validate::{Fence, Invalid, argument};
+use super::{Fence, Invalid, argument};
 use crate::proxy::Operation;
+use crate::session::tables::Memory;
 
 /// Where ranges of different regions stand for a check of overlaps: apart.
 const APART: u64 = 1 << 62;
 
 /// Checks a command to a communicator of GPUs, and completes its operation.
-pub(super) fn fill_on_gpus(
+pub(crate) fn fill_on_gpus(
     operation: &mut Operation,
-    tables: &Tables,
+    memory: &Memory,
     command: &Command,
     group: Option<&Arc<DeviceInitiatedGroup>>,
     nranks: u32,
@@ -34,7 +34,7 @@ pub(super) fn fill_on_gpus(
     if Opcode::from_wire(command.opcode) != Some(Opcode::Collective) {
         return Err(Fence(format!("a command with opcode {} names a communicator of GPUs", command.opcode)));
     }
-    Ok(fill(operation, tables, command, nranks).map(|(send, recv)| {
+    Ok(fill(operation, memory, command, nranks).map(|(send, recv)| {
         operation.buffers = Buffers::Gpu(Box::new(GpuBuffers { copy_engines: Arc::clone(copy_engines), send, recv }));
     }))
 }
@@ -43,7 +43,7 @@ pub(super) fn fill_on_gpus(
 type SendRecv = (Option<GpuOperand>, Option<GpuOperand>);
 
 /// Completes an operation but for its buffers, which are returned.
-fn fill(operation: &mut Operation, tables: &Tables, command: &Command, nranks: u32) -> Result<SendRecv, Invalid> {
+fn fill(operation: &mut Operation, memory: &Memory, command: &Command, nranks: u32) -> Result<SendRecv, Invalid> {
     let unknown = |what: &str, value: u32| argument(format!("unknown {what} {value}"));
     let dtype = DataType::from_wire(command.dtype).ok_or_else(|| unknown("data type", command.dtype))?;
     let kind = CollectiveKind::from_wire(command.kind).ok_or_else(|| unknown("collective", command.kind))?;
@@ -64,8 +64,8 @@ fn fill(operation: &mut Operation, tables: &Tables, command: &Command, nranks: u
     let (Some(send_bytes), Some(recv_bytes), Some(_)) = (send_bytes, recv_bytes, whole) else {
         return Err(argument("a buffer would be larger than memory"));
     };
-    let send = operand(tables, "send", &command.send, send_bytes)?;
-    let recv = operand(tables, "receive", &command.recv, recv_bytes)?;
+    let send = operand(memory, "send", &command.send, send_bytes)?;
+    let recv = operand(memory, "receive", &command.recv, recv_bytes)?;
     let place = |operand: &Option<GpuOperand>| operand.as_ref().map_or(0, |operand| operand.offset_bytes);
     let is_one = matches!((&send, &recv), (Some(send), Some(recv)) if Arc::ptr_eq(&send.region, &recv.region));
     let recv_place = if is_one { place(&recv) } else { APART };
@@ -97,11 +97,11 @@ fn note_copied(session: &Session) {
     }
 }
 
-fn operand(tables: &Tables, what: &str, buffer: &BufferRef, bytes: u64) -> Result<Option<GpuOperand>, Invalid> {
+fn operand(memory: &Memory, what: &str, buffer: &BufferRef, bytes: u64) -> Result<Option<GpuOperand>, Invalid> {
     if bytes == 0 {
         return Ok(None);
     }
-    let region = tables.gpu_regions.get(buffer.region);
+    let region = memory.gpu_region(buffer.region);
     let region =
         region.ok_or_else(|| argument(format!("the {what} buffer's region {:?} does not exist", buffer.region)))?;
     if !region.contains(buffer.offset_bytes, bytes) {
@@ -136,7 +136,7 @@ mod tests {
 
     /// A rank's session, with a region.
     struct Fixture {
-        tables: Tables,
+        memory: Memory,
         group: Arc<DeviceInitiatedGroup>,
         session: Arc<Session>,
         region: Handle,
@@ -145,12 +145,11 @@ mod tests {
     impl Fixture {
         fn new() -> Self {
             let tenant = Tenant::new("a".into(), Quota::least());
-            let mut tables = Tables::new(&tenant.quota, 1);
             let region = Importer::for_tests().by_handle(&tenant, 1, &[1; 64], REGION_BYTES).expect("a region");
-            let region = tables.gpu_regions.insert(Arc::new(region)).ok().expect("room");
+            let (memory, region) = Memory::for_tests(&tenant.quota, region);
             let session = testing::session(1, &tenant);
             let group = DeviceInitiatedGroup::for_tests(NRANKS, Box::new(Unasked));
-            Fixture { tables, group: Arc::new(group), session, region }
+            Fixture { memory, group: Arc::new(group), session, region }
         }
 
         fn operation(&self, count: u64) -> Operation {
@@ -192,8 +191,8 @@ mod tests {
 
         fn fill(&self, command: &Command) -> Result<(Operation, SendRecv), (ErrorClass, String)> {
             let mut operation = self.operation(command.count);
-            let filled = fill(&mut operation, &self.tables, command, NRANKS);
-            filled.map(|buffers| (operation, buffers)).map_err(|Invalid(class, message)| (class, message))
+            let filled = fill(&mut operation, &self.memory, command, NRANKS);
+            filled.map(|buffers| (operation, buffers)).map_err(|Invalid { class, message }| (class, message))
         }
     }
 
@@ -246,7 +245,7 @@ mod tests {
     #[test]
     fn a_region_that_was_given_back_is_none() {
         let mut fixture = Fixture::new();
-        assert!(fixture.tables.gpu_regions.remove(fixture.region).is_some());
+        assert!(fixture.memory.free_on_gpu(fixture.region).is_ok());
         assert!(fixture.fill(&fixture.command()).err().expect("stale").1.contains("does not exist"));
     }
 
@@ -255,7 +254,7 @@ mod tests {
         let fixture = Fixture::new();
         for group in [None, Some(&fixture.group)] {
             let mut operation = fixture.operation(1);
-            let fenced = fill_on_gpus(&mut operation, &fixture.tables, &fixture.command(), group, NRANKS);
+            let fenced = fill_on_gpus(&mut operation, &fixture.memory, &fixture.command(), group, NRANKS);
             assert!(fenced.is_err_and(|Fence(reason)| reason.contains("its communicator has none")));
         }
     }
