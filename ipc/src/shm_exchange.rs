@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::shm::{Mapping, ShmError};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use crate::types::{CollectiveKind, DataType, RedOp};
+use crate::types::{CollectiveKind, DataType, RedOp, WorkDone};
 
 /// Most ranks of a shared-memory exchange: every rank reads what all others post, so the work grows with the square.
 pub const SHM_EXCHANGE_RANKS_MAX: u32 = 16;
@@ -388,9 +388,9 @@ impl ShmExchange {
     /// # Panics
     /// If the shared-memory exchange has no such rank.
     #[must_use]
-    pub fn completed(&self, rank: u32) -> (u64, u64) {
+    pub fn completed(&self, rank: u32) -> WorkDone {
         let Progress { completed, payload_bytes } = self.progress(rank);
-        (completed.load(Ordering::Relaxed), payload_bytes.load(Ordering::Relaxed))
+        WorkDone { operations: completed.load(Ordering::Relaxed), bytes: payload_bytes.load(Ordering::Relaxed) }
     }
 }
 
@@ -470,7 +470,8 @@ mod tests {
         }
         ours.complete(1, 5, 100);
         ours.complete(1, 6, 11);
-        assert_eq!((theirs.completed(1), theirs.completed(0)), ((6, 111), (0, 0)));
+        let done = WorkDone { operations: 6, bytes: 111 };
+        assert_eq!([1, 0].map(|rank| theirs.completed(rank)), [done, WorkDone::default()]);
         assert_eq!(theirs.allowed(), u64::MAX);
         ours.allow(0);
         assert_eq!(theirs.allowed(), 0);

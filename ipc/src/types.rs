@@ -214,6 +214,26 @@ wire_enum! {
     }
 }
 
+/// Operations that are done, or messages, and their payload.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct WorkDone {
+    /// How many.
+    pub operations: u64,
+    /// Of all of them.
+    pub bytes: u64,
+}
+
+impl WorkDone {
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        WorkDone {
+            operations: self.operations.saturating_add(other.operations),
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
+    }
+}
+
 /// Names one slot of a table for the time that slot holds one value: a stale handle has an old generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]

@@ -6,7 +6,7 @@ use clap::{Parser, ValueEnum};
 use mccs_collective::{CostModel, Problem, Strategy, build};
 use mccs_config::service::AlgorithmChoice;
 use mccs_ipc::types::CollectiveKind;
-use mccs_telemetry::bandwidth::traffic;
+use mccs_telemetry::bandwidth::Traffic;
 
 /// Prints the bytes that each host sends to each other one in a collective, as JSON.
 #[derive(Parser)]
@@ -62,7 +62,7 @@ fn main() -> anyhow::Result<()> {
     let ranks = |host: &str| host.split(',').map(str::parse).collect::<Result<Vec<u32>, _>>();
     let hosts = arguments.hosts.split('/').map(ranks).collect::<Result<Vec<_>, _>>()?;
     let nranks = hosts.iter().map(Vec::len).sum::<usize>() as u32;
-    let (per_count, _) = traffic(arguments.operation, 1, u64::from(nranks));
+    let per_count = Traffic::new(arguments.operation, 1, u64::from(nranks)).payload_bytes;
     let element_bytes = arguments.element_bytes as u64;
     ensure!(element_bytes > 0 && per_count > 0, "a collective without data has no bytes to count");
     let count = (arguments.bytes / per_count).div_ceil(element_bytes);

@@ -17,7 +17,7 @@ use mccs_eval::cuda::processes::{Own, run_or_start, run_ranks};
 use mccs_eval::cuda::rank::{Rank, Side};
 use mccs_eval::stats::median;
 use mccs_eval::workload::{Call, Place};
-use mccs_telemetry::bandwidth::traffic;
+use mccs_telemetry::bandwidth::Traffic;
 use serde::Serialize;
 
 /// Runs collectives on GPUs over a range of sizes. With `--check` every element is checked; otherwise mccs and NCCL are
@@ -205,7 +205,7 @@ fn write_lines(arguments: &Arguments, own: &Rank, lines: &[impl Serialize]) -> a
 
 /// A call of a size as nccl-tests counts it.
 fn call_of(kind: CollectiveKind, dtype: DataType, redop: RedOp, size: u64, nranks: u32, seed: u64) -> Call {
-    let (per_count, _) = traffic(kind, 1, u64::from(nranks));
+    let per_count = Traffic::new(kind, 1, u64::from(nranks)).payload_bytes;
     let count = size.checked_div(per_count).unwrap_or(0) / dtype.size_bytes() as u64;
     Call { kind, dtype, redop, root: (seed % u64::from(nranks)) as u32, count, nranks, seed }
 }
@@ -391,7 +391,7 @@ fn measure(arguments: &Arguments, own: &Rank) -> anyhow::Result<()> {
                 }
             }
             let payload = call.count * call.dtype.size_bytes() as u64;
-            let (bytes, bus_bytes) = traffic(kind, payload, u64::from(own.nranks()));
+            let Traffic { payload_bytes: bytes, bus_bytes } = Traffic::new(kind, payload, u64::from(own.nranks()));
             let busbw = |times: &[Vec<f64>; 3]| bus_bytes as f64 / 1e3 / median(&times[0]);
             if own.rank() == 0 {
                 let of = |side: usize, which: usize| times.get(side).map_or(f64::NAN, |times| median(&times[which]));

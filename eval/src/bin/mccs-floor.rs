@@ -17,7 +17,7 @@ use mccs_eval::touch::{self, Line, Move, Variant};
 use mccs_eval::workload::Call;
 use mccs_ipc::shm::Mapping;
 use mccs_ipc::types::{CollectiveKind, DataType, RedOp};
-use mccs_telemetry::bandwidth::traffic;
+use mccs_telemetry::bandwidth::Traffic;
 
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 const LINE_BYTES: u64 = size_of::<Line>() as u64;
@@ -202,7 +202,7 @@ impl Arguments {
         let mut size = self.begin.0;
         while size <= self.end.0 {
             let dtype = DataType::F32;
-            let (per_count, _) = traffic(kind, 1, u64::from(nranks));
+            let per_count = Traffic::new(kind, 1, u64::from(nranks)).payload_bytes;
             let count = size.checked_div(per_count).unwrap_or(0).div_ceil(dtype.size_bytes() as u64);
             let call = Call { kind, dtype, redop: RedOp::Sum, root: 0, count, nranks, seed: 0 };
             let count_bytes = count * dtype.size_bytes() as u64;
@@ -212,7 +212,7 @@ impl Arguments {
             let [p50, p99, least] = [0.5, 0.99, 0.0].map(|part| latencies.quantile(part).as_nanos() as f64 / 1000.0);
             let touched = touched as u64 * LINE_BYTES;
             let record = serde_json::json!({
-                "op": kind.name(), "in_place": in_place, "bytes": traffic(kind, count_bytes, u64::from(nranks)).0,
+                "op": kind.name(), "in_place": in_place, "bytes": Traffic::new(kind, count_bytes, u64::from(nranks)).payload_bytes,
                 "nranks": nranks, "memory": memory.get_name(), "huge_share": huge_share(), "iters": self.iterations,
                 "median_us": p50, "p50_us": p50, "p99_us": p99, "min_us": least, "touched_bytes": touched,
                 "touched_gbps": touched as f64 / (p50 * 1000.0), "variant": variant.to_string(), "threads": cores.len(),

@@ -12,7 +12,7 @@ use mccs_config::Bytes;
 use mccs_eval::arguments::{RankArguments, exit, list, unix_time_ns};
 use mccs_eval::stats::Latencies;
 use mccs_eval::workload::{Call, POISON};
-use mccs_telemetry::bandwidth::traffic;
+use mccs_telemetry::bandwidth::Traffic;
 use nix::time::{ClockId, clock_gettime};
 
 /// Runs collectives over a range of sizes, checks every element, and prints nccl-tests' columns.
@@ -185,7 +185,7 @@ impl Bench {
         let nranks = u64::from(self.arguments.place.nranks);
         let (mut size, mut all_wrong) = (self.arguments.begin.0, 0);
         while size <= self.arguments.end.0 {
-            let (per_count, _) = traffic(kind, 1, nranks);
+            let per_count = Traffic::new(kind, 1, nranks).payload_bytes;
             let count = size.checked_div(per_count).unwrap_or(0).div_ceil(dtype.size_bytes() as u64);
             let call = Call {
                 kind,
@@ -300,7 +300,8 @@ impl Bench {
 
     fn print_line(&self, call: &Call, sides: [Option<&Side>; 2]) -> anyhow::Result<()> {
         let nranks = u64::from(call.nranks);
-        let (bytes, bus_bytes) = traffic(call.kind, call.count * call.dtype.size_bytes() as u64, nranks);
+        let Traffic { payload_bytes: bytes, bus_bytes } =
+            Traffic::new(call.kind, call.count * call.dtype.size_bytes() as u64, nranks);
         let root = if call.kind.has_root() { call.root.to_string() } else { "-1".into() };
         let redop = if call.kind.reduces() { call.redop.name() } else { "none" };
         let mut line = format!(

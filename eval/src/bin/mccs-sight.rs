@@ -19,7 +19,7 @@ use clap::{Parser, Subcommand};
 use mccs::{Client, CollectiveKind, DataType, RedOp, UniqueId};
 use mccs_config::Bytes;
 use mccs_control::trace_window::trace;
-use mccs_telemetry::bandwidth::traffic;
+use mccs_telemetry::bandwidth::Traffic;
 use mccs_telemetry::histogram::Histogram;
 use mccs_telemetry::recorder::{Record, Recorder, Recorders};
 use serde_json::json;
@@ -99,7 +99,7 @@ fn calls() {
     say("a record in a round, without the clock", least_ns(in_round));
     let histogram = Histogram::default();
     say("a duration in a histogram", least_ns(|seq| black_box(&histogram).count(Duration::from_nanos(seq * 100))));
-    let bus = |seq| _ = black_box(traffic(CollectiveKind::AllReduce, black_box(seq * 4096), black_box(3)));
+    let bus = |seq| _ = black_box(Traffic::new(CollectiveKind::AllReduce, black_box(seq * 4096), black_box(3)));
     say("bus bytes of a collective", least_ns(bus));
 }
 

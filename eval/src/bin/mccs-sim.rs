@@ -17,7 +17,7 @@ use mccs_ipc::types::CollectiveKind;
 use mccs_policy::random::Random;
 use mccs_policy::topology::{Clos, HostId, Topology};
 use mccs_policy::{Job, Placed, Profile, Rules, TenantTerms, View};
-use mccs_telemetry::bandwidth::traffic;
+use mccs_telemetry::bandwidth::Traffic;
 
 #[derive(Parser)]
 #[command(name = "mccs-sim", version, about = "Simulates jobs that share a network, under the service's own policies")]
@@ -385,7 +385,7 @@ fn collectives_table(host: &RdmaHost, hosts: u32) -> anyhow::Result<String> {
             };
             let algorithm = model.choose(&problem, 4, &strategy)?;
             let ns = model.estimate_ns(&build(&problem, algorithm, &strategy)?, 4);
-            let (_, bus_bytes) = traffic(kind, problem.count * 4, u64::from(hosts));
+            let bus_bytes = Traffic::new(kind, problem.count * 4, u64::from(hosts)).bus_bytes;
             text += &format!(
                 "| {} | {bytes} | {algorithm:?} | {:.0} | {:.1} |\n",
                 kind.name(),

@@ -10,7 +10,7 @@ use mccs::{CollectiveKind, Communicator, DataType, RedOp, Region, Stream};
 use mccs_config::{Bytes, DurationText};
 use mccs_eval::arguments::RankArguments;
 use mccs_eval::stats::Latencies;
-use mccs_telemetry::bandwidth::traffic;
+use mccs_telemetry::bandwidth::Traffic;
 
 /// Computes and communicates in turn; rank 0 prints a line of JSON.
 #[derive(Parser)]
@@ -107,7 +107,7 @@ fn main() -> anyhow::Result<()> {
         ended.extend(each.then(|| began.elapsed().as_secs_f64()));
     }
     if place.rank == 0 {
-        let (_, bus_bytes) = traffic(kind, count * 4, nranks);
+        let bus_bytes = Traffic::new(kind, count * 4, nranks).bus_bytes;
         let sending = latencies.total().as_secs_f64();
         let line = serde_json::json!({
             "seconds": began.elapsed().as_secs_f64(),

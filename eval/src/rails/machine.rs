@@ -1,7 +1,7 @@
 //! Machine models of the rails simulator: measured or published times, each with its source.
 
 use mccs_ipc::types::CollectiveKind;
-use mccs_telemetry::bandwidth::traffic;
+use mccs_telemetry::bandwidth::Traffic;
 
 use super::SimulationError;
 
@@ -116,7 +116,7 @@ impl TeamTimes {
 
     /// Bytes that each GPU sends over NVLink for a payload, and receives.
     pub(super) fn link_bytes(&self, kind: CollectiveKind, bytes: u64) -> f64 {
-        traffic(kind, bytes / kind.payload_count(1, self.nranks), u64::from(self.nranks)).1 as f64
+        Traffic::new(kind, bytes / kind.payload_count(1, self.nranks), u64::from(self.nranks)).bus_bytes as f64
     }
 }
 

@@ -28,7 +28,7 @@ use mccs_ipc::layout::Layout;
 use mccs_ipc::protocol::HostRun;
 use mccs_ipc::types::CollectiveKind;
 use mccs_rails::{Forks, Plan, SLOTS_BYTES, Sizes};
-use mccs_telemetry::bandwidth::traffic;
+use mccs_telemetry::bandwidth::Traffic;
 use serde::Serialize;
 
 pub use machine::{CopyTimes, Machine, RailTimes, TeamTimes};
@@ -203,7 +203,7 @@ pub fn simulate(machine: &Machine, design: &Design, call: &Call) -> Result<Outco
     let scripts = (0..call.hosts).map(|host| tasks::script(machine, design, &plan(host), ELEMENT_BYTES));
     let scripts = scripts.collect::<Result<Vec<_>, _>>()?;
     let ran = engine::run(machine, design, scripts, ELEMENT_BYTES)?;
-    let bus_bytes = traffic(call.kind, count * ELEMENT_BYTES, u64::from(layout.nranks())).1;
+    let bus_bytes = Traffic::new(call.kind, count * ELEMENT_BYTES, u64::from(layout.nranks())).bus_bytes;
     Ok(Outcome {
         ns: ran.ns,
         floor_ns: floor(machine, call),

@@ -4,7 +4,7 @@
 use mccs_policy::random::mix;
 use mccs_policy::topology::Topology;
 use mccs_policy::{CommId, Flow, PathSelection};
-use mccs_telemetry::bandwidth::bus_fraction;
+use mccs_telemetry::bandwidth::BusFraction;
 
 use super::cluster::Hashed;
 use super::scenario::{Ring, Work};
@@ -28,8 +28,7 @@ pub fn bus_bandwidth(work: &Work, nranks: u32, seconds: f64) -> f64 {
 
 /// Bytes that each of so many members of a ring passes on.
 fn bus_bytes(work: &Work, members: u32) -> f64 {
-    let (part, of) = bus_fraction(work.collective.kind(), u64::from(members));
-    work.bytes.0 as f64 * (part as f64 / of as f64)
+    work.bytes.0 as f64 * BusFraction::new(work.collective.kind(), u64::from(members)).ratio()
 }
 
 /// The path of a flow: the decided one, the one by which a network's hash was seen to send it, or one that a hash of its ends decides, as switches

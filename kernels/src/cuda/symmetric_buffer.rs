@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 use mccs_ipc::device_initiated::SymmetricBufferPart;
-use mccs_ipc::types::CollectiveKind;
+use mccs_ipc::types::{CollectiveKind, WorkDone};
 
 use super::RANKS_MAX;
 use super::p2p::{LANES_MAX, P2pLayout};
@@ -286,8 +286,9 @@ impl SymmetricBufferCounts {
 
     /// Messages that were sent by groups that have ended, and their bytes.
     #[must_use]
-    pub fn sent(&self) -> (u64, u64) {
-        (self.word(SymmetricBufferLayout::SENT_OFFSET), self.word(SymmetricBufferLayout::SENT_OFFSET + 8))
+    pub fn sent(&self) -> WorkDone {
+        let at = SymmetricBufferLayout::SENT_OFFSET;
+        WorkDone { operations: self.word(at), bytes: self.word(at + 8) }
     }
 
     /// The stamp of an operation, if it has ended, and is among the last ones.

@@ -24,7 +24,7 @@ use mccs_ipc::types::CollectiveKind;
 use self::layout::Layout;
 pub use cost::CostModel;
 pub use rdma_cost::{RdmaHost, RdmaSizing};
-pub use schedule::{Buffer, Channel, Move, Problem, Program, RankSpan, Schedule, Shape, Span, Step};
+pub use schedule::{Buffer, Channel, ChannelLink, Move, Problem, Program, RankSpan, Schedule, Shape, Span, Step};
 pub use strategy::{Algorithm, CHANNELS_MAX, Strategy, StrategyError};
 pub use verify::{Access, Fault, Violation, verify};
 

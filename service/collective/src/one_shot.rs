@@ -5,7 +5,7 @@
 use mccs_ipc::types::CollectiveKind;
 
 use super::layout::Layout;
-use super::schedule::{Buffer, Channel, Program, RankSpan, Schedule, Shape, Span, Step};
+use super::schedule::{Buffer, Channel, Part, Program, RankSpan, Schedule, Shape, Span, Step};
 
 /// Elements of scratch that all contributions together may take: it grows with their number as well as with their length,
 /// and so much data goes round a ring faster.
@@ -54,7 +54,7 @@ fn all_reduce(layout: &Layout<'_>, own: u32) -> Vec<Step> {
 }
 
 /// Of a part of each block.
-fn all_gather(layout: &Layout<'_>, own: u32, (offset, count): (u64, u64)) -> Vec<Step> {
+fn all_gather(layout: &Layout<'_>, own: u32, Part { offset, count }: Part) -> Vec<Step> {
     let block = |rank| layout.at_all(own, layout.block(Buffer::Recv, rank, offset, count));
     let contribution = |rank: &u32| RankSpan { rank: *rank, span: Span::new(Buffer::Send, offset, count) };
     let mut steps = Vec::new();

@@ -6,7 +6,7 @@
 use mccs_ipc::types::CollectiveKind;
 
 use super::layout::Layout;
-use super::schedule::{Buffer, Channel, Problem, Program, RankSpan, Schedule, Shape, Span, Step};
+use super::schedule::{Buffer, Channel, Part, Problem, Program, RankSpan, Schedule, Shape, Span, Step};
 
 /// One channel for the kinds that neither ring nor tree has a form for; empty for others. An all-to-all of a rail has them all.
 pub(super) fn build(layout: &Layout<'_>) -> Schedule {
@@ -70,12 +70,12 @@ fn after(rank: u32, distance: u32, nranks: u32) -> u32 {
 
 fn all_to_all(problem: &Problem, rank: u32) -> Vec<Step> {
     let mut steps = vec![copy(rank, block(problem, Buffer::Send, rank), block(problem, Buffer::Recv, rank))];
-    steps.extend(exchange(problem, rank, (0, problem.count)));
+    steps.extend(exchange(problem, rank, Part { offset: 0, count: problem.count }));
     steps
 }
 
-/// A part of each block, as (offset, count), for and from each other rank.
-fn exchange(problem: &Problem, rank: u32, (offset, count): (u64, u64)) -> Vec<Step> {
+/// A part of each block, for and from each other rank.
+fn exchange(problem: &Problem, rank: u32, Part { offset, count }: Part) -> Vec<Step> {
     let nranks = problem.nranks;
     let part = |buffer, of: u32| Span::new(buffer, u64::from(of) * problem.count + offset, count);
     // Sends come first. Behind receives of other distances each would wait for a message: a latency for each rank.

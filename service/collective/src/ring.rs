@@ -10,7 +10,7 @@ use mccs_ipc::types::CollectiveKind;
 
 use super::Strategy;
 use super::layout::Layout;
-use super::schedule::{Buffer, Channel, Problem, Program, RankSpan, Schedule, Shape, Span, Step, part};
+use super::schedule::{Buffer, Channel, Part, Problem, Program, RankSpan, Schedule, Shape, Span, Step, part};
 
 /// One group's view of one channel.
 struct View<'a> {
@@ -41,7 +41,7 @@ pub(super) fn build(layout: &Layout<'_>) -> Option<Schedule> {
     let mut scratch_count = 0;
     let mut channels = Vec::with_capacity(layout.orders.len());
     for (index, order) in layout.orders.iter().enumerate() {
-        let (offset, count) = strategy.channel_part(problem.count, layout.orders.len() as u64, index as u64);
+        let Part { offset, count } = strategy.channel_part(problem.count, layout.orders.len() as u64, index as u64);
         let chunks = strategy.chunks(count, layout.passes_on());
         let mut programs: Vec<_> =
             layout.groups.iter().map(|ranks| Program { ranks: ranks.clone(), steps: Vec::new() }).collect();
@@ -63,7 +63,7 @@ pub(super) fn hop(problem: &Problem, strategy: &Strategy) -> Schedule {
     let order = strategy.reduction_order(problem.nranks);
     let channels = strategy.ring_orders.len().max(1) as u64;
     let channel = |index: u64| {
-        let (offset, count) = strategy.channel_part(problem.count, channels, index);
+        let Part { offset, count } = strategy.channel_part(problem.count, channels, index);
         let mut programs: Vec<_> =
             (0..problem.nranks).map(|rank| Program { ranks: vec![rank], steps: Vec::new() }).collect();
         for (place, &rank) in order.iter().enumerate() {
@@ -109,7 +109,7 @@ impl View<'_> {
 
     /// Part `index` of the channel's part, of `parts`.
     fn part(&self, buffer: Buffer, parts: u64, index: u64) -> Span {
-        let (offset, count) = part(self.count, parts, index, self.align_count);
+        let Part { offset, count } = part(self.count, parts, index, self.align_count);
         Span::new(buffer, self.offset + offset, count)
     }
 
@@ -117,7 +117,7 @@ impl View<'_> {
     fn slices(&self, span: Span) -> Vec<Span> {
         let slices = self.layout.strategy.slices(span.count);
         let slice = |index| {
-            let (offset, count) = part(span.count, slices, index, self.align_count);
+            let Part { offset, count } = part(span.count, slices, index, self.align_count);
             Span::new(span.buffer, span.offset + offset, count)
         };
         (0..slices).map(slice).collect()
@@ -167,7 +167,7 @@ impl View<'_> {
     }
 
     fn chunk_count(&self) -> u64 {
-        part(self.count, self.chunks, 0, self.align_count).1
+        part(self.count, self.chunks, 0, self.align_count).count
     }
 
     fn scratch_count(&self) -> u64 {
@@ -261,7 +261,7 @@ fn reduce_scatter(view: &View<'_>) -> Vec<Step> {
     // Where no group combines first, the first partial result is that of the first step.
     let combined_first = view.partials_per_chunk() + 1 - (groups - 1);
     for chunk in 0..view.chunks {
-        let (chunk_offset, count) = part(view.count, view.chunks, chunk, view.align_count);
+        let Part { offset: chunk_offset, count } = part(view.count, view.chunks, chunk, view.align_count);
         let input = |rank| layout.block(Buffer::Send, rank, view.offset + chunk_offset, count);
         // Partial results of a step, one for each rank of the group whose blocks they are.
         let partial = |number: u64, index: usize| {

@@ -224,9 +224,9 @@ impl Schedule {
         }
     }
 
-    /// Which programs send to which, on which channel: (channel, first rank of the sender, first rank of the receiver).
+    /// Which programs send to which, on which channel.
     #[must_use]
-    pub fn links(&self) -> BTreeSet<(u16, u32, u32)> {
+    pub fn links(&self) -> BTreeSet<ChannelLink> {
         let Shape::Message(channels) = &self.shape else { return BTreeSet::new() };
         let mut links = BTreeSet::new();
         for (index, channel) in (0..).zip(channels) {
@@ -236,7 +236,8 @@ impl Schedule {
                     Step::Send { peer, .. } => Some(*peer),
                     _ => None,
                 });
-                links.extend(sends.filter_map(|peer| Some((index, first(number)?, first(peer)?))));
+                let link = |peer| Some(ChannelLink { channel: index, src: first(number)?, dst: first(peer)? });
+                links.extend(sends.filter_map(link));
             }
         }
         links
@@ -265,35 +266,53 @@ impl Schedule {
     }
 }
 
-/// Part `index` of `count` elements cut into `parts` at multiples of `align_count`, as (offset, count). Parts differ by
-/// at most one such unit, longer ones first; the last unit may be incomplete.
+/// A link that a schedule uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ChannelLink {
+    /// The channel.
+    pub channel: u16,
+    /// First rank of the program that sends.
+    pub src: u32,
+    /// First rank of the program that receives.
+    pub dst: u32,
+}
+
+/// A part of some elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) offset: u64,
+    pub(super) count: u64,
+}
+
+/// Part `index` of `count` elements cut into `parts` at multiples of `align_count`. Parts differ by at most one such unit,
+/// longer ones first; the last unit may be incomplete.
 #[must_use]
-pub(super) fn part(count: u64, parts: u64, index: u64, align_count: u64) -> (u64, u64) {
+pub(super) fn part(count: u64, parts: u64, index: u64, align_count: u64) -> Part {
     let units = count.div_ceil(align_count);
     let (base, longer) = (units / parts, units % parts);
     let start = |index: u64| {
         let unit = index * base + index.min(longer);
         unit.saturating_mul(align_count).min(count)
     };
-    (start(index), start(index + 1) - start(index))
+    Part { offset: start(index), count: start(index + 1) - start(index) }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::part;
+    use super::{Part, part};
 
     #[test]
     fn parts_cover_everything_and_differ_by_one_unit() {
         for (count, parts, align) in [(0, 3, 1), (10, 3, 1), (10, 3, 4), (1000, 7, 64), (64, 8, 64)] {
             let all: Vec<_> = (0..parts).map(|index| part(count, parts, index, align)).collect();
             let mut end = 0;
-            for (offset, length) in &all {
+            for Part { offset, count } in &all {
                 assert_eq!(*offset, end);
-                assert!(*length == 0 || offset % align == 0);
-                end = offset + length;
+                assert!(*count == 0 || offset % align == 0);
+                end = offset + count;
             }
             assert_eq!(end, count);
-            let lengths = || all.iter().map(|(_, length)| *length);
+            let lengths = || all.iter().map(|part| part.count);
             // The last unit may be incomplete, so the last part that has any may be shorter still.
             assert!(lengths().max() < lengths().min().map(|least| least + 2 * align), "{all:?}");
             assert!(lengths().is_sorted_by(|a, b| a >= b), "{all:?}");

@@ -5,7 +5,7 @@ use mccs_config::change::StrategyChange;
 use mccs_config::service::AlgorithmChoice;
 use mccs_ipc::types::CollectiveKind;
 
-use super::schedule::part;
+use super::schedule::{Part, part};
 
 /// An algorithm of schedules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -263,10 +263,10 @@ impl Strategy {
         (count / self.channel_count_min.max(1)).clamp(1, channels.max(1))
     }
 
-    /// What channel `index` of `channels` has of `count` elements, as (offset, count). Short data goes by the first ones.
-    pub(super) fn channel_part(&self, count: u64, channels: u64, index: u64) -> (u64, u64) {
+    /// What channel `index` of `channels` has of `count` elements. Short data goes by the first ones.
+    pub(super) fn channel_part(&self, count: u64, channels: u64, index: u64) -> Part {
         let used = self.channels_of(count, channels);
-        if index < used { part(count, used, index, self.align_count.max(1)) } else { (count, 0) }
+        if index < used { part(count, used, index, self.align_count.max(1)) } else { Part { offset: count, count: 0 } }
     }
 
     /// Order of ranks of the ring of reductions.
@@ -288,12 +288,12 @@ mod tests {
     fn short_data_goes_by_the_first_channels() {
         let strategy =
             Strategy { channel_count_min: 100, align_count: 1, ..Strategy::initial(AlgorithmChoice::Auto, 2, 4, &[]) };
-        let parts = |count| [0, 1, 2, 3].map(|index| strategy.channel_part(count, 4, index).1);
+        let parts = |count| [0, 1, 2, 3].map(|index| strategy.channel_part(count, 4, index).count);
         assert_eq!(parts(0), [0, 0, 0, 0]);
         assert_eq!(parts(199), [199, 0, 0, 0]);
         assert_eq!(parts(200), [100, 100, 0, 0]);
         assert_eq!(parts(399), [133, 133, 133, 0]);
         assert_eq!(parts(4000), [1000; 4]);
-        assert_eq!(strategy.channel_part(150, 4, 3), (150, 0), "an empty part lies at the end");
+        assert_eq!(strategy.channel_part(150, 4, 3), Part { offset: 150, count: 0 }, "an empty part lies at the end");
     }
 }

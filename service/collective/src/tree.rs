@@ -5,7 +5,7 @@
 use mccs_ipc::types::CollectiveKind;
 
 use super::layout::Layout;
-use super::schedule::{Buffer, Channel, Program, RankSpan, Schedule, Shape, Span, Step, part};
+use super::schedule::{Buffer, Channel, Part, Program, RankSpan, Schedule, Shape, Span, Step, part};
 
 struct Node<'a> {
     layout: &'a Layout<'a>,
@@ -25,7 +25,7 @@ pub(super) fn build(layout: &Layout<'_>) -> Option<Schedule> {
     };
     let align_count = strategy.align_count.max(1);
     let channel = |(index, order): (usize, &Vec<u32>)| {
-        let (offset, count) = strategy.channel_part(problem.count, layout.orders.len() as u64, index as u64);
+        let Part { offset, count } = strategy.channel_part(problem.count, layout.orders.len() as u64, index as u64);
         let chunks = strategy.chunks(count, layout.passes_on());
         let top = order.iter().position(|group| Some(*group) == root).unwrap_or(0);
         let mut programs: Vec<_> =
@@ -33,8 +33,8 @@ pub(super) fn build(layout: &Layout<'_>) -> Option<Schedule> {
         for place in 0..order.len() {
             let node = Node::at(layout, order, top, place);
             let spans = |chunk| {
-                let (chunk_offset, chunk_count) = part(count, chunks, chunk, align_count);
-                move |buffer| Span::new(buffer, offset + chunk_offset, chunk_count)
+                let part = part(count, chunks, chunk, align_count);
+                move |buffer| Span::new(buffer, offset + part.offset, part.count)
             };
             let steps = &mut programs[node.own as usize].steps;
             for chunk in 0..chunks {

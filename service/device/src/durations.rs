@@ -118,7 +118,8 @@ impl Times {
 
     /// The same of a shared-memory exchange.
     pub fn read_shm_exchange(&mut self, shm_exchange: &ShmExchange, within: Duration) -> Reading {
-        let ended = (0..shm_exchange.layout().nranks).map(|rank| shm_exchange.completed(rank).0).min().unwrap_or(0);
+        let ended =
+            (0..shm_exchange.layout().nranks).map(|rank| shm_exchange.completed(rank).operations).min().unwrap_or(0);
         self.add(
             ended,
             ShmExchange::stamped(self.seen, ended).filter_map(|round| TimedCollective::of_round(shm_exchange, round)),

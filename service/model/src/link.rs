@@ -82,6 +82,17 @@ pub fn first_number(epoch: u32) -> u64 {
     u64::from(epoch) << LINK_BITS
 }
 
+/// Which flow of a communicator: its channel, and first ranks at both ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RankFlow {
+    /// The channel, as [`LinkKey::channel`].
+    pub channel: u16,
+    /// Rank whose data it is.
+    pub from: u32,
+    /// Rank that is to get it.
+    pub to: u32,
+}
+
 /// What a channel waits for: between two ranks, of which one is on another host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FlowWait {
@@ -95,6 +106,14 @@ pub struct FlowWait {
     pub is_receive: bool,
     /// Of a receive: steps that the receiver has done before. Who has done least holds up the others.
     pub step: u64,
+}
+
+impl FlowWait {
+    /// Which flow it is.
+    #[must_use]
+    pub fn flow(&self) -> RankFlow {
+        RankFlow { channel: self.channel, from: self.from, to: self.to }
+    }
 }
 
 const _: () = {

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mccs_ipc::protocol::HostRun;
-use mccs_ipc::types::{CollectiveKind, UniqueId};
-use mccs_telemetry::bandwidth::{PairSide, RecentTraffic, TenantTraffic, traffic};
+use mccs_ipc::types::{CollectiveKind, UniqueId, WorkDone};
+use mccs_telemetry::bandwidth::{PairSide, RecentTraffic, TenantTraffic, Traffic};
 use mccs_telemetry::counter_sanity::CounterSanity;
 use mccs_telemetry::failed::FailedView;
 use mccs_telemetry::placed::Placed;
@@ -197,7 +197,7 @@ impl CommInfo {
             tenant: self.tenant.clone(),
             nranks: self.nranks,
             hosts: self.hosts.clone(),
-            operations: self.totals().0,
+            operations: self.totals().operations,
             reason: reason.into(),
             age_seconds: 0,
         }
@@ -229,14 +229,15 @@ pub struct RankProgress {
 impl CommInfo {
     /// Counts a completed collective.
     pub fn count_collective(&self, kind: CollectiveKind, count: u64, dtype_bytes: usize, took: Duration) {
-        let (bytes, bus_bytes) = traffic(kind, count.saturating_mul(dtype_bytes as u64), u64::from(self.nranks));
-        self.count_operation(bytes);
-        self.count_time(kind, bytes, bus_bytes, took, 1, straggler::is_joint(kind));
+        let traffic = Traffic::new(kind, count.saturating_mul(dtype_bytes as u64), u64::from(self.nranks));
+        self.count_operation(traffic.payload_bytes);
+        self.count_time(kind, traffic, took, 1, straggler::is_joint(kind));
     }
 
     /// Counts the time of collectives that are alike: how many, and whether none ends before all ranks have come. The proxy engine does so, and who looks at
     /// what ranks did.
-    fn count_time(&self, kind: CollectiveKind, bytes: u64, bus_bytes: u64, took: Duration, times: u64, is_joint: bool) {
+    fn count_time(&self, kind: CollectiveKind, traffic: Traffic, took: Duration, times: u64, is_joint: bool) {
+        let Traffic { payload_bytes, bus_bytes } = traffic;
         let took_ns = (took.as_nanos() as u64).saturating_mul(times);
         self.bus_bytes.fetch_add(bus_bytes.saturating_mul(times), Ordering::Relaxed);
         self.busy_ns.fetch_add(took_ns, Ordering::Relaxed);
@@ -246,7 +247,7 @@ impl CommInfo {
             time_ns.fetch_add(took_ns, Ordering::Relaxed);
         }
         self.recent.count(kind, bus_bytes, took);
-        self.traffic.count(kind, bytes, took, times);
+        self.traffic.count(kind, payload_bytes, took, times);
     }
 
     /// Counts what has come to be known of how long collectives took that ranks did among themselves, and copy engines.
@@ -270,8 +271,8 @@ impl CommInfo {
             let TimedCollective { kind, payload_bytes, took, late } = timed;
             let count_bytes = payload_bytes / kind.payload_count(1, self.nranks).max(1);
             // None of them ends before all ranks have come.
-            let (bytes, bus_bytes) = traffic(*kind, count_bytes, u64::from(self.nranks));
-            self.count_time(*kind, bytes, bus_bytes, *took, times, true);
+            let traffic = Traffic::new(*kind, count_bytes, u64::from(self.nranks));
+            self.count_time(*kind, traffic, *took, times, true);
             for rank in &self.ranks {
                 let late = late.get(rank.rank as usize).map_or(0, |late| late.as_nanos() as u64);
                 rank.late_ns.fetch_add(late.saturating_mul(times), Ordering::Relaxed);
@@ -290,8 +291,8 @@ impl CommInfo {
 
     /// Counts a collective that was handed to GPUs: how long it takes is not known yet.
     pub fn count_handed_out(&self, kind: CollectiveKind, count: u64, dtype_bytes: usize) {
-        let (bytes, _) = traffic(kind, count.saturating_mul(dtype_bytes as u64), u64::from(self.nranks));
-        self.count_operation(bytes);
+        let traffic = Traffic::new(kind, count.saturating_mul(dtype_bytes as u64), u64::from(self.nranks));
+        self.count_operation(traffic.payload_bytes);
     }
 
     fn count_operation(&self, bytes: u64) {
@@ -349,7 +350,7 @@ impl CommInfo {
         let (mut by_all, mut ended) = (0, 0);
         if let Some(shm_exchange) = &self.shm_exchange {
             by_all = self.rank_numbers().map(|rank| shm_exchange.posted(rank)).min().unwrap_or(0);
-            ended = shm_exchange.completed(info.rank).0;
+            ended = shm_exchange.completed(info.rank).operations;
         }
         if let Some(group) = &self.device_initiated {
             by_all = self.rank_numbers().map(|rank| group.page().launched(rank)).min().unwrap_or(0);
@@ -377,41 +378,38 @@ impl CommInfo {
     /// Operations completed on all ranks, and their payload. What ranks say counts as far as it can be true: a tenant's sums are of all its
     /// communicators, those included that have ended.
     #[must_use]
-    pub fn totals(&self) -> (u64, u64) {
+    pub fn totals(&self) -> WorkDone {
         let rounds = self
             .shm_exchange
             .iter()
             .flat_map(|shm_exchange| self.rank_numbers().map(|rank| shm_exchange.completed(rank)))
             .min();
-        let (mut operations, mut bytes) = rounds.unwrap_or((0, 0));
+        let mut said = rounds.unwrap_or_default();
         if let Some(group) = &self.device_initiated {
-            operations = self.rank_numbers().map(|rank| group.ended(rank)).min().unwrap_or(0);
-            bytes = self.rank_numbers().map(|rank| group.payload_bytes(rank)).min().unwrap_or(0);
+            said.operations = self.rank_numbers().map(|rank| group.ended(rank)).min().unwrap_or(0);
+            said.bytes = self.rank_numbers().map(|rank| group.payload_bytes(rank)).min().unwrap_or(0);
         }
         // All ranks together contribute no more than all slots hold.
         let layout = self.shm_exchange.as_ref().map(|shm_exchange| shm_exchange.layout());
         let bytes_max =
             layout.map_or(GPU_PAYLOAD_MAX, |layout| u64::from(layout.nranks) * u64::from(layout.slot_bytes));
-        let (operations, bytes) = self.operation_sanity.told(Instant::now(), operations, bytes, bytes_max);
+        let told = self.operation_sanity.told(Instant::now(), said, bytes_max);
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (pairs, pair_bytes) = self.pairs_on_gpus();
-        let operations = operations.saturating_add(pairs);
-        let bytes = bytes.saturating_add(pair_bytes);
-        (self.of_handed_out(load(&self.operations)).saturating_add(operations), load(&self.bytes).saturating_add(bytes))
+        let counted = WorkDone { operations: self.of_handed_out(load(&self.operations)), bytes: load(&self.bytes) };
+        counted.plus(told).plus(self.pairs_on_gpus())
     }
 
     /// Of the operations of [`CommInfo::totals`], the point-to-point pairs.
     #[must_use]
     pub fn pairs(&self) -> u64 {
-        self.pairs.load(Ordering::Relaxed).saturating_add(self.pairs_on_gpus().0)
+        self.pairs.load(Ordering::Relaxed).saturating_add(self.pairs_on_gpus().operations)
     }
 
     /// Sends that ranks on GPUs have done among themselves, and their bytes.
-    fn pairs_on_gpus(&self) -> (u64, u64) {
-        let Some(group) = &self.device_initiated else { return (0, 0) };
-        let add = |all: (u64, u64), sent: (u64, u64)| (all.0.saturating_add(sent.0), all.1.saturating_add(sent.1));
-        let (pairs, bytes) = self.rank_numbers().map(|rank| group.sent(rank)).fold((0, 0), add);
-        self.pair_sanity.told(Instant::now(), pairs, bytes, GPU_PAYLOAD_MAX)
+    fn pairs_on_gpus(&self) -> WorkDone {
+        let Some(group) = &self.device_initiated else { return WorkDone::default() };
+        let said = self.rank_numbers().map(|rank| group.sent(rank)).fold(WorkDone::default(), WorkDone::plus);
+        self.pair_sanity.told(Instant::now(), said, GPU_PAYLOAD_MAX)
     }
 
     /// Average bus bandwidth while busy, in GB/s.

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use mccs_control::HostView;
+use mccs_ipc::types::WorkDone;
 use mccs_model::gathering::Late;
 use mccs_model::{Reductions, SessionId};
 use mccs_runtime::WakerSlot;
@@ -51,7 +52,7 @@ impl TenantTotals {
     fn add(&mut self, comm: &CommInfo) {
         // First, since there may be more of them meanwhile, but not more than of all.
         self.pairs = self.pairs.saturating_add(comm.pairs());
-        let (operations, bytes) = comm.totals();
+        let WorkDone { operations, bytes } = comm.totals();
         self.operations = self.operations.saturating_add(operations);
         self.bytes = self.bytes.saturating_add(bytes);
         self.failed = self.failed.saturating_add(comm.failed.load(Ordering::Relaxed));

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use mccs_config::service::TransportKind;
 use mccs_control::{CommView, RankView, SessionView};
+use mccs_ipc::types::WorkDone;
 use mccs_tenants::Resource;
 use mccs_tenants::session::Session;
 
@@ -47,7 +48,7 @@ impl CommInfo {
         };
         // First, since there may be more of them meanwhile, but not more than of all.
         let pairs = comm.pairs();
-        let (operations, bytes) = comm.totals();
+        let WorkDone { operations, bytes } = comm.totals();
         let epoch = comm.epoch.load(Ordering::Relaxed);
         let transport = comm.placed.as_ref().and_then(|placed| placed.chosen()?.transport);
         let captured = comm.device_initiated.as_ref().and_then(|group| group.page().captured_strategy());

@@ -161,34 +161,61 @@ impl RecentTraffic {
     }
 }
 
-/// Part of a collective's payload that counts as bus bytes, as numerator and denominator.
+/// Part of a collective's payload that counts as bus bytes: `part / of`.
 /// Source: nccl-tests, doc/PERFORMANCE.md.
-#[must_use]
-pub fn bus_fraction(kind: CollectiveKind, nranks: u64) -> (u64, u64) {
-    let (others, all) = (nranks.saturating_sub(1), nranks.max(1));
-    match kind {
-        CollectiveKind::AllReduce => (2 * others, all),
-        CollectiveKind::Broadcast | CollectiveKind::Reduce => (1, 1),
-        CollectiveKind::AllGather
-        | CollectiveKind::ReduceScatter
-        | CollectiveKind::AllToAll
-        | CollectiveKind::Gather
-        | CollectiveKind::Scatter => (others, all),
-        CollectiveKind::Barrier => (0, 1),
+#[derive(Debug, Clone, Copy)]
+pub struct BusFraction {
+    part: u64,
+    of: u64,
+}
+
+impl BusFraction {
+    /// Of a collective of so many ranks.
+    #[must_use]
+    pub fn new(kind: CollectiveKind, nranks: u64) -> Self {
+        let (others, all) = (nranks.saturating_sub(1), nranks.max(1));
+        let (part, of) = match kind {
+            CollectiveKind::AllReduce => (2 * others, all),
+            CollectiveKind::Broadcast | CollectiveKind::Reduce => (1, 1),
+            CollectiveKind::AllGather
+            | CollectiveKind::ReduceScatter
+            | CollectiveKind::AllToAll
+            | CollectiveKind::Gather
+            | CollectiveKind::Scatter => (others, all),
+            CollectiveKind::Barrier => (0, 1),
+        };
+        BusFraction { part, of }
+    }
+
+    /// The same as one number.
+    #[must_use]
+    pub fn ratio(self) -> f64 {
+        self.part as f64 / self.of as f64
     }
 }
 
-/// Payload ("size" in nccl-tests) and bus bytes of a collective with `count_bytes` by its own count rule.
-#[must_use]
-pub fn traffic(kind: CollectiveKind, count_bytes: u64, nranks: u64) -> (u64, u64) {
-    let payload_bytes = kind.payload_count(count_bytes, nranks as u32);
-    let (part, of) = bus_fraction(kind, nranks);
-    let bus_bytes = match payload_bytes.checked_mul(part) {
-        Some(product) => product / of,
-        // Dividing so long a number costs more than all else that counts an operation.
-        None => (u128::from(payload_bytes) * u128::from(part) / u128::from(of)) as u64,
-    };
-    (payload_bytes, bus_bytes)
+/// Bytes of a collective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Traffic {
+    /// "Size" in nccl-tests.
+    pub payload_bytes: u64,
+    /// What bus bandwidth counts.
+    pub bus_bytes: u64,
+}
+
+impl Traffic {
+    /// Of a collective with `count_bytes` by its own count rule.
+    #[must_use]
+    pub fn new(kind: CollectiveKind, count_bytes: u64, nranks: u64) -> Self {
+        let payload_bytes = kind.payload_count(count_bytes, nranks as u32);
+        let BusFraction { part, of } = BusFraction::new(kind, nranks);
+        let bus_bytes = match payload_bytes.checked_mul(part) {
+            Some(product) => product / of,
+            // Dividing so long a number costs more than all else that counts an operation.
+            None => (u128::from(payload_bytes) * u128::from(part) / u128::from(of)) as u64,
+        };
+        Traffic { payload_bytes, bus_bytes }
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,8 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use mccs_ipc::types::WorkDone;
+
 use super::lock;
 
 /// No collective among ranks takes less. The fastest that was measured takes some three times as long.
@@ -35,7 +37,8 @@ impl CounterSanity {
     }
 
     /// What to tell at `now` of what is said to have been done, in operations of at most `bytes_max` each.
-    pub fn told(&self, now: Instant, operations: u64, bytes: u64, bytes_max: u64) -> (u64, u64) {
+    pub fn told(&self, now: Instant, said: WorkDone, bytes_max: u64) -> WorkDone {
+        let WorkDone { operations, bytes } = said;
         let mut told = lock(&self.told);
         let time = now.saturating_duration_since(told.at);
         let possible = (time.as_nanos() / self.time_min.as_nanos()).try_into().unwrap_or(u64::MAX);
@@ -45,7 +48,7 @@ impl CounterSanity {
         // A rank adds the bytes of an operation before it says that it has ended.
         let bytes_most = told.operations.saturating_add(1).saturating_mul(bytes_max).max(told.bytes);
         told.bytes = bytes.clamp(told.bytes, bytes_most);
-        (told.operations, told.bytes)
+        WorkDone { operations: told.operations, bytes: told.bytes }
     }
 }
 
@@ -53,16 +56,20 @@ impl CounterSanity {
 mod tests {
     use super::*;
 
+    fn done(operations: u64, bytes: u64) -> WorkDone {
+        WorkDone { operations, bytes }
+    }
+
     #[test]
     fn what_is_said_is_told_as_far_as_it_can_be_true() {
         let begin = Instant::now();
         let (sanity, at) = (CounterSanity::since(begin, COLLECTIVE_TIME_MIN), |ms| begin + Duration::from_millis(ms));
-        assert_eq!(sanity.told(at(1), 1000, 8000, 8), (1000, 8000));
+        assert_eq!(sanity.told(at(1), done(1000, 8000), 8), done(1000, 8000));
         // One that ends everything at once: ten operations a microsecond, of at most so many bytes.
-        assert_eq!(sanity.told(at(2), u64::MAX, u64::MAX, 8), (11_000, 8 * 11_001));
+        assert_eq!(sanity.told(at(2), done(u64::MAX, u64::MAX), 8), done(11_000, 8 * 11_001));
         // Nothing falls, and who has told the truth again is believed as soon as it is more.
-        assert_eq!(sanity.told(at(3), 0, 0, 8), (11_000, 8 * 11_001));
-        assert_eq!(sanity.told(at(4), 12_000, 96_000, 8), (12_000, 96_000));
-        assert_eq!(sanity.told(at(4), u64::MAX, 96_000, 8), (12_000, 96_000), "no time, no operations");
+        assert_eq!(sanity.told(at(3), done(0, 0), 8), done(11_000, 8 * 11_001));
+        assert_eq!(sanity.told(at(4), done(12_000, 96_000), 8), done(12_000, 96_000));
+        assert_eq!(sanity.told(at(4), done(u64::MAX, 96_000), 8), done(12_000, 96_000), "no time, no operations");
     }
 }

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::lock;
+use mccs_model::link::RankFlow;
 use mccs_model::path::WireStats;
 
 pub use self::names::{path_called, path_name};
@@ -263,12 +264,12 @@ impl FlowTable {
     /// What flows of these links have carried since they began, in both directions, by channel and ranks: `most` of them.
     #[must_use]
     pub fn carried_by(&self, links: u64, most: usize) -> Vec<FlowBytes> {
-        let mut carried: BTreeMap<(u16, u32, u32), u64> = BTreeMap::new();
+        let mut carried: BTreeMap<RankFlow, u64> = BTreeMap::new();
         for live in lock(&self.flows).live.values().filter(|live| live.name.links == links) {
             let FlowName { channel, from, to, .. } = live.name;
-            *carried.entry((channel, from, to)).or_default() += live.counters.totals().bytes;
+            *carried.entry(RankFlow { channel, from, to }).or_default() += live.counters.totals().bytes;
         }
-        let view = |((channel, from, to), bytes)| FlowBytes { channel, from, to, bytes };
+        let view = |(RankFlow { channel, from, to }, bytes)| FlowBytes { channel, from, to, bytes };
         carried.into_iter().take(most).map(view).collect()
     }
 

@@ -79,6 +79,15 @@ pub struct Allotment {
     pub allotted_bps: Option<u64>,
 }
 
+/// What a communicator's flows have made of their pace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PaceTotals {
+    /// Payload that has left.
+    pub bits: u64,
+    /// How often something had to wait.
+    pub held: u64,
+}
+
 /// What a communicator's flows make of their pace on this host, since they began, and what is foreseen of them. Engines add; who looks takes differences.
 #[derive(Debug, Default)]
 pub struct PaceUse {
@@ -133,10 +142,10 @@ impl PaceUse {
         self.burst.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Bits of payload that have left, and how often something had to wait.
+    /// Since the communicator began.
     #[must_use]
-    pub fn totals(&self) -> (u64, u64) {
-        (self.bits.load(Ordering::Relaxed), self.held.load(Ordering::Relaxed))
+    pub fn totals(&self) -> PaceTotals {
+        PaceTotals { bits: self.bits.load(Ordering::Relaxed), held: self.held.load(Ordering::Relaxed) }
     }
 }
 

@@ -90,11 +90,31 @@ impl Measured {
     }
 }
 
+/// When a collective, or a burst of them, ran.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    began: Instant,
+    ended: Instant,
+}
+
+/// A burst that is over, or the last one.
+struct PastBurst {
+    span: Span,
+    collectives: usize,
+}
+
+/// Collectives that are counted.
+#[derive(Debug, Clone, Copy)]
+struct Count {
+    since: Instant,
+    collectives: usize,
+}
+
 /// The profile of a communicator as its collectives go by. Belongs to its proxy engine.
 #[derive(Debug, Default)]
 pub struct ProfileMeter {
-    /// Beginning and end of the last collectives.
-    collectives: VecDeque<(Instant, Instant)>,
+    /// The last collectives.
+    collectives: VecDeque<Span>,
     worked_out: Option<Instant>,
     told: Option<Measured>,
     shape: Option<Shape>,
@@ -112,8 +132,8 @@ pub struct ProfileMeter {
 #[derive(Debug, Default)]
 struct Windowed {
     period: Duration,
-    /// When bursts began to be counted, and collectives since.
-    since: Option<(Instant, usize)>,
+    /// Where it has begun.
+    count: Option<Count>,
     slow: u32,
     /// The window has turned out to be too short.
     is_harmful: bool,
@@ -159,7 +179,7 @@ impl ProfileMeter {
     /// The burst after the one whose last collective this is.
     fn foresee(&mut self, began: Instant, ended: Instant) -> Option<Burst> {
         let Shape { collectives, divides, lasts, pause } = self.shape?;
-        let last = self.collectives.back().map_or(began, |last| last.1);
+        let last = self.collectives.back().map_or(began, |last| last.ended);
         self.of_burst = if began.saturating_duration_since(last) >= divides { 1 } else { self.of_burst + 1 };
         (self.of_burst == collectives).then(|| Burst { begins: ended + pause, lasts })
     }
@@ -168,7 +188,7 @@ impl ProfileMeter {
         if self.collectives.len() == COLLECTIVES_MAX {
             self.collectives.pop_front();
         }
-        self.collectives.push_back((began, ended));
+        self.collectives.push_back(Span { began, ended });
         let is_due = self.worked_out.is_none_or(|at| ended.saturating_duration_since(at) >= EVERY);
         if self.collectives.len() <= BURSTS_MIN || !is_due {
             return None;
@@ -197,19 +217,19 @@ impl Windowed {
         if self.is_harmful || of_counted == 0 {
             return false;
         }
-        let Some((since, count)) = &mut self.since else {
-            self.since = Some((ended, 0));
+        let Some(Count { since, collectives }) = &mut self.count else {
+            self.count = Some(Count { since: ended, collectives: 0 });
             return false;
         };
-        *count += 1;
-        if *count < of_counted {
+        *collectives += 1;
+        if *collectives < of_counted {
             return false;
         }
         let took = ended.saturating_duration_since(*since).as_nanos();
         let is_slow = took * 100 > self.period.as_nanos() * COUNTED as u128 * WINDOWS_PERCENT;
         self.slow = if is_slow { self.slow + 1 } else { 0 };
         self.is_harmful = self.slow == SLOW_MAX;
-        self.since = Some((ended, 0));
+        self.count = Some(Count { since: ended, collectives: 0 });
         self.is_harmful
     }
 }
@@ -229,9 +249,8 @@ fn tenth(sorted: &[Duration], tenths: usize) -> Duration {
 }
 
 /// The profile, if there is one; by the longest of bursts, or the shortest.
-fn measure(collectives: &VecDeque<(Instant, Instant)>, by_longest: bool) -> Option<Found> {
-    let pause =
-        |(before, after): (&(Instant, Instant), &(Instant, Instant))| after.0.saturating_duration_since(before.1);
+fn measure(collectives: &VecDeque<Span>, by_longest: bool) -> Option<Found> {
+    let pause = |(before, after): (&Span, &Span)| after.began.saturating_duration_since(before.ended);
     let pauses = || collectives.iter().zip(collectives.iter().skip(1)).map(pause);
     let mut sorted: Vec<Duration> = pauses().collect();
     sorted.sort_unstable();
@@ -240,41 +259,44 @@ fn measure(collectives: &VecDeque<(Instant, Instant)>, by_longest: bool) -> Opti
         return None;
     }
     // The first burst may have begun before what is remembered.
-    let mut bursts: Vec<(Instant, Instant, usize)> = Vec::new();
-    for ((began, ended), pause) in collectives.iter().skip(1).zip(pauses()) {
+    let mut bursts: Vec<PastBurst> = Vec::new();
+    for (span, pause) in collectives.iter().skip(1).zip(pauses()) {
         match bursts.last_mut() {
-            _ if pause >= long / 2 => bursts.push((*began, *ended, 1)),
-            Some(burst) => (burst.1, burst.2) = (*ended, burst.2 + 1),
+            _ if pause >= long / 2 => bursts.push(PastBurst { span: *span, collectives: 1 }),
+            Some(burst) => {
+                burst.span.ended = span.ended;
+                burst.collectives += 1;
+            }
             None => {}
         }
     }
     // The last may not have ended.
-    let (last, ..) = bursts.pop()?;
+    let last = bursts.pop()?.span.began;
     if bursts.len() < BURSTS_MIN {
         return None;
     }
     let bursts = &bursts[bursts.len().saturating_sub(BURSTS_MAX)..];
-    let begins = || bursts.iter().map(|burst| burst.0).chain([last]);
+    let begins = || bursts.iter().map(|burst| burst.span.began).chain([last]);
     let sorted = |times: &mut dyn Iterator<Item = Duration>| {
         let mut sorted: Vec<Duration> = times.collect();
         sorted.sort_unstable();
         sorted
     };
     let period = tenth(&sorted(&mut begins().zip(begins().skip(1)).map(|(a, b)| b.duration_since(a))), 5);
-    let lengths = sorted(&mut bursts.iter().map(|(began, ended, _)| ended.saturating_duration_since(*began)));
-    let ends = bursts.iter().map(|burst| burst.1);
+    let lengths = sorted(&mut bursts.iter().map(|burst| burst.span.ended.saturating_duration_since(burst.span.began)));
+    let ends = bursts.iter().map(|burst| burst.span.ended);
     let pauses = sorted(&mut ends.zip(begins().skip(1)).map(|(end, begin)| begin.saturating_duration_since(end)));
     let is_steady = (tenth(&pauses, 9) - tenth(&pauses, 1)) * 100 <= period * SPREAD_PERCENT;
     let has_pauses = long * 100 >= period * PAUSE_PERCENT;
-    let count = bursts.first()?.2;
-    let have_as_many = bursts.iter().all(|burst| burst.2 == count);
+    let count = bursts.first()?.collectives;
+    let have_as_many = bursts.iter().all(|burst| burst.collectives == count);
     let are_alike = period >= FORESEEN_PERIOD_MIN && have_as_many;
     let shape = Shape { collectives: count, divides: long / 2, lasts: tenth(&lengths, 5), pause: tenth(&pauses, 5) };
     let busy = tenth(&lengths, if by_longest { 9 } else { 1 });
     // Who is in others' way comes less often than it would. A window of that period would leave it there for ever.
     let period = if have_as_many { period.min(busy + tenth(&pauses, 5)) } else { period };
     let measured = Measured { period, busy, began: last };
-    let per_burst = bursts.iter().map(|burst| burst.2).sum::<usize>() as f64 / bursts.len() as f64;
+    let per_burst = bursts.iter().map(|burst| burst.collectives).sum::<usize>() as f64 / bursts.len() as f64;
     (is_steady && has_pauses).then(|| Found { measured, shape: are_alike.then_some(shape), per_burst })
 }
 
@@ -294,7 +316,7 @@ mod tests {
         pause: u64,
         jitter_percent: u64,
         begin: Instant,
-    ) -> Vec<(Instant, Instant)> {
+    ) -> Vec<Span> {
         let (mut at, mut all, mut seed) = (begin, Vec::new(), 1_u64);
         let mut vary = |us: u64| {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -303,16 +325,16 @@ mod tests {
         for _ in 0..iterations {
             for bucket in 0..buckets {
                 let ended = at + vary(length);
-                all.push((at, ended));
+                all.push(Span { began: at, ended });
                 at = ended + vary(if bucket + 1 == buckets { pause } else { small });
             }
         }
         all
     }
 
-    fn last_told(collectives: Vec<(Instant, Instant)>) -> Option<Measured> {
+    fn last_told(collectives: Vec<Span>) -> Option<Measured> {
         let mut meter = ProfileMeter::default();
-        collectives.into_iter().filter_map(|(began, ended)| meter.note(began, ended).profile).last().flatten()
+        collectives.into_iter().filter_map(|span| meter.note(span.began, span.ended).profile).last().flatten()
     }
 
     proptest! {
@@ -351,7 +373,7 @@ mod tests {
         for _ in 0..4_000 {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             at += Duration::from_micros(1_000 + (seed >> 40) % 30_000);
-            random.push((at, at + Duration::from_micros(500)));
+            random.push(Span { began: at, ended: at + Duration::from_micros(500) });
         }
         assert_eq!(last_told(random), None);
     }
@@ -360,14 +382,14 @@ mod tests {
     fn it_is_told_anew_when_it_no_longer_holds_and_not_before() {
         let begin = Instant::now();
         let mut meter = ProfileMeter::default();
-        let mut told = |collectives: &[(Instant, Instant)]| {
-            collectives.iter().filter_map(|(began, ended)| meter.note(*began, *ended).profile).collect::<Vec<_>>()
+        let mut told = |collectives: &[Span]| {
+            collectives.iter().filter_map(|span| meter.note(span.began, span.ended).profile).collect::<Vec<_>>()
         };
         let first = job(1_000, 2, 5_000, 50, 10_000, 0, begin);
         let news = told(&first);
         assert_eq!(news.len(), 1, "{news:?}");
         // The same, half a period later.
-        let last = first.last().map(|(_, ended)| *ended).unwrap_or(begin);
+        let last = first.last().map_or(begin, |span| span.ended);
         let news = told(&job(1_000, 2, 5_000, 50, 10_000, 0, last + Duration::from_millis(17)));
         assert_eq!(news.len(), 1, "{news:?}");
         assert!(news[0].is_some_and(|profile| profile.period == Duration::from_micros(20_050)));
@@ -382,7 +404,7 @@ mod tests {
         let (mut at, mut collectives) = (Instant::now(), Vec::new());
         for burst in 0..400 {
             let ended = at + Duration::from_millis(if burst % 4 == 0 { 8 } else { 16 });
-            collectives.push((at, ended));
+            collectives.push(Span { began: at, ended });
             at = ended + Duration::from_millis(12);
         }
         let measured = last_told(collectives).expect("a profile");

@@ -109,7 +109,7 @@ fn gpus_that_do_not_reach_each_other_meet_in_pinned_memory() {
         let of = |comm: &&std::sync::Arc<mccs_registry::CommInfo>| {
             is_wanted(comm.part.as_ref().map_or("the whole", |part| part.name.as_str()))
         };
-        comms.iter().filter(of).map(|comm| comm.totals().0).collect::<Vec<_>>()
+        comms.iter().filter(of).map(|comm| comm.totals().operations).collect::<Vec<_>>()
     };
     super::wait_until(|| {
         // What kernels count is read when somebody asks.

@@ -258,8 +258,8 @@ fn flows_change_to_tcp_and_back_under_load() {
                     other => panic!("{other:?}"),
                 }
             }
-            let before = rail.totals().0;
-            wait_until(|| rail.totals().0 > before + 40);
+            let before = rail.totals().operations;
+            wait_until(|| rail.totals().operations > before + 40);
         }
     }
     std::fs::write(&ends, "").expect("a sign");

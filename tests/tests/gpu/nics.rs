@@ -119,7 +119,7 @@ impl<'a> Load<'a> {
     /// Waits until each rail has carried out so many operations more.
     fn more(&mut self, operations: u64) {
         let fixture = self.fixture;
-        let done = || fixture.rails(0).iter().map(|rail| rail.totals().0).min().unwrap_or(0);
+        let done = || fixture.rails(0).iter().map(|rail| rail.totals().operations).min().unwrap_or(0);
         let goal = done() + operations;
         self.until(|| done() >= goal);
         // A test of thousands of changes is no test that hangs.
@@ -333,12 +333,12 @@ fn strategies_of_rails_change_while_gpus_calls_go_on() {
         let rails = fixture.rails(0);
         let rail = &rails[number % rails.len()];
         let change = a_change(&mut rng);
-        let (began, before, taken) = (unix_ns(), rail.totals().0, processor_us());
+        let (began, before, taken) = (unix_ns(), rail.totals().operations, processor_us());
         let ControlAnswer::Reconfigured { cut, .. } = fixture.reconfigure(rail.number, &change) else {
             panic!("{change} is refused")
         };
-        load.until(|| rail.totals().0 >= cut + UNDER_IT);
-        let (ended, after, between) = (unix_ns(), rail.totals().0, processor_us());
+        load.until(|| rail.totals().operations >= cut + UNDER_IT);
+        let (ended, after, between) = (unix_ns(), rail.totals().operations, processor_us());
         load.more(after - before);
         processor[0] += between - taken;
         processor[1] += processor_us() - between;

@@ -11,7 +11,7 @@ use crate::messages::message::AgentMessage;
 use crate::pace::HostPace;
 use crate::pace::bursts::CommonBurst;
 use mccs_model::CommId;
-use mccs_telemetry::placed::PaceUse;
+use mccs_telemetry::placed::{PaceTotals, PaceUse};
 use mccs_telemetry::profile::Burst;
 
 /// Times of an earlier life of the controller are kept so long until this one says what the time is: clocks drift apart meanwhile.
@@ -155,11 +155,11 @@ impl Agent {
             };
             match &mut paced.wants {
                 None => {
-                    let (bits, held) = pace_use.totals();
+                    let PaceTotals { bits, held } = pace_use.totals();
                     paced.wants = Some(PaceWatch { at: now, bits, held, told: None, is_falling: false });
                 }
                 Some(wants) if now.saturating_duration_since(wants.at) >= WANTS_OVER => {
-                    let (bits, held) = pace_use.totals();
+                    let PaceTotals { bits, held } = pace_use.totals();
                     let news = wants.look(bits, held, paced.pace.allotted_bps(), now);
                     let news = news.map(|bps| AgentMessage::Wants { comm: comm.clone(), bps });
                     outputs.extend(news.map(AgentOutput::Tell));

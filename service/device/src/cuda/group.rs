@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use mccs_ipc::device_initiated::{CommPart, ControlPage, DEVICE_INITIATED_RANKS_MAX, SymmetricBufferHandle};
-use mccs_ipc::types::{ErrorClass, Handle};
+use mccs_ipc::types::{ErrorClass, Handle, WorkDone};
 use mccs_kernels::cuda::SymmetricBufferCounts;
 use mccs_model::SetupError;
 
@@ -100,7 +100,7 @@ pub struct Counted {
     /// Payload of the collectives.
     pub payload_bytes: u64,
     /// Messages that it has sent, itself included, and their bytes.
-    pub sent: (u64, u64),
+    pub sent: WorkDone,
     /// Most messages that it has sent to one other rank; 0 while they cannot be more than [`NUMBERS_MAX`].
     pub messages: u64,
 }
@@ -215,8 +215,8 @@ impl Ended {
                     self.groups_by_rank[rank].store(ended.groups, Ordering::Relaxed);
                     self.messages_by_rank[rank].store(ended.messages, Ordering::Relaxed);
                     let [messages, bytes] = &self.sent_by_rank[rank];
-                    messages.store(ended.sent.0, Ordering::Relaxed);
-                    bytes.store(ended.sent.1, Ordering::Relaxed);
+                    messages.store(ended.sent.operations, Ordering::Relaxed);
+                    bytes.store(ended.sent.bytes, Ordering::Relaxed);
                 }
             }
             Err(fault) => {
@@ -312,9 +312,10 @@ impl DeviceInitiatedGroup {
 
     /// Messages that a rank had sent then, itself included, and their bytes.
     #[must_use]
-    pub fn sent(&self, rank: u32) -> (u64, u64) {
+    pub fn sent(&self, rank: u32) -> WorkDone {
         let load = |of: &AtomicU64| of.load(Ordering::Relaxed);
-        self.ended.sent_by_rank.get(rank as usize).map_or((0, 0), |[messages, bytes]| (load(messages), load(bytes)))
+        let done = |[messages, bytes]: &[AtomicU64; 2]| WorkDone { operations: load(messages), bytes: load(bytes) };
+        self.ended.sent_by_rank.get(rank as usize).map(done).unwrap_or_default()
     }
 
     /// The same of messages to one other rank, as [`Counted::messages`] says.
@@ -433,6 +434,10 @@ mod tests {
         }
     }
 
+    fn sent(messages: u64) -> WorkDone {
+        WorkDone { operations: messages, bytes: 7 * messages }
+    }
+
     #[test]
     fn gpus_are_asked_once_at_a_time_and_what_they_said_stays_known() {
         let asked = Asked::default();
@@ -444,12 +449,12 @@ mod tests {
         let ended = questions.lock().expect("no panic").pop().expect("a question");
         assert_eq!((questions.lock().expect("no panic").len(), group.is_answered(), group.ended(1)), (0, false, 0));
         ended.tell(Ok([3, 4]
-            .map(|n| Counted { operations: n, groups: 10 * n, payload_bytes: 100 * n, sent: (n, 7 * n), messages: 0 })
+            .map(|n| Counted { operations: n, groups: 10 * n, payload_bytes: 100 * n, sent: sent(n), messages: 0 })
             .to_vec()));
         assert_eq!((group.is_answered(), group.ended(0), group.ended(1), group.ended(9)), (true, 3, 4, 0));
         assert_eq!([1, 9].map(|rank| group.groups_ended(rank)), [40, 0]);
         assert_eq!([1, 9].map(|rank| group.payload_bytes(rank)), [400, 0]);
-        assert_eq!([1, 9].map(|rank| group.sent(rank)), [(4, 28), (0, 0)]);
+        assert_eq!([1, 9].map(|rank| group.sent(rank)), [sent(4), WorkDone::default()]);
         group.ask();
         questions.lock().expect("no panic").pop().expect("another question").tell(Err("CUDA_ERROR_UNKNOWN".into()));
         assert_eq!((group.is_answered(), group.ended(1), group.fault()), (true, 4, Some("CUDA_ERROR_UNKNOWN")));

@@ -211,7 +211,7 @@ impl ClusterAsker {
             tenant: comm.tenant.clone(),
             nranks: comm.nranks,
             hosts: comm.hosts.len().max(1) as u64,
-            operations: comm.totals().0,
+            operations: comm.totals().operations,
         };
         let lost = registry.gpus().iter().filter_map(|gpu| Some(format!("{}: {}", gpu.id, gpu.lost.get()?)));
         let hosts = registry.hosts().into_iter().filter(|host| !host.is_up).map(|host| host.name);

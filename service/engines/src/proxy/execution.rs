@@ -387,6 +387,7 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use mccs_device::LaunchError;
+    use mccs_ipc::types::WorkDone;
 
     use super::*;
     use crate::proxy::tests::at_once::Fixture;
@@ -401,7 +402,7 @@ mod tests {
         let failed = rank.session.counters.failed.load(Ordering::Relaxed);
         assert_eq!((rank.ended(), failed, fixture.engine.state.inflight.len()), (2, 2, 0));
         let live = fixture.engine.state.comms.get(rank.comm).expect("its rank has not left");
-        assert_eq!((live.info.totals(), live.running.operations().count()), ((0, 0), 0));
+        assert_eq!((live.info.totals(), live.running.operations().count()), (WorkDone::default(), 0));
         let failure = live.failure.clone().expect("a failure");
         assert_eq!(failure.class, ErrorClass::Internal);
         assert!(failure.message.contains("not in memory of the at once device"), "{}", failure.message);

@@ -1,6 +1,7 @@
 //! Views of flows and paths for operators: rates, losses, round-trip times (RTT).
 
 use mccs_config::service::TransportKind;
+use mccs_model::link::RankFlow;
 use serde::{Deserialize, Serialize};
 
 use super::names::NO_PATH;
@@ -16,6 +17,14 @@ pub struct FlowBytes {
     pub to: u32,
     /// Payload since it began.
     pub bytes: u64,
+}
+
+impl FlowBytes {
+    /// Which flow it is.
+    #[must_use]
+    pub fn flow(&self) -> RankFlow {
+        RankFlow { channel: self.channel, from: self.from, to: self.to }
+    }
 }
 
 /// Which flow it is.

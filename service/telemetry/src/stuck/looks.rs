@@ -8,10 +8,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::flows::FlowBytes;
-
 use super::{HostAccount, PairAccount, RankAccount, SignalWait, StuckClass, StuckReport, blame};
-use mccs_model::link::{FlowWait, LinkKey};
+use mccs_model::link::{FlowWait, LinkKey, RankFlow};
 
 /// What hosts know at a look, by name; nothing of those that have not answered.
 pub type Accounts = Vec<(String, Option<HostAccount>)>;
@@ -49,8 +47,7 @@ pub fn diagnose_twice(communicator: u64, first: &Accounts, last: Accounts, apart
 #[derive(Default)]
 struct Moved {
     ranks: BTreeSet<u32>,
-    /// Channel, sender and receiver.
-    flows: BTreeSet<(u16, u32, u32)>,
+    flows: BTreeSet<RankFlow>,
 }
 
 /// Sends and receives of a pair that have ended.
@@ -89,26 +86,25 @@ fn compare_ranks(before: &HostAccount, account: &HostAccount, progress: &mut Pro
 }
 
 fn compare_flows(before: &HostAccount, account: &HostAccount, progress: &mut Progress, moved: &mut Moved) {
-    let key = |flow: &FlowBytes| (flow.channel, flow.from, flow.to);
     for flow in &account.carried {
-        let then = before.carried.iter().find(|then| key(then) == key(flow));
+        let then = before.carried.iter().find(|then| then.flow() == flow.flow());
         let bytes = flow.bytes.saturating_sub(then.map_or(flow.bytes, |then| then.bytes));
         if bytes == 0 {
             continue;
         }
         progress.bytes += bytes;
-        moved.flows.insert(key(flow));
+        moved.flows.insert(flow.flow());
         // In a collective, whoever has data for others is moving with all ranks of its host.
         match flow.channel {
             LinkKey::PAIRS => moved.ranks.extend([flow.from, flow.to]),
             _ => moved.ranks.extend(account.ranks.iter().map(|rank| rank.rank)),
         }
     }
-    let step = |flow: &FlowWait| (flow.channel, flow.from, flow.to, flow.is_receive);
+    let step = |wait: &FlowWait| (wait.flow(), wait.is_receive);
     for flow in &account.flows {
         let then = before.flows.iter().find(|then| step(then) == step(flow));
         if then.is_some_and(|then| flow.step > then.step) {
-            moved.flows.insert((flow.channel, flow.from, flow.to));
+            moved.flows.insert(flow.flow());
         }
     }
 }
@@ -149,9 +145,8 @@ fn still_waiting(account: &HostAccount, moved: &Moved, furthest: u64) -> HostAcc
         RankAccount { called, waits_in, holds_up, is_behind, ..rank.clone() }
     };
     let is_stalled = |flow: &&FlowWait| {
-        let key = (flow.channel, flow.from, flow.to);
         let is_of_collective = flow.channel != LinkKey::PAIRS;
-        let has_moved = moved.flows.contains(&key) || (is_of_collective && has_moved(flow.to));
+        let has_moved = moved.flows.contains(&flow.flow()) || (is_of_collective && has_moved(flow.to));
         !has_moved
     };
     let some_moved = account.ranks.iter().any(|rank| has_moved(rank.rank));
@@ -166,6 +161,7 @@ fn still_waiting(account: &HostAccount, moved: &Moved, furthest: u64) -> HostAcc
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flows::FlowBytes;
 
     fn rank(rank: u32, called: u64, completed: u64) -> RankAccount {
         let waits_in = if called > completed { vec!["all_reduce".to_owned()] } else { Vec::new() };

@@ -109,7 +109,7 @@ fn the_whole_moves_nothing_that_rails_do() {
     let comms = hosts.service(0).service().registry.comms();
     let of_whole: Vec<_> = comms.iter().filter(|comm| comm.id == whole.id && comm.is_staged()).collect();
     // Ranks have agreed on what goes by rails, and on whether its data are copied to memory of the host.
-    assert_eq!(of_whole.iter().map(|comm| comm.totals().0).collect::<Vec<_>>(), [2]);
+    assert_eq!(of_whole.iter().map(|comm| comm.totals().operations).collect::<Vec<_>>(), [2]);
     let named = |words: &str| {
         let is_named = |comm: &&std::sync::Arc<mccs_registry::CommInfo>| {
             comm.part.as_ref().is_some_and(|part| part.name.starts_with(words))
@@ -117,10 +117,13 @@ fn the_whole_moves_nothing_that_rails_do() {
         comms.iter().filter(is_named).collect::<Vec<_>>()
     };
     let graphs = named("graphs on rail");
-    assert_eq!(graphs.iter().map(|comm| comm.totals().0).collect::<Vec<_>>(), vec![REPLAYS; teams[0] as usize]);
+    assert_eq!(
+        graphs.iter().map(|comm| comm.totals().operations).collect::<Vec<_>>(),
+        vec![REPLAYS; teams[0] as usize]
+    );
     let rails = named("rail");
     assert_eq!(rails.len(), teams[0] as usize);
-    assert!(rails.iter().all(|rail| rail.totals().0 >= KINDS.len() as u64 && rail.nranks == 2));
+    assert!(rails.iter().all(|rail| rail.totals().operations >= KINDS.len() as u64 && rail.nranks == 2));
     players.iter_mut().for_each(Player::kill);
 }
 
@@ -150,9 +153,9 @@ fn a_team_has_one_kernel_for_all_hosts() {
         wait_until(|| {
             // What kernels count is read when somebody asks.
             team.ask();
-            team.totals().0 >= KERNELS
+            team.totals().operations >= KERNELS
         });
-        assert_eq!(team.totals().0, KERNELS, "{count} hosts");
+        assert_eq!(team.totals().operations, KERNELS, "{count} hosts");
         players.iter_mut().for_each(Player::kill);
     }
 }
@@ -175,7 +178,7 @@ fn a_ring_takes_a_move_for_each_hop() {
         let comms = hosts.service(0).service().registry.comms();
         let is_rail = |part: &mccs_registry::PartOf| part.name.starts_with("rail");
         let rails = comms.iter().filter(|comm| comm.part.as_ref().is_some_and(is_rail));
-        let count: u64 = rails.map(|comm| comm.totals().0).sum();
+        let count: u64 = rails.map(|comm| comm.totals().operations).sum();
         let rings: Vec<_> = comms.iter().map(|comm| comm.reduction_ring_of_ranks()).collect();
         players.iter_mut().for_each(Player::kill);
         (count, rings.into_iter().filter(|ring| !ring.is_empty()).collect::<Vec<_>>())

@@ -8,8 +8,13 @@ use mccs_telemetry::stuck::PairAccount;
 
 use crate::proxy::calls::operation::Operation;
 
-/// Sender, receiver, and track.
-type Direction = (u32, u32, u32);
+/// From which rank sends go to which, on which track.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Direction {
+    pub(crate) src: u32,
+    pub(crate) dst: u32,
+    pub(crate) track: u32,
+}
 
 pub(crate) fn direction(operation: &Operation) -> Direction {
     let (src, dst) = match operation.action {
@@ -17,7 +22,7 @@ pub(crate) fn direction(operation: &Operation) -> Direction {
         Action::Recv { peer } => (peer, operation.rank),
         _ => (operation.rank, operation.rank),
     };
-    (src, dst, operation.track)
+    Direction { src, dst, track: operation.track }
 }
 
 /// A rank that waits for one that has left.
@@ -143,7 +148,7 @@ impl P2pQueues {
 
     /// A rank that waits for a peer that has left.
     pub(crate) fn waits_for_left(&self, has_left: impl Fn(u32) -> bool) -> Option<WaitsForDeparted> {
-        self.pairs.iter().find_map(|((src, dst, _), pair)| {
+        self.pairs.iter().find_map(|(Direction { src, dst, .. }, pair)| {
             if !pair.sends.is_empty() && has_left(*dst) {
                 Some(WaitsForDeparted { rank: *src, departed: *dst })
             } else if !pair.recvs.is_empty() && has_left(*src) {
@@ -165,7 +170,7 @@ impl P2pQueues {
     /// What ranks of this host have called, by rank and peer. `is_here` says which ranks those are.
     pub(crate) fn accounts(&self, is_here: impl Fn(u32) -> bool) -> BTreeMap<(u32, u32), PairAccount> {
         let mut accounts = BTreeMap::new();
-        for ((src, dst, _), pair) in &self.pairs {
+        for (Direction { src, dst, .. }, pair) in &self.pairs {
             let own: &mut PairAccount = accounts.entry((*src, *dst)).or_default();
             own.sends += pair.sends_called;
             own.open_sends += pair.sends.len() as u64;
@@ -173,7 +178,7 @@ impl P2pQueues {
             own.recvs += pair.recvs_called;
             own.open_recvs += pair.recvs.len() as u64;
         }
-        for ((src, dst, _), pair) in &self.remote {
+        for (Direction { src, dst, .. }, pair) in &self.remote {
             let open = pair.waiting.len() as u64 + u64::from(pair.runs);
             if is_here(*src) {
                 let own = accounts.entry((*src, *dst)).or_default();

@@ -63,12 +63,19 @@ struct Connection {
     waits: Option<(u64, Instant)>,
 }
 
+/// A rank's connection, as both ends name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct ConnectionName {
+    peer: u32,
+    tag: u32,
+}
+
 struct RankChannels {
     opened: Arc<OpenedSegment>,
     memories: HandleTable<ChannelMemory>,
     channels: Vec<Option<Channel>>,
     connections: Vec<Connection>,
-    by_name: HashMap<(u32, u32), u32>,
+    by_name: HashMap<ConnectionName, u32>,
     /// Connections with triggers of which none runs.
     ready: VecDeque<u32>,
     /// Triggers in all queues.
@@ -107,8 +114,8 @@ pub(crate) enum Next {
 #[derive(Default)]
 pub(crate) struct PortChannels {
     ranks: BTreeMap<u32, RankChannels>,
-    /// Signals for connections that their rank has not made yet: by it, its peer, and the tag.
-    early: BTreeMap<(u32, u32, u32), u64>,
+    /// Signals for connections that their rank has not made yet, by rank.
+    early: BTreeMap<u32, BTreeMap<ConnectionName, u64>>,
     /// Puts and sends that run.
     jobs: u32,
     /// Messages with other hosts.
@@ -210,16 +217,17 @@ impl PortChannels {
         tag: u32,
     ) -> Result<(u32, Option<LaneMessage>), SetupError> {
         let own = self.rank(rank)?;
-        if let Some(known) = own.by_name.get(&(peer, tag)) {
+        let name = ConnectionName { peer, tag };
+        if let Some(known) = own.by_name.get(&name) {
             return Ok((*known, None));
         }
         let number = own.connections.len() as u32;
         if number >= CONNECTIONS_MAX.min(own.opened.segment.layout().connections) {
             return Err(full("connections", CONNECTIONS_MAX));
         }
-        let arrived = self.early.remove(&(rank, peer, tag)).unwrap_or(0);
+        let arrived = self.early.get_mut(&rank).and_then(|early| early.remove(&name)).unwrap_or(0);
         let own = self.rank(rank)?;
-        own.by_name.insert((peer, tag), number);
+        own.by_name.insert(name, number);
         let (queue, runs, waits) = (VecDeque::new(), false, None);
         let (is_elsewhere, has_ended) = (place == PeerPlace::Elsewhere, place == PeerPlace::Left);
         own.connections.push(Connection { peer, tag, is_elsewhere, queue, runs, arrived, has_ended, waits });
@@ -385,13 +393,14 @@ impl PortChannels {
 
     /// A signal has come for a rank of this host.
     fn signal(&mut self, to: u32, from: u32, tag: u32) {
-        let known = self.ranks.get_mut(&to).and_then(|rank| Some((*rank.by_name.get(&(from, tag))?, rank)));
+        let name = ConnectionName { peer: from, tag };
+        let known = self.ranks.get_mut(&to).and_then(|rank| Some((*rank.by_name.get(&name)?, rank)));
         match known {
             Some((number, rank)) => {
                 rank.connections[number as usize].arrived += 1;
                 rank.tell_arrived(number);
             }
-            None => *self.early.entry((to, from, tag)).or_default() += 1,
+            None => *self.early.entry(to).or_default().entry(name).or_default() += 1,
         }
     }
 
@@ -415,7 +424,7 @@ impl PortChannels {
         if let Some(mut own) = self.ranks.remove(&rank) {
             own.end();
         }
-        self.early.retain(|(to, ..), _| *to != rank);
+        self.early.remove(&rank);
         for other in self.ranks.values_mut() {
             other.end_connections(|connection| connection.peer == rank);
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use mccs_collective::{CostModel, Problem, Schedule, ScheduleError, Strategy, StrategyError, build};
+use mccs_collective::{ChannelLink, CostModel, Problem, Schedule, ScheduleError, Strategy, StrategyError, build};
 use mccs_config::change::StrategyChange;
 use mccs_ipc::types::{CollectiveKind, RedOp};
 use mccs_model::Action;
@@ -100,7 +100,7 @@ impl ScheduleCache {
     ///
     /// # Errors
     /// `PlanError`.
-    pub fn links(&self) -> Result<BTreeSet<(u16, u32, u32)>, PlanError> {
+    pub fn links(&self) -> Result<BTreeSet<ChannelLink>, PlanError> {
         let problem = |count| Problem {
             kind: CollectiveKind::AllReduce,
             nranks: self.nranks,

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use mccs_collective::Schedule;
+use mccs_collective::{ChannelLink, Schedule};
 use mccs_config::change::{FlowChoice, StrategyChange};
 use mccs_exchange::protocol::Decision;
 use mccs_model::Refused;
@@ -20,7 +20,7 @@ use mccs_transport::FlowPath;
 use crate::proxy::calls::operation::Operation;
 use crate::proxy::communicator::schedule_cache::{PlanError, ScheduleCache};
 use crate::proxy::mail::reply_to::ReplyTo;
-use crate::transport::links::PathAssignment;
+use crate::transport::links::{HostFlow, PathAssignment};
 
 /// Changes that are decided and not in force. Each holds links.
 const DECIDED_MAX: usize = 8;
@@ -43,7 +43,7 @@ impl Next {
 
     /// All links that its collectives use.
     pub(crate) fn links(&self) -> Result<Vec<LinkKey>, PlanError> {
-        let key = |(channel, src, dst)| LinkKey { epoch: self.epoch, channel, src, dst };
+        let key = |ChannelLink { channel, src, dst }| LinkKey { epoch: self.epoch, channel, src, dst };
         Ok(self.schedules.links()?.into_iter().map(key).collect())
     }
 }
@@ -142,10 +142,10 @@ impl Strategies {
     pub(crate) fn chosen(&self, in_force: u64, hosts: &[String]) -> Chosen {
         let (epoch, schedules, assignment) = self.last(in_force);
         let host = |place: u16| hosts.get(usize::from(place)).cloned().unwrap_or_default();
-        let flow = |((channel, from, to), path): (&(u16, u16, u16), &u16)| FlowChoice {
-            channel: (*channel).into(),
-            from: host(*from),
-            to: host(*to),
+        let flow = |(flow, path): (&HostFlow, &u16)| FlowChoice {
+            channel: flow.channel.into(),
+            from: host(flow.from),
+            to: host(flow.to),
             path: (*path).into(),
         };
         let mut flows: Vec<FlowChoice> = assignment.chosen.iter().map(flow).collect();
@@ -277,8 +277,8 @@ fn changed_assignment(
         if flow.path as usize >= changed.paths.len() {
             return Err(format!("there is no path {}: the strategy has {}", flow.path, changed.paths.len()));
         }
-        let (channel, path) = (flow.channel as u16, flow.path as u16);
-        changed.chosen.insert((channel, from as u16, to as u16), path);
+        let named = HostFlow { channel: flow.channel as u16, from: from as u16, to: to as u16 };
+        changed.chosen.insert(named, flow.path as u16);
     }
     Ok(changed)
 }
@@ -299,14 +299,16 @@ mod tests {
         let first =
             change("[[path]]\ndscp = 1\n[[path]]\ndscp = 2\n[[flow]]\nchannel = 0\nfrom = 'a'\nto = 'b'\npath = 1");
         let made = changed_assignment(&PathAssignment::default(), &first, 2, &hosts).unwrap();
-        assert_eq!((made.paths.len(), made.chosen.get(&(0, 0, 1))), (2, Some(&1)));
+        let named = HostFlow { channel: 0, from: 0, to: 1 };
+        assert_eq!((made.paths.len(), made.chosen.get(&named)), (2, Some(&1)));
         assert_eq!(changed_assignment(&made, &change("algorithm = 'ring'"), 2, &hosts).unwrap(), made);
         assert!(changed_assignment(&made, &change("[[path]]\ndscp = 3"), 2, &hosts).unwrap().chosen.is_empty());
         let flow = |from: &str, to: &str, channel: u32, path: u32| {
             let text = format!("[[flow]]\nchannel = {channel}\nfrom = {from:?}\nto = {to:?}\npath = {path}");
             changed_assignment(&made, &change(&text), 2, &hosts)
         };
-        assert_eq!(flow("b", "a", 1, 0).unwrap().chosen.into_iter().collect::<Vec<_>>(), [((1, 1, 0), 0)]);
+        let chosen = flow("b", "a", 1, 0).unwrap().chosen;
+        assert_eq!(chosen, [(HostFlow { channel: 1, from: 1, to: 0 }, 0)].into());
         assert!(flow("c", "a", 0, 0).unwrap_err().contains("its hosts are a, b"));
         assert!(flow("a", "a", 0, 0).unwrap_err().contains("itself"));
         assert!(flow("a", "b", 2, 0).unwrap_err().contains("channel 2"));

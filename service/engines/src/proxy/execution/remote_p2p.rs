@@ -14,7 +14,7 @@ use crate::proxy::calls::describe::describe;
 use crate::proxy::calls::failure::Failure;
 use crate::proxy::calls::operation::Operation;
 use crate::proxy::communicator::comm::Comm;
-use crate::proxy::communicator::p2p_queues::direction;
+use crate::proxy::communicator::p2p_queues::{Direction, direction};
 use crate::proxy::execution::tags::p2p_tag;
 use crate::proxy::execution::{Execution, refuse_messages, refuse_start};
 use crate::proxy::state::State;
@@ -106,7 +106,7 @@ impl Execution {
         let Some(live) = state.comms.get_mut(comm) else { return };
         let Some(span) = &live.span else { return };
         let (rank, dtype) = (operation.rank, operation.dtype);
-        let (src, dst, track) = direction(&operation);
+        let Direction { src, dst, track } = direction(&operation);
         let (Some(device), Some(operand)) = (state.out.device.point_to_point(), operation.message().cloned()) else {
             return refuse_messages(state, comm, [&*operation]);
         };

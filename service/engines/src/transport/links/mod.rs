@@ -42,7 +42,7 @@ use self::flow_options::{FlowDefaults, flow_name, spec, with_path_of};
 pub use self::paced::PaceHere;
 use self::paced::Paced;
 use self::packet_statistics::WireLooks;
-pub use self::paths::{NextEpoch, PathAssignment, PeerHost, Peers, ToGpus};
+pub use self::paths::{HostFlow, NextEpoch, PathAssignment, PeerHost, Peers, ToGpus};
 pub use self::staging::Staging;
 use self::staging::StagingPool;
 use self::twins::Twins;

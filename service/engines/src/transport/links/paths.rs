@@ -64,6 +64,17 @@ impl ToGpus {
     }
 }
 
+/// The flow of a channel from one host to another, which are named by their places among the communicator's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostFlow {
+    /// The channel.
+    pub channel: u16,
+    /// The host that sends.
+    pub from: u16,
+    /// The host that receives.
+    pub to: u16,
+}
+
 /// Paths through the network that a strategy gives a communicator.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PathAssignment {
@@ -71,8 +82,8 @@ pub struct PathAssignment {
     pub transport: Option<TransportKind>,
     /// Channels go round them. None: all flows are alike.
     pub paths: Vec<FlowPath>,
-    /// Flows that go another way than their channel, by channel and places of the two hosts: the place of theirs in `paths`.
-    pub chosen: BTreeMap<(u16, u16, u16), u16>,
+    /// Flows that go another way than their channel: the place of theirs in `paths`.
+    pub chosen: BTreeMap<HostFlow, u16>,
     /// NICs of this host that channels of flows over RDMA go round, where paths name none.
     pub nics: Arc<[Device]>,
     /// Of a rail: its GPU's place among those of this host. Its paths are those by its own NICs, where some are, and rails begin at different ones.
@@ -92,10 +103,14 @@ impl PathAssignment {
         Arc::new(marked)
     }
 
-    fn path(&self, channel: u16, hosts: Option<(u16, u16)>) -> Option<&FlowPath> {
-        if let Some(chosen) = hosts.and_then(|(from, to)| self.chosen.get(&(channel, from, to))) {
-            return self.paths.get(usize::from(*chosen));
+    fn path_of_flow(&self, flow: HostFlow) -> Option<&FlowPath> {
+        match self.chosen.get(&flow) {
+            Some(chosen) => self.paths.get(usize::from(*chosen)),
+            None => self.path(flow.channel),
         }
+    }
+
+    fn path(&self, channel: u16) -> Option<&FlowPath> {
         let is_own = |path: &&FlowPath| self.rail.is_some() && path.device.as_ref().is_some_and(|at| self.has_nic(at));
         let own = self.paths.iter().filter(is_own).count();
         if let Some(round) = usize::from(channel).checked_rem(own) {
@@ -184,9 +199,12 @@ impl Peers {
     /// The path of a link's flow, if it has one.
     pub(super) fn path<'a>(&self, link: LinkKey, assignment: &'a PathAssignment) -> Option<&'a FlowPath> {
         if link.track().is_some() {
-            assignment.path((link.src + link.dst) as u16, None)
+            assignment.path((link.src + link.dst) as u16)
         } else {
-            assignment.path(link.channel, self.place_of(link.src).zip(self.place_of(link.dst)))
+            match self.place_of(link.src).zip(self.place_of(link.dst)) {
+                Some((from, to)) => assignment.path_of_flow(HostFlow { channel: link.channel, from, to }),
+                None => assignment.path(link.channel),
+            }
         }
     }
 }
@@ -286,8 +304,7 @@ mod tests {
             let paths = vec![by("n0"), by("n1:1"), by("n0:2"), FlowPath::default()];
             let nics = nics.iter().map(|name| device(name)).collect();
             let assignment = PathAssignment { paths, nics, rail, ..PathAssignment::default() };
-            let name =
-                |channel| assignment.path(channel, None).and_then(|path| path.device.as_ref()).map(Device::to_string);
+            let name = |channel| assignment.path(channel).and_then(|path| path.device.as_ref()).map(Device::to_string);
             [0, 1, 2].map(|channel| name(channel).unwrap_or_default())
         };
         assert_eq!(devices(Some(1), &["n0"]), ["n0", "n0:2", "n0"]);
@@ -316,8 +333,8 @@ mod tests {
             [0, 1, 2].map(|channel| path(channel).map_or(0, |ports| ports.first))
         };
         assert_eq!(ports(&assignment), [7, 8, 7]);
-        assignment.chosen.insert((2, 0, 1), 1);
-        assignment.chosen.insert((0, 1, 0), 1);
+        assignment.chosen.insert(HostFlow { channel: 2, from: 0, to: 1 }, 1);
+        assignment.chosen.insert(HostFlow { channel: 0, from: 1, to: 0 }, 1);
         assert_eq!(ports(&assignment), [7, 8, 8]);
         assignment.rail = Some(3);
         assert_eq!(ports(&assignment), [8, 7, 8], "rails begin at different paths");

@@ -16,7 +16,7 @@ use mccs_ipc::device_initiated::{
 };
 use mccs_ipc::handshake::PeerCredentials;
 use mccs_ipc::protocol::{JoinOptions, Role};
-use mccs_ipc::types::{Handle, UniqueId};
+use mccs_ipc::types::{Handle, UniqueId, WorkDone};
 use mccs_kernels::cuda::SymmetricBufferCounts;
 use mccs_model::{GpuStrategy, SetupError};
 use mccs_runtime::Sender;
@@ -249,7 +249,7 @@ impl Fixture {
             operations: *operations,
             groups: *groups,
             payload_bytes: 8 * operations,
-            sent: (0, 0),
+            sent: WorkDone::default(),
             messages: 0,
         });
         *self.told.lock().expect("no test panics with it") = Some(Ok(counted.collect()));

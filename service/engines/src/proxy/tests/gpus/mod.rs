@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use mccs_device::{Buffers, Counted, DeviceEvent, NUMBERS_MAX};
 use mccs_exchange::protocol::{Answer, CommId, Name, Request};
 use mccs_ipc::device_initiated::{Execution, P2pLaunched};
-use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp};
+use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp, WorkDone};
 use mccs_kernels::cuda::{Stamp, SymmetricBufferCounts};
 use mccs_model::link::LinksId;
 use mccs_model::{Action, Scalar};
@@ -242,7 +242,7 @@ fn what_gpus_are_handed_is_counted_and_not_timed() {
     }
     fixture.poll();
     let info = fixture.comm();
-    assert_eq!(info.totals(), (1, 4 << 20));
+    assert_eq!(info.totals(), WorkDone { operations: 1, bytes: 4 << 20 });
     assert_eq!(info.progress(&info.ranks[1]), RankProgress { enqueued: 1, started: 1, completed: 1 });
     let timed = (info.busy_ns.load(Ordering::Relaxed), info.bus_bytes.load(Ordering::Relaxed));
     assert_eq!((timed, info.traffic.view().len()), ((0, 0), 0));
@@ -276,7 +276,7 @@ fn what_ranks_do_on_gpus_has_times_of_a_sample_which_stands_for_all() {
     let [kinds] = &info.traffic.view()[..] else { panic!("one kind") };
     assert_eq!((kinds.bytes, kinds.durations.total(), kinds.durations.sum_ns), (64_000, 1000, 3_000_000));
     assert_eq!(info.recent.view().iter().map(|recent| recent.exec_us).collect::<Vec<_>>(), [3.0]);
-    assert_eq!(info.totals(), (1000, 8000), "counted, not estimated");
+    assert_eq!(info.totals(), WorkDone { operations: 1000, bytes: 8000 }, "counted, not estimated");
     info.ask();
     assert_eq!(load(&info.busy_ns), 3_000_000, "once");
 }
@@ -290,7 +290,7 @@ fn what_gpus_counted_last_is_known_when_a_communicator_has_ended() {
         all.values().map(|did| (did.operations, did.pairs, did.bytes)).collect::<Vec<_>>()
     };
     let tell = |fixture: &Fixture, operations: u64| {
-        let sent = (2 * operations, 10 * operations);
+        let sent = WorkDone { operations: 2 * operations, bytes: 10 * operations };
         let counted = Counted { operations, groups: 1, payload_bytes: 8 * operations, sent, messages: 0 };
         *fixture.told.lock().expect("no test panics with it") = Some(Ok(vec![counted; 2]));
     };
