@@ -87,6 +87,7 @@ mod log;
 mod memory;
 mod operator;
 pub mod port_channels;
+mod process_client;
 mod requests;
 mod shm_exchange;
 mod stream;
@@ -111,5 +112,6 @@ pub use stream::Stream;
 pub mod bindings {
     pub use crate::group::{group_drop, group_end, group_estimate_us, group_start};
     pub use crate::handles::{Held, MARK, Table};
+    pub use crate::process_client::ProcessClient;
     pub use mccs_ipc::protocol::JoinOptions;
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mccs_config::cpus::CpuChoice;
-use mccs_config::service::AlgorithmChoice;
+use mccs_config::service::{self as file, AlgorithmChoice};
 use mccs_config::service::{Affinity, RdmaUse};
 use mccs_device::cuda::CudaOptions;
 use mccs_device::host::HostOptions;
@@ -23,7 +23,7 @@ use mccs_ipc::device_initiated::Execution;
 use mccs_ipc::timeline_semaphore::SemaphoreAccess;
 use mccs_model::Reductions;
 use mccs_tenants::Quota;
-use mccs_tenants::default_quotas::HostResources;
+use mccs_tenants::default_quotas::{DerivedQuotas, HostResources};
 use mccs_tenants::process_limits::mappings_of_tenants;
 use mccs_transport::rdma::{DeviceChoice, Driver, RdmaOptions};
 use mccs_transport::{FlowOptions, FlowPath, PortRange};
@@ -259,31 +259,9 @@ impl Settings {
     /// The settings that a checked configuration says.
     #[must_use]
     pub fn from_config(config: &mccs_config::ServiceConfig) -> Self {
-        use mccs_config::service as file;
         let mappings = mappings_of_tenants() / config.tenants.len().max(1) as u64;
         let host = HostResources::find(&config.cuda, config.tenants.len());
-        let tenant = |tenant: &file::TenantConfig| {
-            let derived = host.quotas(tenant);
-            let quota = Quota {
-                memory_bytes: derived.memory_bytes,
-                gpu_memory_bytes: derived.gpu_memory_bytes,
-                sessions: derived.sessions,
-                communicators: derived.communicators,
-                operations_in_flight: u64::from(tenant.max_operations_in_flight),
-                streams: tenant.max_streams,
-                regions: tenant.max_regions,
-                mappings,
-                origins: derived.origins,
-            };
-            TenantSettings {
-                name: tenant.name.clone(),
-                socket: config.tenant_socket(tenant),
-                uids: tenant.uids.clone(),
-                quota,
-                weight: tenant.weight,
-                traffic_classes: tenant.traffic_classes.clone(),
-            }
-        };
+        let tenant = |tenant: &file::TenantConfig| tenant_settings(config, tenant, &host.quotas(tenant), mappings);
         Settings {
             name: config.name(),
             control_socket: config.control_socket(),
@@ -316,30 +294,7 @@ impl Settings {
                 file::CudaUse::Required => CudaUse::Required,
                 file::CudaUse::Off => CudaUse::Off,
             },
-            cuda_options: CudaOptions {
-                large_from: config.cuda.large_from,
-                rails_from: match (config.cuda.rails_from.0, config.cuda.execution) {
-                    (0, _) | (_, file::CudaExecution::Service) => u64::MAX,
-                    (bytes, file::CudaExecution::Ranks) => bytes,
-                },
-                pinned_to: match config.cuda.execution {
-                    file::CudaExecution::Service => 0,
-                    file::CudaExecution::Ranks => config.cuda.pinned_to.0,
-                },
-                // Within its limit.
-                chunk_bytes: config.cuda.chunk.map(|longest| longest.0 as u32),
-                slot_bytes: config.cuda.slot.0,
-                ll128: config.cuda.ll128,
-                max_ctas: config.cuda.max_ctas,
-                is_timed: config.cuda.timing,
-                by_events: config.cuda.ordering == file::CudaOrdering::Events,
-                handles: config.cuda.handles == file::CudaHandles::Auto,
-                refuses_duplicate_gpus: config.cuda.duplicate_gpus == file::CudaDuplicateGpus::Refuse,
-                execution: match config.cuda.execution {
-                    file::CudaExecution::Ranks => Execution::Ranks,
-                    file::CudaExecution::Service => Execution::Service,
-                },
-            },
+            cuda_options: cuda_options(&config.cuda),
             cuda_gpus: config.cuda.gpus.clone(),
             gpudirect: config.cuda.gpudirect == file::CudaGpuDirect::Auto,
             peer_access: config.cuda.peer_access == file::CudaPeerAccess::Auto,
@@ -365,6 +320,60 @@ impl Settings {
             controller: config.controller.as_ref().map(|controller| ControllerSettings::new(config, controller)),
             metrics: config.metrics.as_ref().map(|metrics| metrics.listen.0),
         }
+    }
+}
+
+fn tenant_settings(
+    config: &mccs_config::ServiceConfig,
+    tenant: &file::TenantConfig,
+    derived: &DerivedQuotas,
+    mappings: u64,
+) -> TenantSettings {
+    let quota = Quota {
+        memory_bytes: derived.memory_bytes,
+        gpu_memory_bytes: derived.gpu_memory_bytes,
+        sessions: derived.sessions,
+        communicators: derived.communicators,
+        operations_in_flight: u64::from(tenant.max_operations_in_flight),
+        streams: tenant.max_streams,
+        regions: tenant.max_regions,
+        mappings,
+        origins: derived.origins,
+    };
+    TenantSettings {
+        name: tenant.name.clone(),
+        socket: config.tenant_socket(tenant),
+        uids: tenant.uids.clone(),
+        quota,
+        weight: tenant.weight,
+        traffic_classes: tenant.traffic_classes.clone(),
+    }
+}
+
+fn cuda_options(cuda: &file::Cuda) -> CudaOptions {
+    CudaOptions {
+        large_from: cuda.large_from,
+        rails_from: match (cuda.rails_from.0, cuda.execution) {
+            (0, _) | (_, file::CudaExecution::Service) => u64::MAX,
+            (bytes, file::CudaExecution::Ranks) => bytes,
+        },
+        pinned_to: match cuda.execution {
+            file::CudaExecution::Service => 0,
+            file::CudaExecution::Ranks => cuda.pinned_to.0,
+        },
+        // Within its limit.
+        chunk_bytes: cuda.chunk.map(|longest| longest.0 as u32),
+        slot_bytes: cuda.slot.0,
+        ll128: cuda.ll128,
+        max_ctas: cuda.max_ctas,
+        is_timed: cuda.timing,
+        by_events: cuda.ordering == file::CudaOrdering::Events,
+        handles: cuda.handles == file::CudaHandles::Auto,
+        refuses_duplicate_gpus: cuda.duplicate_gpus == file::CudaDuplicateGpus::Refuse,
+        execution: match cuda.execution {
+            file::CudaExecution::Ranks => Execution::Ranks,
+            file::CudaExecution::Service => Execution::Service,
+        },
     }
 }
 

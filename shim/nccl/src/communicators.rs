@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
-use mccs::bindings::{Held, JoinOptions, Table};
+use mccs::bindings::{Held, JoinOptions, ProcessClient, Table};
 use mccs::cuda::CudaCommunicator;
 use mccs::{Client, Error, ReduceOperator, UniqueId};
 use mccs_cuda::{Context, gpus};
@@ -166,21 +166,10 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// This process' session, made when it is first needed, and again where the service has ended it or been started anew.
+/// This process' session; see [`ProcessClient`].
 fn client() -> Result<Client, Error> {
-    static CLIENT: Mutex<Option<(u32, Client)>> = Mutex::new(None);
-    let (own, mut known) = (std::process::id(), locked(&CLIENT));
-    match known.take() {
-        Some((process, client)) if process == own && client.is_alive() => {
-            return Ok(known.insert((own, client)).1.clone());
-        }
-        // Another process', which this one was forked from: to end it is that one's affair.
-        Some((process, client)) if process != own => std::mem::forget(client),
-        _ => {}
-    }
-    debug::hear_library();
-    let made = Client::from_env()?;
-    Ok(known.insert((own, made)).1.clone())
+    static CLIENT: ProcessClient = ProcessClient::new();
+    CLIENT.get(debug::hear_library)
 }
 
 /// The calling thread's context. Without any it is the first GPU's, as for a program that has asked CUDA for nothing yet.

@@ -5,6 +5,7 @@ mod buffers;
 mod error;
 mod ll128_pairs;
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -19,8 +20,8 @@ use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::{MESSAGES_MAX, SymmetricBufferCounts, SymmetricBufferLayout};
 use mccs_runtime::{Share, TurnReceiver, TurnSender, turn_channel};
 use mccs_telemetry::recorder::Recorder;
-use mccs_tenants::session::Opens;
 use mccs_tenants::{Charge, Resource};
+use mccs_tenants::session::Opens;
 
 pub(crate) use self::buffers::BuffersInUse;
 use self::buffers::{Held, Kit, Memory};
@@ -41,6 +42,13 @@ use crate::cuda::timing::trace::{self, TracedGpus};
 use crate::cuda::{CudaOptions, Gpus, NoCuda};
 use crate::{DeviceEvent, DeviceEvents, Prepared, Shared};
 use mccs_model::GpuStrategy;
+
+/// Heads of ranks' symmetric buffers, by rank, for other processes.
+#[derive(Default)]
+struct NamedBuffers {
+    buffers: Vec<SymmetricBufferName>,
+    fds: Vec<OwnedFd>,
+}
 
 /// To the thread.
 pub(crate) enum Order {
@@ -333,12 +341,10 @@ impl Setup {
     ) -> Result<Prepared, PrepareError> {
         let by_descriptors = !(self.options.handles && opens.memory);
         let nranks = gpus.len() as u32;
-        // A single rank has nobody to meet, and a symmetric buffer that nobody uses.
         let multiprocessors = gpus.iter().map(|gpu| self.gpus.gpus[*gpu].0.multiprocessors).min().unwrap_or(0);
-        let layout = SymmetricBufferLayout::initial(nranks.max(2)).for_multiprocessors(multiprocessors);
-        let layout = self.options.chunk_bytes.map_or(layout, |bytes| layout.with_chunk(bytes));
         let ll128 = !on_host && self.ll128_pairs.all_store(gpus);
-        let layout = if on_host || ll128 && self.options.ll128 { layout.with_few_packets() } else { layout };
+        let has_few_packets = on_host || ll128 && self.options.ll128;
+        let layout = self.layout_for(nranks, multiprocessors, has_few_packets);
         let large = (!on_host && self.may_be_large(gpus)).then(|| LargeLayout::new(self.options.slot_bytes));
         let buffer_bytes = layout.bytes();
         let owner = charges.first().map(|charge| Arc::clone(charge.tenant()));
@@ -367,15 +373,9 @@ impl Setup {
             frees: self.frees.clone(),
             share: owner.as_ref().map_or(Share::SERVICE, |owner| owner.share),
         };
-        let held = memory.held.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let head = layout.part(SymmetricBufferPart::Head).end * u64::from(nranks);
-        let used = held.buffers.iter().map(|(_, buffer)| buffer.held_bytes()).sum::<u64>();
-        let resource = if on_host { Resource::MemoryBytes } else { Resource::GpuMemoryBytes };
-        let bytes = owner.as_ref().map(|owner| owner.charge(resource, head.max(used)));
-        held.charges.extend(bytes.transpose()?.map(Arc::new));
-        // Each symmetric buffer of the host is a descriptor for as long as it is there.
-        let files = owner.filter(|_| on_host).map(|owner| owner.charge(Resource::Descriptors, u64::from(nranks)));
-        held.charges.extend(files.transpose()?.map(Arc::new));
+        if let Some(owner) = &owner {
+            memory.charge_heads(owner, nranks)?;
+        }
         let (fd, page) = match engines {
             Some((fd, parts)) => {
                 let page = Arc::clone(parts.page());
@@ -385,26 +385,8 @@ impl Setup {
             None => ControlPage::create().map(|(fd, page)| (fd, Arc::new(page)))?,
         };
         memory.page = large.map(|_| fd.try_clone()).transpose().map_err(PrepareError::Descriptors)?;
-        let contexts = self.contexts(gpus);
-        let held = memory.held.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let (mut buffers, mut fds) = (Vec::new(), vec![fd]);
-        for (rank, number) in gpus.iter().enumerate() {
-            let (gpu, context) = &self.gpus.gpus[*number];
-            let failed = |error| PrepareError::Driver { rank, gpu: gpu.id.to_string(), error };
-            if held.buffers.len() <= rank && on_host {
-                held.buffers.push((*number, RankBuffer::on_host(layout)?));
-            } else if held.buffers.len() <= rank {
-                held.buffers.push((*number, RankBuffer::reserve(context, layout).map_err(failed)?));
-                held.buffers[rank]
-                    .1
-                    .make(SymmetricBufferPart::Head, &contexts, &self.streams[*number])
-                    .map_err(failed)?;
-            }
-            let (handle, fd) = held.buffers[rank].1.name(SymmetricBufferPart::Head).map_err(failed)?;
-            fds.push(fd);
-            buffers.push(SymmetricBufferName { handle, gpu: gpu.id.0 });
-        }
-        *memory.buffer_bytes.get_mut() = held.buffers.iter().map(|(_, buffer)| buffer.held_bytes()).max().unwrap_or(0);
+        let NamedBuffers { buffers, fds } = self.make_heads(&mut memory, gpus)?;
+        let fds = std::iter::once(fd).chain(fds).collect();
         let copy_engines = large.is_some();
         let abilities =
             Abilities { nranks, multiprocessors, execution, copy_engines, ll128, opens_buffers: !by_descriptors };
@@ -434,5 +416,37 @@ impl Setup {
         };
         let group = DeviceInitiatedGroup::new(strategies, copies, Box::new(in_use));
         Ok(Prepared { memory: fds, shared: Shared::DeviceInitiated { share: Box::new(share), group } })
+    }
+
+    /// How symmetric buffers of so many ranks are laid out.
+    fn layout_for(&self, nranks: u32, multiprocessors: u32, has_few_packets: bool) -> SymmetricBufferLayout {
+        // A single rank has nobody to meet, and a symmetric buffer that nobody uses.
+        let layout = SymmetricBufferLayout::initial(nranks.max(2)).for_multiprocessors(multiprocessors);
+        let layout = self.options.chunk_bytes.map_or(layout, |bytes| layout.with_chunk(bytes));
+        if has_few_packets { layout.with_few_packets() } else { layout }
+    }
+
+    /// Makes the heads of symmetric buffers that are not there yet, and names all of them.
+    fn make_heads(&self, memory: &mut Memory, gpus: &[usize]) -> Result<NamedBuffers, PrepareError> {
+        let contexts = self.contexts(gpus);
+        let (layout, on_host) = (memory.layout, memory.shape.on_host);
+        let held = memory.held.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let mut named = NamedBuffers::default();
+        for (rank, number) in gpus.iter().enumerate() {
+            let (gpu, context) = &self.gpus.gpus[*number];
+            let failed = |error| PrepareError::Driver { rank, gpu: gpu.id.to_string(), error };
+            if held.buffers.len() <= rank && on_host {
+                held.buffers.push((*number, RankBuffer::on_host(layout)?));
+            } else if held.buffers.len() <= rank {
+                held.buffers.push((*number, RankBuffer::reserve(context, layout).map_err(failed)?));
+                let (_, buffer) = &mut held.buffers[rank];
+                buffer.make(SymmetricBufferPart::Head, &contexts, &self.streams[*number]).map_err(failed)?;
+            }
+            let (handle, fd) = held.buffers[rank].1.name(SymmetricBufferPart::Head).map_err(failed)?;
+            named.fds.push(fd);
+            named.buffers.push(SymmetricBufferName { handle, gpu: gpu.id.0 });
+        }
+        *memory.buffer_bytes.get_mut() = held.buffers.iter().map(|(_, buffer)| buffer.held_bytes()).max().unwrap_or(0);
+        Ok(named)
     }
 }

@@ -6,11 +6,11 @@ use std::sync::mpsc::SendError;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use mccs_cuda::DeviceAddress;
-use mccs_ipc::device_initiated::{CommPart, ControlPage};
+use mccs_ipc::device_initiated::{CommPart, ControlPage, SymmetricBufferPart};
 use mccs_ipc::large::{LargeLayout, SlotKind};
 use mccs_kernels::cuda::SymmetricBufferLayout;
 use mccs_runtime::Share;
-use mccs_tenants::{Charge, Tenant};
+use mccs_tenants::{Charge, OverQuota, Resource, Tenant};
 
 use super::error::PrepareError;
 use super::{Order, Orders};
@@ -75,6 +75,20 @@ impl Memory {
     /// Whose it is.
     pub(super) fn tenant(&self) -> Option<Arc<Tenant>> {
         self.held().charges.first().map(|charge| Arc::clone(charge.tenant()))
+    }
+
+    /// Charges the heads of symmetric buffers of so many ranks to whose they are, or what those have that are used again.
+    pub(super) fn charge_heads(&mut self, owner: &Arc<Tenant>, nranks: u32) -> Result<(), OverQuota> {
+        let held = self.held.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let heads = self.layout.part(SymmetricBufferPart::Head).end * u64::from(nranks);
+        let used = held.buffers.iter().map(|(_, buffer)| buffer.held_bytes()).sum::<u64>();
+        let resource = if self.shape.on_host { Resource::MemoryBytes } else { Resource::GpuMemoryBytes };
+        held.charges.push(Arc::new(owner.charge(resource, heads.max(used))?));
+        if self.shape.on_host {
+            // Each is a descriptor for as long as it is there.
+            held.charges.push(Arc::new(owner.charge(Resource::Descriptors, u64::from(nranks))?));
+        }
+        Ok(())
     }
 
     pub(super) fn slots(&self, kind: SlotKind) -> &OnceLock<SlotSet> {

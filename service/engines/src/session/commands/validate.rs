@@ -20,7 +20,7 @@ use super::on_gpus::fill_on_gpus;
 use super::{Fence, Invalid, argument};
 use crate::proxy::{Operation, RoundState, signature};
 use crate::session::outlets::Place;
-use crate::session::tables::{Memory, ReadyRank, SlotTwin, Tables, WrongTicket};
+use crate::session::tables::{Memory, ReadyRank, SlotTwin, Streams, Tables, WrongTicket};
 
 /// Turns a command into an operation, of one proxy engine or the other.
 pub(crate) fn validate(
@@ -29,37 +29,7 @@ pub(crate) fn validate(
     command: &Command,
     called_at: Instant,
 ) -> Result<(Place, Operation), Fence> {
-    let group_max = session.tenant.quota.operations_in_flight;
-    let Some(stream) = tables.streams.get_mut(command.stream) else {
-        return Err(Fence(format!("a command names stream {:?}, which does not exist", command.stream)));
-    };
-    if let Err(WrongTicket { expected }) = stream.take_ticket(command.ticket) {
-        return Err(Fence(format!("a command has ticket {} where {expected} comes next", command.ticket)));
-    }
-    let group_continues = command.flags & FLAG_GROUP_CONTINUES != 0;
-    if stream.lengthen_group(group_continues) >= group_max {
-        return Err(Fence(session.tenant.session_is_full(SessionResource::GroupLength)));
-    }
-    let mut operation = Operation {
-        session: Arc::clone(session),
-        stream: command.stream,
-        ticket: command.ticket,
-        called_at,
-        comm: Handle::NONE,
-        tenant_comm: command.comm,
-        rank: 0,
-        action: Action::Nop,
-        track: 0,
-        dtype: DataType::U8,
-        count: command.count,
-        buffers: Buffers::NONE,
-        group_continues,
-        overlaps: stream.overlaps() && !group_continues,
-        one_hop: false,
-        rounds: command.rounds,
-        round: RoundState::None,
-        user_tag: command.user_tag,
-    };
+    let mut operation = next_of_stream(session, &mut tables.streams, command, called_at)?;
     let opcode = Opcode::from_wire(command.opcode);
     if opcode == Some(Opcode::Nop) {
         return Ok((Place::Host, operation));
@@ -86,30 +56,71 @@ pub(crate) fn validate(
             .and_then(|()| twin.map_or(Ok(()), |twin| put_in_twin(&mut operation, command, twin.as_ref()))),
         Place::Gpus => fill_on_gpus(&mut operation, &tables.memory, command, group.as_ref(), nranks)?,
     };
-    let filled = filled.and_then(|()| {
-        operation.one_hop = command.flags & FLAG_ONE_HOP != 0;
-        match &operation.action {
-            _ if !operation.one_hop => Ok(()),
-            Action::Collective { kind: CollectiveKind::AllGather, .. } if has_ring => Ok(()),
-            _ => Err(argument("only an all-gather of a rail with a ring of reductions goes one place along that")),
-        }
-    });
+    let filled = filled.and_then(|()| check_one_hop(&mut operation, command, has_ring));
     if let Err(Invalid { class, message }) = filled {
         operation.action = Action::Invalid { class, message: message.into() };
         operation.buffers = Buffers::NONE;
         return Ok((place, operation));
     }
     let must_be_round = signature(&operation).is_some_and(|call| layout.is_some_and(|layout| layout.takes(&call)));
-    match (must_be_round, is_round, command.flags & FLAG_POSTED != 0) {
-        (true, true, posted) => operation.round = if posted { RoundState::Posted } else { RoundState::ToPost },
-        (false, false, false) => {}
-        _ => {
-            return Err(Fence(
-                "a command takes a round of the shared-memory exchange for none, or the other way round".into(),
-            ));
-        }
+    if must_be_round != is_round || !is_round && command.flags & FLAG_POSTED != 0 {
+        let reason = "a command takes a round of the shared-memory exchange for none, or the other way round";
+        return Err(Fence(reason.into()));
+    }
+    if is_round {
+        let is_posted = command.flags & FLAG_POSTED != 0;
+        operation.round = if is_posted { RoundState::Posted } else { RoundState::ToPost };
     }
     Ok((place, operation))
+}
+
+/// The operation that comes next on its stream, of which nothing else is known yet.
+fn next_of_stream(
+    session: &Arc<Session>,
+    streams: &mut Streams,
+    command: &Command,
+    called_at: Instant,
+) -> Result<Operation, Fence> {
+    let Some(stream) = streams.get_mut(command.stream) else {
+        return Err(Fence(format!("a command names stream {:?}, which does not exist", command.stream)));
+    };
+    if let Err(WrongTicket { expected }) = stream.take_ticket(command.ticket) {
+        return Err(Fence(format!("a command has ticket {} where {expected} comes next", command.ticket)));
+    }
+    let group_continues = command.flags & FLAG_GROUP_CONTINUES != 0;
+    if stream.lengthen_group(group_continues) >= session.tenant.quota.operations_in_flight {
+        return Err(Fence(session.tenant.session_is_full(SessionResource::GroupLength)));
+    }
+    Ok(Operation {
+        session: Arc::clone(session),
+        stream: command.stream,
+        ticket: command.ticket,
+        called_at,
+        comm: Handle::NONE,
+        tenant_comm: command.comm,
+        rank: 0,
+        action: Action::Nop,
+        track: 0,
+        dtype: DataType::U8,
+        count: command.count,
+        buffers: Buffers::NONE,
+        group_continues,
+        overlaps: stream.overlaps() && !group_continues,
+        one_hop: false,
+        rounds: command.rounds,
+        round: RoundState::None,
+        user_tag: command.user_tag,
+    })
+}
+
+/// Whether an operation may go one place along a ring of reductions, if that is asked for.
+fn check_one_hop(operation: &mut Operation, command: &Command, has_ring: bool) -> Result<(), Invalid> {
+    operation.one_hop = command.flags & FLAG_ONE_HOP != 0;
+    match &operation.action {
+        _ if !operation.one_hop => Ok(()),
+        Action::Collective { kind: CollectiveKind::AllGather, .. } if has_ring => Ok(()),
+        _ => Err(argument("only an all-gather of a rail with a ring of reductions goes one place along that")),
+    }
 }
 
 /// The communicator, as the proxy engine names it, of a command that tells of a post.
