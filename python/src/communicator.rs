@@ -102,7 +102,7 @@ impl PyOperation {
             Waited::Ended(Err(error)) => Err(self.caller.of(py, call, &error)),
             Waited::TimedOut => {
                 let seconds = timeout.unwrap_or_default().as_secs_f64();
-                let message = format!("has not ended within {seconds} s; another rank may not have made the call");
+                let message = format!("Timed out after {seconds} s: another rank may not have made the call");
                 Err(self.caller.error(py, call, ErrorClass::Timeout, &message))
             }
             Waited::Interrupted => {

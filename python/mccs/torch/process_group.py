@@ -452,13 +452,18 @@ class ProcessGroup(dist.ProcessGroup):
         """As :func:`torch.distributed.monitored_barrier`: rank 0 names the ranks that have not come."""
         self._barriers += 1
         key = f"mccs-barrier-{self._barriers}"
-        timeout = timeout or self._timeout
+        timeout = self._timeout if timeout is None else timeout
         deadline = time.monotonic() + timeout.total_seconds()
         if self._rank != 0:
             self._store.set(f"{key}-{self._rank}", "")
             self._store.wait([key], timeout)
             if message := self._store.get(key).decode():
-                raise self._error("monitored_barrier", message)
+                # In PyTorch's words, which its users look for.
+                raise self._error(
+                    "monitored_barrier",
+                    f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while waiting for "
+                    f"send/recv from rank 0: {message}",
+                )
             return
         missing = set(range(1, self._size))
         while missing:
@@ -471,8 +476,11 @@ class ProcessGroup(dist.ProcessGroup):
             self._store.set(key, "")
             return
         names = sorted(missing) if wait_all_ranks else [min(missing)]
-        message = f"rank {', '.join(map(str, names))} did not come within {timeout.total_seconds()} s"
+        ranks = f"Rank{'s' * (len(names) > 1)} {', '.join(map(str, names))}"
+        message = f"{ranks} failed to pass monitoredBarrier in {timeout / timedelta(milliseconds=1):g} ms"
         self._store.set(key, message)
-        error = mccs.Timeout(f"rank 0 of {self._size}, monitored_barrier: {message}")
+        error = mccs.Timeout(
+            f"rank 0 of {self._size}, monitored_barrier: Rank 0 timed out in monitoredBarrier: {message}"
+        )
         error.rank, error.call = 0, "monitored_barrier"
         raise error
