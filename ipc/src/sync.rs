@@ -166,7 +166,17 @@ impl StreamWord {
         }
     }
 
-    /// Whether somebody sleeps until the word changes, as far as the other side says.
+    /// Says that somebody waits who looks by himself, until [`StreamWord::end_wait`]. Each raise is a system call meanwhile.
+    pub fn begin_wait(&self) {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes back what [`StreamWord::begin_wait`] has said.
+    pub fn end_wait(&self) {
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether somebody sleeps until the word changes, or says that he waits, as far as the other side says.
     pub fn has_waiters(&self) -> bool {
         self.waiters.load(Ordering::Relaxed) != 0
     }
@@ -237,6 +247,17 @@ mod tests {
         assert!(waiter.join().expect("waiter"));
         assert!(word.wait(2, Duration::ZERO, Duration::ZERO));
         assert!(!word.wait(3, Duration::from_micros(1), Duration::from_millis(1)));
+    }
+
+    #[test]
+    fn who_looks_by_himself_is_a_waiter_while_he_says_so() {
+        let word = StreamWord::new();
+        word.begin_wait();
+        assert!(word.has_waiters());
+        word.publish(1);
+        assert!(word.has_waiters(), "he goes on until he says that he does not");
+        word.end_wait();
+        assert!(!word.has_waiters());
     }
 
     #[test]

@@ -357,8 +357,8 @@ static void ends(void) {
         OK(receive_one(all[0].receiver, data, 1 << 20, 0, NULL, &requests[0]));
         OK(finish(requests[0], &size));
         check(data, 1 << 20, seed);
-        OK(receive_one(all[0].receiver, data, LONGEST, 0, NULL, &requests[1]));
-        result = finish(requests[1], &size);
+        result = receive_one(all[0].receiver, data, LONGEST, 0, NULL, &requests[1]);
+        if (result == 0) result = finish(requests[1], &size);
         CHECK(result == 6, "%d", result);
         OK(net->close_receive(all[1].receiver));
         all[1].receiver = NULL;

@@ -7,6 +7,8 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use mccs_control::{ControlAnswer, ControlRequest, call as ask};
+use mccs_telemetry::stuck::StuckClass;
 use mccs_tests::hosts::TestHosts;
 use mccs_tests::port_channels::random_seed;
 use mccs_tests::{TestService, watchdog};
@@ -87,6 +89,23 @@ fn misuse_is_refused_and_closing_hangs_nobody() {
     }
 }
 
+/// Operators see each connection under the name of NCCL's communicator, and who of it has not sent.
+fn who_has_not_sent_is_named(service: &TestService) {
+    let comms = service.service().registry.comms();
+    assert!(comms.len() == 2 && comms.iter().all(|comm| comm.name == "nccl 0x5eed"), "{comms:?}");
+    let request = ControlRequest::WhyStuck { communicator: comms[0].number };
+    let report = loop {
+        match ask(&service.control_socket(), &request).expect("an answer") {
+            ControlAnswer::Stuck(report) if report.class == StuckClass::Rank => break report,
+            ControlAnswer::Stuck(_) => {}
+            answer => panic!("{answer:?}"),
+        }
+    };
+    let [culprit] = &report.culprits[..] else { panic!("{report:?}") };
+    assert_eq!((culprit.rank, culprit.peer), (Some(1), Some(0)));
+    assert!(culprit.what.contains("signal 1 of tag 0") && culprit.what.contains("rank 0 waits"), "{culprit:?}");
+}
+
 #[test]
 fn a_service_that_dies_is_an_error() {
     watchdog();
@@ -98,6 +117,7 @@ fn a_service_that_dies_is_an_error() {
         let mut line = String::new();
         BufReader::new(started.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
         assert_eq!(line, "waiting\n");
+        who_has_not_sent_is_named(hosts.service(host));
         hosts.stop(host);
         let ended = started.wait().expect("a program");
         assert!(ended.success(), "host {host}: {ended}");

@@ -18,7 +18,7 @@ const SENDER: u32 = 1;
 const TAG: u32 = 0;
 /// Behind the ring: where both sides tell each other their memory.
 const GREETING_BYTES: u64 = 2 * RemoteMemory::BYTES as u64;
-/// How often an idle connection looks whether the service still lives.
+/// How long a request waits before operators see it wait, and how often it then looks whether the service still lives.
 const LIVENESS_EVERY: Duration = Duration::from_millis(100);
 
 /// What a communicator is made of.
@@ -38,7 +38,8 @@ pub(crate) struct Link {
     ring: Region,
     _memory: RegisteredMemory,
     comm: Communicator,
-    looked_at: Instant,
+    /// Until when nothing is to be looked at, while requests wait.
+    look_at: Option<Instant>,
 }
 
 impl Link {
@@ -57,7 +58,7 @@ impl Link {
         let memory = channels.register(ring.at(0), RING_BYTES)?;
         let theirs = greet(&comm, &ring, &memory.remote())?;
         let channel = open(&channels, rank, &memory, &theirs)?;
-        Ok(Link { channel, ring, _memory: memory, comm, looked_at: Instant::now() })
+        Ok(Link { channel, ring, _memory: memory, comm, look_at: None })
     }
 
     /// Port channel to the peer.
@@ -85,16 +86,24 @@ impl Link {
         unsafe { ptr::copy_nonoverlapping(self.ring.as_ptr().add(offset as usize), to, bytes as usize) };
     }
 
-    /// Now and then, while nothing comes: whether anything still can.
+    /// Bytes have moved.
+    pub(crate) fn has_moved(&mut self) -> Result<(), Error> {
+        self.look_at = None;
+        self.channel.say_waiting(false)
+    }
+
+    /// Requests wait, and nothing has moved. Now and then looks whether anything still can, and lets operators see it.
     ///
     /// # Errors
     /// What ended the communicator, or the service.
-    pub(crate) fn check_alive(&mut self) -> Result<(), Error> {
+    pub(crate) fn waits(&mut self) -> Result<(), Error> {
         let now = Instant::now();
-        if now.duration_since(self.looked_at) < LIVENESS_EVERY {
+        let next = now + LIVENESS_EVERY;
+        if *self.look_at.get_or_insert(next) > now {
             return Ok(());
         }
-        self.looked_at = now;
+        self.look_at = Some(next);
+        self.channel.say_waiting(true)?;
         self.comm.async_error().map_or(Ok(()), Err)
     }
 

@@ -112,6 +112,6 @@ impl State {
                 self.receives.end_oldest(header.message_bytes);
             }
         }
-        if has_moved { Ok(()) } else { link.check_alive() }
+        if has_moved { link.has_moved() } else { link.waits() }
     }
 }

@@ -103,6 +103,6 @@ impl State {
                 self.sends.end_oldest(bytes);
             }
         }
-        if has_moved { Ok(()) } else { link.check_alive() }
+        if has_moved { link.has_moved() } else { link.waits() }
     }
 }

@@ -1,7 +1,7 @@
 //! A port channel: put, signal, flush, wait and poll.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mccs_ipc::port_channels::{
@@ -26,6 +26,8 @@ pub struct PortChannel {
     number: u32,
     /// Of the memories, if it has any: the one to put from, and the one to put into.
     lengths: Option<(u64, u64)>,
+    /// Whether it has said so.
+    awaits: AtomicBool,
 }
 
 impl std::fmt::Debug for PortChannel {
@@ -50,7 +52,7 @@ impl PortChannel {
         number: u32,
         lengths: Option<(u64, u64)>,
     ) -> Self {
-        PortChannel { shared, connection, number, lengths }
+        PortChannel { shared, connection, number, lengths, awaits: AtomicBool::new(false) }
     }
 
     /// The rank that it leads to.
@@ -137,6 +139,20 @@ impl PortChannel {
     /// As [`PortChannel::wait`]: none comes any more.
     pub fn poll(&self) -> Result<bool, Error> {
         self.take_signal()
+    }
+
+    /// Says whether this rank waits for a signal, for programs that [poll](PortChannel::poll). While it does, operators see it wait
+    /// (`mccsctl why-stuck`), and the operator's `limits.operation_timeout` counts, as for [`PortChannel::wait`]. A wait that is short need not be
+    /// told: a signal costs the service a system call meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::ServiceGone`].
+    pub fn say_waiting(&self, waits: bool) -> Result<(), Error> {
+        if self.awaits.swap(waits, Ordering::AcqRel) != waits {
+            let word = self.words()?.arrived();
+            if waits { word.begin_wait() } else { word.end_wait() }
+        }
+        Ok(())
     }
 
     fn wait_until(&self, deadline: Option<Instant>) -> Result<(), Error> {
@@ -259,6 +275,7 @@ impl PortChannel {
 
 impl Drop for PortChannel {
     fn drop(&mut self) {
+        let _ = self.say_waiting(false);
         self.shared.tell(PortChannelRequest::CloseChannel { channel: self.number });
     }
 }
