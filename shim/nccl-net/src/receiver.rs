@@ -104,8 +104,9 @@ impl State {
             let to = receive.data.wrapping_add(receive.moved as usize);
             // SAFETY: the piece has come, and the room for the message has its bytes.
             unsafe { link.copy_out(place.offset + HEADER_BYTES, to, place.payload_bytes) };
-            self.incoming.end(place);
-            link.channel().signal()?;
+            if self.incoming.end(place) {
+                link.channel().signal()?;
+            }
             receive.moved += place.payload_bytes;
             has_moved = true;
             if receive.moved == header.message_bytes {

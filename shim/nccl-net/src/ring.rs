@@ -6,6 +6,8 @@
 //!
 //! The sender's ring mirrors the receiver's. Both count the same pieces in the same order, so none tells the other where one lies. A piece
 //! is contiguous: a message that reaches the end of the ring goes on in another piece at its beginning.
+//!
+//! The receiver gives places back by the batch: so short messages cost one signal each, not two. Both sides close a batch behind the same piece.
 
 use std::collections::VecDeque;
 
@@ -13,8 +15,11 @@ use std::collections::VecDeque;
 pub(crate) const RING_BYTES: u64 = 4 << 20;
 /// Longest payload of a piece: while one travels, the next is copied.
 const PAYLOAD_BYTES: u64 = 256 << 10;
-/// Pieces on their way, at most: fewer than calls that a port channel holds, so that none waits for room there.
-pub(crate) const PIECES_MAX: usize = 256;
+/// A batch is closed behind the piece with which it has so many, or takes so much of the ring.
+const BATCH_PIECES: u64 = 32;
+const BATCH_BYTES: u64 = RING_BYTES / 8;
+/// Closed batches on their way, at most: their pieces are fewer than calls that a port channel holds, so that none waits for room there.
+const BATCHES_MAX: usize = 8;
 /// Each piece begins at a cache line.
 const ALIGNMENT: u64 = 64;
 
@@ -73,13 +78,31 @@ impl Place {
     }
 }
 
+/// Pieces behind the last closed batch.
+#[derive(Default)]
+struct Batch {
+    pieces: u64,
+    taken: u64,
+}
+
+impl Batch {
+    /// Adds a piece. Returns what the batch takes of the ring, if that closes it.
+    fn add(&mut self, place: Place) -> Option<u64> {
+        self.pieces += 1;
+        self.taken += place.taken();
+        let is_closed = self.pieces == BATCH_PIECES || self.taken >= BATCH_BYTES;
+        is_closed.then(|| std::mem::take(self).taken)
+    }
+}
+
 /// The sender's side of a ring.
 #[derive(Default)]
 pub(crate) struct Outgoing {
     /// Where the next piece begins.
     next: u64,
-    /// What pieces on their way take, in their order.
-    taken: VecDeque<u64>,
+    open: Batch,
+    /// What closed batches take that have not been given back, in their order.
+    closed: VecDeque<u64>,
     in_use: u64,
 }
 
@@ -87,7 +110,7 @@ impl Outgoing {
     /// A place for the next piece of a message of which so many bytes are left; none while the ring is full.
     pub(crate) fn place(&self, left: u64) -> Option<Place> {
         let contiguous = (RING_BYTES - self.next).min(RING_BYTES - self.in_use);
-        if contiguous == 0 || self.taken.len() == PIECES_MAX {
+        if contiguous == 0 || self.closed.len() == BATCHES_MAX {
             return None;
         }
         Some(Place { offset: self.next, payload_bytes: left.min(PAYLOAD_BYTES).min(contiguous - HEADER_BYTES) })
@@ -95,21 +118,26 @@ impl Outgoing {
 
     /// A piece is on its way.
     pub(crate) fn begin(&mut self, place: Place) {
-        self.taken.push_back(place.taken());
+        self.closed.extend(self.open.add(place));
         self.in_use += place.taken();
         self.next = (self.next + place.taken()) % RING_BYTES;
     }
 
-    /// The receiver has copied the oldest piece: its place is free. Returns whether there was one.
-    pub(crate) fn end_oldest(&mut self) -> bool {
-        let Some(taken) = self.taken.pop_front() else { return false };
+    /// The receiver has given the oldest batch back. Returns whether there was one.
+    pub(crate) fn end_batch(&mut self) -> bool {
+        let Some(taken) = self.closed.pop_front() else { return false };
         self.in_use -= taken;
         true
     }
 
-    /// Whether pieces are on their way.
+    /// Whether closed batches are on their way: those alone are given back.
+    pub(crate) fn awaits_room(&self) -> bool {
+        !self.closed.is_empty()
+    }
+
+    /// Whether the peer may not have copied all.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.taken.is_empty()
+        self.in_use > 0
     }
 }
 
@@ -117,6 +145,7 @@ impl Outgoing {
 #[derive(Default)]
 pub(crate) struct Incoming {
     next: u64,
+    open: Batch,
 }
 
 impl Incoming {
@@ -131,9 +160,10 @@ impl Incoming {
         (place.offset + place.bytes() <= RING_BYTES).then_some(place)
     }
 
-    /// It has been copied.
-    pub(crate) fn end(&mut self, place: Place) {
+    /// It has been copied. Returns whether a batch is to be given back.
+    pub(crate) fn end(&mut self, place: Place) -> bool {
         self.next = (self.next + place.taken()) % RING_BYTES;
+        self.open.add(place).is_some()
     }
 }
 
@@ -152,7 +182,7 @@ mod tests {
         let (mut out, mut incoming) = (Outgoing::default(), Incoming::default());
         let mut on_their_way: VecDeque<Place> = VecDeque::new();
         let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut laps = 0;
+        let (mut laps, mut copied) = (0, Vec::new());
         while laps < 20 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let left = (random >> 33) % (1 << (random >> 59).min(22));
@@ -166,7 +196,10 @@ mod tests {
                     let overlaps = |other: &Place| {
                         place.offset < other.offset + other.bytes() && other.offset < place.offset + place.bytes()
                     };
-                    assert!(!on_their_way.iter().any(overlaps), "{place:?} in {on_their_way:?}");
+                    assert!(
+                        !on_their_way.iter().chain(&copied).any(overlaps),
+                        "{place:?} in {on_their_way:?}, {copied:?}"
+                    );
                     laps += u32::from(place.offset == 0);
                     out.begin(place);
                     on_their_way.push_back(place);
@@ -175,13 +208,20 @@ mod tests {
                     let Some(sent) = on_their_way.pop_front() else { continue };
                     let header = Header { message_bytes: left, payload_bytes: sent.payload_bytes as u32, tag: 0 };
                     assert_eq!(incoming.place(header), Some(sent));
-                    incoming.end(sent);
-                    assert!(out.end_oldest());
+                    copied.push(sent);
+                    if incoming.end(sent) {
+                        assert!(out.end_batch());
+                        copied.clear();
+                    }
                 }
             }
         }
-        while out.end_oldest() {}
-        assert!(!out.is_busy() && out.in_use == 0);
+        for sent in on_their_way {
+            if incoming.end(sent) {
+                assert!(out.end_batch());
+            }
+        }
+        assert!(!out.awaits_room() && out.in_use == out.open.taken && out.open.taken == incoming.open.taken);
     }
 
     #[test]
@@ -192,10 +232,10 @@ mod tests {
             bytes += place.taken();
         }
         assert_eq!(bytes, RING_BYTES);
-        assert!(out.end_oldest() && out.place(1).is_some());
+        assert!(out.end_batch() && out.place(1).is_some());
         let mut short = Outgoing::default();
-        (0..PIECES_MAX).for_each(|_| short.begin(Place { offset: 0, payload_bytes: 0 }));
-        assert!(short.place(0).is_none(), "as many pieces as there may be");
+        let pieces = std::iter::from_fn(|| short.place(0).inspect(|place| short.begin(*place))).count();
+        assert_eq!(pieces as u64, BATCH_PIECES * BATCHES_MAX as u64);
         let header = Header { message_bytes: 0, payload_bytes: u32::MAX, tag: 0 };
         assert_eq!(Incoming::default().place(header), None);
     }

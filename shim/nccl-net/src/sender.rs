@@ -80,8 +80,8 @@ impl State {
     /// Copies what the ring has room for.
     fn copy(&mut self) -> Result<(), Error> {
         let link = self.link.as_mut().ok_or_else(|| invalid_argument("the connection has been closed"))?;
-        while self.outgoing.is_busy() && link.channel().poll()? {
-            self.outgoing.end_oldest();
+        while self.outgoing.awaits_room() && link.channel().poll()? {
+            self.outgoing.end_batch();
         }
         let mut has_moved = false;
         while let Some(send) = self.sends.oldest() {
