@@ -356,7 +356,7 @@ def test_ranks_with_different_shapes_are_told(group) -> None:
 def test_a_late_rank_is_named(group) -> None:
     def late() -> None:
         if dist.get_rank() == 0:
-            with pytest.raises(mccs.Timeout, match="rank 1, 2 failed to pass monitoredBarrier"):
+            with pytest.raises(mccs.Timeout, match="Ranks 1, 2 failed to pass monitoredBarrier"):
                 dist.monitored_barrier(timeout=timedelta(seconds=0.3), wait_all_ranks=True)
         elif dist.get_rank() == 1:
             event = threading.Event()
