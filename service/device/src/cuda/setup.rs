@@ -20,8 +20,8 @@ use mccs_ipc::types::Handle;
 use mccs_kernels::cuda::{MESSAGES_MAX, SymmetricBufferCounts, SymmetricBufferLayout};
 use mccs_runtime::{Share, TurnReceiver, TurnSender, turn_channel};
 use mccs_telemetry::recorder::Recorder;
-use mccs_tenants::{Charge, Resource};
 use mccs_tenants::session::Opens;
+use mccs_tenants::{Charge, Resource};
 
 pub(crate) use self::buffers::BuffersInUse;
 use self::buffers::{Held, Kit, Memory};
