@@ -11,13 +11,19 @@ use std::process::{Command, ExitCode};
 /// Machine code for these, and portable code of the last for GPUs that come later.
 const ARCHITECTURES: [u32; 3] = [80, 90, 100];
 /// Sources, by the variable that is to hold the image.
-const SOURCES: [(&str, &str); 2] = [("mccs", "COMPILED"), ("stage", "STAGE_COMPILED")];
+const SOURCES: [(&str, &str); 3] = [("mccs", "COMPILED"), ("puts", "PUTS_COMPILED"), ("stage", "STAGE_COMPILED")];
+/// Where headers for programs' own kernels are.
+const PROGRAMS_HEADERS: &str = "../shim/include";
+/// What is compiled with these, and without the others.
+const PROGRAMS_KERNELS: &str = "cuda/puts.cu";
+const PROGRAMS_HEADER: &str = "../shim/include/mccs/device.cuh";
 /// What names a compiler, in the order of preference.
 const VARIABLES: [&str; 4] = ["MCCS_NVCC", "CUDA_HOME", "CUDA_PATH", "PATH"];
 
 fn main() -> ExitCode {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-changed=cuda");
+    println!("cargo:rerun-if-changed={PROGRAMS_HEADER}");
     // Not PATH: it changes for reasons of its own, and a compilation takes a minute or two.
     VARIABLES.iter().filter(|name| **name != "PATH").for_each(|name| println!("cargo:rerun-if-env-changed={name}"));
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
@@ -96,6 +102,9 @@ fn compile(nvcc: &Path, source: &str, image: &Path) -> Result<(), String> {
         ["-std=c++17", "-O3", "-fmad=false", "-fatbin", "-Werror", "all-warnings", "--compress-mode=size", source]
             .map(String::from)
             .to_vec();
+    if source == PROGRAMS_KERNELS {
+        arguments.extend(["-I".into(), PROGRAMS_HEADERS.into()]);
+    }
     let [.., newest] = ARCHITECTURES;
     let codes = ARCHITECTURES.map(|it| format!("arch=compute_{it},code=sm_{it}"));
     for code in codes.into_iter().chain([format!("arch=compute_{newest},code=compute_{newest}")]) {
@@ -122,7 +131,11 @@ fn kept(nvcc: &Path, source: &str, arguments: &[String]) -> io::Result<PathBuf> 
     let mut key = DefaultHasher::new();
     (Command::new(nvcc).arg("--version").output()?.stdout, arguments).hash(&mut key);
     let mut files = vec![PathBuf::from(source)];
-    files.extend(fs::read_dir("cuda/include")?.map(|file| Ok(file?.path())).collect::<io::Result<Vec<_>>>()?);
+    if source == PROGRAMS_KERNELS {
+        files.push(PROGRAMS_HEADER.into());
+    } else {
+        files.extend(fs::read_dir("cuda/include")?.map(|file| Ok(file?.path())).collect::<io::Result<Vec<_>>>()?);
+    }
     files.sort();
     for file in files {
         (&file, fs::read(&file)?).hash(&mut key);

@@ -53,13 +53,13 @@ tests_on() {
     if [ "$1" -gt 2 ]; then
         leave_out values:: "it takes long, and the pairs of values are those of two ranks"
         local name
-        for name in bad_luck:: counts:: deaths:: gpudirect:: losses:: memory:: messages:: nics:: rails:: room::; do
+        for name in bad_luck:: counts:: deaths:: gpudirect:: losses:: memory:: messages:: nics:: port_channels::a_ port_channels::puts_ rails:: room::; do
             leave_out "$name" "as on two"
         done
     fi
     if [ "$1" = 1 ]; then
         local name
-        for name in bad_luck:: counts:: deaths:: divided:: losses:: memory:: messages:: nics:: process_groups:: room:: large_calls_go_by_copy_engines streams_of_one_name all_hear_of gpus_need_not a_rank_for_which_rails_wait a_team_has_one_kernel; do
+        for name in bad_luck:: counts:: deaths:: divided:: losses:: memory:: messages:: nics:: port_channels::a_kernel_that_waits_is_let_go_when_its_peer_is_killed process_groups:: room:: large_calls_go_by_copy_engines streams_of_one_name all_hear_of gpus_need_not a_rank_for_which_rails_wait a_team_has_one_kernel; do
             leave_out "$name" "it takes two GPUs"
         done
     fi
@@ -276,6 +276,16 @@ for program in shim/examples/c/cuda_all_reduce.c tests/tests/cuda_calls.c; do
     name=$(basename "$program" .c)
     cc -std=c11 -I shim/include -I shim/examples/c "$program" -L "$target/release" -lmccs -ldl -pthread -o "$work/$name"
     ranks env LD_LIBRARY_PATH="$target/release:$LD_LIBRARY_PATH" "$work/$name"
+done
+# Kernels that put, by the header for programs' own, compiled for this processor.
+for name in puts cuda_put; do
+    c++ -std=c++17 -O1 -Wall -Wextra -Werror -shared -fPIC -I shim/include "tests/driver/$name.cpp" -o "$work/$name-kernels.so"
+done
+cc -std=c11 -Wall -Wextra -Werror -Wno-unused-variable -I shim/include -I shim/examples/c shim/examples/c/cuda_put.c -L "$target/release" -lmccs -ldl -o "$work/cuda_put"
+ranks env LD_LIBRARY_PATH="$target/release:$LD_LIBRARY_PATH" "$work/cuda_put" "$work/cuda_put-kernels.so"
+for nranks in 1 2; do
+    echo "== port channels of kernels, $nranks ranks (at $SECONDS s)"
+    "$target/release/mccs-cuda-puts" --nranks $nranks --rounds 1 --iterations 20 --threads 1,8 --sizes 8,4096,2097152 --slots 16 --image "$work/puts-kernels.so"
 done
 mkdir "$work/nccl"
 ln -s "$(realpath "$target")/release/libnccl.so" "$work/nccl/libnccl.so.2"

@@ -201,7 +201,8 @@ typedef struct {
 } mccsRemoteMemory_t;
 
 /* Lets peers put into `bytes` bytes from `ptr` on, which lie in memory of mccsMemAlloc or mccsMemRegister, and this rank from there. It ends
- * with mccsChannelMemoryFree, behind all that was called before, or with the memory: a put that comes later fails the communicator. */
+ * with mccsChannelMemoryFree, behind all that was called before, or with the memory: a put that comes later fails the communicator. For a
+ * communicator of GPUs it is memory of cudaMalloc, or of cuMemCreate with descriptors, which stays allocated until it is freed here. */
 mccsResult_t mccsChannelMemoryRegister(mccsChannelMemory_t *memory, mccsComm_t comm, void *ptr, size_t bytes);
 mccsResult_t mccsChannelMemoryRemote(mccsChannelMemory_t memory, mccsRemoteMemory_t *remote);
 mccsResult_t mccsChannelMemoryFree(mccsChannelMemory_t memory);
@@ -225,6 +226,16 @@ mccsResult_t mccsPortChannelFlush(mccsPortChannel_t channel);
 mccsResult_t mccsPortChannelWait(mccsPortChannel_t channel);
 mccsResult_t mccsPortChannelWaitFor(mccsPortChannel_t channel, uint64_t timeout_ms);
 mccsResult_t mccsPortChannelPoll(mccsPortChannel_t channel, int *has_come);
+
+/* A channel of a communicator of GPUs as kernels use it: mccs::PortChannel of mccs/device.cuh, to be passed to kernels by value. These end before
+ * the channel is destroyed. Kernels and threads each take signals by a count of their own: of one peer and tag let only the ones wait. */
+typedef struct {
+    uint64_t internal[9];
+} mccsDevicePortChannel_t;
+mccsResult_t mccsPortChannelDevice(mccsPortChannel_t channel, mccsDevicePortChannel_t *device);
+/* Tells the service that kernels are about to use the communicator's channels: it looks for their calls without pause for a while. Without it the
+ * first one after a pause may wait: for a millisecond, and after ten seconds for ten. */
+mccsResult_t mccsPortChannelsWake(mccsComm_t comm);
 
 /* 1: something is of no use any more; 2: a call was refused; 3: a session or a communicator begins or ends. */
 typedef void (*mccsLogHandler_t)(int level, const char *message, void *user);

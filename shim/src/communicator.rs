@@ -10,6 +10,7 @@ use mccs_ipc::shm_exchange::{CollectiveSignature, ShmExchange};
 use mccs_ipc::types::{CollectiveKind, DataType, Handle, RedOp};
 
 use crate::client::locked;
+use crate::port_channels::Membership;
 use crate::port_channels::PortChannels;
 use crate::{Client, Error, ReduceOperator, Span, Stream, group};
 
@@ -35,6 +36,20 @@ pub(crate) struct CommShared {
     pub(crate) shm_exchange: Option<ShmExchange>,
     /// Set once it has been destroyed.
     left: AtomicBool,
+}
+
+impl Membership for CommShared {
+    fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn has_left(&self) -> bool {
+        CommShared::has_left(self)
+    }
 }
 
 impl CommShared {

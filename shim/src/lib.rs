@@ -105,7 +105,7 @@ pub use log::{LogLevel, clear_log_handler, set_log_handler};
 pub use mccs_ipc::types::{CollectiveKind, DataType, ErrorClass, ParseError, RedOp, UniqueId};
 pub use memory::{Region, Span};
 pub use operator::{ReduceOperator, Scalar};
-pub use port_channels::{PortChannel, PortChannels, RegisteredMemory, RemoteMemory};
+pub use port_channels::{DevicePortChannel, PortChannel, PortChannels, RegisteredMemory, RemoteMemory};
 pub use stream::Stream;
 
 /// For bindings of other languages, where begin and end of a group are calls, and objects have handles. Programs in Rust use [`Group`].

@@ -25,7 +25,8 @@ struct Line<T>(T);
 
 #[repr(C)]
 pub(super) struct Header {
-    /// Positions claimed. Written by the tenant's threads, and read by nobody else.
+    /// Positions claimed. Written by the tenant's threads, and read by nobody else. Kernels count in memory of their GPU instead: here their
+    /// process counts how often it has said that they are about to write.
     head: Line<AtomicU64>,
     /// Positions read, as told to the tenant; [`ENDED`] once nothing is read any more.
     tail: Line<StreamWord>,
@@ -33,8 +34,14 @@ pub(super) struct Header {
     consumer_sleeps: Line<AtomicU32>,
 }
 
+/// Where a kernel finds the tail and the slots, from the beginning of a FIFO.
+pub(super) const TAIL_OFFSET: u64 = 128;
+pub(super) const SLOTS_OFFSET: u64 = 384;
+
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Header>() == 3 * 128);
+const _: () = {
+    assert!(std::mem::offset_of!(Header, tail) as u64 == TAIL_OFFSET && size_of::<Header>() as u64 == SLOTS_OFFSET);
+};
 
 /// Words of a slot.
 const SLOT_WORDS: usize = 2;
@@ -162,8 +169,27 @@ impl TriggerProducer {
         }
         // Pairs with the fence in `TriggerConsumer::arm`: either this load sees the sleeper, or the sleeper sees the trigger.
         fence(Ordering::SeqCst);
+        self.wakes()
+    }
+
+    /// Says, in a FIFO of kernels, that they are about to write. Returns whether the service sleeps, and its doorbell is to be rung: kernels
+    /// cannot.
+    #[must_use = "a sleeping service has to be woken"]
+    pub fn expect(&self) -> bool {
+        self.claim();
+        fence(Ordering::SeqCst);
+        self.wakes()
+    }
+
+    fn wakes(&self) -> bool {
         let sleeps = &self.0.header().consumer_sleeps.0;
         sleeps.load(Ordering::Relaxed) != 0 && sleeps.swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// Says in the service's place, which has gone, that nothing is read any more.
+    pub fn end(&self) {
+        let tail = &self.0.header().tail.0;
+        tail.publish(ENDED | tail.load());
     }
 }
 
@@ -240,6 +266,12 @@ impl TriggerConsumer {
             self.disarm();
         }
         is_empty
+    }
+
+    /// How often the process of a FIFO of kernels has said that they are about to write. To be looked at behind [`TriggerConsumer::arm`], too.
+    #[must_use]
+    pub fn expected(&self) -> u64 {
+        self.fifo.header().head.0.load(Ordering::Relaxed)
     }
 
     /// Takes the announcement back after a sleep that something else ended, so that no bell is rung for nothing.

@@ -11,6 +11,9 @@
 //!   wait for a flush                 <--   flushed: triggers of the rank up to which all has ended
 //! ```
 //!
+//! The kernels of a rank on a GPU write a FIFO of their own, in the same segment, and have words of their own for flushes. They count the positions
+//! that they claim, and the signals that they take, in memory of their GPU (`mccs/device.cuh`).
+//!
 //! A *connection* joins two ranks of a communicator, and is named by the peer and a tag. A *port channel* is a connection with a memory of
 //! the rank to put from and one of the peer to put into. A trigger names a port channel by its number: nothing in it is an address.
 //!
@@ -26,10 +29,10 @@ mod segment;
 mod trigger;
 
 pub use self::fifo::{TriggerConsumer, TriggerProducer};
-pub use self::layout::PortChannelLayout;
+pub use self::layout::{KernelPlaces, PortChannelLayout};
 pub use self::request::{PortChannelAnswer, PortChannelRequest};
 #[cfg(not(loom))]
-pub use self::segment::{ConnectionWords, PortChannelSegment, Waited, wait_for};
+pub use self::segment::{ConnectionWords, KernelWords, PortChannelSegment, Waited, wait_for};
 pub use self::trigger::{CHANNELS_MAX, Kinds, OFFSET_MAX, PUT_BYTES_MAX, Trigger};
 
 /// Most slots of a FIFO: what the service may have to take at once when a rank leaves.

@@ -7,10 +7,10 @@ use crate::types::Handle;
 /// What a rank of a communicator asks of its port channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum PortChannelRequest {
-    /// Opens the rank's segment, with at least so many slots in its FIFO, or as many as there may be: first of all, and once. Answered by
-    /// [`Response::PortChannels`](crate::protocol::Response::PortChannels).
+    /// Opens the rank's segment, with at least so many slots in its FIFO, or as many as there may be: first of all, and once. A rank on a GPU gets a
+    /// FIFO of so many slots for its kernels, too. Answered by [`Response::PortChannels`](crate::protocol::Response::PortChannels).
     Open { fifo_slots: u32 },
-    /// Lets peers put into a range of a region, and the rank from it. Answered by [`PortChannelAnswer::Memory`].
+    /// Lets peers put into a range of a region, and the rank from it: of GPU memory for a rank on a GPU, which has it opened. Answered by [`PortChannelAnswer::Memory`].
     Register { region: Handle, offset_bytes: u64, bytes: u64 },
     /// Takes such a memory back, behind all triggers written before. A later put into it fails the communicator.
     Free { memory: Handle },

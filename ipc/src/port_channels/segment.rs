@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::fifo::{TriggerConsumer, TriggerProducer};
-use super::layout::CONNECTION_BYTES;
+use super::layout::{CONNECTION_BYTES, KERNEL_WORDS_BYTES};
 use super::{PortChannelLayout, counted, has_ended};
 use crate::shm::{Mapping, ShmError};
 use crate::sync::StreamWord;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Words of a connection, which the service raises and the rank awaits.
 #[repr(C)]
@@ -18,6 +19,33 @@ pub struct ConnectionWords {
 }
 
 const _: () = assert!(size_of::<ConnectionWords>() as u64 == CONNECTION_BYTES);
+
+/// Words of a connection for kernels, which look at [`ConnectionWords::arrived`], too.
+#[repr(C)]
+pub struct KernelWords {
+    flushed: StreamWord,
+    awaited: Awaited,
+}
+
+/// A cache line of its own.
+#[repr(C, align(64))]
+struct Awaited(AtomicU64);
+
+const _: () = assert!(size_of::<KernelWords>() as u64 == KERNEL_WORDS_BYTES);
+
+impl KernelWords {
+    /// Position behind the last trigger of a kernel with a flush that has ended. Raised by the service.
+    #[must_use]
+    pub fn flushed(&self) -> &StreamWord {
+        &self.flushed
+    }
+
+    /// The signal that a kernel has waited for last, by its number; 0 if none has waited. As kernels say.
+    #[must_use]
+    pub fn awaited(&self) -> u64 {
+        self.awaited.0.load(Ordering::Relaxed)
+    }
+}
 
 /// What became of a wait for a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +129,33 @@ impl PortChannelSegment {
         TriggerConsumer::new(Arc::clone(&self.mapping), 0, self.layout.fifo_slots)
     }
 
+    /// The same of the FIFO of kernels; `None` where there is none.
+    #[must_use]
+    pub fn kernel_producer(&self) -> Option<TriggerProducer> {
+        TriggerProducer::new(Arc::clone(&self.mapping), self.layout.kernel_fifo_offset()?, self.layout.kernel_slots)
+    }
+
+    /// The same of the FIFO of kernels; `None` where there is none.
+    #[must_use]
+    pub fn kernel_consumer(&self) -> Option<TriggerConsumer> {
+        TriggerConsumer::new(Arc::clone(&self.mapping), self.layout.kernel_fifo_offset()?, self.layout.kernel_slots)
+    }
+
+    /// First byte, for whoever registers the segment with a driver.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.mapping.as_ptr()
+    }
+
+    /// Words of a connection for kernels, by its number; `None` where there are none.
+    #[must_use]
+    pub fn kernel_words(&self, connection: u32) -> Option<&KernelWords> {
+        let places = self.layout.kernel_places(connection)?;
+        let words = self.mapping.at::<KernelWords>(places.flushed, 1)?;
+        // SAFETY: inside the mapping, which `self` keeps, and aligned; atomics allow for any concurrent change; any bits are valid.
+        Some(unsafe { &*words })
+    }
+
     /// Words of a connection, by its number; `None` where there are none.
     #[must_use]
     pub fn words(&self, connection: u32) -> Option<&ConnectionWords> {
@@ -141,6 +196,47 @@ mod tests {
         assert!(tenant.words(CONNECTIONS_MAX).is_none());
         let longer = PortChannelLayout { connections: CONNECTIONS_MAX + 1000, ..layout };
         assert!(PortChannelSegment::map(fd.as_fd(), longer).is_err());
+    }
+
+    #[test]
+    fn kernels_have_a_fifo_and_words_of_their_own_where_they_are_said_to_be() {
+        let layout = PortChannelLayout::with_slots(4).with_kernels(3);
+        assert_eq!((layout.kernel_slots, PortChannelLayout::with_slots(4).kernel_places(0)), (4, None));
+        let (fd, service) = PortChannelSegment::create(layout).expect("create");
+        let tenant = PortChannelSegment::map(fd.as_fd(), layout).expect("map");
+        let (threads, mut of_threads) = (tenant.producer().expect("a FIFO"), service.consumer().expect("a FIFO"));
+        let mut of_kernels = service.kernel_consumer().expect("a FIFO");
+        let word = |offset: u64| tenant.as_ptr().wrapping_add(offset as usize).cast::<u64>();
+        for connection in [0, 1, CONNECTIONS_MAX - 1] {
+            let places = layout.kernel_places(connection).expect("places");
+            service.words(connection).expect("words").arrived().publish(3);
+            let kernel_words = service.kernel_words(connection).expect("words");
+            kernel_words.flushed().publish(u64::from(connection) + 7);
+            // SAFETY: inside the segment, as the layout says, and used by nobody else.
+            unsafe {
+                word(places.awaited).write(u64::from(connection) + 9);
+                assert_eq!((word(places.arrived).read(), word(places.flushed).read()), (3, u64::from(connection) + 7));
+            }
+            assert_eq!(kernel_words.awaited(), u64::from(connection) + 9);
+        }
+        assert!(tenant.kernel_words(CONNECTIONS_MAX).is_none());
+        // As a kernel does: both words, with the parity of the first lap.
+        let places = layout.kernel_places(0).expect("places");
+        let trigger = Trigger { kinds: Kinds::PUT, channel: 5, bytes: 9, source_offset: 1, destination_offset: 2 };
+        for (at, half) in trigger.encode(super::super::trigger::PARITY).into_iter().enumerate() {
+            // SAFETY: as above.
+            unsafe { word(places.slots).add(at).write(half) };
+        }
+        assert_eq!((of_threads.try_pop(), of_kernels.try_pop()), (None, Some(trigger)));
+        of_kernels.release();
+        // SAFETY: as above.
+        assert_eq!(unsafe { word(places.tail).read() }, 1);
+        // Whoever launches kernels wakes the service for them.
+        let kernels = tenant.kernel_producer().expect("a FIFO");
+        assert!(!kernels.expect() && of_kernels.arm() && of_kernels.expected() == 1);
+        assert!(kernels.expect() && of_kernels.expected() == 2 && !kernels.expect());
+        kernels.end();
+        assert!(kernels.has_ended() && !threads.has_ended());
     }
 
     #[test]

@@ -51,6 +51,7 @@ mod algorithm;
 mod launch;
 mod messages;
 mod p2p;
+mod puts;
 mod stage;
 mod strategy;
 mod symmetric_buffer;
@@ -62,6 +63,10 @@ pub use algorithm::{Algorithm, CollectiveCall};
 pub use launch::{LargeBuffers, Launch, functions, reduce_functions};
 pub use p2p::{
     MESSAGES_MAX, P2pArgs, P2pError, P2pHead, P2pLaunch, P2pMessage, contradiction, header_parts, pairs_with_oneself,
+};
+pub use puts::{
+    CHANNEL_WORDS, PUTS_BY_ALL, PUTS_EXCHANGE, PUTS_FUNCTIONS, PUTS_IMAGE, PUTS_PING_PONG, PUTS_TRIGGERS, PUTS_WAITS,
+    PutsArgs,
 };
 pub use stage::{STAGE_FUNCTION, STAGE_IMAGE, StageArgs};
 pub use strategy::{DeviceInitiatedStrategy, Rule};

@@ -28,8 +28,8 @@ use mccs_tenants::session::Opens;
 
 pub use self::call::{Buffers, Collective, GpuBuffers, Operand, RankCall, RankCalls, RemoteMessage, TwinPlace};
 pub use self::cuda::{
-    CarriedOutBy, Counted, DeviceInitiatedGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart, OperationCounts,
-    Seen, SymmetricBuffers,
+    CarriedOutBy, Counted, DeviceInitiatedGroup, Ended, GpuPut, HeldBytes, NUMBERS_MAX, OpenMemory, OpenPart,
+    OpenedPart, OperationCounts, Seen, SymmetricBuffers,
 };
 pub use self::durations::{Reading, TimedCollective, Times};
 pub use self::events::{DeviceEvent, DeviceEvents, EventSink};
@@ -106,6 +106,15 @@ pub trait Device: Send {
 
     /// How the service executes sends and receives here; none where only the ranks' kernels do.
     fn point_to_point(&mut self) -> Option<&mut dyn PointToPoint>;
+
+    /// Copies between ranks' memory on GPUs, and tells the end by [`DeviceEvent::JobDone`].
+    ///
+    /// # Errors
+    /// Its memory is on no GPU of this device, or nobody is left who copies: nothing was copied, and nothing will be.
+    fn put(&mut self, put: GpuPut, job: Handle) -> Result<(), LaunchError> {
+        let _ = (put, job);
+        Err(LaunchError::NoPuts { device: self.name() })
+    }
 }
 
 /// A device on which the service executes sends and receives.

@@ -37,6 +37,12 @@ pub enum LaunchError {
         /// The collective.
         kind: mccs_ipc::types::CollectiveKind,
     },
+    /// It does not put between memories of GPUs.
+    #[error("bug: the {device} device has no memory of GPUs to put from and into")]
+    NoPuts {
+        /// The device that was to copy.
+        device: &'static str,
+    },
     /// Nobody calls it.
     #[error("bug: a collective without ranks of this host")]
     NoRanks,

@@ -16,7 +16,8 @@ use super::p2p::AnyP2p;
 use super::service_executed::{Identity, Joined, ServiceExecutedCommunicator};
 use super::surfacing::Surfacing;
 use crate::client::unexpected;
-use crate::{Client, CommunicatorBuilder, Error, ReduceOperator, group};
+use crate::port_channels::FIFO_SLOTS;
+use crate::{Client, CommunicatorBuilder, Error, PortChannels, ReduceOperator, group};
 
 /// A stream of the communicator's context, as `CUstream` or `cudaStream_t`; null is the default stream.
 pub type CudaStream = *mut c_void;
@@ -224,6 +225,29 @@ impl CudaCommunicator {
     /// As there.
     pub fn destroy(self) -> Result<(), Error> {
         self.finalize()
+    }
+
+    /// This rank's port channels, which the first call opens, for its kernels (`mccs/device.cuh`) and its threads: of ranks on GPUs of one host that
+    /// reach each other.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for other ranks. [`Error::Refused`] over the tenant's quota of memory, and where the communicator has failed.
+    pub fn port_channels(&self) -> Result<PortChannels, Error> {
+        self.port_channels_with(FIFO_SLOTS)
+    }
+
+    /// As [`CudaCommunicator::port_channels`], with room for at least `fifo_slots` calls of kernels, and as many of threads, that the service has
+    /// not taken yet, at most 4096: more of them wait. If the port channels are open already, they stay as they are.
+    ///
+    /// # Errors
+    /// As [`CudaCommunicator::port_channels`].
+    pub fn port_channels_with(&self, fifo_slots: u32) -> Result<PortChannels, Error> {
+        match &self.backend {
+            Backend::DeviceInitiated(comm) => comm.port_channels(fifo_slots),
+            Backend::ServiceExecuted(_) => Err(Error::argument(
+                "port channels of GPUs are for ranks of one host whose GPUs reach each other: there are none between hosts yet",
+            )),
+        }
     }
 
     /// How collectives are carried out.

@@ -35,7 +35,7 @@ pub use communicator::{CudaCommunicator, CudaStream, GpuMemory, TaggedCommunicat
 pub(crate) use device_initiated::GpuRegions;
 pub use device_initiated::REGISTERED_MAX;
 pub use profile::{Carrier, RanAt, StampReader};
-pub(crate) use watch::Watch;
+pub(crate) use watch::{Awaited, Gone, Watch};
 
 use mccs_cuda::DriverError;
 

@@ -7,7 +7,7 @@ use super::collectives::rank;
 use super::communicators::{CComm, Memory};
 use super::handle::{Kind, handle_of, object, take};
 use super::{SUCCESS, Status, guard, put, span};
-use crate::{Error, PortChannel, PortChannels, RegisteredMemory, RemoteMemory};
+use crate::{DevicePortChannel, Error, PortChannel, PortChannels, RegisteredMemory, RemoteMemory};
 
 /// Behind `mccsChannelMemory_t`.
 pub struct CChannelMemory(RegisteredMemory);
@@ -32,7 +32,7 @@ fn channels(comm: *mut CComm) -> Result<PortChannels, Error> {
     comm.check_open()?;
     match &comm.memory {
         Memory::Host(comm) => comm.port_channels(),
-        Memory::Cuda(_) => Err(Error::argument("port channels are for communicators of host memory (mccsMemoryHost)")),
+        Memory::Cuda(comm) => comm.port_channels(),
     }
 }
 
@@ -52,8 +52,11 @@ pub unsafe extern "C" fn mccsChannelMemoryRegister(
             return Err(Error::argument("memory is null"));
         }
         let (channels, comm) = (channels(comm)?, object(comm, "comm")?);
-        let Memory::Host(comm) = &comm.memory else { return Err(Error::argument("comm is one of GPUs")) };
-        let made = channels.register(span(comm.client(), ptr as usize), bytes as u64)?;
+        let made = match &comm.memory {
+            Memory::Host(comm) => channels.register(span(comm.client(), ptr as usize), bytes as u64)?,
+            // SAFETY: the caller's contract, as `mccs.h` has it.
+            Memory::Cuda(_) => unsafe { channels.register_gpu(ptr as u64, bytes as u64)? },
+        };
         // SAFETY: the caller's contract.
         unsafe { put(memory, handle_of(CChannelMemory(made))?, "memory") }
     })
@@ -120,6 +123,29 @@ pub unsafe extern "C" fn mccsPortChannelCreate(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mccsPortChannelDestroy(channel: *mut CPortChannel) -> Status {
     guard(|| take(channel, "channel").map(|_| SUCCESS))
+}
+
+/// See `mccs.h`.
+///
+/// # Safety
+/// Pointers as `mccs.h` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mccsPortChannelDevice(channel: *mut CPortChannel, device: *mut DevicePortChannel) -> Status {
+    guard(|| {
+        let made = object(channel, "channel")?.0.device();
+        let of_host = || Error::argument("the channel is of a communicator of host memory, which kernels do not use");
+        // SAFETY: the caller's contract.
+        unsafe { put(device, made.ok_or_else(of_host)?, "device") }
+    })
+}
+
+/// See `mccs.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn mccsPortChannelsWake(comm: *mut CComm) -> Status {
+    guard(|| {
+        channels(comm)?.wake();
+        Ok(SUCCESS)
+    })
 }
 
 /// Calls a method of the channel behind a handle.

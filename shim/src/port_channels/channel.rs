@@ -9,7 +9,7 @@ use mccs_ipc::port_channels::{
 };
 use mccs_ipc::types::ErrorClass;
 
-use super::{Connection, Shared};
+use super::{Connection, DevicePortChannel, Shared};
 use crate::Error;
 use crate::requests::LIVENESS_EVERY;
 
@@ -65,6 +65,14 @@ impl PortChannel {
     #[must_use]
     pub fn tag(&self) -> u32 {
         self.connection.tag
+    }
+
+    /// What kernels of this rank use the channel by (`mccs/device.cuh`); none for a rank whose memory is the host's. Kernels and threads each take
+    /// signals by a count of their own: of one peer and tag let only the ones wait, or only the others.
+    #[must_use]
+    pub fn device(&self) -> Option<DevicePortChannel> {
+        let (_, kernels) = self.shared.gpu.as_ref()?;
+        kernels.channel(&self.shared.segment, self.connection.number, self.number)
     }
 
     /// Begins to copy `bytes` bytes from this rank's memory into the peer's. The source stays as it is until a [flush](PortChannel::flush) has
@@ -246,7 +254,7 @@ impl PortChannel {
     /// The signal that comes next, in words.
     fn awaited(&self) -> String {
         let Connection { peer, tag, taken, .. } = &*self.connection;
-        let (rank, next) = (self.shared.comm.rank, taken.load(Ordering::Acquire) + 1);
+        let (rank, next) = (self.shared.comm.rank(), taken.load(Ordering::Acquire) + 1);
         format!("signal {next} of ({peer}, tag {tag}), for which rank {rank} waits,")
     }
 
@@ -254,7 +262,7 @@ impl PortChannel {
     fn ended(&self) -> Error {
         let Shared { client, comm, .. } = &*self.shared;
         let awaited = self.awaited();
-        match client.0.comm_failure(comm.handle) {
+        match client.0.comm_failure(comm.handle()) {
             Some(Error::Failed { class, message, origin }) => {
                 Error::Failed { class, message: format!("{awaited} does not come: {message}"), origin }
             }
@@ -268,7 +276,7 @@ impl PortChannel {
 
     /// Why what was called does not end as it should.
     fn failed(&self, what: &str) -> Error {
-        let failure = self.shared.client.0.comm_failure(self.shared.comm.handle);
+        let failure = self.shared.client.0.comm_failure(self.shared.comm.handle());
         failure.unwrap_or_else(|| Error::argument(format!("{what} of a port channel whose rank has left")))
     }
 }

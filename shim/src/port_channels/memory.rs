@@ -1,5 +1,6 @@
 //! Memory that port channels put from and into, and what stands for it at peers.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use mccs_ipc::port_channels::PortChannelRequest;
@@ -8,12 +9,14 @@ use mccs_ipc::types::Handle;
 use super::Shared;
 use crate::Error;
 
-/// A part of a rank's region that port channels put from, and peers into. See [`PortChannels::register`](super::PortChannels::register). Taken
+/// A part of a rank's region, or of its GPU memory, that port channels put from, and peers into. See [`PortChannels::register`](super::PortChannels::register). Taken
 /// back on drop, behind all that was called before.
 pub struct RegisteredMemory {
     pub(super) shared: Arc<Shared>,
     pub(super) handle: Handle,
     bytes: u64,
+    /// Keeps the service's region, if it is the library's own.
+    _kept: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl std::fmt::Debug for RegisteredMemory {
@@ -26,8 +29,13 @@ impl std::fmt::Debug for RegisteredMemory {
 }
 
 impl RegisteredMemory {
-    pub(super) fn new(shared: Arc<Shared>, handle: Handle, bytes: u64) -> Self {
-        RegisteredMemory { shared, handle, bytes }
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        handle: Handle,
+        bytes: u64,
+        kept: Option<Box<dyn Any + Send + Sync>>,
+    ) -> Self {
+        RegisteredMemory { shared, handle, bytes, _kept: kept }
     }
 
     /// Size.
@@ -39,7 +47,7 @@ impl RegisteredMemory {
     /// What stands for it at peers.
     #[must_use]
     pub fn remote(&self) -> RemoteMemory {
-        RemoteMemory { rank: self.shared.comm.rank, handle: self.handle, bytes: self.bytes }
+        RemoteMemory { rank: self.shared.comm.rank(), handle: self.handle, bytes: self.bytes }
     }
 }
 

@@ -29,35 +29,55 @@
 //! ```
 
 mod channel;
+mod kernels;
 mod memory;
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use mccs_cuda::DeviceAddress;
 use mccs_ipc::command::BufferRef;
-use mccs_ipc::port_channels::{PortChannelAnswer, PortChannelRequest, PortChannelSegment, Trigger, TriggerProducer};
+use mccs_ipc::port_channels::{
+    ENDED, KernelWords, PortChannelAnswer, PortChannelRequest, PortChannelSegment, Trigger, TriggerProducer,
+};
 use mccs_ipc::protocol::{Request, Response};
 use mccs_ipc::types::Handle;
 
 pub use self::channel::PortChannel;
+pub use self::kernels::DevicePortChannel;
+pub(crate) use self::kernels::GpuMembership;
+use self::kernels::KernelSide;
 pub use self::memory::{RegisteredMemory, RemoteMemory};
 use crate::client::{locked, unexpected};
-use crate::communicator::CommShared;
+use crate::cuda::{Awaited, Gone};
 use crate::requests::LIVENESS_EVERY;
 use crate::{Client, Communicator, Error, Span};
 
 /// Slots of a FIFO, unless a rank asks for more or less.
-const FIFO_SLOTS: u32 = 512;
+pub(crate) const FIFO_SLOTS: u32 = 512;
 
 /// A rank's port channels in a communicator. Cheap to clone; used from any thread. See the module's documentation.
 #[derive(Clone)]
 pub struct PortChannels(Arc<Shared>);
 
+/// A rank of a communicator, as far as port channels go.
+pub(crate) trait Membership: Send + Sync {
+    /// The communicator, as the service names it.
+    fn handle(&self) -> Handle;
+
+    fn rank(&self) -> u32;
+
+    /// Whether the rank has left, or is about to.
+    fn has_left(&self) -> bool;
+}
+
 /// What channels of a rank in a communicator share.
 struct Shared {
     client: Client,
-    comm: Arc<CommShared>,
+    comm: Arc<dyn Membership>,
+    /// The same, and what its kernels use, for a rank on a GPU. Before the segment, which its GPU has registered.
+    gpu: Option<(Arc<dyn GpuMembership>, KernelSide)>,
     segment: PortChannelSegment,
     triggers: TriggerProducer,
     connections: Mutex<HashMap<(u32, u32), Arc<Connection>>>,
@@ -74,7 +94,7 @@ struct Connection {
 
 impl std::fmt::Debug for PortChannels {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PortChannels").field("rank", &self.0.comm.rank).finish_non_exhaustive()
+        f.debug_struct("PortChannels").field("rank", &self.0.comm.rank()).finish_non_exhaustive()
     }
 }
 
@@ -96,22 +116,70 @@ impl Communicator {
         let mut opened = self.opened_port_channels();
         match &*opened {
             Some(channels) => Ok(channels.clone()),
-            None => Ok(opened.insert(PortChannels::open(self.client(), self.shared(), fifo_slots)?).clone()),
+            None => {
+                let comm: Arc<dyn Membership> = Arc::<crate::communicator::CommShared>::clone(self.shared());
+                Ok(opened.insert(PortChannels::open(self.client(), comm, None, fifo_slots)?).clone())
+            }
         }
     }
 }
 
 impl PortChannels {
-    fn open(client: &Client, comm: &Arc<CommShared>, fifo_slots: u32) -> Result<Self, Error> {
+    /// Opens those of a rank, whose memory is on a GPU if `gpu` is there.
+    pub(crate) fn open(
+        client: &Client,
+        comm: Arc<dyn Membership>,
+        gpu: Option<Arc<dyn GpuMembership>>,
+        fifo_slots: u32,
+    ) -> Result<Self, Error> {
         let request = PortChannelRequest::Open { fifo_slots };
-        let (answer, fds) = client.0.requests.call(Request::PortChannel { comm: comm.handle, request }, &[])?;
+        let (answer, fds) = client.0.requests.call(Request::PortChannel { comm: comm.handle(), request }, &[])?;
         let Response::PortChannels { layout } = answer else { return Err(unexpected(&answer)) };
         let no_segment = || Error::ServiceGone("port channels came without their segment".into());
         let segment = PortChannelSegment::map(std::os::fd::AsFd::as_fd(fds.first().ok_or_else(no_segment)?), layout)
             .map_err(|error| Error::System(format!("cannot map the segment of port channels: {error}")))?;
         let triggers = segment.producer().ok_or_else(no_segment)?;
-        let (client, comm, connections) = (client.clone(), Arc::clone(comm), Mutex::default());
-        Ok(PortChannels(Arc::new(Shared { client, comm, segment, triggers, connections })))
+        let gpu = match gpu {
+            Some(gpu) => Some((Arc::clone(&gpu), KernelSide::new(gpu.context(), &segment)?)),
+            None => None,
+        };
+        let (client, connections, has_kernels) = (client.clone(), Mutex::default(), gpu.is_some());
+        let shared = Arc::new(Shared { client, comm, gpu, segment, triggers, connections });
+        if has_kernels {
+            let awaited: std::sync::Weak<Shared> = Arc::downgrade(&shared);
+            shared.client.0.watch.add(shared.client.0.requests.socket(), awaited)?;
+        }
+        Ok(PortChannels(shared))
+    }
+
+    /// As [`PortChannels::register`], for a rank on a GPU: memory of that GPU, or of another that it reaches. It is memory of `cudaMalloc`, or such
+    /// that has descriptors, as of `ncclMemAlloc`.
+    ///
+    /// # Safety
+    /// The memory stays allocated until the value is dropped, and everything that was put from it or into it has ended.
+    ///
+    /// # Errors
+    /// As [`PortChannels::register`]; [`Error::Cuda`] for memory that other processes cannot open.
+    pub unsafe fn register_gpu(&self, address: DeviceAddress, bytes: u64) -> Result<RegisteredMemory, Error> {
+        let shared = &self.0;
+        let Some((gpu, _)) = &shared.gpu else {
+            return Err(Error::argument("memory of a GPU is for port channels of a communicator of GPUs"));
+        };
+        if bytes == 0 || address == 0 {
+            return Err(Error::argument(format!("{bytes} bytes at address {address:#x} are no memory of a GPU")));
+        }
+        let (BufferRef { region, offset_bytes }, kept) = gpu.place(address, bytes)?;
+        self.register_part(region, offset_bytes, bytes, Some(kept))
+    }
+
+    /// Tells the service that kernels are about to use these channels: it looks for their triggers without pause for a while. Without it the
+    /// first one after a pause may wait: for a millisecond, and after ten seconds for ten.
+    pub fn wake(&self) {
+        if let Some((_, kernels)) = &self.0.gpu
+            && kernels.triggers.expect()
+        {
+            self.0.client.0.doorbell.ring();
+        }
     }
 
     /// Lets peers put into `bytes` bytes from a place of a region on, and this rank put from there. It ends when it is dropped, and with its
@@ -128,8 +196,24 @@ impl PortChannels {
             );
             return Err(Error::argument(message));
         }
+        if shared.gpu.is_some() {
+            return Err(Error::argument(
+                "port channels of a communicator of GPUs put from memory of GPUs (register_gpu)",
+            ));
+        }
+        self.register_part(region, offset_bytes, bytes, None)
+    }
+
+    fn register_part(
+        &self,
+        region: Handle,
+        offset_bytes: u64,
+        bytes: u64,
+        kept: Option<Box<dyn std::any::Any + Send + Sync>>,
+    ) -> Result<RegisteredMemory, Error> {
+        let shared = &self.0;
         match shared.ask(PortChannelRequest::Register { region, offset_bytes, bytes })? {
-            PortChannelAnswer::Memory(handle) => Ok(RegisteredMemory::new(Arc::clone(shared), handle, bytes)),
+            PortChannelAnswer::Memory(handle) => Ok(RegisteredMemory::new(Arc::clone(shared), handle, bytes, kept)),
             other => Err(unexpected(&Response::PortChannel { answer: other })),
         }
     }
@@ -187,7 +271,8 @@ impl PortChannels {
 
 impl Shared {
     fn ask(&self, request: PortChannelRequest) -> Result<PortChannelAnswer, Error> {
-        let (answer, _) = self.client.0.requests.call(Request::PortChannel { comm: self.comm.handle, request }, &[])?;
+        let (answer, _) =
+            self.client.0.requests.call(Request::PortChannel { comm: self.comm.handle(), request }, &[])?;
         match answer {
             Response::PortChannel { answer } => Ok(answer),
             other => Err(unexpected(&other)),
@@ -197,7 +282,7 @@ impl Shared {
     /// Asks without waiting.
     fn tell(&self, request: PortChannelRequest) {
         if !self.comm.has_left() {
-            self.client.0.requests.send_and_forget(Request::PortChannel { comm: self.comm.handle, request });
+            self.client.0.requests.send_and_forget(Request::PortChannel { comm: self.comm.handle(), request });
         }
     }
 
@@ -239,5 +324,21 @@ impl Shared {
     fn check_member(&self) -> Result<(), Error> {
         let left = || Error::argument("the rank has left the communicator of its port channels");
         (!self.comm.has_left()).then_some(()).ok_or_else(left)
+    }
+}
+
+impl Awaited for Shared {
+    /// The service has gone, or has ended the session: threads find that out themselves, and kernels cannot.
+    fn let_through(&self, _: Gone) {
+        if self.comm.has_left() {
+            return;
+        }
+        self.triggers.end();
+        self.gpu.iter().for_each(|(_, kernels)| kernels.triggers.end());
+        for number in 0..self.segment.layout().connections {
+            let words = self.segment.words(number).into_iter().flat_map(|words| [words.arrived(), words.flushed()]);
+            let of_kernels = self.segment.kernel_words(number).map(KernelWords::flushed);
+            words.chain(of_kernels).for_each(|word| word.publish(ENDED | word.load()));
+        }
     }
 }

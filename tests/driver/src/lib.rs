@@ -9,7 +9,7 @@
 //! | its memory | a memfd an allocation (`physical.rs`), mapped where its address says (`memory.rs`) |
 //! | handles for other processes | process, descriptor and a random number, by which the other one opens the memfd (`handle.rs`) |
 //! | a stream | a thread (`stream.rs`) |
-//! | a kernel | a function of the same argument (`kernels`), which runs on its stream's thread |
+//! | a kernel | a function of the same argument (`kernels`), which runs on its stream's thread; or its own source, as a library (`kernels/compiled.rs`) |
 //! | its callers | counted by thread and entry point (`counts.rs`) |
 //! | a graph | nodes of what was enqueued, and behind which others each comes (`capture.rs`, `graph.rs`) |
 //!

@@ -1,5 +1,5 @@
 //! Emulated modules and their functions. What is in a compiled image is known by its names; of PTX,
-//! what it declares.
+//! what it declares. A shared library of a processor brings its kernels along.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
@@ -7,19 +7,34 @@ use std::sync::Arc;
 use crate::code::{Done, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND};
 use crate::device::{self, Device};
 use crate::kernels::Kernel;
+use crate::kernels::compiled::{Compiled, Library};
 use crate::registry::Registry;
 use crate::stream::{self, Work};
 use crate::{capture, kernels};
 
 struct Module {
     device: &'static Device,
-    /// What it declares; none if it is compiled.
-    text: Option<String>,
+    kind: Image,
+}
+
+/// What a module was made of.
+enum Image {
+    /// What nvcc makes.
+    Compiled,
+    /// PTX.
+    Text(String),
+    /// Kernels' source, compiled for a processor.
+    Library(Arc<Library>),
 }
 
 struct Function {
     device: &'static Device,
-    kernel: Kernel,
+    kernel: AnyKernel,
+}
+
+enum AnyKernel {
+    Emulated(Kernel),
+    Compiled(Compiled),
 }
 
 static MODULES: Registry<Module> = Registry::new(3);
@@ -40,13 +55,16 @@ pub(crate) unsafe fn load(image: *const c_void) -> Done<usize> {
     }
     // SAFETY: images and texts have at least so many bytes.
     let first = unsafe { image.cast::<[u8; 4]>().read_unaligned() };
+    let add = |kind| MODULES.add(Arc::new(Module { device, kind }));
     if BEGINS.contains(&first) {
-        return Ok(MODULES.add(Arc::new(Module { device, text: None })));
+        // SAFETY: the caller's contract.
+        let library = unsafe { Library::open(image) };
+        return Ok(add(library.transpose()?.map_or(Image::Compiled, |library| Image::Library(Arc::new(library)))));
     }
     // SAFETY: the caller's contract.
     let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy().into_owned();
     let is_ptx = text.contains(".version") && text.contains(".target");
-    if is_ptx { Ok(MODULES.add(Arc::new(Module { device, text: Some(text) }))) } else { Err(INVALID_IMAGE) }
+    if is_ptx { Ok(add(Image::Text(text))) } else { Err(INVALID_IMAGE) }
 }
 
 pub(crate) fn unload(module: usize) -> Done {
@@ -64,8 +82,15 @@ pub(crate) unsafe fn function(module: usize, name: *const c_char) -> Done<usize>
     }
     // SAFETY: the caller's contract.
     let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| NOT_FOUND)?;
-    let is_there = module.text.as_ref().is_none_or(|text| text.contains(&format!(".entry {name}(")));
-    let kernel = Kernel::find(name, module.text.is_some()).filter(|_| is_there).ok_or(NOT_FOUND)?;
+    let kernel = match &module.kind {
+        Image::Compiled => Kernel::find(name, false).map(AnyKernel::Emulated),
+        Image::Text(text) => {
+            let is_there = text.contains(&format!(".entry {name}("));
+            Kernel::find(name, true).filter(|_| is_there).map(AnyKernel::Emulated)
+        }
+        Image::Library(library) => Some(AnyKernel::Compiled(Compiled::find(library, name)?)),
+    };
+    let kernel = kernel.ok_or(NOT_FOUND)?;
     Ok(FUNCTIONS.add(Arc::new(Function { device: module.device, kernel })))
 }
 
@@ -100,7 +125,15 @@ impl Run {
         // SAFETY: the caller's contract.
         let argument = unsafe { *parameters };
         // SAFETY: the caller's contract is passed on.
-        let work = unsafe { kernels::work(function.kernel, grid[0], argument) };
+        let work = unsafe {
+            match &function.kernel {
+                AnyKernel::Emulated(kernel) => kernels::work(*kernel, grid[0], argument),
+                AnyKernel::Compiled(kernel) => {
+                    let work = kernel.work(grid.iter().product(), threads, argument)?;
+                    Box::new(move |_: &'static Device| work())
+                }
+            }
+        };
         Ok(Run { device: function.device, work })
     }
 

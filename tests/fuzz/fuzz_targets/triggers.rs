@@ -13,7 +13,7 @@ const SLOTS: u32 = 8;
 const FIFO_BYTES: usize = 512;
 
 fuzz_target!(|data: &[u8]| {
-    let layout = PortChannelLayout { fifo_slots: SLOTS, connections: 1 };
+    let layout = PortChannelLayout { fifo_slots: SLOTS, kernel_slots: 0, connections: 1 };
     let Ok((fd, segment)) = PortChannelSegment::create(layout) else { return };
     let tenant = Mapping::map(fd.as_fd(), layout.bytes()).expect("the same memory");
     let mut consumer = segment.consumer().expect("a FIFO that fits");

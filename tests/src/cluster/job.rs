@@ -294,6 +294,7 @@ impl SimRank {
                 ProxyReply::Aborted { .. }
                 | ProxyReply::Opened { .. }
                 | ProxyReply::TwinMade { .. }
+                | ProxyReply::MemoryOpened { .. }
                 | ProxyReply::PortChannel { .. },
             ) => {
                 return Err(format!("rank {} did not ask to be told", self.rank));

@@ -20,6 +20,7 @@ mod messages;
 mod mps;
 mod nics;
 mod p2p;
+mod port_channels;
 mod process_groups;
 mod rails;
 mod ranks;
@@ -82,6 +83,7 @@ fn plays_its_role() {
         mps::ROLES,
         nics::ROLES,
         p2p::ROLES,
+        port_channels::ROLES,
         process_groups::ROLES,
         rails::ROLES,
         room::ROLES,

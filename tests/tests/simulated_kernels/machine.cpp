@@ -11,6 +11,7 @@
 
 #include "../../../kernels/cuda/mccs.cu"
 #include "../../../kernels/cuda/stage.cu"
+#include "puts.cpp"
 
 namespace simulated {
 namespace {
@@ -129,6 +130,8 @@ void run_current() {
         case sizeof(P2pArgs<MESSAGES_MANY>): call<P2pArgs<MESSAGES_MANY>>(launch); break;
         case sizeof(ReduceArgs): call<ReduceArgs>(launch); break;
         case sizeof(CombineArgs): call<CombineArgs>(launch); break;
+        case sizeof(PutsArgs): call<PutsArgs>(launch); break;
+        case sizeof(PutService): serve(*static_cast<const PutService*>(launch.args)); break;
         case sizeof(StageArgs): call<StageArgs>(launch); break;
         case sizeof(Deed): carry_out(*static_cast<const Deed*>(launch.args)); break;
         default: std::abort();

@@ -6,6 +6,7 @@
 
 mod batches;
 mod p2p;
+mod puts;
 mod reductions;
 mod stage;
 
@@ -88,6 +89,10 @@ impl Machine {
             // What is loaded where there are several sources is used there alone.
             .args(["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized", "-isystem"])
             .arg(headers)
+            .arg("-I")
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../shim/include"))
+            .arg("-I")
+            .arg(&sources)
             .arg(format!("-DMCCS_SIMULATED=\"{}\"", sources.join("machine.h").display()))
             .arg(sources.join("machine.cpp"))
             .arg("-o")
@@ -101,15 +106,20 @@ impl Machine {
     }
 
     fn begun<A>(&self, launch: &Launch<A>, stream: u32) -> Begun {
+        Begun { stream, ..self.begun_as(launch.function, &launch.args, launch.grid, launch.block) }
+    }
+
+    /// A function by name, on the first stream.
+    fn begun_as<A>(&self, name: &str, args: &A, grid: u32, threads: u32) -> Begun {
         // SAFETY: only its address is taken.
-        let function = unsafe { self.0.get::<*const c_void>(launch.function) };
+        let function = unsafe { self.0.get::<*const c_void>(name) };
         Begun {
-            function: *function.unwrap_or_else(|error| panic!("{}: {error}", launch.function)),
-            args: (&raw const launch.args).cast(),
+            function: *function.unwrap_or_else(|error| panic!("{name}: {error}")),
+            args: (&raw const *args).cast(),
             args_bytes: size_of::<A>() as u32,
-            grid: launch.grid,
-            threads: launch.block,
-            stream,
+            grid,
+            threads,
+            stream: 0,
             word: std::ptr::null(),
             value: 0,
         }

@@ -14,7 +14,7 @@ use mccs_ipc::types::{ErrorClass, Handle, WorkDone};
 use mccs_kernels::cuda::SymmetricBufferCounts;
 use mccs_model::SetupError;
 
-use crate::cuda::{CopyEngines, PauseMeter, Strategies};
+use crate::cuda::{CopyEngines, GpuRegion, PauseMeter, Strategies};
 use crate::durations::{Reading, Times};
 
 /// The memory in which ranks of a group meet: kept until all ranks have left.
@@ -42,6 +42,12 @@ pub trait SymmetricBuffers: Send + Sync {
         (part.reply)(Err(SetupError { class: ErrorClass::InvalidArgument, message }));
     }
 
+    /// Opens a rank's memory where the communicator's ranks copy from it and to it, and answers on whatever thread. Returns at once.
+    fn open_memory(&self, memory: OpenMemory) {
+        let message = "the communicator has no GPUs".into();
+        (memory.reply)(Err(SetupError { class: ErrorClass::InvalidArgument, message }));
+    }
+
     /// GPU memory that a rank's part of the communicator takes now.
     fn held_bytes(&self, _rank: usize) -> HeldBytes {
         HeldBytes::default()
@@ -58,6 +64,14 @@ pub struct OpenPart {
     pub part: CommPart,
     /// Told once.
     pub reply: Box<dyn FnOnce(Result<OpenedPart, SetupError>) + Send>,
+}
+
+/// A rank's memory that port channels are to put from and into.
+pub struct OpenMemory {
+    /// It.
+    pub region: Arc<GpuRegion>,
+    /// Told once.
+    pub reply: Box<dyn FnOnce(Result<(), SetupError>) + Send>,
 }
 
 /// How a rank opens a part of its communicator's memory.
@@ -356,6 +370,11 @@ impl DeviceInitiatedGroup {
     /// Makes memory that a rank uses first, and answers on whatever thread.
     pub fn open(&self, part: OpenPart) {
         self.buffers.open(part);
+    }
+
+    /// Opens a rank's memory where the communicator's ranks copy from it and to it, and answers on whatever thread.
+    pub fn open_memory(&self, memory: OpenMemory) {
+        self.buffers.open_memory(memory);
     }
 
     /// GPU memory that a rank's part of the communicator takes now.

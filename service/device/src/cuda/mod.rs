@@ -34,13 +34,15 @@ use mccs_telemetry::GpuInfo;
 use mccs_telemetry::recorder::Recorder;
 
 pub use self::group::{
-    CarriedOutBy, Counted, DeviceInitiatedGroup, Ended, HeldBytes, NUMBERS_MAX, OpenPart, OpenedPart, OperationCounts,
-    Seen, SymmetricBuffers,
+    CarriedOutBy, Counted, DeviceInitiatedGroup, Ended, HeldBytes, NUMBERS_MAX, OpenMemory, OpenPart, OpenedPart,
+    OperationCounts, Seen, SymmetricBuffers,
 };
 pub use crate::cuda::copy_engine::CopyEngines;
-use crate::cuda::copy_engine::Flight;
 use crate::cuda::copy_engine::hw_queue_admission::{HwQueues, queues_of_process};
 pub use crate::cuda::copy_engine::hw_queue_admission::{QUEUES_MAX, QUEUES_VARIABLE};
+pub use crate::cuda::copy_engine::puts::GpuPut;
+use crate::cuda::copy_engine::puts::{PutOrder, PutOrders};
+use crate::cuda::copy_engine::{Flight, puts};
 use crate::cuda::gpu_health::GpuHealth;
 use crate::cuda::memory::deferred_free::DeferredFrees;
 pub use crate::cuda::memory::imports::{GpuOperand, GpuRegion, Importer, RegionRefused};
@@ -333,6 +335,8 @@ fn choose(
 pub struct CudaDevice {
     gpus: Arc<Gpus>,
     setup: Arc<Orders>,
+    /// Threads that put, by GPU.
+    putters: Vec<PutOrders>,
     frees: DeferredFrees,
     device_events: Arc<DeviceEvents>,
     gpu_health: Arc<GpuHealth>,
@@ -368,7 +372,9 @@ impl CudaDevice {
         let gpu_health = Arc::new(GpuHealth::new(gpus.infos(), Arc::clone(&device_events)));
         let (events, health) = (Arc::clone(&device_events), Arc::clone(&gpu_health));
         let setup = Setup::start(Arc::clone(&gpus), options, events, health, frees.clone(), recorder)?;
-        Ok((CudaDevice { gpus, setup, frees, device_events, gpu_health }, freeing))
+        let putters = (0..gpus.gpus.len()).map(|gpu| puts::start(gpu, &gpus, &gpu_health, &device_events));
+        let putters = putters.collect::<Result<_, _>>()?;
+        Ok((CudaDevice { gpus, setup, putters, frees, device_events, gpu_health }, freeing))
     }
 
     /// Makes regions of tenants' memory.
@@ -432,6 +438,11 @@ impl Device for CudaDevice {
     /// Ranks' kernels send and receive.
     fn point_to_point(&mut self) -> Option<&mut dyn PointToPoint> {
         None
+    }
+
+    fn put(&mut self, put: GpuPut, job: Handle) -> Result<(), LaunchError> {
+        let putter = self.putters.get(put.gpu).ok_or(LaunchError::NoWorkers)?;
+        putter.send(put.share, PutOrder { put, job }).map_err(|_| LaunchError::NoWorkers)
     }
 }
 

@@ -30,7 +30,7 @@ use self::ll128_pairs::Ll128Pairs;
 use crate::cuda::copy_engine::hw_queue_admission::Holder;
 use crate::cuda::copy_engine::{CopyEngines, Flight, copy_submit};
 use crate::cuda::gpu_health::GpuHealth;
-use crate::cuda::group::{Counted, DeviceInitiatedGroup, Ended, NUMBERS_MAX, OpenPart, OpenedPart};
+use crate::cuda::group::{Counted, DeviceInitiatedGroup, Ended, NUMBERS_MAX, OpenMemory, OpenPart, OpenedPart};
 use crate::cuda::memory::deferred_free::DeferredFrees;
 use crate::cuda::memory::imports::{ImportError, Imports};
 use crate::cuda::memory::resource_pool::{ResourcePool, Shape};
@@ -59,6 +59,8 @@ pub(crate) enum Order {
     Read { buffers: BuffersInUse, ended: Arc<Ended>, then: Option<Box<dyn FnOnce() + Send>> },
     /// Open what an operation uses, and hand it out.
     Import(Flight),
+    /// Open a rank's memory on a communicator's GPUs, and answer.
+    OpenMemory { gpus: Box<[usize]>, memory: OpenMemory },
     /// Make memory of a communicator that a rank uses first, unless it is there, and tell the rank how to open it.
     Open { buffers: BuffersInUse, part: OpenPart },
     /// Make memory that NICs reach, and answer.
@@ -172,6 +174,13 @@ impl Setup {
                     }
                 }
                 Ok(Order::Open { buffers, part }) => self.open(&buffers, part),
+                Ok(Order::OpenMemory { gpus, memory: OpenMemory { region, reply } }) => {
+                    let opened = gpus.iter().try_for_each(|gpu| self.imports.open(&self.gpus, *gpu, &region));
+                    if let Err(ImportError::Driver(error)) = &opened {
+                        self.find_lost(error, gpus.iter().copied());
+                    }
+                    reply(opened.map_err(|error| error.refusal()));
+                }
                 Ok(Order::MakeTwin(work)) => {
                     let failed = work.run(&self.gpus);
                     failed.into_iter().for_each(|(gpu, error)| self.find_lost(&error, std::iter::once(gpu)));

@@ -302,8 +302,11 @@ impl Execution {
         let now = state.now();
         let ended = state.inflight.remove(job);
         // Jobs that nobody records have the numbers of others: each device counts its own.
-        let is_untimed = matches!(&ended, Some(Inflight::Collective { comm, .. })
-            if state.comms.get(*comm).is_some_and(|live| !live.info.is_timed()));
+        let is_untimed = match &ended {
+            Some(Inflight::Collective { comm, .. }) => state.comms.get(*comm).is_some_and(|live| !live.info.is_timed()),
+            Some(Inflight::Put(put)) => put.is_on_gpu,
+            _ => false,
+        };
         if !is_untimed {
             state.inflight.record_end(job, false);
         }

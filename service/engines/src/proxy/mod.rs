@@ -50,7 +50,9 @@ use mccs_registry::Registry;
 use mccs_runtime::{Account, Context, Engine, Mailbox, Progress, Sender, TenantQueues};
 use mccs_telemetry::LogBudget;
 
-pub use self::calls::channel_order::{ChannelMemory, ChannelOrder, ChannelOrderKind, OpenedSegment, TriggerBatch};
+pub use self::calls::channel_order::{
+    ChannelMemory, ChannelOrder, ChannelOrderKind, ChannelRegion, OpenedSegment, OpeningMemory, TriggerBatch, Writer,
+};
 pub use self::calls::describe::signature;
 use self::calls::failure::Failure;
 use self::calls::members::Leaving;

@@ -36,9 +36,10 @@ pub use self::accept::{Acceptor, Admission, SessionFactory, SessionLimits};
 use self::commands::{CommandRing, Fence};
 use self::greeting::{Greeted, Greeting};
 use self::outlets::Outlets;
+use self::outlets::Place;
 pub use self::outlets::{GpuProxy, Proxies, ProxyQueues};
 use self::requests::{Due, Requests};
-use self::tables::{JoinCall, Tables, twins};
+use self::tables::{JoinCall, Tables, port_channels, twins};
 use crate::proxy::{ProxyReply, TwinPart};
 
 /// What a tenant is told of whom the service can take no more descriptors.
@@ -261,7 +262,7 @@ impl SessionEngine {
                 let freed = memory.free(region);
                 if freed.is_ok() {
                     ranks.drop_twins_of(out, region);
-                    fifos.forget_region(out, region);
+                    fifos.forget_region(out, Place::Host, region);
                 }
                 out.answers.answer_done(id, freed);
             }
@@ -270,7 +271,13 @@ impl SessionEngine {
             }
             Request::NameGpuSegments { begins, bytes } => memory.name_gpu_segments(out, id, begins, &bytes, fds),
             Request::RegisterGpuSegments { gpu } => memory.add_gpu_region_by_segments(out, id, &gpu),
-            Request::FreeGpuMemory { region } => out.answers.answer_done(id, memory.free_on_gpu(region)),
+            Request::FreeGpuMemory { region } => {
+                let freed = memory.free_on_gpu(region);
+                if freed.is_ok() {
+                    fifos.forget_region(out, Place::Gpus, region);
+                }
+                out.answers.answer_done(id, freed);
+            }
             Request::CreateStream => streams.create(out, id),
             Request::CreateOrderedStream { region, offset_bytes, overlaps } => {
                 match memory.semaphore(region, offset_bytes) {
@@ -309,6 +316,9 @@ impl SessionEngine {
                 Ok(answer) => out.answers.answer(request, Response::PortChannel { answer }, &[]),
                 Err(why) => out.answers.refuse_for(request, why),
             },
+            ProxyReply::MemoryOpened { request, memory: opening, opened } => {
+                port_channels::register_opened(ranks, memory, out, request, *opening, opened);
+            }
             ProxyReply::Left { request, tenant_comm } => {
                 ranks.remove(tenant_comm);
                 fifos.close(tenant_comm);
@@ -339,7 +349,7 @@ impl SessionEngine {
         let look_at = self.outlets.answers.socket_mut().look_whether_taken(cx.now);
         if flushed {
             busy |= self.serve_ring(cx.now, cx.budget);
-            busy |= self.tables.fifos.take_triggers(&mut self.outlets, cx.budget);
+            busy |= self.tables.fifos.take_triggers(&mut self.outlets, cx.now, cx.budget);
             busy |= answered && self.serve_parked();
             busy |= answered && self.serve_deferred();
             if answered && !self.requests.has_deferred() && cx.is_readable && matches!(self.state, State::Serving) {
@@ -357,6 +367,8 @@ impl SessionEngine {
         if !busy && self.requests.are_crowded() && (socket.is_closed() || socket.is_orphaned()) {
             self.begin_finishing();
         }
+        let look_for_kernels_at = self.tables.fifos.look_for_kernels_at(cx.now);
+        busy |= look_for_kernels_at == Some(cx.now);
         if busy || !matches!(self.state, State::Serving) {
             Progress::Busy
         } else if !answered || self.requests.has_deferred() {
@@ -364,7 +376,8 @@ impl SessionEngine {
         } else if self.requests.are_crowded() {
             Progress::Idle { wake_at: Some(cx.now + GONE_WITHIN) }
         } else {
-            Progress::Idle { wake_at: [look_at, self.requests.paused_until()].into_iter().flatten().min() }
+            let due = [look_at, self.requests.paused_until(), look_for_kernels_at];
+            Progress::Idle { wake_at: due.into_iter().flatten().min() }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Tables of a session: what its tenant's handles name.
 
 mod memory;
-mod port_channels;
+pub(super) mod port_channels;
 mod ranks;
 mod seat;
 mod streams;

@@ -4,6 +4,7 @@
 //! Collectives and sends share it; what has an order lies with them. It lives until the last group that names it is gone, which
 //! may be after the communicator has left.
 
+use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -12,6 +13,7 @@ use mccs_cuda::{
     Allocation, Context, DeviceAddress, DriverError, Function, HostRegistration, ImportedMemory, IpcHandle, Kernels,
     MappedMemory, OwnedStream, is_sticky, while_capturing,
 };
+use mccs_ipc::command::BufferRef;
 use mccs_ipc::device_initiated::{
     CONTROL_PAGE_BYTES, CommPart, ControlPage, DEVICE_INITIATED_RANKS_MAX, DeviceInitiatedShare, SymmetricBufferHandle,
     SymmetricBufferPart,
@@ -29,6 +31,7 @@ use crate::cuda::cuda_error;
 use crate::cuda::graphs::LivingGraphs;
 use crate::cuda::resources::{import, kernels};
 use crate::cuda::watch::{Awaited, Gone};
+use crate::port_channels::{GpuMembership, Membership};
 use crate::{Client, Error};
 
 pub(in crate::cuda) struct Member {
@@ -104,6 +107,34 @@ impl Opened {
             Opened::ByHandle(memory) => memory.address(),
             Opened::ByDescriptor(memory) => memory.address(),
         }
+    }
+}
+
+impl Membership for Member {
+    fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    fn has_left(&self) -> bool {
+        Member::has_left(self)
+    }
+}
+
+impl GpuMembership for Member {
+    fn context(&self) -> &Context {
+        &self.context
+    }
+
+    fn place(&self, address: DeviceAddress, bytes: u64) -> Result<(BufferRef, Box<dyn Any + Send + Sync>), Error> {
+        let _entered = self.context.enter().map_err(cuda_error)?;
+        // Also while a thread of the program's captures: nothing of this belongs into a graph.
+        let found = while_capturing(|| locked(&self.client.0.gpu_regions).place(self, address, bytes));
+        let found = found.map_err(cuda_error).flatten()?;
+        Ok((found.buffer, Box::new(found)))
     }
 }
 

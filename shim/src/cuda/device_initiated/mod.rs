@@ -47,7 +47,7 @@ use super::alone::run_alone;
 use super::call::{Call, checked};
 use super::{CudaStream, GpuMemory, cuda_error};
 use crate::client::{locked, unexpected};
-use crate::{Client, Error};
+use crate::{Client, Error, PortChannels};
 
 /// Programs ask for errors in loops; each look for freed memory calls the driver, which other threads' launches wait for.
 const LOOK_FOR_FREED_EVERY: Duration = Duration::from_millis(1);
@@ -70,6 +70,8 @@ pub(super) struct DeviceInitiatedCommunicator {
     looks_for_freed: RateLimit,
     /// Behind the order, whose graphs are of the member's kernels.
     p2p: Arc<P2p>,
+    /// Those that are opened.
+    port_channels: Mutex<Option<PortChannels>>,
 }
 
 /// What is done in one order, under one lock.
@@ -148,7 +150,18 @@ impl DeviceInitiatedCommunicator {
         let &DeviceInitiatedShare { large, execution, is_timed, .. } = share;
         let (order, looks_for_freed) = (Mutex::new(order), RateLimit::new(LOOK_FOR_FREED_EVERY));
         let joined = Instant::now();
-        Ok(DeviceInitiatedCommunicator { member, large, execution, is_timed, joined, order, looks_for_freed, p2p })
+        let port_channels = Mutex::default();
+        Ok(DeviceInitiatedCommunicator {
+            member,
+            large,
+            execution,
+            is_timed,
+            joined,
+            order,
+            looks_for_freed,
+            p2p,
+            port_channels,
+        })
     }
 
     pub(super) fn rank(&self) -> u32 {
@@ -165,6 +178,16 @@ impl DeviceInitiatedCommunicator {
 
     pub(super) fn member(&self) -> &Arc<Member> {
         &self.member
+    }
+
+    /// See [`super::CudaCommunicator::port_channels_with`].
+    pub(super) fn port_channels(&self, fifo_slots: u32) -> Result<PortChannels, Error> {
+        let mut opened = locked(&self.port_channels);
+        if let Some(channels) = &*opened {
+            return Ok(channels.clone());
+        }
+        let (comm, gpu) = (Arc::clone(&self.member), Arc::clone(&self.member));
+        Ok(opened.insert(PortChannels::open(&self.member.client, comm, Some(gpu), fifo_slots)?).clone())
     }
 
     /// Says what ranks of a part are called in the whole: for messages.

@@ -4,6 +4,7 @@
 //! other ranks it looks at its abort word.
 
 mod arguments;
+pub(crate) mod compiled;
 mod direct;
 mod p2p;
 mod product;

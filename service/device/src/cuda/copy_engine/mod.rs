@@ -16,6 +16,7 @@ mod by_tenant;
 pub(crate) mod copy_submit;
 pub(crate) mod event_bridge;
 pub(crate) mod hw_queue_admission;
+pub(crate) mod puts;
 pub(crate) mod steps;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

@@ -13,6 +13,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, Weak};
 
 use mccs_cuda::{DeviceAddress, DriverError, ImportedMemory, IpcHandle, MappedMemory};
+use mccs_ipc::types::ErrorClass;
+use mccs_model::SetupError;
 use mccs_tenants::{Charge, OverQuota, Resource, Tenant};
 
 use crate::cuda::Gpus;
@@ -184,6 +186,18 @@ pub(crate) enum ImportError {
     RefusedBefore,
     #[error(transparent)]
     Slots(#[from] NoSlots),
+}
+
+impl ImportError {
+    /// For who registers memory.
+    pub(crate) fn refusal(&self) -> SetupError {
+        let class = match self {
+            ImportError::OverQuota(_) => ErrorClass::InvalidUsage,
+            ImportError::TooShort { .. } => ErrorClass::InvalidArgument,
+            _ => ErrorClass::System,
+        };
+        SetupError { class, message: self.to_string() }
+    }
 }
 
 /// What the set-up thread has opened. A context opens a handle once, whoever registered it how often.

@@ -15,7 +15,7 @@ use mccs_tenants::{Charge, OverQuota, Resource, Tenant};
 use super::error::PrepareError;
 use super::{Order, Orders};
 use crate::cuda::copy_engine::Parts;
-use crate::cuda::group::{Ended, HeldBytes, OpenPart, SymmetricBuffers};
+use crate::cuda::group::{Ended, HeldBytes, OpenMemory, OpenPart, SymmetricBuffers};
 use crate::cuda::memory::deferred_free::DeferredFrees;
 use crate::cuda::memory::resource_pool::{ResourcePool, Shape};
 use crate::cuda::memory::slots::SlotSet;
@@ -208,6 +208,13 @@ impl SymmetricBuffers for BuffersInUse {
             self.orders.send(self.share(), Order::Open { buffers: self.clone(), part })
         {
             (part.reply)(Err(PrepareError::Stopping.refusal()));
+        }
+    }
+
+    fn open_memory(&self, memory: OpenMemory) {
+        let order = Order::OpenMemory { gpus: self.memory.shape.gpus.clone(), memory };
+        if let Err(SendError(Order::OpenMemory { memory, .. })) = self.orders.send(self.share(), order) {
+            (memory.reply)(Err(PrepareError::Stopping.refusal()));
         }
     }
 

@@ -18,6 +18,7 @@ use mccs_runtime::Sender;
 use mccs_tenants::Charge;
 use mccs_tenants::session::Session;
 
+use crate::proxy::calls::channel_order::OpeningMemory;
 use crate::proxy::calls::sites::GpuPlace;
 
 /// What a twin stands for: a part of a region, in a rail's collectives or in messages with a peer.
@@ -195,6 +196,8 @@ pub enum ProxyReply {
     Aborted { tenant_comm: Handle },
     /// A part of a communicator's memory is there, or is not going to be.
     Opened { request: u64, opened: Result<OpenedPart, SetupError>, charge: Charge },
+    /// GPU memory of a rank is open for port channels, or cannot be.
+    MemoryOpened { request: u64, memory: Box<OpeningMemory>, opened: Result<(), SetupError> },
     /// What a rank has asked of its port channels.
     PortChannel { request: u64, answer: Result<PortChannelAnswer, SetupError> },
     /// Memory that NICs reach is there, or is not going to be.

@@ -21,7 +21,7 @@ use mccs_model::SetupError;
 use mccs_model::handles::HandleTable;
 use mccs_telemetry::stuck::SignalWait;
 
-use crate::proxy::calls::channel_order::{ChannelMemory, OpenedSegment};
+use crate::proxy::calls::channel_order::{ChannelMemory, OpenedSegment, PutEnds, TriggerBatch, Writer};
 use crate::proxy::calls::failure::Failure;
 use crate::proxy::communicator::port_lanes::{LaneMessage, PortLanes};
 
@@ -42,8 +42,9 @@ struct Channel {
 
 struct Queued {
     trigger: Trigger,
-    /// Behind it in the FIFO.
+    /// Behind it in the FIFO that it was in.
     end: u64,
+    writer: Writer,
     ends: Option<Ends>,
 }
 
@@ -94,8 +95,10 @@ pub(crate) enum PeerPlace {
 /// A put that can start.
 pub(crate) struct Put {
     pub(crate) connection: u32,
-    pub(crate) from: Operand,
-    pub(crate) to: Operand,
+    pub(crate) ends: PutEnds,
+    pub(crate) bytes: u64,
+    /// The GPU of the rank that puts, if its memory is there.
+    pub(crate) gpu: Option<usize>,
 }
 
 /// What [`PortChannels::next`] comes to.
@@ -278,12 +281,12 @@ impl PortChannels {
         closed.map(drop).ok_or_else(|| invalid(format!("there is no port channel {channel}")))
     }
 
-    /// Takes triggers of a rank in, of which the first was at a position of its FIFO: none, if the rank has left. Returns how many, and why it is no
-    /// more.
-    pub(crate) fn enqueue(&mut self, rank: u32, first: u64, triggers: &[Trigger]) -> (u64, Option<Failure>) {
-        let Some(own) = self.ranks.get_mut(&rank) else { return (0, None) };
+    /// Takes triggers in: none, if their rank has left. Returns how many, and why it is no more.
+    pub(crate) fn enqueue(&mut self, batch: &TriggerBatch) -> (u64, Option<Failure>) {
+        let TriggerBatch { rank, writer, first, triggers, .. } = batch;
+        let Some(own) = self.ranks.get_mut(rank) else { return (0, None) };
         for (taken, trigger) in (0..).zip(triggers) {
-            if let Err(failure) = own.enqueue(rank, trigger, first + taken + 1) {
+            if let Err(failure) = own.enqueue(*rank, trigger, first + taken + 1, *writer) {
                 return (taken, Some(failure));
             }
         }
@@ -308,8 +311,9 @@ impl PortChannels {
                 }
             }
             if front.trigger.kinds.has(Kinds::PUT) && front.trigger.bytes > 0 {
-                let found = self.operands(rank, connection.peer, front);
-                let put = found.map(|(from, to)| Next::Put(Put { connection: number, from, to }));
+                let gpu = self.ranks.get(&rank).and_then(|own| own.opened.gpu);
+                let (found, bytes) = (self.put_ends(rank, connection.peer, front), front.trigger.bytes);
+                let put = found.map(|ends| Next::Put(Put { connection: number, ends, bytes, gpu }));
                 if let Some(connection) = self.connection_mut(rank, number).filter(|_| put.is_ok()) {
                     connection.runs = true;
                     self.jobs += 1;
@@ -322,17 +326,26 @@ impl PortChannels {
     }
 
     /// Where a put is from and into.
-    fn operands(&self, rank: u32, peer: u32, of: &Queued) -> Result<(Operand, Operand), Failure> {
+    fn put_ends(&self, rank: u32, peer: u32, of: &Queued) -> Result<PutEnds, Failure> {
         let Trigger { channel, bytes, source_offset, destination_offset, .. } = of.trigger;
         let ends = of.ends.ok_or_else(|| no_memories(rank, channel))?;
         let named = |of, memory| NamedMemory { rank, channel, of, memory };
-        let from = self.part(&named(rank, ends.source), source_offset, bytes)?;
-        let to = self.part(&named(peer, ends.destination), destination_offset, bytes)?;
-        let (low, high) = if from.ptr() <= to.ptr() { (&from, &to) } else { (&to, &from) };
-        if (high.ptr() as u64) - (low.ptr() as u64) < bytes {
+        let (own, from) = self.place(&named(rank, ends.source), source_offset, bytes)?;
+        let (theirs, to) = self.place(&named(peer, ends.destination), destination_offset, bytes)?;
+        let other_kind =
+            || mistake(rank, format!("memories of port channel {channel} are not both of GPUs, or of the host"));
+        let ends = own.put_into(from, theirs, to, bytes).ok_or_else(other_kind)?;
+        if ends.overlap(bytes) {
             return Err(mistake(rank, format!("source and destination of a put of port channel {channel} overlap")));
         }
-        Ok((from, to))
+        Ok(ends)
+    }
+
+    /// A memory of a rank of this host, and where a part of it is in its region.
+    fn place(&self, named: &NamedMemory, offset: u64, bytes: u64) -> Result<(&ChannelMemory, u64), Failure> {
+        let known = self.memory(named)?;
+        let place = known.place(offset, bytes).ok_or_else(|| named.past_end(offset, bytes, known.bytes))?;
+        Ok((known, place))
     }
 
     /// A part of a memory of a rank of this host.
@@ -375,7 +388,7 @@ impl PortChannels {
         let Some(own) = self.ranks.get_mut(&rank) else { return };
         let Some(connection) = own.connections.get_mut(number as usize) else { return };
         let (peer, tag, is_elsewhere) = (connection.peer, connection.tag, connection.is_elsewhere);
-        let Some(Queued { trigger, end, .. }) = connection.queue.pop_front() else { return };
+        let Some(Queued { trigger, end, writer, .. }) = connection.queue.pop_front() else { return };
         if !connection.queue.is_empty() && !connection.runs {
             own.ready.push_back(number);
         }
@@ -385,9 +398,9 @@ impl PortChannels {
             self.signal(peer, rank, tag);
         }
         if trigger.kinds.has(Kinds::FLUSH)
-            && let Some(words) = self.ranks.get(&rank).and_then(|own| own.words(number))
+            && let Some(flushed) = self.ranks.get(&rank).and_then(|own| own.opened.flushed(number, writer))
         {
-            words.flushed().publish(end);
+            flushed.publish(end);
         }
     }
 
@@ -441,8 +454,8 @@ impl PortChannels {
     pub(crate) fn awaited(&self, rank: u32) -> impl Iterator<Item = SignalWait> {
         self.ranks.get(&rank).into_iter().flat_map(|own| {
             let of = |(number, connection): (u32, &Connection)| {
-                let waits = own.words(number).is_some_and(|words| words.arrived().has_waiters());
                 let Connection { peer, tag, arrived, .. } = *connection;
+                let waits = own.opened.is_awaited(number, arrived);
                 (waits && !connection.has_ended).then_some(SignalWait { peer, tag, number: arrived + 1 })
             };
             (0..).zip(&own.connections).filter_map(of)
@@ -459,8 +472,8 @@ impl PortChannels {
 }
 
 impl RankChannels {
-    /// Takes a trigger in, which ends at a position of the FIFO.
-    fn enqueue(&mut self, rank: u32, trigger: &Trigger, end: u64) -> Result<(), Failure> {
+    /// Takes a trigger in, which ends at a position of a FIFO.
+    fn enqueue(&mut self, rank: u32, trigger: &Trigger, end: u64, writer: Writer) -> Result<(), Failure> {
         let Some(Some(channel)) = self.channels.get(trigger.channel as usize) else {
             return Err(mistake(rank, format!("port channel {} is not open", trigger.channel)));
         };
@@ -472,7 +485,7 @@ impl RankChannels {
             if connection.queue.is_empty() {
                 self.ready.push_back(number);
             }
-            connection.queue.push_back(Queued { trigger: *trigger, end, ends: channel.ends });
+            connection.queue.push_back(Queued { trigger: *trigger, end, writer, ends: channel.ends });
             self.queued += 1;
         }
         Ok(())
@@ -496,7 +509,7 @@ impl RankChannels {
     /// Whether a thread waits for a signal of a peer.
     fn awaits(&self, peer: u32) -> bool {
         let awaits = |(number, connection): (u32, &Connection)| {
-            connection.peer == peer && self.words(number).is_some_and(|words| words.arrived().has_waiters())
+            connection.peer == peer && self.opened.is_awaited(number, connection.arrived)
         };
         (0..).zip(&self.connections).any(awaits)
     }
@@ -525,8 +538,8 @@ impl RankChannels {
     fn late(&mut self, rank: u32, timeout: Duration, moved: Instant, now: Instant) -> Vec<String> {
         let mut late = Vec::new();
         for number in 0..self.connections.len() {
-            let is_awaited = self.words(number as u32).is_some_and(|words| words.arrived().has_waiters());
             let connection = &mut self.connections[number];
+            let is_awaited = self.opened.is_awaited(number as u32, connection.arrived);
             if !is_awaited || connection.has_ended {
                 connection.waits = None;
                 continue;

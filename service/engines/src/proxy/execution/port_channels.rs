@@ -3,14 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use mccs_device::{Launched, RemoteMessage};
+use mccs_device::{GpuPut, LaunchError, Launched, RemoteMessage};
 use mccs_ipc::port_channels::PortChannelAnswer;
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_model::SetupError;
 use mccs_model::link::LinkKey;
-use mccs_runtime::work_ns;
+use mccs_runtime::{Share, work_ns};
 
-use crate::proxy::calls::channel_order::{ChannelOrder, ChannelOrderKind, TriggerBatch};
+use crate::proxy::calls::channel_order::{ChannelOrder, ChannelOrderKind, PutEnds, TriggerBatch};
 use crate::proxy::calls::failure::Failure;
 use crate::proxy::calls::operation::ProxyReply;
 use crate::proxy::communicator::port_channels::{Next, PeerPlace, Put};
@@ -25,6 +25,8 @@ use crate::proxy::state::inflight::{Inflight, LaneJob, PutJob};
 const STEPS: u64 = 64;
 /// What a trigger takes, besides what it copies.
 const TRIGGER_NS: u64 = 50;
+/// What it takes to hand a put to a GPU's thread.
+const GPU_PUT_NS: u64 = 300;
 /// What a frame to another host takes.
 const FRAME_NS: u64 = 2_000;
 /// Work of a turn, about: a poll has room for some.
@@ -126,8 +128,8 @@ impl Execution {
 
     /// Triggers of a rank have come. Of those that come too late nothing becomes.
     pub(crate) fn take_triggers(&mut self, state: &mut State, batch: &TriggerBatch) {
-        let TriggerBatch { session, comm, rank, first, triggers } = batch;
-        let enqueued = state.comms.sound_mut(*comm).map(|live| live.port_channels.enqueue(*rank, *first, triggers));
+        let TriggerBatch { session, comm, rank, triggers, .. } = batch;
+        let enqueued = state.comms.sound_mut(*comm).map(|live| live.port_channels.enqueue(batch));
         let (taken, failure) = enqueued.unwrap_or_default();
         session.end_triggers(triggers.len() as u64 - taken);
         match failure {
@@ -166,26 +168,45 @@ impl Execution {
 
     /// Copies, or has it copied. Returns the time that it took here.
     fn start_put(&mut self, state: &mut State, comm: Handle, rank: u32, put: Put) -> u64 {
-        let Put { connection, from, to } = put;
-        let bytes = from.bytes();
-        let put = PutJob { comm, rank, connection, bytes };
-        let Some(device) = state.out.device.point_to_point() else {
-            let message = format!("bug: the service puts nothing on device {}", state.out.device.name());
-            state.abort(comm, Failure::new(ErrorClass::Internal, message));
-            return 0;
-        };
-        let job = match state.inflight.insert(Inflight::Put(put)) {
+        let Put { connection, ends, bytes, gpu } = put;
+        let share = state.comms.get(comm).map_or(Share::SERVICE, |live| live.share());
+        let job = match state.inflight.insert(Inflight::Put(PutJob {
+            comm,
+            rank,
+            connection,
+            bytes,
+            is_on_gpu: gpu.is_some(),
+        })) {
             Ok(job) => job,
             Err(refused) => {
                 state.abort(comm, refused.failure);
                 return 0;
             }
         };
-        let workers = &mut state.out.transports.workers(None);
-        if device.copy(&from, &to, job, workers) == Launched::Running {
-            return 0;
+        let launched = match ends {
+            PutEnds::Host { from, to } => match state.out.device.point_to_point() {
+                Some(device) => Ok(device.copy(&from, &to, job, &mut state.out.transports.workers(None))),
+                None => Err(LaunchError::NoPuts { device: state.out.device.name() }),
+            },
+            PutEnds::Gpu { from, to } => match gpu {
+                Some(gpu) => {
+                    let put = GpuPut { gpu, from, to, bytes, comm, share };
+                    state.out.device.put(put, job).map(|()| Launched::Running)
+                }
+                None => Err(LaunchError::NoPuts { device: state.out.device.name() }),
+            },
+        };
+        if launched == Ok(Launched::Running) {
+            return if gpu.is_some() { GPU_PUT_NS } else { 0 };
         }
         state.inflight.remove(job);
+        if let Err(error) = launched {
+            if let Some(live) = state.comms.get_mut(comm) {
+                live.port_channels.end_put(rank, connection);
+            }
+            state.abort(comm, Failure::new(ErrorClass::Internal, error.to_string()));
+            return 0;
+        }
         if let Some(live) = state.comms.get_mut(comm) {
             live.port_channels.end_put(rank, connection);
             live.info.count_put(bytes);
@@ -195,7 +216,7 @@ impl Execution {
 
     /// A put has ended that ran on other threads.
     pub(crate) fn finish_put(&mut self, state: &mut State, ended: &PutJob) {
-        let (now, PutJob { comm, rank, connection, bytes }) = (state.now(), *ended);
+        let (now, PutJob { comm, rank, connection, bytes, .. }) = (state.now(), *ended);
         let Some(live) = state.comms.get_mut(comm) else { return };
         live.port_channels.end_put(rank, connection);
         live.info.count_put(bytes);

@@ -50,6 +50,8 @@ pub(crate) struct PutJob {
     /// Of the rank, by number.
     pub(crate) connection: u32,
     pub(crate) bytes: u64,
+    /// Whether a GPU's thread copies: nobody records that.
+    pub(crate) is_on_gpu: bool,
 }
 
 /// A message of port channels with a rank of another host.

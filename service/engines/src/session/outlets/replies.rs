@@ -49,7 +49,11 @@ impl Replies {
     /// Takes the next reply.
     pub(crate) fn pop(&mut self) -> Option<ProxyReply> {
         let reply = self.mailbox.pop()?;
-        let (ProxyReply::Opened { .. } | ProxyReply::PortChannel { .. } | ProxyReply::TwinMade { .. }) = &reply else {
+        let (ProxyReply::Opened { .. }
+        | ProxyReply::MemoryOpened { .. }
+        | ProxyReply::PortChannel { .. }
+        | ProxyReply::TwinMade { .. }) = &reply
+        else {
             return Some(reply);
         };
         self.opening -= 1;

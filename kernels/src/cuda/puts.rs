@@ -1,0 +1,55 @@
+//! Kernels that test and measure port channels (`cuda/puts.cu`), by the header that programs use.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::Aligned;
+
+include!(concat!(env!("OUT_DIR"), "/puts.rs"));
+
+/// The compiled kernels for `cuModuleLoadData`, or `None` where the build found no compiler.
+pub static PUTS_IMAGE: Option<&'static [u8]> = match PUTS_COMPILED {
+    Some(image) => Some(&image.0),
+    None => None,
+};
+
+/// Both ranks put to each other and look at what has come: one block.
+pub const PUTS_EXCHANGE: &str = "mccs_puts_exchange";
+/// Every thread puts its part, and waits or polls for one: one block.
+pub const PUTS_BY_ALL: &str = "mccs_puts_by_all";
+/// Signals, or puts with signals, to and fro: one block of a rank, or two of a rank that plays both.
+pub const PUTS_PING_PONG: &str = "mccs_puts_ping_pong";
+/// Triggers as fast as threads write them.
+pub const PUTS_TRIGGERS: &str = "mccs_puts_triggers";
+/// Waits for a signal: says 2 if one came, and 1 if none comes any more.
+pub const PUTS_WAITS: &str = "mccs_puts_waits";
+/// All of them.
+pub const PUTS_FUNCTIONS: [&str; 5] = [PUTS_EXCHANGE, PUTS_BY_ALL, PUTS_PING_PONG, PUTS_TRIGGERS, PUTS_WAITS];
+
+/// Words of a port channel as kernels have it.
+pub const CHANNEL_WORDS: usize = 9;
+
+/// The parameter of the kernels: the mirror of cuda/puts.cu. Addresses are as the GPU sees them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct PutsArgs {
+    /// What signals go by: of the first block, and of a second one.
+    pub out: [[u64; CHANNEL_WORDS]; 2],
+    /// What they wait at.
+    pub receive: [[u64; CHANNEL_WORDS]; 2],
+    /// First byte of the memory that is put from.
+    pub source: u64,
+    /// First byte of the memory that peers put into.
+    pub destination: u64,
+    /// Of a put.
+    pub bytes: u64,
+    /// How often, of each thread.
+    pub rounds: u64,
+    /// What words of a put are made of here.
+    pub own_seed: u64,
+    /// The same at the peer.
+    pub peer_seed: u64,
+    /// First of two words: what was wrong, and nanoseconds.
+    pub result: u64,
+    /// 1 where the first block signals first.
+    pub begins: u64,
+}

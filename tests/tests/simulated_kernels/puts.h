@@ -1,0 +1,29 @@
+// What mccs/device.cuh does on a GPU, as the simulation has it: included there, in the place of the instructions.
+inline u64 load(const u64* from) {
+    simulated::step();
+    return simulated::load<u64>(reinterpret_cast<uint64_t>(from));
+}
+inline u64 load_own(const u64* from) { return load(from); }
+inline void store(u64* to, u64 value) {
+    simulated::step();
+    simulated::store(reinterpret_cast<uint64_t>(to), value);
+}
+// Seen in parts of eight bytes, in any order.
+inline void store_pair(u64* to, u64 first, u64 second) {
+    simulated::check_aligned(reinterpret_cast<uint64_t>(to), 16);
+    store(to, first);
+    simulated::store(reinterpret_cast<uint64_t>(to + 1), second);
+}
+inline void fence() {
+    simulated::step();
+    simulated::settle();
+}
+inline u64 add_own(u64* to, u64 value) { return atomicAdd(to, value); }
+inline void max_own(u64* to, u64 value) { atomicMax(to, value); }
+inline u64 exchange_own(u64* at, u64 expected, u64 value) {
+    simulated::step();
+    u64 seen = *at;
+    if (seen == expected) *at = value;
+    return seen;
+}
+inline void pass() { simulated::pass_turn(); }
