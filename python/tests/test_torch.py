@@ -345,6 +345,23 @@ def test_bad_input_is_an_exception(group) -> None:
     group(wrong, 2)
 
 
+def test_sparse_tensors_are_summed(group) -> None:
+    def sparse() -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        # As many elements as the rank's number, one of which all others have.
+        rows = [torch.tensor([[0, other] for other in range(count)]).reshape(-1, 2).t() for count in range(ranks)]
+        torch.manual_seed(ranks)
+        values = [torch.randint(-9, 9, (at.shape[1], 3)).double() for at in rows]
+        every = [torch.sparse_coo_tensor(at, value, (2, 4, 3)) for at, value in zip(rows, values)]
+        mine = every[rank].clone()
+        dist.all_reduce(mine)
+        assert torch.equal(mine.to_dense(), sum(one.to_dense() for one in every))
+        with pytest.raises(mccs.InvalidArgument, match="sparse"):
+            dist.all_reduce(every[rank].clone(), dist.ReduceOp.MAX)
+
+    group(sparse, 3)
+
+
 def test_ranks_with_different_shapes_are_told(group) -> None:
     def contradict() -> None:
         with pytest.raises(mccs.Error, match=f"^rank {dist.get_rank()} of 2, all_reduce: "):

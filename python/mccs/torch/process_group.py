@@ -262,8 +262,10 @@ class ProcessGroup(dist.ProcessGroup):
     # Collectives.
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
-        tensor = self._one("all_reduce", tensors)
         op = ReduceOp.SUM if opts is None else opts.reduceOp
+        if len(tensors) == 1 and tensors[0].layout == torch.sparse_coo and getattr(op, "op", op) == ReduceOp.SUM:
+            return self._allreduce_sparse(tensors[0], tensors, opts)
+        tensor = self._one("all_reduce", tensors)
         if (bitwise := _BITWISE.get(getattr(op, "op", op))) is not None:
             return self._allreduce_bitwise(tensor, tensors, bitwise, opts)
         return self._work([self._combine("all_reduce", tensors, tensors, tensor.numel(), op)], tensors, opts)
@@ -277,6 +279,26 @@ class ProcessGroup(dist.ProcessGroup):
                 op(tensor, other, out=tensor)
 
         return self._work([self._move("all_gather", [tensor], every, tensor)], result, opts, combine)
+
+    def _allreduce_sparse(self, tensor: torch.Tensor, result: Any, opts: Any) -> Work:
+        """All ranks' elements, gathered and summed. Ranks have as many as they like, and tell each other first."""
+        own = tensor.coalesce()
+        count = torch.tensor([own._nnz()])
+        counts = torch.empty(self._size, dtype=count.dtype)
+        self._work([self._move("all_gather", [count], list(counts.chunk(self._size)), count)], None, opts).wait()
+        # As long on all ranks.
+        parts = [own.indices().t(), own.values()]
+        sent = [part.new_zeros((int(counts.max()), *part.shape[1:])) for part in parts]
+        for padded, part in zip(sent, parts):
+            padded[: own._nnz()] = part
+        every = [[torch.empty_like(padded) for _ in range(self._size)] for padded in sent]
+
+        def combine() -> None:
+            indices, values = (torch.cat([one[:n] for one, n in zip(of, counts.tolist())]) for of in every)
+            tensor.copy_(torch.sparse_coo_tensor(indices.t(), values, tensor.size()).coalesce())
+
+        operations = [self._move("all_gather", [padded], of, padded) for padded, of in zip(sent, every)]
+        return self._work(operations, result, opts, combine)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         self._check("all_reduce", *tensors)
