@@ -387,6 +387,8 @@ fn kernels_put_where_nothing_is(place: &Place) -> anyhow::Result<()> {
             let args = PutsArgs { bytes, ..side.args()? };
             let Side { destination, channel, channels, memory, module, .. } = side;
             let (mut destination, mut channel) = (Some(destination), Some(channel));
+            // Both have made their channels.
+            first.together.wait();
             match (case, rank.comm.rank()) {
                 (1, 1) => destination = None,
                 (2, 0) => channel = None,
