@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use mccs_ipc::types::{ErrorClass, Handle};
 use mccs_model::Name;
-use mccs_model::link::{FlowWait, LinksId};
+use mccs_model::link::{FlowWait, LinkKey, LinksId};
 use mccs_runtime::Share;
 use mccs_transport::{Fault, TransportError};
 
@@ -195,6 +195,8 @@ pub struct ChannelWork {
     pub job: Box<dyn ChannelJob>,
     /// Number of the channel, as links know it.
     pub channel: u16,
+    /// Its only link, where it is a message of two ranks.
+    pub pair: Option<LinkKey>,
     /// Links that it uses, if any lead to other hosts.
     pub links: Option<LinksId>,
     /// What it is part of.

@@ -27,7 +27,7 @@ use std::time::Instant;
 
 use mccs_device::{Piece, PieceJob, Quantum};
 use mccs_ipc::types::Handle;
-use mccs_model::link::{LinkKey, LinksId};
+use mccs_model::link::LinksId;
 use mccs_runtime::{Account, AwakeTenants, Context, Engine, Mailbox, Progress, Sender, Share, Turns, WakerSlot};
 use mccs_telemetry::recorder::{Record, Recorder, job_number};
 use mccs_transport::TransportError;
@@ -301,10 +301,10 @@ impl TransportEngine {
         }
     }
 
-    /// The channel behind which one comes, of a collective that overlaps with its own: the last one by the same links.
+    /// The channel behind which one comes, of a collective that overlaps with its own, or of the message before: the last one by the same links.
     fn comes_behind(&mut self, work: &ChannelWork) -> Option<Posted> {
-        let links = work.links.filter(|_| work.channel != LinkKey::PAIRS)?;
-        let is_same = |of: &ChannelWork| of.links == Some(links) && of.channel == work.channel;
+        let links = work.links?;
+        let is_same = |of: &ChannelWork| of.links == Some(links) && of.channel == work.channel && of.pair == work.pair;
         let last = self.channels.iter_mut().find(|running| is_same(&running.work) && running.posted.is_none())?;
         Some(Arc::clone(last.posted.insert(Posted::default())))
     }

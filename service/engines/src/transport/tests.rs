@@ -114,7 +114,7 @@ impl Setup {
 
     fn run_channel(&self, handle: Handle, job: Box<dyn ChannelJob>, links: Option<LinksId>) {
         let whole = WholeJob::new(handle, self.to_proxy.clone(), 1, None);
-        self.tell(TransportMessage::RunChannel(ChannelWork { job, channel: 0, links, whole }));
+        self.tell(TransportMessage::RunChannel(ChannelWork { job, channel: 0, pair: None, links, whole }));
     }
 
     /// Channels of a tenant that never end. Returns how often each has been stepped, from then on.

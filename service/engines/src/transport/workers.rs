@@ -63,7 +63,8 @@ impl<'a> PoolWorkers<'a> {
 
     fn run(&mut self, engine: &TransportHandle, run: ChannelRun, link: LinkKey, whole: Arc<WholeJob>) {
         let links = self.network.map(|(network, _)| network.links);
-        let work = ChannelWork { job: Box::new(run), channel: link.channel, links, whole };
+        let pair = (link.channel == LinkKey::PAIRS).then_some(link);
+        let work = ChannelWork { job: Box::new(run), channel: link.channel, pair, links, whole };
         self.mail.tell(engine, TransportMessage::RunChannel(work));
     }
 

@@ -54,8 +54,12 @@ struct Connection {
     /// Whether the peer is on another host.
     is_elsewhere: bool,
     queue: VecDeque<Queued>,
-    /// Whether the first in the queue runs.
+    /// Whether the first in the queue runs, or to another host: whether it waits for its turn in the lane.
     runs: bool,
+    /// To another host: long puts whose bytes are under way, and flushes behind these.
+    sending: VecDeque<Sending>,
+    /// Long puts that have begun.
+    long_puts: u64,
     /// Signals that have come.
     arrived: u64,
     /// Whether the peer has left.
@@ -69,6 +73,14 @@ struct Connection {
 struct ConnectionName {
     peer: u32,
     tag: u32,
+}
+
+/// See [`Connection::sending`].
+struct Sending {
+    /// The number of a long put that has not ended.
+    put: Option<u64>,
+    /// Whose word a flush behind it raises, and to what.
+    flushes: Option<(Writer, u64)>,
 }
 
 struct RankChannels {
@@ -105,8 +117,8 @@ pub(crate) struct Put {
 pub(crate) enum Next {
     /// This is to be copied; [`PortChannels::end_put`] goes on.
     Put(Put),
-    /// This is to be sent; [`PortChannels::end_lane`] goes on.
-    Send(LaneMessage),
+    /// These are to be sent, in order; [`PortChannels::end_lane`] goes on.
+    Send(Vec<LaneMessage>),
     /// It has done as much as it was to.
     More,
     /// Nothing waits that could go on.
@@ -231,9 +243,20 @@ impl PortChannels {
         let arrived = self.early.get_mut(&rank).and_then(|early| early.remove(&name)).unwrap_or(0);
         let own = self.rank(rank)?;
         own.by_name.insert(name, number);
-        let (queue, runs, waits) = (VecDeque::new(), false, None);
+        let (queue, sending, runs, waits, long_puts) = (VecDeque::new(), VecDeque::new(), false, None, 0);
         let (is_elsewhere, has_ended) = (place == PeerPlace::Elsewhere, place == PeerPlace::Left);
-        own.connections.push(Connection { peer, tag, is_elsewhere, queue, runs, arrived, has_ended, waits });
+        own.connections.push(Connection {
+            peer,
+            tag,
+            is_elsewhere,
+            queue,
+            runs,
+            sending,
+            long_puts,
+            arrived,
+            has_ended,
+            waits,
+        });
         own.tell_arrived(number);
         let frames = own.opened.frames.as_ref().filter(|_| is_elsewhere).map(Arc::clone);
         Ok((number, frames.and_then(|frames| self.lanes.listen(rank, peer, &frames))))
@@ -305,8 +328,8 @@ impl PortChannels {
             let Some((connection, front)) = connection.and_then(|of| Some((of, of.queue.front()?))) else { continue };
             if connection.is_elsewhere {
                 match self.send(rank, number) {
-                    Ok(None) => continue,
-                    Ok(Some(message)) => return (Ok(Next::Send(message)), step),
+                    Ok(messages) if messages.is_empty() => continue,
+                    Ok(messages) => return (Ok(Next::Send(messages)), step),
                     Err(failure) => return (Err(failure), step),
                 }
             }
@@ -397,10 +420,52 @@ impl PortChannels {
         if trigger.kinds.has(Kinds::SIGNAL) && !is_elsewhere {
             self.signal(peer, rank, tag);
         }
-        if trigger.kinds.has(Kinds::FLUSH)
-            && let Some(flushed) = self.ranks.get(&rank).and_then(|own| own.opened.flushed(number, writer))
-        {
-            flushed.publish(end);
+        if trigger.kinds.has(Kinds::FLUSH) {
+            self.flush(rank, number, Sending { put: None, flushes: Some((writer, end)) });
+        }
+    }
+
+    /// The first trigger of a connection is a long put to another host, whose bytes are sent now. Returns its number.
+    fn begin_long_put(&mut self, rank: u32, number: u32) -> u64 {
+        let Some(connection) = self.connection_mut(rank, number) else { return 0 };
+        connection.long_puts += 1;
+        let put = connection.long_puts;
+        if let Some(Queued { trigger, end, writer, .. }) = connection.queue.pop_front() {
+            let flushes = trigger.kinds.has(Kinds::FLUSH).then_some((writer, end));
+            connection.sending.push_back(Sending { put: Some(put), flushes });
+        }
+        put
+    }
+
+    /// The bytes of a long put to another host have been sent.
+    fn end_long_put(&mut self, rank: u32, number: u32, put: u64) {
+        let Some(own) = self.ranks.get_mut(&rank) else { return };
+        let Some(connection) = own.connections.get_mut(number as usize) else { return };
+        let Some(sent) = connection.sending.iter_mut().find(|sending| sending.put == Some(put)) else { return };
+        sent.put = None;
+        own.queued -= 1;
+        own.opened.session.end_triggers(1);
+        self.tell_flushed(rank, number);
+    }
+
+    /// A flush has come to its turn: it waits for long puts under way.
+    fn flush(&mut self, rank: u32, number: u32, flush: Sending) {
+        if let Some(connection) = self.connection_mut(rank, number) {
+            connection.sending.push_back(flush);
+            self.tell_flushed(rank, number);
+        }
+    }
+
+    /// Raises words of a connection, for flushes with nothing under way before them.
+    fn tell_flushed(&mut self, rank: u32, number: u32) {
+        let Some(own) = self.ranks.get_mut(&rank) else { return };
+        let Some(connection) = own.connections.get_mut(number as usize) else { return };
+        while let Some(ended) = connection.sending.pop_front_if(|sending| sending.put.is_none()) {
+            if let Some((writer, end)) = ended.flushes
+                && let Some(flushed) = own.opened.flushed(number, writer)
+            {
+                flushed.publish(end);
+            }
         }
     }
 
@@ -527,6 +592,7 @@ impl RankChannels {
             let connection = &mut self.connections[number];
             (connection.has_ended, connection.runs) = (true, false);
             connection.queue.clear();
+            connection.sending.clear();
             self.tell_arrived(number as u32);
             self.opened.end_flushed(number as u32);
         }

@@ -1,10 +1,11 @@
-//! Lanes of port channels: messages between a rank here and one of another host, one at a time in
-//! each direction.
+//! Lanes of port channels: messages between a rank here and one of another host, in order.
 //!
 //! ```text
 //! sender:    frame of what waits --> bytes of a long put, if it ends with one --> next frame
 //! receiver:  listens: frame --> checks, copies, signals --> bytes of a long put --> listens
 //! ```
+//!
+//! The sender has some messages under way, so that none waits for the acknowledgement of the one before. The receiver waits for one at a time.
 //!
 //! The receiver's service alone knows its memories, so it is the one that checks where a put goes.
 
@@ -33,20 +34,18 @@ pub(crate) struct LaneMessage {
     pub(crate) is_frame: bool,
     /// Bytes of each put that a frame carries.
     pub(crate) inline_puts: Vec<u64>,
+    /// The long put whose bytes it sends.
+    pub(crate) put: Option<LongPut>,
 }
 
 /// A put whose bytes follow its frame.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct LongPut {
+    /// Of the rank, by number.
     pub(crate) connection: u32,
-    pub(crate) data: Operand,
-}
-
-/// What follows a message that has been sent.
-pub(crate) enum Sent {
-    /// Another one.
-    Next(LaneMessage),
-    /// The lane is free. A connection's put has ended, if it was one.
-    Free { ended: Option<u32> },
+    /// Of the connection's long puts, by number.
+    pub(crate) number: u64,
+    pub(crate) bytes: u64,
 }
 
 /// What has come by a lane.
@@ -56,19 +55,22 @@ pub(crate) enum Received {
     Data(PutHeader),
 }
 
-/// What a lane sends now.
-enum Sends {
-    Nothing,
-    Frame { then: Option<LongPut> },
-    Data { connection: u32 },
-}
+/// Frames of a lane under way, each in a place of its own. More are of little use: a frame is sent when it has been copied.
+const FRAMES_MAX: u32 = 2;
+/// Long puts of a lane under way: as many as hide the time until one is acknowledged.
+const LONG_PUTS_MAX: u32 = 8;
+/// Places for frames of a pair of ranks: one to receive, behind those to send.
+const PLACES: u64 = FRAMES_MAX as u64 + 1;
 
 struct Lane {
     /// The rank's places for frames.
     frames: Arc<Region>,
     /// Connections that wait for the lane.
     waiting: VecDeque<u32>,
-    sends: Sends,
+    /// Frames that have been sent, those under way among them.
+    frames_begun: u64,
+    frames_ended: u64,
+    long_puts: u32,
     /// Long put whose bytes are awaited.
     receives: Option<PutHeader>,
 }
@@ -81,23 +83,28 @@ pub(crate) struct PortLanes {
 
 /// Bytes of the places for frames of a rank, of which there is one for each lane with one of so many ranks.
 pub(crate) fn frames_bytes(nranks: u32) -> u64 {
-    2 * u64::from(nranks) * PutFrame::BYTES as u64
-}
-
-/// Where the frame of a lane is.
-fn frame_offset(lane: LaneKey) -> u64 {
-    (2 * u64::from(lane.peer) + u64::from(lane.is_send)) * PutFrame::BYTES as u64
+    PLACES * u64::from(nranks) * PutFrame::BYTES as u64
 }
 
 impl Lane {
+    /// Where its next frame is.
+    fn frame_offset(&self, lane: LaneKey) -> u64 {
+        let place = if lane.is_send { self.frames_begun % u64::from(FRAMES_MAX) } else { PLACES - 1 };
+        (PLACES * u64::from(lane.peer) + place) * PutFrame::BYTES as u64
+    }
+
     fn frame(&self, lane: LaneKey, inline_puts: Vec<u64>) -> Option<LaneMessage> {
-        let operand = Operand::in_region(&self.frames, frame_offset(lane), PutFrame::BYTES as u64)?;
-        Some(LaneMessage { lane, operand, is_frame: true, inline_puts })
+        let operand = Operand::in_region(&self.frames, self.frame_offset(lane), PutFrame::BYTES as u64)?;
+        Some(LaneMessage { lane, operand, is_frame: true, inline_puts, put: None })
+    }
+
+    fn is_free(&self) -> bool {
+        self.frames_begun - self.frames_ended < u64::from(FRAMES_MAX) && self.long_puts < LONG_PUTS_MAX
     }
 }
 
-fn data_message(lane: LaneKey, operand: Operand) -> LaneMessage {
-    LaneMessage { lane, operand, is_frame: false, inline_puts: Vec::new() }
+fn data_message(lane: LaneKey, operand: Operand, put: Option<LongPut>) -> LaneMessage {
+    LaneMessage { lane, operand, is_frame: false, inline_puts: Vec::new(), put }
 }
 
 impl PortLanes {
@@ -105,7 +112,9 @@ impl PortLanes {
         self.lanes.entry(key).or_insert_with(|| Lane {
             frames: Arc::clone(frames),
             waiting: VecDeque::new(),
-            sends: Sends::Nothing,
+            frames_begun: 0,
+            frames_ended: 0,
+            long_puts: 0,
             receives: None,
         })
     }
@@ -123,7 +132,12 @@ impl PortLanes {
     pub(crate) fn wait(&mut self, key: LaneKey, frames: &Arc<Region>, connection: u32) -> bool {
         let lane = self.lane(key, frames);
         lane.waiting.push_back(connection);
-        matches!(lane.sends, Sends::Nothing)
+        lane.is_free()
+    }
+
+    /// Whether another frame may be sent, and a connection waits for it.
+    pub(crate) fn may_send(&self, key: LaneKey) -> bool {
+        self.lanes.get(&key).is_some_and(|lane| lane.is_free() && !lane.waiting.is_empty())
     }
 
     /// Takes the connection whose turn it is.
@@ -138,30 +152,28 @@ impl PortLanes {
         }
     }
 
-    /// Sends a frame by a free lane, and then the bytes of its last put, if that is long.
+    /// Sends a frame by a free lane, and then the bytes of its last put, if that is long. Returns the messages.
     pub(crate) fn send(
         &mut self,
         key: LaneKey,
         frame: &PutFrame,
         inline_puts: Vec<u64>,
-        then: Option<LongPut>,
-    ) -> Option<LaneMessage> {
-        let lane = self.lanes.get_mut(&key)?;
-        lane.frames.copy_in(frame_offset(key), frame.as_bytes());
-        lane.sends = Sends::Frame { then };
-        lane.frame(key, inline_puts)
+        then: Option<(LongPut, Operand)>,
+    ) -> Vec<LaneMessage> {
+        let Some(lane) = self.lanes.get_mut(&key) else { return Vec::new() };
+        lane.frames.copy_in(lane.frame_offset(key), frame.as_bytes());
+        let Some(message) = lane.frame(key, inline_puts) else { return Vec::new() };
+        lane.frames_begun += 1;
+        lane.long_puts += u32::from(then.is_some());
+        std::iter::once(message).chain(then.map(|(put, data)| data_message(key, data, Some(put)))).collect()
     }
 
-    /// A message has been sent.
-    pub(crate) fn sent(&mut self, key: LaneKey) -> Sent {
-        let Some(lane) = self.lanes.get_mut(&key) else { return Sent::Free { ended: None } };
-        match std::mem::replace(&mut lane.sends, Sends::Nothing) {
-            Sends::Frame { then: Some(LongPut { connection, data }) } => {
-                lane.sends = Sends::Data { connection };
-                Sent::Next(data_message(key, data))
-            }
-            Sends::Data { connection } => Sent::Free { ended: Some(connection) },
-            Sends::Frame { then: None } | Sends::Nothing => Sent::Free { ended: None },
+    /// A message has been sent: a frame, or the bytes of a long put.
+    pub(crate) fn sent(&mut self, key: LaneKey, is_frame: bool) {
+        let Some(lane) = self.lanes.get_mut(&key) else { return };
+        match is_frame {
+            true => lane.frames_ended += 1,
+            false => lane.long_puts = lane.long_puts.saturating_sub(1),
         }
     }
 
@@ -172,7 +184,7 @@ impl PortLanes {
             return Some(Received::Data(header));
         }
         let mut frame = Box::new([0; PutFrame::BYTES]);
-        lane.frames.copy_out(frame_offset(key), &mut *frame);
+        lane.frames.copy_out(lane.frame_offset(key), &mut *frame);
         Some(Received::Frame(frame))
     }
 
@@ -182,7 +194,7 @@ impl PortLanes {
         match data {
             Some((header, operand)) => {
                 lane.receives = Some(header);
-                Some(data_message(key, operand))
+                Some(data_message(key, operand, None))
             }
             None => lane.frame(key, Vec::new()),
         }
@@ -191,7 +203,7 @@ impl PortLanes {
     /// Gives up what waits. Lanes stay until what runs has ended.
     pub(crate) fn clear(&mut self) {
         for lane in self.lanes.values_mut() {
-            (lane.waiting, lane.sends, lane.receives) = (VecDeque::new(), Sends::Nothing, None);
+            (lane.waiting, lane.receives) = (VecDeque::new(), None);
         }
     }
 }

@@ -148,9 +148,9 @@ impl Execution {
             match next {
                 Err(failure) => return state.abort(comm, failure),
                 Ok(Next::Put(put)) => spent_ns += self.start_put(state, comm, rank, put),
-                Ok(Next::Send(message)) => {
-                    spent_ns += FRAME_NS;
-                    self.start_message(state, comm, &message);
+                Ok(Next::Send(messages)) => {
+                    spent_ns += FRAME_NS * messages.len() as u64;
+                    self.start_messages(state, comm, &messages);
                 }
                 Ok(Next::More) => {}
                 Ok(Next::Nothing) => break,
@@ -227,19 +227,28 @@ impl Execution {
         reap_left(state, comm);
     }
 
+    /// Starts messages of a lane, one behind the other. One that cannot be started fails the communicator.
+    fn start_messages(&mut self, state: &mut State, comm: Handle, messages: &[LaneMessage]) {
+        messages.iter().for_each(|message| self.start_message(state, comm, message));
+    }
+
     /// Starts a message of a lane.
     fn start_message(&mut self, state: &mut State, comm: Handle, message: &LaneMessage) {
-        let LaneMessage { lane, operand, is_frame, inline_puts } = message;
+        let LaneMessage { lane, operand, is_frame, inline_puts, put } = message;
         let LaneKey { rank, peer, is_send } = *lane;
         let Some(live) = state.comms.get(comm) else { return };
         let Some(span) = &live.span else { return };
         inline_puts.iter().for_each(|bytes| live.info.count_put(*bytes));
         let (network, listens) = (span.network.clone(), *is_frame && !is_send);
-        let put_bytes = (is_send && !is_frame).then_some(operand.bytes());
         let Some(device) = state.out.device.point_to_point() else { return };
-        let job = match state.inflight.insert(Inflight::Lane(LaneJob { comm, lane: *lane, listens, put_bytes })) {
+        let job = match state.inflight.insert(Inflight::Lane(LaneJob { comm, lane: *lane, listens, put: *put })) {
             Ok(job) => job,
-            Err(refused) => return state.abort(comm, refused.failure),
+            Err(refused) => {
+                if let Some(live) = state.comms.get_mut(comm) {
+                    live.port_channels.break_lane(*lane);
+                }
+                return state.abort(comm, refused.failure);
+            }
         };
         let (src, dst) = if is_send { (rank, peer) } else { (peer, rank) };
         let remote = RemoteMessage { src, dst, track: LinkKey::PORT_CHANNELS_TRACK, rank, operand };
@@ -256,17 +265,16 @@ impl Execution {
 
     /// A message of a lane has been sent, or has come.
     pub(crate) fn finish_message(&mut self, state: &mut State, ended: LaneJob) {
-        let (now, LaneJob { comm, lane, put_bytes, .. }) = (state.now(), ended);
+        let (now, LaneJob { comm, lane, put, .. }) = (state.now(), ended);
         let Some(live) = state.comms.get_mut(comm) else { return };
         live.touch(now);
-        put_bytes.into_iter().for_each(|bytes| live.info.count_put(bytes));
+        put.iter().for_each(|put| live.info.count_put(put.bytes));
         if live.failure.is_some() {
             live.port_channels.break_lane(lane);
             return state.reap(comm);
         }
-        match live.port_channels.end_lane(lane) {
-            Ok(Some(next)) => self.start_message(state, comm, &next),
-            Ok(None) => {}
+        match live.port_channels.end_lane(lane, put) {
+            Ok(next) => self.start_messages(state, comm, &next),
             Err(failure) => return state.abort(comm, failure),
         }
         let Some(live) = state.comms.get(comm) else { return };

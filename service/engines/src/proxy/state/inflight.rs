@@ -10,7 +10,7 @@ use mccs_tenants::Charge;
 use crate::proxy::calls::failure::Failure;
 use crate::proxy::calls::operation::Operation;
 use crate::proxy::communicator::p2p_queues::Matched;
-use crate::proxy::communicator::port_lanes::LaneKey;
+use crate::proxy::communicator::port_lanes::{LaneKey, LongPut};
 
 /// Jobs of a device that run at a time.
 const JOBS_MAX: u32 = 1 << 20;
@@ -61,8 +61,8 @@ pub(crate) struct LaneJob {
     pub(crate) lane: LaneKey,
     /// Whether it waits for whatever a peer may send.
     pub(crate) listens: bool,
-    /// Of a put, if it is sent here.
-    pub(crate) put_bytes: Option<u64>,
+    /// The put whose bytes it sends.
+    pub(crate) put: Option<LongPut>,
 }
 
 /// Operations for which there is no room, and what fails their communicator for it.

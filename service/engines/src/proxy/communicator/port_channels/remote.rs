@@ -12,7 +12,7 @@ use mccs_model::{PutFrame, PutHeader};
 
 use super::{NamedMemory, PortChannels, Queued, no_memories};
 use crate::proxy::calls::failure::Failure;
-use crate::proxy::communicator::port_lanes::{LaneKey, LaneMessage, LongPut, Received, Sent};
+use crate::proxy::communicator::port_lanes::{LaneKey, LaneMessage, LongPut, Received};
 
 /// What becomes of the first trigger of a connection.
 enum Added {
@@ -27,19 +27,30 @@ enum Added {
 }
 
 impl PortChannels {
-    /// A connection to another host has triggers that wait. Returns the message with them, if the lane is free.
-    pub(super) fn send(&mut self, rank: u32, number: u32) -> Result<Option<LaneMessage>, Failure> {
-        let Some(own) = self.ranks.get_mut(&rank) else { return Ok(None) };
-        let Some(connection) = own.connections.get_mut(number as usize).filter(|of| !of.runs) else { return Ok(None) };
-        let Some(frames) = &own.opened.frames else { return Ok(None) };
+    /// A connection to another host has triggers that wait. Returns the messages with them, if the lane is free.
+    pub(super) fn send(&mut self, rank: u32, number: u32) -> Result<Vec<LaneMessage>, Failure> {
+        let Some(own) = self.ranks.get_mut(&rank) else { return Ok(Vec::new()) };
+        let Some(connection) = own.connections.get_mut(number as usize).filter(|of| !of.runs) else {
+            return Ok(Vec::new());
+        };
+        let Some(frames) = &own.opened.frames else { return Ok(Vec::new()) };
         connection.runs = true;
         let key = LaneKey { rank, peer: connection.peer, is_send: true };
         let is_free = self.lanes.wait(key, &Arc::clone(frames), number);
-        if is_free { self.fill(key) } else { Ok(None) }
+        if is_free { self.fill(key) } else { Ok(Vec::new()) }
     }
 
-    /// Sends a frame with what connections have that wait for a free lane; none, if they have nothing to send.
-    fn fill(&mut self, key: LaneKey) -> Result<Option<LaneMessage>, Failure> {
+    /// Sends what connections have that wait, as far as the lane has room.
+    fn fill(&mut self, key: LaneKey) -> Result<Vec<LaneMessage>, Failure> {
+        let mut messages = Vec::new();
+        while self.lanes.may_send(key) {
+            messages.extend(self.fill_frame(key)?);
+        }
+        Ok(messages)
+    }
+
+    /// Sends a frame with what connections have that wait, and the long put behind it; nothing, if they have nothing to send.
+    fn fill_frame(&mut self, key: LaneKey) -> Result<Vec<LaneMessage>, Failure> {
         let (mut frame, mut inline_puts, mut then) = (PutFrame::new(), Vec::new(), None);
         'frame: while let Some(number) = self.lanes.pop_waiting(key) {
             loop {
@@ -49,7 +60,10 @@ impl PortChannels {
                         self.end_front(key.rank, number);
                     }
                     Added::Long(data) => {
-                        then = Some(LongPut { connection: number, data });
+                        let put = self.begin_long_put(key.rank, number);
+                        then = Some((LongPut { connection: number, number: put, bytes: data.bytes() }, data));
+                        // Behind others that wait.
+                        self.lanes.wait_again(key, number);
                         break 'frame;
                     }
                     Added::NoRoom => {
@@ -66,11 +80,11 @@ impl PortChannels {
             }
         }
         if frame.is_empty() {
-            return Ok(None);
+            return Ok(Vec::new());
         }
-        let message = self.lanes.send(key, &frame, inline_puts, then);
-        self.jobs += u32::from(message.is_some());
-        Ok(message)
+        let messages = self.lanes.send(key, &frame, inline_puts, then);
+        self.jobs += messages.len() as u32;
+        Ok(messages)
     }
 
     /// Adds the first trigger of a connection to a frame.
@@ -102,23 +116,19 @@ impl PortChannels {
         }
     }
 
-    /// A message of a lane has ended. Returns the next one of it.
+    /// A message of a lane has ended, with the bytes of a long put or not. Returns the next ones of it.
     ///
     /// # Errors
     /// The peer puts where it must not.
-    pub(crate) fn end_lane(&mut self, key: LaneKey) -> Result<Option<LaneMessage>, Failure> {
+    pub(crate) fn end_lane(&mut self, key: LaneKey, put: Option<LongPut>) -> Result<Vec<LaneMessage>, Failure> {
         let LaneKey { rank, peer, is_send } = key;
         if is_send {
-            return match self.lanes.sent(key) {
-                Sent::Next(message) => Ok(Some(message)),
-                Sent::Free { ended } => {
-                    self.jobs = self.jobs.saturating_sub(1);
-                    if let Some(number) = ended {
-                        self.end_turn(rank, number);
-                    }
-                    self.fill(key)
-                }
-            };
+            self.jobs = self.jobs.saturating_sub(1);
+            self.lanes.sent(key, put.is_none());
+            if let Some(LongPut { connection, number, .. }) = put {
+                self.end_long_put(rank, connection, number);
+            }
+            return self.fill(key);
         }
         let data = match self.lanes.received(key) {
             Some(Received::Frame(frame)) => self.carry_out(key, &frame)?,
@@ -128,9 +138,9 @@ impl PortChannels {
                 }
                 None
             }
-            None => return Ok(None),
+            None => return Ok(Vec::new()),
         };
-        Ok(self.lanes.receive(key, data))
+        Ok(self.lanes.receive(key, data).into_iter().collect())
     }
 
     /// Puts and signals as a peer's frame says. Returns the long put whose bytes follow, with their place.
