@@ -39,7 +39,7 @@ static const struct table *net;
 static int version, rank, peer_socket;
 static void *context;
 static uint64_t seed;
-static int logged;
+static int logged, overruled;
 static char last[1024];
 
 #define CHECK(condition, ...)                                                                                          \
@@ -59,11 +59,14 @@ static char last[1024];
 
 static void logger(int level, unsigned long flags, const char *file, int line, const char *format, ...) {
     (void)flags, (void)file, (void)line;
-    if (level != 2) return;
+    char text[1024];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(last, sizeof last, format, arguments);
+    vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    if (level == 3 && strstr(text, "NCCL_IB_HCA has no effect") && strstr(text, "[rdma] devices")) overruled++;
+    if (level != 2) return;
+    memcpy(last, text, sizeof last);
     logged++;
 }
 
@@ -407,7 +410,10 @@ int main(int count, char **arguments) {
     if (strcmp(which, "absent") == 0) {
         CHECK(init() == 2 && logged == 1 && strstr(last, "no mccs-service"), "%d lines", logged);
     } else {
+        setenv("NCCL_IB_HCA", "mlx5_0", 1);
         OK(init());
+        if (version < 11) OK(init());
+        CHECK(overruled == 1, "said %d times", overruled);
         int devices = 0;
         OK(net->devices(&devices));
         CHECK(devices == 1, "%d", devices);

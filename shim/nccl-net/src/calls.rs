@@ -14,7 +14,7 @@ use crate::link::Meeting;
 use crate::logger::{self, Logger};
 use crate::receiver::Receiver;
 use crate::sender::Sender;
-use crate::session::client;
+use crate::session::{client, tell_overruled};
 use crate::setup::Setup;
 use crate::transfers::{REQUESTS_MAX, Transfer};
 use crate::{invalid_argument, locked};
@@ -148,6 +148,7 @@ pub(crate) fn init(logger: Option<Logger>) -> Result<(), Error> {
         Error::Connect(format!("no mccs-service, so that NCCL uses its own network if all ranks do: {error}"))
     })?;
     logger::info(&format!("session {} of tenant {}", client.session(), client.tenant()));
+    tell_overruled();
     Ok(())
 }
 
