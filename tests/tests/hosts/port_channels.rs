@@ -8,6 +8,8 @@ use mccs::{ErrorClass, RemoteMemory};
 use mccs_tests::hosts::{TestHosts, in_threads};
 use mccs_tests::port_channels::{open, put_at_random, random_seed, tell};
 use mccs_tests::{Rank, watchdog};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 /// Returns when all ranks have come here.
 fn meet(rank: &Rank) {
@@ -20,6 +22,44 @@ fn puts_between_hosts_come_where_they_belong_before_their_signals() {
     watchdog();
     let (hosts, seed) = (TestHosts::start(2, ""), random_seed());
     hosts.ranks(&[0, 1, 1], |rank| put_at_random(&rank, 2, 16, seed));
+}
+
+/// More long puts than a lane has under way, short ones and flushes between them.
+#[test]
+fn a_burst_of_puts_comes_in_order_and_its_flush_waits_for_all() {
+    const PUTS: u64 = 48;
+    const SLOT: u64 = 300_000;
+    watchdog();
+    let (hosts, seed) = (TestHosts::start(2, ""), random_seed());
+    let bytes_of = |rank: u32, put: u64| {
+        let mut random = StdRng::seed_from_u64(seed ^ u64::from(rank) << 32 ^ put);
+        let longest = if put % 4 == 1 { 4_000 } else { SLOT };
+        let mut bytes = vec![0; random.random_range(1..=longest) as usize];
+        random.fill(&mut bytes[..]);
+        bytes
+    };
+    hosts.ranks(&[0, 1], |rank| {
+        let (me, peer) = (rank.comm.rank(), 1 - rank.comm.rank());
+        let opened = open(&rank, 2 * PUTS * SLOT, 128);
+        let channel = opened.channel(peer, 3);
+        for put in 0..PUTS {
+            let bytes = bytes_of(me, put);
+            // SAFETY: nothing is put from here yet, and the peer puts into the other half.
+            unsafe { opened.write(put * SLOT, &bytes) };
+            channel.put_with_signal((PUTS + put) * SLOT, put * SLOT, bytes.len() as u64).expect("put");
+        }
+        channel.flush().expect("flushed");
+        // SAFETY: all that was put from here has been flushed.
+        unsafe { opened.write(0, &vec![0xee; (PUTS * SLOT) as usize]) };
+        for put in 0..PUTS {
+            channel.wait().expect("signalled");
+            let expected = bytes_of(peer, put);
+            // SAFETY: the put before the signal is there, and none comes to this place again.
+            let found = unsafe { opened.read((PUTS + put) * SLOT, expected.len() as u64) };
+            assert!(found == expected, "seed {seed}, rank {me}, put {put}");
+        }
+        meet(&rank);
+    });
 }
 
 #[test]
