@@ -68,6 +68,13 @@ fn every_version_carries_messages_between_two_hosts() {
     watchdog();
     let (program, hosts) = (Program::compile(), TestHosts::start(2, ""));
     VERSIONS.for_each(|version| program.run(version, "carry", sockets(&hosts)));
+    // Connections that end as they should are no failures to operators.
+    for host in 0..2 {
+        match ask(&hosts.service(host).control_socket(), &ControlRequest::Failed).expect("an answer") {
+            ControlAnswer::Failed(failed) => assert!(failed.is_empty(), "{failed:?}"),
+            answer => panic!("{answer:?}"),
+        }
+    }
 }
 
 #[test]
