@@ -14,7 +14,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::error::{ConfigError, Diagnostic};
 use crate::units::Bytes;
-use crate::validate::{Problems, Validate, nearest};
+use crate::validate::{Problem, Problems, Validate, nearest};
 
 /// Reads and checks the file at `path`.
 ///
@@ -127,7 +127,7 @@ pub(crate) fn check(value: &impl Validate, text: &str, file_name: &str) -> Vec<D
     let root = DeTable::parse(text).ok();
     let offset = |key: &str| root.as_ref().map_or(0, |root| offset_of(root.get_ref(), key));
     let problems = problems.into_iter();
-    let found = problems.map(|(key, message)| diagnostic(text, file_name, offset(&key), key, message));
+    let found = problems.map(|Problem { key, message }| diagnostic(text, file_name, offset(&key), key, message));
     let mut found: Vec<Diagnostic> = found.collect();
     found.sort_by_key(|diagnostic| (diagnostic.line, diagnostic.column));
     if let Some(last) = found.last_mut().filter(|_| are_too_many) {

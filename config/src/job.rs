@@ -14,12 +14,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use self::host::{Host, LOCAL};
-pub use self::placement::{Place, Placement, Refusal};
+pub use self::placement::{Place, Placement};
 use crate::document;
 use crate::error::ConfigError;
 use crate::limits;
 use crate::units::DurationText;
-use crate::validate::{Problems, Validate, nearest};
+use crate::validate::{Problem, Problems, Validate, nearest};
 
 /// Variables that the launcher gives every rank; a job cannot set them.
 pub const RANK_VARIABLES: [&str; 8] = [
@@ -384,7 +384,7 @@ impl Job {
                 return;
             }
         }
-        if let Err((at, why)) = self.places(hosts) {
+        if let Err(Problem { key: at, message: why }) = self.places(hosts) {
             problems.add(format!("{key}.{at}").trim_end_matches('.'), why);
         }
     }

@@ -21,12 +21,21 @@ pub trait Validate {
     fn validate(&self, problems: &mut Problems);
 }
 
+/// A value that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Its key, with those around it.
+    pub key: String,
+    /// Why, for a person.
+    pub message: String,
+}
+
 /// The problems found so far.
 #[derive(Debug, Default)]
 pub struct Problems {
     /// Prepended to keys, where a whole file is nested in another (`service.config.`).
     prefix: String,
-    found: Vec<(String, String)>,
+    found: Vec<Problem>,
     /// Beyond [`PROBLEMS_MAX`].
     untold: usize,
 }
@@ -38,7 +47,7 @@ impl Problems {
             self.untold += 1;
             return;
         }
-        self.found.push((format!("{}{key}", self.prefix), message.into()));
+        self.found.push(Problem { key: format!("{}{key}", self.prefix), message: message.into() });
     }
 
     /// Whether there are more than are told of: what is dear to look for need not be.
@@ -89,9 +98,9 @@ impl Problems {
         self.found.len() + self.untold
     }
 
-    /// Key and message of every problem, up to [`PROBLEMS_MAX`].
+    /// Every problem, up to [`PROBLEMS_MAX`].
     #[must_use]
-    pub fn into_inner(self) -> Vec<(String, String)> {
+    pub fn into_inner(self) -> Vec<Problem> {
         self.found
     }
 }

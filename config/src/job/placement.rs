@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Host, Job};
-use crate::validate::nearest;
+use crate::validate::{Problem, nearest};
 
 /// In which order ranks go to hosts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,54 +29,52 @@ pub struct Place {
     pub device: u32,
 }
 
-/// What is wrong with a placement: a key below the job's, and why.
-pub type Refusal = (String, String);
-
 impl Job {
     /// Where its ranks run, by rank.
     ///
     /// # Errors
-    /// What it names is not there, or the devices are too few.
-    pub fn places(&self, hosts: &[Host]) -> Result<Vec<Place>, Refusal> {
-        let refuse = |key: String, message: String| Err((key, message));
+    /// What it names is not there, or the devices are too few. The key is one below the job's.
+    pub fn places(&self, hosts: &[Host]) -> Result<Vec<Place>, Problem> {
+        let refuse = |key: &str, message: String| Err(Problem { key: key.to_owned(), message });
         if !self.place.is_empty() {
             if !self.hosts.is_empty() {
-                return refuse("hosts".to_owned(), "stands beside place, which names hosts already".to_owned());
+                return refuse("hosts", "stands beside place, which names hosts already".to_owned());
             }
             let count = self.place.len();
             return match self.ranks {
                 Some(ranks) if ranks as usize != count => {
-                    refuse("ranks".to_owned(), format!("is {ranks}, and place names {count}; leave it out"))
+                    refuse("ranks", format!("is {ranks}, and place names {count}; leave it out"))
                 }
                 _ => self.place.iter().enumerate().map(|(rank, text)| explicit(rank, text, hosts)).collect(),
             };
         }
         let Some(ranks) = self.ranks else {
-            return refuse(String::new(), "missing `ranks`, or `place` with a host for each rank".to_owned());
+            return refuse("", "missing `ranks`, or `place` with a host for each rank".to_owned());
         };
         let chosen = self.chosen(hosts)?;
         let capacity: Vec<u32> = chosen.iter().map(|host| devices(&hosts[*host]).unwrap_or(u32::MAX)).collect();
         let Some(dealt) = deal(ranks, &capacity, self.placement) else {
             let have: u32 = capacity.iter().sum();
-            return refuse("ranks".to_owned(), format!("is {ranks}, and its hosts have {have} devices"));
+            return refuse("ranks", format!("is {ranks}, and its hosts have {have} devices"));
         };
-        let place = |(slot, nth): (usize, u32)| {
+        let place = |Dealt { slot, nth }| {
             let host = chosen[slot];
             Place { host, device: if hosts[host].devices.is_some() { nth } else { 0 } }
         };
         Ok(dealt.into_iter().map(place).collect())
     }
 
-    fn chosen(&self, hosts: &[Host]) -> Result<Vec<usize>, Refusal> {
+    fn chosen(&self, hosts: &[Host]) -> Result<Vec<usize>, Problem> {
         if self.hosts.is_empty() {
             return Ok((0..hosts.len()).collect());
         }
         let mut chosen = Vec::new();
         for (i, name) in self.hosts.iter().enumerate() {
             let key = format!("hosts[{i}]");
-            let host = find(name, hosts).map_err(|why| (key.clone(), why))?;
+            let host = find(name, hosts).map_err(|message| Problem { key: key.clone(), message })?;
             if chosen.contains(&host) {
-                return Err((key, format!("{name:?} is named twice; place says it rank by rank")));
+                let message = format!("{name:?} is named twice; place says it rank by rank");
+                return Err(Problem { key, message });
             }
             chosen.push(host);
         }
@@ -84,15 +82,24 @@ impl Job {
     }
 }
 
-/// Slot and place within it for each rank; none where the capacity is too small.
-fn deal(ranks: u32, capacity: &[u32], placement: Placement) -> Option<Vec<(usize, u32)>> {
+/// A rank's place among the hosts that were chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Dealt {
+    /// Which of them.
+    slot: usize,
+    /// Which of its devices.
+    nth: u32,
+}
+
+/// A place for each rank; none where the capacity is too small.
+fn deal(ranks: u32, capacity: &[u32], placement: Placement) -> Option<Vec<Dealt>> {
     if capacity.iter().map(|devices| u64::from(*devices)).sum::<u64>() < u64::from(ranks) {
         return None;
     }
     let mut dealt = Vec::new();
     let mut nth = 0;
     while (dealt.len() as u64) < u64::from(ranks) {
-        let open = (0..capacity.len()).filter(|slot| capacity[*slot] > nth).map(|slot| (slot, nth));
+        let open = (0..capacity.len()).filter(|slot| capacity[*slot] > nth).map(|slot| Dealt { slot, nth });
         dealt.extend(open.take(ranks as usize - dealt.len()));
         nth += 1;
     }
@@ -103,14 +110,14 @@ fn deal(ranks: u32, capacity: &[u32], placement: Placement) -> Option<Vec<(usize
 }
 
 /// Reads `host` or `host:device`.
-fn explicit(rank: usize, text: &str, hosts: &[Host]) -> Result<Place, Refusal> {
-    let key = || format!("place[{rank}]");
+fn explicit(rank: usize, text: &str, hosts: &[Host]) -> Result<Place, Problem> {
+    let problem = |message| Problem { key: format!("place[{rank}]"), message };
     let (name, device) = text.split_once(':').map_or((text, None), |(name, device)| (name, Some(device)));
-    let host = find(name, hosts).map_err(|why| (key(), why))?;
+    let host = find(name, hosts).map_err(problem)?;
     let device = match device.map(str::parse::<u32>) {
         None => 0,
         Some(Ok(device)) => device,
-        Some(Err(_)) => return Err((key(), format!("{text:?} is neither \"host\" nor \"host:device\""))),
+        Some(Err(_)) => return Err(problem(format!("{text:?} is neither \"host\" nor \"host:device\""))),
     };
     let devices = devices(&hosts[host]);
     if device >= devices.unwrap_or(1) {
@@ -118,7 +125,7 @@ fn explicit(rank: usize, text: &str, hosts: &[Host]) -> Result<Place, Refusal> {
             Some(devices) => format!("it has 0 to {}", devices - 1),
             None => format!("it has only 0, for it says no `devices = {}`", device.saturating_add(1)),
         };
-        return Err((key(), format!("host {name:?} has no device {device}: {have}")));
+        return Err(problem(format!("host {name:?} has no device {device}: {have}")));
     }
     Ok(Place { host, device })
 }
@@ -145,7 +152,7 @@ mod tests {
 
     fn dealt(ranks: u32, capacity: &[u32], placement: Placement) -> String {
         let dealt = deal(ranks, capacity, placement).expect("enough devices");
-        dealt.iter().map(|(slot, nth)| format!("{slot}.{nth}")).collect::<Vec<_>>().join(" ")
+        dealt.iter().map(|Dealt { slot, nth }| format!("{slot}.{nth}")).collect::<Vec<_>>().join(" ")
     }
 
     #[test]

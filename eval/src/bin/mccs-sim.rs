@@ -16,7 +16,7 @@ use mccs_eval::simulator::{Scenario, report};
 use mccs_ipc::types::CollectiveKind;
 use mccs_policy::random::Random;
 use mccs_policy::topology::{Clos, HostId, Topology};
-use mccs_policy::{Job, Placed, Profile, Rules, TenantTerms, View};
+use mccs_policy::{Job, Placed, PlacedRank, Profile, Rules, TenantTerms, View};
 use mccs_telemetry::bandwidth::Traffic;
 
 #[derive(Parser)]
@@ -177,7 +177,7 @@ fn decide(jobs: u32, hosts: u32, out: Option<&Path>) -> anyhow::Result<()> {
     random.shuffle(&mut order);
     let rank = |number: u32, host: &u32| Placed {
         host: HostId(*host),
-        ranks: (0..8).map(|device| (number * 8 + device, device)).collect(),
+        ranks: (0..8).map(|device| PlacedRank { rank: number * 8 + device, device }).collect(),
     };
     let job = |(comm, hosts): (u32, &[u32])| Job {
         comm: u64::from(comm),

@@ -4,7 +4,7 @@ use mccs_config::PolicyFile;
 use mccs_config::policy::{PolicySection, TenantRule};
 use mccs_policy::random::Random;
 use mccs_policy::topology::{Clos, HostId, Topology, TopologyError};
-use mccs_policy::{CommId, Job, Placed, RingChoice, Rules, rings};
+use mccs_policy::{CommId, Job, Placed, PlacedRank, RingChoice, Rules, rings};
 
 use super::engine::SimulationError;
 use super::scenario::{Arrivals, Placement, RingOrders, Scenario, SeenFlow, Variant, Work};
@@ -253,7 +253,7 @@ pub fn communicator(
             hosts.push(Placed { host: *host, ranks: Vec::new() });
             hosts.len() - 1
         });
-        hosts[number].ranks.push((rank, *device));
+        hosts[number].ranks.push(PlacedRank { rank, device: *device });
     }
     let mut job = Job {
         comm,

@@ -198,7 +198,7 @@ impl Planner<'_> {
 
     fn job(&mut self, job: &Job) -> Result<JobSpec> {
         let hosts: Vec<Host> = self.sites.iter().map(|site| site.host.clone()).collect();
-        let places = job.places(&hosts).map_err(|(_, why)| anyhow::anyhow!("job {:?}: {why}", job.name))?;
+        let places = job.places(&hosts).map_err(|wrong| anyhow::anyhow!("job {:?}: {}", job.name, wrong.message))?;
         let unique_id: String = rand::random::<[u8; 16]>().iter().map(|byte| format!("{byte:02x}")).collect();
         let working_dir = job.working_dir.as_ref().map(|dir| self.current_dir.join(&self.file.directory).join(dir));
         let root = places.first().context("invariant: a job has ranks")?.host;

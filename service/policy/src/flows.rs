@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use super::decision::{Decision, Decisions, Flow, PathSelection};
 use super::rings;
-use super::view::{Job, View};
+use super::view::{Job, PlacedRank, View};
 use crate::topology::{Between, HostId, LinkId, Port, Topology};
 
 /// A flow before it has a path.
@@ -32,7 +32,7 @@ pub fn hops(view: &View<'_>, job: &Job, orders: &[Vec<u32>]) -> Vec<Hop> {
     let topology = view.topology;
     let mut places = vec![(0_usize, 0_u32); job.nranks() as usize];
     for (number, placed) in job.hosts.iter().enumerate() {
-        for (rank, device) in &placed.ranks {
+        for PlacedRank { rank, device } in &placed.ranks {
             places[*rank as usize] = (number, *device);
         }
     }

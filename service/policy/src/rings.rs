@@ -5,7 +5,7 @@
 //! first at every NIC before the second at any, so that they spread over NICs and devices.
 
 use super::random::Random;
-use super::view::{Job, Placed, RingChoice, View};
+use super::view::{Job, Placed, PlacedRank, RingChoice, View};
 use crate::topology::{HostId, Topology};
 
 /// The orders of a job's channels, as the operator wants them.
@@ -77,7 +77,7 @@ pub fn scattered(topology: &Topology, job: &Job) -> Vec<Vec<u32>> {
 pub fn rack_crossings(topology: &Topology, job: &Job, order: &[u32]) -> usize {
     let mut rack_of = vec![0; order.len()];
     for placed in &job.hosts {
-        placed.ranks.iter().for_each(|(rank, _)| rack_of[*rank as usize] = topology.rack(placed.host));
+        placed.ranks.iter().for_each(|at| rack_of[at.rank as usize] = topology.rack(placed.host));
     }
     let racks: Vec<u32> = order.iter().map(|rank| rack_of[*rank as usize]).collect();
     let next = racks.iter().cycle().skip(1);
@@ -90,12 +90,12 @@ fn host_by_host(topology: &Topology, hosts: &[&Placed], channels: u32) -> Vec<Ve
         .iter()
         .map(|placed| {
             let mut ranks = placed.ranks.clone();
-            ranks.sort_by_key(|(rank, device)| (*device, *rank));
-            let nic = |(_, device): &(u32, u32)| topology.port_of(placed.host, *device).nic;
+            ranks.sort_by_key(|at| (at.device, at.rank));
+            let nic = |at: &PlacedRank| topology.port_of(placed.host, at.device).nic;
             let earlier = |at: usize| ranks[..at].iter().filter(|rank| nic(rank) == nic(&ranks[at])).count();
             let mut firsts: Vec<usize> = (0..ranks.len()).collect();
             firsts.sort_by_cached_key(|at| earlier(*at));
-            (ranks.into_iter().map(|(rank, _)| rank).collect(), firsts)
+            (ranks.into_iter().map(|at| at.rank).collect(), firsts)
         })
         .collect();
     let order = |channel: usize| {

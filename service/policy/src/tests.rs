@@ -29,7 +29,8 @@ fn racks(racks: u32, hosts: u32, spines: u32) -> Topology {
 /// Ranks go round the hosts, so that rank order is a bad order.
 fn job(comm: CommId, tenant: &str, hosts: &[u32], per_host: u32, channels: u32) -> Job {
     let count = hosts.len() as u32;
-    let ranks = |number: u32| (0..per_host).map(|device| (device * count + number, device)).collect();
+    let ranks =
+        |number: u32| (0..per_host).map(|device| PlacedRank { rank: device * count + number, device }).collect();
     let placed = |(number, host): (u32, &u32)| Placed { host: HostId(*host), ranks: ranks(number) };
     Job {
         comm,
@@ -205,7 +206,7 @@ proptest! {
         let view = View { topology: &topology, capacities: topology.rates(), jobs: &[], rules: &rules };
         let orders = if shuffled { rings::shuffled_ranks(&job, seed) } else { rings::local(&topology, &job) };
         let host_of: HashMap<u32, HostId> =
-            job.hosts.iter().flat_map(|placed| placed.ranks.iter().map(|(rank, _)| (*rank, placed.host))).collect();
+            job.hosts.iter().flat_map(|placed| placed.ranks.iter().map(|at| (at.rank, placed.host))).collect();
         let mut expected: Vec<(u32, HostId, HostId)> = Vec::new();
         for (channel, order) in (0..).zip(&orders) {
             for (i, rank) in order.iter().enumerate() {

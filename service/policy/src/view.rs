@@ -47,8 +47,17 @@ pub struct Job {
 pub struct Placed {
     /// The host.
     pub host: HostId,
-    /// Rank and its device.
-    pub ranks: Vec<(u32, u32)>,
+    /// Which they are.
+    pub ranks: Vec<PlacedRank>,
+}
+
+/// A rank on its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlacedRank {
+    /// The rank.
+    pub rank: u32,
+    /// Its device there.
+    pub device: u32,
 }
 
 impl Job {

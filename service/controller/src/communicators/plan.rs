@@ -20,7 +20,7 @@ use crate::pace::{HostPace, host_paces, leave_what_cannot_be_told};
 use mccs_model::{CommId, Name};
 use mccs_policy::shares::PAYLOAD;
 use mccs_policy::topology::{HostId, Topology};
-use mccs_policy::{Decision, Flow, Job, PathSelection, Placed, View, shares};
+use mccs_policy::{Decision, Flow, Job, PathSelection, Placed, PlacedRank, View, shares};
 use mccs_telemetry::placed::Chosen;
 
 /// Highest priority that a socket can have without a capability.
@@ -175,7 +175,8 @@ fn job_of(config: &ClusterConfig, capacities: &[f64], number: u64, report: &Repo
         let at = |device: u32| if stays(device) { device } else { well[device as usize % well.len()] };
         let in_turn = (0..devices).cycle();
         let devices = place.devices.iter().copied().chain(in_turn).map(at);
-        let ranks = place.ranks.iter().copied().zip(devices).collect();
+        let ranks =
+            place.ranks.iter().copied().zip(devices).map(|(rank, device)| PlacedRank { rank, device }).collect();
         hosts.push(Placed { host, ranks });
     }
     let channels = match config.rules.channels {
@@ -197,7 +198,7 @@ fn job_of(config: &ClusterConfig, capacities: &[f64], number: u64, report: &Repo
 /// NICs that ranks are nearest to, on the host where these are most.
 fn nics_of(topology: &Topology, hosts: &[Placed]) -> u32 {
     let nics = |placed: &Placed| {
-        let nics = placed.ranks.iter().map(|(_, device)| topology.port_of(placed.host, *device).nic);
+        let nics = placed.ranks.iter().map(|at| topology.port_of(placed.host, at.device).nic);
         nics.collect::<BTreeSet<u16>>().len() as u32
     };
     hosts.iter().map(nics).max().unwrap_or(1).clamp(limits::CHANNELS.min, limits::CHANNELS.max)

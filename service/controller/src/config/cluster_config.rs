@@ -254,12 +254,14 @@ mod tests {
     /// What a policy says of itself is so: whether it decides otherwise for other priorities, and other paths that are reserved.
     #[test]
     fn policies_use_what_they_say() {
-        use mccs_policy::{Job, Placed, Profile, TenantTerms, View};
+        use mccs_policy::{Job, Placed, PlacedRank, Profile, TenantTerms, View};
         let topology = Topology::clos(&mccs_policy::topology::Clos::testbed(50e9)).unwrap();
         let job = |comm: u64| Job {
             comm,
             tenant: format!("t{comm}"),
-            hosts: (0..4).map(|host| Placed { host: HostId(host), ranks: vec![(host, 0)] }).collect(),
+            hosts: (0..4)
+                .map(|host| Placed { host: HostId(host), ranks: vec![PlacedRank { rank: host, device: 0 }] })
+                .collect(),
             channels: 2,
             ring_orders: Vec::new(),
             // Too long for turns.

@@ -8,7 +8,7 @@ fn testbed() -> Topology {
 
 /// Device 0 of all hosts for A, device 1 of two hosts each for B and C.
 fn jobs() -> Vec<Job> {
-    let placed = |host, rank, device| Placed { host: HostId(host), ranks: vec![(rank, device)] };
+    let placed = |host, rank, device| Placed { host: HostId(host), ranks: vec![PlacedRank { rank, device }] };
     let job = |comm, tenant: &str, hosts, period_ns, busy_ns| Job {
         comm,
         tenant: tenant.to_owned(),

@@ -62,7 +62,7 @@ impl OperatorRequest {
         if problems.count() == 0 {
             return Ok(());
         }
-        let problems = problems.into_inner().into_iter().map(|(key, problem)| format!("{key}: {problem}"));
+        let problems = problems.into_inner().into_iter().map(|one| format!("{}: {}", one.key, one.message));
         Err(problems.collect::<Vec<_>>().join("; "))
     }
 }

@@ -40,7 +40,7 @@ use mccs_transport::{
 
 use self::flow_options::{FlowDefaults, flow_name, spec, with_path_of};
 pub use self::paced::PaceHere;
-use self::paced::Paced;
+use self::paced::{Paced, PacedFlow, Turn};
 use self::packet_statistics::WireLooks;
 pub use self::paths::{HostFlow, NextEpoch, PathAssignment, PeerHost, Peers, ToGpus};
 pub use self::staging::Staging;
@@ -62,10 +62,10 @@ const _: () = assert!(CHANNELS_MAX < LinkKey::PAIRS as usize);
 struct Sending {
     flow: SendFlow,
     meter: Arc<FlowMeter>,
-    /// The flow that it is of, in the words of paces: its channel, and the place of the host that it goes to among the peers.
-    of: (u16, u16),
+    /// The flow that it is of.
+    of: PacedFlow,
     /// When its next message may leave, and the bytes of that, where its tenant takes turns.
-    turn: Option<(Instant, u64)>,
+    turn: Option<Turn>,
 }
 
 /// One communicator's part.
@@ -80,7 +80,7 @@ struct LinkSet {
     sends: BTreeMap<LinkKey, Sending>,
     recvs: BTreeMap<LinkKey, (RecvFlow, Arc<FlowMeter>)>,
     /// By channel, and place of a host among the peers.
-    paced: BTreeMap<(u16, u16), Paced>,
+    paced: BTreeMap<PacedFlow, Paced>,
     /// How fast and when it may send, if not as it likes.
     pace: Option<PaceHere>,
     twins: Twins,
@@ -459,7 +459,8 @@ impl Links {
         let meter = Arc::new(self.meters.begin(name));
         let cap_bps = set.pace.as_ref().and_then(|here| here.pace.cap_of(link.channel, &host.name));
         meter.allot(cap_bps);
-        let of = (link.channel, peers.place_of(link.dst).ok_or(TransportError::NoSuch("peer"))?);
+        let to = peers.place_of(link.dst).ok_or(TransportError::NoSuch("peer"))?;
+        let of = PacedFlow { channel: link.channel, to };
         set.paced.entry(of).or_insert_with(|| Paced::new(cap_bps, now));
         set.sends.insert(link, Sending { flow, meter: Arc::clone(&meter), of, turn: None });
         Ok((flow, meter))

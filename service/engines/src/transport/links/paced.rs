@@ -29,6 +29,23 @@ pub(super) struct Paced {
     bucket: Bucket,
 }
 
+/// A flow, in the words of paces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PacedFlow {
+    pub(super) channel: u16,
+    /// The place of the host that it goes to among the peers.
+    pub(super) to: u16,
+}
+
+/// A link's turn among those of its tenant.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Turn {
+    /// When its next message may leave.
+    at: Instant,
+    /// How long that is.
+    bytes: u64,
+}
+
 /// What holds a link back.
 struct Held<'a> {
     paced: &'a mut Paced,
@@ -39,7 +56,7 @@ struct Held<'a> {
     /// Besides, where its tenant has a cap of this host: in bits per second.
     tenant: Option<(&'a SharedBucket, u64)>,
     /// The link's in that.
-    turn: &'a mut Option<(Instant, u64)>,
+    turn: &'a mut Option<Turn>,
 }
 
 impl Paced {
@@ -54,7 +71,7 @@ impl Links {
         let Some(set) = self.sets.get_mut(&id) else { return };
         let pace = &here.pace;
         let before = set.pace.as_ref().map(|before| &*before.pace);
-        for ((channel, to), paced) in &mut set.paced {
+        for (PacedFlow { channel, to }, paced) in &mut set.paced {
             match before {
                 Some(before) => paced.bucket.repace(before, paced.cap_bps, now),
                 None => paced.bucket = Bucket::new(now),
@@ -88,8 +105,9 @@ impl Links {
         let mut held = own.err().max(common.err());
         // Last, so that nobody has a turn who could not use it.
         if let (None, Some((tenant, host_cap_bps))) = (held, tenant) {
-            let own = turn.filter(|(_, of)| *of == bytes);
-            let (at, _) = *turn.insert(own.unwrap_or_else(|| (tenant.take_turn(bytes, host_cap_bps, now), bytes)));
+            let own = turn.filter(|turn| turn.bytes == bytes);
+            let new = || Turn { at: tenant.take_turn(bytes, host_cap_bps, now), bytes };
+            let at = turn.insert(own.unwrap_or_else(new)).at;
             held = (at > now).then_some(at);
         }
         let Some(at) = held else { return true };
@@ -119,7 +137,7 @@ impl Links {
         let LinkSet { pace, sends, paced, peers, .. } = self.sets.get_mut(&id)?;
         let (PaceHere { pace, pace_use, tenant }, peers) = (pace.as_ref()?, peers.as_ref()?);
         let Sending { of, turn, .. } = sends.get_mut(&link)?;
-        let host = peers.hosts.get(usize::from(of.1))?;
+        let host = peers.hosts.get(usize::from(of.to))?;
         let pairs = link.track().map(|_| &*host.pairs);
         let tenant = tenant.as_deref().zip(pace.host_cap_bps);
         Some((pace, pace_use, Held { paced: paced.get_mut(of)?, pairs, all: &peers.all, tenant, turn }))
