@@ -51,12 +51,12 @@ use mccs_runtime::{Account, Context, Engine, Mailbox, Progress, Sender, TenantQu
 use mccs_telemetry::LogBudget;
 
 pub use self::calls::channel_order::{
-    ChannelMemory, ChannelOrder, ChannelOrderKind, ChannelRegion, OpenedSegment, OpeningMemory, TriggerBatch, Writer,
+    ChannelMemory, ChannelOrder, ChannelOrderKind, ChannelRegion, OpenedSegment, TriggerBatch, Writer,
 };
 pub use self::calls::describe::signature;
 use self::calls::failure::Failure;
 use self::calls::members::Leaving;
-pub use self::calls::operation::{JoinRequest, JoinedRank, Operation, ProxyReply, RoundState, TwinPart};
+pub use self::calls::operation::{JoinRequest, JoinedRank, OpeningMemory, Operation, ProxyReply, RoundState, TwinPart};
 pub(crate) use self::communicator::port_lanes::frames_bytes;
 pub use self::communicator::schedule_cache::ScheduleCache;
 use self::execution::Execution;

@@ -144,20 +144,6 @@ pub struct ChannelMemory {
     pub(crate) bytes: u64,
 }
 
-/// GPU memory of a rank that is being opened, to be registered then.
-pub struct OpeningMemory {
-    /// The communicator, as its session names it.
-    pub tenant_comm: Handle,
-    /// The memory.
-    pub region: Arc<GpuRegion>,
-    /// The region, as its session names it.
-    pub name: Handle,
-    /// First byte of what is registered.
-    pub offset_bytes: u64,
-    /// Its length.
-    pub bytes: u64,
-}
-
 /// What keeps a memory mapped.
 pub enum ChannelRegion {
     /// Memory of the host.

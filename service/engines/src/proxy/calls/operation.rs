@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mccs_device::cuda::MadeTwin;
+use mccs_device::cuda::{GpuRegion, MadeTwin};
 use mccs_device::{Buffers, OpenedPart, Operand, RankCall, RankCalls};
 use mccs_exchange::protocol::Name;
 use mccs_ipc::device_initiated::DeviceInitiatedShare;
@@ -18,7 +18,6 @@ use mccs_runtime::Sender;
 use mccs_tenants::Charge;
 use mccs_tenants::session::Session;
 
-use crate::proxy::calls::channel_order::OpeningMemory;
 use crate::proxy::calls::sites::GpuPlace;
 
 /// What a twin stands for: a part of a region, in a rail's collectives or in messages with a peer.
@@ -182,6 +181,20 @@ pub struct JoinedRank {
     pub memory: Arc<[OwnedFd]>,
     /// What the rank needs to know of the symmetric buffers.
     pub share: Option<Arc<DeviceInitiatedShare>>,
+}
+
+/// GPU memory of a rank that is being opened, to be registered then.
+pub struct OpeningMemory {
+    /// The communicator, as its session names it.
+    pub tenant_comm: Handle,
+    /// The memory.
+    pub region: Arc<GpuRegion>,
+    /// The region, as its session names it.
+    pub name: Handle,
+    /// First byte of what is registered.
+    pub offset_bytes: u64,
+    /// Its length.
+    pub bytes: u64,
 }
 
 /// From a proxy engine to a session engine.
