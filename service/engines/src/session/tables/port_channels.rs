@@ -349,3 +349,50 @@ fn channel_memory(memory: &Memory, name: Handle, offset_bytes: u64, bytes: u64) 
     }
     Ok(ChannelMemory::new(ChannelRegion::Host(Arc::clone(region)), name, offset_bytes, bytes))
 }
+
+#[cfg(test)]
+mod tests {
+    use mccs_tenants::{Quota, Tenant, testing};
+
+    use super::*;
+
+    /// A rank on a GPU, and the side of its process.
+    fn opened() -> (Fifos, PortChannelSegment) {
+        let layout = PortChannelLayout::with_slots(4).with_kernels(4);
+        let tenant = Tenant::new("a".into(), Quota::least());
+        let session = testing::session(1, &tenant);
+        let (fd, segment) = PortChannelSegment::create(layout).expect("a segment");
+        let process = PortChannelSegment::map(fd.as_fd(), layout).expect("mapped");
+        let triggers = segment.kernel_consumer().expect("a FIFO");
+        let charge = tenant.charge(Resource::MemoryBytes, 1).expect("room");
+        let opened = Arc::new(OpenedSegment::new(session, segment, Some(0), None, charge));
+        let (tenant_comm, comm) = (Handle::NONE, Handle::NONE);
+        let owner = Asker { tenant_comm, comm, place: Place::Gpus, rank: 0, gpu: Some(0), ranks_across: 0 };
+        let fifo = RankFifo { owner, writer: Writer::Kernels, triggers, expected: 0, _opened: opened };
+        (Fifos { fifos: vec![fifo], kernels_wrote_at: None }, process)
+    }
+
+    #[test]
+    fn kernels_are_looked_for_without_pause_at_first_and_with_pauses_that_grow() {
+        let (mut fifos, now) = (opened().0, Instant::now());
+        let pause = |fifos: &Fifos, at: Instant| fifos.look_for_kernels_at(at).expect("kernels") - at;
+        assert_eq!(pause(&fifos, now), LOOK_AFTER_QUIET, "none has written yet");
+        fifos.kernels_wrote_at = Some(now);
+        let after = |waited: Duration| pause(&fifos, now + waited);
+        assert_eq!((after(Duration::ZERO), after(SPIN_FOR / 2)), (Duration::ZERO, Duration::ZERO));
+        assert_eq!(after(Duration::from_millis(4)), Duration::from_micros(500));
+        assert_eq!((after(Duration::from_secs(1)), after(QUIET_AFTER)), (LOOK_AFTER_MAX, LOOK_AFTER_QUIET));
+        assert_eq!(Fifos::default().look_for_kernels_at(now), None);
+    }
+
+    #[test]
+    fn who_expects_kernels_to_write_is_heard_before_a_sleep_and_in_it() {
+        let (mut fifos, process) = opened();
+        let kernels = process.kernel_producer().expect("a FIFO");
+        assert!(fifos.arm() && kernels.expect(), "the doorbell is to be rung");
+        assert!(fifos.fifos[0].is_expected() && !fifos.arm(), "it is not to sleep");
+        assert!(!kernels.expect(), "nobody sleeps");
+        fifos.fifos[0].expected = fifos.fifos[0].triggers.expected();
+        assert!(fifos.arm());
+    }
+}
