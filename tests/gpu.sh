@@ -37,7 +37,7 @@ nvidia-smi -L >/dev/null 2>&1 || { echo "tests/gpu.sh: there is no GPU here (nvi
 gpus=$(nvidia-smi -L | grep -c '^GPU')
 counts=${MCCS_RANKS:-$(seq 2 "$gpus")}
 if [ -z "${MCCS_BIN:-}" ]; then
-    cargo build --release --quiet -p mccs-service -p mccs-ctl -p mccs-eval -p mccs-nccl
+    cargo build --release --quiet -p mccs-service -p mccs-ctl -p mccs-eval -p mccs-nccl -p mccs-nccl-net
     cargo build --release --quiet -p mccs --lib --example cuda_all_reduce
     cargo test --release --quiet --no-run -p mccs-tests --test gpu
     MCCS_BIN=$PWD/target/release
@@ -236,6 +236,10 @@ services() {
         absent "PyTorch over two services; through one service" "there is no PyTorch here"
     else
         lane "PyTorch over two services" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" python3 tests/pytorch.py "$gpus" ${two/,/ }
+        mkdir -p "$work/net"
+        ln -sf "$MCCS_BIN/libnccl_net_mccs.so" "$work/net/libnccl-net-mccs.so"
+        lane "PyTorch with stock NCCL over two services" \
+            env LD_LIBRARY_PATH="$work/net" NCCL_NET_PLUGIN=mccs python3 tests/pytorch.py "$gpus" ${two/,/ }
         lane "PyTorch through one service" env LD_PRELOAD="$MCCS_BIN/libnccl.so.2" MCCS_HOST_STAGED=1 python3 tests/pytorch.py "$gpus" "$strict"
     fi
 }

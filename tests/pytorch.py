@@ -3,7 +3,8 @@
 they must be, and training in parallel with the same training on one GPU.
 
 usage: pytorch.py NRANKS [SOCKET ...], with LD_PRELOAD naming the library and MCCS_SOCKET the service; or with the sockets of
-several services, which get as many ranks each. MCCS_HOST_STAGED=1 where the service is to carry everything out itself"""
+several services, which get as many ranks each. MCCS_HOST_STAGED=1 where the service is to carry everything out itself. Without
+LD_PRELOAD, and with NCCL_NET_PLUGIN=mccs, it is stock NCCL, to which each service is a host"""
 
 import ctypes
 import faulthandler
@@ -54,7 +55,7 @@ def collectives(rank, nranks, device):
         check("all_reduce of a pair", number.cpu(), torch.tensor([float(rank // 2 * 4 + 1)]))
 
 
-def points(rank, nranks, device, staged):
+def points(rank, nranks, device):
     """Sends and receives: alone, in batches, and those that uneven exchanges, gathers and scatters are made of."""
     def data(sender, count, dtype=torch.float32):
         return torch.randint(-100, 100, (count,), generator=torch.Generator().manual_seed(sender * 1000 + count)).to(dtype)
@@ -248,8 +249,12 @@ def abort_beside_a_call(nccl, nranks):
 def run(rank, nranks, sockets):
     faulthandler.dump_traceback_later(WATCHDOG_S, exit=True)
     os.environ.update(MASTER_ADDR="127.0.0.1", RANK=str(rank), WORLD_SIZE=str(nranks))
+    is_plugin = os.environ.get("NCCL_NET_PLUGIN") == "mccs"
     if sockets:
-        os.environ["MCCS_SOCKET"] = sockets[rank * len(sockets) // nranks]
+        host = rank * len(sockets) // nranks
+        os.environ["MCCS_SOCKET"] = sockets[host]
+        if is_plugin:
+            os.environ.update(NCCL_HOSTID=f"h{host}", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
     staged = len(sockets) > 1 or os.environ.get("MCCS_HOST_STAGED") == "1"
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
@@ -259,9 +264,9 @@ def run(rank, nranks, sockets):
     # Both libraries may be loaded; the service's page is mapped only where ours was called.
     with open("/proc/self/maps") as maps:
         if not any(("mccs-region" if staged else "mccs-device-initiated") in line for line in maps):
-            raise SystemExit("PyTorch has used another NCCL: is LD_PRELOAD set?")
+            raise SystemExit("PyTorch has used another " + ("network" if is_plugin else "NCCL: is LD_PRELOAD set?"))
     training(rank, nranks, device)
-    points(rank, nranks, device, staged)
+    points(rank, nranks, device)
     if nranks > 1:
         pipeline(rank, nranks, device)
     graph(rank, nranks, device)
