@@ -324,7 +324,8 @@ def test_bad_input_is_an_exception(group) -> None:
         cases = [
             ("all_reduce", lambda: dist.all_reduce(torch.ones(4, 4).t()[:, :2])),
             ("all_reduce", lambda: dist.all_reduce(torch.ones(4, device="meta"))),
-            ("all_reduce", lambda: dist.all_reduce(torch.ones(4).to_sparse())),
+            ("broadcast", lambda: dist.broadcast(torch.ones(4).to_sparse(), 0)),
+            ("all_reduce", lambda: dist.all_reduce(torch.ones(4).to_sparse(), dist.ReduceOp.MAX)),
             ("all_reduce", lambda: dist.all_reduce(torch.ones(4, dtype=torch.int16))),
             ("all_gather", lambda: dist.all_gather_into_tensor(torch.ones(5), good)),
             ("all_gather", lambda: dist.all_gather([torch.ones(3)] * n, good)),
