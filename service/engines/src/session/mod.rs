@@ -10,7 +10,7 @@
 //! Everything that crosses here is copied once and checked (`commands/validate.rs`) before anything else sees it. Requests come by the
 //! socket (`serve`), commands by the ring (`commands/ring.rs`).
 //!
-//! The engine routes both to components, which own what they decide by and take [`Outlets`] as an argument.
+//! The engine routes both to components, which own what they decide by and take `Outlets` as an argument.
 
 mod accept;
 mod commands;
