@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A connection of NCCL's is a communicator of two ranks with a port channel: rank 0 listens and receives, rank 1 connects and sends. It is set
-//! up on a thread of its own, so that no call of NCCL's waits. `tables` has what NCCL loads, `calls` its functions; [`sender`], [`receiver`] and
-//! [`ring`] move data. Memory of NCCL's cannot be shared with the service, so each side copies once.
+//! up on a thread of its own, so that no call of NCCL's waits. `tables` has what NCCL loads, `calls` its functions; [`side`], [`sender`],
+//! [`receiver`] and [`ring`] move data. Memory of NCCL's cannot be shared with the service, so each side copies once.
 
 #![deny(missing_docs)]
 
@@ -22,6 +22,7 @@ mod ring;
 mod sender;
 mod session;
 mod setup;
+mod side;
 mod tables;
 mod transfers;
 
